@@ -1,0 +1,51 @@
+"""TensorFlow 1's optimizer system for numpy and CuPy arrays."""
+
+from gpuopt.autodiff import with_gradients
+from gpuopt.device import Device
+from gpuopt.errors import DeviceUnavailableError, GpuoptError
+from gpuopt.indexed_slices import IndexedSlices
+from gpuopt.optimizer import Optimizer
+from gpuopt.optimizers import (
+    AdadeltaOptimizer,
+    AdagradDAOptimizer,
+    AdagradOptimizer,
+    AdamOptimizer,
+    FtrlOptimizer,
+    GradientDescentOptimizer,
+    LazyAdamOptimizer,
+    MomentumOptimizer,
+    ProximalAdagradOptimizer,
+    ProximalGradientDescentOptimizer,
+    RMSPropOptimizer,
+)
+from gpuopt.training import ExponentialMovingAverage
+from gpuopt.update_rule import UpdateRule, update_rule
+from gpuopt.variable import Variable, global_variables, trainable_variables
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AdadeltaOptimizer",
+    "AdagradDAOptimizer",
+    "AdagradOptimizer",
+    "AdamOptimizer",
+    "Device",
+    "DeviceUnavailableError",
+    "ExponentialMovingAverage",
+    "FtrlOptimizer",
+    "GpuoptError",
+    "GradientDescentOptimizer",
+    "IndexedSlices",
+    "LazyAdamOptimizer",
+    "MomentumOptimizer",
+    "Optimizer",
+    "ProximalAdagradOptimizer",
+    "ProximalGradientDescentOptimizer",
+    "RMSPropOptimizer",
+    "UpdateRule",
+    "Variable",
+    "global_variables",
+    "trainable_variables",
+    "update_rule",
+    "with_gradients",
+]

@@ -1,0 +1,103 @@
+"""Losses that come with their own gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from gpuopt.indexed_slices import IndexedSlices
+from gpuopt.variable import Variable, as_variable
+
+GradsAndVars = list[tuple[Any, Variable]]
+
+
+class UserGradients:
+    """A loss that returns `(value, gradients)`; see `with_gradients`."""
+
+    def __init__(self, loss: Callable[[], tuple[Any, Any]]) -> None:
+        self.loss = loss
+
+    def __call__(self) -> tuple[Any, Any]:
+        return self.loss()
+
+    def compute(self, var_list: Any = None, grad_loss: Any = None) -> tuple[Any, GradsAndVars]:
+        """Evaluates the loss once.
+
+        Args:
+            var_list: Variables, in nested lists if need be; by default those that have gradients.
+            grad_loss: The scalar that gradients are multiplied by.
+
+        Returns:
+            (value, pairs in the order of `var_list`, with None where there is no gradient).
+
+        Raises:
+            TypeError: the loss returned something else than `(value, gradients)`.
+            ValueError: a list of gradients does not match `var_list`.
+        """
+        variables = None if var_list is None else [as_variable(v) for v in flatten(var_list)]
+        result = self.loss()
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise TypeError(
+                "a loss decorated with gpuopt.with_gradients must return (value, gradients), got "
+                f"{type(result).__name__}"
+            )
+        value, gradients = result
+        pairs = _paired(gradients, variables)
+        if grad_loss is not None:
+            if np.ndim(grad_loss) != 0:
+                raise ValueError(
+                    f"grad_loss must be a scalar where the loss brings its own gradients, got "
+                    f"shape {np.shape(grad_loss)}"
+                )
+            pairs = [
+                (_scaled(gradient, float(grad_loss)), variable) for gradient, variable in pairs
+            ]
+        return value, pairs
+
+
+def with_gradients(loss: Callable[[], tuple[Any, Any]]) -> UserGradients:
+    """Marks a loss that brings its own gradients, for `minimize` and `compute_gradients`.
+
+    The loss takes no arguments and returns `(value, gradients)`: gradients is a mapping from
+    Variable to array or IndexedSlices, or a sequence in the order of `var_list`.
+    """
+    if not callable(loss):
+        raise TypeError(f"with_gradients decorates a function, got {loss!r}")
+    return UserGradients(loss)
+
+
+def flatten(var_list: Any) -> Iterator[Any]:
+    """Walks nested lists and tuples of variables."""
+    if isinstance(var_list, list | tuple):
+        for element in var_list:
+            yield from flatten(element)
+    else:
+        yield var_list
+
+
+def _paired(gradients: Any, variables: list[Variable] | None) -> GradsAndVars:
+    if isinstance(gradients, Mapping):
+        if variables is None:
+            return [(gradient, as_variable(variable)) for variable, gradient in gradients.items()]
+        by_identity = {as_variable(v).identity: g for v, g in gradients.items()}
+        return [(by_identity.get(variable.identity), variable) for variable in variables]
+    if not isinstance(gradients, Sequence):
+        raise TypeError(
+            "gradients must be a mapping from variable to gradient, or a sequence in the order of "
+            f"var_list, got {type(gradients).__name__}"
+        )
+    if variables is None:
+        raise ValueError("a sequence of gradients needs var_list; or return {variable: gradient}")
+    if len(gradients) != len(variables):
+        raise ValueError(f"{len(gradients)} gradients for {len(variables)} variables in var_list")
+    return list(zip(gradients, variables, strict=True))
+
+
+def _scaled(gradient: Any, factor: float) -> Any:
+    if gradient is None:
+        return None
+    if isinstance(gradient, IndexedSlices):
+        return IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
+    return np.multiply(gradient, factor) if isinstance(gradient, list) else gradient * factor

@@ -1,0 +1,69 @@
+"""Where an array lives: the host, or one GPU."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+# DLPack's device types (dlpack.h, DLDeviceType).
+_DLPACK_CPU = 1
+_DLPACK_CUDA = 2
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device. `str(device)` is the spelling users write: "cpu" or "gpu:1".
+
+    Attributes:
+        kind: "cpu" or "gpu".
+        index: Which GPU; 0 for the CPU.
+    """
+
+    kind: Literal["cpu", "gpu"]
+    index: int = 0
+
+    cpu: ClassVar[Device]
+
+    def __str__(self) -> str:
+        return "cpu" if self.kind == "cpu" else f"gpu:{self.index}"
+
+    @classmethod
+    def parse(cls, device: Device | str) -> Device:
+        """Reads "cpu", "gpu", "gpu:1" or TensorFlow's "/device:GPU:1", in any case.
+
+        Raises:
+            ValueError: the text names no device.
+            TypeError: `device` is neither text nor a Device.
+        """
+        if isinstance(device, Device):
+            return device
+        if not isinstance(device, str):
+            raise TypeError(f'device must be text such as "cpu" or "gpu:0", got {device!r}')
+        match = re.fullmatch(r"/?(?:device:)?(cpu|gpu)(?::(\d+))?", device.lower())
+        if match is None or (match[1] == "cpu" and int(match[2] or 0) != 0):
+            raise ValueError(f'device must be "cpu", "gpu" or "gpu:<index>", got {device!r}')
+        return cls("cpu") if match[1] == "cpu" else cls("gpu", int(match[2] or 0))
+
+
+Device.cpu = Device("cpu")
+
+
+def device_of(array: Any) -> Device:
+    """Reads the device of anything array-like; lists and numbers are in host memory.
+
+    Raises:
+        ValueError: the array lives on a device that is neither a CPU nor a CUDA GPU.
+    """
+    if isinstance(array, (np.ndarray, np.generic)):
+        return Device.cpu
+    if not hasattr(type(array), "__dlpack_device__"):
+        return Device.cpu
+    kind, index = array.__dlpack_device__()
+    if kind == _DLPACK_CPU:
+        return Device.cpu
+    if kind == _DLPACK_CUDA:
+        return Device("gpu", index)
+    raise ValueError(f"gpuopt knows CPUs and CUDA GPUs; this array is on DLPack device type {kind}")

@@ -1,0 +1,355 @@
+"""Optimizer: TensorFlow 1's interface between gradients and variables."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from typing import Any, ClassVar
+
+import numpy as np
+
+from gpuopt.autodiff import UserGradients
+from gpuopt.autodiff.user_gradients import flatten
+from gpuopt.backends import backend_for
+from gpuopt.gradients import Gradient, checked_pairs
+from gpuopt.identity import Identity
+from gpuopt.indexed_slices import IndexedSlices
+from gpuopt.slots import Slots, SlotTable
+from gpuopt.variable import FLOAT_DTYPES, Variable, as_variable
+
+
+class Optimizer:
+    """Base of all optimizers.
+
+    A user's optimizer overrides, as in TensorFlow 1: `_create_slots`, `_prepare`, `_apply_dense`,
+    `_apply_sparse`, `_apply_sparse_duplicate_indices`, their `_resource_` twins, and `_finish`.
+    Variables reach these hooks as `Variable`, also where the caller gave a raw array. Where both an
+    `_apply` hook and its `_resource_` twin are overridden, the twin is called, as in TensorFlow's
+    eager mode.
+
+    Threads may share an optimizer. With `use_locking=True` they lose no update.
+    """
+
+    GATE_NONE: ClassVar[int] = 0
+    GATE_OP: ClassVar[int] = 1
+    GATE_GRAPH: ClassVar[int] = 2
+
+    def __init__(self, use_locking: bool, name: str) -> None:
+        """Names the optimizer.
+
+        Args:
+            use_locking: Updates of one variable take turns.
+            name: Slot variables are named after it.
+
+        Raises:
+            ValueError: `name` is empty or None.
+        """
+        if not name:
+            raise ValueError("Must specify the optimizer name")
+        if not isinstance(name, str):
+            raise TypeError(f"the optimizer's name must be text, got {name!r}")
+        self._use_locking = use_locking
+        self._name = name
+        self._slots = Slots()
+        self._non_slots: dict[str, Variable] = {}
+        self._creation = threading.RLock()
+
+    def get_name(self) -> str:
+        return self._name
+
+    def minimize(
+        self,
+        loss: UserGradients,
+        global_step: Any = None,
+        var_list: Any = None,
+        gate_gradients: int = GATE_OP,
+        aggregation_method: Any = None,
+        colocate_gradients_with_ops: bool = False,
+        name: str | None = None,
+        grad_loss: Any = None,
+    ) -> None:
+        """Computes gradients and applies them; see `compute_gradients` and `apply_gradients`.
+
+        Raises:
+            ValueError: no variable has a gradient.
+        """
+        grads_and_vars = self.compute_gradients(
+            loss,
+            var_list=var_list,
+            gate_gradients=gate_gradients,
+            aggregation_method=aggregation_method,
+            colocate_gradients_with_ops=colocate_gradients_with_ops,
+            grad_loss=grad_loss,
+        )
+        if all(gradient is None for gradient, _ in grads_and_vars):
+            names = [variable.name for _, variable in grads_and_vars]
+            raise ValueError(
+                f"No gradients provided for any variable: the loss {loss.loss!r} returned none for "
+                f"{names}."
+            )
+        self.apply_gradients(grads_and_vars, global_step=global_step, name=name)
+
+    def compute_gradients(
+        self,
+        loss: UserGradients,
+        var_list: Any = None,
+        gate_gradients: int = GATE_OP,
+        aggregation_method: Any = None,
+        colocate_gradients_with_ops: bool = False,
+        grad_loss: Any = None,
+    ) -> list[tuple[Gradient | None, Variable]]:
+        """Evaluates the loss once and returns its gradients.
+
+        Args:
+            loss: A function decorated with `gpuopt.with_gradients`.
+            var_list: Variables or arrays, in nested lists if need be; by default those that the
+                loss has gradients for.
+            gate_gradients: GATE_NONE, GATE_OP or GATE_GRAPH; all give the same values.
+            aggregation_method: Ignored; it chose among graph operations.
+            colocate_gradients_with_ops: Ignored; likewise.
+            grad_loss: A scalar that multiplies every gradient.
+
+        Returns:
+            (gradient or None, variable) pairs in the order of `var_list`.
+
+        Raises:
+            RuntimeError: `loss` is a value, not a function.
+            TypeError: `loss` does not say its gradients, or `var_list` holds something else.
+            ValueError: a bad gate, no variables, or a loss or variable that is not floating point.
+        """
+        if not callable(loss):
+            raise RuntimeError(
+                "`loss` passed to Optimizer.compute_gradients should be a function when eager "
+                f"execution is enabled, got {loss!r}."
+            )
+        if gate_gradients not in (self.GATE_NONE, self.GATE_OP, self.GATE_GRAPH):
+            raise ValueError(
+                "gate_gradients must be one of: Optimizer.GATE_NONE, Optimizer.GATE_OP, "
+                f"Optimizer.GATE_GRAPH.  Not {gate_gradients}"
+            )
+        if not isinstance(loss, UserGradients):
+            raise TypeError(
+                f"the loss {loss!r} does not say its gradients: decorate it with "
+                "gpuopt.with_gradients and return (value, gradients)"
+            )
+        if var_list is not None and not list(flatten(var_list)):
+            raise ValueError("No variables to optimize.")
+        value, grads_and_vars = loss.compute(var_list, grad_loss)
+        if not grads_and_vars:
+            raise ValueError("No variables to optimize.")
+        self._assert_valid_dtype(_dtype_of(value), "loss")
+        if grad_loss is not None:
+            self._assert_valid_dtype(_dtype_of(grad_loss), "grad_loss")
+        for gradient, variable in grads_and_vars:
+            if gradient is not None:
+                self._assert_valid_dtype(variable.dtype, f'"{variable.name}"')
+        return grads_and_vars
+
+    def apply_gradients(
+        self,
+        grads_and_vars: Iterable[tuple[Any, Any]],
+        global_step: Any = None,
+        name: str | None = None,
+    ) -> None:
+        """Updates every variable that has a gradient, in place and on its own device.
+
+        Everything is checked before anything is written. Gradients are only read.
+
+        Args:
+            grads_and_vars: (gradient, variable) pairs. A gradient is an array of the variable's
+                shape and dtype, nested lists of numbers, a Variable, IndexedSlices, or None, which
+                leaves its variable alone. A variable is a Variable or a writable array.
+            global_step: A scalar Variable or array, which grows by 1 after the update.
+            name: What profilers call this step.
+
+        Raises:
+            ValueError: no pairs, no gradient, a malformed pair, a wrong shape, a read-only array,
+                or memory that would be updated twice.
+            TypeError: something is no gradient or no variable, or has a wrong dtype.
+            IndexError: a row of IndexedSlices is outside its variable.
+            RuntimeError: IndexedSlices for a variable with a constraint.
+            DeviceUnavailableError: an array lives on a device that cannot be used.
+        """
+        pairs = checked_pairs(grads_and_vars, self._dtypes())
+        step = None if global_step is None else checked_global_step(global_step)
+        live = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
+        with self._creation:
+            self._create_slots([variable for _, variable in live])
+        self._prepare()
+        with ExitStack() as locks:
+            if self._use_locking:
+                # In one order everywhere, so that two threads cannot wait for each other.
+                for identity in sorted((variable.identity for _, variable in live), key=id):
+                    locks.enter_context(identity.lock)
+            update_ops = self._apply_all(live)
+        self._finish(update_ops, name or self._name)
+        if step is not None:
+            step.assign_add(1, use_locking=self._use_locking)
+
+    def get_slot(self, var: Any, name: str) -> Variable | None:
+        """Returns the slot variable `name` of `var`, or None if it was never created."""
+        return self._slots.get(as_variable(var), name)
+
+    def get_slot_names(self) -> list[str]:
+        """Lists the names of the slots created so far, sorted."""
+        return self._slots.names()
+
+    def variables(self) -> list[Variable]:
+        """Lists the optimizer's own variables, slots and others, sorted by name."""
+        return sorted([*self._slots, *self._non_slots.values()], key=lambda variable: variable.name)
+
+    # What a subclass overrides.
+
+    def _valid_dtypes(self) -> Iterable[Any]:
+        """The dtypes of loss, variables and gradients that are accepted."""
+        return FLOAT_DTYPES
+
+    def _create_slots(self, var_list: Sequence[Variable]) -> None:
+        """Makes the slots that `var_list` still lacks. Called before every update."""
+
+    def _prepare(self) -> None:
+        """Evaluates hyperparameters, once in an update and before any variable is written."""
+
+    def _apply_dense(self, grad: Any, var: Variable) -> Any:
+        """Updates `var` by a gradient of its shape."""
+        raise NotImplementedError(f"{type(self).__name__} does not implement _apply_dense")
+
+    def _resource_apply_dense(self, grad: Any, handle: Variable) -> Any:
+        return self._apply_dense(grad, handle)
+
+    def _apply_sparse(self, grad: IndexedSlices, var: Variable) -> Any:
+        """Updates rows of `var`; no index is repeated."""
+        raise NotImplementedError(f"{type(self).__name__} does not implement _apply_sparse")
+
+    def _resource_apply_sparse(self, grad: Any, handle: Variable, indices: Any) -> Any:
+        return self._apply_sparse(IndexedSlices(grad, indices, handle.shape), handle)
+
+    def _apply_sparse_duplicate_indices(self, grad: IndexedSlices, var: Variable) -> Any:
+        """Updates rows of `var`; indices may repeat. By default sums their gradients first."""
+        sums, rows = backend_for(var.device).sum_duplicate_rows(grad.values, grad.indices)
+        return self._resource_apply_sparse(sums.astype(var.dtype, copy=False), var, rows)
+
+    def _resource_apply_sparse_duplicate_indices(
+        self, grad: Any, handle: Variable, indices: Any
+    ) -> Any:
+        return self._apply_sparse_duplicate_indices(
+            IndexedSlices(grad, indices, handle.shape), handle
+        )
+
+    def _finish(self, update_ops: list[Any], name_scope: str) -> Any:
+        """Runs after all variables were updated, before the global step grows."""
+
+    # What a subclass calls.
+
+    def _call_if_callable(self, param: Any) -> Any:
+        return param() if callable(param) else param
+
+    def _zeros_slot(self, var: Any, slot_name: str, op_name: str) -> Variable:
+        """Returns the slot, made with zeros if need be."""
+        return self._get_or_make_slot(var, 0, slot_name, op_name)
+
+    def _get_or_make_slot(self, var: Any, val: Any, slot_name: str, op_name: str) -> Variable:
+        """Returns the slot, made with `val`, a number or an array of the variable's shape."""
+        variable = as_variable(var)
+        with self._creation:
+            slot = self._slots.get(variable, slot_name)
+            if slot is None:
+                slot = self._slots.create(variable, slot_name, op_name, val)
+            return slot
+
+    def _get_or_make_slot_with_initializer(
+        self,
+        var: Any,
+        initializer: Callable[..., Any],
+        shape: tuple[int, ...],
+        dtype: Any,
+        slot_name: str,
+        op_name: str,
+    ) -> Variable:
+        """Returns the slot, made with `initializer(shape, dtype=dtype)` if need be."""
+        variable, dtype = as_variable(var), np.dtype(dtype)
+        with self._creation:
+            slot = self._slots.get(variable, slot_name)
+            if slot is None:
+                value = initializer(shape, dtype=dtype)
+                slot = self._slots.create(variable, slot_name, op_name, value, shape, dtype)
+            return slot
+
+    def _slot_dict(self, slot_name: str) -> SlotTable:
+        """Returns all slots of one name, by `_var_key(variable)`."""
+        return self._slots.table(slot_name)
+
+    def _create_non_slot_variable(
+        self, initial_value: Any, name: str, colocate_with: Any
+    ) -> Variable:
+        """Returns the optimizer's own variable `name`, made if need be on another's device."""
+        with self._creation:
+            if name not in self._non_slots:
+                self._non_slots[name] = Variable(
+                    initial_value,
+                    name=name,
+                    trainable=False,
+                    device=as_variable(colocate_with).device,
+                )
+            return self._non_slots[name]
+
+    def _get_non_slot_variable(self, name: str, graph: Any = None) -> Variable | None:
+        """Returns the optimizer's own variable `name`, or None. There is only one graph."""
+        return self._non_slots.get(name)
+
+    def _apply_all(self, grads_and_vars: list[tuple[Gradient, Variable]]) -> list[Any]:
+        """Updates the variables one after the other, through the hooks."""
+        return [self._apply_one(gradient, variable) for gradient, variable in grads_and_vars]
+
+    def _apply_one(self, gradient: Gradient, variable: Variable) -> Any:
+        if isinstance(gradient, IndexedSlices):
+            return self._resource_apply_sparse_duplicate_indices(
+                gradient.values, variable, gradient.indices
+            )
+        update_op = self._resource_apply_dense(gradient, variable)
+        apply_constraint(variable)
+        return update_op
+
+    def _dtypes(self) -> frozenset[np.dtype[Any]]:
+        return frozenset(map(np.dtype, self._valid_dtypes()))
+
+    def _assert_valid_dtype(self, dtype: np.dtype[Any], what: str) -> None:
+        if dtype not in self._dtypes():
+            expected = sorted(map(str, self._dtypes()))
+            raise ValueError(f"Invalid type {dtype} for {what}, expected: {expected}.")
+
+
+def _var_key(var: Any) -> Identity:
+    """What optimizer state of `var` is filed under; TensorFlow's name for it."""
+    return as_variable(var).identity
+
+
+def apply_constraint(variable: Variable) -> None:
+    """Projects a variable after its update; slots stay as they are."""
+    if variable.constraint is not None:
+        variable.assign(variable.constraint(variable.value()))
+
+
+def checked_global_step(global_step: Any) -> Variable:
+    """Returns the variable that counts steps, or raises TypeError or ValueError."""
+    try:
+        step = as_variable(global_step)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"global_step: {error}") from error
+    if step.shape != () or step.dtype.kind not in "iuf":
+        raise TypeError(
+            f'global_step "{step.name}" must be a scalar number, got shape {step.shape} and dtype '
+            f"{step.dtype}"
+        )
+    return step
+
+
+def _dtype_of(value: Any) -> np.dtype[Any]:
+    """The dtype of a number or array, where Python's float counts as float32."""
+    dtype = getattr(value, "dtype", None)
+    if dtype is not None:
+        return np.dtype(dtype)
+    if isinstance(value, float):
+        return np.dtype(np.float32)
+    return np.dtype(np.asarray(value).dtype)

@@ -1,0 +1,132 @@
+"""FTRL-Proximal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from gpuopt.optimizers.rule_optimizer import Hyperparameter, RuleOptimizer, require_not_negative
+from gpuopt.update_rule import update_rule
+
+# Keeps beta / learning_rate finite at a learning rate of 0, as TensorFlow does.
+_SMALLEST_LEARNING_RATE = np.float32(1e-36)
+
+
+@update_rule
+def ftrl(
+    var: Any,
+    grad: Any,
+    accum: Any,
+    linear: Any,
+    *,
+    learning_rate: Any,
+    power: Any,
+    l1: Any,
+    l2: Any,
+    l2_shrinkage: Any,
+) -> None:
+    shrunk = grad + 2 * l2_shrinkage * var
+    new_accum = accum + grad * grad
+    new_power = _to_power(new_accum, power)
+    linear += shrunk - (new_power - _to_power(accum, power)) / learning_rate * var
+    accum[...] = new_accum
+    rebuilt = (np.clip(linear, -l1, l1) - linear) / (new_power / learning_rate + 2 * l2)
+    var[...] = np.where(np.abs(linear) > l1, rebuilt, 0)
+
+
+def _to_power(accum: Any, power: Any) -> Any:
+    return np.sqrt(accum) if power == 0.5 else accum**power
+
+
+class FtrlOptimizer(RuleOptimizer):
+    """FTRL-Proximal (McMahan et al. 2013, algorithm 1), with TensorFlow's generalisations.
+
+        n' = n + g^2,  p = -learning_rate_power
+        z += g + 2 * l2_shrinkage * w - (n'^p - n^p) / learning_rate * w
+        w = 0                                                             where |z| <= l1
+        w = (l1 * sign(z) - z) / (n'^p / learning_rate + 2 * l2')         elsewhere
+        l2' = l2 + beta / (2 * learning_rate)
+
+    The weights are rebuilt from `z`: a zero gradient on the first step sets them to 0. A sparse
+    gradient rebuilds the rows it names. Where `n'` and `l2'` are 0, TensorFlow's sparse form gives
+    NaN and its dense form 0; here both give 0.
+    """
+
+    rule = ftrl
+
+    def __init__(
+        self,
+        learning_rate: Hyperparameter,
+        learning_rate_power: Hyperparameter = -0.5,
+        initial_accumulator_value: float = 0.1,
+        l1_regularization_strength: Hyperparameter = 0.0,
+        l2_regularization_strength: Hyperparameter = 0.0,
+        use_locking: bool = False,
+        name: str = "Ftrl",
+        accum_name: str | None = None,
+        linear_name: str | None = None,
+        l2_shrinkage_regularization_strength: Hyperparameter = 0.0,
+        beta: Hyperparameter | None = None,
+    ) -> None:
+        """Keeps the hyperparameters; each number may be a function without arguments.
+
+        Args:
+            learning_rate: Step size.
+            learning_rate_power: How fast the learning rate falls with `n`, at most 0.
+            initial_accumulator_value: What `n` starts with, at least 0.
+            l1_regularization_strength: Makes weights exactly 0; at least 0.
+            l2_regularization_strength: Stabilises, towards 0; at least 0.
+            use_locking: Updates of one variable by several threads take turns.
+            name: The optimizer's name, and its slots' where they have no other.
+            accum_name: What the slots of `n` are named after.
+            linear_name: What the slots of `z` are named after.
+            l2_shrinkage_regularization_strength: An L2 penalty on the loss; at least 0.
+            beta: The paper's beta, 0 if None.
+
+        Raises:
+            ValueError: a number is on the wrong side of 0.
+        """
+        require_not_negative(
+            initial_accumulator_value=initial_accumulator_value,
+            l1_regularization_strength=l1_regularization_strength,
+            l2_regularization_strength=l2_regularization_strength,
+            l2_shrinkage_regularization_strength=l2_shrinkage_regularization_strength,
+        )
+        if not callable(learning_rate_power) and not float(learning_rate_power) <= 0:
+            raise ValueError(
+                f"learning_rate_power {learning_rate_power} needs to be negative or zero"
+            )
+        super().__init__(
+            use_locking,
+            name,
+            learning_rate=learning_rate,
+            learning_rate_power=learning_rate_power,
+            l1_regularization_strength=l1_regularization_strength,
+            l2_regularization_strength=l2_regularization_strength,
+            l2_shrinkage_regularization_strength=l2_shrinkage_regularization_strength,
+            beta=0.0 if beta is None else beta,
+        )
+        self._initial_accumulator_value = initial_accumulator_value
+        self._op_names = {"accum": accum_name or name, "linear": linear_name or name}
+
+    def _initial_slot_values(self) -> Mapping[str, float]:
+        return {"accum": self._initial_accumulator_value, "linear": 0.0}
+
+    def _slot_op_name(self, slot_name: str) -> str:
+        return self._op_names[slot_name]
+
+    def _scalars(self, real: type[np.floating[Any]]) -> Mapping[str, np.floating[Any]]:
+        learning_rate = self._hyper("learning_rate")
+        # In the hyperparameters' own type, before they are converted, as TensorFlow does.
+        l2 = self._hyper("l2_regularization_strength") + self._hyper("beta") / (
+            2 * max(learning_rate, _SMALLEST_LEARNING_RATE)
+        )
+        return {
+            "learning_rate": real(learning_rate),
+            "power": -real(self._hyper("learning_rate_power")),
+            "l1": real(self._hyper("l1_regularization_strength")),
+            "l2": real(l2),
+            "l2_shrinkage": real(self._hyper("l2_shrinkage_regularization_strength")),
+        }

@@ -1,0 +1,16 @@
+"""Adam that leaves rows without a gradient alone."""
+
+from __future__ import annotations
+
+from gpuopt.optimizers.adam import AdamOptimizer
+
+
+class LazyAdamOptimizer(AdamOptimizer):
+    """Adam whose sparse step updates the rows of the gradient and no others.
+
+    The dense step is Adam's. A sparse step costs what its rows cost, however tall the table; the
+    step size still follows the number of all steps. It is TensorFlow's
+    `contrib.opt.LazyAdamOptimizer`, and takes `AdamOptimizer`'s arguments.
+    """
+
+    touches_all_rows = False

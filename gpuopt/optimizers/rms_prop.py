@@ -1,0 +1,101 @@
+"""RMSProp, plain and centered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from gpuopt.optimizers.rule_optimizer import Hyperparameter, RuleOptimizer
+from gpuopt.update_rule import update_rule
+
+
+@update_rule
+def rms_prop(
+    var: Any,
+    grad: Any,
+    rms: Any,
+    momentum: Any,
+    *,
+    learning_rate: Any,
+    decay: Any,
+    momentum_decay: Any,
+    epsilon: Any,
+) -> None:
+    rms += (1 - decay) * (grad * grad - rms)
+    momentum *= momentum_decay
+    momentum += learning_rate * grad / np.sqrt(rms + epsilon)
+    var -= momentum
+
+
+@update_rule
+def centered_rms_prop(
+    var: Any,
+    grad: Any,
+    rms: Any,
+    mg: Any,
+    momentum: Any,
+    *,
+    learning_rate: Any,
+    decay: Any,
+    momentum_decay: Any,
+    epsilon: Any,
+) -> None:
+    rms += (1 - decay) * (grad * grad - rms)
+    mg += (1 - decay) * (grad - mg)
+    momentum *= momentum_decay
+    momentum += learning_rate * grad / np.sqrt(rms - mg * mg + epsilon)
+    var -= momentum
+
+
+class RMSPropOptimizer(RuleOptimizer):
+    """RMSProp (Tieleman & Hinton 2012, lecture 6e), with momentum as in Graves 2013, eq. 38-45.
+
+        r += (1 - decay) * (g^2 - r)
+        mg += (1 - decay) * (g - mg)                    centered only
+        b = momentum * b + learning_rate * g / sqrt(r [- mg^2] + epsilon)
+        w -= b
+
+    `r` starts at 1, not 0, and epsilon is inside the root: TensorFlow's choices, which make the
+    first steps small. A sparse gradient updates the rows it names; elsewhere nothing decays, and
+    momentum moves nothing.
+    """
+
+    rule = rms_prop
+
+    def __init__(
+        self,
+        learning_rate: Hyperparameter,
+        decay: Hyperparameter = 0.9,
+        momentum: Hyperparameter = 0.0,
+        epsilon: Hyperparameter = 1e-10,
+        use_locking: bool = False,
+        centered: bool = False,
+        name: str = "RMSProp",
+    ) -> None:
+        """Keeps the hyperparameters; each number may be a function without arguments.
+
+        Args:
+            learning_rate: Step size.
+            decay: Of the averages `r` and `mg`.
+            momentum: What remains of the buffer `b` after a step.
+            epsilon: Added inside the root.
+            use_locking: Updates of one variable by several threads take turns.
+            centered: Divide by the deviation instead of the root mean square.
+            name: The optimizer's name, and its slots'.
+        """
+        super().__init__(
+            use_locking,
+            name,
+            learning_rate=learning_rate,
+            decay=decay,
+            momentum_decay=momentum,
+            epsilon=epsilon,
+        )
+        if centered:
+            self.rule = centered_rms_prop
+
+    def _initial_slot_values(self) -> Mapping[str, float]:
+        # In the order of the rule's slots, which is TensorFlow's order of creation.
+        return {name: 1.0 if name == "rms" else 0.0 for name in self.rule.slots}

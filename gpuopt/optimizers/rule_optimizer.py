@@ -1,0 +1,176 @@
+"""RuleOptimizer: an optimizer whose step is one update rule."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from gpuopt.backends import Update, backend_for
+from gpuopt.backends.backend import compute_type
+from gpuopt.gradients import Gradient
+from gpuopt.indexed_slices import IndexedSlices
+from gpuopt.optimizer import Optimizer, apply_constraint
+from gpuopt.update_rule import UpdateRule
+from gpuopt.variable import FLOAT_DTYPES, Variable
+
+# A number, something with a scalar value, or a function without arguments that returns one.
+Hyperparameter = float | Any | Callable[[], Any]
+
+_APPLY_HOOKS = (
+    "_apply_one",
+    "_apply_dense",
+    "_resource_apply_dense",
+    "_apply_sparse",
+    "_resource_apply_sparse",
+    "_apply_sparse_duplicate_indices",
+    "_resource_apply_sparse_duplicate_indices",
+)
+
+
+class RuleOptimizer(Optimizer):
+    """Base of the optimizers that apply an `UpdateRule` to every element or touched row.
+
+    A subclass sets `rule`, names its slots in `_initial_slot_values`, and passes the
+    hyperparameters to `__init__`; it overrides `_scalars` where the rule takes something else than
+    the hyperparameters themselves.
+
+    Attributes:
+        rule: The arithmetic of a step.
+        touches_all_rows: A sparse gradient also updates rows that it does not name, as if their
+            gradient were zero.
+    """
+
+    rule: UpdateRule
+    touches_all_rows: ClassVar[bool] = False
+
+    def __init__(self, use_locking: bool, name: str, **hyperparameters: Hyperparameter) -> None:
+        super().__init__(use_locking, name)
+        for key, value in hyperparameters.items():
+            if not callable(value):
+                as_scalar(value, key)
+        self._hyperparameters = hyperparameters
+        # Of one thread's step: another thread may be in another step of a schedule.
+        self._step = threading.local()
+
+    def _initial_slot_values(self) -> Mapping[str, float]:
+        """What each slot starts with, in order of creation."""
+        return {}
+
+    def _slot_op_name(self, slot_name: str) -> str:
+        """What the slot's variables are named after."""
+        return self._name
+
+    def _scalars(self, real: type[np.floating[Any]]) -> Mapping[str, np.floating[Any]]:
+        """Returns the rule's scalars of this step, computed in the type `real`."""
+        return {name: real(self._hyper(name)) for name in self.rule.scalars}
+
+    def _hyper(self, name: str) -> np.floating[Any]:
+        """Returns a hyperparameter of this step: float64 where it was given so, else float32."""
+        return self._step.hyperparameters[name]  # type: ignore[no-any-return]
+
+    def _create_slots(self, var_list: Sequence[Variable]) -> None:
+        for slot_name, value in self._initial_slot_values().items():
+            table = self._slots.table(slot_name)
+            for variable in var_list:
+                if variable.identity not in table:
+                    self._slots.create(variable, slot_name, self._slot_op_name(slot_name), value)
+
+    def _prepare(self) -> None:
+        self._step.hyperparameters = {
+            name: as_scalar(self._call_if_callable(value), name)
+            for name, value in self._hyperparameters.items()
+        }
+
+    def _apply_dense(self, grad: Any, var: Variable) -> None:
+        self._apply_rule_dense([(grad, var)])
+
+    def _apply_sparse(self, grad: IndexedSlices, var: Variable) -> None:
+        self._apply_rule_sparse(grad, var)
+
+    def _apply_all(self, grads_and_vars: list[tuple[Gradient, Variable]]) -> list[Any]:
+        if self._overrides_apply_hook():
+            return super()._apply_all(grads_and_vars)
+        dense: dict[tuple[Any, Any], list[tuple[Gradient, Variable]]] = {}
+        for gradient, variable in grads_and_vars:
+            if isinstance(gradient, IndexedSlices):
+                self._apply_rule_sparse(gradient, variable)
+            else:
+                group = dense.setdefault((variable.device, variable.dtype), [])
+                group.append((gradient, variable))
+        for group in dense.values():
+            self._apply_rule_dense(group)
+            for _, variable in group:
+                apply_constraint(variable)
+        return []
+
+    def _apply_rule_dense(self, grads_and_vars: list[tuple[Any, Variable]]) -> None:
+        """Applies the rule to variables of one device and dtype."""
+        variable = grads_and_vars[0][1]
+        updates = [self._update(grad, var) for grad, var in grads_and_vars]
+        scalars = self._scalars_for(variable)
+        backend_for(variable.device).apply_dense(self.rule, updates, scalars)
+
+    def _apply_rule_sparse(self, grad: IndexedSlices, var: Variable) -> None:
+        update = self._update(grad.values, var)._replace(rows=grad.indices)
+        backend_for(var.device).apply_sparse(
+            self.rule, update, self._scalars_for(var), touches_all_rows=self.touches_all_rows
+        )
+
+    def _update(self, grad: Any, var: Variable) -> Update:
+        slots = [self._slots.table(name)[var.identity].value() for name in self.rule.slots]
+        return Update(var.value(), grad, slots)
+
+    def _scalars_for(self, variable: Variable) -> Mapping[str, np.floating[Any]]:
+        with np.errstate(all="ignore"):
+            return self._scalars(compute_type(variable.dtype))
+
+    def _overrides_apply_hook(self) -> bool:
+        """Whether a user's subclass wants to see each variable: then nothing may be batched."""
+        cls = type(self)
+        return any(getattr(cls, hook) is not getattr(RuleOptimizer, hook) for hook in _APPLY_HOOKS)
+
+
+def as_scalar(value: Any, name: str) -> np.floating[Any]:
+    """Rounds a hyperparameter as TensorFlow does.
+
+    Python's numbers become float32; a numpy or device scalar of float64 keeps all its digits.
+    (`numpy.float64` is a Python float by inheritance, and yet is not rounded.)
+
+    Raises:
+        TypeError: `value` is not a real number.
+        ValueError: it is an array of numbers.
+    """
+    if isinstance(value, Variable):
+        value = value.numpy()
+    if getattr(value, "shape", ()) != ():
+        raise ValueError(f"{name} must be a scalar, got an array of shape {value.shape}")
+    dtype = np.asarray(value).dtype
+    if dtype.kind not in "biuf" and dtype not in FLOAT_DTYPES:
+        raise TypeError(f"{name} must be a number, or a function that returns one, got {value!r}")
+    keeps_digits = dtype == np.float64 and hasattr(value, "dtype")
+    return np.float64(value) if keeps_digits else np.float32(value)
+
+
+def require_positive(**hyperparameters: float) -> None:
+    """Refuses what TensorFlow refuses; NaN too.
+
+    Raises:
+        ValueError: a number is not above 0.
+    """
+    for name, value in hyperparameters.items():
+        if not value > 0:
+            raise ValueError(f"{name} must be positive: {value}")
+
+
+def require_not_negative(**hyperparameters: Hyperparameter) -> None:
+    """Refuses what TensorFlow refuses, NaN too; functions are not called.
+
+    Raises:
+        ValueError: a number is not 0 or above.
+    """
+    for name, value in hyperparameters.items():
+        if not callable(value) and not value >= 0:
+            raise ValueError(f"{name} {value} needs to be positive or zero")

@@ -1,0 +1,347 @@
+"""Variable: a named array, pinned to one device."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, SupportsIndex
+
+import ml_dtypes
+import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
+
+from gpuopt.backends import Backend, backend_for
+from gpuopt.device import Device, device_of
+from gpuopt.identity import Identity, identity_of
+
+FLOAT_DTYPES = frozenset(
+    np.dtype(dtype) for dtype in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)
+)
+
+# TensorFlow's types for Python's numbers.
+_PYTHON_NUMBER_DTYPES = {
+    np.dtype(np.float64): np.dtype(np.float32),
+    np.dtype(np.int64): np.dtype(np.int32),
+    np.dtype(np.complex128): np.dtype(np.complex64),
+}
+
+# In order of creation. Slot variables are among them; raw arrays are not.
+_living: weakref.WeakValueDictionary[int, Variable] = weakref.WeakValueDictionary()
+_serial = itertools.count()
+
+
+class Variable(NDArrayOperatorsMixin):
+    """A named array of fixed shape and dtype that optimizers update in place.
+
+    Arithmetic works as on the array, from either side, and gives arrays; `+=` and its kin, and
+    item assignment, write into the variable. `==` and `hash` go by identity.
+
+    Attributes:
+        name: Unique among living variables: a second "w" becomes "w_1".
+        trainable: Whether `trainable_variables()` lists it.
+        constraint: Called with the array after each dense update; returns what to store.
+        device: Where the array lives.
+    """
+
+    __slots__ = ("__weakref__", "_array", "_identity", "constraint", "device", "trainable")
+
+    def __init__(
+        self,
+        value: Any,
+        name: str | None = None,
+        trainable: bool = True,
+        constraint: Callable[[Any], Any] | None = None,
+        dtype: Any = None,
+        device: Device | str | None = None,
+        copy: bool = True,
+    ) -> None:
+        """Copies `value` into storage of its own, aligned for speed, or adopts it.
+
+        Args:
+            value: An array, nested lists, a number, or a function without arguments that returns
+                one. Python's floats become float32 and its integers int32, as in TensorFlow.
+            name: "Variable" if not given.
+            trainable: Whether training should update it.
+            constraint: Projects the array after each dense update.
+            dtype: Converts to this type; needs `copy=True` if `value` has another.
+            device: "cpu" or "gpu:<index>"; by default where `value` lives.
+            copy: False adopts the array: updates are then seen in it, and nothing is copied.
+
+        Raises:
+            TypeError: `value` does not hold numbers, or there is no array to adopt.
+            ValueError: the array cannot be adopted as it is, or an argument is malformed.
+            DeviceUnavailableError: nothing here can run on `device`.
+        """
+        if name is None:
+            name = "Variable"
+        if not isinstance(name, str):
+            raise TypeError(f"name must be text, got {name!r}")
+        if not name:
+            raise ValueError("name must not be empty")
+        if constraint is not None and not callable(constraint):
+            raise ValueError(f'constraint of "{name}" must be callable, got {constraint!r}')
+        if callable(value) and not hasattr(value, "dtype"):
+            value = value()
+        source = device_of(value)
+        target = source if device is None else Device.parse(device)
+        backend_for(source)
+        if copy:
+            array = _own(value, name, dtype, backend_for(target))
+        else:
+            array = _adopt(value, name, dtype, source, target)
+        self._fill(array, Identity(name), target, trainable, constraint)
+        _living[next(_serial)] = self
+
+    def _fill(
+        self,
+        array: Any,
+        identity: Identity,
+        device: Device,
+        trainable: bool = True,
+        constraint: Callable[[Any], Any] | None = None,
+    ) -> Variable:
+        self._array = array
+        self._identity = identity
+        self.device = device
+        self.trainable = trainable
+        self.constraint = constraint
+        return self
+
+    @property
+    def name(self) -> str:
+        return self._identity.name
+
+    @property
+    def identity(self) -> Identity:
+        """What optimizer state for this variable is filed under."""
+        return self._identity
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self._array.dtype  # type: ignore[no-any-return]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._array.shape  # type: ignore[no-any-return]
+
+    @property
+    def ndim(self) -> int:
+        return self._array.ndim  # type: ignore[no-any-return]
+
+    @property
+    def size(self) -> int:
+        return self._array.size  # type: ignore[no-any-return]
+
+    @property
+    def T(self) -> Any:  # noqa: N802 - numpy's name
+        return self._array.T
+
+    def value(self) -> Any:
+        """Returns the array itself, not a copy: it shows every later update."""
+        return self._array
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """Returns a copy in host memory."""
+        return backend_for(self.device).to_host(self._array)
+
+    def assign(self, value: Any, use_locking: bool = False) -> Variable:
+        """Overwrites the value in place.
+
+        Args:
+            value: Of the variable's shape; its type may change only within its kind.
+            use_locking: Waits for locked updates of this variable to finish.
+
+        Returns:
+            The variable.
+
+        Raises:
+            ValueError: `value` has another shape.
+            TypeError: `value` has a type of another kind, as float64 for an integer variable.
+        """
+        value = self._checked_operand(value)
+        with self._lock(use_locking):
+            self._array[...] = value
+        return self
+
+    def assign_add(self, delta: Any, use_locking: bool = False) -> Variable:
+        """Adds `delta` in place; see `assign`."""
+        delta = self._checked_operand(delta)
+        with self._lock(use_locking):
+            np.add(self._array, delta, out=self._array, casting="same_kind")
+        return self
+
+    def assign_sub(self, delta: Any, use_locking: bool = False) -> Variable:
+        """Subtracts `delta` in place; see `assign`."""
+        delta = self._checked_operand(delta)
+        with self._lock(use_locking):
+            np.subtract(self._array, delta, out=self._array, casting="same_kind")
+        return self
+
+    def _lock(self, use_locking: bool) -> AbstractContextManager[Any]:
+        return self._identity.lock if use_locking else nullcontext()
+
+    def _checked_operand(self, value: Any) -> Any:
+        """Checks what is about to be written; Python's numbers take the variable's type."""
+        array = _array_of(value)
+        if not hasattr(array, "dtype"):
+            array = np.asarray(array)
+            if array.dtype.kind in ("bi" if self.dtype.kind in "iu" else "bif"):
+                array = array.astype(self.dtype)
+        if array.shape != self.shape:
+            raise ValueError(
+                f'"{self.name}" has shape {self.shape}; the value has shape {array.shape}'
+            )
+        if not np.can_cast(array.dtype, self.dtype, "same_kind"):
+            raise TypeError(
+                f'"{self.name}" has dtype {self.dtype}; the value has dtype {array.dtype}'
+            )
+        return array
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        if self.device.kind != "cpu":
+            raise TypeError(
+                f'"{self.name}" lives on {self.device}; numpy() copies it to host memory'
+            )
+        return np.array(self._array, dtype=dtype, copy=copy)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._array.__dlpack_device__()  # type: ignore[no-any-return]
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        if "out" in options:
+            given = options["out"]
+            options["out"] = tuple(_array_of(array) for array in given)
+            result = getattr(ufunc, method)(*map(_array_of, inputs), **options)
+            return given[0] if len(given) == 1 and isinstance(given[0], Variable) else result
+        return getattr(ufunc, method)(*map(_array_of, inputs), **options)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __ne__(self, other: object) -> bool:
+        return self is not other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._array[key]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._array[key] = _array_of(value)
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+    def __bool__(self) -> bool:
+        return bool(self._array)
+
+    def __int__(self) -> int:
+        return int(self._array)
+
+    def __float__(self) -> float:
+        return float(self._array)
+
+    def __index__(self) -> int:
+        if self.ndim != 0:
+            raise TypeError(f'"{self.name}" of shape {self.shape} cannot be used as an index')
+        array: SupportsIndex = self._array
+        return array.__index__()
+
+    def __repr__(self) -> str:
+        return (
+            f'<Variable "{self.name}" shape={self.shape} dtype={self.dtype} device={self.device}>'
+        )
+
+
+def trainable_variables() -> list[Variable]:
+    """Lists the living trainable variables in order of creation."""
+    return [variable for variable in global_variables() if variable.trainable]
+
+
+def global_variables() -> list[Variable]:
+    """Lists all living variables, optimizers' state among them, in order of creation."""
+    return [variable for _, variable in sorted(_living.items())]
+
+
+def as_variable(value: Any) -> Variable:
+    """Returns a Variable as it is, and a raw array as the variable that its memory is.
+
+    Raises:
+        TypeError: `value` is neither.
+        ValueError: the array is read-only.
+        DeviceUnavailableError: the array lives on a device that cannot be used.
+    """
+    if isinstance(value, Variable):
+        return value
+    device = device_of(value)
+    backend_for(device)
+    array = _plain_array(value)
+    if array is None:
+        raise TypeError(f"expected a Variable or an array, got {_describe(value)}")
+    if not array.flags.writeable:
+        raise ValueError(
+            f"the array of shape {array.shape} and dtype {array.dtype} is read-only, so it cannot "
+            "be updated; pass a writable one, or a gpuopt.Variable made from it"
+        )
+    return object.__new__(Variable)._fill(array, identity_of(array), device)
+
+
+def _own(value: Any, name: str, dtype: Any, backend: Backend) -> Any:
+    array = value.value() if isinstance(value, Variable) else np.asarray(value)
+    if array.dtype.kind in "OSUMm" or array.dtype.names:
+        raise TypeError(f'the value of "{name}" must hold numbers, got {_describe(value)}')
+    if dtype is not None:
+        target = np.dtype(dtype)
+    elif hasattr(value, "dtype") or _holds_numpy_numbers(value):
+        target = array.dtype.newbyteorder("=")
+    else:
+        target = _PYTHON_NUMBER_DTYPES.get(array.dtype, array.dtype)
+        if array.size and target.kind == "i" and np.any(array != array.astype(target)):
+            raise ValueError(f'the value of "{name}" does not fit into {target}: pass a dtype')
+    return backend.full(array.shape, target, array)
+
+
+def _adopt(value: Any, name: str, dtype: Any, source: Device, device: Device) -> Any:
+    backend_for(device)
+    array = _plain_array(value)
+    if array is None:
+        raise TypeError(f'"{name}": copy=False adopts an array, got {_describe(value)}')
+    if not array.flags.writeable:
+        raise ValueError(f'"{name}": a read-only array cannot be adopted; use copy=True')
+    if dtype is not None and array.dtype != np.dtype(dtype):
+        raise ValueError(
+            f'"{name}": copy=False cannot turn {array.dtype} into {np.dtype(dtype)}; use copy=True'
+        )
+    if source != device:
+        raise ValueError(f'"{name}": copy=False cannot move from {source} to {device}')
+    if array.dtype.kind in "OSUMm" or array.dtype.names:
+        raise TypeError(f'"{name}" must hold numbers, got {_describe(value)}')
+    return array
+
+
+def _plain_array(value: Any) -> np.ndarray[Any, Any] | None:
+    """Returns the array as a plain ndarray on the same memory; masked arrays have two memories."""
+    if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
+        return None
+    return value.view(np.ndarray) if type(value) is not np.ndarray else value
+
+
+def _holds_numpy_numbers(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any(map(_holds_numpy_numbers, value))
+    return hasattr(value, "dtype")
+
+
+def _array_of(value: Any) -> Any:
+    return value.value() if isinstance(value, Variable) else value
+
+
+def _describe(value: Any) -> str:
+    dtype = getattr(value, "dtype", None)
+    return type(value).__name__ + ("" if dtype is None else f" of dtype {dtype}")
