@@ -347,9 +347,7 @@ def checked_global_step(global_step: Any) -> Variable:
 
 def _dtype_of(value: Any) -> np.dtype[Any]:
     """The dtype of a number or array, where Python's float counts as float32."""
-    dtype = getattr(value, "dtype", None)
-    if dtype is not None:
-        return np.dtype(dtype)
-    if isinstance(value, float):
+    if isinstance(value, float) and not isinstance(value, np.floating):
         return np.dtype(np.float32)
-    return np.dtype(np.asarray(value).dtype)
+    dtype: np.dtype[Any] = value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype
+    return dtype

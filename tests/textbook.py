@@ -1,0 +1,177 @@
+"""The optimizers once more, from their papers, in float64. Imports nothing of gpuopt.
+
+Each function takes a weight `w` (an array), its history, a list of (step, gradient) with steps
+counted from 1, and hyperparameters under TensorFlow's names. It returns the weight and the slots
+after the last step. A step that does not touch the weight is left out of its history.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+History = Sequence[tuple[int, np.ndarray]]
+State = dict[str, np.ndarray]
+
+
+def gradient_descent(w, history: History, *, learning_rate) -> State:
+    """Cauchy 1847."""
+    for _, g in history:
+        w = w - learning_rate * g
+    return {"var": w}
+
+
+def momentum(w, history: History, *, learning_rate, momentum, use_nesterov=False) -> State:
+    """Polyak 1964; Sutskever et al. 2013, section 2, in the form of Bengio et al. 2013, eq. 7."""
+    velocity = np.zeros_like(w)
+    for _, g in history:
+        velocity = momentum * velocity - learning_rate * g
+        w = w + (momentum * velocity - learning_rate * g if use_nesterov else velocity)
+    # TensorFlow's accumulator is the velocity without the learning rate.
+    return {"var": w, "momentum": -velocity / learning_rate}
+
+
+def adagrad(w, history: History, *, learning_rate, initial_accumulator_value=0.1) -> State:
+    """Duchi, Hazan & Singer 2011, figure 1, with a diagonal matrix."""
+    squares = np.full_like(w, initial_accumulator_value)
+    for _, g in history:
+        squares = squares + g**2
+        w = w - learning_rate * squares**-0.5 * g
+    return {"var": w, "accumulator": squares}
+
+
+def adagrad_da(
+    w,
+    history: History,
+    *,
+    learning_rate,
+    initial_gradient_squared_accumulator_value=0.1,
+    l1_regularization_strength=0.0,
+    l2_regularization_strength=0.0,
+) -> State:
+    """Duchi, Hazan & Singer 2011, eq. 19: primal-dual, L1; L2 in the denominator."""
+    total = np.zeros_like(w)
+    squares = np.full_like(w, initial_gradient_squared_accumulator_value)
+    for step, g in history:
+        total = total + g
+        squares = squares + g**2
+        mean_beyond = np.maximum(np.abs(total) / step - l1_regularization_strength, 0)
+        scale = l2_regularization_strength * learning_rate + np.sqrt(squares) / step
+        w = -np.sign(total) * learning_rate * mean_beyond / scale
+    return {"var": w, "gradient_accumulator": total, "gradient_squared_accumulator": squares}
+
+
+def adadelta(w, history: History, *, learning_rate=0.001, rho=0.95, epsilon=1e-8) -> State:
+    """Zeiler 2012, algorithm 1."""
+    mean_square_gradient = np.zeros_like(w)
+    mean_square_update = np.zeros_like(w)
+    for _, g in history:
+        mean_square_gradient = rho * mean_square_gradient + (1 - rho) * g**2
+        rms_gradient = np.sqrt(mean_square_gradient + epsilon)
+        rms_update = np.sqrt(mean_square_update + epsilon)
+        delta = -(rms_update / rms_gradient) * g
+        mean_square_update = rho * mean_square_update + (1 - rho) * delta**2
+        w = w + learning_rate * delta
+    return {"var": w, "accum": mean_square_gradient, "accum_update": mean_square_update}
+
+
+def rms_prop(
+    w, history: History, *, learning_rate, decay=0.9, momentum=0.0, epsilon=1e-10, centered=False
+) -> State:
+    """Graves 2013, eq. 38-41 (centered); Tieleman & Hinton 2012 is the case without the mean."""
+    mean_square, mean, delta = np.ones_like(w), np.zeros_like(w), np.zeros_like(w)
+    for _, g in history:
+        mean_square = decay * mean_square + (1 - decay) * g**2
+        mean = decay * mean + (1 - decay) * g
+        variance = mean_square - mean**2 if centered else mean_square
+        delta = momentum * delta - learning_rate * g / np.sqrt(variance + epsilon)
+        w = w + delta
+    state = {"var": w, "rms": mean_square, "momentum": -delta}
+    return {**state, "mg": mean} if centered else state
+
+
+def adam(
+    w, history: History, *, learning_rate=0.001, beta1=0.9, beta2=0.999, epsilon=1e-8
+) -> State:
+    """Kingma & Ba 2015, algorithm 1 with the last paragraph of section 2."""
+    m, v = np.zeros_like(w), np.zeros_like(w)
+    for step, g in history:
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * g**2
+        step_size = learning_rate * np.sqrt(1 - beta2**step) / (1 - beta1**step)
+        w = w - step_size * m / (np.sqrt(v) + epsilon)
+    return {"var": w, "m": m, "v": v}
+
+
+def ftrl(
+    w,
+    history: History,
+    *,
+    learning_rate,
+    learning_rate_power=-0.5,
+    initial_accumulator_value=0.1,
+    l1_regularization_strength=0.0,
+    l2_regularization_strength=0.0,
+    l2_shrinkage_regularization_strength=0.0,
+    beta=0.0,
+) -> State:
+    """McMahan et al. 2013, algorithm 1; their n_i, sigma_i, z_i; TensorFlow doubles lambda_2."""
+    n, z = np.full_like(w, initial_accumulator_value), np.zeros_like(w)
+    lambda1 = l1_regularization_strength
+    lambda2 = 2 * l2_regularization_strength + beta / learning_rate
+    for _, g in history:
+        larger = (n + g**2) ** -learning_rate_power
+        sigma = (larger - n**-learning_rate_power) / learning_rate
+        z = z + g + 2 * l2_shrinkage_regularization_strength * w - sigma * w
+        n = n + g**2
+        rate = larger / learning_rate + lambda2
+        active = np.abs(z) > lambda1
+        w = np.zeros_like(w)
+        w[active] = -(z - np.sign(z) * lambda1)[active] / rate[active]
+    return {"var": w, "accum": n, "linear": z}
+
+
+def proximal_gradient_descent(
+    w,
+    history: History,
+    *,
+    learning_rate,
+    l1_regularization_strength=0.0,
+    l2_regularization_strength=0.0,
+) -> State:
+    """Duchi & Singer 2009, eq. 19 with eq. 21's shrinkage."""
+    for _, g in history:
+        half_step = w - learning_rate * g
+        kept = np.maximum(np.abs(half_step) - learning_rate * l1_regularization_strength, 0)
+        w = np.sign(half_step) * kept / (1 + learning_rate * l2_regularization_strength)
+    return {"var": w}
+
+
+def proximal_adagrad(
+    w,
+    history: History,
+    *,
+    learning_rate,
+    initial_accumulator_value=0.1,
+    l1_regularization_strength=0.0,
+    l2_regularization_strength=0.0,
+) -> State:
+    """Duchi, Hazan & Singer 2011, section 5.1: composite mirror descent."""
+    squares = np.full_like(w, initial_accumulator_value)
+    for _, g in history:
+        squares = squares + g**2
+        rate = learning_rate / np.sqrt(squares)
+        half_step = w - rate * g
+        kept = np.maximum(np.abs(half_step) - rate * l1_regularization_strength, 0)
+        w = np.sign(half_step) * kept / (1 + rate * l2_regularization_strength)
+    return {"var": w, "accumulator": squares}
+
+
+# A step that does not name a row is not in the row's history.
+lazy_adam = adam
+
+
+def exponential_moving_average(start, values, *, decay) -> np.ndarray:
+    """Weights of the geometric series, written out."""
+    steps = len(values)
+    weights = [(1 - decay) * decay ** (steps - 1 - k) for k in range(steps)]
+    return decay**steps * start + sum(weight * v for weight, v in zip(weights, values, strict=True))
