@@ -1,0 +1,10 @@
+# Thin: run.py does the work, also where make is missing. Arguments: make test ARGS="-k adam"
+PYTHON ?= python3
+TASKS = demo test test-kernels lint bench docs
+
+.PHONY: $(TASKS) clean
+$(TASKS):
+	@$(PYTHON) run.py $@ $(ARGS)
+
+clean:
+	rm -rf .venv .venv-bootstrap dist site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

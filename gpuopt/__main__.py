@@ -1,0 +1,139 @@
+"""The command line: `gpuopt demo` and `gpuopt info`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+
+import gpuopt
+from gpuopt.backends import backend_for
+from gpuopt.demo.settings import TUNED
+from gpuopt.demo.train import DEFAULT_STEPS, train
+from gpuopt.device import Device
+from gpuopt.errors import DeviceUnavailableError
+from gpuopt.info import describe
+
+_DTYPES = {
+    "float16": np.float16,
+    "bfloat16": ml_dtypes.bfloat16,
+    "float32": np.float32,
+    "float64": np.float64,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns its exit status."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.command == "info":
+        for what, answer in describe():
+            print(f"{what:<12}{answer}")
+        return 0
+    if options.command == "demo":
+        return _demo(options)
+    parser.print_help()
+    return 2
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from gpuopt.demo.report import print_table, progress_bar, save_curves
+
+    console = Console()
+    names = list(TUNED) if options.optimizer == "all" else [options.optimizer]
+    results = []
+    for name in names:
+        with progress_bar(console, name, options.steps) as on_step:
+            results.append(
+                train(
+                    name,
+                    device=options.device,
+                    dtype=np.dtype(_DTYPES[options.dtype]),
+                    steps=options.steps,
+                    seed=options.seed,
+                    on_step=on_step,
+                )
+            )
+    print_table(console, results)
+    try:
+        drawn = save_curves(results, options.output)
+    except OSError as error:
+        print(f"gpuopt demo: the curves were not saved: {error}", file=sys.stderr)
+        return 1
+    if drawn:
+        console.print(f"loss and accuracy curves: {options.output}", soft_wrap=True)
+    else:
+        console.print("for a picture of the curves: pip install 'gpuopt\\[plots]'")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gpuopt", description="TensorFlow 1's optimizers for CuPy and numpy arrays."
+    )
+    parser.add_argument("--version", action="version", version=f"gpuopt {gpuopt.__version__}")
+    commands = parser.add_subparsers(dest="command")
+    commands.add_parser("info", help="say what devices and libraries there are")
+    demo = commands.add_parser(
+        "demo",
+        help="train a classifier of handwritten digits",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    demo.add_argument(
+        "--optimizer",
+        type=_optimizer,
+        default="Adam",
+        metavar="NAME",
+        help=f"one of {', '.join(TUNED)}, or all",
+    )
+    demo.add_argument(
+        "--device", type=_device, default="cpu", help='"cpu" or "gpu:<index>"'
+    )
+    demo.add_argument("--steps", type=_positive, default=DEFAULT_STEPS, help="batches to train on")
+    demo.add_argument("--dtype", choices=_DTYPES, default="float32", help="of the weights")
+    demo.add_argument("--seed", type=_seed, default=0, help="for weights and batches")
+    demo.add_argument(
+        "--output", type=Path, default=Path("digits-curves.png"), help="where the curves go"
+    )
+    return parser
+
+
+def _optimizer(text: str) -> str:
+    wanted = text.lower().removesuffix("optimizer")
+    for name in (*TUNED, "all"):
+        if name.lower() == wanted:
+            return name
+    raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(TUNED)}, all")
+
+
+def _device(text: str) -> Device:
+    try:
+        device = Device.parse(text)
+        backend_for(device)
+    except (ValueError, DeviceUnavailableError) as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return device
+
+
+def _positive(text: str) -> int:
+    return _whole_number(text, at_least=1)
+
+
+def _seed(text: str) -> int:
+    return _whole_number(text, at_least=0)
+
+
+def _whole_number(text: str, at_least: int) -> int:
+    if not text.isdecimal() or int(text) < at_least:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {at_least}")
+    return int(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,107 @@
+"""A wide-and-deep classifier with hand-written gradients, on numpy or any module like it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gpuopt.backends import backend_for
+from gpuopt.demo.digits import NUM_CLASSES, NUM_INTENSITIES, NUM_PIXELS
+from gpuopt.device import Device
+from gpuopt.indexed_slices import IndexedSlices
+from gpuopt.variable import Variable
+
+_NUM_HIDDEN = 48
+
+
+class WideAndDeep:
+    """Scores of ten classes: a sum of embeddings, plus a hidden layer.
+
+    The wide part looks up a row of scores for every (pixel, intensity) pair of an image and adds
+    them up; its gradient is IndexedSlices. The deep part is a dense layer with tanh and another on
+    top (Cheng et al. 2016, figure 1).
+
+    Attributes:
+        variables: What is trained.
+    """
+
+    def __init__(self, device: Device, dtype: np.dtype[Any], seed: int) -> None:
+        self._xp = backend_for(device).xp
+        rng = np.random.default_rng(seed)
+
+        def variable(name: str, *shape: int, scale: float) -> Variable:
+            value = rng.normal(scale=scale, size=shape)
+            return Variable(value, name=name, dtype=dtype, device=device)
+
+        table_height = NUM_PIXELS * NUM_INTENSITIES
+        self._table = variable("embedding", table_height, NUM_CLASSES, scale=0.01)
+        self._hidden_kernel = variable(
+            "hidden/kernel", NUM_PIXELS, _NUM_HIDDEN, scale=NUM_PIXELS**-0.5
+        )
+        self._hidden_bias = variable("hidden/bias", _NUM_HIDDEN, scale=0.01)
+        self._output_kernel = variable(
+            "output/kernel", _NUM_HIDDEN, NUM_CLASSES, scale=_NUM_HIDDEN**-0.5
+        )
+        self._output_bias = variable("output/bias", NUM_CLASSES, scale=0.01)
+        self.variables = [
+            self._table,
+            self._hidden_kernel,
+            self._hidden_bias,
+            self._output_kernel,
+            self._output_bias,
+        ]
+        self._first_row = self._xp.arange(NUM_PIXELS) * NUM_INTENSITIES
+
+    def scores(self, images: Any) -> Any:
+        """Returns [num_images, 10] scores of [num_images, 64] intensities."""
+        return self._forward(images)[0]
+
+    def loss_and_gradients(
+        self, images: Any, labels: Any
+    ) -> tuple[float, list[tuple[Any, Variable]]]:
+        """Returns the mean cross-entropy and its (gradient, variable) pairs.
+
+        Args:
+            images: [batch_size, 64] intensities.
+            labels: [batch_size] classes.
+        """
+        xp = self._xp
+        scores, rows, pixels, hidden = self._forward(images)
+        batch_size = len(labels)
+        of_label = xp.arange(batch_size), labels
+        scores -= scores.max(axis=1, keepdims=True)
+        log_sums = xp.log(xp.exp(scores).sum(axis=1, keepdims=True))
+        loss = float((log_sums[:, 0] - scores[of_label]).mean())
+
+        d_scores = xp.exp(scores - log_sums)
+        d_scores[of_label] -= 1
+        d_scores /= batch_size
+        # Each pixel of an image adds its row to the scores, so each row receives their gradient.
+        d_rows = xp.repeat(d_scores, NUM_PIXELS, axis=0)
+        d_hidden = (d_scores @ _real(self._output_kernel).T) * (1 - hidden * hidden)
+        gradients = [
+            d_rows,
+            pixels.T @ d_hidden,
+            d_hidden.sum(axis=0),
+            hidden.T @ d_scores,
+            d_scores.sum(axis=0),
+        ]
+        dtype = self._table.dtype
+        d_table, *dense = [gradient.astype(dtype, copy=False) for gradient in gradients]
+        slices = IndexedSlices(d_table, rows.reshape(-1), self._table.shape)
+        return loss, list(zip([slices, *dense], self.variables, strict=True))
+
+    def _forward(self, images: Any) -> tuple[Any, Any, Any, Any]:
+        rows = images + self._first_row
+        wide = _real(self._table)[rows].sum(axis=1)
+        pixels = (images / (NUM_INTENSITIES - 1)).astype(wide.dtype)
+        hidden = self._xp.tanh(pixels @ _real(self._hidden_kernel) + _real(self._hidden_bias))
+        deep = hidden @ _real(self._output_kernel) + _real(self._output_bias)
+        return wide + deep, rows, pixels, hidden
+
+
+def _real(variable: Variable) -> Any:
+    """The array to compute with: 16-bit weights are stored so, but computed with in float32."""
+    wide_enough = variable.dtype in (np.float32, np.float64)
+    return variable.value() if wide_enough else variable.value().astype(np.float32)

@@ -1,0 +1,32 @@
+"""Which optimizers the demo knows, with learning rates tuned for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gpuopt.optimizers as optimizers
+from gpuopt.optimizer import Optimizer
+from gpuopt.variable import Variable
+
+# Optimizer to (arguments). AdagradDA also takes the global step.
+TUNED: dict[str, dict[str, Any]] = {
+    "GradientDescent": {"learning_rate": 0.1},
+    "Momentum": {"learning_rate": 0.01, "momentum": 0.9},
+    "Adagrad": {"learning_rate": 0.05},
+    "AdagradDA": {"learning_rate": 0.05},
+    "Adadelta": {"learning_rate": 10.0},
+    "RMSProp": {"learning_rate": 0.003},
+    "Adam": {"learning_rate": 0.003},
+    "LazyAdam": {"learning_rate": 0.003},
+    "Ftrl": {"learning_rate": 0.05},
+    "ProximalGradientDescent": {"learning_rate": 0.1},
+    "ProximalAdagrad": {"learning_rate": 0.05},
+}
+
+
+def make_optimizer(name: str, global_step: Variable) -> Optimizer:
+    """Makes the optimizer `name` of `TUNED`."""
+    make: Callable[..., Optimizer] = getattr(optimizers, f"{name}Optimizer")
+    counted = {"global_step": global_step} if name == "AdagradDA" else {}
+    return make(**TUNED[name], **counted)

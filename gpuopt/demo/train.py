@@ -1,0 +1,100 @@
+"""The demo's training loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from gpuopt.backends import backend_for
+from gpuopt.demo.digits import Digits, load_digits
+from gpuopt.demo.model import WideAndDeep
+from gpuopt.demo.settings import make_optimizer
+from gpuopt.device import Device
+from gpuopt.variable import Variable
+
+BATCH_SIZE = 96
+DEFAULT_STEPS = 600
+_STEPS_BETWEEN_EVALUATIONS = 50
+
+
+@dataclass
+class Result:
+    """What a run has shown.
+
+    Attributes:
+        losses: Mean cross-entropy of each step's batch.
+        accuracies: (step, accuracy on the training images, on the test images), in order.
+        seconds: Spent in all steps, without evaluation.
+        optimizer_seconds: Of these, spent in the optimizer.
+    """
+
+    device: Device
+    optimizer: str
+    losses: list[float] = field(default_factory=list)
+    accuracies: list[tuple[int, float, float]] = field(default_factory=list)
+    seconds: float = 0.0
+    optimizer_seconds: float = 0.0
+
+
+def train(
+    optimizer: str,
+    *,
+    device: Device,
+    dtype: np.dtype[Any],
+    steps: int = DEFAULT_STEPS,
+    seed: int = 0,
+    on_step: Callable[[], None] = lambda: None,
+) -> Result:
+    """Trains the demo's model.
+
+    Args:
+        optimizer: A name of `settings.TUNED`.
+        device: Where model and data live.
+        dtype: What the weights are stored in.
+        steps: How many batches to train on.
+        seed: For the first weights and the order of the images.
+        on_step: Called after each step.
+    """
+    xp = backend_for(device).xp
+    train_set, test_set = load_digits()
+    model = WideAndDeep(device, dtype, seed)
+    global_step = Variable(
+        0, name="global_step", trainable=False, dtype=np.int64, device=device
+    )
+    tuned = make_optimizer(optimizer, global_step)
+    result = Result(device, optimizer)
+    batches = _batches(train_set, seed)
+    for step in range(1, steps + 1):
+        images, labels = (xp.asarray(array) for array in next(batches))
+        started = perf_counter()
+        loss, grads_and_vars = model.loss_and_gradients(images, labels)
+        differentiated = perf_counter()
+        tuned.apply_gradients(grads_and_vars, global_step=global_step)
+        finished = perf_counter()
+        result.losses.append(loss)
+        result.seconds += finished - started
+        result.optimizer_seconds += finished - differentiated
+        if step % _STEPS_BETWEEN_EVALUATIONS == 0 or step == steps:
+            accuracies = (_accuracy(model, xp, digits) for digits in (train_set, test_set))
+            result.accuracies.append((step, *accuracies))
+        on_step()
+    return result
+
+
+def _batches(digits: Digits, seed: int) -> Iterator[Digits]:
+    """Goes through the images in ever new orders."""
+    rng = np.random.default_rng(seed)
+    while True:
+        order = rng.permutation(len(digits.labels))
+        for start in range(0, len(order) - BATCH_SIZE + 1, BATCH_SIZE):
+            chosen = order[start : start + BATCH_SIZE]
+            yield Digits(digits.images[chosen], digits.labels[chosen])
+
+
+def _accuracy(model: WideAndDeep, xp: Any, digits: Digits) -> float:
+    guesses = model.scores(xp.asarray(digits.images)).argmax(axis=1)
+    return float((guesses == xp.asarray(digits.labels)).mean())

@@ -1,0 +1,216 @@
+#!/usr/bin/env python3
+"""Sets gpuopt up in .venv and runs a task there. Needs Python 3.11 or newer and nothing else.
+
+    python3 run.py demo            train on real data, on the GPU if there is one
+    python3 run.py test            run the tests that need no GPU
+    python3 run.py test-kernels    run the kernels' own tests on the CPU, under a sanitizer
+    python3 run.py lint            check style, types, layers and the Dockerfile
+    python3 run.py bench           run the benchmarks
+    python3 run.py docs            build the documentation
+
+Further arguments go to the task: python3 run.py demo --optimizer Ftrl
+
+GPUOPT_CUDA=auto|cpu|cuda12|cuda13 says what to install; auto asks the driver.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+VENV = ROOT / ".venv"
+BOOTSTRAP = ROOT / ".venv-bootstrap"
+PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+OLDEST_PYTHON = (3, 11)
+
+# Dependency groups of pyproject.toml that a task needs, and extras of the package.
+GROUPS = {
+    "demo": [],
+    "test": ["test"],
+    "test-kernels": ["test"],
+    "lint": ["lint", "test"],
+    "bench": [],
+    "docs": ["docs"],
+}
+EXTRAS = {"demo": ["plots"], "test": ["plots"]}
+
+
+def main() -> int:
+    """Runs the task named on the command line and returns its exit status."""
+    if sys.version_info < OLDEST_PYTHON:
+        oldest = ".".join(map(str, OLDEST_PYTHON))
+        return refuse(f"gpuopt needs Python {oldest} or newer; this is {sys.version.split()[0]}")
+    task, *arguments = sys.argv[1:] or ["help"]
+    if task not in GROUPS:
+        print(__doc__)
+        return 0 if task in ("help", "-h", "--help") else 2
+    try:
+        set_up(GROUPS[task], EXTRAS.get(task, []))
+    except SetUpError as error:
+        return refuse(str(error))
+    except subprocess.CalledProcessError as error:
+        shutil.rmtree(BOOTSTRAP, ignore_errors=True)
+        return refuse(
+            f"setting up {VENV.name} failed (see above): {describe(error.cmd)} ended with status "
+            f"{error.returncode}; is the network up?"
+        )
+    if task == "lint":
+        return lint()
+    modules = {"demo": ["gpuopt", "demo"], "bench": ["bench"], "docs": ["mkdocs", "build", "-s"]}
+    command = modules.get(task, ["pytest"])
+    environment = dict(os.environ)
+    if task == "test-kernels":
+        command = ["pytest", "-m", "cxx"]
+        environment.update(GPUOPT_REQUIRE="cxx", GPUOPT_SANITIZE="undefined")
+    return subprocess.run(
+        [str(PYTHON), "-m", *command, *arguments], cwd=ROOT, env=environment
+    ).returncode
+
+
+class SetUpError(Exception):
+    """What keeps gpuopt from being set up, and what to do about it, in one line."""
+
+
+def refuse(reason: str) -> int:
+    print(f"run.py: {reason}", file=sys.stderr)
+    return 1
+
+
+def describe(command: Sequence[str]) -> str:
+    return " ".join([Path(command[0]).name, *command[1:4]])
+
+
+def set_up(groups: Sequence[str], extras: Sequence[str]) -> None:
+    """Makes .venv and installs what is missing from it; a second call does nothing."""
+    cuda = [] if (extra := cuda_extra()) == "cpu" else [extra]
+    base = fingerprint(ROOT / "pyproject.toml", cuda)
+    ready = VENV / ".ready"
+    done = ready.read_text().split() if PYTHON.exists() and ready.exists() else []
+    if base not in done:
+        done = []
+        print(f"setting up {VENV.name} with Python {sys.version.split()[0]}", flush=True)
+        make_environment()
+    wanted = [base, *groups, *extras]
+    missing = [part for part in wanted if part not in done]
+    if not missing:
+        return
+    named = sorted({*cuda, *extras, *(part for part in done if part in ("plots",))})
+    package = str(ROOT) + (f"[{','.join(named)}]" if named else "")
+    print(f"installing gpuopt {' '.join([*named, *groups])}".rstrip(), flush=True)
+    install(["--editable", package, *requirements(groups)])
+    ready.write_text("\n".join({*done, *wanted}))
+
+
+def fingerprint(pyproject: Path, cuda: Sequence[str]) -> str:
+    """Changes whenever .venv has to be made anew."""
+    parts = [pyproject.read_text(), *cuda, sys.version, str(ROOT)]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def requirements(groups: Sequence[str]) -> list[str]:
+    """Reads dependency groups; pip itself knows them only since 25.1."""
+    import tomllib
+
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
+    return [requirement for group in groups for requirement in known[group]]
+
+
+def cuda_extra() -> str:
+    """Chooses "cuda12", "cuda13" or "cpu" by asking the driver itself."""
+    wanted = os.environ.get("GPUOPT_CUDA", "auto")
+    if wanted not in ("auto", "cpu", "cuda12", "cuda13"):
+        raise SetUpError(f"GPUOPT_CUDA={wanted} is not one of auto, cpu, cuda12, cuda13")
+    if wanted != "auto":
+        return wanted
+    try:
+        driver = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+    except OSError:
+        return "cpu"
+    devices, version = ctypes.c_int(0), ctypes.c_int(0)
+    failed = (
+        driver.cuInit(0)
+        or driver.cuDeviceGetCount(ctypes.byref(devices))
+        or driver.cuDriverGetVersion(ctypes.byref(version))
+    )
+    if failed or devices.value == 0 or version.value < 12000:
+        return "cpu"
+    return "cuda13" if version.value >= 13000 else "cuda12"
+
+
+def make_environment() -> None:
+    """Makes an empty .venv with pip in it."""
+    shutil.rmtree(VENV, ignore_errors=True)
+    if works("import ensurepip, venv"):
+        call([sys.executable, "-m", "venv", str(VENV)])
+    elif works("import pip"):
+        # Debian's python3 without python3-venv
+        call(
+            [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(BOOTSTRAP)]
+            + ["virtualenv"]
+        )
+        call(
+            [sys.executable, "-m", "virtualenv", "--quiet", str(VENV)],
+            environment={**os.environ, "PYTHONPATH": str(BOOTSTRAP)},
+        )
+        shutil.rmtree(BOOTSTRAP)
+    elif shutil.which("apt-get") and os.geteuid() == 0:
+        print("this python3 has neither venv nor pip: installing python3-venv", flush=True)
+        quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        call(["apt-get", "update", "-qq"], environment=quiet)
+        call(["apt-get", "install", "-y", "-qq", "python3-venv"], environment=quiet)
+        call([sys.executable, "-m", "venv", str(VENV)])
+    else:
+        raise SetUpError(
+            "this python3 has neither venv nor pip, so it cannot set anything up; on Debian and "
+            "Ubuntu: sudo apt-get install python3-venv, then run this again"
+        )
+
+
+def works(statement: str) -> bool:
+    command = [sys.executable, "-c", statement]
+    return subprocess.run(command, capture_output=True).returncode == 0
+
+
+def install(arguments: Sequence[str]) -> None:
+    options = ["--quiet", "--disable-pip-version-check"]
+    call([str(PYTHON), "-m", "pip", "install", *options, *arguments])
+
+
+def call(command: list[str], environment: Mapping[str, str] | None = None) -> None:
+    subprocess.run(command, check=True, env=environment)
+
+
+def lint() -> int:
+    """Runs every check, also after one has failed."""
+    sources = [
+        str(path.relative_to(ROOT))
+        for pattern in ("kernels/**/*.cu*", "tests/**/*.cpp", "tests/**/*.h")
+        for path in sorted(ROOT.glob(pattern))
+    ]
+    checks = [
+        ["ruff", "check", "."],
+        ["ruff", "format", "--check", "."],
+        ["mypy"],
+        ["lint-imports"],
+        ["clang-format", "--dry-run", "-Werror", *sources],
+        ["hadolint", "Dockerfile"],
+    ]
+    failed = []
+    for tool, *arguments in checks:
+        print(f"== {tool} {' '.join(arguments[:2])}", flush=True)
+        if subprocess.run([str(PYTHON.parent / tool), *arguments], cwd=ROOT).returncode:
+            failed.append(tool)
+    if failed:
+        print(f"run.py: failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
