@@ -11,17 +11,17 @@ from gpuopt.variable import Variable
 
 # Optimizer to (arguments). AdagradDA also takes the global step.
 TUNED: dict[str, dict[str, Any]] = {
-    "GradientDescent": {"learning_rate": 0.1},
-    "Momentum": {"learning_rate": 0.01, "momentum": 0.9},
-    "Adagrad": {"learning_rate": 0.05},
-    "AdagradDA": {"learning_rate": 0.05},
-    "Adadelta": {"learning_rate": 10.0},
-    "RMSProp": {"learning_rate": 0.003},
-    "Adam": {"learning_rate": 0.003},
-    "LazyAdam": {"learning_rate": 0.003},
-    "Ftrl": {"learning_rate": 0.05},
-    "ProximalGradientDescent": {"learning_rate": 0.1},
-    "ProximalAdagrad": {"learning_rate": 0.05},
+    "GradientDescent": {"learning_rate": 0.5},
+    "Momentum": {"learning_rate": 0.06, "momentum": 0.9},
+    "Adagrad": {"learning_rate": 0.2},
+    "AdagradDA": {"learning_rate": 0.6},
+    "Adadelta": {"learning_rate": 20.0},
+    "RMSProp": {"learning_rate": 0.004},
+    "Adam": {"learning_rate": 0.005},
+    "LazyAdam": {"learning_rate": 0.005},
+    "Ftrl": {"learning_rate": 0.6},
+    "ProximalGradientDescent": {"learning_rate": 0.5},
+    "ProximalAdagrad": {"learning_rate": 0.2},
 }
 
 

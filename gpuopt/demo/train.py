@@ -17,7 +17,7 @@ from gpuopt.device import Device
 from gpuopt.variable import Variable
 
 BATCH_SIZE = 96
-DEFAULT_STEPS = 600
+DEFAULT_STEPS = 1000
 _STEPS_BETWEEN_EVALUATIONS = 50
 
 

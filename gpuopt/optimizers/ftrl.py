@@ -33,7 +33,7 @@ def ftrl(
     linear += shrunk - (new_power - _to_power(accum, power)) / learning_rate * var
     accum[...] = new_accum
     rebuilt = (np.clip(linear, -l1, l1) - linear) / (new_power / learning_rate + 2 * l2)
-    var[...] = np.where(np.abs(linear) > l1, rebuilt, 0)
+    var[...] = np.where(np.abs(linear) <= l1, 0, rebuilt)
 
 
 def _to_power(accum: Any, power: Any) -> Any:

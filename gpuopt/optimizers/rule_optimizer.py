@@ -145,13 +145,13 @@ def as_scalar(value: Any, name: str) -> np.floating[Any]:
     """
     if isinstance(value, Variable):
         value = value.numpy()
-    if getattr(value, "shape", ()) != ():
-        raise ValueError(f"{name} must be a scalar, got an array of shape {value.shape}")
-    dtype = np.asarray(value).dtype
-    if dtype.kind not in "biuf" and dtype not in FLOAT_DTYPES:
+    array = np.asarray(value)
+    if array.dtype.kind not in "biuf" and array.dtype not in FLOAT_DTYPES:
         raise TypeError(f"{name} must be a number, or a function that returns one, got {value!r}")
-    keeps_digits = dtype == np.float64 and hasattr(value, "dtype")
-    return np.float64(value) if keeps_digits else np.float32(value)
+    if array.shape != ():
+        raise ValueError(f"{name} must be a scalar, got an array of shape {array.shape}")
+    keeps_digits = array.dtype == np.float64 and hasattr(value, "dtype")
+    return np.float64(array) if keeps_digits else np.float32(array)
 
 
 def require_positive(**hyperparameters: float) -> None:

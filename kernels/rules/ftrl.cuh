@@ -24,7 +24,7 @@ struct Ftrl {
     accum = new_accum;
     const Real rebuilt =
         (clip(linear, s.l1) - linear) / (new_power / s.learning_rate + Real(2) * s.l2);
-    var = absolute(linear) > s.l1 ? rebuilt : Real(0);
+    var = absolute(linear) <= s.l1 ? Real(0) : rebuilt;
   }
 
  private:
