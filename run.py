@@ -151,10 +151,8 @@ def make_environment() -> None:
         call([sys.executable, "-m", "venv", str(VENV)])
     elif works("import pip"):
         # Debian's python3 without python3-venv
-        call(
-            [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(BOOTSTRAP)]
-            + ["virtualenv"]
-        )
+        target = ["--target", str(BOOTSTRAP)]
+        call([sys.executable, "-m", "pip", "install", "--quiet", *target, "virtualenv"])
         call(
             [sys.executable, "-m", "virtualenv", "--quiet", str(VENV)],
             environment={**os.environ, "PYTHONPATH": str(BOOTSTRAP)},

@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import ml_dtypes
 import numpy as np
@@ -16,7 +17,7 @@ from gpuopt.demo.settings import TUNED
 from gpuopt.demo.train import DEFAULT_STEPS, train
 from gpuopt.device import Device
 from gpuopt.errors import DeviceUnavailableError
-from gpuopt.info import describe
+from gpuopt.info import describe, why_no_gpu
 
 _DTYPES = {
     "float16": np.float16,
@@ -24,6 +25,15 @@ _DTYPES = {
     "float32": np.float32,
     "float64": np.float64,
 }
+# What matplotlib draws without further software.
+_PICTURES = (".png", ".svg", ".pdf")
+
+
+class _Parser(argparse.ArgumentParser):
+    """Refuses wrong arguments in one line; argparse itself prints the usage before it."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -36,8 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if options.command == "demo":
         return _demo(options)
-    parser.print_help()
-    return 2
+    parser.error("say what to do: demo or info; --help says more")
 
 
 def _demo(options: argparse.Namespace) -> int:
@@ -67,14 +76,14 @@ def _demo(options: argparse.Namespace) -> int:
         print(f"gpuopt demo: the curves were not saved: {error}", file=sys.stderr)
         return 1
     if drawn:
-        console.print(f"loss and accuracy curves: {options.output}", soft_wrap=True)
+        print(f"loss and accuracy curves: {options.output}")
     else:
-        console.print("for a picture of the curves: pip install 'gpuopt\\[plots]'")
+        print("for a picture of the curves: pip install 'gpuopt[plots]'")
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="gpuopt", description="TensorFlow 1's optimizers for CuPy and numpy arrays."
     )
     parser.add_argument("--version", action="version", version=f"gpuopt {gpuopt.__version__}")
@@ -92,14 +101,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help=f"one of {', '.join(TUNED)}, or all",
     )
-    demo.add_argument(
-        "--device", type=_device, default="cpu", help='"cpu" or "gpu:<index>"'
-    )
+    demo.add_argument("--device", type=_device, default="cpu", help='"cpu" or "gpu:<index>"')
     demo.add_argument("--steps", type=_positive, default=DEFAULT_STEPS, help="batches to train on")
     demo.add_argument("--dtype", choices=_DTYPES, default="float32", help="of the weights")
     demo.add_argument("--seed", type=_seed, default=0, help="for weights and batches")
     demo.add_argument(
-        "--output", type=Path, default=Path("digits-curves.png"), help="where the curves go"
+        "--output", type=_picture, default="digits-curves.png", help="where the curves go"
     )
     return parser
 
@@ -116,8 +123,11 @@ def _device(text: str) -> Device:
     try:
         device = Device.parse(text)
         backend_for(device)
-    except (ValueError, DeviceUnavailableError) as error:
+    except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+    except DeviceUnavailableError as error:
+        reason = why_no_gpu() or error
+        raise argparse.ArgumentTypeError(f"{device} is not usable: {reason}") from error
     return device
 
 
@@ -127,6 +137,17 @@ def _positive(text: str) -> int:
 
 def _seed(text: str) -> int:
     return _whole_number(text, at_least=0)
+
+
+def _picture(text: str) -> Path:
+    path = Path(text)
+    if path.suffix.lower() not in _PICTURES:
+        raise argparse.ArgumentTypeError(f"{text!r} ends in none of {', '.join(_PICTURES)}")
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"the folder of {text!r} does not exist")
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} is a folder")
+    return path
 
 
 def _whole_number(text: str, at_least: int) -> int:

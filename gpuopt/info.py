@@ -8,8 +8,14 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
-_LIBRARIES = ("numpy", "ml_dtypes", "torch", "matplotlib")
+import gpuopt
+
+_LIBRARIES = ("numpy", "ml_dtypes", "rich", "torch", "matplotlib")
+# They all provide the module `cupy`. It is not imported: that alone may fail or take seconds.
 _CUPY_DISTRIBUTIONS = ("cupy-cuda12x", "cupy-cuda13x", "cupy")
+# cuda.h, CUresult.
+_CUDA_ERROR_NO_DEVICE = 100
+_OLDEST_CUDA = 12000
 
 
 class Driver(NamedTuple):
@@ -17,12 +23,12 @@ class Driver(NamedTuple):
 
     Attributes:
         problem: Why there is no GPU, or None.
-        version: The newest CUDA version it can run, as 13000; 0 if unknown.
+        cuda_version: The newest CUDA version it can run, as 13000; 0 if unknown.
         gpus: The names of the GPUs.
     """
 
     problem: str | None
-    version: int = 0
+    cuda_version: int = 0
     gpus: tuple[str, ...] = ()
 
 
@@ -31,19 +37,22 @@ def ask_driver(library: str = "nvcuda.dll" if os.name == "nt" else "libcuda.so.1
     try:
         driver = ctypes.CDLL(library)
     except OSError:
-        return Driver(f"no NVIDIA driver: {library} was not found")
-    if status := driver.cuInit(0):
-        return Driver(f"the NVIDIA driver does not start: cuInit says {status}")
-    cuda_version, count = ctypes.c_int(0), ctypes.c_int(0)
+        return Driver(f"no NVIDIA driver ({library} was not found)")
+    count, cuda_version = ctypes.c_int(0), ctypes.c_int(0)
     driver.cuDriverGetVersion(ctypes.byref(cuda_version))
-    driver.cuDeviceGetCount(ctypes.byref(count))
+    status = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
+    if status not in (0, _CUDA_ERROR_NO_DEVICE):
+        return Driver(f"the NVIDIA driver fails with CUDA error {status}", cuda_version.value)
     if count.value == 0:
-        return Driver("the NVIDIA driver finds no GPU", cuda_version.value)
+        hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+        because = "" if hidden is None else f" (CUDA_VISIBLE_DEVICES is {hidden!r})"
+        return Driver(f"the NVIDIA driver finds no GPU{because}", cuda_version.value)
     names = []
     for index in range(count.value):
-        name = ctypes.create_string_buffer(128)
-        driver.cuDeviceGetName(name, len(name), index)
-        names.append(name.value.decode())
+        handle, name = ctypes.c_int(0), ctypes.create_string_buffer(256)
+        driver.cuDeviceGet(ctypes.byref(handle), index)
+        driver.cuDeviceGetName(name, len(name), handle)
+        names.append(name.value.decode(errors="replace"))
     return Driver(None, cuda_version.value, tuple(names))
 
 
@@ -55,29 +64,48 @@ def installed(distribution: str) -> str | None:
         return None
 
 
-def why_no_gpu(driver: Driver) -> str:
-    """Says what keeps gpuopt from using a GPU; the first obstacle first."""
+def why_no_gpu(driver: Driver | None = None) -> str | None:
+    """Says what keeps gpuopt from using a GPU, the first obstacle first; None if nothing does.
+
+    Args:
+        driver: What `ask_driver` has returned, if it was asked already.
+    """
+    driver = driver or ask_driver()
     if driver.problem is not None:
         return driver.problem
+    if driver.cuda_version < _OLDEST_CUDA:
+        return "the NVIDIA driver is too old: CuPy needs one for CUDA 12 or newer"
     present = [name for name in _CUPY_DISTRIBUTIONS if installed(name)]
     if len(present) > 1:
-        return f"{' and '.join(present)} are both installed and break each other: uninstall one"
+        return (
+            f"{' and '.join(present)} are installed together and break each other: uninstall them, "
+            f"then pip install '{_cuda_extra(driver)}'"
+        )
     if not present:
-        extra = "cuda13" if driver.version >= 13000 else "cuda12"
-        return f"CuPy is not installed: pip install 'gpuopt[{extra}]'"
-    return "this version of gpuopt has no CUDA backend: variables live in host memory"
+        return f"CuPy is not installed: pip install '{_cuda_extra(driver)}'"
+    return f"gpuopt {gpuopt.__version__} has no CUDA backend yet: variables live in host memory"
 
 
 def describe() -> list[tuple[str, str]]:
     """Returns (what, answer) rows for `gpuopt info`."""
     driver = ask_driver()
     cupy = [f"{name} {found}" for name in _CUPY_DISTRIBUTIONS if (found := installed(name))]
+    source = "" if installed("gpuopt") else ", not installed, running from source"
     rows = [
-        ("gpuopt", installed("gpuopt") or "not installed, running from source"),
+        ("gpuopt", gpuopt.__version__ + source),
         ("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
         *((name, installed(name) or "not installed") for name in _LIBRARIES),
         ("cupy", ", ".join(cupy) or "not installed"),
-        ("cpu", f"usable, {os.cpu_count()} cores"),
     ]
-    rows += [(f"gpu:{index}", f"{name}, not usable") for index, name in enumerate(driver.gpus)]
-    return [*rows, ("gpu", f"not usable: {why_no_gpu(driver)}")]
+    if driver.cuda_version:
+        major, minor = driver.cuda_version // 1000, driver.cuda_version % 1000 // 10
+        rows.append(("driver", f"runs CUDA up to {major}.{minor}"))
+    rows.append(("cpu", f"usable, {os.cpu_count()} cores"))
+    reason = why_no_gpu(driver)
+    usable = "usable" if reason is None else f"not usable: {reason}"
+    rows += [(f"gpu:{index}", f"{name}, {usable}") for index, name in enumerate(driver.gpus)]
+    return rows if driver.gpus else [*rows, ("gpu", usable)]
+
+
+def _cuda_extra(driver: Driver) -> str:
+    return "gpuopt[cuda13]" if driver.cuda_version >= 13000 else "gpuopt[cuda12]"

@@ -347,7 +347,7 @@ def checked_global_step(global_step: Any) -> Variable:
 
 def _dtype_of(value: Any) -> np.dtype[Any]:
     """The dtype of a number or array, where Python's float counts as float32."""
-    if isinstance(value, float) and not isinstance(value, np.floating):
+    if type(value) is float:
         return np.dtype(np.float32)
     dtype: np.dtype[Any] = value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype
     return dtype

@@ -135,7 +135,7 @@ class Variable(NDArrayOperatorsMixin):
         return self._array.size  # type: ignore[no-any-return]
 
     @property
-    def T(self) -> Any:  # noqa: N802 - numpy's name
+    def T(self) -> Any:
         return self._array.T
 
     def value(self) -> Any:

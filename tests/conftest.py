@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import shutil
-from collections.abc import Iterator
 
 import pytest
 
@@ -38,7 +37,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture(autouse=True)
-def names_of_earlier_tests_are_free() -> Iterator[None]:
+def names_of_earlier_tests_are_free() -> None:
     """A caught exception keeps its test's variables, and so their names, in a reference cycle."""
     gc.collect(1)
-    yield

@@ -171,7 +171,7 @@ def check(file: str, key: str, got: Any, expected: Any, tolerance: float) -> Non
 
 
 def snake_case(optimizer: str) -> str:
-    """"RMSProp" -> "rms_prop": an optimizer's module and textbook function."""
+    """ "RMSProp" -> "rms_prop": an optimizer's module and textbook function."""
     special = {"RMSProp": "rms_prop", "AdagradDA": "adagrad_da"}
     if optimizer in special:
         return special[optimizer]

@@ -12,7 +12,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 import textbook
-from every_optimizer import ARGUMENTS, CONFIGURATIONS, make, modules, optimizer_classes, update_rules
+from every_optimizer import (
+    ARGUMENTS,
+    CONFIGURATIONS,
+    make,
+    modules,
+    optimizer_classes,
+    update_rules,
+)
 
 import gpuopt
 from gpuopt import IndexedSlices, Variable
@@ -123,9 +130,7 @@ def test_sparse_step_updates_the_rows_like_a_dense_step_on_them_alone(
 
 
 @configurations
-def test_rows_without_a_gradient_move_only_under_adam(
-    name: str, arguments: dict[str, Any]
-) -> None:
+def test_rows_without_a_gradient_move_only_under_adam(name: str, arguments: dict[str, Any]) -> None:
     table, optimizer = Variable(np.ones((4, 2), np.float32)), make(name, arguments)
     everywhere = IndexedSlices(np.ones((4, 2), np.float32), np.arange(4))
     optimizer.apply_gradients([(everywhere, table)])

@@ -27,7 +27,9 @@ CONSTANT_RATE_CASES = [case for case in CASES if "lr_schedule" not in case]
 def test_optimizer_steps_like_tensorflow(case: dict[str, Any]) -> None:
     golden = GoldenCase(case)
     for key, rows in golden.replay().items():
-        check("index", f"{case['id']}/{key}", rows, golden.arrays[key][1:], TOLERANCE[case["dtype"]])
+        check(
+            "index", f"{case['id']}/{key}", rows, golden.arrays[key][1:], TOLERANCE[case["dtype"]]
+        )
 
 
 @pytest.mark.parametrize("case", CONSTANT_RATE_CASES, ids=lambda case: case["id"])
@@ -66,7 +68,8 @@ def multi_variable_optimizer(name: str) -> gpuopt.Optimizer:
 
 
 @pytest.mark.parametrize(
-    "case", [c for c in read_json("multi_variable.json")["cases"] if c["split"] == "public"],
+    "case",
+    [c for c in read_json("multi_variable.json")["cases"] if c["split"] == "public"],
     ids=lambda case: case["id"],
 )
 def test_several_variables_step_together_like_tensorflow(case: dict[str, Any]) -> None:

@@ -70,9 +70,7 @@ def test_structure_is_tensorflows(key: str) -> None:
     optimizer.apply_gradients(pairs)
     assert names() == expected["variables_after_second_apply"]
     assert [v.name for v in gpuopt.trainable_variables()] == expected["trainable"]
-    assert sorted(v.name for v in gpuopt.global_variables()) == sorted(
-        expected["global_variables"]
-    )
+    assert sorted(v.name for v in gpuopt.global_variables()) == sorted(expected["global_variables"])
 
     second = MAKE[optimizer_name](step, **kwargs)
     second.apply_gradients(pairs)
@@ -286,8 +284,8 @@ def test_eager_mode_calls_return_none_and_refuse_a_loss_that_is_a_value() -> Non
     assert str(raised.value).startswith(expected_message.rstrip("."))
     step = Variable(0, name="global_step", dtype=np.int64)
     returned = optimizer.apply_gradients([([1.0, 1.0], v)], global_step=step)
-    assert str(returned) == [s["ret"] for s in steps if "ret" in s][0]
-    assert int(step) == [s["gs"] for s in steps if "gs" in s][0]
+    assert str(returned) == next(s["ret"] for s in steps if "ret" in s)
+    assert int(step) == next(s["gs"] for s in steps if "gs" in s)
 
 
 def test_training_goes_on_from_restored_state_like_tensorflows() -> None:

@@ -85,9 +85,7 @@ CASES: dict[str, Callable[[], Any]] = {
     ),
     "minimize no variables": lambda: sgd().minimize(loss_of(1.0)),
     "minimize empty var_list": lambda: sgd().minimize(loss_of(1.0), var_list=[]),
-    "minimize no gradients (disconnected)": lambda: sgd().minimize(
-        loss_of(1.0), var_list=[v()]
-    ),
+    "minimize no gradients (disconnected)": lambda: sgd().minimize(loss_of(1.0), var_list=[v()]),
     "compute_gradients disconnected gives None": lambda: disconnected(v()),
     "compute_gradients int loss": lambda: sgd().compute_gradients(loss_of(1, {v(): ones(3, 2)})),
     "compute_gradients int variable": lambda: disconnected(Variable(1, name="Variable")),
@@ -100,9 +98,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "gate_gradients 3": lambda: sgd().compute_gradients(
         loss_of(1.0, {v(): ones(3, 2)}), gate_gradients=3
     ),
-    "grad_loss int": lambda: sgd().compute_gradients(
-        loss_of(1.0, {v(): ones(3, 2)}), grad_loss=1
-    ),
+    "grad_loss int": lambda: sgd().compute_gradients(loss_of(1.0, {v(): ones(3, 2)}), grad_loss=1),
     "var_list contains non variable": lambda: sgd().compute_gradients(
         loss_of(1.0), var_list=[object()]
     ),
@@ -113,9 +109,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "ProximalAdagrad init accumulator 0": lambda: gpuopt.ProximalAdagradOptimizer(0.1, 0.0),
     "AdagradDA init accumulator 0": lambda: gpuopt.AdagradDAOptimizer(0.1, Variable(0), 0.0),
     "Ftrl init accumulator -1": lambda: gpuopt.FtrlOptimizer(0.1, initial_accumulator_value=-1.0),
-    "Ftrl init accumulator 0 ok": lambda: gpuopt.FtrlOptimizer(
-        0.1, initial_accumulator_value=0.0
-    ),
+    "Ftrl init accumulator 0 ok": lambda: gpuopt.FtrlOptimizer(0.1, initial_accumulator_value=0.0),
     "Ftrl lr_power 0.5": lambda: gpuopt.FtrlOptimizer(0.1, learning_rate_power=0.5),
     "Ftrl l1 -1": lambda: gpuopt.FtrlOptimizer(0.1, l1_regularization_strength=-1.0),
     "Ftrl l2 -1": lambda: gpuopt.FtrlOptimizer(0.1, l2_regularization_strength=-1.0),
@@ -149,9 +143,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "callable beta1 Adam": lambda: apply(ones(3, 2), gpuopt.AdamOptimizer(beta1=lambda: 0.9)),
     "EMA int var": lambda: average_of(Variable(1, name="Variable")),
     "EMA average before apply": lambda: gpuopt.ExponentialMovingAverage(0.9).average(v()),
-    "EMA average_name before apply": lambda: gpuopt.ExponentialMovingAverage(0.9).average_name(
-        v()
-    ),
+    "EMA average_name before apply": lambda: gpuopt.ExponentialMovingAverage(0.9).average_name(v()),
     "run-time: dense shape mismatch dynamic": lambda: apply(ones(4, 2)),
     "run-time: non scalar lr": lambda: apply(ones(3, 2), sgd(np.float32([0.1, 0.1]))),
 }

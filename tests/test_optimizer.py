@@ -105,9 +105,7 @@ w_shape = (4, 3)
 
 def rows(indices: Any, values: Any = None, dense_shape: Any = None) -> IndexedSlices:
     indices = np.asarray(indices)
-    return IndexedSlices(
-        ones(len(indices), 3) if values is None else values, indices, dense_shape
-    )
+    return IndexedSlices(ones(len(indices), 3) if values is None else values, indices, dense_shape)
 
 
 class OnAGPU:
@@ -153,7 +151,11 @@ BAD_GRADIENTS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         ValueError,
         "dense_shape (5, 3)",
     ),
-    "on a GPU": (lambda: OnAGPU(), gpuopt.DeviceUnavailableError, "is on gpu:1, the variable on cpu"),
+    "on a GPU": (
+        lambda: OnAGPU(),
+        gpuopt.DeviceUnavailableError,
+        "is on gpu:1, the variable on cpu",
+    ),
 }
 
 
@@ -181,7 +183,11 @@ BAD_CALLS: dict[str, tuple[Callable[[Variable], Any], type[Exception], str]] = {
     "no pair": (lambda w: [3], TypeError, "grads_and_vars[0] must be a (gradient, variable) pair"),
     "not iterable": (lambda w: 3, TypeError, "must be an iterable"),
     "empty": (lambda w: [], ValueError, "No variables provided"),
-    "all None": (lambda w: [(None, w)], ValueError, "No gradients provided for any variable: ['w']"),
+    "all None": (
+        lambda w: [(None, w)],
+        ValueError,
+        "No gradients provided for any variable: ['w']",
+    ),
     "no variable": (lambda w: [(1.0, "w")], TypeError, "grads_and_vars[0]: expected a Variable"),
     "same variable twice": (
         lambda w: [(ones(*w_shape), w)] * 2,
@@ -320,7 +326,11 @@ def test_disjoint_interleaved_views_may_be_updated_in_one_call() -> None:
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
-        (lambda: IndexedSlices(ones(2, 3), [0]), ValueError, "2 rows of values (shape (2, 3)) for 1"),
+        (
+            lambda: IndexedSlices(ones(2, 3), [0]),
+            ValueError,
+            "2 rows of values (shape (2, 3)) for 1",
+        ),
         (lambda: IndexedSlices(np.float32(1), [0]), ValueError, "got a scalar"),
         (lambda: IndexedSlices(ones(2), [[0], [1]]), ValueError, "must be a vector"),
         (lambda: IndexedSlices(ones(2), [0.0, 1.0]), TypeError, "int32 or int64, got float64"),

@@ -16,7 +16,7 @@ def run_rule_parity(tmp_path: Path, require: str) -> subprocess.CompletedProcess
     """Runs a test that needs g++ where there is none."""
     environment = {**os.environ, "PATH": str(tmp_path), "GPUOPT_REQUIRE": require}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    test = f"{TESTS / 'test_rule_parity.py'}::test_headers_hold_rules_and_nothing_else_is_in_their_folder"
+    test = f"{TESTS / 'test_rule_parity.py'}::test_headers_and_rules_belong_together"
     return subprocess.run(
         [*command, test], env=environment, cwd=TESTS.parent, capture_output=True, text=True
     )

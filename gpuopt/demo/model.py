@@ -13,14 +13,17 @@ from gpuopt.indexed_slices import IndexedSlices
 from gpuopt.variable import Variable
 
 _NUM_HIDDEN = 48
+# TensorFlow's combiner="sqrtn". Without it the table outgrows the deep part under Ftrl and
+# AdagradDA, which rebuild their weights: a mean of 95.5% instead of 97.5% on held-out images.
+_WIDE_SCALE = NUM_PIXELS**-0.5
 
 
 class WideAndDeep:
     """Scores of ten classes: a sum of embeddings, plus a hidden layer.
 
     The wide part looks up a row of scores for every (pixel, intensity) pair of an image and adds
-    them up; its gradient is IndexedSlices. The deep part is a dense layer with tanh and another on
-    top (Cheng et al. 2016, figure 1).
+    them up, over the root of their number; its gradient is IndexedSlices. The deep part is a dense
+    layer with tanh and another on top (Cheng et al. 2016, figure 1).
 
     Attributes:
         variables: What is trained.
@@ -78,7 +81,7 @@ class WideAndDeep:
         d_scores[of_label] -= 1
         d_scores /= batch_size
         # Each pixel of an image adds its row to the scores, so each row receives their gradient.
-        d_rows = xp.repeat(d_scores, NUM_PIXELS, axis=0)
+        d_rows = xp.repeat(d_scores * _WIDE_SCALE, NUM_PIXELS, axis=0)
         d_hidden = (d_scores @ _real(self._output_kernel).T) * (1 - hidden * hidden)
         gradients = [
             d_rows,
@@ -94,7 +97,7 @@ class WideAndDeep:
 
     def _forward(self, images: Any) -> tuple[Any, Any, Any, Any]:
         rows = images + self._first_row
-        wide = _real(self._table)[rows].sum(axis=1)
+        wide = _real(self._table)[rows].sum(axis=1) * _WIDE_SCALE
         pixels = (images / (NUM_INTENSITIES - 1)).astype(wide.dtype)
         hidden = self._xp.tanh(pixels @ _real(self._hidden_kernel) + _real(self._hidden_bias))
         deep = hidden @ _real(self._output_kernel) + _real(self._output_bias)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
+from itertools import cycle
 from pathlib import Path
 
 from rich.console import Console
@@ -29,9 +30,10 @@ def print_table(console: Console, results: Sequence[Result]) -> None:
     """Prints a row for each run."""
     table = Table()
     for heading in ("device", "optimizer"):
-        table.add_column(heading)
-    for heading in ("steps/s", "in optimizer", "train accuracy", "test accuracy"):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, no_wrap=True)
+    # Two lines each, so that the longest optimizer's name fits into 80 columns.
+    for heading in ("steps/s", "in opti-\nmizer", "train\naccuracy", "test\naccuracy"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for result in results:
         _, train_accuracy, test_accuracy = result.accuracies[-1]
         table.add_row(
@@ -50,19 +52,24 @@ def save_curves(results: Sequence[Result], path: Path) -> bool:
 
     Returns:
         False if matplotlib is not installed, and nothing was drawn.
+
+    Raises:
+        OSError: the file cannot be written.
     """
     if find_spec("matplotlib") is None:
         return False
+    from matplotlib import colormaps
     from matplotlib.figure import Figure
 
+    # Not pyplot, which would pick a window system; a Figure draws with Agg.
     figure = Figure(figsize=(10, 4), layout="constrained")
     losses, accuracies = figure.subplots(1, 2)
-    for result in results:
-        [line] = losses.plot(
-            range(1, len(result.losses) + 1), result.losses, linewidth=0.8, label=result.optimizer
-        )
+    # Evens first: tab20 pairs a strong with a pale color, and there are eleven optimizers.
+    colors = cycle([colormaps["tab20"](index) for index in (*range(0, 20, 2), *range(1, 20, 2))])
+    for result, color in zip(results, colors, strict=False):
+        count = range(1, len(result.losses) + 1)
+        losses.plot(count, result.losses, color=color, linewidth=0.8)
         steps, train, test = zip(*result.accuracies, strict=True)
-        color = line.get_color()
         accuracies.plot(steps, train, color=color, linestyle=":")
         accuracies.plot(steps, test, color=color, marker=".", label=result.optimizer)
     losses.set(xlabel="step", ylabel="loss of the batch", yscale="log")

@@ -62,9 +62,7 @@ def train(
     xp = backend_for(device).xp
     train_set, test_set = load_digits()
     model = WideAndDeep(device, dtype, seed)
-    global_step = Variable(
-        0, name="global_step", trainable=False, dtype=np.int64, device=device
-    )
+    global_step = Variable(0, name="global_step", trainable=False, dtype=np.int64, device=device)
     tuned = make_optimizer(optimizer, global_step)
     result = Result(device, optimizer)
     batches = _batches(train_set, seed)
@@ -79,8 +77,8 @@ def train(
         result.seconds += finished - started
         result.optimizer_seconds += finished - differentiated
         if step % _STEPS_BETWEEN_EVALUATIONS == 0 or step == steps:
-            accuracies = (_accuracy(model, xp, digits) for digits in (train_set, test_set))
-            result.accuracies.append((step, *accuracies))
+            seen, unseen = (_accuracy(model, xp, digits) for digits in (train_set, test_set))
+            result.accuracies.append((step, seen, unseen))
         on_step()
     return result
 

@@ -1,0 +1,51 @@
+"""Runs the benchmarks and writes the results."""
+
+from __future__ import annotations
+
+import argparse
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.harness import ROOT, copy_bandwidth, measure, write_results
+from bench.workloads import workloads
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="bench", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=30, help="samples of each contender")
+    parser.add_argument("--no-results", action="store_true", help="only print")
+    options = parser.parse_args()
+    if options.rounds < 2:
+        parser.error("--rounds must be at least 2")
+    console = Console()
+    bandwidth = copy_bandwidth()
+    measured = {}
+    for workload in workloads():
+        timings = measure(workload, options.rounds, bandwidth)
+        measured[workload.name] = {
+            "description": workload.description,
+            "bytes_moved": workload.bytes_moved,
+            "contenders": timings,
+        }
+        table = Table(title=workload.description)
+        for heading in ("", "median ms", "p10", "p90", "GB/s", "of copy", "gpuopt's time / its"):
+            table.add_column(heading, justify="right" if heading else "left")
+        for name, timing in timings.items():
+            table.add_row(
+                name,
+                f"{timing.median_ms:.2f}",
+                f"{timing.p10_ms:.2f}",
+                f"{timing.p90_ms:.2f}",
+                f"{timing.gb_per_s:.1f}",
+                f"{timing.share_of_copy:.0%}",
+                f"{timing.ratio:.2f}",
+            )
+        console.print(table)
+    if not options.no_results:
+        results = {"copy_gb_per_s": round(bandwidth / 1e9, 2), "workloads": measured}
+        console.print(f"written: {write_results(results).relative_to(ROOT)}", soft_wrap=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""Times contenders in turn, in one process, and writes down all samples."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import median, quantiles
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "bench" / "results"
+_WARM_UP_ROUNDS = 3
+_COPY_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One job that several contenders do.
+
+    Attributes:
+        name: Which job.
+        description: What it is, in a sentence.
+        bytes_moved: What a step must read and write at the least.
+        contenders: Name to a function that does one step; ours is called "gpuopt".
+    """
+
+    name: str
+    description: str
+    bytes_moved: int
+    contenders: Mapping[str, Callable[[], object]]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One contender's samples, in milliseconds, and what follows from them.
+
+    Attributes:
+        gb_per_s: `bytes_moved` by the median time, in 10^9 bytes a second.
+        share_of_copy: Of the measured bandwidth of a copy.
+        ratio: Median over the rounds of gpuopt's time divided by this contender's.
+    """
+
+    median_ms: float
+    p10_ms: float
+    p90_ms: float
+    gb_per_s: float
+    share_of_copy: float
+    ratio: float
+    samples_ms: list[float]
+
+
+def measure(workload: Workload, rounds: int, copy_bytes_per_second: float) -> dict[str, Timing]:
+    """Times every contender once in each round, so that a drifting machine hits all alike."""
+    samples: dict[str, list[float]] = {name: [] for name in workload.contenders}
+    for round_number in range(-_WARM_UP_ROUNDS, rounds):
+        for name, step in workload.contenders.items():
+            started = perf_counter()
+            step()
+            elapsed_ms = 1e3 * (perf_counter() - started)
+            if round_number >= 0:
+                samples[name].append(elapsed_ms)
+    return {
+        name: _timing(workload, times, samples["gpuopt"], copy_bytes_per_second)
+        for name, times in samples.items()
+    }
+
+
+def copy_bandwidth(rounds: int = 15) -> float:
+    """Measures what a copy in memory reaches, in bytes read and written a second."""
+    source = np.ones(_COPY_BYTES // 8)
+    target = np.zeros_like(source)
+    times = []
+    for _ in range(rounds):
+        started = perf_counter()
+        np.copyto(target, source)
+        times.append(perf_counter() - started)
+    return 2 * _COPY_BYTES / median(times)
+
+
+def machine() -> dict[str, Any]:
+    """Says what the results were measured on."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "torch": _version("torch"),
+    }
+
+
+def write_results(results: Mapping[str, Any]) -> Path:
+    """Writes a file named after the machine, the date and the commit; returns its path."""
+    described = {"machine": machine(), "commit": _commit(), **results}
+    folder = RESULTS / re.sub(r"[^a-z0-9]+", "-", f"{_cpu_model()} {os.cpu_count()} cores".lower())
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{datetime.now(UTC):%Y-%m-%d}-{described['commit']}.json"
+    path.write_text(json.dumps(described, indent=1, default=asdict) + "\n")
+    return path
+
+
+def _timing(
+    workload: Workload, times: list[float], ours: list[float], copy_bytes_per_second: float
+) -> Timing:
+    deciles = quantiles(times, n=10, method="inclusive")
+    bytes_per_second = workload.bytes_moved / (1e-3 * median(times))
+    return Timing(
+        median_ms=round(median(times), 4),
+        p10_ms=round(deciles[0], 4),
+        p90_ms=round(deciles[-1], 4),
+        gb_per_s=round(bytes_per_second / 1e9, 2),
+        share_of_copy=round(bytes_per_second / copy_bytes_per_second, 3),
+        ratio=round(median(a / b for a, b in zip(ours, times, strict=True)), 3),
+        samples_ms=[round(time, 4) for time in times],
+    )
+
+
+def _cpu_model() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.machine()
+    found = re.search(r"model name\s*: (.+)", text)
+    return found[1] if found else platform.machine()
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+def _commit() -> str:
+    command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    return finished.stdout.strip() or "unknown"

@@ -1,0 +1,137 @@
+"""`gpuopt info` names what there is, and the first obstacle between gpuopt and a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import gpuopt
+from gpuopt import info
+
+ONE_GPU = info.Driver(None, 13000, ("NVIDIA H200",))
+
+
+class FakeCuda:
+    """libcuda.so.1 as ctypes shows it."""
+
+    def __init__(self, init: int = 0, gpus: tuple[bytes, ...] = ()) -> None:
+        self._init, self._gpus = init, gpus
+
+    def cuInit(self, flags: int) -> int:
+        return self._init
+
+    def cuDriverGetVersion(self, version: Any) -> int:
+        version._obj.value = 12080
+        return 0
+
+    def cuDeviceGetCount(self, count: Any) -> int:
+        count._obj.value = len(self._gpus)
+        return 0
+
+    def cuDeviceGet(self, handle: Any, index: int) -> int:
+        handle._obj.value = index
+        return 0
+
+    def cuDeviceGetName(self, name: Any, size: int, handle: Any) -> int:
+        name.value = self._gpus[handle.value]
+        return 0
+
+
+def install(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    monkeypatch.setattr(info, "installed", lambda name: "14.0" if name in names else None)
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Callable[[FakeCuda], info.Driver]:
+    def ask(cuda: FakeCuda) -> info.Driver:
+        monkeypatch.setattr(ctypes, "CDLL", lambda name: cuda)
+        return info.ask_driver()
+
+    return ask
+
+
+def test_a_missing_driver_is_named_with_the_library_that_was_looked_for() -> None:
+    problem = info.ask_driver("libno-such-driver.so.1").problem
+    assert problem == "no NVIDIA driver (libno-such-driver.so.1 was not found)"
+
+
+def test_the_driver_gives_its_cuda_version_and_the_name_of_every_gpu(
+    driver: Callable[[FakeCuda], info.Driver],
+) -> None:
+    gpus = ("NVIDIA H200", "NVIDIA L4")
+    answer = driver(FakeCuda(gpus=tuple(name.encode() for name in gpus)))
+    assert answer == info.Driver(None, 12080, gpus)
+
+
+@pytest.mark.parametrize("cuda", [FakeCuda(), FakeCuda(init=100)])
+def test_a_driver_without_a_gpu_is_no_broken_driver(
+    driver: Callable[[FakeCuda], info.Driver], monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert driver(cuda).problem == "the NVIDIA driver finds no GPU"
+
+
+def test_hidden_gpus_are_blamed_on_the_variable_that_hides_them(
+    driver: Callable[[FakeCuda], info.Driver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert "(CUDA_VISIBLE_DEVICES is '')" in (driver(FakeCuda()).problem or "")
+
+
+def test_a_driver_that_fails_gives_its_error_number(
+    driver: Callable[[FakeCuda], info.Driver],
+) -> None:
+    assert driver(FakeCuda(init=803)).problem == "the NVIDIA driver fails with CUDA error 803"
+
+
+@pytest.mark.parametrize(
+    ("driver", "distributions", "words"),
+    [
+        (info.Driver("no NVIDIA driver"), (), "no NVIDIA driver"),
+        (info.Driver(None, 11040, ("Tesla K80",)), ("cupy-cuda12x",), "too old"),
+        (ONE_GPU, (), "pip install 'gpuopt[cuda13]'"),
+        (ONE_GPU._replace(cuda_version=12080), (), "pip install 'gpuopt[cuda12]'"),
+        (ONE_GPU, ("cupy-cuda12x", "cupy-cuda13x"), "cupy-cuda12x and cupy-cuda13x"),
+        (ONE_GPU, ("cupy-cuda13x",), "no CUDA backend yet"),
+    ],
+)
+def test_the_first_obstacle_to_a_gpu_is_named(
+    monkeypatch: pytest.MonkeyPatch, driver: info.Driver, distributions: tuple[str, ...], words: str
+) -> None:
+    install(monkeypatch, *distributions)
+    assert words in (info.why_no_gpu(driver) or "")
+
+
+def test_a_gpu_is_listed_by_its_name_with_the_reason_why_it_is_not_usable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    install(monkeypatch)
+    monkeypatch.setattr(info, "ask_driver", lambda: ONE_GPU)
+    rows = dict(info.describe())
+    assert rows["driver"] == "runs CUDA up to 13.0"
+    assert rows["gpu:0"].startswith("NVIDIA H200, not usable: CuPy is not installed")
+
+
+def test_info_prints_versions_and_devices() -> None:
+    finished = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "gpuopt", "info"], capture_output=True, text=True
+    )
+    assert finished.returncode == 0, finished.stderr
+    lines = [line.split(maxsplit=1) for line in finished.stdout.splitlines()]
+    rows = {what: answer for what, answer in lines}
+    assert rows["gpuopt"].startswith(gpuopt.__version__)
+    assert {"python", "numpy", "ml_dtypes", "torch", "matplotlib", "cupy", "cpu"} <= rows.keys()
+    assert any(what.startswith("gpu") and what != "gpuopt" for what in rows)
+
+
+def test_info_imports_no_cuda_library() -> None:
+    script = (
+        "import sys, gpuopt.info as info; info.describe();"
+        "sys.exit(any(name in sys.modules for name in ('cupy', 'torch', 'matplotlib')))"
+    )
+    assert subprocess.run([sys.executable, "-c", script]).returncode == 0
