@@ -122,8 +122,7 @@ def test_info_prints_versions_and_devices() -> None:
         [sys.executable, "-W", "error", "-m", "gpuopt", "info"], capture_output=True, text=True
     )
     assert finished.returncode == 0, finished.stderr
-    lines = [line.split(maxsplit=1) for line in finished.stdout.splitlines()]
-    rows = {what: answer for what, answer in lines}
+    rows = dict(line.split(maxsplit=1) for line in finished.stdout.splitlines())
     assert rows["gpuopt"].startswith(gpuopt.__version__)
     assert {"python", "numpy", "ml_dtypes", "torch", "matplotlib", "cupy", "cpu"} <= rows.keys()
     assert any(what.startswith("gpu") and what != "gpuopt" for what in rows)
