@@ -56,7 +56,7 @@ def test_the_data_is_all_1797_images_in_their_published_range() -> None:
     labels = np.concatenate([part.labels for part in parts])
     assert images.shape == (1797, NUM_PIXELS)
     assert (images.min(), images.max()) == (0, NUM_INTENSITIES - 1)
-    # The counts that scikit-learn's documentation and the UCI's page give.
+    # "No of examples in testing set" on the UCI's page.
     counts = [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
     assert np.bincount(labels, minlength=NUM_CLASSES).tolist() == counts
 
@@ -191,7 +191,7 @@ def test_the_demo_prints_a_table_and_no_progress_into_a_file(tmp_path: Path) -> 
     assert finished.returncode == 0, finished.stderr
     assert finished.stderr == ""
     lines = finished.stdout.splitlines()
-    assert len(lines) < 10
+    assert "30/30" not in finished.stdout
     words = " ".join(lines)
     for heading in ("device", "optimizer", "steps/s", "train", "test", "accuracy"):
         assert heading in words

@@ -9,8 +9,8 @@ import gpuopt.optimizers as optimizers
 from gpuopt.optimizer import Optimizer
 from gpuopt.variable import Variable
 
-# Optimizer to arguments; AdagradDA also takes the global step. Each rate is within 0.3 points of the
-# best of three or more tried, in mean accuracy over five folds of the training images.
+# Optimizer to arguments; AdagradDA also takes the global step. Each rate is within 0.3 points of
+# the best of three or more tried, in mean accuracy over five folds of the training images.
 TUNED: dict[str, dict[str, Any]] = {
     "GradientDescent": {"learning_rate": 0.5},
     "Momentum": {"learning_rate": 0.06, "momentum": 0.9},
