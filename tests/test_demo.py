@@ -151,6 +151,12 @@ def test_the_loss_falls_in_every_dtype(optimizer: str, dtype: Any) -> None:
     assert np.mean(result.losses[-5:]) < 0.8 * result.losses[0]
 
 
+@pytest.mark.parametrize("optimizer", ["Adam", "LazyAdam"])
+def test_adam_survives_second_moments_too_small_for_float16(optimizer: str) -> None:
+    result = train(optimizer, device=Device.cpu, dtype=np.dtype(np.float16), steps=300)
+    assert result.accuracies[-1][2] >= 0.95
+
+
 def test_the_same_seed_gives_the_same_losses_and_another_seed_others() -> None:
     first, again, other = (train_on_cpu("Adam", steps=20, seed=seed).losses for seed in (1, 1, 2))
     assert first == again

@@ -18,8 +18,10 @@ TUNED: dict[str, dict[str, Any]] = {
     "AdagradDA": {"learning_rate": 0.45},
     "Adadelta": {"learning_rate": 20.0},
     "RMSProp": {"learning_rate": 0.004},
-    "Adam": {"learning_rate": 0.005},
-    "LazyAdam": {"learning_rate": 0.005},
+    # epsilon bounds the step where v, the square of a small gradient, is 0 in float16. With the
+    # default of 1e-8, float16 stays near 85%; the other types do not feel the difference.
+    "Adam": {"learning_rate": 0.005, "epsilon": 1e-4},
+    "LazyAdam": {"learning_rate": 0.005, "epsilon": 1e-4},
     "Ftrl": {"learning_rate": 0.5},
     "ProximalGradientDescent": {"learning_rate": 0.5},
     "ProximalAdagrad": {"learning_rate": 0.2},
