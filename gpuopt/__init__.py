@@ -1,6 +1,6 @@
 """TensorFlow 1's optimizer system for numpy and CuPy arrays."""
 
-from gpuopt.autodiff import with_gradients
+from gpuopt.autodiff import embedding_lookup, with_gradients, with_torch
 from gpuopt.device import Device
 from gpuopt.errors import DeviceUnavailableError, GpuoptError
 from gpuopt.indexed_slices import IndexedSlices
@@ -44,8 +44,10 @@ __all__ = [
     "RMSPropOptimizer",
     "UpdateRule",
     "Variable",
+    "embedding_lookup",
     "global_variables",
     "trainable_variables",
     "update_rule",
     "with_gradients",
+    "with_torch",
 ]

@@ -53,7 +53,7 @@ def checked_pairs(
         )
         for gradient, variable in unchecked
     ]
-    _refuse_shared_memory([variable for gradient, variable in pairs if gradient is not None])
+    refuse_shared_memory([variable for gradient, variable in pairs if gradient is not None])
     return pairs
 
 
@@ -122,7 +122,7 @@ def _checked_slices(slices: IndexedSlices, variable: Variable) -> IndexedSlices:
 
 
 def _as_gradient_array(gradient: Any, variable: Variable) -> Any:
-    gradient = gradient.value() if isinstance(gradient, Variable) else gradient
+    gradient = gradient.storage if isinstance(gradient, Variable) else gradient
     if hasattr(gradient, "dtype"):
         array = _on_device(gradient, variable)
         _check_dtype(array, variable)
@@ -162,10 +162,14 @@ def _check_dtype(array: Any, variable: Variable) -> None:
         )
 
 
-def _refuse_shared_memory(variables: list[Variable]) -> None:
-    """Two updates of one memory in one call would depend on their order."""
+def refuse_shared_memory(variables: list[Variable]) -> None:
+    """Raises ValueError where two updates of one memory would depend on their order."""
+    if all(variable.owns_memory for variable in variables) and (
+        len({variable.identity for variable in variables}) == len(variables)
+    ):
+        return
     spans = sorted(
-        (*byte_bounds(variable.value()), position)
+        (*byte_bounds(variable.storage), position)
         for position, variable in enumerate(variables)
         if variable.size
     )
@@ -190,6 +194,6 @@ def _refuse_shared_memory(variables: list[Variable]) -> None:
 
 def _share_memory(one: Variable, other: Variable) -> bool:
     try:
-        return np.shares_memory(one.value(), other.value(), max_work=_OVERLAP_WORK)  # type: ignore[arg-type]
+        return np.shares_memory(one.storage, other.storage, max_work=_OVERLAP_WORK)  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True

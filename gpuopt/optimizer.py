@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any, ClassVar
 
 import numpy as np
 
-from gpuopt.autodiff import UserGradients
-from gpuopt.autodiff.user_gradients import flatten
+from gpuopt.autodiff import engine_of
+from gpuopt.autodiff.engine import Loss, OnGradient, flatten
 from gpuopt.backends import backend_for
-from gpuopt.gradients import Gradient, checked_pairs
+from gpuopt.gradients import Gradient, checked_pairs, refuse_shared_memory
 from gpuopt.identity import Identity
 from gpuopt.indexed_slices import IndexedSlices
+from gpuopt.replica_context import replica_context
 from gpuopt.slots import Slots, SlotTable
 from gpuopt.variable import FLOAT_DTYPES, Variable, as_variable
 
@@ -54,13 +56,14 @@ class Optimizer:
         self._slots = Slots()
         self._non_slots: dict[str, Variable] = {}
         self._creation = threading.RLock()
+        self._gate_warning_given = False
 
     def get_name(self) -> str:
         return self._name
 
     def minimize(
         self,
-        loss: UserGradients,
+        loss: Loss,
         global_step: Any = None,
         var_list: Any = None,
         gate_gradients: int = GATE_OP,
@@ -71,9 +74,18 @@ class Optimizer:
     ) -> None:
         """Computes gradients and applies them; see `compute_gradients` and `apply_gradients`.
 
+        With GATE_NONE, each variable is updated as soon as its gradient is final, and the gradient
+        is freed: memory holds about one gradient instead of all. An exception in the middle then
+        leaves the variables updated that had their turn; with the other gates it leaves everything
+        as it was.
+
         Raises:
             ValueError: no variable has a gradient.
         """
+        gate_gradients = self._checked_gate(gate_gradients)
+        if gate_gradients == self.GATE_NONE and not self._needs_all_gradients():
+            self._minimize_gradient_by_gradient(loss, global_step, var_list, name, grad_loss)
+            return
         grads_and_vars = self.compute_gradients(
             loss,
             var_list=var_list,
@@ -83,64 +95,43 @@ class Optimizer:
             grad_loss=grad_loss,
         )
         if all(gradient is None for gradient, _ in grads_and_vars):
-            names = [variable.name for _, variable in grads_and_vars]
-            raise ValueError(
-                f"No gradients provided for any variable: the loss {loss.loss!r} returned none for "
-                f"{names}."
-            )
+            _refuse_no_gradients(loss, [variable for _, variable in grads_and_vars])
         self.apply_gradients(grads_and_vars, global_step=global_step, name=name)
 
     def compute_gradients(
         self,
-        loss: UserGradients,
+        loss: Loss,
         var_list: Any = None,
         gate_gradients: int = GATE_OP,
         aggregation_method: Any = None,
         colocate_gradients_with_ops: bool = False,
         grad_loss: Any = None,
     ) -> list[tuple[Gradient | None, Variable]]:
-        """Evaluates the loss once and returns its gradients.
+        """Runs the loss once and returns its gradients.
 
         Args:
-            loss: A function decorated with `gpuopt.with_gradients`.
-            var_list: Variables or arrays, in nested lists if need be; by default those that the
-                loss has gradients for.
-            gate_gradients: GATE_NONE, GATE_OP or GATE_GRAPH; all give the same values.
+            loss: A function without arguments, in operations of numpy or CuPy; or one decorated
+                with `gpuopt.with_torch`, or with `gpuopt.with_gradients`. What it returns acts as
+                its sum. In replica i of n that average their losses, it is scaled by 1/n.
+            var_list: Variables, in nested lists if need be; by default the trainable variables
+                that the loss reads.
+            gate_gradients: GATE_NONE, GATE_OP or GATE_GRAPH; here all give the same.
             aggregation_method: Ignored; it chose among graph operations.
             colocate_gradients_with_ops: Ignored; likewise.
-            grad_loss: A scalar that multiplies every gradient.
+            grad_loss: What gradients are multiplied by: a scalar, or of the loss's shape.
 
         Returns:
-            (gradient or None, variable) pairs in the order of `var_list`.
+            (gradient or None, variable) pairs in the order of `var_list`. Rows read by
+            `gpuopt.embedding_lookup` give IndexedSlices. Gradients are only to be read.
 
         Raises:
             RuntimeError: `loss` is a value, not a function.
-            TypeError: `loss` does not say its gradients, or `var_list` holds something else.
+            TypeError: `var_list` holds something else than variables.
             ValueError: a bad gate, no variables, or a loss or variable that is not floating point.
         """
-        if not callable(loss):
-            raise RuntimeError(
-                "`loss` passed to Optimizer.compute_gradients should be a function when eager "
-                f"execution is enabled, got {loss!r}."
-            )
-        if gate_gradients not in (self.GATE_NONE, self.GATE_OP, self.GATE_GRAPH):
-            raise ValueError(
-                "gate_gradients must be one of: Optimizer.GATE_NONE, Optimizer.GATE_OP, "
-                f"Optimizer.GATE_GRAPH.  Not {gate_gradients}"
-            )
-        if not isinstance(loss, UserGradients):
-            raise TypeError(
-                f"the loss {loss!r} does not say its gradients: decorate it with "
-                "gpuopt.with_gradients and return (value, gradients)"
-            )
-        if var_list is not None and not list(flatten(var_list)):
-            raise ValueError("No variables to optimize.")
-        value, grads_and_vars = loss.compute(var_list, grad_loss)
-        if not grads_and_vars:
-            raise ValueError("No variables to optimize.")
+        self._checked_gate(gate_gradients)
+        value, grads_and_vars = self._differentiated(loss, var_list, grad_loss)
         self._assert_valid_dtype(_dtype_of(value), "loss")
-        if grad_loss is not None:
-            self._assert_valid_dtype(_dtype_of(grad_loss), "grad_loss")
         for gradient, variable in grads_and_vars:
             if gradient is not None:
                 self._assert_valid_dtype(variable.dtype, f'"{variable.name}"')
@@ -177,12 +168,7 @@ class Optimizer:
         with self._creation:
             self._create_slots([variable for _, variable in live])
         self._prepare()
-        with ExitStack() as locks:
-            if self._use_locking:
-                # In one order everywhere, so that two threads cannot wait for each other.
-                for identity in sorted((variable.identity for _, variable in live), key=id):
-                    locks.enter_context(identity.lock)
-            update_ops = self._apply_all(live)
+        update_ops = self._apply_locked(live)
         self._finish(update_ops, name or self._name)
         if step is not None:
             step.assign_add(1, use_locking=self._use_locking)
@@ -302,6 +288,86 @@ class Optimizer:
         """Updates the variables one after the other, through the hooks."""
         return [self._apply_one(gradient, variable) for gradient, variable in grads_and_vars]
 
+    def _apply_locked(self, grads_and_vars: list[tuple[Gradient, Variable]]) -> list[Any]:
+        with ExitStack() as locks:
+            if self._use_locking:
+                # In one order everywhere, so that two threads cannot wait for each other.
+                for identity in sorted(
+                    (variable.identity for _, variable in grads_and_vars), key=id
+                ):
+                    locks.enter_context(identity.lock)
+            return self._apply_all(grads_and_vars)
+
+    def _differentiated(
+        self, loss: Loss, var_list: Any, grad_loss: Any, on_grad: OnGradient | None = None
+    ) -> tuple[Any, list[tuple[Gradient | None, Variable]]]:
+        """Has the loss's engine run it, after the checks that come before."""
+        if not callable(loss):
+            raise RuntimeError(
+                "`loss` passed to Optimizer.compute_gradients should be a function when eager "
+                f"execution is enabled, got {loss!r}."
+            )
+        if var_list is not None and not list(flatten(var_list)):
+            raise ValueError("No variables to optimize.")
+        if grad_loss is not None:
+            self._assert_valid_dtype(_dtype_of(grad_loss), "grad_loss")
+        scale = replica_context().loss_scale
+        if scale != 1:
+            grad_loss = scale if grad_loss is None else grad_loss * scale
+        value, grads_and_vars = engine_of(loss).compute(loss, var_list, grad_loss, on_grad)
+        if not grads_and_vars:
+            raise ValueError(f"No variables to optimize: the loss {loss!r} read no trainable one.")
+        return value, grads_and_vars
+
+    def _minimize_gradient_by_gradient(
+        self, loss: Loss, global_step: Any, var_list: Any, name: str | None, grad_loss: Any
+    ) -> None:
+        step = None if global_step is None else checked_global_step(global_step)
+        updated: list[Variable] = []
+        update_ops: list[Any] = []
+
+        def update(gradient: Any, variable: Variable) -> None:
+            live = checked_pairs([(gradient, variable)], self._dtypes())
+            refuse_shared_memory([*updated, variable])
+            with self._creation:
+                self._create_slots([variable])
+            if not updated:
+                self._prepare()
+            update_ops.extend(self._apply_locked(live))
+            updated.append(variable)
+
+        _, grads_and_vars = self._differentiated(loss, var_list, grad_loss, update)
+        if not updated:
+            _refuse_no_gradients(loss, [variable for _, variable in grads_and_vars])
+        self._finish(update_ops, name or self._name)
+        if step is not None:
+            step.assign_add(1, use_locking=self._use_locking)
+
+    def _needs_all_gradients(self) -> bool:
+        """Whether gradients cannot be applied one by one; if so, says why, once."""
+        cls = type(self)
+        overridden = [
+            hook
+            for hook in ("compute_gradients", "apply_gradients")
+            if getattr(cls, hook) is not getattr(Optimizer, hook)
+        ]
+        if overridden and not self._gate_warning_given:
+            self._gate_warning_given = True
+            warnings.warn(
+                f"GATE_NONE gives way to GATE_OP: {cls.__name__} overrides {overridden[0]}, which "
+                "needs all gradients at once",
+                stacklevel=3,
+            )
+        return bool(overridden)
+
+    def _checked_gate(self, gate_gradients: int) -> int:
+        if gate_gradients not in (self.GATE_NONE, self.GATE_OP, self.GATE_GRAPH):
+            raise ValueError(
+                "gate_gradients must be one of: Optimizer.GATE_NONE, Optimizer.GATE_OP, "
+                f"Optimizer.GATE_GRAPH.  Not {gate_gradients}"
+            )
+        return gate_gradients
+
     def _apply_one(self, gradient: Gradient, variable: Variable) -> Any:
         if isinstance(gradient, IndexedSlices):
             return self._resource_apply_sparse_duplicate_indices(
@@ -328,7 +394,7 @@ def _var_key(var: Any) -> Identity:
 def apply_constraint(variable: Variable) -> None:
     """Projects a variable after its update; slots stay as they are."""
     if variable.constraint is not None:
-        variable.assign(variable.constraint(variable.value()))
+        variable.assign(variable.constraint(variable.storage))
 
 
 def checked_global_step(global_step: Any) -> Variable:
@@ -343,6 +409,13 @@ def checked_global_step(global_step: Any) -> Variable:
             f"{step.dtype}"
         )
     return step
+
+
+def _refuse_no_gradients(loss: Loss, variables: list[Variable]) -> None:
+    names = [variable.name for variable in variables]
+    raise ValueError(
+        f"No gradients provided for any variable: the loss {loss!r} does not depend on {names}."
+    )
 
 
 def _dtype_of(value: Any) -> np.dtype[Any]:

@@ -10,11 +10,12 @@ from typing import Any, SupportsIndex
 
 import ml_dtypes
 import numpy as np
-from numpy.lib.mixins import NDArrayOperatorsMixin
 
+from gpuopt.array_operators import ArrayOperators, storage_of, value_of
 from gpuopt.backends import Backend, backend_for
 from gpuopt.device import Device, device_of
 from gpuopt.identity import Identity, identity_of
+from gpuopt.recording import recorder
 
 FLOAT_DTYPES = frozenset(
     np.dtype(dtype) for dtype in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)
@@ -29,10 +30,10 @@ _PYTHON_NUMBER_DTYPES = {
 
 # In order of creation. Slot variables are among them; raw arrays are not.
 _living: weakref.WeakValueDictionary[int, Variable] = weakref.WeakValueDictionary()
-_serial = itertools.count()
+_serials = itertools.count()
 
 
-class Variable(NDArrayOperatorsMixin):
+class Variable(ArrayOperators):
     """A named array of fixed shape and dtype that optimizers update in place.
 
     Arithmetic works as on the array, from either side, and gives arrays; `+=` and its kin, and
@@ -43,9 +44,20 @@ class Variable(NDArrayOperatorsMixin):
         trainable: Whether `trainable_variables()` lists it.
         constraint: Called with the array after each dense update; returns what to store.
         device: Where the array lives.
+        owns_memory: Whether no other variable was made on the same memory; False for an adopted
+            array.
     """
 
-    __slots__ = ("__weakref__", "_array", "_identity", "constraint", "device", "trainable")
+    __slots__ = (
+        "__weakref__",
+        "_array",
+        "_identity",
+        "_serial",
+        "constraint",
+        "device",
+        "owns_memory",
+        "trainable",
+    )
 
     def __init__(
         self,
@@ -92,7 +104,8 @@ class Variable(NDArrayOperatorsMixin):
         else:
             array = _adopt(value, name, dtype, source, target)
         self._fill(array, Identity(name), target, trainable, constraint)
-        _living[next(_serial)] = self
+        self.owns_memory = copy
+        _living[self._serial] = self
 
     def _fill(
         self,
@@ -104,6 +117,8 @@ class Variable(NDArrayOperatorsMixin):
     ) -> Variable:
         self._array = array
         self._identity = identity
+        self._serial = next(_serials)
+        self.owns_memory = False
         self.device = device
         self.trainable = trainable
         self.constraint = constraint
@@ -117,6 +132,10 @@ class Variable(NDArrayOperatorsMixin):
     def identity(self) -> Identity:
         """What optimizer state for this variable is filed under."""
         return self._identity
+
+    def serial(self) -> int:
+        """Returns a number that grows with each variable made."""
+        return self._serial
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -136,11 +155,20 @@ class Variable(NDArrayOperatorsMixin):
 
     @property
     def T(self) -> Any:
-        return self._array.T
+        return self.value().T
+
+    @property
+    def storage(self) -> Any:
+        """The array itself; a loss that reads it here has no gradient by it."""
+        return self._array
 
     def value(self) -> Any:
-        """Returns the array itself, not a copy: it shows every later update."""
-        return self._array
+        """Returns the array itself, not a copy: it shows every later update.
+
+        While a loss is differentiated, what stands for the array in it.
+        """
+        by = recorder()
+        return self._array if by is None else by.read(self)
 
     def numpy(self) -> np.ndarray[Any, Any]:
         """Returns a copy in host memory."""
@@ -184,7 +212,7 @@ class Variable(NDArrayOperatorsMixin):
 
     def _checked_operand(self, value: Any) -> Any:
         """Checks what is about to be written; Python's numbers take the variable's type."""
-        array = _array_of(value)
+        array = storage_of(value)
         if not hasattr(array, "dtype"):
             array = np.asarray(array)
             if array.dtype.kind in ("bi" if self.dtype.kind in "iu" else "bif"):
@@ -204,6 +232,12 @@ class Variable(NDArrayOperatorsMixin):
             raise TypeError(
                 f'"{self.name}" lives on {self.device}; numpy() copies it to host memory'
             )
+        by = recorder()
+        if by is not None and by.watches(self):
+            raise TypeError(
+                f'"{self.name}" would lose its gradient by becoming a plain array in a loss; '
+                "numpy() gives a constant"
+            )
         return np.array(self._array, dtype=dtype, copy=copy)
 
     def __dlpack__(self, **options: Any) -> Any:
@@ -211,14 +245,6 @@ class Variable(NDArrayOperatorsMixin):
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self._array.__dlpack_device__()  # type: ignore[no-any-return]
-
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-        if "out" in options:
-            given = options["out"]
-            options["out"] = tuple(_array_of(array) for array in given)
-            result = getattr(ufunc, method)(*map(_array_of, inputs), **options)
-            return given[0] if len(given) == 1 and isinstance(given[0], Variable) else result
-        return getattr(ufunc, method)(*map(_array_of, inputs), **options)
 
     def __eq__(self, other: object) -> bool:
         return self is other
@@ -230,10 +256,10 @@ class Variable(NDArrayOperatorsMixin):
         return id(self)
 
     def __getitem__(self, key: Any) -> Any:
-        return self._array[key]
+        return self.value()[value_of(key)]
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self._array[key] = _array_of(value)
+        self._array[storage_of(key)] = storage_of(value)
 
     def __len__(self) -> int:
         return len(self._array)
@@ -293,7 +319,7 @@ def as_variable(value: Any) -> Variable:
 
 
 def _own(value: Any, name: str, dtype: Any, backend: Backend) -> Any:
-    array = value.value() if isinstance(value, Variable) else np.asarray(value)
+    array = value.storage if isinstance(value, Variable) else np.asarray(value)
     if array.dtype.kind in "OSUMm" or array.dtype.names:
         raise TypeError(f'the value of "{name}" must hold numbers, got {_describe(value)}')
     if dtype is not None:
@@ -336,10 +362,6 @@ def _holds_numpy_numbers(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return any(map(_holds_numpy_numbers, value))
     return hasattr(value, "dtype")
-
-
-def _array_of(value: Any) -> Any:
-    return value.value() if isinstance(value, Variable) else value
 
 
 def _describe(value: Any) -> str:

@@ -36,7 +36,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(reason)
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Keeps what lives as long as the session out of the collections below, which are then quick."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def names_of_earlier_tests_are_free() -> None:
     """A caught exception keeps its test's variables, and so their names, in a reference cycle."""
-    gc.collect(1)
+    gc.collect()

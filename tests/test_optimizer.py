@@ -67,11 +67,16 @@ def test_minimize_updates_and_counts_once() -> None:
     ("call", "error", "words"),
     [
         (lambda o, v: o.minimize(1.0), RuntimeError, "should be a function"),
-        (lambda o, v: o.minimize(lambda: 1.0), TypeError, "gpuopt.with_gradients"),
+        (lambda o, v: o.minimize(lambda: 1.0), ValueError, "No variables to optimize"),
+        (
+            lambda o, v: o.minimize(lambda: 1.0, var_list=[v]),
+            ValueError,
+            "does not depend on ['w']",
+        ),
         (lambda o, v: o.minimize(loss_with(3)), TypeError, "mapping from variable to gradient"),
         (lambda o, v: o.minimize(loss_with([None])), ValueError, "needs var_list"),
         (lambda o, v: o.minimize(loss_with([None] * 2), var_list=[v]), ValueError, "2 gradients"),
-        (lambda o, v: o.minimize(loss_with({v: None})), ValueError, "returned none for ['w']"),
+        (lambda o, v: o.minimize(loss_with({v: None})), ValueError, "does not depend on ['w']"),
         (
             lambda o, v: o.minimize(gpuopt.with_gradients(lambda: 1.0)),
             TypeError,

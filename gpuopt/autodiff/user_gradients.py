@@ -2,42 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from gpuopt.autodiff.engine import GradsAndVars, Loss, OnGradient, flatten
 from gpuopt.indexed_slices import IndexedSlices
 from gpuopt.variable import Variable, as_variable
 
-GradsAndVars = list[tuple[Any, Variable]]
 
+class UserEngine:
+    """Takes the gradients that a loss returns; see `Engine.compute`."""
 
-class UserGradients:
-    """A loss that returns `(value, gradients)`; see `with_gradients`."""
-
-    def __init__(self, loss: Callable[[], tuple[Any, Any]]) -> None:
-        self.loss = loss
-
-    def __call__(self) -> tuple[Any, Any]:
-        return self.loss()
-
-    def compute(self, var_list: Any = None, grad_loss: Any = None) -> tuple[Any, GradsAndVars]:
-        """Evaluates the loss once.
-
-        Args:
-            var_list: Variables, in nested lists if need be; by default those that have gradients.
-            grad_loss: The scalar that gradients are multiplied by.
-
-        Returns:
-            (value, pairs in the order of `var_list`, with None where there is no gradient).
+    def compute(
+        self,
+        loss_fn: Loss,
+        var_list: Any = None,
+        grad_loss: Any = None,
+        on_grad: OnGradient | None = None,
+    ) -> tuple[Any, GradsAndVars]:
+        """Evaluates the loss once; by default `var_list` is what it has gradients for.
 
         Raises:
             TypeError: the loss returned something else than `(value, gradients)`.
-            ValueError: a list of gradients does not match `var_list`.
+            ValueError: a list of gradients does not match `var_list`, or `grad_loss` is no scalar.
         """
         variables = None if var_list is None else [as_variable(v) for v in flatten(var_list)]
-        result = self.loss()
+        result = loss_fn()
         if not isinstance(result, tuple) or len(result) != 2:
             raise TypeError(
                 "a loss decorated with gpuopt.with_gradients must return (value, gradients), got "
@@ -48,16 +41,24 @@ class UserGradients:
         if grad_loss is not None:
             if np.ndim(grad_loss) != 0:
                 raise ValueError(
-                    f"grad_loss must be a scalar where the loss brings its own gradients, got "
+                    "grad_loss must be a scalar where the loss brings its own gradients, got "
                     f"shape {np.shape(grad_loss)}"
                 )
             pairs = [
                 (_scaled(gradient, float(grad_loss)), variable) for gradient, variable in pairs
             ]
+        if on_grad is not None:
+            for gradient, variable in pairs:
+                if gradient is not None:
+                    on_grad(gradient, variable)
+            pairs = [(None, variable) for _, variable in pairs]
         return value, pairs
 
 
-def with_gradients(loss: Callable[[], tuple[Any, Any]]) -> UserGradients:
+_engine = UserEngine()
+
+
+def with_gradients(loss: Callable[[], tuple[Any, Any]]) -> Callable[[], tuple[Any, Any]]:
     """Marks a loss that brings its own gradients, for `minimize` and `compute_gradients`.
 
     The loss takes no arguments and returns `(value, gradients)`: gradients is a mapping from
@@ -65,16 +66,13 @@ def with_gradients(loss: Callable[[], tuple[Any, Any]]) -> UserGradients:
     """
     if not callable(loss):
         raise TypeError(f"with_gradients decorates a function, got {loss!r}")
-    return UserGradients(loss)
 
+    @functools.wraps(loss)
+    def marked() -> tuple[Any, Any]:
+        return loss()
 
-def flatten(var_list: Any) -> Iterator[Any]:
-    """Walks nested lists and tuples of variables."""
-    if isinstance(var_list, list | tuple):
-        for element in var_list:
-            yield from flatten(element)
-    else:
-        yield var_list
+    marked.gradient_engine = _engine  # type: ignore[attr-defined]
+    return marked
 
 
 def _paired(gradients: Any, variables: list[Variable] | None) -> GradsAndVars:

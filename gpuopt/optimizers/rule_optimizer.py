@@ -120,8 +120,8 @@ class RuleOptimizer(Optimizer):
         )
 
     def _update(self, grad: Any, var: Variable) -> Update:
-        slots = [self._slots.table(name)[var.identity].value() for name in self.rule.slots]
-        return Update(var.value(), grad, slots)
+        slots = [self._slots.table(name)[var.identity].storage for name in self.rule.slots]
+        return Update(var.storage, grad, slots)
 
     def _scalars_for(self, variable: Variable) -> Mapping[str, np.floating[Any]]:
         with np.errstate(all="ignore"):

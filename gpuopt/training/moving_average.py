@@ -132,12 +132,12 @@ class ExponentialMovingAverage:
     def _checked_value(self, source: Any) -> Any:
         if callable(source):
             value = source()
-            value = value.value() if isinstance(value, Variable) else value
+            value = value.storage if isinstance(value, Variable) else value
             name = _expression_name(source)
             value = value if hasattr(value, "dtype") else np.float32(value)
         else:
             variable = as_variable(source)
-            value, name = variable.value(), variable.name
+            value, name = variable.storage, variable.name
         if value.dtype not in FLOAT_DTYPES:
             raise TypeError(
                 f'The variables must be half, float, or double: "{name}" has dtype {value.dtype}'
@@ -147,7 +147,7 @@ class ExponentialMovingAverage:
     def _shadow(self, variable: Variable) -> Variable:
         shadow = self._averages.get(variable.identity)
         if shadow is None:
-            shadow = new_slot_variable(variable, self._name, variable.value())
+            shadow = new_slot_variable(variable, self._name, variable.storage)
             self._averages[variable.identity] = shadow
         return shadow
 
@@ -174,7 +174,7 @@ def _expression_name(expression: Expression) -> str:
 
 
 def _move(average: Variable, value: Any, weight: np.floating[Any]) -> None:
-    average.assign_sub((average.value() - value) * weight)
+    average.assign_sub((average.storage - value) * weight)
 
 
 def _move_expression(state: _ExpressionAverage, value: Any, weight: np.floating[Any]) -> None:
@@ -184,4 +184,4 @@ def _move_expression(state: _ExpressionAverage, value: Any, weight: np.floating[
         return
     _move(biased, value, weight)
     local_step.assign_add(1)
-    average.assign(biased.value() / (1 - (1 - weight) ** local_step.value()))
+    average.assign(biased.storage / (1 - (1 - weight) ** local_step.storage))

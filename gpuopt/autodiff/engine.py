@@ -1,0 +1,112 @@
+"""What `compute_gradients` asks of whatever differentiates a loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, TypeAlias
+
+from gpuopt.identity import Identity
+from gpuopt.indexed_slices import IndexedSlices
+from gpuopt.variable import FLOAT_DTYPES, Variable
+
+Loss: TypeAlias = Callable[[], Any]
+Gradient: TypeAlias = Any | IndexedSlices | None
+GradsAndVars: TypeAlias = list[tuple[Gradient, Variable]]
+OnGradient: TypeAlias = Callable[[Any, Variable], None]
+
+
+class Engine(Protocol):
+    """Differentiates losses of one kind."""
+
+    def compute(
+        self,
+        loss_fn: Loss,
+        var_list: Any = None,
+        grad_loss: Any = None,
+        on_grad: OnGradient | None = None,
+    ) -> tuple[Any, GradsAndVars]:
+        """Runs the loss once, and differentiates it.
+
+        Args:
+            loss_fn: Takes no arguments. A loss that is not a scalar acts as its sum.
+            var_list: Variables and arrays, in nested lists if need be; by default the trainable
+                variables that the loss reads, in order of creation.
+            grad_loss: What the gradients are multiplied by: a scalar, or of the loss's shape.
+            on_grad: Called with each gradient and its variable as soon as the gradient is final,
+                inside the backward pass; the engine then forgets the gradient, and returns None
+                for it.
+
+        Returns:
+            (the loss's value, pairs in the order of `var_list`). A gradient is None where the loss
+            does not depend on the variable. Gradients may share memory: they are only to be read.
+        """
+
+
+class ReadRecorder:
+    """Notes which variables a loss reads, and has each be read as one and the same thing.
+
+    Attributes:
+        leaves: (variable, what it is read as), by identity, in order of the first read.
+        lookup: What `embedding_lookup` does while this recorder is told of reads.
+    """
+
+    def __init__(
+        self,
+        var_list: list[Variable] | None,
+        make_leaf: Callable[[Variable], Any],
+        make_constant: Callable[[Variable], Any],
+        lookup: Callable[[Any, Any], Any],
+    ) -> None:
+        self._wanted = None if var_list is None else {v.identity for v in var_list}
+        self._make_leaf = make_leaf
+        self._make_constant = make_constant
+        self.leaves: dict[Identity, tuple[Variable, Any]] = {}
+        self.lookup = lookup
+
+    def watches(self, variable: Variable) -> bool:
+        if variable.dtype not in FLOAT_DTYPES:
+            return False
+        if self._wanted is None:
+            return variable.trainable
+        return variable.identity in self._wanted
+
+    def read(self, variable: Variable) -> Any:
+        found = self.leaves.get(variable.identity)
+        if found is not None:
+            return found[1]
+        if not self.watches(variable):
+            return self._make_constant(variable)
+        leaf = self._make_leaf(variable)
+        self.leaves[variable.identity] = variable, leaf
+        return leaf
+
+    def variables(self) -> list[Variable]:
+        """The watched variables that were read, in order of creation."""
+        return sorted((variable for variable, _ in self.leaves.values()), key=Variable.serial)
+
+
+def traced_variables(var_list: Any) -> list[Variable] | None:
+    """Flattens a `var_list` for an engine that watches reads; None stays None.
+
+    Raises:
+        TypeError: something in it is no Variable. Reads of a plain array cannot be watched.
+    """
+    if var_list is None:
+        return None
+    variables = list(flatten(var_list))
+    for variable in variables:
+        if not isinstance(variable, Variable):
+            raise TypeError(
+                f"var_list holds {type(variable).__name__}, not a Variable: only a Variable's use "
+                "in a loss is seen. gpuopt.Variable(array, copy=False) shares an array's memory"
+            )
+    return variables
+
+
+def flatten(var_list: Any) -> Iterator[Any]:
+    """Walks nested lists and tuples of variables."""
+    if isinstance(var_list, list | tuple):
+        for element in var_list:
+            yield from flatten(element)
+    else:
+        yield var_list

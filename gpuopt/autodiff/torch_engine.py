@@ -1,0 +1,150 @@
+"""Losses written in torch, over variables whose memory torch shares."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from gpuopt.autodiff.engine import GradsAndVars, Loss, OnGradient, ReadRecorder, traced_variables
+from gpuopt.indexed_slices import IndexedSlices
+from gpuopt.recording import recording
+from gpuopt.variable import Variable
+
+
+class TorchEngine:
+    """Has torch differentiate; see `Engine.compute`.
+
+    A Variable is read as a torch tensor on its own memory, by DLPack and without a copy; gradients
+    come back the same way. A sparse gradient of `torch.nn.functional.embedding(..., sparse=True)`,
+    or of `gpuopt.embedding_lookup`, becomes IndexedSlices.
+    """
+
+    def compute(
+        self,
+        loss_fn: Loss,
+        var_list: Any = None,
+        grad_loss: Any = None,
+        on_grad: OnGradient | None = None,
+    ) -> tuple[Any, GradsAndVars]:
+        import torch
+
+        wanted = traced_variables(var_list)
+        reads = ReadRecorder(
+            wanted,
+            make_leaf=lambda variable: _tensor(variable).requires_grad_(),
+            make_constant=_tensor,
+            lookup=_lookup,
+        )
+        with recording(reads), torch.enable_grad():
+            loss = loss_fn()
+            loss = loss.value() if isinstance(loss, Variable) else loss
+        variables = reads.variables() if wanted is None else wanted
+        if not (isinstance(loss, torch.Tensor) and loss.requires_grad):
+            return _to_array(loss), [(None, variable) for variable in variables]
+        pairs = list(reads.leaves.values())
+        found: dict[Any, Any] = {}
+        if on_grad is None:
+            gradients = torch.autograd.grad(
+                loss, [leaf for _, leaf in pairs], _seed(loss, grad_loss), allow_unused=True
+            )
+            for (variable, _), gradient in zip(pairs, gradients, strict=True):
+                found[variable.identity] = _gradient(gradient, variable)
+        else:
+            _hand_over(pairs, on_grad)
+            loss.backward(_seed(loss, grad_loss))
+        return _to_array(loss), [(found.get(variable.identity), variable) for variable in variables]
+
+
+_engine = TorchEngine()
+
+
+def with_torch(loss: Callable[[], Any]) -> Callable[[], Any]:
+    """Marks a loss that is written in torch, for `minimize` and `compute_gradients`.
+
+    Raises:
+        ModuleNotFoundError: torch is not installed.
+    """
+    import torch  # noqa: F401 - says at once that it is missing
+
+    @functools.wraps(loss)
+    def marked() -> Any:
+        return loss()
+
+    marked.gradient_engine = _engine  # type: ignore[attr-defined]
+    return marked
+
+
+def _tensor(variable: Variable) -> Any:
+    import torch
+
+    if variable.dtype.kind == "V":  # bfloat16, which numpy's DLPack does not know
+        return torch.from_dlpack(variable.storage.view(np.int16)).view(torch.bfloat16)
+    return torch.from_dlpack(variable.storage)
+
+
+def _to_array(value: Any) -> Any:
+    import torch
+
+    if not isinstance(value, torch.Tensor):
+        return value
+    value = value.detach()
+    if value.dtype == torch.bfloat16:
+        import ml_dtypes
+
+        return _to_array(value.view(torch.int16)).view(ml_dtypes.bfloat16)
+    return np.from_dlpack(value)
+
+
+def _gradient(gradient: Any, variable: Variable) -> Any:
+    import torch
+
+    if gradient is None:
+        return None
+    if gradient.layout == torch.sparse_coo:
+        return IndexedSlices(
+            _to_array(gradient._values()), _to_array(gradient._indices()[0]), variable.shape
+        )
+    return _to_array(gradient)
+
+
+def _seed(loss: Any, grad_loss: Any) -> Any:
+    import torch
+
+    ones = torch.ones_like(loss)
+    if grad_loss is None:
+        return ones
+    given = grad_loss.storage if isinstance(grad_loss, Variable) else grad_loss
+    given = given if isinstance(given, torch.Tensor) else torch.as_tensor(given)
+    if tuple(given.shape) not in ((), tuple(loss.shape)):
+        raise ValueError(
+            f"grad_loss has shape {tuple(given.shape)}; the loss has shape {tuple(loss.shape)}"
+        )
+    return (ones * given).to(loss.dtype)
+
+
+def _hand_over(pairs: list[tuple[Variable, Any]], on_grad: OnGradient) -> None:
+    """Has torch call `on_grad` as soon as a leaf's gradient is complete, and then forget it."""
+    for variable, leaf in pairs:
+
+        def hook(leaf: Any, variable: Variable = variable) -> None:
+            on_grad(_gradient(leaf.grad, variable), variable)
+            leaf.grad = None
+
+        leaf.register_post_accumulate_grad_hook(hook)
+
+
+def _lookup(table: Any, ids: Any) -> Any:
+    import torch
+
+    if not isinstance(ids, torch.Tensor):
+        ids = torch.as_tensor(ids)
+    is_variable = isinstance(table, Variable)
+    weight = table.value() if is_variable else table
+    # torch's embedding wants a matrix: rows of any shape are flattened for it.
+    rows = torch.nn.functional.embedding(
+        ids, weight.reshape(weight.shape[0], -1), sparse=is_variable and weight.ndim == 2
+    )
+    return rows.reshape(*ids.shape, *weight.shape[1:])
