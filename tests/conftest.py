@@ -37,7 +37,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Keeps what lives as long as the session out of the collections below, which are then quick."""
+    """Keeps what lives as long as the session out of the collections below: they are quick then."""
     gc.collect()
     gc.freeze()
 
