@@ -5,12 +5,21 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+from importlib.util import find_spec
 
 import pytest
+
+from gpuopt.info import ask_driver
+
+
+def has_gpu() -> bool:
+    return ask_driver().problem is None and find_spec("cupy") is not None
+
 
 # Marker to (is it there, what to say if not).
 NEEDS = {
     "cxx": (lambda: shutil.which("g++") is not None, "g++ is not installed"),
+    "gpu": (has_gpu, "there is no GPU, or no CuPy"),
 }
 
 

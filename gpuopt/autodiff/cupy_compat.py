@@ -7,6 +7,7 @@ interface, with the same values. This holds for the whole process.
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -85,12 +86,14 @@ def _register_bfloat16() -> None:
 
 def _register_derivatives() -> None:
     _register_reductions()
+    _register_powers()
     _register_choices()
     _register_shapes()
     _register_products()
     _register_indexing()
     _register_lists()
     _register_logsumexp()
+    ArrayBox.__array__ = _refuse_conversion
     # np.f(box), spelled with numpy's own name, leads to what autograd records.
     ArrayBox.__array_function__ = _array_function
 
@@ -103,6 +106,13 @@ def _array_function(
     if name in _WRAPPED_BY_HAND and function is getattr(np, name):
         recorded = getattr(numpy_wrapper, name)
     return NotImplemented if recorded is None else recorded(*args, **options)
+
+
+def _refuse_conversion(self: Any, dtype: Any = None, copy: bool | None = None) -> Any:
+    raise TypeError(
+        "numpy would take an array out of the loss here and lose its gradient. Of several arrays or "
+        "numbers, autograd.numpy.array or numpy.stack makes one"
+    )
 
 
 # Reductions
@@ -187,6 +197,27 @@ def _register_reductions() -> None:
     defvjp(numpy_wrapper._primitive_var, var_vjp)
     defvjp(numpy_wrapper._primitive_std, std_vjp)
     defvjp(anp.trace, trace_vjp)
+
+
+# Powers and logarithms
+
+
+def _register_powers() -> None:
+    def base_vjp(ans: Any, x: Any, y: Any) -> Any:
+        return numpy_vjps.unbroadcast_f(x, lambda g: g * y * x ** anp.where(y, y - 1, 1.0))
+
+    def exponent_vjp(ans: Any, x: Any, y: Any) -> Any:
+        if isinstance(x, int | float):  # np.log of it would be a float64, and spread
+            log_x = float(np.log(x or 1.0))
+            return numpy_vjps.unbroadcast_f(y, lambda g: g * ans * log_x)
+        return numpy_vjps.unbroadcast_f(
+            y, lambda g: g * ans * anp.log(numpy_vjps.replace_zero(x, 1.0))
+        )
+
+    defvjp(anp.power, base_vjp, exponent_vjp)
+    defvjp(anp.exp2, lambda ans, x: lambda g: g * ans * math.log(2))
+    defvjp(anp.log2, lambda ans, x: lambda g: g / x / math.log(2))
+    defvjp(anp.log10, lambda ans, x: lambda g: g / x / math.log(10))
 
 
 # Choices between two arrays
@@ -365,15 +396,40 @@ def _register_indexing() -> None:
 
     def take_vjp(ans: Any, x: Any, indices: Any, axis: Any = None, **_: Any) -> Any:
         if axis is None:
-            return lambda g: anp.reshape(
-                _put_back(g, (indices,), vspace(anp.reshape(x, (-1,)))), anp.shape(x)
-            )
-        index = (*(slice(None),) * (axis % anp.ndim(x)), indices)
+            flat = array_module(indices).asarray(indices) % anp.size(x)
+            index = array_module(indices).unravel_index(flat, anp.shape(x))
+        else:
+            index = (*(slice(None),) * (axis % anp.ndim(x)), indices)
         return lambda g: _put_back(g, index, vspace(x))
+
+    def sort_vjp(ans: Any, x: Any, axis: Any = -1, **_: Any) -> Any:
+        if axis is None:
+            raise NotImplementedError("the gradient of sort needs an axis; ravel the array first")
+        order = anp.argsort(getattr(x, "_value", x), axis)
+        shape = anp.shape(x)
+        index: list[Any] = list(np.ix_(*map(np.arange, shape)))
+        index[axis] = order
+        return lambda g: _put_back(g, tuple(index), vspace(x))
+
+    def diagonal_vjp(ans: Any, x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
+        first, second = sorted((axis1 % anp.ndim(x), axis2 % anp.ndim(x)))
+        # Where numpy puts the dimension that two index arrays give.
+        position = first if second == first + 1 else 0
+
+        def vjp(g: Any) -> Any:
+            steps = np.arange(anp.shape(g)[-1])
+            index: list[Any] = [slice(None)] * anp.ndim(x)
+            index[axis1] = steps + max(-offset, 0)
+            index[axis2] = steps + max(offset, 0)
+            return _put_back(anp.moveaxis(g, -1, position), tuple(index), vspace(x))
+
+        return vjp
 
     defvjp(func(ArrayBox.__getitem__), item_vjp)
     defvjp(_put_back, lambda ans, x, index, space: lambda g: g[index])
     defvjp(anp.take, take_vjp)
+    defvjp(anp.sort, sort_vjp)
+    defvjp(anp.diagonal, diagonal_vjp)
 
 
 # Arrays made of arrays

@@ -1,0 +1,211 @@
+"""A stand-in for CuPy on machines without a GPU: arrays in host memory that refuse what CuPy does.
+
+Read from CuPy 14's cupy/_core/core.pyx: no implicit conversion to numpy, no numpy array as an
+operand, foreign operands left to their own class, and results that are always arrays, also of no
+dimensions. Where CuPy is installed, each function called is also looked up there, with its
+arguments.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import numbers
+import warnings
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+_REFUSAL = "Implicit conversion to a NumPy array is not allowed. Please use `.get()`"
+
+
+class ndarray:
+    __array_priority__ = 100
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, host: np.ndarray) -> None:
+        self._host = host
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        raise TypeError(_REFUSAL)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        out = options.pop("out", ())
+        known = ndarray, np.ndarray, numbers.Number, np.generic
+        if not all(isinstance(operand, known) for operand in (*inputs, *out)):
+            return NotImplemented
+        if method != "__call__":
+            return NotImplemented
+        if out:
+            options["out"] = tuple(map(_operand, out))
+        result = ufunc(*map(_operand, inputs), **options)
+        return out[0] if out else _on_device(result)
+
+    def __array_function__(self, function: Any, types: Any, args: Any, options: Any) -> Any:
+        if not all(issubclass(t, (ndarray, np.ndarray)) for t in types):
+            return NotImplemented
+        _look_up(function, args, options)
+        result = function(
+            *map(_operand, args), **{name: _operand(value) for name, value in options.items()}
+        )
+        return _on_device(result)
+
+    def __getitem__(self, index: Any) -> ndarray:
+        return _on_device(self._host[_index(index)])
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self._host[_index(index)] = _operand(value)
+
+    def __len__(self) -> int:
+        return len(self._host)
+
+    def __iter__(self) -> Any:
+        return (self[i] for i in range(len(self)))
+
+    def __bool__(self) -> bool:
+        return bool(self._host)
+
+    def __float__(self) -> float:
+        return float(self._host)
+
+    def __repr__(self) -> str:
+        return f"fake_cupy.{self._host!r}"
+
+    def get(self) -> np.ndarray:
+        return self._host.copy()
+
+
+def _attribute(name: str) -> property:
+    return property(lambda self: _on_device(getattr(self._host, name)))
+
+
+def _method(name: str) -> Callable[..., Any]:
+    return lambda self, *args, **options: _on_device(getattr(self._host, name)(*args, **options))
+
+
+def _operator(ufunc: np.ufunc, swapped: bool = False) -> Callable[..., Any]:
+    if ufunc.nin == 1:
+        return lambda self: ufunc(self)
+    return lambda self, other: ufunc(other, self) if swapped else ufunc(self, other)
+
+
+for _name in ("shape", "ndim", "size", "dtype", "strides", "T", "real"):
+    setattr(ndarray, _name, _attribute(_name))
+for _name in ("astype", "copy", "reshape", "ravel", "flatten", "swapaxes", "sum", "max"):
+    setattr(ndarray, _name, _method(_name))
+for _name, _ufunc in {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "truediv": np.true_divide,
+    "pow": np.power,
+    "matmul": np.matmul,
+}.items():
+    setattr(ndarray, f"__{_name}__", _operator(_ufunc))
+    setattr(ndarray, f"__r{_name}__", _operator(_ufunc, swapped=True))
+    setattr(
+        ndarray, f"__i{_name}__", lambda self, other, ufunc=_ufunc: ufunc(self, other, out=self)
+    )
+for _name, _ufunc in {
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "neg": np.negative,
+    "abs": np.absolute,
+}.items():
+    setattr(ndarray, f"__{_name}__", _operator(_ufunc))
+
+
+def asarray(value: Any, dtype: Any = None) -> ndarray:
+    host = value._host if isinstance(value, ndarray) else value
+    return ndarray(np.asarray(host, dtype))
+
+
+def asnumpy(array: Any) -> np.ndarray:
+    return array.get() if isinstance(array, ndarray) else np.asarray(array)
+
+
+def zeros(shape: Any, dtype: Any = float) -> ndarray:
+    return ndarray(np.zeros(shape, dtype))
+
+
+def ones(shape: Any, dtype: Any = float) -> ndarray:
+    return ndarray(np.ones(shape, dtype))
+
+
+def eye(n: int, m: int | None = None, k: int = 0, dtype: Any = float) -> ndarray:
+    return ndarray(np.eye(n, m, k, dtype))
+
+
+def concatenate(arrays: Any, axis: int = 0) -> ndarray:
+    return ndarray(np.concatenate([_operand(array) for array in arrays], axis))
+
+
+class add:
+    """Of cupy.add, what takes indices in host memory."""
+
+    @staticmethod
+    def at(array: ndarray, index: Any, values: Any) -> None:
+        np.add.at(array._host, _index(index), _operand(values))
+
+
+def _operand(value: Any) -> Any:
+    """Takes arrays off the device, also out of lists, where CuPy would accept them."""
+    if isinstance(value, ndarray):
+        return value._host
+    if isinstance(value, np.ndarray) or type(value).__name__.endswith("Box"):
+        raise TypeError(f"Unsupported type {type(value)}")
+    if isinstance(value, list | tuple):
+        return type(value)(map(_operand, value))
+    return value
+
+
+def _index(index: Any) -> Any:
+    """Indices alone may be in host memory."""
+    if isinstance(index, tuple):
+        return tuple(map(_index, index))
+    return index._host if isinstance(index, ndarray) else index
+
+
+def _on_device(result: Any) -> Any:
+    if isinstance(result, np.ndarray | np.generic):
+        return ndarray(np.asarray(result))
+    if isinstance(result, list) or (type(result) is tuple and _holds_arrays(result)):
+        return type(result)(map(_on_device, result))
+    return result
+
+
+def _holds_arrays(results: tuple[Any, ...]) -> bool:
+    return any(isinstance(result, np.ndarray) for result in results)
+
+
+@functools.cache
+def _cupy() -> Any:
+    if find_spec("cupy") is None:
+        return None
+    with warnings.catch_warnings(action="ignore"):  # of a missing driver
+        import cupy
+    return cupy
+
+
+def _look_up(function: Any, args: Any, options: Any) -> None:
+    """Raises TypeError where CuPy lacks the function, or would not take these arguments."""
+    if _cupy() is None:
+        return
+    path = [*function.__module__.split(".")[1:], function.__name__]
+    try:
+        in_cupy = functools.reduce(getattr, path, _cupy())
+    except AttributeError:
+        raise TypeError(f"cupy has no {'.'.join(path)}") from None
+    try:
+        signature = inspect.signature(in_cupy)
+    except ValueError:
+        return
+    signature.bind(*args, **options)
+    if options.get("order", "C") is None:
+        raise TypeError(f"cupy.{function.__name__} refuses order=None")
