@@ -100,6 +100,7 @@ for _name, _ufunc in {
     "sub": np.subtract,
     "mul": np.multiply,
     "truediv": np.true_divide,
+    "mod": np.remainder,
     "pow": np.power,
     "matmul": np.matmul,
 }.items():
@@ -144,6 +145,10 @@ def eye(n: int, m: int | None = None, k: int = 0, dtype: Any = float) -> ndarray
 
 def concatenate(arrays: Any, axis: int = 0) -> ndarray:
     return ndarray(np.concatenate([_operand(array) for array in arrays], axis))
+
+
+def unravel_index(flat: ndarray, shape: Any) -> tuple[ndarray, ...]:
+    return _on_device(np.unravel_index(flat._host, shape))
 
 
 class add:

@@ -136,7 +136,7 @@ EXPRESSIONS: dict[str, Callable[[Any, Any, Callable[[Any], Any]], Any]] = {
     "x[range, labels]": lambda xp, x, put: x[RANGE, LABELS] ** 2,
     "x[mask]": lambda xp, x, put: x[put(X > 1)] ** 2,
     "take": lambda xp, x, put: xp.take(x * x, put(IDS), axis=0),
-    "take of all": lambda xp, x, put: xp.take(x * x, np.array([7, -1, 7])),
+    "take of all": lambda xp, x, put: xp.take(x * x, put(np.array([7, -1, 7]))),
     "diag": lambda xp, x, put: xp.diag(x[:, 0] ** 2),
     "triu": lambda xp, x, put: xp.triu(x * x),
     "trace": lambda xp, x, put: xp.trace(x * x),

@@ -110,8 +110,8 @@ def _array_function(
 
 def _refuse_conversion(self: Any, dtype: Any = None, copy: bool | None = None) -> Any:
     raise TypeError(
-        "numpy would take an array out of the loss here and lose its gradient. Of several arrays or "
-        "numbers, autograd.numpy.array or numpy.stack makes one"
+        "numpy would take an array out of the loss here, and lose its gradient. To make one of "
+        "several arrays or numbers, use autograd.numpy.array or numpy.stack"
     )
 
 
