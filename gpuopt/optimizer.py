@@ -419,8 +419,8 @@ def _refuse_no_gradients(loss: Loss, variables: list[Variable]) -> None:
 
 
 def _dtype_of(value: Any) -> np.dtype[Any]:
-    """The dtype of a number or array, where Python's float counts as float32."""
+    """The dtype of a number, array or tensor, where Python's float counts as float32."""
     if type(value) is float:
         return np.dtype(np.float32)
-    dtype: np.dtype[Any] = value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype
-    return dtype
+    dtype = value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype
+    return np.dtype(str(dtype).removeprefix("torch."))

@@ -20,6 +20,7 @@ def has_gpu() -> bool:
 NEEDS = {
     "cxx": (lambda: shutil.which("g++") is not None, "g++ is not installed"),
     "gpu": (has_gpu, "there is no GPU, or no CuPy"),
+    "torch": (lambda: find_spec("torch") is not None, "torch is not installed"),
 }
 
 

@@ -52,6 +52,9 @@ class ndarray:
         )
         return _on_device(result)
 
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 0  # CUDA, device 0
+
     def __getitem__(self, index: Any) -> ndarray:
         return _on_device(self._host[_index(index)])
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from autograd.core import VJPNode, add_outgrads, vspace
 from autograd.extend import Box, defvjp, primitive
 from autograd.tracer import isbox, new_box
-from autograd.util import toposort
 
 from gpuopt.autodiff import cupy_compat
 from gpuopt.autodiff.engine import GradsAndVars, Loss, OnGradient, ReadRecorder, traced_variables
@@ -37,10 +37,15 @@ class AutogradEngine:
         cupy_compat.install()
         wanted = traced_variables(var_list)
         trace = _trace_level()
+        outer = recorder()  # of a loss that calls this one; it is told of the same reads
+
+        def read_outside(variable: Variable) -> Any:
+            return variable.storage if outer is None else outer.read(variable)
+
         reads = ReadRecorder(
             wanted,
-            make_leaf=lambda variable: new_box(variable.storage, trace, VJPNode.new_root()),
-            make_constant=lambda variable: variable.storage,
+            make_leaf=lambda variable: new_box(read_outside(variable), trace, VJPNode.new_root()),
+            make_constant=read_outside,
             lookup=_traced_lookup,
         )
         with recording(reads):
@@ -77,25 +82,52 @@ def _seed(value: Any, grad_loss: Any) -> Any:
 def _backward(
     loss: Any, seed: Any, leaves: dict[Any, Variable], on_grad: OnGradient | None
 ) -> dict[Identity, Any]:
-    """Goes through what was recorded in reverse, freeing it on the way."""
+    """Goes through what was recorded in reverse, freeing it on the way.
+
+    A gradient is final when all that its node went into has passed its part on.
+    """
     pending: dict[Any, tuple[Any, bool]] = {loss._node: (seed, False)}
+    uses = _count_uses(loss._node)
+    final = []
     found: dict[Identity, Any] = {}
-    for node in toposort(loss._node):
-        gradient = pending.pop(node)[0]
+
+    def finish(node: Any) -> None:
         variable = leaves.get(node)
-        if variable is not None:
-            gradient = _of_variable(gradient, variable)
-            if on_grad is None:
-                found[variable.identity] = gradient
-            else:
-                on_grad(gradient, variable)
-            continue
+        if variable is None:
+            final.append(node)
+            return
+        gradient = _of_variable(pending.pop(node)[0], variable)
+        if on_grad is None:
+            found[variable.identity] = gradient
+        else:
+            on_grad(gradient, variable)
+
+    finish(loss._node)
+    while final:
+        node = final.pop()
+        gradient = pending.pop(node)[0]
         if isinstance(gradient, IndexedSlices):  # of a table that the loss computed
             gradient = _to_dense(gradient)
         for parent, contribution in zip(node.parents, node.vjp(gradient), strict=True):
             pending[parent] = _added(pending.get(parent), contribution)
+            uses[parent] -= 1
+            if uses[parent] == 0:
+                finish(parent)
         node.vjp = None  # lets go of the values that it needed
     return found
+
+
+def _count_uses(end: Any) -> dict[Any, int]:
+    """Returns how often each node that leads to `end` was an argument of another."""
+    uses: dict[Any, int] = {end: 0}
+    nodes = [end]
+    while nodes:
+        for parent in nodes.pop().parents:
+            if parent not in uses:
+                uses[parent] = 0
+                nodes.append(parent)
+            uses[parent] += 1
+    return uses
 
 
 def _added(sum_so_far: tuple[Any, bool] | None, gradient: Any) -> tuple[Any, bool]:
@@ -130,6 +162,8 @@ def _to_dense(slices: IndexedSlices) -> Any:
 
 def _of_variable(gradient: Any, variable: Variable) -> Any:
     """Gives a gradient its variable's dtype, and makes numpy's scalars arrays."""
+    if isbox(gradient):  # an outer loss goes on with it
+        return gradient
     if isinstance(gradient, IndexedSlices):
         if gradient.dtype == variable.dtype:
             return gradient
@@ -162,13 +196,13 @@ def _traced_lookup(table: Any, ids: Any) -> Any:
     return _lookup(table, ids if ids.dtype in ("int32", "int64") else ids.astype("int64"))
 
 
-def _as_read(name: str, otherwise: Any) -> property:
+def _as_read(name: str, otherwise: Callable[[Variable], Any]) -> property:
     """A property of the box that a Variable reads as in this thread's loss."""
 
     def get(variable: Variable) -> Any:
         by = recorder()
-        watched = by is not None and by.watches(variable)
-        return getattr(by.read(variable), name, otherwise) if by and watched else otherwise
+        read = None if by is None else by.read(variable)
+        return getattr(read, name) if isbox(read) else otherwise(variable)
 
     return property(get)
 
@@ -176,5 +210,9 @@ def _as_read(name: str, otherwise: Any) -> property:
 # A function of `autograd.numpy` must see a Variable among its arguments as the box that it reads
 # as: otherwise it would record the box inside the value of another box, and lose its gradient.
 Box.types.add(Variable)
-for _name, _otherwise in (("_trace", _NO_TRACE), ("_node", None), ("_value", None)):
+for _name, _otherwise in (
+    ("_trace", lambda variable: _NO_TRACE),
+    ("_node", lambda variable: None),
+    ("_value", lambda variable: variable.storage),
+):
     setattr(Variable, _name, _as_read(_name, _otherwise))

@@ -141,10 +141,9 @@ def _lookup(table: Any, ids: Any) -> Any:
 
     if not isinstance(ids, torch.Tensor):
         ids = torch.as_tensor(ids)
+    ids = ids.long()
     is_variable = isinstance(table, Variable)
     weight = table.value() if is_variable else table
-    # torch's embedding wants a matrix: rows of any shape are flattened for it.
-    rows = torch.nn.functional.embedding(
-        ids, weight.reshape(weight.shape[0], -1), sparse=is_variable and weight.ndim == 2
-    )
-    return rows.reshape(*ids.shape, *weight.shape[1:])
+    if is_variable and weight.ndim == 2:
+        return torch.nn.functional.embedding(ids, weight, sparse=True)
+    return weight[ids]  # torch has sparse gradients of matrices alone
