@@ -14,6 +14,7 @@ from bench.workloads import workloads
 def main() -> None:
     parser = argparse.ArgumentParser(prog="bench", description=__doc__)
     parser.add_argument("--rounds", type=int, default=30, help="samples of each contender")
+    parser.add_argument("--only", metavar="TEXT", help="the workloads with TEXT in their names")
     parser.add_argument("--no-results", action="store_true", help="only print")
     options = parser.parse_args()
     if options.rounds < 2:
@@ -22,24 +23,29 @@ def main() -> None:
     bandwidth = copy_bandwidth()
     measured = {}
     for workload in workloads():
+        if options.only is not None and options.only not in workload.name:
+            continue
         timings = measure(workload, options.rounds, bandwidth)
         measured[workload.name] = {
             "description": workload.description,
             "bytes_moved": workload.bytes_moved,
+            "operations": workload.operations,
             "contenders": timings,
         }
         table = Table(title=workload.description)
-        for heading in ("", "median ms", "p10", "p90", "GB/s", "of copy", "gpuopt's time / its"):
+        headings = ("", "median ms", "p10", "p90", "ours / its", "GB/s", "of copy", "us each")
+        for heading in headings:
             table.add_column(heading, justify="right" if heading else "left")
         for name, timing in timings.items():
             table.add_row(
                 name,
-                f"{timing.median_ms:.2f}",
-                f"{timing.p10_ms:.2f}",
-                f"{timing.p90_ms:.2f}",
-                f"{timing.gb_per_s:.1f}",
-                f"{timing.share_of_copy:.0%}",
+                f"{timing.median_ms:.3f}",
+                f"{timing.p10_ms:.3f}",
+                f"{timing.p90_ms:.3f}",
                 f"{timing.ratio:.2f}",
+                "" if timing.gb_per_s is None else f"{timing.gb_per_s:.1f}",
+                "" if timing.share_of_copy is None else f"{timing.share_of_copy:.0%}",
+                "" if timing.us_per_operation is None else f"{timing.us_per_operation:.2f}",
             )
         console.print(table)
     if not options.no_results:

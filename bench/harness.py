@@ -31,14 +31,16 @@ class Workload:
     Attributes:
         name: Which job.
         description: What it is, in a sentence.
-        bytes_moved: What a step must read and write at the least.
         contenders: Name to a function that does one step; ours is called "gpuopt".
+        bytes_moved: What a step must read and write at the least, where memory is the limit.
+        operations: How many operations a step has, where the cost of each counts.
     """
 
     name: str
     description: str
-    bytes_moved: int
     contenders: Mapping[str, Callable[[], object]]
+    bytes_moved: int | None = None
+    operations: int | None = None
 
 
 @dataclass(frozen=True)
@@ -46,17 +48,19 @@ class Timing:
     """One contender's samples, in milliseconds, and what follows from them.
 
     Attributes:
+        ratio: Median over the rounds of gpuopt's time divided by this contender's.
         gb_per_s: `bytes_moved` by the median time, in 10^9 bytes a second.
         share_of_copy: Of the measured bandwidth of a copy.
-        ratio: Median over the rounds of gpuopt's time divided by this contender's.
+        us_per_operation: The median time by `operations`, in microseconds.
     """
 
     median_ms: float
     p10_ms: float
     p90_ms: float
-    gb_per_s: float
-    share_of_copy: float
     ratio: float
+    gb_per_s: float | None
+    share_of_copy: float | None
+    us_per_operation: float | None
     samples_ms: list[float]
 
 
@@ -113,14 +117,17 @@ def _timing(
     workload: Workload, times: list[float], ours: list[float], copy_bytes_per_second: float
 ) -> Timing:
     deciles = quantiles(times, n=10, method="inclusive")
-    bytes_per_second = workload.bytes_moved / (1e-3 * median(times))
+    seconds = 1e-3 * median(times)
+    speed = None if workload.bytes_moved is None else workload.bytes_moved / seconds
+    each = None if workload.operations is None else seconds / workload.operations
     return Timing(
         median_ms=round(median(times), 4),
         p10_ms=round(deciles[0], 4),
         p90_ms=round(deciles[-1], 4),
-        gb_per_s=round(bytes_per_second / 1e9, 2),
-        share_of_copy=round(bytes_per_second / copy_bytes_per_second, 3),
         ratio=round(median(a / b for a, b in zip(ours, times, strict=True)), 3),
+        gb_per_s=None if speed is None else round(speed / 1e9, 2),
+        share_of_copy=None if speed is None else round(speed / copy_bytes_per_second, 3),
+        us_per_operation=None if each is None else round(1e6 * each, 2),
         samples_ms=[round(time, 4) for time in times],
     )
 

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 import numpy as np
 
 import gpuopt
+from bench import autodiff
 from bench.harness import Workload
 
 _ELEMENTS = 16 * 2**20
@@ -17,6 +18,7 @@ _TENSORS = 4
 def workloads() -> Iterator[Workload]:
     """Makes each workload when its turn has come, so that only one is in memory."""
     yield dense_adam()
+    yield from autodiff.workloads()
 
 
 def dense_adam() -> Workload:
