@@ -66,6 +66,7 @@ def _demo(options: argparse.Namespace) -> int:
                     dtype=np.dtype(_DTYPES[options.dtype]),
                     steps=options.steps,
                     seed=options.seed,
+                    autodiff=options.autodiff,
                     on_step=on_step,
                 )
             )
@@ -105,6 +106,11 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--steps", type=_positive, default=DEFAULT_STEPS, help="batches to train on")
     demo.add_argument("--dtype", choices=_DTYPES, default="float32", help="of the weights")
     demo.add_argument("--seed", type=_seed, default=0, help="for weights and batches")
+    demo.add_argument(
+        "--autodiff",
+        action="store_true",
+        help="differentiate the loss, instead of gradients written by hand",
+    )
     demo.add_argument(
         "--output", type=_picture, default="digits-curves.png", help="where the curves go"
     )

@@ -157,6 +157,18 @@ def test_adam_survives_second_moments_too_small_for_float16(optimizer: str) -> N
     assert result.accuracies[-1][2] >= 0.95
 
 
+@pytest.mark.parametrize("optimizer", TUNED)
+def test_differentiated_and_hand_written_gradients_give_the_same_curves(optimizer: str) -> None:
+    # These two make the weights anew from sums, where differences of rounding cancel less.
+    in_float32 = 1e-3 if optimizer in ("Ftrl", "AdagradDA") else 1e-6
+    for dtype, tolerance in ((np.float32, in_float32), (np.float64, 1e-12)):
+        by_hand, differentiated = (
+            train(optimizer, device=Device.cpu, dtype=np.dtype(dtype), steps=100, autodiff=autodiff)
+            for autodiff in (False, True)
+        )
+        np.testing.assert_allclose(differentiated.losses, by_hand.losses, rtol=tolerance)
+
+
 def test_the_same_seed_gives_the_same_losses_and_another_seed_others() -> None:
     first, again, other = (train_on_cpu("Adam", steps=20, seed=seed).losses for seed in (1, 1, 2))
     assert first == again
@@ -202,6 +214,12 @@ def test_the_demo_prints_a_table_and_no_progress_into_a_file(tmp_path: Path) -> 
     for heading in ("device", "optimizer", "steps/s", "train", "test", "accuracy"):
         assert heading in words
     assert re.search(r"cpu +│ Adam +│ +[\d,]+ │ +\d+% │ +\d+\.\d% │ +\d+\.\d% ", words)
+
+
+def test_the_demo_differentiates_its_loss_where_asked(tmp_path: Path) -> None:
+    finished = run("demo", "--steps", "3", "--autodiff", cwd=tmp_path)
+    assert finished.returncode == 0, finished.stderr
+    assert "│ Adam " in finished.stdout
 
 
 def test_all_optimizers_get_a_row_with_their_whole_name(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A wide-and-deep classifier with hand-written gradients, on numpy or any module like it."""
+"""A wide-and-deep classifier, and its gradients by hand, on numpy or any module like it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from gpuopt.array_operators import value_of
+from gpuopt.autodiff import embedding_lookup
 from gpuopt.backends import backend_for
 from gpuopt.demo.digits import NUM_CLASSES, NUM_INTENSITIES, NUM_PIXELS
 from gpuopt.device import Device
@@ -61,25 +63,27 @@ class WideAndDeep:
         """Returns [num_images, 10] scores of [num_images, 64] intensities."""
         return self._forward(images)[0]
 
-    def loss_and_gradients(
-        self, images: Any, labels: Any
-    ) -> tuple[float, list[tuple[Any, Variable]]]:
-        """Returns the mean cross-entropy and its (gradient, variable) pairs.
+    def loss(self, images: Any, labels: Any) -> Any:
+        """Returns the mean cross-entropy, as `compute_gradients` differentiates it.
 
         Args:
             images: [batch_size, 64] intensities.
             labels: [batch_size] classes.
         """
+        return self._cross_entropy(self._log_probabilities(self.scores(images)), labels)
+
+    def loss_and_gradients(
+        self, images: Any, labels: Any
+    ) -> tuple[float, list[tuple[Any, Variable]]]:
+        """Returns `loss` and its (gradient, variable) pairs, written by hand."""
         xp = self._xp
         scores, rows, pixels, hidden = self._forward(images)
         batch_size = len(labels)
-        of_label = xp.arange(batch_size), labels
-        scores -= scores.max(axis=1, keepdims=True)
-        log_sums = xp.log(xp.exp(scores).sum(axis=1, keepdims=True))
-        loss = float((log_sums[:, 0] - scores[of_label]).mean())
+        log_probabilities = self._log_probabilities(scores)
+        loss = float(self._cross_entropy(log_probabilities, labels))
 
-        d_scores = xp.exp(scores - log_sums)
-        d_scores[of_label] -= 1
+        d_scores = xp.exp(log_probabilities)
+        d_scores[xp.arange(batch_size), labels] -= 1
         d_scores /= batch_size
         # Each pixel of an image adds its row to the scores, so each row receives their gradient.
         d_rows = xp.repeat(d_scores * _WIDE_SCALE, NUM_PIXELS, axis=0)
@@ -98,14 +102,21 @@ class WideAndDeep:
 
     def _forward(self, images: Any) -> tuple[Any, Any, Any, Any]:
         rows = images + self._first_row
-        wide = _real(self._table)[rows].sum(axis=1) * _WIDE_SCALE
+        wide = _real(embedding_lookup(self._table, rows)).sum(axis=1) * _WIDE_SCALE
         pixels = (images / (NUM_INTENSITIES - 1)).astype(wide.dtype)
         hidden = self._xp.tanh(pixels @ _real(self._hidden_kernel) + _real(self._hidden_bias))
         deep = hidden @ _real(self._output_kernel) + _real(self._output_bias)
         return wide + deep, rows, pixels, hidden
 
+    def _log_probabilities(self, scores: Any) -> Any:
+        scores = scores - scores.max(axis=1, keepdims=True)
+        return scores - self._xp.log(self._xp.exp(scores).sum(axis=1, keepdims=True))
 
-def _real(variable: Variable) -> Any:
-    """The array to compute with: 16-bit weights are stored so, but computed with in float32."""
-    wide_enough = variable.dtype in (np.float32, np.float64)
-    return variable.value() if wide_enough else variable.value().astype(np.float32)
+    def _cross_entropy(self, log_probabilities: Any, labels: Any) -> Any:
+        return -log_probabilities[self._xp.arange(len(labels)), labels].mean()
+
+
+def _real(array: Any) -> Any:
+    """What to compute with: 16-bit weights are stored so, but computed with in float32."""
+    array = value_of(array)
+    return array if array.dtype in (np.float32, np.float64) else array.astype(np.float32)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
+from gpuopt.autodiff import engine_of
 from gpuopt.backends import backend_for
 from gpuopt.demo.digits import Digits, load_digits
 from gpuopt.demo.model import WideAndDeep
@@ -47,6 +49,7 @@ def train(
     dtype: np.dtype[Any],
     steps: int = DEFAULT_STEPS,
     seed: int = 0,
+    autodiff: bool = False,
     on_step: Callable[[], None] = lambda: None,
 ) -> Result:
     """Trains the demo's model.
@@ -57,6 +60,7 @@ def train(
         dtype: What the weights are stored in.
         steps: How many batches to train on.
         seed: For the first weights and the order of the images.
+        autodiff: Whether the loss is differentiated, instead of the gradients written by hand.
         on_step: Called after each step.
     """
     xp = backend_for(device).xp
@@ -65,11 +69,12 @@ def train(
     global_step = Variable(0, name="global_step", trainable=False, dtype=np.int64, device=device)
     tuned = make_optimizer(optimizer, global_step)
     result = Result(device, optimizer)
+    differentiate = partial(_differentiate, model) if autodiff else model.loss_and_gradients
     batches = _batches(train_set, seed)
     for step in range(1, steps + 1):
         images, labels = (xp.asarray(array) for array in next(batches))
         started = perf_counter()
-        loss, grads_and_vars = model.loss_and_gradients(images, labels)
+        loss, grads_and_vars = differentiate(images, labels)
         differentiated = perf_counter()
         tuned.apply_gradients(grads_and_vars, global_step=global_step)
         finished = perf_counter()
@@ -81,6 +86,16 @@ def train(
             result.accuracies.append((step, seen, unseen))
         on_step()
     return result
+
+
+def _differentiate(
+    model: WideAndDeep, images: Any, labels: Any
+) -> tuple[float, list[tuple[Any, Variable]]]:
+    def loss() -> Any:
+        return model.loss(images, labels)
+
+    value, grads_and_vars = engine_of(loss).compute(loss, model.variables)
+    return float(value), grads_and_vars
 
 
 def _batches(digits: Digits, seed: int) -> Iterator[Digits]:
