@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
+# What a guide's model must have learnt at its end.
+OUTCOMES: dict[str, Callable[[Any], bool]] = {
+    "logistic_regression.md": lambda names: names["accuracy"] > 0.95,
+    "perceptron.md": lambda names: names["accuracy"] > 0.95,
+    "embeddings.md": lambda names: names["after"] < 0.1 * names["before"],
+}
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -22,6 +30,11 @@ def test_examples_of_a_page_run_in_order(page: Path) -> None:
     names: dict[str, object] = {}
     for example in examples(page):
         exec(compile(example, page.name, "exec"), names)
+    assert OUTCOMES.get(page.name, lambda names: True)(names)
+
+
+def test_every_outcome_has_its_guide() -> None:
+    assert set(OUTCOMES) <= {page.name for page in PAGES}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
