@@ -1,0 +1,1 @@
+"""Updates on NVIDIA GPUs, by kernels that NVRTC compiles at run time."""
