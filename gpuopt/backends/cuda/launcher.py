@@ -43,7 +43,7 @@ class Launcher(Protocol):
         """
 
 
-def check_arguments(kernel: Kernel, arguments: Sequence[Any], array_type: type) -> None:
+def check_arguments(kernel: Kernel, arguments: Sequence[Any], array_type: type[Any]) -> None:
     """Refuses what a kernel does not take. CuPy itself passes on anything, bit by bit.
 
     Raises:
@@ -53,9 +53,7 @@ def check_arguments(kernel: Kernel, arguments: Sequence[Any], array_type: type) 
         raise TypeError(
             f"{kernel.expression} takes {len(kernel.parameters)} arguments, got {len(arguments)}"
         )
-    for position, (argument, expected) in enumerate(
-        zip(arguments, kernel.parameters, strict=True)
-    ):
+    for position, (argument, expected) in enumerate(zip(arguments, kernel.parameters, strict=True)):
         if isinstance(argument, array_type):
             got = f"*{argument.dtype.name}"
             if expected == "*void":
