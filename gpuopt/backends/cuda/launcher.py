@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -35,6 +35,12 @@ class Launcher(Protocol):
         Raises:
             TypeError: an argument is not what the kernel takes.
         """
+
+    def address(self, array: Any) -> int:
+        """Returns where an array's first element is."""
+
+    def stream(self) -> Hashable:
+        """Returns the current stream: work on one stream is done in order."""
 
     def upload(self, target: Any, source: np.ndarray[Any, Any]) -> None:
         """Copies host memory to a contiguous device array of the same size and type.

@@ -1,0 +1,227 @@
+"""Updates on one GPU, by kernels."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import numpy as np
+
+from gpuopt.backends.backend import Scalars, Update, compute_type
+from gpuopt.backends.cuda import kernels
+from gpuopt.backends.cuda.launch_shapes import (
+    DENSE_CHUNK,
+    DENSE_THREADS,
+    PIECE,
+    ROW_THREADS,
+    lanes_per_row,
+    num_blocks,
+)
+from gpuopt.backends.cuda.launcher import Launcher
+from gpuopt.backends.cuda.sorted_rows import SortedRows, sort_rows
+from gpuopt.backends.cuda.update_plan import UpdatePlan
+from gpuopt.backends.cuda.workspace import Workspace
+from gpuopt.device import Device
+from gpuopt.update_rule import UpdateRule
+
+_PACK_BYTES = 16
+# Sets of variables whose tables are kept: a training loop has a few.
+_MAX_PLANS = 64
+
+
+class CudaBackend:
+    """A GPU's backend; see `Backend` for what each method promises.
+
+    Work goes to the current stream. Threads may share a backend: one at a time enqueues.
+    """
+
+    def __init__(self, device: Device, launcher: Launcher) -> None:
+        self.device = device
+        self.xp = launcher.xp
+        self._launcher = launcher
+        self._lock = threading.Lock()
+        self._plans: OrderedDict[Hashable, UpdatePlan] = OrderedDict()
+        self._workspaces: dict[Hashable, Workspace] = {}
+        # {0, 0}, or {1 + number of a variable, a row that it does not have}.
+        self._refused = self.xp.zeros(2, dtype=np.uint64)
+
+    def full(self, shape: tuple[int, ...], dtype: np.dtype[Any], value: Any) -> Any:
+        storage = self.xp.empty(shape, dtype=dtype)
+        storage[...] = self.xp.asarray(value)
+        return storage
+
+    def to_host(self, array: Any) -> np.ndarray[Any, Any]:
+        return self.xp.asnumpy(array)  # type: ignore[no-any-return]
+
+    def apply_dense(self, rule: UpdateRule, updates: Sequence[Update], scalars: Scalars) -> None:
+        updates = [update for update in updates if update.var.size]
+        if not updates:
+            return
+        flat = [self._flat(update) for update in updates]
+        dtype = updates[0].var.dtype
+        with self._lock:
+            plan = self._plan(rule, flat)
+            num_chunks = plan.chunks.shape[0]
+            self._launcher.launch(
+                kernels.dense_update(rule, dtype.name),
+                num_blocks(num_chunks, 1, self._launcher.num_multiprocessors),
+                DENSE_THREADS,
+                [
+                    *(plan.table, np.int64(len(flat)), plan.chunks, np.int64(num_chunks)),
+                    *(np.int64(DENSE_CHUNK), self._scalar_block(rule, dtype, scalars)),
+                    self._refused,
+                ],
+            )
+        for update, worked_on in zip(updates, flat, strict=True):
+            self._put_back(update, worked_on)
+
+    def apply_sparse(
+        self, rule: UpdateRule, update: Update, scalars: Scalars, *, touches_all_rows: bool
+    ) -> None:
+        if not update.var.size:
+            return
+        flat = self._flat(update)
+        with self._lock:
+            self._apply_sparse(rule, flat, scalars, touches_all_rows)
+        self._put_back(update, flat)
+
+    def sum_duplicate_rows(self, values: Any, indices: Any) -> tuple[Any, Any]:
+        real = np.dtype(compute_type(values.dtype))
+        if not indices.size or not values.size:
+            return values.astype(real), indices
+        values = self.xp.ascontiguousarray(values)
+        width = math.prod(values.shape[1:])
+        with self._lock:
+            workspace = self._workspace()
+            rows = sort_rows(
+                self._launcher, workspace, indices, int(indices.max()) + 1, self._refused
+            )
+            parts = self._sum_pieces(rows, values, width, workspace)
+            sums = self.xp.empty((int(rows.num_runs[0]), *values.shape[1:]), dtype=real)
+            lanes = lanes_per_row(width, 1)
+            self._launcher.launch(
+                kernels.sum_runs(values.dtype.name),
+                self._row_blocks(sums.shape[0], lanes),
+                ROW_THREADS,
+                [
+                    *(values, rows.positions, rows.begins, rows.num_runs, parts),
+                    *(np.int64(width), sums, np.int32(lanes), self._refused),
+                ],
+            )
+            first = rows.positions[rows.begins[: sums.shape[0]]]
+            order = self.xp.argsort(first)
+            return sums[order], indices[first[order]]
+
+    def _apply_sparse(
+        self, rule: UpdateRule, update: Update, scalars: Scalars, touches_all_rows: bool
+    ) -> None:
+        var, grad, slots, indices = update
+        assert indices is not None
+        name = var.dtype.name
+        height, width = var.shape[0], math.prod(var.shape[1:])
+        workspace = self._workspace()
+        block = self._scalar_block(rule, var.dtype, scalars)
+        table = workspace.take("table", 1 + len(slots), "int64")
+        addresses = [self._launcher.address(array) for array in (var, *slots)]
+        self._launcher.upload(table, np.array(addresses, np.int64))
+        touched = workspace.zeros("touched", -(-height // 32), "uint32")
+        marks = touched if touches_all_rows else None
+        rows = None
+        if indices.size:
+            rows = sort_rows(
+                self._launcher, workspace, indices, height, self._refused, touched=marks
+            )
+        if touches_all_rows:
+            elements = var.size // self._pack_size(var.dtype)
+            self._launcher.launch(
+                kernels.update_other_rows(rule, name),
+                num_blocks(elements, ROW_THREADS, self._launcher.num_multiprocessors),
+                ROW_THREADS,
+                [table, np.int64(var.size), np.int64(width), block, touched, self._refused],
+            )
+        if rows is None:
+            return
+        lanes = lanes_per_row(width, self._pack_size(var.dtype))
+        parts = self._sum_pieces(rows, grad, width, workspace)
+        self._launcher.launch(
+            kernels.sparse_update(rule, name, rows.keys.dtype.name),
+            self._row_blocks(min(rows.num_rows, height), lanes),
+            ROW_THREADS,
+            [
+                *(table, grad, rows.keys, rows.positions, rows.begins, rows.num_runs, parts),
+                *(np.int64(width), block, touched, np.int32(touches_all_rows), np.int32(lanes)),
+                self._refused,
+            ],
+        )
+
+    def _sum_pieces(self, rows: SortedRows, grad: Any, width: int, workspace: Workspace) -> Any:
+        """Enqueues the sums of long runs' parts; returns where they are."""
+        num_pieces = -(-rows.num_rows // PIECE)
+        real = np.dtype(compute_type(grad.dtype)).name
+        parts = workspace.take("parts", 2 * num_pieces * width, real)
+        if num_pieces > 2:  # shorter runs have no parts
+            lanes = lanes_per_row(width, self._pack_size(grad.dtype))
+            self._launcher.launch(
+                kernels.sum_pieces(grad.dtype.name),
+                self._row_blocks(num_pieces, lanes),
+                ROW_THREADS,
+                [
+                    *(grad, rows.positions, np.int64(rows.num_rows), np.int64(width)),
+                    *(rows.begins, rows.run_of_piece, parts, np.int32(lanes), self._refused),
+                ],
+            )
+        return parts
+
+    def _plan(self, rule: UpdateRule, updates: Sequence[Update]) -> UpdatePlan:
+        address = self._launcher.address
+        fixed = np.array(
+            [[u.var.size, address(u.var), *map(address, u.slots)] for u in updates], np.int64
+        ).T
+        grads = np.array([address(update.grad) for update in updates], np.int64)
+        key = rule.name, self._launcher.stream(), fixed.tobytes(), updates[0].var.dtype
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = UpdatePlan(self._launcher, fixed, grads, DENSE_CHUNK)
+            self._plans[key] = plan
+            if len(self._plans) > _MAX_PLANS:
+                self._plans.popitem(last=False)
+        else:
+            self._plans.move_to_end(key)
+            plan.point_to(grads)
+        return plan
+
+    def _workspace(self) -> Workspace:
+        stream = self._launcher.stream()
+        found = self._workspaces.get(stream)
+        if found is None:
+            found = self._workspaces[stream] = Workspace(self._launcher)
+        return found
+
+    def _scalar_block(self, rule: UpdateRule, dtype: np.dtype[Any], scalars: Scalars) -> Any:
+        real = np.dtype(compute_type(dtype))
+        host = np.array([scalars[name] for name in rule.scalars], real)
+        block = self._workspace().take(f"scalars of {rule.name}", host.size, real.name)
+        self._launcher.upload(block, host)
+        return block
+
+    def _row_blocks(self, num_rows: int, lanes: int) -> int:
+        return num_blocks(num_rows * lanes, ROW_THREADS, self._launcher.num_multiprocessors)
+
+    def _pack_size(self, dtype: np.dtype[Any]) -> int:
+        return _PACK_BYTES // dtype.itemsize
+
+    def _flat(self, update: Update) -> Update:
+        """Replaces what is not contiguous by copies: kernels see flat memory."""
+        contiguous = self.xp.ascontiguousarray
+        slots = [contiguous(slot) for slot in update.slots]
+        rows = None if update.rows is None else contiguous(update.rows)
+        return Update(contiguous(update.var), contiguous(update.grad), slots, rows)
+
+    def _put_back(self, update: Update, flat: Update) -> None:
+        arrays = zip((update.var, *update.slots), (flat.var, *flat.slots), strict=True)
+        for array, worked_on in arrays:
+            if self._launcher.address(array) != self._launcher.address(worked_on):
+                array[...] = worked_on

@@ -1,0 +1,30 @@
+"""How many threads and blocks each kernel gets. They change the speed, never a result."""
+
+from __future__ import annotations
+
+# What the sources fix: sort_threads, tile_size, find_tile and piece_size of kernels/.
+SORT_THREADS = 256
+SORT_TILE = 2048
+FIND_THREADS = 256
+FIND_TILE = 2048
+PIECE = 128
+SUM_THREADS = 1024
+
+DENSE_THREADS = 256
+# Elements of a variable that a block updates before it takes others: 16 rounds of 16-byte accesses
+# in float32. A multiple of every pack.
+DENSE_CHUNK = 16384
+ROW_THREADS = 256
+# Blocks that wait their turn behind those that run, so that none runs dry.
+BLOCKS_PER_MULTIPROCESSOR = 16
+
+
+def num_blocks(items: int, threads: int, num_multiprocessors: int) -> int:
+    """Returns how many blocks share `items`, one for each thread in a pass."""
+    return max(1, min(-(-items // threads), BLOCKS_PER_MULTIPROCESSOR * num_multiprocessors))
+
+
+def lanes_per_row(row_width: int, pack_size: int) -> int:
+    """Returns how many threads share a row: a power of 2 up to a warp."""
+    parts = row_width // pack_size if row_width % pack_size == 0 else row_width
+    return min(32, 1 << max(0, parts - 1).bit_length())
