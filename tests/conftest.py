@@ -9,17 +9,23 @@ from importlib.util import find_spec
 
 import pytest
 
-from gpuopt.info import ask_driver
+from gpuopt.info import ask_driver, installed
 
 
 def has_gpu() -> bool:
     return ask_driver().problem is None and find_spec("cupy") is not None
 
 
+def has_nvrtc() -> bool:
+    wheels = ("cuda-core", "nvidia-cuda-nvrtc", "nvidia-cuda-nvdisasm")
+    return all(installed(wheel) is not None for wheel in wheels)
+
+
 # Marker to (is it there, what to say if not).
 NEEDS = {
     "cxx": (lambda: shutil.which("g++") is not None, "g++ is not installed"),
     "gpu": (has_gpu, "there is no GPU, or no CuPy"),
+    "nvrtc": (has_nvrtc, "cuda-core, NVRTC or nvdisasm is not installed"),
     "torch": (lambda: find_spec("torch") is not None, "torch is not installed"),
 }
 
