@@ -16,6 +16,11 @@ def has_gpu() -> bool:
     return ask_driver().problem is None and find_spec("cupy") is not None
 
 
+def has_emulator() -> bool:
+    headers = ("nvidia-cuda-runtime", "nvidia-cuda-crt")
+    return shutil.which("g++") is not None and all(map(installed, headers))
+
+
 def has_nvrtc() -> bool:
     wheels = ("cuda-core", "nvidia-cuda-nvrtc", "nvidia-cuda-nvdisasm")
     return all(installed(wheel) is not None for wheel in wheels)
@@ -25,6 +30,7 @@ def has_nvrtc() -> bool:
 NEEDS = {
     "cxx": (lambda: shutil.which("g++") is not None, "g++ is not installed"),
     "gpu": (has_gpu, "there is no GPU, or no CuPy"),
+    "emulator": (has_emulator, "g++ or CUDA's headers are not installed"),
     "nvrtc": (has_nvrtc, "cuda-core, NVRTC or nvdisasm is not installed"),
     "torch": (lambda: find_spec("torch") is not None, "torch is not installed"),
 }

@@ -76,6 +76,12 @@ class EmulatorLauncher:
         if report is not None:
             raise KernelError(f"{kernel.expression}: {report}")
 
+    def address(self, array: Any) -> int:
+        return getattr(array, "_host", array).ctypes.data  # type: ignore[no-any-return]
+
+    def stream(self) -> int:
+        return 0
+
     def upload(self, target: Any, source: np.ndarray[Any, Any]) -> None:
         """Copies host memory to a contiguous array of the same size and type."""
         host = getattr(target, "_host", target)

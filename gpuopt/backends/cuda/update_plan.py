@@ -36,7 +36,7 @@ class UpdatePlan:
             chunk: How many elements a block takes at once.
         """
         self._launcher = launcher
-        host = np.concatenate([fixed[:1], grads[None], fixed[1:]])
+        host = np.ascontiguousarray(np.concatenate([fixed[:1], grads[None], fixed[1:]]))
         self._grads = host[_GRAD].copy()
         self.table = launcher.xp.empty(host.shape, dtype=np.int64)
         launcher.upload(self.table, host)
