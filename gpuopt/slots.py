@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
+
 from gpuopt.backends import backend_for
+from gpuopt.device import Device
 from gpuopt.identity import Identity
 from gpuopt.variable import Variable
 
@@ -14,13 +17,19 @@ SlotTable = WeakKeyDictionary[Identity, Variable]
 
 
 class Slots:
-    """Slot variables by slot name and by variable; they go when their variable does."""
+    """Slot variables by slot name and by variable; they go when their variable does.
+
+    Attributes:
+        version: Grows whenever slots were made, or may have been replaced.
+    """
 
     def __init__(self) -> None:
+        self.version = 0
         self._tables: dict[str, SlotTable] = {}
 
     def table(self, slot_name: str) -> SlotTable:
-        """Returns the slots of one name by the identity of their variable, made if need be."""
+        """Returns the slots of one name by the identity of their variable, to read or change."""
+        self.version += 1
         return self._tables.setdefault(slot_name, WeakKeyDictionary())
 
     def get(self, variable: Variable, slot_name: str) -> Variable | None:
@@ -57,6 +66,26 @@ class Slots:
         slot = new_slot_variable(variable, op_name, value, shape, dtype)
         self.table(slot_name)[variable.identity] = slot
         return slot
+
+    def create_missing(
+        self, variables: Sequence[Variable], slot_name: str, op_name: str, value: float
+    ) -> None:
+        """Makes slots filled with one number for the variables that have none; see `create`.
+
+        Slots of small variables of one device and dtype lie side by side, in the given order.
+        """
+        table = self.table(slot_name)
+        groups: dict[tuple[Device, np.dtype[Any]], list[Variable]] = {}
+        for variable in variables:
+            if variable.identity not in table:
+                groups.setdefault((variable.device, variable.dtype), []).append(variable)
+        for (device, dtype), group in groups.items():
+            shapes = [variable.shape for variable in group]
+            storages = backend_for(device).full_group(shapes, dtype, value)
+            for variable, storage in zip(group, storages, strict=True):
+                table[variable.identity] = Variable(
+                    storage, name=f"{variable.name}/{op_name}", trainable=False, copy=False
+                )
 
 
 def new_slot_variable(

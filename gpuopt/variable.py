@@ -138,6 +138,11 @@ class Variable(ArrayOperators):
         return self._serial
 
     @property
+    def is_raw_array(self) -> bool:
+        """Whether this stands for a caller's array, only for as long as a call lasts."""
+        return self._serial not in _living
+
+    @property
     def dtype(self) -> np.dtype[Any]:
         return self._array.dtype  # type: ignore[no-any-return]
 
