@@ -5,32 +5,28 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from gpuopt.backends import Target, backend_for
 from gpuopt.device import Device
-from gpuopt.identity import Identity
 from gpuopt.variable import Variable
 
 # Of lists of variables; who updates other ones in each step gains nothing from old plans.
 _MOST_PLANS = 256
-
-_identity_of = attrgetter("identity")
 
 
 class Batch(NamedTuple):
     """Variables of one device and dtype, with the backend's plan of their update.
 
     Attributes:
-        positions: Where they stand in the list of variables.
+        positions: Where they stand in the list of variables; None if they are the list.
     """
 
     device: Device
     dtype: np.dtype[Any]
-    positions: Sequence[int]
+    positions: Sequence[int] | None
     plan: Any
 
 
@@ -38,7 +34,7 @@ class _Plan(NamedTuple):
     slots_version: int
     batches: list[Batch]
     # Only watched: their callbacks drop the plan.
-    identities: list[weakref.ref[Identity]]
+    variables: list[weakref.ref[Variable]]
 
 
 class DensePlans:
@@ -78,8 +74,8 @@ class DensePlans:
             if len(self._plans) >= _MOST_PLANS:
                 self._plans.clear()
             forget = partial(_forget, weakref.ref(self), key)
-            identities = [weakref.ref(variable.identity, forget) for variable in variables]
-            self._plans[key] = _Plan(slots_version, batches, identities)
+            watched = [weakref.ref(variable, forget) for variable in variables]
+            self._plans[key] = _Plan(slots_version, batches, watched)
         return batches
 
 
@@ -91,7 +87,7 @@ def _batches(variables: Sequence[Variable], target_of: Callable[[Variable], Targ
         Batch(
             device,
             dtype,
-            positions,
+            None if len(groups) == 1 else positions,
             backend_for(device).plan_dense([target_of(variables[at]) for at in positions]),
         )
         for (device, dtype), positions in groups.items()
@@ -99,7 +95,7 @@ def _batches(variables: Sequence[Variable], target_of: Callable[[Variable], Targ
 
 
 def _forget(
-    plans: weakref.ref[DensePlans], key: tuple[int, ...], dead: weakref.ref[Identity]
+    plans: weakref.ref[DensePlans], key: tuple[int, ...], dead: weakref.ref[Variable]
 ) -> None:
     living = plans()
     if living is not None:
@@ -107,4 +103,4 @@ def _forget(
 
 
 def _key(variables: Sequence[Variable]) -> tuple[int, ...]:
-    return tuple(map(id, map(_identity_of, variables)))
+    return tuple(map(id, variables))

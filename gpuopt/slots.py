@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import numpy as np
-
 from gpuopt.backends import backend_for
-from gpuopt.device import Device
 from gpuopt.identity import Identity
 from gpuopt.variable import Variable
 
@@ -66,26 +63,6 @@ class Slots:
         slot = new_slot_variable(variable, op_name, value, shape, dtype)
         self.table(slot_name)[variable.identity] = slot
         return slot
-
-    def create_missing(
-        self, variables: Sequence[Variable], slot_name: str, op_name: str, value: float
-    ) -> None:
-        """Makes slots filled with one number for the variables that have none; see `create`.
-
-        Slots of small variables of one device and dtype lie side by side, in the given order.
-        """
-        table = self.table(slot_name)
-        groups: dict[tuple[Device, np.dtype[Any]], list[Variable]] = {}
-        for variable in variables:
-            if variable.identity not in table:
-                groups.setdefault((variable.device, variable.dtype), []).append(variable)
-        for (device, dtype), group in groups.items():
-            shapes = [variable.shape for variable in group]
-            storages = backend_for(device).full_group(shapes, dtype, value)
-            for variable, storage in zip(group, storages, strict=True):
-                table[variable.identity] = Variable(
-                    storage, name=f"{variable.name}/{op_name}", trainable=False, copy=False
-                )
 
 
 def new_slot_variable(

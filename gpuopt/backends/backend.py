@@ -38,14 +38,9 @@ class Backend(Protocol):
     device: Device
 
     def full(self, shape: tuple[int, ...], dtype: np.dtype[Any], value: Any) -> Array:
-        """Returns new aligned storage with `value`, a scalar or array of `shape`, written to it."""
+        """Returns new aligned storage with `value`, a scalar or array of `shape`, written to it.
 
-    def full_group(
-        self, shapes: Sequence[tuple[int, ...]], dtype: np.dtype[Any], value: Any
-    ) -> list[Array]:
-        """Returns new storage for each shape, with the number `value` in it.
-
-        Small arrays lie side by side, for faster updates, and go from memory together.
+        Small arrays made one after the other may lie side by side, for faster updates.
         """
 
     def to_host(self, array: Array) -> np.ndarray[Any, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
+from numpy.lib.stride_tricks import as_strided
 
 Array = np.ndarray[Any, Any]
 
@@ -19,9 +20,10 @@ ALIGNMENT_BYTES = 64
 # few places of the first-level cache, and a load waits for an unrelated store of the same offset.
 _PAGE_BYTES = 4096
 _STAGGER_BYTES = 5 * ALIGNMENT_BYTES
-# What is smaller than this goes side by side.
+# Arrays smaller than this are cut from one block, one after the other, so that variables made in a
+# row lie side by side and can be updated as one. A block goes when the last of its arrays does.
 _SMALL_BYTES = 16 * 1024
-_BLOCK_BYTES = 1024 * 1024
+_BLOCK_BYTES = 64 * 1024
 
 _serial = itertools.count()
 _of_this_thread = threading.local()
@@ -30,48 +32,43 @@ _of_this_thread = threading.local()
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """Returns new memory that starts at a cache line; large arrays start apart within a page."""
     size = math.prod(shape) * dtype.itemsize
-    apart = next(_serial) * _STAGGER_BYTES % _PAGE_BYTES if size >= _PAGE_BYTES else 0
-    boundary = _PAGE_BYTES if size >= _PAGE_BYTES else ALIGNMENT_BYTES
-    memory = np.empty(size + boundary + apart, np.uint8)
-    start = -memory.ctypes.data % boundary + apart
+    if size < _SMALL_BYTES:
+        memory, start = _cut_from_block(size)
+    else:
+        apart = next(_serial) * _STAGGER_BYTES % _PAGE_BYTES
+        memory = np.empty(size + _PAGE_BYTES + apart, np.uint8)
+        start = -memory.ctypes.data % _PAGE_BYTES + apart
     return memory[start : start + size].view(dtype).reshape(shape)
 
 
-def empty_group(shapes: Sequence[tuple[int, ...]], dtype: np.dtype[Any]) -> list[Array]:
-    """Returns memory for each shape; small ones that follow each other lie side by side.
-
-    Only the first of those that lie side by side starts at a cache line.
-    """
-    sizes = [math.prod(shape) for shape in shapes]
-    arrays: list[Array] = []
-    while len(arrays) < len(shapes):
-        first = last = len(arrays)
-        total = 0
-        while last < len(shapes) and sizes[last] * dtype.itemsize < _SMALL_BYTES:
-            if (total + sizes[last]) * dtype.itemsize > _BLOCK_BYTES:
-                break
-            total += sizes[last]
-            last += 1
-        if last - first < 2:
-            arrays.append(empty(shapes[first], dtype))
-            continue
-        block, start = empty((total,), dtype), 0
-        for shape, size in zip(shapes[first:last], sizes[first:last], strict=True):
-            arrays.append(block[start : start + size].reshape(shape))
-            start += size
-    return arrays
+def runs(flats: Sequence[Array]) -> list[Array]:
+    """Joins flat arrays of one dtype that lie side by side in memory of one owner."""
+    joined: list[Array] = []
+    first = size = 0
+    for position, flat in enumerate(flats):
+        size += flat.size
+        following = flats[position + 1 : position + 2]
+        if not following or not _touch(flat, following[0]):
+            joined.append(as_strided(flats[first], (size,), flat.strides))
+            first, size = position + 1, 0
+    return joined
 
 
-def joined(flats: Sequence[Array]) -> Array | None:
-    """Returns one flat array over flat arrays that lie side by side, or None if they do not."""
-    bounds = [byte_bounds(flat) for flat in flats]
-    if any(before[1] != after[0] for before, after in itertools.pairwise(bounds)):
-        return None
-    total = sum(flat.size for flat in flats)
-    # Memory of different owners may touch, too; an array keeps only its own owner alive.
-    if len({id(owner(flat)) for flat in flats}) > 1:
-        return None
-    return np.lib.stride_tricks.as_strided(flats[0], (total,), flats[0].strides)
+def _touch(before: Array, after: Array) -> bool:
+    # An array keeps only its own owner's memory from going.
+    return owner(before) is owner(after) and byte_bounds(before)[1] == byte_bounds(after)[0]
+
+
+def _cut_from_block(size: int) -> tuple[Array, int]:
+    # Each thread has its own block, so that none waits.
+    block, start = getattr(_of_this_thread, "block", (None, _BLOCK_BYTES))
+    if block is None or start + size > _BLOCK_BYTES:
+        block = np.empty(_BLOCK_BYTES + ALIGNMENT_BYTES, np.uint8)
+        block = block[-block.ctypes.data % ALIGNMENT_BYTES :]
+        start = 0
+    taken = -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    _of_this_thread.block = block, start + taken
+    return block, start
 
 
 def owner(array: Array) -> Array:

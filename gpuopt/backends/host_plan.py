@@ -11,7 +11,7 @@ import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
 from gpuopt.backends.backend import Target, compute_type
-from gpuopt.backends.host_memory import Array, joined, owner, scratch
+from gpuopt.backends.host_memory import Array, owner, runs, scratch
 
 # Below this, a call costs more than what it computes.
 _SMALL_ELEMENTS = 8 * 1024
@@ -161,33 +161,32 @@ class _Pack:
     """Small variables that are updated together, as if they were one."""
 
     def __init__(self, targets: Sequence[Target], positions: Sequence[int]) -> None:
-        var_and_slots = zip(*[(var, *slots) for var, slots in targets], strict=True)
-        self._arrays = [[array.reshape(-1) for array in arrays] for arrays in var_and_slots]
-        self._joined = [joined(flats) for flats in self._arrays]
         self._positions = positions
-        self._size = sum(flat.size for flat in self._arrays[0])
+        self._size = sum(var.size for var, _ in targets)
+        var_and_slots = zip(*[(var, *slots) for var, slots in targets], strict=True)
+        self._runs = [runs([array.reshape(-1) for array in arrays]) for arrays in var_and_slots]
 
     def update(self, kernel: Kernel, gradients: Sequence[Array], real: np.dtype[Any]) -> None:
-        size, num_arrays = self._size, len(self._arrays)
-        buffers = scratch([*[real] * (1 + num_arrays), *kernel.scratch_dtypes], size)
+        num_arrays = len(self._runs)
+        buffers = scratch([*[real] * (1 + num_arrays), *kernel.scratch_dtypes], self._size)
         grad = buffers[num_arrays]
         np.concatenate([gradients[at] for at in self._positions], axis=None, out=grad)
         written = [
-            whole if whole is not None and whole.dtype == real else np.concatenate(flats, out=buffer)
-            for flats, whole, buffer in zip(self._arrays, self._joined, buffers, strict=False)
+            joined[0]
+            if len(joined) == 1 and joined[0].dtype == real
+            else np.concatenate(joined, out=buffer)
+            for joined, buffer in zip(self._runs, buffers, strict=False)
         ]
         kernel.apply(written, grad, buffers[1 + num_arrays :])
-        for flats, whole, chunk in zip(self._arrays, self._joined, written, strict=True):
-            if whole is None:
-                _spread(chunk, flats)
-            elif chunk is not whole:
-                np.copyto(whole, chunk, casting="unsafe")
+        for joined, chunk in zip(self._runs, written, strict=True):
+            if chunk is not joined[0]:
+                _spread(chunk, joined)
 
 
-def _spread(joined_values: Array, flats: Sequence[Array]) -> None:
+def _spread(values: Array, flats: Sequence[Array]) -> None:
     start = 0
     for flat in flats:
-        flat[...] = joined_values[start : start + flat.size]
+        flat[...] = values[start : start + flat.size]
         start += flat.size
 
 

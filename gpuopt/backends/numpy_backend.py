@@ -37,14 +37,6 @@ class NumpyBackend:
         storage[...] = value
         return storage
 
-    def full_group(
-        self, shapes: Sequence[tuple[int, ...]], dtype: np.dtype[Any], value: Any
-    ) -> list[Array]:
-        storages = host_memory.empty_group(shapes, dtype)
-        for storage in storages:
-            storage[...] = value
-        return storages
-
     def to_host(self, array: Array) -> Array:
         return array.copy()
 

@@ -77,7 +77,10 @@ class RuleOptimizer(Optimizer):
         if self._plans.has(var_list, self._slots.version):
             return
         for slot_name, value in self._initial_slot_values().items():
-            self._slots.create_missing(var_list, slot_name, self._slot_op_name(slot_name), value)
+            table = self._slots.table(slot_name)
+            for variable in var_list:
+                if variable.identity not in table:
+                    self._slots.create(variable, slot_name, self._slot_op_name(slot_name), value)
 
     def _prepare(self) -> None:
         self._step.hyperparameters = {
@@ -94,12 +97,11 @@ class RuleOptimizer(Optimizer):
     def _apply_all(self, grads_and_vars: list[tuple[Gradient, Variable]]) -> list[Any]:
         if self._overrides_apply_hook():
             return super()._apply_all(grads_and_vars)
-        dense: list[tuple[Gradient, Variable]] = []
-        for gradient, variable in grads_and_vars:
-            if isinstance(gradient, IndexedSlices):
-                self._apply_rule_sparse(gradient, variable)
-            else:
-                dense.append((gradient, variable))
+        dense = [pair for pair in grads_and_vars if not isinstance(pair[0], IndexedSlices)]
+        if len(dense) < len(grads_and_vars):
+            for gradient, variable in grads_and_vars:
+                if isinstance(gradient, IndexedSlices):
+                    self._apply_rule_sparse(gradient, variable)
         if dense:
             self._apply_rule_dense(dense)
         for _, variable in dense:
@@ -115,7 +117,9 @@ class RuleOptimizer(Optimizer):
             backend_for(batch.device).apply_dense(
                 self.rule,
                 batch.plan,
-                [gradients[position] for position in batch.positions],
+                gradients
+                if batch.positions is None
+                else [gradients[position] for position in batch.positions],
                 self._scalars_for(batch.dtype),
             )
 
