@@ -10,6 +10,7 @@ import numpy as np
 
 from gpuopt.backends import host_memory
 from gpuopt.backends.backend import Scalars, Target, compute_type
+from gpuopt.backends.compiled_rule import compiled_rule
 from gpuopt.backends.host_plan import DensePlan, Kernel, chunk_length, cut, update_chunk
 from gpuopt.backends.recorded_rule import PlainRule, RecordedRule
 from gpuopt.backends.host_memory import scratch
@@ -23,6 +24,8 @@ Array = np.ndarray[Any, Any]
 # From here on, a second thread and a rule without temporaries are worth preparing.
 _LARGE_ELEMENTS = 256 * 1024
 _ELEMENTS_PER_THREAD = 128 * 1024
+# Finding a row and bringing it costs several times what its arithmetic does.
+_ROW_FACTOR = 4
 _READWRITE: list[list[Literal["readwrite"]]] = [["readwrite"]]
 
 
@@ -64,43 +67,22 @@ class NumpyBackend:
         *,
         touches_all_rows: bool,
     ) -> None:
-        if not len(rows) and not touches_all_rows:
-            return
-        written = [target.var, *target.slots]
-        real = np.dtype(compute_type(values.dtype))
-        grouped = sort_rows(rows)
-        with np.errstate(all="ignore"):
-            sums, order = sum_rows(values.astype(real, copy=False), grouped)
-        rows = grouped.rows[order]
-        touched = written
         if touches_all_rows:
-            touched = [array[rows] for array in written]
-            _apply_zero(rule, target, scalars)
+            self._apply_to_all_rows(rule, target, values, rows, scalars)
+        elif len(rows):
+            _apply_to_touched_rows(rule, target, values, rows, scalars)
 
-        kernel = _kernel(rule, real, scalars, sums.size)
-        threads = _threads_for(sums.size)
-        row_size = max(sums[:1].size, 1)
-        bytes_per_element = (1 + len(target.slots)) * real.itemsize
-        height = max(chunk_length(kernel, sums.size, threads, bytes_per_element) // row_size, 1)
-
-        def update_rows(start: int) -> None:
-            part = slice(start, start + height)
-            shape = sums[part].shape
-            arrays = scratch(
-                [*[real] * len(written), *kernel.scratch_dtypes], math.prod(shape)
-            )
-            for array, buffer in zip(touched, arrays, strict=False):
-                if touches_all_rows:
-                    np.copyto(buffer.reshape(shape), array[part])
-                else:
-                    _take(array, rows[part], buffer.reshape(shape))
-            kernel.apply(
-                arrays[: len(written)], sums[part].reshape(-1), arrays[len(written) :]
-            )
-            for array, buffer in zip(written, arrays, strict=False):
-                array[rows[part]] = buffer.reshape(shape)
-
-        share_out(update_rows, range(0, len(rows), height), threads)
+    def _apply_to_all_rows(
+        self, rule: UpdateRule, target: Target, values: Array, rows: Array, scalars: Scalars
+    ) -> None:
+        sums, rows = self.sum_duplicate_rows(values, rows)
+        written = [target.var, *target.slots]
+        touched = [array[rows] for array in written]
+        _apply_zero(rule, target, scalars)
+        plan = self.plan_dense([Target(touched[0], touched[1:])])
+        self.apply_dense(rule, plan, [sums], scalars)
+        for array, new_rows in zip(written, touched, strict=True):
+            array[rows] = new_rows
 
     def sum_duplicate_rows(self, values: Array, indices: Array) -> tuple[Array, Array]:
         values = values.astype(compute_type(values.dtype), copy=False)
@@ -118,16 +100,80 @@ def _threads_for(size: int) -> int:
     return max(1, min(num_threads(), size // _ELEMENTS_PER_THREAD))
 
 
-def _kernel(rule: UpdateRule, real: np.dtype[Any], scalars: Scalars, size: int) -> Kernel:
-    return RecordedRule(rule, real, scalars) if size >= _LARGE_ELEMENTS else PlainRule(rule, scalars)
+def _kernel(
+    rule: UpdateRule, real: np.dtype[Any], scalars: Scalars, size: int, *, compiled: bool = True
+) -> Kernel:
+    if size < _LARGE_ELEMENTS:
+        return PlainRule(rule, scalars)
+    found = compiled_rule(rule, real, scalars) if compiled else None
+    return found or RecordedRule(rule, real, scalars)
+
+
+def _apply_to_touched_rows(
+    rule: UpdateRule, target: Target, values: Array, rows: Array, scalars: Scalars
+) -> None:
+    written = [target.var, *target.slots]
+    real = np.dtype(compute_type(values.dtype))
+    grouped = sort_rows(rows)
+    threads = _threads_for(values.size * _ROW_FACTOR)
+    if values.size * _ROW_FACTOR >= _LARGE_ELEMENTS and all(
+        array.flags.carray and array.dtype == real for array in written
+    ):
+        compiled = compiled_rule(rule, real, scalars)
+        if compiled is not None:
+            values = np.ascontiguousarray(values)
+            if any(np.may_share_memory(values, array) for array in written):
+                values = values.copy()
+            height = -(-len(grouped.rows) // (4 * threads))
+            share_out(
+                lambda first: compiled.update_rows(
+                    written, values, grouped, first, min(first + height, len(grouped.rows))
+                ),
+                range(0, len(grouped.rows), height),
+                threads,
+            )
+            return
+    with np.errstate(all="ignore"):
+        sums, order = sum_rows(values.astype(real, copy=False), grouped)
+    rows = grouped.rows[order]
+    row_size = max(sums[0].size, 1)
+    kernel = _kernel(rule, real, scalars, sums.size * _ROW_FACTOR, compiled=False)
+    threads = _threads_for(sums.size * 2)
+    longest = chunk_length(kernel, sums.size, threads, len(written) * real.itemsize)
+    height = max(longest // row_size, 1)
+
+    def update_rows(first: int) -> None:
+        part = slice(first, first + height)
+        shape = sums[part].shape
+        arrays = scratch([*[real] * len(written), *kernel.scratch_dtypes], math.prod(shape))
+        for array, buffer in zip(written, arrays, strict=False):
+            _take(array, rows[part], buffer.reshape(shape))
+        kernel.apply(arrays[: len(written)], sums[part].reshape(-1), arrays[len(written) :])
+        for array, buffer in zip(written, arrays, strict=False):
+            _put(array, rows[part], buffer.reshape(shape))
+
+    share_out(update_rows, range(0, len(rows), height), threads)
 
 
 def _take(array: Array, rows: Array, out: Array) -> None:
-    if array.flags.carray and array.dtype == out.dtype:
+    if array.flags.carray and array.dtype == out.dtype and array.size:
         # mode="clip" skips a check, and with it a copy; rows are known to be within range.
-        array.take(rows, axis=0, out=out, mode="clip")
+        _whole_rows(array).take(rows, out=_whole_rows(out), mode="clip")
     else:
         out[...] = array[rows]
+
+
+def _put(array: Array, rows: Array, values: Array) -> None:
+    if array.flags.carray and array.dtype == values.dtype and array.size:
+        _whole_rows(array)[rows] = _whole_rows(values)
+    else:
+        array[rows] = values
+
+
+def _whole_rows(array: Array) -> Array:
+    """Views each row as one element, which numpy moves faster."""
+    row = np.dtype((np.void, array[0].nbytes))
+    return array.reshape(len(array), -1).view(row).reshape(-1)
 
 
 def _apply_zero(rule: UpdateRule, target: Target, scalars: Scalars) -> None:
@@ -138,7 +184,9 @@ def _apply_zero(rule: UpdateRule, target: Target, scalars: Scalars) -> None:
     if var.size < _LARGE_ELEMENTS or not all(array.flags.carray for array in written):
         _walk(rule, target, np.broadcast_to(var.dtype.type(0), var.shape), scalars)
         return
-    kernel = RecordedRule(rule, real, scalars, zero_grad=True)
+    kernel = compiled_rule(rule, real, scalars) or RecordedRule(
+        rule, real, scalars, zero_grad=True
+    )
     threads = _threads_for(var.size)
     bytes_per_element = 0 if var.dtype == real else len(written) * real.itemsize
     longest = chunk_length(kernel, var.size, threads, bytes_per_element)
