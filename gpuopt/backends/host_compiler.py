@@ -7,9 +7,11 @@ import hashlib
 import logging
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from functools import cache
 from importlib.resources import as_file
 from importlib.resources.abc import Traversable
@@ -48,12 +50,14 @@ def why_not_compiled() -> str | None:
     return None if compiler() else "no C++ compiler was found; CXX may name one"
 
 
-@cache
-def compiler() -> str | None:
-    """Returns the path of the C++ compiler that CXX names, or else of the first one found."""
-    named = os.environ.get("CXX")
-    found = map(shutil.which, [named] if named else _COMPILERS)
-    return next((path for path in found if path), None)
+def compiler() -> list[str] | None:
+    """Returns the command that CXX names, with its path, or else the first compiler found."""
+    named = shlex.split(os.environ.get("CXX", ""))
+    for command in [named] if named else [[name] for name in _COMPILERS]:
+        path = shutil.which(command[0])
+        if path is not None:
+            return [path, *command[1:]]
+    return None
 
 
 def build(name: str, source: str) -> ctypes.CDLL | None:
@@ -68,21 +72,20 @@ def build(name: str, source: str) -> ctypes.CDLL | None:
     Returns:
         The library, or None where the compiler fails; a warning then says how.
     """
-    path = compiler()
-    if path is None:
+    command = compiler()
+    if command is None:
         return None
-    status = os.stat(path)
-    digest = hashlib.sha256(
-        repr((source, _headers(), _FLAGS, path, status.st_mtime_ns, _processor())).encode()
-    ).hexdigest()
+    changed = os.stat(command[0]).st_mtime_ns
+    inputs = (source, _headers(), _FLAGS, command, changed, _processor())
+    digest = hashlib.sha256(repr(inputs).encode()).hexdigest()
     library = cache_folder() / f"{name}-{digest[:16]}.so"
     if not library.exists():
-        _logger.info("building %s with %s", library, path)
+        _logger.debug("building %s with %s", library, command[0])
         try:
-            _compile(path, source, library)
+            _compile(command, source, library)
         except (OSError, subprocess.CalledProcessError) as error:
             output = getattr(error, "stderr", "") or error
-            _logger.warning("%s cannot build %s, so numpy is used: %s", path, name, output)
+            _logger.warning("%s cannot build %s, so numpy is used: %s", command[0], name, output)
             return None
     try:
         return ctypes.CDLL(str(library))
@@ -108,14 +111,15 @@ def cache_folder() -> Path:
         return Path(tempfile.mkdtemp(prefix="gpuopt-"))
 
 
-def _compile(path: str, source: str, library: Path) -> None:
+def _compile(compiler_command: Sequence[str], source: str, library: Path) -> None:
     # Another process may be building the same: whoever is last replaces an equal file.
     with (
         as_file(kernel_root()) as headers,
         tempfile.TemporaryDirectory(dir=library.parent) as work,
     ):
         built = Path(work) / "built.so"
-        command = [path, *_FLAGS, f"-I{headers}", "-x", "c++", "-", "-o", str(built)]
+        options = [*_FLAGS, f"-I{headers}", "-x", "c++", "-", "-o", str(built)]
+        command = [*compiler_command, *options]
         subprocess.run(command, input=source, text=True, check=True, capture_output=True)
         os.replace(built, library)
 
