@@ -56,7 +56,7 @@ def checked_pairs(
     for pair in unchecked:
         gradient, variable = pair
         storage = variable.storage
-        # What most gradients are is told in a fraction of a microsecond; a model may have thousands.
+        # Most gradients are told to be right in no time: a model may have thousands.
         if not (
             gradient is None
             or (

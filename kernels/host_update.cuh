@@ -34,9 +34,8 @@ Slots<Rule, Real> slots_at(Real* const* written, long long offset) {
 
 // Without a gradient, as if it were zero everywhere.
 template <class Rule, class Real>
-void update_dense(
-    Real* const* written, const Real* grad, long long size,
-    typename Rule::template Scalars<Real> scalars) {
+void update_dense(Real* const* written, const Real* grad, long long size,
+                  typename Rule::template Scalars<Real> scalars) {
   Real* const var = written[0];
   const Slots<Rule, Real> slots = slots_at<Rule>(written, 0);
   if (grad != nullptr) {
@@ -52,10 +51,9 @@ void update_dense(
 // Updates rows[first] to rows[last - 1]. Row k receives the values at positions[starts[k]] to
 // positions[starts[k + 1] - 1], added up in this order.
 template <class Rule, class Real>
-void update_rows(
-    Real* const* written, long long width, const Real* values, const long long* rows,
-    const long long* positions, const long long* starts, long long first, long long last,
-    typename Rule::template Scalars<Real> scalars) {
+void update_rows(Real* const* written, long long width, const Real* values, const long long* rows,
+                 const long long* positions, const long long* starts, long long first,
+                 long long last, typename Rule::template Scalars<Real> scalars) {
   Real sum[tile_width];
   for (long long row = first; row < last; ++row) {
     if (row + rows_ahead < last) {

@@ -172,7 +172,9 @@ def test_each_step_updates_one_table_sparsely_and_the_layers_densely(
     def spy(method: str, count: Callable[[Any], int]) -> None:
         real = getattr(backend, method)
 
-        def counting(rule: Any, target: Any, gradient: Any, *arguments: Any, **options: Any) -> None:
+        def counting(
+            rule: Any, target: Any, gradient: Any, *arguments: Any, **options: Any
+        ) -> None:
             updated[method] += count(gradient)
             real(rule, target, gradient, *arguments, **options)
 

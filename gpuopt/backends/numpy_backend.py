@@ -11,9 +11,9 @@ import numpy as np
 from gpuopt.backends import host_memory
 from gpuopt.backends.backend import Scalars, Target, compute_type
 from gpuopt.backends.compiled_rule import compiled_rule
+from gpuopt.backends.host_memory import scratch
 from gpuopt.backends.host_plan import DensePlan, Kernel, chunk_length, cut, update_chunk
 from gpuopt.backends.recorded_rule import PlainRule, RecordedRule
-from gpuopt.backends.host_memory import scratch
 from gpuopt.backends.row_sums import sort_rows, sum_rows
 from gpuopt.backends.workers import num_threads, share_out
 from gpuopt.device import Device
@@ -184,9 +184,7 @@ def _apply_zero(rule: UpdateRule, target: Target, scalars: Scalars) -> None:
     if var.size < _LARGE_ELEMENTS or not all(array.flags.carray for array in written):
         _walk(rule, target, np.broadcast_to(var.dtype.type(0), var.shape), scalars)
         return
-    kernel = compiled_rule(rule, real, scalars) or RecordedRule(
-        rule, real, scalars, zero_grad=True
-    )
+    kernel = compiled_rule(rule, real, scalars) or RecordedRule(rule, real, scalars, zero_grad=True)
     threads = _threads_for(var.size)
     bytes_per_element = 0 if var.dtype == real else len(written) * real.itemsize
     longest = chunk_length(kernel, var.size, threads, bytes_per_element)

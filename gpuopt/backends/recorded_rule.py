@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -54,7 +54,7 @@ class PlainRule:
 
 
 class RecordedRule:
-    """A rule with one step's scalars, ready for any number of chunks, in any thread.
+    """A rule that takes no memory for its results.
 
     The rule runs once, on stand-ins that write down what is done to them. Arithmetic among scalars
     happens then. All else is replayed on each chunk, call by call and so with the rule's own
@@ -125,15 +125,15 @@ class _Value(np.lib.mixins.NDArrayOperatorsMixin):
         self.tape.record(np.positive, [value], self, {})
 
     def __bool__(self) -> bool:
-        return self.tape.refuse("a decision by an array's values")
+        self.tape.refuse("a decision by an array's values")
 
     def __array__(self, *arguments: Any, **options: Any) -> Any:
-        return self.tape.refuse("a conversion to another array")
+        self.tape.refuse("a conversion to another array")
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return self.tape.refuse(f"array.{name}")
+        self.tape.refuse(f"array.{name}")
 
 
 class _Tape:
@@ -152,14 +152,16 @@ class _Tape:
 
     def record(
         self, function: Any, inputs: Sequence[Any], out: Any, options: dict[str, Any]
-    ) -> _Value:
+    ) -> Any:
+        """Writes a call down and returns the value that stands for its result."""
         if any(isinstance(option, _Value) for option in options.values()):
             self.refuse(f"np.{function.__name__} with an array as a keyword argument")
         examples = [_example(x.dtype) if isinstance(x, _Value) else x for x in inputs]
         example = function(*examples, **options)
-        if not isinstance(example, np.ndarray) or example.shape != (2,):
+        only_scalars = not any(isinstance(x, _Value) for x in inputs)
+        if np.shape(example) != (() if only_scalars else (2,)):
             self.refuse(f"np.{function.__name__}")
-        if out is None:
+        if out is None and not only_scalars:
             out = self.new_value(example.dtype)
         elif not isinstance(out, _Value) or not np.can_cast(example.dtype, out.dtype, "same_kind"):
             self.refuse(f"np.{function.__name__} of type {example.dtype} in place")
@@ -204,9 +206,7 @@ class _Tape:
                     idle.remove(fitting[-1])
                 else:
                     scratch.append(dtype)
-                array_of[call.result] = (
-                    fitting[-1] if fitting else num_arguments + len(scratch) - 1
-                )
+                array_of[call.result] = fitting[-1] if fitting else num_arguments + len(scratch) - 1
             shared.append(call._replace(operands=tuple(operands), result=array_of[call.result]))
         self.constants.reverse()
         return shared, tuple(scratch)
@@ -229,7 +229,7 @@ class _Tape:
                 calls.append(call)
         return calls
 
-    def refuse(self, what: str) -> Any:
+    def refuse(self, what: str) -> NoReturn:
         raise TypeError(
             f"{self._rule_name}: an update rule is arithmetic on the elements of equally long "
             f"arrays; it cannot do this: {what}"

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-
 Task = TypeVar("Task")
 
 # Memory is as fast as it gets with a few threads, and numpy's calls wait for one interpreter lock.

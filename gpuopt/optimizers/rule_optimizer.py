@@ -10,10 +10,10 @@ import numpy as np
 
 from gpuopt.backends import Target, backend_for
 from gpuopt.backends.backend import compute_type
+from gpuopt.dense_plans import DensePlans
 from gpuopt.gradients import Gradient
 from gpuopt.indexed_slices import IndexedSlices
 from gpuopt.optimizer import Optimizer, apply_constraint
-from gpuopt.dense_plans import DensePlans
 from gpuopt.update_rule import UpdateRule
 from gpuopt.variable import FLOAT_DTYPES, Variable
 
