@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import argparse
+from fnmatch import fnmatch
+from importlib.util import find_spec
+from itertools import chain
 
 from rich.console import Console
 from rich.table import Table
 
 from bench.harness import ROOT, copy_bandwidth, measure, write_results
+from bench.host_workloads import host_workloads
 from bench.workloads import workloads
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="bench", description=__doc__)
     parser.add_argument("--rounds", type=int, default=30, help="samples of each contender")
+    parser.add_argument("--only", default="*", metavar="PATTERN", help="names, as host_*_16m")
     parser.add_argument("--no-results", action="store_true", help="only print")
     options = parser.parse_args()
     if options.rounds < 2:
         parser.error("--rounds must be at least 2")
     console = Console()
+    for peer in ("torch", "optax"):
+        if find_spec(peer) is None:
+            console.print(f"{peer} is not installed, and does not take part")
     bandwidth = copy_bandwidth()
     measured = {}
-    for workload in workloads():
+    for workload in chain(workloads(), host_workloads()):
+        if not fnmatch(workload.name, options.only):
+            continue
         timings = measure(workload, options.rounds, bandwidth)
         measured[workload.name] = {
             "description": workload.description,
@@ -29,7 +39,16 @@ def main() -> None:
             "contenders": timings,
         }
         table = Table(title=workload.description)
-        for heading in ("", "median ms", "p10", "p90", "GB/s", "of copy", "gpuopt's time / its"):
+        for heading in (
+            "",
+            "median ms",
+            "p10",
+            "p90",
+            "GB/s",
+            "of copy",
+            "gpuopt / its",
+            "numpy / its",
+        ):
             table.add_column(heading, justify="right" if heading else "left")
         for name, timing in timings.items():
             table.add_row(
@@ -40,6 +59,7 @@ def main() -> None:
                 f"{timing.gb_per_s:.1f}",
                 f"{timing.share_of_copy:.0%}",
                 f"{timing.ratio:.2f}",
+                "" if timing.numpy_ratio is None else f"{timing.numpy_ratio:.2f}",
             )
         console.print(table)
     if not options.no_results:

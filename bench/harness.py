@@ -18,8 +18,13 @@ from typing import Any
 
 import numpy as np
 
+from gpuopt.backends.host_compiler import compiler
+from gpuopt.backends.workers import num_threads
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
+# gpuopt where nothing was compiled; it has ratios of its own.
+NUMPY_ALONE = "gpuopt, numpy alone"
 _WARM_UP_ROUNDS = 3
 _COPY_BYTES = 256 * 2**20
 
@@ -49,6 +54,7 @@ class Timing:
         gb_per_s: `bytes_moved` by the median time, in 10^9 bytes a second.
         share_of_copy: Of the measured bandwidth of a copy.
         ratio: Median over the rounds of gpuopt's time divided by this contender's.
+        numpy_ratio: Likewise of numpy alone, if it took part.
     """
 
     median_ms: float
@@ -57,6 +63,7 @@ class Timing:
     gb_per_s: float
     share_of_copy: float
     ratio: float
+    numpy_ratio: float | None
     samples_ms: list[float]
 
 
@@ -71,7 +78,9 @@ def measure(workload: Workload, rounds: int, copy_bytes_per_second: float) -> di
             if round_number >= 0:
                 samples[name].append(elapsed_ms)
     return {
-        name: _timing(workload, times, samples["gpuopt"], copy_bytes_per_second)
+        name: _timing(
+            workload, times, samples["gpuopt"], samples.get(NUMPY_ALONE), copy_bytes_per_second
+        )
         for name, times in samples.items()
     }
 
@@ -96,21 +105,35 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "numpy": np.__version__,
         "torch": _version("torch"),
+        "optax": _version("optax"),
+        "jax": _version("jax"),
+        "compiler": " ".join(compiler() or []) or None,
+        "threads": num_threads(),
     }
 
 
 def write_results(results: Mapping[str, Any]) -> Path:
-    """Writes a file named after the machine, the date and the commit; returns its path."""
+    """Writes a file named after the machine, the date and the commit; returns its path.
+
+    Workloads that this file has already, and that were not run again, stay in it.
+    """
     described = {"machine": machine(), "commit": _commit(), **results}
     folder = RESULTS / re.sub(r"[^a-z0-9]+", "-", f"{_cpu_model()} {os.cpu_count()} cores".lower())
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{datetime.now(UTC):%Y-%m-%d}-{described['commit']}.json"
+    if path.exists():
+        earlier = json.loads(path.read_text())
+        described["workloads"] = earlier["workloads"] | described["workloads"]
     path.write_text(json.dumps(described, indent=1, default=asdict) + "\n")
     return path
 
 
 def _timing(
-    workload: Workload, times: list[float], ours: list[float], copy_bytes_per_second: float
+    workload: Workload,
+    times: list[float],
+    ours: list[float],
+    ours_numpy: list[float] | None,
+    copy_bytes_per_second: float,
 ) -> Timing:
     deciles = quantiles(times, n=10, method="inclusive")
     bytes_per_second = workload.bytes_moved / (1e-3 * median(times))
@@ -120,9 +143,14 @@ def _timing(
         p90_ms=round(deciles[-1], 4),
         gb_per_s=round(bytes_per_second / 1e9, 2),
         share_of_copy=round(bytes_per_second / copy_bytes_per_second, 3),
-        ratio=round(median(a / b for a, b in zip(ours, times, strict=True)), 3),
+        ratio=_ratio(ours, times),
+        numpy_ratio=None if ours_numpy is None else _ratio(ours_numpy, times),
         samples_ms=[round(time, 4) for time in times],
     )
+
+
+def _ratio(ours: list[float], times: list[float]) -> float:
+    return round(median(a / b for a, b in zip(ours, times, strict=True)), 3)
 
 
 def _cpu_model() -> str:
