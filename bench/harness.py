@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from gpuopt.backends.host_compiler import compiler
-from gpuopt.backends.workers import num_threads
+from gpuopt.backends.workers import num_threads, share_out
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
@@ -86,13 +86,18 @@ def measure(workload: Workload, rounds: int, copy_bytes_per_second: float) -> di
 
 
 def copy_bandwidth(rounds: int = 15) -> float:
-    """Measures what a copy in memory reaches, in bytes read and written a second."""
+    """Measures what copies in memory reach, in bytes read and written a second.
+
+    As many threads copy as gpuopt uses for a large update.
+    """
     source = np.ones(_COPY_BYTES // 8)
     target = np.zeros_like(source)
+    threads = num_threads()
+    parts = list(zip(np.split(target, 16), np.split(source, 16), strict=True))
     times = []
     for _ in range(rounds):
         started = perf_counter()
-        np.copyto(target, source)
+        share_out(lambda part: np.copyto(*part), parts, threads)
         times.append(perf_counter() - started)
     return 2 * _COPY_BYTES / median(times)
 
@@ -107,6 +112,7 @@ def machine() -> dict[str, Any]:
         "torch": _version("torch"),
         "optax": _version("optax"),
         "jax": _version("jax"),
+        "numba": _version("numba"),
         "compiler": " ".join(compiler() or []) or None,
         "threads": num_threads(),
     }

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import gpuopt
-from bench.harness import NUMPY_ALONE, Workload
+from bench.harness import NUMPY_ALONE, ROOT, Workload
 from gpuopt.backends import backend_for
 from gpuopt.device import Device
 
@@ -39,9 +42,11 @@ def host_workloads() -> Iterator[Workload]:
     yield _sparse("adagrad", "Adagrad", gpuopt.AdagradOptimizer, _torch_sparse_adagrad, slots=1)
     yield _all_rows_adam()
     yield _row_sums()
+    yield _numba_adam(few_large)
+    yield _first_step()
 
 
-class _Job:
+class _Job(NamedTuple):
     """One optimizer, ours and others'.
 
     Attributes:
@@ -49,27 +54,28 @@ class _Job:
         slots: How many arrays of state it has.
         ours: Makes gpuopt's.
         formula: One step of it on (w, g, *state), in plain numpy; returns the new (w, *state).
-        peers: Name to a function that makes a step on the given gradients.
+        torch: Makes torch's from (torch, parameters, which implementation).
+        fused: Whether torch has a fused one for CPUs.
+        optax: Makes optax's.
     """
 
-    def __init__(
-        self,
-        title: str,
-        slots: int,
-        ours: Callable[[], gpuopt.Optimizer],
-        formula: Callable[..., tuple[np.ndarray, ...]],
-        torch: Callable[..., Any],
-        fused: bool,
-        optax: Callable[[Any], Any],
-    ) -> None:
-        self.title, self.slots, self.ours, self.formula = title, slots, ours, formula
-        self.peers: dict[str, Callable[[Sequence[np.ndarray]], Step]] = {}
+    title: str
+    slots: int
+    ours: Callable[[], gpuopt.Optimizer]
+    formula: Callable[..., tuple[np.ndarray, ...]]
+    torch: Callable[..., Any]
+    fused: bool
+    optax: Callable[[Any], Any]
+
+    def peers(self, gradients: Sequence[np.ndarray]) -> dict[str, Step]:
+        peers: dict[str, Step] = {}
         if find_spec("torch") is not None:
-            forms = [{"fused": True}] if fused else []
-            for form in [*forms, {"foreach": True}]:
-                self.peers[f"torch {next(iter(form))}"] = partial(_torch_step, torch, form)
+            if self.fused:
+                peers["torch fused"] = _torch_step(self.torch, {"fused": True}, gradients)
+            peers["torch foreach"] = _torch_step(self.torch, {"foreach": True}, gradients)
         if find_spec("optax") is not None:
-            self.peers["optax jit"] = partial(_optax_step, optax)
+            peers["optax jit"] = _optax_step(self.optax, gradients)
+        return peers
 
 
 def _momentum(w: np.ndarray, g: np.ndarray, a: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -163,7 +169,7 @@ def _dense(job_name: str, name: str, description: str, shapes: Shapes) -> Worklo
         variables = [gpuopt.Variable(np.ones_like(gradient)) for gradient in gradients]
         pairs = list(zip(gradients, variables, strict=True))
         contenders[title] = _ours(partial(job.ours().apply_gradients, pairs), compiled)
-    contenders |= {title: make(gradients) for title, make in job.peers.items()}
+    contenders |= job.peers(gradients)
     contenders["numpy, the formula"] = _formula_step(job, gradients)
     elements = sum(gradient.size for gradient in gradients)
     # The weight and the slots are read and written, the gradient is read.
@@ -332,5 +338,82 @@ def _row_sums() -> Workload:
         "host_row_sums",
         f"Sums of repeated rows among {_LOOKUPS:,} of {_TABLE[1]} elements",
         values.nbytes + np.unique(rows).size * _TABLE[1] * 4,
+        contenders,
+    )
+
+
+def _numba_adam(shapes: Shapes) -> Workload:
+    """What a just-in-time compiler makes of Adam: the other way to compile a rule."""
+    rng = np.random.default_rng(0)
+    gradients = [rng.standard_normal(shape, np.float32) for shape in shapes]
+    pairs = [(gradient, gpuopt.Variable(np.ones_like(gradient))) for gradient in gradients]
+    step = partial(_JOBS["adam"].ours().apply_gradients, pairs)
+    contenders = {"gpuopt": _ours(step, True), NUMPY_ALONE: _ours(step, False)}
+    if find_spec("numba") is not None:
+        adam = numba_adam()
+        states = [(np.ones_like(g), g, np.zeros_like(g), np.zeros_like(g)) for g in gradients]
+        scalars = [np.float32(x) for x in (_RATE, 0.9, 0.999, 1e-8)]
+        contenders["numba prange"] = lambda: [adam(*state, *scalars) for state in states]
+    return Workload(
+        "host_numba_adam",
+        "Adam on 4 tensors of 4,194,304 elements each, by two compilers",
+        sum(gradient.size for gradient in gradients) * 4 * 7,
+        contenders,
+    )
+
+
+def numba_adam() -> Callable[..., None]:
+    import numba
+
+    @numba.njit(parallel=True, error_model="numpy")  # type: ignore[untyped-decorator]
+    def adam(
+        var: Any, grad: Any, m: Any, v: Any, step_size: Any, beta1: Any, beta2: Any, epsilon: Any
+    ) -> None:
+        one = np.float32(1)
+        for i in numba.prange(var.size):
+            m[i] += (one - beta1) * (grad[i] - m[i])
+            v[i] += (one - beta2) * (grad[i] * grad[i] - v[i])
+            var[i] -= step_size * m[i] / (np.sqrt(v[i]) + epsilon)
+
+    compiled: Callable[..., None] = adam
+    return compiled
+
+
+_OUR_FIRST_STEP = """
+import numpy as np, gpuopt
+gradient = np.ones(2**20, np.float32)
+gpuopt.AdamOptimizer().apply_gradients([(gradient, gpuopt.Variable(gradient))])
+"""
+_NUMBA_FIRST_STEP = """
+import numpy as np
+from bench.host_workloads import numba_adam
+arrays = [np.ones(2**20, np.float32) for _ in range(4)]
+numba_adam()(*arrays, *[np.float32(x) for x in (1e-3, 0.9, 0.999, 1e-8)])
+"""
+
+
+def _first_step() -> Workload:
+    """From a new process to its first step; the interpreter's own start is included."""
+
+    def program(text: str, **environment: str) -> Step:
+        command = [sys.executable, "-c", text]
+        variables = {**os.environ, **environment}
+        return lambda: subprocess.run(command, cwd=ROOT, env=variables, check=True)
+
+    def from_nothing() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            program(_OUR_FIRST_STEP, GPUOPT_COMPILED="1", GPUOPT_CACHE_DIR=folder)()
+
+    contenders: dict[str, Step] = {
+        "gpuopt": program(_OUR_FIRST_STEP, GPUOPT_COMPILED="1"),
+        NUMPY_ALONE: program(_OUR_FIRST_STEP, GPUOPT_COMPILED="0"),
+        "gpuopt, nothing compiled yet": from_nothing,
+    }
+    if find_spec("numba") is not None:
+        contenders["numba"] = program(_NUMBA_FIRST_STEP)
+    return Workload(
+        "host_first_step",
+        "A new process until its first step, Adam on 1,048,576 elements",
+        2**20 * 4 * 7,
         contenders,
     )
