@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -12,7 +12,7 @@ import pytest
 from emulator.emulator import EmulatorLauncher
 from every_optimizer import update_rules
 
-from gpuopt.backends import Update
+from gpuopt.backends import Backend, Target
 from gpuopt.backends.backend import compute_type
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.cuda_backend import CudaBackend
@@ -44,6 +44,35 @@ def launcher(request: pytest.FixtureRequest) -> EmulatorLauncher:
 @pytest.fixture
 def backend(launcher: EmulatorLauncher) -> CudaBackend:
     return CudaBackend(Device("gpu"), launcher)
+
+
+class Update(NamedTuple):
+    """A variable and its slots, and a gradient for them."""
+
+    var: np.ndarray
+    grad: np.ndarray
+    slots: list[np.ndarray]
+    rows: Any = None
+
+
+def apply_dense(
+    backend: Backend, rule: UpdateRule, updates: Sequence[Update], scalars: dict[str, Any]
+) -> None:
+    plan = backend.plan_dense([Target(update.var, update.slots) for update in updates])
+    backend.apply_dense(rule, plan, [update.grad for update in updates], scalars)
+
+
+def apply_sparse(
+    backend: Backend, rule: UpdateRule, update: Update, scalars: dict[str, Any], all_rows: bool
+) -> None:
+    backend.apply_sparse(
+        rule,
+        Target(update.var, update.slots),
+        update.grad,
+        update.rows,
+        scalars,
+        touches_all_rows=all_rows,
+    )
 
 
 class Arrays:
@@ -106,8 +135,8 @@ def test_one_launch_updates_many_variables(rule: UpdateRule, dtype: str) -> None
     updates.append(arrays.update(6, 5, grad=np.broadcast_to(arrays.gradient(1), (6, 5))))
     expected = [copy_of(update) for update in updates]
     scalars = arrays.scalars()
-    NumpyBackend().apply_dense(rule, expected, scalars)
-    backend.apply_dense(rule, updates, scalars)
+    apply_dense(NumpyBackend(), rule, expected, scalars)
+    apply_dense(backend, rule, updates, scalars)
     assert launcher.launches == 1
     check(updates, expected)
 
@@ -118,8 +147,8 @@ def test_a_variable_of_many_chunks(backend: CudaBackend) -> None:
     updates = [arrays.update(200 * DENSE_CHUNK // SCALE // 20 + 5)]
     expected = [copy_of(updates[0])]
     scalars = arrays.scalars()
-    NumpyBackend().apply_dense(rule, expected, scalars)
-    backend.apply_dense(rule, updates, scalars)
+    apply_dense(NumpyBackend(), rule, expected, scalars)
+    apply_dense(backend, rule, updates, scalars)
     check(updates, expected)
 
 
@@ -132,7 +161,9 @@ def test_a_second_step_uploads_what_moved_and_allocates_nothing(
     backend = CudaBackend(Device("gpu"), launcher)
     updates = [arrays.update(10), arrays.update(20)]
     scalars = arrays.scalars()
-    backend.apply_dense(rule, updates, scalars)
+    plan = backend.plan_dense([Target(update.var, update.slots) for update in updates])
+    gradients = [update.grad for update in updates]
+    backend.apply_dense(rule, plan, gradients, scalars)
     uploads: list[int] = []
     upload = launcher.upload
 
@@ -141,14 +172,32 @@ def test_a_second_step_uploads_what_moved_and_allocates_nothing(
         upload(target, source)
 
     monkeypatch.setattr(launcher, "upload", counted)
-    for name in ("empty", "zeros"):
-        monkeypatch.setattr(np, name, None)
-    backend.apply_dense(rule, updates, scalars)
+    monkeypatch.setattr(np, "empty", None)
+    backend.apply_dense(rule, plan, gradients, scalars)
     scalar_bytes = 4 * len(rule.scalars)
     assert uploads == [scalar_bytes]
-    moved = [updates[0]._replace(grad=updates[0].grad.copy()), updates[1]]
-    backend.apply_dense(rule, moved, scalars)
-    assert uploads == [scalar_bytes, 2 * 8, scalar_bytes]
+    backend.apply_dense(rule, plan, [gradients[0].copy(), gradients[1]], scalars)
+    assert uploads == [scalar_bytes, scalar_bytes, 2 * 8]
+
+
+def test_a_gradient_may_lie_in_what_is_written(backend: CudaBackend) -> None:
+    [rule] = [rule for rule in RULES if rule.name == "momentum"]
+    scalars = {"learning_rate": 0.1, "decay": 0.9}
+
+    def overlapping() -> list[Update]:
+        memory = np.linspace(0, 1, 300)
+        slots = np.linspace(1, 2, 300)
+        return [
+            Update(memory[:100], memory[:100], [slots[:100]]),  # the variable itself
+            Update(memory[100:200], memory[103:203], [slots[100:200]]),  # a part of it
+            Update(memory[200:], slots[50:150], [slots[200:]]),  # parts of others' slots
+        ]
+
+    expected = [update._replace(grad=update.grad.copy()) for update in overlapping()]
+    apply_dense(NumpyBackend(), rule, expected, scalars)
+    updates = overlapping()
+    apply_dense(backend, rule, updates, scalars)
+    check(updates, expected)
 
 
 # Sorting
@@ -210,8 +259,8 @@ def test_repeated_rows_update_like_their_sum(
         rows = (rng.zipf(1.4, 240) % 50).astype(index)
         update, expected = sparse_case(arrays, 50, width, rows)
         scalars = arrays.scalars()
-        NumpyBackend().apply_sparse(rule, expected, scalars, touches_all_rows=touches_all_rows)
-        backend.apply_sparse(rule, update, scalars, touches_all_rows=touches_all_rows)
+        apply_sparse(NumpyBackend(), rule, expected, scalars, touches_all_rows)
+        apply_sparse(backend, rule, update, scalars, touches_all_rows)
         check([update], [expected])
 
 
@@ -225,8 +274,8 @@ def test_long_runs_are_summed_in_parts(backend: CudaBackend, run: int, width: in
         rows = np.array([0] * before + [3] * run + [4] * run + [5] * 3, np.int32)
         update, expected = sparse_case(arrays, 7, width, rows)
         scalars = arrays.scalars()
-        NumpyBackend().apply_sparse(rule, expected, scalars, touches_all_rows=False)
-        backend.apply_sparse(rule, update, scalars, touches_all_rows=False)
+        apply_sparse(NumpyBackend(), rule, expected, scalars, False)
+        apply_sparse(backend, rule, update, scalars, False)
         # Sums of n numbers of size 1 in another order: up to about n roundings.
         check([update], [expected], sum_error=float(run))
 
@@ -239,7 +288,7 @@ def test_the_order_of_blocks_and_threads_changes_no_bit() -> None:
         arrays = Arrays(rule, "float32")
         rows = (np.random.default_rng(2).zipf(1.2, 1500 // SCALE) % 30).astype(np.int32)
         update, _ = sparse_case(arrays, 30, 5, rows)
-        backend.apply_sparse(rule, update, arrays.scalars(), touches_all_rows=True)
+        apply_sparse(backend, rule, update, arrays.scalars(), True)
         results.add(b"".join(array.tobytes() for array in (update.var, *update.slots)))
     assert len(results) == 1
 
@@ -251,15 +300,15 @@ def test_empty_gradients_and_empty_variables(backend: CudaBackend, touches_all_r
     for height, width in ((5, 3), (0, 3), (5, 0)):
         update, expected = sparse_case(arrays, height, width, np.zeros(0, np.int32))
         scalars = arrays.scalars()
-        NumpyBackend().apply_sparse(rule, expected, scalars, touches_all_rows=touches_all_rows)
-        backend.apply_sparse(rule, update, scalars, touches_all_rows=touches_all_rows)
+        apply_sparse(NumpyBackend(), rule, expected, scalars, touches_all_rows)
+        apply_sparse(backend, rule, update, scalars, touches_all_rows)
         check([update], [expected])
 
 
 def test_only_touched_rows_are_written(backend: CudaBackend) -> None:
     [rule] = [rule for rule in RULES if rule.name == "adam"]
     update, before = sparse_case(Arrays(rule, "float32"), 9, 4, np.array([7, 2, 7], np.int64))
-    backend.apply_sparse(rule, update, Arrays(rule, "float32").scalars(), touches_all_rows=False)
+    apply_sparse(backend, rule, update, Arrays(rule, "float32").scalars(), False)
     for array, old in zip((update.var, *update.slots), (before.var, *before.slots), strict=True):
         assert np.flatnonzero((array != old).any(axis=1)).tolist() == [2, 7]
 
@@ -278,12 +327,9 @@ def test_a_refused_call_writes_nothing(launcher: EmulatorLauncher) -> None:
     assert backend._refused[1:].view(np.int64)[0] in (9, -2)
     arrays = Arrays(rule, "float32")
     update, before = sparse_case(arrays, 9, 4, np.array([7, 2, 7], np.int64))
-    backend.apply_sparse(rule, update, arrays.scalars(), touches_all_rows=True)
-    backend.apply_dense(
-        rule,
-        [arrays.update(3)._replace(var=update.var[0, :3])],
-        {name: np.float32(0.5) for name in rule.scalars},
-    )
+    apply_sparse(backend, rule, update, arrays.scalars(), True)
+    dense = arrays.update(3)._replace(var=update.var[0, :3])
+    apply_dense(backend, rule, [dense], {name: np.float32(0.5) for name in rule.scalars})
     for array, old in zip((update.var, *update.slots), (before.var, *before.slots), strict=True):
         assert array.tobytes() == old.tobytes()
 

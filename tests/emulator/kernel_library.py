@@ -18,7 +18,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.resources import as_file
 from pathlib import Path
-from typing import Any
 
 from gpuopt.backends.cuda.kernel import Kernel
 from gpuopt.kernel_sources import kernel_root
@@ -113,7 +112,9 @@ def compile_all(kernels: Iterable[Kernel], sanitize: str) -> None:
         KernelError: with what g++ has to say.
     """
     if sanitize and f"lib{sanitize[0]}san" not in os.environ.get("LD_PRELOAD", ""):
-        raise KernelError(f"the {sanitize} sanitizer must be there when Python starts: sanitized.py")
+        raise KernelError(
+            f"the {sanitize} sanitizer must be there when Python starts: sanitized.py"
+        )
     missing = {k.expression: k for k in kernels if (sanitize, k.expression) not in _functions}
     by_file: dict[str, list[Kernel]] = {}
     for _, kernel in sorted(missing.items()):
