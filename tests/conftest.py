@@ -8,6 +8,7 @@ import shutil
 from importlib.util import find_spec
 
 import pytest
+from emulator.kernel_library import what_is_missing
 
 from gpuopt.info import ask_driver
 
@@ -19,6 +20,7 @@ def has_gpu() -> bool:
 # Marker to (is it there, what to say if not).
 NEEDS = {
     "cxx": (lambda: shutil.which("g++") is not None, "g++ is not installed"),
+    "emulator": (lambda: what_is_missing() is None, what_is_missing()),
     "gpu": (has_gpu, "there is no GPU, or no CuPy"),
     "torch": (lambda: find_spec("torch") is not None, "torch is not installed"),
 }

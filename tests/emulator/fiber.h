@@ -17,7 +17,8 @@
 #include <sanitizer/tsan_interface.h>
 #endif
 
-// The emulator's own memory belongs to all threads: sanitizers must look at the kernels alone.
+// The emulator's own memory belongs to all threads: sanitizers must look at the kernels alone. What
+// has this attribute calls no templates of the standard library, which have not.
 #define EMULATOR_INTERNAL \
   __attribute__((noinline, no_sanitize("thread"), no_sanitize("address"), no_sanitize("undefined")))
 
