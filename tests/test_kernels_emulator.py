@@ -231,7 +231,9 @@ def test_declaration_that_differs_from_cxx_is_refused(position: int) -> None:
     arguments[position] = an_argument(declared[position])
     wrong = Kernel("take_all", tuple(declared), file="collectives.cu")
     actual = re.escape(ALL_TYPES.parameters[position])
-    with pytest.raises(KernelError, match=rf"parameter {position} is declared .*C\+\+ it is {actual}"):
+    with pytest.raises(
+        KernelError, match=rf"parameter {position} is declared .*C\+\+ it is {actual}"
+    ):
         EmulatorLauncher().launch(wrong, 1, 32, arguments)
 
 

@@ -46,7 +46,7 @@ __global__ void use_atomics(const Value* values, Value* results) {
   atomicSub(&results[1], value);
   atomicMin(&results[2], value);
   atomicMax(&results[3], value);
-  for (Value seen = results[4];;) {
+  for (Value seen = 0;;) {
     const Value before = atomicCAS(&results[4], seen, seen + value);
     if (before == seen) break;
     seen = before;

@@ -18,7 +18,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.resources import as_file
 from pathlib import Path
-from typing import Any
 
 from gpuopt.backends.cuda.kernel import Kernel
 from gpuopt.kernel_sources import kernel_root
@@ -27,7 +26,14 @@ HERE = Path(__file__).resolve().parent
 
 # As NVRTC does: multiply-adds are fused, and memory is read as whatever type.
 FLAGS = [
-    *("-std=c++20", "-O1", "-fexpensive-optimizations", "-mfma", "-ffp-contract=fast", "-fno-strict-aliasing"),
+    *(
+        "-std=c++20",
+        "-O1",
+        "-fexpensive-optimizations",
+        "-mfma",
+        "-ffp-contract=fast",
+        "-fno-strict-aliasing",
+    ),
     # setjmp and longjmp switch stacks here, which the fortified ones refuse.
     *("-U_FORTIFY_SOURCE", "-fvisibility=hidden", "-fPIC", "-shared", "-w"),
     *("-fdata-sections", f"-Wl,-T,{HERE / 'shared_memory.ld'}"),
@@ -114,7 +120,9 @@ def compile_all(kernels: Iterable[Kernel], sanitize: str) -> None:
         KernelError: with what g++ has to say.
     """
     if sanitize and f"lib{sanitize[0]}san" not in os.environ.get("LD_PRELOAD", ""):
-        raise KernelError(f"the {sanitize} sanitizer must be there when Python starts: sanitized.py")
+        raise KernelError(
+            f"the {sanitize} sanitizer must be there when Python starts: sanitized.py"
+        )
     missing = {k.expression: k for k in kernels if (sanitize, k.expression) not in _functions}
     by_file: dict[str, list[Kernel]] = {}
     for _, kernel in sorted(missing.items()):

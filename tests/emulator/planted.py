@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 import numpy as np
-from emulator.emulator import EmulatorLauncher
 
+from emulator.emulator import EmulatorLauncher
 from gpuopt.backends.cuda.kernel import Kernel
 
 # What finds them.

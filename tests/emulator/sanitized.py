@@ -1,7 +1,7 @@
 """Runs Python under a sanitizer, for kernels that the emulator runs.
 
-    python tests/emulator/sanitized.py address -m pytest ...    and undefined behaviour
-    python tests/emulator/sanitized.py thread -m pytest ...
+python tests/emulator/sanitized.py address -m pytest ...    and undefined behaviour
+python tests/emulator/sanitized.py thread -m pytest ...
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ def _path_of(library: str) -> str:
 def _fixed_addresses() -> list[str]:
     """The sanitizers of GCC 13 and older cannot start where addresses are randomised by much."""
     prefix = ["setarch", "--addr-no-randomize"]
-    if shutil.which("setarch") and subprocess.run([*prefix, "true"], capture_output=True).returncode == 0:
+    if (
+        shutil.which("setarch")
+        and subprocess.run([*prefix, "true"], capture_output=True).returncode == 0
+    ):
         return prefix
     return []
 
