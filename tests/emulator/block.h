@@ -113,6 +113,7 @@ struct Tokens {
 constexpr int num_tokens = 256;
 inline Tokens tokens_of_blocks[num_tokens];
 inline int tokens_in_use;
+inline uint64_t launch_token;
 inline uint64_t exit_token;
 
 EMULATOR_INTERNAL inline Tokens& tokens() { return tokens_of_blocks[tokens_in_use]; }
@@ -315,6 +316,9 @@ EMULATOR_INTERNAL inline void run_threads() {
       thread->fiber = fiber;
       thread->waits_in = nullptr;
       current = thread;
+#if defined(__SANITIZE_THREAD__)
+      acquire(&launch_token);
+#endif
       kernel(kernel_arguments);
 #if defined(__SANITIZE_THREAD__)
       release(&exit_token);

@@ -141,6 +141,10 @@ EMULATOR_INTERNAL inline void begin_launch(const Kernel& of, unsigned num_blocks
     block.start_order[i] = i;
   }
   refresh_fibers();
+#if defined(__SANITIZE_THREAD__)
+  acquire(&exit_token);
+  release(&launch_token);
+#endif
 }
 
 // Returns whether all went well; if not, `report` says why.
@@ -165,7 +169,7 @@ EMULATOR_INTERNAL inline bool launch(const Kernel& of, unsigned num_blocks, unsi
   free(order);
 #if defined(__SANITIZE_THREAD__)
   acquire(&exit_token);
-  forget_retired();
+  give_back_states(!has_failed);
 #endif
   return !has_failed;
 }
