@@ -8,6 +8,7 @@ import shutil
 from importlib.util import find_spec
 
 import pytest
+from emulator.kernel_library import what_is_missing
 
 from gpuopt.backends import host_compiler, host_plan, numpy_backend
 from gpuopt.info import ask_driver, installed
@@ -17,21 +18,16 @@ def has_gpu() -> bool:
     return ask_driver().problem is None and find_spec("cupy") is not None
 
 
-def has_emulator() -> bool:
-    headers = ("nvidia-cuda-runtime", "nvidia-cuda-crt")
-    return shutil.which("g++") is not None and all(map(installed, headers))
-
-
 def has_nvrtc() -> bool:
-    wheels = ("cuda-core", "nvidia-cuda-nvrtc", "nvidia-cuda-nvdisasm")
+    wheels = "cuda-core", "nvidia-cuda-nvrtc", "nvidia-cuda-nvdisasm"
     return all(installed(wheel) is not None for wheel in wheels)
 
 
 # Marker to (is it there, what to say if not).
 NEEDS = {
     "cxx": (lambda: shutil.which("g++") is not None, "g++ is not installed"),
+    "emulator": (lambda: what_is_missing() is None, what_is_missing()),
     "gpu": (has_gpu, "there is no GPU, or no CuPy"),
-    "emulator": (has_emulator, "g++ or CUDA's headers are not installed"),
     "nvrtc": (has_nvrtc, "cuda-core, NVRTC or nvdisasm is not installed"),
     "torch": (lambda: find_spec("torch") is not None, "torch is not installed"),
 }

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from every_kernel import kernels_of, kernels_without_rule
 from every_optimizer import update_rules
 
-from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.kernel import Kernel
 from gpuopt.kernel_sources import kernel_root
 from gpuopt.update_rule import UpdateRule
@@ -23,8 +23,6 @@ pytestmark = pytest.mark.nvrtc
 
 # Turing to Blackwell; the first is the one we tune for.
 ARCHITECTURES = ["sm_90", "sm_75", "sm_80", "sm_86", "sm_89", "sm_100", "sm_120"]
-DTYPES = ["float16", "bfloat16", "float32", "float64"]
-KEYS = ["uint32", "uint64"]
 RULES = update_rules()
 
 
@@ -33,37 +31,6 @@ def max_registers(kernel: Kernel) -> int:
     if kernel.function == "sparse_update":  # a pack of sums beside the rule's state
         return 96
     return 80 if "double" in kernel.types else 64
-
-
-def kernels_of(rule: UpdateRule) -> list[Kernel]:
-    return [
-        kernel
-        for dtype in DTYPES
-        for kernel in (
-            kernels.dense_update(rule, dtype),
-            kernels.update_other_rows(rule, dtype),
-            *(kernels.sparse_update(rule, dtype, key) for key in KEYS),
-        )
-    ]
-
-
-def kernels_without_rule() -> list[Kernel]:
-    return [
-        kernels.sum_counts(),
-        *(kernels.check_rows(index) for index in ("int32", "int64")),
-        *(kernels.number_rows(index, key) for index in ("int32", "int64") for key in KEYS),
-        *(make(dtype) for make in (kernels.sum_pieces, kernels.sum_runs) for dtype in DTYPES),
-        *(
-            make(key)
-            for make in (
-                kernels.count_digits,
-                kernels.move_rows,
-                kernels.count_runs,
-                kernels.write_runs,
-            )
-            for key in KEYS
-        ),
-    ]
 
 
 def selected(architecture: str) -> Iterable[UpdateRule]:

@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from emulator.emulator import EmulatorLauncher
+from every_kernel import kernels_of, kernels_without_rule
 from every_optimizer import update_rules
 
 from gpuopt.backends import Backend, Target
@@ -34,6 +35,17 @@ DTYPES = {
 }
 # Under a sanitizer, a tenth of everything.
 SCALE = 10 if os.environ.get("GPUOPT_EMULATOR_SANITIZE") else 1
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels_are_compiled() -> None:
+    """All at once, and on all cores."""
+    EmulatorLauncher().prepare(
+        kernel
+        for group in (kernels_without_rule(), *map(kernels_of, RULES))
+        for kernel in group
+        if kernel.function != "sparse_update" or kernel.types[-1] == "unsigned int"
+    )
 
 
 @pytest.fixture(params=[0, 1, 7], ids=lambda seed: f"order-{seed}")
@@ -90,7 +102,9 @@ class Arrays:
         return self._rng.normal(size=shape).astype(self.dtype)
 
     def update(self, *shape: int, grad: Any = None, rows: Any = None) -> Update:
-        slots = [self._rng.uniform(1, 2, shape).astype(self.dtype) for _ in self.rule.slots]
+        # A mean's square stays below the mean of squares, lest their difference have no digits.
+        ranges = [(0, 0.5) if name == "mg" else (1, 2) for name in self.rule.slots]
+        slots = [self._rng.uniform(*range_, shape).astype(self.dtype) for range_ in ranges]
         grad = self.gradient(*shape) if grad is None else grad
         return Update(self._rng.normal(size=shape).astype(self.dtype), grad, slots, rows)
 

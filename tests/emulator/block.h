@@ -9,7 +9,6 @@
 #include <cstdio>
 #include <cstring>
 #include <source_location>
-#include <utility>
 
 #include "fiber.h"
 
@@ -94,7 +93,12 @@ EMULATOR_INTERNAL inline uint32_t random_number() {
 }
 
 EMULATOR_INTERNAL inline void shuffle(int* numbers, int size) {
-  for (int i = size - 1; i > 0; --i) std::swap(numbers[i], numbers[random_number() % (i + 1)]);
+  for (int i = size - 1; i > 0; --i) {
+    const int other = random_number() % (i + 1);
+    const int number = numbers[i];
+    numbers[i] = numbers[other];
+    numbers[other] = number;
+  }
 }
 
 // ThreadSanitizer learns which accesses are ordered from releases and acquires of tokens. Each
@@ -109,6 +113,7 @@ struct Tokens {
 constexpr int num_tokens = 256;
 inline Tokens tokens_of_blocks[num_tokens];
 inline int tokens_in_use;
+inline uint64_t launch_token;
 inline uint64_t exit_token;
 
 EMULATOR_INTERNAL inline Tokens& tokens() { return tokens_of_blocks[tokens_in_use]; }
@@ -149,11 +154,12 @@ EMULATOR_INTERNAL inline void wait_in(const char* name, unsigned mask, const Whe
   current = thread;
 }
 
-EMULATOR_INTERNAL inline void wake(const int* threads, int num_threads) {
+EMULATOR_INTERNAL inline void wake(const int* threads, int& num_threads) {
   for (int i = 0; i < num_threads; ++i) {
     block.threads[threads[i]].waits_in = nullptr;
     block.ready[block.num_ready++] = threads[i];
   }
+  num_threads = 0;
 }
 
 EMULATOR_INTERNAL inline void open_barrier() {
@@ -161,7 +167,7 @@ EMULATOR_INTERNAL inline void open_barrier() {
   barrier.last_counts[barrier.generation % 2] = barrier.count;
   barrier.count = 0;
   ++barrier.generation;
-  wake(barrier.waiting, std::exchange(barrier.num_waiting, 0));
+  wake(barrier.waiting, barrier.num_waiting);
 }
 
 EMULATOR_INTERNAL inline void refuse_barrier_after_exit(const Where& where) {
@@ -218,7 +224,7 @@ EMULATOR_INTERNAL inline Meeting& meeting_of(unsigned mask) {
 EMULATOR_INTERNAL inline void end_meeting(Meeting& meeting) {
   meeting.arrived = 0;
   ++meeting.generation;
-  wake(meeting.waiting, std::exchange(meeting.num_waiting, 0));
+  wake(meeting.waiting, meeting.num_waiting);
 }
 
 EMULATOR_INTERNAL inline void check_mask(const char* name, unsigned mask, const Where& where) {
@@ -310,6 +316,9 @@ EMULATOR_INTERNAL inline void run_threads() {
       thread->fiber = fiber;
       thread->waits_in = nullptr;
       current = thread;
+#if defined(__SANITIZE_THREAD__)
+      acquire(&launch_token);
+#endif
       kernel(kernel_arguments);
 #if defined(__SANITIZE_THREAD__)
       release(&exit_token);

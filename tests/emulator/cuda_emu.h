@@ -17,13 +17,9 @@
 #undef __grid_constant__
 #define __grid_constant__
 
+// shared_memory.ld gathers them, so that each block can be given fresh ones.
 #undef __shared__
-#if defined(__SANITIZE_ADDRESS__)
-// Plain statics, which AddressSanitizer surrounds with red zones; it would not in a section.
 #define __shared__ static
-#else
-#define __shared__ static __attribute__((section("emulator_shared")))
-#endif
 
 #define threadIdx (::emulator::current->index)
 #define blockIdx (::emulator::block_index)

@@ -32,9 +32,8 @@ class EmulatorLauncher:
 
     Attributes:
         launches: How many there have been.
+        num_multiprocessors: Enough for blocks to get in each other's way.
     """
-
-    num_multiprocessors = 4
 
     def __init__(
         self, seed: int = 0, strict: bool = True, sanitize: str = "", xp: ModuleType = np
@@ -44,6 +43,8 @@ class EmulatorLauncher:
         self._seed = seed
         self._strict = strict
         self._sanitize = sanitize or os.environ.get("GPUOPT_EMULATOR_SANITIZE", "")
+        # ThreadSanitizer takes about a megabyte for each thread of a launch.
+        self.num_multiprocessors = 2 if self._sanitize == "thread" else 4
 
     def prepare(self, kernels: Iterable[Kernel]) -> None:
         """Compiles many kernels at once, which takes much less time than one after another."""

@@ -17,7 +17,8 @@
 #include <sanitizer/tsan_interface.h>
 #endif
 
-// The emulator's own memory belongs to all threads: sanitizers must look at the kernels alone.
+// The emulator's own memory belongs to all threads: sanitizers must look at the kernels alone. What
+// has this attribute calls no templates of the standard library, which have not.
 #define EMULATOR_INTERNAL \
   __attribute__((noinline, no_sanitize("thread"), no_sanitize("address"), no_sanitize("undefined")))
 
@@ -34,7 +35,7 @@ struct Fiber {
 constexpr int max_fibers = 1024;
 constexpr size_t page_size = 4096;
 #if defined(__SANITIZE_ADDRESS__)
-constexpr size_t stack_size = 512 << 10;
+constexpr size_t stack_size = 256 << 10;
 #elif defined(__SANITIZE_THREAD__)
 constexpr size_t stack_size = 64 << 10;
 #else
@@ -100,26 +101,31 @@ EMULATOR_INTERNAL inline void enter_fiber() {
 }
 
 #if defined(__SANITIZE_THREAD__)
-// ThreadSanitizer takes a thread that reuses the number of an earlier one to be ordered after it,
-// so numbers are kept until the launch ends, or until there are nearly as many as it can hold.
-constexpr int max_retired = 6000;
-inline void* retired[max_retired];
-inline int num_retired;
-inline int oldest_retired;
+// ThreadSanitizer's idea of each CUDA thread. Making one takes most of a millisecond and of a
+// megabyte, so they serve again in the next launch, which comes after this one anyway. Within one
+// launch they must not: the second user would seem to be ordered after the first.
+constexpr int max_states = 6000;  // ThreadSanitizer itself holds 8128
+constexpr int max_kept_states = 1024;
+inline void* states[max_states];
+inline int num_states;
+inline int num_states_taken;
 
-EMULATOR_INTERNAL inline void retire(void* sanitizer_state) {
-  if (num_retired < max_retired) {
-    retired[num_retired++] = sanitizer_state;
-    return;
+EMULATOR_INTERNAL inline void* take_state() {
+  const int taken = num_states_taken++ % max_states;
+  if (num_states_taken > max_states) {
+    // As good as possible: what has been forgotten is long past.
+    __tsan_destroy_fiber(states[taken]);
+    states[taken] = __tsan_create_fiber(0);
+  } else if (taken == num_states) {
+    states[num_states++] = __tsan_create_fiber(0);
   }
-  __tsan_destroy_fiber(retired[oldest_retired]);
-  retired[oldest_retired] = sanitizer_state;
-  oldest_retired = (oldest_retired + 1) % max_retired;
+  return states[taken];
 }
 
-EMULATOR_INTERNAL inline void forget_retired() {
-  while (num_retired > 0) __tsan_destroy_fiber(retired[--num_retired]);
-  oldest_retired = 0;
+EMULATOR_INTERNAL inline void give_back_states(bool are_sound) {
+  const int num_kept = are_sound ? max_kept_states : 0;
+  while (num_states > num_kept) __tsan_destroy_fiber(states[--num_states]);
+  num_states_taken = 0;
 }
 #endif
 
@@ -138,12 +144,13 @@ EMULATOR_INTERNAL inline Fiber* new_fiber() {
 EMULATOR_INTERNAL inline Fiber* take_fiber() {
   Fiber* fiber = num_idle > 0 ? idle_fibers[--num_idle] : new_fiber();
 #if defined(__SANITIZE_THREAD__)
-  if (fiber->sanitizer_state) retire(fiber->sanitizer_state);
-  // Mapped anew, so that what an earlier thread did to this memory is forgotten.
-  mmap(fiber->stack, stack_size, PROT_READ | PROT_WRITE,
-       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
-  fiber->sanitizer_state = __tsan_create_fiber(0);
-  fiber->is_fresh = true;
+  if (!fiber->is_fresh) {
+    // Mapped anew, so that what an earlier thread did to this memory is forgotten.
+    mmap(fiber->stack, stack_size, PROT_READ | PROT_WRITE,
+         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    fiber->is_fresh = true;
+  }
+  fiber->sanitizer_state = take_state();
 #endif
   if (fiber->is_fresh) {
 #if defined(__SANITIZE_ADDRESS__)

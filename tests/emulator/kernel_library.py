@@ -26,9 +26,17 @@ HERE = Path(__file__).resolve().parent
 
 # As NVRTC does: multiply-adds are fused, and memory is read as whatever type.
 FLAGS = [
-    *("-std=c++20", "-O1", "-mfma", "-ffp-contract=fast", "-fno-strict-aliasing"),
+    *(
+        "-std=c++20",
+        "-O1",
+        "-fexpensive-optimizations",
+        "-mfma",
+        "-ffp-contract=fast",
+        "-fno-strict-aliasing",
+    ),
     # setjmp and longjmp switch stacks here, which the fortified ones refuse.
     *("-U_FORTIFY_SOURCE", "-fvisibility=hidden", "-fPIC", "-shared", "-w"),
+    *("-fdata-sections", f"-Wl,-T,{HERE / 'shared_memory.ld'}"),
 ]
 SANITIZER_FLAGS = {
     "": [],
@@ -172,7 +180,7 @@ def _source(kernels: Sequence[Kernel]) -> str:
     return "\n".join(
         [
             '#include "cuda_emu.h"',
-            # Static variables of templates would not go into a section together with others.
+            # See shared_memory.ld.
             "namespace {",
             *includes,
             "namespace gpuopt {",
@@ -226,7 +234,7 @@ def _digest(folder: Path) -> str:
     """Of all files that a kernel may include."""
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
-        if path.is_file() and path.suffix in (".h", ".cuh", ".cu", ""):
+        if path.is_file() and path.suffix in (".h", ".cuh", ".cu", ".ld", ""):
             digest.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes() + b"\0")
     return digest.hexdigest()
 

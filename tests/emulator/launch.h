@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <string>
 #include <type_traits>
+#include <utility>
 
 #include "block.h"
 
@@ -75,33 +76,21 @@ constexpr Kernel describe(int max_threads = emulator::max_threads) {
 constexpr unsigned max_blocks = INT_MAX;
 constexpr size_t max_argument_bytes = 4096;
 
+// Whole pages, set by shared_memory.ld.
 extern "C" {
-extern char __start_emulator_shared[] __attribute__((visibility("hidden")));
-extern char __stop_emulator_shared[] __attribute__((visibility("hidden")));
+extern uint64_t emulator_shared_begin[] __attribute__((visibility("hidden")));
+extern uint64_t emulator_shared_end[] __attribute__((visibility("hidden")));
 }
-// The section is there even if no kernel has shared memory, and begins on a page of its own.
-alignas(page_size) static char shared_memory_begin[64]
-    __attribute__((section("emulator_shared"), used));
 
 // Fills shared memory with NaN: a block cannot rely on zeros, nor on what the one before left.
 EMULATOR_INTERNAL inline void clear_shared_memory() {
-  char* begin = __start_emulator_shared;
-  char* end = __stop_emulator_shared;
 #if defined(__SANITIZE_THREAD__)
-  // Mapped anew, so that accesses by the block before are forgotten; the last page may hold other
-  // variables after the section's end.
-  const size_t pages = (end - begin + page_size - 1) / page_size;
-  char rest[page_size];
-  const size_t rest_size = begin + pages * page_size - end;
-  for (size_t i = 0; i < rest_size; ++i) rest[i] = end[i];
-  mmap(begin, pages * page_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED,
-       -1, 0);
-  for (size_t i = 0; i < rest_size; ++i) end[i] = rest[i];
-  // Not memset, whose writes ThreadSanitizer would see.
-  for (volatile char* at = begin; at < end; ++at) *at = static_cast<char>(0xff);
-#else
-  memset(begin, 0xff, end - begin);
+  // Mapped anew, so that accesses by the block before are forgotten.
+  mmap(emulator_shared_begin, (emulator_shared_end - emulator_shared_begin) * sizeof(uint64_t),
+       PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
 #endif
+  // Not memset, in which sanitizers would look at every write.
+  for (volatile uint64_t* at = emulator_shared_begin; at < emulator_shared_end; ++at) *at = ~0ull;
 }
 
 // Flushes denormals to zero while it lives, as CuPy has NVRTC do for float32 (-ftz=true). An x86
@@ -152,6 +141,10 @@ EMULATOR_INTERNAL inline void begin_launch(const Kernel& of, unsigned num_blocks
     block.start_order[i] = i;
   }
   refresh_fibers();
+#if defined(__SANITIZE_THREAD__)
+  acquire(&exit_token);
+  release(&launch_token);
+#endif
 }
 
 // Returns whether all went well; if not, `report` says why.
@@ -176,7 +169,7 @@ EMULATOR_INTERNAL inline bool launch(const Kernel& of, unsigned num_blocks, unsi
   free(order);
 #if defined(__SANITIZE_THREAD__)
   acquire(&exit_token);
-  forget_retired();
+  give_back_states(!has_failed);
 #endif
   return !has_failed;
 }
