@@ -105,7 +105,7 @@ def what_a_lane_gets(values: np.ndarray, i: int, threads: int) -> list[int]:
         complement.bit_count()
         + 100 * (bits[1][::-1].find("1") + 1)
         + 10000 * (64 - value.bit_length()),
-        value,
+        warp[lane ^ 15],
     ]
 
 
@@ -115,20 +115,12 @@ def test_atomics_count_every_thread_once(dtype: str) -> None:
     results = np.array([0, 0, 500, 500, 0, 1023, 0, 0], dtype)
     EmulatorLauncher(seed=1).launch(ATOMICS[dtype], 2, 64, [values, results])
     total = values.sum(dtype=dtype)
-    expected = [total, dtype_negated(total), min(500, values.min()), max(500, values.max()), total]
+    negative = np.negative(values).sum(dtype=dtype)
+    expected = [total, negative, min(500, values.min()), max(500, values.max()), total]
     np.testing.assert_array_equal(results[:5], np.array(expected, dtype))
     if np.issubdtype(dtype, np.integer):
         bitwise = [reduce(f, values) for f in (np.bitwise_and, np.bitwise_or, np.bitwise_xor)]
-        np.testing.assert_array_equal(results[5:], np.array(bitwise, dtype) & dtype_of(dtype, 1023))
-
-
-def dtype_negated(value: np.generic) -> np.generic:
-    with np.errstate(over="ignore"):
-        return value.dtype.type(0) - value
-
-
-def dtype_of(dtype: str, value: int) -> np.generic:
-    return np.dtype(dtype).type(value)
+        np.testing.assert_array_equal(results[5:], np.array(bitwise, dtype))
 
 
 @pytest.mark.parametrize("dtype", STORAGE)
@@ -369,6 +361,12 @@ def run_sanitized(sanitize: str, *arguments: str) -> str:
     )
     assert (result.returncode == 0) == result.stdout.endswith("ran to the end\n"), result.stdout
     return result.stdout
+
+
+def test_functions_of_one_name_in_different_files_are_told_apart() -> None:
+    elsewhere = Kernel("square", ("*float32",) * 2, file="planted.cu")
+    with pytest.raises(KernelError, match="does not compile"):
+        EmulatorLauncher().launch(elsewhere, 1, 32, [np.ones(32, np.float32)] * 2)
 
 
 @without_sanitizer

@@ -33,9 +33,9 @@ __global__ void use_collectives(const int* values, int* results) {
   mine[12] = sum;
   mine[13] = __popc(value) + 100 * __ffs(value) + 10000 * __clz(value);
   mine[14] = __popcll(-value) + 100 * __ffsll(-value) + 10000 * __clzll(value);
-  // Each lane alone with itself, again and again, while others have yet to read its value above.
+  mine[15] = __shfl_xor_sync(half, value, 15);
+  // Each lane alone with itself, again and again, while others have yet to take its value above.
   for (int k = 0; k < lane; ++k) __syncwarp(1u << lane);
-  mine[15] = __float_as_int(__int_as_float(value));
 }
 
 // Every thread changes the same numbers.

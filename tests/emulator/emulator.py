@@ -62,18 +62,15 @@ class EmulatorLauncher:
         check_arguments(kernel, arguments, self.xp.ndarray)
         function = kernel_library.find(kernel, self._sanitize)
         check_declaration(kernel, function.parameters)
-        # Each argument is passed by the address of its value; a pointer's value is an address.
-        values = [
-            np.uint64(_host_array(kernel, position, argument).ctypes.data)
-            if isinstance(argument, self.xp.ndarray)
-            else argument
-            for position, argument in enumerate(arguments)
-        ]
-        passed = [np.asarray(value) for value in values]
+        values = []
+        for position, argument in enumerate(arguments):
+            if isinstance(argument, self.xp.ndarray):
+                argument = np.uint64(_host_array(kernel, position, argument).ctypes.data)
+            values.append(np.asarray(argument))
         self.launches += 1
-        report = function.launch(
-            num_blocks, num_threads, [a.ctypes.data for a in passed], self._seed, self._strict
-        )
+        # As the driver does, the emulator takes addresses of values, which may be addresses.
+        addresses = [value.ctypes.data for value in values]
+        report = function.launch(num_blocks, num_threads, addresses, self._seed, self._strict)
         if report is not None:
             raise KernelError(f"{kernel.expression}: {report}")
 

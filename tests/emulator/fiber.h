@@ -1,5 +1,8 @@
 // Fibers: stacks that take turns on one operating-system thread.
 //
+// The emulator's variables are `inline`, so that all libraries of one process share them: they are
+// never at work at the same time.
+//
 // suspend() goes back to the main stack, and resume(fiber) from there into a fiber. What runs on
 // a fresh fiber is run_threads(), defined in block.h.
 #pragma once

@@ -19,34 +19,36 @@ from dataclasses import dataclass
 from importlib.resources import as_file
 from pathlib import Path
 
+from emulator.sanitized import RUNTIMES
 from gpuopt.backends.cuda.kernel import Kernel
 from gpuopt.kernel_sources import kernel_root
 
 HERE = Path(__file__).resolve().parent
 
-# As NVRTC does: multiply-adds are fused, and memory is read as whatever type.
 FLAGS = [
-    *(
-        "-std=c++20",
-        "-O1",
-        "-fexpensive-optimizations",
-        "-mfma",
-        "-ffp-contract=fast",
-        "-fno-strict-aliasing",
-    ),
-    # setjmp and longjmp switch stacks here, which the fortified ones refuse.
-    *("-U_FORTIFY_SOURCE", "-fvisibility=hidden", "-fPIC", "-shared", "-w"),
-    *("-fdata-sections", f"-Wl,-T,{HERE / 'shared_memory.ld'}"),
+    "-std=c++20",
+    # Of -O2, no more than multiply-adds need: that takes twice as long.
+    "-O1",
+    "-fexpensive-optimizations",
+    # As NVRTC does: multiply-adds are fused, and memory is read as whatever type.
+    "-mfma",
+    "-ffp-contract=fast",
+    "-fno-strict-aliasing",
+    # The fortified setjmp and longjmp refuse to switch stacks.
+    "-U_FORTIFY_SOURCE",
+    "-fPIC",
+    "-shared",
+    # NVRTC's warnings are those that count.
+    "-w",
+    "-fdata-sections",
+    f"-Wl,-T,{HERE / 'shared_memory.ld'}",
 ]
 SANITIZER_FLAGS = {
     "": [],
-    "address": [
-        *("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"),
-        *("-g1", "-fno-omit-frame-pointer"),
-    ],
+    "address": ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g1"],
     "thread": ["-fsanitize=thread", "-g1"],
 }
-# So many take g++ about 10 seconds.
+# So many take g++ about 2 seconds, and 8 with AddressSanitizer.
 KERNELS_PER_LIBRARY = 24
 
 # The emulator runs one launch at a time.
@@ -103,14 +105,20 @@ class Function:
             return None if report is None else report.decode()
 
 
-_functions: dict[tuple[str, str], Function] = {}
+# By sanitizer, source and expression.
+_functions: dict[tuple[str, str, str], Function] = {}
+
+
+def _key(kernel: Kernel, sanitize: str) -> tuple[str, str, str]:
+    return sanitize, kernel.source, kernel.expression
 
 
 def find(kernel: Kernel, sanitize: str) -> Function:
     """Returns the function; compiles it, alone, if nothing has yet."""
-    if (sanitize, kernel.expression) not in _functions:
+    key = _key(kernel, sanitize)
+    if key not in _functions:
         compile_all([kernel], sanitize)
-    return _functions[sanitize, kernel.expression]
+    return _functions[key]
 
 
 def compile_all(kernels: Iterable[Kernel], sanitize: str) -> None:
@@ -119,11 +127,13 @@ def compile_all(kernels: Iterable[Kernel], sanitize: str) -> None:
     Raises:
         KernelError: with what g++ has to say.
     """
-    if sanitize and f"lib{sanitize[0]}san" not in os.environ.get("LD_PRELOAD", ""):
+    if sanitize and RUNTIMES[sanitize][0] not in os.environ.get("LD_PRELOAD", ""):
         raise KernelError(
-            f"the {sanitize} sanitizer must be there when Python starts: sanitized.py"
+            f"the {sanitize} sanitizer must be there when Python starts: "
+            "see tests/emulator/sanitized.py"
         )
-    missing = {k.expression: k for k in kernels if (sanitize, k.expression) not in _functions}
+    missing = {_key(kernel, sanitize): kernel for kernel in kernels}
+    missing = {key: kernel for key, kernel in missing.items() if key not in _functions}
     by_file: dict[str, list[Kernel]] = {}
     for _, kernel in sorted(missing.items()):
         by_file.setdefault(kernel.source.splitlines()[-1], []).append(kernel)
@@ -166,7 +176,7 @@ def _compile(kernels: Sequence[Kernel], sanitize: str) -> Path:
 def _source(kernels: Sequence[Kernel]) -> str:
     """A translation unit for kernels of one file, with the headers that any of them needs."""
     includes = dict.fromkeys(line for kernel in kernels for line in kernel.source.splitlines())
-    # The file, last of each kernel's, needs the headers of others before it no more than its own.
+    # The headers first, then the file, which is the last line of each kernel's source.
     file = kernels[0].source.splitlines()[-1]
     includes = [line for line in includes if line != file] + [file]
     bounds = _launch_bounds(kernels[0])
@@ -180,7 +190,8 @@ def _source(kernels: Sequence[Kernel]) -> str:
     return "\n".join(
         [
             '#include "cuda_emu.h"',
-            # See shared_memory.ld.
+            # See shared_memory.ld. Headers of the system are not to end up in it: cuda_emu.h has
+            # included all that kernels may use.
             "namespace {",
             *includes,
             "namespace gpuopt {",
@@ -221,7 +232,7 @@ def _load(kernels: Sequence[Kernel], path: Path, sanitize: str) -> None:
     ]
     for index, kernel in enumerate(kernels):
         parameters = library.emulator_signature(index).decode().split()
-        _functions[sanitize, kernel.expression] = Function(library, index, tuple(parameters))
+        _functions[_key(kernel, sanitize)] = Function(library, index, tuple(parameters))
 
 
 @functools.cache

@@ -177,15 +177,13 @@ EMULATOR_INTERNAL inline bool launch(const Kernel& of, unsigned num_blocks, unsi
 }  // namespace emulator
 
 // Exports the kernels that are listed, each as ::emulator::describe<function>(max_threads).
-#define EMULATOR_EXPORT extern "C" __attribute__((visibility("default")))
 #define EMULATOR_KERNELS(...)                                                                    \
   static const ::emulator::Kernel emulator_kernels[] = {__VA_ARGS__};                            \
-  EMULATOR_EXPORT const char* emulator_signature(int kernel) {                                   \
+  extern "C" const char* emulator_signature(int kernel) {                                        \
     return emulator_kernels[kernel].signature();                                                 \
   }                                                                                              \
-  EMULATOR_EXPORT const char* emulator_launch(int kernel, unsigned num_blocks,                   \
-                                              unsigned num_threads, void** arguments,            \
-                                              uint64_t seed, int strict) {                       \
+  extern "C" const char* emulator_launch(int kernel, unsigned num_blocks, unsigned num_threads,  \
+                                         void** arguments, uint64_t seed, int strict) {          \
     const bool succeeded = ::emulator::launch(emulator_kernels[kernel], num_blocks, num_threads, \
                                               arguments, seed, strict);                          \
     return succeeded ? nullptr : ::emulator::report;                                             \

@@ -65,14 +65,19 @@ __global__ void missing_warp_barrier(float* values, long long size) {
   if (first_item() < size) values[first_item()] = of_block[threadIdx.x ^ 1];
 }
 
+// Barriers, however many, do not order blocks.
 template <bool defective>
 __global__ void race_of_blocks(float* values, long long size) {
-  if (threadIdx.x > 0) return;
-  if (defective) {
-    values[0] += 1;
-  } else {
-    atomicAdd(values, 1.0f);
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    if (defective) {
+      values[0] += 1;
+    } else {
+      atomicAdd(values, 1.0f);
+    }
   }
+  __syncthreads();
+  __syncthreads();
 }
 
 // The last block reads what the others wrote: only a fence says that it is there by then.
