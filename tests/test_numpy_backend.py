@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 import tracemalloc
 import weakref
 from pathlib import Path
@@ -184,7 +185,8 @@ def test_a_large_step_takes_less_than_eight_megabytes(
     dtype: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GPUOPT_COMPILED", "0")
-    monkeypatch.setenv("GPUOPT_THREADS", "2")
+    # No other test has this many: neither these threads nor a new one have scratch arrays yet.
+    monkeypatch.setenv("GPUOPT_THREADS", "6")
     shapes = [(4 * 2**20,), (2**20,), *[(64,)] * 200, (1000, 1000)]
     pairs = [(np.ones(s, dtype), Variable(np.ones(s, dtype))) for s in shapes]
     optimizer = gpuopt.AdamOptimizer()
@@ -192,8 +194,10 @@ def test_a_large_step_takes_less_than_eight_megabytes(
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
-        optimizer.apply_gradients(pairs)
-        assert tracemalloc.get_traced_memory()[1] - before < 8e6
+        step = threading.Thread(target=optimizer.apply_gradients, args=(pairs,))
+        step.start()
+        step.join()
+        assert 1e6 < tracemalloc.get_traced_memory()[1] - before < 8e6
     finally:
         tracemalloc.stop()
 
@@ -318,13 +322,15 @@ def test_an_error_in_any_thread_is_raised_and_leaves_no_work_behind() -> None:
     def work(task: int) -> None:
         if task == 5:
             raise ArithmeticError("task 5")
+        time.sleep(0.001)
         done.append(task)
 
     with pytest.raises(ArithmeticError, match="task 5"):
-        share_out(work, range(10_000), 3)
-    assert 5 not in done
-    share_out(done.append, [10_001], 3)
-    assert done[-1] == 10_001
+        share_out(work, range(1000), 3)
+    assert len(done) < 500
+    before = len(done)
+    share_out(done.append, [1001], 3)
+    assert done[before:] == [1001]
 
 
 def test_many_threads_that_lock_lose_no_update_and_wait_for_each_other_only(
@@ -353,7 +359,7 @@ def test_many_threads_that_lock_lose_no_update_and_wait_for_each_other_only(
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 def test_a_forked_child_makes_threads_of_its_own() -> None:
     program = f"""
-import os, warnings
+import os, threading, warnings
 import numpy as np
 import gpuopt
 variable = gpuopt.Variable(np.zeros({LARGE}))
@@ -365,7 +371,7 @@ child = os.fork()
 step()
 assert (variable.numpy() == -2).all()
 if child == 0:
-    os._exit(0)
+    os._exit(threading.active_count() == 1)
 assert os.waitpid(child, 0)[1] == 0
 """
     environment = {**os.environ, "GPUOPT_THREADS": "3", "GPUOPT_COMPILED": "0"}
