@@ -236,6 +236,19 @@ def test_a_slot_that_a_subclass_replaces_is_the_one_that_is_updated() -> None:
     np.testing.assert_array_equal(other.numpy(), 10 * 0.5 + np.ones(3))
 
 
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_slot_of_another_type_is_converted(sparse: bool, every_cpu_form: str) -> None:
+    optimizer = gpuopt.MomentumOptimizer(1.0, 0.5)
+    variable = Variable(np.zeros((3, 1), np.float32))
+    slot = Variable(np.full((3, 1), 10.0, np.float64), trainable=False)
+    optimizer._slot_dict("momentum")[variable.identity] = slot
+    ones = np.ones((3, 1), np.float32)
+    gradient = IndexedSlices(ones, [0, 1, 2]) if sparse else ones
+    optimizer.apply_gradients([(gradient, variable)])
+    np.testing.assert_array_equal(slot.numpy(), np.full((3, 1), 6.0))
+    np.testing.assert_array_equal(variable.numpy(), np.full((3, 1), -6.0))
+
+
 # Repeated rows.
 
 

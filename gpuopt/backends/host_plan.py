@@ -97,6 +97,8 @@ Task = Callable[[], None]
 class DensePlan:
     """Variables of one dtype and their slots, sorted by how they are best updated.
 
+    Slots may be of another dtype, as a subclass may have made them.
+
     It holds as long as the arrays do: updates write into them and never replace them.
 
     Attributes:
@@ -116,7 +118,7 @@ class DensePlan:
         self._large: list[int] = []
         small: list[int] = []
         for position, (var, slots) in enumerate(targets):
-            if not all(array.flags.carray for array in (var, *slots)):
+            if not all(array.flags.carray and array.dtype == stored for array in (var, *slots)):
                 self._strided.append(position)
             elif var.size:
                 (small if var.size < _SMALL_ELEMENTS else self._large).append(position)
