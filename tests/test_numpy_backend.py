@@ -167,6 +167,17 @@ def test_a_gradient_that_lies_in_another_variable_is_read_before_it_is_written(
         np.testing.assert_array_equal(variable.numpy(), start - 0.5 * gradient)
 
 
+def test_a_misaligned_gradient_is_read(every_cpu_form: str) -> None:
+    memory = np.zeros(4 * 300_000 + 2, np.uint8)
+    gradient = memory[2:].view(np.float32)
+    gradient[:] = np.arange(300_000)
+    variable, table = Variable(gradient * 0), Variable(np.zeros((3000, 100), np.float32))
+    slices = IndexedSlices(gradient.reshape(3000, 100), np.arange(3000))
+    gpuopt.GradientDescentOptimizer(1.0).apply_gradients([(gradient, variable), (slices, table)])
+    np.testing.assert_array_equal(variable.numpy(), -gradient)
+    np.testing.assert_array_equal(table.numpy().ravel(), -gradient)
+
+
 def test_a_broadcast_or_transposed_gradient_is_read_by_its_strides(every_cpu_form: str) -> None:
     rows = np.arange(600, dtype=np.float32)
     square = np.arange(600 * 600, dtype=np.float32).reshape(600, 600)
@@ -304,15 +315,16 @@ def test_a_sparse_step_adds_repeated_rows_in_order_of_appearance(
     np.testing.assert_array_equal(table.numpy(), want)
 
 
-def test_values_that_lie_in_the_table_are_read_before_it_is_written(every_cpu_form: str) -> None:
-    start = np.arange(4000.0).reshape(1000, 4)
-    table = Variable(start)
+@pytest.mark.parametrize("name", ["AdagradOptimizer", "AdamOptimizer"])
+def test_values_that_lie_in_the_table_are_read_before_it_is_written(
+    name: str, every_cpu_form: str
+) -> None:
     rows = np.roll(np.arange(1000), 1)
-    slices = IndexedSlices(table.value(), rows)
-    gpuopt.GradientDescentOptimizer(1.0).apply_gradients([(slices, table)])
-    want = start.copy()
-    want[rows] -= start
-    np.testing.assert_array_equal(table.numpy(), want)
+    tables = [Variable(np.arange(4000.0).reshape(1000, 4)) for _ in range(2)]
+    for table, values in zip(tables, [tables[0].value(), tables[1].numpy()], strict=True):
+        optimizer = getattr(gpuopt, name)(0.5)
+        optimizer.apply_gradients([(IndexedSlices(values, rows), table)])
+    np.testing.assert_array_equal(tables[0].numpy(), tables[1].numpy())
 
 
 # Threads.
