@@ -44,7 +44,7 @@ def checked_pairs(
         raise ValueError("No variables provided.")
     unchecked = [
         pair
-        if type(pair) is tuple and len(pair) == 2 and isinstance(pair[1], Variable)
+        if type(pair) is tuple and len(pair) == 2 and type(pair[1]) is Variable
         else _unpacked(position, pair)
         for position, pair in enumerate(given)
     ]

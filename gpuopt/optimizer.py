@@ -164,7 +164,7 @@ class Optimizer:
         """
         pairs = checked_pairs(grads_and_vars, self._dtypes())
         step = None if global_step is None else checked_global_step(global_step)
-        live = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
+        live = [pair for pair in pairs if pair[0] is not None]
         with self._creation:
             self._create_slots([variable for _, variable in live])
         self._prepare()

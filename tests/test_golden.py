@@ -11,8 +11,6 @@ from golden_cases import GoldenCase, check, error, optimizer_cases, read_json
 
 import gpuopt
 
-pytestmark = pytest.mark.usefixtures("every_cpu_form")
-
 TOLERANCE = {"float64": 1e-12, "float32": 3e-6, "float16": 4e-3}
 # TensorFlow rounds each operation to float16, these accumulate it: compared with the textbook.
 COARSE_IN_FLOAT16 = {"Adam", "Adadelta", "Ftrl"}
@@ -25,6 +23,7 @@ EXACT_CASES = [
 CONSTANT_RATE_CASES = [case for case in CASES if "lr_schedule" not in case]
 
 
+@pytest.mark.usefixtures("every_cpu_form")
 @pytest.mark.parametrize("case", EXACT_CASES, ids=lambda case: case["id"])
 def test_optimizer_steps_like_tensorflow(case: dict[str, Any]) -> None:
     golden = GoldenCase(case)
@@ -69,6 +68,7 @@ def multi_variable_optimizer(name: str) -> gpuopt.Optimizer:
     }[name]()
 
 
+@pytest.mark.usefixtures("every_cpu_form")
 @pytest.mark.parametrize(
     "case",
     [c for c in read_json("multi_variable.json")["cases"] if c["split"] == "public"],

@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 import tracemalloc
 import weakref
 from pathlib import Path
@@ -166,6 +167,17 @@ def test_a_gradient_that_lies_in_another_variable_is_read_before_it_is_written(
         np.testing.assert_array_equal(variable.numpy(), start - 0.5 * gradient)
 
 
+def test_a_misaligned_gradient_is_read(every_cpu_form: str) -> None:
+    memory = np.zeros(4 * 300_000 + 2, np.uint8)
+    gradient = memory[2:].view(np.float32)
+    gradient[:] = np.arange(300_000)
+    variable, table = Variable(gradient * 0), Variable(np.zeros((3000, 100), np.float32))
+    slices = IndexedSlices(gradient.reshape(3000, 100), np.arange(3000))
+    gpuopt.GradientDescentOptimizer(1.0).apply_gradients([(gradient, variable), (slices, table)])
+    np.testing.assert_array_equal(variable.numpy(), -gradient)
+    np.testing.assert_array_equal(table.numpy().ravel(), -gradient)
+
+
 def test_a_broadcast_or_transposed_gradient_is_read_by_its_strides(every_cpu_form: str) -> None:
     rows = np.arange(600, dtype=np.float32)
     square = np.arange(600 * 600, dtype=np.float32).reshape(600, 600)
@@ -184,7 +196,8 @@ def test_a_large_step_takes_less_than_eight_megabytes(
     dtype: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GPUOPT_COMPILED", "0")
-    monkeypatch.setenv("GPUOPT_THREADS", "2")
+    # No other test has this many: neither these threads nor a new one have scratch arrays yet.
+    monkeypatch.setenv("GPUOPT_THREADS", "6")
     shapes = [(4 * 2**20,), (2**20,), *[(64,)] * 200, (1000, 1000)]
     pairs = [(np.ones(s, dtype), Variable(np.ones(s, dtype))) for s in shapes]
     optimizer = gpuopt.AdamOptimizer()
@@ -192,8 +205,10 @@ def test_a_large_step_takes_less_than_eight_megabytes(
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
-        optimizer.apply_gradients(pairs)
-        assert tracemalloc.get_traced_memory()[1] - before < 8e6
+        step = threading.Thread(target=optimizer.apply_gradients, args=(pairs,))
+        step.start()
+        step.join()
+        assert 1e6 < tracemalloc.get_traced_memory()[1] - before < 8e6
     finally:
         tracemalloc.stop()
 
@@ -230,6 +245,19 @@ def test_a_slot_that_a_subclass_replaces_is_the_one_that_is_updated() -> None:
     optimizer._slot_dict("momentum")[variable.identity] = other
     optimizer.apply_gradients([(np.ones(3), variable)])
     np.testing.assert_array_equal(other.numpy(), 10 * 0.5 + np.ones(3))
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_slot_of_another_type_is_converted(sparse: bool, every_cpu_form: str) -> None:
+    optimizer = gpuopt.MomentumOptimizer(1.0, 0.5)
+    variable = Variable(np.zeros((3, 1), np.float32))
+    slot = Variable(np.full((3, 1), 10.0, np.float64), trainable=False)
+    optimizer._slot_dict("momentum")[variable.identity] = slot
+    ones = np.ones((3, 1), np.float32)
+    gradient = IndexedSlices(ones, [0, 1, 2]) if sparse else ones
+    optimizer.apply_gradients([(gradient, variable)])
+    np.testing.assert_array_equal(slot.numpy(), np.full((3, 1), 6.0))
+    np.testing.assert_array_equal(variable.numpy(), np.full((3, 1), -6.0))
 
 
 # Repeated rows.
@@ -287,15 +315,16 @@ def test_a_sparse_step_adds_repeated_rows_in_order_of_appearance(
     np.testing.assert_array_equal(table.numpy(), want)
 
 
-def test_values_that_lie_in_the_table_are_read_before_it_is_written(every_cpu_form: str) -> None:
-    start = np.arange(4000.0).reshape(1000, 4)
-    table = Variable(start)
+@pytest.mark.parametrize("name", ["AdagradOptimizer", "AdamOptimizer"])
+def test_values_that_lie_in_the_table_are_read_before_it_is_written(
+    name: str, every_cpu_form: str
+) -> None:
     rows = np.roll(np.arange(1000), 1)
-    slices = IndexedSlices(table.value(), rows)
-    gpuopt.GradientDescentOptimizer(1.0).apply_gradients([(slices, table)])
-    want = start.copy()
-    want[rows] -= start
-    np.testing.assert_array_equal(table.numpy(), want)
+    tables = [Variable(np.arange(4000.0).reshape(1000, 4)) for _ in range(2)]
+    for table, values in zip(tables, [tables[0].value(), tables[1].numpy()], strict=True):
+        optimizer = getattr(gpuopt, name)(0.5)
+        optimizer.apply_gradients([(IndexedSlices(values, rows), table)])
+    np.testing.assert_array_equal(tables[0].numpy(), tables[1].numpy())
 
 
 # Threads.
@@ -318,13 +347,15 @@ def test_an_error_in_any_thread_is_raised_and_leaves_no_work_behind() -> None:
     def work(task: int) -> None:
         if task == 5:
             raise ArithmeticError("task 5")
+        time.sleep(0.001)
         done.append(task)
 
     with pytest.raises(ArithmeticError, match="task 5"):
-        share_out(work, range(10_000), 3)
-    assert 5 not in done
-    share_out(done.append, [10_001], 3)
-    assert done[-1] == 10_001
+        share_out(work, range(1000), 3)
+    assert len(done) < 500
+    before = len(done)
+    share_out(done.append, [1001], 3)
+    assert done[before:] == [1001]
 
 
 def test_many_threads_that_lock_lose_no_update_and_wait_for_each_other_only(
@@ -353,7 +384,7 @@ def test_many_threads_that_lock_lose_no_update_and_wait_for_each_other_only(
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 def test_a_forked_child_makes_threads_of_its_own() -> None:
     program = f"""
-import os, warnings
+import os, threading, warnings
 import numpy as np
 import gpuopt
 variable = gpuopt.Variable(np.zeros({LARGE}))
@@ -365,7 +396,7 @@ child = os.fork()
 step()
 assert (variable.numpy() == -2).all()
 if child == 0:
-    os._exit(0)
+    os._exit(threading.active_count() == 1)
 assert os.waitpid(child, 0)[1] == 0
 """
     environment = {**os.environ, "GPUOPT_THREADS": "3", "GPUOPT_COMPILED": "0"}

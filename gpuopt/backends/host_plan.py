@@ -15,7 +15,7 @@ from gpuopt.backends.host_memory import Array, owner, runs, scratch
 
 # Below this, a call costs more than what it computes.
 _SMALL_ELEMENTS = 8 * 1024
-_PACK_ELEMENTS = 64 * 1024
+_PACK_BYTES = 128 * 1024
 # What the scratch arrays of all threads may take together.
 _SCRATCH_BYTES = 6 * 1024 * 1024
 
@@ -97,6 +97,8 @@ Task = Callable[[], None]
 class DensePlan:
     """Variables of one dtype and their slots, sorted by how they are best updated.
 
+    Slots may be of another dtype, as a subclass may have made them.
+
     It holds as long as the arrays do: updates write into them and never replace them.
 
     Attributes:
@@ -116,11 +118,11 @@ class DensePlan:
         self._large: list[int] = []
         small: list[int] = []
         for position, (var, slots) in enumerate(targets):
-            if not all(array.flags.carray for array in (var, *slots)):
+            if not all(array.flags.carray and array.dtype == stored for array in (var, *slots)):
                 self._strided.append(position)
             elif var.size:
                 (small if var.size < _SMALL_ELEMENTS else self._large).append(position)
-        self._packs = _packs(targets, small)
+        self._packs = _packs(targets, small, _PACK_BYTES // self.real.itemsize)
 
     def without_overlap(self, gradients: Sequence[Array]) -> list[Array]:
         """Returns the gradients, those copied that share memory with what will be written."""
@@ -144,7 +146,8 @@ class DensePlan:
         strided = list(self._strided)
         tasks: list[Task] = []
         for position in self._large:
-            if not gradients[position].flags.c_contiguous:
+            flags = gradients[position].flags
+            if not (flags.c_contiguous and flags.aligned):
                 strided.append(position)
                 continue
             var, slots = self._targets[position]
@@ -167,19 +170,17 @@ class _Pack:
         self._runs = [runs([array.reshape(-1) for array in arrays]) for arrays in var_and_slots]
 
     def update(self, kernel: Kernel, gradients: Sequence[Array], real: np.dtype[Any]) -> None:
-        num_arrays = len(self._runs)
-        buffers = scratch([*[real] * (1 + num_arrays), *kernel.scratch_dtypes], self._size)
-        grad = buffers[num_arrays]
+        gathered = [len(joined) > 1 or joined[0].dtype != real for joined in self._runs]
+        wanted = [*[real] * (1 + sum(gathered)), *kernel.scratch_dtypes]
+        grad, *buffers = scratch(wanted, self._size)
         np.concatenate([gradients[at] for at in self._positions], axis=None, out=grad)
         written = [
-            joined[0]
-            if len(joined) == 1 and joined[0].dtype == real
-            else np.concatenate(joined, out=buffer)
-            for joined, buffer in zip(self._runs, buffers, strict=False)
+            np.concatenate(joined, out=buffers.pop(0)) if is_gathered else joined[0]
+            for joined, is_gathered in zip(self._runs, gathered, strict=True)
         ]
-        kernel.apply(written, grad, buffers[1 + num_arrays :])
-        for joined, chunk in zip(self._runs, written, strict=True):
-            if chunk is not joined[0]:
+        kernel.apply(written, grad, buffers)
+        for joined, chunk, is_gathered in zip(self._runs, written, gathered, strict=True):
+            if is_gathered:
                 _spread(chunk, joined)
 
 
@@ -190,13 +191,13 @@ def _spread(values: Array, flats: Sequence[Array]) -> None:
         start += flat.size
 
 
-def _packs(targets: Sequence[Target], positions: Sequence[int]) -> list[_Pack]:
+def _packs(targets: Sequence[Target], positions: Sequence[int], most_elements: int) -> list[_Pack]:
     packs: list[_Pack] = []
     first = size = 0
     for last, position in enumerate(positions):
         size += targets[position].var.size
         following = positions[last + 1 : last + 2]
-        if not following or size + targets[following[0]].var.size > _PACK_ELEMENTS:
+        if not following or size + targets[following[0]].var.size > most_elements:
             members = positions[first : last + 1]
             packs.append(_Pack([targets[member] for member in members], members))
             first, size = last + 1, 0

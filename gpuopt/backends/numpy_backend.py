@@ -77,6 +77,7 @@ class NumpyBackend:
     ) -> None:
         sums, rows = self.sum_duplicate_rows(values, rows)
         written = [target.var, *target.slots]
+        sums = _apart(sums, written)
         touched = [array[rows] for array in written]
         _apply_zero(rule, target, scalars)
         plan = self.plan_dense([Target(touched[0], touched[1:])])
@@ -121,9 +122,7 @@ def _apply_to_touched_rows(
     ):
         compiled = compiled_rule(rule, real, scalars)
         if compiled is not None:
-            values = np.ascontiguousarray(values)
-            if any(np.may_share_memory(values, array) for array in written):
-                values = values.copy()
+            values = _apart(np.require(values, requirements=["C", "ALIGNED"]), written)
             height = -(-len(grouped.rows) // (4 * threads))
             share_out(
                 lambda first: compiled.update_rows(
@@ -155,6 +154,11 @@ def _apply_to_touched_rows(
     share_out(update_rows, range(0, len(rows), height), threads)
 
 
+def _apart(values: Array, written: Sequence[Array]) -> Array:
+    shared = any(np.may_share_memory(values, array) for array in written)
+    return values.copy() if shared else values
+
+
 def _take(array: Array, rows: Array, out: Array) -> None:
     if array.flags.carray and array.dtype == out.dtype and array.size:
         # mode="clip" skips a check, and with it a copy; rows are known to be within range.
@@ -181,7 +185,9 @@ def _apply_zero(rule: UpdateRule, target: Target, scalars: Scalars) -> None:
     var = target.var
     written = [var, *target.slots]
     real = np.dtype(compute_type(var.dtype))
-    if var.size < _LARGE_ELEMENTS or not all(array.flags.carray for array in written):
+    if var.size < _LARGE_ELEMENTS or not all(
+        array.flags.carray and array.dtype == var.dtype for array in written
+    ):
         _walk(rule, target, np.broadcast_to(var.dtype.type(0), var.shape), scalars)
         return
     kernel = compiled_rule(rule, real, scalars) or RecordedRule(rule, real, scalars, zero_grad=True)
