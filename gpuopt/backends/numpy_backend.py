@@ -49,13 +49,7 @@ class NumpyBackend:
     def apply_dense(
         self, rule: UpdateRule, plan: DensePlan, gradients: Sequence[Array], scalars: Scalars
     ) -> None:
-        threads = _threads_for(plan.size)
-        kernel = _kernel(rule, plan.real, scalars, plan.size)
-        gradients = plan.without_overlap(gradients)
-        tasks, strided = plan.tasks(kernel, gradients, threads)
-        share_out(lambda task: task(), tasks, threads)
-        for target, gradient in strided:
-            _walk(rule, target, gradient, scalars)
+        _apply_plan(rule, plan, gradients, scalars)
 
     def apply_sparse(
         self,
@@ -80,8 +74,7 @@ class NumpyBackend:
         sums = _apart(sums, written)
         touched = [array[rows] for array in written]
         _apply_zero(rule, target, scalars)
-        plan = self.plan_dense([Target(touched[0], touched[1:])])
-        self.apply_dense(rule, plan, [sums], scalars)
+        _apply_plan(rule, DensePlan([Target(touched[0], touched[1:])]), [sums], scalars)
         for array, new_rows in zip(written, touched, strict=True):
             array[rows] = new_rows
 
@@ -95,6 +88,18 @@ class NumpyBackend:
         by_appearance = np.argsort(grouped.positions[grouped.starts[order]])
         rows = grouped.rows[order[by_appearance]]
         return sums[by_appearance], rows.astype(indices.dtype, copy=False)
+
+
+def _apply_plan(
+    rule: UpdateRule, plan: DensePlan, gradients: Sequence[Array], scalars: Scalars
+) -> None:
+    threads = _threads_for(plan.size)
+    kernel = _kernel(rule, plan.real, scalars, plan.size)
+    gradients = plan.without_overlap(gradients)
+    tasks, strided = plan.tasks(kernel, gradients, threads)
+    share_out(lambda task: task(), tasks, threads)
+    for target, gradient in strided:
+        _walk(rule, target, gradient, scalars)
 
 
 def _threads_for(size: int) -> int:
