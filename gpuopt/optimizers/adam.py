@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from gpuopt.indexed_slices import IndexedSlices
+from gpuopt.optimizer import OnNonfinite
 from gpuopt.optimizers.rule_optimizer import Hyperparameter, RuleOptimizer
 from gpuopt.update_rule import update_rule
 from gpuopt.variable import Variable
@@ -54,6 +55,8 @@ class AdamOptimizer(RuleOptimizer):
         epsilon: Hyperparameter = 1e-8,
         use_locking: bool = False,
         name: str = "Adam",
+        *,
+        on_nonfinite: OnNonfinite = "propagate",
     ) -> None:
         """Keeps the hyperparameters; each may be a function without arguments.
 
@@ -64,10 +67,13 @@ class AdamOptimizer(RuleOptimizer):
             epsilon: Keeps the division finite.
             use_locking: Updates of one variable by several threads take turns.
             name: The optimizer's name, and its slots'.
+            on_nonfinite: What NaN or infinity in a gradient does: "propagate", "skip" or "raise"; see
+                `Optimizer`.
         """
         super().__init__(
             use_locking,
             name,
+            on_nonfinite=on_nonfinite,
             learning_rate=learning_rate,
             beta1=beta1,
             beta2=beta2,

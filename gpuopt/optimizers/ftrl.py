@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuopt.optimizer import OnNonfinite
 from gpuopt.optimizers.rule_optimizer import Hyperparameter, RuleOptimizer, require_not_negative
 from gpuopt.update_rule import update_rule
 
@@ -69,6 +70,8 @@ class FtrlOptimizer(RuleOptimizer):
         linear_name: str | None = None,
         l2_shrinkage_regularization_strength: Hyperparameter = 0.0,
         beta: Hyperparameter | None = None,
+        *,
+        on_nonfinite: OnNonfinite = "propagate",
     ) -> None:
         """Keeps the hyperparameters; each number may be a function without arguments.
 
@@ -84,6 +87,8 @@ class FtrlOptimizer(RuleOptimizer):
             linear_name: What the slots of `z` are named after.
             l2_shrinkage_regularization_strength: An L2 penalty on the loss; at least 0.
             beta: The paper's beta, 0 if None.
+            on_nonfinite: What NaN or infinity in a gradient does: "propagate", "skip" or "raise"; see
+                `Optimizer`.
 
         Raises:
             ValueError: a number is on the wrong side of 0.
@@ -101,6 +106,7 @@ class FtrlOptimizer(RuleOptimizer):
         super().__init__(
             use_locking,
             name,
+            on_nonfinite=on_nonfinite,
             learning_rate=learning_rate,
             learning_rate_power=learning_rate_power,
             l1_regularization_strength=l1_regularization_strength,
