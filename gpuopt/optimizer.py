@@ -268,6 +268,10 @@ class Optimizer:
         """
         return None
 
+    def _all_non_slot_names(self) -> list[str]:
+        """The names of the optimizer's other variables that are always there after a step."""
+        return []
+
     def _slot_op_name(self, slot_name: str) -> str:
         """What the slot's variables are named after."""
         return self._name

@@ -142,11 +142,14 @@ def check_state(
             needed = has_slot or (known is not None and name in saved)
             if needed and name not in state["slots"].get(slot_name, {}):
                 raise ValueError(f'{described} has no slot "{slot_name}" of "{name}"')
+    others = state["non_slots"]
+    needed_others = set(optimizer._non_slots)
+    if saved:
+        needed_others |= set(optimizer._all_non_slot_names())
+    for name in sorted(needed_others - set(others)):
+        raise ValueError(f'{described} has no "{name}"')
     for name, existing in optimizer._non_slots.items():
-        if name not in state["non_slots"]:
-            raise ValueError(f'{described} has no "{name}"')
-        value = np.asarray(state["non_slots"][name])
-        check_fits(value, f'"{name}"', existing.shape, existing.dtype)
+        check_fits(np.asarray(others[name]), f'"{name}"', existing.shape, existing.dtype)
 
 
 def _check_form(state: OptimizerState) -> None:

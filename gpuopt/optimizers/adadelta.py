@@ -63,10 +63,16 @@ class AdadeltaOptimizer(RuleOptimizer):
             epsilon: Added inside both roots; the first steps have about its root's size.
             use_locking: Updates of one variable by several threads take turns.
             name: The optimizer's name, and its slots'.
-            on_nonfinite: What NaN or infinity in a gradient does: "propagate", "skip" or "raise"; see
-                `Optimizer`.
+            on_nonfinite: "propagate", "skip" or "raise": for gradients with NaN; see `Optimizer`.
         """
-        super().__init__(use_locking, name, on_nonfinite=on_nonfinite, learning_rate=learning_rate, rho=rho, epsilon=epsilon)
+        super().__init__(
+            use_locking,
+            name,
+            on_nonfinite=on_nonfinite,
+            learning_rate=learning_rate,
+            rho=rho,
+            epsilon=epsilon,
+        )
 
     def _initial_slot_values(self) -> Mapping[str, float]:
         return {"accum": 0.0, "accum_update": 0.0}

@@ -45,8 +45,7 @@ class AdagradOptimizer(RuleOptimizer):
             initial_accumulator_value: What `n` starts with, above 0.
             use_locking: Updates of one variable by several threads take turns.
             name: The optimizer's name, and its slots'.
-            on_nonfinite: What NaN or infinity in a gradient does: "propagate", "skip" or "raise"; see
-                `Optimizer`.
+            on_nonfinite: "propagate", "skip" or "raise": for gradients with NaN; see `Optimizer`.
 
         Raises:
             ValueError: `initial_accumulator_value` is not positive.

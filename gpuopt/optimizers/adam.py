@@ -67,8 +67,7 @@ class AdamOptimizer(RuleOptimizer):
             epsilon: Keeps the division finite.
             use_locking: Updates of one variable by several threads take turns.
             name: The optimizer's name, and its slots'.
-            on_nonfinite: What NaN or infinity in a gradient does: "propagate", "skip" or "raise"; see
-                `Optimizer`.
+            on_nonfinite: "propagate", "skip" or "raise": for gradients with NaN; see `Optimizer`.
         """
         super().__init__(
             use_locking,
@@ -83,6 +82,9 @@ class AdamOptimizer(RuleOptimizer):
 
     def _initial_slot_values(self) -> Mapping[str, float]:
         return {"m": 0.0, "v": 0.0}
+
+    def _all_non_slot_names(self) -> list[str]:
+        return ["beta1_power", "beta2_power"]
 
     def _create_slots(self, var_list: Sequence[Variable]) -> None:
         first = min(var_list, key=lambda variable: variable.name)

@@ -87,8 +87,7 @@ class FtrlOptimizer(RuleOptimizer):
             linear_name: What the slots of `z` are named after.
             l2_shrinkage_regularization_strength: An L2 penalty on the loss; at least 0.
             beta: The paper's beta, 0 if None.
-            on_nonfinite: What NaN or infinity in a gradient does: "propagate", "skip" or "raise"; see
-                `Optimizer`.
+            on_nonfinite: "propagate", "skip" or "raise": for gradients with NaN; see `Optimizer`.
 
         Raises:
             ValueError: a number is on the wrong side of 0.

@@ -37,7 +37,6 @@ class GradientDescentOptimizer(RuleOptimizer):
             learning_rate: Step size.
             use_locking: Updates of one variable by several threads take turns.
             name: The optimizer's name.
-            on_nonfinite: What NaN or infinity in a gradient does: "propagate", "skip" or "raise"; see
-                `Optimizer`.
+            on_nonfinite: "propagate", "skip" or "raise": for gradients with NaN; see `Optimizer`.
         """
         super().__init__(use_locking, name, on_nonfinite=on_nonfinite, learning_rate=learning_rate)

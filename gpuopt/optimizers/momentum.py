@@ -58,10 +58,15 @@ class MomentumOptimizer(RuleOptimizer):
             use_locking: Updates of one variable by several threads take turns.
             name: The optimizer's name, and its slots'.
             use_nesterov: Look ahead along the accumulator.
-            on_nonfinite: What NaN or infinity in a gradient does: "propagate", "skip" or "raise"; see
-                `Optimizer`.
+            on_nonfinite: "propagate", "skip" or "raise": for gradients with NaN; see `Optimizer`.
         """
-        super().__init__(use_locking, name, on_nonfinite=on_nonfinite, learning_rate=learning_rate, decay=momentum)
+        super().__init__(
+            use_locking,
+            name,
+            on_nonfinite=on_nonfinite,
+            learning_rate=learning_rate,
+            decay=momentum,
+        )
         if use_nesterov:
             self.rule = nesterov_momentum
 

@@ -55,8 +55,7 @@ class ProximalAdagradOptimizer(RuleOptimizer):
             l2_regularization_strength: Makes weights small.
             use_locking: Updates of one variable by several threads take turns.
             name: The optimizer's name, and its slots'.
-            on_nonfinite: What NaN or infinity in a gradient does: "propagate", "skip" or "raise"; see
-                `Optimizer`.
+            on_nonfinite: "propagate", "skip" or "raise": for gradients with NaN; see `Optimizer`.
 
         Raises:
             ValueError: `initial_accumulator_value` is not positive.

@@ -87,8 +87,7 @@ class RMSPropOptimizer(RuleOptimizer):
             use_locking: Updates of one variable by several threads take turns.
             centered: Divide by the deviation instead of the root mean square.
             name: The optimizer's name, and its slots'.
-            on_nonfinite: What NaN or infinity in a gradient does: "propagate", "skip" or "raise"; see
-                `Optimizer`.
+            on_nonfinite: "propagate", "skip" or "raise": for gradients with NaN; see `Optimizer`.
         """
         super().__init__(
             use_locking,
