@@ -1,7 +1,12 @@
 """TensorFlow 1's optimizer system for numpy and CuPy arrays."""
 
 from gpuopt.autodiff import embedding_lookup, with_gradients, with_torch
-from gpuopt.checkpoint import Saver, latest_checkpoint
+from gpuopt.checkpoint import (
+    Saver,
+    latest_checkpoint,
+    optimizer_from_torch,
+    optimizer_to_torch,
+)
 from gpuopt.device import Device
 from gpuopt.errors import CheckpointError, DeviceUnavailableError, GpuoptError
 from gpuopt.indexed_slices import IndexedSlices
@@ -50,6 +55,8 @@ __all__ = [
     "embedding_lookup",
     "global_variables",
     "latest_checkpoint",
+    "optimizer_from_torch",
+    "optimizer_to_torch",
     "trainable_variables",
     "update_rule",
     "with_gradients",
