@@ -104,14 +104,13 @@ def test_loaded_state_continues_the_run_bit_by_bit(
     assert run.state() == expected
 
 
-def test_deferred_restoration_is_tensorflows() -> None:
+def test_deferred_restoration_is_tensorflows(tmp_path: Path) -> None:
     """Replays what trackable_eager.json recorded of real TensorFlow."""
     golden = read_json("trackable_eager.json")
 
     def loss_gradient(v: Variable) -> np.ndarray:
         return 2 * v.numpy()
 
-    # 4 x * x with Adam(0.1) from [1, 2]: found in the reference below.
     v = Variable([1.0, 2.0], name="v")
     reference = gpuopt.AdamOptimizer(0.1)
     for _ in range(3):
@@ -123,6 +122,8 @@ def test_deferred_restoration_is_tensorflows() -> None:
     for name in ("beta1_power", "beta2_power"):
         check("trackable_eager", name, powers[name], expected[f"{name}:0"], 1e-6)
     state, saved_v = reference.state_dict(), v.numpy()
+    saved = gpuopt.AdamOptimizer(0.1)
+    saved.load_state_dict(state, {})
     first, second, third = golden["steps"][:3]
 
     # Before the slots exist: they are made at once, and no step is needed.
@@ -143,15 +144,16 @@ def test_deferred_restoration_is_tensorflows() -> None:
         got = continued["slots"][slot]["v"]
         check("trackable_eager", name, got, second["state"][name], 1e-6)
 
-    # Before the variable exists.
+    # Before the variable is attached.
     optimizer3 = gpuopt.AdamOptimizer(0.1)
-    optimizer3.load_state_dict(state)
-    del v, v2, reference, optimizer
-    v3 = Variable(saved_v, name="v")
-    optimizer3.load_state_dict(optimizer3.state_dict())
+    saver = Saver({"other": Variable([0.0])}, optimizers=[optimizer3])
+    saved_by = Saver({"v": Variable(saved_v), "other": Variable([5.0])}, optimizers=[saved])
+    saver.restore(saved_by.save(tmp_path / "model"), deferred=True)
+    v3 = Variable([0.0, 0.0], name="v3")
+    saver.attach({"v": v3})
     assert optimizer3.get_slot_names() == third["slots"]
-    check("trackable_eager", "m, variable later", optimizer3.get_slot(v3, "m"), third["m"], 1e-6)
-    check("trackable_eager", "v, variable later", v3, third["v3"], 1e-6)
+    check("trackable_eager", "m, attached later", optimizer3.get_slot(v3, "m"), third["m"], 1e-6)
+    check("trackable_eager", "v, attached later", v3, third["v3"], 1e-6)
 
 
 def test_newest_of_two_waiting_states_counts_and_neither_is_lost_by_saving() -> None:
@@ -352,11 +354,7 @@ def test_every_dtype_and_shape_survives_exactly(tmp_path: Path) -> None:
     saver = Saver({**variables, **raw})
     path = saver.save(tmp_path / "model")
     for variable in variables.values():
-        variable.storage.view(np.uint8)[...] = (
-            0 if variable.ndim else variable.storage.view(np.uint8)
-        )
-        if not variable.ndim:
-            variable.assign(np.float32(0))
+        variable.storage[...] = 0
     for array in raw.values():
         array[...] = 0
     saver.restore(path)
@@ -470,6 +468,7 @@ def test_max_to_keep_and_keep_checkpoint_every_n_hours(
     kept = sorted(int(p.stem.partition("-")[2]) for p in tmp_path.iterdir())
     assert kept == [3, 5, 6]
     assert [Path(p).stem for p in saver.last_checkpoints] == ["model-5", "model-6"]
+    monkeypatch.undo()
     every = Saver([w], max_to_keep=None)
     for step in range(20, 28):
         every.save(tmp_path / "all", global_step=step)
@@ -543,7 +542,10 @@ def test_failed_async_save_is_logged_and_raised_and_the_next_one_works(
 ) -> None:
     w = Variable([0.0], name="w")
     saver = Saver([w])
-    future = saver.save_async(tmp_path / "missing" / "model")
+    with pytest.raises(FileNotFoundError, match="there is no folder"):
+        saver.save_async(tmp_path / "missing" / "model")
+    (tmp_path / "taken.safetensors").mkdir()
+    future = saver.save_async(tmp_path / "taken")
     with pytest.raises(OSError, match="could not be saved"):
         future.result()
     assert "could not be saved" in caplog.text

@@ -110,6 +110,7 @@ class Saver:
             The file's path.
 
         Raises:
+            FileNotFoundError: there is no such folder.
             OSError: the file could not be written; earlier checkpoints are as they were.
             ValueError: something has a dtype that a checkpoint cannot hold, or no name.
             RuntimeError: called in the middle of a step.
@@ -379,11 +380,12 @@ def _in_host_memory(variable: Variable) -> Array:
 
 
 def _target(path: str | os.PathLike[str], global_step: Any) -> tuple[Path, int | None]:
-    text = os.fspath(path).removesuffix(SUFFIX)
-    if global_step is None:
-        return Path(text + SUFFIX), None
-    step = int(global_step)
-    return Path(f"{text}-{step}{SUFFIX}"), step
+    prefix = os.fspath(path).removesuffix(SUFFIX)
+    step = None if global_step is None else int(global_step)
+    target = Path(prefix + SUFFIX if step is None else f"{prefix}-{step}{SUFFIX}")
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {target.parent} to save a checkpoint in")
+    return target, step
 
 
 def _without_step(path: Path) -> str:
