@@ -90,7 +90,7 @@ def check_fits(
     """Raises ValueError unless a restored value has the shape and dtype of what it is for."""
     if value.shape != shape:
         raise ValueError(f"{what} has shape {shape}; the saved value has shape {value.shape}")
-    if value.dtype != dtype:
+    if value.dtype != dtype.newbyteorder("="):
         raise ValueError(f"{what} has dtype {dtype}; the saved value has dtype {value.dtype}")
 
 
