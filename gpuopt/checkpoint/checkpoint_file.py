@@ -56,8 +56,8 @@ def write_checkpoint(
 
     Raises:
         ValueError: a tensor's type has no place in the format; nothing is written.
-        OSError: something could not be written. What was at `path` is still there; only after an
-            error of the folder's own fsync is the new file.
+        OSError: something could not be written. What was at `path` is as it was, unless the
+            message says that the new file is there.
     """
     from safetensors import SafetensorError, TensorSpec, serialize_file
 
@@ -72,21 +72,21 @@ def write_checkpoint(
         for name, array in stored.items()
     }
     aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    outcome = "earlier checkpoints are as they were"
     try:
         serialize_file(specs, aside, metadata=_metadata(stored, description, saved_at))
         _fsync(aside)
         os.replace(aside, path)
+        outcome = "it is there, but may not survive a power cut; earlier ones are kept"
+        _fsync(path.parent)
     except BaseException as error:
         with suppress(OSError):
             aside.unlink(missing_ok=True)
         if isinstance(error, OSError | SafetensorError):
-            raise OSError(
-                getattr(error, "errno", None),
-                f"the checkpoint could not be saved; what was there before is as it was: {error}",
-                str(path),
-            ) from error
+            message = f"checkpoint {path} could not be saved: {error}; {outcome}"
+            number = getattr(error, "errno", None)
+            raise (OSError(message) if number is None else OSError(number, message)) from error
         raise
-    _fsync(path.parent)
 
 
 def remove_abandoned(prefix: Path) -> None:

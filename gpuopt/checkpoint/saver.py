@@ -148,8 +148,7 @@ class Saver:
             with between_steps():
                 target, step = _target(path, global_step)
                 tensors, description = self._contents(Variable.numpy, step)
-            self._written = self._thread.submit(self._write, target, tensors, description)
-            self._written.add_done_callback(_log_failure)
+            self._written = self._thread.submit(self._write_logged, target, tensors, description)
             return self._written
 
     def restore(self, path: str | os.PathLike[str], deferred: bool = False) -> None:
@@ -278,6 +277,13 @@ class Saver:
         self._folders[path.parent] = saved_at
         self._remove_old(str(path))
         return str(path)
+
+    def _write_logged(self, path: Path, tensors: Mapping[str, Array], description: Any) -> str:
+        try:
+            return self._write(path, tensors, description)
+        except BaseException as error:
+            _logger.error("%s", error)
+            raise
 
     def _remove_old(self, newest: str) -> None:
         self._kept = [entry for entry in self._kept if entry[0] != newest]
@@ -422,9 +428,3 @@ def _shortened(names: Iterable[str]) -> str:
     listed = sorted(names)
     shown = ", ".join(f'"{name}"' for name in listed[:8])
     return f"{shown} and {len(listed) - 8} more" if len(listed) > 8 else shown or "nothing"
-
-
-def _log_failure(written: Future[str]) -> None:
-    error = written.exception()
-    if error is not None:
-        _logger.error("a checkpoint could not be saved: %s", error)
