@@ -14,6 +14,7 @@ from bench.workloads import workloads
 def main() -> None:
     parser = argparse.ArgumentParser(prog="bench", description=__doc__)
     parser.add_argument("--rounds", type=int, default=30, help="samples of each contender")
+    parser.add_argument("--only", help="text that the names of the workloads to run begin with")
     parser.add_argument("--no-results", action="store_true", help="only print")
     options = parser.parse_args()
     if options.rounds < 2:
@@ -21,13 +22,17 @@ def main() -> None:
     console = Console()
     bandwidth = copy_bandwidth()
     measured = {}
-    for workload in workloads():
+    for workload in workloads(options.only or ""):
         timings = measure(workload, options.rounds, bandwidth)
         measured[workload.name] = {
             "description": workload.description,
             "bytes_moved": workload.bytes_moved,
             "contenders": timings,
         }
+        if workload.peak_extra_bytes is not None:
+            measured[workload.name]["peak_extra_bytes"] = workload.peak_extra_bytes
+            for name, peak in workload.peak_extra_bytes.items():
+                console.print(f"{name} adds {peak / 2**20:.0f} MiB at its peak", highlight=False)
         table = Table(title=workload.description)
         for heading in ("", "median ms", "p10", "p90", "GB/s", "of copy", "gpuopt's time / its"):
             table.add_column(heading, justify="right" if heading else "left")

@@ -33,12 +33,15 @@ class Workload:
         description: What it is, in a sentence.
         bytes_moved: What a step must read and write at the least.
         contenders: Name to a function that does one step; ours is called "gpuopt".
+        peak_extra_bytes: What a step adds to a process's memory at its peak, by contender, where it
+            was measured.
     """
 
     name: str
     description: str
     bytes_moved: int
     contenders: Mapping[str, Callable[[], object]]
+    peak_extra_bytes: Mapping[str, int] | None = None
 
 
 @dataclass(frozen=True)

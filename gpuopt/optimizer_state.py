@@ -87,7 +87,11 @@ def load_state(
         check_state(optimizer, state, named)
         for slot_name, by_variable in state["slots"].items():
             for name, value in by_variable.items():
-                optimizer._slots.waiting[slot_name, name] = np.array(value)
+                slot = optimizer._slots.get(named[name], slot_name) if name in named else None
+                if slot is None:
+                    optimizer._slots.waiting[slot_name, name] = np.array(value)
+                else:
+                    slot.assign(np.asarray(value))
         for name, variable in named.items():
             claim_state(optimizer, name, variable)
         for name, value in state["non_slots"].items():
