@@ -14,7 +14,7 @@ from bench.workloads import workloads
 def main() -> None:
     parser = argparse.ArgumentParser(prog="bench", description=__doc__)
     parser.add_argument("--rounds", type=int, default=30, help="samples of each contender")
-    parser.add_argument("--only", help="text that the names of the workloads to run begin with")
+    parser.add_argument("--only", help="run the workloads that have this in their names")
     parser.add_argument("--no-results", action="store_true", help="only print")
     options = parser.parse_args()
     if options.rounds < 2:

@@ -100,7 +100,7 @@ def test_every_flipped_bit_is_found_and_its_tensor_named(model: Model) -> None:
 def rewritten(model: Model, **changes: Any) -> None:
     """Saves the model's tensors again, with some replaced, all checksums right."""
     with checkpoint_file.open_checkpoint(model.path) as opened:
-        tensors = {name: opened.read(name) for name in sorted(opened.names)}
+        tensors = opened.read(sorted(opened.names))
         description = opened.description
     for name, change in changes.items():
         if name == "description":

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
+import math
+import mmap
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
+import ml_dtypes
 import numpy as np
 
 from gpuopt.errors import CheckpointError
@@ -38,7 +42,23 @@ _DTYPES = {
     "complex64": "C64",
 }
 
+_ALIGNMENT_BYTES = 64
+_LINUX = sys.platform == "linux"
+
 _logger = logging.getLogger("gpuopt")
+
+
+class _Place(NamedTuple):
+    """Where in the file a tensor is, in bytes, and what."""
+
+    offset: int
+    size: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    @property
+    def padded_size(self) -> int:
+        return -(-self.size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
 
 
 def write_checkpoint(
@@ -125,35 +145,71 @@ class CheckpointFile:
         saved_at: When, in nanoseconds; grows with each checkpoint of a folder.
     """
 
-    def __init__(self, path: Path, opened: Any) -> None:
+    def __init__(self, path: Path, file: BinaryIO, header: Any) -> None:
         self.path = path
-        self._opened = opened
-        metadata = opened.metadata() or {}
+        self._file = file
+        metadata = header.metadata() or {}
         if metadata.get("format") != _FORMAT:
             raise CheckpointError(f"{path} is a safetensors file, but not gpuopt's checkpoint")
-        self.names = frozenset(opened.keys())
-        self._checksums = self._checked_header(metadata)
+        self.names = frozenset(header.keys())
+        self._checksums = self._checked_header(header, metadata)
+        self._places = self._found_places(header)
         self.description = json.loads(metadata["description"])
         self.saved_at = int(metadata["saved_at"])
 
-    def read(self, name: str) -> Array:
-        """Returns a tensor of its own memory.
+    def read(self, names: Iterable[str]) -> dict[str, Array]:
+        """Returns tensors in memory of their own.
 
         Raises:
-            CheckpointError: its bytes are not those that were saved.
+            CheckpointError: their bytes are not those that were saved.
         """
-        try:
-            array: Array = self._opened.get_tensor(name)
-        except Exception as error:
-            raise CheckpointError(f'{self.path}: "{name}" cannot be read: {error}') from error
-        if _checksum(array) != self._checksums[name]:
-            raise CheckpointError(f'{self.path} is damaged: the checksum of "{name}" does not fit')
-        return array
+        wanted = [(name, self._places[name]) for name in names]
+        memory = _new_memory(sum(place.padded_size for _, place in wanted))
+        tensors = {}
+        start = 0
+        for name, place in wanted:
+            stored = memory[start : start + place.size]
+            start += place.padded_size
+            self._read_into(stored, place.offset, name)
+            if _checksum(stored) != self._checksums[name]:
+                raise CheckpointError(
+                    f'{self.path} is damaged: the checksum of "{name}" does not fit'
+                )
+            tensors[name] = stored.view(place.dtype).reshape(place.shape)
+        return tensors
 
-    def _checked_header(self, metadata: dict[str, str]) -> dict[str, str]:
+    def _read_into(self, memory: Array, offset: int, name: str) -> None:
+        self._file.seek(offset)
+        done = 0
+        while done < memory.size:
+            try:
+                count = self._file.readinto(memory[done:].data)  # type: ignore[attr-defined]
+            except OSError as error:
+                raise CheckpointError(f'{self.path}: "{name}" cannot be read: {error}') from error
+            if not count:
+                raise CheckpointError(f'{self.path} is damaged: it ends within "{name}"')
+            done += count
+
+    def _found_places(self, header: Any) -> dict[str, _Place]:
+        """Adds up where each tensor begins: the format leaves no gaps, and safetensors checks."""
+        self._file.seek(0)
+        offset = 8 + int.from_bytes(self._file.read(8), "little")
+        types = {code: name for name, code in _DTYPES.items()}
+        places = {}
+        for name in header.offset_keys():
+            tensor = header.get_slice(name)
+            code, shape = tensor.get_dtype(), tuple(tensor.get_shape())
+            if code not in types:
+                raise CheckpointError(f'{self.path}: "{name}" has the unknown dtype {code}')
+            dtype = np.dtype(ml_dtypes.bfloat16 if code == "BF16" else types[code])
+            places[name] = _Place(offset, math.prod(shape) * dtype.itemsize, dtype, shape)
+            offset += places[name].size
+        return places
+
+    def _checked_header(self, header: Any, metadata: dict[str, str]) -> dict[str, str]:
         entries = []
         for name in self.names:
-            tensor = self._opened.get_slice(name)
+            tensor = header.get_slice(name)
             entries.append([name, tensor.get_dtype(), tensor.get_shape()])
         claimed = metadata.pop("header_checksum", None)
         if claimed != _header_checksum(metadata, entries):
@@ -179,21 +235,26 @@ def open_checkpoint(path: Path) -> Iterator[CheckpointFile]:
     """
     from safetensors import safe_open
 
-    if not path.exists():
-        raise FileNotFoundError(f"there is no checkpoint {path}")
     try:
-        # By reads, not by mapped memory: a disk's error is an exception then, not a signal.
-        opened = safe_open(path, framework="np", backend="pread")
-    except Exception as error:
-        raise CheckpointError(f"{path} is damaged or no checkpoint: {error}") from error
-    with opened as handle:
+        file = path.open("rb", buffering=0)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"there is no checkpoint {path}") from None
+    with file:
+        # The file that is open here, also where its name is given to a newer one just now.
+        same = Path(f"/dev/fd/{file.fileno()}")
         try:
-            checkpoint = CheckpointFile(path, handle)
-        except CheckpointError:
-            raise
-        except (KeyError, TypeError, ValueError, RecursionError) as error:
-            raise CheckpointError(f"{path} is damaged: {error!r}") from error
-        yield checkpoint
+            # By reads, not by mapped memory: a disk's error is an exception then, not a signal.
+            header = safe_open(same if same.exists() else path, framework="np", backend="pread")
+        except Exception as error:
+            raise CheckpointError(f"{path} is damaged or no checkpoint: {error}") from error
+        with header:
+            try:
+                checkpoint = CheckpointFile(path, file, header)
+            except CheckpointError:
+                raise
+            except (KeyError, TypeError, ValueError, RecursionError) as error:
+                raise CheckpointError(f"{path} is damaged: {error!r}") from error
+            yield checkpoint
 
 
 def _metadata(tensors: Mapping[str, Array], description: Any, saved_at: int) -> dict[str, str]:
@@ -209,6 +270,12 @@ def _metadata(tensors: Mapping[str, Array], description: Any, saved_at: int) -> 
     }
     entries = [[n, _DTYPES[a.dtype.name], list(a.shape)] for n, a in tensors.items()]
     return {**metadata, "header_checksum": _header_checksum(metadata, entries)}
+
+
+def _new_memory(size: int) -> Array:
+    """Returns bytes whose pages are there already: to make them one by one takes most of a read."""
+    flags = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE} if _LINUX else {}
+    return np.frombuffer(mmap.mmap(-1, max(size, 1), **flags), np.uint8)
 
 
 def _header_checksum(metadata: Mapping[str, str], entries: Iterable[list[Any]]) -> str:

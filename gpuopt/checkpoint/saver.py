@@ -186,7 +186,7 @@ class Saver:
                 strict = self._variables is None
                 try:
                     self._restore(
-                        lambda names: {name: checkpoint.read(name) for name in names},
+                        checkpoint.read,
                         checkpoint.names,
                         saved,
                         deferred,
@@ -350,7 +350,7 @@ class Saver:
                 optimizer_state.load_state(optimizer, state, named)
             for name, variable in named.items():
                 variable.assign(tensors[name])
-            self._waiting = {name: tensors[name] for name in waiting}
+            self._waiting = {name: tensors[name].copy() for name in waiting}
 
 
 def latest_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> str | None:
