@@ -128,7 +128,7 @@ def test_importing_gpuopt_loads_neither_cupy_nor_what_only_the_command_line_need
 ) -> None:
     program = (
         "import sys, gpuopt; "
-        "print(sorted({'cupy', 'rich', 'matplotlib', 'torch'} & set(sys.modules)))"
+        "print(sorted({'cupy', 'rich', 'matplotlib', 'torch', 'tensorflow', 'safetensors', 'xxhash'} & set(sys.modules)))"
     )
     command = [sys.executable, "-W", "error", "-c", program]
     finished = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
