@@ -127,8 +127,8 @@ def test_importing_gpuopt_loads_neither_cupy_nor_what_only_the_command_line_need
     tmp_path: Path,
 ) -> None:
     program = (
-        "import sys, gpuopt; "
-        "print(sorted({'cupy', 'rich', 'matplotlib', 'torch', 'tensorflow', 'safetensors', 'xxhash'} & set(sys.modules)))"
+        "import sys, gpuopt; late = {'cupy', 'rich', 'matplotlib', 'torch', 'tensorflow', "
+        "'safetensors', 'xxhash'}; print(sorted(late & set(sys.modules)))"
     )
     command = [sys.executable, "-W", "error", "-c", program]
     finished = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)

@@ -79,33 +79,29 @@ def write_checkpoint(
         OSError: something could not be written. What was at `path` is as it was, unless the
             message says that the new file is there.
     """
-    from safetensors import SafetensorError, TensorSpec, serialize_file
-
     stored = {name: _as_stored(name, array) for name, array in tensors.items()}
-    specs = {
-        name: TensorSpec(
-            dtype=array.dtype.name,
-            shape=array.shape,
-            data_ptr=array.ctypes.data,
-            data_len=array.nbytes,
-        )
-        for name, array in stored.items()
-    }
+    # The widest types first, so that all are aligned.
+    order = sorted(stored, key=lambda name: (-stored[name].itemsize, name))
+    header = _header(order, stored, _metadata(stored, description, saved_at))
     aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
     outcome = "earlier checkpoints are as they were"
     try:
-        serialize_file(specs, aside, metadata=_metadata(stored, description, saved_at))
-        _fsync(aside)
+        # safetensors' own writer leaves a file of a random name behind when it is killed.
+        with aside.open("wb") as file:
+            file.write(header)
+            for name in order:
+                file.write(_bytes_of(stored[name]))
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(aside, path)
         outcome = "it is there, but may not survive a power cut; earlier ones are kept"
         _fsync(path.parent)
     except BaseException as error:
         with suppress(OSError):
             aside.unlink(missing_ok=True)
-        if isinstance(error, OSError | SafetensorError):
-            message = f"checkpoint {path} could not be saved: {error}; {outcome}"
-            number = getattr(error, "errno", None)
-            raise (OSError(message) if number is None else OSError(number, message)) from error
+        if isinstance(error, OSError):
+            message = f"checkpoint {path} could not be saved: {error.strerror or error}; {outcome}"
+            raise OSError(error.errno, message) from error
         raise
 
 
@@ -272,6 +268,23 @@ def _metadata(tensors: Mapping[str, Array], description: Any, saved_at: int) -> 
     return {**metadata, "header_checksum": _header_checksum(metadata, entries)}
 
 
+def _header(order: list[str], tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> bytes:
+    """Returns the beginning of a safetensors file: its header's length, and the header."""
+    entries: dict[str, Any] = {"__metadata__": metadata}
+    end = 0
+    for name in order:
+        array = tensors[name]
+        start, end = end, end + array.nbytes
+        entries[name] = {
+            "dtype": _DTYPES[array.dtype.name],
+            "shape": array.shape,
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
 def _new_memory(size: int) -> Array:
     """Returns bytes whose pages are there already: to make them one by one takes most of a read."""
     flags = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE} if _LINUX else {}
@@ -289,7 +302,11 @@ def _checksum(array: Array) -> str:
     """Finds accidents, not forgeries; it must be faster than the disk."""
     from xxhash import xxh3_64_hexdigest
 
-    return xxh3_64_hexdigest(array.reshape(-1).view(np.uint8).data if array.size else b"")
+    return xxh3_64_hexdigest(_bytes_of(array))
+
+
+def _bytes_of(array: Array) -> Any:
+    return array.reshape(-1).view(np.uint8).data if array.size else b""
 
 
 def _as_stored(name: str, array: Array) -> Array:
