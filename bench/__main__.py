@@ -6,6 +6,7 @@ import argparse
 from fnmatch import fnmatch
 from importlib.util import find_spec
 from itertools import chain
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -28,8 +29,8 @@ def main() -> None:
         if find_spec(peer) is None:
             console.print(f"{peer} is not installed, and does not take part")
     bandwidth = copy_bandwidth()
-    measured = {}
-    for workload in chain(workloads(), host_workloads()):
+    measured: dict[str, dict[str, Any]] = {}
+    for workload in chain(workloads(options.only), host_workloads()):
         if not fnmatch(workload.name, options.only):
             continue
         timings = measure(workload, options.rounds, bandwidth)
@@ -39,6 +40,10 @@ def main() -> None:
             "operations": workload.operations,
             "contenders": timings,
         }
+        if workload.peak_extra_bytes is not None:
+            measured[workload.name]["peak_extra_bytes"] = workload.peak_extra_bytes
+            for name, peak in workload.peak_extra_bytes.items():
+                console.print(f"{name} adds {peak / 2**20:.0f} MiB at its peak", highlight=False)
         table = Table(title=workload.description)
         headings = (
             *("", "median ms", "p10", "p90", "gpuopt / its", "numpy / its"),

@@ -39,6 +39,8 @@ class Workload:
         bytes_moved: What a step must read and write at the least, where memory is the limit.
         contenders: Name to a function that does one step; ours is called "gpuopt".
         operations: How many operations a step has, where the cost of each counts.
+        peak_extra_bytes: What a step adds to a process's memory at its peak, by contender, where it
+            was measured.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Workload:
     bytes_moved: int | None
     contenders: Mapping[str, Callable[[], object]]
     operations: int | None = None
+    peak_extra_bytes: Mapping[str, int] | None = None
 
 
 @dataclass(frozen=True)

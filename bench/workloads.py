@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from fnmatch import fnmatch
 from importlib.util import find_spec
 
 import numpy as np
 
 import gpuopt
 from bench import autodiff
+from bench.checkpoints import restore_checkpoint, save_checkpoint
 from bench.harness import Workload
 
 _ELEMENTS = 16 * 2**20
 _TENSORS = 4
 
 
-def workloads() -> Iterator[Workload]:
-    """Makes each workload when its turn has come, so that only one is in memory."""
-    yield dense_adam()
+def workloads(pattern: str = "*") -> Iterator[Workload]:
+    """Makes each workload when its turn has come, so that only one is in memory.
+
+    Args:
+        pattern: Of the names of those that take long to make.
+    """
+    for make in (dense_adam_float32, save_checkpoint, restore_checkpoint):
+        if fnmatch(make.__name__, pattern):
+            yield make()
     yield from autodiff.workloads()
 
 
-def dense_adam() -> Workload:
+def dense_adam_float32() -> Workload:
     """Adam in float32 on a few large tensors, where only the memory's speed should count."""
     rng = np.random.default_rng(0)
     shape = (_ELEMENTS // _TENSORS,)

@@ -1,8 +1,14 @@
 """TensorFlow 1's optimizer system for numpy and CuPy arrays."""
 
 from gpuopt.autodiff import embedding_lookup, with_gradients, with_torch
+from gpuopt.checkpoint import (
+    Saver,
+    latest_checkpoint,
+    optimizer_from_torch,
+    optimizer_to_torch,
+)
 from gpuopt.device import Device
-from gpuopt.errors import DeviceUnavailableError, GpuoptError
+from gpuopt.errors import CheckpointError, DeviceUnavailableError, GpuoptError
 from gpuopt.indexed_slices import IndexedSlices
 from gpuopt.optimizer import Optimizer
 from gpuopt.optimizers import (
@@ -29,6 +35,7 @@ __all__ = [
     "AdagradDAOptimizer",
     "AdagradOptimizer",
     "AdamOptimizer",
+    "CheckpointError",
     "Device",
     "DeviceUnavailableError",
     "ExponentialMovingAverage",
@@ -42,10 +49,14 @@ __all__ = [
     "ProximalAdagradOptimizer",
     "ProximalGradientDescentOptimizer",
     "RMSPropOptimizer",
+    "Saver",
     "UpdateRule",
     "Variable",
     "embedding_lookup",
     "global_variables",
+    "latest_checkpoint",
+    "optimizer_from_torch",
+    "optimizer_to_torch",
     "trainable_variables",
     "update_rule",
     "with_gradients",

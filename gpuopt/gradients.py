@@ -73,6 +73,21 @@ def checked_pairs(
     return pairs
 
 
+def first_nonfinite(grads_and_vars: Iterable[tuple[Gradient, Variable]]) -> str | None:
+    """Describes the first gradient that holds NaN or infinity; None if all are finite."""
+    for gradient, variable in grads_and_vars:
+        values = gradient.values if isinstance(gradient, IndexedSlices) else gradient
+        xp = backend_for(variable.device).xp
+        finite = xp.isfinite(values)
+        if not finite.all():
+            offset = tuple(int(i) for i in xp.unravel_index(finite.argmin(), values.shape))
+            return (
+                f'gradient for "{variable.name}" is not finite: {values.size - int(finite.sum())} '
+                f"of {values.size} values, the first is {values[offset]} at {list(offset)}"
+            )
+    return None
+
+
 def _unpacked(position: int, pair: Any) -> tuple[Any, Variable]:
     try:
         gradient, variable = pair

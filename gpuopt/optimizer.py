@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+import itertools
+import logging
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
 from gpuopt.autodiff import engine_of
 from gpuopt.autodiff.engine import Loss, OnGradient, flatten
 from gpuopt.backends import backend_for
-from gpuopt.gradients import Gradient, checked_pairs, refuse_shared_memory
+from gpuopt.gradients import Gradient, checked_pairs, first_nonfinite, refuse_shared_memory
 from gpuopt.identity import Identity
 from gpuopt.indexed_slices import IndexedSlices
+from gpuopt.optimizer_state import OptimizerState, load_state, read_state
 from gpuopt.replica_context import replica_context
 from gpuopt.slots import Slots, SlotTable
+from gpuopt.step_gate import between_steps, step
 from gpuopt.variable import FLOAT_DTYPES, Variable, as_variable
+
+# What a gradient with NaN or infinity in it does.
+OnNonfinite = Literal["propagate", "skip", "raise"]
+
+_logger = logging.getLogger("gpuopt")
+
+# In order of creation.
+_living: weakref.WeakValueDictionary[int, Optimizer] = weakref.WeakValueDictionary()
+_serials = itertools.count()
 
 
 class Optimizer:
@@ -37,26 +51,39 @@ class Optimizer:
     GATE_OP: ClassVar[int] = 1
     GATE_GRAPH: ClassVar[int] = 2
 
-    def __init__(self, use_locking: bool, name: str) -> None:
+    def __init__(
+        self, use_locking: bool, name: str, *, on_nonfinite: OnNonfinite = "propagate"
+    ) -> None:
         """Names the optimizer.
 
         Args:
             use_locking: Updates of one variable take turns.
             name: Slot variables are named after it.
+            on_nonfinite: What NaN or infinity in any gradient of a step does. "propagate" computes
+                with it, as TensorFlow does; "skip" leaves out the whole step, with all slots and
+                the global step as they were, and logs a warning; "raise" is a FloatingPointError,
+                and nothing is written.
 
         Raises:
-            ValueError: `name` is empty or None.
+            ValueError: `name` is empty or None, or `on_nonfinite` is none of the three.
         """
         if not name:
             raise ValueError("Must specify the optimizer name")
         if not isinstance(name, str):
             raise TypeError(f"the optimizer's name must be text, got {name!r}")
+        if on_nonfinite not in get_args(OnNonfinite):
+            raise ValueError(
+                f"on_nonfinite must be one of {list(get_args(OnNonfinite))}, got {on_nonfinite!r}"
+            )
         self._use_locking = use_locking
         self._name = name
+        self._on_nonfinite = on_nonfinite
         self._slots = Slots()
         self._non_slots: dict[str, Variable] = {}
+        self._waiting_non_slots: dict[str, np.ndarray[Any, Any]] = {}
         self._creation = threading.RLock()
         self._gate_warning_given = False
+        _living[next(_serials)] = self
 
     def get_name(self) -> str:
         return self._name
@@ -161,17 +188,20 @@ class Optimizer:
             IndexError: a row of IndexedSlices is outside its variable.
             RuntimeError: IndexedSlices for a variable with a constraint.
             DeviceUnavailableError: an array lives on a device that cannot be used.
+            FloatingPointError: a gradient is not finite, and `on_nonfinite` is "raise".
         """
         pairs = checked_pairs(grads_and_vars, self._dtypes())
-        step = None if global_step is None else checked_global_step(global_step)
+        counter = None if global_step is None else checked_global_step(global_step)
         live = [pair for pair in pairs if pair[0] is not None]
+        if self._on_nonfinite != "propagate" and self._must_skip(live):
+            return
         with self._creation:
             self._create_slots([variable for _, variable in live])
         self._prepare()
-        update_ops = self._apply_locked(live)
-        self._finish(update_ops, name or self._name)
-        if step is not None:
-            step.assign_add(1, use_locking=self._use_locking)
+        with step():
+            update_ops = self._apply_locked(live)
+            self._finish(update_ops, name or self._name)
+            self._count(counter)
 
     def get_slot(self, var: Any, name: str) -> Variable | None:
         """Returns the slot variable `name` of `var`, or None if it was never created."""
@@ -185,7 +215,66 @@ class Optimizer:
         """Lists the optimizer's own variables, slots and others, sorted by name."""
         return sorted([*self._slots, *self._non_slots.values()], key=lambda variable: variable.name)
 
+    def state_dict(self, variables: Mapping[str, Any] | None = None) -> OptimizerState:
+        """Copies the optimizer's state to host memory, as of one moment between two steps.
+
+        Args:
+            variables: Names to variables or arrays: their slots are included, under these names. By
+                default all `global_variables()` under their own names.
+
+        Returns:
+            Plain dictionaries with numpy arrays of the slots' own dtypes. Hyperparameters are there
+            to be read; `load_state_dict` does not set them.
+
+        Raises:
+            ValueError: an array without a name has slots, and `variables` is not given.
+            RuntimeError: called in the middle of a step.
+        """
+        with between_steps():
+            return read_state(self, variables, Variable.numpy)
+
+    def load_state_dict(
+        self, state: OptimizerState, variables: Mapping[str, Any] | None = None
+    ) -> None:
+        """Takes over a state, exactly; the run continues as the saved one would have.
+
+        Slots that are missing are made at once. The state of variables that do not exist yet waits
+        for them, by name, and is what their slots start with; a later call replaces it.
+        Everything is checked before anything is written.
+
+        Args:
+            state: What `state_dict` returned. Its arrays are copied.
+            variables: The state's names to variables or arrays; by default the
+                `global_variables()` under their own names.
+
+        Raises:
+            ValueError: names, shapes or dtypes do not fit.
+            TypeError: `state` is something else.
+            RuntimeError: called in the middle of a step.
+        """
+        with between_steps():
+            load_state(self, state, variables)
+
     # What a subclass overrides.
+
+    def _hyperparameters_to_save(self) -> dict[str, Any]:
+        """What a checkpoint says of the settings; for readers, nothing is restored from it."""
+        return {}
+
+    def _all_slot_names(self) -> list[str] | None:
+        """Every slot that a variable gets, in order of creation; None where it is not known.
+
+        Known slots have their variable's shape and dtype.
+        """
+        return None
+
+    def _all_non_slot_names(self) -> list[str]:
+        """The names of the optimizer's other variables that are always there after a step."""
+        return []
+
+    def _slot_op_name(self, slot_name: str) -> str:
+        """What the slot's variables are named after."""
+        return self._name
 
     def _valid_dtypes(self) -> Iterable[Any]:
         """The dtypes of loss, variables and gradients that are accepted."""
@@ -273,11 +362,12 @@ class Optimizer:
         with self._creation:
             if name not in self._non_slots:
                 self._non_slots[name] = Variable(
-                    initial_value,
+                    self._waiting_non_slots.get(name, initial_value),
                     name=name,
                     trainable=False,
                     device=as_variable(colocate_with).device,
                 )
+                self._waiting_non_slots.pop(name, None)
             return self._non_slots[name]
 
     def _get_non_slot_variable(self, name: str, graph: Any = None) -> Variable | None:
@@ -322,7 +412,7 @@ class Optimizer:
     def _minimize_gradient_by_gradient(
         self, loss: Loss, global_step: Any, var_list: Any, name: str | None, grad_loss: Any
     ) -> None:
-        step = None if global_step is None else checked_global_step(global_step)
+        counter = None if global_step is None else checked_global_step(global_step)
         updated: list[Variable] = []
         update_ops: list[Any] = []
 
@@ -336,29 +426,44 @@ class Optimizer:
             update_ops.extend(self._apply_locked(live))
             updated.append(variable)
 
-        _, grads_and_vars = self._differentiated(loss, var_list, grad_loss, update)
-        if not updated:
-            _refuse_no_gradients(loss, [variable for _, variable in grads_and_vars])
-        self._finish(update_ops, name or self._name)
-        if step is not None:
-            step.assign_add(1, use_locking=self._use_locking)
+        with step():
+            _, grads_and_vars = self._differentiated(loss, var_list, grad_loss, update)
+            if not updated:
+                _refuse_no_gradients(loss, [variable for _, variable in grads_and_vars])
+            self._finish(update_ops, name or self._name)
+            self._count(counter)
+
+    def _count(self, counter: Variable | None) -> None:
+        if counter is not None:
+            counter.assign_add(1, use_locking=self._use_locking)
+
+    def _must_skip(self, grads_and_vars: list[tuple[Gradient, Variable]]) -> bool:
+        """Looks for NaN and infinity; raises or logs what it finds, as `on_nonfinite` says."""
+        found = first_nonfinite(grads_and_vars)
+        if found is None:
+            return False
+        if self._on_nonfinite == "raise":
+            raise FloatingPointError(f"{found}; nothing was changed")
+        _logger.warning("%s; %s skips the step", found, self._name)
+        return True
 
     def _needs_all_gradients(self) -> bool:
         """Whether gradients cannot be applied one by one; if so, says why, once."""
         cls = type(self)
-        overridden = [
-            hook
+        reasons = [
+            f"{cls.__name__} overrides {hook}, which"
             for hook in ("compute_gradients", "apply_gradients")
             if getattr(cls, hook) is not getattr(Optimizer, hook)
         ]
-        if overridden and not self._gate_warning_given:
+        if self._on_nonfinite != "propagate":
+            reasons.append(f'on_nonfinite="{self._on_nonfinite}"')
+        if reasons and not self._gate_warning_given:
             self._gate_warning_given = True
             warnings.warn(
-                f"GATE_NONE gives way to GATE_OP: {cls.__name__} overrides {overridden[0]}, which "
-                "needs all gradients at once",
+                f"GATE_NONE gives way to GATE_OP: {reasons[0]} needs all gradients at once",
                 stacklevel=3,
             )
-        return bool(overridden)
+        return bool(reasons)
 
     def _checked_gate(self, gate_gradients: int) -> int:
         if gate_gradients not in (self.GATE_NONE, self.GATE_OP, self.GATE_GRAPH):
@@ -384,6 +489,11 @@ class Optimizer:
         if dtype not in self._dtypes():
             expected = sorted(map(str, self._dtypes()))
             raise ValueError(f"Invalid type {dtype} for {what}, expected: {expected}.")
+
+
+def living_optimizers() -> list[Optimizer]:
+    """Lists the optimizers still alive, in order of creation."""
+    return [optimizer for _, optimizer in sorted(_living.items())]
 
 
 def _var_key(var: Any) -> Identity:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuopt.optimizer import OnNonfinite
 from gpuopt.optimizers.rule_optimizer import Hyperparameter, RuleOptimizer
 from gpuopt.update_rule import update_rule
 
@@ -51,6 +52,8 @@ class AdadeltaOptimizer(RuleOptimizer):
         epsilon: Hyperparameter = 1e-8,
         use_locking: bool = False,
         name: str = "Adadelta",
+        *,
+        on_nonfinite: OnNonfinite = "propagate",
     ) -> None:
         """Keeps the hyperparameters; each may be a function without arguments.
 
@@ -60,8 +63,16 @@ class AdadeltaOptimizer(RuleOptimizer):
             epsilon: Added inside both roots; the first steps have about its root's size.
             use_locking: Updates of one variable by several threads take turns.
             name: The optimizer's name, and its slots'.
+            on_nonfinite: "propagate", "skip" or "raise": for gradients with NaN; see `Optimizer`.
         """
-        super().__init__(use_locking, name, learning_rate=learning_rate, rho=rho, epsilon=epsilon)
+        super().__init__(
+            use_locking,
+            name,
+            on_nonfinite=on_nonfinite,
+            learning_rate=learning_rate,
+            rho=rho,
+            epsilon=epsilon,
+        )
 
     def _initial_slot_values(self) -> Mapping[str, float]:
         return {"accum": 0.0, "accum_update": 0.0}

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuopt.optimizer import OnNonfinite
 from gpuopt.optimizers.rule_optimizer import Hyperparameter, RuleOptimizer, require_positive
 from gpuopt.update_rule import update_rule
 
@@ -34,6 +35,8 @@ class AdagradOptimizer(RuleOptimizer):
         initial_accumulator_value: float = 0.1,
         use_locking: bool = False,
         name: str = "Adagrad",
+        *,
+        on_nonfinite: OnNonfinite = "propagate",
     ) -> None:
         """Keeps the hyperparameters; the learning rate may be a function without arguments.
 
@@ -42,12 +45,13 @@ class AdagradOptimizer(RuleOptimizer):
             initial_accumulator_value: What `n` starts with, above 0.
             use_locking: Updates of one variable by several threads take turns.
             name: The optimizer's name, and its slots'.
+            on_nonfinite: "propagate", "skip" or "raise": for gradients with NaN; see `Optimizer`.
 
         Raises:
             ValueError: `initial_accumulator_value` is not positive.
         """
         require_positive(initial_accumulator_value=initial_accumulator_value)
-        super().__init__(use_locking, name, learning_rate=learning_rate)
+        super().__init__(use_locking, name, on_nonfinite=on_nonfinite, learning_rate=learning_rate)
         self._initial_accumulator_value = initial_accumulator_value
 
     def _initial_slot_values(self) -> Mapping[str, float]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuopt.optimizer import checked_global_step
+from gpuopt.optimizer import OnNonfinite, checked_global_step
 from gpuopt.optimizers.rule_optimizer import Hyperparameter, RuleOptimizer, require_positive
 from gpuopt.update_rule import update_rule
 
@@ -52,6 +52,8 @@ class AdagradDAOptimizer(RuleOptimizer):
         l2_regularization_strength: Hyperparameter = 0.0,
         use_locking: bool = False,
         name: str = "AdagradDA",
+        *,
+        on_nonfinite: OnNonfinite = "propagate",
     ) -> None:
         """Keeps the hyperparameters; each number may be a function without arguments.
 
@@ -63,6 +65,7 @@ class AdagradDAOptimizer(RuleOptimizer):
             l2_regularization_strength: Makes weights small.
             use_locking: Updates of one variable by several threads take turns.
             name: The optimizer's name, and its slots'.
+            on_nonfinite: "propagate", "skip" or "raise": for gradients with NaN; see `Optimizer`.
 
         Raises:
             ValueError: `initial_gradient_squared_accumulator_value` is not positive.
@@ -74,6 +77,7 @@ class AdagradDAOptimizer(RuleOptimizer):
         super().__init__(
             use_locking,
             name,
+            on_nonfinite=on_nonfinite,
             learning_rate=learning_rate,
             l1_regularization_strength=l1_regularization_strength,
             l2_regularization_strength=l2_regularization_strength,

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from gpuopt.indexed_slices import IndexedSlices
+from gpuopt.optimizer import OnNonfinite
 from gpuopt.optimizers.rule_optimizer import Hyperparameter, RuleOptimizer
 from gpuopt.update_rule import update_rule
 from gpuopt.variable import Variable
@@ -54,6 +55,8 @@ class AdamOptimizer(RuleOptimizer):
         epsilon: Hyperparameter = 1e-8,
         use_locking: bool = False,
         name: str = "Adam",
+        *,
+        on_nonfinite: OnNonfinite = "propagate",
     ) -> None:
         """Keeps the hyperparameters; each may be a function without arguments.
 
@@ -64,10 +67,12 @@ class AdamOptimizer(RuleOptimizer):
             epsilon: Keeps the division finite.
             use_locking: Updates of one variable by several threads take turns.
             name: The optimizer's name, and its slots'.
+            on_nonfinite: "propagate", "skip" or "raise": for gradients with NaN; see `Optimizer`.
         """
         super().__init__(
             use_locking,
             name,
+            on_nonfinite=on_nonfinite,
             learning_rate=learning_rate,
             beta1=beta1,
             beta2=beta2,
@@ -77,6 +82,9 @@ class AdamOptimizer(RuleOptimizer):
 
     def _initial_slot_values(self) -> Mapping[str, float]:
         return {"m": 0.0, "v": 0.0}
+
+    def _all_non_slot_names(self) -> list[str]:
+        return ["beta1_power", "beta2_power"]
 
     def _create_slots(self, var_list: Sequence[Variable]) -> None:
         for beta in ("beta1", "beta2"):

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuopt.optimizer import OnNonfinite
 from gpuopt.optimizers.rule_optimizer import Hyperparameter, RuleOptimizer, require_not_negative
 from gpuopt.update_rule import update_rule
 
@@ -72,6 +73,8 @@ class FtrlOptimizer(RuleOptimizer):
         linear_name: str | None = None,
         l2_shrinkage_regularization_strength: Hyperparameter = 0.0,
         beta: Hyperparameter | None = None,
+        *,
+        on_nonfinite: OnNonfinite = "propagate",
     ) -> None:
         """Keeps the hyperparameters; each number may be a function without arguments.
 
@@ -87,6 +90,7 @@ class FtrlOptimizer(RuleOptimizer):
             linear_name: What the slots of `z` are named after.
             l2_shrinkage_regularization_strength: An L2 penalty on the loss; at least 0.
             beta: The paper's beta, 0 if None.
+            on_nonfinite: "propagate", "skip" or "raise": for gradients with NaN; see `Optimizer`.
 
         Raises:
             ValueError: a number is on the wrong side of 0.
@@ -104,6 +108,7 @@ class FtrlOptimizer(RuleOptimizer):
         super().__init__(
             use_locking,
             name,
+            on_nonfinite=on_nonfinite,
             learning_rate=learning_rate,
             learning_rate_power=learning_rate_power,
             l1_regularization_strength=l1_regularization_strength,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gpuopt.optimizer import OnNonfinite
 from gpuopt.optimizers.rule_optimizer import Hyperparameter, RuleOptimizer
 from gpuopt.update_rule import update_rule
 
@@ -27,6 +28,8 @@ class GradientDescentOptimizer(RuleOptimizer):
         learning_rate: Hyperparameter,
         use_locking: bool = False,
         name: str = "GradientDescent",
+        *,
+        on_nonfinite: OnNonfinite = "propagate",
     ) -> None:
         """Keeps the hyperparameters; each may be a function without arguments.
 
@@ -34,5 +37,6 @@ class GradientDescentOptimizer(RuleOptimizer):
             learning_rate: Step size.
             use_locking: Updates of one variable by several threads take turns.
             name: The optimizer's name.
+            on_nonfinite: "propagate", "skip" or "raise": for gradients with NaN; see `Optimizer`.
         """
-        super().__init__(use_locking, name, learning_rate=learning_rate)
+        super().__init__(use_locking, name, on_nonfinite=on_nonfinite, learning_rate=learning_rate)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from gpuopt.optimizer import OnNonfinite
 from gpuopt.optimizers.rule_optimizer import Hyperparameter, RuleOptimizer
 from gpuopt.update_rule import update_rule
 
@@ -46,6 +47,8 @@ class MomentumOptimizer(RuleOptimizer):
         use_locking: bool = False,
         name: str = "Momentum",
         use_nesterov: bool = False,
+        *,
+        on_nonfinite: OnNonfinite = "propagate",
     ) -> None:
         """Keeps the hyperparameters; each number may be a function without arguments.
 
@@ -55,8 +58,15 @@ class MomentumOptimizer(RuleOptimizer):
             use_locking: Updates of one variable by several threads take turns.
             name: The optimizer's name, and its slots'.
             use_nesterov: Look ahead along the accumulator.
+            on_nonfinite: "propagate", "skip" or "raise": for gradients with NaN; see `Optimizer`.
         """
-        super().__init__(use_locking, name, learning_rate=learning_rate, decay=momentum)
+        super().__init__(
+            use_locking,
+            name,
+            on_nonfinite=on_nonfinite,
+            learning_rate=learning_rate,
+            decay=momentum,
+        )
         if use_nesterov:
             self.rule = nesterov_momentum
 

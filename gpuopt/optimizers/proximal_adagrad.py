@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuopt.optimizer import OnNonfinite
 from gpuopt.optimizers.rule_optimizer import Hyperparameter, RuleOptimizer, require_positive
 from gpuopt.update_rule import update_rule
 
@@ -42,6 +43,8 @@ class ProximalAdagradOptimizer(RuleOptimizer):
         l2_regularization_strength: Hyperparameter = 0.0,
         use_locking: bool = False,
         name: str = "ProximalAdagrad",
+        *,
+        on_nonfinite: OnNonfinite = "propagate",
     ) -> None:
         """Keeps the hyperparameters; each number but the second may be a function.
 
@@ -52,6 +55,7 @@ class ProximalAdagradOptimizer(RuleOptimizer):
             l2_regularization_strength: Makes weights small.
             use_locking: Updates of one variable by several threads take turns.
             name: The optimizer's name, and its slots'.
+            on_nonfinite: "propagate", "skip" or "raise": for gradients with NaN; see `Optimizer`.
 
         Raises:
             ValueError: `initial_accumulator_value` is not positive.
@@ -60,6 +64,7 @@ class ProximalAdagradOptimizer(RuleOptimizer):
         super().__init__(
             use_locking,
             name,
+            on_nonfinite=on_nonfinite,
             learning_rate=learning_rate,
             l1=l1_regularization_strength,
             l2=l2_regularization_strength,

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuopt.optimizer import OnNonfinite
 from gpuopt.optimizers.rule_optimizer import Hyperparameter, RuleOptimizer
 from gpuopt.update_rule import update_rule
 
@@ -37,6 +38,8 @@ class ProximalGradientDescentOptimizer(RuleOptimizer):
         l2_regularization_strength: Hyperparameter = 0.0,
         use_locking: bool = False,
         name: str = "ProximalGradientDescent",
+        *,
+        on_nonfinite: OnNonfinite = "propagate",
     ) -> None:
         """Keeps the hyperparameters; each may be a function without arguments.
 
@@ -46,10 +49,12 @@ class ProximalGradientDescentOptimizer(RuleOptimizer):
             l2_regularization_strength: Makes weights small.
             use_locking: Updates of one variable by several threads take turns.
             name: The optimizer's name.
+            on_nonfinite: "propagate", "skip" or "raise": for gradients with NaN; see `Optimizer`.
         """
         super().__init__(
             use_locking,
             name,
+            on_nonfinite=on_nonfinite,
             learning_rate=learning_rate,
             l1=l1_regularization_strength,
             l2=l2_regularization_strength,

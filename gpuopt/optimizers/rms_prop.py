@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuopt.optimizer import OnNonfinite
 from gpuopt.optimizers.rule_optimizer import Hyperparameter, RuleOptimizer
 from gpuopt.update_rule import update_rule
 
@@ -73,6 +74,8 @@ class RMSPropOptimizer(RuleOptimizer):
         use_locking: bool = False,
         centered: bool = False,
         name: str = "RMSProp",
+        *,
+        on_nonfinite: OnNonfinite = "propagate",
     ) -> None:
         """Keeps the hyperparameters; each number may be a function without arguments.
 
@@ -84,10 +87,12 @@ class RMSPropOptimizer(RuleOptimizer):
             use_locking: Updates of one variable by several threads take turns.
             centered: Divide by the deviation instead of the root mean square.
             name: The optimizer's name, and its slots'.
+            on_nonfinite: "propagate", "skip" or "raise": for gradients with NaN; see `Optimizer`.
         """
         super().__init__(
             use_locking,
             name,
+            on_nonfinite=on_nonfinite,
             learning_rate=learning_rate,
             decay=decay,
             momentum_decay=momentum,

@@ -13,7 +13,7 @@ from gpuopt.backends.backend import compute_type
 from gpuopt.dense_plans import DensePlans
 from gpuopt.gradients import Gradient
 from gpuopt.indexed_slices import IndexedSlices
-from gpuopt.optimizer import Optimizer, apply_constraint
+from gpuopt.optimizer import OnNonfinite, Optimizer, apply_constraint
 from gpuopt.update_rule import UpdateRule
 from gpuopt.variable import FLOAT_DTYPES, Variable
 
@@ -47,8 +47,15 @@ class RuleOptimizer(Optimizer):
     rule: UpdateRule
     touches_all_rows: ClassVar[bool] = False
 
-    def __init__(self, use_locking: bool, name: str, **hyperparameters: Hyperparameter) -> None:
-        super().__init__(use_locking, name)
+    def __init__(
+        self,
+        use_locking: bool,
+        name: str,
+        *,
+        on_nonfinite: OnNonfinite,
+        **hyperparameters: Hyperparameter,
+    ) -> None:
+        super().__init__(use_locking, name, on_nonfinite=on_nonfinite)
         for key, value in hyperparameters.items():
             if not callable(value):
                 as_scalar(value, key)
@@ -61,9 +68,17 @@ class RuleOptimizer(Optimizer):
         """What each slot starts with, in order of creation."""
         return {}
 
-    def _slot_op_name(self, slot_name: str) -> str:
-        """What the slot's variables are named after."""
-        return self._name
+    def _all_slot_names(self) -> list[str]:
+        return list(self._initial_slot_values())
+
+    def _hyperparameters_to_save(self) -> dict[str, Any]:
+        return {
+            "rule": self.rule.name,
+            **{
+                name: None if callable(value) else float(value)
+                for name, value in self._hyperparameters.items()
+            },
+        }
 
     def _scalars(self, real: type[np.floating[Any]]) -> Mapping[str, np.floating[Any]]:
         """Returns the rule's scalars of this step, computed in the type `real`."""

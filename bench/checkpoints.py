@@ -1,0 +1,110 @@
+"""What a checkpoint costs beside writing and reading the same bytes with plain safetensors."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+import gpuopt
+from bench.harness import ROOT, Workload
+
+# With the two slots of each variable, 1 GB.
+_TENSORS = 4
+_ELEMENTS = 10**9 // (3 * 4 * _TENSORS)
+_BYTES = 3 * 4 * _TENSORS * _ELEMENTS
+
+
+class _Model:
+    """Variables under Adam, and the arrays of its checkpoint for plain safetensors."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(0)
+        self.folder = tempfile.TemporaryDirectory()
+        variables = [
+            gpuopt.Variable(rng.standard_normal(_ELEMENTS, np.float32), name=f"w{i}")
+            for i in range(_TENSORS)
+        ]
+        optimizer = gpuopt.AdamOptimizer(1e-3)
+        optimizer.apply_gradients([(v.storage, v) for v in variables])
+        self.saver = gpuopt.Saver(variables, max_to_keep=1, optimizers=[optimizer])
+        owned = [*variables, *optimizer.variables()]
+        self.tensors = {variable.name: variable.storage for variable in owned}
+
+    def save(self) -> None:
+        self.saver.save(Path(self.folder.name, "gpuopt"))
+
+    def plain_save(self) -> None:
+        path = Path(self.folder.name, "plain.safetensors")
+        save_file(self.tensors, path)
+        descriptor = os.open(path, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
+
+    def restore(self) -> None:
+        self.saver.restore(Path(self.folder.name, "gpuopt"))
+
+    def plain_restore(self) -> None:
+        load_file(Path(self.folder.name, "plain.safetensors"))
+
+
+def save_checkpoint() -> Workload:
+    """Saving 1 GB, until it is on the disk."""
+    model = _Model()
+    return Workload(
+        name="save_checkpoint",
+        description=f"save {_BYTES / 1e9:.0f} GB of variables and slots durably",
+        bytes_moved=_BYTES,
+        contenders={"gpuopt": model.save, "safetensors + fsync": model.plain_save},
+        peak_extra_bytes=_peaks({"gpuopt": "save", "safetensors + fsync": "plain_save"}),
+    )
+
+
+def restore_checkpoint() -> Workload:
+    """Restoring 1 GB that the page cache holds."""
+    model = _Model()
+    model.save()
+    model.plain_save()
+    return Workload(
+        name="restore_checkpoint",
+        description=f"restore {_BYTES / 1e9:.0f} GB of variables and slots from the page cache",
+        bytes_moved=_BYTES,
+        contenders={"gpuopt": model.restore, "safetensors": model.plain_restore},
+        peak_extra_bytes=_peaks({"gpuopt": "restore", "safetensors": "plain_restore"}),
+    )
+
+
+def _peaks(steps: dict[str, str]) -> dict[str, int]:
+    """Measures each step in a process of its own, whose peak is not another's."""
+    peaks = {}
+    for contender, step in steps.items():
+        command = [sys.executable, "-m", "bench.checkpoints", step]
+        finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        peaks[contender] = int(finished.stdout)
+    return peaks
+
+
+def _peak_of(step: str) -> int:
+    model = _Model()
+    if "restore" in step:
+        getattr(model, step.replace("restore", "save"))()
+    run: Callable[[], None] = getattr(model, step)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
+    before = _status_bytes("VmRSS")
+    run()
+    return max(0, _status_bytes("VmHWM") - before)
+
+
+def _status_bytes(field: str) -> int:
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(status.partition(f"{field}:")[2].split()[0])
+
+
+if __name__ == "__main__":
+    print(_peak_of(sys.argv[1]))

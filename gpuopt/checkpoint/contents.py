@@ -1,0 +1,161 @@
+"""What TensorFlow calls each tensor of a checkpoint: variables, slots, an optimizer's others."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+import numpy as np
+
+from gpuopt.errors import CheckpointError
+from gpuopt.optimizer import Optimizer
+from gpuopt.optimizer_state import OptimizerState
+
+Array = np.ndarray[Any, Any]
+
+
+class SavedOptimizer(TypedDict):
+    """An `OptimizerState` with the tensors' names in the place of their values."""
+
+    format: int
+    optimizer: str
+    name: str
+    hyperparameters: dict[str, Any]
+    slots: dict[str, dict[str, str]]
+    non_slots: dict[str, str]
+
+
+def flattened(
+    variables: Mapping[str, Array], states: Sequence[tuple[Optimizer, OptimizerState]]
+) -> tuple[dict[str, Array], list[SavedOptimizer]]:
+    """Names all tensors as TensorFlow does.
+
+    The slots of "w" under Adam are "w/Adam" and "w/Adam_1", in order of creation, and a second
+    Adam's "w/Adam_2" and "w/Adam_3"; its powers of beta are "beta1_power_1" and "beta2_power_1".
+
+    Args:
+        variables: Values by name.
+        states: Each optimizer with its state, in order of creation.
+
+    Returns:
+        Tensors by name, and for each optimizer which tensors are its own.
+    """
+    tensors = dict(variables)
+    saved: list[SavedOptimizer] = []
+    taken: Counter[str] = Counter()
+
+    def add(name: str, value: Array) -> str:
+        number = taken[name]
+        taken[name] += 1
+        unique = f"{name}_{number}" if number else name
+        if unique in tensors:
+            return add(name, value)
+        tensors[unique] = value
+        return unique
+
+    for optimizer, state in states:
+        slots = {
+            slot_name: {
+                variable: add(f"{variable}/{optimizer._slot_op_name(slot_name)}", value)
+                for variable, value in by_variable.items()
+            }
+            for slot_name, by_variable in state["slots"].items()
+        }
+        non_slots = {name: add(name, value) for name, value in state["non_slots"].items()}
+        saved.append({**state, "slots": slots, "non_slots": non_slots})
+    return tensors, saved
+
+
+def tensor_names(saved: SavedOptimizer) -> list[str]:
+    """Lists the tensors that are an optimizer's own."""
+    slots = [name for by_variable in saved["slots"].values() for name in by_variable.values()]
+    return [*slots, *saved["non_slots"].values()]
+
+
+def with_values(saved: SavedOptimizer, tensors: Mapping[str, Array]) -> OptimizerState:
+    """Puts the tensors in the place of their names."""
+    return {
+        **saved,
+        "slots": {
+            slot_name: {variable: tensors[name] for variable, name in by_variable.items()}
+            for slot_name, by_variable in saved["slots"].items()
+        },
+        "non_slots": {key: tensors[name] for key, name in saved["non_slots"].items()},
+    }
+
+
+def paired(
+    optimizers: Sequence[Optimizer], saved: Sequence[SavedOptimizer]
+) -> list[tuple[Optimizer, SavedOptimizer]]:
+    """Finds each optimizer's saved state: by name, and among those of one name by order.
+
+    Raises:
+        CheckpointError: there are not as many of a name here as in the checkpoint.
+    """
+    pairs: list[tuple[Optimizer, SavedOptimizer]] = []
+    for name in dict.fromkeys(optimizer.get_name() for optimizer in optimizers):
+        mine = [optimizer for optimizer in optimizers if optimizer.get_name() == name]
+        theirs = [entry for entry in saved if entry["name"] == name]
+        if len(mine) != len(theirs):
+            raise CheckpointError(
+                f'the checkpoint holds the state of {len(theirs)} optimizers named "{name}", and '
+                f"there are {len(mine)} here; say which by optimizers=[...]"
+            )
+        pairs += zip(mine, theirs, strict=True)
+    return pairs
+
+
+def by_tensorflows_names(
+    optimizers: Sequence[Optimizer], variables: Sequence[str], names: Sequence[str]
+) -> list[SavedOptimizer]:
+    """Finds the optimizers' tensors in a checkpoint that says nothing of optimizers.
+
+    Raises:
+        CheckpointError: an optimizer's own variables are missing, or only some of its slots are
+            there.
+        ValueError: an optimizer of the user's own, whose slots are not known beforehand.
+    """
+    present = set(names)
+    saved: list[SavedOptimizer] = []
+    taken: Counter[str] = Counter()
+
+    def find(name: str) -> str:
+        number = taken[name]
+        taken[name] += 1
+        return f"{name}_{number}" if number else name
+
+    for optimizer in optimizers:
+        slot_names = optimizer._all_slot_names()
+        if slot_names is None:
+            raise ValueError(
+                f"{type(optimizer).__name__} does not say which slots it has, so they cannot be "
+                "found by TensorFlow's names; use load_state_dict"
+            )
+        slots: dict[str, dict[str, str]] = {slot_name: {} for slot_name in slot_names}
+        for variable in variables:
+            before = taken.copy()
+            found = [find(f"{variable}/{optimizer._slot_op_name(slot)}") for slot in slot_names]
+            missing = [name for name in found if name not in present]
+            if not missing:
+                for slot_name, name in zip(slot_names, found, strict=True):
+                    slots[slot_name][variable] = name
+            elif len(missing) < len(found):
+                raise CheckpointError(f'the checkpoint holds no "{missing[0]}"')
+            else:
+                taken = before
+        non_slots = {name: find(name) for name in optimizer._all_non_slot_names()}
+        for name in non_slots.values():
+            if name not in present:
+                raise CheckpointError(f'the checkpoint holds no "{name}"')
+        saved.append(
+            {
+                "format": 1,
+                "optimizer": type(optimizer).__name__,
+                "name": optimizer.get_name(),
+                "hyperparameters": {},
+                "slots": slots,
+                "non_slots": non_slots,
+            }
+        )
+    return saved
