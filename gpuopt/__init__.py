@@ -2,7 +2,14 @@
 
 from gpuopt.autodiff import embedding_lookup, with_gradients, with_torch
 from gpuopt.device import Device
-from gpuopt.errors import DeviceUnavailableError, GpuoptError
+from gpuopt.distributed import ConditionalAccumulator, SparseConditionalAccumulator
+from gpuopt.errors import (
+    CancelledError,
+    DeadlineExceededError,
+    DeviceUnavailableError,
+    GpuoptError,
+    WorkerFailedError,
+)
 from gpuopt.indexed_slices import IndexedSlices
 from gpuopt.optimizer import Optimizer
 from gpuopt.optimizers import (
@@ -29,6 +36,9 @@ __all__ = [
     "AdagradDAOptimizer",
     "AdagradOptimizer",
     "AdamOptimizer",
+    "CancelledError",
+    "ConditionalAccumulator",
+    "DeadlineExceededError",
     "Device",
     "DeviceUnavailableError",
     "ExponentialMovingAverage",
@@ -42,8 +52,10 @@ __all__ = [
     "ProximalAdagradOptimizer",
     "ProximalGradientDescentOptimizer",
     "RMSPropOptimizer",
+    "SparseConditionalAccumulator",
     "UpdateRule",
     "Variable",
+    "WorkerFailedError",
     "embedding_lookup",
     "global_variables",
     "trainable_variables",
