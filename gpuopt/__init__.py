@@ -2,7 +2,11 @@
 
 from gpuopt.autodiff import embedding_lookup, with_gradients, with_torch
 from gpuopt.device import Device
-from gpuopt.distributed import ConditionalAccumulator, SparseConditionalAccumulator
+from gpuopt.distributed import (
+    ConditionalAccumulator,
+    SparseConditionalAccumulator,
+    SyncReplicasOptimizer,
+)
 from gpuopt.errors import (
     CancelledError,
     DeadlineExceededError,
@@ -53,6 +57,7 @@ __all__ = [
     "ProximalGradientDescentOptimizer",
     "RMSPropOptimizer",
     "SparseConditionalAccumulator",
+    "SyncReplicasOptimizer",
     "UpdateRule",
     "Variable",
     "WorkerFailedError",

@@ -2,12 +2,18 @@
 
 from gpuopt.distributed.accumulators import ConditionalAccumulator, SparseConditionalAccumulator
 from gpuopt.distributed.communicator import Communicator
+from gpuopt.distributed.coordinator import Coordinator, WorkerFigures
 from gpuopt.distributed.in_process import SingleCommunicator, ThreadCommunicator
+from gpuopt.distributed.sync_replicas import SyncReplicasOptimizer, SyncReplicasWorker
 
 __all__ = [
     "Communicator",
     "ConditionalAccumulator",
+    "Coordinator",
     "SingleCommunicator",
     "SparseConditionalAccumulator",
+    "SyncReplicasOptimizer",
+    "SyncReplicasWorker",
     "ThreadCommunicator",
+    "WorkerFigures",
 ]

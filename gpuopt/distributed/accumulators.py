@@ -123,6 +123,10 @@ class _Accumulator(Generic[_Accumulated]):
         self._count += 1
         return True
 
+    def has(self, num_required: int) -> bool:
+        """Returns whether there are enough gradients for a take."""
+        return self._count >= num_required
+
     def take(self) -> _Accumulated:
         """Hands over what was accumulated, which must be something."""
         taken = self._reduced(self._count)
