@@ -333,18 +333,18 @@ def test_the_default_tokens_waste_the_second_round() -> None:
 
 @pytest.mark.parametrize(("policy", "wastes"), [("tf", True), ("per_step", False)])
 def test_per_step_tokens_waste_no_gradient_of_a_healthy_worker(policy: Any, wastes: bool) -> None:
-    step, w = new_step(), Variable(np.zeros(2, np.float32), name="w")
-    sync = SyncReplicasOptimizer(gpuopt.GradientDescentOptimizer(0.1), 2, 3)
-
-    def train(worker: SyncReplicasWorker) -> None:
-        while int(step) < 60:
-            if worker.index == 2:
-                time.sleep(0.003)
-            worker.apply_gradients([(np.ones(2, np.float32), w)], step)
-
-    figures = sync.run(train, step, token_policy=policy, timeout_s=LONG_S).figures()
-    assert int(step) >= 60
-    assert (figures[0].stale + figures[1].stale > 0) == wastes
+    tokens = 0 if policy == "tf" else -1
+    training = Training(2, 3, num_tokens=tokens, token_policy=policy)
+    calls: dict[int, Call] = {}
+    for _ in range(60):
+        for worker in (0, 1):  # worker 2 never comes
+            if worker not in calls or calls[worker].is_done:
+                calls[worker] = training.in_thread(worker)
+        until(lambda: is_at_rest(training.coordinator, {w: [call] for w, call in calls.items()}))
+    stale = sum(figures.stale for figures in training.coordinator.figures())
+    assert (stale > 0) == wastes
+    assert int(training.step) == 60 if not wastes else int(training.step) < 60
+    training.coordinator.close()
 
 
 # Nobody hangs.
