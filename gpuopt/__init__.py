@@ -6,6 +6,8 @@ from gpuopt.distributed import (
     ConditionalAccumulator,
     SparseConditionalAccumulator,
     SyncReplicasOptimizer,
+    TowerOptimizer,
+    replicate,
 )
 from gpuopt.errors import (
     CancelledError,
@@ -58,11 +60,13 @@ __all__ = [
     "RMSPropOptimizer",
     "SparseConditionalAccumulator",
     "SyncReplicasOptimizer",
+    "TowerOptimizer",
     "UpdateRule",
     "Variable",
     "WorkerFailedError",
     "embedding_lookup",
     "global_variables",
+    "replicate",
     "trainable_variables",
     "update_rule",
     "with_gradients",

@@ -5,15 +5,19 @@ from gpuopt.distributed.communicator import Communicator
 from gpuopt.distributed.coordinator import Coordinator, WorkerFigures
 from gpuopt.distributed.in_process import SingleCommunicator, ThreadCommunicator
 from gpuopt.distributed.sync_replicas import SyncReplicasOptimizer, SyncReplicasWorker
+from gpuopt.distributed.tower import Reduction, TowerOptimizer, replicate
 
 __all__ = [
     "Communicator",
     "ConditionalAccumulator",
     "Coordinator",
+    "Reduction",
     "SingleCommunicator",
     "SparseConditionalAccumulator",
     "SyncReplicasOptimizer",
     "SyncReplicasWorker",
     "ThreadCommunicator",
+    "TowerOptimizer",
     "WorkerFigures",
+    "replicate",
 ]
