@@ -4,6 +4,7 @@ from gpuopt.autodiff import embedding_lookup, with_gradients, with_torch
 from gpuopt.device import Device
 from gpuopt.distributed import (
     ConditionalAccumulator,
+    MirroredStrategy,
     SparseConditionalAccumulator,
     SyncReplicasOptimizer,
     TowerOptimizer,
@@ -53,6 +54,7 @@ __all__ = [
     "GradientDescentOptimizer",
     "IndexedSlices",
     "LazyAdamOptimizer",
+    "MirroredStrategy",
     "MomentumOptimizer",
     "Optimizer",
     "ProximalAdagradOptimizer",

@@ -187,6 +187,24 @@ class Optimizer:
         if step is not None:
             step.assign_add(1, use_locking=self._use_locking)
 
+    def _distributed_apply(
+        self,
+        distribution: Any,
+        grads_and_vars: Iterable[tuple[Any, Any]],
+        global_step: Any = None,
+        name: str | None = None,
+    ) -> None:
+        """Does `apply_gradients` in a cross-replica context.
+
+        Args:
+            distribution: The strategy whose variables these are.
+            grads_and_vars: (gradients, variable) pairs: one gradient for each replica, which are
+                summed and applied to each replica's copy, or None.
+            global_step: See `apply_gradients`; it grows once.
+            name: See `apply_gradients`.
+        """
+        distribution.update(self, grads_and_vars, global_step, name)
+
     def get_slot(self, var: Any, name: str) -> Variable | None:
         """Returns the slot variable `name` of `var`, or None if it was never created."""
         return self._slots.get(as_variable(var), name)

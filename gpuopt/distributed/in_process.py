@@ -48,6 +48,7 @@ class Meeting:
         self._changed = threading.Condition(threading.Lock())
         self._brought: dict[int, tuple[str, Any]] = {}
         self._round = 0
+        self._left: set[int] = set()
         self._result: Any = None
         self._round_error: Exception | None = None
         # What ends the group: the error's type, message and cause. Each rank raises its own.
@@ -63,6 +64,8 @@ class Meeting:
             combine: Called once, by the rank that comes last, with all things in rank order.
         """
         with self._changed:
+            if self._left:
+                self._refuse_the_left()
             self._raise_end()
             round_number = self._round
             self._brought[rank] = what, thing
@@ -92,6 +95,13 @@ class Meeting:
         with self._changed:
             self._finish(WorkerFailedError, message, error)
 
+    def leave(self, rank: int) -> None:
+        """Says that a rank has finished: who still waits for it raises CancelledError."""
+        with self._changed:
+            self._left.add(rank)
+            if self._brought and len(self._brought) < self.size:
+                self._refuse_the_left()
+
     def close(self) -> None:
         """Lets all ranks raise CancelledError, now and later."""
         with self._changed:
@@ -120,6 +130,10 @@ class Meeting:
         if self._end is None:
             self._end = error, message, cause
             self._changed.notify_all()
+
+    def _refuse_the_left(self) -> None:
+        ranks = ", ".join(map(str, sorted(self._left)))
+        self._finish(CancelledError, f"rank {ranks} has finished, and will not come")
 
     def _raise_end(self) -> None:
         if self._end is not None:
