@@ -195,12 +195,11 @@ def test_a_reduction_that_takes_too_long_is_given_up_in_time() -> None:
     def combine(things: list[Any]) -> None:
         assert release.wait(LONG_S)
 
-    slow = threading.Thread(
-        target=lambda: pytest.raises(
-            DeadlineExceededError, group[1].meeting.meet, 1, "slow", None, combine
-        ),
-        daemon=True,
-    )
+    def reduce_slowly() -> None:
+        with pytest.raises(DeadlineExceededError):
+            group[1].meeting.meet(1, "slow", None, combine)
+
+    slow = threading.Thread(target=reduce_slowly, daemon=True)
     slow.start()
     waiter.join(LONG_S)
     release.set()

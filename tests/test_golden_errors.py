@@ -78,7 +78,9 @@ CASES: dict[str, Callable[[], Any]] = {
     "SyncReplicas empty grads": lambda: sync_push([]),
     "SyncReplicas no global step": lambda: sync_push([(ones(3, 2), v())], None),
     # TensorFlow's queue runner, tokens and hook all come into being by start().
-    "SyncReplicas get_chief_queue_runner early": lambda: sync_push([(ones(3, 2), v())], start=False),
+    "SyncReplicas get_chief_queue_runner early": lambda: sync_push(
+        [(ones(3, 2), v())], start=False
+    ),
     "SyncReplicas get_init_tokens_op early": lambda: sync_push([(ones(3, 2), v())], start=False),
     "SyncReplicas hook begin early": lambda: sync_push([(ones(3, 2), v())], start=False),
     "SyncReplicas too few init tokens": lambda: sync_push([(ones(3, 2), v())], num_tokens=2),

@@ -230,7 +230,7 @@ def test_replicas_that_disagree_are_refused_and_nothing_is_updated() -> None:
     def train() -> None:
         optimizer.apply_gradients([(np.ones(1, np.float32), (a, b)[rank()])])
 
-    with pytest.raises(ValueError, match="all ranks must make the same call.*'a by.*'b by"):
+    with pytest.raises(ValueError, match=r"all ranks must make the same call.*'a by.*'b by"):
         strategy.run(train)
     foreign = Variable([0.0], name="foreign")
     for target in (foreign, a.replicas[0]):

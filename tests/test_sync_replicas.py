@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 import threading
 import time
@@ -576,7 +575,8 @@ def test_run_goes_on_without_a_worker_that_it_can_spare(caplog: pytest.LogCaptur
 
 
 def test_run_leaves_a_worker_behind_that_does_not_end(caplog: pytest.LogCaptureFixture) -> None:
-    step, w = new_step(), Variable(np.zeros(2, np.float32), name="left_behind")  # its thread may outlive this test
+    # Its thread may outlive this test.
+    step, w = new_step(), Variable(np.zeros(2, np.float32), name="left_behind")
     release = threading.Event()
 
     def train(worker: SyncReplicasWorker) -> None:

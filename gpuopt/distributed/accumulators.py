@@ -95,9 +95,7 @@ class _Accumulator(Generic[_Accumulated]):
             CancelledError: the accumulator was closed.
         """
         if num_required < 1:
-            raise ValueError(
-                f'"{self.name}": num_required must be at least 1, got {num_required}'
-            )
+            raise ValueError(f'"{self.name}": num_required must be at least 1, got {num_required}')
         checked_timeout(timeout_s)
         with self._changed:
             if self._turns or self._count < num_required or self._is_closed:
@@ -147,9 +145,7 @@ class _Accumulator(Generic[_Accumulated]):
         self._turns.append(turn)
         try:
             in_time = self._changed.wait_for(
-                lambda: (
-                    self._is_closed or (self._turns[0] is turn and self._count >= num_required)
-                ),
+                lambda: self._is_closed or (self._turns[0] is turn and self._count >= num_required),
                 timeout_s,
             )
             self._refuse_if_closed()
@@ -337,9 +333,7 @@ class SparseConditionalAccumulator(_Accumulator[IndexedSlices]):
             dense_shape = (declared[0], *values.shape[1:])
         return IndexedSlices(values.astype(self.dtype, copy=False), rows, dense_shape)
 
-    def _check_rows(
-        self, values: Any, indices: Any, dense_shape: tuple[int, ...] | None
-    ) -> None:
+    def _check_rows(self, values: Any, indices: Any, dense_shape: tuple[int, ...] | None) -> None:
         expected = self._shape
         if expected is None:
             height = None if dense_shape is None else dense_shape[0]

@@ -193,9 +193,8 @@ class Coordinator:
         prepared = self._prepared(pairs)
         with self._changed:
             self._raise_end()
-            accepted = all(
-                [accumulator.accept(grad, local_step) for accumulator, grad in prepared]
-            )
+            # All or none: every accumulator is at the same step.
+            accepted = all(accumulator.accept(grad, local_step) for accumulator, grad in prepared)
             if accepted:
                 self._figures[worker].accepted += 1
             else:

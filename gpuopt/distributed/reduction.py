@@ -42,9 +42,9 @@ def sum_gradients(gradients: Sequence[Gradient], device: Device) -> Gradient:
         return gradients[0]
     backend = backend_for(device)
     if not sparse[0]:
-        first, *others = gradients
+        first: Any = gradients[0]
         total = backend.full(first.shape, first.dtype, first)
-        for other in others:
+        for other in gradients[1:]:
             backend.xp.add(total, on_device(other, device), out=total)
         return total
     return IndexedSlices(

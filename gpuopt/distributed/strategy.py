@@ -184,7 +184,10 @@ class MirroredStrategy:
         return PerReplica(run_threads([partial(replica, rank) for rank in group], self._timeout_s))
 
     def apply_gradients(
-        self, optimizer: Optimizer, grads_and_vars: Iterable[tuple[Any, Any]], global_step: Any,
+        self,
+        optimizer: Optimizer,
+        grads_and_vars: Iterable[tuple[Any, Any]],
+        global_step: Any,
         name: Any,
     ) -> None:
         """Does one replica's part of `optimizer.apply_gradients`; see `ReplicaContext.strategy`."""

@@ -154,9 +154,7 @@ class SyncReplicasOptimizer(OptimizerWrapper):
             ValueError: there is no such worker, or `start` was not called.
         """
         if not 0 <= index < self.total_num_replicas:
-            raise ValueError(
-                f"worker must be from 0 to {self.total_num_replicas - 1}, got {index}"
-            )
+            raise ValueError(f"worker must be from 0 to {self.total_num_replicas - 1}, got {index}")
         if self._coordinator is None:
             raise ValueError(f'"{self._name}": start() must be called before there are workers')
         return SyncReplicasWorker(self, self._coordinator, index)
@@ -226,7 +224,7 @@ class SyncReplicasOptimizer(OptimizerWrapper):
             raise min(failures, key=lambda error: isinstance(error, GpuoptError))
         return coordinator
 
-    def apply_gradients(
+    def apply_gradients(  # type: ignore[override]  # as in TensorFlow: no aggregation to skip
         self,
         grads_and_vars: Iterable[tuple[Any, Any]],
         global_step: Any = None,
@@ -275,7 +273,7 @@ class SyncReplicasWorker(OptimizerWrapper):
     def _inner(self) -> Optimizer:
         return self._sync
 
-    def apply_gradients(
+    def apply_gradients(  # type: ignore[override]  # as in TensorFlow: no aggregation to skip
         self,
         grads_and_vars: Iterable[tuple[Any, Any]],
         global_step: Any = None,

@@ -1,4 +1,4 @@
-"""TowerOptimizer: parts of a batch go through several towers, and their gradients make one update."""
+"""TowerOptimizer: towers share a batch, and their gradients make one update."""
 
 from __future__ import annotations
 
@@ -100,9 +100,7 @@ class TowerOptimizer(OptimizerWrapper):
     COLLECTION_FOR_GRAPH_STATES: ClassVar[str] = "replicate_model_fn_graph_states"
     """TensorFlow's name for where it keeps this state in a graph; only the name is here."""
 
-    def __init__(
-        self, optimizer_or_optimizer_fn: Optimizer | Callable[[], Optimizer]
-    ) -> None:
+    def __init__(self, optimizer_or_optimizer_fn: Optimizer | Callable[[], Optimizer]) -> None:
         """Wraps an optimizer.
 
         Args:
@@ -142,7 +140,7 @@ class TowerOptimizer(OptimizerWrapper):
         _this_thread.has_been_used = True
         return super().compute_gradients(*args, **kwargs)
 
-    def apply_gradients(
+    def apply_gradients(  # type: ignore[override]  # as in TensorFlow: no aggregation to skip
         self,
         grads_and_vars: Iterable[tuple[Any, Any]],
         global_step: Any = None,
