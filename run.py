@@ -3,7 +3,7 @@
 
     python3 run.py demo            train on real data, on the GPU if there is one
     python3 run.py test            run the tests that need no GPU
-    python3 run.py test-kernels    run the kernels' own tests on the CPU, under a sanitizer
+    python3 run.py test-kernels    run the kernels' own tests on the CPU, under sanitizers
     python3 run.py lint            check style, types, layers and the Dockerfile
     python3 run.py bench           run the benchmarks
     python3 run.py docs            build the documentation
@@ -29,12 +29,14 @@ VENV = ROOT / ".venv"
 BOOTSTRAP = ROOT / ".venv-bootstrap"
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 OLDEST_PYTHON = (3, 11)
+# pytest's status where arguments leave none to run.
+NO_TESTS = 5
 
 # Dependency groups of pyproject.toml that a task needs, and extras of the package.
 GROUPS = {
     "demo": [],
     "test": ["test"],
-    "test-kernels": ["test"],
+    "test-kernels": ["test", "kernels"],
     "lint": ["lint", "test"],
     "bench": [],
     "docs": ["docs"],
@@ -63,15 +65,11 @@ def main() -> int:
         )
     if task == "lint":
         return lint()
+    if task == "test-kernels":
+        return test_kernels(arguments)
     modules = {"demo": ["gpuopt", "demo"], "bench": ["bench"], "docs": ["mkdocs", "build", "-s"]}
     command = modules.get(task, ["pytest"])
-    environment = dict(os.environ)
-    if task == "test-kernels":
-        command = ["pytest", "-m", "cxx"]
-        environment.update(GPUOPT_REQUIRE="cxx", GPUOPT_SANITIZE="undefined")
-    return subprocess.run(
-        [str(PYTHON), "-m", *command, *arguments], cwd=ROOT, env=environment
-    ).returncode
+    return subprocess.run([str(PYTHON), "-m", *command, *arguments], cwd=ROOT).returncode
 
 
 class SetUpError(Exception):
@@ -185,11 +183,38 @@ def call(command: list[str], environment: Mapping[str, str] | None = None) -> No
     subprocess.run(command, check=True, env=environment)
 
 
+def test_kernels(arguments: Sequence[str]) -> int:
+    """Tests rules and kernels on the CPU as they are, and under each sanitizer."""
+    environment = {**os.environ, "GPUOPT_SANITIZE": "undefined"}
+    environment["GPUOPT_REQUIRE"] = "cxx,emulator,nvrtc"
+    pytest = ["-m", "pytest", "-m"]
+    kernels = [str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("tests/test_kernels_*.py"))]
+    # A sanitizer ends the process: its report must reach the terminal, and the last line above it
+    # is to name the test. Python's own handler of signals would be in its way.
+    sanitized = [*pytest, "emulator", "-v", "--capture=sys", "-p", "no:faulthandler", *kernels]
+    runs = {
+        "as they are": [*pytest, "cxx or emulator or nvrtc", "tests/test_rule_parity.py", *kernels],
+        "AddressSanitizer": ["tests/emulator/sanitized.py", "address", *sanitized],
+        "ThreadSanitizer": ["tests/emulator/sanitized.py", "thread", *sanitized],
+    }
+    failed = []
+    for name, command in runs.items():
+        print(f"== {name}", flush=True)
+        status = subprocess.run(
+            [str(PYTHON), *command, *arguments], cwd=ROOT, env=environment
+        ).returncode
+        if status and not (status == NO_TESTS and arguments):
+            failed.append(name)
+    if failed:
+        print(f"run.py: failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
 def lint() -> int:
     """Runs every check, also after one has failed."""
     sources = [
         str(path.relative_to(ROOT))
-        for pattern in ("kernels/**/*.cu*", "tests/**/*.cpp", "tests/**/*.h")
+        for pattern in ("kernels/**/*.cu*", "tests/emulator/*.cu", "tests/emulator/*.h")
         for path in sorted(ROOT.glob(pattern))
     ]
     checks = [

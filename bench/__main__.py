@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import argparse
+from fnmatch import fnmatch
+from importlib.util import find_spec
+from itertools import chain
 
 from rich.console import Console
 from rich.table import Table
 
 from bench.harness import ROOT, copy_bandwidth, measure, write_results
+from bench.host_workloads import host_workloads
 from bench.workloads import workloads
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="bench", description=__doc__)
     parser.add_argument("--rounds", type=int, default=30, help="samples of each contender")
-    parser.add_argument("--only", metavar="TEXT", help="the workloads with TEXT in their names")
+    parser.add_argument("--only", default="*", metavar="PATTERN", help="names, as host_*_16m")
     parser.add_argument("--no-results", action="store_true", help="only print")
     options = parser.parse_args()
     if options.rounds < 2:
         parser.error("--rounds must be at least 2")
     console = Console()
+    for peer in ("torch", "optax"):
+        if find_spec(peer) is None:
+            console.print(f"{peer} is not installed, and does not take part")
     bandwidth = copy_bandwidth()
     measured = {}
-    for workload in workloads():
-        if options.only is not None and options.only not in workload.name:
+    for workload in chain(workloads(), host_workloads()):
+        if not fnmatch(workload.name, options.only):
             continue
         timings = measure(workload, options.rounds, bandwidth)
         measured[workload.name] = {
@@ -33,7 +40,10 @@ def main() -> None:
             "contenders": timings,
         }
         table = Table(title=workload.description)
-        headings = ("", "median ms", "p10", "p90", "ours / its", "GB/s", "of copy", "us each")
+        headings = (
+            *("", "median ms", "p10", "p90", "gpuopt / its", "numpy / its"),
+            *("GB/s", "of copy", "us each"),
+        )
         for heading in headings:
             table.add_column(heading, justify="right" if heading else "left")
         for name, timing in timings.items():
@@ -43,6 +53,7 @@ def main() -> None:
                 f"{timing.p10_ms:.3f}",
                 f"{timing.p90_ms:.3f}",
                 f"{timing.ratio:.2f}",
+                "" if timing.numpy_ratio is None else f"{timing.numpy_ratio:.2f}",
                 "" if timing.gb_per_s is None else f"{timing.gb_per_s:.1f}",
                 "" if timing.share_of_copy is None else f"{timing.share_of_copy:.0%}",
                 "" if timing.us_per_operation is None else f"{timing.us_per_operation:.2f}",

@@ -56,8 +56,9 @@ def _elementwise(num_pairs: int) -> Workload:
     return Workload(
         name=f"gradient_of_{operations}_operations",
         description=f"Gradient of {operations} operation(s) on 8 float32 elements",
-        operations=operations,
+        bytes_moved=None,
         contenders=contenders,
+        operations=operations,
     )
 
 
@@ -96,6 +97,7 @@ def _perceptron() -> Workload:
     return Workload(
         name="gradient_of_perceptron",
         description=f"Gradients of {_LAYERS} layers of {_WIDTH} by {_WIDTH}, batch of {_BATCH}",
+        bytes_moved=None,
         contenders=contenders,
     )
 

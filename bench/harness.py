@@ -18,8 +18,13 @@ from typing import Any
 
 import numpy as np
 
+from gpuopt.backends.host_compiler import compiler
+from gpuopt.backends.workers import num_threads, share_out
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
+# gpuopt where nothing was compiled; it has ratios of its own.
+NUMPY_ALONE = "gpuopt, numpy alone"
 _WARM_UP_ROUNDS = 3
 _COPY_BYTES = 256 * 2**20
 
@@ -31,15 +36,15 @@ class Workload:
     Attributes:
         name: Which job.
         description: What it is, in a sentence.
-        contenders: Name to a function that does one step; ours is called "gpuopt".
         bytes_moved: What a step must read and write at the least, where memory is the limit.
+        contenders: Name to a function that does one step; ours is called "gpuopt".
         operations: How many operations a step has, where the cost of each counts.
     """
 
     name: str
     description: str
+    bytes_moved: int | None
     contenders: Mapping[str, Callable[[], object]]
-    bytes_moved: int | None = None
     operations: int | None = None
 
 
@@ -52,6 +57,8 @@ class Timing:
         gb_per_s: `bytes_moved` by the median time, in 10^9 bytes a second.
         share_of_copy: Of the measured bandwidth of a copy.
         us_per_operation: The median time by `operations`, in microseconds.
+        numpy_ratio: Median over the rounds of gpuopt's time on numpy alone divided by this
+            contender's, if it took part.
     """
 
     median_ms: float
@@ -61,6 +68,7 @@ class Timing:
     gb_per_s: float | None
     share_of_copy: float | None
     us_per_operation: float | None
+    numpy_ratio: float | None
     samples_ms: list[float]
 
 
@@ -75,19 +83,26 @@ def measure(workload: Workload, rounds: int, copy_bytes_per_second: float) -> di
             if round_number >= 0:
                 samples[name].append(elapsed_ms)
     return {
-        name: _timing(workload, times, samples["gpuopt"], copy_bytes_per_second)
+        name: _timing(
+            workload, times, samples["gpuopt"], samples.get(NUMPY_ALONE), copy_bytes_per_second
+        )
         for name, times in samples.items()
     }
 
 
 def copy_bandwidth(rounds: int = 15) -> float:
-    """Measures what a copy in memory reaches, in bytes read and written a second."""
+    """Measures what copies in memory reach, in bytes read and written a second.
+
+    As many threads copy as gpuopt uses for a large update.
+    """
     source = np.ones(_COPY_BYTES // 8)
     target = np.zeros_like(source)
+    threads = num_threads()
+    parts = list(zip(np.split(target, 16), np.split(source, 16), strict=True))
     times = []
     for _ in range(rounds):
         started = perf_counter()
-        np.copyto(target, source)
+        share_out(lambda part: np.copyto(*part), parts, threads)
         times.append(perf_counter() - started)
     return 2 * _COPY_BYTES / median(times)
 
@@ -100,21 +115,36 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "numpy": np.__version__,
         "torch": _version("torch"),
+        "optax": _version("optax"),
+        "jax": _version("jax"),
+        "numba": _version("numba"),
+        "compiler": " ".join(compiler() or []) or None,
+        "threads": num_threads(),
     }
 
 
 def write_results(results: Mapping[str, Any]) -> Path:
-    """Writes a file named after the machine, the date and the commit; returns its path."""
+    """Writes a file named after the machine, the date and the commit; returns its path.
+
+    Workloads that this file has already, and that were not run again, stay in it.
+    """
     described = {"machine": machine(), "commit": _commit(), **results}
     folder = RESULTS / re.sub(r"[^a-z0-9]+", "-", f"{_cpu_model()} {os.cpu_count()} cores".lower())
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{datetime.now(UTC):%Y-%m-%d}-{described['commit']}.json"
+    if path.exists():
+        earlier = json.loads(path.read_text())
+        described["workloads"] = earlier["workloads"] | described["workloads"]
     path.write_text(json.dumps(described, indent=1, default=asdict) + "\n")
     return path
 
 
 def _timing(
-    workload: Workload, times: list[float], ours: list[float], copy_bytes_per_second: float
+    workload: Workload,
+    times: list[float],
+    ours: list[float],
+    ours_numpy: list[float] | None,
+    copy_bytes_per_second: float,
 ) -> Timing:
     deciles = quantiles(times, n=10, method="inclusive")
     seconds = 1e-3 * median(times)
@@ -124,12 +154,17 @@ def _timing(
         median_ms=round(median(times), 4),
         p10_ms=round(deciles[0], 4),
         p90_ms=round(deciles[-1], 4),
-        ratio=round(median(a / b for a, b in zip(ours, times, strict=True)), 3),
+        ratio=_ratio(ours, times),
         gb_per_s=None if speed is None else round(speed / 1e9, 2),
         share_of_copy=None if speed is None else round(speed / copy_bytes_per_second, 3),
         us_per_operation=None if each is None else round(1e6 * each, 2),
+        numpy_ratio=None if ours_numpy is None else _ratio(ours_numpy, times),
         samples_ms=[round(time, 4) for time in times],
     )
+
+
+def _ratio(ours: list[float], times: list[float]) -> float:
+    return round(median(a / b for a, b in zip(ours, times, strict=True)), 3)
 
 
 def _cpu_model() -> str:

@@ -42,17 +42,33 @@ def checked_pairs(
         ) from error
     if not given:
         raise ValueError("No variables provided.")
-    unchecked = [_unpacked(position, pair) for position, pair in enumerate(given)]
+    unchecked = [
+        pair
+        if type(pair) is tuple and len(pair) == 2 and isinstance(pair[1], Variable)
+        else _unpacked(position, pair)
+        for position, pair in enumerate(given)
+    ]
     if all(gradient is None for gradient, _ in unchecked):
         names = [variable.name for _, variable in unchecked]
         raise ValueError(f"No gradients provided for any variable: {names}.")
-    pairs = [
-        (
-            None if gradient is None else _checked_gradient(gradient, variable, valid_dtypes),
-            variable,
-        )
-        for gradient, variable in unchecked
-    ]
+    pairs: list[tuple[Gradient | None, Variable]] = []
+    valid_dtype = None
+    for pair in unchecked:
+        gradient, variable = pair
+        storage = variable.storage
+        # Most gradients are told to be right in no time: a model may have thousands.
+        if not (
+            gradient is None
+            or (
+                type(gradient) is np.ndarray
+                and type(storage) is np.ndarray
+                and gradient.dtype is storage.dtype is valid_dtype
+                and gradient.shape == storage.shape
+            )
+        ):
+            pair = _checked_gradient(gradient, variable, valid_dtypes), variable
+            valid_dtype = storage.dtype
+        pairs.append(pair)
     refuse_shared_memory([variable for gradient, variable in pairs if gradient is not None])
     return pairs
 

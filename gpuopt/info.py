@@ -5,10 +5,14 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import shlex
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
 import gpuopt
+from gpuopt.backends.host_compiler import compiler, why_not_compiled
+from gpuopt.backends.workers import num_threads
 
 _LIBRARIES = ("numpy", "ml_dtypes", "rich", "torch", "matplotlib")
 # They all provide the module `cupy`. It is not imported: that alone may fail or take seconds.
@@ -101,10 +105,24 @@ def describe() -> list[tuple[str, str]]:
         major, minor = driver.cuda_version // 1000, driver.cuda_version % 1000 // 10
         rows.append(("driver", f"runs CUDA up to {major}.{minor}"))
     rows.append(("cpu", f"usable, {os.cpu_count()} cores"))
+    rows += [("threads", _answer(lambda: str(num_threads()))), ("rules", _answer(_how_rules_run))]
     reason = why_no_gpu(driver)
     usable = "usable" if reason is None else f"not usable: {reason}"
     rows += [(f"gpu:{index}", f"{name}, {usable}") for index, name in enumerate(driver.gpus)]
     return rows if driver.gpus else [*rows, ("gpu", usable)]
+
+
+def _how_rules_run() -> str:
+    reason = why_not_compiled()
+    return f"compiled by {shlex.join(compiler() or [])}" if reason is None else f"numpy: {reason}"
+
+
+def _answer(ask: Callable[[], str]) -> str:
+    """What `ask` returns, or what is wrong with a variable of the environment."""
+    try:
+        return ask()
+    except ValueError as error:
+        return str(error)
 
 
 def _cuda_extra(driver: Driver) -> str:

@@ -14,13 +14,19 @@ SlotTable = WeakKeyDictionary[Identity, Variable]
 
 
 class Slots:
-    """Slot variables by slot name and by variable; they go when their variable does."""
+    """Slot variables by slot name and by variable; they go when their variable does.
+
+    Attributes:
+        version: Grows whenever slots were made, or may have been replaced.
+    """
 
     def __init__(self) -> None:
+        self.version = 0
         self._tables: dict[str, SlotTable] = {}
 
     def table(self, slot_name: str) -> SlotTable:
-        """Returns the slots of one name by the identity of their variable, made if need be."""
+        """Returns the slots of one name by the identity of their variable, to read or change."""
+        self.version += 1
         return self._tables.setdefault(slot_name, WeakKeyDictionary())
 
     def get(self, variable: Variable, slot_name: str) -> Variable | None:

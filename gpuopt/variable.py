@@ -44,6 +44,7 @@ class Variable(ArrayOperators):
         trainable: Whether `trainable_variables()` lists it.
         constraint: Called with the array after each dense update; returns what to store.
         device: Where the array lives.
+        identity: What optimizer state for this variable is filed under.
         owns_memory: Whether no other variable was made on the same memory; False for an adopted
             array.
     """
@@ -51,10 +52,10 @@ class Variable(ArrayOperators):
     __slots__ = (
         "__weakref__",
         "_array",
-        "_identity",
         "_serial",
         "constraint",
         "device",
+        "identity",
         "owns_memory",
         "trainable",
     )
@@ -116,7 +117,7 @@ class Variable(ArrayOperators):
         constraint: Callable[[Any], Any] | None = None,
     ) -> Variable:
         self._array = array
-        self._identity = identity
+        self.identity = identity
         self._serial = next(_serials)
         self.owns_memory = False
         self.device = device
@@ -126,16 +127,16 @@ class Variable(ArrayOperators):
 
     @property
     def name(self) -> str:
-        return self._identity.name
-
-    @property
-    def identity(self) -> Identity:
-        """What optimizer state for this variable is filed under."""
-        return self._identity
+        return self.identity.name
 
     def serial(self) -> int:
         """Returns a number that grows with each variable made."""
         return self._serial
+
+    @property
+    def is_raw_array(self) -> bool:
+        """Whether this stands for a caller's array, only for as long as a call lasts."""
+        return self._serial not in _living
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -208,7 +209,7 @@ class Variable(ArrayOperators):
         return self
 
     def _lock(self, use_locking: bool) -> AbstractContextManager[Any]:
-        return self._identity.lock if use_locking else nullcontext()
+        return self.identity.lock if use_locking else nullcontext()
 
     def _checked_operand(self, value: Any) -> Any:
         """Checks what is about to be written; Python's numbers take the variable's type."""
@@ -325,7 +326,7 @@ def _own(value: Any, name: str, dtype: Any, backend: Backend) -> Any:
     if dtype is not None:
         target = np.dtype(dtype)
     elif hasattr(value, "dtype") or _holds_numpy_numbers(value):
-        target = array.dtype.newbyteorder("=")
+        target = array.dtype if array.dtype.isnative else array.dtype.newbyteorder("=")
     else:
         target = _PYTHON_NUMBER_DTYPES.get(array.dtype, array.dtype)
         if array.size and target.kind == "i" and np.any(array != array.astype(target)):

@@ -8,18 +8,27 @@ import shutil
 from importlib.util import find_spec
 
 import pytest
+from emulator.kernel_library import what_is_missing
 
-from gpuopt.info import ask_driver
+from gpuopt.backends import host_compiler, host_plan, numpy_backend
+from gpuopt.info import ask_driver, installed
 
 
 def has_gpu() -> bool:
     return ask_driver().problem is None and find_spec("cupy") is not None
 
 
+def has_nvrtc() -> bool:
+    wheels = "cuda-core", "nvidia-cuda-nvrtc", "nvidia-cuda-nvdisasm"
+    return all(installed(wheel) is not None for wheel in wheels)
+
+
 # Marker to (is it there, what to say if not).
 NEEDS = {
     "cxx": (lambda: shutil.which("g++") is not None, "g++ is not installed"),
+    "emulator": (lambda: what_is_missing() is None, what_is_missing()),
     "gpu": (has_gpu, "there is no GPU, or no CuPy"),
+    "nvrtc": (has_nvrtc, "cuda-core, NVRTC or nvdisasm is not installed"),
     "torch": (lambda: find_spec("torch") is not None, "torch is not installed"),
 }
 
@@ -56,3 +65,24 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def names_of_earlier_tests_are_free() -> None:
     """A caught exception keeps its test's variables, and so their names, in a reference cycle."""
     gc.collect()
+
+
+@pytest.fixture
+def kept_libraries(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled rules are kept from one run of the tests to the next, apart from the user's own."""
+    folder = pytestconfig.cache.mkdir("compiled-rules")
+    monkeypatch.setattr(host_compiler, "cache_folder", lambda: folder)
+
+
+@pytest.fixture(params=["plain", "recorded", pytest.param("compiled", marks=pytest.mark.cxx)])
+def every_cpu_form(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, kept_libraries: None
+) -> str:
+    """Runs a test with rules as written, and with each form that large work takes, in threads."""
+    monkeypatch.setenv("GPUOPT_COMPILED", "1" if request.param == "compiled" else "0")
+    if request.param != "plain":
+        monkeypatch.setenv("GPUOPT_THREADS", "3")
+        monkeypatch.setattr(numpy_backend, "_LARGE_ELEMENTS", 0)
+        monkeypatch.setattr(numpy_backend, "_ELEMENTS_PER_THREAD", 1)
+        monkeypatch.setattr(host_plan, "_SMALL_ELEMENTS", 1)
+    return str(request.param)

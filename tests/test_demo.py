@@ -184,14 +184,16 @@ def test_each_step_updates_one_table_sparsely_and_the_layers_densely(
     def spy(method: str, count: Callable[[Any], int]) -> None:
         real = getattr(backend, method)
 
-        def counting(rule: Any, update: Any, *arguments: Any, **options: Any) -> None:
-            updated[method] += count(update)
-            real(rule, update, *arguments, **options)
+        def counting(
+            rule: Any, target: Any, gradient: Any, *arguments: Any, **options: Any
+        ) -> None:
+            updated[method] += count(gradient)
+            real(rule, target, gradient, *arguments, **options)
 
         monkeypatch.setattr(backend, method, counting)
 
     spy("apply_dense", len)
-    spy("apply_sparse", lambda update: 1)
+    spy("apply_sparse", lambda values: 1)
     train_on_cpu("Adam", steps=3)
     assert updated == {"apply_dense": 3 * 4, "apply_sparse": 3}
 

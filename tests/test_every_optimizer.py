@@ -25,6 +25,8 @@ import gpuopt
 from gpuopt import IndexedSlices, Variable
 from gpuopt.kernel_sources import kernel_root
 
+pytestmark = pytest.mark.usefixtures("every_cpu_form")
+
 DTYPES = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
 configurations = pytest.mark.parametrize(
     ("name", "arguments"),

@@ -11,6 +11,8 @@ from golden_cases import GoldenCase, check, error, optimizer_cases, read_json
 
 import gpuopt
 
+pytestmark = pytest.mark.usefixtures("every_cpu_form")
+
 TOLERANCE = {"float64": 1e-12, "float32": 3e-6, "float16": 4e-3}
 # TensorFlow rounds each operation to float16, these accumulate it: compared with the textbook.
 COARSE_IN_FLOAT16 = {"Adam", "Adadelta", "Ftrl"}

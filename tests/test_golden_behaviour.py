@@ -12,6 +12,8 @@ from golden_cases import check, error, read_json
 import gpuopt
 from gpuopt import IndexedSlices, Variable
 
+pytestmark = pytest.mark.usefixtures("every_cpu_form")
+
 FLOAT32_TOLERANCE = 3e-6
 
 # How the golden files' names of optimizers were constructed.

@@ -134,3 +134,21 @@ def test_info_imports_no_cuda_library() -> None:
         "sys.exit(any(name in sys.modules for name in ('cupy', 'torch', 'matplotlib')))"
     )
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0
+
+
+def test_info_says_how_many_threads_there_are_and_what_runs_the_rules(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("GPUOPT_THREADS", "3")
+    monkeypatch.setenv("CXX", f"{sys.executable} -I")
+    monkeypatch.delenv("GPUOPT_COMPILED", raising=False)
+    rows = dict(info.describe())
+    assert rows["threads"] == "3"
+    assert rows["rules"] == f"compiled by {sys.executable} -I"
+    monkeypatch.setenv("GPUOPT_COMPILED", "0")
+    assert dict(info.describe())["rules"] == "numpy: GPUOPT_COMPILED is 0"
+    monkeypatch.setenv("GPUOPT_COMPILED", "yes")
+    monkeypatch.setenv("GPUOPT_THREADS", "many")
+    rows = dict(info.describe())
+    assert rows["rules"] == "GPUOPT_COMPILED='yes' is neither 0 nor 1"
+    assert rows["threads"] == "GPUOPT_THREADS='many' is not a whole number of at least 1"

@@ -21,23 +21,12 @@ pytestmark = pytest.mark.cxx
 RULES = update_rules()
 REALS = {"float": np.float32, "double": np.float64}
 
-HARNESS = """
-#include "element.cuh"
-template <class Rule, class Real>
-void run(Real* var, Real** slots, const Real* grad, long long size, const Real* scalars) {
-  gpuopt::Slots<Rule, Real> of{};
-  for (int k = 0; k < Rule::num_slots; ++k) of.of[k] = slots[k];
-  using Scalars = typename Rule::template Scalars<Real>;
-  const Scalars& s = *reinterpret_cast<const Scalars*>(scalars);
-  for (long long i = 0; i < size; ++i) gpuopt::update_element<Rule>(var, of, i, grad, i, s);
-}
-"""
 ENTRY = """
-extern "C" void {name}_{real}({real}* var, {real}** slots, const {real}* grad, long long size,
-                              const {real}* scalars) {{
+extern "C" void {name}_{real}({real}* const* written, const {real}* grad, long long size,
+                              const {functor}::Scalars<{real}>* scalars) {{
   static_assert({functor}::num_slots == {slots}, "slots");
-  static_assert(sizeof({functor}::Scalars<{real}>) == {scalars} * sizeof({real}), "scalars");
-  run<{functor}>(var, slots, grad, size, scalars);
+  static_assert(sizeof(*scalars) == {scalars} * sizeof({real}), "scalars");
+  gpuopt::update_dense<{functor}>(written, grad, size, *scalars);
 }}
 """
 
@@ -46,7 +35,7 @@ extern "C" void {name}_{real}({real}* var, {real}** slots, const {real}* grad, l
 def compiled_rules(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     """All headers, as plain C++, in one library; GPUOPT_SANITIZE=undefined checks them at work."""
     headers = sorted({rule.header for rule in RULES})
-    source = "".join(f'#include "{header}"\n' for header in headers) + HARNESS
+    source = "".join(f'#include "{header}"\n' for header in ["host_update.cuh", *headers])
     for rule in RULES:
         for real in REALS:
             source += ENTRY.format(
@@ -107,11 +96,10 @@ def run(
     scalars: dict[str, Any],
 ) -> None:
     address = ctypes.c_void_p
-    slot_addresses = (address * max(1, len(slots)))(*[slot.ctypes.data for slot in slots])
+    written = (address * (1 + len(slots)))(*[array.ctypes.data for array in (var, *slots)])
     packed = np.array([scalars[name] for name in rule.scalars], var.dtype)
     getattr(library, f"{rule.name}_{real}")(
-        address(var.ctypes.data),
-        slot_addresses,
+        written,
         address(grad.ctypes.data),
         ctypes.c_longlong(var.size),
         address(packed.ctypes.data),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from gpuopt.backends.backend import Backend, Update
+from gpuopt.backends.backend import Backend, Target
 from gpuopt.backends.numpy_backend import NumpyBackend
 from gpuopt.device import Device
 from gpuopt.errors import DeviceUnavailableError
 
-__all__ = ["Backend", "Update", "backend_for"]
+__all__ = ["Backend", "Target", "backend_for"]
 
 _numpy_backend = NumpyBackend()
 

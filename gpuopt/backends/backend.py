@@ -14,22 +14,16 @@ Array = Any
 Scalars = Mapping[str, "np.floating[Any]"]
 
 
-class Update(NamedTuple):
-    """One variable's arrays on their way into a rule.
+class Target(NamedTuple):
+    """One variable's arrays that a rule updates in place.
 
     Attributes:
-        var: Updated in place; any strides.
-        grad: Read only, and may be a broadcast view. Dense: var's shape. Sparse: one row for each
-            entry of `rows`.
-        slots: In the rule's order; each of var's shape, updated in place.
-        rows: For a sparse gradient, the row of `var` that each row of `grad` belongs to: 1-D int32
-            or int64 within range, repeats allowed. None for a dense one.
+        var: Of any strides.
+        slots: In the rule's order; each of var's shape.
     """
 
     var: Array
-    grad: Array
     slots: Sequence[Array]
-    rows: Array | None = None
 
 
 class Backend(Protocol):
@@ -44,28 +38,51 @@ class Backend(Protocol):
     device: Device
 
     def full(self, shape: tuple[int, ...], dtype: np.dtype[Any], value: Any) -> Array:
-        """Returns new aligned storage with `value`, a scalar or array of `shape`, written to it."""
+        """Returns new aligned storage with `value`, a scalar or array of `shape`, written to it.
+
+        Small arrays made one after the other may lie side by side, for faster updates.
+        """
 
     def to_host(self, array: Array) -> np.ndarray[Any, Any]:
         """Returns a copy in host memory."""
 
-    def apply_dense(self, rule: UpdateRule, updates: Sequence[Update], scalars: Scalars) -> None:
-        """Applies `rule` to every element of every variable.
+    def plan_dense(self, targets: Sequence[Target]) -> Any:
+        """Prepares dense updates of variables of one dtype that share no memory.
+
+        Returns:
+            What `apply_dense` takes. It keeps the arrays alive, and holds as long as they do.
+        """
+
+    def apply_dense(
+        self, rule: UpdateRule, plan: Any, gradients: Sequence[Array], scalars: Scalars
+    ) -> None:
+        """Applies `rule` to every element of every variable of a plan.
 
         Args:
             rule: What to compute.
-            updates: Of one dtype, without `rows`, sharing no memory among the variables.
-            scalars: The rule's scalars in the compute type of that dtype.
+            plan: From `plan_dense`.
+            gradients: One for each variable, of its shape and dtype. Only read; may be broadcast
+                views, and share memory with each other and with what is written.
+            scalars: The rule's scalars in the compute type of the variables' dtype.
         """
 
     def apply_sparse(
-        self, rule: UpdateRule, update: Update, scalars: Scalars, *, touches_all_rows: bool
+        self,
+        rule: UpdateRule,
+        target: Target,
+        values: Array,
+        rows: Array,
+        scalars: Scalars,
+        *,
+        touches_all_rows: bool,
     ) -> None:
         """Applies `rule` to the rows of a sparse gradient, with repeated rows summed first.
 
         Args:
             rule: What to compute.
-            update: One variable's arrays, with `rows`.
+            target: The variable and its slots.
+            values: [num_rows, ...], the gradient's rows. Only read.
+            rows: [num_rows], int32 or int64 within range: which row each belongs to.
             scalars: The rule's scalars in the compute type of the variable's dtype.
             touches_all_rows: Rows without a gradient are updated as if theirs were zero.
         """

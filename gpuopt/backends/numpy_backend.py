@@ -8,15 +8,24 @@ from typing import Any, Literal
 
 import numpy as np
 
-from gpuopt.backends.backend import Scalars, Update, compute_type
+from gpuopt.backends import host_memory
+from gpuopt.backends.backend import Scalars, Target, compute_type
+from gpuopt.backends.compiled_rule import compiled_rule
+from gpuopt.backends.host_memory import scratch
+from gpuopt.backends.host_plan import DensePlan, Kernel, chunk_length, cut, update_chunk
+from gpuopt.backends.recorded_rule import PlainRule, RecordedRule
+from gpuopt.backends.row_sums import sort_rows, sum_rows
+from gpuopt.backends.workers import num_threads, share_out
 from gpuopt.device import Device
 from gpuopt.update_rule import UpdateRule
 
-# A cache line, and an AVX-512 register.
-_ALIGNMENT_BYTES = 64
-# A rule's temporaries stay in the second-level cache. Twice as much costs four times the time: each
-# temporary is then fresh memory from the operating system.
-_CHUNK_BYTES = 128 * 1024
+Array = np.ndarray[Any, Any]
+
+# From here on, a second thread and a rule without temporaries are worth preparing.
+_LARGE_ELEMENTS = 256 * 1024
+_ELEMENTS_PER_THREAD = 128 * 1024
+# Finding a row and bringing it costs several times what its arithmetic does.
+_ROW_FACTOR = 4
 _READWRITE: list[list[Literal["readwrite"]]] = [["readwrite"]]
 
 
@@ -26,68 +35,180 @@ class NumpyBackend:
     xp: Any = np
     device = Device.cpu
 
-    def full(
-        self, shape: tuple[int, ...], dtype: np.dtype[Any], value: Any
-    ) -> np.ndarray[Any, Any]:
-        size = math.prod(shape) * dtype.itemsize
-        memory = np.empty(size + _ALIGNMENT_BYTES, np.uint8)
-        start = -memory.ctypes.data % _ALIGNMENT_BYTES
-        storage = memory[start : start + size].view(dtype).reshape(shape)
+    def full(self, shape: tuple[int, ...], dtype: np.dtype[Any], value: Any) -> Array:
+        storage = host_memory.empty(shape, dtype)
         storage[...] = value
         return storage
 
-    def to_host(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def to_host(self, array: Array) -> Array:
         return array.copy()
 
-    def apply_dense(self, rule: UpdateRule, updates: Sequence[Update], scalars: Scalars) -> None:
-        for update in updates:
-            _apply(rule, update, scalars)
+    def plan_dense(self, targets: Sequence[Target]) -> DensePlan:
+        return DensePlan(targets)
+
+    def apply_dense(
+        self, rule: UpdateRule, plan: DensePlan, gradients: Sequence[Array], scalars: Scalars
+    ) -> None:
+        threads = _threads_for(plan.size)
+        kernel = _kernel(rule, plan.real, scalars, plan.size)
+        gradients = plan.without_overlap(gradients)
+        tasks, strided = plan.tasks(kernel, gradients, threads)
+        share_out(lambda task: task(), tasks, threads)
+        for target, gradient in strided:
+            _walk(rule, target, gradient, scalars)
 
     def apply_sparse(
-        self, rule: UpdateRule, update: Update, scalars: Scalars, *, touches_all_rows: bool
+        self,
+        rule: UpdateRule,
+        target: Target,
+        values: Array,
+        rows: Array,
+        scalars: Scalars,
+        *,
+        touches_all_rows: bool,
     ) -> None:
-        var, grad, slots, indices = update
-        assert indices is not None
-        sums, rows = self.sum_duplicate_rows(grad, indices)
-        touched = Update(var[rows], sums, [slot[rows] for slot in slots])
         if touches_all_rows:
-            zero = np.broadcast_to(sums.dtype.type(0), var.shape)
-            _apply(rule, Update(var, zero, slots), scalars)
-        _apply(rule, touched, scalars)
-        with np.errstate(all="ignore"):
-            for array, new_rows in zip([var, *slots], [touched.var, *touched.slots], strict=True):
-                array[rows] = new_rows
+            self._apply_to_all_rows(rule, target, values, rows, scalars)
+        elif len(rows):
+            _apply_to_touched_rows(rule, target, values, rows, scalars)
 
-    def sum_duplicate_rows(
-        self, values: np.ndarray[Any, Any], indices: np.ndarray[Any, Any]
-    ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    def _apply_to_all_rows(
+        self, rule: UpdateRule, target: Target, values: Array, rows: Array, scalars: Scalars
+    ) -> None:
+        sums, rows = self.sum_duplicate_rows(values, rows)
+        written = [target.var, *target.slots]
+        touched = [array[rows] for array in written]
+        _apply_zero(rule, target, scalars)
+        plan = self.plan_dense([Target(touched[0], touched[1:])])
+        self.apply_dense(rule, plan, [sums], scalars)
+        for array, new_rows in zip(written, touched, strict=True):
+            array[rows] = new_rows
+
+    def sum_duplicate_rows(self, values: Array, indices: Array) -> tuple[Array, Array]:
         values = values.astype(compute_type(values.dtype), copy=False)
-        unique, first, inverse = np.unique(indices, return_index=True, return_inverse=True)
-        if unique.size == indices.size:
+        grouped = sort_rows(indices)
+        if len(grouped.rows) == len(indices):
             return values, indices
-        order = np.argsort(first)
-        position = np.empty_like(order)
-        position[order] = np.arange(order.size)
-        sums = np.zeros((unique.size, *values.shape[1:]), values.dtype)
         with np.errstate(all="ignore"):
-            np.add.at(sums, position[inverse], values)
-        return sums, unique[order]
+            sums, order = sum_rows(values, grouped)
+        by_appearance = np.argsort(grouped.positions[grouped.starts[order]])
+        rows = grouped.rows[order[by_appearance]]
+        return sums[by_appearance], rows.astype(indices.dtype, copy=False)
 
 
-def _apply(rule: UpdateRule, update: Update, scalars: Scalars) -> None:
-    """Walks a variable in flat chunks of the compute type.
+def _threads_for(size: int) -> int:
+    return max(1, min(num_threads(), size // _ELEMENTS_PER_THREAD))
 
-    nditer copies a chunk in and out only where the storage is of another type or not contiguous,
-    and copies the gradient beforehand where it shares memory with what is written.
+
+def _kernel(
+    rule: UpdateRule, real: np.dtype[Any], scalars: Scalars, size: int, *, compiled: bool = True
+) -> Kernel:
+    if size < _LARGE_ELEMENTS:
+        return PlainRule(rule, scalars)
+    found = compiled_rule(rule, real, scalars) if compiled else None
+    return found or RecordedRule(rule, real, scalars)
+
+
+def _apply_to_touched_rows(
+    rule: UpdateRule, target: Target, values: Array, rows: Array, scalars: Scalars
+) -> None:
+    written = [target.var, *target.slots]
+    real = np.dtype(compute_type(values.dtype))
+    grouped = sort_rows(rows)
+    threads = _threads_for(values.size * _ROW_FACTOR)
+    if values.size * _ROW_FACTOR >= _LARGE_ELEMENTS and all(
+        array.flags.carray and array.dtype == real for array in written
+    ):
+        compiled = compiled_rule(rule, real, scalars)
+        if compiled is not None:
+            values = np.ascontiguousarray(values)
+            if any(np.may_share_memory(values, array) for array in written):
+                values = values.copy()
+            height = -(-len(grouped.rows) // (4 * threads))
+            share_out(
+                lambda first: compiled.update_rows(
+                    written, values, grouped, first, min(first + height, len(grouped.rows))
+                ),
+                range(0, len(grouped.rows), height),
+                threads,
+            )
+            return
+    with np.errstate(all="ignore"):
+        sums, order = sum_rows(values.astype(real, copy=False), grouped)
+    rows = grouped.rows[order]
+    row_size = max(sums[0].size, 1)
+    kernel = _kernel(rule, real, scalars, sums.size * _ROW_FACTOR, compiled=False)
+    threads = _threads_for(sums.size * 2)
+    longest = chunk_length(kernel, sums.size, threads, len(written) * real.itemsize)
+    height = max(longest // row_size, 1)
+
+    def update_rows(first: int) -> None:
+        part = slice(first, first + height)
+        shape = sums[part].shape
+        arrays = scratch([*[real] * len(written), *kernel.scratch_dtypes], math.prod(shape))
+        for array, buffer in zip(written, arrays, strict=False):
+            _take(array, rows[part], buffer.reshape(shape))
+        kernel.apply(arrays[: len(written)], sums[part].reshape(-1), arrays[len(written) :])
+        for array, buffer in zip(written, arrays, strict=False):
+            _put(array, rows[part], buffer.reshape(shape))
+
+    share_out(update_rows, range(0, len(rows), height), threads)
+
+
+def _take(array: Array, rows: Array, out: Array) -> None:
+    if array.flags.carray and array.dtype == out.dtype and array.size:
+        # mode="clip" skips a check, and with it a copy; rows are known to be within range.
+        _whole_rows(array).take(rows, out=_whole_rows(out), mode="clip")
+    else:
+        out[...] = array[rows]
+
+
+def _put(array: Array, rows: Array, values: Array) -> None:
+    if array.flags.carray and array.dtype == values.dtype and array.size:
+        _whole_rows(array)[rows] = _whole_rows(values)
+    else:
+        array[rows] = values
+
+
+def _whole_rows(array: Array) -> Array:
+    """Views each row as one element, which numpy moves faster."""
+    row = np.dtype((np.void, array[0].nbytes))
+    return array.reshape(len(array), -1).view(row).reshape(-1)
+
+
+def _apply_zero(rule: UpdateRule, target: Target, scalars: Scalars) -> None:
+    """Updates a whole table as if its gradient were zero."""
+    var = target.var
+    written = [var, *target.slots]
+    real = np.dtype(compute_type(var.dtype))
+    if var.size < _LARGE_ELEMENTS or not all(array.flags.carray for array in written):
+        _walk(rule, target, np.broadcast_to(var.dtype.type(0), var.shape), scalars)
+        return
+    kernel = compiled_rule(rule, real, scalars) or RecordedRule(rule, real, scalars, zero_grad=True)
+    threads = _threads_for(var.size)
+    bytes_per_element = 0 if var.dtype == real else len(written) * real.itemsize
+    longest = chunk_length(kernel, var.size, threads, bytes_per_element)
+    share_out(
+        lambda chunks: update_chunk(kernel, real, chunks, None),
+        cut([array.reshape(-1) for array in written], longest),
+        threads,
+    )
+
+
+def _walk(rule: UpdateRule, target: Target, gradient: Array, scalars: Scalars) -> None:
+    """Updates a variable of any strides, in flat chunks of the compute type.
+
+    nditer copies a chunk in and out only where the storage is of another type or not contiguous.
     """
-    real = compute_type(update.var.dtype)
+    var, slots = target
+    real = compute_type(var.dtype)
     chunks = np.nditer(
-        [update.var, update.grad, *update.slots],
+        [var, gradient, *slots],
         flags=["external_loop", "buffered", "zerosize_ok", "copy_if_overlap"],
-        op_flags=[["readwrite"], ["readonly"], *_READWRITE * len(update.slots)],
-        op_dtypes=[real] * (2 + len(update.slots)),
+        op_flags=[["readwrite"], ["readonly"], *_READWRITE * len(slots)],
+        op_dtypes=[real] * (2 + len(slots)),
         casting="unsafe",
-        buffersize=_CHUNK_BYTES // np.dtype(real).itemsize,
+        buffersize=PlainRule.most_elements,
     )
     # NaN and infinity pass through in silence, as on a GPU and in TensorFlow.
     with np.errstate(all="ignore"), chunks:

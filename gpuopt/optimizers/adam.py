@@ -79,9 +79,9 @@ class AdamOptimizer(RuleOptimizer):
         return {"m": 0.0, "v": 0.0}
 
     def _create_slots(self, var_list: Sequence[Variable]) -> None:
-        first = min(var_list, key=lambda variable: variable.name)
         for beta in ("beta1", "beta2"):
             if self._get_non_slot_variable(f"{beta}_power") is None:
+                first = min(var_list, key=lambda variable: variable.name)
                 value = np.float32(self._call_if_callable(self._hyperparameters[beta]))
                 self._create_non_slot_variable(value, f"{beta}_power", first)
         super()._create_slots(var_list)

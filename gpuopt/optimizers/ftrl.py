@@ -12,6 +12,8 @@ from gpuopt.update_rule import update_rule
 
 # Keeps beta / learning_rate finite at a learning rate of 0, as TensorFlow does.
 _SMALLEST_LEARNING_RATE = np.float32(1e-36)
+# Lost in the rounding of any sum with a number above 1e-30.
+_SMALLEST_NUMBER = np.finfo(np.float32).tiny
 
 
 @update_rule
@@ -32,8 +34,9 @@ def ftrl(
     new_power = _to_power(new_accum, power)
     linear += shrunk - (new_power - _to_power(accum, power)) / learning_rate * var
     accum[...] = new_accum
-    rebuilt = (np.clip(linear, -l1, l1) - linear) / (new_power / learning_rate + 2 * l2)
-    var[...] = np.where(np.abs(linear) <= l1, 0, rebuilt)
+    # Within the threshold this is 0 / denominator, which must stay 0 where the denominator is 0.
+    denominator = new_power / learning_rate + (2 * l2 + _SMALLEST_NUMBER)
+    var[...] = (np.clip(linear, -l1, l1) - linear) / denominator
 
 
 def _to_power(accum: Any, power: Any) -> Any:

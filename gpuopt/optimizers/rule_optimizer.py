@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gpuopt.backends import Update, backend_for
+from gpuopt.backends import Target, backend_for
 from gpuopt.backends.backend import compute_type
+from gpuopt.dense_plans import DensePlans
 from gpuopt.gradients import Gradient
 from gpuopt.indexed_slices import IndexedSlices
 from gpuopt.optimizer import Optimizer, apply_constraint
@@ -52,6 +53,7 @@ class RuleOptimizer(Optimizer):
             if not callable(value):
                 as_scalar(value, key)
         self._hyperparameters = hyperparameters
+        self._plans = DensePlans()
         # Of one thread's step: another thread may be in another step of a schedule.
         self._step = threading.local()
 
@@ -72,6 +74,8 @@ class RuleOptimizer(Optimizer):
         return self._step.hyperparameters[name]  # type: ignore[no-any-return]
 
     def _create_slots(self, var_list: Sequence[Variable]) -> None:
+        if self._plans.has(var_list, self._slots.version):
+            return
         for slot_name, value in self._initial_slot_values().items():
             table = self._slots.table(slot_name)
             for variable in var_list:
@@ -93,39 +97,49 @@ class RuleOptimizer(Optimizer):
     def _apply_all(self, grads_and_vars: list[tuple[Gradient, Variable]]) -> list[Any]:
         if self._overrides_apply_hook():
             return super()._apply_all(grads_and_vars)
-        dense: dict[tuple[Any, Any], list[tuple[Gradient, Variable]]] = {}
-        for gradient, variable in grads_and_vars:
-            if isinstance(gradient, IndexedSlices):
-                self._apply_rule_sparse(gradient, variable)
-            else:
-                group = dense.setdefault((variable.device, variable.dtype), [])
-                group.append((gradient, variable))
-        for group in dense.values():
-            self._apply_rule_dense(group)
-            for _, variable in group:
+        dense = [pair for pair in grads_and_vars if not isinstance(pair[0], IndexedSlices)]
+        if len(dense) < len(grads_and_vars):
+            for gradient, variable in grads_and_vars:
+                if isinstance(gradient, IndexedSlices):
+                    self._apply_rule_sparse(gradient, variable)
+        if dense:
+            self._apply_rule_dense(dense)
+        for _, variable in dense:
+            if variable.constraint is not None:
                 apply_constraint(variable)
         return []
 
-    def _apply_rule_dense(self, grads_and_vars: list[tuple[Any, Variable]]) -> None:
-        """Applies the rule to variables of one device and dtype."""
-        variable = grads_and_vars[0][1]
-        updates = [self._update(grad, var) for grad, var in grads_and_vars]
-        scalars = self._scalars_for(variable)
-        backend_for(variable.device).apply_dense(self.rule, updates, scalars)
+    def _apply_rule_dense(self, grads_and_vars: Sequence[tuple[Any, Variable]]) -> None:
+        """Applies the rule to variables of any devices and dtypes."""
+        gradients = [gradient for gradient, _ in grads_and_vars]
+        variables = [variable for _, variable in grads_and_vars]
+        for batch in self._plans.find(variables, self._slots.version, self._target):
+            backend_for(batch.device).apply_dense(
+                self.rule,
+                batch.plan,
+                gradients
+                if batch.positions is None
+                else [gradients[position] for position in batch.positions],
+                self._scalars_for(batch.dtype),
+            )
 
     def _apply_rule_sparse(self, grad: IndexedSlices, var: Variable) -> None:
-        update = self._update(grad.values, var)._replace(rows=grad.indices)
         backend_for(var.device).apply_sparse(
-            self.rule, update, self._scalars_for(var), touches_all_rows=self.touches_all_rows
+            self.rule,
+            self._target(var),
+            grad.values,
+            grad.indices,
+            self._scalars_for(var.dtype),
+            touches_all_rows=self.touches_all_rows,
         )
 
-    def _update(self, grad: Any, var: Variable) -> Update:
-        slots = [self._slots.table(name)[var.identity].storage for name in self.rule.slots]
-        return Update(var.storage, grad, slots)
+    def _target(self, variable: Variable) -> Target:
+        slots = [self._slots.get(variable, name) for name in self.rule.slots]
+        return Target(variable.storage, [slot.storage for slot in slots if slot is not None])
 
-    def _scalars_for(self, variable: Variable) -> Mapping[str, np.floating[Any]]:
+    def _scalars_for(self, dtype: np.dtype[Any]) -> Mapping[str, np.floating[Any]]:
         with np.errstate(all="ignore"):
-            return self._scalars(compute_type(variable.dtype))
+            return self._scalars(compute_type(dtype))
 
     def _overrides_apply_hook(self) -> bool:
         """Whether a user's subclass wants to see each variable: then nothing may be batched."""

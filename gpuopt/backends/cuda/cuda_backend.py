@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
 
-from gpuopt.backends.backend import Scalars, Update, compute_type
+from gpuopt.backends.backend import Scalars, Target, compute_type
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.launch_shapes import (
     DENSE_CHUNK,
@@ -28,8 +27,6 @@ from gpuopt.device import Device
 from gpuopt.update_rule import UpdateRule
 
 _PACK_BYTES = 16
-# Sets of variables whose tables are kept: a training loop has a few.
-_MAX_PLANS = 64
 
 
 class CudaBackend:
@@ -43,7 +40,6 @@ class CudaBackend:
         self.xp = launcher.xp
         self._launcher = launcher
         self._lock = threading.Lock()
-        self._plans: OrderedDict[Hashable, UpdatePlan] = OrderedDict()
         self._workspaces: dict[Hashable, Workspace] = {}
         # {0, 0}, or {1 + number of a variable, a row that it does not have}.
         self._refused = self.xp.zeros(2, dtype=np.uint64)
@@ -56,37 +52,52 @@ class CudaBackend:
     def to_host(self, array: Any) -> np.ndarray[Any, Any]:
         return self.xp.asnumpy(array)  # type: ignore[no-any-return]
 
-    def apply_dense(self, rule: UpdateRule, updates: Sequence[Update], scalars: Scalars) -> None:
-        updates = [update for update in updates if update.var.size]
-        if not updates:
+    def plan_dense(self, targets: Sequence[Target]) -> UpdatePlan:
+        return UpdatePlan(self._launcher, targets)
+
+    def apply_dense(
+        self, rule: UpdateRule, plan: UpdatePlan, gradients: Sequence[Any], scalars: Scalars
+    ) -> None:
+        if plan.num_variables == 0:
             return
-        flat = [self._flat(update) for update in updates]
-        dtype = updates[0].var.dtype
         with self._lock:
-            plan = self._plan(rule, flat)
-            num_chunks = plan.chunks.shape[0]
+            block = self._scalar_block(rule, plan.dtype, scalars)
+            table, chunks, kept = plan.begin(gradients)
             self._launcher.launch(
-                kernels.dense_update(rule, dtype.name),
-                num_blocks(num_chunks, 1, self._launcher.num_multiprocessors),
+                kernels.dense_update(rule, plan.dtype.name),
+                num_blocks(plan.num_chunks, 1, self._launcher.num_multiprocessors),
                 DENSE_THREADS,
                 [
-                    *(plan.table, np.int64(len(flat)), plan.chunks, np.int64(num_chunks)),
-                    *(np.int64(DENSE_CHUNK), self._scalar_block(rule, dtype, scalars)),
-                    self._refused,
+                    *(table, np.int64(plan.num_variables), chunks, np.int64(plan.num_chunks)),
+                    *(np.int64(DENSE_CHUNK), block, self._refused),
                 ],
             )
-        for update, worked_on in zip(updates, flat, strict=True):
-            self._put_back(update, worked_on)
+            del kept  # enqueued: what is freed now is reused in order
+            plan.end()
 
     def apply_sparse(
-        self, rule: UpdateRule, update: Update, scalars: Scalars, *, touches_all_rows: bool
+        self,
+        rule: UpdateRule,
+        target: Target,
+        values: Any,
+        rows: Any,
+        scalars: Scalars,
+        *,
+        touches_all_rows: bool,
     ) -> None:
-        if not update.var.size:
+        if not target.var.size:
             return
-        flat = self._flat(update)
+        contiguous = self.xp.ascontiguousarray
+        arrays = [target.var, *target.slots]
+        flat = [contiguous(array) for array in arrays]
+        values, rows = contiguous(values), contiguous(rows)
+        if any(self.xp.may_share_memory(values, array) for array in flat):
+            values = values.copy()
         with self._lock:
-            self._apply_sparse(rule, flat, scalars, touches_all_rows)
-        self._put_back(update, flat)
+            self._apply_sparse(rule, flat, values, rows, scalars, touches_all_rows)
+        for array, worked_on in zip(arrays, flat, strict=True):
+            if self._launcher.address(array) != self._launcher.address(worked_on):
+                array[...] = worked_on
 
     def sum_duplicate_rows(self, values: Any, indices: Any) -> tuple[Any, Any]:
         real = np.dtype(compute_type(values.dtype))
@@ -116,16 +127,21 @@ class CudaBackend:
             return sums[order], indices[first[order]]
 
     def _apply_sparse(
-        self, rule: UpdateRule, update: Update, scalars: Scalars, touches_all_rows: bool
+        self,
+        rule: UpdateRule,
+        arrays: Sequence[Any],
+        grad: Any,
+        indices: Any,
+        scalars: Scalars,
+        touches_all_rows: bool,
     ) -> None:
-        var, grad, slots, indices = update
-        assert indices is not None
+        var = arrays[0]
         name = var.dtype.name
         height, width = var.shape[0], math.prod(var.shape[1:])
         workspace = self._workspace()
         block = self._scalar_block(rule, var.dtype, scalars)
-        table = workspace.take("table", 1 + len(slots), "int64")
-        addresses = [self._launcher.address(array) for array in (var, *slots)]
+        table = workspace.take("table", len(arrays), "int64")
+        addresses = [self._launcher.address(array) for array in arrays]
         self._launcher.upload(table, np.array(addresses, np.int64))
         touched = workspace.zeros("touched", -(-height // 32), "uint32")
         marks = touched if touches_all_rows else None
@@ -175,24 +191,6 @@ class CudaBackend:
             )
         return parts
 
-    def _plan(self, rule: UpdateRule, updates: Sequence[Update]) -> UpdatePlan:
-        address = self._launcher.address
-        fixed = np.array(
-            [[u.var.size, address(u.var), *map(address, u.slots)] for u in updates], np.int64
-        ).T
-        grads = np.array([address(update.grad) for update in updates], np.int64)
-        key = rule.name, self._launcher.stream(), fixed.tobytes(), updates[0].var.dtype
-        plan = self._plans.get(key)
-        if plan is None:
-            plan = UpdatePlan(self._launcher, fixed, grads, DENSE_CHUNK)
-            self._plans[key] = plan
-            if len(self._plans) > _MAX_PLANS:
-                self._plans.popitem(last=False)
-        else:
-            self._plans.move_to_end(key)
-            plan.point_to(grads)
-        return plan
-
     def _workspace(self) -> Workspace:
         stream = self._launcher.stream()
         found = self._workspaces.get(stream)
@@ -212,16 +210,3 @@ class CudaBackend:
 
     def _pack_size(self, dtype: np.dtype[Any]) -> int:
         return _PACK_BYTES // dtype.itemsize
-
-    def _flat(self, update: Update) -> Update:
-        """Replaces what is not contiguous by copies: kernels see flat memory."""
-        contiguous = self.xp.ascontiguousarray
-        slots = [contiguous(slot) for slot in update.slots]
-        rows = None if update.rows is None else contiguous(update.rows)
-        return Update(contiguous(update.var), contiguous(update.grad), slots, rows)
-
-    def _put_back(self, update: Update, flat: Update) -> None:
-        arrays = zip((update.var, *update.slots), (flat.var, *flat.slots), strict=True)
-        for array, worked_on in arrays:
-            if self._launcher.address(array) != self._launcher.address(worked_on):
-                array[...] = worked_on

@@ -1,0 +1,419 @@
+"""Updates in host memory, beside what else there is for a CPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import gpuopt
+from bench.harness import NUMPY_ALONE, ROOT, Workload
+from gpuopt.backends import backend_for
+from gpuopt.device import Device
+
+Step = Callable[[], object]
+Shapes = Sequence[tuple[int, ...]]
+
+_RATE = 1e-3
+_TABLE = (1_000_000, 64)
+_LOOKUPS = 8192
+_ZIPF_EXPONENT = 1.05
+
+
+def host_workloads() -> Iterator[Workload]:
+    """Makes each workload when its turn has come, so that only one is in memory."""
+    few_large = [(4 * 2**20,)] * 4
+    many_small = [(64,)] * 1000
+    for job in _JOBS:
+        for name, what, shapes in (
+            ("16m", "4 tensors of 4,194,304 elements each", few_large),
+            ("resnet50", "the 161 tensors of a ResNet-50", list(resnet50_shapes())),
+            ("1000x64", "1,000 tensors of 64 elements each", many_small),
+        ):
+            yield _dense(job, f"host_{job}_{name}", f"{_JOBS[job].title} on {what}", shapes)
+    yield _sparse("lazy_adam", "LazyAdam", gpuopt.LazyAdamOptimizer, _torch_sparse_adam, slots=2)
+    yield _sparse("adagrad", "Adagrad", gpuopt.AdagradOptimizer, _torch_sparse_adagrad, slots=1)
+    yield _all_rows_adam()
+    yield _row_sums()
+    yield _numba_adam(few_large)
+    yield _first_step()
+
+
+class _Job(NamedTuple):
+    """One optimizer, ours and others'.
+
+    Attributes:
+        title: What it is called.
+        slots: How many arrays of state it has.
+        ours: Makes gpuopt's.
+        formula: One step of it on (w, g, *state), in plain numpy; returns the new (w, *state).
+        torch: Makes torch's from (torch, parameters, which implementation).
+        fused: Whether torch has a fused one for CPUs.
+        optax: Makes optax's.
+    """
+
+    title: str
+    slots: int
+    ours: Callable[[], gpuopt.Optimizer]
+    formula: Callable[..., tuple[np.ndarray, ...]]
+    torch: Callable[..., Any]
+    fused: bool
+    optax: Callable[[Any], Any]
+
+    def peers(self, gradients: Sequence[np.ndarray]) -> dict[str, Step]:
+        peers: dict[str, Step] = {}
+        if find_spec("torch") is not None:
+            if self.fused:
+                peers["torch fused"] = _torch_step(self.torch, {"fused": True}, gradients)
+            peers["torch foreach"] = _torch_step(self.torch, {"foreach": True}, gradients)
+        if find_spec("optax") is not None:
+            peers["optax jit"] = _optax_step(self.optax, gradients)
+        return peers
+
+
+def _momentum(w: np.ndarray, g: np.ndarray, a: np.ndarray) -> tuple[np.ndarray, ...]:
+    a = 0.9 * a + g
+    return w - _RATE * a, a
+
+
+def _adagrad(w: np.ndarray, g: np.ndarray, n: np.ndarray) -> tuple[np.ndarray, ...]:
+    n = n + g**2
+    return w - _RATE * g / np.sqrt(n + 1e-10), n
+
+
+def _adam(w: np.ndarray, g: np.ndarray, m: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, ...]:
+    m = 0.9 * m + 0.1 * g
+    v = 0.999 * v + 0.001 * g**2
+    return w - _RATE * (m / 0.1) / (np.sqrt(v / 0.001) + 1e-8), m, v
+
+
+def _rms_prop(w: np.ndarray, g: np.ndarray, r: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, ...]:
+    r = 0.9 * r + 0.1 * g**2
+    b = 0.9 * b + _RATE * g / np.sqrt(r + 1e-10)
+    return w - b, r, b
+
+
+_JOBS: Mapping[str, _Job] = {
+    "momentum": _Job(
+        "Momentum",
+        1,
+        lambda: gpuopt.MomentumOptimizer(_RATE, 0.9),
+        _momentum,
+        lambda torch, p, form: torch.optim.SGD(p, lr=_RATE, momentum=0.9, **form),
+        True,
+        lambda optax: optax.sgd(_RATE, momentum=0.9),
+    ),
+    "adagrad": _Job(
+        "Adagrad",
+        1,
+        lambda: gpuopt.AdagradOptimizer(_RATE),
+        _adagrad,
+        lambda torch, p, form: torch.optim.Adagrad(p, lr=_RATE, **form),
+        True,
+        lambda optax: optax.adagrad(_RATE),
+    ),
+    "adam": _Job(
+        "Adam",
+        2,
+        lambda: gpuopt.AdamOptimizer(_RATE),
+        _adam,
+        lambda torch, p, form: torch.optim.Adam(p, lr=_RATE, **form),
+        True,
+        lambda optax: optax.adam(_RATE),
+    ),
+    "rms_prop": _Job(
+        "RMSProp with momentum",
+        2,
+        lambda: gpuopt.RMSPropOptimizer(_RATE, momentum=0.9),
+        _rms_prop,
+        lambda torch, p, form: torch.optim.RMSprop(p, lr=_RATE, alpha=0.9, momentum=0.9, **form),
+        False,
+        lambda optax: optax.rmsprop(_RATE, momentum=0.9),
+    ),
+}
+
+
+def resnet50_shapes() -> Iterator[tuple[int, ...]]:
+    """The parameters of ResNet-50 (He et al. 2015, table 1), with batch normalisation."""
+
+    def convolution(out: int, into: int, size: int) -> Iterator[tuple[int, ...]]:
+        yield out, into, size, size
+        yield from [(out,), (out,)]
+
+    yield from convolution(64, 3, 7)
+    into = 64
+    for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
+        for block in range(blocks):
+            yield from convolution(width, into, 1)
+            yield from convolution(width, width, 3)
+            yield from convolution(4 * width, width, 1)
+            if block == 0:
+                yield from convolution(4 * width, into, 1)
+            into = 4 * width
+    yield from [(1000, 2048), (1000,)]
+
+
+def _dense(job_name: str, name: str, description: str, shapes: Shapes) -> Workload:
+    job = _JOBS[job_name]
+    rng = np.random.default_rng(0)
+    gradients = [rng.standard_normal(shape, np.float32) for shape in shapes]
+    contenders: dict[str, Step] = {}
+    for title, compiled in (("gpuopt", True), (NUMPY_ALONE, False)):
+        variables = [gpuopt.Variable(np.ones_like(gradient)) for gradient in gradients]
+        pairs = list(zip(gradients, variables, strict=True))
+        contenders[title] = _ours(partial(job.ours().apply_gradients, pairs), compiled)
+    contenders |= job.peers(gradients)
+    contenders["numpy, the formula"] = _formula_step(job, gradients)
+    elements = sum(gradient.size for gradient in gradients)
+    # The weight and the slots are read and written, the gradient is read.
+    return Workload(name, description, elements * 4 * (3 + 2 * job.slots), contenders)
+
+
+def _ours(step: Step, compiled: bool) -> Step:
+    def run() -> None:
+        os.environ["GPUOPT_COMPILED"] = "1" if compiled else "0"
+        step()
+
+    return run
+
+
+def _formula_step(job: _Job, gradients: Sequence[np.ndarray]) -> Step:
+    """What one writes down from the paper."""
+    states = [(np.ones_like(g), *[np.zeros_like(g)] * job.slots) for g in gradients]
+
+    def step() -> None:
+        states[:] = [
+            job.formula(state[0], g, *state[1:]) for state, g in zip(states, gradients, strict=True)
+        ]
+
+    return step
+
+
+def _torch_step(make: Callable[..., Any], form: Any, gradients: Sequence[np.ndarray]) -> Step:
+    import torch
+
+    parameters = []
+    for gradient in gradients:
+        parameter = torch.nn.Parameter(torch.ones(gradient.shape))
+        parameter.grad = torch.from_numpy(gradient)
+        parameters.append(parameter)
+    optimizer = make(torch, parameters, form)
+    return lambda: optimizer.step()
+
+
+def _optax_step(make: Callable[[Any], Any], gradients: Sequence[np.ndarray]) -> Step:
+    import jax
+    import optax
+
+    optimizer = make(optax)
+    weights = [jax.numpy.ones(gradient.shape) for gradient in gradients]
+    given = [jax.numpy.asarray(gradient) for gradient in gradients]
+    state = optimizer.init(weights)
+
+    @partial(jax.jit, donate_argnums=(0, 1))
+    def update(weights: Any, state: Any, given: Any) -> Any:
+        moves, state = optimizer.update(given, state, weights)
+        return optax.apply_updates(weights, moves), state
+
+    def step() -> None:
+        nonlocal weights, state
+        weights, state = jax.block_until_ready(update(weights, state, given))
+
+    return step
+
+
+def lookups() -> tuple[np.ndarray, np.ndarray]:
+    """Returns (rows, values) of a batch's lookups: a few rows often, most of them once.
+
+    Row frequencies follow Zipf's law; frequent rows lie anywhere in the table.
+    """
+    rng = np.random.default_rng(0)
+    height, width = _TABLE
+    frequency = np.arange(1, height + 1) ** -_ZIPF_EXPONENT
+    ranks = rng.choice(height, _LOOKUPS, p=frequency / frequency.sum())
+    return rng.permutation(height)[ranks], rng.standard_normal((_LOOKUPS, width), np.float32)
+
+
+def _torch_table(make: Callable[..., Any], dense: bool = False) -> Step:
+    import torch
+
+    rows, values = lookups()
+    parameter = torch.nn.Parameter(torch.ones(_TABLE))
+    optimizer = make(torch, [parameter])
+    indices, given = torch.from_numpy(rows)[None], torch.from_numpy(values)
+
+    def step() -> None:
+        # A new tensor: one that was summed already says so.
+        gradient = torch.sparse_coo_tensor(indices, given, _TABLE, check_invariants=False)
+        parameter.grad = gradient.to_dense() if dense else gradient
+        optimizer.step()
+
+    return step
+
+
+def _torch_sparse_adam(torch: Any, parameters: Any) -> Any:
+    return torch.optim.SparseAdam(parameters, lr=_RATE)
+
+
+def _torch_sparse_adagrad(torch: Any, parameters: Any) -> Any:
+    return torch.optim.Adagrad(parameters, lr=_RATE)
+
+
+def _our_tables(make: Callable[[float], gpuopt.Optimizer]) -> dict[str, Step]:
+    rows, values = lookups()
+    slices = gpuopt.IndexedSlices(values, rows)
+    contenders = {}
+    for title, compiled in (("gpuopt", True), (NUMPY_ALONE, False)):
+        table = gpuopt.Variable(np.ones(_TABLE, np.float32))
+        contenders[title] = _ours(partial(make(_RATE).apply_gradients, [(slices, table)]), compiled)
+    return contenders
+
+
+def _sparse(
+    name: str,
+    title: str,
+    make: Callable[[float], gpuopt.Optimizer],
+    make_torch: Callable[..., Any],
+    slots: int,
+) -> Workload:
+    contenders = _our_tables(make)
+    if find_spec("torch") is not None:
+        contenders[f"torch {make_torch.__name__.removeprefix('_torch_')}"] = _torch_table(
+            make_torch
+        )
+        if make_torch is not _torch_sparse_adam:
+            contenders["torch sparse_adam"] = _torch_table(_torch_sparse_adam)
+    rows, values = lookups()
+    touched = np.unique(rows).size * _TABLE[1] * 4
+    return Workload(
+        f"host_sparse_{name}",
+        f"{title} on {_LOOKUPS:,} rows of a table of {_TABLE[0]:,} x {_TABLE[1]}",
+        values.nbytes + rows.nbytes + touched * 2 * (1 + slots),
+        contenders,
+    )
+
+
+def _all_rows_adam() -> Workload:
+    contenders = _our_tables(gpuopt.AdamOptimizer)
+    if find_spec("torch") is not None:
+        contenders["torch to_dense, fused"] = _torch_table(
+            lambda torch, parameters: torch.optim.Adam(parameters, lr=_RATE, fused=True), dense=True
+        )
+    return Workload(
+        "host_all_rows_adam",
+        f"TensorFlow's Adam, which moves all rows, for {_LOOKUPS:,} rows of "
+        f"{_TABLE[0]:,} x {_TABLE[1]}",
+        _TABLE[0] * _TABLE[1] * 4 * 6,
+        contenders,
+    )
+
+
+def _row_sums() -> Workload:
+    rows, values = lookups()
+    backend = backend_for(Device.cpu)
+    contenders: dict[str, Step] = {"gpuopt": lambda: backend.sum_duplicate_rows(values, rows)}
+    if find_spec("torch") is not None:
+        import torch
+
+        indices, given = torch.from_numpy(rows)[None], torch.from_numpy(values)
+        contenders["torch coalesce"] = lambda: torch.sparse_coo_tensor(
+            indices, given, _TABLE, check_invariants=False
+        ).coalesce()
+
+    def added_at() -> np.ndarray:
+        unique, inverse = np.unique(rows, return_inverse=True)
+        sums = np.zeros((unique.size, values.shape[1]), values.dtype)
+        np.add.at(sums, inverse, values)
+        return sums
+
+    contenders["numpy add.at"] = added_at
+    return Workload(
+        "host_row_sums",
+        f"Sums of repeated rows among {_LOOKUPS:,} of {_TABLE[1]} elements",
+        values.nbytes + np.unique(rows).size * _TABLE[1] * 4,
+        contenders,
+    )
+
+
+def _numba_adam(shapes: Shapes) -> Workload:
+    """What a just-in-time compiler makes of Adam: the other way to compile a rule."""
+    rng = np.random.default_rng(0)
+    gradients = [rng.standard_normal(shape, np.float32) for shape in shapes]
+    pairs = [(gradient, gpuopt.Variable(np.ones_like(gradient))) for gradient in gradients]
+    step = partial(_JOBS["adam"].ours().apply_gradients, pairs)
+    contenders = {"gpuopt": _ours(step, True), NUMPY_ALONE: _ours(step, False)}
+    if find_spec("numba") is not None:
+        adam = numba_adam()
+        states = [(np.ones_like(g), g, np.zeros_like(g), np.zeros_like(g)) for g in gradients]
+        scalars = [np.float32(x) for x in (_RATE, 0.9, 0.999, 1e-8)]
+        contenders["numba prange"] = lambda: [adam(*state, *scalars) for state in states]
+    return Workload(
+        "host_numba_adam",
+        "Adam on 4 tensors of 4,194,304 elements each, by two compilers",
+        sum(gradient.size for gradient in gradients) * 4 * 7,
+        contenders,
+    )
+
+
+def numba_adam() -> Callable[..., None]:
+    import numba
+
+    @numba.njit(parallel=True, error_model="numpy")  # type: ignore[untyped-decorator]
+    def adam(
+        var: Any, grad: Any, m: Any, v: Any, step_size: Any, beta1: Any, beta2: Any, epsilon: Any
+    ) -> None:
+        one = np.float32(1)
+        for i in numba.prange(var.size):
+            m[i] += (one - beta1) * (grad[i] - m[i])
+            v[i] += (one - beta2) * (grad[i] * grad[i] - v[i])
+            var[i] -= step_size * m[i] / (np.sqrt(v[i]) + epsilon)
+
+    compiled: Callable[..., None] = adam
+    return compiled
+
+
+_OUR_FIRST_STEP = """
+import numpy as np, gpuopt
+gradient = np.ones(2**20, np.float32)
+gpuopt.AdamOptimizer().apply_gradients([(gradient, gpuopt.Variable(gradient))])
+"""
+_NUMBA_FIRST_STEP = """
+import numpy as np
+from bench.host_workloads import numba_adam
+arrays = [np.ones(2**20, np.float32) for _ in range(4)]
+numba_adam()(*arrays, *[np.float32(x) for x in (1e-3, 0.9, 0.999, 1e-8)])
+"""
+
+
+def _first_step() -> Workload:
+    """From a new process to its first step; the interpreter's own start is included."""
+
+    def program(text: str, **environment: str) -> Step:
+        command = [sys.executable, "-c", text]
+        variables = {**os.environ, **environment}
+        return lambda: subprocess.run(command, cwd=ROOT, env=variables, check=True)
+
+    def from_nothing() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            program(_OUR_FIRST_STEP, GPUOPT_COMPILED="1", GPUOPT_CACHE_DIR=folder)()
+
+    contenders: dict[str, Step] = {
+        "gpuopt": program(_OUR_FIRST_STEP, GPUOPT_COMPILED="1"),
+        NUMPY_ALONE: program(_OUR_FIRST_STEP, GPUOPT_COMPILED="0"),
+        "gpuopt, nothing compiled yet": from_nothing,
+    }
+    if find_spec("numba") is not None:
+        contenders["numba"] = program(_NUMBA_FIRST_STEP)
+    return Workload(
+        "host_first_step",
+        "A new process until its first step, Adam on 1,048,576 elements",
+        2**20 * 4 * 7,
+        contenders,
+    )

@@ -1,0 +1,233 @@
+"""How variables in host memory are cut into tasks: large ones in chunks, small ones together."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.lib.array_utils import byte_bounds
+
+from gpuopt.backends.backend import Target, compute_type
+from gpuopt.backends.host_memory import Array, owner, runs, scratch
+
+# Below this, a call costs more than what it computes.
+_SMALL_ELEMENTS = 8 * 1024
+_PACK_ELEMENTS = 64 * 1024
+# What the scratch arrays of all threads may take together.
+_SCRATCH_BYTES = 6 * 1024 * 1024
+
+
+class Kernel(Protocol):
+    """A rule with one step's scalars, as something that updates flat chunks in any thread.
+
+    Attributes:
+        scratch_dtypes: Of the scratch arrays that `apply` wants.
+        most_elements: How long a chunk should be at most.
+    """
+
+    @property
+    def scratch_dtypes(self) -> Sequence[np.dtype[Any]]: ...
+
+    @property
+    def most_elements(self) -> int: ...
+
+    def apply(self, written: Sequence[Array], grad: Array | None, scratch: Sequence[Array]) -> None:
+        """Updates chunks of one length.
+
+        Args:
+            written: Of the variable and its slots.
+            grad: Of the gradient; None if the kernel was made for one that is zero everywhere.
+            scratch: As long as the chunks, of `scratch_dtypes`.
+        """
+
+
+def chunk_length(kernel: Kernel, size: int, threads: int, converted_bytes: int = 0) -> int:
+    """Returns how long chunks should be.
+
+    Args:
+        kernel: What updates them.
+        size: Elements of all that is updated.
+        threads: How many share it.
+        converted_bytes: What a thread needs for each element to convert between types.
+    """
+    scratch_bytes = converted_bytes + sum(dtype.itemsize for dtype in kernel.scratch_dtypes)
+    longest = min(kernel.most_elements, -(-size // threads))
+    if scratch_bytes:
+        longest = min(longest, _SCRATCH_BYTES // (threads * scratch_bytes))
+    return max(longest, 1)
+
+
+def cut(arrays: Sequence[Array], longest: int) -> list[list[Array]]:
+    """Cuts equally long flat arrays into pieces of about one length."""
+    size = len(arrays[0])
+    if size <= longest:
+        return [list(arrays)]
+    length = -(-size // -(-size // longest))
+    return [[array[at : at + length] for array in arrays] for at in range(0, size, length)]
+
+
+def update_chunk(
+    kernel: Kernel, real: np.dtype[Any], written: Sequence[Array], grad: Array | None
+) -> None:
+    """Updates chunks of any type that converts to `real`, and back."""
+    size = len(written[0])
+    if written[0].dtype == real:
+        kernel.apply(written, grad, scratch(kernel.scratch_dtypes, size))
+        return
+    given = [*written, *([] if grad is None else [grad])]
+    arrays = scratch([*[real] * len(given), *kernel.scratch_dtypes], size)
+    converted = arrays[: len(given)]
+    for array, chunk in zip(converted, given, strict=True):
+        np.copyto(array, chunk)
+    kernel.apply(
+        converted[: len(written)],
+        None if grad is None else converted[-1],
+        arrays[len(given) :],
+    )
+    for array, chunk in zip(converted, written, strict=False):
+        np.copyto(chunk, array, casting="unsafe")
+
+
+Task = Callable[[], None]
+
+
+class DensePlan:
+    """Variables of one dtype and their slots, sorted by how they are best updated.
+
+    It holds as long as the arrays do: updates write into them and never replace them.
+
+    Attributes:
+        real: The type that rules compute in.
+        size: How many elements there are.
+    """
+
+    def __init__(self, targets: Sequence[Target]) -> None:
+        stored = targets[0].var.dtype
+        self.real = np.dtype(compute_type(stored))
+        self.size = sum(var.size for var, _ in targets)
+        self._targets = targets
+        self._memory = _Memory([array for var, slots in targets for array in (var, *slots)])
+        converted = 0 if stored == self.real else 2 + len(targets[0].slots)
+        self._converted_bytes = converted * self.real.itemsize
+        self._strided: list[int] = []
+        self._large: list[int] = []
+        small: list[int] = []
+        for position, (var, slots) in enumerate(targets):
+            if not all(array.flags.carray for array in (var, *slots)):
+                self._strided.append(position)
+            elif var.size:
+                (small if var.size < _SMALL_ELEMENTS else self._large).append(position)
+        self._packs = _packs(targets, small)
+
+    def without_overlap(self, gradients: Sequence[Array]) -> list[Array]:
+        """Returns the gradients, those copied that share memory with what will be written."""
+        owners, copied_if_inside = self._memory.owners, self._memory.copied_if_inside
+        return [
+            copied_if_inside(gradient)
+            if gradient.base is not None or id(gradient) in owners
+            else gradient
+            for gradient in gradients
+        ]
+
+    def tasks(
+        self, kernel: Kernel, gradients: Sequence[Array], threads: int
+    ) -> tuple[list[Task], list[tuple[Target, Array]]]:
+        """Cuts a step into tasks that write to different memory.
+
+        Returns:
+            (tasks, strided): the targets and gradients of `strided` are not flat in memory.
+        """
+        longest = chunk_length(kernel, self.size, threads, self._converted_bytes)
+        strided = list(self._strided)
+        tasks: list[Task] = []
+        for position in self._large:
+            if not gradients[position].flags.c_contiguous:
+                strided.append(position)
+                continue
+            var, slots = self._targets[position]
+            flats = [array.reshape(-1) for array in (var, *slots, gradients[position])]
+            tasks += [
+                partial(update_chunk, kernel, self.real, written, grad)
+                for *written, grad in cut(flats, longest)
+            ]
+        tasks += [partial(pack.update, kernel, gradients, self.real) for pack in self._packs]
+        return tasks, [(self._targets[position], gradients[position]) for position in strided]
+
+
+class _Pack:
+    """Small variables that are updated together, as if they were one."""
+
+    def __init__(self, targets: Sequence[Target], positions: Sequence[int]) -> None:
+        self._positions = positions
+        self._size = sum(var.size for var, _ in targets)
+        var_and_slots = zip(*[(var, *slots) for var, slots in targets], strict=True)
+        self._runs = [runs([array.reshape(-1) for array in arrays]) for arrays in var_and_slots]
+
+    def update(self, kernel: Kernel, gradients: Sequence[Array], real: np.dtype[Any]) -> None:
+        num_arrays = len(self._runs)
+        buffers = scratch([*[real] * (1 + num_arrays), *kernel.scratch_dtypes], self._size)
+        grad = buffers[num_arrays]
+        np.concatenate([gradients[at] for at in self._positions], axis=None, out=grad)
+        written = [
+            joined[0]
+            if len(joined) == 1 and joined[0].dtype == real
+            else np.concatenate(joined, out=buffer)
+            for joined, buffer in zip(self._runs, buffers, strict=False)
+        ]
+        kernel.apply(written, grad, buffers[1 + num_arrays :])
+        for joined, chunk in zip(self._runs, written, strict=True):
+            if chunk is not joined[0]:
+                _spread(chunk, joined)
+
+
+def _spread(values: Array, flats: Sequence[Array]) -> None:
+    start = 0
+    for flat in flats:
+        flat[...] = values[start : start + flat.size]
+        start += flat.size
+
+
+def _packs(targets: Sequence[Target], positions: Sequence[int]) -> list[_Pack]:
+    packs: list[_Pack] = []
+    first = size = 0
+    for last, position in enumerate(positions):
+        size += targets[position].var.size
+        following = positions[last + 1 : last + 2]
+        if not following or size + targets[following[0]].var.size > _PACK_ELEMENTS:
+            members = positions[first : last + 1]
+            packs.append(_Pack([targets[member] for member in members], members))
+            first, size = last + 1, 0
+    return packs
+
+
+class _Memory:
+    """The memory that a plan's updates write to.
+
+    Attributes:
+        owners: Ids of the arrays that own it.
+    """
+
+    def __init__(self, arrays: Sequence[Array]) -> None:
+        # An array may own none of its memory: that is then known by its bounds alone.
+        self.owners = {id(owner(array)) for array in arrays}
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        for start, end in sorted(byte_bounds(array) for array in arrays if array.size):
+            if self._ends and start <= self._ends[-1]:
+                self._ends[-1] = max(end, self._ends[-1])
+            else:
+                self._starts.append(start)
+                self._ends.append(end)
+
+    def copied_if_inside(self, array: Array) -> Array:
+        root = owner(array)
+        apart = root.base is None and id(root) not in self.owners
+        if apart or not array.size:
+            return array
+        start, end = byte_bounds(array)
+        # Spans that end at or before the array's start, and those that start before its end.
+        overlaps = bisect_right(self._ends, start) < bisect_left(self._starts, end)
+        return array.copy() if overlaps else array

@@ -1,0 +1,246 @@
+"""A rule's numpy calls, recorded once and replayed on chunks without taking new memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+
+from gpuopt.backends.backend import Scalars
+from gpuopt.update_rule import UpdateRule
+
+Chunk = np.ndarray[Any, Any]
+
+
+class _Call(NamedTuple):
+    """One recorded call. Operands and result are positions among the values of the recording.
+
+    Attributes:
+        function: A ufunc, or another of numpy's functions that work element by element.
+        operands: Of the arguments.
+        result: Where the result goes.
+        options: Keyword arguments.
+    """
+
+    function: Callable[..., Any]
+    operands: tuple[int, ...]
+    result: int
+    options: dict[str, Any]
+
+    def run(self, arrays: Sequence[Any]) -> None:
+        operands = [arrays[operand] for operand in self.operands]
+        if _takes_out(self.function):
+            self.function(*operands, out=arrays[self.result], **self.options)
+        else:
+            np.copyto(arrays[self.result], self.function(*operands, **self.options))
+
+
+class PlainRule:
+    """A rule as it is written: each operation takes memory for its result."""
+
+    scratch_dtypes: tuple[np.dtype[Any], ...] = ()
+    # The temporaries stay in the second-level cache. Twice as much costs four times the time: each
+    # temporary is then fresh memory from the operating system.
+    most_elements = 32 * 1024
+
+    def __init__(self, rule: UpdateRule, scalars: Scalars) -> None:
+        self._rule, self._scalars = rule, scalars
+
+    def apply(self, written: Sequence[Chunk], grad: Chunk | None, scratch: Sequence[Chunk]) -> None:
+        self._rule.apply(written[0], grad, *written[1:], **self._scalars)
+
+
+class RecordedRule:
+    """A rule that takes no memory for its results.
+
+    The rule runs once, on stand-ins that write down what is done to them. Arithmetic among scalars
+    happens then. All else is replayed on each chunk, call by call and so with the rule's own
+    rounding, into scratch arrays that are used again once their value is no longer needed.
+
+    Attributes:
+        scratch_dtypes: The types of the scratch arrays that `apply` wants.
+    """
+
+    most_elements = 256 * 1024
+
+    def __init__(
+        self, rule: UpdateRule, real: np.dtype[Any], scalars: Scalars, *, zero_grad: bool = False
+    ) -> None:
+        """Records the rule.
+
+        Args:
+            rule: What to compute.
+            real: The type of all chunks.
+            scalars: The rule's scalars, of that type.
+            zero_grad: The gradient is zero everywhere, and not given to `apply`.
+
+        Raises:
+            TypeError: the rule is not arithmetic on elements, or writes to the gradient.
+        """
+        tape = _Tape(rule.name, real)
+        var, *slots = [tape.new_value(real) for _ in ("var", *rule.slots)]
+        grad = real.type(0) if zero_grad else tape.new_value(real, read_only=True)
+        with np.errstate(all="ignore"):
+            rule.apply(var, grad, *slots, **scalars)
+        self._calls, self.scratch_dtypes = tape.with_shared_scratch(2 + len(slots) - zero_grad)
+        self._constants = tape.constants
+
+    def apply(self, written: Sequence[Chunk], grad: Chunk | None, scratch: Sequence[Chunk]) -> None:
+        arrays = [*written, *([] if grad is None else [grad]), *scratch, *self._constants]
+        for call in self._calls:
+            call.run(arrays)
+
+
+class _Value(np.lib.mixins.NDArrayOperatorsMixin):
+    """Stands for a chunk, or for what was computed from chunks, while a rule is recorded."""
+
+    def __init__(self, tape: _Tape, position: int, dtype: np.dtype[Any], read_only: bool) -> None:
+        self.tape, self.position, self.dtype, self.read_only = tape, position, dtype, read_only
+
+    def __array_ufunc__(
+        self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = None, **options: Any
+    ) -> Any:
+        if method != "__call__" or ufunc.nout != 1:
+            self.tape.refuse(f"np.{ufunc.__name__}.{method}")
+        return self.tape.record(ufunc, inputs, None if out is None else out[0], options)
+
+    def __array_function__(
+        self, function: Any, types: Any, inputs: Sequence[Any], options: dict[str, Any]
+    ) -> Any:
+        others = {name: value for name, value in options.items() if name != "out"}
+        return self.tape.record(function, inputs, options.get("out"), others)
+
+    def __pow__(self, exponent: Any) -> Any:
+        # As arrays do: these are much faster than a power.
+        if np.ndim(exponent) == 0 and exponent in (0.5, 2):
+            return np.sqrt(self) if exponent == 0.5 else np.square(self)
+        return np.power(self, exponent)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if key is not Ellipsis:
+            self.tape.refuse(f"array[{key!r}] = ...")
+        self.tape.record(np.positive, [value], self, {})
+
+    def __bool__(self) -> bool:
+        self.tape.refuse("a decision by an array's values")
+
+    def __array__(self, *arguments: Any, **options: Any) -> Any:
+        self.tape.refuse("a conversion to another array")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self.tape.refuse(f"array.{name}")
+
+
+class _Tape:
+    """What is written down: values by position, the rule's arguments first, and the calls."""
+
+    def __init__(self, rule_name: str, real: np.dtype[Any]) -> None:
+        self.constants: list[Any] = []
+        self._rule_name = rule_name
+        self._real = real
+        self._dtypes: list[np.dtype[Any]] = []
+        self._calls: list[_Call] = []
+
+    def new_value(self, dtype: np.dtype[Any], read_only: bool = False) -> _Value:
+        self._dtypes.append(dtype)
+        return _Value(self, len(self._dtypes) - 1, dtype, read_only)
+
+    def record(
+        self, function: Any, inputs: Sequence[Any], out: Any, options: dict[str, Any]
+    ) -> Any:
+        """Writes a call down and returns the value that stands for its result."""
+        if any(isinstance(option, _Value) for option in options.values()):
+            self.refuse(f"np.{function.__name__} with an array as a keyword argument")
+        examples = [_example(x.dtype) if isinstance(x, _Value) else x for x in inputs]
+        example = function(*examples, **options)
+        only_scalars = not any(isinstance(x, _Value) for x in inputs)
+        if np.shape(example) != (() if only_scalars else (2,)):
+            self.refuse(f"np.{function.__name__}")
+        if out is None and not only_scalars:
+            out = self.new_value(example.dtype)
+        elif not isinstance(out, _Value) or not np.can_cast(example.dtype, out.dtype, "same_kind"):
+            self.refuse(f"np.{function.__name__} of type {example.dtype} in place")
+        elif out.read_only:
+            self.refuse("writing to the gradient")
+        operands = tuple(self._operand(x) for x in inputs)
+        self._calls.append(_Call(function, operands, out.position, options))
+        return out
+
+    def _operand(self, value: Any) -> int:
+        """Returns a value's position; those of constants count down from -1."""
+        if isinstance(value, _Value):
+            return value.position
+        if type(value) in (int, float):
+            value = self._real.type(value)
+        # A ufunc takes arrays of no dimensions quicker than scalars.
+        self.constants.append(np.asarray(value) if isinstance(value, np.generic) else value)
+        return -len(self.constants)
+
+    def with_shared_scratch(
+        self, num_arguments: int
+    ) -> tuple[list[_Call], tuple[np.dtype[Any], ...]]:
+        """Replaces positions of values by those of arrays: arguments, scratch, constants.
+
+        A value gets a scratch array from its first call to its last.
+        """
+        calls = self._without_copies(num_arguments)
+        last = {at: i for i, call in enumerate(calls) for at in (*call.operands, call.result)}
+        scratch: list[np.dtype[Any]] = []
+        idle: list[int] = []
+        array_of = {at: at for at in range(num_arguments)}
+        shared = []
+        for i, call in enumerate(calls):
+            operands = [array_of.get(at, at) for at in call.operands]
+            # An operand that is not needed again may be overwritten by the result.
+            ending = {at for at in (*call.operands, call.result) if last[at] == i}
+            idle += [array_of[at] for at in ending if at >= num_arguments and at in array_of]
+            if call.result not in array_of:
+                dtype = self._dtypes[call.result]
+                fitting = [at for at in idle if scratch[at - num_arguments] == dtype]
+                if fitting:
+                    idle.remove(fitting[-1])
+                else:
+                    scratch.append(dtype)
+                array_of[call.result] = fitting[-1] if fitting else num_arguments + len(scratch) - 1
+            shared.append(call._replace(operands=tuple(operands), result=array_of[call.result]))
+        self.constants.reverse()
+        return shared, tuple(scratch)
+
+    def _without_copies(self, num_arguments: int) -> list[_Call]:
+        """Where `array[...] = value` follows the call that computes value, it goes there."""
+        uses = Counter(at for call in self._calls for at in (*call.operands, call.result))
+        calls: list[_Call] = []
+        for call in self._calls:
+            computed = calls[-1].result if calls else -1
+            if (
+                call.function is np.positive
+                and call.operands == (computed,)
+                and computed >= num_arguments
+                and uses[computed] == 2
+                and self._dtypes[computed] == self._dtypes[call.result]
+            ):
+                calls[-1] = calls[-1]._replace(result=call.result)
+            else:
+                calls.append(call)
+        return calls
+
+    def refuse(self, what: str) -> NoReturn:
+        raise TypeError(
+            f"{self._rule_name}: an update rule is arithmetic on the elements of equally long "
+            f"arrays; it cannot do this: {what}"
+        )
+
+
+@cache
+def _example(dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """Two elements are enough to learn a result's type by numpy's own rules."""
+    return np.ones(2, dtype)
+
+
+def _takes_out(function: Callable[..., Any]) -> bool:
+    return isinstance(function, np.ufunc) or function is np.clip

@@ -1,0 +1,121 @@
+"""A launcher for machines without a GPU: the same kernels, run on the CPU, in host memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from emulator import kernel_library
+from emulator.kernel_library import KernelError
+from gpuopt.backends.cuda.kernel import Kernel
+from gpuopt.backends.cuda.launcher import check_arguments
+
+__all__ = ["EmulatorLauncher", "KernelError"]
+
+
+class EmulatorLauncher:
+    """Launches run to their end at once, in the order of blocks and threads that `seed` gives.
+
+    Addresses in tables that kernels read are those of host memory: `array.ctypes.data`.
+
+    Args:
+        seed: Of the order; 0 takes blocks and threads in order.
+        strict: Whether to refuse what GPUs have put up with, but CUDA does not promise: barriers
+            that exited threads do not reach, masks that name lanes that are not there.
+        sanitize: "address" (with undefined behaviour), "thread" or "", for
+            GPUOPT_EMULATOR_SANITIZE. See sanitized.py.
+        xp: The module of the arrays: numpy, or one whose arrays have a numpy array as `_host`.
+
+    Attributes:
+        launches: How many there have been.
+        num_multiprocessors: Enough for blocks to get in each other's way.
+    """
+
+    def __init__(
+        self, seed: int = 0, strict: bool = True, sanitize: str = "", xp: ModuleType = np
+    ) -> None:
+        self.xp = xp
+        self.launches = 0
+        self._seed = seed
+        self._strict = strict
+        self._sanitize = sanitize or os.environ.get("GPUOPT_EMULATOR_SANITIZE", "")
+        # ThreadSanitizer takes about a megabyte for each thread of a launch.
+        self.num_multiprocessors = 2 if self._sanitize == "thread" else 4
+
+    def prepare(self, kernels: Iterable[Kernel]) -> None:
+        """Compiles many kernels at once, which takes much less time than one after another."""
+        kernel_library.compile_all(kernels, self._sanitize)
+
+    def launch(
+        self, kernel: Kernel, num_blocks: int, num_threads: int, arguments: Sequence[Any]
+    ) -> None:
+        """Runs a kernel.
+
+        Raises:
+            TypeError: an argument is not what the kernel takes.
+            KernelError: the kernel does not compile, is declared wrongly, or fails.
+        """
+        check_arguments(kernel, arguments, self.xp.ndarray)
+        function = kernel_library.find(kernel, self._sanitize)
+        check_declaration(kernel, function.parameters)
+        # Each argument is passed by the address of its value; a pointer's value is an address.
+        values = [
+            np.uint64(_host_array(kernel, position, argument).ctypes.data)
+            if isinstance(argument, self.xp.ndarray)
+            else argument
+            for position, argument in enumerate(arguments)
+        ]
+        passed = [np.asarray(value) for value in values]
+        self.launches += 1
+        report = function.launch(
+            num_blocks, num_threads, [a.ctypes.data for a in passed], self._seed, self._strict
+        )
+        if report is not None:
+            raise KernelError(f"{kernel.expression}: {report}")
+
+    def address(self, array: Any) -> int:
+        return getattr(array, "_host", array).ctypes.data  # type: ignore[no-any-return]
+
+    def stream(self) -> int:
+        return 0
+
+    def upload(self, target: Any, source: np.ndarray[Any, Any]) -> None:
+        """Copies host memory to a contiguous array of the same size and type."""
+        host = getattr(target, "_host", target)
+        if not host.flags.c_contiguous or not source.flags.c_contiguous:
+            raise TypeError("upload takes contiguous arrays")
+        if (host.dtype, host.size) != (source.dtype, source.size):
+            raise TypeError(
+                f"upload of {source.size} {source.dtype} elements to {host.size} of {host.dtype}"
+            )
+        host.reshape(-1)[:] = source.reshape(-1)
+
+
+def check_declaration(kernel: Kernel, compiled: Sequence[str]) -> None:
+    """Refuses a kernel that Python declares otherwise than C++ does.
+
+    Raises:
+        KernelError: the parameters differ.
+    """
+    if len(compiled) != len(kernel.parameters):
+        raise KernelError(
+            f"{kernel.expression} is declared with {len(kernel.parameters)} parameters; in C++ it "
+            f"has {len(compiled)}"
+        )
+    for position, (declared, actual) in enumerate(zip(kernel.parameters, compiled, strict=True)):
+        if declared != actual and not (declared == "*void" and actual.startswith("*")):
+            raise KernelError(
+                f"{kernel.expression}: parameter {position} is declared {declared}; in C++ it is "
+                f"{actual}"
+            )
+
+
+def _host_array(kernel: Kernel, position: int, argument: Any) -> np.ndarray[Any, Any]:
+    array: np.ndarray[Any, Any] = getattr(argument, "_host", argument)
+    if not array.flags.c_contiguous:
+        raise TypeError(f"{kernel.expression}: argument {position} is not C-contiguous")
+    return array

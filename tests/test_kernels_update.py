@@ -1,0 +1,362 @@
+"""The CUDA backend, with its kernels run on the CPU, does what the numpy backend does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+import pytest
+from emulator.emulator import EmulatorLauncher
+from every_kernel import kernels_of, kernels_without_rule
+from every_optimizer import update_rules
+
+from gpuopt.backends import Backend, Target
+from gpuopt.backends.backend import compute_type
+from gpuopt.backends.cuda import kernels
+from gpuopt.backends.cuda.cuda_backend import CudaBackend
+from gpuopt.backends.cuda.launch_shapes import DENSE_CHUNK
+from gpuopt.backends.cuda.sorted_rows import sort_rows
+from gpuopt.backends.cuda.workspace import Workspace
+from gpuopt.backends.numpy_backend import NumpyBackend
+from gpuopt.device import Device
+from gpuopt.update_rule import UpdateRule
+
+pytestmark = pytest.mark.emulator
+
+RULES = update_rules()
+DTYPES = {
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "float32": np.dtype(np.float32),
+    "float64": np.dtype(np.float64),
+}
+# Under a sanitizer, a tenth of everything.
+SCALE = 10 if os.environ.get("GPUOPT_EMULATOR_SANITIZE") else 1
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels_are_compiled() -> None:
+    """All at once, and on all cores."""
+    EmulatorLauncher().prepare(
+        kernel
+        for group in (kernels_without_rule(), *map(kernels_of, RULES))
+        for kernel in group
+        if kernel.function != "sparse_update" or kernel.types[-1] == "unsigned int"
+    )
+
+
+@pytest.fixture(params=[0, 1, 7], ids=lambda seed: f"order-{seed}")
+def launcher(request: pytest.FixtureRequest) -> EmulatorLauncher:
+    return EmulatorLauncher(seed=request.param)
+
+
+@pytest.fixture
+def backend(launcher: EmulatorLauncher) -> CudaBackend:
+    return CudaBackend(Device("gpu"), launcher)
+
+
+class Update(NamedTuple):
+    """A variable and its slots, and a gradient for them."""
+
+    var: np.ndarray
+    grad: np.ndarray
+    slots: list[np.ndarray]
+    rows: Any = None
+
+
+def apply_dense(
+    backend: Backend, rule: UpdateRule, updates: Sequence[Update], scalars: dict[str, Any]
+) -> None:
+    plan = backend.plan_dense([Target(update.var, update.slots) for update in updates])
+    backend.apply_dense(rule, plan, [update.grad for update in updates], scalars)
+
+
+def apply_sparse(
+    backend: Backend, rule: UpdateRule, update: Update, scalars: dict[str, Any], all_rows: bool
+) -> None:
+    backend.apply_sparse(
+        rule,
+        Target(update.var, update.slots),
+        update.grad,
+        update.rows,
+        scalars,
+        touches_all_rows=all_rows,
+    )
+
+
+class Arrays:
+    """Random arrays of one dtype and rule, from one seed."""
+
+    def __init__(self, rule: UpdateRule, dtype: str, seed: int = 0) -> None:
+        self.rule, self.dtype = rule, DTYPES[dtype]
+        self._rng = np.random.default_rng(seed)
+
+    def scalars(self) -> dict[str, Any]:
+        real = compute_type(self.dtype)
+        return {name: real(self._rng.uniform(0.1, 0.9)) for name in self.rule.scalars}
+
+    def gradient(self, *shape: int) -> np.ndarray:
+        return self._rng.normal(size=shape).astype(self.dtype)
+
+    def update(self, *shape: int, grad: Any = None, rows: Any = None) -> Update:
+        # A mean's square stays below the mean of squares, lest their difference have no digits.
+        ranges = [(0, 0.5) if name == "mg" else (1, 2) for name in self.rule.slots]
+        slots = [self._rng.uniform(*range_, shape).astype(self.dtype) for range_ in ranges]
+        grad = self.gradient(*shape) if grad is None else grad
+        return Update(self._rng.normal(size=shape).astype(self.dtype), grad, slots, rows)
+
+
+def copy_of(update: Update) -> Update:
+    return update._replace(var=update.var.copy(), slots=[slot.copy() for slot in update.slots])
+
+
+def check(got: Sequence[Update], expected: Sequence[Update], sum_error: float = 0.0) -> None:
+    """Both round each operation once, but fused multiply-adds; `sum_error` is in units of eps."""
+    for mine, theirs in zip(got, expected, strict=True):
+        dtype = mine.var.dtype
+        tolerance = (32 + sum_error) * float(ml_dtypes.finfo(dtype).eps)
+        for a, b in zip((mine.var, *mine.slots), (theirs.var, *theirs.slots), strict=True):
+            np.testing.assert_allclose(
+                a.astype(np.float64), b.astype(np.float64), rtol=tolerance, atol=tolerance
+            )
+
+
+# Dense
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_one_launch_updates_many_variables(rule: UpdateRule, dtype: str) -> None:
+    launcher = EmulatorLauncher(seed=3)
+    backend = CudaBackend(Device("gpu"), launcher)
+    arrays = Arrays(rule, dtype)
+    tails = [1, 7, 64, 1001, 0, DENSE_CHUNK // SCALE, DENSE_CHUNK // SCALE + 1]
+    updates = [arrays.update(size) for size in (*tails, *[3] * 20)]
+    misaligned = arrays.update(501)
+    updates.append(
+        Update(
+            arrays.gradient(502)[1:],
+            misaligned.grad,
+            [np.concatenate([slot[:1], slot])[1:] for slot in misaligned.slots],
+        )
+    )
+    updates.append(arrays.update(501, grad=arrays.gradient(502)[1:]))
+    transposed = arrays.update(20, 30)
+    updates.append(transposed._replace(var=arrays.gradient(30, 20).T))
+    updates.append(arrays.update(6, 5, grad=np.broadcast_to(arrays.gradient(1), (6, 5))))
+    expected = [copy_of(update) for update in updates]
+    scalars = arrays.scalars()
+    apply_dense(NumpyBackend(), rule, expected, scalars)
+    apply_dense(backend, rule, updates, scalars)
+    assert launcher.launches == 1
+    check(updates, expected)
+
+
+def test_a_variable_of_many_chunks(backend: CudaBackend) -> None:
+    [rule] = [rule for rule in RULES if rule.name == "momentum"]
+    arrays = Arrays(rule, "float32")
+    updates = [arrays.update(200 * DENSE_CHUNK // SCALE // 20 + 5)]
+    expected = [copy_of(updates[0])]
+    scalars = arrays.scalars()
+    apply_dense(NumpyBackend(), rule, expected, scalars)
+    apply_dense(backend, rule, updates, scalars)
+    check(updates, expected)
+
+
+def test_a_second_step_uploads_what_moved_and_allocates_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    [rule] = [rule for rule in RULES if rule.name == "adam"]
+    arrays = Arrays(rule, "float32")
+    launcher = EmulatorLauncher()
+    backend = CudaBackend(Device("gpu"), launcher)
+    updates = [arrays.update(10), arrays.update(20)]
+    scalars = arrays.scalars()
+    plan = backend.plan_dense([Target(update.var, update.slots) for update in updates])
+    gradients = [update.grad for update in updates]
+    backend.apply_dense(rule, plan, gradients, scalars)
+    uploads: list[int] = []
+    upload = launcher.upload
+
+    def counted(target: Any, source: np.ndarray) -> None:
+        uploads.append(source.nbytes)
+        upload(target, source)
+
+    monkeypatch.setattr(launcher, "upload", counted)
+    monkeypatch.setattr(np, "empty", None)
+    backend.apply_dense(rule, plan, gradients, scalars)
+    scalar_bytes = 4 * len(rule.scalars)
+    assert uploads == [scalar_bytes]
+    backend.apply_dense(rule, plan, [gradients[0].copy(), gradients[1]], scalars)
+    assert uploads == [scalar_bytes, scalar_bytes, 2 * 8]
+
+
+def test_a_gradient_may_lie_in_what_is_written(backend: CudaBackend) -> None:
+    [rule] = [rule for rule in RULES if rule.name == "momentum"]
+    scalars = {"learning_rate": 0.1, "decay": 0.9}
+
+    def overlapping() -> list[Update]:
+        memory = np.linspace(0, 1, 300)
+        slots = np.linspace(1, 2, 300)
+        return [
+            Update(memory[:100], memory[:100], [slots[:100]]),  # the variable itself
+            Update(memory[100:200], memory[103:203], [slots[100:200]]),  # a part of it
+            Update(memory[200:], slots[50:150], [slots[200:]]),  # parts of others' slots
+        ]
+
+    expected = [update._replace(grad=update.grad.copy()) for update in overlapping()]
+    apply_dense(NumpyBackend(), rule, expected, scalars)
+    updates = overlapping()
+    apply_dense(backend, rule, updates, scalars)
+    check(updates, expected)
+
+
+# Sorting
+
+
+@pytest.mark.parametrize("index", ["int32", "int64"])
+@pytest.mark.parametrize("height", [1, 2, 255, 256, 257, 2**16, 2**24 + 1, 2**31, 2**32, 2**40])
+def test_rows_are_sorted_stably(launcher: EmulatorLauncher, height: int, index: str) -> None:
+    rng = np.random.default_rng(height)
+    for size in (1, 31, 2048 // SCALE, 2049 // SCALE, 4500 // SCALE):
+        rows = rng.integers(min(height, np.iinfo(index).max), size=size).astype(index)
+        rows[rng.integers(size, size=size // 3)] = rows[0]
+        check_sorted(launcher, rows, height)
+
+
+@pytest.mark.parametrize("exponent", [1.05, 1.5, 3.0])
+def test_runs_of_any_length_are_found(launcher: EmulatorLauncher, exponent: float) -> None:
+    rows = np.random.default_rng(0).zipf(exponent, 5000 // SCALE) % 1000
+    check_sorted(launcher, rows.astype(np.int64), 1000)
+
+
+def check_sorted(launcher: EmulatorLauncher, rows: np.ndarray, height: int) -> None:
+    touched = np.zeros(-(-height // 32), np.uint32) if height <= 2**16 else None
+    found = sort_rows(
+        launcher, Workspace(launcher), rows, height, np.zeros(2, np.uint64), touched=touched
+    )
+    order = np.argsort(rows, kind="stable")
+    unique, begins = np.unique(rows[order], return_index=True)
+    assert found.positions.tolist() == order.tolist()
+    assert found.keys.tolist() == rows[order].tolist()
+    assert found.num_runs.tolist() == [unique.size]
+    assert found.begins[: unique.size + 1].tolist() == [*begins, rows.size]
+    in_run = np.repeat(np.arange(unique.size), np.diff([*begins, rows.size]))
+    assert found.run_of_piece.tolist() == in_run[::128].tolist()
+    if touched is not None:
+        bits = np.unpackbits(touched.view(np.uint8), bitorder="little")
+        assert np.flatnonzero(bits).tolist() == unique.tolist()
+
+
+# Sparse
+
+
+def sparse_case(arrays: Arrays, height: int, width: int, rows: np.ndarray) -> tuple[Update, Update]:
+    update = arrays.update(height, width, grad=arrays.gradient(rows.size, width), rows=rows)
+    return update, copy_of(update)
+
+
+@pytest.mark.parametrize("touches_all_rows", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_repeated_rows_update_like_their_sum(
+    rule: UpdateRule, dtype: str, touches_all_rows: bool
+) -> None:
+    backend = CudaBackend(Device("gpu"), EmulatorLauncher(seed=5))
+    arrays = Arrays(rule, dtype)
+    rng = np.random.default_rng(1)
+    # Widths of part of a pack, one pack, a pack and a bit, several lanes, more than 32 packs.
+    for width, index in ((1, np.int32), (8, np.int64), (9, np.int32), (40, np.int32)):
+        rows = (rng.zipf(1.4, 240) % 50).astype(index)
+        update, expected = sparse_case(arrays, 50, width, rows)
+        scalars = arrays.scalars()
+        apply_sparse(NumpyBackend(), rule, expected, scalars, touches_all_rows)
+        apply_sparse(backend, rule, update, scalars, touches_all_rows)
+        check([update], [expected])
+
+
+@pytest.mark.parametrize("width", [1, 4, 6])
+@pytest.mark.parametrize("run", [255, 256, 257, 300, 600, 1000])
+def test_long_runs_are_summed_in_parts(backend: CudaBackend, run: int, width: int) -> None:
+    """A run may begin anywhere in a piece of 128, and end anywhere in another."""
+    [rule] = [rule for rule in RULES if rule.name == "gradient_descent"]
+    arrays = Arrays(rule, "float64")
+    for before in (0, 1, 127, 128, 200):
+        rows = np.array([0] * before + [3] * run + [4] * run + [5] * 3, np.int32)
+        update, expected = sparse_case(arrays, 7, width, rows)
+        scalars = arrays.scalars()
+        apply_sparse(NumpyBackend(), rule, expected, scalars, False)
+        apply_sparse(backend, rule, update, scalars, False)
+        # Sums of n numbers of size 1 in another order: up to about n roundings.
+        check([update], [expected], sum_error=float(run))
+
+
+def test_the_order_of_blocks_and_threads_changes_no_bit() -> None:
+    [rule] = [rule for rule in RULES if rule.name == "adam"]
+    results = set()
+    for seed in range(6):
+        backend = CudaBackend(Device("gpu"), EmulatorLauncher(seed=seed))
+        arrays = Arrays(rule, "float32")
+        rows = (np.random.default_rng(2).zipf(1.2, 1500 // SCALE) % 30).astype(np.int32)
+        update, _ = sparse_case(arrays, 30, 5, rows)
+        apply_sparse(backend, rule, update, arrays.scalars(), True)
+        results.add(b"".join(array.tobytes() for array in (update.var, *update.slots)))
+    assert len(results) == 1
+
+
+@pytest.mark.parametrize("touches_all_rows", [False, True])
+def test_empty_gradients_and_empty_variables(backend: CudaBackend, touches_all_rows: bool) -> None:
+    [rule] = [rule for rule in RULES if rule.name == "adam"]
+    arrays = Arrays(rule, "float32")
+    for height, width in ((5, 3), (0, 3), (5, 0)):
+        update, expected = sparse_case(arrays, height, width, np.zeros(0, np.int32))
+        scalars = arrays.scalars()
+        apply_sparse(NumpyBackend(), rule, expected, scalars, touches_all_rows)
+        apply_sparse(backend, rule, update, scalars, touches_all_rows)
+        check([update], [expected])
+
+
+def test_only_touched_rows_are_written(backend: CudaBackend) -> None:
+    [rule] = [rule for rule in RULES if rule.name == "adam"]
+    update, before = sparse_case(Arrays(rule, "float32"), 9, 4, np.array([7, 2, 7], np.int64))
+    apply_sparse(backend, rule, update, Arrays(rule, "float32").scalars(), False)
+    for array, old in zip((update.var, *update.slots), (before.var, *before.slots), strict=True):
+        assert np.flatnonzero((array != old).any(axis=1)).tolist() == [2, 7]
+
+
+def test_a_refused_call_writes_nothing(launcher: EmulatorLauncher) -> None:
+    [rule] = [rule for rule in RULES if rule.name == "adam"]
+    backend = CudaBackend(Device("gpu"), launcher)
+    rows = np.array([3, 9, 1, -2], np.int32)
+    launcher.launch(
+        kernels.check_rows("int32"),
+        2,
+        32,
+        [rows, np.int64(4), np.int64(9), np.int64(6), backend._refused],
+    )
+    assert backend._refused[0] == 7
+    assert backend._refused[1:].view(np.int64)[0] in (9, -2)
+    arrays = Arrays(rule, "float32")
+    update, before = sparse_case(arrays, 9, 4, np.array([7, 2, 7], np.int64))
+    apply_sparse(backend, rule, update, arrays.scalars(), True)
+    dense = arrays.update(3)._replace(var=update.var[0, :3])
+    apply_dense(backend, rule, [dense], {name: np.float32(0.5) for name in rule.scalars})
+    for array, old in zip((update.var, *update.slots), (before.var, *before.slots), strict=True):
+        assert array.tobytes() == old.tobytes()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_duplicate_rows_are_summed_in_order_of_first_appearance(
+    backend: CudaBackend, dtype: str
+) -> None:
+    rng = np.random.default_rng(4)
+    values = rng.normal(size=(700 // SCALE, 2, 3)).astype(DTYPES[dtype])
+    rows = (rng.zipf(1.5, 700 // SCALE) % 20).astype(np.int64)
+    sums, unique = backend.sum_duplicate_rows(values, rows)
+    expected, expected_rows = NumpyBackend().sum_duplicate_rows(values, rows)
+    assert unique.tolist() == expected_rows.tolist()
+    assert sums.dtype == expected.dtype
+    np.testing.assert_allclose(sums, expected, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,459 @@
+"""Large and small work in host memory: the same values by every way, whatever runs beside it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import subprocess
+import sys
+import threading
+import tracemalloc
+import weakref
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from every_optimizer import optimizer_classes, update_rules
+
+import gpuopt
+from gpuopt import IndexedSlices, Variable
+from gpuopt.backends import backend_for, host_compiler
+from gpuopt.backends.recorded_rule import RecordedRule
+from gpuopt.backends.row_sums import sort_rows, sum_rows
+from gpuopt.backends.workers import share_out
+from gpuopt.device import Device
+from gpuopt.update_rule import UpdateRule, update_rule
+
+RULES = update_rules()
+LARGE = 3 * 2**18 + 5
+CPU = backend_for(Device.cpu)
+
+
+# A rule, recorded.
+
+
+@pytest.mark.parametrize("zero_grad", [False, True], ids=["grad", "zero_grad"])
+@pytest.mark.parametrize("power", [0.5, 0.7], ids=["root", "power"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_a_recorded_rule_computes_the_same_bits(
+    rule: UpdateRule, dtype: Any, power: float, zero_grad: bool
+) -> None:
+    rng = np.random.default_rng(len(rule.name))
+    size = 1003
+    var, grad = rng.normal(size=(2, size)).astype(dtype)
+    slots = [rng.uniform(1, 2, size).astype(dtype) for _ in rule.slots]
+    grad[:4] = [0, np.inf, -np.inf, np.nan]
+    if zero_grad:
+        grad[:] = 0
+    scalars = {name: dtype(rng.uniform(0.1, 0.9)) for name in rule.scalars}
+    if "power" in scalars:
+        scalars["power"] = dtype(power)
+    expected = [array.copy() for array in (var, *slots)]
+    with np.errstate(all="ignore"):
+        rule.apply(expected[0], grad, *expected[1:], **scalars)
+        recorded = RecordedRule(rule, np.dtype(dtype), scalars, zero_grad=zero_grad)
+        scratch = [np.full(size, 7, dtype) for dtype in recorded.scratch_dtypes]
+        recorded.apply([var, *slots], None if zero_grad else grad, scratch)
+    for got, want in zip((var, *slots), expected, strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+@update_rule
+def roundabout(var: Any, grad: Any, memory: Any, *, bound: Any) -> None:
+    """Uses what no rule of ours does: other functions, comparisons, values used after a store."""
+    kept = np.where(grad > bound, 0, grad) ** 2
+    kept -= np.minimum(-abs(memory), bound)
+    memory[...] = kept
+    kept = kept * 3
+    var += np.clip(kept, None, 5 * bound) + (1 - memory) / np.exp(-grad)
+    memory[...] = 2.0
+
+
+def test_a_users_rule_may_use_any_function_of_elements() -> None:
+    rng = np.random.default_rng(0)
+    var, grad, memory = rng.normal(size=(3, 100)).astype(np.float32)
+    expected = var.copy(), memory.copy()
+    roundabout.apply(expected[0], grad, expected[1], bound=np.float32(0.3))
+    recorded = RecordedRule(roundabout, np.dtype(np.float32), {"bound": np.float32(0.3)})
+    scratch = [np.empty(100, dtype) for dtype in recorded.scratch_dtypes]
+    recorded.apply([var, memory], grad, scratch)
+    np.testing.assert_array_equal((var, memory), expected)
+
+
+@pytest.mark.parametrize(
+    ("what", "body"),
+    [
+        ("decision", lambda var, grad: var if (var > 0) else grad),
+        ("writing to the gradient", lambda var, grad: np.add(var, grad, out=grad)),
+        ("np.sum", lambda var, grad: var + np.sum(grad)),
+        ("reduce", lambda var, grad: np.add.reduce(grad)),
+        ("array.mean", lambda var, grad: grad.mean()),
+        ("conversion", lambda var, grad: np.float64(grad)),
+        (r"array\[0\]", lambda var, grad: var.__setitem__(0, 1)),
+        ("as a keyword argument", lambda var, grad: np.add(var, 1, where=grad)),
+    ],
+)
+def test_a_rule_that_is_not_about_elements_is_refused_by_name(what: str, body: Any) -> None:
+    def apply(var: Any, grad: Any) -> None:
+        body(var, grad)
+
+    with pytest.raises(TypeError, match=f"^apply: .*{what}"):
+        RecordedRule(update_rule(apply), np.dtype(np.float32), {})
+
+
+# Dense updates.
+
+
+def steps_of(name: str, dtype: Any, gradients: list[np.ndarray], threads: int) -> list[bytes]:
+    """Two steps of an optimizer, dense and sparse, as bytes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GPUOPT_THREADS", str(threads))
+        arguments: dict[str, Any] = {"MomentumOptimizer": {"momentum": 0.9}}.get(name, {})
+        optimizer = getattr(gpuopt, name)(learning_rate=0.01, **arguments)
+        variables = [Variable(np.ones(g.shape), dtype=dtype) for g in gradients]
+        table = Variable(np.ones((3000, 200)), dtype=dtype)
+        rows = np.random.default_rng(1).integers(0, 3000, 2000)
+        slices = IndexedSlices(np.ones((2000, 200), dtype) * rows[:, None].astype(dtype), rows)
+        for _ in range(2):
+            pairs = [
+                (g.astype(dtype), variable)
+                for g, variable in zip(gradients, variables, strict=True)
+            ]
+            optimizer.apply_gradients([*pairs, (slices, table)])
+        return [v.numpy().tobytes() for v in [*variables, table, *optimizer.variables()]]
+
+
+@pytest.mark.parametrize("compiled", ["0", pytest.param("1", marks=pytest.mark.cxx)])
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+@pytest.mark.parametrize(
+    "name", ["AdamOptimizer", "MomentumOptimizer", "LazyAdamOptimizer", "FtrlOptimizer"]
+)
+def test_results_do_not_depend_on_the_number_of_threads(
+    name: str,
+    dtype: Any,
+    compiled: str,
+    monkeypatch: pytest.MonkeyPatch,
+    kept_libraries: None,
+) -> None:
+    monkeypatch.setenv("GPUOPT_COMPILED", compiled)
+    rng = np.random.default_rng(0)
+    sizes = [LARGE, 7, 60_000, 16, 100, 9000]
+    gradients = [rng.normal(size=size).astype(np.float32) for size in sizes]
+    first, *others = (steps_of(name, dtype, gradients, threads) for threads in (1, 2, 5))
+    assert all(other == first for other in others)
+
+
+@pytest.mark.parametrize("count", [1, 40])
+@pytest.mark.parametrize("size", [16, 10, 20_000, 300_000])
+def test_a_gradient_that_lies_in_another_variable_is_read_before_it_is_written(
+    size: int, count: int, every_cpu_form: str
+) -> None:
+    rng = np.random.default_rng(0)
+    variables = [Variable(rng.normal(size=size)) for _ in range(min(count, 2 * 10**6 // size) + 1)]
+    before = [variable.numpy() for variable in variables]
+    gradients = [variable.value()[::-1] for variable in [*variables[1:], variables[0]]]
+    gradients[0] = variables[-1].value()
+    gpuopt.GradientDescentOptimizer(np.float64(0.5)).apply_gradients(
+        zip(gradients, variables, strict=True)
+    )
+    wanted = [g[::-1] for g in [*before[1:], before[0]]]
+    wanted[0] = before[-1]
+    for variable, start, gradient in zip(variables, before, wanted, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), start - 0.5 * gradient)
+
+
+def test_a_broadcast_or_transposed_gradient_is_read_by_its_strides(every_cpu_form: str) -> None:
+    rows = np.arange(600, dtype=np.float32)
+    square = np.arange(600 * 600, dtype=np.float32).reshape(600, 600)
+    small, large = Variable(np.zeros((4, 3), np.float32)), Variable(square * 0)
+    turned = Variable(square * 0)
+    pairs = [(np.broadcast_to(np.float32([1, 2, 3]), (4, 3)), small)]
+    pairs += [(np.broadcast_to(rows, (600, 600)), large), (square.T, turned)]
+    gpuopt.GradientDescentOptimizer(1.0).apply_gradients(pairs)
+    np.testing.assert_array_equal(small.numpy(), [[-1, -2, -3]] * 4)
+    np.testing.assert_array_equal(large.numpy(), [-rows] * 600)
+    np.testing.assert_array_equal(turned.numpy(), -square.T)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_a_large_step_takes_less_than_eight_megabytes(
+    dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUOPT_COMPILED", "0")
+    monkeypatch.setenv("GPUOPT_THREADS", "2")
+    shapes = [(4 * 2**20,), (2**20,), *[(64,)] * 200, (1000, 1000)]
+    pairs = [(np.ones(s, dtype), Variable(np.ones(s, dtype))) for s in shapes]
+    optimizer = gpuopt.AdamOptimizer()
+    optimizer._create_slots([variable for _, variable in pairs])
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        optimizer.apply_gradients(pairs)
+        assert tracemalloc.get_traced_memory()[1] - before < 8e6
+    finally:
+        tracemalloc.stop()
+
+
+def test_variables_made_in_a_row_lie_side_by_side_and_large_ones_apart_in_a_page() -> None:
+    small = [Variable(np.zeros(64, np.float32)).value().ctypes.data for _ in range(100)]
+    assert np.count_nonzero(np.diff(small) == 256) >= 98
+    large = [Variable(np.zeros(100_000, np.float32)).value() for _ in range(8)]
+    places = [array.ctypes.data % 4096 for array in large]
+    assert len(set(places)) == 8
+    assert all(place % 64 == 0 for place in places)
+
+
+# Plans.
+
+
+def test_state_goes_with_any_of_the_variables_that_were_updated_together() -> None:
+    optimizer = gpuopt.MomentumOptimizer(0.1, 0.9)
+    variables = [Variable(np.zeros(100_000)) for _ in range(2)]
+    for _ in range(2):
+        optimizer.apply_gradients([(np.ones(100_000), v) for v in variables])
+    slot = optimizer.get_slot(variables[0], "momentum")
+    assert slot is not None
+    memory = weakref.ref(slot.value().base)
+    del variables[0], slot
+    assert memory() is None
+
+
+def test_a_slot_that_a_subclass_replaces_is_the_one_that_is_updated() -> None:
+    optimizer = gpuopt.MomentumOptimizer(1.0, 0.5)
+    variable = Variable(np.zeros(3))
+    optimizer.apply_gradients([(np.ones(3), variable)])
+    other = Variable(np.full(3, 10.0), trainable=False)
+    optimizer._slot_dict("momentum")[variable.identity] = other
+    optimizer.apply_gradients([(np.ones(3), variable)])
+    np.testing.assert_array_equal(other.numpy(), 10 * 0.5 + np.ones(3))
+
+
+# Repeated rows.
+
+
+def summed_one_by_one(values: np.ndarray, indices: np.ndarray) -> dict[int, np.ndarray]:
+    sums: dict[int, np.ndarray] = {}
+    for value, index in zip(values, indices.tolist(), strict=True):
+        sums[index] = sums[index] + value if index in sums else value
+    return sums
+
+
+@pytest.mark.parametrize("width", [(), (1,), (2,), (3,), (64,), (5, 1), (1, 1)], ids=str)
+@pytest.mark.parametrize("num_rows", [0, 1, 50, 3000])
+def test_repeated_rows_are_added_in_order_of_appearance(
+    width: tuple[int, ...], num_rows: int
+) -> None:
+    rng = np.random.default_rng(num_rows)
+    indices = np.minimum(rng.zipf(1.3, num_rows), 10**9)
+    values = (10.0 ** rng.integers(-6, 6, (num_rows, *width))).astype(np.float32)
+    want = summed_one_by_one(values, indices)
+
+    grouped = sort_rows(indices)
+    sums, order = sum_rows(values, grouped)
+    assert sorted(grouped.rows[order].tolist()) == sorted(want)
+    for row, total in zip(grouped.rows[order].tolist(), sums, strict=True):
+        assert total.tobytes() == want[row].tobytes()
+
+    sums, rows = CPU.sum_duplicate_rows(values, indices)
+    assert rows.tolist() == list(want)
+    assert rows.dtype == indices.dtype
+    assert sums.tobytes() == np.array(list(want.values()), np.float32).tobytes()
+
+
+def test_indices_too_large_to_pack_are_grouped_alike() -> None:
+    indices = np.array([2**62, 5, 2**62, 7, 5, 5])
+    grouped = sort_rows(indices)
+    assert grouped.rows.tolist() == [5, 7, 2**62]
+    assert grouped.positions.tolist() == [1, 4, 5, 3, 0, 2]
+    assert grouped.starts.tolist() == [0, 3, 4, 6]
+
+
+@pytest.mark.parametrize("width", [1, 3, 64, 700])
+def test_a_sparse_step_adds_repeated_rows_in_order_of_appearance(
+    width: int, every_cpu_form: str
+) -> None:
+    rng = np.random.default_rng(width)
+    indices = np.minimum(rng.zipf(1.3, 700), 999).astype(np.int32)
+    values = (10.0 ** rng.integers(-6, 6, (700, width))).astype(np.float32)
+    table = Variable(np.zeros((1000, width), np.float32))
+    gpuopt.GradientDescentOptimizer(1.0).apply_gradients([(IndexedSlices(values, indices), table)])
+    want = np.zeros((1000, width), np.float32)
+    for row, total in summed_one_by_one(values, indices).items():
+        want[row] = -total
+    np.testing.assert_array_equal(table.numpy(), want)
+
+
+def test_values_that_lie_in_the_table_are_read_before_it_is_written(every_cpu_form: str) -> None:
+    start = np.arange(4000.0).reshape(1000, 4)
+    table = Variable(start)
+    rows = np.roll(np.arange(1000), 1)
+    slices = IndexedSlices(table.value(), rows)
+    gpuopt.GradientDescentOptimizer(1.0).apply_gradients([(slices, table)])
+    want = start.copy()
+    want[rows] -= start
+    np.testing.assert_array_equal(table.numpy(), want)
+
+
+# Threads.
+
+
+@pytest.mark.parametrize("threads", ["0", "-1", "two", "1.5"])
+def test_a_senseless_number_of_threads_is_refused(
+    threads: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variable = Variable(np.ones(3))
+    monkeypatch.setenv("GPUOPT_THREADS", threads)
+    with pytest.raises(ValueError, match=f"GPUOPT_THREADS='{threads}' is not a whole number"):
+        gpuopt.GradientDescentOptimizer(0.1).apply_gradients([(np.ones(3), variable)])
+    assert variable.numpy().tolist() == [1, 1, 1]
+
+
+def test_an_error_in_any_thread_is_raised_and_leaves_no_work_behind() -> None:
+    done = []
+
+    def work(task: int) -> None:
+        if task == 5:
+            raise ArithmeticError("task 5")
+        done.append(task)
+
+    with pytest.raises(ArithmeticError, match="task 5"):
+        share_out(work, range(10_000), 3)
+    assert 5 not in done
+    share_out(done.append, [10_001], 3)
+    assert done[-1] == 10_001
+
+
+def test_many_threads_that_lock_lose_no_update_and_wait_for_each_other_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("GPUOPT_COMPILED", "0")
+    monkeypatch.setenv("GPUOPT_THREADS", "4")
+    variables = [Variable(np.zeros(LARGE)), Variable(np.zeros(5))]
+    optimizer = gpuopt.GradientDescentOptimizer(1.0, use_locking=True)
+    gradients = [np.ones(LARGE), np.ones(5)]
+
+    def train() -> None:
+        for _ in range(3):
+            optimizer.apply_gradients(zip(gradients, variables, strict=True))
+
+    threads = [threading.Thread(target=train, daemon=True) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+        assert not thread.is_alive()
+    for variable in variables:
+        np.testing.assert_array_equal(variable.numpy(), np.full(variable.shape, -24.0))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_forked_child_makes_threads_of_its_own() -> None:
+    program = f"""
+import os, warnings
+import numpy as np
+import gpuopt
+variable = gpuopt.Variable(np.zeros({LARGE}))
+step = lambda: gpuopt.GradientDescentOptimizer(1.0).apply_gradients(
+    [(np.ones({LARGE}), variable)])
+step()
+warnings.simplefilter("ignore")  # of Python, that a child has none of its parent's threads
+child = os.fork()
+step()
+assert (variable.numpy() == -2).all()
+if child == 0:
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+    environment = {**os.environ, "GPUOPT_THREADS": "3", "GPUOPT_COMPILED": "0"}
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60, env=environment)
+
+
+# Compiled rules.
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An empty folder for what is compiled, and a compiler that counts its calls there."""
+    from gpuopt.backends import compiled_rule
+
+    monkeypatch.setattr(compiled_rule, "_library", compiled_rule._library.__wrapped__)
+    monkeypatch.setattr(host_compiler, "cache_folder", host_compiler.cache_folder.__wrapped__)
+    monkeypatch.setenv("GPUOPT_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("GPUOPT_COMPILED", "1")
+    return tmp_path
+
+
+def compiler_script(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = folder / "compiler"
+    script.write_text(f"#!/bin/sh\necho called >> {folder}/calls\n{text}\n")
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("CXX", str(script))
+
+
+def large_step() -> None:
+    variable = Variable(np.zeros(LARGE, np.float32))
+    gradient = np.ones(LARGE, np.float32)
+    gpuopt.GradientDescentOptimizer(1.0).apply_gradients([(gradient, variable)])
+    assert (variable.numpy() == -1).all()
+
+
+@pytest.mark.cxx
+def test_a_rule_is_compiled_once_for_large_work_and_found_again(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler_script(fresh, 'exec g++ "$@"', monkeypatch)
+    variable = Variable(np.zeros(100, np.float32))
+    gpuopt.GradientDescentOptimizer(1.0).apply_gradients([(np.ones(100, np.float32), variable)])
+    assert not (fresh / "calls").exists()
+    large_step()
+    large_step()
+    assert (fresh / "calls").read_text() == "called\n"
+    assert [path.suffix for path in (fresh / "cache").iterdir()] == [".so"]
+    monkeypatch.setenv("GPUOPT_COMPILED", "0")
+    (fresh / "compiler").unlink()
+    large_step()
+
+
+def test_a_compiler_that_fails_leaves_the_work_to_numpy_with_a_warning(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    compiler_script(fresh, "echo no such flag >&2; exit 1", monkeypatch)
+    with caplog.at_level(logging.WARNING, "gpuopt"):
+        large_step()
+    assert "no such flag" in caplog.text
+    assert "so numpy is used" in caplog.text
+
+
+def test_without_a_compiler_numpy_works_in_silence(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CXX", str(fresh / "none"))
+    large_step()
+    assert caplog.text == ""
+    assert host_compiler.why_not_compiled() == "no C++ compiler was found; CXX may name one"
+
+
+def test_a_users_rule_of_our_rules_name_is_not_taken_for_ours(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler_script(fresh, "exit 1", monkeypatch)
+
+    @update_rule
+    def gradient_descent(var: Any, grad: Any, *, learning_rate: Any) -> None:
+        var += learning_rate * grad
+
+    class Ascent(gpuopt.GradientDescentOptimizer):
+        rule = gradient_descent
+
+    variable = Variable(np.zeros(LARGE, np.float32))
+    Ascent(1.0).apply_gradients([(np.ones(LARGE, np.float32), variable)])
+    assert (variable.numpy() == 1).all()
+    assert not (fresh / "calls").exists()
+
+
+def test_every_optimizer_has_been_seen_here() -> None:
+    assert {cls.rule for cls in optimizer_classes().values()} <= set(RULES)
