@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import numpy as np
 
 import gpuopt
-from bench import autodiff
+from bench import autodiff, distributed
 from bench.harness import Workload
 
 _ELEMENTS = 16 * 2**20
@@ -19,6 +19,7 @@ def workloads() -> Iterator[Workload]:
     """Makes each workload when its turn has come, so that only one is in memory."""
     yield dense_adam()
     yield from autodiff.workloads()
+    yield from distributed.workloads()
 
 
 def dense_adam() -> Workload:
