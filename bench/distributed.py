@@ -41,10 +41,10 @@ def dense_accumulator() -> Workload:
         total[...] = gradients[0]
         for gradient in gradients[1:]:
             np.add(total, gradient, out=total)
-        total / np.float32(_WORKERS)  # noqa: B018  # a take's result is an array of its own
+        total / np.float32(_WORKERS)  # a take's result is an array of its own
 
     return Workload(
-        name="accumulator_of_1000_floats",
+        name="replicas_accumulate_1000_floats",
         description=f"{_WORKERS} gradients of {_FLOATS:,} float32 elements, and their mean",
         # Each gradient is read; the sum is written, then twice read and written; so is the mean.
         bytes_moved=_REPEATS * _FLOATS * 4 * (_WORKERS + 2 * _WORKERS + 1),
@@ -80,7 +80,7 @@ def sync_step() -> Workload:
             optimizer.apply_gradients([(accumulator.take_grad(2), w)], step)
 
     return Workload(
-        name="synchronous_step_of_2_workers",
+        name="replicas_step_of_2_threads",
         description=f"{_STEPS} steps of 2 workers on {_FLOATS:,} float32 elements",
         # Both gradients are read, and the sum, the mean and the weight written and read.
         bytes_moved=_STEPS * _FLOATS * 4 * 8,
@@ -117,7 +117,7 @@ def sparse_accumulator() -> Workload:
         sums /= counts[:, None]
 
     return Workload(
-        name="sparse_accumulator",
+        name="replicas_accumulate_rows",
         description=f"{_WORKERS} gradients of {_ROWS:,} rows of {_WIDTH} float32 elements, merged",
         # Each gradient is read once and the mean, of nearly as many rows, is written.
         bytes_moved=2 * _WORKERS * _ROWS * _WIDTH * 4,
