@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -26,15 +27,6 @@ def dense_accumulator() -> Workload:
     """Three small gradients and a take, where the cost of the calls shows."""
     gradients = list(np.random.default_rng(0).standard_normal((_WORKERS, _FLOATS), np.float32))
     accumulator = gpuopt.ConditionalAccumulator(np.float32, (_FLOATS,))
-    steps = 0
-
-    def accumulate() -> None:
-        nonlocal steps
-        for gradient in gradients:
-            accumulator.apply_grad(gradient, steps)
-        accumulator.take_grad(_WORKERS)
-        steps += 1
-
     total = np.empty(_FLOATS, np.float32)
 
     def copy() -> None:
@@ -50,7 +42,7 @@ def dense_accumulator() -> Workload:
         bytes_moved=_REPEATS * _FLOATS * 4 * (_WORKERS + 2 * _WORKERS + 1),
         operations=_REPEATS,
         contenders={
-            "gpuopt": _repeated(accumulate),
+            "gpuopt": _repeated(_applies_and_take(accumulator, gradients)),
             "the additions alone": _repeated(copy),
         },
     )
@@ -100,14 +92,6 @@ def sparse_accumulator() -> Workload:
         for _ in range(_WORKERS)
     ]
     accumulator = gpuopt.SparseConditionalAccumulator(np.float32, (_HEIGHT, _WIDTH))
-    steps = 0
-
-    def accumulate() -> None:
-        nonlocal steps
-        for gradient in gradients:
-            accumulator.apply_grad(gradient, steps)
-        accumulator.take_grad(_WORKERS)
-        steps += 1
 
     def add_at() -> None:
         indices = np.concatenate([gradient.indices for gradient in gradients])
@@ -121,8 +105,21 @@ def sparse_accumulator() -> Workload:
         description=f"{_WORKERS} gradients of {_ROWS:,} rows of {_WIDTH} float32 elements, merged",
         # Each gradient is read once and the mean, of nearly as many rows, is written.
         bytes_moved=2 * _WORKERS * _ROWS * _WIDTH * 4,
-        contenders={"gpuopt": accumulate, "numpy.add.at": add_at},
+        contenders={"gpuopt": _applies_and_take(accumulator, gradients), "numpy.add.at": add_at},
     )
+
+
+def _applies_and_take(accumulator: Any, gradients: Sequence[Any]) -> Callable[[], None]:
+    steps = 0
+
+    def accumulate() -> None:
+        nonlocal steps
+        for gradient in gradients:
+            accumulator.apply_grad(gradient, steps)
+        accumulator.take_grad(_WORKERS)
+        steps += 1
+
+    return accumulate
 
 
 def _repeated(function: Callable[[], None]) -> Callable[[], None]:

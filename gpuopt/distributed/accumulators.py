@@ -253,17 +253,7 @@ class SparseConditionalAccumulator(_Accumulator[IndexedSlices]):
     Memory: a copy of each gradient, from when it is accepted to the take.
     """
 
-    def __init__(
-        self,
-        dtype: Any,
-        shape: PartialShape | None = None,
-        reduction_type: ReductionType = "MEAN",
-        *,
-        device: Device | str = "cpu",
-        name: str = "sparse_conditional_accumulator",
-    ) -> None:
-        super().__init__(dtype, shape, reduction_type, device=device, name=name)
-        self._parts: list[tuple[Any, Any]] = []
+    _parts: tuple[tuple[Any, Any], ...] = ()
 
     def apply_grad(self, grad: IndexedSlices, local_step: int = 0) -> bool:
         """Adds a gradient of some rows, which is only read.
@@ -319,14 +309,14 @@ class SparseConditionalAccumulator(_Accumulator[IndexedSlices]):
         return super().accept(grad, local_step)
 
     def _begin(self, grad: Any) -> None:
-        self._parts = [grad]
+        self._parts = (grad,)
 
     def _add(self, grad: Any) -> None:
-        self._parts.append(grad)
+        self._parts += (grad,)
 
     def _reduced(self, count: int) -> IndexedSlices:
         values, rows = mean_of_rows(self._backend.xp, self._parts, divide=self._is_mean)
-        self._parts = []
+        self._parts = ()
         declared = self._shape
         dense_shape: Any = None
         if declared is not None and declared and declared[0] is not None:
