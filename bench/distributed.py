@@ -38,7 +38,7 @@ def dense_accumulator() -> Workload:
     return Workload(
         name="replicas_accumulate_1000_floats",
         description=f"{_WORKERS} gradients of {_FLOATS:,} float32 elements, and their mean",
-        # Each gradient is read; the sum is written, then twice read and written; so is the mean.
+        # Each gradient is read; the sum is written and read three times; the mean is written.
         bytes_moved=_REPEATS * _FLOATS * 4 * (_WORKERS + 2 * _WORKERS + 1),
         operations=_REPEATS,
         contenders={
