@@ -9,7 +9,7 @@ from importlib.util import find_spec
 import numpy as np
 
 import gpuopt
-from bench import autodiff
+from bench import autodiff, distributed
 from bench.checkpoints import restore_checkpoint, save_checkpoint
 from bench.harness import Workload
 
@@ -27,6 +27,7 @@ def workloads(pattern: str = "*") -> Iterator[Workload]:
         if fnmatch(make.__name__, pattern):
             yield make()
     yield from autodiff.workloads()
+    yield from distributed.workloads()
 
 
 def dense_adam_float32() -> Workload:

@@ -8,7 +8,22 @@ from gpuopt.checkpoint import (
     optimizer_to_torch,
 )
 from gpuopt.device import Device
-from gpuopt.errors import CheckpointError, DeviceUnavailableError, GpuoptError
+from gpuopt.distributed import (
+    ConditionalAccumulator,
+    MirroredStrategy,
+    SparseConditionalAccumulator,
+    SyncReplicasOptimizer,
+    TowerOptimizer,
+    replicate,
+)
+from gpuopt.errors import (
+    CancelledError,
+    CheckpointError,
+    DeadlineExceededError,
+    DeviceUnavailableError,
+    GpuoptError,
+    WorkerFailedError,
+)
 from gpuopt.indexed_slices import IndexedSlices
 from gpuopt.optimizer import Optimizer
 from gpuopt.optimizers import (
@@ -35,7 +50,10 @@ __all__ = [
     "AdagradDAOptimizer",
     "AdagradOptimizer",
     "AdamOptimizer",
+    "CancelledError",
     "CheckpointError",
+    "ConditionalAccumulator",
+    "DeadlineExceededError",
     "Device",
     "DeviceUnavailableError",
     "ExponentialMovingAverage",
@@ -44,19 +62,25 @@ __all__ = [
     "GradientDescentOptimizer",
     "IndexedSlices",
     "LazyAdamOptimizer",
+    "MirroredStrategy",
     "MomentumOptimizer",
     "Optimizer",
     "ProximalAdagradOptimizer",
     "ProximalGradientDescentOptimizer",
     "RMSPropOptimizer",
     "Saver",
+    "SparseConditionalAccumulator",
+    "SyncReplicasOptimizer",
+    "TowerOptimizer",
     "UpdateRule",
     "Variable",
+    "WorkerFailedError",
     "embedding_lookup",
     "global_variables",
     "latest_checkpoint",
     "optimizer_from_torch",
     "optimizer_to_torch",
+    "replicate",
     "trainable_variables",
     "update_rule",
     "with_gradients",

@@ -14,7 +14,7 @@ import numpy as np
 import gpuopt
 from gpuopt.backends import backend_for
 from gpuopt.demo.settings import TUNED
-from gpuopt.demo.train import DEFAULT_STEPS, train
+from gpuopt.demo.train import BATCH_SIZE, DEFAULT_STEPS, train
 from gpuopt.device import Device
 from gpuopt.errors import DeviceUnavailableError
 from gpuopt.info import describe, why_no_gpu
@@ -45,6 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{what:<12}{answer}")
         return 0
     if options.command == "demo":
+        if (options.replicas_to_aggregate or 1) > options.workers:
+            parser.error("--replicas-to-aggregate must not be more than --workers")
         return _demo(options)
     parser.error("say what to do: demo or info; --help says more")
 
@@ -52,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _demo(options: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from gpuopt.demo.report import print_table, progress_bar, save_curves
+    from gpuopt.demo.report import print_table, print_workers, progress_bar, save_curves
 
     console = Console()
     names = list(TUNED) if options.optimizer == "all" else [options.optimizer]
@@ -67,10 +69,16 @@ def _demo(options: argparse.Namespace) -> int:
                     steps=options.steps,
                     seed=options.seed,
                     autodiff=options.autodiff,
+                    workers=options.workers,
+                    replicas_to_aggregate=options.replicas_to_aggregate,
+                    towers=options.towers,
                     on_step=on_step,
                 )
             )
     print_table(console, results)
+    for result in results:
+        if result.workers:
+            print_workers(console, result)
     try:
         drawn = save_curves(results, options.output)
     except OSError as error:
@@ -111,6 +119,19 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="differentiate the loss, instead of gradients written by hand",
     )
+    parallel = demo.add_mutually_exclusive_group()
+    parallel.add_argument(
+        "--workers", type=_positive, default=1, help="threads that train together, in steps"
+    )
+    parallel.add_argument(
+        "--towers", type=_towers, default=1, help="parts that each batch is split into"
+    )
+    demo.add_argument(
+        "--replicas-to-aggregate",
+        type=_positive,
+        metavar="NUMBER",
+        help="how many workers' gradients make a step; if not given, all",
+    )
     demo.add_argument(
         "--output", type=_picture, default="digits-curves.png", help="where the curves go"
     )
@@ -139,6 +160,13 @@ def _device(text: str) -> Device:
 
 def _positive(text: str) -> int:
     return _whole_number(text, at_least=1)
+
+
+def _towers(text: str) -> int:
+    towers = _positive(text)
+    if BATCH_SIZE % towers:
+        raise argparse.ArgumentTypeError(f"{towers} towers cannot share {BATCH_SIZE} images evenly")
+    return towers
 
 
 def _seed(text: str) -> int:

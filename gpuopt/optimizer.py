@@ -169,10 +169,12 @@ class Optimizer:
         grads_and_vars: Iterable[tuple[Any, Any]],
         global_step: Any = None,
         name: str | None = None,
+        skip_gradients_aggregation: bool = False,
     ) -> None:
         """Updates every variable that has a gradient, in place and on its own device.
 
-        Everything is checked before anything is written. Gradients are only read.
+        Everything is checked before anything is written. Gradients are only read. In a replica of
+        a strategy, gradients are summed over the replicas first.
 
         Args:
             grads_and_vars: (gradient, variable) pairs. A gradient is an array of the variable's
@@ -180,16 +182,28 @@ class Optimizer:
                 leaves its variable alone. A variable is a Variable or a writable array.
             global_step: A scalar Variable or array, which grows by 1 after the update.
             name: What profilers call this step.
+            skip_gradients_aggregation: In a replica, update this replica's variables by its own
+                gradients, as if there were no strategy.
 
         Raises:
             ValueError: no pairs, no gradient, a malformed pair, a wrong shape, a read-only array,
                 or memory that would be updated twice.
             TypeError: something is no gradient or no variable, or has a wrong dtype.
             IndexError: a row of IndexedSlices is outside its variable.
-            RuntimeError: IndexedSlices for a variable with a constraint.
+            RuntimeError: IndexedSlices for a variable with a constraint; or a strategy's
+                cross-replica context.
             DeviceUnavailableError: an array lives on a device that cannot be used.
             FloatingPointError: a gradient is not finite, and `on_nonfinite` is "raise".
         """
+        context = replica_context()
+        if context.strategy is not None and not skip_gradients_aggregation:
+            if context.is_cross_replica:
+                raise RuntimeError(
+                    "Use `_distributed_apply()` instead of `apply_gradients()` in a cross-replica "
+                    "context."
+                )
+            context.strategy.apply_gradients(self, grads_and_vars, global_step, name)
+            return
         pairs = checked_pairs(grads_and_vars, self._dtypes())
         counter = None if global_step is None else checked_global_step(global_step)
         live = [pair for pair in pairs if pair[0] is not None]
@@ -202,6 +216,24 @@ class Optimizer:
             update_ops = self._apply_locked(live)
             self._finish(update_ops, name or self._name)
             self._count(counter)
+
+    def _distributed_apply(
+        self,
+        distribution: Any,
+        grads_and_vars: Iterable[tuple[Any, Any]],
+        global_step: Any = None,
+        name: str | None = None,
+    ) -> None:
+        """Does `apply_gradients` in a cross-replica context.
+
+        Args:
+            distribution: The strategy whose variables these are.
+            grads_and_vars: (gradients, variable) pairs: one gradient for each replica, which are
+                summed and applied to each replica's copy, or None.
+            global_step: See `apply_gradients`; it grows once.
+            name: See `apply_gradients`.
+        """
+        distribution.update(self, grads_and_vars, global_step, name)
 
     def get_slot(self, var: Any, name: str) -> Variable | None:
         """Returns the slot variable `name` of `var`, or None if it was never created."""
@@ -449,6 +481,8 @@ class Optimizer:
 
     def _needs_all_gradients(self) -> bool:
         """Whether gradients cannot be applied one by one; if so, says why, once."""
+        if replica_context().strategy is not None:
+            return True
         cls = type(self)
         reasons = [
             f"{cls.__name__} overrides {hook}, which"

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Protocol
+
+
+class Strategy(Protocol):
+    """How several replicas update their variables together."""
+
+    def apply_gradients(
+        self, optimizer: Any, grads_and_vars: Iterable[tuple[Any, Any]], global_step: Any, name: Any
+    ) -> None:
+        """Does one replica's part of `optimizer.apply_gradients`, called in its context."""
 
 
 @dataclass(frozen=True)
@@ -18,11 +27,15 @@ class ReplicaContext:
         num_replicas: How many there are.
         loss_reduction: How their losses are combined. With "mean", each replica scales its own by
             `1 / num_replicas`, so that gradients may be summed.
+        strategy: Asked by `Optimizer.apply_gradients` to do the update, if there is one.
+        is_cross_replica: Whether this is no replica, but where all of them are dealt with.
     """
 
     replica_id: int = 0
     num_replicas: int = 1
     loss_reduction: Literal["mean", "sum"] = "mean"
+    strategy: Strategy | None = None
+    is_cross_replica: bool = False
 
     @property
     def loss_scale(self) -> float:

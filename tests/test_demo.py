@@ -25,6 +25,7 @@ from gpuopt.demo.settings import TUNED
 from gpuopt.demo.train import DEFAULT_STEPS, Result, train
 from gpuopt.device import Device
 from gpuopt.errors import DeviceUnavailableError
+from gpuopt.optimizers.rule_optimizer import RuleOptimizer
 
 train_on_cpu: Callable[..., Result] = partial(train, device=Device.cpu, dtype=np.dtype(np.float32))
 
@@ -137,7 +138,7 @@ def test_the_demo_knows_every_optimizer_that_gpuopt_exports() -> None:
     exported = {
         name.removesuffix("Optimizer")
         for name in gpuopt.__all__
-        if name.endswith("Optimizer") and name != "Optimizer"
+        if name.endswith("Optimizer") and issubclass(getattr(gpuopt, name), RuleOptimizer)
     }
     assert exported == set(TUNED)
 
@@ -328,3 +329,51 @@ def test_importing_gpuopt_imports_neither_rich_nor_matplotlib() -> None:
     root = str(Path(gpuopt.__file__).parents[1])
     environment = {**os.environ, "PYTHONPATH": root}
     assert subprocess.run([sys.executable, "-c", script], env=environment).returncode == 0
+
+
+# Several workers, and several towers.
+
+
+def test_workers_reach_the_accuracy_of_one_and_say_what_they_did() -> None:
+    result = train_on_cpu("Adam", steps=250, workers=3, replicas_to_aggregate=2)
+    assert len(result.losses) == 250
+    assert result.losses[-1] < result.losses[0]
+    assert [step for step, _, _ in result.accuracies] == [50, 100, 150, 200, 250]
+    assert result.accuracies[-1][2] > 0.95
+    assert sum(figures.accepted for figures in result.workers) >= 2 * 250
+    assert sum(figures.waited_s for figures in result.workers) > 0
+    assert 0 < result.optimizer_seconds < result.seconds
+
+
+def test_towers_train_as_one_does() -> None:
+    alone, together = (train_on_cpu("Adam", steps=60, towers=towers) for towers in (1, 3))
+    np.testing.assert_allclose(together.losses, alone.losses, rtol=1e-3)
+    assert together.workers == []
+    assert 0 < together.optimizer_seconds < together.seconds
+
+
+def test_the_command_shows_the_workers_figures(tmp_path: Path) -> None:
+    arguments = ("demo", "--steps", "20", "--workers", "2", "--output", str(tmp_path / "c.png"))
+    finished = run(*arguments)
+    assert finished.returncode == 0, finished.stderr
+    assert "workers of Adam" in finished.stdout
+    rows = re.findall(r"│ +(\d) │ +(\d+) │ +(\d+) │ +[\d.]+ s │", finished.stdout)
+    assert [row[0] for row in rows] == ["0", "1"]
+    assert sum(int(row[1]) for row in rows) == 40
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--towers", "5"], "5 towers cannot share 96 images evenly"),
+        (["--towers", "2", "--workers", "2"], "not allowed with argument"),
+        (["--workers", "2", "--replicas-to-aggregate", "3"], "must not be more than --workers"),
+        (["--workers", "0"], "not a whole number of at least 1"),
+    ],
+)
+def test_impossible_teams_are_refused(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        command_line.main(["demo", *arguments])
+    assert message in capsys.readouterr().err

@@ -22,8 +22,8 @@ COUNTERPARTS: dict[str, tuple[type[Exception], ...]] = {
     "TypeError": (TypeError,),
     "ValueError": (ValueError,),
 }
-# The distributed half has its own tests; a variable here is never uninitialised (departure 8).
-OUT_OF_SCOPE = ("SyncReplicas", "ConditionalAccumulator", "run-time: uninitialised")
+# A variable here is never uninitialised (departure 8).
+OUT_OF_SCOPE = ("run-time: uninitialised",)
 
 
 def v() -> Variable:
@@ -62,7 +62,36 @@ def disconnected(var: Variable) -> list[Any]:
     return sgd().compute_gradients(loss_of(1.0, {}), var_list=[var])
 
 
+def sync_push(pairs: Any, global_step: Any = 0, start: bool = True, num_tokens: int = -1) -> None:
+    """Two workers' training, where five gradients make a step, up to the first push."""
+    step = Variable(global_step, name="step") if global_step is not None else None
+    sync = gpuopt.SyncReplicasOptimizer(sgd(), 5, 2)
+    if not start:
+        sync.apply_gradients(pairs, step)
+        return
+    coordinator = sync.start(Variable(0, name="step") if step is None else step, num_tokens)
+    with coordinator, sync.worker(0):
+        sync.apply_gradients(pairs, step)
+
+
 CASES: dict[str, Callable[[], Any]] = {
+    "SyncReplicas empty grads": lambda: sync_push([]),
+    "SyncReplicas no global step": lambda: sync_push([(ones(3, 2), v())], None),
+    # TensorFlow's queue runner, tokens and hook all come into being by start().
+    "SyncReplicas get_chief_queue_runner early": lambda: sync_push(
+        [(ones(3, 2), v())], start=False
+    ),
+    "SyncReplicas get_init_tokens_op early": lambda: sync_push([(ones(3, 2), v())], start=False),
+    "SyncReplicas hook begin early": lambda: sync_push([(ones(3, 2), v())], start=False),
+    "SyncReplicas too few init tokens": lambda: sync_push([(ones(3, 2), v())], num_tokens=2),
+    "SyncReplicas zero init tokens -> no-op": lambda: (
+        gpuopt.SyncReplicasOptimizer(sgd(), 2).start(Variable(0, name="step"), 0).close()
+    ),
+    "SyncReplicas all None grads": lambda: sync_push([(None, v())]),
+    "SyncReplicas numpy grad": lambda: sync_push([(ones(3, 2), v())]),
+    "ConditionalAccumulator bad reduction": lambda: gpuopt.ConditionalAccumulator(
+        np.float32, (), "Invalid"
+    ),
     "empty name": lambda: gpuopt.AdamOptimizer(name=""),
     "None name": lambda: gpuopt.AdamOptimizer(name=None),
     "apply_gradients empty list": lambda: sgd().apply_gradients([]),

@@ -47,6 +47,18 @@ def print_table(console: Console, results: Sequence[Result]) -> None:
     console.print(table)
 
 
+def print_workers(console: Console, result: Result) -> None:
+    """Prints what each worker of a run has done."""
+    table = Table(title=f"workers of {result.optimizer}")
+    for heading in ("worker", "gradients\naccepted", "stale", "waited"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for index, figures in enumerate(result.workers):
+        table.add_row(
+            str(index), f"{figures.accepted:,}", f"{figures.stale:,}", f"{figures.waited_s:.2f} s"
+        )
+    console.print(table)
+
+
 def save_curves(results: Sequence[Result], path: Path) -> bool:
     """Draws losses and accuracies into a picture.
 

@@ -14,8 +14,10 @@ from gpuopt.autodiff import engine_of
 from gpuopt.backends import backend_for
 from gpuopt.demo.digits import Digits, load_digits
 from gpuopt.demo.model import WideAndDeep
+from gpuopt.demo.parallel import Workers, step_on_towers
 from gpuopt.demo.settings import make_optimizer
 from gpuopt.device import Device
+from gpuopt.distributed import WorkerFigures
 from gpuopt.variable import Variable
 
 BATCH_SIZE = 96
@@ -32,6 +34,7 @@ class Result:
         accuracies: (step, accuracy on the training images, on the test images), in order.
         seconds: Spent in all steps, without evaluation.
         optimizer_seconds: Of these, spent in the optimizer.
+        workers: What each worker has done, if there were several.
     """
 
     device: Device
@@ -40,6 +43,7 @@ class Result:
     accuracies: list[tuple[int, float, float]] = field(default_factory=list)
     seconds: float = 0.0
     optimizer_seconds: float = 0.0
+    workers: list[WorkerFigures] = field(default_factory=list)
 
 
 def train(
@@ -50,6 +54,9 @@ def train(
     steps: int = DEFAULT_STEPS,
     seed: int = 0,
     autodiff: bool = False,
+    workers: int = 1,
+    replicas_to_aggregate: int | None = None,
+    towers: int = 1,
     on_step: Callable[[], None] = lambda: None,
 ) -> Result:
     """Trains the demo's model.
@@ -61,7 +68,10 @@ def train(
         steps: How many batches to train on.
         seed: For the first weights and the order of the images.
         autodiff: Whether the loss is differentiated, instead of the gradients written by hand.
-        on_step: Called after each step.
+        workers: How many threads compute gradients for common steps.
+        replicas_to_aggregate: How many of their gradients make a step; all, if not given.
+        towers: How many parts each batch is split into.
+        on_step: Called for each step, or after some for each of them.
     """
     xp = backend_for(device).xp
     train_set, test_set = load_digits()
@@ -70,21 +80,42 @@ def train(
     tuned = make_optimizer(optimizer, global_step)
     result = Result(device, optimizer)
     differentiate = partial(_differentiate, model) if autodiff else model.loss_and_gradients
-    batches = _batches(train_set, seed)
-    for step in range(1, steps + 1):
-        images, labels = (xp.asarray(array) for array in next(batches))
+    batches = [
+        ((xp.asarray(images), xp.asarray(labels)) for images, labels in _batches(train_set, stream))
+        for stream in range(seed, seed + workers)
+    ]
+    team = Workers(tuned, differentiate, batches, replicas_to_aggregate or workers)
+    on_towers = step_on_towers(tuned, differentiate, global_step, [device] * towers)
+
+    def alone(images: Any, labels: Any) -> tuple[float, float]:
         started = perf_counter()
         loss, grads_and_vars = differentiate(images, labels)
-        differentiated = perf_counter()
+        differentiating = perf_counter() - started
         tuned.apply_gradients(grads_and_vars, global_step=global_step)
-        finished = perf_counter()
-        result.losses.append(loss)
-        result.seconds += finished - started
-        result.optimizer_seconds += finished - differentiated
-        if step % _STEPS_BETWEEN_EVALUATIONS == 0 or step == steps:
-            seen, unseen = (_accuracy(model, xp, digits) for digits in (train_set, test_set))
-            result.accuracies.append((step, seen, unseen))
-        on_step()
+        return loss, differentiating
+
+    one_step = alone if towers == 1 else on_towers
+    for target in [*range(_STEPS_BETWEEN_EVALUATIONS, steps, _STEPS_BETWEEN_EVALUATIONS), steps]:
+        if workers > 1:
+            started = perf_counter()
+            losses, optimizer_seconds = team.train_until(target, global_step)
+            result.seconds += perf_counter() - started
+            result.optimizer_seconds += optimizer_seconds
+            result.losses += losses
+            for _ in losses:
+                on_step()
+        while len(result.losses) < target:
+            images, labels = next(batches[0])
+            started = perf_counter()
+            loss, differentiating = one_step(images, labels)
+            elapsed = perf_counter() - started
+            result.losses.append(loss)
+            result.seconds += elapsed
+            result.optimizer_seconds += elapsed - differentiating
+            on_step()
+        seen, unseen = (_accuracy(model, xp, digits) for digits in (train_set, test_set))
+        result.accuracies.append((target, seen, unseen))
+    result.workers = team.figures
     return result
 
 

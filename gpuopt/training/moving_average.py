@@ -92,6 +92,19 @@ class ExponentialMovingAverage:
             else:
                 _move(self._shadow(as_variable(source)), value, weight)
 
+    def track(self, var_list: Iterable[Any] | None = None) -> None:
+        """Makes the averages that are missing, with the present values, and moves none.
+
+        Args:
+            var_list: See `apply`, which makes them otherwise, with what training left by then.
+        """
+        for source in trainable_variables() if var_list is None else list(var_list):
+            value = self._checked_value(source)
+            if callable(source):
+                self._expression_average(source, value)
+            else:
+                self._shadow(as_variable(source))
+
     def average(self, var: Any) -> Variable | None:
         """Returns the variable that holds the average of `var`, or None before `apply`."""
         if callable(var):

@@ -1,0 +1,336 @@
+"""SyncReplicasOptimizer: several workers' gradients make one update."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+from gpuopt.distributed.coordinator import Coordinator, Pairs, TokenPolicy
+from gpuopt.distributed.waiting import DEFAULT_TIMEOUT_S
+from gpuopt.distributed.wrapper import OptimizerWrapper, checked_optimizer
+from gpuopt.errors import CancelledError, GpuoptError
+from gpuopt.gradients import checked_pairs
+from gpuopt.optimizer import Optimizer, checked_global_step
+from gpuopt.training import ExponentialMovingAverage
+
+_logger = logging.getLogger("gpuopt")
+
+
+class SyncReplicasOptimizer(OptimizerWrapper):
+    """Aggregates the gradients of several workers before each update (Chen et al. 2016).
+
+    Of `total_num_replicas` workers, the first `replicas_to_aggregate` gradients for a step make
+    it: their mean is applied by `opt`, `global_step` grows by 1, and gradients that come later for
+    that step are dropped. The other workers are backups against stragglers. With
+    `replicas_to_aggregate` above `total_num_replicas`, workers contribute several gradients each.
+
+        sync = SyncReplicasOptimizer(opt, replicas_to_aggregate=2, total_num_replicas=3)
+        sync.run(train, global_step)  # train(worker) runs in three threads
+
+    A row of IndexedSlices is averaged over the gradients that touch it; see
+    `SparseConditionalAccumulator`.
+    """
+
+    def __init__(
+        self,
+        opt: Optimizer,
+        replicas_to_aggregate: int,
+        total_num_replicas: int | None = None,
+        variable_averages: ExponentialMovingAverage | None = None,
+        variables_to_average: Sequence[Any] | None = None,
+        use_locking: bool = False,
+        name: str = "sync_replicas",
+    ) -> None:
+        """Wraps `opt`.
+
+        Args:
+            opt: Applies the aggregated gradients; its state is this optimizer's.
+            replicas_to_aggregate: How many gradients make a step.
+            total_num_replicas: How many workers there are; as many as are aggregated, if not given.
+            variable_averages: Moving averages that follow every update.
+            variables_to_average: What they follow; by default all trainable variables.
+            use_locking: For TensorFlow's sake; updates here take turns anyway.
+            name: This optimizer's name.
+
+        Raises:
+            TypeError: `opt` is no optimizer.
+            ValueError: a number is less than 1.
+        """
+        super().__init__(use_locking, name)
+        self._optimizer = checked_optimizer(opt)
+        self.replicas_to_aggregate = _at_least_1(replicas_to_aggregate, "replicas_to_aggregate")
+        self.total_num_replicas = (
+            self.replicas_to_aggregate
+            if total_num_replicas is None
+            else _at_least_1(total_num_replicas, "total_num_replicas")
+        )
+        self._variable_averages = variable_averages
+        self._variables_to_average = variables_to_average
+        self._coordinator: Coordinator | None = None
+        self._this_thread = threading.local()
+
+    @property
+    def _inner(self) -> Optimizer:
+        return self._optimizer
+
+    def start(
+        self,
+        global_step: Any,
+        num_tokens: int = -1,
+        *,
+        token_policy: TokenPolicy = "tf",
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> Coordinator:
+        """Opens a coordinator for this optimizer's workers; close it in the end.
+
+        Args:
+            global_step: A scalar integer variable, from which training goes on.
+            num_tokens: How many workers may go on before the first step is complete; -1 stands for
+                `replicas_to_aggregate`. Gradients that they compute then are dropped, for they are
+                a step behind; 0 wastes none.
+            token_policy: "tf": each step puts `max(replicas_to_aggregate, total_num_replicas)`
+                tokens into a queue, and each gradient, late ones too, takes the oldest: so a
+                worker may be given a step that is already over. "per_step": a worker goes on when
+                the step it contributed to is complete, and computes for the newest.
+            timeout_s: How long a worker waits for its token, in seconds.
+
+        Raises:
+            ValueError: too few tokens to finish the first step; or "per_step" with
+                `num_tokens` or with more gradients to aggregate than workers.
+            RuntimeError: the coordinator started before is still open.
+        """
+        aggregate, total = self.replicas_to_aggregate, self.total_num_replicas
+        if token_policy == "per_step":
+            if aggregate > total:
+                raise ValueError(
+                    'token_policy "per_step" needs a worker for each gradient of a step: '
+                    f"{aggregate} are to be aggregated from {total} workers"
+                )
+            if num_tokens > 0:
+                raise ValueError(
+                    f'token_policy "per_step" has no initial tokens, got num_tokens {num_tokens}'
+                )
+            num_tokens = 0
+        elif token_policy != "tf":
+            raise ValueError(f'token_policy must be "tf" or "per_step", got {token_policy!r}')
+        if num_tokens < -1:
+            raise ValueError(f"num_tokens must be at least -1, got {num_tokens}")
+        if num_tokens == -1:
+            num_tokens = aggregate
+        if num_tokens < aggregate - total:
+            raise ValueError(
+                f"Too few tokens to finish the first step: {num_tokens} (given) vs "
+                f"{aggregate - total} (needed)"
+            )
+        step = checked_global_step(global_step)
+        if step.dtype.kind not in "iu":
+            raise TypeError(
+                f'global_step "{step.name}" must be an integer to tell late gradients, got dtype '
+                f"{step.dtype}"
+            )
+        if self._coordinator is not None and not self._coordinator.is_closed:
+            raise RuntimeError(f'"{self._name}" is started already; close its coordinator first')
+        if self._variable_averages is not None:
+            self._variable_averages.track(self._variables_to_average)
+        self._coordinator = Coordinator(
+            partial(self._update, step),
+            step,
+            replicas_to_aggregate=aggregate,
+            total_num_replicas=total,
+            num_tokens=num_tokens,
+            token_policy=token_policy,
+            timeout_s=timeout_s,
+        )
+        return self._coordinator
+
+    def worker(self, index: int) -> SyncReplicasWorker:
+        """Returns the handle of worker `index`, to be used in a `with` statement.
+
+        Raises:
+            ValueError: there is no such worker, or `start` was not called.
+        """
+        if not 0 <= index < self.total_num_replicas:
+            raise ValueError(f"worker must be from 0 to {self.total_num_replicas - 1}, got {index}")
+        if self._coordinator is None:
+            raise ValueError(f'"{self._name}": start() must be called before there are workers')
+        return SyncReplicasWorker(self, self._coordinator, index)
+
+    def run(
+        self,
+        train: Callable[[SyncReplicasWorker], Any],
+        global_step: Any,
+        num_tokens: int = -1,
+        *,
+        token_policy: TokenPolicy = "tf",
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> Coordinator:
+        """Runs `train(worker)` for every worker, each in its own thread.
+
+        When one returns, or fails, the others go on as long as they can complete steps without it;
+        such a failure is logged. After that they have `timeout_s` seconds to end.
+
+        Args:
+            train: What a worker does.
+            global_step: See `start`, also for what follows.
+            num_tokens: See `start`.
+            token_policy: See `start`.
+            timeout_s: See `start`.
+
+        Returns:
+            The coordinator, closed, with its figures.
+
+        Raises:
+            Exception: what a worker raised, if the others could not do without it.
+        """
+        coordinator = self.start(
+            global_step, num_tokens, token_policy=token_policy, timeout_s=timeout_s
+        )
+        total, needed = self.total_num_replicas, coordinator.num_workers_needed
+        changed = threading.Condition(threading.Lock())
+        ended: set[int] = set()
+        failures: list[BaseException] = []
+
+        def work(index: int) -> None:
+            failure: BaseException | None = None
+            try:
+                with self.worker(index) as worker:
+                    train(worker)
+            except CancelledError:
+                pass  # the others have finished, or the coordinator was closed
+            except BaseException as error:
+                failure = error
+            with changed:
+                ended.add(index)
+                if failure is not None and total - len(ended) >= needed:
+                    _logger.warning("worker %d failed: %r", index, failure, exc_info=failure)
+                elif failure is not None:
+                    failures.append(failure)
+                changed.notify_all()
+
+        with coordinator:
+            for index in range(total):
+                threading.Thread(target=work, args=(index,), daemon=True).start()
+            with changed:
+                changed.wait_for(lambda: total - len(ended) < needed)
+                changed.wait_for(lambda: len(ended) == total, timeout_s)
+                late = sorted(set(range(total)) - ended)
+        if late:
+            _logger.warning("workers %s have not ended within %g s", late, timeout_s)
+        if failures:
+            raise min(failures, key=lambda error: isinstance(error, GpuoptError))
+        return coordinator
+
+    def apply_gradients(  # type: ignore[override]  # as in TensorFlow: no aggregation to skip
+        self,
+        grads_and_vars: Iterable[tuple[Any, Any]],
+        global_step: Any = None,
+        name: str | None = None,
+    ) -> None:
+        """Does what `SyncReplicasWorker.apply_gradients` does, for this thread's worker.
+
+        Raises:
+            ValueError: this thread is not inside `with sync.worker(index):`, besides what the
+                worker's method raises.
+        """
+        _check_arguments(grads_and_vars, global_step)
+        worker: SyncReplicasWorker | None = getattr(self._this_thread, "worker", None)
+        if worker is None:
+            raise ValueError(
+                f'"{self._name}": apply_gradients() must be called inside `with sync.worker(index)'
+                ":`, after start()"
+            )
+        worker.apply_gradients(grads_and_vars, global_step, name)
+
+    def _update(self, global_step: Any, pairs: Pairs) -> None:
+        self._optimizer.apply_gradients(pairs, global_step=global_step)
+        if self._variable_averages is not None:
+            self._variable_averages.apply(self._variables_to_average)
+
+
+class SyncReplicasWorker(OptimizerWrapper):
+    """One worker's end: an optimizer whose `apply_gradients` contributes to the common step.
+
+    Use it in a `with` statement: leaving it, by an exception too, is what tells the other workers
+    not to wait for this one.
+
+    Attributes:
+        index: Which worker, from 0.
+        local_step: The step that the worker's next gradient counts for.
+    """
+
+    def __init__(self, sync: SyncReplicasOptimizer, coordinator: Coordinator, index: int) -> None:
+        super().__init__(sync._use_locking, sync.get_name())
+        self._sync = sync
+        self._coordinator = coordinator
+        self.index = index
+        self.local_step = coordinator.join(index)
+
+    @property
+    def _inner(self) -> Optimizer:
+        return self._sync
+
+    def apply_gradients(  # type: ignore[override]  # as in TensorFlow: no aggregation to skip
+        self,
+        grads_and_vars: Iterable[tuple[Any, Any]],
+        global_step: Any = None,
+        name: str | None = None,
+    ) -> None:
+        """Contributes gradients to the step, and waits until this worker may go on.
+
+        Variables and `global_step` have been updated when it returns if this worker's gradients
+        went into the step; `local_step` says which step the next ones count for.
+
+        Args:
+            grads_and_vars: (gradient, variable) pairs, for the same variables in every call and on
+                every worker. Gradients are only read, and may change once this returns.
+            global_step: The variable that the coordinator was started with.
+            name: Ignored: the worker that completes a step applies it for all.
+
+        Raises:
+            ValueError: no pairs, no gradient, no or another global step, other variables than
+                before, or what `Optimizer.apply_gradients` raises for a pair; nothing is
+                contributed then.
+            DeadlineExceededError: the step was not completed in time; the gradients stay.
+            CancelledError: the coordinator was closed, or all other workers have finished.
+            WorkerFailedError: without a worker that failed, the step cannot be completed.
+        """
+        _check_arguments(grads_and_vars, global_step)
+        coordinator = self._coordinator
+        if checked_global_step(global_step).identity is not coordinator.global_step.identity:
+            raise ValueError(
+                f'global_step must be "{coordinator.global_step.name}", with which the coordinator '
+                "was started"
+            )
+        pairs = checked_pairs(grads_and_vars, self._dtypes())
+        ticket = coordinator.push(self.index, self.local_step, pairs)
+        self.local_step = coordinator.wait(ticket)
+
+    def __enter__(self) -> SyncReplicasWorker:
+        self._sync._this_thread.worker = self
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._sync._this_thread.worker = None
+        self._coordinator.leave(self.index, error)
+
+
+def _check_arguments(grads_and_vars: Any, global_step: Any) -> None:
+    if not grads_and_vars:
+        raise ValueError("Must supply at least one variable")
+    if global_step is None:
+        raise ValueError("Global step is required to check staleness")
+
+
+def _at_least_1(number: int, name: str) -> int:
+    if number < 1:
+        raise ValueError(f"{name} must be at least 1, got {number}")
+    return number

@@ -1,0 +1,46 @@
+"""OptimizerWrapper: an optimizer around another one, whose state it shows as its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from gpuopt.gradients import Gradient
+from gpuopt.optimizer import Optimizer
+from gpuopt.variable import Variable
+
+
+class OptimizerWrapper(Optimizer):
+    """Base of optimizers that bring gradients together and leave the update to `_inner`."""
+
+    @property
+    def _inner(self) -> Optimizer:
+        raise NotImplementedError
+
+    def compute_gradients(
+        self, *args: Any, **kwargs: Any
+    ) -> list[tuple[Gradient | None, Variable]]:
+        """Asks the optimizer inside; see `Optimizer.compute_gradients`."""
+        return self._inner.compute_gradients(*args, **kwargs)
+
+    def get_slot(self, var: Any, name: str) -> Variable | None:
+        """Asks the optimizer inside; see `Optimizer.get_slot`."""
+        return self._inner.get_slot(var, name)
+
+    def get_slot_names(self) -> list[str]:
+        """Asks the optimizer inside; see `Optimizer.get_slot_names`."""
+        return self._inner.get_slot_names()
+
+    def variables(self) -> list[Variable]:
+        """Asks the optimizer inside; see `Optimizer.variables`."""
+        return self._inner.variables()
+
+    def _valid_dtypes(self) -> Iterable[Any]:
+        return self._inner._valid_dtypes()
+
+
+def checked_optimizer(optimizer: Any) -> Optimizer:
+    """Returns the optimizer, or raises TypeError."""
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(f"expected an optimizer, got {optimizer!r}")
+    return optimizer
