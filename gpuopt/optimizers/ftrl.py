@@ -13,7 +13,7 @@ from gpuopt.update_rule import update_rule
 
 # Keeps beta / learning_rate finite at a learning rate of 0, as TensorFlow does.
 _SMALLEST_LEARNING_RATE = np.float32(1e-36)
-# Lost in the rounding of any sum with a number above 1e-30.
+# Lost in the rounding of any sum above 1e-21, in float64 too.
 _SMALLEST_NUMBER = np.finfo(np.float32).tiny
 
 
