@@ -21,7 +21,7 @@ from gpuopt.identity import Identity
 from gpuopt.indexed_slices import IndexedSlices
 from gpuopt.optimizer_state import OptimizerState, load_state, read_state
 from gpuopt.replica_context import replica_context
-from gpuopt.slots import Slots, SlotTable
+from gpuopt.slots import Slots, SlotTable, check_fits
 from gpuopt.step_gate import between_steps, step
 from gpuopt.variable import FLOAT_DTYPES, Variable, as_variable
 
@@ -393,12 +393,17 @@ class Optimizer:
         """Returns the optimizer's own variable `name`, made if need be on another's device."""
         with self._creation:
             if name not in self._non_slots:
-                self._non_slots[name] = Variable(
-                    self._waiting_non_slots.get(name, initial_value),
+                variable = Variable(
+                    initial_value,
                     name=name,
                     trainable=False,
                     device=as_variable(colocate_with).device,
                 )
+                restored = self._waiting_non_slots.get(name)
+                if restored is not None:
+                    check_fits(restored, f'"{name}"', variable.shape, variable.dtype)
+                    variable.assign(restored)
+                self._non_slots[name] = variable
                 self._waiting_non_slots.pop(name, None)
             return self._non_slots[name]
 

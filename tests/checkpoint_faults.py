@@ -147,6 +147,7 @@ def killed_at_random_moments(folder: Path, times: str) -> Any:
 
         def loop(asynchronous: bool = number % 2 == 1) -> None:
             run.saver = gpuopt.Saver(max_to_keep=2)
+            run.saver.recover_last_checkpoints(map(str, checkpoint_files(folder)))
             while True:
                 run.train()
                 if asynchronous:
@@ -155,7 +156,7 @@ def killed_at_random_moments(folder: Path, times: str) -> Any:
                     run.save()
 
         before = int(run.step)
-        in_child(loop, choose.uniform(0.0, 0.03))
+        in_child(loop, choose.uniform(0.0, 0.04))
         found = run.newest()
         assert found >= before, (found, before)
         seen.add(found)
