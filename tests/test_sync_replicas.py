@@ -688,7 +688,6 @@ def test_the_global_step_must_be_the_coordinators() -> None:
         ({"token_policy": "per_step"}, ValueError, "needs a worker for each gradient"),
         ({"num_tokens": 1}, ValueError, r"1 \(given\) vs 2 \(needed\)"),
         ({"timeout_s": float("inf")}, ValueError, "timeout_s"),
-        ({"global_step": Variable(0.0, name="float_step")}, TypeError, "must be an integer"),
     ],
 )
 def test_wrong_settings_are_refused(
@@ -697,6 +696,12 @@ def test_wrong_settings_are_refused(
     sync = SyncReplicasOptimizer(gpuopt.GradientDescentOptimizer(1.0), 4, 2)
     with pytest.raises(error, match=message):
         sync.start(**{"global_step": new_step(), **arguments})
+
+
+def test_a_global_step_must_be_an_integer_to_tell_late_gradients() -> None:
+    sync = SyncReplicasOptimizer(gpuopt.GradientDescentOptimizer(1.0), 1)
+    with pytest.raises(TypeError, match='global_step "step" must be an integer'):
+        sync.start(Variable(0.0, name="step"))
 
 
 def test_wrong_workers_and_second_starts_are_refused() -> None:
