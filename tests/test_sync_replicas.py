@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -613,6 +614,30 @@ def test_minimize_and_the_optimizers_state_go_through_the_worker() -> None:
     names = [variable.name for variable in sync.variables()]
     assert names == ["beta1_power", "beta2_power", "w/Adam", "w/Adam_1"]
     assert sync.get_name() == "sync_replicas"
+
+
+def test_training_goes_on_from_a_checkpoint_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    def train(w: Variable, sync: SyncReplicasOptimizer, step: Variable, steps: int) -> None:
+        with sync.start(step, token_policy="per_step"), sync.worker(0) as worker:
+            for _ in range(steps):
+                worker.apply_gradients([(w.numpy() * 2, w)], step)
+
+    w, step = Variable([1.0, -3.0], name="w"), new_step()
+    sync = SyncReplicasOptimizer(gpuopt.AdamOptimizer(0.1), 1)
+    train(w, sync, step, 3)
+    state = sync.state_dict()
+    assert list(state["slots"]) == ["m", "v"]
+    path = gpuopt.Saver().save(str(tmp_path / "sync"), global_step=step)
+    train(w, sync, step, 2)
+    expected = w.numpy()
+    gpuopt.Saver().restore(path)
+    assert int(step) == 3
+    train(w, sync, step, 2)
+    assert w.numpy().tolist() == expected.tolist()
+
+    again = SyncReplicasOptimizer(gpuopt.AdamOptimizer(0.1), 1)
+    again.load_state_dict(state)
+    assert again.get_slot(w, "m").numpy().tolist() == state["slots"]["m"]["w"].tolist()
 
 
 def test_the_optimizer_itself_speaks_for_this_threads_worker() -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gpuopt.gradients import Gradient
 from gpuopt.optimizer import Optimizer
+from gpuopt.optimizer_state import OptimizerState
 from gpuopt.variable import Variable
 
 
@@ -34,6 +35,16 @@ class OptimizerWrapper(Optimizer):
     def variables(self) -> list[Variable]:
         """Asks the optimizer inside; see `Optimizer.variables`."""
         return self._inner.variables()
+
+    def state_dict(self, variables: Mapping[str, Any] | None = None) -> OptimizerState:
+        """Asks the optimizer inside; see `Optimizer.state_dict`."""
+        return self._inner.state_dict(variables)
+
+    def load_state_dict(
+        self, state: OptimizerState, variables: Mapping[str, Any] | None = None
+    ) -> None:
+        """Asks the optimizer inside; see `Optimizer.load_state_dict`."""
+        self._inner.load_state_dict(state, variables)
 
     def _valid_dtypes(self) -> Iterable[Any]:
         return self._inner._valid_dtypes()
