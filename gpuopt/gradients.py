@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Set
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
 from gpuopt.backends import backend_for
+from gpuopt.by_variables import ByVariables
 from gpuopt.device import device_of
 from gpuopt.errors import DeviceUnavailableError
 from gpuopt.indexed_slices import IndexedSlices
@@ -20,10 +21,25 @@ Gradient: TypeAlias = "Any | IndexedSlices"
 _OVERLAP_WORK = 100_000
 
 
+class Form(NamedTuple):
+    """What dense gradients of a list of variables, all of one dtype, look like."""
+
+    shapes: list[tuple[int, ...]]
+    dtype: np.dtype[Any]
+
+
 def checked_pairs(
-    grads_and_vars: Iterable[tuple[Any, Any]], valid_dtypes: Set[np.dtype[Any]]
+    grads_and_vars: Iterable[tuple[Any, Any]],
+    valid_dtypes: Set[np.dtype[Any]],
+    seen: ByVariables[Form] | None = None,
 ) -> list[tuple[Gradient | None, Variable]]:
     """Turns what a user passes to `apply_gradients` into pairs that can be applied.
+
+    Args:
+        grads_and_vars: See `Optimizer.apply_gradients`.
+        valid_dtypes: Of variables and gradients.
+        seen: Lists of variables that were checked before with these `valid_dtypes`: if gradients
+            for them have the right form, nothing else is left to check.
 
     Returns:
         Pairs in the given order. A gradient is None, an array of its variable's shape and dtype,
@@ -42,35 +58,47 @@ def checked_pairs(
         ) from error
     if not given:
         raise ValueError("No variables provided.")
-    unchecked = [
-        pair
-        if type(pair) is tuple and len(pair) == 2 and type(pair[1]) is Variable
-        else _unpacked(position, pair)
-        for position, pair in enumerate(given)
-    ]
+    if seen is not None and _have_form(given, seen):
+        return given
+    unchecked = [_unpacked(position, pair) for position, pair in enumerate(given)]
     if all(gradient is None for gradient, _ in unchecked):
         names = [variable.name for _, variable in unchecked]
         raise ValueError(f"No gradients provided for any variable: {names}.")
-    pairs: list[tuple[Gradient | None, Variable]] = []
-    valid_dtype = None
-    for pair in unchecked:
-        gradient, variable = pair
-        storage = variable.storage
-        # Most gradients are told to be right in no time: a model may have thousands.
-        if not (
-            gradient is None
-            or (
-                type(gradient) is np.ndarray
-                and type(storage) is np.ndarray
-                and gradient.dtype is storage.dtype is valid_dtype
-                and gradient.shape == storage.shape
-            )
-        ):
-            pair = _checked_gradient(gradient, variable, valid_dtypes), variable
-            valid_dtype = storage.dtype
-        pairs.append(pair)
+    pairs = [
+        (
+            None if gradient is None else _checked_gradient(gradient, variable, valid_dtypes),
+            variable,
+        )
+        for gradient, variable in unchecked
+    ]
     refuse_shared_memory([variable for gradient, variable in pairs if gradient is not None])
+    if seen is not None:
+        _note_form(pairs, seen)
     return pairs
+
+
+def _have_form(given: list[Any], seen: ByVariables[Form]) -> bool:
+    """Whether these are gradients in memory for variables seen before: a model has thousands."""
+    if set(map(type, given)) != {tuple}:
+        return False
+    try:
+        gradients, variables = zip(*given, strict=True)
+    except ValueError:
+        return False
+    form = seen.get(variables)
+    return (
+        form is not None
+        and set(map(type, gradients)) == {np.ndarray}
+        and [gradient.shape for gradient in gradients] == form.shapes
+        and [gradient.dtype for gradient in gradients].count(form.dtype) == len(gradients)
+    )
+
+
+def _note_form(pairs: list[tuple[Gradient | None, Variable]], seen: ByVariables[Form]) -> None:
+    variables = [variable for _, variable in pairs]
+    dtypes = {variable.dtype for variable in variables}
+    if len(dtypes) == 1 and all(type(gradient) is np.ndarray for gradient, _ in pairs):
+        seen.keep(variables, Form([variable.shape for variable in variables], dtypes.pop()))
 
 
 def first_nonfinite(grads_and_vars: Iterable[tuple[Gradient, Variable]]) -> str | None:

@@ -16,7 +16,8 @@ import numpy as np
 from gpuopt.autodiff import engine_of
 from gpuopt.autodiff.engine import Loss, OnGradient, flatten
 from gpuopt.backends import backend_for
-from gpuopt.gradients import Gradient, checked_pairs, first_nonfinite, refuse_shared_memory
+from gpuopt.by_variables import ByVariables
+from gpuopt.gradients import Form, Gradient, checked_pairs, first_nonfinite, refuse_shared_memory
 from gpuopt.identity import Identity
 from gpuopt.indexed_slices import IndexedSlices
 from gpuopt.optimizer_state import OptimizerState, load_state, read_state
@@ -81,6 +82,7 @@ class Optimizer:
         self._slots = Slots()
         self._non_slots: dict[str, Variable] = {}
         self._waiting_non_slots: dict[str, np.ndarray[Any, Any]] = {}
+        self._seen: ByVariables[Form] = ByVariables()
         self._creation = threading.RLock()
         self._gate_warning_given = False
         _living[next(_serials)] = self
@@ -204,7 +206,7 @@ class Optimizer:
                 )
             context.strategy.apply_gradients(self, grads_and_vars, global_step, name)
             return
-        pairs = checked_pairs(grads_and_vars, self._dtypes())
+        pairs = checked_pairs(grads_and_vars, self._dtypes(), self._seen)
         counter = None if global_step is None else checked_global_step(global_step)
         live = [pair for pair in pairs if pair[0] is not None]
         if self._on_nonfinite != "propagate" and self._must_skip(live):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -597,3 +598,38 @@ def test_first_step_of_many_threads_makes_each_slot_once() -> None:
         for worker in workers:
             worker.join()
         assert len(optimizer.variables()) == 4
+
+
+@pytest.mark.parametrize(
+    ("bad", "error"),
+    [
+        (lambda g, a, b: [(ones(3), a), (g, b)], ValueError),
+        (lambda g, a, b: [(ones(2, dtype=np.float64), a), (g, b)], TypeError),
+        (lambda g, a, b: [(g, a, "more"), (g, b, "more")], ValueError),
+        (lambda g, a, b: [(g, a), (g,)], ValueError),
+        (lambda g, a, b: [(g, a), (np.ma.masked_array(g), b)], TypeError),
+        (lambda g, a, b: [(g, a), (IndexedSlices(ones(1), [5]), b)], IndexError),
+        (lambda g, a, b: [(g, a), (g, a)], ValueError),
+    ],
+)
+def test_a_later_step_is_checked_like_the_first(bad: Any, error: type[Exception]) -> None:
+    a, b = (Variable(ones(2), name=name) for name in "ab")
+    optimizer = gpuopt.MomentumOptimizer(0.1, 0.9)
+    for _ in range(2):
+        optimizer.apply_gradients([(ones(2), a), (ones(2), b)])
+    before = [variable.numpy().tobytes() for variable in (a, b, *optimizer.variables())]
+    with pytest.raises(error):
+        optimizer.apply_gradients(bad(ones(2), a, b))
+    assert [v.numpy().tobytes() for v in (a, b, *optimizer.variables())] == before
+    optimizer.apply_gradients([([1.0, 1.0], a), (None, b)])  # of another form, and right
+
+
+def test_what_is_known_of_variables_goes_with_them() -> None:
+    optimizer = gpuopt.GradientDescentOptimizer(1.0)
+    for shape in ((2,), (3,), (2,)):  # the next variable may well have the last one's id
+        w = Variable(ones(*shape))
+        optimizer.apply_gradients([(ones(*shape), w)])
+        assert w.numpy().tolist() == [0.0] * shape[0]
+        del w
+    gc.collect()
+    assert not optimizer._seen._entries
