@@ -104,7 +104,7 @@ class RuleOptimizer(Optimizer):
         }
 
     def _apply_dense(self, grad: Any, var: Variable) -> None:
-        self._apply_rule_dense([(grad, var)])
+        self._apply_rule_dense([grad], [var])
 
     def _apply_sparse(self, grad: IndexedSlices, var: Variable) -> None:
         self._apply_rule_sparse(grad, var)
@@ -112,22 +112,25 @@ class RuleOptimizer(Optimizer):
     def _apply_all(self, grads_and_vars: list[tuple[Gradient, Variable]]) -> list[Any]:
         if self._overrides_apply_hook():
             return super()._apply_all(grads_and_vars)
-        dense = [pair for pair in grads_and_vars if not isinstance(pair[0], IndexedSlices)]
-        if len(dense) < len(grads_and_vars):
+        gradients, variables = zip(*grads_and_vars, strict=True)
+        if IndexedSlices in set(map(type, gradients)):
+            dense = []
             for gradient, variable in grads_and_vars:
                 if isinstance(gradient, IndexedSlices):
                     self._apply_rule_sparse(gradient, variable)
-        if dense:
-            self._apply_rule_dense(dense)
-        for _, variable in dense:
+                else:
+                    dense.append((gradient, variable))
+            if not dense:
+                return []
+            gradients, variables = zip(*dense, strict=True)
+        self._apply_rule_dense(gradients, variables)
+        for variable in variables:
             if variable.constraint is not None:
                 apply_constraint(variable)
         return []
 
-    def _apply_rule_dense(self, grads_and_vars: Sequence[tuple[Any, Variable]]) -> None:
+    def _apply_rule_dense(self, gradients: Sequence[Any], variables: Sequence[Variable]) -> None:
         """Applies the rule to variables of any devices and dtypes."""
-        gradients = [gradient for gradient, _ in grads_and_vars]
-        variables = [variable for _, variable in grads_and_vars]
         for batch in self._plans.find(variables, self._slots.version, self._target):
             backend_for(batch.device).apply_dense(
                 self.rule,
