@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import random
 import re
 import subprocess
 from collections.abc import Callable, Mapping
@@ -76,10 +77,16 @@ class Timing:
 
 
 def measure(workload: Workload, rounds: int, copy_bytes_per_second: float) -> dict[str, Timing]:
-    """Times every contender once in each round, so that a drifting machine hits all alike."""
+    """Times every contender once in each round, so that a drifting machine hits all alike.
+
+    The order is a new one in each round: what ran before leaves its traces in the caches.
+    """
+    shuffled = random.Random(0)
+    contenders = list(workload.contenders.items())
     samples: dict[str, list[float]] = {name: [] for name in workload.contenders}
     for round_number in range(-_WARM_UP_ROUNDS, rounds):
-        for name, step in workload.contenders.items():
+        shuffled.shuffle(contenders)
+        for name, step in contenders:
             started = perf_counter()
             step()
             elapsed_ms = 1e3 * (perf_counter() - started)

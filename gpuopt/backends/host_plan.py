@@ -127,8 +127,8 @@ class DensePlan:
     def without_overlap(self, gradients: Sequence[Array]) -> list[Array]:
         """Returns the gradients, those copied that share memory with what will be written."""
         owners, copied_if_inside = self._memory.owners, self._memory.copied_if_inside
-        own_memory = [gradient.base for gradient in gradients].count(None) == len(gradients)
-        if own_memory and owners.isdisjoint(map(id, gradients)):
+        lenders = {type(gradient.base) for gradient in gradients}
+        if lenders == {type(None)} and owners.isdisjoint(map(id, gradients)):
             return list(gradients)
         return [
             copied_if_inside(gradient)
