@@ -49,7 +49,7 @@ class CompiledRule:
     """A rule with one step's scalars; its calls run without the interpreter's lock."""
 
     scratch_dtypes: tuple[np.dtype[Any], ...] = ()
-    most_elements = 1024 * 1024
+    most_elements = 2 * 1024 * 1024
 
     def __init__(
         self, library: ctypes.CDLL, rule: UpdateRule, real: np.dtype[Any], scalars: Scalars
