@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from fnmatch import fnmatch
 from importlib.util import find_spec
-from itertools import chain
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from bench.harness import ROOT, copy_bandwidth, measure, write_results
-from bench.host_workloads import host_workloads
 from bench.workloads import workloads
 
 
@@ -30,9 +27,7 @@ def main() -> None:
             console.print(f"{peer} is not installed, and does not take part")
     bandwidth = copy_bandwidth()
     measured: dict[str, dict[str, Any]] = {}
-    for workload in chain(workloads(options.only), host_workloads()):
-        if not fnmatch(workload.name, options.only):
-            continue
+    for workload in workloads(options.only):
         timings = measure(workload, options.rounds, bandwidth)
         measured[workload.name] = {
             "description": workload.description,
