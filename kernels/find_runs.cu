@@ -13,6 +13,17 @@ __device__ __forceinline__ bool begins_run(const Key* keys, long long i) {
   return i == 0 || keys[i] != keys[i - 1];
 }
 
+// How many runs begin among a thread's rows, which start with `first`.
+template <class Key>
+__device__ __forceinline__ unsigned int runs_of_thread(const Key* keys, long long first,
+                                                       long long num_rows) {
+  unsigned int runs = 0;
+  for (int k = 0; k < rows_per_thread; ++k) {
+    if (first + k < num_rows) runs += begins_run(keys, first + k);
+  }
+  return runs;
+}
+
 // counts[tile] becomes the number of runs that begin in the tile.
 template <class Key>
 __global__ void __launch_bounds__(find_threads)
@@ -21,10 +32,7 @@ __global__ void __launch_bounds__(find_threads)
   if (*refused) return;
   for (long long tile = blockIdx.x; tile < num_tiles; tile += gridDim.x) {
     const long long first = tile * find_tile + threadIdx.x * rows_per_thread;
-    unsigned int mine = 0;
-    for (int k = 0; k < rows_per_thread; ++k) {
-      if (first + k < num_rows) mine += begins_run(keys, first + k);
-    }
+    const unsigned int mine = runs_of_thread(keys, first, num_rows);
     unsigned int all;
     sum_before(mine, &all);
     if (threadIdx.x == 0) counts[tile] = all;
@@ -43,10 +51,7 @@ __global__ void __launch_bounds__(find_threads)
   if (*refused) return;
   for (long long tile = blockIdx.x; tile < num_tiles; tile += gridDim.x) {
     const long long first = tile * find_tile + threadIdx.x * rows_per_thread;
-    unsigned int mine = 0;
-    for (int k = 0; k < rows_per_thread; ++k) {
-      if (first + k < num_rows) mine += begins_run(keys, first + k);
-    }
+    const unsigned int mine = runs_of_thread(keys, first, num_rows);
     unsigned int all;
     unsigned int next = offsets[tile] + sum_before(mine, &all);
     for (int k = 0; k < rows_per_thread; ++k) {
