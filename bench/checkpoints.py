@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
@@ -36,9 +37,21 @@ class _Model:
         self.saver = gpuopt.Saver(variables, max_to_keep=1, optimizers=[optimizer])
         owned = [*variables, *optimizer.variables()]
         self.tensors = {variable.name: variable.storage for variable in owned}
+        self._saving: Future[str] | None = None
 
     def save(self) -> None:
         self.saver.save(Path(self.folder.name, "gpuopt"))
+
+    def save_async(self) -> None:
+        self._saving = self.saver.save_async(Path(self.folder.name, "gpuopt"))
+
+    def wait(self) -> None:
+        if self._saving is not None:
+            self._saving.result()
+
+    def copy(self) -> None:
+        for array in self.tensors.values():
+            array.copy()
 
     def plain_save(self) -> None:
         path = Path(self.folder.name, "plain.safetensors")
@@ -63,6 +76,18 @@ def save_checkpoint() -> Workload:
         bytes_moved=_BYTES,
         contenders={"gpuopt": model.save, "safetensors + fsync": model.plain_save},
         peak_extra_bytes=_peaks({"gpuopt": "save", "safetensors + fsync": "plain_save"}),
+    )
+
+
+def delay_by_checkpoint() -> Workload:
+    """How long an asynchronous save holds up the training thread; the writing is not timed."""
+    model = _Model()
+    return Workload(
+        name="delay_by_checkpoint",
+        description=f"begin to save {_BYTES / 1e9:.0f} GB of variables and slots, and go on",
+        bytes_moved=2 * _BYTES,
+        contenders={"gpuopt": model.save_async, "copies of the arrays": model.copy},
+        settle=model.wait,
     )
 
 

@@ -40,6 +40,7 @@ class Workload:
         bytes_moved: What a step must read and write at the least, where memory is the limit.
         contenders: Name to a function that does one step; ours is called "gpuopt".
         operations: How many operations a step has, where the cost of each counts.
+        settle: Called after each step, and not timed: waits for what goes on in the background.
         peak_extra_bytes: What a step adds to a process's memory at its peak, by contender, where it
             was measured.
     """
@@ -49,6 +50,7 @@ class Workload:
     bytes_moved: int | None
     contenders: Mapping[str, Callable[[], object]]
     operations: int | None = None
+    settle: Callable[[], object] = lambda: None
     peak_extra_bytes: Mapping[str, int] | None = None
 
 
@@ -90,6 +92,7 @@ def measure(workload: Workload, rounds: int, copy_bytes_per_second: float) -> di
             started = perf_counter()
             step()
             elapsed_ms = 1e3 * (perf_counter() - started)
+            workload.settle()
             if round_number >= 0:
                 samples[name].append(elapsed_ms)
     return {

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from fnmatch import fnmatch
 
 from bench import autodiff, distributed
-from bench.checkpoints import restore_checkpoint, save_checkpoint
+from bench.checkpoints import delay_by_checkpoint, restore_checkpoint, save_checkpoint
 from bench.harness import Workload
 from bench.host_workloads import host_workloads
 
@@ -17,7 +17,8 @@ def workloads(pattern: str = "*") -> Iterator[Workload]:
     Args:
         pattern: Of the names of those that are wanted.
     """
-    for make in (save_checkpoint, restore_checkpoint):  # which write to the disk to begin with
+    # These write to the disk to begin with.
+    for make in (save_checkpoint, delay_by_checkpoint, restore_checkpoint):
         if fnmatch(make.__name__, pattern):
             yield make()
     for others in (autodiff.workloads, distributed.workloads, host_workloads):
