@@ -1,0 +1,103 @@
+"""Breaks the kernels and their backend in one place at a time, and sees whether the tests notice.
+
+    .venv/bin/python tests/mutations.py [part of a description]
+
+Each mutant is tested in a copy of the project: as it is, and where that notices nothing, under the
+sanitizer that should. Ends with status 1 if one survives that is not explained here.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+TESTS = "tests/test_kernels_update.py"
+
+
+class Mutant(NamedTuple):
+    """One change.
+
+    Attributes:
+        what: What it breaks.
+        file: Where.
+        old: What stands there, once.
+        new: What is put in its place.
+        sanitizer: "address" or "thread" where values alone may not show it.
+        explained: Why nothing can notice.
+    """
+
+    what: str
+    file: str
+    old: str
+    new: str
+    sanitizer: str = ""
+    explained: str = ""
+
+
+def mutants() -> list[Mutant]:
+    listed = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+    return [Mutant(**fields) for fields in listed["mutant"]]
+
+
+def notices(mutant: Mutant) -> str:
+    """Returns what noticed the mutant, or "" if nothing did."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder, "project")
+        ignored = shutil.ignore_patterns(".git", ".venv", "site", "__pycache__", "results")
+        shutil.copytree(ROOT, copy, ignore=ignored)
+        path = copy / mutant.file
+        text = path.read_text()
+        assert text.count(mutant.old) == 1, f"{mutant.what}: {text.count(mutant.old)} places"
+        path.write_text(text.replace(mutant.old, mutant.new))
+        pytest = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", TESTS]
+        environment = {**os.environ, "PYTHONPATH": str(copy), "TMPDIR": folder}
+        if _fails([sys.executable, *pytest], copy, environment):
+            return "values"
+        if mutant.sanitizer:
+            sanitized = ["tests/emulator/sanitized.py", mutant.sanitizer]
+            options = ["--capture=sys", "-p", "no:faulthandler"]
+            command = [sys.executable, *sanitized, *pytest, *options]
+            if _fails(command, copy, environment):
+                return mutant.sanitizer
+    return ""
+
+
+def _fails(command: list[str], folder: Path, environment: dict[str, str]) -> bool:
+    try:
+        finished = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, timeout=600
+        )
+    except subprocess.TimeoutExpired:
+        return True
+    return finished.returncode != 0
+
+
+def main() -> int:
+    wanted = [mutant for mutant in mutants() if all(part in mutant.what for part in sys.argv[1:])]
+    nothing = Mutant("nothing", "kernels/grid.cuh", "#pragma once", "#pragma once")
+    if notices(nothing):
+        print("the tests fail as they are")
+        return 1
+    survivors = 0
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for mutant, noticed in zip(wanted, pool.map(notices, wanted), strict=True):
+            if noticed:
+                print(f"noticed by {noticed:8} {mutant.what}", flush=True)
+            elif mutant.explained:
+                print(f"explained           {mutant.what}: {mutant.explained}", flush=True)
+            else:
+                survivors += 1
+                print(f"SURVIVES            {mutant.what}", flush=True)
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
