@@ -17,7 +17,11 @@ from gpuopt.backends import Backend, Target
 from gpuopt.backends.backend import compute_type
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.cuda_backend import CudaBackend
-from gpuopt.backends.cuda.launch_shapes import DENSE_CHUNK
+from gpuopt.backends.cuda.launch_shapes import (
+    BLOCKS_PER_MULTIPROCESSOR,
+    DENSE_CHUNK,
+    ROW_THREADS,
+)
 from gpuopt.backends.cuda.sorted_rows import sort_rows
 from gpuopt.backends.cuda.workspace import Workspace
 from gpuopt.backends.numpy_backend import NumpyBackend
@@ -142,15 +146,12 @@ def test_one_launch_updates_many_variables(rule: UpdateRule, dtype: str) -> None
     arrays = Arrays(rule, dtype)
     tails = [1, 7, 64, 1001, 0, DENSE_CHUNK // SCALE, DENSE_CHUNK // SCALE + 1]
     updates = [arrays.update(size) for size in (*tails, *[3] * 20)]
+    # Variable, gradient or slots are not at an address of whole packs.
     misaligned = arrays.update(501)
-    updates.append(
-        Update(
-            arrays.gradient(502)[1:],
-            misaligned.grad,
-            [np.concatenate([slot[:1], slot])[1:] for slot in misaligned.slots],
-        )
-    )
+    updates.append(misaligned._replace(var=arrays.gradient(502)[1:]))
     updates.append(arrays.update(501, grad=arrays.gradient(502)[1:]))
+    slots = [np.concatenate([slot[:1], slot])[1:] for slot in misaligned.slots]
+    updates.append(arrays.update(501)._replace(slots=slots))
     transposed = arrays.update(20, 30)
     updates.append(transposed._replace(var=arrays.gradient(30, 20).T))
     updates.append(arrays.update(6, 5, grad=np.broadcast_to(arrays.gradient(1), (6, 5))))
@@ -162,11 +163,12 @@ def test_one_launch_updates_many_variables(rule: UpdateRule, dtype: str) -> None
     check(updates, expected)
 
 
-def test_a_variable_of_many_chunks(backend: CudaBackend) -> None:
+def test_more_chunks_than_blocks(launcher: EmulatorLauncher, backend: CudaBackend) -> None:
     [rule] = [rule for rule in update_rules() if rule.name == "momentum"]
     arrays = Arrays(rule, "float32")
-    updates = [arrays.update(200 * DENSE_CHUNK // SCALE // 20 + 5)]
-    expected = [copy_of(updates[0])]
+    most_blocks = BLOCKS_PER_MULTIPROCESSOR * launcher.num_multiprocessors
+    updates = [arrays.update(size) for size in (3 * DENSE_CHUNK + 5, *[3] * most_blocks)]
+    expected = [copy_of(update) for update in updates]
     scalars = arrays.scalars()
     apply_dense(NumpyBackend(), rule, expected, scalars)
     apply_dense(backend, rule, updates, scalars)
@@ -283,6 +285,21 @@ def test_repeated_rows_update_like_their_sum(
         apply_sparse(NumpyBackend(), rule, expected, scalars, touches_all_rows)
         apply_sparse(backend, rule, update, scalars, touches_all_rows)
         check([update], [expected])
+
+
+def test_more_rows_than_are_worked_on_at_once(
+    launcher: EmulatorLauncher, backend: CudaBackend
+) -> None:
+    [rule] = [rule for rule in update_rules() if rule.name == "momentum"]
+    arrays = Arrays(rule, "float64")
+    most_blocks = BLOCKS_PER_MULTIPROCESSOR * launcher.num_multiprocessors
+    at_once = most_blocks * ROW_THREADS // 32  # by warps
+    rows = np.random.default_rng(3).permutation(at_once + 20).astype(np.int32)
+    update, expected = sparse_case(arrays, rows.size, 64, rows)
+    scalars = arrays.scalars()
+    apply_sparse(NumpyBackend(), rule, expected, scalars, False)
+    apply_sparse(backend, rule, update, scalars, False)
+    check([update], [expected])
 
 
 @pytest.mark.parametrize("width", [1, 4, 6])
