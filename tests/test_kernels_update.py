@@ -21,6 +21,7 @@ from gpuopt.backends.cuda.launch_shapes import (
     BLOCKS_PER_MULTIPROCESSOR,
     DENSE_CHUNK,
     ROW_THREADS,
+    SORT_TILE,
 )
 from gpuopt.backends.cuda.sorted_rows import sort_rows
 from gpuopt.backends.cuda.workspace import Workspace
@@ -240,6 +241,12 @@ def test_rows_are_sorted_stably(launcher: EmulatorLauncher, height: int, index: 
 def test_runs_of_any_length_are_found(launcher: EmulatorLauncher, exponent: float) -> None:
     rows = np.random.default_rng(0).zipf(exponent, 5000 // SCALE) % 1000
     check_sorted(launcher, rows.astype(np.int64), 1000)
+
+
+def test_rows_of_many_tiles_are_sorted(launcher: EmulatorLauncher) -> None:
+    """More than two passes of the block that adds up the tiles' counts."""
+    rows = np.random.default_rng(0).integers(200, size=9 * SORT_TILE)
+    check_sorted(launcher, rows, 200)
 
 
 def check_sorted(launcher: EmulatorLauncher, rows: np.ndarray, height: int) -> None:
