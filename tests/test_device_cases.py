@@ -1,0 +1,158 @@
+"""The comparison that GPU tests rest on takes what rounds otherwise, and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import numpy as np
+import pytest
+import textbook
+from device_cases import (
+    DTYPES,
+    LAYOUTS,
+    MEMORY,
+    Rows,
+    check_against_numpy,
+    check_step,
+    dense_case,
+    sparse_case,
+)
+
+from gpuopt.backends.numpy_backend import NumpyBackend
+
+EPS = float(np.finfo(np.float32).eps)
+
+
+class Host:
+    """numpy beside itself."""
+
+    xp = np
+
+    def put(self, host: np.ndarray) -> np.ndarray:
+        return np.array(host)
+
+    def get(self, array: Any) -> np.ndarray:
+        return np.array(array)
+
+    def reference(self) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext()
+
+
+def step_of_adam() -> tuple[np.ndarray, np.ndarray]:
+    """Weights before and after a step, by the textbook in float64."""
+    rng = np.random.default_rng(0)
+    w, g = rng.normal(size=(2, 1000)).astype(np.float32).astype(np.float64)
+    after = textbook.adam(w, [(1, g)], learning_rate=0.1)["var"]
+    return w.astype(np.float32), after.astype(np.float32)
+
+
+def test_a_step_within_the_bound_is_taken() -> None:
+    before, after = step_of_adam()
+    assert check_step(before, after, after) == 0
+    scale = abs(before) + abs(after - before)
+    assert check_step(before, after + np.float32(3 * EPS) * scale, after) == 0
+
+
+def test_an_element_beyond_its_own_update_is_counted() -> None:
+    before, after = np.float32([0, 0]), np.float32([1e-3, 1])
+    assert check_step(before, np.float32([1e-3 * (1 + 20 * EPS), 1]), after) == 1
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda before, after: after * np.float32(1 + 12 * EPS),
+        lambda before, after: np.where(np.arange(after.size) == 999, before, after),
+        lambda before, after: np.roll(after, 1),
+        lambda before, after: np.where(np.arange(after.size) == 0, np.float32(np.nan), after),
+        lambda before, after: after.astype(np.float16).astype(np.float32),
+        lambda before, after: textbook_with_another_epsilon(),
+    ],
+    ids=["12 eps", "one left out", "shifted", "nan", "in float16", "another epsilon"],
+)
+def test_a_wrong_step_is_refused(spoil: Any) -> None:
+    before, after = step_of_adam()
+    with pytest.raises(AssertionError, match="elements are wrong; at"):
+        check_step(before, spoil(before, after), after)
+
+
+def textbook_with_another_epsilon() -> np.ndarray:
+    rng = np.random.default_rng(0)
+    w, g = rng.normal(size=(2, 1000)).astype(np.float32).astype(np.float64)
+    after = textbook.adam(w, [(1, g)], learning_rate=0.1, epsilon=1e-7)["var"]
+    return after.astype(np.float32)
+
+
+def test_denormals_may_be_flushed_and_nothing_else() -> None:
+    before = np.zeros(2, np.float32)
+    after = np.float32([1e-40, 1])
+    assert check_step(before, np.float32([0, 1]), after) == 0
+    with pytest.raises(AssertionError, match="at \\[1\\]"):
+        check_step(before, np.float32([1e-40, 0]), after)
+
+
+def test_layouts_give_variable_and_gradient_one_shape_and_cover_what_kernels_tell_apart() -> None:
+    memory = np.zeros(MEMORY, np.float32)
+    views = [(layout.variable(memory), layout.gradient(memory)) for layout in LAYOUTS]
+    assert all(variable.shape == gradient.shape for variable, gradient in views)
+    variables = [variable for variable, _ in views]
+    assert {0, 1, 5, 4096, 16387} <= {variable.size for variable in variables}
+    for arrays in (variables, [gradient for _, gradient in views]):
+        offsets = {(a.ctypes.data - memory.ctypes.data) % 16 for a in arrays}
+        assert {0, 4} <= offsets
+        assert any(not a.flags.c_contiguous for a in arrays)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_numpy_steps_like_itself(dtype: str) -> None:
+    check_against_numpy(Host(), "AdamOptimizer", {}, *dense_case(Host(), dtype))
+    check_against_numpy(Host(), "AdamOptimizer", {}, *sparse_case(Host(), dtype))
+
+
+class Broken(NumpyBackend):
+    """Leaves out the last element of every variable, or the last row of a sparse gradient."""
+
+    def apply_dense(self, rule: Any, plan: Any, gradients: Any, scalars: Any) -> None:
+        gradients = [np.array(gradient) for gradient in gradients]
+        for gradient in gradients:
+            gradient.reshape(-1)[-1:] = 0
+        super().apply_dense(rule, plan, gradients, scalars)
+
+    def apply_sparse(
+        self, rule: Any, target: Any, values: Any, rows: Any, scalars: Any, **options: Any
+    ) -> None:
+        super().apply_sparse(rule, target, values[:-1], rows[:-1], scalars, **options)
+
+
+class BrokenHost(Host):
+    """Broken, except in `reference`."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self._patch = patch
+        patch.setattr("gpuopt.backends._numpy_backend", Broken())
+
+    @contextlib.contextmanager
+    def reference(self) -> Any:
+        self._patch.setattr("gpuopt.backends._numpy_backend", NumpyBackend())
+        yield
+        self._patch.setattr("gpuopt.backends._numpy_backend", Broken())
+
+
+@pytest.mark.parametrize("case", [dense_case, sparse_case])
+def test_a_device_that_leaves_something_out_is_found(
+    monkeypatch: pytest.MonkeyPatch, case: Any
+) -> None:
+    device = BrokenHost(monkeypatch)
+    with pytest.raises(AssertionError, match="elements are wrong"):
+        check_against_numpy(device, "MomentumOptimizer", {"momentum": 0.9}, *case(device, "float32"))
+
+
+def test_sparse_values_add_up_exactly_in_every_order() -> None:
+    runs = Rows("", 1, 3, np.int32, lambda rng: np.zeros(5000))
+    for dtype in DTYPES:
+        [step] = sparse_case(Host(), dtype, [runs], 1)[1]
+        values = step.on_host[0].values.astype(np.float32)
+        forward = np.add.accumulate(values)[-1]
+        backward = np.add.accumulate(values[::-1])[-1]
+        assert forward.tolist() == backward.tolist() == values.astype(np.float64).sum(0).tolist()
