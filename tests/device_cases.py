@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
@@ -10,8 +10,8 @@ import ml_dtypes
 import numpy as np
 from every_optimizer import make
 
-import gpuopt
 from gpuopt import IndexedSlices, Variable
+from gpuopt.variable import as_variable
 
 DTYPES = {
     "float16": np.dtype(np.float16),
@@ -166,33 +166,38 @@ def sparse_case(
 
 
 class Run:
-    """An optimizer and its variables, a step at a time.
-
-    Attributes:
-        optimizer: A new one.
-    """
+    """A new optimizer and its variables, with their slots."""
 
     def __init__(self, name: str, arguments: dict[str, Any], variables: Sequence[Any]) -> None:
-        self.optimizer = make(name, arguments)
-        self._global_step = getattr(self.optimizer, "_global_step", None)
-        self.variables = variables
+        self._optimizer = make(name, arguments)
+        self._global_step = getattr(self._optimizer, "_global_step", None)
+        self._given = variables
+        # Raw arrays are variables, too.
+        self._variables = [as_variable(variable) for variable in variables]
+        self._optimizer._create_slots(self._variables)
 
     def apply(self, gradients: Sequence[Any]) -> None:
-        pairs = zip(gradients, self.variables, strict=True)
-        self.optimizer.apply_gradients(pairs, global_step=self._global_step)
+        pairs = zip(gradients, self._given, strict=True)
+        self._optimizer.apply_gradients(pairs, global_step=self._global_step)
 
-    def slots(self, variable: Any) -> list[Variable]:
-        found = (self.optimizer.get_slot(variable, n) for n in self.optimizer.get_slot_names())
-        return [slot for slot in found if slot is not None]
+    def values(self, get: Callable[[Any], np.ndarray]) -> list[np.ndarray]:
+        return [get(variable.storage) for variable in self._variables]
 
     def state(self, get: Callable[[Any], np.ndarray]) -> list[np.ndarray]:
         """Copies all variables, and after each its slots."""
-        arrays = []
-        for variable in self.variables:
-            is_variable = isinstance(variable, Variable)
-            arrays.append(variable.numpy() if is_variable else get(variable))
-            arrays += [slot.numpy() for slot in self.slots(variable)]
-        return arrays
+        return [get(variable.storage) for variable in self._with_slots()]
+
+    def take_over(self, state: Sequence[np.ndarray]) -> None:
+        for variable, array in zip(self._with_slots(), state, strict=True):
+            variable.assign(array)
+
+    def _with_slots(self) -> Iterator[Variable]:
+        names = self._optimizer.get_slot_names()
+        for variable in self._variables:
+            yield variable
+            for slot in (self._optimizer.get_slot(variable, name) for name in names):
+                assert slot is not None
+                yield slot
 
 
 def check_against_numpy(
@@ -208,43 +213,18 @@ def check_against_numpy(
     """
     ours = Run(name, arguments, variables)
     with device.reference():
-        numpys = Run(name, arguments, [])
+        numpys = Run(name, arguments, [Variable(array) for array in ours.values(device.get)])
     for step in steps:
+        before = ours.state(device.get)
         with device.reference():
-            if not numpys.variables:
-                numpys.variables = [Variable(_host(device, v)) for v in variables]
-                before = [v.numpy() for v in numpys.variables]
-            else:
-                before = take_over(numpys, got)
+            numpys.take_over(before)
             numpys.apply(step.on_host)
             expected = numpys.state(np.array)
         ours.apply(step.on_device)
         got = ours.state(device.get)
-        if len(before) < len(expected):  # the first step: slots start with their own values
-            before = first_state(numpys, before)
         assert len(got) == len(expected)
         cancelled = sum(map(check_step, before, got, expected))
         assert cancelled <= MOST_CANCELLED * sum(array.size for array in got)
-
-
-def take_over(run: Run, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Writes variables and slots; returns what was written."""
-    remaining = iter(arrays)
-    for variable in run.variables:
-        for target in (variable, *run.slots(variable)):
-            target.assign(next(remaining))
-    return list(arrays)
-
-
-def first_state(run: Run, variables: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """The state before the first step: new slots beside the variables' first values."""
-    values = run.optimizer._initial_slot_values()
-    names = [n for n in run.optimizer.get_slot_names() if n in values]
-    return [
-        array
-        for variable in variables
-        for array in (variable, *(np.full_like(variable, values[n]) for n in names))
-    ]
 
 
 def check_step(before: np.ndarray, got: np.ndarray, expected: np.ndarray) -> int:
@@ -275,7 +255,3 @@ def check_step(before: np.ndarray, got: np.ndarray, expected: np.ndarray) -> int
             f"{BOUND * largest[worst]:.3g}"
         )
     return int((~(error <= BOUND * unit) & ~is_denormal).sum())
-
-
-def _host(device: Device, variable: Any) -> np.ndarray:
-    return variable.numpy() if isinstance(variable, Variable) else device.get(variable)

@@ -145,7 +145,9 @@ def test_a_device_that_leaves_something_out_is_found(
 ) -> None:
     device = BrokenHost(monkeypatch)
     with pytest.raises(AssertionError, match="elements are wrong"):
-        check_against_numpy(device, "MomentumOptimizer", {"momentum": 0.9}, *case(device, "float32"))
+        check_against_numpy(
+            device, "MomentumOptimizer", {"momentum": 0.9}, *case(device, "float32")
+        )
 
 
 def test_sparse_values_add_up_exactly_in_every_order() -> None:

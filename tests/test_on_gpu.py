@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +11,7 @@ import pytest
 from device_cases import (
     DTYPES,
     LAYOUTS,
+    MEMORY,
     ROWS,
     Device,
     Run,
@@ -24,13 +21,11 @@ from device_cases import (
 )
 from emulator.emulator import EmulatorLauncher
 from every_kernel import kernels_of, kernels_without_rule
-from every_optimizer import CONFIGURATIONS, make, update_rules
+from every_optimizer import CONFIGURATIONS, update_rules
 
 import gpuopt
 from gpuopt import IndexedSlices, Variable
 from gpuopt.backends.cuda.cuda_backend import CudaBackend
-
-ROOT = Path(__file__).resolve().parent.parent
 
 configurations = pytest.mark.parametrize(
     ("name", "arguments"),
@@ -103,12 +98,10 @@ def compiled_kernels() -> None:
     )
 
 
-@pytest.fixture(
-    params=[
-        pytest.param("gpu", marks=pytest.mark.gpu),
-        pytest.param("emulated", marks=pytest.mark.emulator),
-    ]
-)
+ON_GPU = pytest.param("gpu", marks=pytest.mark.gpu)
+
+
+@pytest.fixture(params=[ON_GPU, pytest.param("emulated", marks=pytest.mark.emulator)])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Device:
     if request.param == "gpu":
         return OnGpu()
@@ -136,3 +129,78 @@ def test_sparse_steps_are_numpys_for_all_kinds_of_rows(
 ) -> None:
     tables, steps = sparse_case(device, dtype)
     check_against_numpy(device, name, arguments, tables, steps)
+
+
+@pytest.mark.parametrize("device", [ON_GPU], indirect=True)
+@configurations
+@dtypes
+def test_two_runs_give_the_same_bits(
+    device: Device, name: str, arguments: dict[str, Any], dtype: str
+) -> None:
+    """Also where sums of repeated rows round, which the order of their terms decides."""
+
+    def run() -> list[np.ndarray]:
+        rng = np.random.default_rng(3)
+        arrays, dense = dense_case(device, dtype, LAYOUTS[:8])
+        tables, sparse = sparse_case(device, dtype)
+        model = Run(name, arguments, [*arrays, *tables])
+        for of_arrays, of_tables in zip(dense, sparse, strict=True):
+            inexact = [
+                IndexedSlices(
+                    device.put(rng.normal(size=slices.values.shape).astype(DTYPES[dtype])),
+                    slices.indices,
+                )
+                for slices in of_tables.on_device
+            ]
+            model.apply([*of_arrays.on_device, *inexact])
+        return model.state(device.get)
+
+    for first, second in zip(run(), run(), strict=True):
+        assert first.tobytes() == second.tobytes()
+
+
+@dtypes
+def test_variables_on_views_are_updated_where_they_are(device: Device, dtype: str) -> None:
+    """As a Variable, and around it nothing is written."""
+    rng = np.random.default_rng(4)
+    host = rng.normal(size=MEMORY).astype(DTYPES[dtype])
+    memory = device.put(host)
+    variable = Variable(memory[101:1102], copy=False)
+    gradient = device.put(rng.normal(size=1001).astype(DTYPES[dtype]))
+    gpuopt.MomentumOptimizer(0.1, 0.9).apply_gradients([(gradient, variable)])
+    after = device.get(memory)
+    assert np.array_equal(after[101:1102], variable.numpy())
+    moved = after != host
+    assert moved[101:1102].mean() > 0.9
+    assert not moved[:101].any()
+    assert not moved[1102:].any()
+
+
+@dtypes
+def test_rows_without_a_gradient_keep_their_bits_but_under_adam(device: Device, dtype: str) -> None:
+    [case] = [case for case in ROWS if case.name == "repeated"]
+    for name, arguments in (("LazyAdamOptimizer", {}), ("AdamOptimizer", {})):
+        [table], steps = sparse_case(device, dtype, [case])
+        model = Run(name, arguments, [table])
+        for step in steps:
+            before = device.get(table)
+            model.apply(step.on_device)
+            moved = (device.get(table) != before).any(axis=1)
+            named = np.isin(np.arange(case.height), step.on_host[0].indices)
+            assert named.any()
+            assert not named.all()
+            if name == "LazyAdamOptimizer":
+                assert not moved[~named].any()
+        if name == "AdamOptimizer":  # rows named in earlier steps move on
+            assert moved[~named].any()
+
+
+def test_a_gradient_is_only_read(device: Device) -> None:
+    variables, [step] = dense_case(device, "float32", LAYOUTS[:6], num_steps=1)
+    tables, [sparse] = sparse_case(device, "float32", num_steps=1)
+    Run("AdamOptimizer", {}, [*variables, *tables]).apply([*step.on_device, *sparse.on_device])
+    for got, given in zip(step.on_device, step.on_host, strict=True):
+        assert np.array_equal(device.get(got), given)
+    for got, given in zip(sparse.on_device, sparse.on_host, strict=True):
+        assert np.array_equal(device.get(got.values), given.values)
+        assert np.array_equal(device.get(got.indices), given.indices)

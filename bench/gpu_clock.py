@@ -1,0 +1,117 @@
+"""Time on a GPU: the few things that measurements ask of its driver."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any, Protocol
+
+import numpy as np
+
+Step = Callable[[], object]
+
+# `nanoseconds` pass on the GPU's own clock, one thread long.
+_HOLD = """
+__device__ unsigned long long now() {
+  unsigned long long nanoseconds;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(nanoseconds));
+  return nanoseconds;
+}
+extern "C" __global__ void hold(unsigned long long nanoseconds) {
+  const unsigned long long begin = now();
+  while (now() - begin < nanoseconds) {
+  }
+}
+"""
+
+
+class Clock(Protocol):
+    """Times what is enqueued on the current stream."""
+
+    def synchronize(self) -> None:
+        """Waits for all work of the device."""
+
+    def device_ms(self, step: Step, host_ms: float) -> float:
+        """Returns the time on the device from the beginning to the end of one step.
+
+        Nothing of the step's memory is in the device's caches when it begins.
+
+        Args:
+            step: Enqueues work.
+            host_ms: How long the host may take for it: the device begins only then.
+        """
+
+    def runs_ahead(self, step: Step, host_ms: float) -> bool | None:
+        """Whether the host is through with a step before the device has begun; None: unknown."""
+
+
+class HostClock:
+    """For arrays in host memory, where there is no device to wait for."""
+
+    def synchronize(self) -> None:
+        pass
+
+    def device_ms(self, step: Step, host_ms: float) -> float:
+        started = perf_counter()
+        step()
+        return 1e3 * (perf_counter() - started)
+
+    def runs_ahead(self, step: Step, host_ms: float) -> bool | None:
+        return None
+
+
+class GpuClock:
+    """For the current GPU, through CuPy."""
+
+    def __init__(self) -> None:
+        import cupy
+
+        self._cupy = cupy
+        self._device = cupy.cuda.Device()
+        l2_bytes = int(self._device.attributes["L2CacheSize"])
+        self._larger_than_caches = cupy.empty(4 * l2_bytes, dtype=np.uint8)
+        self._begin, self._end = cupy.cuda.Event(), cupy.cuda.Event()
+        self._hold = cupy.RawKernel(_HOLD, "hold")
+
+    def synchronize(self) -> None:
+        self._device.synchronize()
+
+    def hold(self, milliseconds: float) -> None:
+        """Keeps the current stream busy; returns at once."""
+        self._hold((1,), (1,), (np.uint64(1e6 * milliseconds),))
+
+    def device_ms(self, step: Step, host_ms: float) -> float:
+        self.synchronize()
+        self._larger_than_caches.fill(0)
+        self.hold(host_ms)
+        self._begin.record()
+        step()
+        self._end.record()
+        self._end.synchronize()
+        return float(self._cupy.cuda.get_elapsed_time(self._begin, self._end))
+
+    def runs_ahead(self, step: Step, host_ms: float) -> bool | None:
+        self.synchronize()
+        self.hold(50 + 4 * host_ms)
+        self._begin.record()
+        step()
+        is_ahead = not self._begin.done
+        self.synchronize()
+        return is_ahead
+
+
+def copy_bytes_per_second(num_bytes: int = 2 * 2**30, rounds: int = 20) -> float:
+    """Measures what a copy within the GPU's memory reaches, in bytes read and written a second."""
+    import cupy
+
+    clock = GpuClock()
+    source = cupy.ones(num_bytes // 4, dtype=np.float32)
+    target = cupy.empty_like(source)
+    stream = cupy.cuda.get_current_stream()
+
+    def copy() -> Any:
+        target.data.copy_from_device_async(source.data, num_bytes, stream)
+
+    copy()
+    times = [clock.device_ms(copy, 0.5) for _ in range(rounds)]
+    return 2 * num_bytes / (1e-3 * float(np.median(times)))
