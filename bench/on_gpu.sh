@@ -1,0 +1,137 @@
+#!/usr/bin/env bash
+# What only a machine with a GPU can show, in less than ten minutes: the tests marked `gpu`, NVIDIA's
+# memory and race checkers on some of them, and the benchmark.
+#
+#   bench/on_gpu.sh [options]
+#
+#   --require-gpu     No GPU is a failure. Without it, this says so and ends with status 0.
+#   --wheels FOLDER   Where packages are that this machine lacks; nothing is fetched from a network.
+#   --output FOLDER   Results go to FOLDER/<gpu>/<date>-<commit>.json, logs to FOLDER/logs/; by
+#                     default bench/results.
+#   --commit NAME     What is measured, where there is no git to ask.
+#   --phases LIST     Some of: setup,tests,memcheck,racecheck,benchmark (which are all of them).
+#
+# The machine needs python3 (or $PYTHON) of 3.11 or newer with pip, CuPy 14 and torch; its packages
+# stay as they are. compute-sanitizer is looked for on the PATH and beside CUDA's compiler. A phase
+# that fails keeps no other from running; the status is 1 if any has failed.
+#
+# On a machine with a network, the wheels are fetched by
+#
+#   python3 -m pip download --no-deps --only-binary=:all: --dest FOLDER \
+#     autograd ml_dtypes rich safetensors xxhash pytest hypothesis
+#
+# with, for another Python or system, for example: --python-version 3.12 --platform
+# manylinux_2_28_x86_64. Name only what is missing there; a run without --wheels says what.
+set -uo pipefail
+
+# Seconds that each phase may take; together below ten minutes.
+declare -A limits=([setup]=40 [tests]=190 [memcheck]=45 [racecheck]=45 [benchmark]=260)
+# Of two types of different accesses, the rules with the most slots; dense, sparse, all rows.
+covering='steps_are_numpys and gpu and (float32 or bfloat16) and (Adam or centered) and not Lazy'
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+PYTHON=${PYTHON:-python3}
+require_gpu=false
+wheels=
+output=$root/bench/results
+commit=
+phases=setup,tests,memcheck,racecheck,benchmark
+
+refuse() {
+  echo "on_gpu.sh: $1" >&2
+  exit 2
+}
+
+while (($#)); do
+  case $1 in
+    --require-gpu) require_gpu=true ;;
+    --wheels | --output | --commit | --phases)
+      (($# > 1)) || refuse "$1 needs a value"
+      declare "${1#--}=$2"
+      shift
+      ;;
+    --help | -h)
+      sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"
+      exit 0
+      ;;
+    *) refuse "unknown option $1; --help lists them" ;;
+  esac
+  shift
+done
+IFS=, read -r -a wanted <<<"$phases"
+for phase in "${wanted[@]}"; do
+  [[ -v limits[$phase] ]] || refuse "unknown phase $phase; known are ${!limits[*]}"
+done
+[[ -z $wheels || -d $wheels ]] || refuse "there is no folder $wheels"
+[[ -z $wheels ]] || wheels=$(realpath "$wheels")
+output=$(realpath --canonicalize-missing "$output")
+cd "$root" || exit 2
+
+if [[ $phases != setup ]] &&
+  ! GPUOPT_CUDA=auto "$PYTHON" -c 'import run, sys; sys.exit(run.cuda_extra() == "cpu")'; then
+  if $require_gpu; then
+    echo "on_gpu.sh: no GPU with a driver for CUDA 12 or newer is here, and --require-gpu asks for one"
+    exit 1
+  fi
+  echo "on_gpu.sh: no GPU with a driver for CUDA 12 or newer is here: nothing was run"
+  exit 0
+fi
+
+mkdir -p "$output/logs" || exit 2
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+export PYTHONPATH=$root:$root/tests PYTHONUNBUFFERED=1 GPUOPT_REQUIRE=gpu
+export CUPY_CACHE_DIR=$work/cupy GPUOPT_CACHE_DIR=$work/gpuopt
+
+summary=()
+failed=0
+# Runs a command, keeps what it prints, and notes how it ended.
+run_phase() {
+  local phase=$1 started=$SECONDS outcome
+  shift
+  echo "== $phase (at most ${limits[$phase]} s)"
+  timeout --kill-after=5 "${limits[$phase]}" "$@" >"$output/logs/$phase.log" 2>&1
+  local status=$?
+  tail -n 40 "$output/logs/$phase.log"
+  case $status in
+    0) outcome=passed ;;
+    124 | 137) outcome="cut off after ${limits[$phase]} s" ;;
+    *) outcome="failed with status $status" ;;
+  esac
+  [[ $status == 0 ]] || failed=1
+  summary+=("$phase: $outcome, $((SECONDS - started)) s")
+  return "$status"
+}
+
+python=$work/venv/bin/python
+environment=("$PYTHON" bench/gpu_environment.py "$work/venv" ${wheels:+"$wheels"})
+pytest=("$python" -m pytest -q -W default -p no:cacheprovider)
+sanitizer=$(PATH=$PATH:${CUDA_HOME:-/usr/local/cuda}/bin command -v compute-sanitizer)
+
+if ! run_phase setup "${environment[@]}"; then
+  echo "on_gpu.sh: packages are missing, see above; --help says how to bring them" >&2
+  wanted=()
+else
+  "$python" -m gpuopt info
+fi
+for phase in "${wanted[@]}"; do
+  case $phase in
+    tests) run_phase tests "${pytest[@]}" -m gpu --continue-on-collection-errors tests ;;
+    memcheck | racecheck)
+      if [[ -z $sanitizer ]]; then
+        summary+=("$phase: left out, as compute-sanitizer is not on this machine")
+        continue
+      fi
+      # Without a pool, arrays are allocations of their own, whose ends the checker knows.
+      run_phase "$phase" "$sanitizer" --tool "$phase" --error-exitcode 86 --print-limit 20 \
+        "${pytest[@]}" -p no_memory_pool -k "$covering" tests/test_on_gpu.py
+      ;;
+    benchmark)
+      run_phase benchmark "$python" -m bench.gpu --output "$output" ${commit:+--commit "$commit"} \
+        --seconds $((limits[benchmark] - 60))
+      ;;
+  esac
+done
+printf '== %s\n' "${summary[@]}" | tee "$output/logs/summary.txt"
+echo "results and logs: $output"
+exit "$failed"
