@@ -96,11 +96,36 @@ def measure(workload: Workload, rounds: int, copy_bytes_per_second: float) -> di
             if round_number >= 0:
                 samples[name].append(elapsed_ms)
     return {
-        name: _timing(
+        name: timing(
             workload, times, samples["gpuopt"], samples.get(NUMPY_ALONE), copy_bytes_per_second
         )
         for name, times in samples.items()
     }
+
+
+def timing(
+    workload: Workload,
+    times: list[float],
+    ours: list[float],
+    ours_numpy: list[float] | None,
+    copy_bytes_per_second: float,
+) -> Timing:
+    """Sums up a contender's samples, in milliseconds; `ours` are those of the same rounds."""
+    deciles = quantiles(times, n=10, method="inclusive")
+    seconds = 1e-3 * median(times)
+    speed = None if workload.bytes_moved is None else workload.bytes_moved / seconds
+    each = None if workload.operations is None else seconds / workload.operations
+    return Timing(
+        median_ms=round(median(times), 4),
+        p10_ms=round(deciles[0], 4),
+        p90_ms=round(deciles[-1], 4),
+        ratio=_ratio(ours, times),
+        gb_per_s=None if speed is None else round(speed / 1e9, 2),
+        share_of_copy=None if speed is None else round(speed / copy_bytes_per_second, 3),
+        us_per_operation=None if each is None else round(1e6 * each, 2),
+        numpy_ratio=None if ours_numpy is None else _ratio(ours_numpy, times),
+        samples_ms=[round(time, 4) for time in times],
+    )
 
 
 def copy_bandwidth(rounds: int = 15) -> float:
@@ -136,13 +161,22 @@ def machine() -> dict[str, Any]:
     }
 
 
-def write_results(results: Mapping[str, Any]) -> Path:
+def write_results(
+    results: Mapping[str, Any], name: str | None = None, output: Path = RESULTS
+) -> Path:
     """Writes a file named after the machine, the date and the commit; returns its path.
 
     Workloads that this file has already, and that were not run again, stay in it.
+
+    Args:
+        results: Under "machine" and "commit", what was measured on and what was measured, if it is
+            not this machine's CPU, and not what git says.
+        name: The machine's; by default its CPU's.
+        output: Where the machines' folders are.
     """
     described = {"machine": machine(), "commit": _commit(), **results}
-    folder = RESULTS / re.sub(r"[^a-z0-9]+", "-", f"{_cpu_model()} {os.cpu_count()} cores".lower())
+    name = name or f"{_cpu_model()} {os.cpu_count()} cores"
+    folder = output / re.sub(r"[^a-z0-9]+", "-", name.lower())
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{datetime.now(UTC):%Y-%m-%d}-{described['commit']}.json"
     if path.exists():
@@ -150,30 +184,6 @@ def write_results(results: Mapping[str, Any]) -> Path:
         described["workloads"] = earlier["workloads"] | described["workloads"]
     path.write_text(json.dumps(described, indent=1, default=asdict) + "\n")
     return path
-
-
-def _timing(
-    workload: Workload,
-    times: list[float],
-    ours: list[float],
-    ours_numpy: list[float] | None,
-    copy_bytes_per_second: float,
-) -> Timing:
-    deciles = quantiles(times, n=10, method="inclusive")
-    seconds = 1e-3 * median(times)
-    speed = None if workload.bytes_moved is None else workload.bytes_moved / seconds
-    each = None if workload.operations is None else seconds / workload.operations
-    return Timing(
-        median_ms=round(median(times), 4),
-        p10_ms=round(deciles[0], 4),
-        p90_ms=round(deciles[-1], 4),
-        ratio=_ratio(ours, times),
-        gb_per_s=None if speed is None else round(speed / 1e9, 2),
-        share_of_copy=None if speed is None else round(speed / copy_bytes_per_second, 3),
-        us_per_operation=None if each is None else round(1e6 * each, 2),
-        numpy_ratio=None if ours_numpy is None else _ratio(ours_numpy, times),
-        samples_ms=[round(time, 4) for time in times],
-    )
 
 
 def _ratio(ours: list[float], times: list[float]) -> float:

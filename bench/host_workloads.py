@@ -229,16 +229,18 @@ def _optax_step(make: Callable[[Any], Any], gradients: Sequence[np.ndarray]) -> 
     return step
 
 
-def lookups() -> tuple[np.ndarray, np.ndarray]:
+def lookups(
+    table: tuple[int, int] = _TABLE, num_lookups: int = _LOOKUPS
+) -> tuple[np.ndarray, np.ndarray]:
     """Returns (rows, values) of a batch's lookups: a few rows often, most of them once.
 
     Row frequencies follow Zipf's law; frequent rows lie anywhere in the table.
     """
     rng = np.random.default_rng(0)
-    height, width = _TABLE
+    height, width = table
     frequency = np.arange(1, height + 1) ** -_ZIPF_EXPONENT
-    ranks = rng.choice(height, _LOOKUPS, p=frequency / frequency.sum())
-    return rng.permutation(height)[ranks], rng.standard_normal((_LOOKUPS, width), np.float32)
+    ranks = rng.choice(height, num_lookups, p=frequency / frequency.sum())
+    return rng.permutation(height)[ranks], rng.standard_normal((num_lookups, width), np.float32)
 
 
 def _torch_table(make: Callable[..., Any], dense: bool = False) -> Step:

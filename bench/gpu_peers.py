@@ -1,0 +1,249 @@
+"""What a user would take instead of gpuopt on a GPU, at the same work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import gpuopt
+
+Step = Callable[[], object]
+# Gradients of all variables; a step takes the next of the sets, and then the first again.
+GradientSets = Sequence[Sequence[Any]]
+
+RATE, BETA1, BETA2, EPSILON, DECAY = 1e-3, 0.9, 0.999, 1e-8, 0.9
+
+
+class Place(NamedTuple):
+    """Where contenders keep their arrays.
+
+    Attributes:
+        xp: CuPy, or numpy where there is no GPU.
+        torch_device: The same place, as torch calls it.
+    """
+
+    xp: Any
+    torch_device: str
+
+
+class Elementwise(NamedTuple):
+    """A rule as Thinc and Chainer run it: one `cupy.ElementwiseKernel` for each parameter.
+
+    Attributes:
+        scalars: Names of the step's numbers.
+        body: What is done to one element of `w` and the state, given one of `grad`.
+    """
+
+    scalars: Sequence[str]
+    body: str
+
+
+class Job(NamedTuple):
+    """One optimizer, ours and others'.
+
+    Attributes:
+        title: What it is called.
+        state: Names of its arrays beside the weight's, and what they start with.
+        ours: Makes gpuopt's.
+        torch: Makes torch's from (torch, parameters, which implementation).
+        scalars: The numbers of step t, counted from 1.
+        elementwise: The rule in C++; it takes `scalars`.
+        formula: The rule in array operations: updates w and state of (w, g, *state, *scalars).
+    """
+
+    title: str
+    state: Mapping[str, float]
+    ours: Callable[[], gpuopt.Optimizer]
+    torch: Callable[..., Any]
+    scalars: Callable[[int], Sequence[float]]
+    elementwise: Elementwise
+    formula: Callable[..., None]
+
+
+def _adam(w: Any, g: Any, m: Any, v: Any, *scalars: float) -> None:
+    step_size, one_minus_beta1, one_minus_beta2, epsilon = scalars
+    m += one_minus_beta1 * (g - m)
+    v += one_minus_beta2 * (g**2 - v)
+    w -= step_size * m / (np.sqrt(v) + epsilon)
+
+
+def _momentum(w: Any, g: Any, a: Any, rate: float, decay: float) -> None:
+    a[...] = decay * a + g
+    w -= rate * a
+
+
+def _adagrad(w: Any, g: Any, n: Any, rate: float) -> None:
+    n += g**2
+    w -= rate * g / np.sqrt(n)
+
+
+def _adam_step_size(t: int) -> float:
+    return float(RATE * np.sqrt(1 - BETA2**t) / (1 - BETA1**t))
+
+
+JOBS: Mapping[str, Job] = {
+    "adam": Job(
+        "Adam",
+        {"m": 0.0, "v": 0.0},
+        lambda: gpuopt.AdamOptimizer(RATE, BETA1, BETA2, EPSILON),
+        lambda torch, p, form: torch.optim.Adam(p, RATE, (BETA1, BETA2), EPSILON, **form),
+        lambda t: [_adam_step_size(t), 1 - BETA1, 1 - BETA2, EPSILON],
+        Elementwise(
+            ["step_size", "one_minus_beta1", "one_minus_beta2", "epsilon"],
+            "m += one_minus_beta1 * (grad - m);"
+            "v += one_minus_beta2 * (grad * grad - v);"
+            "w -= step_size * m / (sqrt(v) + epsilon);",
+        ),
+        _adam,
+    ),
+    "momentum": Job(
+        "Momentum",
+        {"a": 0.0},
+        lambda: gpuopt.MomentumOptimizer(RATE, DECAY),
+        lambda torch, p, form: torch.optim.SGD(p, RATE, momentum=DECAY, **form),
+        lambda t: [RATE, DECAY],
+        Elementwise(["rate", "decay"], "a = decay * a + grad; w -= rate * a;"),
+        _momentum,
+    ),
+    "adagrad": Job(
+        "Adagrad",
+        {"n": 0.1},
+        lambda: gpuopt.AdagradOptimizer(RATE),
+        lambda torch, p, form: torch.optim.Adagrad(p, RATE, initial_accumulator_value=0.1, **form),
+        lambda t: [RATE],
+        Elementwise(["rate"], "n += grad * grad; w -= rate * grad / sqrt(n);"),
+        _adagrad,
+    ),
+}
+
+
+def ours_dense(job: Job, place: Place, gradients: GradientSets) -> Step:
+    variables = [gpuopt.Variable(place.xp.ones(g.shape, dtype=g.dtype)) for g in gradients[0]]
+    optimizer = job.ours()
+    sets = _cycle(gradients)
+    return lambda: optimizer.apply_gradients(list(zip(next(sets), variables, strict=True)))
+
+
+def torch_dense(job: Job, place: Place, gradients: GradientSets, form: Mapping[str, bool]) -> Step:
+    import torch
+
+    tensors = [[torch.from_dlpack(g) for g in of_set] for of_set in gradients]
+    parameters = [torch.nn.Parameter(torch.ones_like(tensor)) for tensor in tensors[0]]
+    optimizer = job.torch(torch, parameters, form)
+    for parameter, tensor in zip(parameters, tensors[0], strict=True):
+        parameter.grad = tensor
+    if len(tensors) == 1:
+        return lambda: optimizer.step()
+    sets = _cycle(tensors)
+
+    def step() -> None:
+        for parameter, tensor in zip(parameters, next(sets), strict=True):
+            parameter.grad = tensor
+        optimizer.step()
+
+    return step
+
+
+def why_not_torch(job: Job, place: Place, form: Mapping[str, bool]) -> str | None:
+    """Asks torch, by a step on one element, whether it has this implementation here."""
+    if find_spec("torch") is None:
+        return "torch is not installed"
+    import torch
+
+    parameter = torch.nn.Parameter(torch.ones(1, device=place.torch_device))
+    parameter.grad = torch.ones_like(parameter)
+    try:
+        job.torch(torch, [parameter], form).step()
+    except (NotImplementedError, RuntimeError) as error:
+        return str(error).splitlines()[0]
+    return None
+
+
+def elementwise_dense(job: Job, place: Place, gradients: GradientSets) -> Step:
+    inputs = ", ".join(f"T {name}" for name in ("grad", *job.elementwise.scalars))
+    outputs = ", ".join(f"T {name}" for name in ("w", *job.state))
+    kernel = place.xp.ElementwiseKernel(inputs, outputs, job.elementwise.body, "one_parameter")
+    return _one_by_one(job, place, gradients, lambda g, state, scalars: kernel(g, *scalars, *state))
+
+
+def naive_dense(job: Job, place: Place, gradients: GradientSets) -> Step:
+    return _one_by_one(
+        job,
+        place,
+        gradients,
+        lambda g, state, scalars: job.formula(state[0], g, *state[1:], *scalars),
+    )
+
+
+def _one_by_one(
+    job: Job, place: Place, gradients: GradientSets, update: Callable[..., object]
+) -> Step:
+    """One parameter after the other; its weight and state are updated in place."""
+    states = [
+        [place.xp.full(g.shape, value, dtype=g.dtype) for value in (1.0, *job.state.values())]
+        for g in gradients[0]
+    ]
+    sets = _cycle(gradients)
+    t = 0
+
+    def step() -> None:
+        nonlocal t
+        t += 1
+        scalars = job.scalars(t)
+        for g, state in zip(next(sets), states, strict=True):
+            update(g, state, scalars)
+
+    return step
+
+
+def ours_sparse(make: Callable[[], gpuopt.Optimizer], table: Any, values: Any, rows: Any) -> Step:
+    variable = gpuopt.Variable(table, copy=False)
+    optimizer = make()
+    slices = gpuopt.IndexedSlices(values, rows)
+    return lambda: optimizer.apply_gradients([(slices, variable)])
+
+
+def torch_sparse(
+    make: Callable[[Any, Any], Any], place: Place, shape: tuple[int, int], values: Any, rows: Any
+) -> Step:
+    import torch
+
+    parameter = torch.nn.Parameter(torch.ones(shape, device=place.torch_device))
+    optimizer = make(torch, [parameter])
+    indices, given = torch.from_dlpack(rows)[None], torch.from_dlpack(values)
+
+    def step() -> None:
+        # A new tensor: one that was summed already says so.
+        parameter.grad = torch.sparse_coo_tensor(indices, given, shape, check_invariants=False)
+        optimizer.step()
+
+    return step
+
+
+def naive_sparse(job: Job, place: Place, table: Any, values: Any, rows: Any) -> Step:
+    """Repeated rows are summed by `unique`, and the rows taken out and put back."""
+    xp = place.xp
+    state = [xp.full(table.shape, value, dtype=table.dtype) for value in job.state.values()]
+    t = 0
+
+    def step() -> None:
+        nonlocal t
+        t += 1
+        unique, inverse = xp.unique(rows, return_inverse=True)
+        sums = xp.zeros((unique.size, values.shape[1]), dtype=values.dtype)
+        xp.add.at(sums, inverse.reshape(-1), values)
+        arrays = [table, *state]
+        taken = [array[unique] for array in arrays]
+        job.formula(taken[0], sums, *taken[1:], *job.scalars(t))
+        for array, some in zip(arrays, taken, strict=True):
+            array[unique] = some
+
+    return step
+
+
+def _cycle(sets: GradientSets) -> Iterator[Sequence[Any]]:
+    while True:
+        yield from sets

@@ -1,0 +1,199 @@
+"""The jobs that are timed on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from functools import partial
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import gpuopt
+from bench.gpu_peers import (
+    JOBS,
+    RATE,
+    Place,
+    Step,
+    elementwise_dense,
+    naive_dense,
+    naive_sparse,
+    ours_dense,
+    ours_sparse,
+    torch_dense,
+    torch_sparse,
+    why_not_torch,
+)
+from bench.harness import Workload
+from bench.host_workloads import lookups, resnet50_shapes
+
+Shapes = Sequence[tuple[int, ...]]
+
+_FORMS: Mapping[str, Mapping[str, bool]] = {
+    "torch fused": {"fused": True},
+    "torch foreach": {"foreach": True},
+}
+# Sets of gradient arrays that steps take turns with, where each step has fresh ones.
+_FRESH_SETS = 3
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large the workloads are; tests make them small.
+
+    Attributes:
+        large: Elements of each of the four large tensors.
+        many: (How many tensors, elements of each), few and many.
+        table: The embedding table's (height, width).
+        lookups: Rows of a sparse gradient.
+        divisor: What the sides of a model's tensors are divided by.
+    """
+
+    large: int = 40 * 2**20
+    many: Sequence[tuple[int, int]] = ((1_000, 1_024), (10_000, 64))
+    table: tuple[int, int] = (10_000_000, 128)
+    lookups: int = 65_536
+    divisor: int = 1
+
+
+class Offer(NamedTuple):
+    """A workload that may be made.
+
+    Attributes:
+        name: Of the workload.
+        needed_bytes: Of the device's memory.
+        make: Makes it, and says which contenders cannot run here, and why.
+    """
+
+    name: str
+    needed_bytes: int
+    make: Callable[[], tuple[Workload, dict[str, str]]]
+
+
+def gpu_workloads(place: Place, pattern: str = "*", sizes: Sizes | None = None) -> Iterator[Offer]:
+    """Offers the workloads whose names fit the pattern."""
+    for offer in _offers(place, sizes or Sizes()):
+        if fnmatch(offer.name, pattern):
+            yield offer
+
+
+def gpt2_shapes() -> Iterator[tuple[int, ...]]:
+    """The parameters of GPT-2 of 124 M (Radford et al. 2019, table 2), output embedding shared."""
+    width, layers = 768, 12
+    yield from [(50257, width), (1024, width)]
+    for _ in range(layers):
+        yield from [(width,), (width,)]
+        yield from [(width, 3 * width), (3 * width,), (width, width), (width,)]
+        yield from [(width,), (width,)]
+        yield from [(width, 4 * width), (4 * width,), (4 * width, width), (width,)]
+    yield from [(width,), (width,)]
+
+
+def _offers(place: Place, sizes: Sizes) -> Iterator[Offer]:
+    large = [(sizes.large,)] * 4
+    for job in JOBS:
+        yield _dense(place, job, "160m", f"4 tensors of {sizes.large:,} elements each", large)
+    gpt2 = _smaller(gpt2_shapes(), sizes.divisor)
+    yield _dense(place, "adam", "gpt2", "the 148 tensors of GPT-2 124M", gpt2)
+    resnet50 = _smaller(resnet50_shapes(), sizes.divisor)
+    for job in ("adam", "momentum"):
+        yield _dense(place, job, "resnet50", "the 161 tensors of a ResNet-50", resnet50)
+    for count, size in sizes.many:
+        what, shapes = f"{count:,} tensors of {size:,} elements each", [(size,)] * count
+        name = f"{count}x{size}"
+        yield _dense(place, "adam", f"{name}_same", f"{what}, gradients where they were", shapes)
+        yield _dense(place, "adam", f"{name}_fresh", f"{what}, gradients elsewhere", shapes, True)
+    yield _sparse(place, sizes, "adagrad", "Adagrad", gpuopt.AdagradOptimizer, _torch_adagrad)
+    yield _sparse(place, sizes, "adam", "LazyAdam", gpuopt.LazyAdamOptimizer, _torch_sparse_adam)
+
+
+def _smaller(shapes: Iterator[tuple[int, ...]], divisor: int) -> Shapes:
+    return [tuple(max(1, side // divisor) for side in shape) for shape in shapes]
+
+
+def _dense(
+    place: Place, job_name: str, name: str, what: str, shapes: Shapes, is_fresh: bool = False
+) -> Offer:
+    job = JOBS[job_name]
+    num_sets = _FRESH_SETS if is_fresh else 1
+    elements = sum(int(np.prod(shape)) for shape in shapes)
+
+    def make() -> tuple[Workload, dict[str, str]]:
+        gradients = [_gradients(place, shapes) for _ in range(num_sets)]
+        contenders: dict[str, Step] = {"gpuopt": ours_dense(job, place, gradients)}
+        left_out = {}
+        for title, form in _FORMS.items():
+            reason = why_not_torch(job, place, form)
+            if reason is None:
+                contenders[title] = torch_dense(job, place, gradients, form)
+            else:
+                left_out[title] = reason
+        if hasattr(place.xp, "ElementwiseKernel"):
+            contenders["a kernel for each parameter"] = elementwise_dense(job, place, gradients)
+        contenders["array operations"] = naive_dense(job, place, gradients)
+        workload = Workload(
+            f"gpu_{job_name}_{name}",
+            f"{job.title} on {what}",
+            # The weight and the state are read and written, the gradient is read.
+            elements * 4 * (3 + 2 * len(job.state)),
+            contenders,
+            operations=len(shapes),
+        )
+        return workload, left_out
+
+    arrays = 5 * (1 + len(job.state)) + num_sets + 3  # five contenders, and what formulas hold
+    return Offer(f"gpu_{job_name}_{name}", 4 * elements * arrays, make)
+
+
+def _gradients(place: Place, shapes: Shapes) -> list[Any]:
+    noise = np.random.default_rng(0).standard_normal(2**20, np.float32)
+    return [place.xp.asarray(np.resize(noise, shape)) for shape in shapes]
+
+
+def _torch_adagrad(torch: Any, parameters: Any) -> Any:
+    return torch.optim.Adagrad(parameters, RATE, initial_accumulator_value=0.1)
+
+
+def _torch_sparse_adam(torch: Any, parameters: Any) -> Any:
+    return torch.optim.SparseAdam(parameters, RATE)
+
+
+def _sparse(
+    place: Place,
+    sizes: Sizes,
+    job_name: str,
+    title: str,
+    ours: Callable[[float], gpuopt.Optimizer],
+    peer: Callable[[Any, Any], Any],
+) -> Offer:
+    job = JOBS[job_name]
+    height, width = sizes.table
+    name = f"gpu_sparse_{title.lower()}"
+
+    def make() -> tuple[Workload, dict[str, str]]:
+        host_rows, host_values = lookups(sizes.table, sizes.lookups)
+        rows, values = place.xp.asarray(host_rows), place.xp.asarray(host_values)
+
+        def table() -> Any:
+            return place.xp.ones(sizes.table, dtype=np.float32)
+
+        contenders = {"gpuopt": ours_sparse(partial(ours, RATE), table(), values, rows)}
+        left_out = {}
+        if find_spec("torch") is None:
+            left_out["torch sparse"] = "torch is not installed"
+        else:
+            contenders["torch sparse"] = torch_sparse(peer, place, sizes.table, values, rows)
+        contenders["array operations"] = naive_sparse(job, place, table(), values, rows)
+        touched = int(np.unique(host_rows).size)
+        workload = Workload(
+            name,
+            f"{title} on {sizes.lookups:,} rows ({touched:,} different) of a table of "
+            f"{height:,} x {width}",
+            host_values.nbytes + 8 * sizes.lookups + 8 * (1 + len(job.state)) * touched * width,
+            contenders,
+        )
+        return workload, left_out
+
+    return Offer(name, 4 * height * width * 3 * (1 + len(job.state)), make)
