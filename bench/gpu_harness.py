@@ -11,8 +11,8 @@ from time import perf_counter
 from bench.gpu_clock import Clock, Step
 from bench.harness import Timing, Workload, timing
 
-# A sample of the time that passes for the user: this many steps, then one wait for the device; fewer
-# where that would take longer than _MOST_SAMPLE_MS.
+# A sample of the time that passes for the user: this many steps, then one wait for the device.
+# Fewer, where that would take longer than _MOST_SAMPLE_MS.
 _WALL_STEPS = 100
 _MOST_SAMPLE_MS = 1000.0
 _FEWEST_STEPS = 3

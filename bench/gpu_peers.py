@@ -11,8 +11,10 @@ import numpy as np
 import gpuopt
 
 Step = Callable[[], object]
-# Gradients of all variables; a step takes the next of the sets, and then the first again.
-GradientSets = Sequence[Sequence[Any]]
+# The weights are updated in place, also by torch.
+Arrays = Sequence[Any]
+# Gradients of all weights; a step takes the next of the sets, and after the last the first again.
+GradientSets = Sequence[Arrays]
 
 RATE, BETA1, BETA2, EPSILON, DECAY = 1e-3, 0.9, 0.999, 1e-8, 0.9
 
@@ -120,18 +122,20 @@ JOBS: Mapping[str, Job] = {
 }
 
 
-def ours_dense(job: Job, place: Place, gradients: GradientSets) -> Step:
-    variables = [gpuopt.Variable(place.xp.ones(g.shape, dtype=g.dtype)) for g in gradients[0]]
+def ours_dense(job: Job, weights: Arrays, gradients: GradientSets) -> Step:
+    variables = [gpuopt.Variable(weight, copy=False) for weight in weights]
     optimizer = job.ours()
     sets = _cycle(gradients)
     return lambda: optimizer.apply_gradients(list(zip(next(sets), variables, strict=True)))
 
 
-def torch_dense(job: Job, place: Place, gradients: GradientSets, form: Mapping[str, bool]) -> Step:
+def torch_dense(
+    job: Job, weights: Arrays, gradients: GradientSets, form: Mapping[str, bool]
+) -> Step:
     import torch
 
-    tensors = [[torch.from_dlpack(g) for g in of_set] for of_set in gradients]
-    parameters = [torch.nn.Parameter(torch.ones_like(tensor)) for tensor in tensors[0]]
+    parameters = [torch.nn.Parameter(torch.from_dlpack(weight)) for weight in weights]
+    tensors = [[torch.from_dlpack(gradient) for gradient in of_set] for of_set in gradients]
     optimizer = job.torch(torch, parameters, form)
     for parameter, tensor in zip(parameters, tensors[0], strict=True):
         parameter.grad = tensor
@@ -162,30 +166,28 @@ def why_not_torch(job: Job, place: Place, form: Mapping[str, bool]) -> str | Non
     return None
 
 
-def elementwise_dense(job: Job, place: Place, gradients: GradientSets) -> Step:
+def elementwise_dense(job: Job, xp: Any, weights: Arrays, gradients: GradientSets) -> Step:
     inputs = ", ".join(f"T {name}" for name in ("grad", *job.elementwise.scalars))
     outputs = ", ".join(f"T {name}" for name in ("w", *job.state))
-    kernel = place.xp.ElementwiseKernel(inputs, outputs, job.elementwise.body, "one_parameter")
-    return _one_by_one(job, place, gradients, lambda g, state, scalars: kernel(g, *scalars, *state))
+    kernel = xp.ElementwiseKernel(inputs, outputs, job.elementwise.body, "one_parameter")
+
+    def update(w: Any, g: Any, state: Arrays, scalars: Sequence[float]) -> None:
+        kernel(g, *scalars, w, *state)
+
+    return _one_by_one(job, xp, weights, gradients, update)
 
 
-def naive_dense(job: Job, place: Place, gradients: GradientSets) -> Step:
-    return _one_by_one(
-        job,
-        place,
-        gradients,
-        lambda g, state, scalars: job.formula(state[0], g, *state[1:], *scalars),
-    )
+def naive_dense(job: Job, xp: Any, weights: Arrays, gradients: GradientSets) -> Step:
+    def update(w: Any, g: Any, state: Arrays, scalars: Sequence[float]) -> None:
+        job.formula(w, g, *state, *scalars)
+
+    return _one_by_one(job, xp, weights, gradients, update)
 
 
 def _one_by_one(
-    job: Job, place: Place, gradients: GradientSets, update: Callable[..., object]
+    job: Job, xp: Any, weights: Arrays, gradients: GradientSets, update: Callable[..., None]
 ) -> Step:
-    """One parameter after the other; its weight and state are updated in place."""
-    states = [
-        [place.xp.full(g.shape, value, dtype=g.dtype) for value in (1.0, *job.state.values())]
-        for g in gradients[0]
-    ]
+    states = [_state(job, xp, weight) for weight in weights]
     sets = _cycle(gradients)
     t = 0
 
@@ -193,10 +195,14 @@ def _one_by_one(
         nonlocal t
         t += 1
         scalars = job.scalars(t)
-        for g, state in zip(next(sets), states, strict=True):
-            update(g, state, scalars)
+        for w, g, state in zip(weights, next(sets), states, strict=True):
+            update(w, g, state, scalars)
 
     return step
+
+
+def _state(job: Job, xp: Any, weight: Any) -> list[Any]:
+    return [xp.full(weight.shape, value, dtype=weight.dtype) for value in job.state.values()]
 
 
 def ours_sparse(make: Callable[[], gpuopt.Optimizer], table: Any, values: Any, rows: Any) -> Step:
@@ -206,27 +212,26 @@ def ours_sparse(make: Callable[[], gpuopt.Optimizer], table: Any, values: Any, r
     return lambda: optimizer.apply_gradients([(slices, variable)])
 
 
-def torch_sparse(
-    make: Callable[[Any, Any], Any], place: Place, shape: tuple[int, int], values: Any, rows: Any
-) -> Step:
+def torch_sparse(make: Callable[[Any, Any], Any], table: Any, values: Any, rows: Any) -> Step:
     import torch
 
-    parameter = torch.nn.Parameter(torch.ones(shape, device=place.torch_device))
+    parameter = torch.nn.Parameter(torch.from_dlpack(table))
     optimizer = make(torch, [parameter])
     indices, given = torch.from_dlpack(rows)[None], torch.from_dlpack(values)
 
     def step() -> None:
         # A new tensor: one that was summed already says so.
-        parameter.grad = torch.sparse_coo_tensor(indices, given, shape, check_invariants=False)
+        parameter.grad = torch.sparse_coo_tensor(
+            indices, given, tuple(table.shape), check_invariants=False
+        )
         optimizer.step()
 
     return step
 
 
-def naive_sparse(job: Job, place: Place, table: Any, values: Any, rows: Any) -> Step:
+def naive_sparse(job: Job, xp: Any, table: Any, values: Any, rows: Any) -> Step:
     """Repeated rows are summed by `unique`, and the rows taken out and put back."""
-    xp = place.xp
-    state = [xp.full(table.shape, value, dtype=table.dtype) for value in job.state.values()]
+    arrays = [table, *_state(job, xp, table)]
     t = 0
 
     def step() -> None:
@@ -235,11 +240,10 @@ def naive_sparse(job: Job, place: Place, table: Any, values: Any, rows: Any) -> 
         unique, inverse = xp.unique(rows, return_inverse=True)
         sums = xp.zeros((unique.size, values.shape[1]), dtype=values.dtype)
         xp.add.at(sums, inverse.reshape(-1), values)
-        arrays = [table, *state]
-        taken = [array[unique] for array in arrays]
-        job.formula(taken[0], sums, *taken[1:], *job.scalars(t))
-        for array, some in zip(arrays, taken, strict=True):
-            array[unique] = some
+        weight, *state = (array[unique] for array in arrays)
+        job.formula(weight, sums, *state, *job.scalars(t))
+        for array, taken in zip(arrays, (weight, *state), strict=True):
+            array[unique] = taken
 
     return step
 

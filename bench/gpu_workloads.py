@@ -121,18 +121,25 @@ def _dense(
     elements = sum(int(np.prod(shape)) for shape in shapes)
 
     def make() -> tuple[Workload, dict[str, str]]:
-        gradients = [_gradients(place, shapes) for _ in range(num_sets)]
-        contenders: dict[str, Step] = {"gpuopt": ours_dense(job, place, gradients)}
+        xp = place.xp
+        gradients = [_gradients(xp, shapes) for _ in range(num_sets)]
+
+        def weights() -> list[Any]:
+            return [xp.ones(shape, dtype=np.float32) for shape in shapes]
+
+        contenders: dict[str, Step] = {"gpuopt": ours_dense(job, weights(), gradients)}
         left_out = {}
         for title, form in _FORMS.items():
             reason = why_not_torch(job, place, form)
             if reason is None:
-                contenders[title] = torch_dense(job, place, gradients, form)
+                contenders[title] = torch_dense(job, weights(), gradients, form)
             else:
                 left_out[title] = reason
-        if hasattr(place.xp, "ElementwiseKernel"):
-            contenders["a kernel for each parameter"] = elementwise_dense(job, place, gradients)
-        contenders["array operations"] = naive_dense(job, place, gradients)
+        if hasattr(xp, "ElementwiseKernel"):
+            contenders["a kernel for each parameter"] = elementwise_dense(
+                job, xp, weights(), gradients
+            )
+        contenders["array operations"] = naive_dense(job, xp, weights(), gradients)
         workload = Workload(
             f"gpu_{job_name}_{name}",
             f"{job.title} on {what}",
@@ -147,9 +154,9 @@ def _dense(
     return Offer(f"gpu_{job_name}_{name}", 4 * elements * arrays, make)
 
 
-def _gradients(place: Place, shapes: Shapes) -> list[Any]:
+def _gradients(xp: Any, shapes: Shapes) -> list[Any]:
     noise = np.random.default_rng(0).standard_normal(2**20, np.float32)
-    return [place.xp.asarray(np.resize(noise, shape)) for shape in shapes]
+    return [xp.asarray(np.resize(noise, shape)) for shape in shapes]
 
 
 def _torch_adagrad(torch: Any, parameters: Any) -> Any:
@@ -184,8 +191,8 @@ def _sparse(
         if find_spec("torch") is None:
             left_out["torch sparse"] = "torch is not installed"
         else:
-            contenders["torch sparse"] = torch_sparse(peer, place, sizes.table, values, rows)
-        contenders["array operations"] = naive_sparse(job, place, table(), values, rows)
+            contenders["torch sparse"] = torch_sparse(peer, table(), values, rows)
+        contenders["array operations"] = naive_sparse(job, place.xp, table(), values, rows)
         touched = int(np.unique(host_rows).size)
         workload = Workload(
             name,

@@ -1,0 +1,209 @@
+"""Runs the benchmarks on a GPU and writes the results."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.gpu_clock import Clock, GpuClock, copy_bytes_per_second
+from bench.gpu_first_step import JOBS as FIRST_STEPS
+from bench.gpu_harness import Measured, measure
+from bench.gpu_peers import Place
+from bench.gpu_profile import profile
+from bench.gpu_targets import GPU, TARGETS, Verdict, judge
+from bench.gpu_workloads import Offer, gpu_workloads
+from bench.harness import RESULTS, ROOT, Workload, machine, write_results
+from gpuopt.info import why_no_gpu
+
+# Of the time for a workload, what its making and its first steps may take.
+_FOR_MAKING = 0.25
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=300, help="how long all may take")
+    parser.add_argument("--only", default="*", metavar="PATTERN", help="names, as gpu_adam_*")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the results")
+    parser.add_argument("--commit", help="what is measured; by default what git says")
+    parser.add_argument("--no-results", action="store_true", help="only print")
+    parser.add_argument("--require-gpu", action="store_true", help="no GPU is a failure")
+    options = parser.parse_args()
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    reason = why_no_gpu()
+    if reason is not None:
+        console.print(f"nothing was measured: {reason}", highlight=False)
+        return 1 if options.require_gpu else 0
+    deadline = perf_counter() + options.seconds
+
+    import cupy
+
+    place = Place(cupy, "cuda")
+    clock, copy = GpuClock(), copy_bytes_per_second()
+    described = {
+        "machine": machine() | gpu(),
+        **({} if options.commit is None else {"commit": options.commit}),
+        "copy_gb_per_s": round(copy / 1e9, 1),
+        "first_steps": first_steps(),
+        "targets_are_for": GPU,
+    }
+    console.print(f"copies reach {copy / 1e9:.0f} GB/s", highlight=False)
+    offers = list(gpu_workloads(place, options.only))
+    verdicts = []
+    for number, offer in enumerate(offers):
+        seconds = (deadline - perf_counter()) / (len(offers) - number)
+        free_memory()
+        found = run_offer(offer, clock, copy, (1 - _FOR_MAKING) * seconds, free_bytes())
+        console.print(table(offer.name, found))
+        verdicts += found.get("targets", [])
+        if not options.no_results:
+            path = write_results(
+                {**described, "workloads": {offer.name: found}}, gpu()["gpu"], options.output
+            )
+    for verdict in verdicts:
+        console.print(line(verdict), highlight=False)
+    if offers and not options.no_results:
+        console.print(f"written: {path}", soft_wrap=True, highlight=False)
+    return 0
+
+
+def run_offer(
+    offer: Offer, clock: Clock, copy: float, seconds: float, free: int | None
+) -> dict[str, Any]:
+    """Makes a workload and measures it; returns what goes into the results."""
+    if free is not None and offer.needed_bytes > free:
+        gigabytes = offer.needed_bytes / 1e9
+        return {"not_run": f"it needs {gigabytes:.0f} GB of memory, and {free / 1e9:.0f} are free"}
+    workload, left_out = offer.make()
+    contenders = measure(workload, clock, copy, seconds)
+    wanted = [target for target in TARGETS if target.workload == offer.name]
+    verdicts = [judge(target, contenders) for target in wanted]
+    return {
+        "description": workload.description,
+        "bytes_moved": workload.bytes_moved,
+        "operations": workload.operations,
+        "contenders": contenders,
+        "left_out": left_out,
+        "targets": verdicts,
+        "profiles": profiles(workload, verdicts, clock),
+    }
+
+
+def profiles(workload: Workload, verdicts: list[Verdict], clock: Clock) -> dict[str, Any]:
+    """Of gpuopt, and of what it should have beaten; nothing where no target was missed."""
+    missed = [verdict.target for verdict in verdicts if verdict.met is False]
+    names = {"gpuopt", *(target.against for target in missed if target.against)} if missed else {}
+    return {
+        name: profile(workload.contenders[name], clock, on_gpu=isinstance(clock, GpuClock))
+        for name in sorted(names)
+    }
+
+
+def first_steps() -> dict[str, Any]:
+    """What a process's first step takes where nothing was compiled yet, and in the next process."""
+    found: dict[str, Any] = {}
+    for job in FIRST_STEPS:
+        with tempfile.TemporaryDirectory() as folder:
+            environment = {**os.environ, "CUPY_CACHE_DIR": folder}
+            command = [sys.executable, "-m", "bench.gpu_first_step", job]
+            found[job] = [
+                json.loads(
+                    subprocess.run(
+                        command, cwd=ROOT, env=environment, check=True, capture_output=True
+                    ).stdout
+                )
+                for _ in range(2)
+            ]
+    return found
+
+
+def gpu() -> dict[str, Any]:
+    """Says what GPU and what software the results are from."""
+    import cupy
+
+    properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)
+    return {
+        "gpu": properties["name"].decode(),
+        "multiprocessors": properties["multiProcessorCount"],
+        "l2_bytes": properties["l2CacheSize"],
+        "memory_bytes": properties["totalGlobalMem"],
+        "driver": driver_version(),
+        "driver_cuda": cupy.cuda.runtime.driverGetVersion(),
+        "cuda_runtime": cupy.cuda.runtime.runtimeGetVersion(),
+        "nvrtc": list(cupy.cuda.nvrtc.getVersion()),
+        "cupy": cupy.__version__,
+    }
+
+
+def driver_version() -> str | None:
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return answer.splitlines()[0].strip()
+
+
+def free_memory() -> None:
+    """Gives back what the last workload held, from CuPy's pool to torch and back."""
+    import cupy
+
+    gc.collect()
+    cupy.get_default_memory_pool().free_all_blocks()
+    if "torch" in sys.modules:
+        sys.modules["torch"].cuda.empty_cache()
+
+
+def free_bytes() -> int:
+    import cupy
+
+    return int(cupy.cuda.runtime.memGetInfo()[0])
+
+
+def table(name: str, found: Mapping[str, Any]) -> Table:
+    """Lays out what was measured."""
+    result = Table(title=f"{name}: {found.get('description', found.get('not_run'))}")
+    headings = (
+        *("", "device ms", "p10", "p90", "gpuopt / its", "GB/s", "of copy"),
+        *("wall ms", "p10", "p90", "gpuopt / its", "runs ahead"),
+    )
+    for heading in headings:
+        result.add_column(heading, justify="right" if heading else "left")
+    contenders: Mapping[str, Measured] = found.get("contenders", {})
+    for contender, measured in contenders.items():
+        device, wall = measured.device, measured.wall
+        result.add_row(
+            contender,
+            *(f"{ms:.3f}" for ms in (device.median_ms, device.p10_ms, device.p90_ms)),
+            f"{device.ratio:.2f}",
+            f"{device.gb_per_s:.0f}",
+            f"{device.share_of_copy:.0%}",
+            *(f"{ms:.3f}" for ms in (wall.median_ms, wall.p10_ms, wall.p90_ms)),
+            f"{wall.ratio:.2f}",
+            "" if measured.runs_ahead is None else str(measured.runs_ahead).lower(),
+        )
+    if found.get("left_out"):
+        result.caption = "; ".join(f"no {name}: {why}" for name, why in found["left_out"].items())
+    return result
+
+
+def line(verdict: Verdict) -> str:
+    """Says in a line whether a target was met."""
+    if verdict.met is None:
+        return f"not measured  {verdict.target}"
+    return f"{'met   ' if verdict.met else 'MISSED'} {verdict.measured:8.3f}  {verdict.target}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
