@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from functools import partial
 from importlib.util import find_spec
@@ -45,14 +46,16 @@ class Sizes:
 
     Attributes:
         large: Elements of each of the four large tensors.
-        many: (How many tensors, elements of each), few and many.
+        many: Names to (how many small tensors, elements of each).
         table: The embedding table's (height, width).
         lookups: Rows of a sparse gradient.
         divisor: What the sides of a model's tensors are divided by.
     """
 
     large: int = 40 * 2**20
-    many: Sequence[tuple[int, int]] = ((1_000, 1_024), (10_000, 64))
+    many: Mapping[str, tuple[int, int]] = field(
+        default_factory=lambda: {"1000x1024": (1_000, 1_024), "10000x64": (10_000, 64)}
+    )
     table: tuple[int, int] = (10_000_000, 128)
     lookups: int = 65_536
     divisor: int = 1
@@ -100,9 +103,8 @@ def _offers(place: Place, sizes: Sizes) -> Iterator[Offer]:
     resnet50 = _smaller(resnet50_shapes(), sizes.divisor)
     for job in ("adam", "momentum"):
         yield _dense(place, job, "resnet50", "the 161 tensors of a ResNet-50", resnet50)
-    for count, size in sizes.many:
+    for name, (count, size) in sizes.many.items():
         what, shapes = f"{count:,} tensors of {size:,} elements each", [(size,)] * count
-        name = f"{count}x{size}"
         yield _dense(place, "adam", f"{name}_same", f"{what}, gradients where they were", shapes)
         yield _dense(place, "adam", f"{name}_fresh", f"{what}, gradients elsewhere", shapes, True)
     yield _sparse(place, sizes, "adagrad", "Adagrad", gpuopt.AdagradOptimizer, _torch_adagrad)
@@ -118,7 +120,7 @@ def _dense(
 ) -> Offer:
     job = JOBS[job_name]
     num_sets = _FRESH_SETS if is_fresh else 1
-    elements = sum(int(np.prod(shape)) for shape in shapes)
+    elements = sum(map(math.prod, shapes))
 
     def make() -> tuple[Workload, dict[str, str]]:
         xp = place.xp
@@ -156,7 +158,7 @@ def _dense(
 
 def _gradients(xp: Any, shapes: Shapes) -> list[Any]:
     noise = np.random.default_rng(0).standard_normal(2**20, np.float32)
-    return [xp.asarray(np.resize(noise, shape)) for shape in shapes]
+    return [xp.asarray(np.resize(noise[: math.prod(shape)], shape)) for shape in shapes]
 
 
 def _torch_adagrad(torch: Any, parameters: Any) -> Any:

@@ -25,7 +25,7 @@
 set -uo pipefail
 
 # Seconds that each phase may take; together below ten minutes.
-declare -A limits=([setup]=40 [tests]=190 [memcheck]=45 [racecheck]=45 [benchmark]=260)
+declare -A limits=([setup]=30 [tests]=190 [memcheck]=45 [racecheck]=45 [benchmark]=240)
 # Of two types of different accesses, the rules with the most slots; dense, sparse, all rows.
 covering='steps_are_numpys and gpu and (float32 or bfloat16) and (Adam or centered) and not Lazy'
 
