@@ -60,11 +60,15 @@ def main() -> int:
     }
     console.print(f"copies reach {copy / 1e9:.0f} GB/s", highlight=False)
     offers = list(gpu_workloads(place, options.only))
-    verdicts = []
+    verdicts, failed = [], False
     for number, offer in enumerate(offers):
         seconds = (deadline - perf_counter()) / (len(offers) - number)
         free_memory()
-        found = run_offer(offer, clock, copy, (1 - _FOR_MAKING) * seconds, free_bytes())
+        try:
+            found = run_offer(offer, clock, copy, (1 - _FOR_MAKING) * seconds, free_bytes())
+        except Exception as error:  # time on a GPU is scarce: the others still run
+            console.print_exception()
+            found, failed = {"not_run": f"{type(error).__name__}: {error}"}, True
         console.print(table(offer.name, found))
         verdicts += found.get("targets", [])
         if not options.no_results:
@@ -75,7 +79,7 @@ def main() -> int:
         console.print(line(verdict), highlight=False)
     if offers and not options.no_results:
         console.print(f"written: {path}", soft_wrap=True, highlight=False)
-    return 0
+    return 1 if failed else 0
 
 
 def run_offer(
@@ -115,17 +119,19 @@ def first_steps() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for job in FIRST_STEPS:
         with tempfile.TemporaryDirectory() as folder:
-            environment = {**os.environ, "CUPY_CACHE_DIR": folder}
-            command = [sys.executable, "-m", "bench.gpu_first_step", job]
-            found[job] = [
-                json.loads(
-                    subprocess.run(
-                        command, cwd=ROOT, env=environment, check=True, capture_output=True
-                    ).stdout
-                )
-                for _ in range(2)
-            ]
+            found[job] = [_first_step(job, folder) for _ in range(2)]
     return found
+
+
+def _first_step(job: str, folder: str) -> Any:
+    finished = subprocess.run(
+        [sys.executable, "-m", "bench.gpu_first_step", job],
+        cwd=ROOT,
+        env={**os.environ, "CUPY_CACHE_DIR": folder},
+        capture_output=True,
+        text=True,
+    )
+    return finished.stderr if finished.returncode else json.loads(finished.stdout)
 
 
 def gpu() -> dict[str, Any]:

@@ -68,7 +68,8 @@ class GpuClock:
 
         self._cupy = cupy
         self._device = cupy.cuda.Device()
-        l2_bytes = int(self._device.attributes["L2CacheSize"])
+        properties = cupy.cuda.runtime.getDeviceProperties(self._device.id)
+        l2_bytes = int(properties["l2CacheSize"])
         self._larger_than_caches = cupy.empty(4 * l2_bytes, dtype=np.uint8)
         self._begin, self._end = cupy.cuda.Event(), cupy.cuda.Event()
         self._hold = cupy.RawKernel(_HOLD, "hold")

@@ -9,7 +9,8 @@
 #   --output FOLDER   Results go to FOLDER/<gpu>/<date>-<commit>.json, logs to FOLDER/logs/; by
 #                     default bench/results.
 #   --commit NAME     What is measured, where there is no git to ask.
-#   --phases LIST     Some of: setup,tests,memcheck,racecheck,benchmark (which are all of them).
+#   --phases LIST     Some of updates (their tests), others (the other tests), memcheck, racecheck and
+#                     benchmark, with commas; or setup alone. By default all of them.
 #
 # The machine needs python3 (or $PYTHON) of 3.11 or newer with pip, CuPy 14 and torch; its packages
 # stay as they are. compute-sanitizer is looked for on the PATH and beside CUDA's compiler. A phase
@@ -25,9 +26,11 @@
 set -uo pipefail
 
 # Seconds that each phase may take; together below ten minutes.
-declare -A limits=([setup]=30 [tests]=190 [memcheck]=45 [racecheck]=45 [benchmark]=240)
+declare -A limits=(
+  [setup]=30 [updates]=140 [others]=50 [memcheck]=45 [racecheck]=45 [benchmark]=240
+)
 # Of two types of different accesses, the rules with the most slots; dense, sparse, all rows.
-covering='steps_are_numpys and gpu and (float32 or bfloat16) and (Adam or centered) and not Lazy'
+covering='steps_are_numpys and (float32 or bfloat16) and (Adam or centered) and not Lazy'
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 PYTHON=${PYTHON:-python3}
@@ -35,7 +38,7 @@ require_gpu=false
 wheels=
 output=$root/bench/results
 commit=
-phases=setup,tests,memcheck,racecheck,benchmark
+phases=setup,updates,others,memcheck,racecheck,benchmark
 
 refuse() {
   echo "on_gpu.sh: $1" >&2
@@ -85,12 +88,12 @@ export CUPY_CACHE_DIR=$work/cupy GPUOPT_CACHE_DIR=$work/gpuopt
 
 summary=()
 failed=0
-# Runs a command, keeps what it prints, and notes how it ended.
+# Runs a command, keeps what it prints, and notes how it ended. Cut off, pytest still sums up.
 run_phase() {
   local phase=$1 started=$SECONDS outcome
   shift
   echo "== $phase (at most ${limits[$phase]} s)"
-  timeout --kill-after=5 "${limits[$phase]}" "$@" >"$output/logs/$phase.log" 2>&1
+  timeout --signal=INT --kill-after=5 "${limits[$phase]}" "$@" >"$output/logs/$phase.log" 2>&1
   local status=$?
   tail -n 40 "$output/logs/$phase.log"
   case $status in
@@ -105,7 +108,11 @@ run_phase() {
 
 python=$work/venv/bin/python
 environment=("$PYTHON" bench/gpu_environment.py "$work/venv" ${wheels:+"$wheels"})
-pytest=("$python" -m pytest -q -W default -p no:cacheprovider)
+pytest=("$python" -m pytest -q -W default -p no:cacheprovider -m gpu --tb=short)
+updates=(tests/test_on_gpu.py tests/test_gpu_driver.py)
+# Most of their time goes into compiling.
+parallel=()
+"$PYTHON" -c 'import xdist' 2>/dev/null && parallel=(-n 4)
 sanitizer=$(PATH=$PATH:${CUDA_HOME:-/usr/local/cuda}/bin command -v compute-sanitizer)
 
 if ! run_phase setup "${environment[@]}"; then
@@ -116,7 +123,13 @@ else
 fi
 for phase in "${wanted[@]}"; do
   case $phase in
-    tests) run_phase tests "${pytest[@]}" -m gpu --continue-on-collection-errors tests ;;
+    updates)
+      run_phase updates "${pytest[@]}" "${parallel[@]}" --durations=15 "${updates[@]}"
+      ;;
+    others)
+      run_phase others "${pytest[@]}" "${parallel[@]}" --continue-on-collection-errors \
+        "${updates[@]/#/--ignore=}" tests
+      ;;
     memcheck | racecheck)
       if [[ -z $sanitizer ]]; then
         summary+=("$phase: left out, as compute-sanitizer is not on this machine")
@@ -124,11 +137,11 @@ for phase in "${wanted[@]}"; do
       fi
       # Without a pool, arrays are allocations of their own, whose ends the checker knows.
       run_phase "$phase" "$sanitizer" --tool "$phase" --error-exitcode 86 --print-limit 20 \
-        "${pytest[@]}" -p no_memory_pool -k "$covering" tests/test_on_gpu.py
+        "${pytest[@]}" -p no_memory_pool -k "$covering" "${updates[0]}"
       ;;
     benchmark)
-      run_phase benchmark "$python" -m bench.gpu --output "$output" ${commit:+--commit "$commit"} \
-        --seconds $((limits[benchmark] - 60))
+      run_phase benchmark "$python" -m bench.gpu --require-gpu --output "$output" \
+        ${commit:+--commit "$commit"} --seconds $((limits[benchmark] - 60))
       ;;
   esac
 done
