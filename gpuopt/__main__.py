@@ -13,11 +13,12 @@ import numpy as np
 
 import gpuopt
 from gpuopt.backends import backend_for
+from gpuopt.backends.cuda.availability import why_no_gpu
 from gpuopt.demo.settings import TUNED
 from gpuopt.demo.train import BATCH_SIZE, DEFAULT_STEPS, train
 from gpuopt.device import Device
 from gpuopt.errors import DeviceUnavailableError
-from gpuopt.info import describe, why_no_gpu
+from gpuopt.info import describe
 
 _DTYPES = {
     "float16": np.float16,
