@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Sequence, Set
+from operator import attrgetter, eq, is_
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
-from gpuopt.backends import backend_for, moved
+from gpuopt.backends import Backend, backend_for, moved
 from gpuopt.by_variables import ByVariables
 from gpuopt.device import device_of
 from gpuopt.errors import DeviceUnavailableError
@@ -22,10 +23,11 @@ _OVERLAP_WORK = 100_000
 
 
 class Form(NamedTuple):
-    """What dense gradients of a list of variables, all of one dtype, look like."""
+    """What dense gradients of a list of variables, all on one device, look like."""
 
     shapes: list[tuple[int, ...]]
-    dtype: np.dtype[Any]
+    dtypes: list[np.dtype[Any]]
+    backend: Backend
 
 
 def checked_pairs(
@@ -93,19 +95,28 @@ def _have_form(given: list[Any], seen: ByVariables[Form]) -> bool:
     except ValueError:
         return False
     form = seen.get(variables)
+    return form is not None and has_form(gradients, form)
+
+
+def has_form(gradients: Sequence[Any], form: Form) -> bool:
+    """Says whether gradients are plain arrays where and as they must be."""
     return (
-        form is not None
-        and set(map(type, gradients)) == {np.ndarray}
-        and [gradient.shape for gradient in gradients] == form.shapes
-        and [gradient.dtype for gradient in gradients].count(form.dtype) == len(gradients)
+        form.backend.are_here(gradients)
+        # Not as lists: thousands of tuples at once would set off the garbage collection.
+        and all(map(eq, map(attrgetter("shape"), gradients), form.shapes))
+        and all(map(is_, map(attrgetter("dtype"), gradients), form.dtypes))
     )
 
 
 def _note_form(pairs: list[tuple[Gradient | None, Variable]], seen: ByVariables[Form]) -> None:
     variables = [variable for _, variable in pairs]
-    dtypes = {variable.dtype for variable in variables}
-    if len(dtypes) == 1 and all(type(gradient) is np.ndarray for gradient, _ in pairs):
-        seen.keep(variables, Form([variable.shape for variable in variables], dtypes.pop()))
+    devices = {variable.device for variable in variables}
+    if len(devices) == 1 and not any(
+        gradient is None or isinstance(gradient, IndexedSlices) for gradient, _ in pairs
+    ):
+        shapes = [variable.shape for variable in variables]
+        dtypes = [variable.dtype for variable in variables]
+        seen.keep(variables, Form(shapes, dtypes, backend_for(devices.pop())))
 
 
 def first_nonfinite(grads_and_vars: Iterable[tuple[Gradient, Variable]]) -> str | None:

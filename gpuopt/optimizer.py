@@ -222,23 +222,23 @@ class Optimizer:
             return
         self._row_checks.raise_late(wait=False)
         pairs = given = as_list(grads_and_vars)
-        if not self._repeat.sees(given):
-            pairs = checked_pairs(given, self._dtypes(), self._seen)
+        gradients = self._repeat.sees(given)
+        if gradients is None or not self._still_fit(gradients):
+            gradients = None
+            checked = checked_pairs(given, self._dtypes(), self._seen)
+            pairs = [pair for pair in checked if pair[0] is not None]
         counter = None if global_step is None else checked_global_step(global_step)
-        is_dense = pairs is given
-        if not is_dense:
-            self._repeat.forget()
-            pairs = [pair for pair in pairs if pair[0] is not None]
         if self._on_nonfinite != "propagate" and self._must_skip(pairs):
             return
-        if self._repeat.slots_version != self._slots.version:
+        if gradients is None:
             with self._creation:
                 self._create_slots([variable for _, variable in pairs])
         self._prepare()
         undo = partial(self._undoing, counter)
         at_once = partial(self._must_check_first, pairs)
-        with step(), self._row_checks.around(() if is_dense else pairs, undo, at_once):
-            update_ops = self._apply_locked(pairs)
+        sparse_pairs = pairs if gradients is None else ()
+        with step(), self._row_checks.around(sparse_pairs, undo, at_once):
+            update_ops = self._apply_locked(pairs, gradients)
             self._finish(update_ops, name or self._name)
             self._count(counter)
 
@@ -458,8 +458,21 @@ class Optimizer:
         """Returns the optimizer's own variable `name`, or None. There is only one graph."""
         return self._non_slots.get(name)
 
-    def _apply_all(self, grads_and_vars: list[tuple[Gradient, Variable]]) -> list[Any]:
-        """Updates the variables one after the other, through the hooks."""
+    def _still_fit(self, gradients: Sequence[Any]) -> bool:
+        """Whether gradients fit what `self._repeat` has kept about their variables."""
+        return False
+
+    def _apply_all(
+        self,
+        grads_and_vars: Sequence[tuple[Gradient, Variable]],
+        gradients: Sequence[Any] | None = None,
+    ) -> list[Any]:
+        """Updates the variables one after the other, through the hooks.
+
+        Args:
+            grads_and_vars: What to update.
+            gradients: Of these pairs, if `self._repeat` has kept what to do about the variables.
+        """
         return [self._apply_one(gradient, variable) for gradient, variable in grads_and_vars]
 
     def _must_check_first(self, grads_and_vars: Sequence[tuple[Gradient, Variable]]) -> bool:
@@ -482,7 +495,11 @@ class Optimizer:
 
         return undo
 
-    def _apply_locked(self, grads_and_vars: list[tuple[Gradient, Variable]]) -> list[Any]:
+    def _apply_locked(
+        self,
+        grads_and_vars: Sequence[tuple[Gradient, Variable]],
+        gradients: Sequence[Any] | None = None,
+    ) -> list[Any]:
         with ExitStack() as locks:
             if self._use_locking:
                 # In one order everywhere, so that two threads cannot wait for each other.
@@ -490,7 +507,7 @@ class Optimizer:
                     (variable.identity for _, variable in grads_and_vars), key=id
                 ):
                     locks.enter_context(identity.lock)
-            return self._apply_all(grads_and_vars)
+            return self._apply_all(grads_and_vars, gradients)
 
     def _differentiated(
         self, loss: Loss, var_list: Any, grad_loss: Any, on_grad: OnGradient | None = None

@@ -51,6 +51,9 @@ class NumpyBackend:
     def as_array(self, value: Any) -> Array:
         return np.asarray(value)
 
+    def are_here(self, arrays: Sequence[Any]) -> bool:
+        return set(map(type, arrays)) == {np.ndarray}
+
     def plain_array(self, value: Any) -> Array | None:
         # Masked arrays have two memories.
         if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):

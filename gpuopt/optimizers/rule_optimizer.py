@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from gpuopt.backends import Target, backend_for
 from gpuopt.backends.backend import compute_type
 from gpuopt.dense_plans import Batch, DensePlans
-from gpuopt.gradients import Gradient
+from gpuopt.gradients import Form, Gradient, has_form
 from gpuopt.identity import Identity
 from gpuopt.indexed_slices import IndexedSlices
 from gpuopt.optimizer import OnNonfinite, Optimizer, apply_constraint
@@ -30,6 +30,14 @@ _APPLY_HOOKS = (
     "_apply_sparse_duplicate_indices",
     "_resource_apply_sparse_duplicate_indices",
 )
+
+
+class _Known(NamedTuple):
+    """How to update a list of variables, as long as no slots are made or replaced."""
+
+    form: Form
+    batches: list[Batch]
+    slots_version: int
 
 
 class RuleOptimizer(Optimizer):
@@ -109,13 +117,24 @@ class RuleOptimizer(Optimizer):
     def _apply_sparse(self, grad: IndexedSlices, var: Variable) -> None:
         self._apply_rule_sparse(grad, var)
 
-    def _apply_all(self, grads_and_vars: list[tuple[Gradient, Variable]]) -> list[Any]:
+    def _still_fit(self, gradients: Sequence[Any]) -> bool:
+        known: _Known = self._repeat.kept
+        return known.slots_version == self._slots.version and (
+            self._repeat.is_again or has_form(gradients, known.form)
+        )
+
+    def _apply_all(
+        self,
+        grads_and_vars: Sequence[tuple[Gradient, Variable]],
+        gradients: Sequence[Any] | None = None,
+    ) -> list[Any]:
+        if gradients is not None:
+            self._apply_batches(gradients, self._repeat.kept.batches)
+            return []
         if self._overrides_apply_hook():
             return super()._apply_all(grads_and_vars)
-        if self._repeat.is_again and self._repeat.slots_version == self._slots.version:
-            self._apply_batches([gradient for gradient, _ in grads_and_vars], self._repeat.kept)
-            return []
         gradients, variables = zip(*grads_and_vars, strict=True)
+        all_variables = variables
         if IndexedSlices in set(map(type, gradients)):
             dense = []
             for gradient, variable in grads_and_vars:
@@ -126,12 +145,13 @@ class RuleOptimizer(Optimizer):
             if not dense:
                 return []
             gradients, variables = zip(*dense, strict=True)
-        constrained = [variable for variable in variables if variable.constraint is not None]
         batches = self._apply_rule_dense(gradients, variables)
+        constrained = [variable for variable in variables if variable.constraint is not None]
         for variable in constrained:
             apply_constraint(variable)
-        if not constrained:
-            self._repeat.keep(batches, self._slots.version)
+        form = self._seen.get(variables)
+        if form is not None and variables is all_variables and not constrained:
+            self._repeat.keep(_Known(form, batches, self._slots.version))
         return []
 
     def _apply_rule_dense(

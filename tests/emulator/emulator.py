@@ -103,6 +103,9 @@ class EmulatorLauncher:
     def address(self, array: Any) -> int:
         return getattr(array, "_host", array).ctypes.data  # type: ignore[no-any-return]
 
+    def owns(self, arrays: Sequence[Any]) -> bool:
+        return {array.device_id for array in arrays} == {self._index}
+
     def addresses(self, arrays: Sequence[Any]) -> np.ndarray[Any, Any]:
         return np.array(list(map(self.address, arrays)), np.int64)
 

@@ -56,6 +56,9 @@ class CupyLauncher:
     def address(self, array: Any) -> int:
         return array.data.ptr  # type: ignore[no-any-return]
 
+    def owns(self, arrays: Sequence[Any]) -> bool:
+        return {array.data.device_id for array in arrays} == {self._index}
+
     def addresses(self, arrays: Sequence[Any]) -> np.ndarray[Any, Any]:
         return np.array([array.data.ptr for array in arrays], np.int64)
 

@@ -68,6 +68,9 @@ class Launcher(Protocol):
     def address(self, array: Any) -> int:
         """Returns where an array's first element is."""
 
+    def owns(self, arrays: Sequence[Any]) -> bool:
+        """Says whether all are in the device's memory."""
+
     def addresses(self, arrays: Sequence[Any]) -> np.ndarray[Any, Any]:
         """Returns the addresses of many, int64."""
 
