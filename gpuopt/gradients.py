@@ -132,7 +132,7 @@ def first_nonfinite(grads_and_vars: Iterable[tuple[Gradient, Variable]]) -> str 
             offset = tuple(int(i) for i in first)
             return (
                 f'gradient for "{variable.name}" is not finite: {values.size - int(finite.sum())} '
-                f"of {values.size} values, the first is {values[offset]} at {list(offset)}"
+                f"of {values.size} values, the first is {float(values[offset])} at {list(offset)}"
             )
     return None
 

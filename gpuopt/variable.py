@@ -354,7 +354,8 @@ def as_variable(value: Any) -> Variable:
 
 def _own(value: Any, name: str, dtype: Any, device: Device) -> Any:
     given = value.storage if isinstance(value, Variable) else value
-    array = given if device_of(given).kind == "gpu" else np.asarray(given)
+    source = device_of(given)
+    array = backend_for(source).as_array(given) if source.kind == "gpu" else np.asarray(given)
     _check_holds_numbers(array, name, value)
     if dtype is not None:
         target = np.dtype(dtype)

@@ -196,7 +196,7 @@ for _name in ("T", "real"):
     setattr(ndarray, _name, property(get_view))
 for _name in ("astype", "copy", "reshape", "ravel", "flatten", "swapaxes"):
     setattr(ndarray, _name, _method(_name))
-for _name in ("sum", "max", "all", "any", "argmin", "argmax"):
+for _name in ("sum", "max", "mean", "all", "any", "argmin", "argmax"):
     setattr(ndarray, _name, _method(_name))
 for _name, _ufunc in {
     "add": np.add,
@@ -298,9 +298,11 @@ def _of_numpy(name: str) -> Callable[..., Any]:
     return called
 
 
-argsort, isfinite, searchsorted, unique = map(
-    _of_numpy, ("argsort", "isfinite", "searchsorted", "unique")
-)
+def __getattr__(name: str) -> Any:
+    """Whatever else numpy has, CuPy is taken to have; where it is installed, this is looked up."""
+    if name.startswith("_"):
+        raise AttributeError(name)
+    return _of_numpy(name)
 
 
 def _operand(value: Any) -> Any:

@@ -606,3 +606,132 @@ def test_powers_of_beta_are_kept_by_the_host() -> None:
     assert power.value().get() == 0.5
     power += np.float32(0.25)
     assert power.value().get() == np.float32(0.75)
+
+
+def test_a_checkpoint_of_a_gpu_goes_on_on_the_cpu_and_back(tmp_path: Any) -> None:
+    rng = np.random.default_rng(5)
+    gradients = rng.normal(size=(6, 4, 2)).astype(np.float32)
+
+    class Run:
+        def __init__(self, device: str) -> None:
+            self.w = Variable(np.ones((4, 2), np.float32), name="w", device=device)
+            self.step = Variable(0, name="step")
+            self.optimizer = gpuopt.AdamOptimizer(0.1)
+            named = {"w": self.w, "step": self.step}
+            self.saver = gpuopt.Saver(named, optimizers=[self.optimizer])
+
+        def advance(self, begin: int, end: int) -> list[np.ndarray]:
+            for gradient in gradients[begin:end]:
+                self.optimizer.apply_gradients([(gradient, self.w)], global_step=self.step)
+            return [*arrays_of(self.optimizer, self.w), self.step.numpy()]
+
+    expected = Run("cpu").advance(0, 6)
+    gc.collect()
+    first = Run("gpu:1")
+    first.advance(0, 2)
+    path = first.saver.save(tmp_path / "model")
+    del first
+    for device, begin in (("cpu", 2), ("gpu:0", 4)):
+        run = Run(device)
+        run.saver.restore(path)
+        got = run.advance(begin, begin + 2)
+        path = run.saver.save(tmp_path / "model")
+        [power, _] = run.optimizer._beta_powers()
+        assert power.device == run.w.device
+        del run, power
+    for mine, theirs in zip(got, expected, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5)
+
+
+# Several of them
+
+
+def test_towers_on_two_gpus_step_like_the_whole_batch() -> None:
+    batch = np.arange(8, dtype=np.float32).reshape(4, 2)
+    w = Variable(np.ones(2, np.float32), name="w", device="gpu:1")
+    optimizer = gpuopt.TowerOptimizer(gpuopt.GradientDescentOptimizer(0.1))
+    places = []
+
+    def model(rows: Any) -> Any:
+        places.append(fake_cupy.cuda.current.device)
+        assert rows.device_id == places[-1]
+        optimizer.apply_gradients([(rows.sum(axis=0), w)])
+        return rows.sum()
+
+    total = gpuopt.replicate(model, "weighted_sum", devices=["gpu:0", "gpu:1"])(batch)
+    assert places == [0, 1]
+    assert float(total) == batch.sum()
+    np.testing.assert_allclose(w.numpy(), 1 - 0.1 * batch.sum(axis=0), rtol=1e-6)
+
+
+def test_mirrored_variables_on_two_gpus_stay_the_same() -> None:
+    strategy = gpuopt.MirroredStrategy(["gpu:0", "gpu:1"])
+    w = strategy.variable(np.ones(3, np.float32), name="w")
+    table = strategy.variable(np.ones((4, 1), np.float32), name="table")
+    optimizer = gpuopt.AdamOptimizer(0.1)
+
+    def step() -> int:
+        place = fake_cupy.cuda.current.device
+        gradient = fake_cupy.ones(3, np.float32) * (1 + place)
+        rows = fake_cupy.asarray(np.array([place, 3]))
+        slices = IndexedSlices(fake_cupy.ones((2, 1), np.float32), rows)
+        replicas = w.replicas[place], table.replicas[place]
+        optimizer.apply_gradients([(gradient, replicas[0]), (slices, replicas[1])])
+        return place
+
+    for _ in range(2):
+        assert sorted(strategy.run(step).values) == [0, 1]
+    for mirrored in (w, table):
+        one, other = (replica.numpy() for replica in mirrored.replicas)
+        assert one.tobytes() == other.tobytes()
+        assert (one != 1).any()
+
+
+def test_workers_with_gradients_on_two_gpus_make_one_step() -> None:
+    w = Variable(np.ones(2, np.float32), name="w", device="gpu:0")
+    table = Variable(np.zeros((3, 2), np.float32), name="table", device="gpu:1")
+    step = Variable(0, name="step")
+    sync = gpuopt.SyncReplicasOptimizer(gpuopt.GradientDescentOptimizer(1.0), 2, 2)
+
+    def work(worker: Any) -> None:
+        place = worker.index
+        values = on_gpu(np.full((2, 2), 1 + place, np.float32), place)
+        slices = IndexedSlices(values, on_gpu([2, place], place))
+        worker.apply_gradients([(on_gpu(np.float32([1, 3]), place), w), (slices, table)], step)
+
+    sync.run(work, step)
+    assert int(step) == 1
+    assert w.numpy().tolist() == [0, -2]
+    assert table.numpy().tolist() == [[-1, -1], [-2, -2], [-1.5, -1.5]]
+
+
+def test_averages_of_variables_live_beside_them() -> None:
+    w = Variable(np.float32([1, 2]), name="w", device="gpu:1")
+    averages = gpuopt.ExponentialMovingAverage(0.5)
+    averages.apply([w])
+    w.assign(np.float32([3, 4]))
+    averages.apply([w])
+    average = averages.average(w)
+    assert average is not None
+    assert average.device == w.device
+    assert average.numpy().tolist() == [2, 3]
+
+
+def test_nonfinite_gradients_on_a_gpu_are_found() -> None:
+    w = Variable(np.ones((2, 2), np.float32), name="w", device="gpu:1")
+    optimizer = gpuopt.AdamOptimizer(on_nonfinite="raise")
+    gradient = on_gpu(np.float32([[1, 2], [np.nan, np.inf]]), 1)
+    with pytest.raises(FloatingPointError, match=r"not finite: 2 of 4 .* nan at \[1, 0\]"):
+        optimizer.apply_gradients([(gradient, w)])
+    assert w.numpy().tolist() == [[1, 1], [1, 1]]
+
+
+def test_the_demo_trains_on_a_gpu_as_on_the_cpu() -> None:
+    from gpuopt.demo.train import train
+
+    losses = []
+    for device in (Device.cpu, GPUS[1]):
+        gc.collect()
+        result = train("Adam", device=device, dtype=np.dtype(np.float32), steps=5, seed=0)
+        losses.append(result.losses)
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)

@@ -49,7 +49,7 @@ class NumpyBackend:
         pass
 
     def as_array(self, value: Any) -> Array:
-        return np.asarray(value)
+        return np.from_dlpack(value) if _is_foreign(value) else np.asarray(value)
 
     def are_here(self, arrays: Sequence[Any]) -> bool:
         return set(map(type, arrays)) == {np.ndarray}
@@ -131,6 +131,11 @@ class NumpyBackend:
         by_appearance = np.argsort(grouped.positions[grouped.starts[order]])
         rows = grouped.rows[order[by_appearance]]
         return sums[by_appearance], rows.astype(indices.dtype, copy=False)
+
+
+def _is_foreign(value: Any) -> bool:
+    """Whether this is another library's array, which shares its memory by DLPack."""
+    return not isinstance(value, np.ndarray | np.generic) and hasattr(value, "__dlpack__")
 
 
 def _apply_plan(

@@ -8,9 +8,10 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from gpuopt.backends import Target, backend_for
+from gpuopt.backends import Target, backend_for, moved
 from gpuopt.backends.backend import compute_type
 from gpuopt.dense_plans import Batch, DensePlans
+from gpuopt.device import Device
 from gpuopt.gradients import Form, Gradient, has_form
 from gpuopt.identity import Identity
 from gpuopt.indexed_slices import IndexedSlices
@@ -223,7 +224,7 @@ def as_scalar(value: Any, name: str) -> np.floating[Any]:
     """
     if isinstance(value, Variable):
         value = value.numpy()
-    array = np.asarray(value)
+    array = moved(value, Device.cpu)
     if array.dtype.kind not in "biuf" and array.dtype not in FLOAT_DTYPES:
         raise TypeError(f"{name} must be a number, or a function that returns one, got {value!r}")
     if array.shape != ():
