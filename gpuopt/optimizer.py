@@ -601,13 +601,14 @@ class Optimizer:
         return gate_gradients
 
     def _apply_one(self, gradient: Gradient, variable: Variable) -> Any:
-        if isinstance(gradient, IndexedSlices):
-            return self._resource_apply_sparse_duplicate_indices(
-                gradient.values, variable, gradient.indices
-            )
-        update_op = self._resource_apply_dense(gradient, variable)
-        apply_constraint(variable)
-        return update_op
+        with backend_for(variable.device).active(variable.identity):
+            if isinstance(gradient, IndexedSlices):
+                return self._resource_apply_sparse_duplicate_indices(
+                    gradient.values, variable, gradient.indices
+                )
+            update_op = self._resource_apply_dense(gradient, variable)
+            apply_constraint(variable)
+            return update_op
 
     def _dtypes(self) -> frozenset[np.dtype[Any]]:
         return frozenset(map(np.dtype, self._valid_dtypes()))

@@ -18,7 +18,6 @@ from golden_cases import GoldenCase, check, optimizer_cases
 
 import gpuopt
 from gpuopt import IndexedSlices, Variable
-from gpuopt.backends import backend_for
 from gpuopt.device import Device
 
 pytestmark = [pytest.mark.emulator, pytest.mark.usefixtures("emulated_gpus")]
@@ -290,6 +289,21 @@ def test_another_stream_waits_for_the_last_update(
     assert waits(emulated_gpus) == [(0, two.ptr), (0, two.ptr)]
 
 
+def test_a_step_waits_for_the_same_step_on_another_stream(
+    emulated_gpus: list[EmulatorLauncher],
+) -> None:
+    w = Variable(np.ones(3, np.float32), device="gpu:0")
+    gradient = on_gpu(np.ones(3, np.float32))
+    optimizer = gpuopt.GradientDescentOptimizer(0.1)
+    streams = [fake_cupy.cuda.Stream() for _ in range(2)]
+    waits(emulated_gpus)
+    for stream in (streams[0], streams[1], streams[1], streams[0]):
+        with stream:
+            optimizer.apply_gradients([(gradient, w)])
+    one, two = (stream.ptr for stream in streams)
+    assert waits(emulated_gpus) == [(one, 0), (two, one), (one, two)]
+
+
 def test_two_optimizers_of_one_variable_wait_for_each_other(
     emulated_gpus: list[EmulatorLauncher],
 ) -> None:
@@ -467,9 +481,11 @@ def test_hooks_in_plain_array_code_are_not_called_for_bad_rows() -> None:
             var.assign_sub(grad)
 
         def _apply_sparse(self, grad: IndexedSlices, var: Variable) -> None:
-            with backend_for(var.device).active():
-                var.storage[grad.indices] -= grad.values
+            var[grad.indices] -= grad.values
 
+    w = Variable(np.ones(2, np.float32), device="gpu:1")
+    Plain().apply_gradients([(on_gpu(np.float32([1, 2]), 1), w)])
+    assert w.numpy().tolist() == [0, -1]
     model = Table(Plain())
     assert model.table.numpy().tolist() == [[0, 0], *[[1, 1]] * 4, [0, 0]]
     before = model.bytes()
