@@ -15,7 +15,6 @@ from every_optimizer import update_rules
 
 from gpuopt.backends import Backend, Target
 from gpuopt.backends.backend import compute_type
-from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.cuda_backend import CudaBackend
 from gpuopt.backends.cuda.launch_shapes import (
     BLOCKS_PER_MULTIPROCESSOR,
@@ -80,14 +79,23 @@ class Update(NamedTuple):
 
 
 def apply_dense(
-    backend: Backend, rule: UpdateRule, updates: Sequence[Update], scalars: dict[str, Any]
+    backend: Backend,
+    rule: UpdateRule,
+    updates: Sequence[Update],
+    scalars: dict[str, Any],
+    refused: Any = None,
 ) -> None:
     plan = backend.plan_dense([Target(update.var, update.slots) for update in updates])
-    backend.apply_dense(rule, plan, [update.grad for update in updates], scalars)
+    backend.apply_dense(rule, plan, [update.grad for update in updates], scalars, refused=refused)
 
 
 def apply_sparse(
-    backend: Backend, rule: UpdateRule, update: Update, scalars: dict[str, Any], all_rows: bool
+    backend: Backend,
+    rule: UpdateRule,
+    update: Update,
+    scalars: dict[str, Any],
+    all_rows: bool,
+    refused: Any = None,
 ) -> None:
     backend.apply_sparse(
         rule,
@@ -96,6 +104,7 @@ def apply_sparse(
         update.rows,
         scalars,
         touches_all_rows=all_rows,
+        refused=refused,
     )
 
 
@@ -199,8 +208,10 @@ def test_a_second_step_uploads_what_moved_and_allocates_nothing(
     monkeypatch.setattr(np, "empty", None)
     backend.apply_dense(rule, plan, gradients, scalars)
     scalar_bytes = 4 * len(rule.scalars)
+    assert uploads == []
+    backend.apply_dense(rule, plan, gradients, arrays.scalars())
     assert uploads == [scalar_bytes]
-    backend.apply_dense(rule, plan, [gradients[0].copy(), gradients[1]], scalars)
+    backend.apply_dense(rule, plan, [gradients[0].copy(), gradients[1]], arrays.scalars())
     assert uploads == [scalar_bytes, scalar_bytes, 2 * 8]
 
 
@@ -362,19 +373,15 @@ def test_a_refused_call_writes_nothing(launcher: EmulatorLauncher) -> None:
     [rule] = [rule for rule in RULES if rule.name == "adam"]
     backend = CudaBackend(Device("gpu"), launcher)
     rows = np.array([3, 9, 1, -2], np.int32)
-    launcher.launch(
-        kernels.check_rows("int32"),
-        2,
-        32,
-        [rows, np.int64(4), np.int64(9), np.int64(6), backend._refused],
-    )
-    assert backend._refused[0] == 7
-    assert backend._refused[1:].view(np.int64)[0] in (9, -2)
+    flag = backend.row_flags.new()
+    backend.row_flags.check(flag, 6, rows, 9)
+    assert flag[0] == 7
+    assert flag[1:].view(np.int64)[0] in (9, -2)
     arrays = Arrays(rule, "float32")
     update, before = sparse_case(arrays, 9, 4, np.array([7, 2, 7], np.int64))
-    apply_sparse(backend, rule, update, arrays.scalars(), True)
+    apply_sparse(backend, rule, update, arrays.scalars(), True, flag)
     dense = arrays.update(3)._replace(var=update.var[0, :3])
-    apply_dense(backend, rule, [dense], {name: np.float32(0.5) for name in rule.scalars})
+    apply_dense(backend, rule, [dense], {name: np.float32(0.5) for name in rule.scalars}, flag)
     for array, old in zip((update.var, *update.slots), (before.var, *before.slots), strict=True):
         assert array.tobytes() == old.tobytes()
 
