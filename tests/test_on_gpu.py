@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
+import fake_cupy
 import numpy as np
 import pytest
 from device_cases import (
@@ -19,7 +18,7 @@ from device_cases import (
     dense_case,
     sparse_case,
 )
-from emulator.emulator import EmulatorLauncher
+from emulator import EmulatorLauncher
 from every_kernel import kernels_of, kernels_without_rule
 from every_optimizer import CONFIGURATIONS, update_rules
 
@@ -41,50 +40,23 @@ class OnGpu:
     def __init__(self) -> None:
         import cupy
 
-        self.xp = cupy
+        self._cupy = cupy
 
     def put(self, host: np.ndarray) -> Any:
-        return self.xp.array(host)
+        return self._cupy.array(host)
 
     def get(self, array: Any) -> np.ndarray:
-        return self.xp.asnumpy(array)
-
-    def reference(self) -> contextlib.AbstractContextManager[Any]:
-        return contextlib.nullcontext()
+        return self._cupy.asnumpy(array)
 
 
-class EmulatedBackend(CudaBackend):
-    """With numpy's arrays, which CuPy's functions do not know."""
+class OnEmulatedGpu:
+    """A stand-in's arrays, updated by the kernels on the CPU."""
 
-    def to_host(self, array: Any) -> np.ndarray:
-        return np.array(array)
+    def put(self, host: np.ndarray) -> fake_cupy.ndarray:
+        return fake_cupy.asarray(np.array(host))
 
-
-class Emulated:
-    """numpy's arrays, updated by the kernels on the CPU, except in `reference`."""
-
-    xp = np
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._numpys = gpuopt.backends._numpy_backend
-        self._emulated = EmulatedBackend(gpuopt.device.Device.cpu, EmulatorLauncher(seed=3))
-        self._patch = monkeypatch
-        self._use(self._emulated)
-
-    def put(self, host: np.ndarray) -> np.ndarray:
-        return np.array(host)
-
-    def get(self, array: Any) -> np.ndarray:
-        return np.array(array)
-
-    @contextlib.contextmanager
-    def reference(self) -> Iterator[None]:
-        self._use(self._numpys)
-        yield
-        self._use(self._emulated)
-
-    def _use(self, backend: Any) -> None:
-        self._patch.setattr(gpuopt.backends, "_numpy_backend", backend)
+    def get(self, array: fake_cupy.ndarray) -> np.ndarray:
+        return array.get()
 
 
 @pytest.fixture(scope="module")
@@ -94,20 +66,20 @@ def compiled_kernels() -> None:
         kernel
         for group in (kernels_without_rule(), *map(kernels_of, update_rules()))
         for kernel in group
-        if kernel.function != "sparse_update" or kernel.types[-1] == "unsigned int"
     )
 
 
 ON_GPU = pytest.param("gpu", marks=pytest.mark.gpu)
+EMULATED = pytest.param("emulated", marks=pytest.mark.emulator)
 
 
-@pytest.fixture(params=[ON_GPU, pytest.param("emulated", marks=pytest.mark.emulator)])
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Device:
+@pytest.fixture(params=[ON_GPU, EMULATED])
+def device(request: pytest.FixtureRequest) -> Device:
     if request.param == "gpu":
         return OnGpu()
     request.getfixturevalue("compiled_kernels")
-    monkeypatch.setenv("GPUOPT_COMPILED", "0")
-    return Emulated(monkeypatch)
+    request.getfixturevalue("emulated_gpus")
+    return OnEmulatedGpu()
 
 
 # Values
@@ -129,6 +101,32 @@ def test_sparse_steps_are_numpys_for_all_kinds_of_rows(
 ) -> None:
     tables, steps = sparse_case(device, dtype)
     check_against_numpy(device, name, arguments, tables, steps)
+
+
+@pytest.mark.parametrize("device", [EMULATED], indirect=True)
+@pytest.mark.parametrize("case", [dense_case, sparse_case])
+def test_a_device_that_leaves_something_out_is_found(
+    device: Device, monkeypatch: pytest.MonkeyPatch, case: Any
+) -> None:
+    """The last element of every gradient, or the last row."""
+    apply_dense, apply_sparse = CudaBackend.apply_dense, CudaBackend.apply_sparse
+
+    def short_dense(backend: Any, rule: Any, plan: Any, gradients: Any, *rest: Any, **more: Any):
+        gradients = [gradient.copy() for gradient in gradients]
+        for gradient in gradients:
+            gradient.reshape(-1)[-1:] = 0
+        apply_dense(backend, rule, plan, gradients, *rest, **more)
+
+    def short_sparse(
+        backend: Any, rule: Any, target: Any, values: Any, rows: Any, *rest: Any, **more: Any
+    ) -> None:
+        apply_sparse(backend, rule, target, values[:-1], rows[:-1], *rest, **more)
+
+    monkeypatch.setattr(CudaBackend, "apply_dense", short_dense)
+    monkeypatch.setattr(CudaBackend, "apply_sparse", short_sparse)
+    variables, steps = case(device, "float32")
+    with pytest.raises(AssertionError, match="elements are wrong"):
+        check_against_numpy(device, "MomentumOptimizer", {"momentum": 0.9}, variables, steps)
 
 
 @pytest.mark.parametrize("device", [ON_GPU], indirect=True)
