@@ -25,7 +25,7 @@ from bench.gpu_profile import profile
 from bench.gpu_targets import GPU, TARGETS, Verdict, judge
 from bench.gpu_workloads import Offer, gpu_workloads
 from bench.harness import RESULTS, ROOT, Workload, machine, write_results
-from gpuopt.info import why_no_gpu
+from gpuopt.backends.cuda.availability import why_no_gpu
 
 # Of the time for a workload, what its making and its first steps may take.
 _FOR_MAKING = 0.25
@@ -40,17 +40,13 @@ def main() -> int:
     parser.add_argument("--no-results", action="store_true", help="only print")
     parser.add_argument("--require-gpu", action="store_true", help="no GPU is a failure")
     options = parser.parse_args()
-    console = Console(width=None if sys.stdout.isatty() else 120)
+    console = Console(width=None if sys.stdout.isatty() else 160)
     reason = why_no_gpu()
     if reason is not None:
         console.print(f"nothing was measured: {reason}", highlight=False)
         return 1 if options.require_gpu else 0
     deadline = perf_counter() + options.seconds
-
-    import cupy
-
-    place = Place(cupy, "cuda")
-    clock, copy = GpuClock(), copy_bytes_per_second()
+    place, clock, copy = on_this_gpu()
     described = {
         "machine": machine() | gpu(),
         **({} if options.commit is None else {"commit": options.commit}),
@@ -80,6 +76,13 @@ def main() -> int:
     if offers and not options.no_results:
         console.print(f"written: {path}", soft_wrap=True, highlight=False)
     return 1 if failed else 0
+
+
+def on_this_gpu() -> tuple[Place, Clock, float]:
+    """Returns where arrays are, what times them, and how many bytes a second a copy moves."""
+    import cupy
+
+    return Place(cupy, "cuda"), GpuClock(), copy_bytes_per_second()
 
 
 def run_offer(

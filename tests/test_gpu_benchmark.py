@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import textbook
 
+import bench.gpu
 import gpuopt
 from bench import gpu_harness
 from bench.gpu import line, run_offer, table
@@ -247,6 +248,39 @@ def test_every_workload_runs_and_is_judged(tmp_path: Path) -> None:
     assert len(ours["device"]["samples_ms"]) >= 3
     assert ours["device"]["gb_per_s"] > 0
     assert ours["wall"]["ratio"] == 1
+
+
+@pytest.mark.usefixtures("short_samples")
+def test_results_are_written_after_each_workload_and_one_that_fails_stops_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    offers = list(gpu_workloads(HOST, "gpu_momentum_*", TINY))
+
+    def broken() -> Any:
+        raise MemoryError("no memory is left")
+
+    some = [offers[0]._replace(name="broken", make=broken), *offers]
+    for name, value in {
+        "why_no_gpu": lambda: None,
+        "on_this_gpu": lambda: (HOST, HostClock(), 1e9),
+        "gpu": lambda: {"gpu": "Some GPU"},
+        "gpu_workloads": lambda place, pattern: iter(some),
+        "first_steps": lambda: {},
+        "free_memory": lambda: None,
+        "free_bytes": lambda: None,
+    }.items():
+        monkeypatch.setattr(bench.gpu, name, value)
+    arguments = ["--output", str(tmp_path), "--commit", "abc", "--seconds", "0"]
+    monkeypatch.setattr(sys, "argv", ["gpu", *arguments])
+    assert bench.gpu.main() == 1
+    [path] = tmp_path.glob("some-gpu/*-abc.json")
+    written = json.loads(path.read_text())
+    assert written["machine"]["gpu"] == "Some GPU"
+    assert written["workloads"]["broken"] == {"not_run": "MemoryError: no memory is left"}
+    assert set(written["workloads"]) == {offer.name for offer in some}
+    printed = capsys.readouterr().out
+    assert "gpu_momentum_160m: device_ratio against torch fused <= 1" in printed
+    assert "Momentum on 4 tensors of 64 elements each" in printed
 
 
 @pytest.mark.usefixtures("short_samples")
