@@ -198,7 +198,8 @@ def test_a_download_is_there_when_its_event_is_done(module: Any) -> None:
     assert download.values.tolist() == [1, 5]
 
 
-def test_a_copy_from_a_peer_waits_for_it_and_is_waited_for(module: Any) -> None:
+@pytest.mark.parametrize("first", ["here", "there"])
+def test_a_copy_from_a_peer_waits_for_it_and_is_waited_for(module: Any, first: str) -> None:
     launcher = module.CupyLauncher(1)
     array = DeviceArray(np.array([1, 2, 3]), device=0)
     here, there = current.streams.setdefault(1, Stream(1, 0)), current_stream()
@@ -206,8 +207,8 @@ def test_a_copy_from_a_peer_waits_for_it_and_is_waited_for(module: Any) -> None:
     with launcher.device():
         copy = launcher.copy_of_peer(array)
     there.queue.append(lambda: array.host.fill(9))  # as if it were freed and used again
-    there.run()
-    here.run()
+    for stream in (here, there) if first == "here" else (there, here):
+        stream.run()
     assert copy.host.tolist() == [4, 4, 4]
     assert copy.device.id == 1
 
