@@ -64,7 +64,7 @@ class Repeat(threading.local):
         ids = tuple(map(id, variables))
         if ids != self._variable_ids:
             self.forget()
-            self._variable_ids = ids
+            self._variable_ids, self._gradient_ids = ids, tuple(map(id, gradients))
             return None
         if self._variables is None or not self._variables.are_alive:
             self.token = None

@@ -254,6 +254,36 @@ def test_a_gradient_that_took_another_ones_place_is_looked_at() -> None:
         assert w.numpy().tolist() == [expected] * 3
 
 
+@pytest.mark.parametrize("how", ["strided", "overlapping"])
+def test_gradients_that_are_copied_are_copied_in_each_step(how: str) -> None:
+    memory = on_gpu(np.ones((2, 3), np.float32))
+    w, other = (Variable(np.zeros(6, np.float32), device="gpu:0") for _ in range(2))
+    gradient = memory.T if how == "strided" else w.storage[:3].reshape(3)
+    target = Variable(np.zeros(gradient.shape, np.float32), device="gpu:0")
+    given = [(gradient, target), (on_gpu(np.ones(6, np.float32)), w)]
+    optimizer = gpuopt.GradientDescentOptimizer(1.0)
+    expected = np.zeros(gradient.shape, np.float32)
+    for step in range(6):
+        memory._host[...] = np.arange(6).reshape(2, 3) + step
+        expected -= gradient._host
+        optimizer.apply_gradients(given)
+        assert target.numpy().tolist() == expected.tolist()
+    del other
+
+
+def test_a_slot_that_was_replaced_is_used_from_then_on() -> None:
+    w = Variable(np.zeros(2, np.float32), device="gpu:0")
+    optimizer = gpuopt.MomentumOptimizer(1.0, 0.5)
+    given = [(on_gpu(np.ones(2, np.float32)), w)]
+    for _ in range(5):
+        optimizer.apply_gradients(given)
+    table = optimizer._slot_dict("momentum")
+    table[w.identity] = Variable(np.float32([6, 8]), device="gpu:0")
+    w.assign(np.zeros(2, np.float32))
+    optimizer.apply_gradients(given)
+    assert w.numpy().tolist() == [-4, -5]
+
+
 # Streams
 
 
@@ -284,9 +314,11 @@ def test_another_stream_waits_for_the_last_update(
         a.assign(np.zeros(3, np.float32))
         c.value()
         assert waits(emulated_gpus) == [(two.ptr, 0)]
+        c.assign_add(np.ones(3, np.float32))
     assert a.value() is a.storage
+    assert c.numpy().tolist() == [2, 2, 2]
     assert optimizer.get_slot(b, "momentum").numpy().any()
-    assert waits(emulated_gpus) == [(0, two.ptr), (0, two.ptr)]
+    assert waits(emulated_gpus) == [(two.ptr, 0), *[(0, two.ptr)] * 3]
 
 
 def test_a_step_waits_for_the_same_step_on_another_stream(
@@ -719,6 +751,13 @@ def test_workers_with_gradients_on_two_gpus_make_one_step() -> None:
     assert int(step) == 1
     assert w.numpy().tolist() == [0, -2]
     assert table.numpy().tolist() == [[-1, -1], [-2, -2], [-1.5, -1.5]]
+
+
+def test_who_wraps_an_optimizer_checks_it() -> None:
+    inner = gpuopt.GradientDescentOptimizer(1.0)
+    Table(inner).apply([6])
+    with pytest.raises(IndexError, match="row 6"):
+        gpuopt.TowerOptimizer(inner).check()
 
 
 def test_averages_of_variables_live_beside_them() -> None:

@@ -82,6 +82,7 @@ class EmulatorLauncher:
             TypeError: an argument is not what the kernel takes.
             KernelError: the kernel does not compile, is declared wrongly, or fails.
         """
+        self._check_device()
         check_arguments(kernel, arguments, self.xp.ndarray)
         function = kernel_library.find(kernel, self._sanitize)
         check_declaration(kernel, function.parameters)
@@ -118,7 +119,12 @@ class EmulatorLauncher:
     def is_default_stream(self) -> bool:
         return self.stream() == 0
 
+    def _check_device(self) -> None:
+        if self.xp is not np and self.xp.cuda.current.device != self._index:
+            raise KernelError(f"device {self._index} is not the current one")
+
     def record(self, event: EmulatedEvent | None = None) -> EmulatedEvent:
+        self._check_device()
         event = event or EmulatedEvent()
         event.stream = self.stream()
         return event
@@ -136,6 +142,7 @@ class EmulatorLauncher:
 
     def upload(self, target: Any, source: np.ndarray[Any, Any]) -> None:
         """Copies host memory to a contiguous array of the same size and type."""
+        self._check_device()
         host = getattr(target, "_host", target)
         if not host.flags.c_contiguous or not source.flags.c_contiguous:
             raise TypeError("upload takes contiguous arrays")
