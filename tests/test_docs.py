@@ -23,8 +23,13 @@ def examples(page: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
 
 
+def marks(page: Path) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.gpu] if any("import cupy" in example for example in examples(page)) else []
+
+
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if examples(page)], ids=lambda page: page.name
+    "page",
+    [pytest.param(page, marks=marks(page), id=page.name) for page in PAGES if examples(page)],
 )
 def test_examples_of_a_page_run_in_order(page: Path) -> None:
     names: dict[str, object] = {}

@@ -234,7 +234,8 @@ def test_every_workload_runs_and_is_judged(tmp_path: Path) -> None:
     offers = list(gpu_workloads(HOST, sizes=TINY))
     for offer in offers:
         found = run_offer(offer, HostClock(), 1e9, seconds=0, free=None)
-        assert set(found["contenders"]) >= {"gpuopt", "array operations"}
+        assert "gpuopt" in found["contenders"]
+        assert "array operations" in found["contenders"]
         table(offer.name, found)
         assert all(line(verdict) for verdict in found["targets"])
         measured[offer.name] = found

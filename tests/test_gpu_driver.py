@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import pytest
 from every_optimizer import CONFIGURATIONS, make
 
 import gpuopt
-from bench.gpu_clock import GpuClock
+from bench.gpu_clock import GpuClock, copy_bytes_per_second
 from gpuopt import IndexedSlices, Variable
 
 pytestmark = pytest.mark.gpu
@@ -97,6 +98,26 @@ def assert_equal(got: list[np.ndarray], expected: list[np.ndarray]) -> None:
 # What a step costs besides its kernels
 
 
+def test_the_clock_times_the_device_and_not_the_host(clock: GpuClock) -> None:
+    assert 20 <= clock.device_ms(lambda: clock.hold(20), host_ms=1) < 25
+    assert clock.device_ms(lambda: sleep(0.02), host_ms=60) < 5
+    assert copy_bytes_per_second(2**26, rounds=3) > 1e9
+
+
+@pytest.fixture
+def page_locked(cupy: Any) -> Iterator[list[int]]:
+    """Lists the sizes of page-locked host memory as it is really allocated, past the pool."""
+    sizes: list[int] = []
+
+    def allocate(size: int) -> Any:
+        sizes.append(size)
+        return cupy.cuda.PinnedMemoryPointer(cupy.cuda.PinnedMemory(size), 0)
+
+    cupy.cuda.set_pinned_memory_allocator(cupy.cuda.PinnedMemoryPool(allocate).malloc)
+    yield sizes
+    cupy.cuda.set_pinned_memory_allocator(cupy.get_default_pinned_memory_pool().malloc)
+
+
 @contextmanager
 def counted(cupy: Any) -> Iterator[Counter[str]]:
     """Counts device memory that is asked for, modules compiled or loaded, and waiting.
@@ -121,7 +142,6 @@ def counted(cupy: Any) -> Iterator[Counter[str]]:
         patch.setattr(owner, attribute, counting)
 
     with pytest.MonkeyPatch.context() as patch, Requests():
-        count(patch, cupy.cuda, "alloc_pinned_memory", "allocations")
         count(patch, cupy.cuda.compiler, "_compile_module_with_cache", "modules")
         for kind in ("RawModule", "RawKernel"):
             count(patch, cupy, kind, "modules")
@@ -149,17 +169,20 @@ def test_counting_sees_what_it_should(cupy: Any, clock: GpuClock) -> None:
 
 @configurations
 def test_from_the_third_step_on_nothing_is_allocated_compiled_or_waited_for(
-    cupy: Any, clock: GpuClock, name: str, arguments: dict[str, Any]
+    cupy: Any, clock: GpuClock, page_locked: list[int], name: str, arguments: dict[str, Any]
 ) -> None:
     model = Model(cupy, name, arguments)
     others = [[on_gpu(cupy, gradient) for gradient in model.host_gradients] for _ in range(2)]
     for gradients in (None, others[0]):
         model.step(gradients)
-    clock.synchronize()
+        clock.synchronize()
+    page_locked.clear()
     with counted(cupy) as counts:
         for gradients in (None, None, others[0], others[1]):
             model.step(gradients)
+            clock.synchronize()  # so that no more is under way than in the steps before
     assert not counts
+    assert not page_locked
     assert clock.runs_ahead(model.step, HELD_MS / 4)
 
 
