@@ -14,6 +14,7 @@ from pathlib import Path
 from time import sleep
 from typing import Any
 
+import fake_cupy
 import numpy as np
 import pytest
 import textbook
@@ -21,6 +22,7 @@ import textbook
 import bench.gpu
 import gpuopt
 from bench import gpu_harness
+from bench import gpu_workloads as gpu_workloads_module
 from bench.gpu import line, run_offer, table
 from bench.gpu_clock import HostClock
 from bench.gpu_harness import Measured, measure
@@ -249,6 +251,18 @@ def test_every_workload_runs_and_is_judged(tmp_path: Path) -> None:
     assert len(ours["device"]["samples_ms"]) >= 3
     assert ours["device"]["gb_per_s"] > 0
     assert ours["wall"]["ratio"] == 1
+
+
+@pytest.mark.emulator
+@pytest.mark.usefixtures("emulated_gpus", "short_samples")
+def test_every_workload_runs_on_arrays_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without torch, which does not know the stand-in's arrays."""
+    monkeypatch.setattr(gpu_workloads_module, "why_not_torch", lambda *_: "not on this one")
+    monkeypatch.setattr(gpu_workloads_module, "find_spec", lambda name: None)
+    for offer in gpu_workloads(Place(fake_cupy, "cpu"), sizes=TINY):
+        found = run_offer(offer, HostClock(), 1e9, seconds=0, free=None)
+        assert set(found["contenders"]) == {"gpuopt", "array operations"}
+        assert all(name.startswith("torch") for name in found["left_out"])
 
 
 @pytest.mark.usefixtures("short_samples")
