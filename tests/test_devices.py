@@ -588,6 +588,12 @@ def test_interleaved_views_and_equal_addresses_on_two_gpus_are_no_overlap() -> N
         [(on_gpu(np.ones(6, np.float32)), memory), (np.ones(6, np.float32), elsewhere)]
     )
     assert memory.get().tolist() == [-0.5] * 6
+    momentum = gpuopt.MomentumOptimizer(0.5, 0.9)
+    for array, device in ((memory, GPUS[0]), (elsewhere, GPUS[1])):
+        momentum.apply_gradients([(np.ones(6, np.float32), array)])
+        slot = momentum.get_slot(array, "momentum")
+        assert slot is not None
+        assert slot.device == device
 
 
 @pytest.mark.parametrize("device", ["gpu:7", "gpu"])
