@@ -284,6 +284,14 @@ def test_a_slot_that_was_replaced_is_used_from_then_on() -> None:
     assert w.numpy().tolist() == [-4, -5]
 
 
+def test_profilers_are_told_the_name_of_a_step(emulated_gpus: list[EmulatorLauncher]) -> None:
+    w = Variable(np.zeros(2, np.float32), device="gpu:0")
+    optimizer = gpuopt.GradientDescentOptimizer(1.0)
+    for name in (None, "warm up"):
+        optimizer.apply_gradients([([1.0, 1.0], w)], name=name)
+    assert emulated_gpus[0].ranges == ["GradientDescent", "warm up"]
+
+
 # Streams
 
 

@@ -47,6 +47,7 @@ class EmulatorLauncher:
         launches: How many there have been.
         uploads: Likewise.
         waits: Of which streams for which others' events.
+        ranges: Names for profilers.
         num_multiprocessors: Enough for blocks to get in each other's way.
     """
 
@@ -62,6 +63,7 @@ class EmulatorLauncher:
         self.launches = 0
         self.uploads = 0
         self.waits: list[tuple[int, int]] = []
+        self.ranges: list[str] = []
         self._index = index
         self._seed = seed
         self._strict = strict
@@ -100,6 +102,10 @@ class EmulatorLauncher:
 
     def device(self) -> AbstractContextManager[Any]:
         return nullcontext() if self.xp is np else self.xp.cuda.Device(self._index)
+
+    def profiling_range(self, name: str) -> AbstractContextManager[Any]:
+        self.ranges.append(name)
+        return nullcontext()
 
     def address(self, array: Any) -> int:
         return getattr(array, "_host", array).ctypes.data  # type: ignore[no-any-return]
