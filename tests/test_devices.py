@@ -12,8 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from emulator import EmulatorLauncher, kernel_library
-from every_kernel import kernels_of, kernels_without_rule
-from every_optimizer import CONFIGURATIONS, make, update_rules
+from every_optimizer import CONFIGURATIONS, make
 from golden_cases import GoldenCase, check, optimizer_cases
 
 import gpuopt
@@ -29,15 +28,6 @@ configurations = pytest.mark.parametrize(
     [(name, arguments) for _, name, arguments in CONFIGURATIONS],
     ids=[identifier for identifier, _, _ in CONFIGURATIONS],
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def kernels_are_compiled() -> None:
-    EmulatorLauncher().prepare(
-        kernel
-        for group in (kernels_without_rule(), *map(kernels_of, update_rules()))
-        for kernel in group
-    )
 
 
 def on_gpu(array: Any, index: int = 0) -> fake_cupy.ndarray:
