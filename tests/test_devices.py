@@ -561,6 +561,14 @@ def test_a_raw_array_keeps_its_state_through_views_and_loses_it_with_its_memory(
     assert optimizer.variables() == []
 
 
+def test_a_raw_array_without_elements_has_one_state() -> None:
+    empty = on_gpu(np.ones((0, 3), np.float32))
+    optimizer = gpuopt.MomentumOptimizer(0.1, 0.9)
+    for _ in range(3):
+        optimizer.apply_gradients([(empty.copy(), empty)])
+    assert len(optimizer.variables()) == 1
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [(slice(0, 4), slice(3, 6)), (slice(0, 6, 2), slice(2, 5, 2)), (slice(0, 3), slice(0, 3))],
