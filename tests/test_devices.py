@@ -18,6 +18,7 @@ from golden_cases import GoldenCase, check, optimizer_cases
 import gpuopt
 from gpuopt import IndexedSlices, Variable
 from gpuopt.device import Device
+from gpuopt.distributed.in_process import run_threads
 
 pytestmark = [pytest.mark.emulator, pytest.mark.usefixtures("emulated_gpus")]
 
@@ -379,6 +380,27 @@ def test_gradients_are_held_until_another_stream_has_read_them(
             event.done = True
         optimizer.apply_gradients([(on_gpu(np.ones(3, np.float32)), w)])
     assert gone() is None
+
+
+def test_threads_with_streams_of_their_own_lose_no_update() -> None:
+    w = Variable(np.zeros(3, np.float32), device="gpu:0")
+    table = Variable(np.zeros((4, 2), np.float32), device="gpu:1")
+    step = Variable(0, name="step")
+    optimizer = gpuopt.GradientDescentOptimizer(1.0, use_locking=True)
+
+    def work() -> None:
+        gradient, rows = on_gpu(np.ones(3, np.float32)), on_gpu([3, 1, 3], 1)
+        slices = IndexedSlices(on_gpu(np.ones((3, 2), np.float32), 1), rows)
+        with fake_cupy.cuda.Stream():
+            for _ in range(20):
+                optimizer.apply_gradients([(gradient, w), (slices, table)], global_step=step)
+                w.value()
+
+    run_threads([work] * 4)
+    optimizer.check()
+    assert int(step) == 80
+    assert w.numpy().tolist() == [-80] * 3
+    assert table.numpy()[:, 0].tolist() == [0, -80, 0, -160]
 
 
 # Rows out of range
