@@ -294,6 +294,41 @@ def test_variables_of_several_gpus_are_each_updated_on_their_own(cupy: Any) -> N
     assert cupy.cuda.runtime.getDevice() == 0
 
 
+# Sizes
+
+
+@pytest.fixture
+def huge(cupy: Any) -> Any:
+    """More float16 elements than 32 bits can count."""
+    if cupy.cuda.runtime.memGetInfo()[0] < 30e9:
+        pytest.skip("the GPU has less than 30 GB of free memory")
+    yield cupy.zeros(2**32 + 5, dtype=np.float16)
+    cupy.get_default_memory_pool().free_all_blocks()
+
+
+def test_a_variable_may_have_more_elements_than_32_bits_can_count(cupy: Any, huge: Any) -> None:
+    gradient = cupy.ones(huge.shape, dtype=np.float16)
+    gradient[-2:] = 2
+    small = np.zeros(2, np.float16)
+    optimizer = gpuopt.GradientDescentOptimizer(0.1)
+    optimizer.apply_gradients([(gradient, huge), (np.float16([1, 2]), small)])
+    assert huge[-3:].get().tolist() == [small[0], small[1], small[1]]
+    assert bool((huge[:-2] == small[0]).all())
+
+
+def test_a_table_may_have_more_rows_than_32_bits_can_count(cupy: Any, huge: Any) -> None:
+    height = huge.size
+    rows = cupy.asarray([height - 1, 3, 2**32, height - 1, 0], dtype=np.int64)
+    slices = IndexedSlices(cupy.ones((5, 1), dtype=np.float16), rows)
+    small = np.zeros(2, np.float16)
+    optimizer = gpuopt.GradientDescentOptimizer(0.1)
+    optimizer.apply_gradients([(slices, huge.reshape(-1, 1)), (np.float16([1, 2]), small)])
+    once, twice = small.tolist()
+    touched = {0: once, 3: once, 2**32: once, height - 1: twice}
+    assert {row: float(huge[row]) for row in touched} == touched
+    assert int(cupy.count_nonzero(huge)) == len(touched)
+
+
 # Rows that a variable does not have
 
 
