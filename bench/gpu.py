@@ -46,9 +46,9 @@ def main() -> int:
         console.print(f"nothing was measured: {reason}", highlight=False)
         return 1 if options.require_gpu else 0
     deadline = perf_counter() + options.seconds
-    place, clock, copy = on_this_gpu()
+    (place, clock, copy), on = on_this_gpu(), gpu()
     described = {
-        "machine": machine() | gpu(),
+        "machine": machine() | on,
         **({} if options.commit is None else {"commit": options.commit}),
         "copy_gb_per_s": round(copy / 1e9, 1),
         "first_steps": first_steps(),
@@ -69,7 +69,7 @@ def main() -> int:
         verdicts += found.get("targets", [])
         if not options.no_results:
             path = write_results(
-                {**described, "workloads": {offer.name: found}}, gpu()["gpu"], options.output
+                {**described, "workloads": {offer.name: found}}, on["gpu"], options.output
             )
     for verdict in verdicts:
         console.print(line(verdict), highlight=False)
