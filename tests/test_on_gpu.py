@@ -18,9 +18,7 @@ from device_cases import (
     dense_case,
     sparse_case,
 )
-from emulator import EmulatorLauncher
-from every_kernel import kernels_of, kernels_without_rule
-from every_optimizer import CONFIGURATIONS, update_rules
+from every_optimizer import CONFIGURATIONS
 
 import gpuopt
 from gpuopt import IndexedSlices, Variable
@@ -59,16 +57,6 @@ class OnEmulatedGpu:
         return array.get()
 
 
-@pytest.fixture(scope="module")
-def compiled_kernels() -> None:
-    """All at once, and on all cores."""
-    EmulatorLauncher().prepare(
-        kernel
-        for group in (kernels_without_rule(), *map(kernels_of, update_rules()))
-        for kernel in group
-    )
-
-
 ON_GPU = pytest.param("gpu", marks=pytest.mark.gpu)
 EMULATED = pytest.param("emulated", marks=pytest.mark.emulator)
 
@@ -77,7 +65,6 @@ EMULATED = pytest.param("emulated", marks=pytest.mark.emulator)
 def device(request: pytest.FixtureRequest) -> Device:
     if request.param == "gpu":
         return OnGpu()
-    request.getfixturevalue("compiled_kernels")
     request.getfixturevalue("emulated_gpus")
     return OnEmulatedGpu()
 
