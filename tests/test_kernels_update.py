@@ -244,9 +244,9 @@ def test_runs_of_any_length_are_found(launcher: EmulatorLauncher, exponent: floa
 
 
 def test_rows_of_many_tiles_are_sorted(launcher: EmulatorLauncher) -> None:
-    """More than two passes of the block that adds up the tiles' counts."""
-    rows = np.random.default_rng(0).integers(200, size=9 * SORT_TILE)
-    check_sorted(launcher, rows, 200)
+    """All digits, in more tiles than one pass over their counts can hold."""
+    rows = np.random.default_rng(0).integers(2**16, size=9 * SORT_TILE + 1)
+    check_sorted(launcher, rows, 2**16)
 
 
 def check_sorted(launcher: EmulatorLauncher, rows: np.ndarray, height: int) -> None:
