@@ -28,7 +28,7 @@ __device__ __forceinline__ void sum_one_part(const Storage* grad, const unsigned
        column += lanes.num_lanes * count) {
     Compute<Storage> sum[count];
     sum_gradients(grad, positions, begin, end, row_width, column, sum);
-    for (int i = 0; i < count; ++i) part[column + i] = sum[i];
+    store_part(part + column, sum);
   }
 }
 
@@ -41,7 +41,7 @@ __global__ void sum_pieces(const Storage* __restrict__ grad,
                            int lanes_per_row, const unsigned long long* __restrict__ refused) {
   if (*refused) return;
   const Lanes lanes(lanes_per_row);
-  const bool packed = row_width % Pack<Storage>::size == 0 && is_pack_aligned(grad);
+  const bool packed = row_width % pack_size<Storage> == 0 && is_pack_aligned(grad);
   const long long num_pieces = (num_rows + piece_size - 1) / piece_size;
   for (long long piece = lanes.group; piece < num_pieces; piece += lanes.num_groups) {
     const unsigned int piece_begin = static_cast<unsigned int>(piece * piece_size);
@@ -60,7 +60,7 @@ __global__ void sum_pieces(const Storage* __restrict__ grad,
         Compute<Storage>* part =
             parts + part_number(static_cast<unsigned int>(piece), run_begin) * row_width;
         if (packed) {
-          sum_one_part<Storage, Pack<Storage>::size>(grad, positions, begin, end, row_width, lanes,
+          sum_one_part<Storage, pack_size<Storage>>(grad, positions, begin, end, row_width, lanes,
                                                      part);
         } else {
           sum_one_part<Storage, 1>(grad, positions, begin, end, row_width, lanes, part);
@@ -91,9 +91,12 @@ __device__ __forceinline__ void update_row(
     const typename Rule::template Scalars<Compute<Storage>>& scalars) {
   for (long long column = lanes.lane * count; column < row_width;
        column += lanes.num_lanes * count) {
+    const long long at = row * row_width + column;
+    State<Rule, Storage, count> state(target, at);
     Compute<Storage> sum[count];
     sum_run(grad, positions, parts, begin, end, row_width, column, sum);
-    update_elements(target, row * row_width + column, sum, scalars);
+    state.update(sum, scalars);
+    state.store_to(target, at);
   }
 }
 
@@ -115,13 +118,13 @@ __global__ void sparse_update(const long long* __restrict__ table, const Storage
   const Target<Rule, Storage> target(table, 1);
   const Lanes lanes(lanes_per_row);
   const bool packed =
-      row_width % Pack<Storage>::size == 0 && target.is_pack_aligned() && is_pack_aligned(grad);
+      row_width % pack_size<Storage> == 0 && target.is_pack_aligned() && is_pack_aligned(grad);
   for (long long run = lanes.group; run < *num_runs; run += lanes.num_groups) {
     const unsigned int begin = begins[run];
     const unsigned int end = begins[run + 1];
     const long long row = static_cast<long long>(keys[begin]);
     if (packed) {
-      update_row<Rule, Storage, Pack<Storage>::size>(target, row, grad, positions, parts, begin,
+      update_row<Rule, Storage, pack_size<Storage>>(target, row, grad, positions, parts, begin,
                                                      end, row_width, lanes, scalars);
     } else {
       update_row<Rule, Storage, 1>(target, row, grad, positions, parts, begin, end, row_width,
@@ -139,8 +142,10 @@ __device__ __forceinline__ void update_untouched(
   for (long long i = first_item() * count; i < size; i += items_per_pass() * count) {
     const long long row = i / row_width;
     if (touched[row / 32] >> (row % 32) & 1u) continue;
-    Compute<Storage> zero[count] = {};
-    update_elements(target, i, zero, scalars);
+    State<Rule, Storage, count> state(target, i);
+    const Compute<Storage> zero[count] = {};
+    state.update(zero, scalars);
+    state.store_to(target, i);
   }
 }
 
@@ -154,8 +159,8 @@ __global__ void update_other_rows(const long long* __restrict__ table, long long
   if (*refused) return;
   const Scalars scalars = *reinterpret_cast<const Scalars*>(scalar_block);
   const Target<Rule, Storage> target(table, 1);
-  if (row_width % Pack<Storage>::size == 0 && target.is_pack_aligned()) {
-    update_untouched<Rule, Storage, Pack<Storage>::size>(target, size, row_width, touched, scalars);
+  if (row_width % pack_size<Storage> == 0 && target.is_pack_aligned()) {
+    update_untouched<Rule, Storage, pack_size<Storage>>(target, size, row_width, touched, scalars);
   } else {
     update_untouched<Rule, Storage, 1>(target, size, row_width, touched, scalars);
   }

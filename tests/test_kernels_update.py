@@ -15,11 +15,12 @@ from every_optimizer import update_rules
 
 from gpuopt.backends import Backend, Target
 from gpuopt.backends.backend import compute_type
-from gpuopt.backends.cuda import kernels
+from gpuopt.backends.cuda import kernels, launch_shapes
 from gpuopt.backends.cuda.cuda_backend import CudaBackend
 from gpuopt.backends.cuda.launch_shapes import (
     BLOCKS_PER_MULTIPROCESSOR,
     DENSE_CHUNK,
+    PIECE,
     ROW_THREADS,
     SORT_TILE,
 )
@@ -243,10 +244,21 @@ def test_runs_of_any_length_are_found(launcher: EmulatorLauncher, exponent: floa
     check_sorted(launcher, rows.astype(np.int64), 1000)
 
 
-def test_rows_of_many_tiles_are_sorted(launcher: EmulatorLauncher) -> None:
-    """All digits, in more tiles than one pass over their counts can hold."""
-    rows = np.random.default_rng(0).integers(2**16, size=9 * SORT_TILE + 1)
+@pytest.mark.parametrize("most_shares", [2, 5, 256])
+def test_rows_of_many_tiles_are_sorted(
+    launcher: EmulatorLauncher, most_shares: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A share is of several tiles where there are more of these than shares."""
+    monkeypatch.setattr(launch_shapes, "MAX_SHARES", most_shares)
+    rows = np.random.default_rng(0).zipf(1.1, size=4 * SORT_TILE + 1) % 2**16
     check_sorted(launcher, rows, 2**16)
+
+
+def test_more_rows_than_32_bits_can_number_are_refused() -> None:
+    rows = np.broadcast_to(np.int32(0), 2**31)
+    launcher = EmulatorLauncher()
+    with pytest.raises(ValueError, match="less than 2147483648 rows; this has 2147483648"):
+        sort_rows(launcher, Workspace(launcher), rows, 1, np.zeros(2, np.uint64))
 
 
 def check_sorted(launcher: EmulatorLauncher, rows: np.ndarray, height: int) -> None:
@@ -261,7 +273,7 @@ def check_sorted(launcher: EmulatorLauncher, rows: np.ndarray, height: int) -> N
     assert found.num_runs.tolist() == [unique.size]
     assert found.begins[: unique.size + 1].tolist() == [*begins, rows.size]
     in_run = np.repeat(np.arange(unique.size), np.diff([*begins, rows.size]))
-    assert found.run_of_piece.tolist() == in_run[::128].tolist()
+    assert found.run_of_piece.tolist() == in_run[::PIECE].tolist()
     if touched is not None:
         bits = np.unpackbits(touched.view(np.uint8), bitorder="little")
         assert np.flatnonzero(bits).tolist() == unique.tolist()
