@@ -8,9 +8,7 @@
 
 namespace gpuopt {
 
-// Whoever sums a piece or a run waits for memory once for every rows_in_flight rows.
-constexpr int rows_in_flight = 8;
-constexpr int piece_size = 4 * rows_in_flight;
+constexpr int piece_size = 32;
 // A longer run has a part in at least two pieces.
 constexpr int long_run = 2 * piece_size;
 
@@ -19,7 +17,8 @@ __device__ __forceinline__ bool is_long(unsigned int begin, unsigned int end) {
 }
 
 // Adds the gradients of sorted positions from `begin` to `end`, for the columns from `column` on.
-template <class Storage, int count>
+// Waits for memory once for every rows_in_flight of them, which takes as many registers.
+template <int rows_in_flight, class Storage, int count>
 __device__ __forceinline__ void sum_gradients(const Storage* __restrict__ grad,
                                               const unsigned int* __restrict__ positions,
                                               unsigned int begin, unsigned int end,
@@ -73,7 +72,7 @@ __device__ __forceinline__ void sum_parts(const Real* __restrict__ parts, unsign
   constexpr int size = part_pack<Real, count>;
   for (int i = 0; i < count; ++i) sum[i] = 0;
   const unsigned int last = (end - 1) / piece_size;
-#pragma unroll 8
+#pragma unroll 4
   for (unsigned int piece = begin / piece_size; piece <= last; ++piece) {
     const Real* part = parts + part_number(piece, begin) * row_width + column;
 #pragma unroll

@@ -27,7 +27,7 @@ __device__ __forceinline__ void sum_one_part(const Storage* grad, const unsigned
   for (long long column = lanes.lane * count; column < row_width;
        column += lanes.num_lanes * count) {
     Compute<Storage> sum[count];
-    sum_gradients(grad, positions, begin, end, row_width, column, sum);
+    sum_gradients<8>(grad, positions, begin, end, row_width, column, sum);
     store_part(part + column, sum);
   }
 }
@@ -61,7 +61,7 @@ __global__ void sum_pieces(const Storage* __restrict__ grad,
             parts + part_number(static_cast<unsigned int>(piece), run_begin) * row_width;
         if (packed) {
           sum_one_part<Storage, pack_size<Storage>>(grad, positions, begin, end, row_width, lanes,
-                                                     part);
+                                                    part);
         } else {
           sum_one_part<Storage, 1>(grad, positions, begin, end, row_width, lanes, part);
         }
@@ -79,7 +79,7 @@ __device__ __forceinline__ void sum_run(const Storage* grad, const unsigned int*
   if (is_long(begin, end)) {
     sum_parts(parts, begin, end, row_width, column, sum);
   } else {
-    sum_gradients(grad, positions, begin, end, row_width, column, sum);
+    sum_gradients<4>(grad, positions, begin, end, row_width, column, sum);
   }
 }
 
@@ -124,8 +124,8 @@ __global__ void sparse_update(const long long* __restrict__ table, const Storage
     const unsigned int end = begins[run + 1];
     const long long row = static_cast<long long>(keys[begin]);
     if (packed) {
-      update_row<Rule, Storage, pack_size<Storage>>(target, row, grad, positions, parts, begin,
-                                                     end, row_width, lanes, scalars);
+      update_row<Rule, Storage, pack_size<Storage>>(target, row, grad, positions, parts, begin, end,
+                                                    row_width, lanes, scalars);
     } else {
       update_row<Rule, Storage, 1>(target, row, grad, positions, parts, begin, end, row_width,
                                    lanes, scalars);

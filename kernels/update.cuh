@@ -55,7 +55,8 @@ struct State {
     }
   }
 
-  __device__ __forceinline__ void store_to(const Target<Rule, Storage>& target, long long at) const {
+  __device__ __forceinline__ void store_to(const Target<Rule, Storage>& target,
+                                           long long at) const {
     store(target.var + at, var);
 #pragma unroll
     for (int k = 0; k < Rule::num_slots; ++k) store(target.slots.of[k] + at, slots[k]);

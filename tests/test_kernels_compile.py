@@ -27,9 +27,12 @@ RULES = update_rules()
 
 
 def max_registers(kernel: Kernel) -> int:
-    """The budget: 4, 3 or 2 blocks of 256 threads run side by side in 65,536 registers."""
-    if kernel.function == "sparse_update":  # a pack of sums beside the rule's state
-        return 96
+    """The budget: so many threads run side by side in a multiprocessor's 65,536 registers.
+
+    1024 threads with 64 registers, 768 with 80; in blocks of 128, 640 with 96 and 512 with 128.
+    """
+    if kernel.function in ("sparse_update", "sum_pieces"):  # gradients of several rows at once
+        return 96 if "float" in kernel.types else 128
     return 80 if "double" in kernel.types else 64
 
 

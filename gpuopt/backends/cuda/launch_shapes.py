@@ -13,7 +13,8 @@ DENSE_THREADS = 256
 # Elements of a variable that a block updates before it takes others: 16 rounds of 16-byte accesses
 # in float32. A multiple of every pack.
 DENSE_CHUNK = 16384
-ROW_THREADS = 256
+# Small blocks, as kernels on rows take many registers: more of them fit beside each other.
+ROW_THREADS = 128
 # Blocks that wait their turn behind those that run, so that none runs dry.
 BLOCKS_PER_MULTIPROCESSOR = 16
 
