@@ -124,16 +124,15 @@ __global__ void __launch_bounds__(sort_threads)
 #pragma unroll
       for (int round = 0; round < rounds_per_tile; ++round) {
         const bool is_there = first + round * warp_size < rows.end;
-        const unsigned int present = __ballot_sync(whole_warp, is_there);
+        const unsigned int digit = is_there ? digit_of(key[round], shift) : num_digits;
+        const unsigned int alike = __match_any_sync(whole_warp, digit);
         if (is_there) {
-          const unsigned int digit = digit_of(key[round], shift);
-          const unsigned int alike = __match_any_sync(present, digit);
           const unsigned int mine = next[warp][digit] + __popc(alike & lanes_before);
           sorted_keys[mine] = key[round];
           sorted_positions[mine] = position[round];
-          __syncwarp(present);  // all have read `next`
-          if ((alike & lanes_before) == 0) next[warp][digit] += __popc(alike);
         }
+        __syncwarp();  // all have read `next`
+        if (is_there && (alike & lanes_before) == 0) next[warp][digit] += __popc(alike);
         __syncwarp();
       }
       __syncthreads();

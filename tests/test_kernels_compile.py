@@ -33,7 +33,7 @@ def max_registers(kernel: Kernel) -> int:
     """
     if kernel.function in ("sparse_update", "sum_pieces"):  # gradients of several rows at once
         return 96 if "float" in kernel.types else 128
-    return 80 if "double" in kernel.types else 64
+    return 80 if {"double", "unsigned long long"} & {*kernel.types} else 64
 
 
 def selected(architecture: str) -> Iterable[UpdateRule]:
