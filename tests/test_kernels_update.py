@@ -37,10 +37,11 @@ SANITIZED = bool(os.environ.get("GPUOPT_EMULATOR_SANITIZE"))
 SCALE = 10 if SANITIZED else 1
 ORDERS = [7] if SANITIZED else [0, 1, 7]
 HEIGHTS = [1, 2, 255, 256, 257, 2**16, 2**24 + 1, 2**31, 2**32, 2**40]
+FEW_RULES = SANITIZED or bool(os.environ.get("GPUOPT_FEW_RULES"))
 RULES = [
     rule
     for rule in update_rules()
-    if not SANITIZED or rule.name in ("gradient_descent", "adam", "centered_rms_prop")
+    if not FEW_RULES or rule.name in ("gradient_descent", "adam", "centered_rms_prop")
 ]
 DTYPES = {
     "float16": np.dtype(np.float16),
