@@ -32,3 +32,20 @@ def kernels_without_rule() -> list[Kernel]:
         *(make(key) for make in (kernels.count_runs, kernels.write_runs) for key in KEYS),
         *(make(dtype) for make in (kernels.sum_pieces, kernels.sum_runs) for dtype in DTYPES),
     ]
+
+
+def kernels_of_dense_update(rule: UpdateRule, dtype: str) -> list[Kernel]:
+    """What a first dense update launches."""
+    return [kernels.dense_update(rule, dtype)]
+
+
+def kernels_of_sparse_update(rule: UpdateRule, dtype: str) -> list[Kernel]:
+    """What a first sparse update of a table of less than 2**32 rows launches, at most."""
+    return [
+        *(kernels.check_rows("int64"), kernels.count_digits("int64")),
+        *(kernels.move_rows("int64", "uint32"), kernels.count_digits("uint32")),
+        *(kernels.move_rows("uint32", "uint32"), kernels.count_runs("uint32")),
+        *(kernels.write_runs("uint32"), kernels.sum_pieces(dtype)),
+        kernels.update_other_rows(rule, dtype),
+        kernels.sparse_update(rule, dtype, "uint32"),
+    ]
