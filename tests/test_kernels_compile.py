@@ -41,7 +41,7 @@ def selected(architecture: str) -> Iterable[UpdateRule]:
     if architecture == ARCHITECTURES[0] or os.environ.get("GPUOPT_ALL_KERNELS"):
         return RULES
     by_slots = sorted(RULES, key=lambda rule: len(rule.slots))
-    return [by_slots[0], by_slots[-1]]
+    return [by_slots[0], by_slots[-1], max(RULES, key=lambda rule: len(rule.scalars))]
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -72,6 +72,16 @@ def test_updates_move_16_bytes_at_a_time(rule: UpdateRule, tmp_path: Path) -> No
         assert loads >= len(rule.slots) + ("update_other_rows" not in name), (name, accesses)
         assert stores >= 1 + len(rule.slots), (name, accesses)
         assert not any(access.startswith(("LDL", "STL")) for access in accesses), (name, accesses)
+
+
+def test_sums_of_pieces_move_16_bytes_at_a_time(tmp_path: Path) -> None:
+    compiled, _ = compile_together(kernels_without_rule(), "sm_90")
+    by_name = memory_accesses(bytes(compiled.code), tmp_path)
+    pieces = {name: accesses for name, accesses in by_name.items() if "sum_pieces" in name}
+    assert len(pieces) == 4
+    for accesses in pieces.values():
+        assert any(access.startswith("LDG") and "128" in access for access in accesses)
+        assert any(access.startswith("STG") and "128" in access for access in accesses)
 
 
 def compile_together(group: list[Kernel], architecture: str) -> tuple[Any, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from gpuopt.backends.cuda.cuda_backend import CudaBackend
 from gpuopt.backends.cuda.launch_shapes import (
     BLOCKS_PER_MULTIPROCESSOR,
     DENSE_CHUNK,
+    DENSE_THREADS,
     PIECE,
     ROW_THREADS,
     SORT_TILE,
@@ -226,6 +228,28 @@ def test_a_gradient_may_lie_in_what_is_written(backend: CudaBackend) -> None:
     check(updates, expected)
 
 
+def test_elements_beyond_32_bits_are_reached(launcher: EmulatorLauncher) -> None:
+    """Of arrays that end where ours do, and begin long before."""
+    [rule] = [rule for rule in update_rules() if rule.name == "momentum"]
+    arrays = Arrays(rule, "float32")
+    before, here = 2**32, 5
+    update, expected = (copy_of(each) for each in [arrays.update(here)] * 2)
+    scalars = arrays.scalars()
+    apply_dense(NumpyBackend(), rule, [expected], scalars)
+    starts = [array.ctypes.data - 4 * before for array in (update.grad, update.var, *update.slots)]
+    launcher.launch(
+        kernels.dense_update(rule, "float32"),
+        1,
+        DENSE_THREADS,
+        [
+            *(np.array([before + here, *starts]), np.int64(1)),
+            *(np.array([0, before // DENSE_CHUNK], np.uint32), np.int64(1), np.int64(DENSE_CHUNK)),
+            *(np.array([scalars[name] for name in rule.scalars]), np.zeros(2, np.uint64)),
+        ],
+    )
+    check([update], [expected])
+
+
 # Sorting
 
 
@@ -320,6 +344,39 @@ def test_more_rows_than_are_worked_on_at_once(
     apply_sparse(NumpyBackend(), rule, expected, scalars, False)
     apply_sparse(backend, rule, update, scalars, False)
     check([update], [expected])
+
+
+def test_rows_beyond_32_bits_are_reached(launcher: EmulatorLauncher) -> None:
+    """Of a table and of a gradient that end where our row does, and begin long before."""
+    [rule] = [rule for rule in update_rules() if rule.name == "momentum"]
+    arrays = Arrays(rule, "float32")
+    width, row, position = 8, 2**33, 2**31 - 1
+    grad = arrays.gradient(1, width)
+    update, expected = (
+        copy_of(each) for each in [arrays.update(1, width, grad=grad, rows=np.zeros(1, int))] * 2
+    )
+    scalars = arrays.scalars()
+    apply_sparse(NumpyBackend(), rule, expected, scalars, False)
+    starts = [array.ctypes.data - 4 * width * row for array in (update.var, *update.slots)]
+    unused = np.zeros(4, np.float32)
+    launcher.launch(
+        kernels.sparse_update(rule, "float32", "uint64"),
+        1,
+        ROW_THREADS,
+        [
+            *(np.array(starts), array_at(grad.ctypes.data - 4 * width * position)),
+            *(np.array([row], np.uint64), np.array([position], np.uint32)),
+            *(np.array([0, 1], np.uint32), np.array([1], np.uint32), unused, np.int64(width)),
+            np.array([scalars[name] for name in rule.scalars]),
+            *(np.zeros(1, np.uint32), np.int32(0), np.int32(2), np.zeros(2, np.uint64)),
+        ],
+    )
+    check([update], [expected])
+
+
+def array_at(address: int) -> np.ndarray:
+    """A float32 array that is never read through numpy."""
+    return np.ctypeslib.as_array((ctypes.c_float * 1).from_address(address))
 
 
 @pytest.mark.parametrize("width", [1, 4, 6])
