@@ -54,11 +54,13 @@ DTYPES = {
 
 
 @pytest.fixture(scope="module", autouse=True)
-def kernels_are_compiled() -> None:
-    """All at once, and on all cores."""
+def kernels_are_compiled(request: pytest.FixtureRequest) -> None:
+    """All at once, on all cores: those without a rule, and of rules that tests go through."""
+    parameters = [getattr(item, "callspec", None) for item in request.session.items]
+    rules = {call.params["rule"] for call in parameters if call and "rule" in call.params}
     EmulatorLauncher().prepare(
         kernel
-        for group in (kernels_without_rule(), *map(kernels_of, RULES))
+        for group in (kernels_without_rule(), *map(kernels_of, rules))
         for kernel in group
         if kernel.function != "sparse_update" or kernel.types[-1] == "unsigned int"
     )
