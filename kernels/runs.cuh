@@ -26,11 +26,16 @@ __device__ __forceinline__ void sum_gradients(const Storage* __restrict__ grad,
                                               Compute<Storage> (&sum)[count]) {
   for (int i = 0; i < count; ++i) sum[i] = 0;
   for (unsigned int first = begin; first < end; first += rows_in_flight) {
-    Elements<Storage, count> gradients[rows_in_flight];
+    // Past the end, the last row is loaded again, so that no load waits for another's condition.
+    const Storage* at[rows_in_flight];
 #pragma unroll
     for (int k = 0; k < rows_in_flight; ++k) {
-      if (first + k < end) load(grad + positions[first + k] * row_width + column, gradients[k]);
+      const unsigned int i = first + k < end ? first + k : end - 1;
+      at[k] = grad + positions[i] * row_width + column;
     }
+    Elements<Storage, count> gradients[rows_in_flight];
+#pragma unroll
+    for (int k = 0; k < rows_in_flight; ++k) load(at[k], gradients[k]);
 #pragma unroll
     for (int k = 0; k < rows_in_flight; ++k) {
       if (first + k < end) {
@@ -72,7 +77,7 @@ __device__ __forceinline__ void sum_parts(const Real* __restrict__ parts, unsign
   constexpr int size = part_pack<Real, count>;
   for (int i = 0; i < count; ++i) sum[i] = 0;
   const unsigned int last = (end - 1) / piece_size;
-#pragma unroll 4
+#pragma unroll 8
   for (unsigned int piece = begin / piece_size; piece <= last; ++piece) {
     const Real* part = parts + part_number(piece, begin) * row_width + column;
 #pragma unroll

@@ -11,11 +11,13 @@ struct Lanes {
   int lane;
   int num_lanes;
 
+  // Precondition: lanes_per_row is a power of 2, and at most a warp.
   __device__ __forceinline__ explicit Lanes(int lanes_per_row) {
+    const int shift = __ffs(lanes_per_row) - 1;
     num_lanes = lanes_per_row;
-    group = first_item() / num_lanes;
-    num_groups = items_per_pass() / num_lanes;
-    lane = static_cast<int>(first_item() % num_lanes);
+    group = first_item() >> shift;
+    num_groups = items_per_pass() >> shift;
+    lane = static_cast<int>(threadIdx.x) & (lanes_per_row - 1);
   }
 };
 

@@ -26,13 +26,15 @@ ARCHITECTURES = ["sm_90", "sm_75", "sm_80", "sm_86", "sm_89", "sm_100", "sm_120"
 RULES = update_rules()
 
 
-def max_registers(kernel: Kernel) -> int:
+def max_registers(kernel: Kernel, architecture: str) -> int:
     """The budget: so many threads run side by side in a multiprocessor's 65,536 registers.
 
-    1024 threads with 64 registers, 768 with 80; in blocks of 128, 640 with 96 and 512 with 128.
+    1024 threads with 64 registers, 768 with 80, and in blocks of 128, 640 with 96 and 512 with 128.
     """
-    if kernel.function in ("sparse_update", "sum_pieces"):  # gradients of several rows at once
-        return 96 if "float" in kernel.types else 128
+    if kernel.function in ("sparse_update", "sum_pieces") and architecture != ARCHITECTURES[0]:
+        return 128
+    if kernel.function == "sparse_update":  # several rows' gradients beside the rule's state
+        return 80 if "float" in kernel.types else 96
     return 80 if {"double", "unsigned long long"} & {*kernel.types} else 64
 
 
@@ -53,7 +55,7 @@ def test_kernels_compile_without_spills_within_their_registers(architecture: str
         for kernel in group:
             report = reports[compiled.symbol_mapping[kernel.expression].decode()]
             assert report["stack"] == report["spilled"] == 0, (kernel.expression, report)
-            assert report["registers"] <= max_registers(kernel), (kernel.expression, report)
+            assert report["registers"] <= max_registers(kernel, architecture), (kernel.expression, report)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
