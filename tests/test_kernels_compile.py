@@ -55,7 +55,10 @@ def test_kernels_compile_without_spills_within_their_registers(architecture: str
         for kernel in group:
             report = reports[compiled.symbol_mapping[kernel.expression].decode()]
             assert report["stack"] == report["spilled"] == 0, (kernel.expression, report)
-            assert report["registers"] <= max_registers(kernel, architecture), (kernel.expression, report)
+            assert report["registers"] <= max_registers(kernel, architecture), (
+                kernel.expression,
+                report,
+            )
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
