@@ -13,11 +13,12 @@ import numpy as np
 
 import gpuopt
 from gpuopt.backends import backend_for
+from gpuopt.backends.cuda.availability import why_no_gpu
 from gpuopt.demo.settings import TUNED
 from gpuopt.demo.train import BATCH_SIZE, DEFAULT_STEPS, train
 from gpuopt.device import Device
 from gpuopt.errors import DeviceUnavailableError
-from gpuopt.info import describe, why_no_gpu
+from gpuopt.info import describe
 
 _DTYPES = {
     "float16": np.float16,
@@ -110,7 +111,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help=f"one of {', '.join(TUNED)}, or all",
     )
-    demo.add_argument("--device", type=_device, default="cpu", help='"cpu" or "gpu:<index>"')
+    demo.add_argument(
+        "--device",
+        type=_device,
+        default="auto",
+        help='"cpu", "gpu:<index>", or "auto", which is gpu:0 if there is a GPU',
+    )
     demo.add_argument("--steps", type=_positive, default=DEFAULT_STEPS, help="batches to train on")
     demo.add_argument("--dtype", choices=_DTYPES, default="float32", help="of the weights")
     demo.add_argument("--seed", type=_seed, default=0, help="for weights and batches")
@@ -147,6 +153,8 @@ def _optimizer(text: str) -> str:
 
 
 def _device(text: str) -> Device:
+    if text == "auto":
+        text = "cpu" if why_no_gpu() else "gpu"
     try:
         device = Device.parse(text)
         backend_for(device)

@@ -31,7 +31,9 @@ def _operators(apply: _Binary, in_place: np.ufunc) -> tuple[_Binary, _Binary, _B
         return apply(value_of(other), self.value())
 
     def into(self: Any, other: Any) -> Any:
-        in_place(self.storage, storage_of(other), out=self.storage)
+        other = storage_of(other)
+        with self._writing():
+            in_place(self._array, other, out=self._array)
         return self
 
     return from_left, from_right, into
@@ -49,7 +51,7 @@ def _unary(apply: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 class ArrayOperators:
-    """Operators, numpy's functions, and torch's, for a class with `value()` and `storage`."""
+    """Operators, numpy's functions, and torch's, for `Variable`."""
 
     __slots__ = ()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from gpuopt.backends import Target, backend_for
 from gpuopt.by_variables import ByVariables
 from gpuopt.device import Device
+from gpuopt.identity import Identity
 from gpuopt.variable import Variable
 
 
@@ -46,14 +48,14 @@ class DensePlans:
         self,
         variables: Sequence[Variable],
         slots_version: int,
-        target_of: Callable[[Variable], Target],
+        target_of: Callable[[Variable], tuple[Target, list[Identity]]],
     ) -> list[Batch]:
         """Returns the batches that these variables are updated in, planned anew if need be.
 
         Args:
             variables: In the order of their gradients.
             slots_version: Changes when slots may have been replaced.
-            target_of: Returns a variable's array and slots.
+            target_of: Returns a variable's array and slots, and their identities.
         """
         plan = self._plans.get(variables)
         if plan is None or plan.slots_version != slots_version:
@@ -62,16 +64,16 @@ class DensePlans:
         return plan.batches
 
 
-def _batches(variables: Sequence[Variable], target_of: Callable[[Variable], Target]) -> list[Batch]:
+def _batches(
+    variables: Sequence[Variable],
+    target_of: Callable[[Variable], tuple[Target, list[Identity]]],
+) -> list[Batch]:
     groups: dict[tuple[Device, np.dtype[Any]], list[int]] = {}
     for position, variable in enumerate(variables):
         groups.setdefault((variable.device, variable.dtype), []).append(position)
-    return [
-        Batch(
-            device,
-            dtype,
-            None if len(groups) == 1 else positions,
-            backend_for(device).plan_dense([target_of(variables[at]) for at in positions]),
-        )
-        for (device, dtype), positions in groups.items()
-    ]
+    batches = []
+    for (device, dtype), positions in groups.items():
+        targets, identities = zip(*[target_of(variables[at]) for at in positions], strict=True)
+        plan = backend_for(device).plan_dense(targets, list(chain.from_iterable(identities)))
+        batches.append(Batch(device, dtype, None if len(groups) == 1 else positions, plan))
+    return batches

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -11,6 +12,7 @@ import numpy as np
 # DLPack's device types (dlpack.h, DLDeviceType).
 _DLPACK_CPU = 1
 _DLPACK_CUDA = 2
+_DLPACK_CUDA_MANAGED = 13
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,15 @@ class Device:
 Device.cpu = Device("cpu")
 
 
+# How an array of a type tells the index of its GPU; see `register_device_arrays`.
+_index_by_type: dict[type[Any], Callable[[Any], int]] = {}
+
+
+def register_device_arrays(array_type: type[Any], index_of: Callable[[Any], int]) -> None:
+    """Has `device_of` ask arrays of this very type by `index_of`, which is quicker than DLPack."""
+    _index_by_type[array_type] = index_of
+
+
 def device_of(array: Any) -> Device:
     """Reads the device of anything array-like; lists and numbers are in host memory.
 
@@ -59,11 +70,14 @@ def device_of(array: Any) -> Device:
     """
     if isinstance(array, (np.ndarray, np.generic)):
         return Device.cpu
+    index_of = _index_by_type.get(type(array))
+    if index_of is not None:
+        return Device("gpu", index_of(array))
     if not hasattr(type(array), "__dlpack_device__"):
         return Device.cpu
     kind, index = array.__dlpack_device__()
     if kind == _DLPACK_CPU:
         return Device.cpu
-    if kind == _DLPACK_CUDA:
+    if kind in (_DLPACK_CUDA, _DLPACK_CUDA_MANAGED):
         return Device("gpu", index)
     raise ValueError(f"gpuopt knows CPUs and CUDA GPUs; this array is on DLPack device type {kind}")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Sequence, Set
+from operator import attrgetter, eq, is_
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
-from gpuopt.backends import backend_for
+from gpuopt.backends import Backend, backend_for, moved
 from gpuopt.by_variables import ByVariables
 from gpuopt.device import device_of
 from gpuopt.errors import DeviceUnavailableError
@@ -22,10 +23,11 @@ _OVERLAP_WORK = 100_000
 
 
 class Form(NamedTuple):
-    """What dense gradients of a list of variables, all of one dtype, look like."""
+    """What dense gradients of a list of variables, all on one device, look like."""
 
     shapes: list[tuple[int, ...]]
-    dtype: np.dtype[Any]
+    dtypes: list[np.dtype[Any]]
+    backend: Backend
 
 
 def checked_pairs(
@@ -49,13 +51,7 @@ def checked_pairs(
         ValueError, TypeError, IndexError, RuntimeError, DeviceUnavailableError: something does not
             fit; the message names the variable.
     """
-    try:
-        given = list(grads_and_vars)
-    except TypeError as error:
-        raise TypeError(
-            "grads_and_vars must be an iterable of (gradient, variable) pairs, got "
-            f"{type(grads_and_vars).__name__}"
-        ) from error
+    given = as_list(grads_and_vars)
     if not given:
         raise ValueError("No variables provided.")
     if seen is not None and _have_form(given, seen):
@@ -77,6 +73,19 @@ def checked_pairs(
     return pairs
 
 
+def as_list(grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """Returns a list as it is, and makes one of another iterable, or raises TypeError."""
+    if type(grads_and_vars) is list:
+        return grads_and_vars
+    try:
+        return list(grads_and_vars)
+    except TypeError as error:
+        raise TypeError(
+            "grads_and_vars must be an iterable of (gradient, variable) pairs, got "
+            f"{type(grads_and_vars).__name__}"
+        ) from error
+
+
 def _have_form(given: list[Any], seen: ByVariables[Form]) -> bool:
     """Whether these are gradients in memory for variables seen before: a model has thousands."""
     if set(map(type, given)) != {tuple}:
@@ -86,32 +95,44 @@ def _have_form(given: list[Any], seen: ByVariables[Form]) -> bool:
     except ValueError:
         return False
     form = seen.get(variables)
+    return form is not None and has_form(gradients, form)
+
+
+def has_form(gradients: Sequence[Any], form: Form) -> bool:
+    """Says whether gradients are plain arrays where and as they must be."""
     return (
-        form is not None
-        and set(map(type, gradients)) == {np.ndarray}
-        and [gradient.shape for gradient in gradients] == form.shapes
-        and [gradient.dtype for gradient in gradients].count(form.dtype) == len(gradients)
+        form.backend.are_here(gradients)
+        # Not as lists: thousands of tuples at once would set off the garbage collection.
+        and all(map(eq, map(attrgetter("shape"), gradients), form.shapes))
+        and all(map(is_, map(attrgetter("dtype"), gradients), form.dtypes))
     )
 
 
 def _note_form(pairs: list[tuple[Gradient | None, Variable]], seen: ByVariables[Form]) -> None:
     variables = [variable for _, variable in pairs]
-    dtypes = {variable.dtype for variable in variables}
-    if len(dtypes) == 1 and all(type(gradient) is np.ndarray for gradient, _ in pairs):
-        seen.keep(variables, Form([variable.shape for variable in variables], dtypes.pop()))
+    devices = {variable.device for variable in variables}
+    if len(devices) == 1 and not any(
+        gradient is None or isinstance(gradient, IndexedSlices) for gradient, _ in pairs
+    ):
+        shapes = [variable.shape for variable in variables]
+        dtypes = [variable.dtype for variable in variables]
+        seen.keep(variables, Form(shapes, dtypes, backend_for(devices.pop())))
 
 
 def first_nonfinite(grads_and_vars: Iterable[tuple[Gradient, Variable]]) -> str | None:
     """Describes the first gradient that holds NaN or infinity; None if all are finite."""
     for gradient, variable in grads_and_vars:
         values = gradient.values if isinstance(gradient, IndexedSlices) else gradient
-        xp = backend_for(variable.device).xp
-        finite = xp.isfinite(values)
-        if not finite.all():
-            offset = tuple(int(i) for i in xp.unravel_index(finite.argmin(), values.shape))
+        backend = backend_for(variable.device)
+        with backend.active():
+            finite = backend.xp.isfinite(values)
+            if finite.all():
+                continue
+            first = np.unravel_index(int(finite.argmin()), values.shape)
+            offset = tuple(int(i) for i in first)
             return (
                 f'gradient for "{variable.name}" is not finite: {values.size - int(finite.sum())} '
-                f"of {values.size} values, the first is {values[offset]} at {list(offset)}"
+                f"of {values.size} values, the first is {float(values[offset])} at {list(offset)}"
             )
     return None
 
@@ -157,8 +178,7 @@ def _checked_slices(slices: IndexedSlices, variable: Variable) -> IndexedSlices:
         )
     if variable.ndim == 0:
         raise ValueError(f'gradient for "{name}" is IndexedSlices, but a scalar has no rows')
-    values = _on_device(slices.values, variable)
-    indices = _on_device(slices.indices, variable)
+    values, indices = slices.values, slices.indices
     _check_dtype(values, variable)
     if values.shape[1:] != shape[1:]:
         raise ValueError(
@@ -170,14 +190,21 @@ def _checked_slices(slices: IndexedSlices, variable: Variable) -> IndexedSlices:
             f'gradient for "{name}" has dense_shape {slices.dense_shape}; the variable has shape '
             f"{shape}"
         )
-    outside = (indices < 0) | (indices >= shape[0])
+    if device_of(indices).kind == "cpu":
+        _check_rows(np.asarray(indices), variable)
+    return IndexedSlices(_on_device(values, variable), _on_device(indices, variable), shape)
+
+
+def _check_rows(indices: np.ndarray[Any, Any], variable: Variable) -> None:
+    """Raises IndexError for rows outside; a GPU checks those that it has itself."""
+    height = variable.shape[0]
+    outside = (indices < 0) | (indices >= height)
     if outside.any():
         offset = int(outside.argmax())
         raise IndexError(
-            f'gradient for "{name}": indices[{offset}] = {indices[offset]} is not in '
-            f"[0, {shape[0]}), the variable's rows"
+            f'gradient for "{variable.name}": indices[{offset}] = {indices[offset]} is not in '
+            f"[0, {height}), the variable's rows"
         )
-    return IndexedSlices(values, indices, shape)
 
 
 def _as_gradient_array(gradient: Any, variable: Variable) -> Any:
@@ -195,22 +222,20 @@ def _as_gradient_array(gradient: Any, variable: Variable) -> Any:
             "Gradient must be convertible to an array or IndexedSlices, or None: gradient for "
             f'"{variable.name}" is {gradient!r}'
         )
-    return array.astype(variable.dtype)  # Python's numbers have no type of their own
+    # Python's numbers have no type of their own.
+    return _on_device(array.astype(variable.dtype), variable)
 
 
 def _on_device(array: Any, variable: Variable) -> Any:
-    device = device_of(array)
-    if device != variable.device:
-        try:
-            backend_for(device)
-        except DeviceUnavailableError as error:
-            raise DeviceUnavailableError(
-                f'gradient for "{variable.name}" is on {device}, the variable on '
-                f"{variable.device}: {error}"
-            ) from error
     if isinstance(array, np.ma.MaskedArray):
         raise TypeError(f'gradient for "{variable.name}" is a masked array; fill it first')
-    return np.asarray(array)
+    try:
+        return moved(array, variable.device)
+    except DeviceUnavailableError as error:
+        raise DeviceUnavailableError(
+            f'gradient for "{variable.name}" is on {device_of(array)}, the variable on '
+            f"{variable.device}: {error}"
+        ) from error
 
 
 def _check_dtype(array: Any, variable: Variable) -> None:
@@ -227,8 +252,15 @@ def refuse_shared_memory(variables: list[Variable]) -> None:
         len({variable.identity for variable in variables}) == len(variables)
     ):
         return
+    for device in {variable.device for variable in variables}:
+        _refuse_overlap([variable for variable in variables if variable.device == device])
+
+
+def _refuse_overlap(variables: list[Variable]) -> None:
+    """Does it for variables of one device."""
+    layouts = [backend_for(variable.device).layout(variable.storage) for variable in variables]
     spans = sorted(
-        (*byte_bounds(variable.storage), position)
+        (*byte_bounds(layouts[position]), position)
         for position, variable in enumerate(variables)
         if variable.size
     )
@@ -242,7 +274,9 @@ def refuse_shared_memory(variables: list[Variable]) -> None:
         later = variables[spans[position][2]]
         for earlier_start, earlier_end, earlier_position in spans[:position]:
             earlier = variables[earlier_position]
-            if earlier_start <= start < earlier_end and _share_memory(earlier, later):
+            if earlier_start <= start < earlier_end and _share_memory(
+                layouts[earlier_position], layouts[spans[position][2]]
+            ):
                 same = earlier.identity is later.identity
                 what = "appears twice" if same else f'shares memory with "{earlier.name}"'
                 raise ValueError(
@@ -251,8 +285,8 @@ def refuse_shared_memory(variables: list[Variable]) -> None:
                 )
 
 
-def _share_memory(one: Variable, other: Variable) -> bool:
+def _share_memory(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
     try:
-        return np.shares_memory(one.storage, other.storage, max_work=_OVERLAP_WORK)  # type: ignore[arg-type]
+        return np.shares_memory(one, other, max_work=_OVERLAP_WORK)  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True

@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
-MemoryKey = tuple[int, tuple[int, ...], tuple[int, ...], str]
+from gpuopt.device import Device
+
+MemoryKey = tuple[Device, int, tuple[int, ...], tuple[int, ...], str]
 
 # Reentrant: a garbage collection inside a guarded block may run `_forget` on the same thread.
 _guard = threading.RLock()
@@ -23,12 +25,14 @@ class Identity:
     Attributes:
         name: Unique among the living: a second "w" is "w_1", as in TensorFlow.
         lock: Held by updates with `use_locking=True`.
+        last_update: A note of the device's backend, by which streams wait for each other.
     """
 
-    __slots__ = ("__weakref__", "_next_suffix", "lock", "name")
+    __slots__ = ("__weakref__", "_next_suffix", "last_update", "lock", "name")
 
     def __init__(self, name: str) -> None:
         self.lock = threading.RLock()
+        self.last_update: Any = None
         self._next_suffix = 1
         with _guard:
             self.name = unique_name(name)
@@ -54,13 +58,18 @@ def unique_name(name: str) -> str:
         return f"{name}_{suffix}"
 
 
-def identity_of(array: np.ndarray[Any, Any]) -> Identity:
+def identity_of(array: Any, device: Device, layout: np.ndarray[Any, Any]) -> Identity:
     """Finds a raw array's identity by its memory, or makes one.
 
-    Two arrays with the same address, shape, strides and dtype are one variable. The identity goes
-    when the memory's owner does; it does not keep the owner alive.
+    Two arrays of a device with the same address, shape, strides and dtype are one variable. The
+    identity goes when the memory's owner does; it does not keep the owner alive.
+
+    Args:
+        array: On any device.
+        device: Which one.
+        layout: Where the array is, as the backend's `layout` says.
     """
-    key = (array.ctypes.data, array.shape, array.strides, array.dtype.str)
+    key = (device, layout.ctypes.data, array.shape, array.strides, array.dtype.str)
     with _guard:
         found = _by_memory.get(key)
         if found is not None and found[1]() is not None:
@@ -70,10 +79,11 @@ def identity_of(array: np.ndarray[Any, Any]) -> Identity:
         return identity
 
 
-def _owner(array: np.ndarray[Any, Any]) -> Any:
+def _owner(array: Any) -> Any:
     """Walks to the object that owns the memory: an array, or what lent its buffer to one."""
-    owner: Any = array
-    while isinstance(owner.base, np.ndarray):
+    array_type = np.ndarray if isinstance(array, np.ndarray) else type(array)
+    owner = array
+    while isinstance(owner.base, array_type):
         owner = owner.base
     try:
         weakref.ref(owner.base)

@@ -9,6 +9,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
@@ -17,11 +18,21 @@ from gpuopt.autodiff import engine_of
 from gpuopt.autodiff.engine import Loss, OnGradient, flatten
 from gpuopt.backends import backend_for
 from gpuopt.by_variables import ByVariables
-from gpuopt.gradients import Form, Gradient, checked_pairs, first_nonfinite, refuse_shared_memory
+from gpuopt.gradients import (
+    Form,
+    Gradient,
+    as_list,
+    checked_pairs,
+    first_nonfinite,
+    refuse_shared_memory,
+)
+from gpuopt.host_scalar import HostScalar
 from gpuopt.identity import Identity
 from gpuopt.indexed_slices import IndexedSlices
 from gpuopt.optimizer_state import OptimizerState, load_state, read_state
+from gpuopt.repeat import Repeat
 from gpuopt.replica_context import replica_context
+from gpuopt.row_checks import RowChecks
 from gpuopt.slots import Slots, SlotTable, check_fits
 from gpuopt.step_gate import between_steps, step
 from gpuopt.variable import FLOAT_DTYPES, Variable, as_variable
@@ -83,6 +94,8 @@ class Optimizer:
         self._non_slots: dict[str, Variable] = {}
         self._waiting_non_slots: dict[str, np.ndarray[Any, Any]] = {}
         self._seen: ByVariables[Form] = ByVariables()
+        self._repeat = Repeat()
+        self._row_checks = RowChecks()
         self._creation = threading.RLock()
         self._gate_warning_given = False
         _living[next(_serials)] = self
@@ -191,7 +204,8 @@ class Optimizer:
             ValueError: no pairs, no gradient, a malformed pair, a wrong shape, a read-only array,
                 or memory that would be updated twice.
             TypeError: something is no gradient or no variable, or has a wrong dtype.
-            IndexError: a row of IndexedSlices is outside its variable.
+            IndexError: a row of IndexedSlices is outside its variable. Where the rows are on a GPU,
+                a later call raises it (see `check`), and this one changes nothing there.
             RuntimeError: IndexedSlices for a variable with a constraint; or a strategy's
                 cross-replica context.
             DeviceUnavailableError: an array lives on a device that cannot be used.
@@ -206,18 +220,41 @@ class Optimizer:
                 )
             context.strategy.apply_gradients(self, grads_and_vars, global_step, name)
             return
-        pairs = checked_pairs(grads_and_vars, self._dtypes(), self._seen)
+        self._row_checks.raise_late(wait=False)
+        pairs = given = as_list(grads_and_vars)
+        gradients = self._repeat.sees(given)
+        if gradients is None or not self._still_fit(gradients):
+            gradients = None
+            checked = checked_pairs(given, self._dtypes(), self._seen)
+            pairs = [pair for pair in checked if pair[0] is not None]
         counter = None if global_step is None else checked_global_step(global_step)
-        live = [pair for pair in pairs if pair[0] is not None]
-        if self._on_nonfinite != "propagate" and self._must_skip(live):
+        if self._on_nonfinite != "propagate" and self._must_skip(pairs):
             return
-        with self._creation:
-            self._create_slots([variable for _, variable in live])
+        if gradients is None:
+            with self._creation:
+                self._create_slots([variable for _, variable in pairs])
         self._prepare()
-        with step():
-            update_ops = self._apply_locked(live)
+        undo = partial(self._undoing, counter)
+        at_once = partial(self._must_check_first, pairs)
+        sparse_pairs = pairs if gradients is None else ()
+        with step(), self._row_checks.around(sparse_pairs, undo, at_once):
+            update_ops = self._apply_locked(pairs, gradients)
             self._finish(update_ops, name or self._name)
             self._count(counter)
+
+    def check(self) -> None:
+        """Waits for the GPUs, and raises what they found wrong with earlier calls.
+
+        A GPU looks at the rows of sparse gradients while the host goes on. If one is out of range,
+        the call changes nothing on that GPU, nor do the calls after it; the next call that learns
+        of it raises the error, and takes back what the host has done in them: the global step, and
+        Adam's powers of beta. These are `apply_gradients`, `check`, `Variable.numpy`, and so
+        whatever saves. With GPUOPT_CHECK=1 in the environment, each call waits for its own check.
+
+        Raises:
+            IndexError: a row of IndexedSlices is outside its variable.
+        """
+        self._row_checks.raise_late(wait=True)
 
     def _distributed_apply(
         self,
@@ -395,29 +432,74 @@ class Optimizer:
         """Returns the optimizer's own variable `name`, made if need be on another's device."""
         with self._creation:
             if name not in self._non_slots:
-                variable = Variable(
-                    initial_value,
-                    name=name,
-                    trainable=False,
-                    device=as_variable(colocate_with).device,
+                device = as_variable(colocate_with).device
+                self._add_non_slot(
+                    name, Variable(initial_value, name=name, trainable=False, device=device)
                 )
-                restored = self._waiting_non_slots.get(name)
-                if restored is not None:
-                    check_fits(restored, f'"{name}"', variable.shape, variable.dtype)
-                    variable.assign(restored)
-                self._non_slots[name] = variable
-                self._waiting_non_slots.pop(name, None)
             return self._non_slots[name]
+
+    def _create_host_scalar(self, initial_value: Any, name: str, colocate_with: Any) -> Variable:
+        """Does what `_create_non_slot_variable` does; the host keeps the value. See HostScalar."""
+        with self._creation:
+            if name not in self._non_slots:
+                device = as_variable(colocate_with).device
+                self._add_non_slot(name, HostScalar(initial_value, name, device))
+            return self._non_slots[name]
+
+    def _add_non_slot(self, name: str, variable: Variable) -> None:
+        restored = self._waiting_non_slots.get(name)
+        if restored is not None:
+            check_fits(restored, f'"{name}"', variable.shape, variable.dtype)
+            variable.assign(restored)
+        self._non_slots[name] = variable
+        self._waiting_non_slots.pop(name, None)
 
     def _get_non_slot_variable(self, name: str, graph: Any = None) -> Variable | None:
         """Returns the optimizer's own variable `name`, or None. There is only one graph."""
         return self._non_slots.get(name)
 
-    def _apply_all(self, grads_and_vars: list[tuple[Gradient, Variable]]) -> list[Any]:
-        """Updates the variables one after the other, through the hooks."""
+    def _still_fit(self, gradients: Sequence[Any]) -> bool:
+        """Whether gradients fit what `self._repeat` has kept about their variables."""
+        return False
+
+    def _apply_all(
+        self,
+        grads_and_vars: Sequence[tuple[Gradient, Variable]],
+        gradients: Sequence[Any] | None = None,
+    ) -> list[Any]:
+        """Updates the variables one after the other, through the hooks.
+
+        Args:
+            grads_and_vars: What to update.
+            gradients: Of these pairs, if `self._repeat` has kept what to do about the variables.
+        """
         return [self._apply_one(gradient, variable) for gradient, variable in grads_and_vars]
 
-    def _apply_locked(self, grads_and_vars: list[tuple[Gradient, Variable]]) -> list[Any]:
+    def _must_check_first(self, grads_and_vars: Sequence[tuple[Gradient, Variable]]) -> bool:
+        """Whether something here would write though a GPU has refused the rows."""
+        return True
+
+    def _undoing(self, counter: Variable | None) -> Callable[[], None]:
+        """Returns what takes back the host's part of the step that comes now."""
+        kept = [
+            (variable, variable.numpy())
+            for variable in self._non_slots.values()
+            if isinstance(variable, HostScalar)
+        ]
+
+        def undo() -> None:
+            for variable, value in kept:
+                variable.assign(value)
+            if counter is not None:
+                counter.assign_sub(1)
+
+        return undo
+
+    def _apply_locked(
+        self,
+        grads_and_vars: Sequence[tuple[Gradient, Variable]],
+        gradients: Sequence[Any] | None = None,
+    ) -> list[Any]:
         with ExitStack() as locks:
             if self._use_locking:
                 # In one order everywhere, so that two threads cannot wait for each other.
@@ -425,7 +507,7 @@ class Optimizer:
                     (variable.identity for _, variable in grads_and_vars), key=id
                 ):
                     locks.enter_context(identity.lock)
-            return self._apply_all(grads_and_vars)
+            return self._apply_all(grads_and_vars, gradients)
 
     def _differentiated(
         self, loss: Loss, var_list: Any, grad_loss: Any, on_grad: OnGradient | None = None
@@ -451,7 +533,9 @@ class Optimizer:
     def _minimize_gradient_by_gradient(
         self, loss: Loss, global_step: Any, var_list: Any, name: str | None, grad_loss: Any
     ) -> None:
+        self._row_checks.raise_late(wait=False)
         counter = None if global_step is None else checked_global_step(global_step)
+        self._repeat.forget()
         updated: list[Variable] = []
         update_ops: list[Any] = []
 
@@ -462,7 +546,9 @@ class Optimizer:
                 self._create_slots([variable])
             if not updated:
                 self._prepare()
-            update_ops.extend(self._apply_locked(live))
+            # What follows depends on this update, and cannot be undone without it.
+            with self._row_checks.around(live, lambda: _nothing, lambda: True):
+                update_ops.extend(self._apply_locked(live))
             updated.append(variable)
 
         with step():
@@ -515,13 +601,14 @@ class Optimizer:
         return gate_gradients
 
     def _apply_one(self, gradient: Gradient, variable: Variable) -> Any:
-        if isinstance(gradient, IndexedSlices):
-            return self._resource_apply_sparse_duplicate_indices(
-                gradient.values, variable, gradient.indices
-            )
-        update_op = self._resource_apply_dense(gradient, variable)
-        apply_constraint(variable)
-        return update_op
+        with backend_for(variable.device).active(variable.identity):
+            if isinstance(gradient, IndexedSlices):
+                return self._resource_apply_sparse_duplicate_indices(
+                    gradient.values, variable, gradient.indices
+                )
+            update_op = self._resource_apply_dense(gradient, variable)
+            apply_constraint(variable)
+            return update_op
 
     def _dtypes(self) -> frozenset[np.dtype[Any]]:
         return frozenset(map(np.dtype, self._valid_dtypes()))
@@ -530,6 +617,10 @@ class Optimizer:
         if dtype not in self._dtypes():
             expected = sorted(map(str, self._dtypes()))
             raise ValueError(f"Invalid type {dtype} for {what}, expected: {expected}.")
+
+
+def _nothing() -> None:
+    pass
 
 
 def living_optimizers() -> list[Optimizer]:
@@ -545,7 +636,8 @@ def _var_key(var: Any) -> Identity:
 def apply_constraint(variable: Variable) -> None:
     """Projects a variable after its update; slots stay as they are."""
     if variable.constraint is not None:
-        variable.assign(variable.constraint(variable.storage))
+        with backend_for(variable.device).active():
+            variable.assign(variable.constraint(variable.storage))
 
 
 def checked_global_step(global_step: Any) -> Variable:

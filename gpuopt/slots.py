@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from gpuopt.backends import backend_for
+from gpuopt.backends import backend_for, stored
 from gpuopt.identity import Identity
 from gpuopt.variable import Variable
 
@@ -105,9 +105,12 @@ def new_slot_variable(
     dtype: Any = None,
 ) -> Variable:
     """Makes an untrainable variable beside `variable`, named `<variable>/<op_name>`."""
-    storage = backend_for(variable.device).full(
-        variable.shape if shape is None else tuple(shape),
-        variable.dtype if dtype is None else dtype,
+    storage = stored(
         value,
+        variable.device,
+        variable.dtype if dtype is None else dtype,
+        variable.shape if shape is None else tuple(shape),
     )
-    return Variable(storage, name=f"{variable.name}/{op_name}", trainable=False, copy=False)
+    slot = Variable(storage, name=f"{variable.name}/{op_name}", trainable=False, copy=False)
+    backend_for(variable.device).made(slot.identity)
+    return slot

@@ -12,9 +12,10 @@ import ml_dtypes
 import numpy as np
 
 from gpuopt.array_operators import ArrayOperators, storage_of, value_of
-from gpuopt.backends import Backend, backend_for
+from gpuopt.backends import backend_for, moved, stored
 from gpuopt.device import Device, device_of
 from gpuopt.identity import Identity, identity_of
+from gpuopt.late_errors import raise_late_errors
 from gpuopt.recording import recorder
 
 FLOAT_DTYPES = frozenset(
@@ -52,8 +53,8 @@ class Variable(ArrayOperators):
     __slots__ = (
         "__weakref__",
         "_array",
+        "_constraint",
         "_serial",
-        "constraint",
         "device",
         "identity",
         "owns_memory",
@@ -101,10 +102,12 @@ class Variable(ArrayOperators):
         target = source if device is None else Device.parse(device)
         backend_for(source)
         if copy:
-            array = _own(value, name, dtype, backend_for(target))
+            array = _own(value, name, dtype, target)
         else:
             array = _adopt(value, name, dtype, source, target)
         self._fill(array, Identity(name), target, trainable, constraint)
+        if copy:
+            backend_for(target).made(self.identity)
         self.owns_memory = copy
         _living[self._serial] = self
 
@@ -122,12 +125,16 @@ class Variable(ArrayOperators):
         self.owns_memory = False
         self.device = device
         self.trainable = trainable
-        self.constraint = constraint
+        self._constraint = constraint
         return self
 
     @property
     def name(self) -> str:
         return self.identity.name
+
+    @property
+    def constraint(self) -> Callable[[Any], Any] | None:
+        return self._constraint
 
     def serial(self) -> int:
         """Returns a number that grows with each variable made."""
@@ -166,14 +173,28 @@ class Variable(ArrayOperators):
     def value(self) -> Any:
         """Returns the array itself, not a copy: it shows every later update.
 
-        While a loss is differentiated, what stands for the array in it.
+        While a loss is differentiated, what stands for the array in it. On a GPU, the current
+        stream waits for updates on other streams.
         """
         by = recorder()
-        return self._array if by is None else by.read(self)
+        if by is not None:
+            return by.read(self)
+        if self.identity.last_update is not None:
+            with backend_for(self.device).active(self.identity):
+                pass
+        return self.storage
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        """Returns a copy in host memory."""
-        return backend_for(self.device).to_host(self._array)
+        """Returns a copy in host memory; waits for a GPU to finish the updates so far.
+
+        Raises:
+            IndexError: an earlier update on this GPU was given a row that its variable lacks.
+        """
+        if self.device.kind != "cpu":
+            raise_late_errors(self.device)
+        backend = backend_for(self._memory)
+        with backend.active(self.identity):
+            return backend.to_host(self._array)
 
     def assign(self, value: Any, use_locking: bool = False) -> Variable:
         """Overwrites the value in place.
@@ -190,31 +211,41 @@ class Variable(ArrayOperators):
             TypeError: `value` has a type of another kind, as float64 for an integer variable.
         """
         value = self._checked_operand(value)
-        with self._lock(use_locking):
+        with self._lock(use_locking), self._writing():
             self._array[...] = value
         return self
 
     def assign_add(self, delta: Any, use_locking: bool = False) -> Variable:
         """Adds `delta` in place; see `assign`."""
         delta = self._checked_operand(delta)
-        with self._lock(use_locking):
+        with self._lock(use_locking), self._writing():
             np.add(self._array, delta, out=self._array, casting="same_kind")
         return self
 
     def assign_sub(self, delta: Any, use_locking: bool = False) -> Variable:
         """Subtracts `delta` in place; see `assign`."""
         delta = self._checked_operand(delta)
-        with self._lock(use_locking):
+        with self._lock(use_locking), self._writing():
             np.subtract(self._array, delta, out=self._array, casting="same_kind")
         return self
+
+    @property
+    def _memory(self) -> Device:
+        """Where `_array` is."""
+        return self.device
 
     def _lock(self, use_locking: bool) -> AbstractContextManager[Any]:
         return self.identity.lock if use_locking else nullcontext()
 
+    def _writing(self) -> AbstractContextManager[Any]:
+        return backend_for(self._memory).updating(self.identity)
+
     def _checked_operand(self, value: Any) -> Any:
         """Checks what is about to be written; Python's numbers take the variable's type."""
         array = storage_of(value)
-        if not hasattr(array, "dtype"):
+        if hasattr(array, "dtype"):
+            array = moved(array, self._memory)
+        else:
             array = np.asarray(array)
             if array.dtype.kind in ("bi" if self.dtype.kind in "iu" else "bif"):
                 array = array.astype(self.dtype)
@@ -226,7 +257,7 @@ class Variable(ArrayOperators):
             raise TypeError(
                 f'"{self.name}" has dtype {self.dtype}; the value has dtype {array.dtype}'
             )
-        return array
+        return moved(array, self._memory)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         if self.device.kind != "cpu":
@@ -242,10 +273,10 @@ class Variable(ArrayOperators):
         return np.array(self._array, dtype=dtype, copy=copy)
 
     def __dlpack__(self, **options: Any) -> Any:
-        return self._array.__dlpack__(**options)
+        return self.storage.__dlpack__(**options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return self._array.__dlpack_device__()  # type: ignore[no-any-return]
+        return self.storage.__dlpack_device__()  # type: ignore[no-any-return]
 
     def __eq__(self, other: object) -> bool:
         return self is other
@@ -260,24 +291,25 @@ class Variable(ArrayOperators):
         return self.value()[value_of(key)]
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self._array[storage_of(key)] = storage_of(value)
+        with self._writing():
+            self._array[storage_of(key)] = storage_of(value)
 
     def __len__(self) -> int:
         return len(self._array)
 
     def __bool__(self) -> bool:
-        return bool(self._array)
+        return bool(self.numpy())
 
     def __int__(self) -> int:
-        return int(self._array)
+        return int(self.numpy())
 
     def __float__(self) -> float:
-        return float(self._array)
+        return float(self.numpy())
 
     def __index__(self) -> int:
         if self.ndim != 0:
             raise TypeError(f'"{self.name}" of shape {self.shape} cannot be used as an index')
-        array: SupportsIndex = self._array
+        array: SupportsIndex = self.numpy()
         return array.__index__()
 
     def __repr__(self) -> str:
@@ -307,22 +339,24 @@ def as_variable(value: Any) -> Variable:
     if isinstance(value, Variable):
         return value
     device = device_of(value)
-    backend_for(device)
-    array = _plain_array(value)
+    backend = backend_for(device)
+    array = backend.plain_array(value)
     if array is None:
         raise TypeError(f"expected a Variable or an array, got {_describe(value)}")
-    if not array.flags.writeable:
+    layout = backend.layout(array)
+    if not layout.flags.writeable:
         raise ValueError(
             f"the array of shape {array.shape} and dtype {array.dtype} is read-only, so it cannot "
             "be updated; pass a writable one, or a gpuopt.Variable made from it"
         )
-    return object.__new__(Variable)._fill(array, identity_of(array), device)
+    return object.__new__(Variable)._fill(array, identity_of(array, device, layout), device)
 
 
-def _own(value: Any, name: str, dtype: Any, backend: Backend) -> Any:
-    array = value.storage if isinstance(value, Variable) else np.asarray(value)
-    if array.dtype.kind in "OSUMm" or array.dtype.names:
-        raise TypeError(f'the value of "{name}" must hold numbers, got {_describe(value)}')
+def _own(value: Any, name: str, dtype: Any, device: Device) -> Any:
+    given = value.storage if isinstance(value, Variable) else value
+    source = device_of(given)
+    array = backend_for(source).as_array(given) if source.kind == "gpu" else np.asarray(given)
+    _check_holds_numbers(array, name, value)
     if dtype is not None:
         target = np.dtype(dtype)
     elif hasattr(value, "dtype") or _holds_numpy_numbers(value):
@@ -331,15 +365,16 @@ def _own(value: Any, name: str, dtype: Any, backend: Backend) -> Any:
         target = _PYTHON_NUMBER_DTYPES.get(array.dtype, array.dtype)
         if array.size and target.kind == "i" and np.any(array != array.astype(target)):
             raise ValueError(f'the value of "{name}" does not fit into {target}: pass a dtype')
-    return backend.full(array.shape, target, array)
+    return stored(array, device, target)
 
 
 def _adopt(value: Any, name: str, dtype: Any, source: Device, device: Device) -> Any:
     backend_for(device)
-    array = _plain_array(value)
+    backend = backend_for(source)
+    array = backend.plain_array(value)
     if array is None:
         raise TypeError(f'"{name}": copy=False adopts an array, got {_describe(value)}')
-    if not array.flags.writeable:
+    if not backend.layout(array).flags.writeable:
         raise ValueError(f'"{name}": a read-only array cannot be adopted; use copy=True')
     if dtype is not None and array.dtype != np.dtype(dtype):
         raise ValueError(
@@ -347,16 +382,13 @@ def _adopt(value: Any, name: str, dtype: Any, source: Device, device: Device) ->
         )
     if source != device:
         raise ValueError(f'"{name}": copy=False cannot move from {source} to {device}')
-    if array.dtype.kind in "OSUMm" or array.dtype.names:
-        raise TypeError(f'"{name}" must hold numbers, got {_describe(value)}')
+    _check_holds_numbers(array, name, value)
     return array
 
 
-def _plain_array(value: Any) -> np.ndarray[Any, Any] | None:
-    """Returns the array as a plain ndarray on the same memory; masked arrays have two memories."""
-    if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
-        return None
-    return value.view(np.ndarray) if type(value) is not np.ndarray else value
+def _check_holds_numbers(array: Any, name: str, value: Any) -> None:
+    if array.dtype.kind in "OSUMm" or array.dtype.names:
+        raise TypeError(f'the value of "{name}" must hold numbers, got {_describe(value)}')
 
 
 def _holds_numpy_numbers(value: Any) -> bool:

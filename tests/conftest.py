@@ -7,12 +7,16 @@ import os
 import shutil
 from importlib.util import find_spec
 
+import fake_cupy
 import pytest
+from emulator import EmulatorLauncher
 from emulator.kernel_library import what_is_missing
 
-from gpuopt import identity
+from gpuopt import backends, identity
 from gpuopt.backends import host_compiler, host_plan, numpy_backend
-from gpuopt.info import ask_driver, installed
+from gpuopt.backends.cuda.availability import ask_driver, installed
+from gpuopt.backends.cuda.cuda_backend import CudaBackend
+from gpuopt.device import Device
 
 
 def has_gpu() -> bool:
@@ -88,3 +92,13 @@ def every_cpu_form(
         monkeypatch.setattr(numpy_backend, "_ELEMENTS_PER_THREAD", 1)
         monkeypatch.setattr(host_plan, "_SMALL_ELEMENTS", 1)
     return str(request.param)
+
+
+@pytest.fixture
+def emulated_gpus(monkeypatch: pytest.MonkeyPatch) -> list[EmulatorLauncher]:
+    """Makes gpu:0 and gpu:1 usable: arrays of fake_cupy, and kernels that run on the CPU."""
+    launchers = [EmulatorLauncher(xp=fake_cupy, index=index) for index in range(2)]
+    for index, launcher in enumerate(launchers):
+        device = Device("gpu", index)
+        monkeypatch.setitem(backends._backends, device, CudaBackend(device, launcher))
+    return launchers

@@ -88,10 +88,10 @@ class GoldenCase:
             kwargs["global_step"] = global_step
         return getattr(gpuopt, self.optimizer_name)(**kwargs)
 
-    def replay(self) -> dict[str, list[Any]]:
+    def replay(self, device: str = "cpu") -> dict[str, list[Any]]:
         """Runs gpuopt through the case; returns every array of the golden file, row by row."""
         global_step = gpuopt.Variable(0, name="global_step", trainable=False, dtype=np.int64)
-        w = gpuopt.Variable(self.arrays["var"][0], name="w")
+        w = gpuopt.Variable(self.arrays["var"][0], name="w", device=device)
         schedule: list[Any] = [None]
         optimizer = self.make_optimizer(global_step, schedule)
         rows: dict[str, list[Any]] = {

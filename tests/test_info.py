@@ -12,8 +12,9 @@ import pytest
 
 import gpuopt
 from gpuopt import info
+from gpuopt.backends.cuda import availability
 
-ONE_GPU = info.Driver(None, 13000, ("NVIDIA H200",))
+ONE_GPU = availability.Driver(None, 13000, ("NVIDIA H200",))
 
 
 class FakeCuda:
@@ -43,48 +44,50 @@ class FakeCuda:
 
 
 def install(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
-    monkeypatch.setattr(info, "installed", lambda name: "14.0" if name in names else None)
+    monkeypatch.setattr(availability, "installed", lambda name: "14.0" if name in names else None)
 
 
 @pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> Callable[[FakeCuda], info.Driver]:
-    def ask(cuda: FakeCuda) -> info.Driver:
+def driver(monkeypatch: pytest.MonkeyPatch) -> Callable[[FakeCuda], availability.Driver]:
+    def ask(cuda: FakeCuda) -> availability.Driver:
         monkeypatch.setattr(ctypes, "CDLL", lambda name: cuda)
-        return info.ask_driver()
+        return availability.ask_driver()
 
     return ask
 
 
 def test_a_missing_driver_is_named_with_the_library_that_was_looked_for() -> None:
-    problem = info.ask_driver("libno-such-driver.so.1").problem
+    problem = availability.ask_driver("libno-such-driver.so.1").problem
     assert problem == "no NVIDIA driver (libno-such-driver.so.1 was not found)"
 
 
 def test_the_driver_gives_its_cuda_version_and_the_name_of_every_gpu(
-    driver: Callable[[FakeCuda], info.Driver],
+    driver: Callable[[FakeCuda], availability.Driver],
 ) -> None:
     gpus = ("NVIDIA H200", "NVIDIA L4")
     answer = driver(FakeCuda(gpus=tuple(name.encode() for name in gpus)))
-    assert answer == info.Driver(None, 12080, gpus)
+    assert answer == availability.Driver(None, 12080, gpus)
 
 
 @pytest.mark.parametrize("cuda", [FakeCuda(), FakeCuda(init=100)])
 def test_a_driver_without_a_gpu_is_no_broken_driver(
-    driver: Callable[[FakeCuda], info.Driver], monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda
+    driver: Callable[[FakeCuda], availability.Driver],
+    monkeypatch: pytest.MonkeyPatch,
+    cuda: FakeCuda,
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert driver(cuda).problem == "the NVIDIA driver finds no GPU"
 
 
 def test_hidden_gpus_are_blamed_on_the_variable_that_hides_them(
-    driver: Callable[[FakeCuda], info.Driver], monkeypatch: pytest.MonkeyPatch
+    driver: Callable[[FakeCuda], availability.Driver], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert "(CUDA_VISIBLE_DEVICES is '')" in (driver(FakeCuda()).problem or "")
 
 
 def test_a_driver_that_fails_gives_its_error_number(
-    driver: Callable[[FakeCuda], info.Driver],
+    driver: Callable[[FakeCuda], availability.Driver],
 ) -> None:
     assert driver(FakeCuda(init=803)).problem == "the NVIDIA driver fails with CUDA error 803"
 
@@ -92,19 +95,21 @@ def test_a_driver_that_fails_gives_its_error_number(
 @pytest.mark.parametrize(
     ("driver", "distributions", "words"),
     [
-        (info.Driver("no NVIDIA driver"), (), "no NVIDIA driver"),
-        (info.Driver(None, 11040, ("Tesla K80",)), ("cupy-cuda12x",), "too old"),
+        (availability.Driver("no NVIDIA driver"), (), "no NVIDIA driver"),
+        (availability.Driver(None, 11040, ("Tesla K80",)), ("cupy-cuda12x",), "too old"),
         (ONE_GPU, (), "pip install 'gpuopt[cuda13]'"),
         (ONE_GPU._replace(cuda_version=12080), (), "pip install 'gpuopt[cuda12]'"),
         (ONE_GPU, ("cupy-cuda12x", "cupy-cuda13x"), "cupy-cuda12x and cupy-cuda13x"),
-        (ONE_GPU, ("cupy-cuda13x",), "no CUDA backend yet"),
     ],
 )
 def test_the_first_obstacle_to_a_gpu_is_named(
-    monkeypatch: pytest.MonkeyPatch, driver: info.Driver, distributions: tuple[str, ...], words: str
+    monkeypatch: pytest.MonkeyPatch,
+    driver: availability.Driver,
+    distributions: tuple[str, ...],
+    words: str,
 ) -> None:
     install(monkeypatch, *distributions)
-    assert words in (info.why_no_gpu(driver) or "")
+    assert words in (availability.why_no_gpu(driver) or "")
 
 
 def test_a_gpu_is_listed_by_its_name_with_the_reason_why_it_is_not_usable(

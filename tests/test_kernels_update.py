@@ -86,14 +86,23 @@ class Update(NamedTuple):
 
 
 def apply_dense(
-    backend: Backend, rule: UpdateRule, updates: Sequence[Update], scalars: dict[str, Any]
+    backend: Backend,
+    rule: UpdateRule,
+    updates: Sequence[Update],
+    scalars: dict[str, Any],
+    refused: Any = None,
 ) -> None:
     plan = backend.plan_dense([Target(update.var, update.slots) for update in updates])
-    backend.apply_dense(rule, plan, [update.grad for update in updates], scalars)
+    backend.apply_dense(rule, plan, [update.grad for update in updates], scalars, refused=refused)
 
 
 def apply_sparse(
-    backend: Backend, rule: UpdateRule, update: Update, scalars: dict[str, Any], all_rows: bool
+    backend: Backend,
+    rule: UpdateRule,
+    update: Update,
+    scalars: dict[str, Any],
+    all_rows: bool,
+    refused: Any = None,
 ) -> None:
     backend.apply_sparse(
         rule,
@@ -102,6 +111,7 @@ def apply_sparse(
         update.rows,
         scalars,
         touches_all_rows=all_rows,
+        refused=refused,
     )
 
 
@@ -205,8 +215,10 @@ def test_a_second_step_uploads_what_moved_and_allocates_nothing(
     monkeypatch.setattr(np, "empty", None)
     backend.apply_dense(rule, plan, gradients, scalars)
     scalar_bytes = 4 * len(rule.scalars)
+    assert uploads == []
+    backend.apply_dense(rule, plan, gradients, arrays.scalars())
     assert uploads == [scalar_bytes]
-    backend.apply_dense(rule, plan, [gradients[0].copy(), gradients[1]], scalars)
+    backend.apply_dense(rule, plan, [gradients[0].copy(), gradients[1]], arrays.scalars())
     assert uploads == [scalar_bytes, scalar_bytes, 2 * 8]
 
 
@@ -333,6 +345,37 @@ def test_repeated_rows_update_like_their_sum(
         check([update], [expected])
 
 
+def misaligned(array: np.ndarray) -> np.ndarray:
+    """A copy at an address of no whole packs."""
+    return np.concatenate([array.reshape(-1)[:1], array.reshape(-1)])[1:].reshape(array.shape)
+
+
+@pytest.mark.parametrize("touches_all_rows", [False, True])
+def test_rows_of_misaligned_strided_and_shared_arrays(
+    backend: CudaBackend, touches_all_rows: bool
+) -> None:
+    [rule] = [rule for rule in RULES if rule.name == "adam"]
+    arrays = Arrays(rule, "float32")
+    rows = np.array([3, 1, 3, 6], np.int32)
+    plain = arrays.update(7, 8, grad=arrays.gradient(4, 8), rows=rows)
+    strided = np.asfortranarray
+    cases = [
+        plain._replace(var=misaligned(plain.var)),
+        plain._replace(grad=misaligned(plain.grad)),
+        plain._replace(slots=[plain.slots[0], misaligned(plain.slots[1])]),
+        plain._replace(var=strided(plain.var), slots=list(map(strided, plain.slots))),
+        plain._replace(grad=strided(plain.grad)),
+        plain._replace(grad=plain.var[:4]),
+        plain._replace(grad=plain.slots[1][2:6]),
+    ]
+    scalars = arrays.scalars()
+    for case in cases:
+        expected = copy_of(case._replace(grad=case.grad.copy()))
+        apply_sparse(NumpyBackend(), rule, expected, scalars, touches_all_rows)
+        apply_sparse(backend, rule, case, scalars, touches_all_rows)
+        check([case], [expected])
+
+
 def test_more_rows_than_are_worked_on_at_once(
     launcher: EmulatorLauncher, backend: CudaBackend
 ) -> None:
@@ -430,23 +473,31 @@ def test_only_touched_rows_are_written(backend: CudaBackend) -> None:
         assert np.flatnonzero((array != old).any(axis=1)).tolist() == [2, 7]
 
 
+@pytest.mark.parametrize("index", [np.int32, np.int64])
+@pytest.mark.parametrize(("row", "is_there"), [(0, True), (8, True), (9, False), (-1, False)])
+def test_rows_that_a_variable_lacks_are_found(
+    backend: CudaBackend, row: int, is_there: bool, index: type
+) -> None:
+    flag = backend.row_flags.new()
+    backend.row_flags.check(flag, 6, np.array([3, row, 1], index), 9)
+    assert flag.view(np.int64).tolist() == ([0, 0] if is_there else [7, row])
+
+
 def test_a_refused_call_writes_nothing(launcher: EmulatorLauncher) -> None:
     [rule] = [rule for rule in RULES if rule.name == "adam"]
     backend = CudaBackend(Device("gpu"), launcher)
-    rows = np.array([3, 9, 1, -2], np.int32)
-    launcher.launch(
-        kernels.check_rows("int32"),
-        2,
-        32,
-        [rows, np.int64(4), np.int64(9), np.int64(6), backend._refused],
-    )
-    assert backend._refused[0] == 7
-    assert backend._refused[1:].view(np.int64)[0] in (9, -2)
     arrays = Arrays(rule, "float32")
-    update, before = sparse_case(arrays, 9, 4, np.array([7, 2, 7], np.int64))
+    update, _ = sparse_case(arrays, 9, 4, np.array([7, 2, 7], np.int64))
+    # Afterwards the workspace holds runs, which a kernel could take for this call's.
     apply_sparse(backend, rule, update, arrays.scalars(), True)
+    before = copy_of(update)
+    flag = backend.row_flags.new()
+    backend.row_flags.check(flag, 6, np.array([3, 9, 1, -2], np.int32), 9)
+    assert flag[0] == 7
+    assert flag[1:].view(np.int64)[0] in (9, -2)
+    apply_sparse(backend, rule, update, arrays.scalars(), True, flag)
     dense = arrays.update(3)._replace(var=update.var[0, :3])
-    apply_dense(backend, rule, [dense], {name: np.float32(0.5) for name in rule.scalars})
+    apply_dense(backend, rule, [dense], {name: np.float32(0.5) for name in rule.scalars}, flag)
     for array, old in zip((update.var, *update.slots), (before.var, *before.slots), strict=True):
         assert array.tobytes() == old.tobytes()
 

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from gpuopt.autodiff.engine import GradsAndVars, Loss, OnGradient, ReadRecorder, traced_variables
+from gpuopt.backends import backend_for
+from gpuopt.device import device_of
 from gpuopt.indexed_slices import IndexedSlices
 from gpuopt.recording import recording
 from gpuopt.variable import Variable
@@ -95,7 +97,8 @@ def _to_array(value: Any) -> Any:
         import ml_dtypes
 
         return _to_array(value.view(torch.int16)).view(ml_dtypes.bfloat16)
-    return np.from_dlpack(value)
+    # Shares the memory, on whichever device.
+    return backend_for(device_of(value)).as_array(value)
 
 
 def _gradient(gradient: Any, variable: Variable) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -12,6 +13,16 @@ from gpuopt.update_rule import UpdateRule
 
 Array = Any
 Scalars = Mapping[str, "np.floating[Any]"]
+
+
+class Updated(Protocol):
+    """Something whose updates are put in order: a variable's or slot's identity.
+
+    Attributes:
+        last_update: The backend's note of the last one, or None.
+    """
+
+    last_update: Any
 
 
 class Target(NamedTuple):
@@ -26,35 +37,121 @@ class Target(NamedTuple):
     slots: Sequence[Array]
 
 
-class Backend(Protocol):
-    """Arrays and updates on one kind of device.
+class FlagRead(Protocol):
+    """A flag's value on its way to the host.
 
     Attributes:
-        xp: The device's array module: numpy, or one with numpy's names.
+        values: {0, 0}, or {1 + a variable's number, a row that it lacks}; to be read after `event`.
+        event: Its `done` and `synchronize()`.
+    """
+
+    @property
+    def values(self) -> np.ndarray[Any, Any]: ...
+
+    @property
+    def event(self) -> Any: ...
+
+
+class RowFlags(Protocol):
+    """Where rows of sparse gradients are checked while the host goes on."""
+
+    def new(self) -> Any:
+        """Returns a flag that is not set."""
+
+    def check(self, flag: Any, number: int, rows: Array, height: int) -> None:
+        """Sets a flag that is not set yet if a row is not in [0, height).
+
+        Args:
+            flag: From `new`.
+            number: Of the variable, for who reads the flag.
+            rows: [num_rows], int32 or int64.
+            height: Of the variable.
+        """
+
+    def read(self, flag: Any) -> FlagRead:
+        """Begins to copy a flag to the host."""
+
+    def clear(self, flag: Any) -> None:
+        """Unsets a flag."""
+
+
+class Backend(Protocol):
+    """Arrays and updates on one device. All methods can be called wherever the caller is.
+
+    Attributes:
+        xp: The device's array module: numpy, or one with numpy's names. Its functions are called
+            inside `active()`.
         device: Where its arrays live.
+        row_flags: None where the host can look at rows itself.
     """
 
     xp: Any
     device: Device
 
+    @property
+    def row_flags(self) -> RowFlags | None: ...
+
+    def active(self, *updated: Updated) -> AbstractContextManager[Any]:
+        """Makes this the current device, and what follows come after updates of `updated`."""
+
+    def updating(self, *updated: Updated) -> AbstractContextManager[Any]:
+        """Does what `active` does, and makes later updates of `updated` come after this one."""
+
+    def made(self, new: Updated) -> None:
+        """Makes later updates of `new` come after what the current stream has written to it."""
+
+    def as_array(self, value: Any) -> Array:
+        """Returns an array of `xp` on the memory of what is on this device already."""
+
+    def are_here(self, arrays: Sequence[Any]) -> bool:
+        """Says whether all are plain arrays of `xp` on this device."""
+
+    def plain_array(self, value: Any) -> Array | None:
+        """Returns an array that can be updated, on the same memory; None if there is none."""
+
+    def layout(self, array: Array) -> np.ndarray[Any, Any]:
+        """Returns numpy's array of the same address, shape and strides; it must not be read."""
+
     def full(self, shape: tuple[int, ...], dtype: np.dtype[Any], value: Any) -> Array:
-        """Returns new aligned storage with `value`, a scalar or array of `shape`, written to it.
+        """Returns new aligned storage with `value` written to it.
 
         Small arrays made one after the other may lie side by side, for faster updates.
+
+        Args:
+            shape: The storage's.
+            dtype: The storage's.
+            value: A number, or an array of `shape`, on this device or in host memory.
         """
 
     def to_host(self, array: Array) -> np.ndarray[Any, Any]:
-        """Returns a copy in host memory."""
+        """Returns a copy in host memory, when the current stream's work is done."""
 
-    def plan_dense(self, targets: Sequence[Target]) -> Any:
+    def from_host(self, array: np.ndarray[Any, Any]) -> Array:
+        """Returns a copy of what is in host memory."""
+
+    def from_peer(self, array: Array) -> Array:
+        """Returns a copy of what is on another GPU."""
+
+    def plan_dense(self, targets: Sequence[Target], updated: Sequence[Updated] = ()) -> Any:
         """Prepares dense updates of variables of one dtype that share no memory.
+
+        Args:
+            targets: What is updated.
+            updated: The identities of these variables and slots.
 
         Returns:
             What `apply_dense` takes. It keeps the arrays alive, and holds as long as they do.
         """
 
     def apply_dense(
-        self, rule: UpdateRule, plan: Any, gradients: Sequence[Array], scalars: Scalars
+        self,
+        rule: UpdateRule,
+        plan: Any,
+        gradients: Sequence[Array],
+        scalars: Scalars,
+        *,
+        token: object = None,
+        refused: Any = None,
     ) -> None:
         """Applies `rule` to every element of every variable of a plan.
 
@@ -64,6 +161,8 @@ class Backend(Protocol):
             gradients: One for each variable, of its shape and dtype. Only read; may be broadcast
                 views, and share memory with each other and with what is written.
             scalars: The rule's scalars in the compute type of the variables' dtype.
+            token: The same object only as long as the gradients are the same arrays; or None.
+            refused: From `RowFlags.new`: nothing is written if a bad row was found.
         """
 
     def apply_sparse(
@@ -75,6 +174,8 @@ class Backend(Protocol):
         scalars: Scalars,
         *,
         touches_all_rows: bool,
+        updated: Sequence[Updated] = (),
+        refused: Any = None,
     ) -> None:
         """Applies `rule` to the rows of a sparse gradient, with repeated rows summed first.
 
@@ -85,6 +186,8 @@ class Backend(Protocol):
             rows: [num_rows], int32 or int64 within range: which row each belongs to.
             scalars: The rule's scalars in the compute type of the variable's dtype.
             touches_all_rows: Rows without a gradient are updated as if theirs were zero.
+            updated: The identities of the variable and its slots.
+            refused: From `RowFlags.new`: nothing is written if a bad row was found.
         """
 
     def sum_duplicate_rows(self, values: Array, indices: Array) -> tuple[Array, Array]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import numpy as np
 
 from gpuopt.backends import host_memory
-from gpuopt.backends.backend import Scalars, Target, compute_type
+from gpuopt.backends.backend import RowFlags, Scalars, Target, Updated, compute_type
 from gpuopt.backends.compiled_rule import compiled_rule
 from gpuopt.backends.host_memory import scratch
 from gpuopt.backends.host_plan import DensePlan, Kernel, chunk_length, cut, update_chunk
@@ -26,6 +27,7 @@ _LARGE_ELEMENTS = 256 * 1024
 _ELEMENTS_PER_THREAD = 128 * 1024
 # Finding a row and bringing it costs several times what its arithmetic does.
 _ROW_FACTOR = 4
+_nothing = nullcontext()
 _READWRITE: list[list[Literal["readwrite"]]] = [["readwrite"]]
 
 
@@ -35,6 +37,32 @@ class NumpyBackend:
     xp: Any = np
     device = Device.cpu
 
+    row_flags: RowFlags | None = None
+
+    def active(self, *updated: Updated) -> AbstractContextManager[Any]:
+        return _nothing
+
+    def updating(self, *updated: Updated) -> AbstractContextManager[Any]:
+        return _nothing
+
+    def made(self, new: Updated) -> None:
+        pass
+
+    def as_array(self, value: Any) -> Array:
+        return np.from_dlpack(value) if _is_foreign(value) else np.asarray(value)
+
+    def are_here(self, arrays: Sequence[Any]) -> bool:
+        return set(map(type, arrays)) == {np.ndarray}
+
+    def plain_array(self, value: Any) -> Array | None:
+        # Masked arrays have two memories.
+        if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
+            return None
+        return value.view(np.ndarray) if type(value) is not np.ndarray else value
+
+    def layout(self, array: Array) -> Array:
+        return array
+
     def full(self, shape: tuple[int, ...], dtype: np.dtype[Any], value: Any) -> Array:
         storage = host_memory.empty(shape, dtype)
         storage[...] = value
@@ -43,11 +71,24 @@ class NumpyBackend:
     def to_host(self, array: Array) -> Array:
         return array.copy()
 
-    def plan_dense(self, targets: Sequence[Target]) -> DensePlan:
+    def from_host(self, array: Array) -> Array:
+        return array.copy()
+
+    def from_peer(self, array: Array) -> Array:
+        raise TypeError("the host is no GPU's peer")
+
+    def plan_dense(self, targets: Sequence[Target], updated: Sequence[Updated] = ()) -> DensePlan:
         return DensePlan(targets)
 
     def apply_dense(
-        self, rule: UpdateRule, plan: DensePlan, gradients: Sequence[Array], scalars: Scalars
+        self,
+        rule: UpdateRule,
+        plan: DensePlan,
+        gradients: Sequence[Array],
+        scalars: Scalars,
+        *,
+        token: object = None,
+        refused: Any = None,
     ) -> None:
         _apply_plan(rule, plan, gradients, scalars)
 
@@ -60,6 +101,8 @@ class NumpyBackend:
         scalars: Scalars,
         *,
         touches_all_rows: bool,
+        updated: Sequence[Updated] = (),
+        refused: Any = None,
     ) -> None:
         if touches_all_rows:
             self._apply_to_all_rows(rule, target, values, rows, scalars)
@@ -88,6 +131,11 @@ class NumpyBackend:
         by_appearance = np.argsort(grouped.positions[grouped.starts[order]])
         rows = grouped.rows[order[by_appearance]]
         return sums[by_appearance], rows.astype(indices.dtype, copy=False)
+
+
+def _is_foreign(value: Any) -> bool:
+    """Whether this is another library's array, which shares its memory by DLPack."""
+    return not isinstance(value, np.ndarray | np.generic) and hasattr(value, "__dlpack__")
 
 
 def _apply_plan(

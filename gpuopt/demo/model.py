@@ -33,7 +33,8 @@ class WideAndDeep:
     """
 
     def __init__(self, device: Device, dtype: np.dtype[Any], seed: int) -> None:
-        self._xp = backend_for(device).xp
+        backend = backend_for(device)
+        self._xp = backend.xp
         rng = np.random.default_rng(seed)
 
         def variable(name: str, *shape: int, scale: float) -> Variable:
@@ -57,7 +58,8 @@ class WideAndDeep:
             self._output_kernel,
             self._output_bias,
         ]
-        self._first_row = self._xp.arange(NUM_PIXELS) * NUM_INTENSITIES
+        with backend.active():
+            self._first_row = self._xp.arange(NUM_PIXELS) * NUM_INTENSITIES
 
     def scores(self, images: Any) -> Any:
         """Returns [num_images, 10] scores of [num_images, 64] intensities."""

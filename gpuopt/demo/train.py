@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from gpuopt.autodiff import engine_of
-from gpuopt.backends import backend_for
+from gpuopt.backends import backend_for, moved
 from gpuopt.demo.digits import Digits, load_digits
 from gpuopt.demo.model import WideAndDeep
 from gpuopt.demo.parallel import Workers, step_on_towers
@@ -73,17 +73,20 @@ def train(
         towers: How many parts each batch is split into.
         on_step: Called for each step, or after some for each of them.
     """
-    xp = backend_for(device).xp
+    backend = backend_for(device)
     train_set, test_set = load_digits()
     model = WideAndDeep(device, dtype, seed)
-    global_step = Variable(0, name="global_step", trainable=False, dtype=np.int64, device=device)
+    # In host memory, where reading it waits for no GPU.
+    global_step = Variable(0, name="global_step", trainable=False, dtype=np.int64)
     tuned = make_optimizer(optimizer, global_step)
     result = Result(device, optimizer)
-    differentiate = partial(_differentiate, model) if autodiff else model.loss_and_gradients
-    batches = [
-        ((xp.asarray(images), xp.asarray(labels)) for images, labels in _batches(train_set, stream))
-        for stream in range(seed, seed + workers)
-    ]
+    compute = partial(_differentiate, model) if autodiff else model.loss_and_gradients
+
+    def differentiate(images: Any, labels: Any) -> tuple[float, list[tuple[Any, Variable]]]:
+        with backend.active():
+            return compute(moved(images, device), moved(labels, device))
+
+    batches = [_batches(train_set, stream) for stream in range(seed, seed + workers)]
     team = Workers(tuned, differentiate, batches, replicas_to_aggregate or workers)
     on_towers = step_on_towers(tuned, differentiate, global_step, [device] * towers)
 
@@ -113,7 +116,7 @@ def train(
             result.seconds += elapsed
             result.optimizer_seconds += elapsed - differentiating
             on_step()
-        seen, unseen = (_accuracy(model, xp, digits) for digits in (train_set, test_set))
+        seen, unseen = (_accuracy(model, device, digits) for digits in (train_set, test_set))
         result.accuracies.append((target, seen, unseen))
     result.workers = team.figures
     return result
@@ -139,6 +142,7 @@ def _batches(digits: Digits, seed: int) -> Iterator[Digits]:
             yield Digits(digits.images[chosen], digits.labels[chosen])
 
 
-def _accuracy(model: WideAndDeep, xp: Any, digits: Digits) -> float:
-    guesses = model.scores(xp.asarray(digits.images)).argmax(axis=1)
-    return float((guesses == xp.asarray(digits.labels)).mean())
+def _accuracy(model: WideAndDeep, device: Device, digits: Digits) -> float:
+    with backend_for(device).active():
+        guesses = model.scores(moved(digits.images, device)).argmax(axis=1)
+    return float((moved(guesses, Device.cpu) == digits.labels).mean())

@@ -10,10 +10,10 @@ from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 
-from gpuopt.backends import backend_for
+from gpuopt.backends import backend_for, moved
 from gpuopt.backends.backend import compute_type
 from gpuopt.device import Device
-from gpuopt.distributed.reduction import mean_of_rows, on_device
+from gpuopt.distributed.reduction import mean_of_rows
 from gpuopt.distributed.waiting import DEFAULT_TIMEOUT_S, checked_timeout
 from gpuopt.errors import CancelledError, DeadlineExceededError
 from gpuopt.indexed_slices import IndexedSlices
@@ -60,6 +60,8 @@ class _Accumulator(Generic[_Accumulated]):
         self._shape = None if shape is None else tuple(shape)
         self._is_mean = reduction_type == "MEAN"
         self._backend = backend_for(self.device)
+        # By which streams of several threads wait for each other.
+        self.last_update: Any = None
         self._compute = np.dtype(compute_type(self.dtype))
         self._changed = threading.Condition(threading.Lock())
         self._turns: deque[object] = deque()
@@ -114,10 +116,11 @@ class _Accumulator(Generic[_Accumulated]):
         """Adds a gradient; returns False, and drops it, if it is from before the last take."""
         if local_step < self._step:
             return False
-        if self._count == 0:
-            self._begin(grad)
-        else:
-            self._add(grad)
+        with self._backend.updating(self):
+            if self._count == 0:
+                self._begin(grad)
+            else:
+                self._add(grad)
         self._count += 1
         return True
 
@@ -127,7 +130,8 @@ class _Accumulator(Generic[_Accumulated]):
 
     def take(self) -> _Accumulated:
         """Hands over what was accumulated, which must be something."""
-        taken = self._reduced(self._count)
+        with self._backend.updating(self):
+            taken = self._reduced(self._count)
         self._count = 0
         self._step += 1
         return taken
@@ -215,7 +219,7 @@ class ConditionalAccumulator(_Accumulator[Any]):
             grad = grad.storage
         elif not hasattr(grad, "dtype"):
             grad = np.asarray(grad, self.dtype)
-        grad = on_device(self._checked_dtype(grad), self.device)
+        grad = moved(self._checked_dtype(grad), self.device)
         expected = self._shape
         if expected is not None and grad.shape != expected and not _fits(grad.shape, expected):
             self._refuse_shape(grad.shape, expected)
@@ -275,8 +279,8 @@ class SparseConditionalAccumulator(_Accumulator[IndexedSlices]):
             raise TypeError(
                 f'gradient for "{self.name}" must be IndexedSlices, got {type(grad).__name__}'
             )
-        values = on_device(self._checked_dtype(grad.values), self.device)
-        indices = on_device(grad.indices, self.device)
+        values = moved(self._checked_dtype(grad.values), self.device)
+        indices = moved(grad.indices, self.device)
         self._check_rows(values, indices, grad.dense_shape)
         # Outside the lock: workers do this at the same time.
         return self._apply(self.merged(values, indices), local_step)
@@ -295,10 +299,11 @@ class SparseConditionalAccumulator(_Accumulator[IndexedSlices]):
 
     def merged(self, values: Any, indices: Any) -> tuple[Any, Any]:
         """Returns a gradient as `accept` takes it: a copy (values, indices) of unique rows."""
-        sums, rows = self._backend.sum_duplicate_rows(values, indices)
-        if sums is values:
-            sums = values.copy()
-        return sums, rows.copy() if rows is indices else rows
+        with self._backend.active():
+            sums, rows = self._backend.sum_duplicate_rows(values, indices)
+            if sums is values:
+                sums = values.copy()
+            return sums, rows.copy() if rows is indices else rows
 
     def accept(self, grad: Any, local_step: int) -> bool:
         row_shape = grad[0].shape[1:]
@@ -333,15 +338,16 @@ class SparseConditionalAccumulator(_Accumulator[IndexedSlices]):
                 self._refuse_shape(values.shape, (None, *expected[1:]))
             if dense_shape is not None and not _fits(dense_shape, expected):
                 self._refuse_shape(dense_shape, expected)
-        outside = indices < 0
-        if height is not None:
-            outside |= indices >= height
-        if outside.any():
-            offset = int(outside.argmax())
-            raise IndexError(
-                f'gradient for "{self.name}": indices[{offset}] = {indices[offset]} is not in '
-                f"[0, {'any height' if height is None else height})"
-            )
+        with self._backend.active():
+            outside = indices < 0
+            if height is not None:
+                outside |= indices >= height
+            if outside.any():
+                offset = int(outside.argmax())
+                raise IndexError(
+                    f'gradient for "{self.name}": indices[{offset}] = {indices[offset]} is not in '
+                    f"[0, {'any height' if height is None else height})"
+                )
 
 
 def _fits(shape: Sequence[int], expected: PartialShape) -> bool:

@@ -68,8 +68,10 @@ class Communicator(Protocol):
             if len(positions) == 1:
                 reduced[positions[0]] = self.all_reduce(arrays[positions[0]], op)
                 continue
-            xp = backend_for(device_of(arrays[positions[0]])).xp
-            flat = self.all_reduce(xp.concatenate([arrays[i].reshape(-1) for i in positions]), op)
+            backend = backend_for(device_of(arrays[positions[0]]))
+            with backend.active():
+                joined = backend.xp.concatenate([arrays[i].reshape(-1) for i in positions])
+            flat = self.all_reduce(joined, op)
             start = 0
             for i in positions:
                 end = start + arrays[i].size

@@ -6,10 +6,10 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gpuopt.backends import backend_for
+from gpuopt.backends import backend_for, moved, stored
 from gpuopt.device import device_of
 from gpuopt.distributed.communicator import Communicator, ReduceOp
-from gpuopt.distributed.reduction import on_device
+from gpuopt.distributed.reduction import Mark
 from gpuopt.distributed.waiting import DEFAULT_TIMEOUT_S, checked_timeout
 from gpuopt.errors import CancelledError, DeadlineExceededError, WorkerFailedError
 from gpuopt.indexed_slices import IndexedSlices
@@ -169,22 +169,27 @@ class ThreadCommunicator(Communicator):
     def all_reduce(self, array: Any, op: ReduceOp = "sum") -> Any:
         _checked_op(op)
         what = f"all_reduce({op!r}) of {array.dtype}{list(array.shape)}"
-        reduced = self.meeting.meet(self.rank, what, array, lambda arrays: _reduce(arrays, op))
+        brought = array, Mark(device_of(array))
+        reduced, mark = self.meeting.meet(self.rank, what, brought, lambda all_: _reduce(all_, op))
+        mark.follow()
         # Each rank has its own: what one writes into it the others do not see.
-        return _copy_on_device_of(array, reduced)
+        return stored(reduced, device_of(array), reduced.dtype)
 
     def all_gather_slices(self, slices: IndexedSlices) -> IndexedSlices:
         rows = f"{slices.dtype}[:, {list(slices.values.shape[1:])}]"
-        gathered: list[IndexedSlices] = self.meeting.meet(
-            self.rank, f"all_gather_slices of {rows}", slices, list
-        )
         device = slices.device
-        xp = backend_for(device).xp
-        copied = IndexedSlices(
-            xp.concatenate([on_device(part.values, device) for part in gathered]),
-            xp.concatenate([on_device(part.indices, device) for part in gathered]),
-            slices.dense_shape,
+        gathered: list[tuple[IndexedSlices, Mark]] = self.meeting.meet(
+            self.rank, f"all_gather_slices of {rows}", (slices, Mark(device)), list
         )
+        for _, mark in gathered:
+            mark.follow()
+        backend = backend_for(device)
+        with backend.active():
+            copied = IndexedSlices(
+                backend.xp.concatenate([moved(part.values, device) for part, _ in gathered]),
+                backend.xp.concatenate([moved(part.indices, device) for part, _ in gathered]),
+                slices.dense_shape,
+            )
         # The others may write into their gradients again once all have read them.
         self.barrier()
         return copied
@@ -192,9 +197,13 @@ class ThreadCommunicator(Communicator):
     def broadcast(self, array: Any, root: int = 0) -> Any:
         _checked_root(root, self.size)
         what = f"broadcast from {root} of {array.dtype}{list(array.shape)}"
-        source = self.meeting.meet(self.rank, what, array, lambda arrays: arrays[root])
+        device = device_of(array)
+        brought = array, Mark(device)
+        source, mark = self.meeting.meet(self.rank, what, brought, lambda all_: all_[root])
         if source is not array:
-            array[...] = on_device(source, device_of(array))
+            mark.follow()
+            with backend_for(device).active():
+                array[...] = moved(source, device)
         self.barrier()
         return array
 
@@ -246,18 +255,18 @@ def run_threads(
     return [results[number] for number in range(len(functions))]
 
 
-def _reduce(arrays: Sequence[Any], op: ReduceOp) -> Any:
-    device = device_of(arrays[0])
+def _reduce(brought: Sequence[tuple[Any, Mark]], op: ReduceOp) -> tuple[Any, Mark]:
+    for _, mark in brought:
+        mark.follow()
+    first, *others = [array for array, _ in brought]
+    device = device_of(first)
     backend = backend_for(device)
     combine = {"sum": backend.xp.add, "min": backend.xp.minimum, "max": backend.xp.maximum}[op]
-    total = backend.full(arrays[0].shape, arrays[0].dtype, arrays[0])
-    for array in arrays[1:]:
-        combine(total, on_device(array, device), out=total)
-    return total
-
-
-def _copy_on_device_of(like: Any, array: Any) -> Any:
-    return backend_for(device_of(like)).full(array.shape, array.dtype, array)
+    with backend.active():
+        total = stored(first, device, first.dtype)
+        for array in others:
+            combine(total, moved(array, device), out=total)
+    return total, Mark(device)
 
 
 def _checked_op(op: str) -> None:

@@ -5,17 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gpuopt.backends import backend_for
-from gpuopt.device import Device, device_of
+from gpuopt.backends import backend_for, moved, stored
+from gpuopt.device import Device
 from gpuopt.gradients import Gradient
 from gpuopt.indexed_slices import IndexedSlices
 
 
-def on_device(array: Any, device: Device) -> Any:
-    """Returns the array itself where it lives on `device`, else a copy there."""
-    if device_of(array) == device:
-        return array
-    return backend_for(device).full(array.shape, array.dtype, array)
+class Mark:
+    """A point in the work of one thread's stream, for other threads' streams to wait for."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.last_update: Any = None
+        backend_for(device).made(self)
+
+    def follow(self) -> None:
+        """Has this thread's current stream wait for it."""
+        with backend_for(self.device).active(self):
+            pass
 
 
 def sum_gradients(gradients: Sequence[Gradient], device: Device) -> Gradient:
@@ -41,17 +48,18 @@ def sum_gradients(gradients: Sequence[Gradient], device: Device) -> Gradient:
     if len(gradients) == 1:
         return gradients[0]
     backend = backend_for(device)
-    if not sparse[0]:
-        first: Any = gradients[0]
-        total = backend.full(first.shape, first.dtype, first)
-        for other in gradients[1:]:
-            backend.xp.add(total, on_device(other, device), out=total)
-        return total
-    return IndexedSlices(
-        backend.xp.concatenate([on_device(g.values, device) for g in gradients]),
-        backend.xp.concatenate([on_device(g.indices, device) for g in gradients]),
-        gradients[0].dense_shape,
-    )
+    with backend.active():
+        if not sparse[0]:
+            first: Any = gradients[0]
+            total = stored(first, device, first.dtype)
+            for other in gradients[1:]:
+                backend.xp.add(total, moved(other, device), out=total)
+            return total
+        return IndexedSlices(
+            backend.xp.concatenate([moved(g.values, device) for g in gradients]),
+            backend.xp.concatenate([moved(g.indices, device) for g in gradients]),
+            gradients[0].dense_shape,
+        )
 
 
 def mean_of_rows(xp: Any, parts: Sequence[tuple[Any, Any]], *, divide: bool) -> tuple[Any, Any]:

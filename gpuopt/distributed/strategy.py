@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from gpuopt.backends import backend_for
+from gpuopt.backends import backend_for, moved
 from gpuopt.device import Device
 from gpuopt.distributed.in_process import ThreadCommunicator, run_threads
-from gpuopt.distributed.reduction import on_device, sum_gradients
+from gpuopt.distributed.reduction import Mark, sum_gradients
 from gpuopt.distributed.waiting import DEFAULT_TIMEOUT_S, checked_timeout
 from gpuopt.gradients import Gradient, checked_pairs
 from gpuopt.identity import Identity
@@ -170,7 +170,8 @@ class MirroredStrategy:
             rank = communicator.rank
             self._this_thread.communicator = communicator
             try:
-                with in_replica(ReplicaContext(rank, len(group), strategy=self)):
+                context = ReplicaContext(rank, len(group), strategy=self)
+                with in_replica(context), backend_for(self.devices[rank]).active():
                     result = fn(
                         *(of(rank, value) for value in args),
                         **{name: of(rank, value) for name, value in kwargs.items()},
@@ -202,16 +203,19 @@ class MirroredStrategy:
             if gradient is not None
         ]
 
-        def merge(of_replicas: list[Any]) -> None:
+        def merge(of_replicas: list[tuple[list[Any], Mark]]) -> None:
+            for _, mark in of_replicas:
+                mark.follow()
             merged = [
                 (PerReplica(gradient for gradient, _ in row), row[0][1])
-                for row in zip(*of_replicas, strict=True)
+                for row in zip(*(pairs for pairs, _ in of_replicas), strict=True)
             ]
             with self.scope():
                 optimizer._distributed_apply(self, merged, global_step, name)
 
         what = f"apply_gradients of {[_described(*pair) for pair in pairs]}"
-        self.communicator.meeting.meet(rank, what, pairs, merge)
+        brought = pairs, Mark(self.devices[rank])
+        self.communicator.meeting.meet(rank, what, brought, merge)
 
     def batch_reduce_to(
         self, op: str, value_destination_pairs: Iterable[tuple[Any, MirroredVariable]]
@@ -276,8 +280,8 @@ class MirroredStrategy:
 
 def _moved(gradient: Gradient, device: Device) -> Gradient:
     if not isinstance(gradient, IndexedSlices):
-        return on_device(gradient, device)
-    values, indices = on_device(gradient.values, device), on_device(gradient.indices, device)
+        return moved(gradient, device)
+    values, indices = moved(gradient.values, device), moved(gradient.indices, device)
     return IndexedSlices(values, indices, gradient.dense_shape)
 
 

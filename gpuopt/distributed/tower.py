@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from typing import Any, ClassVar
 
-from gpuopt.backends import backend_for
-from gpuopt.device import Device
-from gpuopt.distributed.reduction import on_device, sum_gradients
+from gpuopt.backends import backend_for, moved
+from gpuopt.device import Device, device_of
+from gpuopt.distributed.reduction import sum_gradients
 from gpuopt.distributed.wrapper import OptimizerWrapper, checked_optimizer
 from gpuopt.gradients import Gradient, checked_pairs
 from gpuopt.identity import Identity
@@ -224,13 +224,13 @@ def replicate(
                 towers.current = tower
                 context = ReplicaContext(tower, len(places), how, strategy=towers)
                 parts = _part(args, tower, places), _part(kwargs, tower, places)
-                with in_replica(context):
+                with in_replica(context), backend_for(places[tower]).active():
                     loss = model_fn(*parts[0], **parts[1])
-                losses.append(None if loss is None else loss * context.loss_scale)
+                    losses.append(None if loss is None else loss * context.loss_scale)
         finally:
             _this_thread.towers = None
         towers.finish()
-        return None if any(loss is None for loss in losses) else sum(losses)
+        return None if any(loss is None for loss in losses) else _sum(losses)
 
     return replicated
 
@@ -251,7 +251,14 @@ def _part(batch: Any, tower: int, places: Sequence[Device]) -> Any:
             f"Batch size {size} needs to be divisible by the number of devices, which is {number}."
         )
     share = size // number
-    return on_device(batch[tower * share : (tower + 1) * share], places[tower])
+    return moved(batch[tower * share : (tower + 1) * share], places[tower])
+
+
+def _sum(losses: Sequence[Any]) -> Any:
+    """Adds up losses of any devices, where the first one is."""
+    device = device_of(losses[0])
+    with backend_for(device).active():
+        return sum(loss if device_of(loss) == device else moved(loss, device) for loss in losses)
 
 
 def _summed(calls: Sequence[_Call]) -> list[tuple[Gradient | None, Variable]]:

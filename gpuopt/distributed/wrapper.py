@@ -36,6 +36,10 @@ class OptimizerWrapper(Optimizer):
         """Asks the optimizer inside; see `Optimizer.variables`."""
         return self._inner.variables()
 
+    def check(self) -> None:
+        """Asks the optimizer inside; see `Optimizer.check`."""
+        self._inner.check()
+
     def state_dict(self, variables: Mapping[str, Any] | None = None) -> OptimizerState:
         """Asks the optimizer inside; see `Optimizer.state_dict`."""
         return self._inner.state_dict(variables)

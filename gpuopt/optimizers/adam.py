@@ -91,11 +91,11 @@ class AdamOptimizer(RuleOptimizer):
             if self._get_non_slot_variable(f"{beta}_power") is None:
                 first = min(var_list, key=lambda variable: variable.name)
                 value = np.float32(self._call_if_callable(self._hyperparameters[beta]))
-                self._create_non_slot_variable(value, f"{beta}_power", first)
+                self._create_host_scalar(value, f"{beta}_power", first)
         super()._create_slots(var_list)
 
     def _scalars(self, real: type[np.floating[Any]]) -> Mapping[str, np.floating[Any]]:
-        beta1_power, beta2_power = (real(power.storage) for power in self._beta_powers())
+        beta1_power, beta2_power = (real(power.numpy()) for power in self._beta_powers())
         bias_correction = np.sqrt(1 - beta2_power) / (1 - beta1_power)
         return {
             "step_size": real(self._hyper("learning_rate")) * bias_correction,
@@ -120,7 +120,7 @@ class AdamOptimizer(RuleOptimizer):
         for power, beta in zip(self._beta_powers(), ("beta1", "beta2"), strict=True):
             # A product is not one of the variable's locked operations, so it takes the lock itself.
             with power.identity.lock:
-                power.assign(power.storage * np.float32(self._hyper(beta)))
+                power.assign(power.numpy() * np.float32(self._hyper(beta)))
 
     def _beta_powers(self) -> tuple[Variable, Variable]:
         return self._non_slots["beta1_power"], self._non_slots["beta2_power"]

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from gpuopt.backends import Target, backend_for
+from gpuopt.backends import Target, backend_for, moved
 from gpuopt.backends.backend import compute_type
-from gpuopt.dense_plans import DensePlans
-from gpuopt.gradients import Gradient
+from gpuopt.dense_plans import Batch, DensePlans
+from gpuopt.device import Device
+from gpuopt.gradients import Form, Gradient, has_form
+from gpuopt.identity import Identity
 from gpuopt.indexed_slices import IndexedSlices
 from gpuopt.optimizer import OnNonfinite, Optimizer, apply_constraint
 from gpuopt.update_rule import UpdateRule
@@ -29,6 +31,14 @@ _APPLY_HOOKS = (
     "_apply_sparse_duplicate_indices",
     "_resource_apply_sparse_duplicate_indices",
 )
+
+
+class _Known(NamedTuple):
+    """How to update a list of variables, as long as no slots are made or replaced."""
+
+    form: Form
+    batches: list[Batch]
+    slots_version: int
 
 
 class RuleOptimizer(Optimizer):
@@ -92,9 +102,8 @@ class RuleOptimizer(Optimizer):
         if self._plans.has(var_list, self._slots.version):
             return
         for slot_name, value in self._initial_slot_values().items():
-            table = self._slots.table(slot_name)
             for variable in var_list:
-                if variable.identity not in table:
+                if self._slots.get(variable, slot_name) is None:
                     self._slots.create(variable, slot_name, self._slot_op_name(slot_name), value)
 
     def _prepare(self) -> None:
@@ -109,10 +118,24 @@ class RuleOptimizer(Optimizer):
     def _apply_sparse(self, grad: IndexedSlices, var: Variable) -> None:
         self._apply_rule_sparse(grad, var)
 
-    def _apply_all(self, grads_and_vars: list[tuple[Gradient, Variable]]) -> list[Any]:
+    def _still_fit(self, gradients: Sequence[Any]) -> bool:
+        known: _Known = self._repeat.kept
+        return known.slots_version == self._slots.version and (
+            self._repeat.is_again or has_form(gradients, known.form)
+        )
+
+    def _apply_all(
+        self,
+        grads_and_vars: Sequence[tuple[Gradient, Variable]],
+        gradients: Sequence[Any] | None = None,
+    ) -> list[Any]:
+        if gradients is not None:
+            self._apply_batches(gradients, self._repeat.kept.batches)
+            return []
         if self._overrides_apply_hook():
             return super()._apply_all(grads_and_vars)
         gradients, variables = zip(*grads_and_vars, strict=True)
+        all_variables = variables
         if IndexedSlices in set(map(type, gradients)):
             dense = []
             for gradient, variable in grads_and_vars:
@@ -123,15 +146,25 @@ class RuleOptimizer(Optimizer):
             if not dense:
                 return []
             gradients, variables = zip(*dense, strict=True)
-        self._apply_rule_dense(gradients, variables)
-        for variable in variables:
-            if variable.constraint is not None:
-                apply_constraint(variable)
+        batches = self._apply_rule_dense(gradients, variables)
+        constrained = [variable for variable in variables if variable.constraint is not None]
+        for variable in constrained:
+            apply_constraint(variable)
+        form = self._seen.get(variables)
+        if form is not None and variables is all_variables and not constrained:
+            self._repeat.keep(_Known(form, batches, self._slots.version))
         return []
 
-    def _apply_rule_dense(self, gradients: Sequence[Any], variables: Sequence[Variable]) -> None:
-        """Applies the rule to variables of any devices and dtypes."""
-        for batch in self._plans.find(variables, self._slots.version, self._target):
+    def _apply_rule_dense(
+        self, gradients: Sequence[Any], variables: Sequence[Variable]
+    ) -> list[Batch]:
+        """Applies the rule to variables of any devices and dtypes; returns how."""
+        batches = self._plans.find(variables, self._slots.version, self._target)
+        self._apply_batches(gradients, batches)
+        return batches
+
+    def _apply_batches(self, gradients: Sequence[Any], batches: list[Batch]) -> None:
+        for batch in batches:
             backend_for(batch.device).apply_dense(
                 self.rule,
                 batch.plan,
@@ -139,25 +172,39 @@ class RuleOptimizer(Optimizer):
                 if batch.positions is None
                 else [gradients[position] for position in batch.positions],
                 self._scalars_for(batch.dtype),
+                token=self._repeat.token,
+                refused=self._row_checks.flag(batch.device),
             )
 
     def _apply_rule_sparse(self, grad: IndexedSlices, var: Variable) -> None:
+        target, identities = self._target(var)
         backend_for(var.device).apply_sparse(
             self.rule,
-            self._target(var),
+            target,
             grad.values,
             grad.indices,
             self._scalars_for(var.dtype),
             touches_all_rows=self.touches_all_rows,
+            updated=identities,
+            refused=self._row_checks.flag(var.device),
         )
 
-    def _target(self, variable: Variable) -> Target:
-        slots = [self._slots.get(variable, name) for name in self.rule.slots]
-        return Target(variable.storage, [slot.storage for slot in slots if slot is not None])
+    def _target(self, variable: Variable) -> tuple[Target, list[Identity]]:
+        found = (self._slots.get(variable, name) for name in self.rule.slots)
+        written = [variable, *(slot for slot in found if slot is not None)]
+        first, *slots = [each.storage for each in written]
+        return Target(first, slots), [each.identity for each in written]
 
     def _scalars_for(self, dtype: np.dtype[Any]) -> Mapping[str, np.floating[Any]]:
         with np.errstate(all="ignore"):
             return self._scalars(compute_type(dtype))
+
+    def _must_check_first(self, grads_and_vars: Sequence[tuple[Gradient, Variable]]) -> bool:
+        return (
+            self._overrides_apply_hook()
+            or type(self)._finish.__module__.partition(".")[0] != "gpuopt"
+            or any(variable.constraint is not None for _, variable in grads_and_vars)
+        )
 
     def _overrides_apply_hook(self) -> bool:
         """Whether a user's subclass wants to see each variable: then nothing may be batched."""
@@ -177,7 +224,7 @@ def as_scalar(value: Any, name: str) -> np.floating[Any]:
     """
     if isinstance(value, Variable):
         value = value.numpy()
-    array = np.asarray(value)
+    array = moved(value, Device.cpu)
     if array.dtype.kind not in "biuf" and array.dtype not in FLOAT_DTYPES:
         raise TypeError(f"{name} must be a number, or a function that returns one, got {value!r}")
     if array.shape != ():

@@ -8,8 +8,10 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from gpuopt.array_operators import storage_of
+from gpuopt.backends import backend_for, moved
 from gpuopt.backends.backend import compute_type
-from gpuopt.device import device_of
+from gpuopt.device import Device, device_of
 from gpuopt.identity import Identity, unique_name
 from gpuopt.slots import new_slot_variable
 from gpuopt.variable import (
@@ -83,7 +85,7 @@ class ExponentialMovingAverage:
         values = [self._checked_value(source) for source in tracked]
         decay = np.float32(self._decay)
         if self._num_updates is not None:
-            updates = np.float32(self._num_updates)
+            updates = np.float32(moved(storage_of(self._num_updates), Device.cpu))
             decay = min(decay, (1 + updates) / (10 + updates))
         for source, value in zip(tracked, values, strict=True):
             weight = compute_type(value.dtype)(1 - decay)
@@ -187,7 +189,8 @@ def _expression_name(expression: Expression) -> str:
 
 
 def _move(average: Variable, value: Any, weight: np.floating[Any]) -> None:
-    average.assign_sub((average.storage - value) * weight)
+    with backend_for(average.device).active(average.identity):
+        average.assign_sub((average.storage - moved(value, average.device)) * weight)
 
 
 def _move_expression(state: _ExpressionAverage, value: Any, weight: np.floating[Any]) -> None:
@@ -197,4 +200,5 @@ def _move_expression(state: _ExpressionAverage, value: Any, weight: np.floating[
         return
     _move(biased, value, weight)
     local_step.assign_add(1)
-    average.assign(biased.storage / (1 - (1 - weight) ** local_step.storage))
+    with backend_for(average.device).active(average.identity):
+        average.assign(biased.storage / (1 - (1 - weight) ** local_step.storage))

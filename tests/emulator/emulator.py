@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any
 
@@ -12,9 +13,20 @@ import numpy as np
 from emulator import kernel_library
 from emulator.kernel_library import KernelError
 from gpuopt.backends.cuda.kernel import Kernel
-from gpuopt.backends.cuda.launcher import check_arguments
+from gpuopt.backends.cuda.launcher import Download, check_arguments
 
 __all__ = ["EmulatorLauncher", "KernelError"]
+
+
+class EmulatedEvent:
+    """An event of a device on which everything is done at once, unless a test says otherwise."""
+
+    def __init__(self) -> None:
+        self.stream = 0
+        self.done = True
+
+    def synchronize(self) -> None:
+        self.done = True
 
 
 class EmulatorLauncher:
@@ -28,18 +40,29 @@ class EmulatorLauncher:
             that exited threads do not reach, masks that name lanes that are not there.
         sanitize: "address" (with undefined behaviour), "thread" or "", for
             GPUOPT_EMULATOR_SANITIZE. See sanitized.py.
-        xp: The module of the arrays: numpy, or one whose arrays have a numpy array as `_host`.
+        xp: The module of the arrays: numpy, or fake_cupy.
+        index: Of the device, for fake_cupy.
 
     Attributes:
         launches: How many there have been.
+        uploads: Likewise.
+        waits: Of which streams for which others' events.
         num_multiprocessors: Enough for blocks to get in each other's way.
     """
 
     def __init__(
-        self, seed: int = 0, strict: bool = True, sanitize: str = "", xp: ModuleType = np
+        self,
+        seed: int = 0,
+        strict: bool = True,
+        sanitize: str = "",
+        xp: ModuleType = np,
+        index: int = 0,
     ) -> None:
         self.xp = xp
         self.launches = 0
+        self.uploads = 0
+        self.waits: list[tuple[int, int]] = []
+        self._index = index
         self._seed = seed
         self._strict = strict
         self._sanitize = sanitize or os.environ.get("GPUOPT_EMULATOR_SANITIZE", "")
@@ -59,6 +82,7 @@ class EmulatorLauncher:
             TypeError: an argument is not what the kernel takes.
             KernelError: the kernel does not compile, is declared wrongly, or fails.
         """
+        self._check_device()
         check_arguments(kernel, arguments, self.xp.ndarray)
         function = kernel_library.find(kernel, self._sanitize)
         check_declaration(kernel, function.parameters)
@@ -74,14 +98,51 @@ class EmulatorLauncher:
         if report is not None:
             raise KernelError(f"{kernel.expression}: {report}")
 
+    def device(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self.xp is np else self.xp.cuda.Device(self._index)
+
     def address(self, array: Any) -> int:
         return getattr(array, "_host", array).ctypes.data  # type: ignore[no-any-return]
 
+    def owns(self, arrays: Sequence[Any]) -> bool:
+        return {array.device_id for array in arrays} == {self._index}
+
+    def addresses(self, arrays: Sequence[Any]) -> np.ndarray[Any, Any]:
+        return np.array(list(map(self.address, arrays)), np.int64)
+
+    def strided(self, arrays: Sequence[Any]) -> list[int]:
+        return [i for i, array in enumerate(arrays) if not array.flags.c_contiguous]
+
     def stream(self) -> int:
-        return 0
+        return 0 if self.xp is np else self.xp.cuda.current.stream  # type: ignore[no-any-return]
+
+    def is_default_stream(self) -> bool:
+        return self.stream() == 0
+
+    def _check_device(self) -> None:
+        if self.xp is not np and self.xp.cuda.current.device != self._index:
+            raise KernelError(f"device {self._index} is not the current one")
+
+    def record(self, event: EmulatedEvent | None = None) -> EmulatedEvent:
+        self._check_device()
+        event = event or EmulatedEvent()
+        event.stream = self.stream()
+        return event
+
+    def wait(self, event: EmulatedEvent) -> None:
+        self.waits.append((self.stream(), event.stream))
+
+    def download(self, source: Any) -> Download:
+        return Download(getattr(source, "_host", source).copy(), self.record())
+
+    def copy_of_peer(self, array: Any) -> Any:
+        copy = self.xp.empty(array.shape, dtype=array.dtype)
+        getattr(copy, "_host", copy)[...] = getattr(array, "_host", array)
+        return copy
 
     def upload(self, target: Any, source: np.ndarray[Any, Any]) -> None:
         """Copies host memory to a contiguous array of the same size and type."""
+        self._check_device()
         host = getattr(target, "_host", target)
         if not host.flags.c_contiguous or not source.flags.c_contiguous:
             raise TypeError("upload takes contiguous arrays")
@@ -90,6 +151,7 @@ class EmulatorLauncher:
                 f"upload of {source.size} {source.dtype} elements to {host.size} of {host.dtype}"
             )
         host.reshape(-1)[:] = source.reshape(-1)
+        self.uploads += 1
 
 
 def check_declaration(kernel: Kernel, compiled: Sequence[str]) -> None:

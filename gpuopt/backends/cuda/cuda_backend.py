@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from gpuopt.backends.backend import Scalars, Target, compute_type
+from gpuopt.backends.backend import Scalars, Target, Updated, compute_type
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.launch_shapes import (
     DENSE_CHUNK,
@@ -20,7 +21,9 @@ from gpuopt.backends.cuda.launch_shapes import (
     num_blocks,
 )
 from gpuopt.backends.cuda.launcher import Launcher
+from gpuopt.backends.cuda.row_flags import CudaRowFlags
 from gpuopt.backends.cuda.sorted_rows import SortedRows, sort_rows
+from gpuopt.backends.cuda.update_order import UpdateOrder
 from gpuopt.backends.cuda.update_plan import UpdatePlan
 from gpuopt.backends.cuda.workspace import Workspace
 from gpuopt.device import Device
@@ -32,48 +35,118 @@ _PACK_BYTES = 16
 class CudaBackend:
     """A GPU's backend; see `Backend` for what each method promises.
 
-    Work goes to the current stream. Threads may share a backend: one at a time enqueues.
+    Work goes to the device's current stream. Threads may share a backend: one at a time enqueues.
     """
 
     def __init__(self, device: Device, launcher: Launcher) -> None:
         self.device = device
         self.xp = launcher.xp
         self._launcher = launcher
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._order = UpdateOrder(launcher)
         self._workspaces: dict[Hashable, Workspace] = {}
-        # {0, 0}, or {1 + number of a variable, a row that it does not have}.
-        self._refused = self.xp.zeros(2, dtype=np.uint64)
+        self.row_flags = CudaRowFlags(launcher)
+        self._never = self.row_flags.new()
+
+    @contextmanager
+    def active(self, *updated: Updated) -> Iterator[None]:
+        with self._launcher.device():
+            if updated:
+                self._order.follow(updated)
+            yield
+
+    @contextmanager
+    def updating(self, *updated: Updated) -> Iterator[None]:
+        with self._launcher.device():
+            with self._lock:
+                last = self._order.begin(updated)
+            try:
+                yield
+            finally:
+                with self._lock:
+                    self._order.end(last)
+
+    def made(self, new: Updated) -> None:
+        with self._lock, self._launcher.device():
+            self._order.made(new)
+
+    def as_array(self, value: Any) -> Any:
+        if isinstance(value, self.xp.ndarray):
+            return value
+        with self.active():
+            return self.xp.from_dlpack(value)
+
+    def are_here(self, arrays: Sequence[Any]) -> bool:
+        return set(map(type, arrays)) == {self.xp.ndarray} and self._launcher.owns(arrays)
+
+    def plain_array(self, value: Any) -> Any:
+        return value if isinstance(value, self.xp.ndarray) else None
+
+    def layout(self, array: Any) -> np.ndarray[Any, Any]:
+        return np.asarray(_Layout(array, self._launcher.address(array)))
 
     def full(self, shape: tuple[int, ...], dtype: np.dtype[Any], value: Any) -> Any:
-        storage = self.xp.empty(shape, dtype=dtype)
-        storage[...] = self.xp.asarray(value)
-        return storage
+        with self.active():
+            storage = self.xp.empty(shape, dtype=dtype)
+            if not storage.size:
+                return storage
+            if isinstance(value, self.xp.ndarray):
+                storage[...] = value
+                return storage
+            host = np.asarray(value).astype(dtype)
+            if host.shape == shape:
+                self._launcher.upload(storage, host)
+            else:  # as integers, which CuPy fills with in every version
+                bits = np.dtype(f"u{host.itemsize}")
+                storage.view(bits).fill(host.view(bits)[()])
+            return storage
 
     def to_host(self, array: Any) -> np.ndarray[Any, Any]:
-        return self.xp.asnumpy(array)  # type: ignore[no-any-return]
+        with self.active():
+            return self.xp.asnumpy(array)  # type: ignore[no-any-return]
 
-    def plan_dense(self, targets: Sequence[Target]) -> UpdatePlan:
-        return UpdatePlan(self._launcher, targets)
+    def from_host(self, array: np.ndarray[Any, Any]) -> Any:
+        with self.active():
+            copy = self.xp.empty(array.shape, dtype=array.dtype)
+            if copy.size:
+                self._launcher.upload(copy, array)
+            return copy
+
+    def from_peer(self, array: Any) -> Any:
+        with self.active():
+            return self._launcher.copy_of_peer(array)
+
+    def plan_dense(self, targets: Sequence[Target], updated: Sequence[Updated] = ()) -> UpdatePlan:
+        with self.active():
+            return UpdatePlan(self._launcher, targets, updated)
 
     def apply_dense(
-        self, rule: UpdateRule, plan: UpdatePlan, gradients: Sequence[Any], scalars: Scalars
+        self,
+        rule: UpdateRule,
+        plan: UpdatePlan,
+        gradients: Sequence[Any],
+        scalars: Scalars,
+        *,
+        token: object = None,
+        refused: Any = None,
     ) -> None:
         if plan.num_variables == 0:
             return
-        with self._lock:
+        with self._lock, self._launcher.device():
+            last = plan.last_update = self._order.begin(plan.updated, plan.last_update)
             block = self._scalar_block(rule, plan.dtype, scalars)
-            table, chunks, kept = plan.begin(gradients)
+            table, chunks, read = plan.begin(gradients, token)
             self._launcher.launch(
                 kernels.dense_update(rule, plan.dtype.name),
                 num_blocks(plan.num_chunks, 1, self._launcher.num_multiprocessors),
                 DENSE_THREADS,
                 [
                     *(table, np.int64(plan.num_variables), chunks, np.int64(plan.num_chunks)),
-                    *(np.int64(DENSE_CHUNK), block, self._refused),
+                    *(np.int64(DENSE_CHUNK), block, self._flag(refused)),
                 ],
             )
-            del kept  # enqueued: what is freed now is reused in order
             plan.end()
+            self._order.end(last, read)
 
     def apply_sparse(
         self,
@@ -84,33 +157,39 @@ class CudaBackend:
         scalars: Scalars,
         *,
         touches_all_rows: bool,
+        updated: Sequence[Updated] = (),
+        refused: Any = None,
     ) -> None:
         if not target.var.size:
             return
         contiguous = self.xp.ascontiguousarray
         arrays = [target.var, *target.slots]
-        flat = [contiguous(array) for array in arrays]
-        values, rows = contiguous(values), contiguous(rows)
-        if any(self.xp.may_share_memory(values, array) for array in flat):
-            values = values.copy()
-        with self._lock:
-            self._apply_sparse(rule, flat, values, rows, scalars, touches_all_rows)
-        for array, worked_on in zip(arrays, flat, strict=True):
-            if self._launcher.address(array) != self._launcher.address(worked_on):
-                array[...] = worked_on
+        with self._lock, self._launcher.device():
+            last = self._order.begin(updated)
+            flat = [contiguous(array) for array in arrays]
+            values, rows = contiguous(values), contiguous(rows)
+            if any(self.xp.may_share_memory(values, array) for array in flat):
+                values = values.copy()
+            self._apply_sparse(
+                rule, flat, values, rows, scalars, touches_all_rows, self._flag(refused)
+            )
+            for array, worked_on in zip(arrays, flat, strict=True):
+                if self._launcher.address(array) != self._launcher.address(worked_on):
+                    array[...] = worked_on
+            self._order.end(last, (values, rows))
 
     def sum_duplicate_rows(self, values: Any, indices: Any) -> tuple[Any, Any]:
         real = np.dtype(compute_type(values.dtype))
         if not indices.size or not values.size:
             return values.astype(real), indices
-        values = self.xp.ascontiguousarray(values)
-        width = math.prod(values.shape[1:])
-        with self._lock:
+        with self._lock, self._launcher.device():
+            values = self.xp.ascontiguousarray(values)
+            width = math.prod(values.shape[1:])
             workspace = self._workspace()
-            rows = sort_rows(
-                self._launcher, workspace, indices, int(indices.max()) + 1, self._refused
-            )
-            parts = self._sum_pieces(rows, values, width, workspace)
+            height = int(indices.max()) + 1
+            indices = self.xp.ascontiguousarray(indices)
+            rows = sort_rows(self._launcher, workspace, indices, height, self._never)
+            parts = self._sum_pieces(rows, values, width, workspace, self._never)
             sums = self.xp.empty((int(rows.num_runs[0]), *values.shape[1:]), dtype=real)
             lanes = lanes_per_row(width, 1)
             self._launcher.launch(
@@ -119,7 +198,7 @@ class CudaBackend:
                 ROW_THREADS,
                 [
                     *(values, rows.positions, rows.begins, rows.num_runs, parts),
-                    *(np.int64(width), sums, np.int32(lanes), self._refused),
+                    *(np.int64(width), sums, np.int32(lanes), self._never),
                 ],
             )
             first = rows.positions[rows.begins[: sums.shape[0]]]
@@ -134,34 +213,31 @@ class CudaBackend:
         indices: Any,
         scalars: Scalars,
         touches_all_rows: bool,
+        refused: Any,
     ) -> None:
         var = arrays[0]
         name = var.dtype.name
         height, width = var.shape[0], math.prod(var.shape[1:])
         workspace = self._workspace()
         block = self._scalar_block(rule, var.dtype, scalars)
-        table = workspace.take("table", len(arrays), "int64")
-        addresses = [self._launcher.address(array) for array in arrays]
-        self._launcher.upload(table, np.array(addresses, np.int64))
+        table = workspace.constants("table", self._launcher.addresses(arrays))
         touched = workspace.zeros("touched", -(-height // 32), "uint32")
         marks = touched if touches_all_rows else None
         rows = None
         if indices.size:
-            rows = sort_rows(
-                self._launcher, workspace, indices, height, self._refused, touched=marks
-            )
+            rows = sort_rows(self._launcher, workspace, indices, height, refused, touched=marks)
         if touches_all_rows:
             elements = var.size // self._pack_size(var.dtype)
             self._launcher.launch(
                 kernels.update_other_rows(rule, name),
                 num_blocks(elements, ROW_THREADS, self._launcher.num_multiprocessors),
                 ROW_THREADS,
-                [table, np.int64(var.size), np.int64(width), block, touched, self._refused],
+                [table, np.int64(var.size), np.int64(width), block, touched, refused],
             )
         if rows is None:
             return
         lanes = lanes_per_row(width, self._pack_size(var.dtype))
-        parts = self._sum_pieces(rows, grad, width, workspace)
+        parts = self._sum_pieces(rows, grad, width, workspace, refused)
         self._launcher.launch(
             kernels.sparse_update(rule, name, rows.keys.dtype.name),
             self._row_blocks(min(rows.num_rows, height), lanes),
@@ -169,11 +245,13 @@ class CudaBackend:
             [
                 *(table, grad, rows.keys, rows.positions, rows.begins, rows.num_runs, parts),
                 *(np.int64(width), block, touched, np.int32(touches_all_rows), np.int32(lanes)),
-                self._refused,
+                refused,
             ],
         )
 
-    def _sum_pieces(self, rows: SortedRows, grad: Any, width: int, workspace: Workspace) -> Any:
+    def _sum_pieces(
+        self, rows: SortedRows, grad: Any, width: int, workspace: Workspace, refused: Any
+    ) -> Any:
         """Enqueues the sums of long runs' parts; returns where they are."""
         num_pieces = -(-rows.num_rows // PIECE)
         real = np.dtype(compute_type(grad.dtype)).name
@@ -186,7 +264,7 @@ class CudaBackend:
                 ROW_THREADS,
                 [
                     *(grad, rows.positions, np.int64(rows.num_rows), np.int64(width)),
-                    *(rows.begins, rows.run_of_piece, parts, np.int32(lanes), self._refused),
+                    *(rows.begins, rows.run_of_piece, parts, np.int32(lanes), refused),
                 ],
             )
         return parts
@@ -201,12 +279,26 @@ class CudaBackend:
     def _scalar_block(self, rule: UpdateRule, dtype: np.dtype[Any], scalars: Scalars) -> Any:
         real = np.dtype(compute_type(dtype))
         host = np.array([scalars[name] for name in rule.scalars], real)
-        block = self._workspace().take(f"scalars of {rule.name}", host.size, real.name)
-        self._launcher.upload(block, host)
-        return block
+        return self._workspace().constants(f"scalars of {rule.name}", host)
+
+    def _flag(self, refused: Any) -> Any:
+        return self._never if refused is None else refused
 
     def _row_blocks(self, num_rows: int, lanes: int) -> int:
         return num_blocks(num_rows * lanes, ROW_THREADS, self._launcher.num_multiprocessors)
 
     def _pack_size(self, dtype: np.dtype[Any]) -> int:
         return _PACK_BYTES // dtype.itemsize
+
+
+class _Layout:
+    """Tells numpy where an array is, by its array interface."""
+
+    def __init__(self, array: Any, address: int) -> None:
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (address, False),
+            "shape": array.shape,
+            "strides": array.strides,
+            "typestr": array.dtype.str,
+        }

@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpuopt.backends.backend import Target
+from gpuopt.backends.backend import Target, Updated
 from gpuopt.backends.cuda.launch_shapes import DENSE_CHUNK
 from gpuopt.backends.cuda.launcher import Launcher
+from gpuopt.backends.cuda.update_order import LastUpdate
 
 # Rows of the table; the slots' follow.
 _SIZE, _GRAD, _VAR = range(3)
+
+
+class _Tables(NamedTuple):
+    """What the kernel reads on one stream.
+
+    Attributes:
+        table: int64 [2 + number of arrays, num_variables].
+        chunks: uint32 [num_chunks, 2].
+        grads: The addresses of gradients in `table`.
+        token: Of the caller's arrays, if these are where they are.
+    """
+
+    table: Any
+    chunks: Any
+    grads: np.ndarray[Any, Any]
+    token: object
 
 
 class UpdatePlan:
@@ -24,11 +41,16 @@ class UpdatePlan:
     Attributes:
         dtype: Of all variables.
         num_variables: Those that have elements.
+        updated: The variables and slots.
+        last_update: Theirs, from `UpdateOrder`.
     """
 
-    def __init__(self, launcher: Launcher, targets: Sequence[Target]) -> None:
+    def __init__(
+        self, launcher: Launcher, targets: Sequence[Target], updated: Sequence[Updated]
+    ) -> None:
         self._launcher = launcher
         self.dtype = targets[0].var.dtype
+        self.updated = updated
         self._positions = [i for i, target in enumerate(targets) if target.var.size]
         self.num_variables = len(self._positions)
         arrays = [[targets[i].var, *targets[i].slots] for i in self._positions]
@@ -47,38 +69,53 @@ class UpdatePlan:
         self._chunks = _chunks(table[_SIZE])
         self._written = _Memory(table[_VAR:], table[_SIZE] * self.dtype.itemsize)
         # By stream, as a kernel of another stream may still read an older table.
-        self._on_device: dict[Hashable, tuple[Any, Any, np.ndarray[Any, Any]]] = {}
+        self._on_device: dict[Hashable, _Tables] = {}
+        self.last_update: LastUpdate | None = None
 
     @property
     def num_chunks(self) -> int:
         return len(self._chunks)
 
-    def begin(self, gradients: Sequence[Any]) -> tuple[Any, Any, list[Any]]:
+    def begin(
+        self, gradients: Sequence[Any], token: object = None
+    ) -> tuple[Any, Any, Sequence[Any]]:
         """Fills the stand-ins, and points the current stream's table to the gradients.
+
+        Args:
+            gradients: One for each target.
+            token: The same object only as long as these are the same arrays; or None.
 
         Returns:
             (table, chunks, arrays to keep until the update is enqueued).
         """
         for array, stand_in in self._stand_ins:
             stand_in[...] = array
-        ours = [self._readable(gradients[i]) for i in self._positions]
-        addresses = np.array(list(map(self._launcher.address, ours)), np.int64)
         stream = self._launcher.stream()
         found = self._on_device.get(stream)
-        if found is not None and np.array_equal(found[2], addresses):
-            return found[0], found[1], ours
+        if found is not None and token is not None and found.token is token:
+            return found.table, found.chunks, gradients
+        ours = [gradients[i] for i in self._positions]
+        strided = self._launcher.strided(ours)
+        for position in strided:
+            ours[position] = self._launcher.xp.ascontiguousarray(ours[position])
+        addresses = self._launcher.addresses(ours)
+        if found is not None and np.array_equal(found.grads, addresses):
+            self._on_device[stream] = found._replace(token=None if strided else token)
+            return found.table, found.chunks, ours
         copied = self._written.overlaps(addresses, self._host_table[_SIZE] * self.dtype.itemsize)
         for position in copied:
             ours[position] = ours[position].copy()
             addresses[position] = self._launcher.address(ours[position])
         if found is None:
-            found = self._upload_tables(addresses)
+            table, chunks = self._upload_tables(addresses)
         else:
-            self._launcher.upload(found[0][_GRAD], addresses)
+            table, chunks = found.table, found.chunks
+            self._launcher.upload(table[_GRAD], addresses)
         # Copies are gone at the next step, when their addresses may belong to anything.
         remembered = np.zeros(0, np.int64) if copied else addresses
-        self._on_device[stream] = *found[:2], remembered
-        return found[0], found[1], ours
+        token = None if strided or copied else token
+        self._on_device[stream] = _Tables(table, chunks, remembered, token)
+        return table, chunks, ours
 
     def end(self) -> None:
         """Copies the stand-ins back."""
@@ -92,12 +129,7 @@ class UpdatePlan:
         self._stand_ins.append((array, stand_in))
         return stand_in
 
-    def _readable(self, gradient: Any) -> Any:
-        if gradient.flags.c_contiguous:
-            return gradient
-        return self._launcher.xp.ascontiguousarray(gradient)
-
-    def _upload_tables(self, grads: np.ndarray[Any, Any]) -> tuple[Any, Any, Any]:
+    def _upload_tables(self, grads: np.ndarray[Any, Any]) -> tuple[Any, Any]:
         xp = self._launcher.xp
         host = self._host_table.copy()
         host[_GRAD] = grads
@@ -105,7 +137,7 @@ class UpdatePlan:
         self._launcher.upload(table, host)
         chunks = xp.empty(self._chunks.shape, dtype=np.uint32)
         self._launcher.upload(chunks, self._chunks)
-        return table, chunks, grads
+        return table, chunks
 
 
 class _Memory:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from gpuopt.backends.cuda.launcher import Launcher
 
 _NUM_DIGITS = 256
@@ -15,6 +17,7 @@ class Workspace:
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
         self._buffers: dict[tuple[str, str], Any] = {}
+        self._constants: dict[str, tuple[bytes, Any]] = {}
 
     def take(self, name: str, size: int, dtype: str) -> Any:
         """Returns `size` elements of the buffer `name`, of whatever values it last had."""
@@ -31,3 +34,14 @@ class Workspace:
             found = self._launcher.xp.zeros(max(1, size), dtype=dtype)
             self._buffers[name, dtype] = found
         return found
+
+    def constants(self, name: str, values: np.ndarray[Any, Any]) -> Any:
+        """Returns a device array of these values, uploaded if they have changed."""
+        found = self._constants.get(name)
+        as_bytes = values.tobytes()
+        if found is not None and found[0] == as_bytes and found[1].dtype == values.dtype:
+            return found[1]
+        target = self.take(name, values.size, values.dtype.name)
+        self._launcher.upload(target, values)
+        self._constants[name] = as_bytes, target
+        return target

@@ -1,0 +1,86 @@
+"""Whether there are GPUs, and what keeps gpuopt from using them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from importlib.metadata import PackageNotFoundError, version
+from typing import NamedTuple
+
+# They all provide the module `cupy`. It is not imported: that alone may fail or take seconds.
+CUPY_DISTRIBUTIONS = ("cupy-cuda12x", "cupy-cuda13x", "cupy")
+# cuda.h, CUresult.
+_CUDA_ERROR_NO_DEVICE = 100
+_OLDEST_CUDA = 12000
+
+
+class Driver(NamedTuple):
+    """What NVIDIA's driver says.
+
+    Attributes:
+        problem: Why there is no GPU, or None.
+        cuda_version: The newest CUDA version it can run, as 13000; 0 if unknown.
+        gpus: The names of the GPUs.
+    """
+
+    problem: str | None
+    cuda_version: int = 0
+    gpus: tuple[str, ...] = ()
+
+
+def ask_driver(library: str = "nvcuda.dll" if os.name == "nt" else "libcuda.so.1") -> Driver:
+    """Asks the driver itself; needs no CUDA software beside it."""
+    try:
+        driver = ctypes.CDLL(library)
+    except OSError:
+        return Driver(f"no NVIDIA driver ({library} was not found)")
+    count, cuda_version = ctypes.c_int(0), ctypes.c_int(0)
+    driver.cuDriverGetVersion(ctypes.byref(cuda_version))
+    status = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
+    if status not in (0, _CUDA_ERROR_NO_DEVICE):
+        return Driver(f"the NVIDIA driver fails with CUDA error {status}", cuda_version.value)
+    if count.value == 0:
+        hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+        because = "" if hidden is None else f" (CUDA_VISIBLE_DEVICES is {hidden!r})"
+        return Driver(f"the NVIDIA driver finds no GPU{because}", cuda_version.value)
+    names = []
+    for index in range(count.value):
+        handle, name = ctypes.c_int(0), ctypes.create_string_buffer(256)
+        driver.cuDeviceGet(ctypes.byref(handle), index)
+        driver.cuDeviceGetName(name, len(name), handle)
+        names.append(name.value.decode(errors="replace"))
+    return Driver(None, cuda_version.value, tuple(names))
+
+
+def installed(distribution: str) -> str | None:
+    """Returns the version of an installed distribution, without importing it."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+def why_no_gpu(driver: Driver | None = None) -> str | None:
+    """Says what keeps gpuopt from using a GPU, the first obstacle first; None if nothing does.
+
+    Args:
+        driver: What `ask_driver` has returned, if it was asked already.
+    """
+    driver = driver or ask_driver()
+    if driver.problem is not None:
+        return driver.problem
+    if driver.cuda_version < _OLDEST_CUDA:
+        return "the NVIDIA driver is too old: CuPy needs one for CUDA 12 or newer"
+    present = [name for name in CUPY_DISTRIBUTIONS if installed(name)]
+    if len(present) > 1:
+        return (
+            f"{' and '.join(present)} are installed together and break each other: uninstall them, "
+            f"then pip install '{_cuda_extra(driver)}'"
+        )
+    if not present:
+        return f"CuPy is not installed: pip install '{_cuda_extra(driver)}'"
+    return None
+
+
+def _cuda_extra(driver: Driver) -> str:
+    return "gpuopt[cuda13]" if driver.cuda_version >= 13000 else "gpuopt[cuda12]"

@@ -1,0 +1,34 @@
+"""Errors that a GPU finds after the call that caused them has returned."""
+
+from __future__ import annotations
+
+from typing import Protocol
+from weakref import WeakSet
+
+from gpuopt.device import Device
+
+
+class LateErrors(Protocol):
+    """Something whose calls may turn out to have failed."""
+
+    def raise_late(self, device: Device | None = None, *, wait: bool) -> None:
+        """Raises what was found.
+
+        Args:
+            device: Where to look; by default everywhere.
+            wait: Whether to wait for what a GPU has not found out yet.
+        """
+
+
+_sources: WeakSet[LateErrors] = WeakSet()
+
+
+def register(source: LateErrors) -> None:
+    """Has `raise_late_errors` ask this source, for as long as it lives."""
+    _sources.add(source)
+
+
+def raise_late_errors(device: Device) -> None:
+    """Waits for everything enqueued on `device` to be checked, and raises the first error."""
+    for source in list(_sources):
+        source.raise_late(device, wait=True)
