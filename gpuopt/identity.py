@@ -58,7 +58,7 @@ def unique_name(name: str) -> str:
         return f"{name}_{suffix}"
 
 
-def identity_of(array: Any, device: Device, layout: np.ndarray[Any, Any]) -> Identity:
+def identity_of(array: Any, device: Device, address: int) -> Identity:
     """Finds a raw array's identity by its memory, or makes one.
 
     Two arrays of a device with the same address, shape, strides and dtype are one variable. The
@@ -67,9 +67,9 @@ def identity_of(array: Any, device: Device, layout: np.ndarray[Any, Any]) -> Ide
     Args:
         array: On any device.
         device: Which one.
-        layout: Where the array is, as the backend's `layout` says.
+        address: Where its first element is.
     """
-    key = (device, layout.ctypes.data, array.shape, array.strides, array.dtype.str)
+    key = (device, address, array.shape, array.strides, array.dtype.str)
     with _guard:
         found = _by_memory.get(key)
         if found is not None and found[1]() is not None:

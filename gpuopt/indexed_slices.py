@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuopt.backends import backend_for
 from gpuopt.device import Device, device_of
 
 
@@ -85,8 +86,11 @@ class IndexedSlices:
 
 
 def _as_array(value: Any, empty_dtype: Any = None) -> Any:
-    if hasattr(value, "dtype") and hasattr(value, "shape") and device_of(value).kind == "gpu":
-        return value
+    device = device_of(value)
+    if device.kind == "gpu":
+        # Another library's array, as a torch tensor, becomes one of CuPy's on the same memory.
+        is_plain = isinstance(value.dtype, np.dtype)
+        return value if is_plain else backend_for(device).as_array(value)
     array = np.asarray(value)
     if array.size == 0 and empty_dtype is not None and not hasattr(value, "dtype"):
         return array.astype(empty_dtype)

@@ -16,7 +16,7 @@ import numpy as np
 
 from gpuopt.autodiff import engine_of
 from gpuopt.autodiff.engine import Loss, OnGradient, flatten
-from gpuopt.backends import backend_for
+from gpuopt.backends import backend_for, profiling_range
 from gpuopt.by_variables import ByVariables
 from gpuopt.gradients import (
     Form,
@@ -196,7 +196,7 @@ class Optimizer:
                 shape and dtype, nested lists of numbers, a Variable, IndexedSlices, or None, which
                 leaves its variable alone. A variable is a Variable or a writable array.
             global_step: A scalar Variable or array, which grows by 1 after the update.
-            name: What profilers call this step.
+            name: What NVIDIA's profilers call this step; by default the optimizer's name.
             skip_gradients_aggregation: In a replica, update this replica's variables by its own
                 gradients, as if there were no strategy.
 
@@ -237,7 +237,11 @@ class Optimizer:
         undo = partial(self._undoing, counter)
         at_once = partial(self._must_check_first, pairs)
         sparse_pairs = pairs if gradients is None else ()
-        with step(), self._row_checks.around(sparse_pairs, undo, at_once):
+        with (
+            profiling_range(name or self._name),
+            step(),
+            self._row_checks.around(sparse_pairs, undo, at_once),
+        ):
             update_ops = self._apply_locked(pairs, gradients)
             self._finish(update_ops, name or self._name)
             self._count(counter)
@@ -551,7 +555,7 @@ class Optimizer:
                 update_ops.extend(self._apply_locked(live))
             updated.append(variable)
 
-        with step():
+        with profiling_range(name or self._name), step():
             _, grads_and_vars = self._differentiated(loss, var_list, grad_loss, update)
             if not updated:
                 _refuse_no_gradients(loss, [variable for _, variable in grads_and_vars])

@@ -349,7 +349,9 @@ def as_variable(value: Any) -> Variable:
             f"the array of shape {array.shape} and dtype {array.dtype} is read-only, so it cannot "
             "be updated; pass a writable one, or a gpuopt.Variable made from it"
         )
-    return object.__new__(Variable)._fill(array, identity_of(array, device, layout), device)
+    # On a GPU, arrays without elements are nowhere.
+    address = layout.ctypes.data if array.size or device.kind == "cpu" else 0
+    return object.__new__(Variable)._fill(array, identity_of(array, device, address), device)
 
 
 def _own(value: Any, name: str, dtype: Any, device: Device) -> Any:

@@ -11,6 +11,8 @@ import fake_cupy
 import pytest
 from emulator import EmulatorLauncher
 from emulator.kernel_library import what_is_missing
+from every_kernel import kernels_of, kernels_without_rule
+from every_optimizer import update_rules
 
 from gpuopt import backends, identity
 from gpuopt.backends import host_compiler, host_plan, numpy_backend
@@ -94,8 +96,20 @@ def every_cpu_form(
     return str(request.param)
 
 
+@pytest.fixture(scope="session")
+def compiled_kernels() -> None:
+    """All at once, and on all cores."""
+    EmulatorLauncher().prepare(
+        kernel
+        for group in (kernels_without_rule(), *map(kernels_of, update_rules()))
+        for kernel in group
+    )
+
+
 @pytest.fixture
-def emulated_gpus(monkeypatch: pytest.MonkeyPatch) -> list[EmulatorLauncher]:
+def emulated_gpus(
+    monkeypatch: pytest.MonkeyPatch, compiled_kernels: None
+) -> list[EmulatorLauncher]:
     """Makes gpu:0 and gpu:1 usable: arrays of fake_cupy, and kernels that run on the CPU."""
     launchers = [EmulatorLauncher(xp=fake_cupy, index=index) for index in range(2)]
     for index, launcher in enumerate(launchers):

@@ -12,13 +12,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 from emulator import EmulatorLauncher, kernel_library
-from every_kernel import kernels_of, kernels_without_rule
-from every_optimizer import CONFIGURATIONS, make, update_rules
+from every_optimizer import CONFIGURATIONS, make
 from golden_cases import GoldenCase, check, optimizer_cases
 
 import gpuopt
 from gpuopt import IndexedSlices, Variable
 from gpuopt.device import Device
+from gpuopt.distributed.in_process import run_threads
 
 pytestmark = [pytest.mark.emulator, pytest.mark.usefixtures("emulated_gpus")]
 
@@ -29,15 +29,6 @@ configurations = pytest.mark.parametrize(
     [(name, arguments) for _, name, arguments in CONFIGURATIONS],
     ids=[identifier for identifier, _, _ in CONFIGURATIONS],
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def kernels_are_compiled() -> None:
-    EmulatorLauncher().prepare(
-        kernel
-        for group in (kernels_without_rule(), *map(kernels_of, update_rules()))
-        for kernel in group
-    )
 
 
 def on_gpu(array: Any, index: int = 0) -> fake_cupy.ndarray:
@@ -284,6 +275,14 @@ def test_a_slot_that_was_replaced_is_used_from_then_on() -> None:
     assert w.numpy().tolist() == [-4, -5]
 
 
+def test_profilers_are_told_the_name_of_a_step(emulated_gpus: list[EmulatorLauncher]) -> None:
+    w = Variable(np.zeros(2, np.float32), device="gpu:0")
+    optimizer = gpuopt.GradientDescentOptimizer(1.0)
+    for name in (None, "warm up"):
+        optimizer.apply_gradients([([1.0, 1.0], w)], name=name)
+    assert emulated_gpus[0].ranges == ["GradientDescent", "warm up"]
+
+
 # Streams
 
 
@@ -381,6 +380,27 @@ def test_gradients_are_held_until_another_stream_has_read_them(
             event.done = True
         optimizer.apply_gradients([(on_gpu(np.ones(3, np.float32)), w)])
     assert gone() is None
+
+
+def test_threads_with_streams_of_their_own_lose_no_update() -> None:
+    w = Variable(np.zeros(3, np.float32), device="gpu:0")
+    table = Variable(np.zeros((4, 2), np.float32), device="gpu:1")
+    step = Variable(0, name="step")
+    optimizer = gpuopt.GradientDescentOptimizer(1.0, use_locking=True)
+
+    def work() -> None:
+        gradient, rows = on_gpu(np.ones(3, np.float32)), on_gpu([3, 1, 3], 1)
+        slices = IndexedSlices(on_gpu(np.ones((3, 2), np.float32), 1), rows)
+        with fake_cupy.cuda.Stream():
+            for _ in range(20):
+                optimizer.apply_gradients([(gradient, w), (slices, table)], global_step=step)
+                w.value()
+
+    run_threads([work] * 4)
+    optimizer.check()
+    assert int(step) == 80
+    assert w.numpy().tolist() == [-80] * 3
+    assert table.numpy()[:, 0].tolist() == [0, -80, 0, -160]
 
 
 # Rows out of range
@@ -561,6 +581,14 @@ def test_a_raw_array_keeps_its_state_through_views_and_loses_it_with_its_memory(
     del memory
     gc.collect()
     assert optimizer.variables() == []
+
+
+def test_a_raw_array_without_elements_has_one_state() -> None:
+    empty = on_gpu(np.ones((0, 3), np.float32))
+    optimizer = gpuopt.MomentumOptimizer(0.1, 0.9)
+    for _ in range(3):
+        optimizer.apply_gradients([(empty.copy(), empty)])
+    assert len(optimizer.variables()) == 1
 
 
 @pytest.mark.parametrize(

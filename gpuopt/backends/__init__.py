@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from gpuopt.backends.cuda import cuda_backend
 from gpuopt.backends.numpy_backend import NumpyBackend
 from gpuopt.device import Device, device_of
 
-__all__ = ["Backend", "Target", "Updated", "backend_for", "moved", "stored"]
+__all__ = ["Backend", "Target", "Updated", "backend_for", "moved", "profiling_range", "stored"]
 
 _backends: dict[Device, Backend] = {Device.cpu: NumpyBackend()}
 _making = threading.Lock()
@@ -69,3 +70,11 @@ def stored(value: Any, device: Device, dtype: Any, shape: tuple[int, ...] | None
     return backend_for(device).full(
         getattr(value, "shape", ()) if shape is None else shape, np.dtype(dtype), value
     )
+
+
+def profiling_range(name: str) -> AbstractContextManager[Any]:
+    """Has NVIDIA's profilers show what is done inside under this name, once a GPU is in use."""
+    for backend in list(_backends.values()):
+        if backend.device.kind == "gpu":
+            return backend.profiling_range(name)
+    return nullcontext()

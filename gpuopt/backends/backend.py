@@ -97,6 +97,9 @@ class Backend(Protocol):
     def updating(self, *updated: Updated) -> AbstractContextManager[Any]:
         """Does what `active` does, and makes later updates of `updated` come after this one."""
 
+    def profiling_range(self, name: str) -> AbstractContextManager[Any]:
+        """Has the device's profilers show what is done inside under this name."""
+
     def made(self, new: Updated) -> None:
         """Makes later updates of `new` come after what the current stream has written to it."""
 

@@ -45,6 +45,9 @@ class NumpyBackend:
     def updating(self, *updated: Updated) -> AbstractContextManager[Any]:
         return _nothing
 
+    def profiling_range(self, name: str) -> AbstractContextManager[Any]:
+        return _nothing
+
     def made(self, new: Updated) -> None:
         pass
 

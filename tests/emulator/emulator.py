@@ -47,6 +47,7 @@ class EmulatorLauncher:
         launches: How many there have been.
         uploads: Likewise.
         waits: Of which streams for which others' events.
+        ranges: Names for profilers.
         num_multiprocessors: Enough for blocks to get in each other's way.
     """
 
@@ -62,6 +63,7 @@ class EmulatorLauncher:
         self.launches = 0
         self.uploads = 0
         self.waits: list[tuple[int, int]] = []
+        self.ranges: list[str] = []
         self._index = index
         self._seed = seed
         self._strict = strict
@@ -89,7 +91,9 @@ class EmulatorLauncher:
         values = []
         for position, argument in enumerate(arguments):
             if isinstance(argument, self.xp.ndarray):
-                argument = np.uint64(_host_array(kernel, position, argument).ctypes.data)
+                if not argument.flags.c_contiguous:
+                    raise TypeError(f"{kernel.expression}: argument {position} is not C-contiguous")
+                argument = np.uint64(self.address(argument))
             values.append(np.asarray(argument))
         self.launches += 1
         # As the driver does, the emulator takes addresses of values, which may be addresses.
@@ -101,8 +105,16 @@ class EmulatorLauncher:
     def device(self) -> AbstractContextManager[Any]:
         return nullcontext() if self.xp is np else self.xp.cuda.Device(self._index)
 
+    def profiling_range(self, name: str) -> AbstractContextManager[Any]:
+        self.ranges.append(name)
+        return nullcontext()
+
+    def host(self, array: Any) -> np.ndarray[Any, Any]:
+        """Returns numpy's array on the same memory."""
+        return getattr(array, "_host", array)  # type: ignore[no-any-return]
+
     def address(self, array: Any) -> int:
-        return getattr(array, "_host", array).ctypes.data  # type: ignore[no-any-return]
+        return self.host(array).ctypes.data
 
     def owns(self, arrays: Sequence[Any]) -> bool:
         return {array.device_id for array in arrays} == {self._index}
@@ -133,17 +145,17 @@ class EmulatorLauncher:
         self.waits.append((self.stream(), event.stream))
 
     def download(self, source: Any) -> Download:
-        return Download(getattr(source, "_host", source).copy(), self.record())
+        return Download(self.host(source).copy(), self.record())
 
     def copy_of_peer(self, array: Any) -> Any:
         copy = self.xp.empty(array.shape, dtype=array.dtype)
-        getattr(copy, "_host", copy)[...] = getattr(array, "_host", array)
+        self.host(copy)[...] = self.host(array)
         return copy
 
     def upload(self, target: Any, source: np.ndarray[Any, Any]) -> None:
         """Copies host memory to a contiguous array of the same size and type."""
         self._check_device()
-        host = getattr(target, "_host", target)
+        host = self.host(target)
         if not host.flags.c_contiguous or not source.flags.c_contiguous:
             raise TypeError("upload takes contiguous arrays")
         if (host.dtype, host.size) != (source.dtype, source.size):
@@ -171,10 +183,3 @@ def check_declaration(kernel: Kernel, compiled: Sequence[str]) -> None:
                 f"{kernel.expression}: parameter {position} is declared {declared}; in C++ it is "
                 f"{actual}"
             )
-
-
-def _host_array(kernel: Kernel, position: int, argument: Any) -> np.ndarray[Any, Any]:
-    array: np.ndarray[Any, Any] = getattr(argument, "_host", argument)
-    if not array.flags.c_contiguous:
-        raise TypeError(f"{kernel.expression}: argument {position} is not C-contiguous")
-    return array

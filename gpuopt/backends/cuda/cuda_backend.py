@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -65,6 +65,9 @@ class CudaBackend:
             finally:
                 with self._lock:
                     self._order.end(last)
+
+    def profiling_range(self, name: str) -> AbstractContextManager[Any]:
+        return self._launcher.profiling_range(name)
 
     def made(self, new: Updated) -> None:
         with self._lock, self._launcher.device():

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import deque
-from collections.abc import Hashable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
 from importlib.resources import as_file
 from pathlib import Path
@@ -43,6 +43,14 @@ class CupyLauncher:
     def device(self) -> AbstractContextManager[Any]:
         # One object for several threads would mix up what each returns to.
         return cupy.cuda.Device(self._index)  # type: ignore[no-any-return]
+
+    @contextmanager
+    def profiling_range(self, name: str) -> Iterator[None]:
+        cupy.cuda.nvtx.RangePush(name)
+        try:
+            yield
+        finally:
+            cupy.cuda.nvtx.RangePop()
 
     def launch(
         self, kernel: Kernel, num_blocks: int, num_threads: int, arguments: Sequence[Any]

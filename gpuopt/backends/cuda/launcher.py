@@ -37,7 +37,7 @@ class Download(NamedTuple):
 
 
 class Launcher(Protocol):
-    """Runs kernels on one device. All methods but `device` are called inside `device()`.
+    """Runs kernels on one device. All methods but the first two are called inside `device()`.
 
     Attributes:
         xp: The module of the device's arrays: CuPy, or one like it.
@@ -49,6 +49,9 @@ class Launcher(Protocol):
 
     def device(self) -> AbstractContextManager[Any]:
         """Makes the device this thread's current one."""
+
+    def profiling_range(self, name: str) -> AbstractContextManager[Any]:
+        """Names what is done inside for profilers."""
 
     def launch(
         self, kernel: Kernel, num_blocks: int, num_threads: int, arguments: Sequence[Any]

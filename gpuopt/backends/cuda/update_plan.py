@@ -58,8 +58,7 @@ class UpdatePlan:
         self._stand_ins: list[tuple[Any, Any]] = []
         flat = [[self._contiguous(array) for array in of_variable] for of_variable in arrays]
         self._arrays = flat
-        num_rows = 2 + len(flat[0]) if flat else 2
-        table = np.zeros((num_rows, len(flat)), np.int64)
+        table = np.zeros((3 + len(targets[0].slots), len(flat)), np.int64)
         if flat:
             table[_SIZE] = [of_variable[0].size for of_variable in flat]
             table[_VAR:] = np.array(
