@@ -233,6 +233,7 @@ def test_a_gradient_may_lie_in_what_is_written(backend: CudaBackend) -> None:
             Update(memory[:100], memory[:100], [slots[:100]]),  # the variable itself
             Update(memory[100:200], memory[103:203], [slots[100:200]]),  # a part of it
             Update(memory[200:], slots[50:150], [slots[200:]]),  # parts of others' slots
+            Update(np.ones(10), memory[20:30], [np.ones(10)]),  # in the middle of another
         ]
 
     expected = [update._replace(grad=update.grad.copy()) for update in overlapping()]
