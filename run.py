@@ -4,6 +4,7 @@
     python3 run.py demo            train on real data, on the GPU if there is one
     python3 run.py test            run the tests that need no GPU
     python3 run.py test-kernels    run the kernels' own tests on the CPU, under sanitizers
+    python3 run.py test-kernels-full    the same, and compile all of them for all GPUs
     python3 run.py lint            check style, types, layers and the Dockerfile
     python3 run.py bench           run the benchmarks
     python3 run.py docs            build the documentation
@@ -37,6 +38,7 @@ GROUPS = {
     "demo": [],
     "test": ["test"],
     "test-kernels": ["test", "kernels"],
+    "test-kernels-full": ["test", "kernels"],
     "lint": ["lint", "test"],
     "bench": [],
     "docs": ["docs"],
@@ -65,8 +67,8 @@ def main() -> int:
         )
     if task == "lint":
         return lint()
-    if task == "test-kernels":
-        return test_kernels(arguments)
+    if task in ("test-kernels", "test-kernels-full"):
+        return test_kernels(arguments, is_full=task.endswith("full"))
     modules = {"demo": ["gpuopt", "demo"], "bench": ["bench"], "docs": ["mkdocs", "build", "-s"]}
     command = modules.get(task, ["pytest"])
     return subprocess.run([str(PYTHON), "-m", *command, *arguments], cwd=ROOT).returncode
@@ -183,10 +185,17 @@ def call(command: list[str], environment: Mapping[str, str] | None = None) -> No
     subprocess.run(command, check=True, env=environment)
 
 
-def test_kernels(arguments: Sequence[str]) -> int:
-    """Tests rules and kernels on the CPU as they are, and under each sanitizer."""
+def test_kernels(arguments: Sequence[str], is_full: bool) -> int:
+    """Tests rules and kernels on the CPU as they are, and under each sanitizer.
+
+    Args:
+        arguments: For pytest.
+        is_full: Every kernel is compiled for every architecture, and the times are printed.
+    """
     environment = {**os.environ, "GPUOPT_SANITIZE": "undefined"}
     environment["GPUOPT_REQUIRE"] = "cxx,emulator,nvrtc"
+    if is_full:
+        environment["GPUOPT_ALL_KERNELS"] = "1"
     pytest = ["-m", "pytest", "-m"]
     kernels = [str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("tests/test_kernels_*.py"))]
     # A sanitizer ends the process: its report must reach the terminal, and the last line above it
@@ -205,6 +214,11 @@ def test_kernels(arguments: Sequence[str]) -> int:
         ).returncode
         if status and not (status == NO_TESTS and arguments):
             failed.append(name)
+    if is_full:
+        print("== what the first use of a rule takes", flush=True)
+        times = [str(PYTHON), "tests/compile_times.py"]
+        if subprocess.run(times, cwd=ROOT, env=environment).returncode:
+            failed.append(times[-1])
     if failed:
         print(f"run.py: failed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0

@@ -11,6 +11,17 @@ __device__ __forceinline__ long long items_per_pass() {
   return static_cast<long long>(gridDim.x) * blockDim.x;
 }
 
+// Consecutive rows that one block works on: the share number `share` of `total` rows.
+struct Range {
+  long long begin;
+  long long end;
+
+  __device__ __forceinline__ Range(long long share, long long rows_per_share, long long total) {
+    begin = share * rows_per_share;
+    end = begin + rows_per_share < total ? begin + rows_per_share : total;
+  }
+};
+
 constexpr int warp_size = 32;
 constexpr unsigned int whole_warp = 0xffffffffu;
 constexpr int max_warps = 32;

@@ -1,12 +1,15 @@
 // Sorts (row, position) pairs by row: a stable radix sort, from the least significant digit on.
-// Blocks only wait for the kernel before, so that any number of them may run at once.
+//
+// A digit takes two launches. In the first, each block counts the digits in its share of the pairs;
+// in the second, it adds up what it needs of all counts, and moves its share. So there must be few
+// shares, of any size, and blocks only wait for the launch before.
 #include "grid.cuh"
 
 namespace gpuopt {
 
 constexpr int digit_bits = 8;
 constexpr int num_digits = 1 << digit_bits;
-// Of one block. A tile's keys keep their order, so results do not depend on the launch.
+// Of one block, which goes through its share tile by tile.
 constexpr int sort_threads = 256;
 constexpr int sort_warps = sort_threads / warp_size;
 constexpr int rounds_per_tile = 8;
@@ -33,100 +36,107 @@ __global__ void check_rows(const Index* __restrict__ rows, long long num_rows, l
   }
 }
 
-// Makes the pairs that are sorted.
-template <class Index, class Key>
-__global__ void number_rows(const Index* __restrict__ rows, long long num_rows, Key* keys,
-                            unsigned int* positions,
-                            const unsigned long long* __restrict__ refused) {
-  if (*refused) return;
-  for (long long i = first_item(); i < num_rows; i += items_per_pass()) {
-    keys[i] = static_cast<Key>(rows[i]);
-    positions[i] = static_cast<unsigned int>(i);
-  }
-}
-
-// counts[digit * num_tiles + tile] becomes the number of the tile's keys with that digit.
+// counts[share * num_digits + digit] becomes the number of the share's keys with that digit.
 template <class Key>
 __global__ void __launch_bounds__(sort_threads)
     count_digits(const Key* __restrict__ keys, long long num_rows, int shift, unsigned int* counts,
-                 long long num_tiles, const unsigned long long* __restrict__ refused) {
-  __shared__ unsigned int of_tile[num_digits];
+                 long long num_shares, long long rows_per_share,
+                 const unsigned long long* __restrict__ refused) {
+  __shared__ unsigned int of_share[num_digits];
   if (*refused) return;
-  for (long long tile = blockIdx.x; tile < num_tiles; tile += gridDim.x) {
-    of_tile[threadIdx.x] = 0;
+  for (long long share = blockIdx.x; share < num_shares; share += gridDim.x) {
+    const Range rows(share, rows_per_share, num_rows);
+    of_share[threadIdx.x] = 0;
     __syncthreads();
-    for (int round = 0; round < rounds_per_tile; ++round) {
-      const long long i = tile * tile_size + round * sort_threads + threadIdx.x;
-      if (i < num_rows) atomicAdd(&of_tile[digit_of(keys[i], shift)], 1u);
+    for (long long tile = rows.begin; tile < rows.end; tile += tile_size) {
+#pragma unroll
+      for (int round = 0; round < rounds_per_tile; ++round) {
+        const long long i = tile + round * sort_threads + threadIdx.x;
+        if (i < rows.end) atomicAdd(&of_share[digit_of(keys[i], shift)], 1u);
+      }
     }
     __syncthreads();
-    counts[threadIdx.x * num_tiles + tile] = of_tile[threadIdx.x];
-    __syncthreads();
+    // Each thread looks at what it clears for the next share itself.
+    counts[share * num_digits + threadIdx.x] = of_share[threadIdx.x];
   }
 }
 
-// Replaces each count by the sum of those before it. One block; returns the sum of all in `total`.
-__global__ void __launch_bounds__(1024)
-    sum_counts(unsigned int* counts, long long size, unsigned int* total,
-               const unsigned long long* __restrict__ refused) {
-  if (*refused) return;
-  unsigned int before = 0;
-  for (long long start = 0; start < size; start += blockDim.x) {
-    const long long i = start + threadIdx.x;
-    const unsigned int mine = i < size ? counts[i] : 0;
-    unsigned int all;
-    const unsigned int earlier = sum_before(mine, &all);
-    if (i < size) counts[i] = before + earlier;
-    before += all;
+// Where a share's first key with digit number threadIdx.x goes.
+__device__ __forceinline__ unsigned int first_place(const unsigned int* __restrict__ counts,
+                                                    long long num_shares, long long share) {
+  unsigned int in_all = 0;
+  unsigned int in_earlier = 0;
+#pragma unroll 16
+  for (long long s = 0; s < num_shares; ++s) {
+    const unsigned int count = counts[s * num_digits + threadIdx.x];
+    in_all += count;
+    if (s < share) in_earlier += count;
   }
-  if (threadIdx.x == 0) *total = before;
+  unsigned int total;
+  return sum_before(in_all, &total) + in_earlier;
 }
 
-// Moves each pair to its place among those with the same digit, in order.
-// A warp takes consecutive keys, 32 in each round, and knows how many came in earlier rounds.
-template <class Key>
+// Moves each pair to its place among those with the same digit, in order. A warp takes consecutive
+// keys, 32 in each round, and knows how many came in earlier rounds. The first digit's keys are the
+// rows as they were given, of a signed type, and their positions are not read but made.
+template <class Source, class Key>
 __global__ void __launch_bounds__(sort_threads)
-    move_rows(const Key* __restrict__ keys, const unsigned int* __restrict__ positions,
-              long long num_rows, int shift, const unsigned int* __restrict__ offsets,
-              long long num_tiles, Key* sorted_keys, unsigned int* sorted_positions,
-              const unsigned long long* __restrict__ refused) {
+    move_rows(const Source* __restrict__ keys, const unsigned int* __restrict__ positions,
+              long long num_rows, int shift, const unsigned int* __restrict__ counts,
+              long long num_shares, long long rows_per_share, Key* sorted_keys,
+              unsigned int* sorted_positions, const unsigned long long* __restrict__ refused) {
+  constexpr bool is_first = Source(-1) < Source(0);
   __shared__ unsigned int next[sort_warps][num_digits];
   if (*refused) return;
   const int lane = threadIdx.x % warp_size;
   const int warp = threadIdx.x / warp_size;
-  for (long long tile = blockIdx.x; tile < num_tiles; tile += gridDim.x) {
-    const long long first = tile * tile_size + warp * (warp_size * rounds_per_tile) + lane;
-    for (int w = 0; w < sort_warps; ++w) next[w][threadIdx.x] = 0;
-    __syncthreads();
-    for (int round = 0; round < rounds_per_tile; ++round) {
-      const long long i = first + round * warp_size;
-      if (i < num_rows) atomicAdd(&next[warp][digit_of(keys[i], shift)], 1u);
-    }
-    __syncthreads();
-    unsigned int place = offsets[threadIdx.x * num_tiles + tile];
-    for (int w = 0; w < sort_warps; ++w) {
-      const unsigned int of_warp = next[w][threadIdx.x];
-      next[w][threadIdx.x] = place;
-      place += of_warp;
-    }
-    __syncthreads();
-    for (int round = 0; round < rounds_per_tile; ++round) {
-      const long long i = first + round * warp_size;
-      const unsigned int present = __ballot_sync(whole_warp, i < num_rows);
-      if (i < num_rows) {
-        const Key key = keys[i];
-        const unsigned int digit = digit_of(key, shift);
-        const unsigned int alike = __match_any_sync(present, digit);
-        const unsigned int lanes_before = (1u << lane) - 1;
-        const unsigned int place_of_mine = next[warp][digit] + __popc(alike & lanes_before);
-        sorted_keys[place_of_mine] = key;
-        sorted_positions[place_of_mine] = positions[i];
-        __syncwarp(present);  // all have read `next`
-        if ((alike & lanes_before) == 0) next[warp][digit] += __popc(alike);
+  const unsigned int lanes_before = (1u << lane) - 1;
+  for (long long share = blockIdx.x; share < num_shares; share += gridDim.x) {
+    const Range rows(share, rows_per_share, num_rows);
+    unsigned int place = first_place(counts, num_shares, share);
+    for (long long tile = rows.begin; tile < rows.end; tile += tile_size) {
+      const long long first = tile + warp * (warp_size * rounds_per_tile) + lane;
+      Key key[rounds_per_tile];
+      unsigned int position[rounds_per_tile];
+#pragma unroll
+      for (int round = 0; round < rounds_per_tile; ++round) {
+        const long long i = first + round * warp_size;
+        if (i < rows.end) {
+          key[round] = static_cast<Key>(keys[i]);
+          position[round] = is_first ? static_cast<unsigned int>(i) : positions[i];
+        }
       }
-      __syncwarp();
+      for (int w = 0; w < sort_warps; ++w) next[w][threadIdx.x] = 0;
+      __syncthreads();
+#pragma unroll
+      for (int round = 0; round < rounds_per_tile; ++round) {
+        if (first + round * warp_size < rows.end) {
+          atomicAdd(&next[warp][digit_of(key[round], shift)], 1u);
+        }
+      }
+      __syncthreads();
+      for (int w = 0; w < sort_warps; ++w) {
+        const unsigned int of_warp = next[w][threadIdx.x];
+        next[w][threadIdx.x] = place;
+        place += of_warp;
+      }
+      __syncthreads();
+#pragma unroll
+      for (int round = 0; round < rounds_per_tile; ++round) {
+        const bool is_there = first + round * warp_size < rows.end;
+        const unsigned int digit = is_there ? digit_of(key[round], shift) : num_digits;
+        const unsigned int alike = __match_any_sync(whole_warp, digit);
+        if (is_there) {
+          const unsigned int mine = next[warp][digit] + __popc(alike & lanes_before);
+          sorted_keys[mine] = key[round];
+          sorted_positions[mine] = position[round];
+        }
+        __syncwarp();  // all have read `next`
+        if (is_there && (alike & lanes_before) == 0) next[warp][digit] += __popc(alike);
+        __syncwarp();
+      }
+      __syncthreads();
     }
-    __syncthreads();
   }
 }
 

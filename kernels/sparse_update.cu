@@ -11,11 +11,13 @@ struct Lanes {
   int lane;
   int num_lanes;
 
+  // Precondition: lanes_per_row is a power of 2, and at most a warp.
   __device__ __forceinline__ explicit Lanes(int lanes_per_row) {
+    const int shift = __ffs(lanes_per_row) - 1;
     num_lanes = lanes_per_row;
-    group = first_item() / num_lanes;
-    num_groups = items_per_pass() / num_lanes;
-    lane = static_cast<int>(first_item() % num_lanes);
+    group = first_item() >> shift;
+    num_groups = items_per_pass() >> shift;
+    lane = static_cast<int>(threadIdx.x) & (lanes_per_row - 1);
   }
 };
 
@@ -27,8 +29,8 @@ __device__ __forceinline__ void sum_one_part(const Storage* grad, const unsigned
   for (long long column = lanes.lane * count; column < row_width;
        column += lanes.num_lanes * count) {
     Compute<Storage> sum[count];
-    sum_gradients(grad, positions, begin, end, row_width, column, sum);
-    for (int i = 0; i < count; ++i) part[column + i] = sum[i];
+    sum_gradients<8>(grad, positions, begin, end, row_width, column, sum);
+    store_part(part + column, sum);
   }
 }
 
@@ -41,7 +43,7 @@ __global__ void sum_pieces(const Storage* __restrict__ grad,
                            int lanes_per_row, const unsigned long long* __restrict__ refused) {
   if (*refused) return;
   const Lanes lanes(lanes_per_row);
-  const bool packed = row_width % Pack<Storage>::size == 0 && is_pack_aligned(grad);
+  const bool packed = row_width % pack_size<Storage> == 0 && is_pack_aligned(grad);
   const long long num_pieces = (num_rows + piece_size - 1) / piece_size;
   for (long long piece = lanes.group; piece < num_pieces; piece += lanes.num_groups) {
     const unsigned int piece_begin = static_cast<unsigned int>(piece * piece_size);
@@ -60,8 +62,8 @@ __global__ void sum_pieces(const Storage* __restrict__ grad,
         Compute<Storage>* part =
             parts + part_number(static_cast<unsigned int>(piece), run_begin) * row_width;
         if (packed) {
-          sum_one_part<Storage, Pack<Storage>::size>(grad, positions, begin, end, row_width, lanes,
-                                                     part);
+          sum_one_part<Storage, pack_size<Storage>>(grad, positions, begin, end, row_width, lanes,
+                                                    part);
         } else {
           sum_one_part<Storage, 1>(grad, positions, begin, end, row_width, lanes, part);
         }
@@ -79,7 +81,7 @@ __device__ __forceinline__ void sum_run(const Storage* grad, const unsigned int*
   if (is_long(begin, end)) {
     sum_parts(parts, begin, end, row_width, column, sum);
   } else {
-    sum_gradients(grad, positions, begin, end, row_width, column, sum);
+    sum_gradients<4>(grad, positions, begin, end, row_width, column, sum);
   }
 }
 
@@ -91,9 +93,12 @@ __device__ __forceinline__ void update_row(
     const typename Rule::template Scalars<Compute<Storage>>& scalars) {
   for (long long column = lanes.lane * count; column < row_width;
        column += lanes.num_lanes * count) {
+    const long long at = row * row_width + column;
+    State<Rule, Storage, count> state(target, at);
     Compute<Storage> sum[count];
     sum_run(grad, positions, parts, begin, end, row_width, column, sum);
-    update_elements(target, row * row_width + column, sum, scalars);
+    state.update(sum, scalars);
+    state.store_to(target, at);
   }
 }
 
@@ -115,14 +120,14 @@ __global__ void sparse_update(const long long* __restrict__ table, const Storage
   const Target<Rule, Storage> target(table, 1);
   const Lanes lanes(lanes_per_row);
   const bool packed =
-      row_width % Pack<Storage>::size == 0 && target.is_pack_aligned() && is_pack_aligned(grad);
+      row_width % pack_size<Storage> == 0 && target.is_pack_aligned() && is_pack_aligned(grad);
   for (long long run = lanes.group; run < *num_runs; run += lanes.num_groups) {
     const unsigned int begin = begins[run];
     const unsigned int end = begins[run + 1];
     const long long row = static_cast<long long>(keys[begin]);
     if (packed) {
-      update_row<Rule, Storage, Pack<Storage>::size>(target, row, grad, positions, parts, begin,
-                                                     end, row_width, lanes, scalars);
+      update_row<Rule, Storage, pack_size<Storage>>(target, row, grad, positions, parts, begin, end,
+                                                    row_width, lanes, scalars);
     } else {
       update_row<Rule, Storage, 1>(target, row, grad, positions, parts, begin, end, row_width,
                                    lanes, scalars);
@@ -139,8 +144,10 @@ __device__ __forceinline__ void update_untouched(
   for (long long i = first_item() * count; i < size; i += items_per_pass() * count) {
     const long long row = i / row_width;
     if (touched[row / 32] >> (row % 32) & 1u) continue;
-    Compute<Storage> zero[count] = {};
-    update_elements(target, i, zero, scalars);
+    State<Rule, Storage, count> state(target, i);
+    const Compute<Storage> zero[count] = {};
+    state.update(zero, scalars);
+    state.store_to(target, i);
   }
 }
 
@@ -154,8 +161,8 @@ __global__ void update_other_rows(const long long* __restrict__ table, long long
   if (*refused) return;
   const Scalars scalars = *reinterpret_cast<const Scalars*>(scalar_block);
   const Target<Rule, Storage> target(table, 1);
-  if (row_width % Pack<Storage>::size == 0 && target.is_pack_aligned()) {
-    update_untouched<Rule, Storage, Pack<Storage>::size>(target, size, row_width, touched, scalars);
+  if (row_width % pack_size<Storage> == 0 && target.is_pack_aligned()) {
+    update_untouched<Rule, Storage, pack_size<Storage>>(target, size, row_width, touched, scalars);
   } else {
     update_untouched<Rule, Storage, 1>(target, size, row_width, touched, scalars);
   }

@@ -25,25 +25,23 @@ struct Target {
   }
 };
 
-// Updates the elements from `at` on, as many as `gradient` has. Several need 16-byte alignment.
+// Elements of a variable and of its slots, on their way through registers. Loaded before what they
+// are updated with, so that one wait is for all.
 template <class Rule, class Storage, int count>
-__device__ __forceinline__ void update_elements(
-    const Target<Rule, Storage>& target, long long at, const Compute<Storage> (&gradient)[count],
-    const typename Rule::template Scalars<Compute<Storage>>& scalars) {
+struct State {
   using Real = Compute<Storage>;
-  static_assert(count == 1 || count == Pack<Storage>::size, "one element, or a pack");
-  if constexpr (count == 1) {
-    Real value = Real(target.var[at]);
-    Real slot[slot_capacity<Rule>];
-    for (int k = 0; k < Rule::num_slots; ++k) slot[k] = Real(target.slots.of[k][at]);
-    Rule::apply(value, gradient[0], slot, scalars);
-    target.var[at] = Storage(value);
-    for (int k = 0; k < Rule::num_slots; ++k) target.slots.of[k][at] = Storage(slot[k]);
-  } else {
-    Pack<Storage> var = load_pack(target.var + at);
-    Pack<Storage> slots[slot_capacity<Rule>];
+
+  Elements<Storage, count> var;
+  Elements<Storage, count> slots[slot_capacity<Rule>];
+
+  __device__ __forceinline__ State(const Target<Rule, Storage>& target, long long at) {
+    load(target.var + at, var);
 #pragma unroll
-    for (int k = 0; k < Rule::num_slots; ++k) slots[k] = load_pack(target.slots.of[k] + at);
+    for (int k = 0; k < Rule::num_slots; ++k) load(target.slots.of[k] + at, slots[k]);
+  }
+
+  __device__ __forceinline__ void update(const Real (&gradient)[count],
+                                         const typename Rule::template Scalars<Real>& scalars) {
 #pragma unroll
     for (int i = 0; i < count; ++i) {
       Real value = Real(var.of[i]);
@@ -55,23 +53,14 @@ __device__ __forceinline__ void update_elements(
 #pragma unroll
       for (int k = 0; k < Rule::num_slots; ++k) slots[k].of[i] = Storage(slot[k]);
     }
-    store_pack(target.var + at, var);
-#pragma unroll
-    for (int k = 0; k < Rule::num_slots; ++k) store_pack(target.slots.of[k] + at, slots[k]);
   }
-}
 
-// Reads as many elements of a gradient as the array has; several need 16-byte alignment.
-template <class Storage, int count>
-__device__ __forceinline__ void load_gradient(const Storage* at,
-                                              Compute<Storage> (&gradient)[count]) {
-  if constexpr (count == 1) {
-    gradient[0] = Compute<Storage>(*at);
-  } else {
-    const Pack<Storage> pack = load_pack(at);
+  __device__ __forceinline__ void store_to(const Target<Rule, Storage>& target,
+                                           long long at) const {
+    store(target.var + at, var);
 #pragma unroll
-    for (int i = 0; i < count; ++i) gradient[i] = Compute<Storage>(pack.of[i]);
+    for (int k = 0; k < Rule::num_slots; ++k) store(target.slots.of[k] + at, slots[k]);
   }
-}
+};
 
 }  // namespace gpuopt

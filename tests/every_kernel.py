@@ -7,6 +7,7 @@ from gpuopt.backends.cuda.kernel import Kernel
 from gpuopt.update_rule import UpdateRule
 
 DTYPES = ["float16", "bfloat16", "float32", "float64"]
+INDICES = ["int32", "int64"]
 KEYS = ["uint32", "uint64"]
 
 
@@ -24,18 +25,27 @@ def kernels_of(rule: UpdateRule) -> list[Kernel]:
 
 def kernels_without_rule() -> list[Kernel]:
     return [
-        kernels.sum_counts(),
-        *(kernels.check_rows(index) for index in ("int32", "int64")),
-        *(kernels.number_rows(index, key) for index in ("int32", "int64") for key in KEYS),
+        *(kernels.check_rows(index) for index in INDICES),
+        *(kernels.count_digits(source) for source in (*INDICES, *KEYS)),
+        *(kernels.move_rows(index, key) for index in INDICES for key in KEYS),
+        *(kernels.move_rows(key, key) for key in KEYS),
+        *(make(key) for make in (kernels.count_runs, kernels.write_runs) for key in KEYS),
         *(make(dtype) for make in (kernels.sum_pieces, kernels.sum_runs) for dtype in DTYPES),
-        *(
-            make(key)
-            for make in (
-                kernels.count_digits,
-                kernels.move_rows,
-                kernels.count_runs,
-                kernels.write_runs,
-            )
-            for key in KEYS
-        ),
+    ]
+
+
+def kernels_of_dense_update(rule: UpdateRule, dtype: str) -> list[Kernel]:
+    """What a first dense update launches."""
+    return [kernels.dense_update(rule, dtype)]
+
+
+def kernels_of_sparse_update(rule: UpdateRule, dtype: str) -> list[Kernel]:
+    """What a first sparse update of a table of less than 2**32 rows launches, at most."""
+    return [
+        *(kernels.check_rows("int64"), kernels.count_digits("int64")),
+        *(kernels.move_rows("int64", "uint32"), kernels.count_digits("uint32")),
+        *(kernels.move_rows("uint32", "uint32"), kernels.count_runs("uint32")),
+        *(kernels.write_runs("uint32"), kernels.sum_pieces(dtype)),
+        kernels.update_other_rows(rule, dtype),
+        kernels.sparse_update(rule, dtype, "uint32"),
     ]

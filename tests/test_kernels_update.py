@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -15,10 +16,13 @@ from every_optimizer import update_rules
 
 from gpuopt.backends import Backend, Target
 from gpuopt.backends.backend import compute_type
+from gpuopt.backends.cuda import kernels, launch_shapes
 from gpuopt.backends.cuda.cuda_backend import CudaBackend
 from gpuopt.backends.cuda.launch_shapes import (
     BLOCKS_PER_MULTIPROCESSOR,
     DENSE_CHUNK,
+    DENSE_THREADS,
+    PIECE,
     ROW_THREADS,
     SORT_TILE,
 )
@@ -35,10 +39,11 @@ SANITIZED = bool(os.environ.get("GPUOPT_EMULATOR_SANITIZE"))
 SCALE = 10 if SANITIZED else 1
 ORDERS = [7] if SANITIZED else [0, 1, 7]
 HEIGHTS = [1, 2, 255, 256, 257, 2**16, 2**24 + 1, 2**31, 2**32, 2**40]
+FEW_RULES = SANITIZED or bool(os.environ.get("GPUOPT_FEW_RULES"))
 RULES = [
     rule
     for rule in update_rules()
-    if not SANITIZED or rule.name in ("gradient_descent", "adam", "centered_rms_prop")
+    if not FEW_RULES or rule.name in ("gradient_descent", "adam", "centered_rms_prop")
 ]
 DTYPES = {
     "float16": np.dtype(np.float16),
@@ -49,11 +54,13 @@ DTYPES = {
 
 
 @pytest.fixture(scope="module", autouse=True)
-def kernels_are_compiled() -> None:
-    """All at once, and on all cores."""
+def kernels_are_compiled(request: pytest.FixtureRequest) -> None:
+    """All at once, on all cores: those without a rule, and of rules that tests go through."""
+    parameters = [getattr(item, "callspec", None) for item in request.session.items]
+    rules = {call.params["rule"] for call in parameters if call and "rule" in call.params}
     EmulatorLauncher().prepare(
         kernel
-        for group in (kernels_without_rule(), *map(kernels_of, RULES))
+        for group in (kernels_without_rule(), *map(kernels_of, rules))
         for kernel in group
         if kernel.function != "sparse_update" or kernel.types[-1] == "unsigned int"
     )
@@ -226,6 +233,7 @@ def test_a_gradient_may_lie_in_what_is_written(backend: CudaBackend) -> None:
             Update(memory[:100], memory[:100], [slots[:100]]),  # the variable itself
             Update(memory[100:200], memory[103:203], [slots[100:200]]),  # a part of it
             Update(memory[200:], slots[50:150], [slots[200:]]),  # parts of others' slots
+            Update(np.ones(10), memory[20:30], [np.ones(10)]),  # in the middle of another
         ]
 
     expected = [update._replace(grad=update.grad.copy()) for update in overlapping()]
@@ -233,6 +241,28 @@ def test_a_gradient_may_lie_in_what_is_written(backend: CudaBackend) -> None:
     updates = overlapping()
     apply_dense(backend, rule, updates, scalars)
     check(updates, expected)
+
+
+def test_elements_beyond_32_bits_are_reached(launcher: EmulatorLauncher) -> None:
+    """Of arrays that end where ours do, and begin long before."""
+    [rule] = [rule for rule in update_rules() if rule.name == "momentum"]
+    arrays = Arrays(rule, "float32")
+    before, here = 2**32, 5
+    update, expected = (copy_of(each) for each in [arrays.update(here)] * 2)
+    scalars = arrays.scalars()
+    apply_dense(NumpyBackend(), rule, [expected], scalars)
+    starts = [array.ctypes.data - 4 * before for array in (update.grad, update.var, *update.slots)]
+    launcher.launch(
+        kernels.dense_update(rule, "float32"),
+        1,
+        DENSE_THREADS,
+        [
+            *(np.array([before + here, *starts]), np.int64(1)),
+            *(np.array([0, before // DENSE_CHUNK], np.uint32), np.int64(1), np.int64(DENSE_CHUNK)),
+            *(np.array([scalars[name] for name in rule.scalars]), np.zeros(2, np.uint64)),
+        ],
+    )
+    check([update], [expected])
 
 
 # Sorting
@@ -254,10 +284,21 @@ def test_runs_of_any_length_are_found(launcher: EmulatorLauncher, exponent: floa
     check_sorted(launcher, rows.astype(np.int64), 1000)
 
 
-def test_rows_of_many_tiles_are_sorted(launcher: EmulatorLauncher) -> None:
-    """More than two passes of the block that adds up the tiles' counts."""
-    rows = np.random.default_rng(0).integers(200, size=9 * SORT_TILE)
-    check_sorted(launcher, rows, 200)
+@pytest.mark.parametrize("most_shares", [2, 5, 256])
+def test_rows_of_many_tiles_are_sorted(
+    launcher: EmulatorLauncher, most_shares: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A share is of several tiles where there are more of these than shares."""
+    monkeypatch.setattr(launch_shapes, "MAX_SHARES", most_shares)
+    rows = np.random.default_rng(0).zipf(1.1, size=4 * SORT_TILE + 1) % 2**16
+    check_sorted(launcher, rows, 2**16)
+
+
+def test_more_rows_than_32_bits_can_number_are_refused() -> None:
+    rows = np.broadcast_to(np.int32(0), 2**31)
+    launcher = EmulatorLauncher()
+    with pytest.raises(ValueError, match="less than 2147483648 rows; this has 2147483648"):
+        sort_rows(launcher, Workspace(launcher), rows, 1, np.zeros(2, np.uint64))
 
 
 def check_sorted(launcher: EmulatorLauncher, rows: np.ndarray, height: int) -> None:
@@ -272,7 +313,7 @@ def check_sorted(launcher: EmulatorLauncher, rows: np.ndarray, height: int) -> N
     assert found.num_runs.tolist() == [unique.size]
     assert found.begins[: unique.size + 1].tolist() == [*begins, rows.size]
     in_run = np.repeat(np.arange(unique.size), np.diff([*begins, rows.size]))
-    assert found.run_of_piece.tolist() == in_run[::128].tolist()
+    assert found.run_of_piece.tolist() == in_run[::PIECE].tolist()
     if touched is not None:
         bits = np.unpackbits(touched.view(np.uint8), bitorder="little")
         assert np.flatnonzero(bits).tolist() == unique.tolist()
@@ -305,6 +346,37 @@ def test_repeated_rows_update_like_their_sum(
         check([update], [expected])
 
 
+def misaligned(array: np.ndarray) -> np.ndarray:
+    """A copy at an address of no whole packs."""
+    return np.concatenate([array.reshape(-1)[:1], array.reshape(-1)])[1:].reshape(array.shape)
+
+
+@pytest.mark.parametrize("touches_all_rows", [False, True])
+def test_rows_of_misaligned_strided_and_shared_arrays(
+    backend: CudaBackend, touches_all_rows: bool
+) -> None:
+    [rule] = [rule for rule in RULES if rule.name == "adam"]
+    arrays = Arrays(rule, "float32")
+    rows = np.array([3, 1, 3, 6], np.int32)
+    plain = arrays.update(7, 8, grad=arrays.gradient(4, 8), rows=rows)
+    strided = np.asfortranarray
+    cases = [
+        plain._replace(var=misaligned(plain.var)),
+        plain._replace(grad=misaligned(plain.grad)),
+        plain._replace(slots=[plain.slots[0], misaligned(plain.slots[1])]),
+        plain._replace(var=strided(plain.var), slots=list(map(strided, plain.slots))),
+        plain._replace(grad=strided(plain.grad)),
+        plain._replace(grad=plain.var[:4]),
+        plain._replace(grad=plain.slots[1][2:6]),
+    ]
+    scalars = arrays.scalars()
+    for case in cases:
+        expected = copy_of(case._replace(grad=case.grad.copy()))
+        apply_sparse(NumpyBackend(), rule, expected, scalars, touches_all_rows)
+        apply_sparse(backend, rule, case, scalars, touches_all_rows)
+        check([case], [expected])
+
+
 def test_more_rows_than_are_worked_on_at_once(
     launcher: EmulatorLauncher, backend: CudaBackend
 ) -> None:
@@ -318,6 +390,39 @@ def test_more_rows_than_are_worked_on_at_once(
     apply_sparse(NumpyBackend(), rule, expected, scalars, False)
     apply_sparse(backend, rule, update, scalars, False)
     check([update], [expected])
+
+
+def test_rows_beyond_32_bits_are_reached(launcher: EmulatorLauncher) -> None:
+    """Of a table and of a gradient that end where our row does, and begin long before."""
+    [rule] = [rule for rule in update_rules() if rule.name == "momentum"]
+    arrays = Arrays(rule, "float32")
+    width, row, position = 8, 2**33, 2**31 - 1
+    grad = arrays.gradient(1, width)
+    update, expected = (
+        copy_of(each) for each in [arrays.update(1, width, grad=grad, rows=np.zeros(1, int))] * 2
+    )
+    scalars = arrays.scalars()
+    apply_sparse(NumpyBackend(), rule, expected, scalars, False)
+    starts = [array.ctypes.data - 4 * width * row for array in (update.var, *update.slots)]
+    unused = np.zeros(4, np.float32)
+    launcher.launch(
+        kernels.sparse_update(rule, "float32", "uint64"),
+        1,
+        ROW_THREADS,
+        [
+            *(np.array(starts), array_at(grad.ctypes.data - 4 * width * position)),
+            *(np.array([row], np.uint64), np.array([position], np.uint32)),
+            *(np.array([0, 1], np.uint32), np.array([1], np.uint32), unused, np.int64(width)),
+            np.array([scalars[name] for name in rule.scalars]),
+            *(np.zeros(1, np.uint32), np.int32(0), np.int32(2), np.zeros(2, np.uint64)),
+        ],
+    )
+    check([update], [expected])
+
+
+def array_at(address: int) -> np.ndarray:
+    """A float32 array that is never read through numpy."""
+    return np.ctypeslib.as_array((ctypes.c_float * 1).from_address(address))
 
 
 @pytest.mark.parametrize("width", [1, 4, 6])
@@ -369,16 +474,28 @@ def test_only_touched_rows_are_written(backend: CudaBackend) -> None:
         assert np.flatnonzero((array != old).any(axis=1)).tolist() == [2, 7]
 
 
+@pytest.mark.parametrize("index", [np.int32, np.int64])
+@pytest.mark.parametrize(("row", "is_there"), [(0, True), (8, True), (9, False), (-1, False)])
+def test_rows_that_a_variable_lacks_are_found(
+    backend: CudaBackend, row: int, is_there: bool, index: type
+) -> None:
+    flag = backend.row_flags.new()
+    backend.row_flags.check(flag, 6, np.array([3, row, 1], index), 9)
+    assert flag.view(np.int64).tolist() == ([0, 0] if is_there else [7, row])
+
+
 def test_a_refused_call_writes_nothing(launcher: EmulatorLauncher) -> None:
     [rule] = [rule for rule in RULES if rule.name == "adam"]
     backend = CudaBackend(Device("gpu"), launcher)
-    rows = np.array([3, 9, 1, -2], np.int32)
+    arrays = Arrays(rule, "float32")
+    update, _ = sparse_case(arrays, 9, 4, np.array([7, 2, 7], np.int64))
+    # Afterwards the workspace holds runs, which a kernel could take for this call's.
+    apply_sparse(backend, rule, update, arrays.scalars(), True)
+    before = copy_of(update)
     flag = backend.row_flags.new()
-    backend.row_flags.check(flag, 6, rows, 9)
+    backend.row_flags.check(flag, 6, np.array([3, 9, 1, -2], np.int32), 9)
     assert flag[0] == 7
     assert flag[1:].view(np.int64)[0] in (9, -2)
-    arrays = Arrays(rule, "float32")
-    update, before = sparse_case(arrays, 9, 4, np.array([7, 2, 7], np.int64))
     apply_sparse(backend, rule, update, arrays.scalars(), True, flag)
     dense = arrays.update(3)._replace(var=update.var[0, :3])
     apply_dense(backend, rule, [dense], {name: np.float32(0.5) for name in rule.scalars}, flag)

@@ -37,40 +37,31 @@ def check_rows(index: str) -> Kernel:
 
 
 @cache
-def number_rows(index: str, key: str) -> Kernel:
-    parameters = (f"*{index}", "int64", f"*{key}", "*uint32", "*uint64")
-    types = CPP_TYPES[index], CPP_TYPES[key]
-    return Kernel("number_rows", parameters, types, file="sort_rows.cu")
-
-
-@cache
 def count_digits(key: str) -> Kernel:
-    parameters = (f"*{key}", "int64", "int32", "*uint32", "int64", "*uint64")
+    parameters = (f"*{key}", "int64", "int32", "*uint32", "int64", "int64", "*uint64")
     return Kernel("count_digits", parameters, (CPP_TYPES[key],), file="sort_rows.cu")
 
 
 @cache
-def sum_counts() -> Kernel:
-    return Kernel("sum_counts", ("*uint32", "int64", "*uint32", "*uint64"), file="sort_rows.cu")
-
-
-@cache
-def move_rows(key: str) -> Kernel:
-    pairs = (f"*{key}", "*uint32")
-    parameters = (*pairs, "int64", "int32", "*uint32", "int64", *pairs, "*uint64")
-    return Kernel("move_rows", parameters, (CPP_TYPES[key],), file="sort_rows.cu")
+def move_rows(source: str, key: str) -> Kernel:
+    shares = ("*uint32", "int64", "int64")
+    inputs = (f"*{source}", "*uint32", "int64", "int32", *shares)
+    types = CPP_TYPES[source], CPP_TYPES[key]
+    parameters = (*inputs, f"*{key}", "*uint32", "*uint64")
+    return Kernel("move_rows", parameters, types, file="sort_rows.cu")
 
 
 @cache
 def count_runs(key: str) -> Kernel:
-    parameters = (f"*{key}", "int64", "*uint32", "int64", "*uint64")
+    parameters = (f"*{key}", "int64", "*uint32", "int64", "int64", "*uint64")
     return Kernel("count_runs", parameters, (CPP_TYPES[key],), file="find_runs.cu")
 
 
 @cache
 def write_runs(key: str) -> Kernel:
-    outputs = ("*uint32", "*uint32", "*uint32", "int32")
-    parameters = (f"*{key}", "int64", "*uint32", "int64", *outputs, "*uint64")
+    shares = ("*uint32", "int64", "int64")
+    outputs = ("*uint32", "*uint32", "*uint32", "*uint32", "int32")
+    parameters = (f"*{key}", "int64", *shares, *outputs, "*uint64")
     return Kernel("write_runs", parameters, (CPP_TYPES[key],), file="find_runs.cu")
 
 

@@ -9,19 +9,17 @@ import numpy as np
 
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.launch_shapes import (
-    FIND_THREADS,
-    FIND_TILE,
     PIECE,
     SORT_THREADS,
-    SORT_TILE,
-    SUM_THREADS,
-    num_blocks,
+    shares,
 )
 from gpuopt.backends.cuda.launcher import Launcher
 from gpuopt.backends.cuda.workspace import Workspace
 
 _DIGIT_BITS = 8
 _NUM_DIGITS = 1 << _DIGIT_BITS
+# Positions are numbers of 32 bits, and so is the end of a piece that begins before them.
+MAX_ROWS = 2**31
 
 
 @dataclass(frozen=True)
@@ -64,85 +62,57 @@ def sort_rows(
         height: Of the variable: decides how many digits are sorted by.
         refused: Where it is set, nothing is done.
         touched: uint32 bits, one for each row of the variable; those of `rows` are set.
+
+    Raises:
+        ValueError: there are MAX_ROWS rows or more.
     """
     size = rows.size
+    if size >= MAX_ROWS:
+        raise ValueError(f"a sparse gradient may have less than {MAX_ROWS} rows; this has {size}")
     key_type = "uint32" if height <= 2**32 else "uint64"
     keys, positions = (
         [workspace.take(f"{name} {side}", size, dtype) for side in ("a", "b")]
         for name, dtype in (("keys", key_type), ("positions", "uint32"))
     )
-    blocks = num_blocks(size, SORT_THREADS, launcher.num_multiprocessors)
-    launcher.launch(
-        kernels.number_rows(rows.dtype.name, key_type),
-        blocks,
-        SORT_THREADS,
-        [rows, np.int64(size), keys[0], positions[0], refused],
-    )
-    num_tiles = -(-size // SORT_TILE)
-    counts = workspace.take("counts", _NUM_DIGITS * num_tiles, "uint32")
-    total = workspace.take("total", 1, "uint32")
-    blocks = num_blocks(num_tiles, 1, launcher.num_multiprocessors)
+    num_shares, rows_per_share = shares(size)
+    counts = workspace.take("counts", _NUM_DIGITS * num_shares, "uint32")
+    of_shares = counts, np.int64(num_shares), np.int64(rows_per_share)
+    source = rows
     for shift in range(0, max(1, (height - 1).bit_length()), _DIGIT_BITS):
+        digit = np.int64(size), np.int32(shift), *of_shares
         launcher.launch(
-            kernels.count_digits(key_type),
-            blocks,
+            kernels.count_digits(source.dtype.name),
+            num_shares,
             SORT_THREADS,
-            [keys[0], np.int64(size), np.int32(shift), counts, np.int64(num_tiles), refused],
+            [source, *digit, refused],
         )
-        _sum(launcher, counts, total, refused)
-        pairs = [keys[1], positions[1]]
         launcher.launch(
-            kernels.move_rows(key_type),
-            blocks,
+            kernels.move_rows(source.dtype.name, key_type),
+            num_shares,
             SORT_THREADS,
-            [
-                *(keys[0], positions[0], np.int64(size), np.int32(shift)),
-                *(counts, np.int64(num_tiles), *pairs, refused),
-            ],
+            [source, positions[0], *digit, keys[1], positions[1], refused],
         )
         keys.reverse()
         positions.reverse()
-    return _find_runs(launcher, workspace, keys[0], positions[0], refused, touched)
-
-
-def _find_runs(
-    launcher: Launcher,
-    workspace: Workspace,
-    keys: Any,
-    positions: Any,
-    refused: Any,
-    touched: Any,
-) -> SortedRows:
-    size = keys.size
-    num_tiles = -(-size // FIND_TILE)
-    blocks = num_blocks(num_tiles, 1, launcher.num_multiprocessors)
-    counts = workspace.take("runs of tiles", num_tiles, "uint32")
-    num_runs = workspace.take("number of runs", 1, "uint32")
+        source = keys[0]
     begins = workspace.take("begins", size + 1, "uint32")
+    num_runs = workspace.take("number of runs", 1, "uint32")
     run_of_piece = workspace.take("run of piece", -(-size // PIECE), "uint32")
-    tiles = np.int64(num_tiles)
     launcher.launch(
-        kernels.count_runs(keys.dtype.name),
-        blocks,
-        FIND_THREADS,
-        [keys, np.int64(size), counts, tiles, refused],
+        kernels.count_runs(key_type),
+        num_shares,
+        SORT_THREADS,
+        [keys[0], np.int64(size), *of_shares, refused],
     )
-    _sum(launcher, counts, num_runs, refused)
     marks = np.int32(touched is not None)
     unused = counts  # the kernel takes a pointer in any case
     launcher.launch(
-        kernels.write_runs(keys.dtype.name),
-        blocks,
-        FIND_THREADS,
+        kernels.write_runs(key_type),
+        num_shares,
+        SORT_THREADS,
         [
-            *(keys, np.int64(size), counts, tiles, begins, run_of_piece),
+            *(keys[0], np.int64(size), *of_shares, begins, num_runs, run_of_piece),
             *(unused if touched is None else touched, marks, refused),
         ],
     )
-    return SortedRows(keys, positions, begins, num_runs, run_of_piece)
-
-
-def _sum(launcher: Launcher, counts: Any, total: Any, refused: Any) -> None:
-    launcher.launch(
-        kernels.sum_counts(), 1, SUM_THREADS, [counts, np.int64(counts.size), total, refused]
-    )
+    return SortedRows(keys[0], positions[0], begins, num_runs, run_of_piece)
