@@ -190,6 +190,12 @@ def _checked_slices(slices: IndexedSlices, variable: Variable) -> IndexedSlices:
             f'gradient for "{name}" has dense_shape {slices.dense_shape}; the variable has shape '
             f"{shape}"
         )
+    most_rows = backend_for(variable.device).most_rows
+    if most_rows is not None and indices.shape[0] > most_rows:
+        raise ValueError(
+            f'gradient for "{name}" has {indices.shape[0]} rows; on {variable.device} it may have '
+            f"at most {most_rows}"
+        )
     if device_of(indices).kind == "cpu":
         _check_rows(np.asarray(indices), variable)
     return IndexedSlices(_on_device(values, variable), _on_device(indices, variable), shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import weakref
 from collections.abc import Sequence
@@ -564,6 +565,45 @@ def test_rows_in_host_memory_are_checked_before_anything_is_written() -> None:
     with pytest.raises(IndexError, match=r'"table": indices\[0\] = 6'):
         model.optimizer.apply_gradients([(slices, model.table)])
     assert model.bytes() == before
+
+
+def test_more_rows_than_can_be_sorted_are_refused() -> None:
+    model = Table()
+    before = model.bytes()
+    values = fake_cupy.ndarray(np.broadcast_to(np.float32(0), (2**31, 2)))
+    indices = fake_cupy.ndarray(np.broadcast_to(np.int32(0), 2**31))
+    with pytest.raises(ValueError, match='"table" has 2147483648 rows; on gpu:0'):
+        model.optimizer.apply_gradients([(IndexedSlices(values, indices), model.table)])
+    assert model.bytes() == before
+
+
+@pytest.mark.parametrize("failing", range(12))
+def test_a_launch_that_fails_leaves_no_row_marked(
+    emulated_gpus: list[EmulatorLauncher], monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    """Adam moves all rows, and must not take some for those that have a gradient."""
+    model = Table()
+    launch, seen = emulated_gpus[0].launch, []
+
+    def failing_launch(*arguments: Any) -> None:
+        seen.append(arguments)
+        if len(seen) == failing + 1:
+            raise KeyboardInterrupt
+        launch(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(emulated_gpus[0], "launch", failing_launch)
+        with contextlib.suppress(KeyboardInterrupt):
+            model.apply([1, 2, 1])
+    var, m, v = arrays_of(model.optimizer, model.table)
+    beta1_power, beta2_power = (power.numpy() for power in model.optimizer._beta_powers())
+    model.apply([4])
+    grad = np.zeros((6, 2), np.float32)
+    grad[4] = 1
+    m += (1 - 0.9) * (grad - m)
+    v += (1 - 0.999) * (grad * grad - v)
+    var -= 0.1 * np.sqrt(1 - beta2_power) / (1 - beta1_power) * m / (np.sqrt(v) + 1e-8)
+    np.testing.assert_allclose(model.table.numpy(), var, rtol=1e-6)
 
 
 # Who a variable is, and where

@@ -83,10 +83,12 @@ class Backend(Protocol):
             inside `active()`.
         device: Where its arrays live.
         row_flags: None where the host can look at rows itself.
+        most_rows: That a sparse gradient may have; None if memory alone limits them.
     """
 
     xp: Any
     device: Device
+    most_rows: int | None
 
     @property
     def row_flags(self) -> RowFlags | None: ...

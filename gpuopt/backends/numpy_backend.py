@@ -38,6 +38,7 @@ class NumpyBackend:
     device = Device.cpu
 
     row_flags: RowFlags | None = None
+    most_rows: int | None = None
 
     def active(self, *updated: Updated) -> AbstractContextManager[Any]:
         return _nothing

@@ -22,7 +22,7 @@ from gpuopt.backends.cuda.launch_shapes import (
 )
 from gpuopt.backends.cuda.launcher import Launcher
 from gpuopt.backends.cuda.row_flags import CudaRowFlags
-from gpuopt.backends.cuda.sorted_rows import SortedRows, sort_rows
+from gpuopt.backends.cuda.sorted_rows import MAX_ROWS, SortedRows, sort_rows
 from gpuopt.backends.cuda.update_order import UpdateOrder
 from gpuopt.backends.cuda.update_plan import UpdatePlan
 from gpuopt.backends.cuda.workspace import Workspace
@@ -37,6 +37,8 @@ class CudaBackend:
 
     Work goes to the device's current stream. Threads may share a backend: one at a time enqueues.
     """
+
+    most_rows: int | None = MAX_ROWS - 1
 
     def __init__(self, device: Device, launcher: Launcher) -> None:
         self.device = device
@@ -173,9 +175,14 @@ class CudaBackend:
             values, rows = contiguous(values), contiguous(rows)
             if any(self.xp.may_share_memory(values, array) for array in flat):
                 values = values.copy()
-            self._apply_sparse(
-                rule, flat, values, rows, scalars, touches_all_rows, self._flag(refused)
-            )
+            try:
+                self._apply_sparse(
+                    rule, flat, values, rows, scalars, touches_all_rows, self._flag(refused)
+                )
+            except BaseException:
+                # Rows may be marked as touched that no kernel will come to.
+                self._workspaces.pop(self._launcher.stream(), None)
+                raise
             for array, worked_on in zip(arrays, flat, strict=True):
                 if self._launcher.address(array) != self._launcher.address(worked_on):
                     array[...] = worked_on
