@@ -583,6 +583,7 @@ def test_a_launch_that_fails_leaves_no_row_marked(
 ) -> None:
     """Adam moves all rows, and must not take some for those that have a gradient."""
     model = Table()
+    model.apply([0, 1, 2, 3, 4, 5])
     launch, seen = emulated_gpus[0].launch, []
 
     def failing_launch(*arguments: Any) -> None:
