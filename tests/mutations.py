@@ -19,7 +19,6 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-TESTS = "tests/test_kernels_update.py"
 # Tests of a file's own, which are run first, and alone under a sanitizer.
 OF_FILE = {
     "dense_update.cu": "one_launch or more_chunks",
@@ -41,6 +40,7 @@ class Mutant(NamedTuple):
         new: What is put in its place.
         sanitizer: "address" or "thread" where values alone may not show it.
         explained: Why nothing can notice.
+        tests: The files that should notice it.
     """
 
     what: str
@@ -49,6 +49,7 @@ class Mutant(NamedTuple):
     new: str
     sanitizer: str = ""
     explained: str = ""
+    tests: str = "tests/test_kernels_update.py"
 
 
 def mutants() -> list[Mutant]:
@@ -71,10 +72,11 @@ def notices(mutant: Mutant, libraries: str) -> str:
         text = path.read_text()
         assert text.count(mutant.old) == 1, f"{mutant.what}: {text.count(mutant.old)} places"
         path.write_text(text.replace(mutant.old, mutant.new))
-        pytest = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", TESTS]
+        pytest = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *mutant.tests.split()]
         environment = {**os.environ, "PYTHONPATH": str(copy), "TMPDIR": libraries}
         environment["GPUOPT_FEW_RULES"] = "1"
-        own = ["-k", OF_FILE[path.name]] if path.name in OF_FILE else []
+        is_kernels = mutant.tests == Mutant._field_defaults["tests"]
+        own = ["-k", OF_FILE[path.name]] if is_kernels and path.name in OF_FILE else []
         for chosen in [own, []] if own else [[]]:
             if _fails([sys.executable, *pytest, *chosen], copy, environment):
                 return "values"
