@@ -179,7 +179,7 @@ class _Pack:
 
     def join(self, gradients: Sequence[Array], real: np.dtype[Any]) -> Array:
         """Copies the gradients into one flat array of the compute type."""
-        members = [gradients[position] for position in self._positions]
+        members: list[Any] = [gradients[position] for position in self._positions]
         try:
             # Several times quicker than np.concatenate, which has no need of C order.
             flat = np.frombuffer(b"".join(members), members[0].dtype)

@@ -72,7 +72,7 @@ def sum_rows(values: Array, grouped: SortedRows) -> tuple[Array, Array]:
 
 def stable_order(numbers: Array) -> Array:
     """Returns what sorts non-negative integers; equal ones keep their order."""
-    # numpy sorts 16 bits in linear time: digit by digit, that is several times quicker than at once.
+    # numpy sorts 16 bits in linear time: digit by digit is several times quicker than at once.
     order = np.argsort(numbers.astype(np.uint16), kind="stable")
     for shift in range(16, int(numbers.max(initial=0)).bit_length(), 16):
         digits = (numbers >> shift).astype(np.uint16)
