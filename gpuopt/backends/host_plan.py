@@ -181,7 +181,7 @@ class _Pack:
         """Copies the gradients into one flat array of the compute type."""
         members: list[Any] = [gradients[position] for position in self._positions]
         try:
-            # Several times quicker than np.concatenate, which has no need of C order.
+            # Much quicker than np.concatenate, which has no need of C order.
             flat = np.frombuffer(b"".join(members), members[0].dtype)
         except TypeError:  # not in C order
             flat = np.concatenate(members, axis=None)
