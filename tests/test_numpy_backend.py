@@ -148,8 +148,8 @@ def test_results_do_not_depend_on_the_number_of_threads(
     assert all(other == first for other in others)
 
 
-@pytest.mark.parametrize("count", [1, 40])
-@pytest.mark.parametrize("size", [16, 10, 20_000, 300_000])
+@pytest.mark.parametrize("count", [1, 20, 40])
+@pytest.mark.parametrize("size", [16, 10, 5000, 20_000, 300_000])
 def test_a_gradient_that_lies_in_another_variable_is_read_before_it_is_written(
     size: int, count: int, every_cpu_form: str
 ) -> None:
@@ -292,12 +292,25 @@ def test_repeated_rows_are_added_in_order_of_appearance(
     assert sums.tobytes() == np.array(list(want.values()), np.float32).tobytes()
 
 
-def test_indices_too_large_to_pack_are_grouped_alike() -> None:
-    indices = np.array([2**62, 5, 2**62, 7, 5, 5])
+def test_indices_of_many_digits_are_grouped_alike() -> None:
+    high = 2**62 + 2**40 + 2**20
+    indices = np.array([high, 5, high, 7 + 2**16, 5, 5])
     grouped = sort_rows(indices)
-    assert grouped.rows.tolist() == [5, 7, 2**62]
+    assert grouped.rows.tolist() == [5, 7 + 2**16, high]
     assert grouped.positions.tolist() == [1, 4, 5, 3, 0, 2]
     assert grouped.starts.tolist() == [0, 3, 4, 6]
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_rows_are_grouped_as_a_sort_would(dtype: Any) -> None:
+    indices = np.random.default_rng(0).integers(0, 200_000, 5000).astype(dtype)
+    indices[::3] %= 50
+    grouped = sort_rows(indices)
+    rows, starts = np.unique(np.sort(indices), return_index=True)
+    np.testing.assert_array_equal(grouped.positions, np.argsort(indices, kind="stable"))
+    np.testing.assert_array_equal(grouped.rows, rows)
+    np.testing.assert_array_equal(grouped.starts, [*starts, len(indices)])
+    assert {array.dtype for array in grouped} == {np.dtype(np.int64)}
 
 
 @pytest.mark.parametrize("width", [1, 3, 64, 700])

@@ -77,12 +77,11 @@ class CompiledRule:
             first: The first of `grouped.rows`.
             last: The one behind the last.
         """
-        longs = (grouped.rows, grouped.positions, grouped.starts)
         self._library.rows(
             _addresses(written),
             ctypes.c_longlong(values[0].size),
             _address(values),
-            *(_address(np.ascontiguousarray(array, np.int64)) for array in longs),
+            *map(_address, grouped),
             ctypes.c_longlong(first),
             ctypes.c_longlong(last),
             _address(self._scalars),

@@ -16,6 +16,8 @@ from gpuopt.backends.host_memory import Array, owner, runs, scratch
 # Below this, a call costs more than what it computes.
 _SMALL_ELEMENTS = 8 * 1024
 _PACK_BYTES = 128 * 1024
+# Of small gradients: up to here, all are copied before the first of them is used.
+_COPIED_BYTES = 1024 * 1024
 # What the scratch arrays of all threads may take together.
 _SCRATCH_BYTES = 6 * 1024 * 1024
 
@@ -123,19 +125,19 @@ class DensePlan:
             elif var.size:
                 (small if var.size < _SMALL_ELEMENTS else self._large).append(position)
         self._packs = _packs(targets, small, _PACK_BYTES // self.real.itemsize)
+        small_bytes = stored.itemsize * sum(targets[position].var.size for position in small)
+        self._copies_small = small_bytes <= _COPIED_BYTES
+        # Gradients that are still read when something is written.
+        self._read_late = [*self._large, *self._strided, *([] if self._copies_small else small)]
 
     def without_overlap(self, gradients: Sequence[Array]) -> list[Array]:
-        """Returns the gradients, those copied that share memory with what will be written."""
-        owners, copied_if_inside = self._memory.owners, self._memory.copied_if_inside
-        lenders = {type(gradient.base) for gradient in gradients}
-        if lenders == {type(None)} and owners.isdisjoint(map(id, gradients)):
-            return list(gradients)
-        return [
-            copied_if_inside(gradient)
-            if gradient.base is not None or id(gradient) in owners
-            else gradient
-            for gradient in gradients
-        ]
+        """Returns the gradients, those copied that share memory with what is written before."""
+        apart = list(gradients)
+        for position in self._read_late:
+            gradient = apart[position]
+            if gradient.base is not None or id(gradient) in self._memory.owners:
+                apart[position] = self._memory.copied_if_inside(gradient)
+        return apart
 
     def tasks(
         self, kernel: Kernel, gradients: Sequence[Array], threads: int
@@ -159,7 +161,10 @@ class DensePlan:
                 partial(update_chunk, kernel, self.real, written, grad)
                 for *written, grad in cut(flats, longest)
             ]
-        tasks += [partial(pack.update, kernel, gradients, self.real) for pack in self._packs]
+        for pack in self._packs:
+            join = partial(pack.join, gradients, self.real)
+            grad = join() if self._copies_small else join
+            tasks.append(partial(pack.update, kernel, self.real, grad))
         return tasks, [(self._targets[position], gradients[position]) for position in strided]
 
 
@@ -172,11 +177,22 @@ class _Pack:
         var_and_slots = zip(*[(var, *slots) for var, slots in targets], strict=True)
         self._runs = [runs([array.reshape(-1) for array in arrays]) for arrays in var_and_slots]
 
-    def update(self, kernel: Kernel, gradients: Sequence[Array], real: np.dtype[Any]) -> None:
+    def join(self, gradients: Sequence[Array], real: np.dtype[Any]) -> Array:
+        """Copies the gradients into one flat array of the compute type."""
+        members: list[Any] = [gradients[position] for position in self._positions]
+        try:
+            # Much quicker than np.concatenate, which has no need of C order.
+            flat = np.frombuffer(b"".join(members), members[0].dtype)
+        except TypeError:  # not in C order
+            flat = np.concatenate(members, axis=None)
+        return flat.astype(real, copy=False)
+
+    def update(
+        self, kernel: Kernel, real: np.dtype[Any], grad: Array | Callable[[], Array]
+    ) -> None:
+        grad = grad() if callable(grad) else grad
         gathered = [len(joined) > 1 or joined[0].dtype != real for joined in self._runs]
-        wanted = [*[real] * (1 + sum(gathered)), *kernel.scratch_dtypes]
-        grad, *buffers = scratch(wanted, self._size)
-        np.concatenate([gradients[at] for at in self._positions], axis=None, out=grad)
+        buffers = scratch([*[real] * sum(gathered), *kernel.scratch_dtypes], self._size)
         written = [
             np.concatenate(joined, out=buffers.pop(0)) if is_gathered else joined[0]
             for joined, is_gathered in zip(self._runs, gathered, strict=True)

@@ -15,7 +15,7 @@ from gpuopt.backends.compiled_rule import compiled_rule
 from gpuopt.backends.host_memory import scratch
 from gpuopt.backends.host_plan import DensePlan, Kernel, chunk_length, cut, update_chunk
 from gpuopt.backends.recorded_rule import PlainRule, RecordedRule
-from gpuopt.backends.row_sums import sort_rows, sum_rows
+from gpuopt.backends.row_sums import sort_rows, stable_order, sum_rows
 from gpuopt.backends.workers import num_threads, share_out
 from gpuopt.device import Device
 from gpuopt.update_rule import UpdateRule
@@ -132,9 +132,9 @@ class NumpyBackend:
             return values, indices
         with np.errstate(all="ignore"):
             sums, order = sum_rows(values, grouped)
-        by_appearance = np.argsort(grouped.positions[grouped.starts[order]])
-        rows = grouped.rows[order[by_appearance]]
-        return sums[by_appearance], rows.astype(indices.dtype, copy=False)
+        by_appearance = stable_order(grouped.positions.take(grouped.starts.take(order)))
+        rows = grouped.rows.take(order.take(by_appearance))
+        return sums.take(by_appearance, axis=0), rows.astype(indices.dtype, copy=False)
 
 
 def _is_foreign(value: Any) -> bool:

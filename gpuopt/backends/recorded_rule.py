@@ -19,7 +19,7 @@ class _Call(NamedTuple):
     """One recorded call. Operands and result are positions among the values of the recording.
 
     Attributes:
-        function: A ufunc, or another of numpy's functions that work element by element.
+        function: A ufunc, or another of numpy's functions that work element by element, with `out`.
         operands: Of the arguments.
         result: Where the result goes.
         options: Keyword arguments.
@@ -29,13 +29,6 @@ class _Call(NamedTuple):
     operands: tuple[int, ...]
     result: int
     options: dict[str, Any]
-
-    def run(self, arrays: Sequence[Any]) -> None:
-        operands = [arrays[operand] for operand in self.operands]
-        if _takes_out(self.function):
-            self.function(*operands, out=arrays[self.result], **self.options)
-        else:
-            np.copyto(arrays[self.result], self.function(*operands, **self.options))
 
 
 class PlainRule:
@@ -90,8 +83,9 @@ class RecordedRule:
 
     def apply(self, written: Sequence[Chunk], grad: Chunk | None, scratch: Sequence[Chunk]) -> None:
         arrays = [*written, *([] if grad is None else [grad]), *scratch, *self._constants]
-        for call in self._calls:
-            call.run(arrays)
+        # Other threads wait for the interpreter meanwhile: as little as can be between the calls.
+        for function, operands, result, options in self._calls:
+            function(*[arrays[operand] for operand in operands], out=arrays[result], **options)
 
 
 class _Value(np.lib.mixins.NDArrayOperatorsMixin):
@@ -168,7 +162,7 @@ class _Tape:
         elif out.read_only:
             self.refuse("writing to the gradient")
         operands = tuple(self._operand(x) for x in inputs)
-        self._calls.append(_Call(function, operands, out.position, options))
+        self._calls.append(_Call(_with_out(function), operands, out.position, options))
         return out
 
     def _operand(self, value: Any) -> int:
@@ -242,5 +236,12 @@ def _example(dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     return np.ones(2, dtype)
 
 
-def _takes_out(function: Callable[..., Any]) -> bool:
-    return isinstance(function, np.ufunc) or function is np.clip
+def _with_out(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that puts its result into `out`."""
+    if isinstance(function, np.ufunc) or function is np.clip:
+        return function
+
+    def copied(*operands: Any, out: Chunk, **options: Any) -> None:
+        np.copyto(out, function(*operands, **options))
+
+    return copied

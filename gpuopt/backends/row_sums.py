@@ -8,13 +8,12 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 
-# With fewer rows than this still receiving, one call for each of them is quicker than one for all
-# of them at each occurrence.
-_FEW_ROWS = 16
+# Adding up one row's values apart takes as many calls as adding to all rows this many times.
+_CALLS_PER_ROW = 3
 
 
 class SortedRows(NamedTuple):
-    """Which positions belong to which row.
+    """Which positions belong to which row; contiguous arrays of int64.
 
     Attributes:
         rows: [num_unique], ascending.
@@ -30,22 +29,13 @@ class SortedRows(NamedTuple):
 def sort_rows(indices: Array) -> SortedRows:
     """Groups the positions of a vector of non-negative integers by value."""
     size = len(indices)
-    bits = size.bit_length()
-    highest = int(indices.max(initial=0))
-    if highest.bit_length() + bits < 64:
-        # One sort of row and position together: quicker than a stable sort of rows.
-        keys = indices.astype(np.int64) << bits
-        keys |= np.arange(size)
-        keys.sort()
-        rows, positions = keys >> bits, keys & ((1 << bits) - 1)
-    else:
-        positions = np.argsort(indices, kind="stable")
-        rows = indices[positions]
+    positions = stable_order(indices)
+    rows = indices.take(positions).astype(np.int64, copy=False)
     is_first = np.empty(size, bool)
     is_first[:1] = True
     np.not_equal(rows[1:], rows[:-1], out=is_first[1:])
     starts = np.flatnonzero(is_first)
-    return SortedRows(rows[starts], positions, np.append(starts, size))
+    return SortedRows(rows.take(starts), positions, np.append(starts, size))
 
 
 def sum_rows(values: Array, grouped: SortedRows) -> tuple[Array, Array]:
@@ -59,21 +49,46 @@ def sum_rows(values: Array, grouped: SortedRows) -> tuple[Array, Array]:
         (sums, order): sums[k] belongs to grouped.rows[order[k]]. Frequent rows come first.
     """
     counts = np.diff(grouped.starts)
-    order = np.argsort(-counts, kind="stable")
-    counts, starts = counts[order], grouped.starts[order]
+    order = stable_order(counts.max(initial=0) - counts)
+    counts, starts = counts.take(order), grouped.starts.take(order)
+    few = _frequent(counts)
+    # The others' first values, then their second ones where there are any, and so on.
+    occurrences = np.arange(counts[few] if few < len(counts) else 0)
+    sizes = np.searchsorted(-counts[few:], -occurrences)
+    ends = np.cumsum(sizes)
+    at = starts[few:].take(np.arange(sizes.sum()) - np.repeat(ends - sizes, sizes))
+    at += np.repeat(occurrences, sizes)
+    gathered = np.empty((few + len(at), *values.shape[1:]), values.dtype)
     # mode="clip" skips a check, and with it a copy; positions are always within range.
-    sums = values.take(grouped.positions[starts], axis=0, mode="clip")
-    occurrence = 1
-    remaining = int(np.count_nonzero(counts > occurrence))
-    while remaining >= _FEW_ROWS:
-        positions = grouped.positions[starts[:remaining] + occurrence]
-        sums[:remaining] += values.take(positions, axis=0, mode="clip")
-        occurrence += 1
-        remaining = int(np.searchsorted(-counts[:remaining], -occurrence))
-    for row in range(remaining):
+    values.take(grouped.positions.take(at), axis=0, out=gathered[few:], mode="clip")
+    sums, others = gathered[: len(counts)], gathered[few:]
+    for size, end in zip(sizes[1:].tolist(), ends[1:].tolist(), strict=True):
+        others[:size] += others[end - size : end]
+    for row in range(few):
         positions = grouped.positions[starts[row] : starts[row] + counts[row]]
         sums[row] = _sum_in_order(values.take(positions, axis=0, mode="clip"))
     return sums, order
+
+
+def stable_order(numbers: Array) -> Array:
+    """Returns what sorts non-negative integers; equal ones keep their order."""
+    # numpy sorts 16 bits in linear time: digit by digit is several times quicker than at once.
+    order = np.argsort(numbers.astype(np.uint16), kind="stable")
+    for shift in range(16, int(numbers.max(initial=0)).bit_length(), 16):
+        digits = (numbers >> shift).astype(np.uint16)
+        order = order.take(np.argsort(digits.take(order), kind="stable"))
+    return order
+
+
+def _frequent(counts: Array) -> int:
+    """Returns how many rows, the most frequent ones, are best added up one by one.
+
+    Args:
+        counts: How often each row occurs, descending.
+    """
+    calls = np.append(counts, 0)
+    calls += _CALLS_PER_ROW * np.arange(len(calls))
+    return int(np.argmin(calls))
 
 
 def _sum_in_order(values: Array) -> Array:
