@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median, quantiles
-from time import perf_counter, sleep
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -27,8 +27,6 @@ RESULTS = ROOT / "bench" / "results"
 # gpuopt where nothing was compiled; it has ratios of its own.
 NUMPY_ALONE = "gpuopt, numpy alone"
 _WARM_UP_ROUNDS = 3
-# OpenMP's threads go on spinning after their work, and would take a core from whoever is next.
-_PAUSE_S = 0.02
 _COPY_BYTES = 256 * 2**20
 
 
@@ -91,7 +89,6 @@ def measure(workload: Workload, rounds: int, copy_bytes_per_second: float) -> di
     for round_number in range(-_WARM_UP_ROUNDS, rounds):
         shuffled.shuffle(contenders)
         for name, step in contenders:
-            sleep(_PAUSE_S)
             started = perf_counter()
             step()
             elapsed_ms = 1e3 * (perf_counter() - started)
