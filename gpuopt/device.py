@@ -47,7 +47,7 @@ class Device:
         match = re.fullmatch(r"/?(?:device:)?(cpu|gpu)(?::(\d+))?", device.lower())
         if match is None or (match[1] == "cpu" and int(match[2] or 0) != 0):
             raise ValueError(f'device must be "cpu", "gpu" or "gpu:<index>", got {device!r}')
-        return cls("cpu") if match[1] == "cpu" else cls("gpu", int(match[2] or 0))
+        return cls.cpu if match[1] == "cpu" else cls("gpu", int(match[2] or 0))
 
 
 Device.cpu = Device("cpu")

@@ -15,7 +15,8 @@ from gpuopt.device import Device, device_of
 
 __all__ = ["Backend", "Target", "Updated", "backend_for", "moved", "profiling_range", "stored"]
 
-_backends: dict[Device, Backend] = {Device.cpu: NumpyBackend()}
+_numpy_backend = NumpyBackend()
+_backends: dict[Device, Backend] = {Device.cpu: _numpy_backend}
 _making = threading.Lock()
 
 
@@ -25,6 +26,8 @@ def backend_for(device: Device) -> Backend:
     Raises:
         DeviceUnavailableError: nothing here can run on `device`; the message says why.
     """
+    if device is Device.cpu:  # asked for many times in a step
+        return _numpy_backend
     found = _backends.get(device)
     if found is None:
         with _making:
@@ -46,6 +49,8 @@ def moved(array: Any, device: Device) -> Array:
     Raises:
         DeviceUnavailableError: it is on a device that cannot be used, or wanted there.
     """
+    if type(array) is np.ndarray and device is Device.cpu:
+        return array
     source, target = device_of(array), backend_for(device)
     if source == device:
         return target.as_array(array)
