@@ -39,6 +39,7 @@ class CupyLauncher:
         # (page-locked memory, the event after which it is free again), the oldest first.
         self._staged: deque[tuple[Any, Any]] = deque()
         self._staged_bytes = 0
+        self._staging = threading.Lock()
 
     def device(self) -> AbstractContextManager[Any]:
         # One object for several threads would mix up what each returns to.
@@ -84,14 +85,15 @@ class CupyLauncher:
         values = np.ascontiguousarray(source).reshape(-1).view(np.uint8)
         for begin in range(0, values.size, _LARGEST_STAGED):
             part = values[begin : begin + _LARGEST_STAGED]
-            memory, event = self._staging_memory(part.size)
-            staged = np.frombuffer(memory, np.uint8, part.size)
-            staged[:] = part
             destination = target.data + begin
-            destination.copy_from_host_async(staged.ctypes.data, part.size, stream)
-            event.record(stream)
-            self._staged.append((memory, event))
-            self._staged_bytes += memory.size()
+            with self._staging:
+                memory, event = self._staging_memory(part.size)
+                staged = np.frombuffer(memory, np.uint8, part.size)
+                staged[:] = part
+                destination.copy_from_host_async(staged.ctypes.data, part.size, stream)
+                event.record(stream)
+                self._staged.append((memory, event))
+                self._staged_bytes += memory.size()
 
     def download(self, source: Any) -> Download:
         memory = cupy.cuda.alloc_pinned_memory(source.nbytes)
