@@ -226,6 +226,8 @@ class Optimizer:
         if gradients is None or not self._still_fit(gradients):
             gradients = None
             checked = checked_pairs(given, self._dtypes(), self._seen)
+            if checked is not given:  # what is applied is not what was given
+                self._repeat.forget()
             pairs = [pair for pair in checked if pair[0] is not None]
         counter = None if global_step is None else checked_global_step(global_step)
         if self._on_nonfinite != "propagate" and self._must_skip(pairs):

@@ -263,6 +263,34 @@ def test_gradients_that_are_copied_are_copied_in_each_step(how: str) -> None:
     del other
 
 
+def test_gradients_in_host_memory_are_moved_in_each_step() -> None:
+    gradient = np.ones(3, np.float32)
+    w = Variable(np.zeros(3, np.float32), device="gpu:1")
+    optimizer = gpuopt.GradientDescentOptimizer(1.0)
+    expected = 0.0
+    for step in range(8):
+        gradient[...] = step
+        expected -= step
+        optimizer.apply_gradients([(gradient, w)])
+        assert w.numpy().tolist() == [expected] * 3
+
+
+def test_a_hook_may_change_the_gradient_in_each_step() -> None:
+    class Growing(gpuopt.GradientDescentOptimizer):
+        def _apply_dense(self, grad: Any, var: Variable) -> None:
+            # They live on, so that none lies where another was.
+            changed.append(grad * np.float32(len(changed) + 1))
+            super()._apply_dense(changed[-1], var)
+
+    changed: list[Any] = []
+    w = Variable(np.zeros(3, np.float32), device="gpu:0")
+    optimizer = Growing(1.0)
+    given = [(on_gpu(np.ones(3, np.float32)), w)]
+    for step in range(8):
+        optimizer.apply_gradients(given)
+        assert w.numpy().tolist() == [-sum(range(step + 2))] * 3
+
+
 def test_a_slot_that_was_replaced_is_used_from_then_on() -> None:
     w = Variable(np.zeros(2, np.float32), device="gpu:0")
     optimizer = gpuopt.MomentumOptimizer(1.0, 0.5)

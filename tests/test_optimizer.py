@@ -633,3 +633,26 @@ def test_what_is_known_of_variables_goes_with_them() -> None:
         del w
     gc.collect()
     assert not optimizer._seen._entries
+
+
+def test_gradients_that_are_variables_are_read_in_each_step() -> None:
+    w, gradient = Variable(np.zeros(2, np.float32)), Variable(np.ones(2, np.float32))
+    optimizer = gpuopt.GradientDescentOptimizer(1.0)
+    given = [(gradient, w)]
+    for step in range(8):
+        optimizer.apply_gradients(given)
+        assert w.numpy().tolist() == [-1 - step] * 2
+
+
+def test_a_variable_that_had_no_gradient_so_far_is_updated_when_it_has_one() -> None:
+    a, b = (Variable(np.zeros(2, np.float32)) for _ in range(2))
+    gradient = np.ones(2, np.float32)
+    optimizer = gpuopt.GradientDescentOptimizer(1.0)
+    for _ in range(4):
+        optimizer.apply_gradients([(gradient, a)])
+    for _ in range(4):
+        optimizer.apply_gradients([(gradient, a), (None, b)])
+    for _ in range(4):
+        optimizer.apply_gradients([(gradient, a), (gradient, b)])
+    assert a.numpy().tolist() == [-12] * 2
+    assert b.numpy().tolist() == [-4] * 2

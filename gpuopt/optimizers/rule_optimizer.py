@@ -130,12 +130,11 @@ class RuleOptimizer(Optimizer):
         gradients: Sequence[Any] | None = None,
     ) -> list[Any]:
         if gradients is not None:
-            self._apply_batches(gradients, self._repeat.kept.batches)
+            self._apply_batches(gradients, self._repeat.kept.batches, self._repeat.token)
             return []
         if self._overrides_apply_hook():
             return super()._apply_all(grads_and_vars)
         gradients, variables = zip(*grads_and_vars, strict=True)
-        all_variables = variables
         if IndexedSlices in set(map(type, gradients)):
             dense = []
             for gradient, variable in grads_and_vars:
@@ -151,7 +150,7 @@ class RuleOptimizer(Optimizer):
         for variable in constrained:
             apply_constraint(variable)
         form = self._seen.get(variables)
-        if form is not None and variables is all_variables and not constrained:
+        if form is not None and not constrained:
             self._repeat.keep(_Known(form, batches, self._slots.version))
         return []
 
@@ -163,7 +162,9 @@ class RuleOptimizer(Optimizer):
         self._apply_batches(gradients, batches)
         return batches
 
-    def _apply_batches(self, gradients: Sequence[Any], batches: list[Batch]) -> None:
+    def _apply_batches(
+        self, gradients: Sequence[Any], batches: list[Batch], token: object = None
+    ) -> None:
         for batch in batches:
             backend_for(batch.device).apply_dense(
                 self.rule,
@@ -172,7 +173,7 @@ class RuleOptimizer(Optimizer):
                 if batch.positions is None
                 else [gradients[position] for position in batch.positions],
                 self._scalars_for(batch.dtype),
-                token=self._repeat.token,
+                token=token,
                 refused=self._row_checks.flag(batch.device),
             )
 
