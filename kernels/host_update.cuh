@@ -2,6 +2,8 @@
 // machine's own. Threads call them for different chunks or rows.
 // Precondition: the variable, its slots and the gradient share no memory.
 #pragma once
+#include <cstdint>
+
 #include "element.cuh"
 
 // Each iteration has an element of its own, so that several may run in one instruction.
@@ -32,20 +34,38 @@ Slots<Rule, Real> slots_at(Real* const* written, long long offset) {
   return slots;
 }
 
-// Without a gradient, as if it were zero everywhere.
+// Equally long parts of a variable, its slots and its gradient. Without a gradient, it is zero.
 template <class Rule, class Real>
-void update_dense(Real* const* written, const Real* grad, long long size,
-                  typename Rule::template Scalars<Real> scalars) {
-  Real* const var = written[0];
-  const Slots<Rule, Real> slots = slots_at<Rule>(written, 0);
+struct Piece {
+  Real* written[1 + Rule::num_slots];
+  const Real* grad;
+  std::intptr_t size;
+};
+
+template <class Rule, class Real>
+void update_piece(const Piece<Rule, Real>& piece, typename Rule::template Scalars<Real> scalars) {
+  Real* const var = piece.written[0];
+  const Slots<Rule, Real> slots = slots_at<Rule>(piece.written, 0);
+  const Real* const grad = piece.grad;
   if (grad != nullptr) {
     GPUOPT_INDEPENDENT
-    for (long long i = 0; i < size; ++i) update_element<Rule>(var, slots, i, grad, i, scalars);
+    for (long long i = 0; i < piece.size; ++i)
+      update_element<Rule>(var, slots, i, grad, i, scalars);
   } else {
     const Real zero = 0;
     GPUOPT_INDEPENDENT
-    for (long long i = 0; i < size; ++i) update_element<Rule>(var, slots, i, &zero, 0, scalars);
+    for (long long i = 0; i < piece.size; ++i)
+      update_element<Rule>(var, slots, i, &zero, 0, scalars);
   }
+}
+
+// Updates pieces until all are taken. Threads that call it at once share them; `taken` counts for
+// all of them, from 0.
+template <class Rule, class Real>
+void update_pieces(const Piece<Rule, Real>* pieces, long long num_pieces, long long* taken,
+                   typename Rule::template Scalars<Real> scalars) {
+  for (long long i; (i = __atomic_fetch_add(taken, 1, __ATOMIC_RELAXED)) < num_pieces;)
+    update_piece(pieces[i], scalars);
 }
 
 // Updates rows[first] to rows[last - 1]. Row k receives the values at positions[starts[k]] to

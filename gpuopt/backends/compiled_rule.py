@@ -30,9 +30,10 @@ using Scalars = Rule::Scalars<Real>;
 static_assert(Rule::num_slots == {num_slots}, "the rule's slots");
 static_assert(sizeof(Scalars) == {num_scalars} * sizeof(Real), "the rule's scalars");
 
-extern "C" void dense(
-    Real* const* written, const Real* grad, long long size, const Scalars* scalars) {{
-  gpuopt::update_dense<Rule>(written, grad, size, *scalars);
+extern "C" void pieces(
+    const gpuopt::Piece<Rule, Real>* pieces, long long num_pieces, long long* taken,
+    const Scalars* scalars) {{
+  gpuopt::update_pieces(pieces, num_pieces, taken, *scalars);
 }}
 
 extern "C" void rows(
@@ -49,7 +50,8 @@ class CompiledRule:
     """A rule with one step's scalars; its calls run without the interpreter's lock."""
 
     scratch_dtypes: tuple[np.dtype[Any], ...] = ()
-    most_elements = 2 * 1024 * 1024
+    # Threads finish at about the same time.
+    most_elements = 128 * 1024
 
     def __init__(
         self, library: ctypes.CDLL, rule: UpdateRule, real: np.dtype[Any], scalars: Scalars
@@ -58,10 +60,23 @@ class CompiledRule:
         self._scalars = np.array([scalars[name] for name in rule.scalars], real)
 
     def apply(self, written: Sequence[Chunk], grad: Chunk | None, scratch: Sequence[Chunk]) -> None:
-        self._library.dense(
-            _addresses(written),
-            None if grad is None else _address(grad),
-            ctypes.c_longlong(len(written[0])),
+        addresses = [0 if array is None else array.ctypes.data for array in (*written, grad)]
+        piece = np.array([[*addresses, len(written[0])]], np.intp)
+        self.update_pieces(piece, np.zeros(1, np.int64))
+
+    def update_pieces(self, pieces: Chunk, taken: Chunk) -> None:
+        """Updates pieces until all are taken; threads that call it at once share them.
+
+        Args:
+            pieces: [num_pieces, num_slots + 3] of intp, contiguous: where equally long parts of a
+                variable, its slots and its gradient start in memory, and how many elements they
+                have. A gradient at 0 is zero everywhere.
+            taken: [1] of int64: how many pieces all callers have taken.
+        """
+        self._library.pieces(
+            _address(pieces),
+            ctypes.c_longlong(len(pieces)),
+            _address(taken),
             _address(self._scalars),
         )
 
@@ -107,7 +122,7 @@ def _library(rule: UpdateRule, real: np.dtype[Any]) -> ctypes.CDLL | None:
     )
     library = build(f"{rule.name}-{real}", source)
     if library is not None:
-        library.dense.restype = library.rows.restype = None
+        library.pieces.restype = library.rows.restype = None
     return library
 
 

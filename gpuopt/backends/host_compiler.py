@@ -50,13 +50,19 @@ def why_not_compiled() -> str | None:
     return None if compiler() else "no C++ compiler was found; CXX may name one"
 
 
-def compiler() -> list[str] | None:
+def compiler() -> Sequence[str] | None:
     """Returns the command that CXX names, with its path, or else the first compiler found."""
-    named = shlex.split(os.environ.get("CXX", ""))
-    for command in [named] if named else [[name] for name in _COMPILERS]:
-        path = shutil.which(command[0])
+    return _find_compiler(os.environ.get("CXX", ""), os.environ.get("PATH", os.defpath))
+
+
+@cache
+def _find_compiler(named: str, search_path: str) -> Sequence[str] | None:
+    """Looks once, for each large step asks."""
+    given = shlex.split(named)
+    for command in [given] if given else [[name] for name in _COMPILERS]:
+        path = shutil.which(command[0], path=search_path)
         if path is not None:
-            return [path, *command[1:]]
+            return path, *command[1:]
     return None
 
 

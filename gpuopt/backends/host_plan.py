@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,6 +28,8 @@ class Kernel(Protocol):
     Attributes:
         scratch_dtypes: Of the scratch arrays that `apply` wants.
         most_elements: How long a chunk should be at most.
+        update_pieces: Updates chunks by their addresses, all that there are, in one call from each
+            thread; None if it cannot. See `CompiledRule`.
     """
 
     @property
@@ -35,6 +37,9 @@ class Kernel(Protocol):
 
     @property
     def most_elements(self) -> int: ...
+
+    @property
+    def update_pieces(self) -> Callable[[Array, Array], None] | None: ...
 
     def apply(self, written: Sequence[Array], grad: Array | None, scratch: Sequence[Array]) -> None:
         """Updates chunks of one length.
@@ -62,16 +67,7 @@ def chunk_length(kernel: Kernel, size: int, threads: int, converted_bytes: int =
     return max(longest, 1)
 
 
-def cut(arrays: Sequence[Array], longest: int) -> list[list[Array]]:
-    """Cuts equally long flat arrays into pieces of about one length."""
-    size = len(arrays[0])
-    if size <= longest:
-        return [list(arrays)]
-    length = -(-size // -(-size // longest))
-    return [[array[at : at + length] for array in arrays] for at in range(0, size, length)]
-
-
-def update_chunk(
+def _update_chunk(
     kernel: Kernel, real: np.dtype[Any], written: Sequence[Array], grad: Array | None
 ) -> None:
     """Updates chunks of any type that converts to `real`, and back."""
@@ -94,6 +90,64 @@ def update_chunk(
 
 
 Task = Callable[[], None]
+
+
+class _Chunks:
+    """Large variables and their slots, cut into chunks.
+
+    Attributes:
+        longest: How long a chunk should be at most.
+    """
+
+    def __init__(self, targets: Sequence[Target], longest: int) -> None:
+        self.longest = longest
+        # Of each chunk: its variable, its elements there, and they themselves with their slots'.
+        self._chunks: list[tuple[int, slice, list[Array]]] = []
+        for position, (var, slots) in enumerate(targets):
+            flats = [array.reshape(-1) for array in (var, *slots)]
+            length = -(-var.size // -(-var.size // longest))
+            for start in range(0, var.size, length):
+                part = slice(start, start + length)
+                self._chunks.append((position, part, [flat[part] for flat in flats]))
+
+    def with_gradients(
+        self, gradients: Sequence[Array | None] | None
+    ) -> list[tuple[list[Array], Array | None]]:
+        """Returns what is written, and the part of the gradient, of each chunk.
+
+        Args:
+            gradients: Of the targets, in C order; None leaves its target out. Without any, they are
+                zero everywhere.
+        """
+        if gradients is None:
+            return [(written, None) for _, _, written in self._chunks]
+        flats = [None if gradient is None else gradient.reshape(-1) for gradient in gradients]
+        return [
+            (written, flat[part])
+            for position, part, written in self._chunks
+            if (flat := flats[position]) is not None
+        ]
+
+    def pieces(self, gradients: Sequence[Array | None] | None) -> Array:
+        """Returns the same for `CompiledRule.update_pieces`, by addresses."""
+        pieces, positions, offsets = self._addresses
+        if gradients is not None:
+            starts = [0 if gradient is None else gradient.ctypes.data for gradient in gradients]
+            grads = np.array(starts, np.intp)[positions]
+            present = grads != 0
+            pieces = pieces[present]
+            pieces[:, -2] = (grads + offsets)[present]
+        return pieces
+
+    @cached_property
+    def _addresses(self) -> tuple[Array, Array, Array]:
+        """Pieces without gradients, whose they are, and how many bytes lie before them there."""
+        pieces, positions, offsets = [], [], []
+        for position, part, written in self._chunks:
+            pieces.append([*(array.ctypes.data for array in written), 0, len(written[0])])
+            positions.append(position)
+            offsets.append(part.start * written[0].itemsize)
+        return np.array(pieces, np.intp), np.array(positions, np.intp), np.array(offsets, np.intp)
 
 
 class DensePlan:
@@ -124,6 +178,7 @@ class DensePlan:
                 self._strided.append(position)
             elif var.size:
                 (small if var.size < _SMALL_ELEMENTS else self._large).append(position)
+        self._chunks = _Chunks([], 0)
         self._packs = _packs(targets, small, _PACK_BYTES // self.real.itemsize)
         small_bytes = stored.itemsize * sum(targets[position].var.size for position in small)
         self._copies_small = small_bytes <= _COPIED_BYTES
@@ -144,28 +199,52 @@ class DensePlan:
     ) -> tuple[list[Task], list[tuple[Target, Array]]]:
         """Cuts a step into tasks that write to different memory.
 
+        The caller keeps the gradients until the tasks are done.
+
         Returns:
             (tasks, strided): the targets and gradients of `strided` are not flat in memory.
         """
-        longest = chunk_length(kernel, self.size, threads, self._converted_bytes)
         strided = list(self._strided)
-        tasks: list[Task] = []
+        flat: list[Array | None] = []
         for position in self._large:
-            flags = gradients[position].flags
-            if not (flags.c_contiguous and flags.aligned):
+            gradient = gradients[position]
+            if gradient.flags.c_contiguous and gradient.flags.aligned:
+                flat.append(gradient)
+            else:
+                flat.append(None)
                 strided.append(position)
-                continue
-            var, slots = self._targets[position]
-            flats = [array.reshape(-1) for array in (var, *slots, gradients[position])]
-            tasks += [
-                partial(update_chunk, kernel, self.real, written, grad)
-                for *written, grad in cut(flats, longest)
-            ]
+        small: list[Task] = []
         for pack in self._packs:
             join = partial(pack.join, gradients, self.real)
             grad = join() if self._copies_small else join
-            tasks.append(partial(pack.update, kernel, self.real, grad))
+            small.append(partial(pack.update, kernel, self.real, grad))
+        # While one thread is in the interpreter with the small ones, others need not wait for it.
+        large = self._large_tasks(kernel, flat, threads)
+        tasks = [*large[:1], *small, *large[1:]]
         return tasks, [(self._targets[position], gradients[position]) for position in strided]
+
+    def tasks_without_gradients(self, kernel: Kernel, threads: int) -> list[Task]:
+        """Cuts a step of large variables by a kernel for gradients that are zero everywhere."""
+        return self._large_tasks(kernel, None, threads)
+
+    def _large_tasks(
+        self, kernel: Kernel, gradients: Sequence[Array | None] | None, threads: int
+    ) -> list[Task]:
+        if not self._large:
+            return []
+        longest = chunk_length(kernel, self.size, threads, self._converted_bytes)
+        chunks = self._chunks
+        if chunks.longest != longest:
+            targets = [self._targets[position] for position in self._large]
+            chunks = self._chunks = _Chunks(targets, longest)
+        if kernel.update_pieces is not None and not self._converted_bytes:
+            pieces = chunks.pieces(gradients)
+            share = partial(kernel.update_pieces, pieces, np.zeros(1, np.int64))
+            return [share] * min(threads, len(pieces))
+        return [
+            partial(_update_chunk, kernel, self.real, written, grad)
+            for written, grad in chunks.with_gradients(gradients)
+        ]
 
 
 class _Pack:

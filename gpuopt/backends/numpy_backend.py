@@ -13,8 +13,8 @@ from gpuopt.backends import host_memory
 from gpuopt.backends.backend import RowFlags, Scalars, Target, Updated, compute_type
 from gpuopt.backends.compiled_rule import compiled_rule
 from gpuopt.backends.host_memory import scratch
-from gpuopt.backends.host_plan import DensePlan, Kernel, chunk_length, cut, update_chunk
-from gpuopt.backends.recorded_rule import PlainRule, RecordedRule
+from gpuopt.backends.host_plan import DensePlan, Kernel, chunk_length
+from gpuopt.backends.recorded_rule import PlainRule, recorded_rule
 from gpuopt.backends.row_sums import sort_rows, stable_order, sum_rows
 from gpuopt.backends.workers import num_threads, share_out
 from gpuopt.device import Device
@@ -164,7 +164,7 @@ def _kernel(
     if size < _LARGE_ELEMENTS:
         return PlainRule(rule, scalars)
     found = compiled_rule(rule, real, scalars) if compiled else None
-    return found or RecordedRule(rule, real, scalars)
+    return found or recorded_rule(rule, real, scalars)
 
 
 def _apply_to_touched_rows(
@@ -247,15 +247,12 @@ def _apply_zero(rule: UpdateRule, target: Target, scalars: Scalars) -> None:
     ):
         _walk(rule, target, np.broadcast_to(var.dtype.type(0), var.shape), scalars)
         return
-    kernel = compiled_rule(rule, real, scalars) or RecordedRule(rule, real, scalars, zero_grad=True)
-    threads = _threads_for(var.size)
-    bytes_per_element = 0 if var.dtype == real else len(written) * real.itemsize
-    longest = chunk_length(kernel, var.size, threads, bytes_per_element)
-    share_out(
-        lambda chunks: update_chunk(kernel, real, chunks, None),
-        cut([array.reshape(-1) for array in written], longest),
-        threads,
+    kernel = compiled_rule(rule, real, scalars) or recorded_rule(
+        rule, real, scalars, zero_grad=True
     )
+    threads = _threads_for(var.size)
+    tasks = DensePlan([target]).tasks_without_gradients(kernel, threads)
+    share_out(lambda task: task(), tasks, threads)
 
 
 def _walk(rule: UpdateRule, target: Target, gradient: Array, scalars: Scalars) -> None:

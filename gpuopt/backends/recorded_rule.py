@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, lru_cache
+from operator import itemgetter
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -19,8 +20,9 @@ class _Call(NamedTuple):
     """One recorded call. Operands and result are positions among the values of the recording.
 
     Attributes:
-        function: A ufunc, or another of numpy's functions that work element by element, with `out`.
-        operands: Of the arguments.
+        function: A ufunc, or another of numpy's functions that work element by element; its last
+            argument is where the result goes.
+        operands: Of the other arguments.
         result: Where the result goes.
         options: Keyword arguments.
     """
@@ -35,6 +37,7 @@ class PlainRule:
     """A rule as it is written: each operation takes memory for its result."""
 
     scratch_dtypes: tuple[np.dtype[Any], ...] = ()
+    update_pieces = None
     # The temporaries stay in the second-level cache. Twice as much costs four times the time: each
     # temporary is then fresh memory from the operating system.
     most_elements = 32 * 1024
@@ -58,6 +61,7 @@ class RecordedRule:
     """
 
     most_elements = 256 * 1024
+    update_pieces = None
 
     def __init__(
         self, rule: UpdateRule, real: np.dtype[Any], scalars: Scalars, *, zero_grad: bool = False
@@ -78,14 +82,34 @@ class RecordedRule:
         grad = real.type(0) if zero_grad else tape.new_value(real, read_only=True)
         with np.errstate(all="ignore"):
             rule.apply(var, grad, *slots, **scalars)
-        self._calls, self.scratch_dtypes = tape.with_shared_scratch(2 + len(slots) - zero_grad)
+        calls, self.scratch_dtypes = tape.with_shared_scratch(2 + len(slots) - zero_grad)
+        self._calls = [
+            (call.function, itemgetter(*call.operands, call.result), call.options) for call in calls
+        ]
         self._constants = tape.constants
 
     def apply(self, written: Sequence[Chunk], grad: Chunk | None, scratch: Sequence[Chunk]) -> None:
         arrays = [*written, *([] if grad is None else [grad]), *scratch, *self._constants]
         # Other threads wait for the interpreter meanwhile: as little as can be between the calls.
-        for function, operands, result, options in self._calls:
-            function(*[arrays[operand] for operand in operands], out=arrays[result], **options)
+        for function, arguments_in, options in self._calls:
+            function(*arguments_in(arrays), **options)
+
+
+def recorded_rule(
+    rule: UpdateRule, real: np.dtype[Any], scalars: Scalars, *, zero_grad: bool = False
+) -> RecordedRule:
+    """Returns what `RecordedRule` makes of the same arguments, anew only if they are new."""
+    values = np.array([scalars[name] for name in rule.scalars], real)
+    return _recorded(rule, real, values.tobytes(), zero_grad)
+
+
+# One of each rule for an optimizer whose scalars change from step to step, and some that do not.
+@lru_cache(maxsize=32)
+def _recorded(
+    rule: UpdateRule, real: np.dtype[Any], scalars: bytes, zero_grad: bool
+) -> RecordedRule:
+    named = dict(zip(rule.scalars, np.frombuffer(scalars, real), strict=True))
+    return RecordedRule(rule, real, named, zero_grad=zero_grad)
 
 
 class _Value(np.lib.mixins.NDArrayOperatorsMixin):
@@ -237,11 +261,17 @@ def _example(dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
 
 
 def _with_out(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function that puts its result into `out`."""
-    if isinstance(function, np.ufunc) or function is np.clip:
+    """Returns a function that puts its result into its last argument."""
+    has_out = isinstance(function, np.ufunc) or function is np.clip
+    # By position it is quickest; numpy deprecates that for these two alone.
+    if has_out and function not in (np.maximum, np.minimum):
         return function
 
-    def copied(*operands: Any, out: Chunk, **options: Any) -> None:
-        np.copyto(out, function(*operands, **options))
+    def into_last(*arguments: Any, **options: Any) -> None:
+        *operands, out = arguments
+        if has_out:
+            function(*operands, out=out, **options)
+        else:
+            np.copyto(out, function(*operands, **options))
 
-    return copied
+    return into_last

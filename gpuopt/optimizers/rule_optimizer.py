@@ -223,6 +223,8 @@ def as_scalar(value: Any, name: str) -> np.floating[Any]:
         TypeError: `value` is not a real number.
         ValueError: it is an array of numbers.
     """
+    if type(value) is float:
+        return np.float32(value)
     if isinstance(value, Variable):
         value = value.numpy()
     array = moved(value, Device.cpu)
