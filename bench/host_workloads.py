@@ -6,7 +6,9 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from typing import Any, NamedTuple
@@ -27,13 +29,26 @@ _LOOKUPS = 8192
 _ZIPF_EXPONENT = 1.05
 
 
+# Longer than OpenMP's threads spin.
+_REST_SECONDS = 0.01
+
+
 def host_workloads() -> Iterator[Workload]:
-    """Makes each workload when its turn has come, so that only one is in memory."""
-    few_large = [(4 * 2**20,)] * 4
+    """Makes each workload when its turn has come, so that only one is in memory.
+
+    After a step, torch's threads and numba's look out for more work for a while; until they sleep,
+    they take a core from whoever is next.
+    """
+    for workload in _workloads():
+        yield replace(workload, settle=partial(time.sleep, _REST_SECONDS))
+
+
+def _workloads() -> Iterator[Workload]:
+    large = [(16 * 2**20,)]
     many_small = [(64,)] * 1000
     for job in _JOBS:
         for name, what, shapes in (
-            ("16m", "4 tensors of 4,194,304 elements each", few_large),
+            ("16m", "one tensor of 16,777,216 elements", large),
             ("resnet50", "the 161 tensors of a ResNet-50", list(resnet50_shapes())),
             ("1000x64", "1,000 tensors of 64 elements each", many_small),
         ):
@@ -42,7 +57,7 @@ def host_workloads() -> Iterator[Workload]:
     yield _sparse("adagrad", "Adagrad", gpuopt.AdagradOptimizer, _torch_sparse_adagrad, slots=1)
     yield _all_rows_adam()
     yield _row_sums()
-    yield _numba_adam(few_large)
+    yield _numba_adam(large)
     yield _first_step()
 
 
@@ -358,7 +373,7 @@ def _numba_adam(shapes: Shapes) -> Workload:
         contenders["numba prange"] = lambda: [adam(*state, *scalars) for state in states]
     return Workload(
         "host_numba_adam",
-        "Adam on 4 tensors of 4,194,304 elements each, by two compilers",
+        "Adam on one tensor of 16,777,216 elements, by two compilers",
         sum(gradient.size for gradient in gradients) * 4 * 7,
         contenders,
     )

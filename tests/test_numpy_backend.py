@@ -22,7 +22,7 @@ from every_optimizer import optimizer_classes, update_rules
 import gpuopt
 from gpuopt import IndexedSlices, Variable
 from gpuopt.backends import backend_for, host_compiler
-from gpuopt.backends.recorded_rule import RecordedRule
+from gpuopt.backends.recorded_rule import RecordedRule, recorded_rule
 from gpuopt.backends.row_sums import sort_rows, sum_rows
 from gpuopt.backends.workers import share_out
 from gpuopt.device import Device
@@ -106,6 +106,17 @@ def test_a_rule_that_is_not_about_elements_is_refused_by_name(what: str, body: A
         RecordedRule(update_rule(apply), np.dtype(np.float32), {})
 
 
+def test_a_rule_is_recorded_again_for_other_scalars_alone() -> None:
+    rule = gpuopt.GradientDescentOptimizer.rule
+
+    def recorded(rate: Any) -> Any:
+        return recorded_rule(rule, np.dtype(type(rate)), {"learning_rate": rate})
+
+    assert recorded(np.float32(0)) is recorded(np.float32(0))
+    others = [np.float32(-0.0), np.float32(1), np.float32(np.nan), np.float64(0)]
+    assert len({recorded(rate) for rate in [np.float32(0), *others, *others]}) == 5
+
+
 # Dense updates.
 
 
@@ -182,13 +193,14 @@ def test_a_broadcast_or_transposed_gradient_is_read_by_its_strides(every_cpu_for
     rows = np.arange(600, dtype=np.float32)
     square = np.arange(600 * 600, dtype=np.float32).reshape(600, 600)
     small, large = Variable(np.zeros((4, 3), np.float32)), Variable(square * 0)
-    turned = Variable(square * 0)
+    turned, plain = Variable(square * 0), Variable(square * 0)
     pairs = [(np.broadcast_to(np.float32([1, 2, 3]), (4, 3)), small)]
-    pairs += [(np.broadcast_to(rows, (600, 600)), large), (square.T, turned)]
+    pairs += [(np.broadcast_to(rows, (600, 600)), large), (square, plain), (square.T, turned)]
     gpuopt.GradientDescentOptimizer(1.0).apply_gradients(pairs)
     np.testing.assert_array_equal(small.numpy(), [[-1, -2, -3]] * 4)
     np.testing.assert_array_equal(large.numpy(), [-rows] * 600)
     np.testing.assert_array_equal(turned.numpy(), -square.T)
+    np.testing.assert_array_equal(plain.numpy(), -square)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
@@ -479,6 +491,20 @@ def test_without_a_compiler_numpy_works_in_silence(
     large_step()
     assert caplog.text == ""
     assert host_compiler.why_not_compiled() == "no C++ compiler was found; CXX may name one"
+
+
+@pytest.mark.cxx
+def test_a_compiler_is_looked_for_where_path_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    found = host_compiler.compiler()
+    assert found
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert host_compiler.compiler() is None
+    (tmp_path / "g++").symlink_to(found[0])
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}")
+    assert host_compiler.compiler() == (str(tmp_path / "g++"),)
 
 
 def test_a_users_rule_of_our_rules_name_is_not_taken_for_ours(

@@ -22,11 +22,11 @@ RULES = update_rules()
 REALS = {"float": np.float32, "double": np.float64}
 
 ENTRY = """
-extern "C" void {name}_{real}({real}* const* written, const {real}* grad, long long size,
+extern "C" void {name}_{real}(const gpuopt::Piece<{functor}, {real}>* piece,
                               const {functor}::Scalars<{real}>* scalars) {{
   static_assert({functor}::num_slots == {slots}, "slots");
   static_assert(sizeof(*scalars) == {scalars} * sizeof({real}), "scalars");
-  gpuopt::update_dense<{functor}>(written, grad, size, *scalars);
+  gpuopt::update_piece(*piece, *scalars);
 }}
 """
 
@@ -96,14 +96,9 @@ def run(
     scalars: dict[str, Any],
 ) -> None:
     address = ctypes.c_void_p
-    written = (address * (1 + len(slots)))(*[array.ctypes.data for array in (var, *slots)])
+    piece = np.array([array.ctypes.data for array in (var, *slots, grad)] + [var.size], np.intp)
     packed = np.array([scalars[name] for name in rule.scalars], var.dtype)
-    getattr(library, f"{rule.name}_{real}")(
-        written,
-        address(grad.ctypes.data),
-        ctypes.c_longlong(var.size),
-        address(packed.ctypes.data),
-    )
+    getattr(library, f"{rule.name}_{real}")(address(piece.ctypes.data), address(packed.ctypes.data))
 
 
 def test_headers_and_rules_belong_together() -> None:
