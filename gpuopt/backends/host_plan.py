@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import Any, Protocol
@@ -101,53 +102,66 @@ class _Chunks:
 
     def __init__(self, targets: Sequence[Target], longest: int) -> None:
         self.longest = longest
-        # Of each chunk: its variable, its elements there, and they themselves with their slots'.
-        self._chunks: list[tuple[int, slice, list[Array]]] = []
-        for position, (var, slots) in enumerate(targets):
-            flats = [array.reshape(-1) for array in (var, *slots)]
-            length = -(-var.size // -(-var.size // longest))
-            for start in range(0, var.size, length):
-                part = slice(start, start + length)
-                self._chunks.append((position, part, [flat[part] for flat in flats]))
+        self._written = [[array.reshape(-1) for array in (var, *slots)] for var, slots in targets]
+        sizes = np.array([var.size for var, _ in targets], np.intp)
+        counts = -(-sizes // longest)
+        lengths = -(-sizes // counts)
+        # Of each chunk: which variable's it is, and which of its elements. A billion elements are
+        # thousands of chunks, so nothing else is kept of them.
+        self._owners = np.repeat(np.arange(len(targets)), counts)
+        before = np.repeat(np.cumsum(counts) - counts, counts)
+        self._starts = (np.arange(len(before)) - before) * lengths[self._owners]
+        self._ends = np.minimum(self._starts + lengths[self._owners], sizes[self._owners])
 
-    def with_gradients(
-        self, gradients: Sequence[Array | None] | None
-    ) -> list[tuple[list[Array], Array | None]]:
-        """Returns what is written, and the part of the gradient, of each chunk.
+    def __len__(self) -> int:
+        return len(self._owners)
+
+    def update(
+        self,
+        kernel: Kernel,
+        real: np.dtype[Any],
+        gradients: Sequence[Array | None] | None,
+        left: deque[int],
+    ) -> None:
+        """Updates chunks until none is left; threads that call it at once share them.
 
         Args:
-            gradients: Of the targets, in C order; None leaves its target out. Without any, they are
-                zero everywhere.
+            kernel: What updates them.
+            real: The type that it computes in.
+            gradients: Of the targets, flat; None leaves its target out. Without any, they are zero
+                everywhere.
+            left: The numbers of the chunks still to be updated, by all callers.
         """
-        if gradients is None:
-            return [(written, None) for _, _, written in self._chunks]
-        flats = [None if gradient is None else gradient.reshape(-1) for gradient in gradients]
-        return [
-            (written, flat[part])
-            for position, part, written in self._chunks
-            if (flat := flats[position]) is not None
-        ]
+        while left:
+            try:
+                number = left.popleft()
+            except IndexError:  # another thread took the last one
+                return
+            owner, part = self._owners[number], slice(self._starts[number], self._ends[number])
+            gradient = None if gradients is None else gradients[owner]
+            if gradients is None or gradient is not None:
+                written = [array[part] for array in self._written[owner]]
+                _update_chunk(kernel, real, written, None if gradient is None else gradient[part])
 
     def pieces(self, gradients: Sequence[Array | None] | None) -> Array:
-        """Returns the same for `CompiledRule.update_pieces`, by addresses."""
-        pieces, positions, offsets = self._addresses
+        """Returns them by their addresses, for `CompiledRule.update_pieces`; see `update`."""
+        pieces = self._pieces
         if gradients is not None:
             starts = [0 if gradient is None else gradient.ctypes.data for gradient in gradients]
-            grads = np.array(starts, np.intp)[positions]
+            grads = np.array(starts, np.intp)[self._owners]
             present = grads != 0
+            offsets = self._starts * self._written[0][0].itemsize
             pieces = pieces[present]
             pieces[:, -2] = (grads + offsets)[present]
         return pieces
 
     @cached_property
-    def _addresses(self) -> tuple[Array, Array, Array]:
-        """Pieces without gradients, whose they are, and how many bytes lie before them there."""
-        pieces, positions, offsets = [], [], []
-        for position, part, written in self._chunks:
-            pieces.append([*(array.ctypes.data for array in written), 0, len(written[0])])
-            positions.append(position)
-            offsets.append(part.start * written[0].itemsize)
-        return np.array(pieces, np.intp), np.array(positions, np.intp), np.array(offsets, np.intp)
+    def _pieces(self) -> Array:
+        """Pieces without gradients."""
+        addresses = [[array.ctypes.data for array in arrays] for arrays in self._written]
+        written = np.array(addresses, np.intp)[self._owners]
+        written += (self._starts * self._written[0][0].itemsize)[:, np.newaxis]
+        return np.column_stack([written, np.zeros_like(self._starts), self._ends - self._starts])
 
 
 class DensePlan:
@@ -209,7 +223,7 @@ class DensePlan:
         for position in self._large:
             gradient = gradients[position]
             if gradient.flags.c_contiguous and gradient.flags.aligned:
-                flat.append(gradient)
+                flat.append(gradient.reshape(-1))
             else:
                 flat.append(None)
                 strided.append(position)
@@ -237,14 +251,12 @@ class DensePlan:
         if chunks.longest != longest:
             targets = [self._targets[position] for position in self._large]
             chunks = self._chunks = _Chunks(targets, longest)
+        share: Task
         if kernel.update_pieces is not None and not self._converted_bytes:
-            pieces = chunks.pieces(gradients)
-            share = partial(kernel.update_pieces, pieces, np.zeros(1, np.int64))
-            return [share] * min(threads, len(pieces))
-        return [
-            partial(_update_chunk, kernel, self.real, written, grad)
-            for written, grad in chunks.with_gradients(gradients)
-        ]
+            share = partial(kernel.update_pieces, chunks.pieces(gradients), np.zeros(1, np.int64))
+        else:
+            share = partial(chunks.update, kernel, self.real, gradients, deque(range(len(chunks))))
+        return [share] * min(threads, len(chunks))
 
 
 class _Pack:
