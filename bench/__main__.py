@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.harness import ROOT, copy_bandwidth, measure, write_results
+from bench.host_targets import TARGETS, judge
 from bench.workloads import workloads
 
 
@@ -35,6 +36,10 @@ def main() -> None:
             "operations": workload.operations,
             "contenders": timings,
         }
+        wanted = [target for target in TARGETS if target.workload == workload.name]
+        verdicts = [judge(target, timings) for target in wanted]
+        if verdicts:
+            measured[workload.name]["targets"] = verdicts
         if workload.peak_extra_bytes is not None:
             measured[workload.name]["peak_extra_bytes"] = workload.peak_extra_bytes
             for name, peak in workload.peak_extra_bytes.items():
@@ -59,6 +64,8 @@ def main() -> None:
                 "" if timing.us_per_operation is None else f"{timing.us_per_operation:.2f}",
             )
         console.print(table)
+        for verdict in verdicts:
+            console.print(str(verdict), highlight=False)
     if not options.no_results:
         results = {"copy_gb_per_s": round(bandwidth / 1e9, 2), "workloads": measured}
         console.print(f"written: {write_results(results).relative_to(ROOT)}", soft_wrap=True)

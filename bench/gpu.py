@@ -22,9 +22,10 @@ from bench.gpu_first_step import JOBS as FIRST_STEPS
 from bench.gpu_harness import Measured, measure
 from bench.gpu_peers import Place
 from bench.gpu_profile import profile
-from bench.gpu_targets import GPU, TARGETS, Verdict, judge
+from bench.gpu_targets import GPU, TARGETS, judge
 from bench.gpu_workloads import Offer, gpu_workloads
 from bench.harness import RESULTS, ROOT, Workload, machine, write_results
+from bench.targets import Verdict
 from gpuopt.backends.cuda.availability import why_no_gpu
 
 # Of the time for a workload, what its making and its first steps may take.
@@ -72,7 +73,7 @@ def main() -> int:
                 {**described, "workloads": {offer.name: found}}, on["gpu"], options.output
             )
     for verdict in verdicts:
-        console.print(line(verdict), highlight=False)
+        console.print(str(verdict), highlight=False)
     if offers and not options.no_results:
         console.print(f"written: {path}", soft_wrap=True, highlight=False)
     return 1 if failed else 0
@@ -205,13 +206,6 @@ def table(name: str, found: Mapping[str, Any]) -> Table:
     if found.get("left_out"):
         result.caption = "; ".join(f"no {name}: {why}" for name, why in found["left_out"].items())
     return result
-
-
-def line(verdict: Verdict) -> str:
-    """Says in a line whether a target was met."""
-    if verdict.met is None:
-        return f"not measured  {verdict.target}"
-    return f"{'met   ' if verdict.met else 'MISSED'} {verdict.measured:8.3f}  {verdict.target}"
 
 
 if __name__ == "__main__":

@@ -3,54 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-# Of what `measure` returns for a contender; see `Measured`.
-Quantity = Literal["device_ratio", "wall_ratio", "wall_ms", "share_of_copy", "runs_ahead"]
+from bench.targets import Target, Verdict, verdict
 
 # On these, and as ratios between times of one run.
 GPU = "NVIDIA H200"
-
-
-@dataclass(frozen=True)
-class Target:
-    """One number to reach.
-
-    Attributes:
-        workload: Where.
-        quantity: "device_ratio" and "wall_ratio" are gpuopt's time divided by that of `against`;
-            the others are gpuopt's own.
-        against: A contender.
-        at_most: The largest that will do.
-        at_least: The smallest that will do.
-    """
-
-    workload: str
-    quantity: Quantity
-    against: str | None = None
-    at_most: float | None = None
-    at_least: float | None = None
-
-    def __str__(self) -> str:
-        bound = f"<= {self.at_most:g}" if self.at_least is None else f">= {self.at_least:g}"
-        against = "" if self.against is None else f" against {self.against}"
-        return f"{self.workload}: {self.quantity}{against} {bound}"
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Whether a target was reached.
-
-    Attributes:
-        target: Which one.
-        measured: What was measured instead of it, or None.
-        met: None where there was nothing to measure.
-    """
-
-    target: Target
-    measured: float | None
-    met: bool | None
 
 
 def _targets() -> Sequence[Target]:
@@ -79,16 +37,11 @@ def judge(target: Target, contenders: Mapping[str, Any]) -> Verdict:
     """Compares a target with what was measured.
 
     Args:
-        target: Of the workload that was measured.
+        target: Of the workload that was measured. Its quantity is "device_ratio", "wall_ratio",
+            "wall_ms", "share_of_copy" or "runs_ahead".
         contenders: Names to `Measured`.
     """
-    measured = _read(target, contenders)
-    if measured is None:
-        return Verdict(target, None, None)
-    is_met = (target.at_most is None or measured <= target.at_most) and (
-        target.at_least is None or measured >= target.at_least
-    )
-    return Verdict(target, measured, is_met)
+    return verdict(target, _read(target, contenders))
 
 
 def _read(target: Target, contenders: Mapping[str, Any]) -> float | None:
@@ -106,4 +59,6 @@ def _read(target: Target, contenders: Mapping[str, Any]) -> float | None:
             value = found.device.share_of_copy
         case "runs_ahead":
             value = found.runs_ahead
+        case _:
+            raise ValueError(f"nothing measures {target.quantity}: {target}")
     return None if value is None else float(value)

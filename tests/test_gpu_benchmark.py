@@ -21,9 +21,9 @@ import textbook
 
 import bench.gpu
 import gpuopt
-from bench import gpu_harness
+from bench import gpu_harness, host_targets
 from bench import gpu_workloads as gpu_workloads_module
-from bench.gpu import line, run_offer, table
+from bench.gpu import run_offer, table
 from bench.gpu_clock import HostClock
 from bench.gpu_harness import Measured, measure
 from bench.gpu_peers import (
@@ -43,10 +43,11 @@ from bench.gpu_peers import (
     torch_sparse,
 )
 from bench.gpu_profile import profile
-from bench.gpu_targets import TARGETS, Target, judge
+from bench.gpu_targets import TARGETS, judge
 from bench.gpu_workloads import Sizes, gpt2_shapes, gpu_workloads
 from bench.harness import Timing, Workload, write_results
 from bench.host_workloads import resnet50_shapes
+from bench.targets import Target
 
 ROOT = Path(__file__).resolve().parent.parent
 HOST = Place(np, "cpu")
@@ -239,7 +240,7 @@ def test_every_workload_runs_and_is_judged(tmp_path: Path) -> None:
         assert "gpuopt" in found["contenders"]
         assert "array operations" in found["contenders"]
         table(offer.name, found)
-        assert all(line(verdict) for verdict in found["targets"])
+        assert all(str(verdict) for verdict in found["targets"])
         measured[offer.name] = found
     assert sum(len(found["targets"]) for found in measured.values()) == len(TARGETS)
     path = write_results({"workloads": measured, "commit": "abc"}, "Some GPU", tmp_path)
@@ -414,8 +415,25 @@ def test_targets_are_met_missed_or_not_measured(
     contenders = {"gpuopt": one(3.0, runs_ahead=False), "peer": one(3.1, 0.98)}
     verdict = judge(target, contenders)
     assert (verdict.measured, verdict.met) == (measured, met)
-    assert str(target) in line(verdict)
+    assert str(target) in str(verdict)
     json.dumps(asdict(verdict))
+
+
+@pytest.mark.parametrize(
+    ("target", "measured", "met"),
+    [
+        (Target("w", "ratio", "peer", 1.05), 1.06, False),
+        (Target("w", "numpy_ratio", "peer", 1.3), 1.3, True),
+        (Target("w", "ratio", "absent", 1.0), None, None),
+    ],
+    ids=str,
+)
+def test_the_targets_of_a_cpu_are_judged_by_ratios(
+    target: Target, measured: float | None, met: bool | None
+) -> None:
+    peer = Timing(1.0, 0, 0, 1.06, None, None, None, 1.3, [])
+    verdict = host_targets.judge(target, {"peer": peer})
+    assert (verdict.measured, verdict.met) == (measured, met)
 
 
 @pytest.mark.torch
