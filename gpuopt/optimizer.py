@@ -506,13 +506,12 @@ class Optimizer:
         grads_and_vars: Sequence[tuple[Gradient, Variable]],
         gradients: Sequence[Any] | None = None,
     ) -> list[Any]:
+        if not self._use_locking:
+            return self._apply_all(grads_and_vars, gradients)
         with ExitStack() as locks:
-            if self._use_locking:
-                # In one order everywhere, so that two threads cannot wait for each other.
-                for identity in sorted(
-                    (variable.identity for _, variable in grads_and_vars), key=id
-                ):
-                    locks.enter_context(identity.lock)
+            # In one order everywhere, so that two threads cannot wait for each other.
+            for identity in sorted((variable.identity for _, variable in grads_and_vars), key=id):
+                locks.enter_context(identity.lock)
             return self._apply_all(grads_and_vars, gradients)
 
     def _differentiated(

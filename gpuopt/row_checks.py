@@ -122,6 +122,8 @@ class RowChecks:
         Raises:
             IndexError: a row was out of range; that call and those after it are undone.
         """
+        if not self._calls:
+            return
         with self._lock:
             while self._calls:
                 for place, read in self._calls[0].reads.items():

@@ -31,7 +31,8 @@ def step() -> Iterator[None]:
         return
     with _changed:
         # Who wants to save goes first, or threads that never pause would keep it waiting forever.
-        _changed.wait_for(lambda: _waiting_or_between == 0)
+        while _waiting_or_between:
+            _changed.wait()
         _running_steps += 1
     _this_thread.in_step = True
     try:
@@ -40,7 +41,8 @@ def step() -> Iterator[None]:
         _this_thread.in_step = False
         with _changed:
             _running_steps -= 1
-            _changed.notify_all()
+            if _waiting_or_between:
+                _changed.notify_all()
 
 
 @contextmanager

@@ -91,12 +91,14 @@ def _drop(queue: SimpleQueue[Any]) -> None:
         return
 
 
+@cache
 def _cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
-# A forked child has none of its parent's threads; it makes its own pool.
+# A forked child has none of its parent's threads; it makes its own pool. Its cores may be others.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_pool.cache_clear)
+    os.register_at_fork(after_in_child=_cores.cache_clear)
