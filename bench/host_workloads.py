@@ -27,8 +27,6 @@ _RATE = 1e-3
 _TABLE = (1_000_000, 64)
 _LOOKUPS = 8192
 _ZIPF_EXPONENT = 1.05
-
-
 # Longer than OpenMP's threads spin.
 _REST_SECONDS = 0.01
 
