@@ -31,8 +31,7 @@ def step() -> Iterator[None]:
         return
     with _changed:
         # Who wants to save goes first, or threads that never pause would keep it waiting forever.
-        while _waiting_or_between:
-            _changed.wait()
+        _changed.wait_for(lambda: _waiting_or_between == 0)
         _running_steps += 1
     _this_thread.in_step = True
     try:
