@@ -178,6 +178,22 @@ def test_a_gradient_that_lies_in_another_variable_is_read_before_it_is_written(
         np.testing.assert_array_equal(variable.numpy(), start - 0.5 * gradient)
 
 
+@pytest.mark.parametrize("repeated", [False, True], ids=["unique", "repeated"])
+def test_values_that_lie_in_their_table_are_read_before_it_is_written(
+    repeated: bool, every_cpu_form: str
+) -> None:
+    start = np.random.default_rng(0).integers(-99, 99, (6000, 200)).astype(np.float32)
+    table, rows = Variable(start), np.arange(6000)
+    if repeated:
+        rows[1] = 0
+    gpuopt.GradientDescentOptimizer(1.0).apply_gradients(
+        [(IndexedSlices(table.value()[::-1], rows), table)]
+    )
+    want = start.copy()
+    np.subtract.at(want, rows, start[::-1])
+    np.testing.assert_array_equal(table.numpy(), want)
+
+
 def test_a_misaligned_gradient_is_read(every_cpu_form: str) -> None:
     memory = np.zeros(4 * 300_000 + 2, np.uint8)
     gradient = memory[2:].view(np.float32)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -189,9 +190,13 @@ def _apply_to_touched_rows(
                 threads,
             )
             return
-    with np.errstate(all="ignore"):
-        sums, order = sum_rows(values.astype(real, copy=False), grouped)
-    rows = grouped.rows[order]
+    values = values.astype(real, copy=False)
+    if len(grouped.rows) == len(rows):
+        sums = _apart(values, written)
+    else:
+        with np.errstate(all="ignore"):
+            sums, order = sum_rows(values, grouped)
+        rows = grouped.rows[order]
     row_size = max(sums[0].size, 1)
     kernel = _kernel(rule, real, scalars, sums.size * _ROW_FACTOR, compiled=False)
     threads = _threads_for(sums.size * 2)
@@ -233,8 +238,12 @@ def _put(array: Array, rows: Array, values: Array) -> None:
 
 def _whole_rows(array: Array) -> Array:
     """Views each row as one element, which numpy moves faster."""
-    row = np.dtype((np.void, array[0].nbytes))
-    return array.reshape(len(array), -1).view(row).reshape(-1)
+    return array.reshape(-1).view(_row_type(array.nbytes // len(array)))
+
+
+@cache
+def _row_type(size: int) -> np.dtype[np.void]:
+    return np.dtype((np.void, size))
 
 
 def _apply_zero(rule: UpdateRule, target: Target, scalars: Scalars) -> None:
