@@ -13,7 +13,8 @@ class UpdateRule:
 
     Attributes:
         apply: The numpy form. Takes flat chunks of any length and updates `var` and its slots in
-            place; the gradient is read-only.
+            place; the gradient is read-only. What it does follows from its arguments alone: for
+            large arrays it is recorded, once for the same scalars.
         slots: Slot names, in the order both forms take them.
         scalars: Per-step scalar names, in the order both forms take them.
     """
