@@ -150,17 +150,21 @@ class _Chunks:
             starts = [0 if gradient is None else gradient.ctypes.data for gradient in gradients]
             grads = np.array(starts, np.intp)[self._owners]
             present = grads != 0
-            offsets = self._starts * self._written[0][0].itemsize
             pieces = pieces[present]
-            pieces[:, -2] = (grads + offsets)[present]
+            pieces[:, -2] = (grads + self._offsets)[present]
         return pieces
+
+    @cached_property
+    def _offsets(self) -> Array:
+        """Of each chunk: how many bytes of each of its arrays lie before it."""
+        offsets: Array = self._starts * self._written[0][0].itemsize
+        return offsets
 
     @cached_property
     def _pieces(self) -> Array:
         """Pieces without gradients."""
         addresses = [[array.ctypes.data for array in arrays] for arrays in self._written]
-        written = np.array(addresses, np.intp)[self._owners]
-        written += (self._starts * self._written[0][0].itemsize)[:, np.newaxis]
+        written = np.array(addresses, np.intp)[self._owners] + self._offsets[:, np.newaxis]
         return np.column_stack([written, np.zeros_like(self._starts), self._ends - self._starts])
 
 
