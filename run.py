@@ -3,6 +3,7 @@
 
     python3 run.py demo            train on real data, on the GPU if there is one
     python3 run.py test            run the tests that need no GPU
+    python3 run.py test-full       the same, with every optimizer in every form and type
     python3 run.py test-kernels    run the kernels' own tests on the CPU, under sanitizers
     python3 run.py test-kernels-full    the same, and compile all of them for all GPUs
     python3 run.py lint            check style, types, layers and the Dockerfile
@@ -22,7 +23,9 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
@@ -32,18 +35,23 @@ PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 OLDEST_PYTHON = (3, 11)
 # pytest's status where arguments leave none to run.
 NO_TESTS = 5
+# A process that runs tests takes some seconds to start, and half a gigabyte.
+MOST_PROCESSES = 8
+# With these, pytest needs the terminal, and so runs the tests in its own process.
+INTERACTIVE = {"--pdb", "--trace", "-s", "--capture=no"}
 
 # Dependency groups of pyproject.toml that a task needs, and extras of the package.
 GROUPS = {
     "demo": [],
     "test": ["test"],
+    "test-full": ["test"],
     "test-kernels": ["test", "kernels"],
     "test-kernels-full": ["test", "kernels"],
     "lint": ["lint", "test"],
     "bench": [],
     "docs": ["docs"],
 }
-EXTRAS = {"demo": ["plots"], "test": ["plots"]}
+EXTRAS = {"demo": ["plots"], "test": ["plots"], "test-full": ["plots"]}
 
 
 def main() -> int:
@@ -67,11 +75,12 @@ def main() -> int:
         )
     if task == "lint":
         return lint()
+    if task in ("test", "test-full"):
+        return test(arguments, is_full=task.endswith("full"))
     if task in ("test-kernels", "test-kernels-full"):
         return test_kernels(arguments, is_full=task.endswith("full"))
     modules = {"demo": ["gpuopt", "demo"], "bench": ["bench"], "docs": ["mkdocs", "build", "-s"]}
-    command = modules.get(task, ["pytest"])
-    return subprocess.run([str(PYTHON), "-m", *command, *arguments], cwd=ROOT).returncode
+    return subprocess.run([str(PYTHON), "-m", *modules[task], *arguments], cwd=ROOT).returncode
 
 
 class SetUpError(Exception):
@@ -185,6 +194,28 @@ def call(command: list[str], environment: Mapping[str, str] | None = None) -> No
     subprocess.run(command, check=True, env=environment)
 
 
+def test(arguments: Sequence[str], is_full: bool) -> int:
+    """Runs the tests that need neither a GPU nor CUDA's compiler.
+
+    Args:
+        arguments: For pytest; they may choose other processes (-n) or markers (-m).
+        is_full: Every optimizer runs in every form and with every type, also where another one of
+            its shape does.
+    """
+    processes = ["-n", "auto", "--maxprocesses", str(MOST_PROCESSES), "--dist", "worksteal"]
+    command = ["-m", "pytest", "-m", "not nvrtc", *([] if is_interactive(arguments) else processes)]
+    # The threads of numpy's and torch's libraries would wait for cores that other processes use.
+    environment = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", **os.environ}
+    if is_full:
+        environment["GPUOPT_FULL"] = "1"
+    command = [str(PYTHON), *command, *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment).returncode
+
+
+def is_interactive(arguments: Sequence[str]) -> bool:
+    return not INTERACTIVE.isdisjoint(arguments)
+
+
 def test_kernels(arguments: Sequence[str], is_full: bool) -> int:
     """Tests rules and kernels on the CPU as they are, and under each sanitizer.
 
@@ -197,26 +228,39 @@ def test_kernels(arguments: Sequence[str], is_full: bool) -> int:
     if is_full:
         environment["GPUOPT_ALL_KERNELS"] = "1"
     pytest = ["-m", "pytest", "-m"]
-    kernels = [str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("tests/test_kernels_*.py"))]
+    kernels = [
+        str(path.relative_to(ROOT))
+        for path in sorted(ROOT.glob("tests/backends/cuda/test_kernels_*.py"))
+    ]
     # A sanitizer ends the process: its report must reach the terminal, and the last line above it
     # is to name the test. Python's own handler of signals would be in its way.
     sanitized = [*pytest, "emulator", "-v", "--capture=sys", "-p", "no:faulthandler", *kernels]
-    runs = {
-        "as they are": [*pytest, "cxx or emulator or nvrtc", "tests/test_rule_parity.py", *kernels],
-        "AddressSanitizer": ["tests/emulator/sanitized.py", "address", *sanitized],
-        "ThreadSanitizer": ["tests/emulator/sanitized.py", "thread", *sanitized],
+    parts = {
+        "as they are": [
+            *pytest,
+            "cxx or emulator or nvrtc",
+            "tests/rules/test_rule_parity.py",
+            *kernels,
+        ],
+        "AddressSanitizer": ["tests/support/emulator/sanitized.py", "address", *sanitized],
+        "ThreadSanitizer": ["tests/support/emulator/sanitized.py", "thread", *sanitized],
     }
-    failed = []
-    for name, command in runs.items():
-        print(f"== {name}", flush=True)
-        status = subprocess.run(
-            [str(PYTHON), *command, *arguments], cwd=ROOT, env=environment
-        ).returncode
-        if status and not (status == NO_TESTS and arguments):
-            failed.append(name)
+    commands = {name: [str(PYTHON), *command, *arguments] for name, command in parts.items()}
+    if is_interactive(arguments):
+        statuses = {
+            name: subprocess.run(command, cwd=ROOT, env=environment).returncode
+            for name, command in commands.items()
+        }
+    else:
+        statuses = run_side_by_side(commands, environment)
+    failed = [
+        name
+        for name, status in statuses.items()
+        if status and not (status == NO_TESTS and arguments)
+    ]
     if is_full:
         print("== what the first use of a rule takes", flush=True)
-        times = [str(PYTHON), "tests/compile_times.py"]
+        times = [str(PYTHON), "tests/support/compile_times.py"]
         if subprocess.run(times, cwd=ROOT, env=environment).returncode:
             failed.append(times[-1])
     if failed:
@@ -224,11 +268,47 @@ def test_kernels(arguments: Sequence[str], is_full: bool) -> int:
     return 1 if failed else 0
 
 
+def run_side_by_side(
+    commands: Mapping[str, Sequence[str]], environment: Mapping[str, str]
+) -> dict[str, int]:
+    """Runs commands, as many at a time as there are cores; returns the exit status of each.
+
+    What a command prints is shown when it has ended.
+    """
+
+    def run(name: str) -> tuple[int, str, float]:
+        print(f"== {name}: begins", flush=True)
+        started = time.monotonic()
+        finished = subprocess.run(
+            commands[name],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        return finished.returncode, finished.stdout, time.monotonic() - started
+
+    statuses = {}
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        running = {pool.submit(run, name): name for name in commands}
+        for future in as_completed(running):
+            name = running[future]
+            statuses[name], output, seconds = future.result()
+            print(f"{output}== {name}: {seconds:.0f} s", flush=True)
+    return statuses
+
+
 def lint() -> int:
     """Runs every check, also after one has failed."""
     sources = [
         str(path.relative_to(ROOT))
-        for pattern in ("kernels/**/*.cu*", "tests/emulator/*.cu", "tests/emulator/*.h")
+        for pattern in (
+            "kernels/**/*.cu*",
+            "kernels/**/*.hpp",
+            "tests/support/emulator/*.cu",
+            "tests/support/emulator/*.h",
+        )
         for path in sorted(ROOT.glob(pattern))
     ]
     checks = [

@@ -1,1 +1,1 @@
-"""Benchmarks: `python -m bench` runs them and writes what it measured to bench/results."""
+"""Benchmarks: `python -m bench` runs them and writes the results to bench/results."""

@@ -9,26 +9,32 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench.harness import ROOT, copy_bandwidth, measure, write_results
+from bench.harness import ROOT, measure, measure_copy_bandwidth, write_results
 from bench.host_targets import TARGETS, judge
-from bench.workloads import workloads
+from bench.workloads import make_workloads
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="bench", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=30, help="samples of each contender")
-    parser.add_argument("--only", default="*", metavar="PATTERN", help="names, as host_*_16m")
-    parser.add_argument("--no-results", action="store_true", help="only print")
+    parser.add_argument(
+        "--rounds", type=int, default=30, help="number of samples of each contender"
+    )
+    parser.add_argument(
+        "--only", default="*", metavar="PATTERN", help="names of workloads, as in host_*_16m"
+    )
+    parser.add_argument(
+        "--no-results", action="store_true", help="print the results, but do not write a file"
+    )
     options = parser.parse_args()
     if options.rounds < 2:
         parser.error("--rounds must be at least 2")
     console = Console()
     for peer in ("torch", "optax"):
         if find_spec(peer) is None:
-            console.print(f"{peer} is not installed, and does not take part")
-    bandwidth = copy_bandwidth()
+            console.print(f"{peer} is not installed and does not take part")
+    bandwidth = measure_copy_bandwidth()
     measured: dict[str, dict[str, Any]] = {}
-    for workload in workloads(options.only):
+    for workload in make_workloads(options.only):
         timings = measure(workload, options.rounds, bandwidth)
         measured[workload.name] = {
             "description": workload.description,

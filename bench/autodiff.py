@@ -1,13 +1,13 @@
-"""What differentiation costs beside autograd as it is installed, and torch."""
+"""The cost of differentiation, compared with autograd alone and with torch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
 import autograd
-import autograd.core
 import autograd.numpy
 import numpy as np
 
@@ -15,20 +15,21 @@ import gpuopt
 from bench.harness import Workload
 from gpuopt.autodiff import engine_of
 
-# autograd's own derivatives, before gpuopt registers some of them again.
-_AUTOGRADS = dict(autograd.core.primitive_vjps)
 _PAIRS = 100
 _LAYERS, _WIDTH, _BATCH = 6, 512, 256
 
 
-def workloads() -> Iterator[Workload]:
-    yield _elementwise(0)
-    yield _elementwise(_PAIRS)
-    yield _perceptron()
+def make_workloads() -> Iterator[Workload]:
+    yield _make_elementwise_workload(0)
+    yield _make_elementwise_workload(_PAIRS)
+    yield _make_perceptron_workload()
 
 
-def _elementwise(num_pairs: int) -> Workload:
-    """One product, or then pairs of a product and a sum, of 8 elements: all of it is overhead."""
+def _make_elementwise_workload(num_pairs: int) -> Workload:
+    """Differentiates a product and `num_pairs` pairs of product and sum, of 8 elements.
+
+    There is almost nothing to compute, so all the time is overhead.
+    """
 
     def chain(x: Any) -> Any:
         x = x * x
@@ -42,9 +43,9 @@ def _elementwise(num_pairs: int) -> Workload:
     def loss() -> Any:
         return chain(variable)
 
-    contenders = {
+    contenders: dict[str, Callable[[], object]] = {
         "gpuopt": lambda: engine_of(loss).compute(loss),
-        "autograd": _as_installed(autograd.elementwise_grad(chain), values),
+        "autograd": partial(autograd.elementwise_grad(chain), values),
     }
     if find_spec("torch") is not None:
         import torch
@@ -62,7 +63,7 @@ def _elementwise(num_pairs: int) -> Workload:
     )
 
 
-def _perceptron() -> Workload:
+def _make_perceptron_workload() -> Workload:
     rng = np.random.default_rng(0)
     weights = [
         rng.normal(scale=_WIDTH**-0.5, size=(_WIDTH, _WIDTH)).astype(np.float32)
@@ -82,9 +83,9 @@ def _perceptron() -> Workload:
     def loss_of(layers: Any) -> Any:
         return forward(autograd.numpy, layers, images)
 
-    contenders = {
+    contenders: dict[str, Callable[[], object]] = {
         "gpuopt": lambda: engine_of(loss).compute(loss),
-        "autograd": _as_installed(autograd.grad(loss_of), weights),
+        "autograd": partial(autograd.grad(loss_of), weights),
     }
     if find_spec("torch") is not None:
         import torch
@@ -100,17 +101,3 @@ def _perceptron() -> Workload:
         bytes_moved=None,
         contenders=contenders,
     )
-
-
-def _as_installed(gradient: Callable[[Any], Any], argument: Any) -> Callable[[], Any]:
-    """Makes a step that differentiates by autograd's own derivatives."""
-
-    def step() -> Any:
-        ours = autograd.core.primitive_vjps
-        autograd.core.primitive_vjps = _AUTOGRADS
-        try:
-            return gradient(argument)
-        finally:
-            autograd.core.primitive_vjps = ours
-
-    return step

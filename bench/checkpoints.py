@@ -1,4 +1,4 @@
-"""What a checkpoint costs beside writing and reading the same bytes with plain safetensors."""
+"""The cost of a checkpoint, compared with plain safetensors on the same bytes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from safetensors.numpy import load_file, save_file
 import gpuopt
 from bench.harness import ROOT, Workload
 
-# With the two slots of each variable, 1 GB.
+# 1 GB, including the two slots of each variable.
 _TENSORS = 4
 _ELEMENTS = 10**9 // (3 * 4 * _TENSORS)
 _BYTES = 3 * 4 * _TENSORS * _ELEMENTS
 
 
 class _Model:
-    """Variables under Adam, and the arrays of its checkpoint for plain safetensors."""
+    """Variables with Adam's slots, and the same arrays for plain safetensors."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(0)
@@ -68,19 +68,19 @@ class _Model:
 
 
 def save_checkpoint() -> Workload:
-    """Saving 1 GB, until it is on the disk."""
+    """Makes the workload that saves 1 GB, until it is on the disk."""
     model = _Model()
     return Workload(
         name="save_checkpoint",
         description=f"save {_BYTES / 1e9:.0f} GB of variables and slots durably",
         bytes_moved=_BYTES,
         contenders={"gpuopt": model.save, "safetensors + fsync": model.plain_save},
-        peak_extra_bytes=_peaks({"gpuopt": "save", "safetensors + fsync": "plain_save"}),
+        peak_extra_bytes=_measure_peaks({"gpuopt": "save", "safetensors + fsync": "plain_save"}),
     )
 
 
 def delay_by_checkpoint() -> Workload:
-    """How long an asynchronous save holds up the training thread; the writing is not timed."""
+    """Makes the workload that begins an asynchronous save; the writing is not timed."""
     model = _Model()
     return Workload(
         name="delay_by_checkpoint",
@@ -92,7 +92,7 @@ def delay_by_checkpoint() -> Workload:
 
 
 def restore_checkpoint() -> Workload:
-    """Restoring 1 GB that the page cache holds."""
+    """Makes the workload that restores 1 GB from the page cache."""
     model = _Model()
     model.save()
     model.plain_save()
@@ -101,12 +101,12 @@ def restore_checkpoint() -> Workload:
         description=f"restore {_BYTES / 1e9:.0f} GB of variables and slots from the page cache",
         bytes_moved=_BYTES,
         contenders={"gpuopt": model.restore, "safetensors": model.plain_restore},
-        peak_extra_bytes=_peaks({"gpuopt": "restore", "safetensors": "plain_restore"}),
+        peak_extra_bytes=_measure_peaks({"gpuopt": "restore", "safetensors": "plain_restore"}),
     )
 
 
-def _peaks(steps: dict[str, str]) -> dict[str, int]:
-    """Measures each step in a process of its own, whose peak is not another's."""
+def _measure_peaks(steps: dict[str, str]) -> dict[str, int]:
+    """Measures the peak memory of each step, in a process of its own."""
     peaks = {}
     for contender, step in steps.items():
         command = [sys.executable, "-m", "bench.checkpoints", step]
@@ -115,21 +115,21 @@ def _peaks(steps: dict[str, str]) -> dict[str, int]:
     return peaks
 
 
-def _peak_of(step: str) -> int:
+def _measure_peak(step: str) -> int:
     model = _Model()
     if "restore" in step:
         getattr(model, step.replace("restore", "save"))()
     run: Callable[[], None] = getattr(model, step)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
-    before = _status_bytes("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # resets the process's peak
+    before = _read_status_bytes("VmRSS")
     run()
-    return max(0, _status_bytes("VmHWM") - before)
+    return max(0, _read_status_bytes("VmHWM") - before)
 
 
-def _status_bytes(field: str) -> int:
+def _read_status_bytes(field: str) -> int:
     status = Path("/proc/self/status").read_text()
     return 1024 * int(status.partition(f"{field}:")[2].split()[0])
 
 
 if __name__ == "__main__":
-    print(_peak_of(sys.argv[1]))
+    print(_measure_peak(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""What it costs to bring several workers' gradients together, beside the arithmetic alone."""
+"""The cost of combining several workers' gradients, compared with the arithmetic alone."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _ROWS, _WIDTH, _HEIGHT = 10_000, 64, 100_000
 _STEPS = 200
 
 
-def workloads() -> Iterator[Workload]:
-    yield dense_accumulator()
-    yield sync_step()
-    yield sparse_accumulator()
+def make_workloads() -> Iterator[Workload]:
+    yield make_dense_accumulator()
+    yield make_sync_step()
+    yield make_sparse_accumulator()
 
 
-def dense_accumulator() -> Workload:
-    """Three small gradients and a take, where the cost of the calls shows."""
+def make_dense_accumulator() -> Workload:
+    """Makes the workload of three small gradients and a take: it shows the cost of calls."""
     gradients = list(np.random.default_rng(0).standard_normal((_WORKERS, _FLOATS), np.float32))
     accumulator = gpuopt.ConditionalAccumulator(np.float32, (_FLOATS,))
     total = np.empty(_FLOATS, np.float32)
@@ -33,7 +33,7 @@ def dense_accumulator() -> Workload:
         total[...] = gradients[0]
         for gradient in gradients[1:]:
             np.add(total, gradient, out=total)
-        total / np.float32(_WORKERS)  # a take's result is an array of its own
+        total / np.float32(_WORKERS)  # `take_grad` also returns a new array
 
     return Workload(
         name="replicas_accumulate_1000_floats",
@@ -42,18 +42,18 @@ def dense_accumulator() -> Workload:
         bytes_moved=_REPEATS * _FLOATS * 4 * (_WORKERS + 2 * _WORKERS + 1),
         operations=_REPEATS,
         contenders={
-            "gpuopt": _repeated(_applies_and_take(accumulator, gradients)),
-            "the additions alone": _repeated(copy),
+            "gpuopt": _repeat(_apply_and_take(accumulator, gradients)),
+            "the additions alone": _repeat(copy),
         },
     )
 
 
-def sync_step() -> Workload:
-    """Synchronous steps of two threads, beside the same work by one."""
+def make_sync_step() -> Workload:
+    """Makes the workload of synchronous steps by two threads, and the same work by one."""
     gradient = np.ones(_FLOATS, np.float32)
 
     def on_threads() -> None:
-        step, w = _step_and_variable()
+        step, w = _make_step_and_variable()
         sync = gpuopt.SyncReplicasOptimizer(gpuopt.GradientDescentOptimizer(0.1), 2)
 
         def train(worker: gpuopt.Optimizer) -> None:
@@ -63,7 +63,7 @@ def sync_step() -> Workload:
         sync.run(train, step, 0)
 
     def alone() -> None:
-        step, w = _step_and_variable()
+        step, w = _make_step_and_variable()
         optimizer = gpuopt.GradientDescentOptimizer(0.1)
         accumulator = gpuopt.ConditionalAccumulator(np.float32, (_FLOATS,))
         for count in range(_STEPS):
@@ -74,15 +74,15 @@ def sync_step() -> Workload:
     return Workload(
         name="replicas_step_of_2_threads",
         description=f"{_STEPS} steps of 2 workers on {_FLOATS:,} float32 elements",
-        # Both gradients are read, and the sum, the mean and the weight written and read.
+        # A step reads both gradients, and writes and reads the sum, the mean and the weight.
         bytes_moved=_STEPS * _FLOATS * 4 * 8,
         operations=_STEPS,
         contenders={"gpuopt": on_threads, "one thread": alone},
     )
 
 
-def sparse_accumulator() -> Workload:
-    """Rows of a large table from three workers, of which some are the same."""
+def make_sparse_accumulator() -> Workload:
+    """Makes the workload of three workers' rows of a large table, some rows in common."""
     rng = np.random.default_rng(0)
     gradients = [
         gpuopt.IndexedSlices(
@@ -105,11 +105,11 @@ def sparse_accumulator() -> Workload:
         description=f"{_WORKERS} gradients of {_ROWS:,} rows of {_WIDTH} float32 elements, merged",
         # Each gradient is read once and the mean, of nearly as many rows, is written.
         bytes_moved=2 * _WORKERS * _ROWS * _WIDTH * 4,
-        contenders={"gpuopt": _applies_and_take(accumulator, gradients), "numpy.add.at": add_at},
+        contenders={"gpuopt": _apply_and_take(accumulator, gradients), "numpy.add.at": add_at},
     )
 
 
-def _applies_and_take(accumulator: Any, gradients: Sequence[Any]) -> Callable[[], None]:
+def _apply_and_take(accumulator: Any, gradients: Sequence[Any]) -> Callable[[], None]:
     steps = 0
 
     def accumulate() -> None:
@@ -122,7 +122,7 @@ def _applies_and_take(accumulator: Any, gradients: Sequence[Any]) -> Callable[[]
     return accumulate
 
 
-def _repeated(function: Callable[[], None]) -> Callable[[], None]:
+def _repeat(function: Callable[[], None]) -> Callable[[], None]:
     def repeat() -> None:
         for _ in range(_REPEATS):
             function()
@@ -130,6 +130,6 @@ def _repeated(function: Callable[[], None]) -> Callable[[], None]:
     return repeat
 
 
-def _step_and_variable() -> tuple[gpuopt.Variable, gpuopt.Variable]:
+def _make_step_and_variable() -> tuple[gpuopt.Variable, gpuopt.Variable]:
     step = gpuopt.Variable(0, name="global_step", trainable=False, dtype=np.int64)
     return step, gpuopt.Variable(np.zeros(_FLOATS, np.float32), name="w")

@@ -17,29 +17,33 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench.gpu_clock import Clock, GpuClock, copy_bytes_per_second
+from bench.gpu_clock import Clock, GpuClock, measure_copy_bytes_per_second
 from bench.gpu_first_step import JOBS as FIRST_STEPS
 from bench.gpu_harness import Measured, measure
 from bench.gpu_peers import Place
 from bench.gpu_profile import profile
 from bench.gpu_targets import GPU, TARGETS, judge
-from bench.gpu_workloads import Offer, gpu_workloads
-from bench.harness import RESULTS, ROOT, Workload, machine, write_results
+from bench.gpu_workloads import Offer, offer_workloads
+from bench.harness import RESULTS, ROOT, Workload, describe_machine, write_results
 from bench.targets import Verdict
 from gpuopt.backends.cuda.availability import why_no_gpu
 
-# Of the time for a workload, what its making and its first steps may take.
+# The share of a workload's time that is for making it and for its first steps.
 _FOR_MAKING = 0.25
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=300, help="how long all may take")
-    parser.add_argument("--only", default="*", metavar="PATTERN", help="names, as gpu_adam_*")
+    parser.add_argument("--seconds", type=float, default=300, help="time limit for all workloads")
+    parser.add_argument(
+        "--only", default="*", metavar="PATTERN", help="names of workloads, as in gpu_adam_*"
+    )
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the results")
-    parser.add_argument("--commit", help="what is measured; by default what git says")
-    parser.add_argument("--no-results", action="store_true", help="only print")
-    parser.add_argument("--require-gpu", action="store_true", help="no GPU is a failure")
+    parser.add_argument("--commit", help="the commit that is measured; by default, asks git")
+    parser.add_argument(
+        "--no-results", action="store_true", help="print the results, but do not write a file"
+    )
+    parser.add_argument("--require-gpu", action="store_true", help="fail if there is no GPU")
     options = parser.parse_args()
     console = Console(width=None if sys.stdout.isatty() else 160)
     reason = why_no_gpu()
@@ -47,26 +51,26 @@ def main() -> int:
         console.print(f"nothing was measured: {reason}", highlight=False)
         return 1 if options.require_gpu else 0
     deadline = perf_counter() + options.seconds
-    (place, clock, copy), on = on_this_gpu(), gpu()
+    (place, clock, copy), on = prepare_gpu(), describe_gpu()
     described = {
-        "machine": machine() | on,
+        "machine": describe_machine() | on,
         **({} if options.commit is None else {"commit": options.commit}),
         "copy_gb_per_s": round(copy / 1e9, 1),
-        "first_steps": first_steps(),
+        "first_steps": measure_first_steps(),
         "targets_are_for": GPU,
     }
     console.print(f"copies reach {copy / 1e9:.0f} GB/s", highlight=False)
-    offers = list(gpu_workloads(place, options.only))
+    offers = list(offer_workloads(place, options.only))
     verdicts, failed = [], False
     for number, offer in enumerate(offers):
         seconds = (deadline - perf_counter()) / (len(offers) - number)
         free_memory()
         try:
-            found = run_offer(offer, clock, copy, (1 - _FOR_MAKING) * seconds, free_bytes())
-        except Exception as error:  # time on a GPU is scarce: the others still run
+            found = run_offer(offer, clock, copy, (1 - _FOR_MAKING) * seconds, count_free_bytes())
+        except Exception as error:  # time on a GPU is scarce: run the other workloads
             console.print_exception()
             found, failed = {"not_run": f"{type(error).__name__}: {error}"}, True
-        console.print(table(offer.name, found))
+        console.print(make_table(offer.name, found))
         verdicts += found.get("targets", [])
         if not options.no_results:
             path = write_results(
@@ -79,17 +83,17 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def on_this_gpu() -> tuple[Place, Clock, float]:
-    """Returns where arrays are, what times them, and how many bytes a second a copy moves."""
+def prepare_gpu() -> tuple[Place, Clock, float]:
+    """Returns where arrays are, the clock, and how many bytes a copy moves in a second."""
     import cupy
 
-    return Place(cupy, "cuda"), GpuClock(), copy_bytes_per_second()
+    return Place(cupy, "cuda"), GpuClock(), measure_copy_bytes_per_second()
 
 
 def run_offer(
     offer: Offer, clock: Clock, copy: float, seconds: float, free: int | None
 ) -> dict[str, Any]:
-    """Makes a workload and measures it; returns what goes into the results."""
+    """Makes a workload and measures it; returns its entry in the results."""
     if free is not None and offer.needed_bytes > free:
         gigabytes = offer.needed_bytes / 1e9
         return {"not_run": f"it needs {gigabytes:.0f} GB of memory, and {free / 1e9:.0f} are free"}
@@ -104,12 +108,14 @@ def run_offer(
         "contenders": contenders,
         "left_out": left_out,
         "targets": verdicts,
-        "profiles": profiles(workload, verdicts, clock),
+        "profiles": profile_missed_targets(workload, verdicts, clock),
     }
 
 
-def profiles(workload: Workload, verdicts: list[Verdict], clock: Clock) -> dict[str, Any]:
-    """Of gpuopt, and of what it should have beaten; nothing where no target was missed."""
+def profile_missed_targets(
+    workload: Workload, verdicts: list[Verdict], clock: Clock
+) -> dict[str, Any]:
+    """Profiles gpuopt and each contender of a missed target; returns {} if none was missed."""
     missed = [verdict.target for verdict in verdicts if verdict.met is False]
     names = {"gpuopt", *(target.against for target in missed if target.against)} if missed else {}
     return {
@@ -118,16 +124,16 @@ def profiles(workload: Workload, verdicts: list[Verdict], clock: Clock) -> dict[
     }
 
 
-def first_steps() -> dict[str, Any]:
-    """What a process's first step takes where nothing was compiled yet, and in the next process."""
+def measure_first_steps() -> dict[str, Any]:
+    """Times the first steps of two processes: one with no compiled kernels, and the next one."""
     found: dict[str, Any] = {}
     for job in FIRST_STEPS:
         with tempfile.TemporaryDirectory() as folder:
-            found[job] = [_first_step(job, folder) for _ in range(2)]
+            found[job] = [_measure_first_step(job, folder) for _ in range(2)]
     return found
 
 
-def _first_step(job: str, folder: str) -> Any:
+def _measure_first_step(job: str, folder: str) -> Any:
     finished = subprocess.run(
         [sys.executable, "-m", "bench.gpu_first_step", job],
         cwd=ROOT,
@@ -138,8 +144,8 @@ def _first_step(job: str, folder: str) -> Any:
     return finished.stderr if finished.returncode else json.loads(finished.stdout)
 
 
-def gpu() -> dict[str, Any]:
-    """Says what GPU and what software the results are from."""
+def describe_gpu() -> dict[str, Any]:
+    """Describes the GPU, its driver and the software."""
     import cupy
 
     properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)
@@ -148,7 +154,7 @@ def gpu() -> dict[str, Any]:
         "multiprocessors": properties["multiProcessorCount"],
         "l2_bytes": properties["l2CacheSize"],
         "memory_bytes": properties["totalGlobalMem"],
-        "driver": driver_version(),
+        "driver": read_driver_version(),
         "driver_cuda": cupy.cuda.runtime.driverGetVersion(),
         "cuda_runtime": cupy.cuda.runtime.runtimeGetVersion(),
         "nvrtc": list(cupy.cuda.nvrtc.getVersion()),
@@ -156,7 +162,7 @@ def gpu() -> dict[str, Any]:
     }
 
 
-def driver_version() -> str | None:
+def read_driver_version() -> str | None:
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -166,7 +172,7 @@ def driver_version() -> str | None:
 
 
 def free_memory() -> None:
-    """Gives back what the last workload held, from CuPy's pool to torch and back."""
+    """Frees the last workload's memory in the pools of CuPy and torch."""
     import cupy
 
     gc.collect()
@@ -175,14 +181,14 @@ def free_memory() -> None:
         sys.modules["torch"].cuda.empty_cache()
 
 
-def free_bytes() -> int:
+def count_free_bytes() -> int:
     import cupy
 
     return int(cupy.cuda.runtime.memGetInfo()[0])
 
 
-def table(name: str, found: Mapping[str, Any]) -> Table:
-    """Lays out what was measured."""
+def make_table(name: str, found: Mapping[str, Any]) -> Table:
+    """Makes a table of the results of one workload."""
     result = Table(title=f"{name}: {found.get('description', found.get('not_run'))}")
     headings = (
         *("", "device ms", "p10", "p90", "gpuopt / its", "GB/s", "of copy"),

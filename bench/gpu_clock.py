@@ -1,4 +1,4 @@
-"""Time on a GPU: the few things that measurements ask of its driver."""
+"""Measures time on a GPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 Step = Callable[[], object]
 
-# `nanoseconds` pass on the GPU's own clock, one thread long.
+# A kernel of one thread that runs for `nanoseconds` of the GPU's own clock.
 _HOLD = """
 __device__ unsigned long long now() {
   unsigned long long nanoseconds;
@@ -26,27 +26,28 @@ extern "C" __global__ void hold(unsigned long long nanoseconds) {
 
 
 class Clock(Protocol):
-    """Times what is enqueued on the current stream."""
+    """Times work on the current stream."""
 
     def synchronize(self) -> None:
-        """Waits for all work of the device."""
+        """Waits until the device has done all its work."""
 
     def device_ms(self, step: Step, host_ms: float) -> float:
-        """Returns the time on the device from the beginning to the end of one step.
+        """Returns the time from the beginning to the end of one step on the device.
 
-        Nothing of the step's memory is in the device's caches when it begins.
+        No data of the step is in the device's caches when the step begins.
 
         Args:
-            step: Enqueues work.
-            host_ms: How long the host may take for it: the device begins only then.
+            step: Enqueues the step's work.
+            host_ms: How long the host may take to enqueue the step. The device is kept busy for
+                this time.
         """
 
     def runs_ahead(self, step: Step, host_ms: float) -> bool | None:
-        """Whether the host is through with a step before the device has begun; None: unknown."""
+        """Whether the host has enqueued a step before the device begins it; None if unknown."""
 
 
 class HostClock:
-    """For arrays in host memory, where there is no device to wait for."""
+    """A clock for arrays in host memory: there is no device to wait for."""
 
     def synchronize(self) -> None:
         pass
@@ -61,7 +62,7 @@ class HostClock:
 
 
 class GpuClock:
-    """For the current GPU, through CuPy."""
+    """A clock for the current GPU, through CuPy."""
 
     def __init__(self) -> None:
         import cupy
@@ -101,8 +102,8 @@ class GpuClock:
         return is_ahead
 
 
-def copy_bytes_per_second(num_bytes: int = 2 * 2**30, rounds: int = 20) -> float:
-    """Measures what a copy within the GPU's memory reaches, in bytes read and written a second."""
+def measure_copy_bytes_per_second(num_bytes: int = 2 * 2**30, rounds: int = 20) -> float:
+    """Measures the bandwidth of a copy within the GPU's memory: bytes read and written a second."""
     import cupy
 
     clock = GpuClock()

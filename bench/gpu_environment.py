@@ -1,7 +1,7 @@
-"""Makes a virtual environment on top of what a machine has, without a network.
+"""Makes a virtual environment on top of a machine's packages, without a network.
 
-The machine's packages are seen from it, also those of another virtual environment, and stay as they
-are; what gpuopt and its tests need beside them is taken from a folder of wheels.
+The environment sees the machine's packages, also those of an active virtual environment, and does
+not change them. Further packages that gpuopt and its tests need come from a folder of wheels.
 
     python3 bench/gpu_environment.py FOLDER [WHEELS]
 """
@@ -19,7 +19,7 @@ _FOR_TESTS = ("pytest>", "hypothesis")
 
 
 def main(folder: str, wheels: str | None = None) -> int:
-    """Returns pip's status: not 0 where a package is neither here nor among the wheels."""
+    """Returns pip's status: not 0 if a package is neither on the machine nor among the wheels."""
     venv.create(folder, with_pip=False)
     [packages] = Path(folder).glob("lib/python*/site-packages")
     seen = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]

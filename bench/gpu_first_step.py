@@ -1,6 +1,6 @@
-"""A new process's first step on a GPU: prints what it took, as JSON.
+"""Prints, as JSON, how long the first two steps of a new process take on a GPU.
 
-CUPY_CACHE_DIR says where compiled kernels are kept.
+CuPy keeps compiled kernels in the folder CUPY_CACHE_DIR.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main(job: str) -> None:
         optimizer = gpuopt.AdagradOptimizer(0.1)
         gradient = gpuopt.IndexedSlices(gradient, cupy.arange(1024))
     times = []
-    before = _num_compiled(folder)
+    before = _count_compiled(folder)
     for _ in range(2):
         started = perf_counter()
         optimizer.apply_gradients([(gradient, variable)])
@@ -45,13 +45,13 @@ def main(job: str) -> None:
             {
                 "first_step_ms": round(times[0], 3),
                 "second_step_ms": round(times[1], 3),
-                "compiled": _num_compiled(folder) - before,
+                "compiled": _count_compiled(folder) - before,
             }
         )
     )
 
 
-def _num_compiled(folder: Path) -> int:
+def _count_compiled(folder: Path) -> int:
     return len(list(folder.glob("*.cubin")))
 
 

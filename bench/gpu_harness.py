@@ -1,4 +1,4 @@
-"""Times contenders in turn on a GPU: on the device alone, and as the user waits."""
+"""Times contenders in turn on a GPU: device time, and wall time."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from bench.gpu_clock import Clock, Step
-from bench.harness import Timing, Workload, timing
+from bench.harness import Timing, Workload, summarize
 
-# A sample of the time that passes for the user: this many steps, then one wait for the device.
-# Fewer, where that would take longer than _MOST_SAMPLE_MS.
+# A sample of wall time: this many steps, then one wait for the device. Fewer steps, if they would
+# take longer than _MOST_SAMPLE_MS.
 _WALL_STEPS = 100
 _MOST_SAMPLE_MS = 1000.0
 _FEWEST_STEPS = 3
 _WARM_UP_STEPS = 3
 _FEWEST_ROUNDS = 3
-# How much longer the device waits than the host took when nothing kept it.
+# The device is kept busy for this multiple of the time that the host needs to enqueue a step.
 _HEAD_START = 1.5
 _MOST_HEAD_START_MS = 200.0
 
@@ -28,13 +28,13 @@ class Measured:
     """One contender's times.
 
     Attributes:
-        device: From the beginning of a step's first kernel to the end of its last, on the device,
-            for which the host's work was done before; memory and speed are counted by it.
-        wall: Of `wall_steps` steps and a wait for the device, divided by them.
-        wall_steps: In each sample of `wall`.
-        first_step_ms: Of the very first step, which may compile.
-        runs_ahead: Whether the host is through with a step before the device has begun it, so that
-            it never waits for the device (nor for room in the queue of launches).
+        device: The time on the device from the beginning of a step's first kernel to the end of its
+            last one, enqueued beforehand. GB/s and the share of a copy are computed from it.
+        wall: The time of `wall_steps` steps and a wait for the device, divided by their number.
+        wall_steps: The number of steps in each sample of `wall`.
+        first_step_ms: The time of the first step, which may compile.
+        runs_ahead: Whether the host has enqueued a step before the device begins it. If so, the
+            host waits neither for the device nor for room in the queue of launches.
     """
 
     device: Timing
@@ -51,23 +51,24 @@ def measure(
     seconds: float,
     rounds: int = 50,
 ) -> dict[str, Measured]:
-    """Times every contender once in each round, in an order that is new in each.
+    """Times every contender once in each round, in a new order in each round.
 
     Args:
-        workload: What to run.
-        clock: Of the device.
-        copy_bytes_per_second: What bandwidth is compared with.
-        seconds: How long that may take; three rounds are made in any case.
-        rounds: How many there are at the most, of either kind of time.
+        workload: The contenders.
+        clock: The device's clock.
+        copy_bytes_per_second: The bandwidth of a copy, for comparison.
+        seconds: The time limit; at least three rounds are made.
+        rounds: The largest number of rounds, for each of the two kinds of time.
     """
     gc.collect()
     contenders = workload.contenders
-    first = {name: _wall_ms(clock, step, 1) for name, step in contenders.items()}
+    first = {name: _measure_wall_ms(clock, step, 1) for name, step in contenders.items()}
     for step in contenders.values():
-        _wall_ms(clock, step, _WARM_UP_STEPS)
-    host_ms = {name: _host_ms(clock, step) for name, step in contenders.items()}
+        _measure_wall_ms(clock, step, _WARM_UP_STEPS)
+    host_ms = {name: _measure_host_ms(clock, step) for name, step in contenders.items()}
     steps = {
-        name: _num_steps(_wall_ms(clock, step, _FEWEST_STEPS)) for name, step in contenders.items()
+        name: _choose_num_steps(_measure_wall_ms(clock, step, _FEWEST_STEPS))
+        for name, step in contenders.items()
     }
 
     def device_ms(name: str) -> float:
@@ -75,14 +76,14 @@ def measure(
         return clock.device_ms(contenders[name], head_start)
 
     def wall_ms(name: str) -> float:
-        return _wall_ms(clock, contenders[name], steps[name])
+        return _measure_wall_ms(clock, contenders[name], steps[name])
 
-    device = _in_turn(contenders, device_ms, seconds / 3, rounds)
-    wall = _in_turn(contenders, wall_ms, seconds * 2 / 3, rounds)
+    device = _sample_in_turn(contenders, device_ms, seconds / 3, rounds)
+    wall = _sample_in_turn(contenders, wall_ms, seconds * 2 / 3, rounds)
     return {
         name: Measured(
-            timing(workload, device[name], device["gpuopt"], None, copy_bytes_per_second),
-            timing(workload, wall[name], wall["gpuopt"], None, copy_bytes_per_second),
+            summarize(workload, device[name], device["gpuopt"], None, copy_bytes_per_second),
+            summarize(workload, wall[name], wall["gpuopt"], None, copy_bytes_per_second),
             steps[name],
             round(first[name], 3),
             clock.runs_ahead(step, host_ms[name]),
@@ -91,7 +92,7 @@ def measure(
     }
 
 
-def _in_turn(
+def _sample_in_turn(
     contenders: Mapping[str, Step], sample: Callable[[str], float], seconds: float, rounds: int
 ) -> dict[str, list[float]]:
     shuffled = random.Random(0)
@@ -107,7 +108,7 @@ def _in_turn(
     return samples
 
 
-def _wall_ms(clock: Clock, step: Step, count: int) -> float:
+def _measure_wall_ms(clock: Clock, step: Step, count: int) -> float:
     clock.synchronize()
     started = perf_counter()
     for _ in range(count):
@@ -116,12 +117,12 @@ def _wall_ms(clock: Clock, step: Step, count: int) -> float:
     return 1e3 * (perf_counter() - started) / count
 
 
-def _host_ms(clock: Clock, step: Step) -> float:
+def _measure_host_ms(clock: Clock, step: Step) -> float:
     clock.synchronize()
     started = perf_counter()
     step()
     return 1e3 * (perf_counter() - started)
 
 
-def _num_steps(step_ms: float) -> int:
+def _choose_num_steps(step_ms: float) -> int:
     return max(_FEWEST_STEPS, min(_WALL_STEPS, int(_MOST_SAMPLE_MS / max(step_ms, 1e-6))))

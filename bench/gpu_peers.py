@@ -1,4 +1,4 @@
-"""What a user would take instead of gpuopt on a GPU, at the same work."""
+"""The alternatives to gpuopt on a GPU, doing the same work."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import numpy as np
 import gpuopt
 
 Step = Callable[[], object]
-# The weights are updated in place, also by torch.
+# Weights; every contender updates them in place, torch included.
 Arrays = Sequence[Any]
-# Gradients of all weights; a step takes the next of the sets, and after the last the first again.
+# Sets of gradients of all weights. Each step uses the next set, in a cycle.
 GradientSets = Sequence[Arrays]
 
 RATE, BETA1, BETA2, EPSILON, DECAY = 1e-3, 0.9, 0.999, 1e-8, 0.9
 
 
 class Place(NamedTuple):
-    """Where contenders keep their arrays.
+    """The device of the contenders' arrays.
 
     Attributes:
         xp: CuPy, or numpy where there is no GPU.
-        torch_device: The same place, as torch calls it.
+        torch_device: torch's name of the same device.
     """
 
     xp: Any
@@ -35,8 +35,8 @@ class Elementwise(NamedTuple):
     """A rule as Thinc and Chainer run it: one `cupy.ElementwiseKernel` for each parameter.
 
     Attributes:
-        scalars: Names of the step's numbers.
-        body: What is done to one element of `w` and the state, given one of `grad`.
+        scalars: The names of the step's scalars.
+        body: C++ that updates one element of `w` and of the state, by one element of `grad`.
     """
 
     scalars: Sequence[str]
@@ -44,16 +44,16 @@ class Elementwise(NamedTuple):
 
 
 class Job(NamedTuple):
-    """One optimizer, ours and others'.
+    """One optimizer, in gpuopt and in the alternatives.
 
     Attributes:
-        title: What it is called.
-        state: Names of its arrays beside the weight's, and what they start with.
-        ours: Makes gpuopt's.
-        torch: Makes torch's from (torch, parameters, which implementation).
-        scalars: The numbers of step t, counted from 1.
-        elementwise: The rule in C++; it takes `scalars`.
-        formula: The rule in array operations: updates w and state of (w, g, *state, *scalars).
+        title: The optimizer's name.
+        state: The names of its state arrays, with their first values.
+        ours: Makes gpuopt's optimizer.
+        torch: Makes torch's optimizer from (torch, parameters, implementation).
+        scalars: Returns the scalars of step t; the first step has t = 1.
+        elementwise: The rule in C++, with `scalars`.
+        formula: The rule in array operations on (w, g, *state, *scalars). Updates w and state.
     """
 
     title: str
@@ -122,14 +122,14 @@ JOBS: Mapping[str, Job] = {
 }
 
 
-def ours_dense(job: Job, weights: Arrays, gradients: GradientSets) -> Step:
+def make_our_dense_step(job: Job, weights: Arrays, gradients: GradientSets) -> Step:
     variables = [gpuopt.Variable(weight, copy=False) for weight in weights]
     optimizer = job.ours()
     sets = _cycle(gradients)
     return lambda: optimizer.apply_gradients(list(zip(next(sets), variables, strict=True)))
 
 
-def torch_dense(
+def make_torch_dense_step(
     job: Job, weights: Arrays, gradients: GradientSets, form: Mapping[str, bool]
 ) -> Step:
     import torch
@@ -152,7 +152,7 @@ def torch_dense(
 
 
 def why_not_torch(job: Job, place: Place, form: Mapping[str, bool]) -> str | None:
-    """Asks torch, by a step on one element, whether it has this implementation here."""
+    """Returns why torch lacks this implementation here, or None: tries a step on one element."""
     if find_spec("torch") is None:
         return "torch is not installed"
     import torch
@@ -166,7 +166,9 @@ def why_not_torch(job: Job, place: Place, form: Mapping[str, bool]) -> str | Non
     return None
 
 
-def elementwise_dense(job: Job, xp: Any, weights: Arrays, gradients: GradientSets) -> Step:
+def make_elementwise_dense_step(
+    job: Job, xp: Any, weights: Arrays, gradients: GradientSets
+) -> Step:
     inputs = ", ".join(f"T {name}" for name in ("grad", *job.elementwise.scalars))
     outputs = ", ".join(f"T {name}" for name in ("w", *job.state))
     kernel = xp.ElementwiseKernel(inputs, outputs, job.elementwise.body, "one_parameter")
@@ -174,20 +176,20 @@ def elementwise_dense(job: Job, xp: Any, weights: Arrays, gradients: GradientSet
     def update(w: Any, g: Any, state: Arrays, scalars: Sequence[float]) -> None:
         kernel(g, *scalars, w, *state)
 
-    return _one_by_one(job, xp, weights, gradients, update)
+    return _make_step_one_by_one(job, xp, weights, gradients, update)
 
 
-def naive_dense(job: Job, xp: Any, weights: Arrays, gradients: GradientSets) -> Step:
+def make_naive_dense_step(job: Job, xp: Any, weights: Arrays, gradients: GradientSets) -> Step:
     def update(w: Any, g: Any, state: Arrays, scalars: Sequence[float]) -> None:
         job.formula(w, g, *state, *scalars)
 
-    return _one_by_one(job, xp, weights, gradients, update)
+    return _make_step_one_by_one(job, xp, weights, gradients, update)
 
 
-def _one_by_one(
+def _make_step_one_by_one(
     job: Job, xp: Any, weights: Arrays, gradients: GradientSets, update: Callable[..., None]
 ) -> Step:
-    states = [_state(job, xp, weight) for weight in weights]
+    states = [_make_state(job, xp, weight) for weight in weights]
     sets = _cycle(gradients)
     t = 0
 
@@ -201,18 +203,22 @@ def _one_by_one(
     return step
 
 
-def _state(job: Job, xp: Any, weight: Any) -> list[Any]:
+def _make_state(job: Job, xp: Any, weight: Any) -> list[Any]:
     return [xp.full(weight.shape, value, dtype=weight.dtype) for value in job.state.values()]
 
 
-def ours_sparse(make: Callable[[], gpuopt.Optimizer], table: Any, values: Any, rows: Any) -> Step:
+def make_our_sparse_step(
+    make: Callable[[], gpuopt.Optimizer], table: Any, values: Any, rows: Any
+) -> Step:
     variable = gpuopt.Variable(table, copy=False)
     optimizer = make()
     slices = gpuopt.IndexedSlices(values, rows)
     return lambda: optimizer.apply_gradients([(slices, variable)])
 
 
-def torch_sparse(make: Callable[[Any, Any], Any], table: Any, values: Any, rows: Any) -> Step:
+def make_torch_sparse_step(
+    make: Callable[[Any, Any], Any], table: Any, values: Any, rows: Any
+) -> Step:
     import torch
 
     parameter = torch.nn.Parameter(torch.from_dlpack(table))
@@ -220,7 +226,7 @@ def torch_sparse(make: Callable[[Any, Any], Any], table: Any, values: Any, rows:
     indices, given = torch.from_dlpack(rows)[None], torch.from_dlpack(values)
 
     def step() -> None:
-        # A new tensor: one that was summed already says so.
+        # A new tensor in each step: torch marks a tensor whose rows are summed, and skips the work.
         parameter.grad = torch.sparse_coo_tensor(
             indices, given, tuple(table.shape), check_invariants=False
         )
@@ -229,9 +235,9 @@ def torch_sparse(make: Callable[[Any, Any], Any], table: Any, values: Any, rows:
     return step
 
 
-def naive_sparse(job: Job, xp: Any, table: Any, values: Any, rows: Any) -> Step:
-    """Repeated rows are summed by `unique`, and the rows taken out and put back."""
-    arrays = [table, *_state(job, xp, table)]
+def make_naive_sparse_step(job: Job, xp: Any, table: Any, values: Any, rows: Any) -> Step:
+    """Makes a step that sums repeated rows by `unique`, copies the rows, and writes them back."""
+    arrays = [table, *_make_state(job, xp, table)]
     t = 0
 
     def step() -> None:

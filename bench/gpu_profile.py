@@ -1,4 +1,4 @@
-"""Which kernels a step consists of, for a target that was missed."""
+"""Lists the kernels of a step, for a target that was missed."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ def profile(step: Step, clock: Clock, on_gpu: bool = True) -> list[dict[str, Any
     """Runs one step under torch's profiler, which sees all kernels of the process, CuPy's too.
 
     Returns:
-        What took most time, the longest first: its name, how often it ran, and the microseconds of
-        all its runs; or why there is nothing to see.
+        The kernels that took most time, the longest first: name, number of calls, and microseconds
+        of all calls. If there is no profile, the reason.
     """
     if find_spec("torch") is None:
-        return "torch is not installed, whose profiler is used"
+        return "torch, whose profiler is used, is not installed"
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiler
 

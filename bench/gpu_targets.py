@@ -1,17 +1,17 @@
-"""What gpuopt is to reach on a GPU, as data; the harness says whether it did."""
+"""The targets for gpuopt's speed on a GPU."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench.targets import Target, Verdict, verdict
+from bench.targets import Target, Verdict, compare
 
-# On these, and as ratios between times of one run.
+# The targets are for this GPU. Ratios are between times of one run.
 GPU = "NVIDIA H200"
 
 
-def _targets() -> Sequence[Target]:
+def _list_targets() -> Sequence[Target]:
     few_large = [f"gpu_{job}_160m" for job in ("adam", "momentum", "adagrad")]
     sparse = ["gpu_sparse_adagrad", "gpu_sparse_lazyadam"]
     return (
@@ -30,18 +30,18 @@ def _targets() -> Sequence[Target]:
     )
 
 
-TARGETS = _targets()
+TARGETS = _list_targets()
 
 
 def judge(target: Target, contenders: Mapping[str, Any]) -> Verdict:
-    """Compares a target with what was measured.
+    """Compares a target with the measurements.
 
     Args:
-        target: Of the workload that was measured. Its quantity is "device_ratio", "wall_ratio",
-            "wall_ms", "share_of_copy" or "runs_ahead".
-        contenders: Names to `Measured`.
+        target: A target of this workload. Its quantity is "device_ratio", "wall_ratio", "wall_ms",
+            "share_of_copy" or "runs_ahead".
+        contenders: Each contender's `Measured`, by name.
     """
-    return verdict(target, _read(target, contenders))
+    return compare(target, _read(target, contenders))
 
 
 def _read(target: Target, contenders: Mapping[str, Any]) -> float | None:

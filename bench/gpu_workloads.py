@@ -1,4 +1,4 @@
-"""The jobs that are timed on a GPU."""
+"""The workloads of the benchmark on a GPU."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from bench.gpu_peers import (
     RATE,
     Place,
     Step,
-    elementwise_dense,
-    naive_dense,
-    naive_sparse,
-    ours_dense,
-    ours_sparse,
-    torch_dense,
-    torch_sparse,
+    make_elementwise_dense_step,
+    make_naive_dense_step,
+    make_naive_sparse_step,
+    make_our_dense_step,
+    make_our_sparse_step,
+    make_torch_dense_step,
+    make_torch_sparse_step,
     why_not_torch,
 )
 from bench.harness import Workload
-from bench.host_workloads import lookups, resnet50_shapes
+from bench.host_workloads import draw_lookups, list_resnet50_shapes
 
 Shapes = Sequence[tuple[int, ...]]
 
@@ -36,9 +36,9 @@ _FORMS: Mapping[str, Mapping[str, bool]] = {
     "torch fused": {"fused": True},
     "torch foreach": {"foreach": True},
 }
-# Sets of gradient arrays that steps take turns with, where each step has fresh ones.
+# With "fresh" gradients, the steps use this many sets of gradient arrays in turn.
 _FRESH_SETS = 3
-# Tensors that a step by array operations is timed for.
+# With more tensors than this, array operations are left out.
 _MOST_NAIVE = 1000
 
 
@@ -47,11 +47,11 @@ class Sizes:
     """How large the workloads are; tests make them small.
 
     Attributes:
-        large: Elements of each of the four large tensors.
-        many: Names to (how many small tensors, elements of each).
+        large: The number of elements of each of the four large tensors.
+        many: For each name: (number of small tensors, number of elements of each).
         table: The embedding table's (height, width).
-        lookups: Rows of a sparse gradient.
-        divisor: What the sides of a model's tensors are divided by.
+        lookups: The number of rows of a sparse gradient.
+        divisor: Each side of a model's tensors is divided by this.
     """
 
     large: int = 40 * 2**20
@@ -64,12 +64,12 @@ class Sizes:
 
 
 class Offer(NamedTuple):
-    """A workload that may be made.
+    """A workload that has not been made yet.
 
     Attributes:
-        name: Of the workload.
-        needed_bytes: Of the device's memory.
-        make: Makes it, and says which contenders cannot run here, and why.
+        name: The workload's name.
+        needed_bytes: How much of the device's memory it needs.
+        make: Makes the workload. Also returns the contenders that cannot run here, with reasons.
     """
 
     name: str
@@ -77,15 +77,20 @@ class Offer(NamedTuple):
     make: Callable[[], tuple[Workload, dict[str, str]]]
 
 
-def gpu_workloads(place: Place, pattern: str = "*", sizes: Sizes | None = None) -> Iterator[Offer]:
-    """Offers the workloads whose names fit the pattern."""
-    for offer in _offers(place, sizes or Sizes()):
+def offer_workloads(
+    place: Place, pattern: str = "*", sizes: Sizes | None = None
+) -> Iterator[Offer]:
+    """Yields an offer for each workload whose name matches the pattern."""
+    for offer in _offer_all(place, sizes or Sizes()):
         if fnmatch(offer.name, pattern):
             yield offer
 
 
-def gpt2_shapes() -> Iterator[tuple[int, ...]]:
-    """The parameters of GPT-2 of 124 M (Radford et al. 2019, table 2), output embedding shared."""
+def list_gpt2_shapes() -> Iterator[tuple[int, ...]]:
+    """Yields the shapes of GPT-2 with 124 M parameters (Radford et al. 2019, table 2).
+
+    The output layer shares its weights with the embedding.
+    """
     width, layers = 768, 12
     yield from [(50257, width), (1024, width)]
     for _ in range(layers):
@@ -96,28 +101,34 @@ def gpt2_shapes() -> Iterator[tuple[int, ...]]:
     yield from [(width,), (width,)]
 
 
-def _offers(place: Place, sizes: Sizes) -> Iterator[Offer]:
+def _offer_all(place: Place, sizes: Sizes) -> Iterator[Offer]:
     large = [(sizes.large,)] * 4
     for job in JOBS:
-        yield _dense(place, job, "160m", f"4 tensors of {sizes.large:,} elements each", large)
-    gpt2 = _smaller(gpt2_shapes(), sizes.divisor)
-    yield _dense(place, "adam", "gpt2", "the 148 tensors of GPT-2 124M", gpt2)
-    resnet50 = _smaller(resnet50_shapes(), sizes.divisor)
+        yield _offer_dense(place, job, "160m", f"4 tensors of {sizes.large:,} elements each", large)
+    gpt2 = _shrink(list_gpt2_shapes(), sizes.divisor)
+    yield _offer_dense(place, "adam", "gpt2", "the 148 tensors of GPT-2 124M", gpt2)
+    resnet50 = _shrink(list_resnet50_shapes(), sizes.divisor)
     for job in ("adam", "momentum"):
-        yield _dense(place, job, "resnet50", "the 161 tensors of a ResNet-50", resnet50)
-    yield _sparse(place, sizes, "adagrad", "Adagrad", gpuopt.AdagradOptimizer, _torch_adagrad)
-    yield _sparse(place, sizes, "adam", "LazyAdam", gpuopt.LazyAdamOptimizer, _torch_sparse_adam)
+        yield _offer_dense(place, job, "resnet50", "the 161 tensors of a ResNet-50", resnet50)
+    yield _offer_sparse(place, sizes, "adagrad", "Adagrad", gpuopt.AdagradOptimizer, _torch_adagrad)
+    yield _offer_sparse(
+        place, sizes, "adam", "LazyAdam", gpuopt.LazyAdamOptimizer, _torch_sparse_adam
+    )
     for name, (count, size) in sizes.many.items():
         what, shapes = f"{count:,} tensors of {size:,} elements each", [(size,)] * count
-        yield _dense(place, "adam", f"{name}_same", f"{what}, gradients where they were", shapes)
-        yield _dense(place, "adam", f"{name}_fresh", f"{what}, gradients elsewhere", shapes, True)
+        yield _offer_dense(
+            place, "adam", f"{name}_same", f"{what}, gradients in the same arrays", shapes
+        )
+        yield _offer_dense(
+            place, "adam", f"{name}_fresh", f"{what}, gradients in other arrays", shapes, True
+        )
 
 
-def _smaller(shapes: Iterator[tuple[int, ...]], divisor: int) -> Shapes:
+def _shrink(shapes: Iterator[tuple[int, ...]], divisor: int) -> Shapes:
     return [tuple(max(1, side // divisor) for side in shape) for shape in shapes]
 
 
-def _dense(
+def _offer_dense(
     place: Place, job_name: str, name: str, what: str, shapes: Shapes, is_fresh: bool = False
 ) -> Offer:
     job = JOBS[job_name]
@@ -126,42 +137,48 @@ def _dense(
 
     def make() -> tuple[Workload, dict[str, str]]:
         xp = place.xp
-        gradients = [_gradients(xp, shapes) for _ in range(num_sets)]
+        gradients = [_make_gradients(xp, shapes) for _ in range(num_sets)]
 
-        def weights() -> list[Any]:
+        def make_weights() -> list[Any]:
             return [xp.ones(shape, dtype=np.float32) for shape in shapes]
 
-        contenders: dict[str, Step] = {"gpuopt": ours_dense(job, weights(), gradients)}
+        contenders: dict[str, Step] = {
+            "gpuopt": make_our_dense_step(job, make_weights(), gradients)
+        }
         left_out = {}
         for title, form in _FORMS.items():
             reason = why_not_torch(job, place, form)
             if reason is None:
-                contenders[title] = torch_dense(job, weights(), gradients, form)
+                contenders[title] = make_torch_dense_step(job, make_weights(), gradients, form)
             else:
                 left_out[title] = reason
         if hasattr(xp, "ElementwiseKernel"):
-            contenders["a kernel for each parameter"] = elementwise_dense(
-                job, xp, weights(), gradients
+            contenders["a kernel for each parameter"] = make_elementwise_dense_step(
+                job, xp, make_weights(), gradients
             )
         if len(shapes) <= _MOST_NAIVE:
-            contenders["array operations"] = naive_dense(job, xp, weights(), gradients)
+            contenders["array operations"] = make_naive_dense_step(
+                job, xp, make_weights(), gradients
+            )
         else:
-            left_out["array operations"] = "a hundred thousand launches in each step"
+            left_out["array operations"] = "it would launch a hundred thousand kernels in each step"
         workload = Workload(
             f"gpu_{job_name}_{name}",
             f"{job.title} on {what}",
-            # The weight and the state are read and written, the gradient is read.
+            # A step reads and writes the weight and the state, and reads the gradient.
             elements * 4 * (3 + 2 * len(job.state)),
             contenders,
             operations=len(shapes),
         )
         return workload, left_out
 
-    arrays = 5 * (1 + len(job.state)) + num_sets + 3  # five contenders, and what formulas hold
+    arrays = (
+        5 * (1 + len(job.state)) + num_sets + 3
+    )  # five contenders, and temporaries of the formula
     return Offer(f"gpu_{job_name}_{name}", 4 * elements * arrays, make)
 
 
-def _gradients(xp: Any, shapes: Shapes) -> list[Any]:
+def _make_gradients(xp: Any, shapes: Shapes) -> list[Any]:
     noise = np.random.default_rng(0).standard_normal(2**20, np.float32)
     return [xp.asarray(np.resize(noise[: math.prod(shape)], shape)) for shape in shapes]
 
@@ -174,7 +191,7 @@ def _torch_sparse_adam(torch: Any, parameters: Any) -> Any:
     return torch.optim.SparseAdam(parameters, RATE)
 
 
-def _sparse(
+def _offer_sparse(
     place: Place,
     sizes: Sizes,
     job_name: str,
@@ -187,19 +204,23 @@ def _sparse(
     name = f"gpu_sparse_{title.lower()}"
 
     def make() -> tuple[Workload, dict[str, str]]:
-        host_rows, host_values = lookups(sizes.table, sizes.lookups)
+        host_rows, host_values = draw_lookups(sizes.table, sizes.lookups)
         rows, values = place.xp.asarray(host_rows), place.xp.asarray(host_values)
 
-        def table() -> Any:
+        def make_table() -> Any:
             return place.xp.ones(sizes.table, dtype=np.float32)
 
-        contenders = {"gpuopt": ours_sparse(partial(ours, RATE), table(), values, rows)}
+        contenders = {
+            "gpuopt": make_our_sparse_step(partial(ours, RATE), make_table(), values, rows)
+        }
         left_out = {}
         if find_spec("torch") is None:
             left_out["torch sparse"] = "torch is not installed"
         else:
-            contenders["torch sparse"] = torch_sparse(peer, table(), values, rows)
-        contenders["array operations"] = naive_sparse(job, place.xp, table(), values, rows)
+            contenders["torch sparse"] = make_torch_sparse_step(peer, make_table(), values, rows)
+        contenders["array operations"] = make_naive_sparse_step(
+            job, place.xp, make_table(), values, rows
+        )
         touched = int(np.unique(host_rows).size)
         workload = Workload(
             name,

@@ -1,4 +1,4 @@
-"""Times contenders in turn, in one process, and writes down all samples."""
+"""Times contenders in turn, in one process, and writes all samples to a file."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from gpuopt.backends.host_compiler import compiler
-from gpuopt.backends.workers import num_threads, share_out
+from gpuopt.backends.cpu.compiler import compiler
+from gpuopt.backends.cpu.threads import num_threads, share_out
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
-# gpuopt where nothing was compiled; it has ratios of its own.
+# The contender that is gpuopt without compiled rules; it has ratios of its own.
 NUMPY_ALONE = "gpuopt, numpy alone"
 _WARM_UP_ROUNDS = 3
 _COPY_BYTES = 256 * 2**20
@@ -32,17 +32,17 @@ _COPY_BYTES = 256 * 2**20
 
 @dataclass(frozen=True)
 class Workload:
-    """One job that several contenders do.
+    """A task that several contenders are timed on.
 
     Attributes:
-        name: Which job.
-        description: What it is, in a sentence.
-        bytes_moved: What a step must read and write at the least, where memory is the limit.
-        contenders: Name to a function that does one step; ours is called "gpuopt".
-        operations: How many operations a step has, where the cost of each counts.
-        settle: Called after each step, and not timed: waits for what goes on in the background.
-        peak_extra_bytes: What a step adds to a process's memory at its peak, by contender, where it
-            was measured.
+        name: The workload's name.
+        description: The task, in a sentence.
+        bytes_moved: How many bytes a step must at least read and write; None where memory is not
+            the limit.
+        contenders: By name, functions that do one step; gpuopt's is called "gpuopt".
+        operations: How many operations a step has, where the cost of each one matters.
+        settle: Called after each step and not timed: waits for background work.
+        peak_extra_bytes: By contender, how much memory a step needs at its peak, where measured.
     """
 
     name: str
@@ -56,15 +56,14 @@ class Workload:
 
 @dataclass(frozen=True)
 class Timing:
-    """One contender's samples, in milliseconds, and what follows from them.
+    """One contender's samples, in milliseconds, and their statistics.
 
     Attributes:
-        ratio: Median over the rounds of gpuopt's time divided by this contender's.
-        gb_per_s: `bytes_moved` by the median time, in 10^9 bytes a second.
-        share_of_copy: Of the measured bandwidth of a copy.
-        us_per_operation: The median time by `operations`, in microseconds.
-        numpy_ratio: Median over the rounds of gpuopt's time on numpy alone divided by this
-            contender's, if it took part.
+        ratio: The median over all rounds of gpuopt's time divided by this contender's time.
+        gb_per_s: `bytes_moved` divided by the median time, in 10^9 bytes a second.
+        share_of_copy: `gb_per_s` divided by the measured bandwidth of a copy.
+        us_per_operation: The median time divided by `operations`, in microseconds.
+        numpy_ratio: As `ratio`, for gpuopt without compiled rules, if that was a contender.
     """
 
     median_ms: float
@@ -79,9 +78,9 @@ class Timing:
 
 
 def measure(workload: Workload, rounds: int, copy_bytes_per_second: float) -> dict[str, Timing]:
-    """Times every contender once in each round, so that a drifting machine hits all alike.
+    """Times every contender once in each round, so that a machine's drift affects all alike.
 
-    The order is a new one in each round: what ran before leaves its traces in the caches.
+    Each round has a new order, because a contender's data stays in the caches for the next one.
     """
     shuffled = random.Random(0)
     contenders = list(workload.contenders.items())
@@ -96,21 +95,21 @@ def measure(workload: Workload, rounds: int, copy_bytes_per_second: float) -> di
             if round_number >= 0:
                 samples[name].append(elapsed_ms)
     return {
-        name: timing(
+        name: summarize(
             workload, times, samples["gpuopt"], samples.get(NUMPY_ALONE), copy_bytes_per_second
         )
         for name, times in samples.items()
     }
 
 
-def timing(
+def summarize(
     workload: Workload,
     times: list[float],
     ours: list[float],
     ours_numpy: list[float] | None,
     copy_bytes_per_second: float,
 ) -> Timing:
-    """Sums up a contender's samples, in milliseconds; `ours` are those of the same rounds."""
+    """Computes a contender's statistics; `ours` are gpuopt's samples of the same rounds."""
     deciles = quantiles(times, n=10, method="inclusive")
     seconds = 1e-3 * median(times)
     speed = None if workload.bytes_moved is None else workload.bytes_moved / seconds
@@ -119,17 +118,17 @@ def timing(
         median_ms=round(median(times), 4),
         p10_ms=round(deciles[0], 4),
         p90_ms=round(deciles[-1], 4),
-        ratio=_ratio(ours, times),
+        ratio=_median_ratio(ours, times),
         gb_per_s=None if speed is None else round(speed / 1e9, 2),
         share_of_copy=None if speed is None else round(speed / copy_bytes_per_second, 3),
         us_per_operation=None if each is None else round(1e6 * each, 2),
-        numpy_ratio=None if ours_numpy is None else _ratio(ours_numpy, times),
+        numpy_ratio=None if ours_numpy is None else _median_ratio(ours_numpy, times),
         samples_ms=[round(time, 4) for time in times],
     )
 
 
-def copy_bandwidth(rounds: int = 15) -> float:
-    """Measures what copies in memory reach, in bytes read and written a second.
+def measure_copy_bandwidth(rounds: int = 15) -> float:
+    """Measures the bandwidth of copies in memory, in bytes read and written a second.
 
     As many threads copy as gpuopt uses for a large update.
     """
@@ -145,17 +144,17 @@ def copy_bandwidth(rounds: int = 15) -> float:
     return 2 * _COPY_BYTES / median(times)
 
 
-def machine() -> dict[str, Any]:
-    """Says what the results were measured on."""
+def describe_machine() -> dict[str, Any]:
+    """Describes the machine and the libraries."""
     return {
-        "cpu": _cpu_model(),
+        "cpu": _read_cpu_model(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "numpy": np.__version__,
-        "torch": _version("torch"),
-        "optax": _version("optax"),
-        "jax": _version("jax"),
-        "numba": _version("numba"),
+        "torch": _find_version("torch"),
+        "optax": _find_version("optax"),
+        "jax": _find_version("jax"),
+        "numba": _find_version("numba"),
         "compiler": " ".join(compiler() or []) or None,
         "threads": num_threads(),
     }
@@ -166,16 +165,15 @@ def write_results(
 ) -> Path:
     """Writes a file named after the machine, the date and the commit; returns its path.
 
-    Workloads that this file has already, and that were not run again, stay in it.
+    If the file exists, its other workloads are kept.
 
     Args:
-        results: Under "machine" and "commit", what was measured on and what was measured, if it is
-            not this machine's CPU, and not what git says.
-        name: The machine's; by default its CPU's.
-        output: Where the machines' folders are.
+        results: The content of the file. "machine" and "commit" are added unless given.
+        name: The machine's name; by default its CPU's.
+        output: The folder that has a folder for each machine.
     """
-    described = {"machine": machine(), "commit": _commit(), **results}
-    name = name or f"{_cpu_model()} {os.cpu_count()} cores"
+    described = {"machine": describe_machine(), "commit": _describe_commit(), **results}
+    name = name or f"{_read_cpu_model()} {os.cpu_count()} cores"
     folder = output / re.sub(r"[^a-z0-9]+", "-", name.lower())
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{datetime.now(UTC):%Y-%m-%d}-{described['commit']}.json"
@@ -186,11 +184,11 @@ def write_results(
     return path
 
 
-def _ratio(ours: list[float], times: list[float]) -> float:
+def _median_ratio(ours: list[float], times: list[float]) -> float:
     return round(median(a / b for a, b in zip(ours, times, strict=True)), 3)
 
 
-def _cpu_model() -> str:
+def _read_cpu_model() -> str:
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -199,14 +197,14 @@ def _cpu_model() -> str:
     return found[1] if found else platform.machine()
 
 
-def _version(distribution: str) -> str | None:
+def _find_version(distribution: str) -> str | None:
     try:
         return version(distribution)
     except PackageNotFoundError:
         return None
 
 
-def _commit() -> str:
+def _describe_commit() -> str:
     command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
     finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     return finished.stdout.strip() or "unknown"

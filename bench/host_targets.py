@@ -1,18 +1,19 @@
-"""What gpuopt is to reach on a CPU, as data; the harness says whether it did."""
+"""The targets for gpuopt's speed on a CPU."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from bench import step_path
 from bench.harness import Timing
-from bench.targets import Target, Verdict, verdict
+from bench.targets import Target, Verdict, compare
 
-# How much longer than torch a large dense step may take, with numpy alone.
+# The largest ratio to torch's time for a large dense step, without compiled rules.
 _NUMPY_ALONE = {"momentum": 1.3, "adagrad": 1.8, "adam": 2.2}
 _COMPILED = 1.05
 
 
-def _targets() -> Sequence[Target]:
+def _list_targets() -> Sequence[Target]:
     large = ("16m", "resnet50")
     jobs = [f"{job}_{size}" for job in _NUMPY_ALONE for size in large]
     numpy_alone = [
@@ -36,16 +37,16 @@ def _targets() -> Sequence[Target]:
     )
 
 
-TARGETS = _targets()
+TARGETS = (*_list_targets(), *step_path.TARGETS)
 
 
 def judge(target: Target, contenders: Mapping[str, Timing]) -> Verdict:
-    """Compares a target with what was measured.
+    """Compares a target with the measurements.
 
     Args:
-        target: Of the workload that was measured. Its quantity is "ratio", or "numpy_ratio" for
-            gpuopt where nothing was compiled.
-        contenders: By name.
+        target: A target of this workload. Its quantity is "ratio", or "numpy_ratio" for gpuopt
+            without compiled rules.
+        contenders: Each contender's timing, by name.
     """
     found = contenders.get(target.against or "gpuopt")
-    return verdict(target, None if found is None else getattr(found, target.quantity))
+    return compare(target, None if found is None else getattr(found, target.quantity))

@@ -1,4 +1,4 @@
-"""Updates in host memory, beside what else there is for a CPU."""
+"""Workloads of updates in host memory, and the alternatives on a CPU."""
 
 from __future__ import annotations
 
@@ -27,49 +27,55 @@ _RATE = 1e-3
 _TABLE = (1_000_000, 64)
 _LOOKUPS = 8192
 _ZIPF_EXPONENT = 1.05
-# Longer than OpenMP's threads spin.
+# Longer than OpenMP's threads wait in a busy loop.
 _REST_SECONDS = 0.01
 
 
-def host_workloads() -> Iterator[Workload]:
-    """Makes each workload when its turn has come, so that only one is in memory.
+def make_host_workloads() -> Iterator[Workload]:
+    """Yields each workload when its turn comes, so that only one at a time is in memory.
 
-    After a step, torch's threads and numba's look out for more work for a while; until they sleep,
-    they take a core from whoever is next.
+    Each step is followed by a rest: after a step, the threads of torch and numba wait for more work
+    in a busy loop for a while, and would take a core from the next contender.
     """
-    for workload in _workloads():
+    for workload in _make_workloads():
         yield replace(workload, settle=partial(time.sleep, _REST_SECONDS))
 
 
-def _workloads() -> Iterator[Workload]:
+def _make_workloads() -> Iterator[Workload]:
     large = [(16 * 2**20,)]
     many_small = [(64,)] * 1000
     for job in _JOBS:
         for name, what, shapes in (
             ("16m", "one tensor of 16,777,216 elements", large),
-            ("resnet50", "the 161 tensors of a ResNet-50", list(resnet50_shapes())),
+            ("resnet50", "the 161 tensors of a ResNet-50", list(list_resnet50_shapes())),
             ("1000x64", "1,000 tensors of 64 elements each", many_small),
         ):
-            yield _dense(job, f"host_{job}_{name}", f"{_JOBS[job].title} on {what}", shapes)
-    yield _sparse("lazy_adam", "LazyAdam", gpuopt.LazyAdamOptimizer, _torch_sparse_adam, slots=2)
-    yield _sparse("adagrad", "Adagrad", gpuopt.AdagradOptimizer, _torch_sparse_adagrad, slots=1)
-    yield _all_rows_adam()
-    yield _row_sums()
-    yield _numba_adam(large)
-    yield _first_step()
+            yield _make_dense_workload(
+                job, f"host_{job}_{name}", f"{_JOBS[job].title} on {what}", shapes
+            )
+    yield _make_sparse_workload(
+        "lazy_adam", "LazyAdam", gpuopt.LazyAdamOptimizer, _torch_sparse_adam, slots=2
+    )
+    yield _make_sparse_workload(
+        "adagrad", "Adagrad", gpuopt.AdagradOptimizer, _torch_sparse_adagrad, slots=1
+    )
+    yield _make_all_rows_workload()
+    yield _make_row_sums_workload()
+    yield _make_numba_workload(large)
+    yield _make_first_step_workload()
 
 
 class _Job(NamedTuple):
-    """One optimizer, ours and others'.
+    """One optimizer, in gpuopt and in the alternatives.
 
     Attributes:
-        title: What it is called.
-        slots: How many arrays of state it has.
-        ours: Makes gpuopt's.
-        formula: One step of it on (w, g, *state), in plain numpy; returns the new (w, *state).
-        torch: Makes torch's from (torch, parameters, which implementation).
-        fused: Whether torch has a fused one for CPUs.
-        optax: Makes optax's.
+        title: The optimizer's name.
+        slots: How many state arrays each variable has.
+        ours: Makes gpuopt's optimizer.
+        formula: One step on (w, g, *state) in plain numpy; returns the new (w, *state).
+        torch: Makes torch's optimizer from (torch, parameters, implementation).
+        fused: Whether torch has a fused implementation for CPUs.
+        optax: Makes optax's optimizer.
     """
 
     title: str
@@ -84,10 +90,10 @@ class _Job(NamedTuple):
         peers: dict[str, Step] = {}
         if find_spec("torch") is not None:
             if self.fused:
-                peers["torch fused"] = _torch_step(self.torch, {"fused": True}, gradients)
-            peers["torch foreach"] = _torch_step(self.torch, {"foreach": True}, gradients)
+                peers["torch fused"] = _make_torch_step(self.torch, {"fused": True}, gradients)
+            peers["torch foreach"] = _make_torch_step(self.torch, {"foreach": True}, gradients)
         if find_spec("optax") is not None:
-            peers["optax jit"] = _optax_step(self.optax, gradients)
+            peers["optax jit"] = _make_optax_step(self.optax, gradients)
         return peers
 
 
@@ -153,8 +159,8 @@ _JOBS: Mapping[str, _Job] = {
 }
 
 
-def resnet50_shapes() -> Iterator[tuple[int, ...]]:
-    """The parameters of ResNet-50 (He et al. 2015, table 1), with batch normalisation."""
+def list_resnet50_shapes() -> Iterator[tuple[int, ...]]:
+    """Yields the shapes of ResNet-50 with batch normalisation (He et al. 2015, table 1)."""
 
     def convolution(out: int, into: int, size: int) -> Iterator[tuple[int, ...]]:
         yield out, into, size, size
@@ -173,7 +179,7 @@ def resnet50_shapes() -> Iterator[tuple[int, ...]]:
     yield from [(1000, 2048), (1000,)]
 
 
-def _dense(job_name: str, name: str, description: str, shapes: Shapes) -> Workload:
+def _make_dense_workload(job_name: str, name: str, description: str, shapes: Shapes) -> Workload:
     job = _JOBS[job_name]
     rng = np.random.default_rng(0)
     gradients = [rng.standard_normal(shape, np.float32) for shape in shapes]
@@ -181,15 +187,15 @@ def _dense(job_name: str, name: str, description: str, shapes: Shapes) -> Worklo
     for title, compiled in (("gpuopt", True), (NUMPY_ALONE, False)):
         variables = [gpuopt.Variable(np.ones_like(gradient)) for gradient in gradients]
         pairs = list(zip(gradients, variables, strict=True))
-        contenders[title] = _ours(partial(job.ours().apply_gradients, pairs), compiled)
+        contenders[title] = _make_our_step(partial(job.ours().apply_gradients, pairs), compiled)
     contenders |= job.peers(gradients)
-    contenders["numpy, the formula"] = _formula_step(job, gradients)
+    contenders["numpy, the formula"] = _make_formula_step(job, gradients)
     elements = sum(gradient.size for gradient in gradients)
-    # The weight and the slots are read and written, the gradient is read.
+    # A step reads and writes the weight and the slots, and reads the gradient.
     return Workload(name, description, elements * 4 * (3 + 2 * job.slots), contenders)
 
 
-def _ours(step: Step, compiled: bool) -> Step:
+def _make_our_step(step: Step, compiled: bool) -> Step:
     def run() -> None:
         os.environ["GPUOPT_COMPILED"] = "1" if compiled else "0"
         step()
@@ -197,8 +203,8 @@ def _ours(step: Step, compiled: bool) -> Step:
     return run
 
 
-def _formula_step(job: _Job, gradients: Sequence[np.ndarray]) -> Step:
-    """What one writes down from the paper."""
+def _make_formula_step(job: _Job, gradients: Sequence[np.ndarray]) -> Step:
+    """Makes a step that is the paper's formula in plain numpy."""
     states = [(np.ones_like(g), *[np.zeros_like(g)] * job.slots) for g in gradients]
 
     def step() -> None:
@@ -209,7 +215,7 @@ def _formula_step(job: _Job, gradients: Sequence[np.ndarray]) -> Step:
     return step
 
 
-def _torch_step(make: Callable[..., Any], form: Any, gradients: Sequence[np.ndarray]) -> Step:
+def _make_torch_step(make: Callable[..., Any], form: Any, gradients: Sequence[np.ndarray]) -> Step:
     import torch
 
     parameters = []
@@ -221,7 +227,7 @@ def _torch_step(make: Callable[..., Any], form: Any, gradients: Sequence[np.ndar
     return lambda: optimizer.step()
 
 
-def _optax_step(make: Callable[[Any], Any], gradients: Sequence[np.ndarray]) -> Step:
+def _make_optax_step(make: Callable[[Any], Any], gradients: Sequence[np.ndarray]) -> Step:
     import jax
     import optax
 
@@ -242,12 +248,12 @@ def _optax_step(make: Callable[[Any], Any], gradients: Sequence[np.ndarray]) -> 
     return step
 
 
-def lookups(
+def draw_lookups(
     table: tuple[int, int] = _TABLE, num_lookups: int = _LOOKUPS
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (rows, values) of a batch's lookups: a few rows often, most of them once.
+    """Returns (rows, values) of a batch's lookups: few rows occur often, most of them once.
 
-    Row frequencies follow Zipf's law; frequent rows lie anywhere in the table.
+    Row frequencies follow Zipf's law; frequent rows are at random places in the table.
     """
     rng = np.random.default_rng(0)
     height, width = table
@@ -256,16 +262,16 @@ def lookups(
     return rng.permutation(height)[ranks], rng.standard_normal((num_lookups, width), np.float32)
 
 
-def _torch_table(make: Callable[..., Any], dense: bool = False) -> Step:
+def _make_torch_sparse_step(make: Callable[..., Any], dense: bool = False) -> Step:
     import torch
 
-    rows, values = lookups()
+    rows, values = draw_lookups()
     parameter = torch.nn.Parameter(torch.ones(_TABLE))
     optimizer = make(torch, [parameter])
     indices, given = torch.from_numpy(rows)[None], torch.from_numpy(values)
 
     def step() -> None:
-        # A new tensor: one that was summed already says so.
+        # A new tensor in each step: torch marks a tensor whose rows are summed, and skips the work.
         gradient = torch.sparse_coo_tensor(indices, given, _TABLE, check_invariants=False)
         parameter.grad = gradient.to_dense() if dense else gradient
         optimizer.step()
@@ -281,31 +287,33 @@ def _torch_sparse_adagrad(torch: Any, parameters: Any) -> Any:
     return torch.optim.Adagrad(parameters, lr=_RATE)
 
 
-def _our_tables(make: Callable[[float], gpuopt.Optimizer]) -> dict[str, Step]:
-    rows, values = lookups()
+def _make_our_sparse_steps(make: Callable[[float], gpuopt.Optimizer]) -> dict[str, Step]:
+    rows, values = draw_lookups()
     slices = gpuopt.IndexedSlices(values, rows)
     contenders = {}
     for title, compiled in (("gpuopt", True), (NUMPY_ALONE, False)):
         table = gpuopt.Variable(np.ones(_TABLE, np.float32))
-        contenders[title] = _ours(partial(make(_RATE).apply_gradients, [(slices, table)]), compiled)
+        contenders[title] = _make_our_step(
+            partial(make(_RATE).apply_gradients, [(slices, table)]), compiled
+        )
     return contenders
 
 
-def _sparse(
+def _make_sparse_workload(
     name: str,
     title: str,
     make: Callable[[float], gpuopt.Optimizer],
     make_torch: Callable[..., Any],
     slots: int,
 ) -> Workload:
-    contenders = _our_tables(make)
+    contenders = _make_our_sparse_steps(make)
     if find_spec("torch") is not None:
-        contenders[f"torch {make_torch.__name__.removeprefix('_torch_')}"] = _torch_table(
-            make_torch
+        contenders[f"torch {make_torch.__name__.removeprefix('_torch_')}"] = (
+            _make_torch_sparse_step(make_torch)
         )
         if make_torch is not _torch_sparse_adam:
-            contenders["torch sparse_adam"] = _torch_table(_torch_sparse_adam)
-    rows, values = lookups()
+            contenders["torch sparse_adam"] = _make_torch_sparse_step(_torch_sparse_adam)
+    rows, values = draw_lookups()
     touched = np.unique(rows).size * _TABLE[1] * 4
     return Workload(
         f"host_sparse_{name}",
@@ -315,23 +323,23 @@ def _sparse(
     )
 
 
-def _all_rows_adam() -> Workload:
-    contenders = _our_tables(gpuopt.AdamOptimizer)
+def _make_all_rows_workload() -> Workload:
+    contenders = _make_our_sparse_steps(gpuopt.AdamOptimizer)
     if find_spec("torch") is not None:
-        contenders["torch to_dense, fused"] = _torch_table(
+        contenders["torch to_dense, fused"] = _make_torch_sparse_step(
             lambda torch, parameters: torch.optim.Adam(parameters, lr=_RATE, fused=True), dense=True
         )
     return Workload(
         "host_all_rows_adam",
-        f"TensorFlow's Adam, which moves all rows, for {_LOOKUPS:,} rows of "
+        f"TensorFlow's Adam, which updates all rows, for {_LOOKUPS:,} rows of "
         f"{_TABLE[0]:,} x {_TABLE[1]}",
         _TABLE[0] * _TABLE[1] * 4 * 6,
         contenders,
     )
 
 
-def _row_sums() -> Workload:
-    rows, values = lookups()
+def _make_row_sums_workload() -> Workload:
+    rows, values = draw_lookups()
     backend = backend_for(Device.cpu)
     contenders: dict[str, Step] = {"gpuopt": lambda: backend.sum_duplicate_rows(values, rows)}
     if find_spec("torch") is not None:
@@ -357,15 +365,15 @@ def _row_sums() -> Workload:
     )
 
 
-def _numba_adam(shapes: Shapes) -> Workload:
-    """What a just-in-time compiler makes of Adam: the other way to compile a rule."""
+def _make_numba_workload(shapes: Shapes) -> Workload:
+    """Makes the workload of Adam compiled by numba, the alternative way to compile a rule."""
     rng = np.random.default_rng(0)
     gradients = [rng.standard_normal(shape, np.float32) for shape in shapes]
     pairs = [(gradient, gpuopt.Variable(np.ones_like(gradient))) for gradient in gradients]
     step = partial(_JOBS["adam"].ours().apply_gradients, pairs)
-    contenders = {"gpuopt": _ours(step, True), NUMPY_ALONE: _ours(step, False)}
+    contenders = {"gpuopt": _make_our_step(step, True), NUMPY_ALONE: _make_our_step(step, False)}
     if find_spec("numba") is not None:
-        adam = numba_adam()
+        adam = compile_numba_adam()
         states = [(np.ones_like(g), g, np.zeros_like(g), np.zeros_like(g)) for g in gradients]
         scalars = [np.float32(x) for x in (_RATE, 0.9, 0.999, 1e-8)]
         contenders["numba prange"] = lambda: [adam(*state, *scalars) for state in states]
@@ -377,7 +385,7 @@ def _numba_adam(shapes: Shapes) -> Workload:
     )
 
 
-def numba_adam() -> Callable[..., None]:
+def compile_numba_adam() -> Callable[..., None]:
     import numba
 
     @numba.njit(parallel=True, error_model="numpy")  # type: ignore[untyped-decorator]
@@ -401,14 +409,14 @@ gpuopt.AdamOptimizer().apply_gradients([(gradient, gpuopt.Variable(gradient))])
 """
 _NUMBA_FIRST_STEP = """
 import numpy as np
-from bench.host_workloads import numba_adam
+from bench.host_workloads import compile_numba_adam
 arrays = [np.ones(2**20, np.float32) for _ in range(4)]
-numba_adam()(*arrays, *[np.float32(x) for x in (1e-3, 0.9, 0.999, 1e-8)])
+compile_numba_adam()(*arrays, *[np.float32(x) for x in (1e-3, 0.9, 0.999, 1e-8)])
 """
 
 
-def _first_step() -> Workload:
-    """From a new process to its first step; the interpreter's own start is included."""
+def _make_first_step_workload() -> Workload:
+    """Makes the workload of a new process's first step, including the interpreter's start."""
 
     def program(text: str, **environment: str) -> Step:
         command = [sys.executable, "-c", text]

@@ -1,35 +1,35 @@
 #!/usr/bin/env bash
-# What only a machine with a GPU can show, in less than ten minutes: the tests marked `gpu`, NVIDIA's
-# memory and race checkers on some of them, and the benchmark.
+# Runs what needs a GPU, in less than ten minutes: the tests marked `gpu`, some of them under NVIDIA's
+# memory and race checkers, and the benchmark.
 #
 #   bench/on_gpu.sh [options]
 #
-#   --require-gpu     No GPU is a failure. Without it, this says so and ends with status 0.
-#   --wheels FOLDER   Where packages are that this machine lacks; nothing is fetched from a network.
+#   --require-gpu     Fail if there is no GPU. By default, say so and end with status 0.
+#   --wheels FOLDER   Folder of wheels for packages that this machine lacks; no network is used.
 #   --output FOLDER   Results go to FOLDER/<gpu>/<date>-<commit>.json, logs to FOLDER/logs/; by
 #                     default bench/results.
-#   --commit NAME     What is measured, where there is no git to ask.
-#   --phases LIST     Some of updates (their tests), others (the other tests), memcheck, racecheck and
-#                     benchmark, with commas; or setup alone. By default all of them.
+#   --commit NAME     The commit that is measured, where there is no git to ask.
+#   --phases LIST     Phases to run, separated by commas: updates (the tests of updates), others (the
+#                     other tests), memcheck, racecheck, benchmark; or only setup. By default all.
 #
-# The machine needs python3 (or $PYTHON) of 3.11 or newer with pip, CuPy 14 and torch; its packages
-# stay as they are. compute-sanitizer is looked for on the PATH and beside CUDA's compiler. A phase
-# that fails keeps no other from running; the status is 1 if any has failed.
+# The machine needs Python 3.11 or newer (python3, or $PYTHON) with pip, CuPy 14 and torch; its
+# packages are not changed. compute-sanitizer is searched on the PATH and beside CUDA's compiler. If a
+# phase fails, the others still run; the status is then 1.
 #
-# On a machine with a network, the wheels are fetched by
+# To fetch the wheels on a machine with a network:
 #
 #   python3 -m pip download --no-deps --only-binary=:all: --dest FOLDER \
 #     autograd ml_dtypes rich safetensors xxhash pytest hypothesis
 #
-# with, for another Python or system, for example: --python-version 3.12 --platform
-# manylinux_2_28_x86_64. Name only what is missing there; a run without --wheels says what.
+# For another Python or system, add for example: --python-version 3.12 --platform
+# manylinux_2_28_x86_64. Name only the missing packages; a run without --wheels lists them.
 set -uo pipefail
 
 # Seconds that each phase may take; together below ten minutes.
 declare -A limits=(
   [setup]=30 [updates]=140 [others]=50 [memcheck]=45 [racecheck]=45 [benchmark]=240
 )
-# Of two types of different accesses, the rules with the most slots; dense, sparse, all rows.
+# The rules with the most slots, in a 4-byte and a 2-byte dtype; dense, sparse, all rows.
 covering='steps_are_numpys and (float32 or bfloat16) and (Adam or centered) and not Lazy'
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -83,12 +83,13 @@ fi
 mkdir -p "$output/logs" || exit 2
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-export PYTHONPATH=$root:$root/tests PYTHONUNBUFFERED=1 GPUOPT_REQUIRE=gpu
+export PYTHONPATH=$root:$root/tests/support PYTHONUNBUFFERED=1 GPUOPT_REQUIRE=gpu
 export CUPY_CACHE_DIR=$work/cupy GPUOPT_CACHE_DIR=$work/gpuopt
 
 summary=()
 failed=0
-# Runs a command, keeps what it prints, and notes how it ended. Cut off, pytest still sums up.
+# Runs a command with its time limit, logs its output, and adds its outcome to the summary. The first
+# signal is SIGINT, after which pytest still prints its own summary.
 run_phase() {
   local phase=$1 started=$SECONDS outcome
   shift
@@ -109,8 +110,8 @@ run_phase() {
 python=$work/venv/bin/python
 environment=("$PYTHON" bench/gpu_environment.py "$work/venv" ${wheels:+"$wheels"})
 pytest=("$python" -m pytest -q -W default -p no:cacheprovider -m gpu --tb=short)
-updates=(tests/test_on_gpu.py tests/test_gpu_driver.py)
-# Most of their time goes into compiling.
+updates=(tests/backends/cuda/test_on_gpu.py tests/backends/cuda/test_gpu_driver.py)
+# In parallel, because these tests mostly wait for the compiler.
 parallel=()
 "$PYTHON" -c 'import xdist' 2>/dev/null && parallel=(-n 4)
 sanitizer=$(PATH=$PATH:${CUDA_HOME:-/usr/local/cuda}/bin command -v compute-sanitizer)
@@ -135,7 +136,7 @@ for phase in "${wanted[@]}"; do
         summary+=("$phase: left out, as compute-sanitizer is not on this machine")
         continue
       fi
-      # Without a pool, arrays are allocations of their own, whose ends the checker knows.
+      # Without CuPy's pool, each array is an allocation, so the checker knows where arrays end.
       run_phase "$phase" "$sanitizer" --tool "$phase" --error-exitcode 86 --print-limit 20 \
         "${pytest[@]}" -p no_memory_pool -k "$covering" "${updates[0]}"
       ;;

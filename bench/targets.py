@@ -1,4 +1,4 @@
-"""What gpuopt is to reach, as data, and whether it did."""
+"""Targets for gpuopt's speed, and whether a measurement met them."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Target:
-    """One number to reach.
+    """A bound for one measured number.
 
     Attributes:
-        workload: Where.
-        quantity: What is measured. Ratios are gpuopt's time divided by that of `against`, in one
-            run; the others are gpuopt's own.
-        against: A contender.
-        at_most: The largest that will do.
-        at_least: The smallest that will do.
+        workload: The workload's name.
+        quantity: The name of the measured number. A ratio is gpuopt's time divided by that of
+            `against` in the same run; other numbers are gpuopt's own.
+        against: The contender that a ratio is with.
+        at_most: The largest number that meets the target, or None.
+        at_least: The smallest number that meets the target, or None.
     """
 
     workload: str
@@ -32,12 +32,12 @@ class Target:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a target was reached.
+    """Whether a target was met.
 
     Attributes:
-        target: Which one.
-        measured: What was measured instead of it, or None.
-        met: None where there was nothing to measure.
+        target: The target.
+        measured: The measured number; None if nothing was measured.
+        met: Whether `measured` is within the bound; None if nothing was measured.
     """
 
     target: Target
@@ -50,8 +50,8 @@ class Verdict:
         return f"{'met   ' if self.met else 'MISSED'} {self.measured:8.3f}  {self.target}"
 
 
-def verdict(target: Target, measured: float | None) -> Verdict:
-    """Compares a target with what was measured, or with None."""
+def compare(target: Target, measured: float | None) -> Verdict:
+    """Compares a target with the measured number; None stands for no measurement."""
     if measured is None:
         return Verdict(target, None, None)
     is_met = (target.at_most is None or measured <= target.at_most) and (

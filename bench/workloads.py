@@ -1,25 +1,26 @@
-"""The jobs that are timed, and what a user would take instead of gpuopt."""
+"""All workloads of `make bench`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from fnmatch import fnmatch
 
-from bench import autodiff, distributed
+from bench import autodiff, distributed, step_path
 from bench.checkpoints import delay_by_checkpoint, restore_checkpoint, save_checkpoint
 from bench.harness import Workload
-from bench.host_workloads import host_workloads
+from bench.host_workloads import make_host_workloads
 
 
-def workloads(pattern: str = "*") -> Iterator[Workload]:
-    """Makes each workload when its turn has come, so that only one is in memory.
+def make_workloads(pattern: str = "*") -> Iterator[Workload]:
+    """Yields each workload when its turn comes, so that only one at a time is in memory.
 
     Args:
-        pattern: Of the names of those that are wanted.
+        pattern: Yields the workloads whose names match.
     """
-    # These write to the disk to begin with.
+    # First, because making one of these writes to the disk.
     for make in (save_checkpoint, delay_by_checkpoint, restore_checkpoint):
         if fnmatch(make.__name__, pattern):
             yield make()
-    for others in (autodiff.workloads, distributed.workloads, host_workloads):
+    modules = (autodiff.make_workloads, distributed.make_workloads, step_path.make_workloads)
+    for others in (*modules, make_host_workloads):
         yield from (workload for workload in others() if fnmatch(workload.name, pattern))

@@ -1,12 +1,10 @@
 """TensorFlow 1's optimizer system for numpy and CuPy arrays."""
 
+from typing import TYPE_CHECKING
+
+from gpuopt import optimizers
 from gpuopt.autodiff import embedding_lookup, with_gradients, with_torch
-from gpuopt.checkpoint import (
-    Saver,
-    latest_checkpoint,
-    optimizer_from_torch,
-    optimizer_to_torch,
-)
+from gpuopt.checkpoint import Saver, latest_checkpoint
 from gpuopt.device import Device
 from gpuopt.distributed import (
     ConditionalAccumulator,
@@ -24,50 +22,29 @@ from gpuopt.errors import (
     GpuoptError,
     WorkerFailedError,
 )
-from gpuopt.indexed_slices import IndexedSlices
+from gpuopt.interop import optimizer_from_torch, optimizer_to_torch
 from gpuopt.optimizer import Optimizer
-from gpuopt.optimizers import (
-    AdadeltaOptimizer,
-    AdagradDAOptimizer,
-    AdagradOptimizer,
-    AdamOptimizer,
-    FtrlOptimizer,
-    GradientDescentOptimizer,
-    LazyAdamOptimizer,
-    MomentumOptimizer,
-    ProximalAdagradOptimizer,
-    ProximalGradientDescentOptimizer,
-    RMSPropOptimizer,
-)
+from gpuopt.optimizers import *  # noqa: F403
+from gpuopt.rules.sources import CudaSource
+from gpuopt.rules.update_rule import UpdateRule, update_rule
 from gpuopt.training import ExponentialMovingAverage
-from gpuopt.update_rule import UpdateRule, update_rule
-from gpuopt.variable import Variable, global_variables, trainable_variables
-
-__version__ = "0.1.0"
+from gpuopt.variables.indexed_slices import IndexedSlices
+from gpuopt.variables.variable import Variable, global_variables, trainable_variables
+from gpuopt.version import __version__ as __version__
 
 __all__ = [
-    "AdadeltaOptimizer",
-    "AdagradDAOptimizer",
-    "AdagradOptimizer",
-    "AdamOptimizer",
     "CancelledError",
     "CheckpointError",
     "ConditionalAccumulator",
+    "CudaSource",
     "DeadlineExceededError",
     "Device",
     "DeviceUnavailableError",
     "ExponentialMovingAverage",
-    "FtrlOptimizer",
     "GpuoptError",
-    "GradientDescentOptimizer",
     "IndexedSlices",
-    "LazyAdamOptimizer",
     "MirroredStrategy",
-    "MomentumOptimizer",
     "Optimizer",
-    "ProximalAdagradOptimizer",
-    "ProximalGradientDescentOptimizer",
-    "RMSPropOptimizer",
     "Saver",
     "SparseConditionalAccumulator",
     "SyncReplicasOptimizer",
@@ -86,3 +63,7 @@ __all__ = [
     "with_gradients",
     "with_torch",
 ]
+
+# What type checkers would not see into; they read the imports.
+if not TYPE_CHECKING:
+    __all__ += optimizers.__all__

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ import numpy as np
 import gpuopt
 from gpuopt.backends import backend_for
 from gpuopt.backends.cuda.availability import why_no_gpu
-from gpuopt.demo.settings import TUNED
+from gpuopt.demo.settings import NAMES
 from gpuopt.demo.train import BATCH_SIZE, DEFAULT_STEPS, train
 from gpuopt.device import Device
 from gpuopt.errors import DeviceUnavailableError
@@ -26,7 +27,7 @@ _DTYPES = {
     "float32": np.float32,
     "float64": np.float64,
 }
-# What matplotlib draws without further software.
+# Formats that matplotlib writes without further software.
 _PICTURES = (".png", ".svg", ".pdf")
 
 
@@ -39,29 +40,40 @@ class _Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit status."""
-    parser = _parser()
+    try:
+        status = _run(arguments)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # the pipe's reader has stopped, as in `gpuopt info | head -3`
+        # The interpreter flushes stdout again at its end, which must not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    parser = _make_parser()
     options = parser.parse_args(arguments)
     if options.command == "info":
-        for what, answer in describe():
-            print(f"{what:<12}{answer}")
+        for subject, answer in describe():
+            print(f"{subject:<12}{answer}")
         return 0
     if options.command == "demo":
         if (options.replicas_to_aggregate or 1) > options.workers:
             parser.error("--replicas-to-aggregate must not be more than --workers")
-        return _demo(options)
-    parser.error("say what to do: demo or info; --help says more")
+        return _run_demo(options)
+    parser.error("a command is missing: demo or info; --help says more")
 
 
-def _demo(options: argparse.Namespace) -> int:
+def _run_demo(options: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from gpuopt.demo.report import print_table, print_workers, progress_bar, save_curves
+    from gpuopt.demo.report import print_table, print_workers, save_curves, show_progress
 
     console = Console()
-    names = list(TUNED) if options.optimizer == "all" else [options.optimizer]
+    names = NAMES if options.optimizer == "all" else [options.optimizer]
     results = []
     for name in names:
-        with progress_bar(console, name, options.steps) as on_step:
+        with show_progress(console, name, options.steps) as on_step:
             results.append(
                 train(
                     name,
@@ -88,17 +100,17 @@ def _demo(options: argparse.Namespace) -> int:
     if drawn:
         print(f"loss and accuracy curves: {options.output}")
     else:
-        print("for a picture of the curves: pip install 'gpuopt[plots]'")
+        print("for a picture of the curves: pip install matplotlib")
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def _make_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="gpuopt", description="TensorFlow 1's optimizers for CuPy and numpy arrays."
     )
     parser.add_argument("--version", action="version", version=f"gpuopt {gpuopt.__version__}")
     commands = parser.add_subparsers(dest="command")
-    commands.add_parser("info", help="say what devices and libraries there are")
+    commands.add_parser("info", help="list devices and libraries, and say why a GPU is not usable")
     demo = commands.add_parser(
         "demo",
         help="train a classifier of handwritten digits",
@@ -106,53 +118,58 @@ def _parser() -> argparse.ArgumentParser:
     )
     demo.add_argument(
         "--optimizer",
-        type=_optimizer,
+        type=_parse_optimizer,
         default="Adam",
         metavar="NAME",
-        help=f"one of {', '.join(TUNED)}, or all",
+        help=f"one of {', '.join(NAMES)}, or all",
     )
     demo.add_argument(
         "--device",
-        type=_device,
+        type=_parse_device,
         default="auto",
         help='"cpu", "gpu:<index>", or "auto", which is gpu:0 if there is a GPU',
     )
-    demo.add_argument("--steps", type=_positive, default=DEFAULT_STEPS, help="batches to train on")
-    demo.add_argument("--dtype", choices=_DTYPES, default="float32", help="of the weights")
-    demo.add_argument("--seed", type=_seed, default=0, help="for weights and batches")
+    demo.add_argument(
+        "--steps", type=_parse_positive, default=DEFAULT_STEPS, help="batches to train on"
+    )
+    demo.add_argument("--dtype", choices=_DTYPES, default="float32", help="dtype of the weights")
+    demo.add_argument("--seed", type=_parse_seed, default=0, help="seed for weights and batches")
     demo.add_argument(
         "--autodiff",
         action="store_true",
-        help="differentiate the loss, instead of gradients written by hand",
+        help="differentiate the loss instead of using gradients written by hand",
     )
     parallel = demo.add_mutually_exclusive_group()
     parallel.add_argument(
-        "--workers", type=_positive, default=1, help="threads that train together, in steps"
+        "--workers",
+        type=_parse_positive,
+        default=1,
+        help="threads that compute gradients for the same steps",
     )
     parallel.add_argument(
-        "--towers", type=_towers, default=1, help="parts that each batch is split into"
+        "--towers", type=_parse_towers, default=1, help="parts that each batch is split into"
     )
     demo.add_argument(
         "--replicas-to-aggregate",
-        type=_positive,
+        type=_parse_positive,
         metavar="NUMBER",
-        help="how many workers' gradients make a step; if not given, all",
+        help="how many workers' gradients make a step; by default, all",
     )
     demo.add_argument(
-        "--output", type=_picture, default="digits-curves.png", help="where the curves go"
+        "--output", type=_parse_picture, default="digits-curves.png", help="file for the curves"
     )
     return parser
 
 
-def _optimizer(text: str) -> str:
+def _parse_optimizer(text: str) -> str:
     wanted = text.lower().removesuffix("optimizer")
-    for name in (*TUNED, "all"):
+    for name in (*NAMES, "all"):
         if name.lower() == wanted:
             return name
-    raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(TUNED)}, all")
+    raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(NAMES)}, all")
 
 
-def _device(text: str) -> Device:
+def _parse_device(text: str) -> Device:
     if text == "auto":
         text = "cpu" if why_no_gpu() else "gpu"
     try:
@@ -166,22 +183,22 @@ def _device(text: str) -> Device:
     return device
 
 
-def _positive(text: str) -> int:
-    return _whole_number(text, at_least=1)
+def _parse_positive(text: str) -> int:
+    return _parse_whole_number(text, at_least=1)
 
 
-def _towers(text: str) -> int:
-    towers = _positive(text)
+def _parse_towers(text: str) -> int:
+    towers = _parse_positive(text)
     if BATCH_SIZE % towers:
         raise argparse.ArgumentTypeError(f"{towers} towers cannot share {BATCH_SIZE} images evenly")
     return towers
 
 
-def _seed(text: str) -> int:
-    return _whole_number(text, at_least=0)
+def _parse_seed(text: str) -> int:
+    return _parse_whole_number(text, at_least=0)
 
 
-def _picture(text: str) -> Path:
+def _parse_picture(text: str) -> Path:
     path = Path(text)
     if path.suffix.lower() not in _PICTURES:
         raise argparse.ArgumentTypeError(f"{text!r} ends in none of {', '.join(_PICTURES)}")
@@ -192,7 +209,7 @@ def _picture(text: str) -> Path:
     return path
 
 
-def _whole_number(text: str, at_least: int) -> int:
+def _parse_whole_number(text: str, at_least: int) -> int:
     if not text.isdecimal() or int(text) < at_least:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {at_least}")
     return int(text)

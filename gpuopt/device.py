@@ -1,4 +1,4 @@
-"""Where an array lives: the host, or one GPU."""
+"""Devices, and which device an array is on."""
 
 from __future__ import annotations
 
@@ -53,20 +53,25 @@ class Device:
 Device.cpu = Device("cpu")
 
 
-# How an array of a type tells the index of its GPU; see `register_device_arrays`.
+# For each type of array on a GPU: a function from an array to the index of its GPU.
 _index_by_type: dict[type[Any], Callable[[Any], int]] = {}
 
 
 def register_device_arrays(array_type: type[Any], index_of: Callable[[Any], int]) -> None:
-    """Has `device_of` ask arrays of this very type by `index_of`, which is quicker than DLPack."""
+    """Makes `device_of` call `index_of` for arrays of this type, which is faster than DLPack.
+
+    Args:
+        array_type: The exact type; subclasses are not included.
+        index_of: Returns the index of an array's GPU.
+    """
     _index_by_type[array_type] = index_of
 
 
 def device_of(array: Any) -> Device:
-    """Reads the device of anything array-like; lists and numbers are in host memory.
+    """Returns the device of an array; lists and numbers are in host memory.
 
     Raises:
-        ValueError: the array lives on a device that is neither a CPU nor a CUDA GPU.
+        ValueError: the array is on a device that is neither a CPU nor a CUDA GPU.
     """
     if isinstance(array, (np.ndarray, np.generic)):
         return Device.cpu
@@ -80,4 +85,6 @@ def device_of(array: Any) -> Device:
         return Device.cpu
     if kind in (_DLPACK_CUDA, _DLPACK_CUDA_MANAGED):
         return Device("gpu", index)
-    raise ValueError(f"gpuopt knows CPUs and CUDA GPUs; this array is on DLPack device type {kind}")
+    raise ValueError(
+        f"the array is on DLPack device type {kind}; gpuopt supports CPUs and CUDA GPUs"
+    )

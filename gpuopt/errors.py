@@ -1,4 +1,4 @@
-"""The exceptions a caller of gpuopt may want to catch by name.
+"""The exceptions that a caller of gpuopt may want to catch by name.
 
     GpuoptError
     ├── CancelledError (also a RuntimeError)
@@ -7,7 +7,7 @@
     ├── DeviceUnavailableError (also a RuntimeError)
     └── WorkerFailedError (also a RuntimeError)
 
-Everything else is a built-in type: ValueError for a wrong shape or value, TypeError for a wrong
+All other errors are built-in types: ValueError for a wrong shape or value, TypeError for a wrong
 type or dtype, IndexError for a row outside a variable, RuntimeError for a wrong call.
 """
 
@@ -17,20 +17,23 @@ class GpuoptError(Exception):
 
 
 class CheckpointError(GpuoptError, ValueError):
-    """A checkpoint is damaged, or holds something else than what is to be restored."""
+    """A checkpoint is damaged, or its tensors are not those that are to be restored."""
 
 
 class DeviceUnavailableError(GpuoptError, RuntimeError):
-    """A device was asked for that this process cannot use; the message says why."""
+    """This process cannot use a device that it asked for; the message says why."""
 
 
 class CancelledError(GpuoptError, RuntimeError):
-    """What this thread waited for was closed, or every other worker has finished."""
+    """A coordinator, accumulator or communicator was closed while this thread waited for it.
+
+    Also raised if every other worker has finished, so that nothing is left to wait for.
+    """
 
 
 class DeadlineExceededError(GpuoptError, TimeoutError):
-    """What this thread waited for did not come in time; the message says who is missing."""
+    """A worker, gradient or token did not arrive in time; the message names what is missing."""
 
 
 class WorkerFailedError(GpuoptError, RuntimeError):
-    """Another worker failed, and without it no step can be finished; its error is the cause."""
+    """Another worker failed, and no step can be completed without it; its error is the cause."""

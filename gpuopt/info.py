@@ -1,4 +1,4 @@
-"""What this machine offers to gpuopt, and why a GPU is not usable."""
+"""Describes the machine: libraries, CPU and GPUs, and why a GPU is not usable."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import shlex
 from collections.abc import Callable
 
 import gpuopt
+from gpuopt.backends.cpu.compiler import compiler, why_not_compiled
+from gpuopt.backends.cpu.threads import num_threads
 from gpuopt.backends.cuda.availability import (
     CUPY_DISTRIBUTIONS,
     ask_driver,
     installed,
     why_no_gpu,
 )
-from gpuopt.backends.host_compiler import compiler, why_not_compiled
-from gpuopt.backends.workers import num_threads
 
 _LIBRARIES = ("numpy", "ml_dtypes", "rich", "torch", "matplotlib")
 
 
 def describe() -> list[tuple[str, str]]:
-    """Returns (what, answer) rows for `gpuopt info`."""
+    """Returns (subject, answer) rows for `gpuopt info`."""
     driver = ask_driver()
     cupy = [f"{name} {found}" for name in CUPY_DISTRIBUTIONS if (found := installed(name))]
     source = "" if installed("gpuopt") else ", not installed, running from source"
@@ -35,21 +35,22 @@ def describe() -> list[tuple[str, str]]:
         major, minor = driver.cuda_version // 1000, driver.cuda_version % 1000 // 10
         rows.append(("driver", f"runs CUDA up to {major}.{minor}"))
     rows.append(("cpu", f"usable, {os.cpu_count()} cores"))
-    rows += [("threads", _answer(lambda: str(num_threads()))), ("rules", _answer(_how_rules_run))]
+    rows.append(("threads", _call_or_explain(lambda: str(num_threads()))))
+    rows.append(("rules", _call_or_explain(_describe_rules)))
     reason = why_no_gpu(driver)
     usable = "usable" if reason is None else f"not usable: {reason}"
     rows += [(f"gpu:{index}", f"{name}, {usable}") for index, name in enumerate(driver.gpus)]
     return rows if driver.gpus else [*rows, ("gpu", usable)]
 
 
-def _how_rules_run() -> str:
+def _describe_rules() -> str:
     reason = why_not_compiled()
     return f"compiled by {shlex.join(compiler() or [])}" if reason is None else f"numpy: {reason}"
 
 
-def _answer(ask: Callable[[], str]) -> str:
-    """What `ask` returns, or what is wrong with a variable of the environment."""
+def _call_or_explain(function: Callable[[], str]) -> str:
+    """Calls `function`; if an environment variable has a wrong value, returns the error's text."""
     try:
-        return ask()
+        return function()
     except ValueError as error:
         return str(error)

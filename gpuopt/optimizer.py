@@ -7,35 +7,32 @@ import logging
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
-from functools import partial
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Literal, get_args
 
-import numpy as np
-
 from gpuopt.autodiff import engine_of
-from gpuopt.autodiff.engine import Loss, OnGradient, flatten
-from gpuopt.backends import backend_for, profiling_range
-from gpuopt.by_variables import ByVariables
-from gpuopt.gradients import (
-    Form,
-    Gradient,
-    as_list,
-    checked_pairs,
-    first_nonfinite,
-    refuse_shared_memory,
+from gpuopt.autodiff.engine import Loss
+from gpuopt.state.state import Description, State
+from gpuopt.state.state_dict import OptimizerState, load_state, read_state
+from gpuopt.step.hooks import Hooks
+from gpuopt.step.loss import (
+    GATE_GRAPH,
+    GATE_NONE,
+    GATE_OP,
+    checked_gate,
+    gradients_of,
+    refuse_independent_loss,
 )
-from gpuopt.host_scalar import HostScalar
-from gpuopt.identity import Identity
-from gpuopt.indexed_slices import IndexedSlices
-from gpuopt.optimizer_state import OptimizerState, load_state, read_state
-from gpuopt.repeat import Repeat
-from gpuopt.replica_context import replica_context
-from gpuopt.row_checks import RowChecks
-from gpuopt.slots import Slots, SlotTable, check_fits
-from gpuopt.step_gate import between_steps, step
-from gpuopt.variable import FLOAT_DTYPES, Variable, as_variable
+from gpuopt.step.nonfinite import first_nonfinite
+from gpuopt.step.overlap import refuse_shared_memory
+from gpuopt.step.pairs import Gradient, as_list
+from gpuopt.step.replica_context import replica_context
+from gpuopt.step.row_checks import RowChecks
+from gpuopt.step.step import Step, ThisThread
+from gpuopt.step.updates import HookUpdates, Updates, dtypes_of
+from gpuopt.variables.gate import between_writes
+from gpuopt.variables.identity import Identity
+from gpuopt.variables.variable import Variable, as_variable
 
 # What a gradient with NaN or infinity in it does.
 OnNonfinite = Literal["propagate", "skip", "raise"]
@@ -45,9 +42,10 @@ _logger = logging.getLogger("gpuopt")
 # In order of creation.
 _living: weakref.WeakValueDictionary[int, Optimizer] = weakref.WeakValueDictionary()
 _serials = itertools.count()
+_listing = threading.Lock()
 
 
-class Optimizer:
+class Optimizer(Hooks):
     """Base of all optimizers.
 
     A user's optimizer overrides, as in TensorFlow 1: `_create_slots`, `_prepare`, `_apply_dense`,
@@ -57,11 +55,17 @@ class Optimizer:
     eager mode.
 
     Threads may share an optimizer. With `use_locking=True` they lose no update.
+
+    Attributes:
+        state: Its slots and other variables.
+        row_checks: What GPUs have still to say of its earlier calls.
+        this_thread: What `_prepare` leaves for the step of the calling thread.
+        runs_user_code: Whether `_create_slots` or `_prepare` may call code that is not gpuopt's.
     """
 
-    GATE_NONE: ClassVar[int] = 0
-    GATE_OP: ClassVar[int] = 1
-    GATE_GRAPH: ClassVar[int] = 2
+    GATE_NONE: ClassVar[int] = GATE_NONE
+    GATE_OP: ClassVar[int] = GATE_OP
+    GATE_GRAPH: ClassVar[int] = GATE_GRAPH
 
     def __init__(
         self, use_locking: bool, name: str, *, on_nonfinite: OnNonfinite = "propagate"
@@ -90,15 +94,13 @@ class Optimizer:
         self._use_locking = use_locking
         self._name = name
         self._on_nonfinite = on_nonfinite
-        self._slots = Slots()
-        self._non_slots: dict[str, Variable] = {}
-        self._waiting_non_slots: dict[str, np.ndarray[Any, Any]] = {}
-        self._seen: ByVariables[Form] = ByVariables()
-        self._repeat = Repeat()
-        self._row_checks = RowChecks()
-        self._creation = threading.RLock()
+        self.state = State(self._describe_state)
+        self.row_checks = RowChecks()
+        self.this_thread = ThisThread()
+        self.runs_user_code = True
         self._gate_warning_given = False
-        _living[next(_serials)] = self
+        with _listing:
+            _living[next(_serials)] = self
 
     def get_name(self) -> str:
         return self._name
@@ -124,8 +126,9 @@ class Optimizer:
         Raises:
             ValueError: no variable has a gradient.
         """
-        gate_gradients = self._checked_gate(gate_gradients)
-        if gate_gradients == self.GATE_NONE and not self._needs_all_gradients():
+        gate_gradients = checked_gate(gate_gradients)
+        streams = gate_gradients == self.GATE_NONE and engine_of(loss).streams
+        if streams and not self._needs_all_gradients():
             self._minimize_gradient_by_gradient(loss, global_step, var_list, name, grad_loss)
             return
         grads_and_vars = self.compute_gradients(
@@ -137,7 +140,7 @@ class Optimizer:
             grad_loss=grad_loss,
         )
         if all(gradient is None for gradient, _ in grads_and_vars):
-            _refuse_no_gradients(loss, [variable for _, variable in grads_and_vars])
+            refuse_independent_loss(loss, [variable for _, variable in grads_and_vars])
         self.apply_gradients(grads_and_vars, global_step=global_step, name=name)
 
     def compute_gradients(
@@ -171,13 +174,8 @@ class Optimizer:
             TypeError: `var_list` holds something else than variables.
             ValueError: a bad gate, no variables, or a loss or variable that is not floating point.
         """
-        self._checked_gate(gate_gradients)
-        value, grads_and_vars = self._differentiated(loss, var_list, grad_loss)
-        self._assert_valid_dtype(_dtype_of(value), "loss")
-        for gradient, variable in grads_and_vars:
-            if gradient is not None:
-                self._assert_valid_dtype(variable.dtype, f'"{variable.name}"')
-        return grads_and_vars
+        checked_gate(gate_gradients)
+        return gradients_of(loss, var_list, grad_loss, dtypes_of(self))
 
     def apply_gradients(
         self,
@@ -220,33 +218,11 @@ class Optimizer:
                 )
             context.strategy.apply_gradients(self, grads_and_vars, global_step, name)
             return
-        self._row_checks.raise_late(wait=False)
-        pairs = given = as_list(grads_and_vars)
-        gradients = self._repeat.sees(given)
-        if gradients is None or not self._still_fit(gradients):
-            gradients = None
-            checked = checked_pairs(given, self._dtypes(), self._seen)
-            if checked is not given:  # what is applied is not what was given
-                self._repeat.forget()
-            pairs = [pair for pair in checked if pair[0] is not None]
-        counter = None if global_step is None else checked_global_step(global_step)
-        if self._on_nonfinite != "propagate" and self._must_skip(pairs):
-            return
-        if gradients is None:
-            with self._creation:
-                self._create_slots([variable for _, variable in pairs])
-        self._prepare()
-        undo = partial(self._undoing, counter)
-        at_once = partial(self._must_check_first, pairs)
-        sparse_pairs = pairs if gradients is None else ()
-        with (
-            profiling_range(name or self._name),
-            step(),
-            self._row_checks.around(sparse_pairs, undo, at_once),
-        ):
-            update_ops = self._apply_locked(pairs, gradients)
-            self._finish(update_ops, name or self._name)
-            self._count(counter)
+        step = Step(self, global_step, name or self._name)
+        given = grads_and_vars if type(grads_and_vars) is list else as_list(grads_and_vars)
+        updates = self._checked_updates(given)
+        if self._on_nonfinite == "propagate" or not self._must_skip(updates):
+            step.run(updates)
 
     def check(self) -> None:
         """Waits for the GPUs, and raises what they found wrong with earlier calls.
@@ -260,7 +236,7 @@ class Optimizer:
         Raises:
             IndexError: a row of IndexedSlices is outside its variable.
         """
-        self._row_checks.raise_late(wait=True)
+        self.row_checks.raise_late(wait=True)
 
     def _distributed_apply(
         self,
@@ -282,15 +258,15 @@ class Optimizer:
 
     def get_slot(self, var: Any, name: str) -> Variable | None:
         """Returns the slot variable `name` of `var`, or None if it was never created."""
-        return self._slots.get(as_variable(var), name)
+        return self.state.slot(as_variable(var), name)
 
     def get_slot_names(self) -> list[str]:
         """Lists the names of the slots created so far, sorted."""
-        return self._slots.names()
+        return sorted(self.state.slot_names())
 
     def variables(self) -> list[Variable]:
         """Lists the optimizer's own variables, slots and others, sorted by name."""
-        return sorted([*self._slots, *self._non_slots.values()], key=lambda variable: variable.name)
+        return sorted(self.state.variables(), key=lambda variable: variable.name)
 
     def state_dict(self, variables: Mapping[str, Any] | None = None) -> OptimizerState:
         """Copies the optimizer's state to host memory, as of one moment between two steps.
@@ -307,8 +283,8 @@ class Optimizer:
             ValueError: an array without a name has slots, and `variables` is not given.
             RuntimeError: called in the middle of a step.
         """
-        with between_steps():
-            return read_state(self, variables, Variable.numpy)
+        with between_writes(f'reading the state of optimizer "{self._name}"'):
+            return read_state(self.state, variables, Variable.numpy)
 
     def load_state_dict(
         self, state: OptimizerState, variables: Mapping[str, Any] | None = None
@@ -329,247 +305,42 @@ class Optimizer:
             TypeError: `state` is something else.
             RuntimeError: called in the middle of a step.
         """
-        with between_steps():
-            load_state(self, state, variables)
+        with between_writes(f'loading the state of optimizer "{self._name}"'):
+            load_state(self.state, state, variables)
 
-    # What a subclass overrides.
+    def _checked_updates(self, given: list[Any]) -> Updates:
+        """Checks what a user passes to `apply_gradients`: nothing is written yet."""
+        return HookUpdates(self, given)
 
-    def _hyperparameters_to_save(self) -> dict[str, Any]:
-        """What a checkpoint says of the settings; for readers, nothing is restored from it."""
-        return {}
-
-    def _all_slot_names(self) -> list[str] | None:
-        """Every slot that a variable gets, in order of creation; None where it is not known.
-
-        Known slots have their variable's shape and dtype.
-        """
-        return None
-
-    def _all_non_slot_names(self) -> list[str]:
-        """The names of the optimizer's other variables that are always there after a step."""
-        return []
-
-    def _slot_op_name(self, slot_name: str) -> str:
-        """What the slot's variables are named after."""
-        return self._name
-
-    def _valid_dtypes(self) -> Iterable[Any]:
-        """The dtypes of loss, variables and gradients that are accepted."""
-        return FLOAT_DTYPES
-
-    def _create_slots(self, var_list: Sequence[Variable]) -> None:
-        """Makes the slots that `var_list` still lacks. Called before every update."""
-
-    def _prepare(self) -> None:
-        """Evaluates hyperparameters, once in an update and before any variable is written."""
-
-    def _apply_dense(self, grad: Any, var: Variable) -> Any:
-        """Updates `var` by a gradient of its shape."""
-        raise NotImplementedError(f"{type(self).__name__} does not implement _apply_dense")
-
-    def _resource_apply_dense(self, grad: Any, handle: Variable) -> Any:
-        return self._apply_dense(grad, handle)
-
-    def _apply_sparse(self, grad: IndexedSlices, var: Variable) -> Any:
-        """Updates rows of `var`; no index is repeated."""
-        raise NotImplementedError(f"{type(self).__name__} does not implement _apply_sparse")
-
-    def _resource_apply_sparse(self, grad: Any, handle: Variable, indices: Any) -> Any:
-        return self._apply_sparse(IndexedSlices(grad, indices, handle.shape), handle)
-
-    def _apply_sparse_duplicate_indices(self, grad: IndexedSlices, var: Variable) -> Any:
-        """Updates rows of `var`; indices may repeat. By default sums their gradients first."""
-        sums, rows = backend_for(var.device).sum_duplicate_rows(grad.values, grad.indices)
-        return self._resource_apply_sparse(sums.astype(var.dtype, copy=False), var, rows)
-
-    def _resource_apply_sparse_duplicate_indices(
-        self, grad: Any, handle: Variable, indices: Any
-    ) -> Any:
-        return self._apply_sparse_duplicate_indices(
-            IndexedSlices(grad, indices, handle.shape), handle
+    def _describe_state(self) -> Description:
+        return Description(
+            type(self).__name__,
+            self.get_name(),
+            self._hyperparameters_to_save(),
+            self._all_slot_names(),
+            self._all_non_slot_names(),
+            self._slot_op_name,
         )
-
-    def _finish(self, update_ops: list[Any], name_scope: str) -> Any:
-        """Runs after all variables were updated, before the global step grows."""
-
-    # What a subclass calls.
-
-    def _call_if_callable(self, param: Any) -> Any:
-        return param() if callable(param) else param
-
-    def _zeros_slot(self, var: Any, slot_name: str, op_name: str) -> Variable:
-        """Returns the slot, made with zeros if need be."""
-        return self._get_or_make_slot(var, 0, slot_name, op_name)
-
-    def _get_or_make_slot(self, var: Any, val: Any, slot_name: str, op_name: str) -> Variable:
-        """Returns the slot, made with `val`, a number or an array of the variable's shape."""
-        variable = as_variable(var)
-        with self._creation:
-            slot = self._slots.get(variable, slot_name)
-            if slot is None:
-                slot = self._slots.create(variable, slot_name, op_name, val)
-            return slot
-
-    def _get_or_make_slot_with_initializer(
-        self,
-        var: Any,
-        initializer: Callable[..., Any],
-        shape: tuple[int, ...],
-        dtype: Any,
-        slot_name: str,
-        op_name: str,
-    ) -> Variable:
-        """Returns the slot, made with `initializer(shape, dtype=dtype)` if need be."""
-        variable, dtype = as_variable(var), np.dtype(dtype)
-        with self._creation:
-            slot = self._slots.get(variable, slot_name)
-            if slot is None:
-                value = initializer(shape, dtype=dtype)
-                slot = self._slots.create(variable, slot_name, op_name, value, shape, dtype)
-            return slot
-
-    def _slot_dict(self, slot_name: str) -> SlotTable:
-        """Returns all slots of one name, by `_var_key(variable)`."""
-        return self._slots.table(slot_name)
-
-    def _create_non_slot_variable(
-        self, initial_value: Any, name: str, colocate_with: Any
-    ) -> Variable:
-        """Returns the optimizer's own variable `name`, made if need be on another's device."""
-        with self._creation:
-            if name not in self._non_slots:
-                device = as_variable(colocate_with).device
-                self._add_non_slot(
-                    name, Variable(initial_value, name=name, trainable=False, device=device)
-                )
-            return self._non_slots[name]
-
-    def _create_host_scalar(self, initial_value: Any, name: str, colocate_with: Any) -> Variable:
-        """Does what `_create_non_slot_variable` does; the host keeps the value. See HostScalar."""
-        with self._creation:
-            if name not in self._non_slots:
-                device = as_variable(colocate_with).device
-                self._add_non_slot(name, HostScalar(initial_value, name, device))
-            return self._non_slots[name]
-
-    def _add_non_slot(self, name: str, variable: Variable) -> None:
-        restored = self._waiting_non_slots.get(name)
-        if restored is not None:
-            check_fits(restored, f'"{name}"', variable.shape, variable.dtype)
-            variable.assign(restored)
-        self._non_slots[name] = variable
-        self._waiting_non_slots.pop(name, None)
-
-    def _get_non_slot_variable(self, name: str, graph: Any = None) -> Variable | None:
-        """Returns the optimizer's own variable `name`, or None. There is only one graph."""
-        return self._non_slots.get(name)
-
-    def _still_fit(self, gradients: Sequence[Any]) -> bool:
-        """Whether gradients fit what `self._repeat` has kept about their variables."""
-        return False
-
-    def _apply_all(
-        self,
-        grads_and_vars: Sequence[tuple[Gradient, Variable]],
-        gradients: Sequence[Any] | None = None,
-    ) -> list[Any]:
-        """Updates the variables one after the other, through the hooks.
-
-        Args:
-            grads_and_vars: What to update.
-            gradients: Of these pairs, if `self._repeat` has kept what to do about the variables.
-        """
-        return [self._apply_one(gradient, variable) for gradient, variable in grads_and_vars]
-
-    def _must_check_first(self, grads_and_vars: Sequence[tuple[Gradient, Variable]]) -> bool:
-        """Whether something here would write though a GPU has refused the rows."""
-        return True
-
-    def _undoing(self, counter: Variable | None) -> Callable[[], None]:
-        """Returns what takes back the host's part of the step that comes now."""
-        kept = [
-            (variable, variable.numpy())
-            for variable in self._non_slots.values()
-            if isinstance(variable, HostScalar)
-        ]
-
-        def undo() -> None:
-            for variable, value in kept:
-                variable.assign(value)
-            if counter is not None:
-                counter.assign_sub(1)
-
-        return undo
-
-    def _apply_locked(
-        self,
-        grads_and_vars: Sequence[tuple[Gradient, Variable]],
-        gradients: Sequence[Any] | None = None,
-    ) -> list[Any]:
-        if not self._use_locking:
-            return self._apply_all(grads_and_vars, gradients)
-        with ExitStack() as locks:
-            # In one order everywhere, so that two threads cannot wait for each other.
-            for identity in sorted((variable.identity for _, variable in grads_and_vars), key=id):
-                locks.enter_context(identity.lock)
-            return self._apply_all(grads_and_vars, gradients)
-
-    def _differentiated(
-        self, loss: Loss, var_list: Any, grad_loss: Any, on_grad: OnGradient | None = None
-    ) -> tuple[Any, list[tuple[Gradient | None, Variable]]]:
-        """Has the loss's engine run it, after the checks that come before."""
-        if not callable(loss):
-            raise RuntimeError(
-                "`loss` passed to Optimizer.compute_gradients should be a function when eager "
-                f"execution is enabled, got {loss!r}."
-            )
-        if var_list is not None and not list(flatten(var_list)):
-            raise ValueError("No variables to optimize.")
-        if grad_loss is not None:
-            self._assert_valid_dtype(_dtype_of(grad_loss), "grad_loss")
-        scale = replica_context().loss_scale
-        if scale != 1:
-            grad_loss = scale if grad_loss is None else grad_loss * scale
-        value, grads_and_vars = engine_of(loss).compute(loss, var_list, grad_loss, on_grad)
-        if not grads_and_vars:
-            raise ValueError(f"No variables to optimize: the loss {loss!r} read no trainable one.")
-        return value, grads_and_vars
 
     def _minimize_gradient_by_gradient(
         self, loss: Loss, global_step: Any, var_list: Any, name: str | None, grad_loss: Any
     ) -> None:
-        self._row_checks.raise_late(wait=False)
-        counter = None if global_step is None else checked_global_step(global_step)
-        self._repeat.forget()
+        step = Step(self, global_step, name or self._name)
         updated: list[Variable] = []
-        update_ops: list[Any] = []
 
         def update(gradient: Any, variable: Variable) -> None:
-            live = checked_pairs([(gradient, variable)], self._dtypes())
             refuse_shared_memory([*updated, variable])
-            with self._creation:
-                self._create_slots([variable])
-            if not updated:
-                self._prepare()
-            # What follows depends on this update, and cannot be undone without it.
-            with self._row_checks.around(live, lambda: _nothing, lambda: True):
-                update_ops.extend(self._apply_locked(live))
+            apply(self._checked_updates([(gradient, variable)]))
             updated.append(variable)
 
-        with profiling_range(name or self._name), step():
-            _, grads_and_vars = self._differentiated(loss, var_list, grad_loss, update)
+        with step.streaming() as apply:
+            grads_and_vars = gradients_of(loss, var_list, grad_loss, dtypes_of(self), update)
             if not updated:
-                _refuse_no_gradients(loss, [variable for _, variable in grads_and_vars])
-            self._finish(update_ops, name or self._name)
-            self._count(counter)
+                refuse_independent_loss(loss, [variable for _, variable in grads_and_vars])
 
-    def _count(self, counter: Variable | None) -> None:
-        if counter is not None:
-            counter.assign_add(1, use_locking=self._use_locking)
-
-    def _must_skip(self, grads_and_vars: list[tuple[Gradient, Variable]]) -> bool:
+    def _must_skip(self, updates: Updates) -> bool:
         """Looks for NaN and infinity; raises or logs what it finds, as `on_nonfinite` says."""
-        found = first_nonfinite(grads_and_vars)
+        found = first_nonfinite(updates.pairs())
         if found is None:
             return False
         if self._on_nonfinite == "raise":
@@ -597,78 +368,14 @@ class Optimizer:
             )
         return bool(reasons)
 
-    def _checked_gate(self, gate_gradients: int) -> int:
-        if gate_gradients not in (self.GATE_NONE, self.GATE_OP, self.GATE_GRAPH):
-            raise ValueError(
-                "gate_gradients must be one of: Optimizer.GATE_NONE, Optimizer.GATE_OP, "
-                f"Optimizer.GATE_GRAPH.  Not {gate_gradients}"
-            )
-        return gate_gradients
-
-    def _apply_one(self, gradient: Gradient, variable: Variable) -> Any:
-        with backend_for(variable.device).active(variable.identity):
-            if isinstance(gradient, IndexedSlices):
-                return self._resource_apply_sparse_duplicate_indices(
-                    gradient.values, variable, gradient.indices
-                )
-            update_op = self._resource_apply_dense(gradient, variable)
-            apply_constraint(variable)
-            return update_op
-
-    def _dtypes(self) -> frozenset[np.dtype[Any]]:
-        return frozenset(map(np.dtype, self._valid_dtypes()))
-
-    def _assert_valid_dtype(self, dtype: np.dtype[Any], what: str) -> None:
-        if dtype not in self._dtypes():
-            expected = sorted(map(str, self._dtypes()))
-            raise ValueError(f"Invalid type {dtype} for {what}, expected: {expected}.")
-
-
-def _nothing() -> None:
-    pass
-
 
 def living_optimizers() -> list[Optimizer]:
     """Lists the optimizers still alive, in order of creation."""
-    return [optimizer for _, optimizer in sorted(_living.items())]
+    with _listing:
+        living = sorted(_living.items())
+    return [optimizer for _, optimizer in living]
 
 
 def _var_key(var: Any) -> Identity:
     """What optimizer state of `var` is filed under; TensorFlow's name for it."""
     return as_variable(var).identity
-
-
-def apply_constraint(variable: Variable) -> None:
-    """Projects a variable after its update; slots stay as they are."""
-    if variable.constraint is not None:
-        with backend_for(variable.device).active():
-            variable.assign(variable.constraint(variable.storage))
-
-
-def checked_global_step(global_step: Any) -> Variable:
-    """Returns the variable that counts steps, or raises TypeError or ValueError."""
-    try:
-        step = as_variable(global_step)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"global_step: {error}") from error
-    if step.shape != () or step.dtype.kind not in "iuf":
-        raise TypeError(
-            f'global_step "{step.name}" must be a scalar number, got shape {step.shape} and dtype '
-            f"{step.dtype}"
-        )
-    return step
-
-
-def _refuse_no_gradients(loss: Loss, variables: list[Variable]) -> None:
-    names = [variable.name for variable in variables]
-    raise ValueError(
-        f"No gradients provided for any variable: the loss {loss!r} does not depend on {names}."
-    )
-
-
-def _dtype_of(value: Any) -> np.dtype[Any]:
-    """The dtype of a number, array or tensor, where Python's float counts as float32."""
-    if type(value) is float:
-        return np.dtype(np.float32)
-    dtype = value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype
-    return np.dtype(str(dtype).removeprefix("torch."))

@@ -1,13 +1,28 @@
 // Applies one rule to every element of many variables.
-#include "update.cuh"
+#include "shared/update.cuh"
 
 namespace gpuopt {
 
-// Updates the elements from `begin` to `end`; if several at a time, as many as make whole packs.
+constexpr int dense_threads = 256;
+
+// Rows of the table, which has a column for each variable. The rows below are addresses of slots.
+constexpr int size_row = 0;
+constexpr int grad_row = 1;
+constexpr int var_row = 2;
+
+// Elements of one variable that a block updates in one go. Mirrors `Chunk` in
+// gpuopt/backends/cuda/structs.py.
+struct Chunk {
+  unsigned int variable;  // the number of the variable's column
+  unsigned int number;    // among the chunks of the variable
+};
+
+// Updates the elements from `begin` to `end`, `count` at a time: one, or a pack. Precondition:
+// there is a whole number of these.
 template <class Rule, class Storage, int count>
-__device__ __forceinline__ void update_part(
-    const Target<Rule, Storage>& target, const Storage* grad, long long begin, long long end,
-    const typename Rule::template Scalars<Compute<Storage>>& scalars) {
+__device__ __forceinline__ void update_range(const Target<Rule, Storage>& target,
+                                             const Storage* grad, long long begin, long long end,
+                                             const Scalars<Rule, Storage>& scalars) {
   for (long long i = begin + threadIdx.x * count; i < end; i += blockDim.x * count) {
     Elements<Storage, count> stored;
     load(grad + i, stored);
@@ -20,33 +35,31 @@ __device__ __forceinline__ void update_part(
   }
 }
 
-// `table` has a column for each variable, and these rows: size, the gradient's address, the
-// variable's, its slots'. Each block takes chunks of `chunk_size` elements, a multiple of a pack:
-// chunk c is the part number chunks[2c + 1] of variable number chunks[2c].
-// Precondition: no two variables share memory.
+// Updates chunks of `chunk_size` elements, a multiple of a pack. A variable's last one may have
+// less. Precondition: no two variables share memory.
 template <class Rule, class Storage>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(dense_threads)
     dense_update(const long long* __restrict__ table, long long num_variables,
-                 const unsigned int* __restrict__ chunks, long long num_chunks,
-                 long long chunk_size, const Compute<Storage>* __restrict__ scalar_block,
+                 const Chunk* __restrict__ chunks, long long num_chunks, long long chunk_size,
+                 const Scalars<Rule, Storage>* __restrict__ scalars,
                  const unsigned long long* __restrict__ refused) {
-  using Scalars = typename Rule::template Scalars<Compute<Storage>>;
   if (*refused) return;
-  const Scalars scalars = *reinterpret_cast<const Scalars*>(scalar_block);
+  const Scalars<Rule, Storage> step_scalars = *scalars;
   for (long long c = blockIdx.x; c < num_chunks; c += gridDim.x) {
-    const long long* column = table + chunks[2 * c];
-    const long long begin = chunks[2 * c + 1] * chunk_size;
-    const long long size = column[0];
+    const Chunk chunk = chunks[c];
+    const long long* column = table + chunk.variable;
+    const long long begin = chunk.number * chunk_size;
+    const long long size = column[size_row * num_variables];
     const long long end = begin + chunk_size < size ? begin + chunk_size : size;
-    const Storage* grad = reinterpret_cast<const Storage*>(column[num_variables]);
-    const Target<Rule, Storage> target(column + 2 * num_variables, num_variables);
+    const Storage* grad = reinterpret_cast<const Storage*>(column[grad_row * num_variables]);
+    const Target<Rule, Storage> target(column + var_row * num_variables, num_variables);
 
     long long packed_end = begin;
     if (target.is_pack_aligned() && is_pack_aligned(grad)) {
       packed_end = end - (end - begin) % pack_size<Storage>;
     }
-    update_part<Rule, Storage, pack_size<Storage>>(target, grad, begin, packed_end, scalars);
-    update_part<Rule, Storage, 1>(target, grad, packed_end, end, scalars);
+    update_range<Rule, Storage, pack_size<Storage>>(target, grad, begin, packed_end, step_scalars);
+    update_range<Rule, Storage, 1>(target, grad, packed_end, end, step_scalars);
   }
 }
 

@@ -1,26 +1,22 @@
 // Sorts (row, position) pairs by row: a stable radix sort, from the least significant digit on.
 //
-// A digit takes two launches. In the first, each block counts the digits in its share of the pairs;
-// in the second, it adds up what it needs of all counts, and moves its share. So there must be few
-// shares, of any size, and blocks only wait for the launch before.
-#include "grid.cuh"
+// Each digit takes two launches. In the first, each block counts the digits in its share of the
+// pairs. In the second, each block adds up the counts that it needs from all shares, and moves its
+// own pairs. So no block waits for another one of its launch; but there must be few shares, which
+// may be of any size.
+#include "shared/shares.cuh"
 
 namespace gpuopt {
 
 constexpr int digit_bits = 8;
 constexpr int num_digits = 1 << digit_bits;
-// Of one block, which goes through its share tile by tile.
-constexpr int sort_threads = 256;
-constexpr int sort_warps = sort_threads / warp_size;
-constexpr int rounds_per_tile = 8;
-constexpr int tile_size = sort_threads * rounds_per_tile;
 
 template <class Key>
 __device__ __forceinline__ unsigned int digit_of(Key key, int shift) {
   return static_cast<unsigned int>(key >> shift) % num_digits;
 }
 
-// Refuses rows that the variable does not have. The first block to find one writes
+// Refuses rows that the variable does not have. The first thread to find one writes
 // {1 + variable, row} to `refused`, which all later kernels of the call read.
 template <class Index>
 __global__ void check_rows(const Index* __restrict__ rows, long long num_rows, long long height,
@@ -39,29 +35,28 @@ __global__ void check_rows(const Index* __restrict__ rows, long long num_rows, l
 // counts[share * num_digits + digit] becomes the number of the share's keys with that digit.
 template <class Key>
 __global__ void __launch_bounds__(sort_threads)
-    count_digits(const Key* __restrict__ keys, long long num_rows, int shift, unsigned int* counts,
-                 long long num_shares, long long rows_per_share,
+    count_digits(const Key* __restrict__ keys, const Shares shares, int shift, unsigned int* counts,
                  const unsigned long long* __restrict__ refused) {
-  __shared__ unsigned int of_share[num_digits];
+  __shared__ unsigned int share_counts[num_digits];
   if (*refused) return;
-  for (long long share = blockIdx.x; share < num_shares; share += gridDim.x) {
-    const Range rows(share, rows_per_share, num_rows);
-    of_share[threadIdx.x] = 0;
+  for (long long share = blockIdx.x; share < shares.num_shares; share += gridDim.x) {
+    const Range rows = shares.rows_of(share);
+    share_counts[threadIdx.x] = 0;
     __syncthreads();
     for (long long tile = rows.begin; tile < rows.end; tile += tile_size) {
 #pragma unroll
       for (int round = 0; round < rounds_per_tile; ++round) {
         const long long i = tile + round * sort_threads + threadIdx.x;
-        if (i < rows.end) atomicAdd(&of_share[digit_of(keys[i], shift)], 1u);
+        if (i < rows.end) atomicAdd(&share_counts[digit_of(keys[i], shift)], 1u);
       }
     }
     __syncthreads();
-    // Each thread looks at what it clears for the next share itself.
-    counts[share * num_digits + threadIdx.x] = of_share[threadIdx.x];
+    // No barrier: a thread clears for the next share only the count that it has read itself.
+    counts[share * num_digits + threadIdx.x] = share_counts[threadIdx.x];
   }
 }
 
-// Where a share's first key with digit number threadIdx.x goes.
+// The place of a share's first key whose digit is threadIdx.x.
 __device__ __forceinline__ unsigned int first_place(const unsigned int* __restrict__ counts,
                                                     long long num_shares, long long share) {
   unsigned int in_all = 0;
@@ -77,23 +72,24 @@ __device__ __forceinline__ unsigned int first_place(const unsigned int* __restri
 }
 
 // Moves each pair to its place among those with the same digit, in order. A warp takes consecutive
-// keys, 32 in each round, and knows how many came in earlier rounds. The first digit's keys are the
-// rows as they were given, of a signed type, and their positions are not read but made.
+// keys, 32 in each round, and counts how many of each digit came in earlier rounds. For the first
+// digit, keys are the gradient's own rows, of a signed type, and `positions` is not read: a row's
+// position is its index.
 template <class Source, class Key>
 __global__ void __launch_bounds__(sort_threads)
     move_rows(const Source* __restrict__ keys, const unsigned int* __restrict__ positions,
-              long long num_rows, int shift, const unsigned int* __restrict__ counts,
-              long long num_shares, long long rows_per_share, Key* sorted_keys,
-              unsigned int* sorted_positions, const unsigned long long* __restrict__ refused) {
+              const Shares shares, int shift, const unsigned int* __restrict__ counts,
+              Key* sorted_keys, unsigned int* sorted_positions,
+              const unsigned long long* __restrict__ refused) {
   constexpr bool is_first = Source(-1) < Source(0);
   __shared__ unsigned int next[sort_warps][num_digits];
   if (*refused) return;
   const int lane = threadIdx.x % warp_size;
   const int warp = threadIdx.x / warp_size;
   const unsigned int lanes_before = (1u << lane) - 1;
-  for (long long share = blockIdx.x; share < num_shares; share += gridDim.x) {
-    const Range rows(share, rows_per_share, num_rows);
-    unsigned int place = first_place(counts, num_shares, share);
+  for (long long share = blockIdx.x; share < shares.num_shares; share += gridDim.x) {
+    const Range rows = shares.rows_of(share);
+    unsigned int place = first_place(counts, shares.num_shares, share);
     for (long long tile = rows.begin; tile < rows.end; tile += tile_size) {
       const long long first = tile + warp * (warp_size * rounds_per_tile) + lane;
       Key key[rounds_per_tile];
@@ -116,9 +112,9 @@ __global__ void __launch_bounds__(sort_threads)
       }
       __syncthreads();
       for (int w = 0; w < sort_warps; ++w) {
-        const unsigned int of_warp = next[w][threadIdx.x];
+        const unsigned int warp_count = next[w][threadIdx.x];
         next[w][threadIdx.x] = place;
-        place += of_warp;
+        place += warp_count;
       }
       __syncthreads();
 #pragma unroll

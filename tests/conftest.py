@@ -5,19 +5,23 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack
 from importlib.util import find_spec
 
 import fake_cupy
 import pytest
+from build_cache import build_cache
 from emulator import EmulatorLauncher
 from emulator.kernel_library import what_is_missing
 from every_kernel import kernels_of, kernels_without_rule
 from every_optimizer import update_rules
 
-from gpuopt import backends, identity
-from gpuopt.backends import host_compiler, host_plan, numpy_backend
+from gpuopt import backends
+from gpuopt.backends.cpu.backend import CpuBackend
+from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cuda.availability import ask_driver, installed
-from gpuopt.backends.cuda.cuda_backend import CudaBackend
+from gpuopt.backends.cuda.backend import CudaBackend
 from gpuopt.device import Device
 
 
@@ -51,6 +55,8 @@ def required() -> set[str]:
 
 def pytest_configure(config: pytest.Config) -> None:
     required()
+    # Compiled rules are kept from one run to the next, apart from the user's own.
+    os.environ.setdefault("GPUOPT_CACHE_DIR", str(build_cache("rules")))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -62,38 +68,32 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(reason)
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Keeps what lives as long as the session out of the collections below: they are quick then."""
-    gc.collect()
-    gc.freeze()
+# A garbage collection looks at so many objects in a millisecond.
+MOST_TRACKED = 4000
 
 
 @pytest.fixture(autouse=True)
 def names_of_earlier_tests_are_free() -> None:
     """A caught exception keeps its test's variables, and so their names, in a reference cycle."""
-    if identity._named:
-        gc.collect()
-
-
-@pytest.fixture
-def kept_libraries(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiled rules are kept from one run of the tests to the next, apart from the user's own."""
-    folder = pytestconfig.cache.mkdir("compiled-rules")
-    monkeypatch.setattr(host_compiler, "cache_folder", lambda: folder)
+    gc.collect()
+    if len(gc.get_objects()) > MOST_TRACKED:
+        # What is left lives as long as the session, as tests and imported modules do: later
+        # collections leave it out.
+        gc.freeze()
 
 
 @pytest.fixture(params=["plain", "recorded", pytest.param("compiled", marks=pytest.mark.cxx)])
 def every_cpu_form(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, kept_libraries: None
-) -> str:
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
     """Runs a test with rules as written, and with each form that large work takes, in threads."""
     monkeypatch.setenv("GPUOPT_COMPILED", "1" if request.param == "compiled" else "0")
+    limits = CpuLimits()
     if request.param != "plain":
         monkeypatch.setenv("GPUOPT_THREADS", "3")
-        monkeypatch.setattr(numpy_backend, "_LARGE_ELEMENTS", 0)
-        monkeypatch.setattr(numpy_backend, "_ELEMENTS_PER_THREAD", 1)
-        monkeypatch.setattr(host_plan, "_SMALL_ELEMENTS", 1)
-    return str(request.param)
+        limits = CpuLimits(small_elements=1, large_elements=0, elements_per_thread=1)
+    with backends.using(Device.cpu, CpuBackend(limits)):
+        yield request.param
 
 
 @pytest.fixture(scope="session")
@@ -107,12 +107,11 @@ def compiled_kernels() -> None:
 
 
 @pytest.fixture
-def emulated_gpus(
-    monkeypatch: pytest.MonkeyPatch, compiled_kernels: None
-) -> list[EmulatorLauncher]:
+def emulated_gpus(compiled_kernels: None) -> Iterator[list[EmulatorLauncher]]:
     """Makes gpu:0 and gpu:1 usable: arrays of fake_cupy, and kernels that run on the CPU."""
     launchers = [EmulatorLauncher(xp=fake_cupy, index=index) for index in range(2)]
-    for index, launcher in enumerate(launchers):
-        device = Device("gpu", index)
-        monkeypatch.setitem(backends._backends, device, CudaBackend(device, launcher))
-    return launchers
+    with ExitStack() as stack:
+        for index, launcher in enumerate(launchers):
+            gpu = Device("gpu", index)
+            stack.enter_context(backends.using(gpu, CudaBackend(gpu, launcher)))
+        yield launchers

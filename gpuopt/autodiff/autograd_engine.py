@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from autograd.core import VJPNode, add_outgrads, vspace
-from autograd.extend import Box, defvjp, primitive
-from autograd.tracer import isbox, new_box
+import numpy as np
+from autograd.core import add_outgrads
+from autograd.extend import primitive
+from autograd.tracer import getval, isbox, new_box
 
-from gpuopt.autodiff import cupy_compat
-from gpuopt.autodiff.engine import GradsAndVars, Loss, OnGradient, ReadRecorder, traced_variables
-from gpuopt.identity import Identity
-from gpuopt.indexed_slices import IndexedSlices
-from gpuopt.recording import depth, recorder, recording
-from gpuopt.variable import Variable
-
-# Of a variable that this thread's loss does not watch: below every trace, so autograd ignores it.
-_NO_TRACE = -2.0
+from gpuopt.autodiff.array_modules import array_module, is_array, memory_owner, overlap
+from gpuopt.autodiff.derivatives import derivative
+from gpuopt.autodiff.engine import (
+    GradsAndVars,
+    Loss,
+    OnGradient,
+    ReadRecorder,
+    checked_loss,
+    traced_variables,
+)
+from gpuopt.autodiff.tracing import LossNode, add_cupy
+from gpuopt.variables.identity import Identity
+from gpuopt.variables.indexed_slices import IndexedSlices
+from gpuopt.variables.recording import depth, recorder, recording
+from gpuopt.variables.variable import Variable
 
 
 class AutogradEngine:
@@ -27,6 +35,8 @@ class AutogradEngine:
     may differentiate at once.
     """
 
+    streams = True
+
     def compute(
         self,
         loss_fn: Loss,
@@ -34,28 +44,41 @@ class AutogradEngine:
         grad_loss: Any = None,
         on_grad: OnGradient | None = None,
     ) -> tuple[Any, GradsAndVars]:
-        cupy_compat.install()
+        add_cupy()
         wanted = traced_variables(var_list)
         trace = _trace_level()
         outer = recorder()  # of a loss that calls this one; it is told of the same reads
+        constants: list[weakref.ref[Any]] = []
 
         def read_outside(variable: Variable) -> Any:
             return variable.storage if outer is None else outer.read(variable)
 
-        reads = ReadRecorder(
-            wanted,
-            make_leaf=lambda variable: new_box(read_outside(variable), trace, VJPNode.new_root()),
-            make_constant=read_outside,
-            lookup=_traced_lookup,
-        )
+        def leaf_of(variable: Variable) -> Any:
+            return new_box(read_outside(variable), trace, LossNode.of_leaf(constants))
+
+        def is_constant(variable: Variable) -> bool:
+            return any(overlap(array, variable.storage) for array in _alive(constants))
+
+        reads = ReadRecorder(wanted, leaf_of, read_outside, _traced_lookup, is_constant)
         with recording(reads):
             loss = loss_fn()
-            loss = loss.value() if isinstance(loss, Variable) else loss
+            loss = checked_loss(loss.value() if isinstance(loss, Variable) else loss)
         variables = reads.variables() if wanted is None else wanted
         if not (isbox(loss) and loss._trace == trace):
             return loss, [(None, variable) for variable in variables]
         leaves = {leaf._node: variable for variable, leaf in reads.leaves.values()}
-        found = _backward(loss, _seed(loss._value, grad_loss), leaves, on_grad)
+        seed = _seed(loss._value, grad_loss)
+        found: dict[Identity, Any] = {}
+        if on_grad is None:
+
+            def collect(gradient: Any, variable: Variable) -> None:
+                found[variable.identity] = gradient
+
+            _backward(loss._node, seed, leaves, collect)
+        else:
+            stream = _Stream(on_grad, leaves.values(), _alive(constants))
+            _backward(loss._node, seed, leaves, stream.hand_over, stream.apart)
+            stream.finish()
         return loss._value, [(found.get(variable.identity), variable) for variable in variables]
 
 
@@ -68,58 +91,102 @@ def _trace_level() -> float:
     return -1.0 / (2 + depth())
 
 
+def _alive(constants: Iterable[weakref.ref[Any]]) -> list[Any]:
+    return [array for array in (constant() for constant in constants) if array is not None]
+
+
 def _seed(value: Any, grad_loss: Any) -> Any:
-    ones = vspace(value).ones()
+    shape, dtype = np.shape(value), np.result_type(value)
+    ones = array_module(getval(value)).ones(shape, dtype=dtype)
     if grad_loss is None:
         return ones
     given = grad_loss.storage if isinstance(grad_loss, Variable) else grad_loss
-    shape = getattr(given, "shape", ())
-    if shape not in ((), ones.shape):
-        raise ValueError(f"grad_loss has shape {shape}; the loss has shape {ones.shape}")
-    return (ones * given).astype(ones.dtype, copy=False)
+    given_shape = getattr(given, "shape", ())
+    if given_shape not in ((), shape):
+        raise ValueError(f"grad_loss has shape {given_shape}; the loss has shape {shape}")
+    return (ones * given).astype(dtype, copy=False)
+
+
+class _Stream:
+    """Hands gradients over inside the backward pass, with the values that they have at its end.
+
+    Whoever takes a gradient updates its variable. What is still to be differentiated may read that
+    variable's memory: as a constant, or as another variable's gradient.
+    """
+
+    def __init__(
+        self, on_grad: OnGradient, variables: Iterable[Variable], constants: Iterable[Any]
+    ) -> None:
+        self._on_grad = on_grad
+        self._of_variables = {id(memory_owner(variable.storage)) for variable in variables}
+        self._of_constants = {id(memory_owner(array)) for array in constants}
+        self._held_back: list[tuple[Any, Variable]] = []
+
+    def hand_over(self, gradient: Any, variable: Variable) -> None:
+        if id(memory_owner(variable.storage)) in self._of_constants:
+            self._held_back.append((gradient, variable))
+        else:
+            self._on_grad(gradient, variable)
+
+    def apart(self, gradient: Any) -> Any:
+        """Copies a gradient that may be a variable's own memory."""
+        is_own = is_array(gradient) and id(memory_owner(gradient)) in self._of_variables
+        return gradient.copy() if is_own else gradient
+
+    def finish(self) -> None:
+        for gradient, variable in self._held_back:
+            self._on_grad(gradient, variable)
 
 
 def _backward(
-    loss: Any, seed: Any, leaves: dict[Any, Variable], on_grad: OnGradient | None
-) -> dict[Identity, Any]:
+    end: LossNode,
+    seed: Any,
+    leaves: dict[LossNode, Variable],
+    deliver: OnGradient,
+    apart: Callable[[Any], Any] | None = None,
+) -> None:
     """Goes through what was recorded in reverse, freeing it on the way.
 
     A gradient is final when all that its node went into has passed its part on.
-    """
-    pending: dict[Any, tuple[Any, bool]] = {loss._node: (seed, False)}
-    uses = _count_uses(loss._node)
-    final = []
-    found: dict[Identity, Any] = {}
 
-    def finish(node: Any) -> None:
+    Args:
+        end: What the loss returned.
+        seed: The gradient by it.
+        leaves: The variables that were read.
+        deliver: Called with each variable's gradient as soon as it is final.
+        apart: Applied to each part of a gradient.
+    """
+    pending: dict[LossNode, tuple[Any, bool]] = {end: (seed, False)}
+    uses = _count_uses(end)
+    final = []
+
+    def finish(node: LossNode) -> None:
         variable = leaves.get(node)
         if variable is None:
             final.append(node)
-            return
-        gradient = _of_variable(pending.pop(node)[0], variable)
-        if on_grad is None:
-            found[variable.identity] = gradient
         else:
-            on_grad(gradient, variable)
+            deliver(_of_variable(pending.pop(node)[0], variable), variable)
 
-    finish(loss._node)
+    finish(end)
     while final:
         node = final.pop()
         gradient = pending.pop(node)[0]
         if isinstance(gradient, IndexedSlices):  # of a table that the loss computed
             gradient = _to_dense(gradient)
-        for parent, contribution in zip(node.parents, node.vjp(gradient), strict=True):
-            pending[parent] = _added(pending.get(parent), contribution)
+        assert node.vjp is not None
+        # All parts, before a variable is written that one of them is computed from.
+        parts = list(node.vjp(gradient) if apart is None else map(apart, node.vjp(gradient)))
+        for parent, part in zip(node.parents, parts, strict=True):
+            pending[parent] = _added(pending.get(parent), part)
             uses[parent] -= 1
             if uses[parent] == 0:
                 finish(parent)
         node.vjp = None  # lets go of the values that it needed
-    return found
 
 
-def _count_uses(end: Any) -> dict[Any, int]:
+def _count_uses(end: LossNode) -> dict[LossNode, int]:
     """Returns how often each node that leads to `end` was an argument of another."""
-    uses: dict[Any, int] = {end: 0}
+    uses: dict[LossNode, int] = {end: 0}
     nodes = [end]
     while nodes:
         for parent in nodes.pop().parents:
@@ -145,7 +212,7 @@ def _added(sum_so_far: tuple[Any, bool] | None, gradient: Any) -> tuple[Any, boo
 
 
 def _concatenated(first: IndexedSlices, second: IndexedSlices) -> IndexedSlices:
-    xp = cupy_compat.array_module(first.values)
+    xp = array_module(first.values)
     return IndexedSlices(
         xp.concatenate([first.values, second.values]),
         xp.concatenate([first.indices, second.indices]),
@@ -154,7 +221,7 @@ def _concatenated(first: IndexedSlices, second: IndexedSlices) -> IndexedSlices:
 
 
 def _to_dense(slices: IndexedSlices) -> Any:
-    xp = cupy_compat.array_module(slices.values)
+    xp = array_module(slices.values)
     dense = xp.zeros(slices.dense_shape, dtype=slices.values.dtype)
     xp.add.at(dense, slices.indices, slices.values)
     return dense
@@ -170,7 +237,7 @@ def _of_variable(gradient: Any, variable: Variable) -> Any:
         values = gradient.values.astype(variable.dtype)
         return IndexedSlices(values, gradient.indices, gradient.dense_shape)
     if not isinstance(gradient, type(variable.storage)):
-        gradient = cupy_compat.array_module(variable.storage).asarray(gradient)
+        gradient = array_module(variable.storage).asarray(gradient)
     return gradient if gradient.dtype == variable.dtype else gradient.astype(variable.dtype)
 
 
@@ -179,40 +246,16 @@ def _lookup(table: Any, ids: Any) -> Any:
     return table[ids]
 
 
-def _lookup_vjp(rows: Any, table: Any, ids: Any) -> Any:
+def _lookup_vjp(ans: Any, table: Any, ids: Any) -> Callable[[Any], Any]:
     shape = table.shape
-    return lambda gradient: IndexedSlices(
-        gradient.reshape((-1, *shape[1:])), ids.reshape(-1), shape
-    )
+    return lambda g: IndexedSlices(g.reshape((-1, *shape[1:])), ids.reshape(-1), shape)
 
 
-defvjp(_lookup, _lookup_vjp)
+derivative(_lookup, _lookup_vjp)
 
 
 def _traced_lookup(table: Any, ids: Any) -> Any:
     table = table.value() if isinstance(table, Variable) else table
-    xp = cupy_compat.array_module(getattr(table, "_value", table))
-    ids = xp.asarray(ids)
-    return _lookup(table, ids if ids.dtype in ("int32", "int64") else ids.astype("int64"))
-
-
-def _as_read(name: str, otherwise: Callable[[Variable], Any]) -> property:
-    """A property of the box that a Variable reads as in this thread's loss."""
-
-    def get(variable: Variable) -> Any:
-        by = recorder()
-        read = None if by is None else by.read(variable)
-        return getattr(read, name) if isbox(read) else otherwise(variable)
-
-    return property(get)
-
-
-# A function of `autograd.numpy` must see a Variable among its arguments as the box that it reads
-# as: otherwise it would record the box inside the value of another box, and lose its gradient.
-Box.types.add(Variable)
-for _name, _otherwise in (
-    ("_trace", lambda variable: _NO_TRACE),
-    ("_node", lambda variable: None),
-    ("_value", lambda variable: variable.storage),
-):
-    setattr(Variable, _name, _as_read(_name, _otherwise))
+    xp = array_module(getval(table))
+    # A copy: the gradient outlives the loss, and the caller may fill its array of ids anew.
+    return _lookup(table, xp.asarray(ids).astype("int32" if ids.dtype == "int32" else "int64"))

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeAlias
 
-from gpuopt.identity import Identity
-from gpuopt.indexed_slices import IndexedSlices
-from gpuopt.variable import FLOAT_DTYPES, Variable
+from gpuopt.autodiff.array_modules import overlap
+from gpuopt.variables.identity import Identity
+from gpuopt.variables.indexed_slices import IndexedSlices
+from gpuopt.variables.variable import FLOAT_DTYPES, Variable
 
 Loss: TypeAlias = Callable[[], Any]
 Gradient: TypeAlias = Any | IndexedSlices | None
@@ -16,7 +17,14 @@ OnGradient: TypeAlias = Callable[[Any, Variable], None]
 
 
 class Engine(Protocol):
-    """Differentiates losses of one kind."""
+    """Differentiates losses of one kind.
+
+    Attributes:
+        streams: Whether some gradients are final before others are computed, so that `on_grad`
+            has something to gain.
+    """
+
+    streams: bool
 
     def compute(
         self,
@@ -34,7 +42,7 @@ class Engine(Protocol):
             grad_loss: What the gradients are multiplied by: a scalar, or of the loss's shape.
             on_grad: Called with each gradient and its variable as soon as the gradient is final,
                 inside the backward pass; the engine then forgets the gradient, and returns None
-                for it.
+                for it. It may write the variable: the other gradients stay what they would be.
 
         Returns:
             (the loss's value, pairs in the order of `var_list`). A gradient is None where the loss
@@ -56,10 +64,22 @@ class ReadRecorder:
         make_leaf: Callable[[Variable], Any],
         make_constant: Callable[[Variable], Any],
         lookup: Callable[[Any, Any], Any],
+        is_constant: Callable[[Variable], bool],
     ) -> None:
+        """Starts without reads.
+
+        Args:
+            var_list: The variables to watch; None for all that are trainable.
+            make_leaf: Makes what a watched variable is read as.
+            make_constant: Makes what another variable is read as.
+            lookup: See above.
+            is_constant: Says whether a derivative may still read a variable's memory, as that of a
+                constant.
+        """
         self._wanted = None if var_list is None else {v.identity for v in var_list}
         self._make_leaf = make_leaf
         self._make_constant = make_constant
+        self._is_constant = is_constant
         self.leaves: dict[Identity, tuple[Variable, Any]] = {}
         self.lookup = lookup
 
@@ -79,6 +99,24 @@ class ReadRecorder:
         leaf = self._make_leaf(variable)
         self.leaves[variable.identity] = variable, leaf
         return leaf
+
+    def before_write(self, variable: Variable) -> None:
+        """Refuses a write that would change gradients of what the loss has read.
+
+        Raises:
+            RuntimeError: the loss has computed with the variable's present value.
+        """
+        leaves = (leaf.storage for leaf, _ in self.leaves.values())
+        if (
+            variable.identity in self.leaves
+            or any(overlap(leaf, variable.storage) for leaf in leaves)
+            or self._is_constant(variable)
+        ):
+            raise RuntimeError(
+                f'"{variable.name}" would be written in a loss that has computed with its present '
+                "value: gradients would see the new one. Write it before the loss reads it, or "
+                "after the loss; or compute with a copy, its numpy()"
+            )
 
     def variables(self) -> list[Variable]:
         """The watched variables that were read, in order of creation."""
@@ -101,6 +139,22 @@ def traced_variables(var_list: Any) -> list[Variable] | None:
                 "in a loss is seen. gpuopt.Variable(array, copy=False) shares an array's memory"
             )
     return variables
+
+
+def checked_loss(loss: Any) -> Any:
+    """Returns what a loss has returned, if it is one value.
+
+    Raises:
+        TypeError: it is None, or several values.
+    """
+    if hasattr(loss, "dtype") or isinstance(loss, float | int | complex):
+        return loss
+    if loss is None:
+        raise TypeError("the loss returned None: it must return the value to differentiate")
+    raise TypeError(
+        f"the loss returned {type(loss).__name__}, not one number or array. Return the sum of its "
+        "parts; keep what else is wanted in a variable outside"
+    )
 
 
 def flatten(var_list: Any) -> Iterator[Any]:

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from gpuopt.recording import recorder
-from gpuopt.variable import Variable
+from gpuopt.backends import refuse_masked
+from gpuopt.variables.recording import recorder
+from gpuopt.variables.variable import Variable
 
 
 def embedding_lookup(table: Any, ids: Any) -> Any:
@@ -18,30 +19,40 @@ def embedding_lookup(table: Any, ids: Any) -> Any:
 
     Args:
         table: A Variable or array, [height, ...].
-        ids: Integers of any shape, on the table's device or in host memory.
+        ids: Integers of any shape, on the table's device or in host memory. In a loss they are
+            copied.
 
     Returns:
         An array of shape `ids.shape + table.shape[1:]`, or what stands for one in a loss.
 
     Raises:
-        TypeError: `ids` are not integers.
-        IndexError: an id is not a row of the table.
+        TypeError: `ids` are not integers, or masked.
+        IndexError: an id is not a row of the table. On a GPU, ids are not looked at here; see
+            `Optimizer.check`.
     """
-    if isinstance(ids, list | tuple | int):
-        ids = np.asarray(ids, np.int64)
-    if isinstance(ids, np.ndarray):
-        _check(ids, table)
+    refuse_masked(ids, "ids")
+    if isinstance(ids, Variable):
+        ids = ids.storage
+    elif not hasattr(ids, "dtype"):
+        ids = np.asarray(ids)
+        ids = ids.astype(np.int64) if ids.size == 0 else ids
+    elif isinstance(ids, np.generic):
+        ids = np.asarray(ids)
+    name = f'"{table.name}"' if isinstance(table, Variable) else "the table"
+    _check(ids, table.shape[0], name)
     by = recorder()
     if by is not None:
         return by.lookup(table, ids)
     return (table.storage if isinstance(table, Variable) else table)[ids]
 
 
-def _check(ids: np.ndarray[Any, Any], table: Any) -> None:
-    name = f'"{table.name}"' if isinstance(table, Variable) else "the table"
-    if ids.dtype.kind not in "iu":
-        raise TypeError(f"ids for {name} must be integers, got {ids.dtype}")
-    height = table.shape[0]
-    outside = (ids < 0) | (ids >= height)
-    if outside.any():
-        raise IndexError(f"id {ids[outside][0]} for {name} is not in [0, {height}), its rows")
+def _check(ids: Any, height: int, name: str) -> None:
+    is_numpy = isinstance(ids, np.ndarray)
+    # torch's types are no numpy types.
+    dtype = ids.dtype.name if is_numpy else str(ids.dtype).removeprefix("torch.")
+    if not dtype.startswith(("int", "uint")):
+        raise TypeError(f"ids for {name} must be integers, got {dtype}")
+    if is_numpy:
+        outside = (ids < 0) | (ids >= height)
+        if outside.any():
+            raise IndexError(f"id {ids[outside][0]} for {name} is not in [0, {height}), its rows")

@@ -8,12 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from gpuopt.autodiff.engine import GradsAndVars, Loss, OnGradient, ReadRecorder, traced_variables
+from gpuopt.autodiff.array_modules import overlap
+from gpuopt.autodiff.engine import (
+    GradsAndVars,
+    Loss,
+    OnGradient,
+    ReadRecorder,
+    checked_loss,
+    traced_variables,
+)
 from gpuopt.backends import backend_for
 from gpuopt.device import device_of
-from gpuopt.indexed_slices import IndexedSlices
-from gpuopt.recording import recording
-from gpuopt.variable import Variable
+from gpuopt.variables.indexed_slices import IndexedSlices
+from gpuopt.variables.recording import recording
+from gpuopt.variables.variable import Variable
 
 
 class TorchEngine:
@@ -23,6 +31,8 @@ class TorchEngine:
     come back the same way. A sparse gradient of `torch.nn.functional.embedding(..., sparse=True)`,
     or of `gpuopt.embedding_lookup`, becomes IndexedSlices.
     """
+
+    streams = True
 
     def compute(
         self,
@@ -34,17 +44,26 @@ class TorchEngine:
         import torch
 
         wanted = traced_variables(var_list)
+        constants: list[Variable] = []
+
+        def constant_of(variable: Variable) -> Any:
+            constants.append(variable)
+            return _tensor(variable)
+
         reads = ReadRecorder(
             wanted,
             make_leaf=lambda variable: _tensor(variable).requires_grad_(),
-            make_constant=_tensor,
+            make_constant=constant_of,
             lookup=_lookup,
+            is_constant=lambda variable: any(
+                overlap(constant.storage, variable.storage) for constant in constants
+            ),
         )
         with recording(reads), torch.enable_grad():
             loss = loss_fn()
-            loss = loss.value() if isinstance(loss, Variable) else loss
+            loss = checked_loss(loss.value() if isinstance(loss, Variable) else loss)
         variables = reads.variables() if wanted is None else wanted
-        if not (isinstance(loss, torch.Tensor) and loss.requires_grad):
+        if not (reads.leaves and isinstance(loss, torch.Tensor) and loss.requires_grad):
             return _to_array(loss), [(None, variable) for variable in variables]
         pairs = list(reads.leaves.values())
         found: dict[Any, Any] = {}
@@ -130,11 +149,15 @@ def _seed(loss: Any, grad_loss: Any) -> Any:
 
 def _hand_over(pairs: list[tuple[Variable, Any]], on_grad: OnGradient) -> None:
     """Has torch call `on_grad` as soon as a leaf's gradient is complete, and then forget it."""
+    import torch
+
     for variable, leaf in pairs:
 
         def hook(leaf: Any, variable: Variable = variable) -> None:
             on_grad(_gradient(leaf.grad, variable), variable)
             leaf.grad = None
+            # Has torch refuse to go on with what it kept of this memory, as of leaf.detach().
+            torch.autograd.graph.increment_version(leaf)
 
         leaf.register_post_accumulate_grad_hook(hook)
 
@@ -142,9 +165,8 @@ def _hand_over(pairs: list[tuple[Variable, Any]], on_grad: OnGradient) -> None:
 def _lookup(table: Any, ids: Any) -> Any:
     import torch
 
-    if not isinstance(ids, torch.Tensor):
-        ids = torch.as_tensor(ids)
-    ids = ids.long()
+    # A copy: the gradient outlives the loss, and the caller may fill its array of ids anew.
+    ids = torch.as_tensor(ids).to(torch.long, copy=True)
     is_variable = isinstance(table, Variable)
     weight = table.value() if is_variable else table
     if is_variable and weight.ndim == 2:

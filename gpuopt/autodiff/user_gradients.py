@@ -9,12 +9,16 @@ from typing import Any
 import numpy as np
 
 from gpuopt.autodiff.engine import GradsAndVars, Loss, OnGradient, flatten
-from gpuopt.indexed_slices import IndexedSlices
-from gpuopt.variable import Variable, as_variable
+from gpuopt.variables.indexed_slices import IndexedSlices
+from gpuopt.variables.variable import Variable, as_variable
 
 
 class UserEngine:
     """Takes the gradients that a loss returns; see `Engine.compute`."""
+
+    # All gradients exist at once. They may be other variables' own memory, so that none of these
+    # may be written before the last gradient is used.
+    streams = False
 
     def compute(
         self,
@@ -47,11 +51,6 @@ class UserEngine:
             pairs = [
                 (_scaled(gradient, float(grad_loss)), variable) for gradient, variable in pairs
             ]
-        if on_grad is not None:
-            for gradient, variable in pairs:
-                if gradient is not None:
-                    on_grad(gradient, variable)
-            pairs = [(None, variable) for _, variable in pairs]
         return value, pairs
 
 

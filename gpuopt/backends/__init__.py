@@ -3,21 +3,41 @@
 from __future__ import annotations
 
 import threading
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
 
 from gpuopt.backends.backend import Array, Backend, Target, Updated
+from gpuopt.backends.cpu.backend import CpuBackend
 from gpuopt.backends.cuda import cuda_backend
-from gpuopt.backends.numpy_backend import NumpyBackend
+from gpuopt.backends.masked import refuse_masked
+from gpuopt.backends.memory_owner import Owner
 from gpuopt.device import Device, device_of
 
-__all__ = ["Backend", "Target", "Updated", "backend_for", "moved", "profiling_range", "stored"]
+__all__ = [
+    "Backend",
+    "Owner",
+    "Target",
+    "Updated",
+    "backend_for",
+    "to_device",
+    "profiling_range",
+    "new_storage",
+    "using",
+    "refuse_masked",
+]
 
-_numpy_backend = NumpyBackend()
-_backends: dict[Device, Backend] = {Device.cpu: _numpy_backend}
+_cpu_backend: Backend = CpuBackend()
+_backends: dict[Device, Backend] = {Device.cpu: _cpu_backend}
 _making = threading.Lock()
+
+# Read without a call in each step.
+array_types: set[type[Any]] = {np.ndarray}
+"""The types of plain arrays of the devices that are in use."""
+gpu_backends: list[Backend] = []
+"""The backends of the GPUs that are in use."""
 
 
 def backend_for(device: Device) -> Backend:
@@ -27,17 +47,32 @@ def backend_for(device: Device) -> Backend:
         DeviceUnavailableError: nothing here can run on `device`; the message says why.
     """
     if device is Device.cpu:  # asked for many times in a step
-        return _numpy_backend
+        return _cpu_backend
     found = _backends.get(device)
     if found is None:
         with _making:
             found = _backends.get(device)
             if found is None:
-                found = _backends[device] = cuda_backend(device)
+                found = cuda_backend(device)
+                _use(device, found)
     return found
 
 
-def moved(array: Any, device: Device) -> Array:
+@contextmanager
+def using(device: Device, backend: Backend) -> Iterator[None]:
+    """Has `backend` run what is on `device`, in all threads, while the context is open.
+
+    Optimizers keep a backend's plans: use those that were made inside only there.
+    """
+    before = _backends.get(device)
+    _use(device, backend)
+    try:
+        yield
+    finally:
+        _use(device, before)
+
+
+def to_device(array: Any, device: Device) -> Array:
     """Returns an array of `device`: on the same memory if it is there already, else a copy.
 
     Copies go to the current stream of a GPU. Only a copy to the host waits for it.
@@ -48,9 +83,11 @@ def moved(array: Any, device: Device) -> Array:
 
     Raises:
         DeviceUnavailableError: it is on a device that cannot be used, or wanted there.
+        TypeError: it is a masked array.
     """
     if type(array) is np.ndarray and device is Device.cpu:
         return array
+    refuse_masked(array, "the value")
     source, target = device_of(array), backend_for(device)
     if source == device:
         return target.as_array(array)
@@ -61,7 +98,9 @@ def moved(array: Any, device: Device) -> Array:
     return here.to_host(array) if device.kind == "cpu" else target.from_peer(array)
 
 
-def stored(value: Any, device: Device, dtype: Any, shape: tuple[int, ...] | None = None) -> Array:
+def new_storage(
+    value: Any, device: Device, dtype: Any, shape: tuple[int, ...] | None = None
+) -> Array:
     """Returns new storage on `device`, filled with `value`.
 
     Args:
@@ -69,9 +108,13 @@ def stored(value: Any, device: Device, dtype: Any, shape: tuple[int, ...] | None
         device: Where the storage is wanted.
         dtype: The storage's.
         shape: The storage's; by default the value's.
+
+    Raises:
+        TypeError: the value is a masked array.
     """
+    refuse_masked(value, "the value")
     if device_of(value).kind == "gpu":
-        value = moved(value, device)
+        value = to_device(value, device)
     return backend_for(device).full(
         getattr(value, "shape", ()) if shape is None else shape, np.dtype(dtype), value
     )
@@ -79,7 +122,16 @@ def stored(value: Any, device: Device, dtype: Any, shape: tuple[int, ...] | None
 
 def profiling_range(name: str) -> AbstractContextManager[Any]:
     """Has NVIDIA's profilers show what is done inside under this name, once a GPU is in use."""
-    for backend in list(_backends.values()):
-        if backend.device.kind == "gpu":
-            return backend.profiling_range(name)
-    return nullcontext()
+    return gpu_backends[0].profiling_range(name) if gpu_backends else nullcontext()
+
+
+def _use(device: Device, backend: Backend | None) -> None:
+    global _cpu_backend
+    if backend is None:
+        _backends.pop(device, None)
+    else:
+        _backends[device] = backend
+        array_types.add(backend.xp.ndarray)
+        if device is Device.cpu:
+            _cpu_backend = backend
+    gpu_backends[:] = [each for place, each in _backends.items() if place.kind == "gpu"]

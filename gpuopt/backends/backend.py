@@ -8,8 +8,9 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from gpuopt.backends.memory_owner import Owner
 from gpuopt.device import Device
-from gpuopt.update_rule import UpdateRule
+from gpuopt.rules.update_rule import UpdateRule
 
 Array = Any
 Scalars = Mapping[str, "np.floating[Any]"]
@@ -19,7 +20,7 @@ class Updated(Protocol):
     """Something whose updates are put in order: a variable's or slot's identity.
 
     Attributes:
-        last_update: The backend's note of the last one, or None.
+        last_update: The backend's record of the last update, or None.
     """
 
     last_update: Any
@@ -35,6 +36,20 @@ class Target(NamedTuple):
 
     var: Array
     slots: Sequence[Array]
+
+
+class DensePlan(Protocol):
+    """What a backend prepares for updates of some variables of one dtype."""
+
+    def accept(self, gradients: Sequence[Any]) -> int | None:
+        """Returns None unless all gradients are plain arrays here, of their variables' form.
+
+        Returns:
+            The gradients' version: the same number only as long as they are the same arrays.
+        """
+
+    def overlapping(self, arrays: Sequence[Array]) -> Sequence[int]:
+        """Returns the positions of arrays that share memory with what the updates write to."""
 
 
 class FlagRead(Protocol):
@@ -63,7 +78,7 @@ class RowFlags(Protocol):
 
         Args:
             flag: From `new`.
-            number: Of the variable, for who reads the flag.
+            number: Identifies the variable to the reader of the flag.
             rows: [num_rows], int32 or int64.
             height: Of the variable.
         """
@@ -80,10 +95,10 @@ class Backend(Protocol):
 
     Attributes:
         xp: The device's array module: numpy, or one with numpy's names. Its functions are called
-            inside `active()`.
+            inside `enter()`.
         device: Where its arrays live.
-        row_flags: None where the host can look at rows itself.
-        most_rows: That a sparse gradient may have; None if memory alone limits them.
+        row_flags: None if the host can check rows itself.
+        most_rows: How many rows a sparse gradient may have; None if only memory limits them.
     """
 
     xp: Any
@@ -93,17 +108,17 @@ class Backend(Protocol):
     @property
     def row_flags(self) -> RowFlags | None: ...
 
-    def active(self, *updated: Updated) -> AbstractContextManager[Any]:
-        """Makes this the current device, and what follows come after updates of `updated`."""
+    def enter(self, *read: Updated) -> AbstractContextManager[Any]:
+        """Makes this the current device; what follows comes after the last updates of `read`."""
 
-    def updating(self, *updated: Updated) -> AbstractContextManager[Any]:
-        """Does what `active` does, and makes later updates of `updated` come after this one."""
+    def enter_update(self, *updated: Updated) -> AbstractContextManager[Any]:
+        """Does what `enter` does, and has later updates and readers of `updated` wait for it."""
 
     def profiling_range(self, name: str) -> AbstractContextManager[Any]:
         """Has the device's profilers show what is done inside under this name."""
 
-    def made(self, new: Updated) -> None:
-        """Makes later updates of `new` come after what the current stream has written to it."""
+    def record_creation(self, new: Updated) -> None:
+        """Records the first write of `new` on the current stream: updates on others wait for it."""
 
     def as_array(self, value: Any) -> Array:
         """Returns an array of `xp` on the memory of what is on this device already."""
@@ -116,6 +131,20 @@ class Backend(Protocol):
 
     def layout(self, array: Array) -> np.ndarray[Any, Any]:
         """Returns numpy's array of the same address, shape and strides; it must not be read."""
+
+    def unowned(self, array: Array) -> Array:
+        """Returns an array on the same memory, of its shape, strides and dtype, that owns nothing.
+
+        It must not be used once the memory is gone: `Identity.holder` says what to watch.
+        """
+
+    def memory_owner(self, array: Array, address: int) -> Owner:
+        """Finds who owns an array's memory; see `Owner`.
+
+        Args:
+            array: Of this device.
+            address: Of its first element.
+        """
 
     def full(self, shape: tuple[int, ...], dtype: np.dtype[Any], value: Any) -> Array:
         """Returns new aligned storage with `value` written to it.
@@ -137,15 +166,23 @@ class Backend(Protocol):
     def from_peer(self, array: Array) -> Array:
         """Returns a copy of what is on another GPU."""
 
-    def plan_dense(self, targets: Sequence[Target], updated: Sequence[Updated] = ()) -> Any:
-        """Prepares dense updates of variables of one dtype that share no memory.
+    def plan_dense(
+        self,
+        targets: Sequence[Target],
+        updated: Sequence[Updated] = (),
+        borrowed: Sequence[int] = (),
+    ) -> DensePlan:
+        """Prepares updates of variables of one dtype that share no memory.
 
         Args:
             targets: What is updated.
             updated: The identities of these variables and slots.
+            borrowed: The positions of variables in memory of the caller's, which the plan does not
+                keep alive: it must not be used when that is gone.
 
         Returns:
-            What `apply_dense` takes. It keeps the arrays alive, and holds as long as they do.
+            What `apply_dense` and, for a single variable, `apply_sparse` take. It holds as long as
+            the arrays do.
         """
 
     def apply_dense(
@@ -155,7 +192,7 @@ class Backend(Protocol):
         gradients: Sequence[Array],
         scalars: Scalars,
         *,
-        token: object = None,
+        version: int | None = None,
         refused: Any = None,
     ) -> None:
         """Applies `rule` to every element of every variable of a plan.
@@ -166,32 +203,30 @@ class Backend(Protocol):
             gradients: One for each variable, of its shape and dtype. Only read; may be broadcast
                 views, and share memory with each other and with what is written.
             scalars: The rule's scalars in the compute type of the variables' dtype.
-            token: The same object only as long as the gradients are the same arrays; or None.
+            version: Of the gradients, from the plan's `accept`; None if unknown.
             refused: From `RowFlags.new`: nothing is written if a bad row was found.
         """
 
     def apply_sparse(
         self,
         rule: UpdateRule,
-        target: Target,
+        plan: Any,
         values: Array,
         rows: Array,
         scalars: Scalars,
         *,
         touches_all_rows: bool,
-        updated: Sequence[Updated] = (),
         refused: Any = None,
     ) -> None:
         """Applies `rule` to the rows of a sparse gradient, with repeated rows summed first.
 
         Args:
             rule: What to compute.
-            target: The variable and its slots.
+            plan: From `plan_dense`, of this variable alone.
             values: [num_rows, ...], the gradient's rows. Only read.
             rows: [num_rows], int32 or int64 within range: which row each belongs to.
             scalars: The rule's scalars in the compute type of the variable's dtype.
             touches_all_rows: Rows without a gradient are updated as if theirs were zero.
-            updated: The identities of the variable and its slots.
             refused: From `RowFlags.new`: nothing is written if a bad row was found.
         """
 

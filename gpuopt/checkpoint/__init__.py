@@ -1,6 +1,6 @@
-"""Checkpoints: training state in files, and out of them."""
+"""Saving and restoring."""
 
-from gpuopt.checkpoint.saver import Saver, latest_checkpoint
-from gpuopt.checkpoint.torch_state import optimizer_from_torch, optimizer_to_torch
+from gpuopt.checkpoint.checkpoint_folder import latest_checkpoint
+from gpuopt.checkpoint.saver import Saver
 
-__all__ = ["Saver", "latest_checkpoint", "optimizer_from_torch", "optimizer_to_torch"]
+__all__ = ["Saver", "latest_checkpoint"]

@@ -10,7 +10,7 @@ import numpy as np
 
 from gpuopt.errors import CheckpointError
 from gpuopt.optimizer import Optimizer
-from gpuopt.optimizer_state import OptimizerState
+from gpuopt.state.state_dict import OptimizerState
 
 Array = np.ndarray[Any, Any]
 
@@ -55,9 +55,10 @@ def flattened(
         return unique
 
     for optimizer, state in states:
+        op_name = optimizer.state.describe().op_name
         slots = {
             slot_name: {
-                variable: add(f"{variable}/{optimizer._slot_op_name(slot_name)}", value)
+                variable: add(f"{variable}/{op_name(slot_name)}", value)
                 for variable, value in by_variable.items()
             }
             for slot_name, by_variable in state["slots"].items()
@@ -126,16 +127,17 @@ def by_tensorflows_names(
         return f"{name}_{number}" if number else name
 
     for optimizer in optimizers:
-        slot_names = optimizer._all_slot_names()
+        described = optimizer.state.describe()
+        slot_names = described.slot_names
         if slot_names is None:
             raise ValueError(
-                f"{type(optimizer).__name__} does not say which slots it has, so they cannot be "
+                f"{described.optimizer} does not say which slots it has, so they cannot be "
                 "found by TensorFlow's names; use load_state_dict"
             )
         slots: dict[str, dict[str, str]] = {slot_name: {} for slot_name in slot_names}
         for variable in variables:
             before = taken.copy()
-            found = [find(f"{variable}/{optimizer._slot_op_name(slot)}") for slot in slot_names]
+            found = [find(f"{variable}/{described.op_name(slot)}") for slot in slot_names]
             missing = [name for name in found if name not in present]
             if not missing:
                 for slot_name, name in zip(slot_names, found, strict=True):
@@ -144,15 +146,15 @@ def by_tensorflows_names(
                 raise CheckpointError(f'the checkpoint holds no "{missing[0]}"')
             else:
                 taken = before
-        non_slots = {name: find(name) for name in optimizer._all_non_slot_names()}
+        non_slots = {name: find(name) for name in described.other_names}
         for name in non_slots.values():
             if name not in present:
                 raise CheckpointError(f'the checkpoint holds no "{name}"')
         saved.append(
             {
                 "format": 1,
-                "optimizer": type(optimizer).__name__,
-                "name": optimizer.get_name(),
+                "optimizer": described.optimizer,
+                "name": described.name,
                 "hyperparameters": {},
                 "slots": slots,
                 "non_slots": non_slots,

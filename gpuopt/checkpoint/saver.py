@@ -2,45 +2,51 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import threading
-import time
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from gpuopt import optimizer_state
-from gpuopt.checkpoint.checkpoint_file import (
-    SUFFIX,
-    checkpoint_files,
-    open_checkpoint,
-    remove_abandoned,
-    write_checkpoint,
-)
-from gpuopt.checkpoint.contents import (
-    SavedOptimizer,
-    by_tensorflows_names,
-    flattened,
-    paired,
-    tensor_names,
-    with_values,
-)
+from gpuopt.atomic_file import remove_abandoned
+from gpuopt.checkpoint.background import BackgroundSave
+from gpuopt.checkpoint.checkpoint_file import open_checkpoint
+from gpuopt.checkpoint.checkpoint_folder import next_time
+from gpuopt.checkpoint.checkpoint_writer import write_checkpoint
+from gpuopt.checkpoint.contents import SavedOptimizer, by_tensorflows_names, flattened
+from gpuopt.checkpoint.file_format import SUFFIX
+from gpuopt.checkpoint.kept_checkpoints import KeptCheckpoints
+from gpuopt.checkpoint.restoring import Readable, read_values, saved_optimizers
 from gpuopt.checkpoint.tensorflow_checkpoint import TensorFlowCheckpoint
 from gpuopt.errors import CheckpointError
 from gpuopt.optimizer import Optimizer, living_optimizers
-from gpuopt.slots import check_fits
-from gpuopt.step_gate import between_steps
-from gpuopt.variable import Variable, as_variable, global_variables
+from gpuopt.state import state_dict
+from gpuopt.state.state import check_fits
+from gpuopt.variables.gate import between_writes, note_progress, refuse_while_writing, writing
+from gpuopt.variables.variable import Variable, as_variable, global_variables
 
 Array = np.ndarray[Any, Any]
-# What reads tensors by name out of an opened checkpoint.
-_Reader = Callable[[Iterable[str]], Mapping[str, Array]]
+Result = TypeVar("Result")
 
-_logger = logging.getLogger("gpuopt")
+_STEP_AND_SUFFIX = re.compile(rf"(-\d+)?{re.escape(SUFFIX)}$")
+
+
+class _Target(NamedTuple):
+    """Where a checkpoint goes.
+
+    Attributes:
+        spelled: Its path as the user wrote it, which may be relative, or lead through links.
+        file: Its path from the root, whose folders are no links.
+        step: The global step, if one was given.
+    """
+
+    spelled: str
+    file: Path
+    step: int | None
 
 
 class Saver:
@@ -89,15 +95,11 @@ class Saver:
         if max_to_keep is not None and max_to_keep < 0:
             raise ValueError(f"max_to_keep must not be negative, got {max_to_keep}")
         self._chosen_optimizers = optimizers
-        self._max_to_keep = max_to_keep
-        self._keep_every_s = keep_checkpoint_every_n_hours * 3600
-        self._keep_next_after = time.time() + self._keep_every_s
-        self._kept: list[tuple[str, float]] = []
+        self._kept = KeptCheckpoints(max_to_keep, keep_checkpoint_every_n_hours)
         self._waiting: dict[str, Array] = {}
-        self._folders: dict[Path, int] = {}
-        self._one_at_a_time = threading.RLock()
-        self._thread: ThreadPoolExecutor | None = None
-        self._written: Future[str] | None = None
+        self._background: BackgroundSave | None = None
+        # (folder, beginning of names) where nothing abandoned is left.
+        self._cleaned: set[tuple[Path, str]] = set()
 
     def save(self, path: str | os.PathLike[str], global_step: Any = None) -> str:
         """Writes a checkpoint and returns when it is safely on the disk.
@@ -112,22 +114,24 @@ class Saver:
         Raises:
             FileNotFoundError: there is no such folder.
             OSError: the file could not be written; earlier checkpoints are as they were.
-            ValueError: something has a dtype that a checkpoint cannot hold, or no name.
+            ValueError: something has a dtype or a name that a checkpoint cannot hold, or no name.
             RuntimeError: called in the middle of a step.
+            DeadlineExceededError: another thread does not end its step, its save or its restore.
         """
-        with self._one_at_a_time:
-            self._wait()
-            with between_steps():
-                target, step = _target(path, global_step)
-                tensors, description = self._contents(_in_host_memory, step)
-                return self._write(target, tensors, description)
+
+        def save() -> str:
+            target = _target(path, global_step)
+            tensors, description = self._contents(_in_host_memory, target.step)
+            return self._write(target, tensors, description, note_progress)
+
+        return self._between_writes(f"saving {os.fspath(path)}", save)
 
     def save_async(self, path: str | os.PathLike[str], global_step: Any = None) -> Future[str]:
         """Copies the state, and writes it in a thread while training goes on.
 
         Memory holds one copy at most: a call waits until the one before it has been written. A
         failure is logged, and raised by the result's `result()`. Python waits for the thread at its
-        own end.
+        own end. A forked child leaves the file to its parent.
 
         Args:
             path: As in `save`.
@@ -138,18 +142,22 @@ class Saver:
             `save` raises.
 
         Raises:
-            ValueError: something has a dtype that a checkpoint cannot hold, or no name.
+            FileNotFoundError: there is no such folder.
+            ValueError: an array has slots and no name.
             RuntimeError: called in the middle of a step.
+            DeadlineExceededError: another thread does not end its step, its save or its restore.
         """
-        with self._one_at_a_time:
-            self._wait()
-            if self._thread is None:
-                self._thread = ThreadPoolExecutor(1, thread_name_prefix="gpuopt-saver")
-            with between_steps():
-                target, step = _target(path, global_step)
-                tensors, description = self._contents(Variable.numpy, step)
-            self._written = self._thread.submit(self._write_logged, target, tensors, description)
-            return self._written
+        purpose = f"saving {os.fspath(path)}"
+
+        def start() -> Future[str]:
+            target = _target(path, global_step)
+            tensors, description = self._contents(Variable.numpy, target.step)
+            write = partial(self._write, target, tensors, description)
+            self._background = BackgroundSave(purpose, write)
+            self._background.start()
+            return self._background.saved_path
+
+        return self._between_writes(purpose, start)
 
     def restore(self, path: str | os.PathLike[str], deferred: bool = False) -> None:
         """Takes over a checkpoint's values, in place; the run continues as the saved one would.
@@ -168,34 +176,29 @@ class Saver:
             CheckpointError: the file is damaged, or names, shapes or dtypes do not fit.
             ModuleNotFoundError: tensorflow is needed.
             RuntimeError: called in the middle of a step.
+            DeadlineExceededError: another thread does not end its step, its save or its restore.
         """
         prefix = os.fspath(path)
         file = Path(prefix if prefix.endswith(SUFFIX) else prefix + SUFFIX)
-        with self._one_at_a_time:
-            self._wait()
-            if not file.exists() and Path(prefix + ".index").exists():
-                foreign = TensorFlowCheckpoint(prefix)
-                saved = by_tensorflows_names(
-                    self._optimizers(), sorted(self._named()), sorted(foreign.names)
-                )
-                # What TensorFlow saved besides, as a save counter, belongs to nothing here.
-                self._restore(foreign.read, foreign.names, saved, deferred, strict=False)
-                return
-            with open_checkpoint(file) as checkpoint:
-                saved = _saved_optimizers(checkpoint.description, checkpoint.names, file)
-                strict = self._variables is None
-                try:
-                    self._restore(
-                        checkpoint.read,
-                        checkpoint.names,
-                        saved,
-                        deferred,
-                        strict,
-                    )
-                except CheckpointError:
-                    raise
-                except ValueError as error:
-                    raise CheckpointError(f"{file}: {error}") from error
+        purpose = f"restoring {prefix}"
+        refuse_while_writing()
+        self._finish_background()
+        if not file.exists() and Path(prefix + ".index").exists():
+            foreign = TensorFlowCheckpoint(prefix)
+            saved = by_tensorflows_names(
+                self._optimizers(), sorted(self._named()), sorted(foreign.names)
+            )
+            # What TensorFlow saved besides, as a save counter, belongs to nothing here.
+            self._restore(foreign, saved, purpose, deferred, strict=False)
+            return
+        with open_checkpoint(file) as checkpoint:
+            saved = saved_optimizers(checkpoint.description, checkpoint.names, file)
+            try:
+                self._restore(checkpoint, saved, purpose, deferred, self._variables is None)
+            except CheckpointError:
+                raise
+            except ValueError as error:
+                raise CheckpointError(f"{file}: {error}") from error
 
     def attach(self, variables: Any) -> None:
         """Gives variables that were made after a deferred `restore` the values that wait for them.
@@ -209,7 +212,7 @@ class Saver:
             ValueError: nothing waits for a variable, or its shape or dtype is another.
         """
         named = _by_name(variables)
-        with self._one_at_a_time, between_steps():
+        with between_writes(f"attaching {sorted(named)}"):
             for name, variable in named.items():
                 if name not in self._waiting:
                     raise ValueError(
@@ -219,20 +222,22 @@ class Saver:
             for name, variable in named.items():
                 variable.assign(self._waiting.pop(name))
                 for optimizer in self._optimizers():
-                    optimizer_state.claim_state(optimizer, name, variable)
+                    state_dict.claim_state(optimizer.state, name, variable)
                 if self._variables is not None:
                     self._variables[name] = variable
 
     @property
     def last_checkpoints(self) -> list[str]:
         """The checkpoints of this Saver that `max_to_keep` has not removed, the newest last."""
-        return [path for path, _ in self._kept]
+        return self._kept.paths
 
     def recover_last_checkpoints(self, checkpoint_paths: Iterable[str]) -> None:
-        """Lets `max_to_keep` count checkpoints of an earlier run, the newest last."""
-        with self._one_at_a_time:
-            found = [path for path in checkpoint_paths if Path(path).exists()]
-            self._kept = [(path, Path(path).stat().st_mtime) for path in found]
+        """Lets `max_to_keep` count checkpoints of an earlier run, the newest last.
+
+        What is no checkpoint is logged and left out.
+        """
+        paths = list(checkpoint_paths)
+        self._between_writes("reading checkpoints", lambda: self._kept.replace_all(paths))
 
     def _optimizers(self) -> Sequence[Optimizer]:
         chosen = self._chosen_optimizers
@@ -260,108 +265,66 @@ class Saver:
         # Without a list, an array that has slots and no name is refused, not left out.
         by_name = None if self._variables is None else named
         states = [
-            (optimizer, optimizer_state.read_state(optimizer, by_name, read))
+            (optimizer, state_dict.read_state(optimizer.state, by_name, read))
             for optimizer in self._optimizers()
         ]
         tensors, saved = flattened(values, states)
         return tensors, {"global_step": step, "optimizers": saved}
 
-    def _write(self, path: Path, tensors: Mapping[str, Array], description: Any) -> str:
-        if path.parent not in self._folders:
-            newest = max(checkpoint_files(path.parent).values(), default=0)
-            remove_abandoned(path.parent / _without_step(path))
-            self._folders[path.parent] = newest
-        # Clocks are set back at times; the order of checkpoints must not be.
-        saved_at = max(time.time_ns(), self._folders[path.parent] + 1)
-        write_checkpoint(path, tensors, description, saved_at)
-        self._folders[path.parent] = saved_at
-        self._remove_old(str(path))
-        return str(path)
-
-    def _write_logged(self, path: Path, tensors: Mapping[str, Array], description: Any) -> str:
-        try:
-            return self._write(path, tensors, description)
-        except BaseException as error:
-            _logger.error("%s", error)
-            raise
-
-    def _remove_old(self, newest: str) -> None:
-        self._kept = [entry for entry in self._kept if entry[0] != newest]
-        self._kept.append((newest, time.time()))
-        while self._max_to_keep and len(self._kept) > self._max_to_keep:
-            path, saved = self._kept[0]
-            if saved > self._keep_next_after:
-                self._keep_next_after += self._keep_every_s
-            else:
-                try:
-                    Path(path).unlink(missing_ok=True)
-                except OSError as error:
-                    _logger.warning("an old checkpoint could not be removed: %s", error)
-                    return  # it is tried again after the next save
-            del self._kept[0]
-
-    def _wait(self) -> None:
-        if self._written is not None:
-            self._written.exception()
-            self._written = None
+    def _write(
+        self,
+        target: _Target,
+        tensors: Mapping[str, Array],
+        description: Any,
+        on_progress: Callable[[], None],
+    ) -> str:
+        folder = target.file.parent
+        beginning = _STEP_AND_SUFFIX.sub("", target.file.name)
+        if (folder, beginning) not in self._cleaned:
+            names = re.escape(beginning) + _STEP_AND_SUFFIX.pattern
+            remove_abandoned(folder, re.compile(names))
+        # Unless this save, too, leaves something behind.
+        self._cleaned.discard((folder, beginning))
+        fingerprint = write_checkpoint(
+            target.file, tensors, description, next_time(folder), on_progress
+        )
+        self._kept.add(target.spelled, target.file, fingerprint)
+        self._cleaned.add((folder, beginning))
+        return target.spelled
 
     def _restore(
         self,
-        read: _Reader,
-        names: frozenset[str],
+        checkpoint: Readable,
         saved: Sequence[SavedOptimizer],
+        purpose: str,
         deferred: bool,
         strict: bool,
     ) -> None:
-        named = self._named()
-        pairs = paired(self._optimizers(), saved)
-        own_tensors = {name for entry in saved for name in tensor_names(entry)}
-        for name in named:
-            if name not in names:
-                raise CheckpointError(
-                    f'the checkpoint holds no "{name}"; it holds {_shortened(names - own_tensors)}'
-                )
-        if not strict and not deferred:
-            pairs = [(optimizer, _only(entry, named)) for optimizer, entry in pairs]
-        claimed = {name for _, entry in pairs for name in tensor_names(entry)}
-        extra = names - claimed - set(named)
-        if strict and not deferred:
-            orphans = [
-                variable
-                for _, entry in pairs
-                for by_variable in entry["slots"].values()
-                for variable in by_variable
-                if variable not in named
-            ]
-            if extra or orphans:
-                raise CheckpointError(
-                    f"the checkpoint holds {_shortened({*extra, *orphans})}, which nothing here is "
-                    "called; give var_list, or restore with deferred=True before they are made"
-                )
-        waiting = extra - own_tensors if deferred else set()
-        tensors = read(sorted({*named, *claimed, *waiting}))
-        for name, variable in named.items():
-            check_fits(tensors[name], f'"{name}"', variable.shape, variable.dtype)
-        states = [(optimizer, with_values(entry, tensors)) for optimizer, entry in pairs]
-        with between_steps():
-            for optimizer, state in states:
-                optimizer_state.check_state(optimizer, state, named)
-            for optimizer, state in states:
-                optimizer_state.load_state(optimizer, state, named)
-            for name, variable in named.items():
-                variable.assign(tensors[name])
-            self._waiting = {name: tensors[name].copy() for name in waiting}
+        restoration = read_values(
+            checkpoint,
+            saved,
+            self._named(),
+            self._optimizers(),
+            deferred=deferred,
+            strict=strict,
+        )
+        with between_writes(purpose), writing():
+            restoration.write()
+            self._waiting = restoration.waiting
 
+    def _between_writes(self, purpose: str, work: Callable[[], Result]) -> Result:
+        """Calls `work` between two steps, when no earlier save is being written any more."""
+        refuse_while_writing()
+        while True:
+            self._finish_background()
+            with between_writes(purpose):
+                # Another thread may have begun a save meanwhile.
+                if self._background is None or self._background.is_finished:
+                    return work()
 
-def latest_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> str | None:
-    """Returns the path of the folder's newest checkpoint, or None if there is none.
-
-    The files themselves say when they were saved; nothing but their headers is read. Files that
-    are damaged so far that it shows there are logged and left out.
-    """
-    folder = Path(checkpoint_dir)
-    found = list(checkpoint_files(folder)) if folder.is_dir() else []
-    return str(found[-1]) if found else None
+    def _finish_background(self) -> None:
+        if self._background is not None:
+            self._background.finish()
 
 
 def _by_name(variables: Any) -> dict[str, Variable]:
@@ -385,46 +348,10 @@ def _in_host_memory(variable: Variable) -> Array:
     return variable.numpy()
 
 
-def _target(path: str | os.PathLike[str], global_step: Any) -> tuple[Path, int | None]:
+def _target(path: str | os.PathLike[str], global_step: Any) -> _Target:
     prefix = os.fspath(path).removesuffix(SUFFIX)
     step = None if global_step is None else int(global_step)
-    target = Path(prefix + SUFFIX if step is None else f"{prefix}-{step}{SUFFIX}")
-    if not target.parent.is_dir():
-        raise FileNotFoundError(f"there is no folder {target.parent} to save a checkpoint in")
-    return target, step
-
-
-def _without_step(path: Path) -> str:
-    stem = path.name.removesuffix(SUFFIX)
-    prefix, dash, number = stem.rpartition("-")
-    return prefix if dash and number.isdigit() else stem
-
-
-def _saved_optimizers(description: Any, names: frozenset[str], path: Path) -> list[SavedOptimizer]:
-    """Returns what a checkpoint says of its optimizers, if it can be meant."""
-    try:
-        saved: list[SavedOptimizer] = description["optimizers"]
-        for entry in saved:
-            if set(entry) != set(SavedOptimizer.__annotations__):
-                raise ValueError(f"an optimizer is described by {sorted(entry)}")
-            unknown = set(tensor_names(entry)) - names
-            if unknown or not isinstance(entry["name"], str):
-                raise ValueError(f"an optimizer needs {_shortened(unknown)}")
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path} is damaged: {error!r}") from error
-    return saved
-
-
-def _only(saved: SavedOptimizer, variables: Iterable[str]) -> SavedOptimizer:
-    """Leaves out the slots of other variables."""
-    kept = {
-        slot_name: {name: tensor for name, tensor in by_variable.items() if name in variables}
-        for slot_name, by_variable in saved["slots"].items()
-    }
-    return {**saved, "slots": kept}
-
-
-def _shortened(names: Iterable[str]) -> str:
-    listed = sorted(names)
-    shown = ", ".join(f'"{name}"' for name in listed[:8])
-    return f"{shown} and {len(listed) - 8} more" if len(listed) > 8 else shown or "nothing"
+    spelled = Path(prefix + SUFFIX if step is None else f"{prefix}-{step}{SUFFIX}")
+    if not spelled.parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {spelled.parent} to save a checkpoint in")
+    return _Target(str(spelled), spelled.parent.resolve() / spelled.name, step)

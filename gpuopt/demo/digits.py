@@ -28,10 +28,10 @@ class Digits(NamedTuple):
 
 
 def load_digits() -> tuple[Digits, Digits]:
-    """Reads the data that is shipped with the package; see `data/README.md` for its source.
+    """Reads the images that come with the package; see `data/README.md` for their source.
 
     Returns:
-        1,437 images to train with and 360 to test with, always the same.
+        (1,437 training images, 360 test images), the same ones in every call.
     """
     with (files(__package__) / "data" / "digits.npz").open("rb") as file, np.load(file) as arrays:
         digits = Digits(arrays["images"].astype(np.int64), arrays["labels"].astype(np.int64))

@@ -1,4 +1,4 @@
-"""A wide-and-deep classifier, and its gradients by hand, on numpy or any module like it."""
+"""A wide-and-deep classifier, with gradients written by hand, for numpy and CuPy."""
 
 from __future__ import annotations
 
@@ -6,30 +6,31 @@ from typing import Any
 
 import numpy as np
 
-from gpuopt.array_operators import value_of
 from gpuopt.autodiff import embedding_lookup
 from gpuopt.backends import backend_for
 from gpuopt.demo.digits import NUM_CLASSES, NUM_INTENSITIES, NUM_PIXELS
 from gpuopt.device import Device
-from gpuopt.indexed_slices import IndexedSlices
-from gpuopt.variable import Variable
+from gpuopt.variables.indexed_slices import IndexedSlices
+from gpuopt.variables.operators import value_of
+from gpuopt.variables.variable import Variable
 
 _NUM_HIDDEN = 48
-# TensorFlow's combiner="sqrtn". Without it the table outgrows the deep part under Ftrl and
-# AdagradDA, which rebuild their weights: their mean over five folds of the training images falls
-# from 97.5% to 95.5%.
+# TensorFlow's combiner="sqrtn". Without this scale, the table outgrows the deep part under Ftrl and
+# AdagradDA, which compute weights anew in each step: their mean accuracy over five folds of the
+# training images falls from 97.5% to 95.5%.
 _WIDE_SCALE = NUM_PIXELS**-0.5
 
 
 class WideAndDeep:
-    """Scores of ten classes: a sum of embeddings, plus a hidden layer.
+    """Scores for ten classes: a sum of embeddings, plus a network with one hidden layer.
 
-    The wide part looks up a row of scores for every (pixel, intensity) pair of an image and adds
-    them up, over the root of their number; its gradient is IndexedSlices. The deep part is a dense
-    layer with tanh and another on top (Cheng et al. 2016, figure 1).
+    The wide part looks up a row of scores for every (pixel, intensity) pair of an image and
+    divides the sum of these rows by the square root of their number; its gradient is
+    IndexedSlices. The deep part is a dense layer with tanh and a second dense layer (Cheng et al.
+    2016, figure 1).
 
     Attributes:
-        variables: What is trained.
+        variables: The trained variables.
     """
 
     def __init__(self, device: Device, dtype: np.dtype[Any], seed: int) -> None:
@@ -37,28 +38,28 @@ class WideAndDeep:
         self._xp = backend.xp
         rng = np.random.default_rng(seed)
 
-        def variable(name: str, *shape: int, scale: float) -> Variable:
+        def make_variable(name: str, *shape: int, scale: float) -> Variable:
             value = rng.normal(scale=scale, size=shape)
             return Variable(value, name=name, dtype=dtype, device=device)
 
         table_height = NUM_PIXELS * NUM_INTENSITIES
-        self._table = variable("embedding", table_height, NUM_CLASSES, scale=0.01)
-        self._hidden_kernel = variable(
-            "hidden/kernel", NUM_PIXELS, _NUM_HIDDEN, scale=NUM_PIXELS**-0.5
+        self._table = make_variable("embedding", table_height, NUM_CLASSES, scale=0.01)
+        self._hidden_weights = make_variable(
+            "hidden/weights", NUM_PIXELS, _NUM_HIDDEN, scale=NUM_PIXELS**-0.5
         )
-        self._hidden_bias = variable("hidden/bias", _NUM_HIDDEN, scale=0.01)
-        self._output_kernel = variable(
-            "output/kernel", _NUM_HIDDEN, NUM_CLASSES, scale=_NUM_HIDDEN**-0.5
+        self._hidden_bias = make_variable("hidden/bias", _NUM_HIDDEN, scale=0.01)
+        self._output_weights = make_variable(
+            "output/weights", _NUM_HIDDEN, NUM_CLASSES, scale=_NUM_HIDDEN**-0.5
         )
-        self._output_bias = variable("output/bias", NUM_CLASSES, scale=0.01)
+        self._output_bias = make_variable("output/bias", NUM_CLASSES, scale=0.01)
         self.variables = [
             self._table,
-            self._hidden_kernel,
+            self._hidden_weights,
             self._hidden_bias,
-            self._output_kernel,
+            self._output_weights,
             self._output_bias,
         ]
-        with backend.active():
+        with backend.enter():
             self._first_row = self._xp.arange(NUM_PIXELS) * NUM_INTENSITIES
 
     def scores(self, images: Any) -> Any:
@@ -89,7 +90,7 @@ class WideAndDeep:
         d_scores /= batch_size
         # Each pixel of an image adds its row to the scores, so each row receives their gradient.
         d_rows = xp.repeat(d_scores * _WIDE_SCALE, NUM_PIXELS, axis=0)
-        d_hidden = (d_scores @ _real(self._output_kernel).T) * (1 - hidden * hidden)
+        d_hidden = (d_scores @ _as_real(self._output_weights).T) * (1 - hidden * hidden)
         gradients = [
             d_rows,
             pixels.T @ d_hidden,
@@ -104,10 +105,12 @@ class WideAndDeep:
 
     def _forward(self, images: Any) -> tuple[Any, Any, Any, Any]:
         rows = images + self._first_row
-        wide = _real(embedding_lookup(self._table, rows)).sum(axis=1) * _WIDE_SCALE
+        wide = _as_real(embedding_lookup(self._table, rows)).sum(axis=1) * _WIDE_SCALE
         pixels = (images / (NUM_INTENSITIES - 1)).astype(wide.dtype)
-        hidden = self._xp.tanh(pixels @ _real(self._hidden_kernel) + _real(self._hidden_bias))
-        deep = hidden @ _real(self._output_kernel) + _real(self._output_bias)
+        hidden = self._xp.tanh(
+            pixels @ _as_real(self._hidden_weights) + _as_real(self._hidden_bias)
+        )
+        deep = hidden @ _as_real(self._output_weights) + _as_real(self._output_bias)
         return wide + deep, rows, pixels, hidden
 
     def _log_probabilities(self, scores: Any) -> Any:
@@ -118,7 +121,7 @@ class WideAndDeep:
         return -log_probabilities[self._xp.arange(len(labels)), labels].mean()
 
 
-def _real(array: Any) -> Any:
-    """What to compute with: 16-bit weights are stored so, but computed with in float32."""
+def _as_real(array: Any) -> Any:
+    """Returns the array to compute with: 16-bit weights are converted to float32."""
     array = value_of(array)
     return array if array.dtype in (np.float32, np.float64) else array.astype(np.float32)

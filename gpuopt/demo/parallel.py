@@ -1,4 +1,4 @@
-"""The demo's training on several workers, or on several towers."""
+"""Trains the demo's model with several workers, or with several towers."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from gpuopt.distributed import (
     replicate,
 )
 from gpuopt.optimizer import Optimizer
-from gpuopt.variable import Variable
+from gpuopt.variables.variable import Variable
 
-# (images, labels) to the loss and its (gradient, variable) pairs.
+# Takes images and labels; returns the loss and its (gradient, variable) pairs.
 Differentiate = Callable[[Any, Any], tuple[float, list[tuple[Any, Variable]]]]
 
 
 @dataclass
 class Workers:
-    """Trains on threads, one for each worker, every worker on batches of its own.
+    """Trains with several workers: threads, each with its own batches.
 
     Attributes:
-        figures: What each worker has done so far.
+        figures: For each worker, how many gradients it computed and how long it waited so far.
     """
 
     optimizer: Optimizer
@@ -44,8 +44,8 @@ class Workers:
         """Trains until the global step is `target`.
 
         Returns:
-            The mean loss of the gradients for each step, and the seconds that a worker has spent in
-            the optimizer, on average, without waiting.
+            (losses, seconds): for each step, the mean loss of the gradients for it; and how long a
+            worker was in the optimizer, on average and without its waiting time.
         """
         losses: defaultdict[int, list[float]] = defaultdict(list)
         optimizer_seconds = [0.0] * len(self.batches)
@@ -84,7 +84,7 @@ def step_on_towers(
     """Makes a training step whose batch is split among towers.
 
     Returns:
-        A function of images and labels; it returns the loss, and the seconds spent on gradients.
+        A function of images and labels. It returns the loss and the seconds spent on gradients.
     """
     tower_optimizer = TowerOptimizer(optimizer)
     differentiating = 0.0

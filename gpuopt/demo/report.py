@@ -1,4 +1,4 @@
-"""What the demo shows: a progress bar, a table, and a picture of the curves."""
+"""The demo's output: a progress bar, tables, and a picture of the curves."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from gpuopt.demo.train import Result
 
 
 @contextmanager
-def progress_bar(console: Console, title: str, steps: int) -> Iterator[Callable[[], None]]:
-    """Shows a bar, on a terminal, and yields what advances it by a step."""
+def show_progress(console: Console, title: str, steps: int) -> Iterator[Callable[[], None]]:
+    """Shows a bar if `console` is a terminal; yields a function that advances it by one step."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
     with Progress(
         *columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal
@@ -27,11 +27,11 @@ def progress_bar(console: Console, title: str, steps: int) -> Iterator[Callable[
 
 
 def print_table(console: Console, results: Sequence[Result]) -> None:
-    """Prints a row for each run."""
+    """Prints a table with a row for each run."""
     table = Table()
     for heading in ("device", "optimizer"):
         table.add_column(heading, no_wrap=True)
-    # Two lines each, so that the longest optimizer's name fits into 80 columns.
+    # Headings of two lines, so that the longest name of an optimizer fits into 80 columns.
     for heading in ("steps/s", "in opti-\nmizer", "train\naccuracy", "test\naccuracy"):
         table.add_column(heading, justify="right", no_wrap=True)
     for result in results:
@@ -48,7 +48,7 @@ def print_table(console: Console, results: Sequence[Result]) -> None:
 
 
 def print_workers(console: Console, result: Result) -> None:
-    """Prints what each worker of a run has done."""
+    """Prints a table of the gradients and waiting time of each worker of a run."""
     table = Table(title=f"workers of {result.optimizer}")
     for heading in ("worker", "gradients\naccepted", "stale", "waited"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -60,10 +60,10 @@ def print_workers(console: Console, result: Result) -> None:
 
 
 def save_curves(results: Sequence[Result], path: Path) -> bool:
-    """Draws losses and accuracies into a picture.
+    """Draws the curves of losses and accuracies into a file.
 
     Returns:
-        False if matplotlib is not installed, and nothing was drawn.
+        False, and draws nothing, if matplotlib is not installed.
 
     Raises:
         OSError: the file cannot be written.
@@ -73,10 +73,10 @@ def save_curves(results: Sequence[Result], path: Path) -> bool:
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
-    # Not pyplot, which would pick a window system; a Figure draws with Agg.
+    # Not pyplot, which would choose a window system; a Figure draws with Agg.
     figure = Figure(figsize=(10, 4), layout="constrained")
     losses, accuracies = figure.subplots(1, 2)
-    # Evens first: tab20 pairs a strong with a pale color, and there are eleven optimizers.
+    # Even indices first: tab20 alternates strong and pale colors; over ten are needed.
     colors = cycle([colormaps["tab20"](index) for index in (*range(0, 20, 2), *range(1, 20, 2))])
     for result, color in zip(results, colors, strict=False):
         count = range(1, len(result.losses) + 1)

@@ -1,35 +1,48 @@
-"""Which optimizers the demo knows, with learning rates tuned for it."""
+"""The arguments with which the demo runs each exported optimizer."""
 
 from __future__ import annotations
 
+import inspect
+import tomllib
 from collections.abc import Callable
+from importlib.resources import files
 from typing import Any
 
 import gpuopt.optimizers as optimizers
 from gpuopt.optimizer import Optimizer
-from gpuopt.variable import Variable
+from gpuopt.variables.variable import Variable
 
-# Optimizer to arguments; AdagradDA also takes the global step. Each rate is within 0.3 points of
-# the best of three or more tried, in mean accuracy over five folds of the training images.
-TUNED: dict[str, dict[str, Any]] = {
-    "GradientDescent": {"learning_rate": 0.5},
-    "Momentum": {"learning_rate": 0.06, "momentum": 0.9},
-    "Adagrad": {"learning_rate": 0.2},
-    "AdagradDA": {"learning_rate": 0.45},
-    "Adadelta": {"learning_rate": 20.0},
-    "RMSProp": {"learning_rate": 0.004},
+NAMES = [name.removesuffix("Optimizer") for name in vars(optimizers) if name.endswith("Optimizer")]
+
+# Written by tune.py, optimizer to learning rate.
+RATES_FILE = files(__package__) / "data" / "learning_rates.toml"
+TUNED: dict[str, float] = tomllib.loads(RATES_FILE.read_text())
+# Most optimizers learn something at this rate.
+UNTUNED_RATE = 0.01
+
+# Arguments beside the learning rate.
+_ARGUMENTS: dict[str, dict[str, Any]] = {
+    "Momentum": {"momentum": 0.9},
     # epsilon bounds the step where v, the square of a small gradient, is 0 in float16. With the
     # default of 1e-8, float16 stays near 85%; the other types do not feel the difference.
-    "Adam": {"learning_rate": 0.005, "epsilon": 1e-4},
-    "LazyAdam": {"learning_rate": 0.005, "epsilon": 1e-4},
-    "Ftrl": {"learning_rate": 0.5},
-    "ProximalGradientDescent": {"learning_rate": 0.5},
-    "ProximalAdagrad": {"learning_rate": 0.2},
+    "Adam": {"epsilon": 1e-4},
+    "LazyAdam": {"epsilon": 1e-4},
 }
 
 
-def make_optimizer(name: str, global_step: Variable) -> Optimizer:
-    """Makes the optimizer `name` of `TUNED`."""
+def make_optimizer(
+    name: str, global_step: Variable, learning_rate: float | None = None
+) -> Optimizer:
+    """Makes an optimizer for the demo.
+
+    Args:
+        name: One of `NAMES`.
+        global_step: For optimizers that read it.
+        learning_rate: By default the tuned one, or `UNTUNED_RATE` where there is none.
+    """
     make: Callable[..., Optimizer] = getattr(optimizers, f"{name}Optimizer")
-    counted = {"global_step": global_step} if name == "AdagradDA" else {}
-    return make(**TUNED[name], **counted)
+    rate = TUNED.get(name, UNTUNED_RATE) if learning_rate is None else learning_rate
+    arguments = {"learning_rate": rate, **_ARGUMENTS.get(name, {})}
+    if "global_step" in inspect.signature(make).parameters:
+        arguments["global_step"] = global_step
+    return make(**arguments)

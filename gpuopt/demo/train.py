@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from gpuopt.autodiff import engine_of
-from gpuopt.backends import backend_for, moved
+from gpuopt.backends import backend_for, to_device
 from gpuopt.demo.digits import Digits, load_digits
 from gpuopt.demo.model import WideAndDeep
 from gpuopt.demo.parallel import Workers, step_on_towers
 from gpuopt.demo.settings import make_optimizer
 from gpuopt.device import Device
 from gpuopt.distributed import WorkerFigures
-from gpuopt.variable import Variable
+from gpuopt.variables.variable import Variable
 
 BATCH_SIZE = 96
 DEFAULT_STEPS = 1000
@@ -27,14 +27,14 @@ _STEPS_BETWEEN_EVALUATIONS = 50
 
 @dataclass
 class Result:
-    """What a run has shown.
+    """The results of one run.
 
     Attributes:
         losses: Mean cross-entropy of each step's batch.
-        accuracies: (step, accuracy on the training images, on the test images), in order.
-        seconds: Spent in all steps, without evaluation.
-        optimizer_seconds: Of these, spent in the optimizer.
-        workers: What each worker has done, if there were several.
+        accuracies: (step, accuracy on the training images, on the test images), by step.
+        seconds: The time of all steps, without evaluation.
+        optimizer_seconds: The part of `seconds` that was spent in the optimizer.
+        workers: Each worker's figures, if there were several workers.
     """
 
     device: Device
@@ -57,47 +57,52 @@ def train(
     workers: int = 1,
     replicas_to_aggregate: int | None = None,
     towers: int = 1,
+    learning_rate: float | None = None,
+    digits: tuple[Digits, Digits] | None = None,
     on_step: Callable[[], None] = lambda: None,
 ) -> Result:
     """Trains the demo's model.
 
     Args:
-        optimizer: A name of `settings.TUNED`.
-        device: Where model and data live.
-        dtype: What the weights are stored in.
+        optimizer: A name of `settings.NAMES`.
+        device: Where model and data are.
+        dtype: The dtype of the weights.
         steps: How many batches to train on.
         seed: For the first weights and the order of the images.
-        autodiff: Whether the loss is differentiated, instead of the gradients written by hand.
-        workers: How many threads compute gradients for common steps.
-        replicas_to_aggregate: How many of their gradients make a step; all, if not given.
+        autodiff: Differentiate the loss, instead of using gradients written by hand.
+        workers: How many threads compute gradients for the same steps.
+        replicas_to_aggregate: How many workers' gradients make a step; by default, all.
         towers: How many parts each batch is split into.
-        on_step: Called for each step, or after some for each of them.
+        learning_rate: The optimizer's; by default that of `settings`.
+        digits: Images to train with and to test with; by default all that there are.
+        on_step: Called once for each step. With several workers, the calls for up to 50 steps come
+            together.
     """
     backend = backend_for(device)
-    train_set, test_set = load_digits()
+    train_set, test_set = digits or load_digits()
     model = WideAndDeep(device, dtype, seed)
-    # In host memory, where reading it waits for no GPU.
+    # In host memory, so that reading it does not wait for a GPU.
     global_step = Variable(0, name="global_step", trainable=False, dtype=np.int64)
-    tuned = make_optimizer(optimizer, global_step)
+    tuned = make_optimizer(optimizer, global_step, learning_rate)
     result = Result(device, optimizer)
     compute = partial(_differentiate, model) if autodiff else model.loss_and_gradients
 
     def differentiate(images: Any, labels: Any) -> tuple[float, list[tuple[Any, Variable]]]:
-        with backend.active():
-            return compute(moved(images, device), moved(labels, device))
+        with backend.enter():
+            return compute(to_device(images, device), to_device(labels, device))
 
-    batches = [_batches(train_set, stream) for stream in range(seed, seed + workers)]
+    batches = [_iterate_batches(train_set, stream) for stream in range(seed, seed + workers)]
     team = Workers(tuned, differentiate, batches, replicas_to_aggregate or workers)
     on_towers = step_on_towers(tuned, differentiate, global_step, [device] * towers)
 
-    def alone(images: Any, labels: Any) -> tuple[float, float]:
+    def step_alone(images: Any, labels: Any) -> tuple[float, float]:
         started = perf_counter()
         loss, grads_and_vars = differentiate(images, labels)
         differentiating = perf_counter() - started
         tuned.apply_gradients(grads_and_vars, global_step=global_step)
         return loss, differentiating
 
-    one_step = alone if towers == 1 else on_towers
+    one_step = step_alone if towers == 1 else on_towers
     for target in [*range(_STEPS_BETWEEN_EVALUATIONS, steps, _STEPS_BETWEEN_EVALUATIONS), steps]:
         if workers > 1:
             started = perf_counter()
@@ -116,7 +121,9 @@ def train(
             result.seconds += elapsed
             result.optimizer_seconds += elapsed - differentiating
             on_step()
-        seen, unseen = (_accuracy(model, device, digits) for digits in (train_set, test_set))
+        seen, unseen = (
+            _measure_accuracy(model, device, digits) for digits in (train_set, test_set)
+        )
         result.accuracies.append((target, seen, unseen))
     result.workers = team.figures
     return result
@@ -132,8 +139,8 @@ def _differentiate(
     return float(value), grads_and_vars
 
 
-def _batches(digits: Digits, seed: int) -> Iterator[Digits]:
-    """Goes through the images in ever new orders."""
+def _iterate_batches(digits: Digits, seed: int) -> Iterator[Digits]:
+    """Yields batches without end; each pass over the images has a new order."""
     rng = np.random.default_rng(seed)
     while True:
         order = rng.permutation(len(digits.labels))
@@ -142,7 +149,7 @@ def _batches(digits: Digits, seed: int) -> Iterator[Digits]:
             yield Digits(digits.images[chosen], digits.labels[chosen])
 
 
-def _accuracy(model: WideAndDeep, device: Device, digits: Digits) -> float:
-    with backend_for(device).active():
-        guesses = model.scores(moved(digits.images, device)).argmax(axis=1)
-    return float((moved(guesses, Device.cpu) == digits.labels).mean())
+def _measure_accuracy(model: WideAndDeep, device: Device, digits: Digits) -> float:
+    with backend_for(device).enter():
+        guesses = model.scores(to_device(digits.images, device)).argmax(axis=1)
+    return float((to_device(guesses, Device.cpu) == digits.labels).mean())

@@ -1,10 +1,11 @@
 """Training on several workers, towers or devices of one process."""
 
 from gpuopt.distributed.accumulators import ConditionalAccumulator, SparseConditionalAccumulator
-from gpuopt.distributed.communicator import Communicator
+from gpuopt.distributed.communicator import Communicator, RankGroup
+from gpuopt.distributed.communicators import SingleCommunicator, ThreadCommunicator, ThreadGroup
 from gpuopt.distributed.coordinator import Coordinator, WorkerFigures
-from gpuopt.distributed.in_process import SingleCommunicator, ThreadCommunicator
-from gpuopt.distributed.strategy import MirroredStrategy, MirroredVariable, PerReplica
+from gpuopt.distributed.mirrored import MirroredVariable, PerReplica
+from gpuopt.distributed.strategy import MirroredStrategy
 from gpuopt.distributed.sync_replicas import SyncReplicasOptimizer, SyncReplicasWorker
 from gpuopt.distributed.tower import Reduction, TowerOptimizer, replicate
 
@@ -15,12 +16,14 @@ __all__ = [
     "MirroredStrategy",
     "MirroredVariable",
     "PerReplica",
+    "RankGroup",
     "Reduction",
     "SingleCommunicator",
     "SparseConditionalAccumulator",
     "SyncReplicasOptimizer",
     "SyncReplicasWorker",
     "ThreadCommunicator",
+    "ThreadGroup",
     "TowerOptimizer",
     "WorkerFigures",
     "replicate",

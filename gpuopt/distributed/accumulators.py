@@ -10,14 +10,14 @@ from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 
-from gpuopt.backends import backend_for, moved
+from gpuopt.backends import backend_for, to_device
 from gpuopt.backends.backend import compute_type
 from gpuopt.device import Device
-from gpuopt.distributed.reduction import mean_of_rows
-from gpuopt.distributed.waiting import DEFAULT_TIMEOUT_S, checked_timeout
+from gpuopt.distributed.reduction import add_up_rows
+from gpuopt.distributed.waiting import DEFAULT_TIMEOUT_S, check_timeout
 from gpuopt.errors import CancelledError, DeadlineExceededError
-from gpuopt.indexed_slices import IndexedSlices
-from gpuopt.variable import Variable
+from gpuopt.variables.indexed_slices import IndexedSlices
+from gpuopt.variables.variable import Variable
 
 ReductionType = Literal["MEAN", "SUM"]
 # A size is None where any will do.
@@ -75,7 +75,7 @@ class _Accumulator(Generic[_Accumulated]):
         with self._changed:
             if step < self._step:
                 _logger.warning('the step of "%s" goes back: %d to %d', self.name, self._step, step)
-            self._step = step
+            self.drop_before(step)
 
     def num_accumulated(self) -> int:
         """Returns how many gradients have been accepted since the last take."""
@@ -98,7 +98,7 @@ class _Accumulator(Generic[_Accumulated]):
         """
         if num_required < 1:
             raise ValueError(f'"{self.name}": num_required must be at least 1, got {num_required}')
-        checked_timeout(timeout_s)
+        check_timeout(timeout_s)
         with self._changed:
             if self._turns or self._count < num_required or self._is_closed:
                 self._wait_for_turn(num_required, timeout_s)
@@ -116,7 +116,7 @@ class _Accumulator(Generic[_Accumulated]):
         """Adds a gradient; returns False, and drops it, if it is from before the last take."""
         if local_step < self._step:
             return False
-        with self._backend.updating(self):
+        with self._backend.enter_update(self):
             if self._count == 0:
                 self._begin(grad)
             else:
@@ -124,14 +124,18 @@ class _Accumulator(Generic[_Accumulated]):
         self._count += 1
         return True
 
+    def drop_before(self, step: int) -> None:
+        """Has gradients for earlier steps count as late from now on; `step` may be lower, too."""
+        self._step = step
+
     def has(self, num_required: int) -> bool:
         """Returns whether there are enough gradients for a take."""
         return self._count >= num_required
 
     def take(self) -> _Accumulated:
         """Hands over what was accumulated, which must be something."""
-        with self._backend.updating(self):
-            taken = self._reduced(self._count)
+        with self._backend.enter_update(self):
+            taken = self._reduce(self._count)
         self._count = 0
         self._step += 1
         return taken
@@ -171,7 +175,7 @@ class _Accumulator(Generic[_Accumulated]):
             f'gradient for "{self.name}" has shape {shape}; expected shape is {tuple(expected)}'
         )
 
-    def _checked_dtype(self, array: Any) -> Any:
+    def _check_dtype(self, array: Any) -> Any:
         if array.dtype != self.dtype:
             raise TypeError(
                 f'gradient for "{self.name}" has dtype {array.dtype}; the accumulator has dtype '
@@ -185,7 +189,7 @@ class _Accumulator(Generic[_Accumulated]):
     def _add(self, grad: Any) -> None:
         raise NotImplementedError
 
-    def _reduced(self, count: int) -> _Accumulated:
+    def _reduce(self, count: int) -> _Accumulated:
         raise NotImplementedError
 
 
@@ -219,7 +223,7 @@ class ConditionalAccumulator(_Accumulator[Any]):
             grad = grad.storage
         elif not hasattr(grad, "dtype"):
             grad = np.asarray(grad, self.dtype)
-        grad = moved(self._checked_dtype(grad), self.device)
+        grad = to_device(self._check_dtype(grad), self.device)
         expected = self._shape
         if expected is not None and grad.shape != expected and not _fits(grad.shape, expected):
             self._refuse_shape(grad.shape, expected)
@@ -239,7 +243,7 @@ class ConditionalAccumulator(_Accumulator[Any]):
     def _add(self, grad: Any) -> None:
         self._backend.xp.add(self._total, grad, out=self._total)
 
-    def _reduced(self, count: int) -> Any:
+    def _reduce(self, count: int) -> Any:
         if self._is_mean:
             mean = self._total / self._compute.type(count)
             return mean.astype(self.dtype, copy=False)
@@ -279,11 +283,11 @@ class SparseConditionalAccumulator(_Accumulator[IndexedSlices]):
             raise TypeError(
                 f'gradient for "{self.name}" must be IndexedSlices, got {type(grad).__name__}'
             )
-        values = moved(self._checked_dtype(grad.values), self.device)
-        indices = moved(grad.indices, self.device)
+        values = to_device(self._check_dtype(grad.values), self.device)
+        indices = to_device(grad.indices, self.device)
         self._check_rows(values, indices, grad.dense_shape)
         # Outside the lock: workers do this at the same time.
-        return self._apply(self.merged(values, indices), local_step)
+        return self._apply(self.merge_rows(values, indices), local_step)
 
     # TensorFlow's names for gradients that are IndexedSlices.
 
@@ -297,9 +301,9 @@ class SparseConditionalAccumulator(_Accumulator[IndexedSlices]):
         """Does what `take_grad` does."""
         return self.take_grad(num_required, timeout_s)
 
-    def merged(self, values: Any, indices: Any) -> tuple[Any, Any]:
+    def merge_rows(self, values: Any, indices: Any) -> tuple[Any, Any]:
         """Returns a gradient as `accept` takes it: a copy (values, indices) of unique rows."""
-        with self._backend.active():
+        with self._backend.enter():
             sums, rows = self._backend.sum_duplicate_rows(values, indices)
             if sums is values:
                 sums = values.copy()
@@ -319,8 +323,8 @@ class SparseConditionalAccumulator(_Accumulator[IndexedSlices]):
     def _add(self, grad: Any) -> None:
         self._parts += (grad,)
 
-    def _reduced(self, count: int) -> IndexedSlices:
-        values, rows = mean_of_rows(self._backend.xp, self._parts, divide=self._is_mean)
+    def _reduce(self, count: int) -> IndexedSlices:
+        values, rows = add_up_rows(self._backend.xp, self._parts, divide=self._is_mean)
         self._parts = ()
         declared = self._shape
         dense_shape: Any = None
@@ -338,7 +342,7 @@ class SparseConditionalAccumulator(_Accumulator[IndexedSlices]):
                 self._refuse_shape(values.shape, (None, *expected[1:]))
             if dense_shape is not None and not _fits(dense_shape, expected):
                 self._refuse_shape(dense_shape, expected)
-        with self._backend.active():
+        with self._backend.enter():
             outside = indices < 0
             if height is not None:
                 outside |= indices >= height

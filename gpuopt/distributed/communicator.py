@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
 from gpuopt.backends import backend_for
 from gpuopt.device import device_of
-from gpuopt.indexed_slices import IndexedSlices
+from gpuopt.variables.indexed_slices import IndexedSlices
 
 ReduceOp = Literal["sum", "min", "max"]
 
@@ -22,20 +22,44 @@ class Communicator(Protocol):
     All ranks call the same methods in the same order, with arrays of the same shapes and dtypes,
     each on its own device. Every rank gets the same bits.
 
+    Arrays are only read, but for `broadcast`, and may have any strides. What a method returns is
+    the rank's own. On a GPU, a method comes after the work that the caller's current stream was
+    given before, and before the work that it is given afterwards, for all ranks that read.
+
     Attributes:
         rank: From 0 to `size - 1`.
         size: How many ranks there are.
 
     Every method raises ValueError on all ranks if their calls do not match,
     DeadlineExceededError if a rank does not come in time, WorkerFailedError if a rank has failed,
-    and CancelledError if the group was closed.
+    and CancelledError if a rank has finished or the group was closed. The message names the call
+    and the rank.
     """
 
     rank: int
     size: int
 
+    @property
+    def local(self) -> Communicator:
+        """The group of those ranks that run in this process, in the same order.
+
+        `local.rank` is this rank's place among them. Its `all_gather` copies nothing.
+        """
+        raise NotImplementedError
+
     def all_reduce(self, array: Any, op: ReduceOp = "sum") -> Any:
         """Returns the elementwise sum, least or greatest of all ranks' arrays, in rank order."""
+        raise NotImplementedError
+
+    def all_gather(self, value: Any, what: str = "all_gather") -> list[Any]:
+        """Returns all ranks' values, in rank order.
+
+        Args:
+            value: Any object, not the same kind on every rank. Ranks of this process get the
+                object itself; ranks of other processes get a copy, made by pickle. Arrays on GPUs
+                that are in it are not waited for.
+            what: What is gathered, for error messages; the same on every rank.
+        """
         raise NotImplementedError
 
     def all_gather_slices(self, slices: IndexedSlices) -> IndexedSlices:
@@ -46,30 +70,45 @@ class Communicator(Protocol):
         """Overwrites the array with that of rank `root`, and returns it."""
         raise NotImplementedError
 
-    def barrier(self) -> None:
-        """Returns when all ranks have come."""
+    def barrier(self, what: str = "barrier") -> None:
+        """Returns when all ranks have come.
+
+        Args:
+            what: What they have come for. Ranks that say different things get a ValueError.
+        """
         raise NotImplementedError
 
     def batch_all_reduce(
-        self, arrays: Sequence[Any], op: ReduceOp = "sum", bucket_bytes: int = BUCKET_BYTES
+        self,
+        arrays: Sequence[Any],
+        op: ReduceOp = "sum",
+        bucket_bytes: int = BUCKET_BYTES,
+        what: str | None = None,
     ) -> list[Any]:
         """Reduces many arrays in few messages.
 
         Args:
-            arrays: Of any shapes and dtypes, all on this rank's device.
+            arrays: Of any shapes and dtypes, all on this rank's device; or none.
             op: See `all_reduce`.
             bucket_bytes: Arrays of one dtype go together up to this size; a larger one goes alone.
+            what: What is reduced, compared with the other ranks before anything is; by default the
+                arrays' shapes and dtypes.
 
         Returns:
             The reduced arrays in the given order; they may be views of a common buffer.
         """
+        if what is None:
+            forms = ", ".join(f"{array.dtype}{list(array.shape)}" for array in arrays)
+            what = f"batch_all_reduce({op!r}) of [{forms}]"
+        buckets = _fill_buckets(arrays, bucket_bytes)
+        self.barrier(what)
         reduced: list[Any] = [None] * len(arrays)
-        for positions in _buckets(arrays, bucket_bytes):
+        for positions in buckets:
             if len(positions) == 1:
                 reduced[positions[0]] = self.all_reduce(arrays[positions[0]], op)
                 continue
             backend = backend_for(device_of(arrays[positions[0]]))
-            with backend.active():
+            with backend.enter():
                 joined = backend.xp.concatenate([arrays[i].reshape(-1) for i in positions])
             flat = self.all_reduce(joined, op)
             start = 0
@@ -80,7 +119,47 @@ class Communicator(Protocol):
         return reduced
 
 
-def _buckets(arrays: Sequence[Any], bucket_bytes: int) -> list[list[int]]:
+class RankGroup(Protocol):
+    """The ranks that train together, of which some or all run in this process.
+
+    Attributes:
+        size: How many ranks there are.
+        local_size: How many of them run in this process.
+    """
+
+    size: int
+    local_size: int
+
+    def run(self, function: Callable[[Communicator], Any]) -> list[Any]:
+        """Calls `function` once for each rank of this process, with the rank's communicator.
+
+        Nobody waits for a rank whose function has ended. The other ranks' calls raise
+        WorkerFailedError if it raised, and CancelledError if it returned. How long the function
+        itself takes is not limited.
+
+        Returns:
+            What the ranks of this process returned, in rank order.
+
+        Raises:
+            Exception: what one of these ranks raised; errors that only say that another rank has
+                failed, finished or not come give way to others.
+        """
+        raise NotImplementedError
+
+
+def check_op(op: str) -> None:
+    """Raises ValueError if there is no such reduction."""
+    if op not in ("sum", "min", "max"):
+        raise ValueError(f'op must be "sum", "min" or "max", got {op!r}')
+
+
+def check_root(root: int, size: int) -> None:
+    """Raises ValueError if there is no such rank."""
+    if not 0 <= root < size:
+        raise ValueError(f"root must be a rank from 0 to {size - 1}, got {root}")
+
+
+def _fill_buckets(arrays: Sequence[Any], bucket_bytes: int) -> list[list[int]]:
     """Groups positions of arrays of one dtype, in their order."""
     if bucket_bytes < 1:
         raise ValueError(f"bucket_bytes must be at least 1, got {bucket_bytes}")

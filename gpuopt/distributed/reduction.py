@@ -5,23 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gpuopt.backends import backend_for, moved, stored
+from gpuopt.backends import backend_for, new_storage, to_device
 from gpuopt.device import Device
-from gpuopt.gradients import Gradient
-from gpuopt.indexed_slices import IndexedSlices
+from gpuopt.distributed.communicator import Communicator
+from gpuopt.step.pairs import Gradient
+from gpuopt.variables.indexed_slices import IndexedSlices
 
 
 class Mark:
-    """A point in the work of one thread's stream, for other threads' streams to wait for."""
+    """The present end of this thread's work on a device, for other threads' streams to wait for.
+
+    It means nothing in another process.
+    """
 
     def __init__(self, device: Device) -> None:
         self.device = device
         self.last_update: Any = None
-        backend_for(device).made(self)
+        backend_for(device).record_creation(self)
 
     def follow(self) -> None:
-        """Has this thread's current stream wait for it."""
-        with backend_for(self.device).active(self):
+        """Has this thread's current stream on the device wait for the mark."""
+        with backend_for(self.device).enter(self):
             pass
 
 
@@ -48,21 +52,53 @@ def sum_gradients(gradients: Sequence[Gradient], device: Device) -> Gradient:
     if len(gradients) == 1:
         return gradients[0]
     backend = backend_for(device)
-    with backend.active():
+    with backend.enter():
         if not sparse[0]:
             first: Any = gradients[0]
-            total = stored(first, device, first.dtype)
+            total = new_storage(first, device, first.dtype)
             for other in gradients[1:]:
-                backend.xp.add(total, moved(other, device), out=total)
+                backend.xp.add(total, to_device(other, device), out=total)
             return total
         return IndexedSlices(
-            backend.xp.concatenate([moved(g.values, device) for g in gradients]),
-            backend.xp.concatenate([moved(g.indices, device) for g in gradients]),
+            backend.xp.concatenate([to_device(g.values, device) for g in gradients]),
+            backend.xp.concatenate([to_device(g.indices, device) for g in gradients]),
             gradients[0].dense_shape,
         )
 
 
-def mean_of_rows(xp: Any, parts: Sequence[tuple[Any, Any]], *, divide: bool) -> tuple[Any, Any]:
+def bring_to(gradient: Gradient, device: Device) -> Gradient:
+    """Returns a gradient on `device`: on the same memory if it is there already, else a copy."""
+    if not isinstance(gradient, IndexedSlices):
+        return to_device(gradient, device)
+    values, indices = to_device(gradient.values, device), to_device(gradient.indices, device)
+    return IndexedSlices(values, indices, gradient.dense_shape)
+
+
+def sum_over_ranks(
+    communicator: Communicator, gradients: Sequence[Gradient], what: str
+) -> list[Gradient]:
+    """Adds up each gradient over all ranks, in rank order, to the same bits on every rank.
+
+    Args:
+        communicator: This rank's end of the group.
+        gradients: This rank's; each is an array, or IndexedSlices, on all ranks.
+        what: What is summed; ranks that say different things get a ValueError.
+
+    Returns:
+        This rank's own sums. Those of IndexedSlices have all ranks' rows, one rank after the
+        other: repeated rows count as their sum.
+    """
+    dense = [gradient for gradient in gradients if not isinstance(gradient, IndexedSlices)]
+    sums = iter(communicator.batch_all_reduce(dense, what=what))
+    return [
+        communicator.all_gather_slices(gradient)
+        if isinstance(gradient, IndexedSlices)
+        else next(sums)
+        for gradient in gradients
+    ]
+
+
+def add_up_rows(xp: Any, parts: Sequence[tuple[Any, Any]], *, divide: bool) -> tuple[Any, Any]:
     """Adds up rows of several gradients, each without repeated rows.
 
     Args:

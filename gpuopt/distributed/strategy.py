@@ -2,74 +2,38 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
-from gpuopt.backends import backend_for, moved
+import numpy as np
+
+from gpuopt.backends import backend_for
 from gpuopt.device import Device
-from gpuopt.distributed.in_process import ThreadCommunicator, run_threads
-from gpuopt.distributed.reduction import Mark, sum_gradients
-from gpuopt.distributed.waiting import DEFAULT_TIMEOUT_S, checked_timeout
-from gpuopt.gradients import Gradient, checked_pairs
-from gpuopt.identity import Identity
-from gpuopt.indexed_slices import IndexedSlices
+from gpuopt.distributed.communicator import Communicator, RankGroup
+from gpuopt.distributed.communicators import default_group
+from gpuopt.distributed.copies import AlreadySummed, update_copies
+from gpuopt.distributed.first_rank import call_in_first_rank
+from gpuopt.distributed.mirrored import (
+    MirroredVariable,
+    PerReplica,
+    find_communicator,
+    run_as_replica,
+)
+from gpuopt.distributed.reduction import Mark, bring_to, sum_over_ranks
+from gpuopt.distributed.waiting import DEFAULT_TIMEOUT_S
 from gpuopt.optimizer import Optimizer
-from gpuopt.replica_context import ReplicaContext, in_replica, replica_context
-from gpuopt.variable import Variable
-
-
-class PerReplica:
-    """One value for each replica; `MirroredStrategy.run` gives each its own.
-
-    Attributes:
-        values: In the order of the replicas.
-    """
-
-    def __init__(self, values: Iterable[Any]) -> None:
-        self.values = tuple(values)
-
-
-class MirroredVariable:
-    """One variable with a copy on each replica's device.
-
-    Attributes:
-        replicas: The copies, in the order of the replicas.
-    """
-
-    def __init__(self, replicas: Sequence[Variable]) -> None:
-        self.replicas = tuple(replicas)
-
-    @property
-    def name(self) -> str:
-        """The first copy's; the others are called `<name>/replica_<i>`, as in TensorFlow."""
-        return self.replicas[0].name
-
-    @property
-    def local(self) -> Variable:
-        """The copy of the replica that runs on this thread; the first one outside of replicas."""
-        return self.replicas[replica_context().replica_id]
-
-    def assign(self, value: Any) -> MirroredVariable:
-        """Overwrites all copies; see `Variable.assign`."""
-        for copy in self.replicas:
-            copy.assign(value)
-        return self
-
-    def numpy(self) -> Any:
-        """Returns a copy of the first replica's value in host memory."""
-        return self.replicas[0].numpy()
-
-
-class _ThisThread(threading.local):
-    communicator: ThreadCommunicator | None = None
+from gpuopt.step.pairs import Gradient, checked_pairs
+from gpuopt.step.replica_context import ReplicaContext, in_replica
+from gpuopt.step.updates import dtypes_of
+from gpuopt.variables.identity import Identity
+from gpuopt.variables.indexed_slices import IndexedSlices
+from gpuopt.variables.variable import Variable
 
 
 class MirroredStrategy:
-    """Trains the same model on several devices of this process, each on its own data.
+    """Trains the same model on several devices, each on its own data.
 
     In `run`, every replica computes gradients of its own copies. Any optimizer's
     `apply_gradients` then waits for all replicas, sums their gradients, and updates all copies at
@@ -81,19 +45,28 @@ class MirroredStrategy:
         strategy.run(lambda x: optimizer.minimize(lambda: loss(w.local, x), step, [w.local]), ...)
 
     Name one device several times for several replicas on it.
+
+    Each replica is a rank of a group, and reduces through the rank's `Communicator`. In each
+    process one replica, the first, updates the copies of all replicas of the process.
     """
 
     def __init__(
-        self, devices: Sequence[Device | str], timeout_s: float = DEFAULT_TIMEOUT_S
+        self,
+        devices: Sequence[Device | str],
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        *,
+        group: RankGroup | None = None,
     ) -> None:
         """Makes a strategy of one replica for each device.
 
         Args:
-            devices: Where the replicas live.
-            timeout_s: How long a replica waits for the others in `apply_gradients`, in seconds.
+            devices: Where the replicas of this process live.
+            timeout_s: How long a replica waits for the others in `apply_gradients`, in seconds. A
+                group that is given has its own time limit.
+            group: The ranks that the replicas are; by default one thread of this process each.
 
         Raises:
-            ValueError: there are no devices.
+            ValueError: there are no devices, or the group has another number of ranks here.
             DeviceUnavailableError: one cannot be used.
         """
         self.devices = [Device.parse(device) for device in devices]
@@ -101,24 +74,28 @@ class MirroredStrategy:
             raise ValueError("MirroredStrategy needs at least one device")
         for device in self.devices:
             backend_for(device)
-        self._timeout_s = checked_timeout(timeout_s)
+        self._group = default_group(len(self.devices), timeout_s) if group is None else group
+        if self._group.local_size != len(self.devices):
+            raise ValueError(
+                f"the group has {self._group.local_size} ranks in this process; MirroredStrategy "
+                f"needs one for each of {len(self.devices)} devices"
+            )
         self._mirrored: weakref.WeakKeyDictionary[Identity, weakref.ref[MirroredVariable]] = (
             weakref.WeakKeyDictionary()
         )
-        self._this_thread = _ThisThread()
 
     @property
     def num_replicas_in_sync(self) -> int:
-        return len(self.devices)
+        return self._group.size
 
     @property
-    def communicator(self) -> ThreadCommunicator:
+    def communicator(self) -> Communicator:
         """What the replica on this thread reduces and gathers with.
 
         Raises:
             RuntimeError: this thread is no replica of the strategy.
         """
-        communicator = self._this_thread.communicator
+        communicator = find_communicator(self)
         if communicator is None:
             raise RuntimeError("there are communicators only in MirroredStrategy.run")
         return communicator
@@ -148,7 +125,7 @@ class MirroredStrategy:
     def run(
         self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] = {}
     ) -> PerReplica:
-        """Calls `fn` once in each replica, each in its own thread and context.
+        """Calls `fn` once in each replica of this process, each in its own thread and context.
 
         Args:
             fn: What a replica does. `replica_context()` says which one it is.
@@ -161,28 +138,25 @@ class MirroredStrategy:
         Raises:
             Exception: what the first replica raised; the others are released.
         """
-        group = ThreadCommunicator.group(self.num_replicas_in_sync, self._timeout_s)
 
-        def of(rank: int, value: Any) -> Any:
-            return value.values[rank] if isinstance(value, PerReplica) else value
+        def run_replica(communicator: Communicator) -> Any:
+            place = communicator.local.rank
 
-        def replica(communicator: ThreadCommunicator) -> Any:
-            rank = communicator.rank
-            self._this_thread.communicator = communicator
-            try:
-                context = ReplicaContext(rank, len(group), strategy=self)
-                with in_replica(context), backend_for(self.devices[rank]).active():
-                    result = fn(
-                        *(of(rank, value) for value in args),
-                        **{name: of(rank, value) for name, value in kwargs.items()},
-                    )
-            except BaseException as error:
-                communicator.meeting.fail(rank, error)
-                raise
-            communicator.meeting.leave(rank)
-            return result
+            def choose(value: Any) -> Any:
+                return value.values[place] if isinstance(value, PerReplica) else value
 
-        return PerReplica(run_threads([partial(replica, rank) for rank in group], self._timeout_s))
+            context = ReplicaContext(communicator.rank, communicator.size, strategy=self)
+            with (
+                run_as_replica(self, communicator),
+                in_replica(context),
+                backend_for(self.devices[place]).enter(),
+            ):
+                return fn(
+                    *(choose(value) for value in args),
+                    **{name: choose(value) for name, value in kwargs.items()},
+                )
+
+        return PerReplica(self._group.run(run_replica))
 
     def apply_gradients(
         self,
@@ -192,30 +166,29 @@ class MirroredStrategy:
         name: Any,
     ) -> None:
         """Does one replica's part of `optimizer.apply_gradients`; see `ReplicaContext.strategy`."""
-        rank = self.communicator.rank
-        local = [
-            (gradient, v.replicas[rank] if isinstance(v, MirroredVariable) else v)
+        communicator = self.communicator
+        place = communicator.local.rank
+        pairs = [
+            (gradient, v.replicas[place] if isinstance(v, MirroredVariable) else v)
             for gradient, v in grads_and_vars
         ]
-        pairs = [
-            (gradient, self._mirror_of(variable, rank))
-            for gradient, variable in checked_pairs(local, optimizer._dtypes())
-            if gradient is not None
-        ]
+        gradients, variables = [], []
+        for gradient, variable in checked_pairs(pairs, dtypes_of(optimizer)):
+            if gradient is not None:
+                gradients.append(gradient)
+                variables.append(self._find_mirrored(variable, place))
+        what = f"apply_gradients of {_describe(gradients, variables)}"
+        sums = sum_over_ranks(communicator, gradients, what)
 
-        def merge(of_replicas: list[tuple[list[Any], Mark]]) -> None:
-            for _, mark in of_replicas:
-                mark.follow()
-            merged = [
-                (PerReplica(gradient for gradient, _ in row), row[0][1])
-                for row in zip(*(pairs for pairs, _ in of_replicas), strict=True)
-            ]
+        def update(sums_of_replicas: list[list[Gradient]]) -> None:
+            every_sum = [PerReplica(row) for row in zip(*sums_of_replicas, strict=True)]
+            summed = list(zip(every_sum, variables, strict=True))
+            distribution = AlreadySummed(communicator.size)
             with self.scope():
-                optimizer._distributed_apply(self, merged, global_step, name)
+                optimizer._distributed_apply(distribution, summed, global_step, name)
 
-        what = f"apply_gradients of {[_described(*pair) for pair in pairs]}"
-        brought = pairs, Mark(self.devices[rank])
-        self.communicator.meeting.meet(rank, what, brought, merge)
+        # An optimizer has one state for all copies of its process, so one replica updates them.
+        call_in_first_rank(communicator, update, sums, self.devices, f"the update of {what}")
 
     def batch_reduce_to(
         self, op: str, value_destination_pairs: Iterable[tuple[Any, MirroredVariable]]
@@ -227,15 +200,31 @@ class MirroredStrategy:
             value_destination_pairs: (a PerReplica of gradients, their variable) pairs.
 
         Returns:
-            A PerReplica of sums for each pair. Replicas of one device share an array, which is only
-            to be read.
+            A PerReplica of sums for each pair, which are only to be read.
 
         Raises:
-            ValueError: another `op`, or a wrong number of gradients.
+            ValueError: another `op`, a wrong number of gradients, or one of a wrong shape.
         """
         if op.upper() != "SUM":
             raise ValueError(f'op must be "SUM", got {op!r}')
-        return [self._reduced(value, variable) for value, variable in value_destination_pairs]
+        pairs = list(value_destination_pairs)
+        for value, variable in pairs:
+            self._check_gradients(value, variable)
+        variables = [variable for _, variable in pairs]
+        written = [Mark(device) for device in self.devices]
+
+        def sum_in_replica(communicator: Communicator) -> tuple[list[Gradient], Mark]:
+            place = communicator.local.rank
+            device = self.devices[place]
+            written[place].follow()
+            gradients = [bring_to(value.values[place], device) for value, _ in pairs]
+            what = f"batch_reduce_to of {_describe(gradients, variables)}"
+            return sum_over_ranks(communicator, gradients, what), Mark(device)
+
+        of_replicas = self._group.run(sum_in_replica)
+        for _, mark in of_replicas:
+            mark.follow()
+        return [PerReplica(row) for row in zip(*(sums for sums, _ in of_replicas), strict=True)]
 
     def update(
         self,
@@ -247,30 +236,29 @@ class MirroredStrategy:
         """Updates all copies by summed gradients; see `Optimizer._distributed_apply`."""
         pairs = [(value, variable) for value, variable in grads_and_vars if value is not None]
         sums = self.batch_reduce_to("SUM", pairs)
-        every_copy = [
-            (gradient, copy)
-            for summed, (_, variable) in zip(sums, pairs, strict=True)
-            for gradient, copy in zip(summed.values, variable.replicas, strict=True)
-        ]
-        # Outside of all replicas: hyperparameters are evaluated once, and the step grows once.
-        with in_replica(ReplicaContext()):
-            optimizer.apply_gradients(every_copy, global_step, name)
+        variables = [variable for _, variable in pairs]
+        update_copies(optimizer, zip(sums, variables, strict=True), global_step, name)
 
-    def _reduced(self, value: Any, variable: Any) -> PerReplica:
+    def _check_gradients(self, value: Any, variable: Any) -> None:
         if not isinstance(variable, MirroredVariable):
             raise TypeError(f"expected a MirroredVariable, got {type(variable).__name__}")
-        number = self.num_replicas_in_sync
+        number = len(self.devices)
         if not isinstance(value, PerReplica) or len(value.values) != number:
             raise ValueError(
                 f'gradients for "{variable.name}" must be a PerReplica of {number}, got {value!r}'
             )
-        total = sum_gradients(value.values, self.devices[0])
-        return PerReplica(_moved(total, device) for device in self.devices)
+        shape = variable.replicas[0].shape
+        for gradient in value.values:
+            if not isinstance(gradient, IndexedSlices) and np.shape(gradient) != shape:
+                raise ValueError(
+                    f'gradient for "{variable.name}" has shape {np.shape(gradient)}; the variable '
+                    f"has shape {shape}"
+                )
 
-    def _mirror_of(self, variable: Variable, rank: int) -> MirroredVariable:
+    def _find_mirrored(self, variable: Variable, place: int) -> MirroredVariable:
         reference = self._mirrored.get(variable.identity)
         mirrored = None if reference is None else reference()
-        if mirrored is None or mirrored.replicas[rank].identity is not variable.identity:
+        if mirrored is None or mirrored.replicas[place].identity is not variable.identity:
             raise ValueError(
                 f'"{variable.name}" is not this replica\'s copy of a variable made by '
                 "MirroredStrategy.variable"
@@ -278,12 +266,6 @@ class MirroredStrategy:
         return mirrored
 
 
-def _moved(gradient: Gradient, device: Device) -> Gradient:
-    if not isinstance(gradient, IndexedSlices):
-        return moved(gradient, device)
-    values, indices = moved(gradient.values, device), moved(gradient.indices, device)
-    return IndexedSlices(values, indices, gradient.dense_shape)
-
-
-def _described(gradient: Gradient, variable: MirroredVariable) -> str:
-    return f"{variable.name} by {type(gradient).__name__}"
+def _describe(gradients: Iterable[Gradient], variables: Iterable[MirroredVariable]) -> str:
+    pairs = zip(gradients, variables, strict=True)
+    return str([f"{variable.name} by {type(gradient).__name__}" for gradient, variable in pairs])

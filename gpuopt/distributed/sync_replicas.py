@@ -9,13 +9,18 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-from gpuopt.distributed.coordinator import Coordinator, Pairs, TokenPolicy
+from gpuopt.distributed.coordinator import Coordinator
+from gpuopt.distributed.gathering import Pairs
+from gpuopt.distributed.tokens import TokenPolicy
 from gpuopt.distributed.waiting import DEFAULT_TIMEOUT_S
-from gpuopt.distributed.wrapper import OptimizerWrapper, checked_optimizer
+from gpuopt.distributed.wrapper import OptimizerWrapper, check_optimizer
 from gpuopt.errors import CancelledError, GpuoptError
-from gpuopt.gradients import checked_pairs
-from gpuopt.optimizer import Optimizer, checked_global_step
+from gpuopt.optimizer import Optimizer
+from gpuopt.step.pairs import checked_pairs
+from gpuopt.step.step import checked_global_step
+from gpuopt.step.updates import dtypes_of
 from gpuopt.training import ExponentialMovingAverage
+from gpuopt.variables.gate import writing
 
 _logger = logging.getLogger("gpuopt")
 
@@ -30,6 +35,9 @@ class SyncReplicasOptimizer(OptimizerWrapper):
 
         sync = SyncReplicasOptimizer(opt, replicas_to_aggregate=2, total_num_replicas=3)
         sync.run(train, global_step)  # train(worker) runs in three threads
+
+    If `opt` skips a step, as for NaN, its gradients are dropped, and others are gathered for the
+    same step.
 
     A row of IndexedSlices is averaged over the gradients that touch it; see
     `SparseConditionalAccumulator`.
@@ -61,12 +69,14 @@ class SyncReplicasOptimizer(OptimizerWrapper):
             ValueError: a number is less than 1.
         """
         super().__init__(use_locking, name)
-        self._optimizer = checked_optimizer(opt)
-        self.replicas_to_aggregate = _at_least_1(replicas_to_aggregate, "replicas_to_aggregate")
+        self._optimizer = check_optimizer(opt)
+        self.replicas_to_aggregate = _check_at_least_1(
+            replicas_to_aggregate, "replicas_to_aggregate"
+        )
         self.total_num_replicas = (
             self.replicas_to_aggregate
             if total_num_replicas is None
-            else _at_least_1(total_num_replicas, "total_num_replicas")
+            else _check_at_least_1(total_num_replicas, "total_num_replicas")
         )
         self._variable_averages = variable_averages
         self._variables_to_average = variables_to_average
@@ -246,9 +256,15 @@ class SyncReplicasOptimizer(OptimizerWrapper):
         worker.apply_gradients(grads_and_vars, global_step, name)
 
     def _update(self, global_step: Any, pairs: Pairs) -> None:
-        self._optimizer.apply_gradients(pairs, global_step=global_step)
-        if self._variable_averages is not None:
-            self._variable_averages.apply(self._variables_to_average)
+        if self._variable_averages is None:
+            self._optimizer.apply_gradients(pairs, global_step=global_step)
+            return
+        with writing():  # a checkpoint holds the averages of its own step
+            step = int(global_step)
+            self._optimizer.apply_gradients(pairs, global_step=global_step)
+            is_skipped = int(global_step) == step
+            if not is_skipped:
+                self._variable_averages.apply(self._variables_to_average)
 
 
 class SyncReplicasWorker(OptimizerWrapper):
@@ -305,7 +321,7 @@ class SyncReplicasWorker(OptimizerWrapper):
                 f'global_step must be "{coordinator.global_step.name}", with which the coordinator '
                 "was started"
             )
-        pairs = checked_pairs(grads_and_vars, self._dtypes())
+        pairs = checked_pairs(grads_and_vars, dtypes_of(self))
         ticket = coordinator.push(self.index, self.local_step, pairs)
         self.local_step = coordinator.wait(ticket)
 
@@ -330,7 +346,7 @@ def _check_arguments(grads_and_vars: Any, global_step: Any) -> None:
         raise ValueError("Global step is required to check staleness")
 
 
-def _at_least_1(number: int, name: str) -> int:
+def _check_at_least_1(number: int, name: str) -> int:
     if number < 1:
         raise ValueError(f"{name} must be at least 1, got {number}")
     return number

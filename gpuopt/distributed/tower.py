@@ -7,15 +7,17 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from typing import Any, ClassVar
 
-from gpuopt.backends import backend_for, moved
+from gpuopt.backends import backend_for, to_device
 from gpuopt.device import Device, device_of
 from gpuopt.distributed.reduction import sum_gradients
-from gpuopt.distributed.wrapper import OptimizerWrapper, checked_optimizer
-from gpuopt.gradients import Gradient, checked_pairs
-from gpuopt.identity import Identity
-from gpuopt.optimizer import Optimizer, checked_global_step
-from gpuopt.replica_context import ReplicaContext, in_replica
-from gpuopt.variable import Variable, as_variable
+from gpuopt.distributed.wrapper import OptimizerWrapper, check_optimizer
+from gpuopt.optimizer import Optimizer
+from gpuopt.step.pairs import Gradient, checked_pairs
+from gpuopt.step.replica_context import ReplicaContext, in_replica
+from gpuopt.step.step import checked_global_step
+from gpuopt.step.updates import dtypes_of
+from gpuopt.variables.identity import Identity
+from gpuopt.variables.variable import Variable, as_variable
 
 Pairs = list[tuple[Any, Variable]]
 
@@ -75,7 +77,7 @@ class _Towers:
                     f"optimizer call {position} was made on a different TowerOptimizer in each "
                     "tower; make it once, outside the model function, so that it keeps its state"
                 )
-        summed = [_summed(calls) for calls in together]
+        summed = [_sum_by_variable(calls) for calls in together]
         for calls, pairs in zip(together, summed, strict=True):
             last = calls[-1]
             last.optimizer._inner.apply_gradients(pairs, last.global_step, last.name)
@@ -118,10 +120,10 @@ class TowerOptimizer(OptimizerWrapper):
 
     @property
     def _inner(self) -> Optimizer:
-        with self._creation:
+        with self.state.lock:
             if self._made is None:
                 given = self._given
-                self._made = checked_optimizer(
+                self._made = check_optimizer(
                     given if isinstance(given, Optimizer) or not callable(given) else given()
                 )
             return self._made
@@ -159,7 +161,7 @@ class TowerOptimizer(OptimizerWrapper):
         # One tower may have no gradient at all; that none has any, the optimizer inside will say.
         has_gradient = not given or any(gradient is not None for gradient, _ in given)
         pairs = (
-            checked_pairs(given, self._dtypes())
+            checked_pairs(given, dtypes_of(self))
             if has_gradient
             else [(None, as_variable(variable)) for _, variable in given]
         )
@@ -181,7 +183,7 @@ def replicate(
     Args:
         model_fn: Takes parts of the batch, computes its loss, minimizes it with one or more
             TowerOptimizers, and returns the loss (or None). In tower i, its replica context says
-            so (`gpuopt.replica_context`).
+            so (`gpuopt.step.replica_context`).
         loss_reduction: How `model_fn` reduces its own loss over its part of the batch. With
             Reduction.SUM, towers' losses are summed; otherwise averaged.
         devices: Where parts of the batch go; by default one tower, on the CPU.
@@ -212,7 +214,7 @@ def replicate(
     def replicated(*args: Any, **kwargs: Any) -> Any:
         _this_thread.has_been_used = False
         if len(places) == 1:
-            return model_fn(*_part(args, 0, places), **_part(kwargs, 0, places))
+            return model_fn(*_take_share(args, 0, places), **_take_share(kwargs, 0, places))
         if _this_thread.towers is not None:
             raise RuntimeError("a replicated function was called inside a tower of another")
         towers = _Towers(len(places))
@@ -223,8 +225,8 @@ def replicate(
             for tower in range(len(places)):
                 towers.current = tower
                 context = ReplicaContext(tower, len(places), how, strategy=towers)
-                parts = _part(args, tower, places), _part(kwargs, tower, places)
-                with in_replica(context), backend_for(places[tower]).active():
+                parts = _take_share(args, tower, places), _take_share(kwargs, tower, places)
+                with in_replica(context), backend_for(places[tower]).enter():
                     loss = model_fn(*parts[0], **parts[1])
                     losses.append(None if loss is None else loss * context.loss_scale)
         finally:
@@ -235,14 +237,14 @@ def replicate(
     return replicated
 
 
-def _part(batch: Any, tower: int, places: Sequence[Device]) -> Any:
+def _take_share(batch: Any, tower: int, places: Sequence[Device]) -> Any:
     """Returns a tower's share of everything in a batch, on its device."""
     if isinstance(batch, dict):
-        return {key: _part(value, tower, places) for key, value in batch.items()}
+        return {key: _take_share(value, tower, places) for key, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(_part(value, tower, places) for value in batch))
+        return type(batch)(*(_take_share(value, tower, places) for value in batch))
     if isinstance(batch, list | tuple):
-        return type(batch)(_part(value, tower, places) for value in batch)
+        return type(batch)(_take_share(value, tower, places) for value in batch)
     if isinstance(batch, Variable) or not getattr(batch, "shape", None):
         return batch
     size, number = batch.shape[0], len(places)
@@ -251,17 +253,19 @@ def _part(batch: Any, tower: int, places: Sequence[Device]) -> Any:
             f"Batch size {size} needs to be divisible by the number of devices, which is {number}."
         )
     share = size // number
-    return moved(batch[tower * share : (tower + 1) * share], places[tower])
+    return to_device(batch[tower * share : (tower + 1) * share], places[tower])
 
 
 def _sum(losses: Sequence[Any]) -> Any:
     """Adds up losses of any devices, where the first one is."""
     device = device_of(losses[0])
-    with backend_for(device).active():
-        return sum(loss if device_of(loss) == device else moved(loss, device) for loss in losses)
+    with backend_for(device).enter():
+        return sum(
+            loss if device_of(loss) == device else to_device(loss, device) for loss in losses
+        )
 
 
-def _summed(calls: Sequence[_Call]) -> list[tuple[Gradient | None, Variable]]:
+def _sum_by_variable(calls: Sequence[_Call]) -> list[tuple[Gradient | None, Variable]]:
     """Sums gradients by variable, in order of first appearance; None counts as nothing."""
     by_variable: dict[Identity, tuple[Variable, list[Gradient]]] = {}
     for call in calls:

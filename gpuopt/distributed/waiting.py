@@ -8,7 +8,7 @@ import threading
 DEFAULT_TIMEOUT_S = 60.0
 
 
-def checked_timeout(timeout_s: float) -> float:
+def check_timeout(timeout_s: float) -> float:
     """Returns the time limit.
 
     Raises:

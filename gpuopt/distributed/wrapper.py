@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gpuopt.gradients import Gradient
 from gpuopt.optimizer import Optimizer
-from gpuopt.optimizer_state import OptimizerState
-from gpuopt.variable import Variable
+from gpuopt.state.state_dict import OptimizerState
+from gpuopt.step.pairs import Gradient
+from gpuopt.variables.variable import Variable
 
 
 class OptimizerWrapper(Optimizer):
@@ -54,7 +54,7 @@ class OptimizerWrapper(Optimizer):
         return self._inner._valid_dtypes()
 
 
-def checked_optimizer(optimizer: Any) -> Optimizer:
+def check_optimizer(optimizer: Any) -> Optimizer:
     """Returns the optimizer, or raises TypeError."""
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"expected an optimizer, got {optimizer!r}")

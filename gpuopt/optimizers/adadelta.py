@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
-from gpuopt.optimizer import OnNonfinite
-from gpuopt.optimizers.rule_optimizer import Hyperparameter, RuleOptimizer
-from gpuopt.update_rule import update_rule
+from gpuopt.optimizers.base import Additions, Hyperparameter, RuleOptimizer, ours, update_rule
 
 
-@update_rule
+@update_rule(cuda=ours("adadelta.cuh", "Adadelta"))
 def adadelta(
     var: Any,
     grad: Any,
@@ -41,6 +38,12 @@ class AdadeltaOptimizer(RuleOptimizer):
 
     The paper's step is `learning_rate=1`. A sparse gradient updates the rows it names; the averages
     `A` and `U` do not decay elsewhere.
+
+    Args:
+        learning_rate: Scales the paper's step.
+        rho: Decay of both averages.
+        epsilon: Added inside both roots; the first steps have about its root's size.
+        use_locking, name, on_nonfinite: See `Optimizer`.
     """
 
     rule = adadelta
@@ -52,27 +55,11 @@ class AdadeltaOptimizer(RuleOptimizer):
         epsilon: Hyperparameter = 1e-8,
         use_locking: bool = False,
         name: str = "Adadelta",
-        *,
-        on_nonfinite: OnNonfinite = "propagate",
+        **common: Unpack[Additions],
     ) -> None:
-        """Keeps the hyperparameters; each may be a function without arguments.
-
-        Args:
-            learning_rate: Scales the paper's step.
-            rho: Decay of both averages.
-            epsilon: Added inside both roots; the first steps have about its root's size.
-            use_locking: Updates of one variable by several threads take turns.
-            name: The optimizer's name, and its slots'.
-            on_nonfinite: "propagate", "skip" or "raise": for gradients with NaN; see `Optimizer`.
-        """
         super().__init__(
-            use_locking,
-            name,
-            on_nonfinite=on_nonfinite,
+            {"use_locking": use_locking, "name": name, **common},
             learning_rate=learning_rate,
             rho=rho,
             epsilon=epsilon,
         )
-
-    def _initial_slot_values(self) -> Mapping[str, float]:
-        return {"accum": 0.0, "accum_update": 0.0}

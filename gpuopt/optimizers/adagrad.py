@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
-from gpuopt.optimizer import OnNonfinite
-from gpuopt.optimizers.rule_optimizer import Hyperparameter, RuleOptimizer, require_positive
-from gpuopt.update_rule import update_rule
+from gpuopt.optimizers.base import (
+    Additions,
+    Hyperparameter,
+    RuleOptimizer,
+    ours,
+    require_positive,
+    update_rule,
+)
 
 
-@update_rule
+@update_rule(cuda=ours("adagrad.cuh", "Adagrad"))
 def adagrad(var: Any, grad: Any, accumulator: Any, *, learning_rate: Any) -> None:
     accumulator += grad * grad
     var -= learning_rate * grad / np.sqrt(accumulator)
@@ -25,6 +30,14 @@ class AdagradOptimizer(RuleOptimizer):
         w -= learning_rate * g / sqrt(n)
 
     There is no epsilon: `n` starts above zero instead. A sparse gradient updates the rows it names.
+
+    Args:
+        learning_rate: Step size.
+        initial_accumulator_value: What `n` starts with, above 0.
+        use_locking, name, on_nonfinite: See `Optimizer`.
+
+    Raises:
+        ValueError: `initial_accumulator_value` is not positive.
     """
 
     rule = adagrad
@@ -35,23 +48,12 @@ class AdagradOptimizer(RuleOptimizer):
         initial_accumulator_value: float = 0.1,
         use_locking: bool = False,
         name: str = "Adagrad",
-        *,
-        on_nonfinite: OnNonfinite = "propagate",
+        **common: Unpack[Additions],
     ) -> None:
-        """Keeps the hyperparameters; the learning rate may be a function without arguments.
-
-        Args:
-            learning_rate: Step size.
-            initial_accumulator_value: What `n` starts with, above 0.
-            use_locking: Updates of one variable by several threads take turns.
-            name: The optimizer's name, and its slots'.
-            on_nonfinite: "propagate", "skip" or "raise": for gradients with NaN; see `Optimizer`.
-
-        Raises:
-            ValueError: `initial_accumulator_value` is not positive.
-        """
         require_positive(initial_accumulator_value=initial_accumulator_value)
-        super().__init__(use_locking, name, on_nonfinite=on_nonfinite, learning_rate=learning_rate)
+        super().__init__(
+            {"use_locking": use_locking, "name": name, **common}, learning_rate=learning_rate
+        )
         self._initial_accumulator_value = initial_accumulator_value
 
     def _initial_slot_values(self) -> Mapping[str, float]:

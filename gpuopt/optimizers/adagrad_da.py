@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
-from gpuopt.optimizer import OnNonfinite, checked_global_step
-from gpuopt.optimizers.rule_optimizer import Hyperparameter, RuleOptimizer, require_positive
-from gpuopt.update_rule import update_rule
+from gpuopt.optimizers.base import (
+    Additions,
+    Hyperparameter,
+    RuleOptimizer,
+    ours,
+    require_positive,
+    update_rule,
+)
+from gpuopt.step.step import checked_global_step
 
 
-@update_rule
+@update_rule(cuda=ours("adagrad_da.cuh", "AdagradDa"))
 def adagrad_da(
     var: Any,
     grad: Any,
@@ -39,6 +45,18 @@ class AdagradDAOptimizer(RuleOptimizer):
     read before the step is counted, so the optimizer must be given the `global_step` that
     `apply_gradients` increments. A sparse gradient rebuilds the rows it names, with the current
     `T`.
+
+    Args:
+        learning_rate: Step size.
+        global_step: The scalar variable or array that counts the steps.
+        initial_gradient_squared_accumulator_value: What `n` starts with, above 0.
+        l1_regularization_strength: Makes weights exactly 0.
+        l2_regularization_strength: Makes weights small.
+        use_locking, name, on_nonfinite: See `Optimizer`.
+
+    Raises:
+        ValueError: `initial_gradient_squared_accumulator_value` is not positive.
+        TypeError: `global_step` is not a scalar variable or array.
     """
 
     rule = adagrad_da
@@ -52,32 +70,13 @@ class AdagradDAOptimizer(RuleOptimizer):
         l2_regularization_strength: Hyperparameter = 0.0,
         use_locking: bool = False,
         name: str = "AdagradDA",
-        *,
-        on_nonfinite: OnNonfinite = "propagate",
+        **common: Unpack[Additions],
     ) -> None:
-        """Keeps the hyperparameters; each number may be a function without arguments.
-
-        Args:
-            learning_rate: Step size.
-            global_step: The scalar variable or array that counts the steps.
-            initial_gradient_squared_accumulator_value: What `n` starts with, above 0.
-            l1_regularization_strength: Makes weights exactly 0.
-            l2_regularization_strength: Makes weights small.
-            use_locking: Updates of one variable by several threads take turns.
-            name: The optimizer's name, and its slots'.
-            on_nonfinite: "propagate", "skip" or "raise": for gradients with NaN; see `Optimizer`.
-
-        Raises:
-            ValueError: `initial_gradient_squared_accumulator_value` is not positive.
-            TypeError: `global_step` is not a scalar variable or array.
-        """
         require_positive(
             initial_gradient_squared_accumulator_value=initial_gradient_squared_accumulator_value
         )
         super().__init__(
-            use_locking,
-            name,
-            on_nonfinite=on_nonfinite,
+            {"use_locking": use_locking, "name": name, **common},
             learning_rate=learning_rate,
             l1_regularization_strength=l1_regularization_strength,
             l2_regularization_strength=l2_regularization_strength,

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
-from gpuopt.optimizer import OnNonfinite
-from gpuopt.optimizers.rule_optimizer import Hyperparameter, RuleOptimizer, require_not_negative
-from gpuopt.update_rule import update_rule
+from gpuopt.optimizers.base import (
+    Additions,
+    Hyperparameter,
+    RuleOptimizer,
+    ours,
+    require_not_negative,
+    update_rule,
+)
 
 # Keeps beta / learning_rate finite at a learning rate of 0, as TensorFlow does.
 _SMALLEST_LEARNING_RATE = np.float32(1e-36)
@@ -17,7 +22,7 @@ _SMALLEST_LEARNING_RATE = np.float32(1e-36)
 _SMALLEST_NUMBER = np.finfo(np.float32).tiny
 
 
-@update_rule
+@update_rule(cuda=ours("ftrl.cuh", "Ftrl"))
 def ftrl(
     var: Any,
     grad: Any,
@@ -56,6 +61,21 @@ class FtrlOptimizer(RuleOptimizer):
     The weights are rebuilt from `z`: a zero gradient on the first step sets them to 0. A sparse
     gradient rebuilds the rows it names. Where `n'` and `l2'` are 0, TensorFlow's sparse form gives
     NaN and its dense form 0; here both give 0.
+
+    Args:
+        learning_rate: Step size.
+        learning_rate_power: How fast the learning rate falls with `n`, at most 0.
+        initial_accumulator_value: What `n` starts with, at least 0.
+        l1_regularization_strength: Makes weights exactly 0; at least 0.
+        l2_regularization_strength: Stabilises, towards 0; at least 0.
+        accum_name: What the slots of `n` are named after.
+        linear_name: What the slots of `z` are named after.
+        l2_shrinkage_regularization_strength: An L2 penalty on the loss; at least 0.
+        beta: The paper's beta, 0 if None.
+        use_locking, name, on_nonfinite: See `Optimizer`.
+
+    Raises:
+        ValueError: a number is on the wrong side of 0.
     """
 
     rule = ftrl
@@ -73,28 +93,8 @@ class FtrlOptimizer(RuleOptimizer):
         linear_name: str | None = None,
         l2_shrinkage_regularization_strength: Hyperparameter = 0.0,
         beta: Hyperparameter | None = None,
-        *,
-        on_nonfinite: OnNonfinite = "propagate",
+        **common: Unpack[Additions],
     ) -> None:
-        """Keeps the hyperparameters; each number may be a function without arguments.
-
-        Args:
-            learning_rate: Step size.
-            learning_rate_power: How fast the learning rate falls with `n`, at most 0.
-            initial_accumulator_value: What `n` starts with, at least 0.
-            l1_regularization_strength: Makes weights exactly 0; at least 0.
-            l2_regularization_strength: Stabilises, towards 0; at least 0.
-            use_locking: Updates of one variable by several threads take turns.
-            name: The optimizer's name, and its slots' where they have no other.
-            accum_name: What the slots of `n` are named after.
-            linear_name: What the slots of `z` are named after.
-            l2_shrinkage_regularization_strength: An L2 penalty on the loss; at least 0.
-            beta: The paper's beta, 0 if None.
-            on_nonfinite: "propagate", "skip" or "raise": for gradients with NaN; see `Optimizer`.
-
-        Raises:
-            ValueError: a number is on the wrong side of 0.
-        """
         require_not_negative(
             initial_accumulator_value=initial_accumulator_value,
             l1_regularization_strength=l1_regularization_strength,
@@ -106,9 +106,7 @@ class FtrlOptimizer(RuleOptimizer):
                 f"learning_rate_power {learning_rate_power} needs to be negative or zero"
             )
         super().__init__(
-            use_locking,
-            name,
-            on_nonfinite=on_nonfinite,
+            {"use_locking": use_locking, "name": name, **common},
             learning_rate=learning_rate,
             learning_rate_power=learning_rate_power,
             l1_regularization_strength=l1_regularization_strength,

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
-from gpuopt.optimizer import OnNonfinite
-from gpuopt.optimizers.rule_optimizer import Hyperparameter, RuleOptimizer
-from gpuopt.update_rule import update_rule
+from gpuopt.optimizers.base import Additions, Hyperparameter, RuleOptimizer, ours, update_rule
 
 
-@update_rule
+@update_rule(cuda=ours("gradient_descent.cuh", "GradientDescent"))
 def gradient_descent(var: Any, grad: Any, *, learning_rate: Any) -> None:
     var -= learning_rate * grad
 
@@ -19,6 +17,10 @@ class GradientDescentOptimizer(RuleOptimizer):
 
     A sparse gradient updates the rows it names. TensorFlow subtracts repeated rows one by one; here
     they are summed first, which differs in rounding alone.
+
+    Args:
+        learning_rate: Step size.
+        use_locking, name, on_nonfinite: See `Optimizer`.
     """
 
     rule = gradient_descent
@@ -28,15 +30,8 @@ class GradientDescentOptimizer(RuleOptimizer):
         learning_rate: Hyperparameter,
         use_locking: bool = False,
         name: str = "GradientDescent",
-        *,
-        on_nonfinite: OnNonfinite = "propagate",
+        **common: Unpack[Additions],
     ) -> None:
-        """Keeps the hyperparameters; each may be a function without arguments.
-
-        Args:
-            learning_rate: Step size.
-            use_locking: Updates of one variable by several threads take turns.
-            name: The optimizer's name.
-            on_nonfinite: "propagate", "skip" or "raise": for gradients with NaN; see `Optimizer`.
-        """
-        super().__init__(use_locking, name, on_nonfinite=on_nonfinite, learning_rate=learning_rate)
+        super().__init__(
+            {"use_locking": use_locking, "name": name, **common}, learning_rate=learning_rate
+        )

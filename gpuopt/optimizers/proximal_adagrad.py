@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
-from gpuopt.optimizer import OnNonfinite
-from gpuopt.optimizers.rule_optimizer import Hyperparameter, RuleOptimizer, require_positive
-from gpuopt.update_rule import update_rule
+from gpuopt.optimizers.base import (
+    Additions,
+    Hyperparameter,
+    RuleOptimizer,
+    ours,
+    require_positive,
+    update_rule,
+)
 
 
-@update_rule
+@update_rule(cuda=ours("proximal_adagrad.cuh", "ProximalAdagrad"))
 def proximal_adagrad(
     var: Any, grad: Any, accumulator: Any, *, learning_rate: Any, l1: Any, l2: Any
 ) -> None:
@@ -31,6 +36,16 @@ class ProximalAdagradOptimizer(RuleOptimizer):
         w = soft_threshold(w - e * g, e * l1) / (1 + l2 * e)
 
     A sparse gradient updates the rows it names.
+
+    Args:
+        learning_rate: Step size.
+        initial_accumulator_value: What `n` starts with, above 0.
+        l1_regularization_strength: Makes weights exactly 0.
+        l2_regularization_strength: Makes weights small.
+        use_locking, name, on_nonfinite: See `Optimizer`.
+
+    Raises:
+        ValueError: `initial_accumulator_value` is not positive.
     """
 
     rule = proximal_adagrad
@@ -43,28 +58,11 @@ class ProximalAdagradOptimizer(RuleOptimizer):
         l2_regularization_strength: Hyperparameter = 0.0,
         use_locking: bool = False,
         name: str = "ProximalAdagrad",
-        *,
-        on_nonfinite: OnNonfinite = "propagate",
+        **common: Unpack[Additions],
     ) -> None:
-        """Keeps the hyperparameters; each number but the second may be a function.
-
-        Args:
-            learning_rate: Step size.
-            initial_accumulator_value: What `n` starts with, above 0.
-            l1_regularization_strength: Makes weights exactly 0.
-            l2_regularization_strength: Makes weights small.
-            use_locking: Updates of one variable by several threads take turns.
-            name: The optimizer's name, and its slots'.
-            on_nonfinite: "propagate", "skip" or "raise": for gradients with NaN; see `Optimizer`.
-
-        Raises:
-            ValueError: `initial_accumulator_value` is not positive.
-        """
         require_positive(initial_accumulator_value=initial_accumulator_value)
         super().__init__(
-            use_locking,
-            name,
-            on_nonfinite=on_nonfinite,
+            {"use_locking": use_locking, "name": name, **common},
             learning_rate=learning_rate,
             l1=l1_regularization_strength,
             l2=l2_regularization_strength,

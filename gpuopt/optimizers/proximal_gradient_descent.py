@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
-from gpuopt.optimizer import OnNonfinite
-from gpuopt.optimizers.rule_optimizer import Hyperparameter, RuleOptimizer
-from gpuopt.update_rule import update_rule
+from gpuopt.optimizers.base import Additions, Hyperparameter, RuleOptimizer, ours, update_rule
 
 
-@update_rule
+@update_rule(cuda=ours("proximal_gradient_descent.cuh", "ProximalGradientDescent"))
 def proximal_gradient_descent(var: Any, grad: Any, *, learning_rate: Any, l1: Any, l2: Any) -> None:
     var -= learning_rate * grad
     threshold = learning_rate * l1
@@ -27,6 +25,12 @@ class ProximalGradientDescentOptimizer(RuleOptimizer):
 
     Unlike gradient descent, a zero gradient still shrinks the weights. A sparse gradient updates
     the rows it names.
+
+    Args:
+        learning_rate: Step size.
+        l1_regularization_strength: Makes weights exactly 0.
+        l2_regularization_strength: Makes weights small.
+        use_locking, name, on_nonfinite: See `Optimizer`.
     """
 
     rule = proximal_gradient_descent
@@ -38,23 +42,10 @@ class ProximalGradientDescentOptimizer(RuleOptimizer):
         l2_regularization_strength: Hyperparameter = 0.0,
         use_locking: bool = False,
         name: str = "ProximalGradientDescent",
-        *,
-        on_nonfinite: OnNonfinite = "propagate",
+        **common: Unpack[Additions],
     ) -> None:
-        """Keeps the hyperparameters; each may be a function without arguments.
-
-        Args:
-            learning_rate: Step size.
-            l1_regularization_strength: Makes weights exactly 0.
-            l2_regularization_strength: Makes weights small.
-            use_locking: Updates of one variable by several threads take turns.
-            name: The optimizer's name.
-            on_nonfinite: "propagate", "skip" or "raise": for gradients with NaN; see `Optimizer`.
-        """
         super().__init__(
-            use_locking,
-            name,
-            on_nonfinite=on_nonfinite,
+            {"use_locking": use_locking, "name": name, **common},
             learning_rate=learning_rate,
             l1=l1_regularization_strength,
             l2=l2_regularization_strength,

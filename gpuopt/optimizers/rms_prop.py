@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
-from gpuopt.optimizer import OnNonfinite
-from gpuopt.optimizers.rule_optimizer import Hyperparameter, RuleOptimizer
-from gpuopt.update_rule import update_rule
+from gpuopt.optimizers.base import Additions, Hyperparameter, RuleOptimizer, ours, update_rule
 
 
-@update_rule
+@update_rule(cuda=ours("rms_prop.cuh", "RmsProp"))
 def rms_prop(
     var: Any,
     grad: Any,
@@ -30,7 +28,7 @@ def rms_prop(
     var -= momentum
 
 
-@update_rule
+@update_rule(cuda=ours("rms_prop.cuh", "CenteredRmsProp"))
 def centered_rms_prop(
     var: Any,
     grad: Any,
@@ -61,6 +59,14 @@ class RMSPropOptimizer(RuleOptimizer):
     `r` starts at 1, not 0, and epsilon is inside the root: TensorFlow's choices, which make the
     first steps small. A sparse gradient updates the rows it names; elsewhere nothing decays, and
     momentum moves nothing.
+
+    Args:
+        learning_rate: Step size.
+        decay: Of the averages `r` and `mg`.
+        momentum: What remains of the buffer `b` after a step.
+        epsilon: Added inside the root.
+        centered: Divide by the deviation instead of the root mean square.
+        use_locking, name, on_nonfinite: See `Optimizer`.
     """
 
     rule = rms_prop
@@ -74,25 +80,10 @@ class RMSPropOptimizer(RuleOptimizer):
         use_locking: bool = False,
         centered: bool = False,
         name: str = "RMSProp",
-        *,
-        on_nonfinite: OnNonfinite = "propagate",
+        **common: Unpack[Additions],
     ) -> None:
-        """Keeps the hyperparameters; each number may be a function without arguments.
-
-        Args:
-            learning_rate: Step size.
-            decay: Of the averages `r` and `mg`.
-            momentum: What remains of the buffer `b` after a step.
-            epsilon: Added inside the root.
-            use_locking: Updates of one variable by several threads take turns.
-            centered: Divide by the deviation instead of the root mean square.
-            name: The optimizer's name, and its slots'.
-            on_nonfinite: "propagate", "skip" or "raise": for gradients with NaN; see `Optimizer`.
-        """
         super().__init__(
-            use_locking,
-            name,
-            on_nonfinite=on_nonfinite,
+            {"use_locking": use_locking, "name": name, **common},
             learning_rate=learning_rate,
             decay=decay,
             momentum_decay=momentum,
@@ -102,5 +93,4 @@ class RMSPropOptimizer(RuleOptimizer):
             self.rule = centered_rms_prop
 
     def _initial_slot_values(self) -> Mapping[str, float]:
-        # In the order of the rule's slots, which is TensorFlow's order of creation.
-        return {name: 1.0 if name == "rms" else 0.0 for name in self.rule.slots}
+        return {**super()._initial_slot_values(), "rms": 1.0}

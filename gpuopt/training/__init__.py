@@ -1,4 +1,4 @@
-"""What accompanies training beside the optimizers."""
+"""Moving averages of variables."""
 
 from gpuopt.training.moving_average import ExponentialMovingAverage
 

@@ -8,21 +8,23 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from gpuopt.array_operators import storage_of
-from gpuopt.backends import backend_for, moved
+from gpuopt.backends import backend_for, refuse_masked, to_device
 from gpuopt.backends.backend import compute_type
 from gpuopt.device import Device, device_of
-from gpuopt.identity import Identity, unique_name
-from gpuopt.slots import new_slot_variable
-from gpuopt.variable import (
+from gpuopt.state.state import new_slot_variable
+from gpuopt.variables.gate import writing
+from gpuopt.variables.identity import Identity, unique_name
+from gpuopt.variables.operators import storage_of
+from gpuopt.variables.variable import (
     FLOAT_DTYPES,
     Variable,
     as_variable,
     global_variables,
+    require_known_owner,
     trainable_variables,
 )
 
-# Stands for TensorFlow's plain tensor: something that is computed anew at each step.
+# In place of a plain tensor of TensorFlow: computes a new value in each call.
 Expression: TypeAlias = "Callable[[], Any]"
 
 
@@ -33,13 +35,14 @@ class _ExpressionAverage(NamedTuple):
 
 
 class ExponentialMovingAverage:
-    """Keeps an exponentially decaying average of each variable, for evaluation.
+    """Keeps an exponentially decaying average of each variable, for use in evaluation.
 
         average -= (1 - decay) * (average - value)
 
-    The average of a variable is a "shadow" variable beside it, named `<variable>/<name>`, that
-    starts at the variable's value. A function without arguments stands for what TensorFlow calls a
-    plain tensor: it is evaluated by each `apply`, and its average starts at zero.
+    The average of a variable is a second variable, its "shadow", on the same device. It is named
+    `<variable>/<name>` and starts at the variable's value. In place of a plain tensor, gpuopt takes
+    a function without arguments: each `apply` calls it, and the average of its values starts at
+    zero.
     """
 
     def __init__(
@@ -52,13 +55,14 @@ class ExponentialMovingAverage:
         """Keeps the settings.
 
         Args:
-            decay: What remains of the average after an `apply`, slightly below 1.
-            num_updates: How often training has run, a number or a scalar variable, read by each
-                `apply`: the decay is then at most `(1 + num_updates) / (10 + num_updates)`, so
-                that averages follow faster at the beginning.
-            zero_debias: Correct averages of functions for their start at zero (Kingma & Ba 2015,
-                section 3). Variables' averages do not start at zero and need no correction.
-            name: What shadow variables are named after.
+            decay: The weight of the old average in each `apply`, slightly below 1.
+            num_updates: The number of training steps so far: a number, or a scalar variable that
+                each `apply` reads. The decay is then at most
+                `(1 + num_updates) / (10 + num_updates)`, so that averages follow faster at the
+                beginning.
+            zero_debias: Correct the averages of functions for their start at zero (Kingma & Ba
+                2015, section 3). Averages of variables do not start at zero and need no correction.
+            name: The last part of the shadow variables' names.
         """
         self._decay = decay
         self._num_updates = num_updates
@@ -72,36 +76,40 @@ class ExponentialMovingAverage:
         return self._name
 
     def apply(self, var_list: Iterable[Any] | None = None) -> None:
-        """Moves the averages towards the present values; call it after the training step.
+        """Moves the averages towards the current values; call it after each training step.
 
         Args:
             var_list: Variables, arrays, or functions without arguments that return an array; by
-                default `trainable_variables()`. Shadow variables are made at the first call.
+                default `trainable_variables()`. The first call makes the shadow variables.
 
         Raises:
-            TypeError: something is not floating point; nothing is changed then.
+            TypeError: a value is not floating point, or masked; no average has been changed.
+            ValueError: a raw array's average would be lost with the array; likewise.
         """
         tracked = trainable_variables() if var_list is None else list(var_list)
-        values = [self._checked_value(source) for source in tracked]
+        values = [self._read_value(source) for source in tracked]
         decay = np.float32(self._decay)
         if self._num_updates is not None:
-            updates = np.float32(moved(storage_of(self._num_updates), Device.cpu))
+            updates = np.float32(to_device(storage_of(self._num_updates), Device.cpu))
             decay = min(decay, (1 + updates) / (10 + updates))
-        for source, value in zip(tracked, values, strict=True):
-            weight = compute_type(value.dtype)(1 - decay)
-            if callable(source):
-                _move_expression(self._expression_average(source, value), value, weight)
-            else:
-                _move(self._shadow(as_variable(source)), value, weight)
+        with writing():  # a checkpoint holds all averages of before, or of after
+            for source, value in zip(tracked, values, strict=True):
+                weight = compute_type(value.dtype)(1 - decay)
+                if callable(source):
+                    _move_expression(self._expression_average(source, value), value, weight)
+                else:
+                    _move(self._shadow(as_variable(source)), value, weight)
 
     def track(self, var_list: Iterable[Any] | None = None) -> None:
-        """Makes the averages that are missing, with the present values, and moves none.
+        """Makes the averages that are missing, from the current values; changes no other average.
+
+        Without this call, the first `apply` makes them, from the values after the training step.
 
         Args:
-            var_list: See `apply`, which makes them otherwise, with what training left by then.
+            var_list: As in `apply`.
         """
         for source in trainable_variables() if var_list is None else list(var_list):
-            value = self._checked_value(source)
+            value = self._read_value(source)
             if callable(source):
                 self._expression_average(source, value)
             else:
@@ -115,24 +123,24 @@ class ExponentialMovingAverage:
         return self._averages.get(as_variable(var).identity)
 
     def average_name(self, var: Any) -> str:
-        """Returns the name of the average of `var`, or the name that it would get."""
+        """Returns the name of the average of `var`; before `apply`, the name that it will get."""
         average = self.average(var)
         if average is not None:
             return average.name
-        name = _expression_name(var) if callable(var) else as_variable(var).name
+        name = _name_of(var) if callable(var) else as_variable(var).name
         return unique_name(f"{name}/{self._name}")
 
     def variables_to_restore(
         self, moving_avg_variables: Iterable[Variable] | None = None
     ) -> dict[str, Variable]:
-        """Maps names in a checkpoint to variables, so that averages are loaded as weights.
+        """Maps names in a checkpoint to variables, so that a restore loads averages as weights.
 
         Args:
-            moving_avg_variables: What to load from averages; by default trainable variables, and
-                those that have an average.
+            moving_avg_variables: The variables to load from their averages; by default the
+                trainable variables and those that have an average.
 
         Returns:
-            The average's name to the variable for these, and its own name for every other variable.
+            These variables by the names of their averages, and all others by their own names.
         """
         everything = global_variables()
         if moving_avg_variables is None:
@@ -144,14 +152,16 @@ class ExponentialMovingAverage:
         names.update((v.name, v) for v in everything if v.name not in skipped)
         return names
 
-    def _checked_value(self, source: Any) -> Any:
+    def _read_value(self, source: Any) -> Any:
         if callable(source):
             value = source()
             value = value.storage if isinstance(value, Variable) else value
-            name = _expression_name(source)
+            name = _name_of(source)
+            refuse_masked(value, f'the value of "{name}"')
             value = value if hasattr(value, "dtype") else np.float32(value)
         else:
             variable = as_variable(source)
+            require_known_owner(variable)
             value, name = variable.storage, variable.name
         if value.dtype not in FLOAT_DTYPES:
             raise TypeError(
@@ -171,7 +181,7 @@ class ExponentialMovingAverage:
         if found is None:
             average = Variable(
                 np.zeros(value.shape, value.dtype),
-                name=f"{_expression_name(expression)}/{self._name}",
+                name=f"{_name_of(expression)}/{self._name}",
                 trainable=False,
                 device=device_of(value),
             )
@@ -184,13 +194,13 @@ class ExponentialMovingAverage:
         return found
 
 
-def _expression_name(expression: Expression) -> str:
+def _name_of(expression: Expression) -> str:
     return getattr(expression, "__name__", type(expression).__name__)
 
 
 def _move(average: Variable, value: Any, weight: np.floating[Any]) -> None:
-    with backend_for(average.device).active(average.identity):
-        average.assign_sub((average.storage - moved(value, average.device)) * weight)
+    with backend_for(average.device).enter(average.identity):
+        average.assign_sub((average.storage - to_device(value, average.device)) * weight)
 
 
 def _move_expression(state: _ExpressionAverage, value: Any, weight: np.floating[Any]) -> None:
@@ -200,5 +210,5 @@ def _move_expression(state: _ExpressionAverage, value: Any, weight: np.floating[
         return
     _move(biased, value, weight)
     local_step.assign_add(1)
-    with backend_for(average.device).active(average.identity):
+    with backend_for(average.device).enter(average.identity):
         average.assign(biased.storage / (1 - (1 - weight) ** local_step.storage))

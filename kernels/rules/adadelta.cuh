@@ -1,7 +1,7 @@
 // Adadelta (Zeiler 2012, algorithm 1), with a learning rate after it.
 // Mirrors `adadelta` in gpuopt/optimizers/adadelta.py.
 #pragma once
-#include "../math.cuh"
+#include "../shared/math.cuh"
 
 namespace gpuopt {
 

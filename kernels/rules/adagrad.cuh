@@ -1,7 +1,7 @@
 // Adagrad (Duchi, Hazan & Singer 2011) without epsilon: the accumulator starts above zero.
 // Mirrors `adagrad` in gpuopt/optimizers/adagrad.py.
 #pragma once
-#include "../math.cuh"
+#include "../shared/math.cuh"
 
 namespace gpuopt {
 

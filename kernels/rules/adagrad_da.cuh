@@ -1,7 +1,7 @@
 // Adagrad with dual averaging (Duchi, Hazan & Singer 2011): the weight is rebuilt from the sums.
 // Mirrors `adagrad_da` in gpuopt/optimizers/adagrad_da.py.
 #pragma once
-#include "../math.cuh"
+#include "../shared/math.cuh"
 
 namespace gpuopt {
 

@@ -1,7 +1,7 @@
 // Adam with the "epsilon hat" of Kingma & Ba 2015, end of section 2.
 // Mirrors `adam` in gpuopt/optimizers/adam.py.
 #pragma once
-#include "../math.cuh"
+#include "../shared/math.cuh"
 
 namespace gpuopt {
 

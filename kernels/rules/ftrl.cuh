@@ -1,7 +1,7 @@
 // FTRL-Proximal (McMahan et al. 2013, algorithm 1): the weight is rebuilt from `linear`.
 // Mirrors `ftrl` in gpuopt/optimizers/ftrl.py.
 #pragma once
-#include "../math.cuh"
+#include "../shared/math.cuh"
 
 namespace gpuopt {
 

@@ -1,7 +1,7 @@
 // Gradient descent: var -= learning_rate * grad.
 // Mirrors `gradient_descent` in gpuopt/optimizers/gradient_descent.py.
 #pragma once
-#include "../math.cuh"
+#include "../shared/math.cuh"
 
 namespace gpuopt {
 

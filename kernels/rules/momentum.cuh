@@ -2,7 +2,7 @@
 // is accumulated.
 // Mirrors `momentum` and `nesterov_momentum` in gpuopt/optimizers/momentum.py.
 #pragma once
-#include "../math.cuh"
+#include "../shared/math.cuh"
 
 namespace gpuopt {
 

@@ -1,7 +1,7 @@
 // Forward-backward splitting (Duchi & Singer 2009) with Adagrad's step sizes.
 // Mirrors `proximal_adagrad` in gpuopt/optimizers/proximal_adagrad.py.
 #pragma once
-#include "../math.cuh"
+#include "../shared/math.cuh"
 
 namespace gpuopt {
 

@@ -1,7 +1,7 @@
 // Forward-backward splitting (Duchi & Singer 2009, section 2).
 // Mirrors `proximal_gradient_descent` in gpuopt/optimizers/proximal_gradient_descent.py.
 #pragma once
-#include "../math.cuh"
+#include "../shared/math.cuh"
 
 namespace gpuopt {
 

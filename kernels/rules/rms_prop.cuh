@@ -1,7 +1,7 @@
 // RMSProp with momentum (Graves 2013), epsilon inside the root.
 // Mirrors `rms_prop` and `centered_rms_prop` in gpuopt/optimizers/rms_prop.py.
 #pragma once
-#include "../math.cuh"
+#include "../shared/math.cuh"
 
 namespace gpuopt {
 

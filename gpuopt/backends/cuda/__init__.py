@@ -27,7 +27,7 @@ def cuda_backend(device: Device) -> Backend:
             f"{'s' if len(driver.gpus) > 1 else ''} ({present})"
         )
     # Here, because CuPy is heavy, and may be missing.
-    from gpuopt.backends.cuda.cuda_backend import CudaBackend
+    from gpuopt.backends.cuda.backend import CudaBackend
     from gpuopt.backends.cuda.cupy_launcher import CupyLauncher
 
     return CudaBackend(device, CupyLauncher(device.index))

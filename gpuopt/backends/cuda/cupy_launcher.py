@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
-from importlib.resources import as_file
-from pathlib import Path
 from typing import Any
 
 import cupy
 import numpy as np
 
 from gpuopt.backends.cuda.kernel import Kernel
-from gpuopt.backends.cuda.launcher import Download, check_arguments
+from gpuopt.backends.cuda.launcher import Download
+from gpuopt.backends.memory_owner import Owner, owner_by_lender
 from gpuopt.device import register_device_arrays
-from gpuopt.kernel_sources import kernel_root
+from gpuopt.rules.sources import digest, on_disk
 
-# Bytes of one piece of an upload, and how far uploads may run ahead of the GPU.
+# Bytes of one copy, of which a large upload takes several; and how far uploads may run ahead of the
+# GPU.
 _LARGEST_STAGED = 32 * 2**20
 _MOST_STAGED = 256 * 2**20
 
@@ -36,13 +35,14 @@ class CupyLauncher:
         attributes = cupy.cuda.Device(index).attributes
         self.num_multiprocessors = int(attributes["MultiProcessorCount"])
         self._functions: dict[Kernel, Any] = {}
-        # (page-locked memory, the event after which it is free again), the oldest first.
+        # (page-locked memory, the event at the end of the copy from it), the oldest first.
         self._staged: deque[tuple[Any, Any]] = deque()
         self._staged_bytes = 0
         self._staging = threading.Lock()
 
     def device(self) -> AbstractContextManager[Any]:
-        # One object for several threads would mix up what each returns to.
+        # A new one each time: a `cupy.cuda.Device` keeps the device to return to in itself, so
+        # threads cannot share one.
         return cupy.cuda.Device(self._index)  # type: ignore[no-any-return]
 
     @contextmanager
@@ -54,16 +54,33 @@ class CupyLauncher:
             cupy.cuda.nvtx.RangePop()
 
     def launch(
-        self, kernel: Kernel, num_blocks: int, num_threads: int, arguments: Sequence[Any]
+        self, kernel: Kernel, num_blocks: int, num_threads: int, /, **arguments: Any
     ) -> None:
-        check_arguments(kernel, arguments, cupy.ndarray)
+        # CuPy itself passes on whatever it is given, bit by bit.
+        ordered = kernel.order_arguments(arguments, self)
         function = self._functions.get(kernel)
         if function is None:
             function = self._functions[kernel] = load(kernel)
-        function((num_blocks,), (num_threads,), tuple(arguments))
+        function((num_blocks,), (num_threads,), tuple(ordered))
 
     def address(self, array: Any) -> int:
         return array.data.ptr  # type: ignore[no-any-return]
+
+    def unowned(self, array: Any) -> Any:
+        data = array.data
+        memory = cupy.cuda.UnownedMemory(data.ptr, array.nbytes, None, data.device_id)
+        pointer = cupy.cuda.MemoryPointer(memory, 0)
+        return cupy.ndarray(array.shape, array.dtype, pointer, array.strides)
+
+    def memory_owner(self, array: Any) -> Owner:
+        while isinstance(array.base, cupy.ndarray):
+            array = array.base
+        memory = array.data.mem
+        # CuPy's memory objects cannot be watched; the first array on one, of which others are
+        # views, can.
+        if isinstance(memory, _owning_memory()):
+            return Owner(array)
+        return owner_by_lender(getattr(memory, "_owner", memory), array, array.data.ptr)
 
     def owns(self, arrays: Sequence[Any]) -> bool:
         return {array.data.device_id for array in arrays} == {self._index}
@@ -108,14 +125,16 @@ class CupyLauncher:
         self.wait(written)
         copy = array.copy()
         copied = self.record()
-        # The original may be freed, and its memory written to, as soon as its stream goes on.
+        # Until the copy is done, the original's stream must not go on: it may free the array, and
+        # write other values to its memory.
         with array.device:
             self.wait(copied)
         return copy
 
     def stream(self) -> Hashable:
         stream = cupy.cuda.get_current_stream()
-        is_own = stream.ptr == cupy.cuda.Stream.ptds.ptr  # one number for each thread's own
+        # Each thread has a stream of its own under this one pointer.
+        is_own = stream.ptr == cupy.cuda.Stream.ptds.ptr
         return stream.ptr, threading.get_ident() if is_own else 0
 
     def is_default_stream(self) -> bool:
@@ -131,7 +150,7 @@ class CupyLauncher:
         cupy.cuda.get_current_stream().wait_event(event)
 
     def _staging_memory(self, num_bytes: int) -> tuple[Any, Any]:
-        """Takes page-locked memory that no copy reads any more."""
+        """Returns page-locked memory that no copy in flight reads, and its event."""
         while self._staged:
             memory, event = self._staged[0]
             if self._staged_bytes > _MOST_STAGED:
@@ -142,9 +161,18 @@ class CupyLauncher:
             self._staged_bytes -= memory.size()
             if memory.size() >= num_bytes:
                 return memory, event
-        # At least a page, so that memory fits whatever comes next.
+        # At least a page, so that later uploads can use it again.
         size = max(4096, 1 << (num_bytes - 1).bit_length())
         return cupy.cuda.alloc_pinned_memory(size), cupy.cuda.Event(disable_timing=True)
+
+
+@cache
+def _owning_memory() -> tuple[type[Any], ...]:
+    memory = cupy.cuda.memory
+    return (
+        *(memory.Memory, memory.PooledMemory, memory.MemoryAsync, memory.ManagedMemory),
+        *(memory.PythonFunctionAllocatorMemory, memory.CFunctionAllocatorMemory),
+    )
 
 
 def load(kernel: Kernel) -> Any:
@@ -153,24 +181,9 @@ def load(kernel: Kernel) -> Any:
     Raises:
         cupy.cuda.compiler.CompileException: NVRTC refuses the source.
     """
-    folder = _kernel_folder()
+    folders = [on_disk(folder) for folder in kernel.include_folders]
     # CuPy's cache knows the source by its text, but not the headers that it includes.
-    code = f"// {_digest(folder)}\n{kernel.source}"
-    options = ("-std=c++17", f"-I{folder}")
+    code = f"// {' '.join(map(digest, folders))}\n{kernel.source}"
+    options = ("-std=c++17", *(f"-I{folder}" for folder in folders))
     module = cupy.RawModule(code=code, options=options, name_expressions=(kernel.expression,))
     return module.get_function(kernel.expression)
-
-
-@cache
-def _kernel_folder() -> Path:
-    """The folder of the sources, for as long as the process lives."""
-    return ExitStack().enter_context(as_file(kernel_root()))
-
-
-@cache
-def _digest(folder: Path) -> str:
-    digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*.cu*")):
-        digest.update(f"{path.relative_to(folder).as_posix()}\0".encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()

@@ -5,18 +5,52 @@ from __future__ import annotations
 from functools import cache
 
 from gpuopt.backends.cuda.kernel import Kernel
-from gpuopt.update_rule import UpdateRule
+from gpuopt.backends.cuda.launch_shapes import (
+    DENSE_THREADS,
+    LONG_RUN,
+    NUM_DIGITS,
+    PACK_BYTES,
+    PIECE,
+    ROWS_PER_WORD,
+    SORT_THREADS,
+    SORT_TILE,
+    WARP,
+)
+from gpuopt.backends.cuda.parameters import CPP_TYPES, Number, Pointer, Struct, struct_of
+from gpuopt.backends.cuda.structs import GRAD_ROW, SIZE_ROW, VAR_ROW, Chunk, Shares, SortedRows
+from gpuopt.rules.update_rule import UpdateRule
 
-# numpy dtype names to C++ types.
-CPP_TYPES = {
-    "float16": "__half",
-    "bfloat16": "__nv_bfloat16",
-    "float32": "float",
-    "float64": "double",
-    "int32": "int",
-    "int64": "long long",
-    "uint32": "unsigned int",
-    "uint64": "unsigned long long",
+_INT32 = Number("int32")
+_INT64 = Number("int64")
+_UINT32S = Pointer("uint32")
+_ADDRESSES = Pointer("int64")
+_REFUSED = Pointer("uint64")
+_TOUCHED = Pointer("uint32", is_optional=True)
+_SHARES = struct_of(Shares)
+# What the host relies on in each file.
+_OF_DENSE_UPDATE = {
+    "gpuopt::dense_threads": DENSE_THREADS,
+    "gpuopt::size_row": SIZE_ROW,
+    "gpuopt::grad_row": GRAD_ROW,
+    "gpuopt::var_row": VAR_ROW,
+}
+_OF_SORT_ROWS = {
+    "gpuopt::sort_threads": SORT_THREADS,
+    "gpuopt::tile_size": SORT_TILE,
+    "gpuopt::num_digits": NUM_DIGITS,
+}
+_OF_FIND_RUNS = {
+    "gpuopt::sort_threads": SORT_THREADS,
+    "gpuopt::tile_size": SORT_TILE,
+    "gpuopt::piece_size": PIECE,
+    "gpuopt::rows_per_word": ROWS_PER_WORD,
+}
+_OF_SPARSE_UPDATE = {
+    "gpuopt::piece_size": PIECE,
+    "gpuopt::long_run": LONG_RUN,
+    "gpuopt::rows_per_word": ROWS_PER_WORD,
+    "gpuopt::warp_size": WARP,
+    "gpuopt::pack_bytes": PACK_BYTES,
 }
 
 
@@ -24,71 +58,160 @@ CPP_TYPES = {
 def dense_update(rule: UpdateRule, dtype: str) -> Kernel:
     return Kernel(
         "dense_update",
-        ("*int64", "int64", "*uint32", "int64", "int64", _real(dtype), "*uint64"),
-        (rule.functor, CPP_TYPES[dtype]),
-        rule.header,
+        {
+            "table": _ADDRESSES,
+            "num_variables": _INT64,
+            "chunks": Pointer("uint32", struct_of(Chunk)),
+            "num_chunks": _INT64,
+            "chunk_size": _INT64,
+            "scalars": _scalars(rule, dtype),
+            "refused": _REFUSED,
+        },
+        (rule.require_cuda().functor, CPP_TYPES[dtype]),
+        rule,
+        constants={**_OF_DENSE_UPDATE, **_of(rule)},
     )
 
 
 @cache
 def check_rows(index: str) -> Kernel:
-    parameters = (f"*{index}", "int64", "int64", "int64", "*uint64")
-    return Kernel("check_rows", parameters, (CPP_TYPES[index],), file="sort_rows.cu")
+    return Kernel(
+        "check_rows",
+        {
+            "rows": Pointer(index),
+            "num_rows": _INT64,
+            "height": _INT64,
+            "variable": _INT64,
+            "refused": _REFUSED,
+        },
+        (CPP_TYPES[index],),
+        file="sort_rows.cu",
+    )
 
 
 @cache
 def count_digits(key: str) -> Kernel:
-    parameters = (f"*{key}", "int64", "int32", "*uint32", "int64", "int64", "*uint64")
-    return Kernel("count_digits", parameters, (CPP_TYPES[key],), file="sort_rows.cu")
+    return Kernel(
+        "count_digits",
+        {
+            "keys": Pointer(key),
+            "shares": _SHARES,
+            "shift": _INT32,
+            "counts": _UINT32S,
+            "refused": _REFUSED,
+        },
+        (CPP_TYPES[key],),
+        file="sort_rows.cu",
+        constants=_OF_SORT_ROWS,
+    )
 
 
 @cache
 def move_rows(source: str, key: str) -> Kernel:
-    shares = ("*uint32", "int64", "int64")
-    inputs = (f"*{source}", "*uint32", "int64", "int32", *shares)
-    types = CPP_TYPES[source], CPP_TYPES[key]
-    parameters = (*inputs, f"*{key}", "*uint32", "*uint64")
-    return Kernel("move_rows", parameters, types, file="sort_rows.cu")
+    return Kernel(
+        "move_rows",
+        {
+            "keys": Pointer(source),
+            "positions": _UINT32S,
+            "shares": _SHARES,
+            "shift": _INT32,
+            "counts": _UINT32S,
+            "sorted_keys": Pointer(key),
+            "sorted_positions": _UINT32S,
+            "refused": _REFUSED,
+        },
+        (CPP_TYPES[source], CPP_TYPES[key]),
+        file="sort_rows.cu",
+        constants=_OF_SORT_ROWS,
+    )
 
 
 @cache
 def count_runs(key: str) -> Kernel:
-    parameters = (f"*{key}", "int64", "*uint32", "int64", "int64", "*uint64")
-    return Kernel("count_runs", parameters, (CPP_TYPES[key],), file="find_runs.cu")
+    return Kernel(
+        "count_runs",
+        {"keys": Pointer(key), "shares": _SHARES, "counts": _UINT32S, "refused": _REFUSED},
+        (CPP_TYPES[key],),
+        file="find_runs.cu",
+        constants=_OF_FIND_RUNS,
+    )
 
 
 @cache
 def write_runs(key: str) -> Kernel:
-    shares = ("*uint32", "int64", "int64")
-    outputs = ("*uint32", "*uint32", "*uint32", "*uint32", "int32")
-    parameters = (f"*{key}", "int64", *shares, *outputs, "*uint64")
-    return Kernel("write_runs", parameters, (CPP_TYPES[key],), file="find_runs.cu")
+    return Kernel(
+        "write_runs",
+        {
+            "keys": Pointer(key),
+            "shares": _SHARES,
+            "counts": _UINT32S,
+            "begins": _UINT32S,
+            "num_runs": _UINT32S,
+            "run_of_piece": _UINT32S,
+            "touched": _TOUCHED,
+            "refused": _REFUSED,
+        },
+        (CPP_TYPES[key],),
+        file="find_runs.cu",
+        constants=_OF_FIND_RUNS,
+    )
 
 
 @cache
-def sum_pieces(dtype: str) -> Kernel:
-    runs = ("*uint32", "*uint32")
-    parameters = (f"*{dtype}", "*uint32", "int64", "int64", *runs, _real(dtype), "int32", "*uint64")
-    return Kernel("sum_pieces", parameters, (CPP_TYPES[dtype],), file="sparse_update.cu")
+def sum_pieces(dtype: str, key: str) -> Kernel:
+    return Kernel(
+        "sum_pieces",
+        {
+            "grad": Pointer(dtype),
+            "rows": struct_of(SortedRows, Key=key),
+            "row_width": _INT64,
+            "parts": Pointer(_real(dtype)),
+            "lanes_per_row": _INT32,
+            "refused": _REFUSED,
+        },
+        (CPP_TYPES[dtype], CPP_TYPES[key]),
+        file="sparse_update.cu",
+        constants=_OF_SPARSE_UPDATE,
+    )
 
 
 @cache
-def sum_runs(dtype: str) -> Kernel:
-    runs = ("*uint32", "*uint32", "*uint32")
-    sums = (_real(dtype), "int64", _real(dtype), "int32")
-    parameters = (f"*{dtype}", *runs, *sums, "*uint64")
-    return Kernel("sum_runs", parameters, (CPP_TYPES[dtype],), file="sparse_update.cu")
+def sum_runs(dtype: str, key: str) -> Kernel:
+    return Kernel(
+        "sum_runs",
+        {
+            "grad": Pointer(dtype),
+            "rows": struct_of(SortedRows, Key=key),
+            "parts": Pointer(_real(dtype)),
+            "row_width": _INT64,
+            "sums": Pointer(_real(dtype)),
+            "lanes_per_row": _INT32,
+            "refused": _REFUSED,
+        },
+        (CPP_TYPES[dtype], CPP_TYPES[key]),
+        file="sparse_update.cu",
+        constants=_OF_SPARSE_UPDATE,
+    )
 
 
 @cache
 def sparse_update(rule: UpdateRule, dtype: str, key: str) -> Kernel:
-    rows = (f"*{key}", "*uint32", "*uint32", "*uint32")
-    marks = ("*uint32", "int32", "int32")
     return Kernel(
         "sparse_update",
-        ("*int64", f"*{dtype}", *rows, _real(dtype), "int64", _real(dtype), *marks, "*uint64"),
-        (rule.functor, CPP_TYPES[dtype], CPP_TYPES[key]),
-        rule.header,
+        {
+            "table": _ADDRESSES,
+            "grad": Pointer(dtype),
+            "rows": struct_of(SortedRows, Key=key),
+            "parts": Pointer(_real(dtype)),
+            "row_width": _INT64,
+            "scalars": _scalars(rule, dtype),
+            "touched": _TOUCHED,
+            "lanes_per_row": _INT32,
+            "refused": _REFUSED,
+        },
+        (rule.require_cuda().functor, CPP_TYPES[dtype], CPP_TYPES[key]),
+        rule,
+        constants={**_OF_SPARSE_UPDATE, **_of(rule)},
     )
 
 
@@ -96,13 +219,34 @@ def sparse_update(rule: UpdateRule, dtype: str, key: str) -> Kernel:
 def update_other_rows(rule: UpdateRule, dtype: str) -> Kernel:
     return Kernel(
         "update_other_rows",
-        ("*int64", "int64", "int64", _real(dtype), "*uint32", "*uint64"),
-        (rule.functor, CPP_TYPES[dtype]),
-        rule.header,
+        {
+            "table": _ADDRESSES,
+            "size": _INT64,
+            "row_width": _INT64,
+            "scalars": _scalars(rule, dtype),
+            "touched": _UINT32S,
+            "refused": _REFUSED,
+        },
+        (rule.require_cuda().functor, CPP_TYPES[dtype]),
+        rule,
         file="sparse_update.cu",
+        constants={**_OF_SPARSE_UPDATE, **_of(rule)},
     )
 
 
+def _of(rule: UpdateRule) -> dict[str, int]:
+    """What the host relies on in a rule's header, besides its scalars."""
+    return {f"{rule.require_cuda().functor}::num_slots": len(rule.slots)}
+
+
 def _real(dtype: str) -> str:
-    """A pointer to what a rule computes in for storage of `dtype`."""
-    return "*float64" if dtype == "float64" else "*float32"
+    """What a rule computes in for storage of `dtype`."""
+    return "float64" if dtype == "float64" else "float32"
+
+
+def _scalars(rule: UpdateRule, dtype: str) -> Pointer:
+    """The rule's scalars in device memory, which its header takes for a struct."""
+    real = _real(dtype)
+    fields = {name: Number(real) for name in rule.scalars}
+    functor = rule.require_cuda().functor
+    return Pointer(real, Struct(f"{functor}::Scalars<{CPP_TYPES[real]}>", fields))

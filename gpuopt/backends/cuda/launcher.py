@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from gpuopt.backends.cuda.kernel import Kernel
+from gpuopt.backends.memory_owner import Owner
 
 
 class Event(Protocol):
@@ -21,15 +22,15 @@ class Event(Protocol):
     done: bool
 
     def synchronize(self) -> None:
-        """Has the host wait for it."""
+        """Makes the host wait for it."""
 
 
 class Download(NamedTuple):
-    """A copy to the host that may still be under way.
+    """A copy to the host that may still be in flight.
 
     Attributes:
-        values: To be read after `event`.
-        event: The copy's end.
+        values: The copy, in host memory; must not be read before `event` is done.
+        event: Recorded at the copy's end.
     """
 
     values: np.ndarray[Any, Any]
@@ -37,11 +38,11 @@ class Download(NamedTuple):
 
 
 class Launcher(Protocol):
-    """Runs kernels on one device. All methods but the first two are called inside `device()`.
+    """Runs kernels on one device. Methods that work on it are called inside `device()`.
 
     Attributes:
         xp: The module of the device's arrays: CuPy, or one like it.
-        num_multiprocessors: How many blocks run side by side, at the least.
+        num_multiprocessors: How many the device has; each runs at least one block at a time.
     """
 
     xp: Any
@@ -54,7 +55,7 @@ class Launcher(Protocol):
         """Names what is done inside for profilers."""
 
     def launch(
-        self, kernel: Kernel, num_blocks: int, num_threads: int, arguments: Sequence[Any]
+        self, kernel: Kernel, num_blocks: int, num_threads: int, /, **arguments: Any
     ) -> None:
         """Starts a kernel on the device's current stream.
 
@@ -62,14 +63,20 @@ class Launcher(Protocol):
             kernel: What to run.
             num_blocks: At least 1.
             num_threads: Of each block; a multiple of 32.
-            arguments: One for each parameter: arrays of `xp` for pointers, numpy scalars otherwise.
+            **arguments: One for each parameter; see `Kernel.order_arguments`.
 
         Raises:
-            TypeError: an argument is not what the kernel takes.
+            TypeError: an argument is missing or unknown, or is not of the parameter's type.
         """
 
     def address(self, array: Any) -> int:
         """Returns where an array's first element is."""
+
+    def unowned(self, array: Any) -> Any:
+        """Returns an array on the same memory, in the same form, that does not keep it alive."""
+
+    def memory_owner(self, array: Any) -> Owner:
+        """Finds who owns an array's memory; see `Owner`."""
 
     def owns(self, arrays: Sequence[Any]) -> bool:
         """Says whether all are in the device's memory."""
@@ -102,31 +109,8 @@ class Launcher(Protocol):
         """Marks the present end of the current stream's work.
 
         Args:
-            event: Is moved to there; by default a new one is made.
+            event: The event to record there; by default, a new one.
         """
 
     def wait(self, event: Event) -> None:
-        """Has what follows on the current stream wait for an event of any stream."""
-
-
-def check_arguments(kernel: Kernel, arguments: Sequence[Any], array_type: type[Any]) -> None:
-    """Refuses what a kernel does not take. CuPy itself passes on anything, bit by bit.
-
-    Raises:
-        TypeError: the number of arguments, or one's kind or dtype, is wrong.
-    """
-    if len(arguments) != len(kernel.parameters):
-        raise TypeError(
-            f"{kernel.expression} takes {len(kernel.parameters)} arguments, got {len(arguments)}"
-        )
-    for position, (argument, expected) in enumerate(zip(arguments, kernel.parameters, strict=True)):
-        if isinstance(argument, array_type):
-            got = f"*{argument.dtype.name}"
-            if expected == "*void":
-                continue
-        else:
-            got = argument.dtype.name if isinstance(argument, np.generic) else repr(argument)
-        if got != expected:
-            raise TypeError(
-                f"{kernel.expression}: argument {position} must be {expected}, got {got}"
-            )
+        """Makes later work on the current stream wait for an event of any stream."""

@@ -9,6 +9,7 @@ import numpy as np
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.launch_shapes import ROW_THREADS, num_blocks
 from gpuopt.backends.cuda.launcher import Download, Launcher
+from gpuopt.backends.cuda.parameters import name_of
 
 
 class CudaRowFlags:
@@ -27,10 +28,14 @@ class CudaRowFlags:
         with self._launcher.device():
             rows = self._launcher.xp.ascontiguousarray(rows)
             self._launcher.launch(
-                kernels.check_rows(rows.dtype.name),
+                kernels.check_rows(name_of(rows.dtype)),
                 num_blocks(rows.size, ROW_THREADS, self._launcher.num_multiprocessors),
                 ROW_THREADS,
-                [rows, np.int64(rows.size), np.int64(height), np.int64(number), flag],
+                rows=rows,
+                num_rows=rows.size,
+                height=height,
+                variable=number,
+                refused=flag,
             )
 
     def read(self, flag: Any) -> Download:

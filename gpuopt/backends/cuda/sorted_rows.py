@@ -1,48 +1,18 @@
-"""Which rows a sparse gradient names, sorted: all on the device, and no one waits for it."""
+"""Sorts the rows that a sparse gradient names: on the device, without waiting for it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from gpuopt.backends.cuda import kernels
-from gpuopt.backends.cuda.launch_shapes import (
-    PIECE,
-    SORT_THREADS,
-    shares,
-)
+from gpuopt.backends.cuda.launch_shapes import DIGIT_BITS, NUM_DIGITS, PIECE, SORT_THREADS, shares
 from gpuopt.backends.cuda.launcher import Launcher
+from gpuopt.backends.cuda.parameters import name_of
+from gpuopt.backends.cuda.structs import SortedRows
 from gpuopt.backends.cuda.workspace import Workspace
 
-_DIGIT_BITS = 8
-_NUM_DIGITS = 1 << _DIGIT_BITS
 # Positions are numbers of 32 bits, and so is the end of a piece that begins before them.
 MAX_ROWS = 2**31
-
-
-@dataclass(frozen=True)
-class SortedRows:
-    """Occurrences of rows, by row and then by position, and the runs of equal ones.
-
-    Attributes:
-        keys: The rows, [num_rows].
-        positions: Where each stood in the gradient, [num_rows].
-        begins: Where each run begins, and after the last one `num_rows`.
-        num_runs: How many different rows there are, [1].
-        run_of_piece: Which run each PIECE of sorted positions starts in.
-    """
-
-    keys: Any
-    positions: Any
-    begins: Any
-    num_runs: Any
-    run_of_piece: Any
-
-    @property
-    def num_rows(self) -> int:
-        return int(self.keys.size)
 
 
 def sort_rows(
@@ -60,8 +30,8 @@ def sort_rows(
         workspace: Holds what is returned, until it is taken for another sort.
         rows: int32 or int64 [num_rows], at least one, within [0, height).
         height: Of the variable: decides how many digits are sorted by.
-        refused: Where it is set, nothing is done.
-        touched: uint32 bits, one for each row of the variable; those of `rows` are set.
+        refused: A row flag. If it is set, nothing is done.
+        touched: uint32, a bit for each row of the variable; those of `rows` are set.
 
     Raises:
         ValueError: there are MAX_ROWS rows or more.
@@ -74,45 +44,64 @@ def sort_rows(
         [workspace.take(f"{name} {side}", size, dtype) for side in ("a", "b")]
         for name, dtype in (("keys", key_type), ("positions", "uint32"))
     )
-    num_shares, rows_per_share = shares(size)
-    counts = workspace.take("counts", _NUM_DIGITS * num_shares, "uint32")
-    of_shares = counts, np.int64(num_shares), np.int64(rows_per_share)
+    divided = shares(size)
+    counts = workspace.take("counts", NUM_DIGITS * divided.num_shares, "uint32")
     source = rows
-    for shift in range(0, max(1, (height - 1).bit_length()), _DIGIT_BITS):
-        digit = np.int64(size), np.int32(shift), *of_shares
+    for shift in range(0, max(1, (height - 1).bit_length()), DIGIT_BITS):
         launcher.launch(
-            kernels.count_digits(source.dtype.name),
-            num_shares,
+            kernels.count_digits(name_of(source.dtype)),
+            divided.num_shares,
             SORT_THREADS,
-            [source, *digit, refused],
+            keys=source,
+            shares=divided,
+            shift=shift,
+            counts=counts,
+            refused=refused,
         )
         launcher.launch(
-            kernels.move_rows(source.dtype.name, key_type),
-            num_shares,
+            kernels.move_rows(name_of(source.dtype), key_type),
+            divided.num_shares,
             SORT_THREADS,
-            [source, positions[0], *digit, keys[1], positions[1], refused],
+            keys=source,
+            positions=positions[0],
+            shares=divided,
+            shift=shift,
+            counts=counts,
+            sorted_keys=keys[1],
+            sorted_positions=positions[1],
+            refused=refused,
         )
         keys.reverse()
         positions.reverse()
         source = keys[0]
-    begins = workspace.take("begins", size + 1, "uint32")
-    num_runs = workspace.take("number of runs", 1, "uint32")
-    run_of_piece = workspace.take("run of piece", -(-size // PIECE), "uint32")
+    found = SortedRows(
+        keys=keys[0],
+        positions=positions[0],
+        begins=workspace.take("begins", size + 1, "uint32"),
+        num_runs=workspace.take("number of runs", 1, "uint32"),
+        run_of_piece=workspace.take("run of piece", -(-size // PIECE), "uint32"),
+        num_rows=size,
+    )
     launcher.launch(
         kernels.count_runs(key_type),
-        num_shares,
+        divided.num_shares,
         SORT_THREADS,
-        [keys[0], np.int64(size), *of_shares, refused],
+        keys=found.keys,
+        shares=divided,
+        counts=counts,
+        refused=refused,
     )
-    marks = np.int32(touched is not None)
-    unused = counts  # the kernel takes a pointer in any case
     launcher.launch(
         kernels.write_runs(key_type),
-        num_shares,
+        divided.num_shares,
         SORT_THREADS,
-        [
-            *(keys[0], np.int64(size), *of_shares, begins, num_runs, run_of_piece),
-            *(unused if touched is None else touched, marks, refused),
-        ],
+        keys=found.keys,
+        shares=divided,
+        counts=counts,
+        begins=found.begins,
+        num_runs=found.num_runs,
+        run_of_piece=found.run_of_piece,
+        touched=touched,
+        refused=refused,
     )
-    return SortedRows(keys[0], positions[0], begins, num_runs, run_of_piece)
+    return found

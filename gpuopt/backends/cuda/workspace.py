@@ -1,4 +1,4 @@
-"""Device memory that sparse updates work in: it grows to the largest one, and stays."""
+"""Device memory that sparse updates work in, as much as the largest has needed."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from gpuopt.backends.cuda.launcher import Launcher
-
-_NUM_DIGITS = 256
+from gpuopt.backends.cuda.parameters import name_of
 
 
 class Workspace:
@@ -20,7 +19,7 @@ class Workspace:
         self._constants: dict[str, tuple[bytes, Any]] = {}
 
     def take(self, name: str, size: int, dtype: str) -> Any:
-        """Returns `size` elements of the buffer `name`, of whatever values it last had."""
+        """Returns the first `size` elements of a buffer, with the values that they last had."""
         found = self._buffers.get((name, dtype))
         if found is None or found.size < size:
             found = self._launcher.xp.empty(max(1, size), dtype=dtype)
@@ -28,7 +27,11 @@ class Workspace:
         return found[:size] if found.size != size else found
 
     def zeros(self, name: str, size: int, dtype: str) -> Any:
-        """Returns the buffer `name`, zero when it is made; whoever writes to it clears it again."""
+        """Returns a buffer of at least `size` elements, all zero.
+
+        They are zeroed when the buffer is allocated; the update that writes to them zeroes them
+        again.
+        """
         found = self._buffers.get((name, dtype))
         if found is None or found.size < size:
             found = self._launcher.xp.zeros(max(1, size), dtype=dtype)
@@ -36,12 +39,12 @@ class Workspace:
         return found
 
     def constants(self, name: str, values: np.ndarray[Any, Any]) -> Any:
-        """Returns a device array of these values, uploaded if they have changed."""
+        """Returns the buffer `name` with these values, which are uploaded if they have changed."""
         found = self._constants.get(name)
         as_bytes = values.tobytes()
         if found is not None and found[0] == as_bytes and found[1].dtype == values.dtype:
             return found[1]
-        target = self.take(name, values.size, values.dtype.name)
+        target = self.take(name, values.size, name_of(values.dtype))
         self._launcher.upload(target, values)
         self._constants[name] = as_bytes, target
         return target

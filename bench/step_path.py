@@ -1,0 +1,103 @@
+"""The cost of one unusual pair among many dense ones: a known step of 1,000 small variables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+
+import gpuopt
+from bench.harness import Workload
+from bench.targets import Target
+
+_VARIABLES = 1000
+_FLOATS = 64
+_WARM_UP = 6
+_DENSE = "all dense, the same objects"
+_DENSE_AND_ROWS = "all dense, and the rows in a call of their own"
+
+# Ratios to the all-dense step in the same run.
+TARGETS = (
+    Target("step_with_one_none", "ratio", _DENSE, at_most=1.3),
+    Target("step_with_one_indexed_slices", "ratio", _DENSE_AND_ROWS, at_most=1.2),
+    Target("step_with_one_raw_array", "ratio", _DENSE, at_most=1.5),
+    Target("step_of_raw_arrays", "ratio", _DENSE, at_most=1.5),
+    Target("step_of_new_views", "ratio", _DENSE, at_most=8.0),
+    Target("step_with_new_gradients", "ratio", _DENSE, at_most=1.5),
+)
+
+Step = Callable[[], object]
+
+
+def make_workloads() -> Iterator[Workload]:
+    """Yields one workload for each kind of pair that is not dense, known and a Variable."""
+    dense = [(_make_gradient(), gpuopt.Variable(_make_array())) for _ in range(_VARIABLES)]
+    table = gpuopt.Variable(np.ones((1000, 8), np.float32))
+    rows = gpuopt.IndexedSlices(np.ones((3, 8), np.float32), np.array([1, 2, 1]))
+    extra = gpuopt.Variable(_make_array())
+    raw = [(_make_gradient(), _make_array()) for _ in range(_VARIABLES)]
+    sets = [[(_make_gradient(), variable) for _, variable in dense] for _ in range(2)]
+    flat = np.ones(_VARIABLES * _FLOATS, np.float32)
+    views = _make_optimizer()
+
+    def step_of_views() -> None:
+        views.apply_gradients(
+            [
+                (gradient, flat[_FLOATS * i : _FLOATS * (i + 1)])
+                for i, (gradient, _) in enumerate(dense)
+            ]
+        )
+
+    cases: dict[str, tuple[str, Step, dict[str, Step]]] = {
+        "step_with_one_none": ("one gradient is None", _step([*dense, (None, extra)]), {}),
+        "step_with_one_indexed_slices": (
+            "one gradient is IndexedSlices",
+            _step([*dense, (rows, table)]),
+            {_DENSE_AND_ROWS: _both(_step(dense), _step([(rows, table)]))},
+        ),
+        "step_with_one_raw_array": ("one variable is a raw array", _step([*dense, raw[0]]), {}),
+        "step_of_raw_arrays": ("all variables are raw arrays", _step(raw), {}),
+        "step_of_new_views": ("all variables are new views in each step", step_of_views, {}),
+        "step_with_new_gradients": ("the gradients are other objects", _step(*sets), {}),
+    }
+    for name, (what, step, others) in cases.items():
+        contenders = {"gpuopt": step, _DENSE: _step(dense), **others}
+        for contender in contenders.values():
+            for _ in range(_WARM_UP):
+                contender()
+        yield Workload(
+            name=name,
+            description=f"Momentum on {_VARIABLES:,} variables of {_FLOATS} floats; {what}",
+            # Gradient, slot and weight are read; slot and weight are written.
+            bytes_moved=_VARIABLES * _FLOATS * 4 * 5,
+            operations=_VARIABLES,
+            contenders=contenders,
+        )
+
+
+def _make_optimizer() -> gpuopt.Optimizer:
+    return gpuopt.MomentumOptimizer(1e-3, 0.9)
+
+
+def _step(*lists: list[Any]) -> Step:
+    """Makes a step of an optimizer of its own, on one list of pairs after the other."""
+    optimizer, turns = _make_optimizer(), cycle(lists)
+    return lambda: optimizer.apply_gradients(next(turns))
+
+
+def _both(first: Step, second: Step) -> Step:
+    def step() -> None:
+        first()
+        second()
+
+    return step
+
+
+def _make_array() -> np.ndarray[Any, Any]:
+    return np.ones(_FLOATS, np.float32)
+
+
+def _make_gradient() -> np.ndarray[Any, Any]:
+    return np.full(_FLOATS, 1e-3, np.float32)

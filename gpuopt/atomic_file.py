@@ -1,0 +1,151 @@
+"""Files that appear in full or not at all: written under a name aside, and then renamed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+_TOKEN_BYTES = 8
+_ASIDE = re.compile(rf"\.(?P<target>.+)\.[0-9a-f]{{{2 * _TOKEN_BYTES}}}\.partial", re.DOTALL)
+# What a system says that cannot sync a folder, as some network file systems.
+_CANNOT_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS})
+# Neither through a link, nor waiting for the other end of a pipe.
+_CAREFULLY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+
+
+@contextmanager
+def open_aside(path: Path, permissions: int = 0o666) -> Iterator[BinaryIO]:
+    """Makes a new file beside `path`, unbuffered, to read and write what `path` is to hold.
+
+    It is for the caller to sync it, and to rename `file.name` to `path`; otherwise the file is
+    removed at an error, or later by `remove_abandoned`. Its name is new, so that nothing is
+    opened that somebody else has put there. It stays locked while it is open, which says that
+    somebody still writes to it.
+
+    Args:
+        path: What the file is named after.
+        permissions: The file's, less the process's mask.
+    """
+    file = _new_locked(path, permissions)
+    try:
+        with file:
+            yield file
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(file.name)
+        raise
+
+
+def replace_file(path: Path, content: bytes, permissions: int = 0o666) -> None:
+    """Gives `path` new content, at once and lasting.
+
+    Raises:
+        OSError: the file could not be written; what was at `path` is as it was.
+    """
+    with open_aside(path, permissions) as file:
+        write_all(file, content)
+        os.fsync(file.fileno())
+        os.replace(file.name, path)
+    sync_folder(path.parent)
+
+
+def write_all(file: BinaryIO, content: Any) -> None:
+    """Writes all bytes to an unbuffered file, which may take fewer at a time."""
+    left = memoryview(content)
+    while left:
+        left = left[file.write(left) :]
+
+
+def sync_folder(folder: Path) -> None:
+    """Has the names in a folder survive a power cut, where the system can do so.
+
+    Raises:
+        OSError: the disk failed.
+    """
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _CANNOT_SYNC:
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def aside_name(path: Path) -> Path:
+    """Returns a name beside `path` that nobody else uses, and `remove_abandoned` knows."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(_TOKEN_BYTES)}.partial")
+
+
+def remove_abandoned(folder: Path, targets: re.Pattern[str]) -> None:
+    """Removes this user's files aside that no process has open any more.
+
+    Args:
+        folder: Where.
+        targets: Which names the files were to get.
+    """
+    for name in os.listdir(folder):
+        aside = _ASIDE.fullmatch(name)
+        if aside is not None and targets.fullmatch(aside["target"]):
+            with suppress(OSError):
+                _remove_unless_open(folder / name)
+
+
+def _new_locked(path: Path, permissions: int) -> BinaryIO:
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags, permissions)
+
+    while True:
+        aside = aside_name(path)
+        try:
+            # "x": the file is made, or it is an error; a link is not followed.
+            file = open(aside, "x+b", buffering=0, opener=opener)  # noqa: SIM115
+        except FileExistsError:
+            continue
+        # Before it was locked, somebody may have found it abandoned.
+        if _lock(file.fileno()) is not False and _is_at(file.fileno(), aside):
+            return file
+        file.close()
+
+
+def _remove_unless_open(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDWR | _CAREFULLY)
+    try:
+        found = os.fstat(descriptor)
+        is_own = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
+        if is_own and _lock(descriptor):
+            os.unlink(path)
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int) -> bool | None:
+    """Returns whether the file could be locked; None where there are no locks."""
+    if sys.platform == "win32":
+        return None
+    import fcntl
+
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
+    except FileNotFoundError:
+        return False

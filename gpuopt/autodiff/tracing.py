@@ -1,0 +1,258 @@
+"""What a loss computes with: boxes and nodes of our own, which autograd's functions record."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn
+
+import autograd.numpy as anp
+import ml_dtypes
+import numpy as np
+from autograd.core import VJPNode
+from autograd.extend import Box, VSpace
+from autograd.numpy import numpy_wrapper
+from autograd.numpy.numpy_boxes import ArrayBox
+from autograd.numpy.numpy_vspaces import ArrayVSpace
+from autograd.tracer import isbox, notrace_primitives
+
+from gpuopt.autodiff import array_modules
+from gpuopt.autodiff.calls import call_function, call_ufunc
+from gpuopt.autodiff.derivatives import make_vjps, refuse_argument
+from gpuopt.variables.operators import value_of
+from gpuopt.variables.recording import recorder
+from gpuopt.variables.variable import Variable
+
+_item = ArrayBox.__getitem__
+# Arguments that hold no array.
+_PLAIN = frozenset((int, float, str, slice))
+# Of a variable that this thread's loss does not watch: below every trace, so autograd ignores it.
+_NO_TRACE = -2.0
+
+
+class LossNode:
+    """One call that a loss has made.
+
+    autograd makes a node of the kind that the arguments have. Its own kind, VJPNode, takes its own
+    derivatives; this one takes ours.
+
+    Attributes:
+        parents: The nodes that its differentiated arguments came from.
+        vjp: Returns the gradients by these arguments, given the gradient by its result. None for a
+            variable, and once it was used.
+        constants: Of the whole loss: weak references to all arrays that were arguments, and not
+            differentiated by. Derivatives may read them until the loss is differentiated.
+    """
+
+    __slots__ = ("constants", "parents", "vjp")
+
+    parents: tuple[LossNode, ...]
+    vjp: Callable[[Any], Iterable[Any]] | None
+
+    def __init__(
+        self,
+        value: Any,
+        function: Any,
+        args: tuple[Any, ...],
+        options: dict[str, Any],
+        positions: tuple[int, ...],
+        parents: tuple[LossNode, ...],
+    ) -> None:
+        self.parents = parents
+        self.constants: list[weakref.ref[Any]] = parents[0].constants
+        if len(args) > len(parents) or options:
+            self._note_constants(args, options, positions)
+        self.vjp = make_vjps(function, positions, value, args, options)
+
+    @classmethod
+    def of_leaf(cls, constants: list[weakref.ref[Any]]) -> LossNode:
+        """Makes the node of a variable that the loss reads."""
+        node = cls.__new__(cls)
+        node.parents, node.vjp, node.constants = (), None, constants
+        return node
+
+    def _note_constants(
+        self, args: tuple[Any, ...], options: dict[str, Any], positions: tuple[int, ...]
+    ) -> None:
+        given = [a for n, a in enumerate(args) if type(a) not in _PLAIN and n not in positions]
+        if options:
+            given.extend(options.values())
+        for value in given:
+            constant = value.storage if isinstance(value, Variable) else value
+            self.constants.extend(map(weakref.ref, array_modules.arrays_in(constant)))
+
+
+class LossBox(ArrayBox):
+    """An array in a loss. What would take it out of the loss in silence is refused."""
+
+    __slots__ = ()
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        return call_ufunc(ufunc, method, inputs, options)
+
+    def __array_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...], options: dict[str, Any]
+    ) -> Any:
+        return call_function(function, args, options)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NoReturn:
+        raise TypeError(
+            "numpy would take an array out of the loss here, and lose its gradient. To make one "
+            "array of several, use numpy.stack; for `a.dot(b)`, write `a @ b`"
+        )
+
+    def __float__(self) -> NoReturn:
+        _refuse_number("float()")
+
+    def __int__(self) -> NoReturn:
+        _refuse_number("int()")
+
+    def __complex__(self) -> NoReturn:
+        _refuse_number("complex()")
+
+    def __index__(self) -> NoReturn:
+        _refuse_number("use as an index")
+
+    def item(self, *args: int) -> NoReturn:
+        _refuse_number("item()")
+
+    def tolist(self) -> NoReturn:
+        _refuse_number("tolist()")
+
+    def __setitem__(self, index: Any, value: Any) -> NoReturn:
+        raise TypeError(
+            "an array that a loss has computed cannot be written; make a new one, as with "
+            "numpy.where or numpy.concatenate"
+        )
+
+    def __format__(self, form: str) -> str:
+        return format(self._value, form)
+
+    def __repr__(self) -> str:
+        return f"LossBox({self._value!r})"
+
+    def __iter__(self) -> Any:
+        return (self[i] for i in range(len(self)))
+
+    def __pos__(self) -> LossBox:
+        return self
+
+    def __floordiv__(self, other: Any) -> Any:
+        return anp.floor_divide(self, other)
+
+    def __rfloordiv__(self, other: Any) -> Any:
+        return anp.floor_divide(other, self)
+
+    def clip(self, min: Any = None, max: Any = None) -> Any:
+        return anp.clip(self, min, max)
+
+    def dot(self, b: Any) -> Any:
+        return anp.dot(self, b)
+
+    def transpose(self, *axes: Any) -> Any:
+        return anp.transpose(self, axes[0] if len(axes) == 1 else axes or None)
+
+    def reshape(self, *shape: Any, order: str = "C") -> Any:
+        return anp.reshape(self, shape[0] if len(shape) == 1 else shape, order=order)
+
+    def flatten(self, order: str = "C") -> Any:
+        return anp.ravel(self, order)
+
+    def astype(self, dtype: Any, copy: bool = True, **options: Any) -> Any:
+        for name in options:
+            refuse_argument(np.ndarray.astype, name)
+        if np.dtype(dtype).kind in "biu":  # it moves in steps, so it is a constant
+            return self._value.astype(dtype, copy=copy)
+        return numpy_wrapper._astype(self, dtype, copy=copy)
+
+    def __getitem__(self, index: Any) -> Any:
+        return _item(self, _constant_index(index))
+
+
+def _constant_index(index: Any) -> Any:
+    """Takes what an index is at this moment; a Variable's array, and no Variable."""
+    if isinstance(index, tuple):
+        return tuple(map(_constant_index, index))
+    return value_of(index)
+
+
+def _refuse_number(what: str) -> NoReturn:
+    raise TypeError(
+        f"{what} would take a number out of the loss, and lose its gradient. Compute with the "
+        "array itself; print it as text, or return it from the loss and read it there"
+    )
+
+
+def add_array_type(array_type: type, module: Any) -> None:
+    """Has losses compute with arrays of `array_type`, which belong to `module`, as CuPy's do."""
+
+    class Space(ArrayVSpace):
+        def __init__(self, value: Any) -> None:
+            self.shape, self.dtype = value.shape, value.dtype
+
+        def zeros(self) -> Any:
+            return module.zeros(self.shape, dtype=self.dtype)
+
+        def ones(self) -> Any:
+            return module.ones(self.shape, dtype=self.dtype)
+
+    VSpace.mappings.setdefault(array_type, Space)
+    Box.type_mappings[array_type] = _box_maker(Box.type_mappings.get(array_type))
+    array_modules.add_array_type(array_type, module)
+
+
+def add_cupy() -> None:
+    """Adds CuPy's arrays, as soon as CuPy is imported."""
+    cupy = sys.modules.get("cupy")
+    if cupy is not None and not array_modules.is_array_type(cupy.ndarray):
+        add_array_type(cupy.ndarray, cupy)
+
+
+def _box_maker(others: Callable[..., Any] | None) -> Callable[..., Any]:
+    """Makes boxes for our nodes; for autograd's, makes what autograd made before."""
+
+    def new_box(value: Any, trace: float, node: Any) -> Any:
+        if type(node) is LossNode:
+            return LossBox(value, trace, node)
+        if others is None:
+            raise KeyError(type(value))  # autograd turns it into a TypeError
+        return others(value, trace, node)
+
+    return new_box
+
+
+def _as_read(name: str, otherwise: Callable[[Variable], Any]) -> property:
+    """A property of the box that a Variable reads as in this thread's loss."""
+
+    def get(variable: Variable) -> Any:
+        by = recorder()
+        read = None if by is None else by.read(variable)
+        return getattr(read, name) if isbox(read) else otherwise(variable)
+
+    return property(get)
+
+
+def _register() -> None:
+    """Adds our types to autograd's tables. What autograd does with its own stays as it is."""
+    for array_type, make in list(Box.type_mappings.items()):
+        if make is ArrayBox and array_type is not ArrayBox:
+            Box.type_mappings[array_type] = _box_maker(ArrayBox)
+    for array_type, outside in ((LossBox, ArrayBox), (ml_dtypes.bfloat16, None)):
+        Box.type_mappings[array_type] = _box_maker(outside)
+    VSpace.mappings.setdefault(ml_dtypes.bfloat16, ArrayVSpace)
+    # What is a constant for autograd is one for us, but for what depends on its second argument.
+    notrace_primitives[LossNode] = notrace_primitives[VJPNode] - {anp.full_like}
+    # A function of `autograd.numpy` must see a Variable among its arguments as the box that it
+    # reads as: otherwise it would record the box inside the value of another box, and lose its
+    # gradient.
+    Box.types.update((LossBox, Variable))
+    for name, otherwise in (
+        ("_trace", lambda variable: _NO_TRACE),
+        ("_node", lambda variable: None),
+        ("_value", lambda variable: variable.storage),
+    ):
+        setattr(Variable, name, _as_read(name, otherwise))
+
+
+_register()

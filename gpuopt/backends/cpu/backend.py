@@ -1,0 +1,144 @@
+"""Updates in host memory, by numpy and by compiled rules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+
+from gpuopt.backends.backend import RowFlags, Scalars, Target, Updated
+from gpuopt.backends.cpu.dense_plan import DensePlan
+from gpuopt.backends.cpu.dense_update import update_dense
+from gpuopt.backends.cpu.limits import CpuLimits
+from gpuopt.backends.cpu.memory import empty
+from gpuopt.backends.cpu.sparse_update import (
+    sum_duplicate_rows,
+    update_all_rows,
+    update_touched_rows,
+)
+from gpuopt.backends.cpu.written_memory import WrittenMemory
+from gpuopt.backends.memory_owner import Owner, owner_of
+from gpuopt.backends.unowned import array_at
+from gpuopt.device import Device
+from gpuopt.rules.update_rule import UpdateRule
+
+Array = np.ndarray[Any, Any]
+
+_DEFAULT_LIMITS = CpuLimits()
+_nothing = nullcontext()
+
+
+class CpuBackend:
+    """The CPU's backend; see `Backend` for what each method promises.
+
+    Args:
+        limits: The sizes at which it changes how it updates.
+    """
+
+    xp: Any = np
+    device = Device.cpu
+
+    row_flags: RowFlags | None = None
+    most_rows: int | None = None
+
+    def __init__(self, limits: CpuLimits = _DEFAULT_LIMITS) -> None:
+        self._limits = limits
+
+    def enter(self, *updated: Updated) -> AbstractContextManager[Any]:
+        return _nothing
+
+    def enter_update(self, *updated: Updated) -> AbstractContextManager[Any]:
+        return _nothing
+
+    def profiling_range(self, name: str) -> AbstractContextManager[Any]:
+        return _nothing
+
+    def record_creation(self, new: Updated) -> None:
+        pass
+
+    def as_array(self, value: Any) -> Array:
+        return np.from_dlpack(value) if _is_foreign(value) else np.asarray(value)
+
+    def are_here(self, arrays: Sequence[Any]) -> bool:
+        return set(map(type, arrays)) == {np.ndarray}
+
+    def plain_array(self, value: Any) -> Array | None:
+        # An update of a masked array's values would ignore its mask.
+        if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
+            return None
+        return value.view(np.ndarray) if type(value) is not np.ndarray else value
+
+    def layout(self, array: Array) -> Array:
+        return array
+
+    def unowned(self, array: Array) -> Array:
+        return array_at(array.ctypes.data, array)
+
+    def memory_owner(self, array: Array, address: int) -> Owner:
+        return owner_of(array, address)
+
+    def full(self, shape: tuple[int, ...], dtype: np.dtype[Any], value: Any) -> Array:
+        storage = empty(shape, dtype)
+        storage[...] = value
+        return storage
+
+    def to_host(self, array: Array) -> Array:
+        return array.copy()
+
+    def from_host(self, array: Array) -> Array:
+        return array.copy()
+
+    def from_peer(self, array: Array) -> Array:
+        raise TypeError("the host is no GPU's peer")
+
+    def plan_dense(
+        self,
+        targets: Sequence[Target],
+        updated: Sequence[Updated] = (),
+        borrowed: Sequence[int] = (),
+    ) -> DensePlan:
+        # Found before arrays that own nothing take the place of the caller's.
+        memory = WrittenMemory([array for var, slots in targets for array in (var, *slots)])
+        targets = list(targets)
+        for position in borrowed:
+            var, slots = targets[position]
+            targets[position] = Target(self.unowned(var), slots)
+        return DensePlan(targets, memory, self._limits)
+
+    def apply_dense(
+        self,
+        rule: UpdateRule,
+        plan: DensePlan,
+        gradients: Sequence[Array],
+        scalars: Scalars,
+        *,
+        version: int | None = None,
+        refused: Any = None,
+    ) -> None:
+        update_dense(rule, plan, gradients, scalars, self._limits)
+
+    def apply_sparse(
+        self,
+        rule: UpdateRule,
+        plan: DensePlan,
+        values: Array,
+        rows: Array,
+        scalars: Scalars,
+        *,
+        touches_all_rows: bool,
+        refused: Any = None,
+    ) -> None:
+        if touches_all_rows:
+            update_all_rows(rule, plan, values, rows, scalars, self._limits)
+        elif len(rows):
+            update_touched_rows(rule, plan, values, rows, scalars, self._limits)
+
+    def sum_duplicate_rows(self, values: Array, indices: Array) -> tuple[Array, Array]:
+        return sum_duplicate_rows(values, indices)
+
+
+def _is_foreign(value: Any) -> bool:
+    """Whether this is another library's array, which shares its memory by DLPack."""
+    return not isinstance(value, np.ndarray | np.generic) and hasattr(value, "__dlpack__")

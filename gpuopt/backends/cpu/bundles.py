@@ -1,0 +1,87 @@
+"""Small variables, joined into bundles that one call updates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from gpuopt.backends.backend import Target
+from gpuopt.backends.cpu.forms.rule_form import RuleForm
+from gpuopt.backends.cpu.memory import Array, contiguous_runs, scratch
+
+
+def bundles(
+    targets: Sequence[Target], positions: Sequence[int], most_elements: int
+) -> list[Bundle]:
+    """Joins neighbours in a list.
+
+    Args:
+        targets: All variables of a plan, and their slots.
+        positions: Those of `targets` that are joined.
+        most_elements: How many elements the variables of a bundle have together, unless one alone
+            has more.
+    """
+    made: list[Bundle] = []
+    first = size = 0
+    for last, position in enumerate(positions):
+        size += targets[position].var.size
+        following = positions[last + 1 : last + 2]
+        if not following or size + targets[following[0]].var.size > most_elements:
+            members = positions[first : last + 1]
+            made.append(Bundle([targets[member] for member in members], members))
+            first, size = last + 1, 0
+    return made
+
+
+class Bundle:
+    """Small variables that are updated together, as if they were one."""
+
+    def __init__(self, targets: Sequence[Target], positions: Sequence[int]) -> None:
+        self._positions = positions
+        self._size = sum(var.size for var, _ in targets)
+        var_and_slots = zip(*[(var, *slots) for var, slots in targets], strict=True)
+        self._runs = [
+            contiguous_runs([array.reshape(-1) for array in arrays]) for arrays in var_and_slots
+        ]
+
+    def join(self, gradients: Sequence[Array], real: np.dtype[Any]) -> Array:
+        """Copies the gradients into one flat array of the compute type."""
+        members: list[Any] = [gradients[position] for position in self._positions]
+        try:
+            # Much quicker than np.concatenate, which has no need of C order.
+            flat = np.frombuffer(b"".join(members), members[0].dtype)
+        except TypeError:  # not in C order
+            flat = np.concatenate(members, axis=None)
+        return flat.astype(real, copy=False)
+
+    def update(
+        self, form: RuleForm, real: np.dtype[Any], grad: Array | Callable[[], Array]
+    ) -> None:
+        """Updates the variables.
+
+        Args:
+            form: What updates them.
+            real: The type that it computes in.
+            grad: From `join`, or what calls `join` when this bundle's turn has come.
+        """
+        grad = grad() if callable(grad) else grad
+        gathered = [len(joined) > 1 or joined[0].dtype != real for joined in self._runs]
+        wanted = [*[real] * sum(gathered), *form.scratch_dtypes]
+        buffers = scratch(wanted, self._size) if wanted else []
+        written = [
+            np.concatenate(joined, out=buffers.pop(0)) if is_gathered else joined[0]
+            for joined, is_gathered in zip(self._runs, gathered, strict=True)
+        ]
+        form.apply(written, grad, buffers)
+        for joined, chunk, is_gathered in zip(self._runs, written, gathered, strict=True):
+            if is_gathered:
+                _spread(chunk, joined)
+
+
+def _spread(values: Array, flats: Sequence[Array]) -> None:
+    start = 0
+    for flat in flats:
+        flat[...] = values[start : start + flat.size]
+        start += flat.size

@@ -1,0 +1,134 @@
+"""Large variables, cut into chunks that threads share."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from gpuopt.backends.backend import Target
+from gpuopt.backends.cpu.forms.rule_form import RuleForm
+from gpuopt.backends.cpu.memory import Array, scratch
+
+# What the scratch arrays of all threads may take together.
+_SCRATCH_BYTES = 6 * 1024 * 1024
+
+
+def chunk_length(form: RuleForm, size: int, threads: int, converted_bytes: int = 0) -> int:
+    """Returns how long chunks should be.
+
+    Args:
+        form: What updates them.
+        size: Elements of all that is updated.
+        threads: How many share it.
+        converted_bytes: What a thread needs for each element to convert between types.
+    """
+    scratch_bytes = converted_bytes + sum(dtype.itemsize for dtype in form.scratch_dtypes)
+    longest = min(form.most_elements, -(-size // threads))
+    if scratch_bytes:
+        longest = min(longest, _SCRATCH_BYTES // (threads * scratch_bytes))
+    return max(longest, 1)
+
+
+class Chunks:
+    """Large variables and their slots, cut into chunks.
+
+    Attributes:
+        longest: How long a chunk should be at most.
+    """
+
+    def __init__(self, targets: Sequence[Target], longest: int) -> None:
+        self.longest = longest
+        self._written = [[array.reshape(-1) for array in (var, *slots)] for var, slots in targets]
+        sizes = np.array([var.size for var, _ in targets], np.intp)
+        counts = -(-sizes // longest)
+        lengths = -(-sizes // counts)
+        # For each chunk, the position of its variable and the bounds of its elements. Nothing else
+        # is kept: a billion elements are thousands of chunks.
+        self._owners = np.repeat(np.arange(len(targets)), counts)
+        before = np.repeat(np.cumsum(counts) - counts, counts)
+        self._starts = (np.arange(len(before)) - before) * lengths[self._owners]
+        self._ends = np.minimum(self._starts + lengths[self._owners], sizes[self._owners])
+
+    def __len__(self) -> int:
+        return len(self._owners)
+
+    def update(
+        self,
+        form: RuleForm,
+        real: np.dtype[Any],
+        gradients: Sequence[Array | None] | None,
+        left: deque[int],
+    ) -> None:
+        """Updates chunks until none is left; threads that call it at once share them.
+
+        Args:
+            form: What updates them.
+            real: The type that it computes in.
+            gradients: Of the targets, flat; None leaves its target out. Without any, they are zero
+                everywhere.
+            left: The numbers of the chunks still to be updated, by all callers.
+        """
+        while left:
+            try:
+                number = left.popleft()
+            except IndexError:  # another thread took the last one
+                return
+            owner, part = self._owners[number], slice(self._starts[number], self._ends[number])
+            gradient = None if gradients is None else gradients[owner]
+            if gradients is None or gradient is not None:
+                written = [array[part] for array in self._written[owner]]
+                _update_chunk(form, real, written, None if gradient is None else gradient[part])
+
+    def table(self, gradients: Sequence[Array | None] | None) -> Array:
+        """Returns the chunks' addresses, for `CompiledRule.update_chunks`.
+
+        Args:
+            gradients: See `update`.
+        """
+        table = self._table
+        if gradients is not None:
+            addresses = [0 if gradient is None else gradient.ctypes.data for gradient in gradients]
+            grads = np.array(addresses, np.intp)[self._owners]
+            present = grads != 0
+            table = table[present]
+            table[:, -2] = (grads + self._offsets)[present]
+        return table
+
+    @cached_property
+    def _offsets(self) -> Array:
+        """For each chunk, how many bytes of its arrays lie before it."""
+        offsets: Array = self._starts * self._written[0][0].itemsize
+        return offsets
+
+    @cached_property
+    def _table(self) -> Array:
+        """The chunks' addresses, without gradients."""
+        addresses = [[array.ctypes.data for array in arrays] for arrays in self._written]
+        written = np.array(addresses, np.intp)[self._owners] + self._offsets[:, np.newaxis]
+        return np.column_stack([written, np.zeros_like(self._starts), self._ends - self._starts])
+
+
+def _update_chunk(
+    form: RuleForm, real: np.dtype[Any], written: Sequence[Array], grad: Array | None
+) -> None:
+    """Updates chunks of any type that converts to `real`, and back."""
+    size = len(written[0])
+    if written[0].dtype == real:
+        form.apply(written, grad, scratch(form.scratch_dtypes, size))
+        return
+    given = [*written, *([] if grad is None else [grad])]
+    arrays = scratch([*[real] * len(given), *form.scratch_dtypes], size)
+    converted = arrays[: len(given)]
+    for array, chunk in zip(converted, given, strict=True):
+        np.copyto(array, chunk)
+    form.apply(
+        converted[: len(written)],
+        None if grad is None else converted[-1],
+        arrays[len(given) :],
+    )
+    for array, chunk in zip(converted, written, strict=False):
+        np.copyto(chunk, array, casting="unsafe")

@@ -1,0 +1,134 @@
+"""Builds C++ with this machine's compiler, and keeps the libraries in a cache."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Sequence
+from functools import cache
+from importlib.resources.abc import Traversable
+from pathlib import Path
+
+from gpuopt.backends.cpu.library_cache import cache_folder, keep, kept, load
+from gpuopt.rules.sources import digest, on_disk
+
+_logger = logging.getLogger("gpuopt")
+
+_COMPILERS = ("c++", "g++", "clang++")
+_FLAGS = (
+    "-std=c++17",
+    "-O3",
+    # The widest registers of this processor; no other processor uses the library.
+    "-march=native",
+    # Each operation rounds, as numpy's do. Nobody reads errno or floating-point exceptions.
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    # A rule's branch on a scalar is moved out of the loop over elements.
+    "--param",
+    "max-unswitch-insns=400",
+    "-w",
+    "-shared",
+    "-fPIC",
+)
+
+
+def why_not_compiled() -> str | None:
+    """Says why rules run as numpy calls here, or None if they are compiled."""
+    wanted = os.environ.get("GPUOPT_COMPILED", "")
+    if wanted not in ("", "0", "1"):
+        raise ValueError(f"GPUOPT_COMPILED={wanted!r} is neither 0 nor 1")
+    if wanted == "0":
+        return "GPUOPT_COMPILED is 0"
+    return None if compiler() else "no C++ compiler was found; CXX may name one"
+
+
+def compiler() -> Sequence[str] | None:
+    """Returns the command that CXX names, with its path, or else the first compiler found."""
+    return _find_compiler(os.environ.get("CXX", ""), os.environ.get("PATH", os.defpath))
+
+
+@cache
+def _find_compiler(named: str, search_path: str) -> Sequence[str] | None:
+    """Cached: every large step asks."""
+    given = shlex.split(named)
+    for command in [given] if given else [[name] for name in _COMPILERS]:
+        path = shutil.which(command[0], path=search_path)
+        if path is not None:
+            return path, *command[1:]
+    return None
+
+
+def build(name: str, source: str, folders: Iterable[Traversable]) -> ctypes.CDLL | None:
+    """Returns a shared library of C++ source.
+
+    It is built once for a machine and a user, and then found in `cache_folder()`.
+
+    Args:
+        name: What the library's file is named after.
+        source: The text of the program.
+        folders: Where it may include headers from. A changed header is a new library.
+
+    Returns:
+        The library, or None where the compiler fails; a warning then says how.
+    """
+    command = compiler()
+    if command is None:
+        return None
+    changed = os.stat(command[0]).st_mtime_ns
+    on_path = [on_disk(folder) for folder in folders]
+    headers = [digest(folder) for folder in on_path]
+    inputs = (source, headers, _FLAGS, command, changed, _processor())
+    key = hashlib.sha256(repr(inputs).encode()).digest()
+    folder = cache_folder()
+    path = None if folder is None else folder / f"{name}-{key.hex()[:16]}.so"
+    content = None if path is None else kept(path, key)
+    try:
+        if content is None:
+            _logger.debug("building %s with %s", name, command[0])
+            content = _compile(command, source, on_path)
+            if path is not None:
+                keep(path, key, content)
+        return load(content)
+    except (OSError, subprocess.CalledProcessError) as error:
+        output = getattr(error, "stderr", "") or error
+        _logger.warning("%s cannot build %s, so numpy is used: %s", command[0], name, output)
+        return None
+
+
+def _compile(compiler_command: Sequence[str], source: str, folders: Sequence[Path]) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="gpuopt-") as work:
+        built = Path(work) / "built.so"
+        includes = [f"-I{folder}" for folder in folders]
+        options = [*_FLAGS, *includes, "-x", "c++", "-", "-o", str(built)]
+        subprocess.run(
+            [*compiler_command, *options],
+            input=source,
+            text=True,
+            check=True,
+            capture_output=True,
+            # The compiler's own files go with the folder, also if it is interrupted.
+            env={**os.environ, "TMPDIR": work},
+        )
+        return built.read_bytes()
+
+
+@cache
+def _processor() -> str:
+    """Describes this processor, for the names of libraries: -march=native is for it alone.
+
+    A home folder, and so the cache, may be shared by several machines.
+    """
+    try:
+        first = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+    except OSError:
+        return platform.processor() + platform.machine()
+    kept = ("vendor_id", "model name", "flags", "CPU part", "Features", "isa")
+    return "\n".join(line for line in first if line.startswith(kept))

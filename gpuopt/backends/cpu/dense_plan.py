@@ -1,0 +1,148 @@
+"""How variables in host memory are cut into tasks: large ones in chunks, small ones in bundles."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import attrgetter, eq
+from typing import Any
+
+import numpy as np
+
+from gpuopt.backends.backend import Target, compute_type
+from gpuopt.backends.cpu.bundles import bundles
+from gpuopt.backends.cpu.chunks import Chunks, chunk_length
+from gpuopt.backends.cpu.forms.rule_form import RuleForm
+from gpuopt.backends.cpu.limits import CpuLimits
+from gpuopt.backends.cpu.memory import Array
+from gpuopt.backends.cpu.written_memory import WrittenMemory
+
+_BUNDLE_BYTES = 128 * 1024
+# Of small gradients: up to here, all are copied before the first of them is used.
+_COPIED_BYTES = 1024 * 1024
+
+Task = Callable[[], None]
+
+_shape_of = attrgetter("shape")
+_dtype_of = attrgetter("dtype")
+
+
+class DensePlan:
+    """Variables of one dtype and their slots, sorted by how they are best updated.
+
+    Slots may be of another dtype, as a subclass may have made them.
+
+    It holds as long as the arrays do: updates write into them and never replace them.
+
+    Attributes:
+        real: The type that rules compute in.
+        size: How many elements there are.
+        targets: The variables and their slots, in order.
+        read_late: The positions of gradients that are read after the first write.
+    """
+
+    def __init__(self, targets: Sequence[Target], memory: WrittenMemory, limits: CpuLimits) -> None:
+        """Sorts the variables.
+
+        Args:
+            targets: The variables and their slots.
+            memory: Theirs.
+            limits: See `CpuLimits`.
+        """
+        stored = targets[0].var.dtype
+        self.real = np.dtype(compute_type(stored))
+        self.size = sum(var.size for var, _ in targets)
+        self.targets = targets
+        self._memory = memory
+        self._shapes = [var.shape for var, _ in targets]
+        self._dtype = stored
+        converted = 0 if stored == self.real else 2 + len(targets[0].slots)
+        self._converted_bytes = converted * self.real.itemsize
+        self._strided: list[int] = []
+        self._large: list[int] = []
+        small: list[int] = []
+        for position, (var, slots) in enumerate(targets):
+            if not all(array.flags.carray and array.dtype == stored for array in (var, *slots)):
+                self._strided.append(position)
+            elif var.size:
+                (small if var.size < limits.small_elements else self._large).append(position)
+        self._chunks = Chunks([], 0)
+        self._bundles = bundles(targets, small, _BUNDLE_BYTES // self.real.itemsize)
+        small_bytes = stored.itemsize * sum(targets[position].var.size for position in small)
+        self._copies_small = small_bytes <= _COPIED_BYTES
+        # Gradients read after the first write: those that alias a variable or slot are copied.
+        self.read_late = [*self._large, *self._strided, *([] if self._copies_small else small)]
+
+    def accept(self, gradients: Sequence[Any]) -> int | None:
+        """Returns 0 if all gradients are numpy's arrays of their variables' shapes and dtype."""
+        fit = (
+            set(map(type, gradients)) == {np.ndarray}
+            and set(map(_dtype_of, gradients)) == {self._dtype}
+            # Not as lists: thousands of tuples at once would set off the garbage collection.
+            and all(map(eq, map(_shape_of, gradients), self._shapes))
+        )
+        # Addresses and strides are read in each step, so it matters not whose they are.
+        return 0 if fit else None
+
+    def overlapping(self, arrays: Sequence[Array]) -> list[int]:
+        """Returns the positions of arrays that share memory with what is written."""
+        overlaps = self._memory.overlaps
+        return [position for position, array in enumerate(arrays) if overlaps(array)]
+
+    def without_overlap(self, gradients: Sequence[Array]) -> list[Array]:
+        """Returns the gradients; those that the step would overwrite before reading are copies."""
+        apart = list(gradients)
+        for position in self.read_late:
+            if self._memory.overlaps(apart[position]):
+                apart[position] = apart[position].copy()
+        return apart
+
+    def tasks(
+        self, form: RuleForm, gradients: Sequence[Array], threads: int
+    ) -> tuple[list[Task], list[tuple[Target, Array]]]:
+        """Cuts a step into tasks that write to different memory.
+
+        The caller keeps the gradients until the tasks are done.
+
+        Returns:
+            (tasks, strided): the targets and gradients of `strided` are not flat in memory.
+        """
+        strided = list(self._strided)
+        flat: list[Array | None] = []
+        for position in self._large:
+            gradient = gradients[position]
+            if gradient.flags.c_contiguous and gradient.flags.aligned:
+                flat.append(gradient.reshape(-1))
+            else:
+                flat.append(None)
+                strided.append(position)
+        small: list[Task] = []
+        for bundle in self._bundles:
+            join = partial(bundle.join, gradients, self.real)
+            grad = join() if self._copies_small else join
+            small.append(partial(bundle.update, form, self.real, grad))
+        # One large task first: another thread can run it without the interpreter's lock while this
+        # one updates the small variables in Python.
+        large = self._large_tasks(form, flat, threads) if self._large else []
+        tasks = [*large[:1], *small, *large[1:]]
+        return tasks, [(self.targets[position], gradients[position]) for position in strided]
+
+    def tasks_without_gradients(self, form: RuleForm, threads: int) -> list[Task]:
+        """Cuts a step of large variables, whose gradients are zero everywhere, into tasks."""
+        return self._large_tasks(form, None, threads) if self._large else []
+
+    def _large_tasks(
+        self, form: RuleForm, gradients: Sequence[Array | None] | None, threads: int
+    ) -> list[Task]:
+        longest = chunk_length(form, self.size, threads, self._converted_bytes)
+        chunks = self._chunks
+        if chunks.longest != longest:
+            targets = [self.targets[position] for position in self._large]
+            chunks = self._chunks = Chunks(targets, longest)
+        share: Task
+        if form.update_chunks is not None and not self._converted_bytes:
+            share = partial(form.update_chunks, chunks.table(gradients), np.zeros(1, np.int64))
+        else:
+            share = partial(chunks.update, form, self.real, gradients, deque(range(len(chunks))))
+        return [share] * min(threads, len(chunks))

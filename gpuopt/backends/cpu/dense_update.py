@@ -1,0 +1,85 @@
+"""Dense updates in host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from gpuopt.backends.backend import Scalars, Target, compute_type
+from gpuopt.backends.cpu.dense_plan import DensePlan
+from gpuopt.backends.cpu.forms.plain import PlainRule
+from gpuopt.backends.cpu.forms.rule_form import RuleForm, large_form
+from gpuopt.backends.cpu.limits import CpuLimits
+from gpuopt.backends.cpu.threads import share_out
+from gpuopt.rules.update_rule import UpdateRule
+
+Array = np.ndarray[Any, Any]
+
+_READWRITE: list[list[Literal["readwrite"]]] = [["readwrite"]]
+
+
+def update_dense(
+    rule: UpdateRule,
+    plan: DensePlan,
+    gradients: Sequence[Array],
+    scalars: Scalars,
+    limits: CpuLimits,
+) -> None:
+    """Applies a rule to every element of a plan's variables; see `Backend.apply_dense`."""
+    form: RuleForm
+    if plan.size < limits.large_elements:
+        threads, form = 1, PlainRule(rule, scalars)
+    else:
+        threads, form = limits.threads_for(plan.size), large_form(rule, plan.real, scalars)
+    if plan.read_late:
+        gradients = plan.without_overlap(gradients)
+    tasks, strided = plan.tasks(form, gradients, threads)
+    if threads == 1:
+        with np.errstate(all="ignore"):
+            for task in tasks:
+                task()
+    else:
+        share_out(lambda task: task(), tasks, threads)
+    for target, gradient in strided:
+        update_strided(rule, target, gradient, scalars)
+
+
+def update_with_zero(
+    rule: UpdateRule, plan: DensePlan, scalars: Scalars, limits: CpuLimits
+) -> None:
+    """Updates a plan's only variable as if its gradient were zero everywhere."""
+    [target] = plan.targets
+    var = target.var
+    threads = limits.threads_for(var.size)
+    real = np.dtype(compute_type(var.dtype))
+    if var.size < limits.large_elements or not all(
+        array.flags.carray and array.dtype == var.dtype for array in (var, *target.slots)
+    ):
+        update_strided(rule, target, np.broadcast_to(var.dtype.type(0), var.shape), scalars)
+        return
+    form = large_form(rule, real, scalars, zero_grad=True)
+    tasks = plan.tasks_without_gradients(form, threads)
+    share_out(lambda task: task(), tasks, threads)
+
+
+def update_strided(rule: UpdateRule, target: Target, gradient: Array, scalars: Scalars) -> None:
+    """Updates a variable of any strides, in flat chunks of the compute type.
+
+    nditer copies a chunk in and out only where the storage is of another type or not contiguous.
+    """
+    var, slots = target
+    real = compute_type(var.dtype)
+    chunks = np.nditer(
+        [var, gradient, *slots],
+        flags=["external_loop", "buffered", "zerosize_ok", "copy_if_overlap"],
+        op_flags=[["readwrite"], ["readonly"], *_READWRITE * len(slots)],
+        op_dtypes=[real] * (2 + len(slots)),
+        casting="unsafe",
+        buffersize=PlainRule.most_elements,
+    )
+    # NaN and infinity raise no warning, as on a GPU and in TensorFlow.
+    with np.errstate(all="ignore"), chunks:
+        for chunk in chunks:
+            rule.apply(*chunk, **scalars)

@@ -1,0 +1,129 @@
+"""Rules compiled for the CPU, from the headers that CUDA compiles."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from gpuopt.backends.backend import Scalars
+from gpuopt.backends.cpu.compiler import build, why_not_compiled
+from gpuopt.backends.cpu.row_groups import RowGroups
+from gpuopt.rules.update_rule import UpdateRule
+
+Chunk = np.ndarray[Any, Any]
+
+_REALS = {np.dtype(np.float32): "float", np.dtype(np.float64): "double"}
+
+_SOURCE = """
+{include}
+#include "cpu/update.hpp"
+
+using Rule = {functor};
+using Real = {real};
+using Scalars = Rule::Scalars<Real>;
+
+extern "C" void update_chunks(
+    const gpuopt::Chunk<Rule, Real>* chunks, long long num_chunks, long long* taken,
+    const Scalars* scalars) {{
+  gpuopt::update_chunks(chunks, num_chunks, taken, *scalars);
+}}
+
+extern "C" void update_rows(
+    Real* const* written, long long width, const Real* values, const long long* rows,
+    const long long* positions, const long long* begins, long long first, long long last,
+    const Scalars* scalars) {{
+  gpuopt::update_rows<Rule>(
+      written, width, values, rows, positions, begins, first, last, *scalars);
+}}
+"""
+
+
+class CompiledRule:
+    """A rule with one step's scalars; its calls run without the interpreter's lock."""
+
+    scratch_dtypes: tuple[np.dtype[Any], ...] = ()
+    # Threads finish at about the same time.
+    most_elements = 128 * 1024
+
+    def __init__(
+        self, library: ctypes.CDLL, rule: UpdateRule, real: np.dtype[Any], scalars: Scalars
+    ) -> None:
+        self._library = library
+        self._scalars = np.array([scalars[name] for name in rule.scalars], real)
+
+    def apply(self, written: Sequence[Chunk], grad: Chunk | None, scratch: Sequence[Chunk]) -> None:
+        addresses = [0 if array is None else array.ctypes.data for array in (*written, grad)]
+        table = np.array([[*addresses, len(written[0])]], np.intp)
+        self.update_chunks(table, np.zeros(1, np.int64))
+
+    def update_chunks(self, table: Chunk, taken: Chunk) -> None:
+        """Updates chunks until all are taken; threads that call it at once share them.
+
+        Args:
+            table: [num_chunks, num_slots + 3] of intp, contiguous. A row holds where a chunk of the
+                variable, of each slot and of the gradient starts in memory, and how many elements
+                it has. A gradient at 0 is zero everywhere.
+            taken: [1] of int64: how many chunks all callers have taken.
+        """
+        self._library.update_chunks(
+            _address(table),
+            ctypes.c_longlong(len(table)),
+            _address(taken),
+            _address(self._scalars),
+        )
+
+    def update_rows(
+        self, written: Sequence[Chunk], values: Chunk, groups: RowGroups, first: int, last: int
+    ) -> None:
+        """Updates some of the rows of a table, each by the sum of its values.
+
+        Args:
+            written: [height, ...], variable and slots, contiguous.
+            values: [num_rows, ...], contiguous, in other memory.
+            groups: From `group_rows`.
+            first: The first of `groups.rows` that is updated.
+            last: The one behind the last.
+        """
+        self._library.update_rows(
+            _addresses(written),
+            ctypes.c_longlong(values[0].size),
+            _address(values),
+            *map(_address, groups),
+            ctypes.c_longlong(first),
+            ctypes.c_longlong(last),
+            _address(self._scalars),
+        )
+
+
+def compiled_rule(rule: UpdateRule, real: np.dtype[Any], scalars: Scalars) -> CompiledRule | None:
+    """Returns the compiled form of a rule.
+
+    None where there is no compiler, or the rule has no C++ to be compiled.
+    """
+    if rule.cuda is None or why_not_compiled() is not None:
+        return None
+    library = _library(rule, real)
+    return None if library is None else CompiledRule(library, rule, real, scalars)
+
+
+@cache
+def _library(rule: UpdateRule, real: np.dtype[Any]) -> ctypes.CDLL | None:
+    source = _SOURCE.format(
+        include=rule.include, functor=rule.require_cuda().functor, real=_REALS[real]
+    )
+    library = build(f"{rule.name}-{real}", source, rule.include_folders)
+    if library is not None:
+        library.update_chunks.restype = library.update_rows.restype = None
+    return library
+
+
+def _addresses(arrays: Sequence[Chunk]) -> Any:
+    return (ctypes.c_void_p * len(arrays))(*[array.ctypes.data for array in arrays])
+
+
+def _address(array: Chunk) -> ctypes.c_void_p:
+    return ctypes.c_void_p(array.ctypes.data)

@@ -1,0 +1,262 @@
+"""A rule's numpy calls, recorded once and replayed on chunks without allocating memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache
+from operator import itemgetter
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+
+from gpuopt.backends.backend import Scalars
+from gpuopt.rules.update_rule import UpdateRule
+
+Chunk = np.ndarray[Any, Any]
+
+
+class _Call(NamedTuple):
+    """One recorded call. Operands and result are positions among the values of the recording.
+
+    Attributes:
+        function: A ufunc, or another of numpy's functions that work element by element; its last
+            argument is where the result goes.
+        operands: Of the other arguments.
+        result: Where the result goes.
+        options: Keyword arguments.
+    """
+
+    function: Callable[..., Any]
+    operands: tuple[int, ...]
+    result: int
+    options: dict[str, Any]
+
+
+class RecordedRule:
+    """A rule whose results go to scratch arrays instead of new memory.
+
+    The rule runs once, on stand-ins for chunks that record the calls made on them. Arithmetic among
+    scalars is done then. The recorded calls are replayed on each chunk, one by one, so that each
+    rounds as in the rule. A scratch array is used again when its value is no longer needed.
+
+    Attributes:
+        scratch_dtypes: The types of the scratch arrays that `apply` wants.
+    """
+
+    most_elements = 256 * 1024
+    update_chunks = None
+
+    def __init__(
+        self, rule: UpdateRule, real: np.dtype[Any], scalars: Scalars, *, zero_grad: bool = False
+    ) -> None:
+        """Records the rule.
+
+        Args:
+            rule: What to compute.
+            real: The type of all chunks.
+            scalars: The rule's scalars, of that type.
+            zero_grad: The gradient is zero everywhere, and not given to `apply`.
+
+        Raises:
+            TypeError: the rule is not arithmetic on elements, or writes to the gradient.
+        """
+        tape = _Tape(rule.name, real)
+        var, *slots = [tape.new_value(real) for _ in ("var", *rule.slots)]
+        grad = real.type(0) if zero_grad else tape.new_value(real, read_only=True)
+        with np.errstate(all="ignore"):
+            rule.apply(var, grad, *slots, **scalars)
+        calls, self.scratch_dtypes = tape.with_shared_scratch(2 + len(slots) - zero_grad)
+        self._calls = [
+            (call.function, itemgetter(*call.operands, call.result), call.options) for call in calls
+        ]
+        self._constants = tape.constants
+
+    def apply(self, written: Sequence[Chunk], grad: Chunk | None, scratch: Sequence[Chunk]) -> None:
+        arrays = [*written, *([] if grad is None else [grad]), *scratch, *self._constants]
+        # This thread holds the interpreter's lock between the calls, so little is done there.
+        for function, arguments_in, options in self._calls:
+            function(*arguments_in(arrays), **options)
+
+
+def recorded_rule(
+    rule: UpdateRule, real: np.dtype[Any], scalars: Scalars, *, zero_grad: bool = False
+) -> RecordedRule:
+    """Returns a `RecordedRule` of these arguments, from a cache if it was recorded before."""
+    values = np.array([scalars[name] for name in rule.scalars], real)
+    return _recorded(rule, real, values.tobytes(), zero_grad)
+
+
+# Room for several optimizers whose scalars do not change, beside one whose scalars change in each
+# step and push the oldest recordings out.
+@lru_cache(maxsize=32)
+def _recorded(
+    rule: UpdateRule, real: np.dtype[Any], scalars: bytes, zero_grad: bool
+) -> RecordedRule:
+    named = dict(zip(rule.scalars, np.frombuffer(scalars, real), strict=True))
+    return RecordedRule(rule, real, named, zero_grad=zero_grad)
+
+
+class _Value(np.lib.mixins.NDArrayOperatorsMixin):
+    """Stands for a chunk, or for what was computed from chunks, while a rule is recorded."""
+
+    def __init__(self, tape: _Tape, position: int, dtype: np.dtype[Any], read_only: bool) -> None:
+        self.tape, self.position, self.dtype, self.read_only = tape, position, dtype, read_only
+
+    def __array_ufunc__(
+        self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = None, **options: Any
+    ) -> Any:
+        if method != "__call__" or ufunc.nout != 1:
+            self.tape.refuse(f"np.{ufunc.__name__}.{method}")
+        return self.tape.record(ufunc, inputs, None if out is None else out[0], options)
+
+    def __array_function__(
+        self, function: Any, types: Any, inputs: Sequence[Any], options: dict[str, Any]
+    ) -> Any:
+        others = {name: value for name, value in options.items() if name != "out"}
+        return self.tape.record(function, inputs, options.get("out"), others)
+
+    def __pow__(self, exponent: Any) -> Any:
+        # numpy's arrays do the same: a root and a square are much faster than a power.
+        if np.ndim(exponent) == 0 and exponent in (0.5, 2):
+            return np.sqrt(self) if exponent == 0.5 else np.square(self)
+        return np.power(self, exponent)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if key is not Ellipsis:
+            self.tape.refuse(f"array[{key!r}] = ...")
+        self.tape.record(np.positive, [value], self, {})
+
+    def __bool__(self) -> bool:
+        self.tape.refuse("a decision by an array's values")
+
+    def __array__(self, *arguments: Any, **options: Any) -> Any:
+        self.tape.refuse("a conversion to another array")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self.tape.refuse(f"array.{name}")
+
+
+class _Tape:
+    """A recording: values by position, the rule's arguments first, and the calls."""
+
+    def __init__(self, rule_name: str, real: np.dtype[Any]) -> None:
+        self.constants: list[Any] = []
+        self._rule_name = rule_name
+        self._real = real
+        self._dtypes: list[np.dtype[Any]] = []
+        self._calls: list[_Call] = []
+
+    def new_value(self, dtype: np.dtype[Any], read_only: bool = False) -> _Value:
+        self._dtypes.append(dtype)
+        return _Value(self, len(self._dtypes) - 1, dtype, read_only)
+
+    def record(
+        self, function: Any, inputs: Sequence[Any], out: Any, options: dict[str, Any]
+    ) -> Any:
+        """Records a call and returns the value that stands for its result."""
+        if any(isinstance(option, _Value) for option in options.values()):
+            self.refuse(f"np.{function.__name__} with an array as a keyword argument")
+        examples = [_example(x.dtype) if isinstance(x, _Value) else x for x in inputs]
+        example = function(*examples, **options)
+        only_scalars = not any(isinstance(x, _Value) for x in inputs)
+        if np.shape(example) != (() if only_scalars else (2,)):
+            self.refuse(f"np.{function.__name__}")
+        if out is None and not only_scalars:
+            out = self.new_value(example.dtype)
+        elif not isinstance(out, _Value) or not np.can_cast(example.dtype, out.dtype, "same_kind"):
+            self.refuse(f"np.{function.__name__} of type {example.dtype} in place")
+        elif out.read_only:
+            self.refuse("writing to the gradient")
+        operands = tuple(self._operand(x) for x in inputs)
+        self._calls.append(_Call(_with_out(function), operands, out.position, options))
+        return out
+
+    def _operand(self, value: Any) -> int:
+        """Returns a value's position; those of constants count down from -1."""
+        if isinstance(value, _Value):
+            return value.position
+        if type(value) in (int, float):
+            value = self._real.type(value)
+        # A ufunc takes arrays of no dimensions quicker than scalars.
+        self.constants.append(np.asarray(value) if isinstance(value, np.generic) else value)
+        return -len(self.constants)
+
+    def with_shared_scratch(
+        self, num_arguments: int
+    ) -> tuple[list[_Call], tuple[np.dtype[Any], ...]]:
+        """Replaces positions of values by those of arrays: arguments, scratch, constants.
+
+        A value gets a scratch array from its first call to its last.
+        """
+        calls = self._without_copies(num_arguments)
+        last = {at: i for i, call in enumerate(calls) for at in (*call.operands, call.result)}
+        scratch: list[np.dtype[Any]] = []
+        idle: list[int] = []
+        array_of = {at: at for at in range(num_arguments)}
+        shared = []
+        for i, call in enumerate(calls):
+            operands = [array_of.get(at, at) for at in call.operands]
+            # An operand that is not needed again may be overwritten by the result.
+            ending = {at for at in (*call.operands, call.result) if last[at] == i}
+            idle += [array_of[at] for at in ending if at >= num_arguments and at in array_of]
+            if call.result not in array_of:
+                dtype = self._dtypes[call.result]
+                fitting = [at for at in idle if scratch[at - num_arguments] == dtype]
+                if fitting:
+                    idle.remove(fitting[-1])
+                else:
+                    scratch.append(dtype)
+                array_of[call.result] = fitting[-1] if fitting else num_arguments + len(scratch) - 1
+            shared.append(call._replace(operands=tuple(operands), result=array_of[call.result]))
+        self.constants.reverse()
+        return shared, tuple(scratch)
+
+    def _without_copies(self, num_arguments: int) -> list[_Call]:
+        """Has a call write to `array` itself where `array[...] = result` follows the call."""
+        uses = Counter(at for call in self._calls for at in (*call.operands, call.result))
+        calls: list[_Call] = []
+        for call in self._calls:
+            computed = calls[-1].result if calls else -1
+            if (
+                call.function is np.positive
+                and call.operands == (computed,)
+                and computed >= num_arguments
+                and uses[computed] == 2
+                and self._dtypes[computed] == self._dtypes[call.result]
+            ):
+                calls[-1] = calls[-1]._replace(result=call.result)
+            else:
+                calls.append(call)
+        return calls
+
+    def refuse(self, what: str) -> NoReturn:
+        raise TypeError(
+            f"{self._rule_name}: an update rule is arithmetic on the elements of equally long "
+            f"arrays; it cannot do this: {what}"
+        )
+
+
+@cache
+def _example(dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """Two elements are enough to learn a result's type by numpy's own rules."""
+    return np.ones(2, dtype)
+
+
+def _with_out(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that puts its result into its last argument."""
+    has_out = isinstance(function, np.ufunc) or function is np.clip
+    # By position it is quickest; numpy deprecates that for these two alone.
+    if has_out and function not in (np.maximum, np.minimum):
+        return function
+
+    def into_last(*arguments: Any, **options: Any) -> None:
+        *operands, out = arguments
+        if has_out:
+            function(*operands, out=out, **options)
+        else:
+            np.copyto(out, function(*operands, **options))
+
+    return into_last

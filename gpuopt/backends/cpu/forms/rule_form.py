@@ -1,0 +1,59 @@
+"""What updates chunks of host memory: a rule with one step's scalars, in one of three forms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from gpuopt.backends.backend import Scalars
+from gpuopt.backends.cpu.forms.compiled import compiled_rule
+from gpuopt.backends.cpu.forms.recorded import recorded_rule
+from gpuopt.rules.update_rule import UpdateRule
+
+Array = np.ndarray[Any, Any]
+
+
+class RuleForm(Protocol):
+    """A rule with one step's scalars, as something that updates flat chunks in any thread.
+
+    Attributes:
+        scratch_dtypes: Of the scratch arrays that `apply` wants.
+        most_elements: How long a chunk should be at most.
+        update_chunks: Updates all of a table of chunks' addresses, in one call from each thread;
+            None if this form cannot. See `CompiledRule`.
+    """
+
+    @property
+    def scratch_dtypes(self) -> Sequence[np.dtype[Any]]: ...
+
+    @property
+    def most_elements(self) -> int: ...
+
+    @property
+    def update_chunks(self) -> Callable[[Array, Array], None] | None: ...
+
+    def apply(self, written: Sequence[Array], grad: Array | None, scratch: Sequence[Array]) -> None:
+        """Updates chunks of one length.
+
+        Args:
+            written: Of the variable and its slots.
+            grad: Of the gradient; None if the form was made for one that is zero everywhere.
+            scratch: As long as the chunks, of `scratch_dtypes`.
+        """
+
+
+def large_form(
+    rule: UpdateRule, real: np.dtype[Any], scalars: Scalars, *, zero_grad: bool = False
+) -> RuleForm:
+    """Returns the quickest form for large work: compiled where that is possible, else recorded.
+
+    Args:
+        rule: What to compute.
+        real: The type of all chunks.
+        scalars: The rule's scalars, of that type.
+        zero_grad: The gradient is zero everywhere; `apply` and `update_chunks` get none.
+    """
+    compiled = compiled_rule(rule, real, scalars)
+    return compiled or recorded_rule(rule, real, scalars, zero_grad=zero_grad)

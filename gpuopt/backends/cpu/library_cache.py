@@ -1,0 +1,123 @@
+"""Built libraries on the disk: one is loaded only if it is, byte for byte, what was built."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import itertools
+import logging
+import os
+import re
+import stat
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from gpuopt.atomic_file import remove_abandoned, replace_file, write_all
+
+_logger = logging.getLogger("gpuopt")
+
+_DIGEST_BYTES = hashlib.sha256().digest_size
+_serials = itertools.count()
+
+
+def cache_folder() -> Path | None:
+    """Returns the folder of what was built: GPUOPT_CACHE_DIR, or `gpuopt` in the user's cache.
+
+    None where that cannot be written to.
+    """
+    return _writable_folder(
+        os.environ.get("GPUOPT_CACHE_DIR", ""), os.environ.get("XDG_CACHE_HOME", "")
+    )
+
+
+def kept(path: Path, key: bytes) -> bytes | None:
+    """Returns what `keep` has written with this key; None if it is not there as it was written.
+
+    Nor is a file taken that somebody else than this user or root may have written.
+
+    Args:
+        path: The file.
+        key: Stands for everything that the library was built from.
+    """
+    try:
+        everything = _read_own(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        _logger.warning("%s is not used, and built again: %s", path, error.strerror or error)
+        return None
+    content, digest = everything[:-_DIGEST_BYTES], everything[-_DIGEST_BYTES:]
+    if digest != _digest(key, content):
+        _logger.warning("%s is not what was built, and is built again", path)
+        return None
+    return content
+
+
+def keep(path: Path, key: bytes, content: bytes) -> None:
+    """Writes a library for `kept`, in full or not at all."""
+    try:
+        remove_abandoned(path.parent, re.compile(re.escape(path.name)))
+        replace_file(path, content + _digest(key, content), permissions=0o644)
+    except OSError as error:
+        _logger.warning("%s cannot be kept, and is built again next time: %s", path, error)
+
+
+def load(content: bytes) -> ctypes.CDLL:
+    """Loads a library from memory: nobody can change it between its check and its use.
+
+    Raises:
+        OSError: the system does not take it.
+    """
+    if hasattr(os, "memfd_create"):
+        try:
+            return _load_from_memory(content)
+        except OSError as error:
+            _logger.debug("a library is loaded from a file, for not from memory: %s", error)
+    with tempfile.TemporaryDirectory(prefix="gpuopt-") as folder:
+        library = Path(folder) / "library.so"
+        library.write_bytes(content)
+        return ctypes.CDLL(str(library))
+
+
+def _read_own(path: Path) -> bytes:
+    """Reads a file that nobody else can have written.
+
+    Raises:
+        OSError: it cannot be read, or somebody else could have written it.
+    """
+    # Neither through a link, nor waiting for the other end of a pipe.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError("it is no file")
+        if found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o022:
+            raise OSError("others may have written it")
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(descriptor)
+
+
+@cache
+def _writable_folder(own: str, users: str) -> Path | None:
+    try:
+        folder = Path(own) if own else Path(users or Path.home() / ".cache") / "gpuopt"
+        folder = folder.absolute()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except (OSError, RuntimeError):  # RuntimeError: this user has no home
+        return None
+
+
+def _load_from_memory(content: bytes) -> ctypes.CDLL:
+    with open(os.memfd_create("gpuopt"), "wb", buffering=0) as memory:
+        write_all(memory, content)
+        # The system takes a path that it has seen before for the library that it was then.
+        return ctypes.CDLL(f"/proc/self/fd/{'./' * next(_serials)}{memory.fileno()}")
+
+
+def _digest(key: bytes, content: bytes) -> bytes:
+    return hashlib.sha256(key + content).digest()

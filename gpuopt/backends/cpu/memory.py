@@ -1,0 +1,94 @@
+"""Memory for variables on the host: aligned, staggered, or side by side."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.lib.array_utils import byte_bounds
+from numpy.lib.stride_tricks import as_strided
+
+Array = np.ndarray[Any, Any]
+
+# A cache line, and an AVX-512 register.
+ALIGNMENT_BYTES = 64
+# numpy's large arrays all start at the same offset in a page. Elements of equal index then compete
+# for the same sets of the first-level cache, and a load waits for a store to an address with the
+# same lower bits. So each of our large arrays starts at another offset than the one before.
+_PAGE_BYTES = 4096
+_STAGGER_BYTES = 5 * ALIGNMENT_BYTES
+# Arrays smaller than this are cut from one block, one after the other, so that variables made one
+# after the other are contiguous and can be updated as one. A block is freed with the last of its
+# arrays.
+_SMALL_BYTES = 16 * 1024
+_BLOCK_BYTES = 64 * 1024
+
+_serial = itertools.count()
+_of_this_thread = threading.local()
+
+
+def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Returns new memory that starts at a cache line; large arrays start apart within a page."""
+    size = math.prod(shape) * dtype.itemsize
+    if size < _SMALL_BYTES:
+        memory, start = _cut_from_block(size)
+    else:
+        apart = next(_serial) * _STAGGER_BYTES % _PAGE_BYTES
+        memory = np.empty(size + _PAGE_BYTES + apart, np.uint8)
+        start = -memory.ctypes.data % _PAGE_BYTES + apart
+    return memory[start : start + size].view(dtype).reshape(shape)
+
+
+def contiguous_runs(flats: Sequence[Array]) -> list[Array]:
+    """Views flat arrays of one dtype as few: neighbours in memory of one owner become one."""
+    joined: list[Array] = []
+    first = size = 0
+    for position, flat in enumerate(flats):
+        size += flat.size
+        following = flats[position + 1 : position + 2]
+        if not following or not _touch(flat, following[0]):
+            joined.append(as_strided(flats[first], (size,), flat.strides))
+            first, size = position + 1, 0
+    return joined
+
+
+def _touch(before: Array, after: Array) -> bool:
+    # A view of both keeps only one owner's memory alive.
+    return owner(before) is owner(after) and byte_bounds(before)[1] == byte_bounds(after)[0]
+
+
+def _cut_from_block(size: int) -> tuple[Array, int]:
+    # Each thread has a block of its own, so that none waits for another.
+    block, start = getattr(_of_this_thread, "block", (None, _BLOCK_BYTES))
+    if block is None or start + size > _BLOCK_BYTES:
+        block = np.empty(_BLOCK_BYTES + ALIGNMENT_BYTES, np.uint8)
+        block = block[-block.ctypes.data % ALIGNMENT_BYTES :]
+        start = 0
+    taken = -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    _of_this_thread.block = block, start + taken
+    return block, start
+
+
+def owner(array: Array) -> Array:
+    """Returns the array that an array is, in the end, a view of."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+def scratch(dtypes: Sequence[np.dtype[Any]], size: int) -> list[Array]:
+    """Returns flat arrays of `size` elements that this thread may use until it asks again."""
+    buffers: list[Array] = _of_this_thread.__dict__.setdefault("buffers", [])
+    for position, dtype in enumerate(dtypes):
+        if position == len(buffers):
+            buffers.append(empty((0,), np.dtype(np.uint8)))
+        if buffers[position].nbytes < size * dtype.itemsize:
+            buffers[position] = empty((size * dtype.itemsize,), np.dtype(np.uint8))
+    return [
+        buffer[: size * dtype.itemsize].view(dtype)
+        for buffer, dtype in zip(buffers, dtypes, strict=False)
+    ]

@@ -1,0 +1,181 @@
+"""Sparse updates in host memory: repeated rows are summed, and the rule is applied to the sums."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from gpuopt.backends.backend import Scalars, Target, compute_type
+from gpuopt.backends.cpu.chunks import chunk_length
+from gpuopt.backends.cpu.dense_plan import DensePlan
+from gpuopt.backends.cpu.dense_update import update_dense, update_strided, update_with_zero
+from gpuopt.backends.cpu.forms.compiled import CompiledRule, compiled_rule
+from gpuopt.backends.cpu.forms.plain import PlainRule
+from gpuopt.backends.cpu.forms.recorded import recorded_rule
+from gpuopt.backends.cpu.forms.rule_form import RuleForm
+from gpuopt.backends.cpu.limits import CpuLimits
+from gpuopt.backends.cpu.memory import scratch
+from gpuopt.backends.cpu.row_groups import RowGroups, group_rows, stable_order, sum_rows
+from gpuopt.backends.cpu.threads import share_out
+from gpuopt.backends.cpu.written_memory import WrittenMemory
+from gpuopt.rules.update_rule import UpdateRule
+
+Array = np.ndarray[Any, Any]
+
+# To find a row in memory and to bring it costs several times what its arithmetic does.
+_ROW_FACTOR = 4
+
+
+def update_all_rows(
+    rule: UpdateRule,
+    plan: DensePlan,
+    values: Array,
+    rows: Array,
+    scalars: Scalars,
+    limits: CpuLimits,
+) -> None:
+    """Updates a whole table; rows without a gradient as if theirs were zero."""
+    sums, rows = sum_duplicate_rows(values, rows)
+    [(var, slots)] = plan.targets
+    written = [var, *slots]
+    sums = _copied_if_shared(sums, written)
+    touched = [array[rows] for array in written]
+    update_with_zero(rule, plan, scalars, limits)
+    target = Target(touched[0], touched[1:])
+    if sums.size < limits.large_elements:
+        update_strided(rule, target, sums, scalars)
+    else:
+        update_dense(
+            rule, DensePlan([target], WrittenMemory(touched), limits), [sums], scalars, limits
+        )
+    for array, new_rows in zip(written, touched, strict=True):
+        array[rows] = new_rows
+
+
+def update_touched_rows(
+    rule: UpdateRule,
+    plan: DensePlan,
+    values: Array,
+    rows: Array,
+    scalars: Scalars,
+    limits: CpuLimits,
+) -> None:
+    """Updates those rows of a table that have a gradient; at least one has."""
+    [(var, slots)] = plan.targets
+    written = [var, *slots]
+    real = np.dtype(compute_type(values.dtype))
+    groups = group_rows(rows)
+    if values.size * _ROW_FACTOR >= limits.large_elements and all(
+        array.flags.carray and array.dtype == real for array in written
+    ):
+        compiled = compiled_rule(rule, real, scalars)
+        if compiled is not None:
+            _update_compiled(compiled, written, values, groups, limits)
+            return
+    values = values.astype(real, copy=False)
+    if len(groups.rows) == len(rows):
+        sums = _copied_if_shared(values, written)
+    else:
+        with np.errstate(all="ignore"):
+            sums, order = sum_rows(values, groups)
+        rows = groups.rows[order]
+    form: RuleForm
+    if sums.size * _ROW_FACTOR < limits.large_elements:
+        form = PlainRule(rule, scalars)
+    else:
+        form = recorded_rule(rule, real, scalars)
+    _update_gathered(form, real, written, sums, rows, limits)
+
+
+def sum_duplicate_rows(values: Array, indices: Array) -> tuple[Array, Array]:
+    """Adds up rows that share an index; see `Backend.sum_duplicate_rows`."""
+    values = values.astype(compute_type(values.dtype), copy=False)
+    groups = group_rows(indices)
+    if len(groups.rows) == len(indices):
+        return values, indices
+    with np.errstate(all="ignore"):
+        sums, order = sum_rows(values, groups)
+    by_appearance = stable_order(groups.positions.take(groups.begins.take(order)))
+    rows = groups.rows.take(order.take(by_appearance))
+    return sums.take(by_appearance, axis=0), rows.astype(indices.dtype, copy=False)
+
+
+def _update_compiled(
+    compiled: CompiledRule,
+    written: Sequence[Array],
+    values: Array,
+    groups: RowGroups,
+    limits: CpuLimits,
+) -> None:
+    """Adds up each row's values and updates the row, in one pass."""
+    threads = limits.threads_for(values.size * _ROW_FACTOR)
+    values = _copied_if_shared(np.require(values, requirements=["C", "ALIGNED"]), written)
+    num_rows = len(groups.rows)
+    height = -(-num_rows // (4 * threads))
+    share_out(
+        lambda first: compiled.update_rows(
+            written, values, groups, first, min(first + height, num_rows)
+        ),
+        range(0, num_rows, height),
+        threads,
+    )
+
+
+def _update_gathered(
+    form: RuleForm,
+    real: np.dtype[Any],
+    written: Sequence[Array],
+    sums: Array,
+    rows: Array,
+    limits: CpuLimits,
+) -> None:
+    """Copies rows into scratch arrays, updates them there, and puts them back."""
+    threads = limits.threads_for(sums.size * 2)
+    longest = chunk_length(form, sums.size, threads, len(written) * real.itemsize)
+    height = max(longest // max(sums[0].size, 1), 1)
+
+    def update_rows(first: int) -> None:
+        part = slice(first, first + height)
+        shape = sums[part].shape
+        arrays = scratch([*[real] * len(written), *form.scratch_dtypes], math.prod(shape))
+        for array, buffer in zip(written, arrays, strict=False):
+            _take(array, rows[part], buffer.reshape(shape))
+        form.apply(arrays[: len(written)], sums[part].reshape(-1), arrays[len(written) :])
+        for array, buffer in zip(written, arrays, strict=False):
+            _put(array, rows[part], buffer.reshape(shape))
+
+    share_out(update_rows, range(0, len(rows), height), threads)
+
+
+def _copied_if_shared(values: Array, written: Sequence[Array]) -> Array:
+    shared = any(np.may_share_memory(values, array) for array in written)
+    return values.copy() if shared else values
+
+
+def _take(array: Array, rows: Array, out: Array) -> None:
+    if array.flags.carray and array.dtype == out.dtype and array.size:
+        # mode="clip" skips a check, and with it a copy; rows are known to be within range.
+        _whole_rows(array).take(rows, out=_whole_rows(out), mode="clip")
+    else:
+        out[...] = array[rows]
+
+
+def _put(array: Array, rows: Array, values: Array) -> None:
+    if array.flags.carray and array.dtype == values.dtype and array.size:
+        _whole_rows(array)[rows] = _whole_rows(values)
+    else:
+        array[rows] = values
+
+
+def _whole_rows(array: Array) -> Array:
+    """Views each row as one element, which numpy moves faster."""
+    return array.reshape(-1).view(_row_type(array.nbytes // len(array)))
+
+
+@cache
+def _row_type(size: int) -> np.dtype[np.void]:
+    return np.dtype((np.void, size))

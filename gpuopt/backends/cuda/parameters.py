@@ -1,0 +1,219 @@
+"""What kernels take: numbers, pointers, and structs by value, declared as C++ declares them."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from typing import Any, Protocol, get_type_hints
+
+import ml_dtypes  # noqa: F401  (numpy knows the dtype name "bfloat16" from here on)
+import numpy as np
+
+# numpy's dtype names to C++ types.
+CPP_TYPES = {
+    "float16": "__half",
+    "bfloat16": "__nv_bfloat16",
+    "float32": "float",
+    "float64": "double",
+    "int32": "int",
+    "int64": "long long",
+    "uint32": "unsigned int",
+    "uint64": "unsigned long long",
+}
+
+
+@cache
+def name_of(dtype: np.dtype[Any]) -> str:
+    """Returns numpy's name of a dtype, which numpy composes anew each time."""
+    return dtype.name
+
+
+class Memory(Protocol):
+    """What a launcher knows of arrays; see `Launcher`."""
+
+    xp: Any
+
+    def address(self, array: Any) -> int: ...
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number by value.
+
+    Attributes:
+        dtype: numpy's name of its type.
+    """
+
+    dtype: str
+
+    def __str__(self) -> str:
+        return self.dtype
+
+    @property
+    def cpp_type(self) -> str:
+        return CPP_TYPES[self.dtype]
+
+    @property
+    def code(self) -> str:
+        """Its letter in formats of Python's `struct`: the same as numpy's."""
+        return np.dtype(self.dtype).char
+
+    def to_argument(self, given: Any, memory: Memory) -> Any:
+        """Returns a numpy scalar of the dtype."""
+        if not isinstance(given, self._taken):
+            raise _refusal(self, given)
+        try:
+            # numpy checks the range of Python's numbers, but not of its own.
+            return self._type(given.item() if isinstance(given, np.generic) else given)
+        except OverflowError:
+            raise _refusal(self, given) from None
+
+    def to_field(self, given: Any, memory: Memory) -> Any:
+        """Returns what Python's `struct` packs."""
+        return self.to_argument(given, memory)
+
+    @cached_property
+    def _type(self) -> type[Any]:
+        return np.dtype(self.dtype).type
+
+    @cached_property
+    def _taken(self) -> tuple[type[Any], ...]:
+        integers = int, np.integer
+        return (*integers, float, np.floating) if self.dtype.startswith("float") else integers
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """The address of an array on the device.
+
+    Attributes:
+        dtype: numpy's name of the array's dtype.
+        struct: If C++ takes the array for structs: which. Each has its fields in as many elements.
+        is_optional: Whether None is taken, too, as a null pointer.
+    """
+
+    dtype: str
+    struct: Struct | None = None
+    is_optional: bool = False
+
+    code = "P"
+
+    def __str__(self) -> str:
+        return f"*{self.dtype}"
+
+    @property
+    def cpp_type(self) -> str:
+        """The type in C++, without the `const` that it may have there."""
+        return f"{CPP_TYPES[self.dtype] if self.struct is None else self.struct.cpp_type}*"
+
+    def to_argument(self, given: Any, memory: Memory) -> Any:
+        """Returns the array itself, or None for a null pointer."""
+        if given is None and self.is_optional:
+            return None
+        if not isinstance(given, memory.xp.ndarray) or given.dtype != self._dtype:
+            raise _refusal(self, given)
+        if self.struct is not None and given.size % max(1, len(self.struct.fields)):
+            fields = ", ".join(self.struct.fields)
+            raise TypeError(f" must have elements for {fields}; it has {given.size}")
+        return given
+
+    def to_field(self, given: Any, memory: Memory) -> Any:
+        """Returns what Python's `struct` packs."""
+        array = self.to_argument(given, memory)
+        return 0 if array is None else memory.address(array)
+
+    @cached_property
+    def _dtype(self) -> np.dtype[Any]:
+        return np.dtype(self.dtype)
+
+
+@dataclass(frozen=True)
+class Struct:
+    """A struct by value; in Python, a NamedTuple with fields of the same names.
+
+    Its fields lie side by side, without padding. So if all have C++'s types and offsets, and the
+    whole has C++'s size, there is no room for a field that only C++ knows of.
+
+    Attributes:
+        cpp_type: Its name in C++, with template arguments.
+        fields: By name, in C++'s order.
+    """
+
+    cpp_type: str
+    fields: Mapping[str, Number | Pointer]
+
+    def __post_init__(self) -> None:
+        codes = [field.code for field in self.fields.values()]
+        widest = max(codes, key=struct.calcsize, default="b")
+        if struct.calcsize(f"{''.join(codes)}0{widest}") != sum(map(struct.calcsize, codes)):
+            raise TypeError(f"{self.cpp_type} has padding: declare its widest fields first")
+
+    def __str__(self) -> str:
+        return f"a tuple with fields {', '.join(self.fields)}"
+
+    @property
+    def size(self) -> int:
+        """In bytes; C++ has no struct of none."""
+        return max(1, self._format.size)
+
+    @property
+    def offsets(self) -> list[int]:
+        """Where each field begins, in bytes."""
+        sizes = [struct.calcsize(field.code) for field in self.fields.values()]
+        return [sum(sizes[:position]) for position in range(len(sizes))]
+
+    def to_argument(self, given: Any, memory: Memory) -> Any:
+        """Returns the struct's bytes: a numpy array of one element.
+
+        Not a numpy scalar: CuPy 14 passes on other bytes for one that has fields.
+        """
+        if getattr(given, "_fields", None) != self._names:
+            raise _refusal(self, given)
+        values = []
+        for (name, field), value in zip(self.fields.items(), given, strict=True):
+            try:
+                values.append(field.to_field(value, memory))
+            except TypeError as error:
+                raise TypeError(f".{name}{error}") from None
+        return np.frombuffer(self._format.pack(*values), self._dtype)
+
+    @cached_property
+    def _names(self) -> tuple[str, ...]:
+        return tuple(self.fields)
+
+    @cached_property
+    def _format(self) -> struct.Struct:
+        return struct.Struct("".join(field.code for field in self.fields.values()))
+
+    @cached_property
+    def _dtype(self) -> np.dtype[Any]:
+        return np.dtype(f"V{self._format.size}")
+
+
+Parameter = Number | Pointer | Struct
+
+
+def struct_of(form: type[Any], **types: str) -> Struct:
+    """Returns the struct that mirrors a NamedTuple in C++.
+
+    Args:
+        form: Its fields are annotated by what they are in C++, and its twin is `gpuopt::<name>`.
+        types: The twin's template parameters, in order, each with the dtype that is filled in. A
+            field of such a type has the template parameter's name in place of a dtype.
+    """
+    fields = {}
+    for name, hint in get_type_hints(form, include_extras=True).items():
+        [field] = hint.__metadata__
+        fields[name] = replace(field, dtype=types.get(field.dtype, field.dtype))
+    arguments = ", ".join(CPP_TYPES[dtype] for dtype in types.values())
+    return Struct(f"gpuopt::{form.__name__}{f'<{arguments}>' if types else ''}", fields)
+
+
+def _refusal(expected: Parameter, given: Any) -> TypeError:
+    """Whoever catches the error puts the parameter's name before its message."""
+    got = repr(given)
+    if hasattr(given, "dtype") and not isinstance(given, np.generic):
+        got = f"*{given.dtype.name} of {type(given).__module__}"
+    return TypeError(f" must be {expected}, got {got}")

@@ -1,0 +1,57 @@
+"""How data for kernels is laid out. Structs have twins in C++, of the same names and fields."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, NamedTuple
+
+from gpuopt.backends.cuda.parameters import Number, Pointer
+
+# Rows of a dense update's table, which has a column for each variable. The rows below are addresses
+# of slots.
+SIZE_ROW, GRAD_ROW, VAR_ROW = range(3)
+
+
+class Chunk(NamedTuple):
+    """Elements that a block updates in one go; its twin is in kernels/dense_update.cu.
+
+    Attributes:
+        variable: The number of the variable's column in the table.
+        number: The chunk's number among those of the variable.
+    """
+
+    variable: Annotated[Any, Number("uint32")]
+    number: Annotated[Any, Number("uint32")]
+
+
+class Shares(NamedTuple):
+    """How the rows to sort are divided among blocks; its twin is in kernels/shared/shares.cuh.
+
+    Attributes:
+        num_rows: How many rows there are.
+        num_shares: How many shares they are divided into.
+        rows_per_share: How many consecutive rows a share has; the last one may have less.
+    """
+
+    num_rows: Annotated[int, Number("int64")]
+    num_shares: Annotated[int, Number("int64")]
+    rows_per_share: Annotated[int, Number("int64")]
+
+
+class SortedRows(NamedTuple):
+    """A gradient's rows, sorted, and their runs; its twin is in kernels/shared/runs.cuh.
+
+    Attributes:
+        keys: The rows in ascending order, [num_rows], uint32 or uint64.
+        positions: Where each row stands in the gradient, [num_rows].
+        begins: Where each run begins, and after the last one `num_rows`.
+        num_runs: How many runs there are, [1].
+        run_of_piece: The run that each piece starts in.
+        num_rows: How many rows there are, repeated ones included.
+    """
+
+    keys: Annotated[Any, Pointer("Key")]
+    positions: Annotated[Any, Pointer("uint32")]
+    begins: Annotated[Any, Pointer("uint32")]
+    num_runs: Annotated[Any, Pointer("uint32")]
+    run_of_piece: Annotated[Any, Pointer("uint32")]
+    num_rows: Annotated[int, Number("int64")]

@@ -1,0 +1,211 @@
+"""Writes one checkpoint so that it survives, and reads it back before the old one goes."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import stat
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from gpuopt.atomic_file import open_aside, sync_folder, write_all
+from gpuopt.checkpoint.checkpoint_file import CheckpointFile
+from gpuopt.checkpoint.file_format import (
+    DTYPES,
+    FORMAT,
+    FORMAT_VERSION,
+    METADATA,
+    MOST_HEADER_BYTES,
+    PIECE_BYTES,
+    header_checksum,
+    new_checksum,
+)
+from gpuopt.errors import CheckpointError
+from gpuopt.version import __version__
+
+Array = np.ndarray[Any, Any]
+
+# A checksum that is not known yet; it takes the same room.
+_NO_CHECKSUM = "0" * 16
+
+
+def write_checkpoint(
+    path: Path,
+    tensors: Mapping[str, Array],
+    description: Any,
+    saved_at: int,
+    on_progress: Callable[[], None] = lambda: None,
+) -> str:
+    """Writes a file that is there in full or not at all, also after a crash or a power cut.
+
+    The bytes go to a file aside and to the disk, and are read back as `restore` reads them, before
+    the name is given to them. Each piece is copied first: what is summed up is what is written,
+    even where somebody writes to a tensor meanwhile.
+
+    Args:
+        path: Where; a file there is replaced at once.
+        tensors: Arrays in host memory by name.
+        description: What `CheckpointFile.description` returns later; anything that JSON holds.
+        saved_at: Nanoseconds since 1970, more than any other checkpoint of the folder has.
+        on_progress: Called again and again.
+
+    Returns:
+        The file's fingerprint; see `CheckpointFile`.
+
+    Raises:
+        ValueError: a tensor's type or name has no place in the format; nothing is written.
+        OSError: something could not be written. What was at `path` is as it was, unless the
+            message says that the new file is there.
+    """
+    header = _Header(path, tensors, description, saved_at)
+    beginning = header.text()
+    if len(beginning) > MOST_HEADER_BYTES:
+        raise ValueError(
+            f"checkpoint {path} would have a header of {len(beginning):,} bytes for its "
+            f"{len(tensors):,} tensors, and {MOST_HEADER_BYTES:,} can be read; give shorter names, "
+            "or save the variables by several Savers"
+        )
+    outcome = "earlier checkpoints are as they were"
+    try:
+        _refuse_special_file(path)
+        # safetensors' own writer leaves a file of a random name behind when it is killed.
+        with open_aside(path) as file:
+            write_all(file, beginning)
+            header.checksums = _write_tensors(file, header.tensors, on_progress)
+            beginning = header.text()
+            file.seek(0)
+            write_all(file, beginning)
+            os.fsync(file.fileno())
+            _read_back(file, path, header.fingerprint, on_progress)
+            os.replace(file.name, path)
+            outcome = "it is there, but may not survive a power cut; earlier ones are kept"
+        sync_folder(path.parent)
+    except OSError as error:
+        message = f"checkpoint {path} could not be saved: {error.strerror or error}; {outcome}"
+        raise OSError(error.errno, message) from error
+    return header.fingerprint
+
+
+class _Header:
+    """The beginning of a file that is about to be written.
+
+    Attributes:
+        tensors: As they are stored, in the order of the file.
+        checksums: Those known so far.
+        fingerprint: Of the file with these checksums; see `CheckpointFile`.
+    """
+
+    def __init__(
+        self, path: Path, tensors: Mapping[str, Array], description: Any, saved_at: int
+    ) -> None:
+        stored = {name: _as_stored(path, name, array) for name, array in tensors.items()}
+        # The widest types first, so that all are aligned.
+        order = sorted(stored, key=lambda name: (-stored[name].itemsize, name))
+        self.tensors = {name: stored[name] for name in order}
+        self.checksums = dict.fromkeys(tensors, _NO_CHECKSUM)
+        self.fingerprint = ""
+        self._metadata = {
+            "format": FORMAT,
+            "format_version": FORMAT_VERSION,
+            "gpuopt_version": __version__,
+            "saved_at": str(saved_at),
+            "description": _as_json(path, description),
+        }
+        self._entries: dict[str, Any] = {}
+        end = 0
+        for name, array in self.tensors.items():
+            start, end = end, end + array.nbytes
+            self._entries[name] = {
+                "dtype": DTYPES[array.dtype.name],
+                "shape": list(array.shape),
+                "data_offsets": [start, end],
+            }
+
+    def text(self) -> bytes:
+        """Returns the header's length and the header; its size does not depend on checksums."""
+        metadata = {**self._metadata, "checksums": json.dumps(self.checksums)}
+        entries = [[name, e["dtype"], e["shape"]] for name, e in self._entries.items()]
+        checksum = metadata["header_checksum"] = header_checksum(metadata, entries)
+        self.fingerprint = f"{metadata['saved_at']}-{checksum}"
+        text = json.dumps({METADATA: metadata, **self._entries}).encode()
+        text += b" " * (-len(text) % 8)
+        return len(text).to_bytes(8, "little") + text
+
+
+def _write_tensors(
+    file: BinaryIO, tensors: Mapping[str, Array], on_progress: Callable[[], None]
+) -> dict[str, str]:
+    """Writes all tensors, one after the other, and returns their checksums."""
+    checksums = {}
+    # Nobody else writes to this memory.
+    copy = np.empty(PIECE_BYTES, np.uint8)
+    buffered = io.BufferedWriter(file, PIECE_BYTES)
+    for name, array in tensors.items():
+        checksum = new_checksum()
+        content = array.reshape(-1).view(np.uint8) if array.size else copy[:0]
+        for start in range(0, content.size, PIECE_BYTES):
+            piece = copy[: min(PIECE_BYTES, content.size - start)]
+            piece[...] = content[start : start + PIECE_BYTES]
+            checksum.update(piece.data)
+            buffered.write(piece.data)
+            on_progress()
+        checksums[name] = checksum.hexdigest()
+    buffered.flush()
+    buffered.detach()
+    return checksums
+
+
+def _read_back(
+    file: BinaryIO, path: Path, fingerprint: str, on_progress: Callable[[], None]
+) -> None:
+    try:
+        with CheckpointFile.opened(path, file) as checkpoint:
+            checkpoint.check(on_progress)
+            if checkpoint.fingerprint != fingerprint:
+                raise CheckpointError(f"{path} has another header")
+    except CheckpointError as error:
+        raise OSError(errno.EIO, f"what was written is read back otherwise: {error}") from error
+
+
+def _refuse_special_file(path: Path) -> None:
+    """A pipe or a device would be gone after the save."""
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):
+        raise OSError(errno.EEXIST, "something that is no file has its name")
+
+
+def _as_stored(path: Path, name: str, array: Array) -> Array:
+    """Returns the array in the format's order of bytes and elements, itself if it is in it."""
+    if array.dtype.name not in DTYPES:
+        raise ValueError(
+            f'"{name}" has dtype {array.dtype}, which a checkpoint cannot hold; it holds '
+            f"{', '.join(DTYPES)}"
+        )
+    _check_text(path, name)
+    if name == METADATA:
+        raise ValueError(f"checkpoint {path} cannot hold a variable named {name!r}: rename it")
+    return np.asarray(array, dtype=array.dtype.newbyteorder("<"), order="C")
+
+
+def _as_json(path: Path, description: Any) -> str:
+    _check_text(path, json.dumps(description, ensure_ascii=False))
+    return json.dumps(description)
+
+
+def _check_text(path: Path, text: str) -> None:
+    """JSON writes halves of a character that no reader takes, or puts two together."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        shown = text if len(text) < 100 else text[max(0, error.start - 20) : error.end + 20]
+        raise ValueError(
+            f"checkpoint {path} cannot hold the name {shown!r}: it is no valid Unicode; rename it"
+        ) from error

@@ -1,0 +1,63 @@
+"""The checkpoint's format: a safetensors file whose metadata holds checksums and a description."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+SUFFIX = ".safetensors"
+FORMAT = "gpuopt checkpoint"
+FORMAT_VERSION = "1"
+# What the safetensors format can hold of numpy's and ml_dtypes' types, by the format's names.
+DTYPES = {
+    "bool": "BOOL",
+    "int8": "I8",
+    "uint8": "U8",
+    "int16": "I16",
+    "uint16": "U16",
+    "int32": "I32",
+    "uint32": "U32",
+    "int64": "I64",
+    "uint64": "U64",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float32": "F32",
+    "float64": "F64",
+    "complex64": "C64",
+}
+# The key of the header that is no tensor's name.
+METADATA = "__metadata__"
+# The safetensors library reads no longer ones.
+MOST_HEADER_BYTES = 100_000_000
+# In nanoseconds since 1970: what 64 bits hold.
+LATEST_TIME = 2**63 - 1
+# Bytes are copied, summed up and written or read piece by piece; a piece stays in the cache.
+PIECE_BYTES = 1 << 20
+
+
+def header_checksum(metadata: Mapping[str, str], entries: Iterable[list[Any]]) -> str:
+    """Returns the checksum of everything in a header but itself.
+
+    Args:
+        metadata: All of it but "header_checksum".
+        entries: [name, dtype, shape] of each tensor, in the format's terms.
+    """
+    from xxhash import xxh3_64_hexdigest
+
+    canonical = json.dumps([sorted(metadata.items()), sorted(entries)])
+    return xxh3_64_hexdigest(canonical.encode())
+
+
+def new_checksum() -> Any:
+    """Returns what sums up a tensor's bytes: it has `update`, and `hexdigest` of 16 digits.
+
+    It finds accidents, not forgeries; it must be faster than the disk.
+    """
+    from xxhash import xxh3_64
+
+    return xxh3_64()

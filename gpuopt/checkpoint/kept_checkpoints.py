@@ -1,0 +1,131 @@
+"""The checkpoints of one Saver: how many of them are kept, and which go."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from gpuopt.atomic_file import aside_name
+from gpuopt.checkpoint.checkpoint_file import CheckpointFile, open_checkpoint
+from gpuopt.errors import CheckpointError
+
+_logger = logging.getLogger("gpuopt")
+
+
+class _Kept(NamedTuple):
+    """One checkpoint.
+
+    Attributes:
+        spelled: Its path as the user wrote it, which may be relative, or lead through links.
+        file: Its path from the root, without links.
+        fingerprint: By which the file is known: another one may have its name by now.
+        saved: When, in seconds since 1970.
+    """
+
+    spelled: str
+    file: Path
+    fingerprint: str
+    saved: float
+
+
+class KeptCheckpoints:
+    """Removes old checkpoints, and nothing but those it was told of."""
+
+    def __init__(self, max_to_keep: int | None, keep_every_hours: float) -> None:
+        """Keeps the limits.
+
+        Args:
+            max_to_keep: How many are kept; None or 0 keeps all.
+            keep_every_hours: Of those to be removed, one in so many hours stays.
+        """
+        self._max_to_keep = max_to_keep
+        self._keep_every_s = keep_every_hours * 3600
+        self._keep_next_after = time.time() + self._keep_every_s
+        self._kept: list[_Kept] = []
+
+    @property
+    def paths(self) -> list[str]:
+        """As they were spelled, the newest last."""
+        return [kept.spelled for kept in self._kept]
+
+    def replace_all(self, paths: Iterable[str]) -> None:
+        """Counts these checkpoints from now on, the newest last; what is none is logged."""
+        found: dict[Path, _Kept] = {}
+        for path in paths:
+            try:
+                file = Path(path).resolve()
+                with open_checkpoint(file) as checkpoint:
+                    seconds = checkpoint.written_at / 1e9
+                    found.pop(file, None)
+                    found[file] = _Kept(path, file, checkpoint.fingerprint, seconds)
+            except FileNotFoundError:
+                continue
+            except (OSError, CheckpointError) as error:
+                _logger.warning("not counted as a checkpoint: %s", error)
+        self._kept = list(found.values())
+
+    def add(self, spelled: str, file: Path, fingerprint: str) -> None:
+        """Counts a new checkpoint, and removes those that are too many by it."""
+        # Of one file with two names, the older content is gone.
+        kept = [entry for entry in self._kept if entry.file != file]
+        self._kept = [*kept, _Kept(spelled, file, fingerprint, time.time())]
+        while self._max_to_keep and len(self._kept) > self._max_to_keep:
+            oldest = self._kept[0]
+            if oldest.saved > self._keep_next_after:
+                self._keep_next_after += self._keep_every_s
+            else:
+                try:
+                    _remove(oldest)
+                except OSError as error:
+                    _logger.warning("an old checkpoint could not be removed: %s", error)
+                    return  # it is tried again after the next save
+            del self._kept[0]
+
+
+def _remove(kept: _Kept) -> None:
+    """Removes a checkpoint if its name still stands for it.
+
+    Raises:
+        OSError: it could not be removed.
+    """
+    try:
+        with open_checkpoint(kept.file) as checkpoint:
+            if checkpoint.fingerprint == kept.fingerprint:
+                _remove_this(checkpoint)
+                return
+        reason = "it is another checkpoint now"
+    except FileNotFoundError:
+        return
+    except CheckpointError as error:
+        reason = str(error)
+    _logger.warning("%s is kept, though it is old: %s", kept.file, reason)
+
+
+def _remove_this(checkpoint: CheckpointFile) -> None:
+    """Removes an opened file, and no other one that gets its name just now."""
+    taken = aside_name(checkpoint.path)
+    os.rename(checkpoint.path, taken)
+    try:
+        if checkpoint.is_at(taken):
+            os.unlink(taken)
+        else:
+            _put_back(taken, checkpoint.path)
+    except OSError:
+        _put_back(taken, checkpoint.path)
+        raise
+
+
+def _put_back(taken: Path, path: Path) -> None:
+    """Gives a file its name again, unless a newer one has it by now."""
+    try:
+        os.link(taken, path)
+    except FileExistsError:
+        pass
+    except OSError:  # there are no links here
+        os.rename(taken, path)
+        return
+    os.unlink(taken)

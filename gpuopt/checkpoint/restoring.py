@@ -1,0 +1,152 @@
+"""Puts a checkpoint's values in their places, all of them or none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from gpuopt.checkpoint.contents import SavedOptimizer, paired, tensor_names, with_values
+from gpuopt.errors import CheckpointError
+from gpuopt.optimizer import Optimizer
+from gpuopt.state import state_dict
+from gpuopt.state.state import check_fits
+from gpuopt.state.state_dict import OptimizerState
+from gpuopt.variables.variable import Variable
+
+Array = np.ndarray[Any, Any]
+
+
+class Readable(Protocol):
+    """An opened checkpoint.
+
+    Attributes:
+        names: Its tensors'.
+    """
+
+    @property
+    def names(self) -> frozenset[str]: ...
+
+    def read(self, names: Iterable[str]) -> Mapping[str, Array]:
+        """Returns tensors by name."""
+
+
+class Restoration(NamedTuple):
+    """Values and their places.
+
+    Attributes:
+        variables: By their names in the checkpoint.
+        values: Theirs, by the same names.
+        states: Each optimizer's.
+        waiting: Values whose variables do not exist yet, by name.
+    """
+
+    variables: Mapping[str, Variable]
+    values: Mapping[str, Array]
+    states: Sequence[tuple[Optimizer, OptimizerState]]
+    waiting: dict[str, Array]
+
+    def write(self) -> None:
+        """Writes all values, or none; called where nobody else writes.
+
+        Raises:
+            ValueError: something does not fit.
+        """
+        for optimizer, state in self.states:
+            state_dict.check_state(optimizer.state, state, self.variables)
+        for optimizer, state in self.states:
+            state_dict.load_state(optimizer.state, state, self.variables)
+        for name, variable in self.variables.items():
+            variable.assign(self.values[name])
+
+
+def read_values(
+    checkpoint: Readable,
+    saved: Sequence[SavedOptimizer],
+    named: Mapping[str, Variable],
+    optimizers: Sequence[Optimizer],
+    *,
+    deferred: bool,
+    strict: bool,
+) -> Restoration:
+    """Reads what a checkpoint has for these variables and optimizers.
+
+    Args:
+        checkpoint: Where the values are.
+        saved: Which of its tensors belong to which optimizer.
+        named: Variables by their names in the checkpoint.
+        optimizers: Whose state is restored.
+        deferred: Values that belong to nothing wait.
+        strict: Values that belong to nothing are an error, unless they wait.
+
+    Raises:
+        CheckpointError: something is missing, or too much.
+        ValueError: a shape or a dtype does not fit.
+    """
+    names = checkpoint.names
+    pairs = paired(optimizers, saved)
+    own_tensors = {name for entry in saved for name in tensor_names(entry)}
+    for name in named:
+        if name not in names:
+            raise CheckpointError(
+                f'the checkpoint holds no "{name}"; it holds {_shortened(names - own_tensors)}'
+            )
+    if not strict and not deferred:
+        pairs = [(optimizer, _only(entry, named)) for optimizer, entry in pairs]
+    claimed = {name for _, entry in pairs for name in tensor_names(entry)}
+    extra = names - claimed - set(named)
+    if strict and not deferred:
+        orphans = [
+            variable
+            for _, entry in pairs
+            for by_variable in entry["slots"].values()
+            for variable in by_variable
+            if variable not in named
+        ]
+        if extra or orphans:
+            raise CheckpointError(
+                f"the checkpoint holds {_shortened({*extra, *orphans})}, which nothing here is "
+                "called; give var_list, or restore with deferred=True before they are made"
+            )
+    waiting = extra - own_tensors if deferred else set()
+    tensors = checkpoint.read(sorted({*named, *claimed, *waiting}))
+    for name, variable in named.items():
+        check_fits(tensors[name], f'"{name}"', variable.shape, variable.dtype)
+    states = [(optimizer, with_values(entry, tensors)) for optimizer, entry in pairs]
+    return Restoration(named, tensors, states, {name: tensors[name].copy() for name in waiting})
+
+
+def saved_optimizers(description: Any, names: frozenset[str], path: Path) -> list[SavedOptimizer]:
+    """Returns what a checkpoint says of its optimizers, if it can be meant.
+
+    Raises:
+        CheckpointError: it cannot.
+    """
+    try:
+        saved: list[SavedOptimizer] = description["optimizers"]
+        for entry in saved:
+            if set(entry) != set(SavedOptimizer.__annotations__):
+                raise ValueError(f"an optimizer is described by {sorted(entry)}")
+            unknown = set(tensor_names(entry)) - names
+            if unknown or not isinstance(entry["name"], str):
+                raise ValueError(f"an optimizer needs {_shortened(unknown)}")
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path} is damaged: {error!r}") from error
+    return saved
+
+
+def _only(saved: SavedOptimizer, variables: Iterable[str]) -> SavedOptimizer:
+    """Leaves out the slots of other variables."""
+    kept = {
+        slot_name: {name: tensor for name, tensor in by_variable.items() if name in variables}
+        for slot_name, by_variable in saved["slots"].items()
+    }
+    return {**saved, "slots": kept}
+
+
+def _shortened(names: Iterable[str]) -> str:
+    listed = sorted(names)
+    shown = ", ".join(f'"{name}"' for name in listed[:8])
+    return f"{shown} and {len(listed) - 8} more" if len(listed) > 8 else shown or "nothing"

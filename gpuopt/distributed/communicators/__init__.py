@@ -1,0 +1,17 @@
+"""Implementations of `Communicator`. Code that trains over one imports the protocol alone."""
+
+from gpuopt.distributed.communicator import RankGroup
+from gpuopt.distributed.communicators.single import SingleCommunicator
+from gpuopt.distributed.communicators.threads import ThreadCommunicator, ThreadGroup
+
+__all__ = ["SingleCommunicator", "ThreadCommunicator", "ThreadGroup", "default_group"]
+
+
+def default_group(size: int, timeout_s: float) -> RankGroup:
+    """Makes the group that is used where none is given: one thread of this process for each rank.
+
+    Args:
+        size: How many ranks there are.
+        timeout_s: How long a rank waits for the others, in seconds.
+    """
+    return ThreadGroup(size, timeout_s)

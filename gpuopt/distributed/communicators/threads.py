@@ -1,0 +1,328 @@
+"""Communicators of threads of one process."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from gpuopt.backends import backend_for, new_storage, to_device
+from gpuopt.device import Device, device_of
+from gpuopt.distributed.communicator import Communicator, RankGroup, ReduceOp, check_op, check_root
+from gpuopt.distributed.reduction import Mark
+from gpuopt.distributed.waiting import DEFAULT_TIMEOUT_S, check_timeout
+from gpuopt.errors import CancelledError, DeadlineExceededError, WorkerFailedError
+from gpuopt.variables.indexed_slices import IndexedSlices
+
+_logger = logging.getLogger("gpuopt")
+
+
+class ThreadGroup(RankGroup):
+    """Ranks that are threads of this process; each `run` starts them anew."""
+
+    def __init__(self, size: int, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """Describes the group.
+
+        Args:
+            size: How many ranks there are.
+            timeout_s: How long a rank waits for the others, in seconds.
+        """
+        if size < 1:
+            raise ValueError(f"a group needs at least 1 rank, got {size}")
+        self.size = self.local_size = size
+        self._timeout_s = check_timeout(timeout_s)
+
+    def run(self, function: Callable[[Communicator], Any]) -> list[Any]:
+        meeting = _Meeting(self.size, self._timeout_s)
+
+        def run_rank(rank: int) -> Any:
+            try:
+                result = function(ThreadCommunicator(rank, meeting))
+            except BaseException as error:
+                meeting.fail(rank, error)
+                raise
+            meeting.leave(rank)
+            return result
+
+        return run_threads([partial(run_rank, rank) for rank in range(self.size)], self._timeout_s)
+
+
+class ThreadCommunicator(Communicator):
+    """A rank that is a thread of this process; `group` makes all of them."""
+
+    def __init__(self, rank: int, meeting: _Meeting) -> None:
+        self.rank = rank
+        self.size = meeting.size
+        self._meeting = meeting
+
+    @classmethod
+    def group(cls, size: int, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[ThreadCommunicator]:
+        """Returns communicators for threads that the caller starts; `ThreadGroup` starts its own.
+
+        Args:
+            size: How many threads.
+            timeout_s: How long a rank waits for the others, in seconds.
+        """
+        if size < 1:
+            raise ValueError(f"a group needs at least 1 rank, got {size}")
+        meeting = _Meeting(size, check_timeout(timeout_s))
+        return [cls(rank, meeting) for rank in range(size)]
+
+    @property
+    def local(self) -> ThreadCommunicator:
+        return self
+
+    def all_reduce(self, array: Any, op: ReduceOp = "sum") -> Any:
+        check_op(op)
+        device = device_of(array)
+        reduced, mark, read = self._meeting.meet(
+            self.rank,
+            f"all_reduce({op!r}) of {array.dtype}{list(array.shape)}",
+            (array, Mark(device)),
+            partial(_reduce, op=op),
+        )
+        mark.follow()
+        # Each rank has its own: what one writes into it the others do not see.
+        own = new_storage(reduced, device, reduced.dtype)
+        if any(device.kind == "gpu" for device in read):
+            # The memory of `reduced` may be used again when all have copied it.
+            self._end_reading([mark.device])
+        return own
+
+    def all_gather(self, value: Any, what: str = "all_gather") -> list[Any]:
+        # Each rank has a list of its own.
+        return list(self._meeting.meet(self.rank, what, value, list))
+
+    def all_gather_slices(self, slices: IndexedSlices) -> IndexedSlices:
+        device = slices.device
+        gathered: list[tuple[IndexedSlices, Mark]] = self._meeting.meet(
+            self.rank,
+            f"all_gather_slices of {slices.dtype}[:, {list(slices.values.shape[1:])}]",
+            (slices, Mark(device)),
+            list,
+        )
+        for _, mark in gathered:
+            mark.follow()
+        backend = backend_for(device)
+        with backend.enter():
+            copied = IndexedSlices(
+                backend.xp.concatenate([to_device(part.values, device) for part, _ in gathered]),
+                backend.xp.concatenate([to_device(part.indices, device) for part, _ in gathered]),
+                slices.dense_shape,
+            )
+        self._end_reading(mark.device for _, mark in gathered)
+        return copied
+
+    def broadcast(self, array: Any, root: int = 0) -> Any:
+        check_root(root, self.size)
+        device = device_of(array)
+        source, mark = self._meeting.meet(
+            self.rank,
+            f"broadcast from {root} of {array.dtype}{list(array.shape)}",
+            (array, Mark(device)),
+            lambda of_ranks: of_ranks[root],
+        )
+        if source is not array:
+            mark.follow()
+            with backend_for(device).enter():
+                array[...] = to_device(source, device)
+        self._end_reading([mark.device])
+        return array
+
+    def barrier(self, what: str = "barrier") -> None:
+        self._meeting.meet(self.rank, what, None, lambda values: None)
+
+    def close(self) -> None:
+        """Lets all ranks of the group raise CancelledError, now and later."""
+        self._meeting.close()
+
+    def _end_reading(self, devices: Iterable[Device]) -> None:
+        """Puts what any rank writes or frees after this behind what all ranks have read before.
+
+        Args:
+            devices: Where the arrays are that this rank has read.
+        """
+        marks = [Mark(device) for device in set(devices)]
+        for of_rank in self._meeting.meet(self.rank, "end of reading", marks, list):
+            for mark in of_rank:
+                mark.follow()
+
+
+class _Meeting:
+    """Where each thread of a group brings a value, and all get what the values are combined to.
+
+    A meeting is used again and again, in rounds. It ends for good when a rank fails, does not come
+    in time, or is waited for although it has left.
+    """
+
+    def __init__(self, size: int, timeout_s: float) -> None:
+        """Makes a meeting of `size` threads, of which none waits longer than `timeout_s`."""
+        self.size = size
+        self._timeout_s = timeout_s
+        self._changed = threading.Condition(threading.Lock())
+        self._brought: dict[int, tuple[str, Any]] = {}
+        self._round = 0
+        self._left: set[int] = set()
+        self._result: Any = None
+        self._round_error: Exception | None = None
+        # The type, message and cause of the error that ended the meeting. Each rank raises its own.
+        self._end: tuple[type[Exception], str, BaseException | None] | None = None
+
+    def meet(self, rank: int, what: str, value: Any, combine: Callable[[list[Any]], Any]) -> Any:
+        """Brings `value`, waits for all ranks, and returns what `combine` made of their values.
+
+        Args:
+            rank: Which rank this thread is.
+            what: Which call this is, the same on all ranks.
+            value: What this rank brings.
+            combine: Called once, by the rank that comes last, with all values in rank order.
+        """
+        with self._changed:
+            if self._left:
+                self._end_because_ranks_left()
+            self._raise_end()
+            round_number = self._round
+            self._brought[rank] = what, value
+            is_last = len(self._brought) == self.size
+            if not is_last:
+                in_time = self._changed.wait_for(
+                    lambda: self._round != round_number or self._end is not None, self._timeout_s
+                )
+                if self._round != round_number:
+                    return self._get_outcome()
+                if not in_time:
+                    self._finish(DeadlineExceededError, self._say_who_is_missing(what))
+                self._raise_end()
+        # Without the lock, so that the others' time limits hold while this goes on.
+        result, error = self._combine(combine)
+        with self._changed:
+            self._raise_end()
+            self._result, self._round_error = result, error
+            self._brought = {}
+            self._round += 1
+            self._changed.notify_all()
+            return self._get_outcome()
+
+    def fail(self, rank: int, error: BaseException) -> None:
+        """Lets the other ranks raise WorkerFailedError, now and later."""
+        message = f"rank {rank} has failed: {type(error).__name__}: {error}"
+        with self._changed:
+            self._finish(WorkerFailedError, message, error)
+
+    def leave(self, rank: int) -> None:
+        """Says that a rank has finished; ranks that wait for it raise CancelledError."""
+        with self._changed:
+            self._left.add(rank)
+            if self._brought and len(self._brought) < self.size:
+                self._end_because_ranks_left()
+
+    def close(self) -> None:
+        """Lets all ranks raise CancelledError, now and later."""
+        with self._changed:
+            self._finish(CancelledError, "the group is closed")
+
+    def _combine(self, combine: Callable[[list[Any]], Any]) -> tuple[Any, Exception | None]:
+        calls = [self._brought[rank] for rank in range(self.size)]
+        try:
+            if any(what != calls[0][0] for what, _ in calls):
+                raise ValueError(
+                    f"all ranks must make the same call, got {[what for what, _ in calls]}"
+                )
+            return combine([value for _, value in calls]), None
+        except Exception as error:
+            return None, error
+
+    def _get_outcome(self) -> Any:
+        # No rank can be in the next round yet while another has not read the result of this one.
+        if self._round_error is not None:
+            raise self._round_error
+        return self._result
+
+    def _finish(
+        self, error: type[Exception], message: str, cause: BaseException | None = None
+    ) -> None:
+        if self._end is None:
+            self._end = error, message, cause
+            self._changed.notify_all()
+
+    def _end_because_ranks_left(self) -> None:
+        ranks = ", ".join(map(str, sorted(self._left)))
+        self._finish(CancelledError, f"rank {ranks} has finished, and will not come")
+
+    def _raise_end(self) -> None:
+        if self._end is not None:
+            error, message, cause = self._end
+            raise error(message) from cause
+
+    def _say_who_is_missing(self, what: str) -> str:
+        missing = [str(rank) for rank in range(self.size) if rank not in self._brought]
+        if not missing:
+            return f"{what} was not done within {self._timeout_s:g} s"
+        return f"{what}: rank {', '.join(missing)} did not come within {self._timeout_s:g} s"
+
+
+def run_threads(
+    functions: Sequence[Callable[[], Any]], timeout_s: float = DEFAULT_TIMEOUT_S
+) -> list[Any]:
+    """Runs each function in a thread of its own, and returns their results.
+
+    Args:
+        functions: What to run. How long they take is not limited.
+        timeout_s: How long to wait, after one has failed, for the others to notice, in seconds.
+
+    Raises:
+        Exception: what the first of them raised; errors that only say that another has failed,
+            finished or not come give way to others. A thread that has not ended in time by then is
+            left behind, with a warning.
+    """
+    ended = threading.Condition(threading.Lock())
+    results: dict[int, Any] = {}
+    errors: dict[int, BaseException] = {}
+
+    def run(number: int) -> None:
+        try:
+            result = functions[number]()
+        except BaseException as error:
+            with ended:
+                errors[number] = error
+                ended.notify_all()
+        else:
+            with ended:
+                results[number] = result
+                ended.notify_all()
+
+    for number in range(len(functions)):
+        threading.Thread(target=run, args=(number,), daemon=True).start()
+    with ended:
+        ended.wait_for(lambda: bool(errors) or len(results) == len(functions))
+        if errors:
+            if not ended.wait_for(lambda: len(errors) + len(results) == len(functions), timeout_s):
+                late = sorted(set(range(len(functions))) - errors.keys() - results.keys())
+                _logger.warning("threads %s have not ended within %g s", late, timeout_s)
+            noticed = (CancelledError, DeadlineExceededError, WorkerFailedError)
+            raise min(errors.values(), key=lambda error: isinstance(error, noticed))
+    return [results[number] for number in range(len(functions))]
+
+
+def _reduce(
+    brought: Sequence[tuple[Any, Mark]], op: ReduceOp
+) -> tuple[Any, Mark, frozenset[Device]]:
+    """Folds arrays in rank order, where the first one is.
+
+    Returns:
+        The result; when it is there; and the devices of all arrays.
+    """
+    for _, mark in brought:
+        mark.follow()
+    first, *others = [array for array, _ in brought]
+    device = device_of(first)
+    backend = backend_for(device)
+    combine = {"sum": backend.xp.add, "min": backend.xp.minimum, "max": backend.xp.maximum}[op]
+    with backend.enter():
+        # The only rank copies its array itself.
+        total = new_storage(first, device, first.dtype) if others else first
+        for array in others:
+            combine(total, to_device(array, device), out=total)
+    return total, Mark(device), frozenset(mark.device for _, mark in brought)

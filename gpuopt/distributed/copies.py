@@ -1,0 +1,53 @@
+"""Updates of the copies of mirrored variables, by gradients that are summed over all replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from gpuopt.distributed.mirrored import MirroredVariable, PerReplica
+from gpuopt.optimizer import Optimizer
+from gpuopt.step.replica_context import ReplicaContext, in_replica
+
+
+def update_copies(
+    optimizer: Optimizer,
+    sums: Iterable[tuple[PerReplica, MirroredVariable]],
+    global_step: Any,
+    name: str | None,
+) -> None:
+    """Updates all copies of this process, each by the sum that is on its device."""
+    every_copy = [
+        (gradient, copy)
+        for summed, variable in sums
+        for gradient, copy in zip(summed.values, variable.replicas, strict=True)
+    ]
+    # Outside of all replicas: hyperparameters are evaluated once, and the step grows once.
+    with in_replica(ReplicaContext()):
+        optimizer.apply_gradients(every_copy, global_step, name)
+
+
+class AlreadySummed:
+    """The strategy that `Optimizer._distributed_apply` gets for gradients that are summed already.
+
+    Attributes:
+        num_replicas_in_sync: See `MirroredStrategy`, also for the methods.
+    """
+
+    def __init__(self, num_replicas: int) -> None:
+        self.num_replicas_in_sync = num_replicas
+
+    def batch_reduce_to(
+        self, op: str, value_destination_pairs: Iterable[tuple[PerReplica, MirroredVariable]]
+    ) -> list[PerReplica]:
+        return [value for value, _ in value_destination_pairs]
+
+    def update(
+        self,
+        optimizer: Optimizer,
+        grads_and_vars: Iterable[tuple[PerReplica | None, MirroredVariable]],
+        global_step: Any = None,
+        name: str | None = None,
+    ) -> None:
+        pairs = [(value, variable) for value, variable in grads_and_vars if value is not None]
+        update_copies(optimizer, pairs, global_step, name)

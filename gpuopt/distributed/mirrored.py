@@ -1,0 +1,80 @@
+"""Values that the replicas of a strategy have one each of, and which replica this thread is."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from gpuopt.distributed.communicator import Communicator
+from gpuopt.variables.gate import writing
+from gpuopt.variables.variable import Variable
+
+
+class PerReplica:
+    """One value for each replica of this process; `MirroredStrategy.run` gives each its own.
+
+    Attributes:
+        values: In the order of the replicas.
+    """
+
+    def __init__(self, values: Iterable[Any]) -> None:
+        self.values = tuple(values)
+
+
+class MirroredVariable:
+    """One variable with a copy on each replica's device.
+
+    Attributes:
+        replicas: The copies of this process, in the order of its replicas.
+    """
+
+    def __init__(self, replicas: Sequence[Variable]) -> None:
+        self.replicas = tuple(replicas)
+
+    @property
+    def name(self) -> str:
+        """The first copy's; the others are called `<name>/replica_<i>`, as in TensorFlow."""
+        return self.replicas[0].name
+
+    @property
+    def local(self) -> Variable:
+        """The copy of the replica that runs on this thread; the first one outside of replicas."""
+        communicator = _this_thread.communicator
+        return self.replicas[0 if communicator is None else communicator.local.rank]
+
+    def assign(self, value: Any) -> MirroredVariable:
+        """Overwrites all copies; see `Variable.assign`."""
+        with writing():  # a checkpoint holds equal copies
+            for copy in self.replicas:
+                copy.assign(value)
+        return self
+
+    def numpy(self) -> Any:
+        """Returns a copy of the first replica's value in host memory."""
+        return self.replicas[0].numpy()
+
+
+class _ThisThread(threading.local):
+    strategy: Any = None
+    communicator: Communicator | None = None
+
+
+_this_thread = _ThisThread()
+
+
+@contextmanager
+def run_as_replica(strategy: Any, communicator: Communicator) -> Iterator[None]:
+    """Makes this thread the replica of `strategy` that is this rank."""
+    outer = _this_thread.strategy, _this_thread.communicator
+    _this_thread.strategy, _this_thread.communicator = strategy, communicator
+    try:
+        yield
+    finally:
+        _this_thread.strategy, _this_thread.communicator = outer
+
+
+def find_communicator(strategy: Any) -> Communicator | None:
+    """Returns what this thread reduces with as a replica of `strategy`; None if it is none."""
+    return _this_thread.communicator if _this_thread.strategy is strategy else None

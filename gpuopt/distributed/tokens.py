@@ -1,0 +1,99 @@
+"""Tokens: which worker may go on, and for which step it computes its next gradient."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Literal
+
+from gpuopt.errors import GpuoptError
+
+TokenPolicy = Literal["tf", "per_step"]
+
+
+class Ticket:
+    """A worker's place in the queue for a token.
+
+    Attributes:
+        worker: Whose it is.
+        last_round: The last round that must be over before the worker may go on under the policy
+            "per_step": the one that its gradient went into, or the one whose update was going on
+            when its gradient came too late.
+        token: The step to compute the next gradient for, once the worker may go on.
+        error: What the worker has to raise instead.
+    """
+
+    __slots__ = ("error", "last_round", "token", "worker")
+
+    def __init__(self, worker: int, last_round: int) -> None:
+        self.worker = worker
+        self.last_round = last_round
+        self.token: int | None = None
+        self.error: GpuoptError | None = None
+
+    @property
+    def is_done(self) -> bool:
+        return self.token is not None or self.error is not None
+
+
+class TokenQueue:
+    """The tokens of a coordinator, which lets one thread in at a time.
+
+    Attributes:
+        step: What a new token says.
+        num_rounds: How many rounds are over.
+        num_tokens: How many tokens lie ready.
+        waiting: The tickets without a token, the oldest first.
+    """
+
+    def __init__(self, policy: TokenPolicy, step: int, num_tokens: int, per_round: int) -> None:
+        """Makes a queue.
+
+        Args:
+            policy: See `SyncReplicasOptimizer.start`.
+            step: The step that is gathered for.
+            num_tokens: How many tokens there are before the first step.
+            per_round: How many tokens a round adds, under the policy "tf".
+        """
+        self.step = step
+        self.num_rounds = 0
+        self.waiting: list[Ticket] = []
+        self._is_per_step = policy == "per_step"
+        self._per_round = per_round
+        self._tokens = deque([step] * num_tokens)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self._tokens)
+
+    def end_round(self, step: int) -> None:
+        """Counts a round, and adds its tokens.
+
+        Args:
+            step: What is gathered for next: the same step again if the round was skipped.
+        """
+        self.step = step
+        self.num_rounds += 1
+        if not self._is_per_step:
+            self._tokens.extend([step] * self._per_round)
+
+    def give_tokens(self) -> bool:
+        """Gives tokens to whom they belong; returns whether anybody got one."""
+        for ticket in self.waiting:
+            if self._is_per_step:
+                if ticket.last_round < self.num_rounds:
+                    ticket.token = self.step
+            elif self._tokens:
+                ticket.token = self._tokens.popleft()
+        return self._remove_done()
+
+    def refuse_all(self, make_error: Callable[[], GpuoptError]) -> None:
+        """Ends the wait of all tickets, each with an error of its own."""
+        for ticket in self.waiting:
+            ticket.error = make_error()
+        self._remove_done()
+
+    def _remove_done(self) -> bool:
+        before = len(self.waiting)
+        self.waiting = [ticket for ticket in self.waiting if not ticket.is_done]
+        return len(self.waiting) < before

@@ -1,0 +1,101 @@
+"""Finds what is missing or impossible in a state of torch.optim, before anything is made of it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gpuopt.variables.variable import Variable
+
+# What a sum or an average of squares is called.
+_OF_SQUARES = ("exp_avg_sq", "sum", "square_avg")
+
+
+def check_layout(state_dict: Any) -> None:
+    """Checks how a state is made up: that each parameter's state is found, and each once.
+
+    Raises:
+        TypeError: it is no dictionary.
+        ValueError: a part is missing, or belongs to no parameter or to several.
+    """
+    if not isinstance(state_dict, Mapping):
+        raise TypeError(
+            "state_dict must be what torch's state_dict() returned, got "
+            f"{type(state_dict).__name__}"
+        )
+    for part in ("state", "param_groups"):
+        if part not in state_dict:
+            raise ValueError(f"torch's state lacks {part!r}; it has {sorted(state_dict)}")
+    groups = state_dict["param_groups"]
+    if not groups:
+        raise ValueError("torch's state has no parameter groups")
+    for group in groups:
+        if "params" not in group:
+            raise ValueError(f"a parameter group of torch's state lacks 'params': {sorted(group)}")
+    uses = Counter(index for group in groups for index in group["params"])
+    if not uses:
+        raise ValueError("torch's state has no parameters, so there is no run to continue")
+    index, count = uses.most_common(1)[0]
+    if count > 1:
+        raise ValueError(f"torch's parameter groups list parameter {index} twice")
+    unlisted = sorted(set(state_dict["state"]) - set(uses), key=str)
+    if unlisted:
+        raise ValueError(
+            f"torch's state has values of parameters {unlisted}, which no parameter group lists"
+        )
+
+
+def check_states(
+    kind: str,
+    settings: Mapping[str, Any],
+    states: Sequence[Mapping[str, Any]],
+    variables: Sequence[Variable],
+) -> None:
+    """Checks each parameter's state.
+
+    Args:
+        kind: Which of torch's optimizers it is.
+        settings: Of all its parameters.
+        states: One for each parameter; empty where torch has made none yet.
+        variables: What the parameters become.
+
+    Raises:
+        ValueError: a part is missing, a count of steps is none, an average of squares is negative,
+            or a variable is given twice.
+    """
+    names: dict[Any, str] = {}
+    for variable in variables:
+        if variable.identity in names:
+            raise ValueError(f'"{variable.name}" is given for two of torch\'s parameters')
+        names[variable.identity] = variable.name
+    for position, (state, name) in enumerate(zip(states, names.values(), strict=True)):
+        where = f'parameter {position} (for "{name}")'
+        # torch's Adagrad makes its sums at once, the others at a parameter's first step.
+        for part in _parts(kind, settings) if state or kind == "Adagrad" else ():
+            if part not in state:
+                raise ValueError(
+                    f"torch's state of {where} lacks {part!r}, which its {kind} has; it has "
+                    f"{sorted(state)}"
+                )
+        steps = float(state.get("step", 0))
+        if not (math.isfinite(steps) and steps >= 0 and steps.is_integer()):
+            raise ValueError(f"torch's {where} is at step {steps:g}, which is no count of steps")
+        for part in _OF_SQUARES:
+            if part in state and (state[part] < 0).any():
+                raise ValueError(
+                    f"torch's {part!r} of {where} has negative elements; it adds up squares"
+                )
+
+
+def _parts(kind: str, settings: Mapping[str, Any]) -> list[str]:
+    """Returns what the state of a parameter that has made a step consists of."""
+    if kind == "Adam":
+        return ["step", "exp_avg", "exp_avg_sq"]
+    if kind == "Adagrad":
+        return ["sum"]
+    momentum = ["momentum_buffer"] if settings["momentum"] else []
+    if kind == "SGD":
+        return momentum
+    return ["square_avg", *momentum, *(["grad_avg"] if settings["centered"] else [])]

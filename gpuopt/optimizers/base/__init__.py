@@ -1,0 +1,23 @@
+"""What optimizers are made from."""
+
+from gpuopt.optimizers.base.arguments import Additions, Common
+from gpuopt.optimizers.base.hyperparameters import (
+    Hyperparameter,
+    require_not_negative,
+    require_positive,
+)
+from gpuopt.optimizers.base.rule_optimizer import RuleOptimizer, undoable
+from gpuopt.rules.sources import ours
+from gpuopt.rules.update_rule import update_rule
+
+__all__ = [
+    "Additions",
+    "Common",
+    "Hyperparameter",
+    "RuleOptimizer",
+    "ours",
+    "require_not_negative",
+    "require_positive",
+    "undoable",
+    "update_rule",
+]

@@ -1,0 +1,73 @@
+"""The arguments that every optimizer takes beside its hyperparameters."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, TypedDict, Unpack, get_args, get_origin, get_type_hints
+
+from gpuopt.optimizer import OnNonfinite, Optimizer
+
+
+class Additions(TypedDict, total=False):
+    """What every optimizer takes by name beside TensorFlow's arguments; `Optimizer` explains it."""
+
+    on_nonfinite: OnNonfinite
+
+
+class Common(Additions, total=False):
+    """What every optimizer takes by name beside hyperparameters; `Optimizer` explains it.
+
+    TensorFlow's optimizers spell `use_locking` and `name` out, as these have their place in the
+    signature, and take `**common: Unpack[Additions]`. All others take `**common: Unpack[Common]`.
+    """
+
+    use_locking: bool
+    name: str
+
+
+def with_defaults(common: Common, optimizer_class: type[Optimizer]) -> Common:
+    """Returns the arguments of `Optimizer`. The name is by default the class's, less "Optimizer".
+
+    Raises:
+        TypeError: an argument is unknown; the message lists those that the class takes.
+    """
+    for name in common:
+        if name not in Common.__annotations__:
+            known = ", ".join(inspect.signature(optimizer_class).parameters)
+            raise TypeError(f"{optimizer_class.__name__} takes no {name}; it takes {known}")
+    return {"use_locking": False, "name": _default_name(optimizer_class), **common}
+
+
+class FullSignature:
+    """Has `help` and `inspect.signature` of a class show what stands behind `**common`."""
+
+    def __get__(self, instance: object, owner: type[Optimizer]) -> inspect.Signature:
+        signature = inspect.signature(owner.__init__)
+        _, *parameters = signature.parameters.values()
+        try:
+            annotations = inspect.get_annotations(owner.__init__, eval_str=True)
+        except NameError:  # one that only type checkers can evaluate
+            annotations = {}
+        if parameters and get_origin(annotations.get(parameters[-1].name)) is Unpack:
+            [common] = get_args(annotations[parameters.pop().name])
+            parameters += [
+                inspect.Parameter(
+                    name,
+                    inspect.Parameter.KEYWORD_ONLY,
+                    default=_default(name, owner),
+                    annotation=annotation,
+                )
+                for name, annotation in get_type_hints(common).items()
+            ]
+        return signature.replace(parameters=parameters)
+
+
+def _default(name: str, optimizer_class: type[Optimizer]) -> Any:
+    if name == "name":
+        return _default_name(optimizer_class)
+    default = inspect.signature(Optimizer.__init__).parameters[name].default
+    return False if default is inspect.Parameter.empty else default
+
+
+def _default_name(optimizer_class: type[Optimizer]) -> str:
+    return optimizer_class.__name__.removesuffix("Optimizer")

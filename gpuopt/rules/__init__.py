@@ -1,0 +1,1 @@
+"""What an update rule is, and where its CUDA form stands."""

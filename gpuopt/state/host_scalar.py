@@ -1,0 +1,50 @@
+"""HostScalar: a scalar of a GPU that the host computes with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gpuopt.backends import backend_for
+from gpuopt.device import Device
+from gpuopt.variables.variable import Variable
+
+
+class HostScalar(Variable):
+    """A variable on any device whose value is kept in host memory.
+
+    Reading it on the host never waits for a GPU. `storage` and `value()` give an array on the
+    device with the value of that moment: what is written to this array is lost, other than what
+    `assign` and its kin write.
+    """
+
+    __slots__ = ("_copy",)
+
+    def __init__(self, value: np.generic, name: str, device: Device) -> None:
+        super().__init__(value, name=name, trainable=False)
+        self.device = device
+        # (value, the array that holds it on the device)
+        self._copy: tuple[bytes, Any] | None = None
+
+    @property
+    def _memory(self) -> Device:
+        return Device.cpu
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """Returns a copy."""
+        return self._array.copy()  # type: ignore[no-any-return]
+
+    def multiply(self, factor: np.floating[Any]) -> None:
+        """Multiplies in place; threads that do so take turns."""
+        with self.identity.lock:
+            self._array *= factor
+
+    @property
+    def storage(self) -> Any:
+        if self.device.kind == "cpu":
+            return self._array
+        as_bytes = self._array.tobytes()
+        if self._copy is None or self._copy[0] != as_bytes:
+            self._copy = as_bytes, backend_for(self.device).from_host(self._array)
+        return self._copy[1]

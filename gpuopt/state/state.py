@@ -1,0 +1,263 @@
+"""State: what one optimizer remembers, and the lock over it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary, WeakMethod
+
+import numpy as np
+
+from gpuopt.backends import backend_for, new_storage
+from gpuopt.device import Device
+from gpuopt.state.host_scalar import HostScalar
+from gpuopt.variables.gate import writing
+from gpuopt.variables.identity import Identity
+from gpuopt.variables.variable import Variable, require_known_owner
+
+
+class Description(NamedTuple):
+    """Whose state it is, and what belongs to it.
+
+    Attributes:
+        optimizer: The name of the optimizer's class.
+        name: The optimizer's own name.
+        hyperparameters: Numbers by name; None where a function gives the number.
+        slot_names: Every slot that a variable gets, in order of creation, of the variable's shape
+            and dtype; None if the optimizer does not say.
+        other_names: The optimizer's other variables that are there after any step.
+        op_name: Returns what the variables of a slot are named after.
+    """
+
+    optimizer: str
+    name: str
+    hyperparameters: dict[str, Any]
+    slot_names: list[str] | None
+    other_names: list[str]
+    op_name: Callable[[str], str]
+
+
+class SlotTable(MutableMapping[Identity, Variable]):
+    """The slots of one name, by the identity of their variable; they go when it does.
+
+    Attributes:
+        num_replaced: Grows when a slot is replaced or removed: plans for updates keep its array.
+    """
+
+    def __init__(self, lock: AbstractContextManager[Any]) -> None:
+        self.num_replaced = 0
+        self._lock = lock
+        self._slots: WeakKeyDictionary[Identity, Variable] = WeakKeyDictionary()
+
+    def __getitem__(self, identity: Identity) -> Variable:
+        return self._slots[identity]
+
+    def __setitem__(self, identity: Identity, slot: Variable) -> None:
+        with self._lock:
+            if identity in self._slots:
+                self.num_replaced += 1
+            self._slots[identity] = slot
+
+    def __delitem__(self, identity: Identity) -> None:
+        with self._lock:
+            del self._slots[identity]
+            self.num_replaced += 1
+
+    def __iter__(self) -> Iterator[Identity]:
+        with self._lock:
+            return iter(list(self._slots))
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+
+class State:
+    """One optimizer's slots, its other variables, and restored values that wait for either.
+
+    Attributes:
+        lock: Held while something is made, listed, restored or read.
+        waiting_slots: Restored values, by (slot name, variable's name), whose slot is not made yet.
+        waiting_others: Restored values of the optimizer's other variables that are not made yet.
+    """
+
+    def __init__(self, describe: Callable[[], Description]) -> None:
+        """Starts empty.
+
+        Args:
+            describe: A method of the optimizer, which it does not keep alive.
+        """
+        self.lock = threading.RLock()
+        self.waiting_slots: dict[tuple[str, str], np.ndarray[Any, Any]] = {}
+        self.waiting_others: dict[str, np.ndarray[Any, Any]] = {}
+        self._describe = WeakMethod(describe)
+        self._tables: dict[str, SlotTable] = {}
+        self._others: dict[str, Variable] = {}
+
+    @property
+    def version(self) -> int:
+        """A number that grows when a slot is replaced or removed, and not with a new slot."""
+        return sum(table.num_replaced for table in self._tables.values())
+
+    def describe(self) -> Description:
+        """Returns whose state this is.
+
+        Raises:
+            ReferenceError: the optimizer is gone.
+        """
+        describe = self._describe()
+        if describe is None:
+            raise ReferenceError("the optimizer of this state is gone")
+        return describe()
+
+    def table(self, slot_name: str) -> SlotTable:
+        """Returns the slots of one name by the identity of their variable, to read or change."""
+        with self.lock:
+            return self._tables.setdefault(slot_name, SlotTable(self.lock))
+
+    def slot(self, variable: Variable, slot_name: str) -> Variable | None:
+        """Returns a variable's slot, or None if it was never made."""
+        table = self._tables.get(slot_name)
+        return None if table is None else table.get(variable.identity)
+
+    def slots_of(self, variable: Variable) -> list[Variable]:
+        """Lists the slots that a variable has so far."""
+        with self.lock:
+            found = (table.get(variable.identity) for table in self._tables.values())
+            return [slot for slot in found if slot is not None]
+
+    def slot_names(self) -> list[str]:
+        """Lists the names of the slots made so far, in order of creation."""
+        with self.lock:
+            return list(self._tables)
+
+    def other(self, name: str) -> Variable | None:
+        """Returns the optimizer's own variable `name`, or None if it was never made."""
+        return self._others.get(name)
+
+    def others(self) -> dict[str, Variable]:
+        """Returns the optimizer's other variables by name."""
+        with self.lock:
+            return dict(self._others)
+
+    def variables(self) -> list[Variable]:
+        """Lists slots and other variables."""
+        with self.lock:
+            slots = [slot for table in self._tables.values() for slot in table.values()]
+            return [*slots, *self._others.values()]
+
+    def create_slot(
+        self,
+        variable: Variable,
+        slot_name: str,
+        op_name: str,
+        value: Any,
+        shape: tuple[int, ...] | None = None,
+        dtype: Any = None,
+    ) -> Variable:
+        """Makes a slot on the variable's device.
+
+        Args:
+            variable: What the slot belongs to.
+            slot_name: Its key, as "momentum".
+            op_name: The optimizer's name: the slot's own name is `<variable>/<op_name>`, with a
+                suffix where that is taken.
+            value: What it starts with: a number, or an array of its shape. A restored value that
+                waits for this slot takes its place.
+            shape: The variable's, if not given.
+            dtype: The variable's, if not given.
+
+        Raises:
+            ValueError: the waiting value does not fit, or a raw array's state would not last.
+        """
+        with writing(), self.lock:
+            key = slot_name, variable.name
+            restored = self.waiting_slots.get(key)
+            if restored is not None:
+                check_fits(
+                    restored,
+                    f'slot "{slot_name}" of "{variable.name}"',
+                    variable.shape if shape is None else tuple(shape),
+                    variable.dtype if dtype is None else np.dtype(dtype),
+                )
+                value = restored
+            slot = new_slot_variable(variable, op_name, value, shape, dtype)
+            self.table(slot_name)[variable.identity] = slot
+            self.waiting_slots.pop(key, None)
+            return slot
+
+    def create_other(self, name: str, value: Any, device: Device) -> Variable:
+        """Makes the optimizer's own variable `name`, if need be; a restored value that waits wins.
+
+        Raises:
+            ValueError: the waiting value does not fit.
+        """
+        return self._create_other(
+            name, lambda: Variable(value, name=name, trainable=False, device=device)
+        )
+
+    def create_host_scalar(self, name: str, value: np.generic, device: Device) -> HostScalar:
+        """Does what `create_other` does, with a scalar of `device` that the host computes with."""
+        created = self._create_other(name, lambda: HostScalar(value, name, device))
+        assert isinstance(created, HostScalar)
+        return created
+
+    def host_scalar(self, name: str) -> HostScalar:
+        """Returns what `create_host_scalar` has made."""
+        scalar = self._others[name]
+        assert isinstance(scalar, HostScalar), f'"{name}" is {scalar!r}'
+        return scalar
+
+    def host_scalars(self) -> list[HostScalar]:
+        """Lists the scalars that the host computes with."""
+        return [other for other in self.others().values() if isinstance(other, HostScalar)]
+
+    def _create_other(self, name: str, create: Callable[[], Variable]) -> Variable:
+        with writing(), self.lock:
+            existing = self._others.get(name)
+            if existing is not None:
+                return existing
+            variable = create()
+            restored = self.waiting_others.get(name)
+            if restored is not None:
+                check_fits(restored, f'"{name}"', variable.shape, variable.dtype)
+                variable.assign(restored)
+            self._others[name] = variable
+            self.waiting_others.pop(name, None)
+            return variable
+
+
+def check_fits(
+    value: np.ndarray[Any, Any], what: str, shape: tuple[int, ...], dtype: np.dtype[Any]
+) -> None:
+    """Raises ValueError unless a restored value has the shape and dtype of what it is for."""
+    if value.shape != shape:
+        raise ValueError(f"{what} has shape {shape}; the saved value has shape {value.shape}")
+    if value.dtype != dtype.newbyteorder("="):
+        raise ValueError(f"{what} has dtype {dtype}; the saved value has dtype {value.dtype}")
+
+
+def new_slot_variable(
+    variable: Variable,
+    op_name: str,
+    value: Any,
+    shape: tuple[int, ...] | None = None,
+    dtype: Any = None,
+) -> Variable:
+    """Makes an untrainable variable beside `variable`, named `<variable>/<op_name>`.
+
+    Raises:
+        ValueError: a raw array's state would not last; see `require_known_owner`.
+    """
+    require_known_owner(variable)
+    storage = new_storage(
+        value,
+        variable.device,
+        variable.dtype if dtype is None else dtype,
+        variable.shape if shape is None else tuple(shape),
+    )
+    slot = Variable(storage, name=f"{variable.name}/{op_name}", trainable=False, copy=False)
+    slot.owns_memory = True
+    backend_for(variable.device).record_creation(slot.identity)
+    return slot

@@ -1,0 +1,180 @@
+"""An optimizer's state as plain arrays by name, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypedDict
+
+import numpy as np
+
+from gpuopt.state.state import State, check_fits
+from gpuopt.variables.variable import (
+    Variable,
+    as_variable,
+    global_variables,
+    require_known_owner,
+)
+
+Array = np.ndarray[Any, Any]
+
+_FORMAT = 1
+
+
+class OptimizerState(TypedDict):
+    """What `Optimizer.state_dict` returns.
+
+    Attributes:
+        format: 1.
+        optimizer: The class's name.
+        name: The optimizer's own name.
+        hyperparameters: Numbers by name; None where a function gives the number.
+        slots: Slot name to variable's name to value, in order of creation.
+        non_slots: The optimizer's other variables by name, as "beta1_power".
+    """
+
+    format: int
+    optimizer: str
+    name: str
+    hyperparameters: dict[str, Any]
+    slots: dict[str, dict[str, Array]]
+    non_slots: dict[str, Array]
+
+
+def read_state(
+    state: State, variables: Mapping[str, Any] | None, read: Callable[[Variable], Array]
+) -> OptimizerState:
+    """Reads a state, values that still wait for their slot among it.
+
+    Args:
+        state: Of an optimizer.
+        variables: As in `Optimizer.state_dict`.
+        read: Returns a variable's value in host memory.
+    """
+    with state.lock:
+        names = {variable.identity: name for name, variable in _named(variables).items()}
+        slots: dict[str, dict[str, Array]] = {}
+        for slot_name in state.slot_names():
+            by_variable = slots.setdefault(slot_name, {})
+            for identity, slot in state.table(slot_name).items():
+                if identity in names:
+                    by_variable[names[identity]] = read(slot)
+                elif variables is None:
+                    raise ValueError(
+                        f'"{identity.name}" is an array without a name of its own, and has a slot '
+                        f'"{slot_name}"; name it by variables={{"...": array}}'
+                    )
+        for (slot_name, variable_name), value in state.waiting_slots.items():
+            slots.setdefault(slot_name, {})[variable_name] = value.copy()
+        non_slots = {name: read(variable) for name, variable in state.others().items()}
+        for name, value in state.waiting_others.items():
+            non_slots[name] = value.copy()
+        described = state.describe()
+        return {
+            "format": _FORMAT,
+            "optimizer": described.optimizer,
+            "name": described.name,
+            "hyperparameters": described.hyperparameters,
+            "slots": slots,
+            "non_slots": non_slots,
+        }
+
+
+def load_state(state: State, saved: OptimizerState, variables: Mapping[str, Any] | None) -> None:
+    """Takes over a saved state; see `Optimizer.load_state_dict`."""
+    with state.lock:
+        named = _named(variables)
+        check_state(state, saved, named)
+        for slot_name, by_variable in saved["slots"].items():
+            for name, value in by_variable.items():
+                slot = state.slot(named[name], slot_name) if name in named else None
+                if slot is None:
+                    state.waiting_slots[slot_name, name] = np.array(value)
+                else:
+                    slot.assign(np.asarray(value))
+        for name, variable in named.items():
+            claim_state(state, name, variable)
+        for name, value in saved["non_slots"].items():
+            existing = state.other(name)
+            if existing is None:
+                state.waiting_others[name] = np.array(value)
+            else:
+                existing.assign(np.asarray(value))
+
+
+def claim_state(state: State, name: str, variable: Variable) -> None:
+    """Gives a variable the slots that wait for its name; they are made where they are missing."""
+    op_name = state.describe().op_name
+    for slot_name in [slot for slot, owner in state.waiting_slots if owner == name]:
+        value = state.waiting_slots.pop((slot_name, name))
+        existing = state.slot(variable, slot_name)
+        if existing is None:
+            state.waiting_slots.pop((slot_name, variable.name), None)
+            state.create_slot(
+                variable, slot_name, op_name(slot_name), value, value.shape, value.dtype
+            )
+        else:
+            existing.assign(value)
+
+
+def check_state(state: State, saved: OptimizerState, variables: Mapping[str, Variable]) -> None:
+    """Raises TypeError or ValueError unless all of a saved state fits."""
+    _check_form(saved)
+    optimizer = state.describe()
+    what_is_saved = f'state of {saved["optimizer"]} "{saved["name"]}"'
+    known = optimizer.slot_names
+    slot_names = state.slot_names() if known is None else known
+    for slot_name, by_variable in saved["slots"].items():
+        if known is not None and slot_name not in known and by_variable:
+            raise ValueError(
+                f'{what_is_saved} has a slot "{slot_name}"; {optimizer.optimizer} '
+                f'"{optimizer.name}" has {known}'
+            )
+        for name, value in by_variable.items():
+            variable = variables.get(name)
+            if variable is not None:
+                require_known_owner(variable)
+            slot = None if variable is None else state.slot(variable, slot_name)
+            model = slot if slot is not None else variable if known is not None else None
+            if model is not None:
+                what = f'slot "{slot_name}" of "{name}"'
+                check_fits(np.asarray(value), what, model.shape, model.dtype)
+    has_slots = {name for by_variable in saved["slots"].values() for name in by_variable}
+    for name in {*has_slots, *variables}:
+        for slot_name in slot_names:
+            has_slot = name in variables and state.slot(variables[name], slot_name) is not None
+            is_needed = has_slot or (known is not None and name in has_slots)
+            if is_needed and name not in saved["slots"].get(slot_name, {}):
+                raise ValueError(f'{what_is_saved} has no slot "{slot_name}" of "{name}"')
+    others = saved["non_slots"]
+    needed_others = set(state.others())
+    if has_slots:
+        needed_others |= set(optimizer.other_names)
+    for name in sorted(needed_others - set(others)):
+        raise ValueError(f'{what_is_saved} has no "{name}"')
+    for name, existing in state.others().items():
+        check_fits(np.asarray(others[name]), f'"{name}"', existing.shape, existing.dtype)
+
+
+def _check_form(state: OptimizerState) -> None:
+    expected = set(OptimizerState.__annotations__)
+    if not isinstance(state, Mapping) or set(state) != expected:
+        found = sorted(state) if isinstance(state, Mapping) else type(state).__name__
+        raise TypeError(
+            f"an optimizer's state is a dictionary with {sorted(expected)}, got {found}"
+        )
+    if state["format"] != _FORMAT:
+        raise ValueError(
+            f"the state has format {state['format']!r}; this version of gpuopt reads {_FORMAT}"
+        )
+    tables = [state["slots"], state["non_slots"]]
+    if isinstance(state["slots"], Mapping):
+        tables += state["slots"].values()
+    for table in tables:
+        if not isinstance(table, Mapping) or not all(isinstance(key, str) for key in table):
+            raise TypeError(f"an optimizer's state holds values by name, got {table!r}")
+
+
+def _named(variables: Mapping[str, Any] | None) -> dict[str, Variable]:
+    if variables is None:
+        return {variable.name: variable for variable in global_variables()}
+    return {name: as_variable(variable) for name, variable in variables.items()}

@@ -1,0 +1,147 @@
+"""What a user's optimizer overrides and calls: TensorFlow 1's contract with subclasses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from gpuopt.backends import backend_for
+from gpuopt.state.state import SlotTable, State
+from gpuopt.step.pairs import Gradient
+from gpuopt.step.updates import apply_constraint
+from gpuopt.variables.gate import writing
+from gpuopt.variables.indexed_slices import IndexedSlices
+from gpuopt.variables.variable import FLOAT_DTYPES, Variable, as_variable
+
+
+class Hooks:
+    """The part of `Optimizer` that its subclasses build on.
+
+    Attributes:
+        state: The optimizer's slots and other variables.
+    """
+
+    state: State
+    _name: str
+
+    # What a subclass overrides.
+
+    def _hyperparameters_to_save(self) -> dict[str, Any]:
+        """What a checkpoint says of the settings; for readers, nothing is restored from it."""
+        return {}
+
+    def _all_slot_names(self) -> list[str] | None:
+        """Every slot that a variable gets, in order of creation; None where it is not known.
+
+        Known slots have their variable's shape and dtype.
+        """
+        return None
+
+    def _all_non_slot_names(self) -> list[str]:
+        """The names of the optimizer's other variables that are always there after a step."""
+        return []
+
+    def _slot_op_name(self, slot_name: str) -> str:
+        """What the slot's variables are named after."""
+        return self._name
+
+    def _valid_dtypes(self) -> Iterable[Any]:
+        """The dtypes of loss, variables and gradients that are accepted."""
+        return FLOAT_DTYPES
+
+    def _create_slots(self, var_list: Sequence[Variable]) -> None:
+        """Makes the slots that `var_list` still lacks. Called before every update."""
+
+    def _prepare(self) -> None:
+        """Evaluates hyperparameters, once in an update and before any variable is written."""
+
+    def _apply_dense(self, grad: Any, var: Variable) -> Any:
+        """Updates `var` by a gradient of its shape."""
+        raise NotImplementedError(f"{type(self).__name__} does not implement _apply_dense")
+
+    def _resource_apply_dense(self, grad: Any, handle: Variable) -> Any:
+        return self._apply_dense(grad, handle)
+
+    def _apply_sparse(self, grad: IndexedSlices, var: Variable) -> Any:
+        """Updates rows of `var`; no index is repeated."""
+        raise NotImplementedError(f"{type(self).__name__} does not implement _apply_sparse")
+
+    def _resource_apply_sparse(self, grad: Any, handle: Variable, indices: Any) -> Any:
+        return self._apply_sparse(IndexedSlices(grad, indices, handle.shape), handle)
+
+    def _apply_sparse_duplicate_indices(self, grad: IndexedSlices, var: Variable) -> Any:
+        """Updates rows of `var`; indices may repeat. By default sums their gradients first."""
+        sums, rows = backend_for(var.device).sum_duplicate_rows(grad.values, grad.indices)
+        return self._resource_apply_sparse(sums.astype(var.dtype, copy=False), var, rows)
+
+    def _resource_apply_sparse_duplicate_indices(
+        self, grad: Any, handle: Variable, indices: Any
+    ) -> Any:
+        return self._apply_sparse_duplicate_indices(
+            IndexedSlices(grad, indices, handle.shape), handle
+        )
+
+    def _finish(self, update_ops: list[Any], name_scope: str) -> Any:
+        """Runs after all variables were updated, before the global step grows."""
+
+    # What a subclass calls.
+
+    def _call_if_callable(self, param: Any) -> Any:
+        return param() if callable(param) else param
+
+    def _zeros_slot(self, var: Any, slot_name: str, op_name: str) -> Variable:
+        """Returns the slot, made with zeros if need be."""
+        return self._get_or_make_slot(var, 0, slot_name, op_name)
+
+    def _get_or_make_slot(self, var: Any, val: Any, slot_name: str, op_name: str) -> Variable:
+        """Returns the slot, made with `val`, a number or an array of the variable's shape."""
+        variable = as_variable(var)
+        with writing(), self.state.lock:
+            slot = self.state.slot(variable, slot_name)
+            if slot is None:
+                slot = self.state.create_slot(variable, slot_name, op_name, val)
+            return slot
+
+    def _get_or_make_slot_with_initializer(
+        self,
+        var: Any,
+        initializer: Callable[..., Any],
+        shape: tuple[int, ...],
+        dtype: Any,
+        slot_name: str,
+        op_name: str,
+    ) -> Variable:
+        """Returns the slot, made with `initializer(shape, dtype=dtype)` if need be."""
+        variable, dtype = as_variable(var), np.dtype(dtype)
+        with writing(), self.state.lock:
+            slot = self.state.slot(variable, slot_name)
+            if slot is None:
+                value = initializer(shape, dtype=dtype)
+                slot = self.state.create_slot(variable, slot_name, op_name, value, shape, dtype)
+            return slot
+
+    def _slot_dict(self, slot_name: str) -> SlotTable:
+        """Returns all slots of one name, by `_var_key(variable)`."""
+        return self.state.table(slot_name)
+
+    def _create_non_slot_variable(
+        self, initial_value: Any, name: str, colocate_with: Any
+    ) -> Variable:
+        """Returns the optimizer's own variable `name`, made if need be on another's device."""
+        return self.state.create_other(name, initial_value, as_variable(colocate_with).device)
+
+    def _get_non_slot_variable(self, name: str, graph: Any = None) -> Variable | None:
+        """Returns the optimizer's own variable `name`, or None. There is only one graph."""
+        return self.state.other(name)
+
+    def _apply_one(self, gradient: Gradient, variable: Variable) -> Any:
+        with backend_for(variable.device).enter(variable.identity):
+            if isinstance(gradient, IndexedSlices):
+                return self._resource_apply_sparse_duplicate_indices(
+                    gradient.values, variable, gradient.indices
+                )
+            update_op = self._resource_apply_dense(gradient, variable)
+            apply_constraint(variable)
+            return update_op

@@ -1,0 +1,243 @@
+"""The cache of what is known of variables that are updated together."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import chain
+from operator import attrgetter, eq
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gpuopt.backends import Backend, Target, backend_for
+from gpuopt.backends.backend import compute_type
+from gpuopt.device import Device
+from gpuopt.variables.identity import Identity, find_identity
+from gpuopt.variables.variable import Variable, known_identity
+
+# A program whose list of variables is another in each step never hits the cache.
+_MOST_GROUPS = 256
+
+# With the number of elements, strides leave no choice of the shape.
+_layout_of = attrgetter("dtype", "strides", "size")
+
+
+class Batch(NamedTuple):
+    """Variables of one group, device and dtype.
+
+    Attributes:
+        device: Where they live.
+        dtype: Theirs.
+        backend: The device's.
+        real: The type that rules compute in.
+        plan: What the backend has prepared for their updates.
+        positions: Where they stand in the group; None if they are all of it.
+        number: Which batch of the group this is.
+    """
+
+    device: Device
+    dtype: np.dtype[Any]
+    backend: Backend
+    real: type[np.float32] | type[np.float64]
+    plan: Any
+    positions: Sequence[int] | None
+    number: int
+
+    def select(self, items: Sequence[Any]) -> Sequence[Any]:
+        """Returns those of one item for each of the group's variables that are the batch's."""
+        if self.positions is None:
+            return items
+        return [items[position] for position in self.positions]
+
+
+class Group:
+    """Variables that are updated together, and the plans for it. It keeps none of them alive.
+
+    Attributes:
+        batches: One for each device and dtype.
+        state_version: Of the `State` whose slots the plans write to.
+        identities: The variables', in order.
+        constrained: The positions of variables with a constraint.
+    """
+
+    def __init__(
+        self,
+        variables: Sequence[Variable],
+        state_version: int,
+        target_of: Callable[[Variable], tuple[Target, list[Identity]]],
+    ) -> None:
+        """Has each device's backend plan the updates.
+
+        Args:
+            variables: At least one; they share no memory.
+            state_version: Of the slots that `target_of` finds.
+            target_of: Returns a variable's array and slots, and their identities.
+        """
+        self.state_version = state_version
+        self.identities = tuple(variable.identity for variable in variables)
+        self.constrained = [
+            position for position, variable in enumerate(variables) if variable.constraint
+        ]
+        self._known_apart: dict[tuple[int, ...], list[weakref.ref[Any]]] = {}
+        self.batches: list[Batch] = []
+        by_kind: dict[tuple[Device, np.dtype[Any]], list[int]] = {}
+        for position, variable in enumerate(variables):
+            by_kind.setdefault((variable.device, variable.dtype), []).append(position)
+        for (device, dtype), positions in by_kind.items():
+            backend = backend_for(device)
+            targets, identities = zip(
+                *(target_of(variables[position]) for position in positions), strict=True
+            )
+            borrowed = [i for i, at in enumerate(positions) if variables[at].is_raw_array]
+            plan = backend.plan_dense(targets, list(chain.from_iterable(identities)), borrowed)
+            is_all = len(by_kind) == 1
+            of_group = None if is_all else positions
+            number, real = len(self.batches), compute_type(dtype)
+            self.batches.append(Batch(device, dtype, backend, real, plan, of_group, number))
+
+    def is_known_apart(self, members: Sequence[Group | Identity]) -> bool:
+        """Whether `note_apart` was called with these: they share no memory with this group."""
+        noted = self._known_apart.get(tuple(map(id, members)))
+        return noted is not None and all(
+            reference() is member for reference, member in zip(noted, members, strict=True)
+        )
+
+    def note_apart(self, members: Sequence[Group | Identity]) -> None:
+        """Keeps that these groups and identities share no memory with this group or each other."""
+        if len(self._known_apart) >= _MOST_GROUPS:
+            self._known_apart.clear()
+        self._known_apart[tuple(map(id, members))] = [weakref.ref(each) for each in members]
+
+    def accept(self, gradients: Sequence[Any]) -> list[int] | None:
+        """Returns the version of each batch's gradients; None if some do not fit their variable.
+
+        Gradients fit if they are plain arrays on the variables' device, of their shape and dtype.
+        The version stays the same only as long as a batch gets the same arrays.
+        """
+        versions: list[int] = []
+        for batch in self.batches:
+            chosen = batch.select(gradients) if batch.positions else gradients
+            version = batch.plan.accept(chosen)
+            if version is None:
+                return None
+            versions.append(version)
+        return versions
+
+
+class _Recognised(NamedTuple):
+    """The Python objects by which a group is found again.
+
+    Attributes:
+        group: What they stand for.
+        raw: The positions of the raw arrays among them.
+        layouts: What `_layout_of` these was: their owner may change it in place.
+        references: Their callbacks drop this entry with the first of the objects.
+    """
+
+    group: Group
+    raw: list[int]
+    layouts: list[tuple[Any, ...]]
+    references: list[weakref.ref[Any]]
+
+    def is_unchanged(self, given: Sequence[Any]) -> bool:
+        raw = given if len(self.raw) == len(given) else [given[at] for at in self.raw]
+        return all(map(eq, map(_layout_of, raw), self.layouts))
+
+
+class KnownGroups:
+    """One optimizer's groups, each for as long as all of its variables live.
+
+    A group is found by the very objects that a caller passes again, or else by the identities of
+    the variables: a raw array may come as a new view in each step.
+    """
+
+    def __init__(self) -> None:
+        self._by_objects: dict[tuple[int, ...], _Recognised] = {}
+        self._by_identities: dict[tuple[int, ...], tuple[Group, list[weakref.ref[Any]]]] = {}
+        # New views in each step are not worth watching: only objects that come twice are.
+        self._missed: tuple[int, ...] = ()
+
+    def find(self, given: Sequence[Any], state_version: int) -> Group | None:
+        """Returns the group of these variables, in this order, or None.
+
+        Args:
+            given: Variables and raw arrays, as the caller passed them.
+            state_version: A group whose slots were replaced since is forgotten.
+        """
+        ids = tuple(map(id, given))
+        recognised = self._by_objects.get(ids)
+        if recognised is not None and (not recognised.raw or recognised.is_unchanged(given)):
+            group = recognised.group
+        else:
+            identities = _identities_of(given)
+            if identities is None:
+                return None
+            found = self._by_identities.get(tuple(map(id, identities)))
+            if found is None:
+                return None
+            group = found[0]
+            if self._missed == ids:
+                self._recognise(ids, given, group)
+            self._missed = ids
+        return group if group.state_version == state_version else None
+
+    def add(self, given: Sequence[Any], group: Group) -> None:
+        """Keeps a group, unless a variable's end cannot be watched.
+
+        Args:
+            given: Its variables as the caller passed them.
+            group: Made of these.
+        """
+        holders = [identity.holder() for identity in group.identities]
+        key = tuple(map(id, group.identities))
+        if len(self._by_identities) >= _MOST_GROUPS:
+            self._by_identities.clear()
+        references = _watch(holders, partial(_drop, weakref.ref(self), "_by_identities", key))
+        if references is not None:
+            self._by_identities[key] = group, references
+            if all(isinstance(each, Variable) for each in given):
+                self._recognise(tuple(map(id, given)), given, group)
+
+    def _recognise(self, ids: tuple[int, ...], given: Sequence[Any], group: Group) -> None:
+        raw = [at for at, each in enumerate(given) if not isinstance(each, Variable)]
+        layouts = [_layout_of(given[at]) for at in raw]
+        if len(self._by_objects) >= _MOST_GROUPS:
+            self._by_objects.clear()
+        references = _watch(given, partial(_drop, weakref.ref(self), "_by_objects", ids))
+        if references is not None:
+            self._by_objects[ids] = _Recognised(group, raw, layouts, references)
+
+
+def _identities_of(given: Sequence[Any]) -> list[Identity] | None:
+    """Returns the identities of variables and raw arrays; None if one has none yet."""
+    identities = []
+    for each in given:
+        # Views that are made anew in each step, by the thousand, take the short way.
+        identity = find_identity(each) if type(each) is np.ndarray else None
+        identity = identity or known_identity(each)
+        if identity is None:
+            return None
+        identities.append(identity)
+    return identities
+
+
+def _watch(
+    objects: Iterable[Any], gone: Callable[[weakref.ref[Any]], None]
+) -> list[weakref.ref[Any]] | None:
+    try:
+        return [weakref.ref(each, gone) for each in objects]
+    except TypeError:  # something that no weak reference can watch
+        return None
+
+
+def _drop(
+    groups: weakref.ref[KnownGroups],
+    cache: str,
+    key: tuple[int, ...],
+    dead: weakref.ref[Any],
+) -> None:
+    living = groups()
+    if living is not None:
+        getattr(living, cache).pop(key, None)

@@ -1,0 +1,92 @@
+"""The gradients of a loss, as an optimizer asks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from typing import Any
+
+import numpy as np
+
+from gpuopt.autodiff import engine_of
+from gpuopt.autodiff.engine import Loss, OnGradient, flatten
+from gpuopt.step.pairs import Gradient
+from gpuopt.step.replica_context import replica_context
+from gpuopt.variables.variable import Variable
+
+# TensorFlow's numbers.
+GATE_NONE, GATE_OP, GATE_GRAPH = range(3)
+
+
+def gradients_of(
+    loss: Loss,
+    var_list: Any,
+    grad_loss: Any,
+    valid_dtypes: Set[np.dtype[Any]],
+    on_grad: OnGradient | None = None,
+) -> list[tuple[Gradient | None, Variable]]:
+    """Runs a loss once and returns its gradients; see `Optimizer.compute_gradients`.
+
+    Args:
+        loss: What to differentiate.
+        var_list: By which variables.
+        grad_loss: What gradients are multiplied by.
+        valid_dtypes: Of the loss, `grad_loss`, and the variables that have a gradient.
+        on_grad: Is given each gradient as soon as it is final, and keeps it.
+
+    Raises:
+        RuntimeError: `loss` is no function.
+        ValueError: no variables, or an invalid dtype.
+    """
+    if not callable(loss):
+        raise RuntimeError(
+            "`loss` passed to Optimizer.compute_gradients should be a function when eager "
+            f"execution is enabled, got {loss!r}."
+        )
+    if var_list is not None and not list(flatten(var_list)):
+        raise ValueError("No variables to optimize.")
+    if grad_loss is not None:
+        _check_dtype(_dtype_of(grad_loss), "grad_loss", valid_dtypes)
+    scale = replica_context().loss_scale
+    if scale != 1:
+        grad_loss = scale if grad_loss is None else grad_loss * scale
+    value, grads_and_vars = engine_of(loss).compute(loss, var_list, grad_loss, on_grad)
+    if not grads_and_vars:
+        raise ValueError(f"No variables to optimize: the loss {loss!r} read no trainable one.")
+    if on_grad is None:
+        _check_dtype(_dtype_of(value), "loss", valid_dtypes)
+        for gradient, variable in grads_and_vars:
+            if gradient is not None:
+                _check_dtype(variable.dtype, f'"{variable.name}"', valid_dtypes)
+    return grads_and_vars
+
+
+def checked_gate(gate_gradients: int) -> int:
+    """Returns a gate of `minimize`, or raises ValueError."""
+    if gate_gradients not in (GATE_NONE, GATE_OP, GATE_GRAPH):
+        raise ValueError(
+            "gate_gradients must be one of: Optimizer.GATE_NONE, Optimizer.GATE_OP, "
+            f"Optimizer.GATE_GRAPH.  Not {gate_gradients}"
+        )
+    return gate_gradients
+
+
+def refuse_independent_loss(loss: Loss, variables: list[Variable]) -> None:
+    """Raises ValueError: the loss depends on none of the variables."""
+    names = [variable.name for variable in variables]
+    raise ValueError(
+        f"No gradients provided for any variable: the loss {loss!r} does not depend on {names}."
+    )
+
+
+def _check_dtype(dtype: np.dtype[Any], what: str, valid: Set[np.dtype[Any]]) -> None:
+    if dtype not in valid:
+        expected = sorted(map(str, valid))
+        raise ValueError(f"Invalid type {dtype} for {what}, expected: {expected}.")
+
+
+def _dtype_of(value: Any) -> np.dtype[Any]:
+    """The dtype of a number, array or tensor, where Python's float counts as float32."""
+    if type(value) is float:
+        return np.dtype(np.float32)
+    dtype = value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype
+    return np.dtype(str(dtype).removeprefix("torch."))

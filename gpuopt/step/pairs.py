@@ -1,0 +1,228 @@
+"""What a (gradient, variable) pair must be before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Set
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from gpuopt.backends import backend_for, refuse_masked, to_device
+from gpuopt.device import device_of
+from gpuopt.errors import DeviceUnavailableError
+from gpuopt.step.overlap import refuse_shared_memory
+from gpuopt.variables.indexed_slices import IndexedSlices
+from gpuopt.variables.storage import describe
+from gpuopt.variables.variable import Variable, as_variable
+
+Gradient: TypeAlias = "Any | IndexedSlices"
+
+
+def checked_pairs(
+    grads_and_vars: Iterable[tuple[Any, Any]], valid_dtypes: Set[np.dtype[Any]]
+) -> list[tuple[Gradient | None, Variable]]:
+    """Turns what a user passes to `apply_gradients` into pairs that can be applied.
+
+    Args:
+        grads_and_vars: See `Optimizer.apply_gradients`.
+        valid_dtypes: Of variables and gradients.
+
+    Returns:
+        Pairs in the given order. A gradient is None, an array of its variable's shape and dtype,
+        or IndexedSlices whose rows fit the variable.
+
+    Raises:
+        ValueError, TypeError, IndexError, RuntimeError, DeviceUnavailableError: something does not
+            fit; the message names the variable.
+    """
+    unchecked = [unpacked(position, pair) for position, pair in enumerate(as_list(grads_and_vars))]
+    if all(gradient is None for gradient, _ in unchecked):
+        refuse_no_gradients([variable for _, variable in unchecked])
+    pairs = [
+        (
+            None if gradient is None else checked_gradient(gradient, variable, valid_dtypes),
+            variable,
+        )
+        for gradient, variable in unchecked
+    ]
+    refuse_shared_memory([variable for gradient, variable in pairs if gradient is not None])
+    return pairs
+
+
+def as_list(grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """Returns a list as it is, and makes one of another iterable.
+
+    Raises:
+        TypeError: it is no iterable.
+    """
+    if type(grads_and_vars) is list:
+        return grads_and_vars
+    try:
+        return list(grads_and_vars)
+    except TypeError as error:
+        raise TypeError(
+            "grads_and_vars must be an iterable of (gradient, variable) pairs, got "
+            f"{type(grads_and_vars).__name__}"
+        ) from error
+
+
+def as_pairs(given: list[Any]) -> list[tuple[Any, Any]]:
+    """Returns a list of pairs as it is if all are tuples of two, else makes it of them.
+
+    Raises:
+        TypeError, ValueError: one is no pair, or there are none.
+    """
+    if set(map(type, given)) == {tuple} and set(map(len, given)) == {2}:
+        return given
+    if not given:
+        refuse_no_gradients([])
+    return [_pair(position, pair) for position, pair in enumerate(given)]
+
+
+def refuse_no_gradients(variables: list[Variable]) -> None:
+    """Raises ValueError: a step without a gradient updates nothing."""
+    if not variables:
+        raise ValueError("No variables provided.")
+    names = [variable.name for variable in variables]
+    raise ValueError(f"No gradients provided for any variable: {names}.")
+
+
+def unpacked(position: int, pair: Any) -> tuple[Any, Variable]:
+    """Takes a pair of `grads_and_vars` apart; its variable may be a raw array."""
+    gradient, variable = _pair(position, pair)
+    if isinstance(gradient, Variable) and not isinstance(variable, Variable):
+        raise TypeError(
+            f'grads_and_vars[{position}] is (Variable "{gradient.name}", {describe(variable)}), '
+            "which looks swapped: a pair is (gradient, variable). To update a plain array by a "
+            "Variable's value, pass (variable.value(), array)"
+        )
+    try:
+        return gradient, as_variable(variable)
+    except (TypeError, ValueError, DeviceUnavailableError) as error:
+        raise type(error)(f"variable of grads_and_vars[{position}]: {error}") from error
+
+
+def checked_gradient(
+    gradient: Any, variable: Variable, valid_dtypes: Set[np.dtype[Any]]
+) -> Gradient:
+    """Returns an array of its variable's device, shape and dtype, or IndexedSlices that fit it."""
+    if variable.dtype not in valid_dtypes:
+        expected = sorted(str(dtype) for dtype in valid_dtypes)
+        raise ValueError(
+            f'Invalid type {variable.dtype} for "{variable.name}", expected: {expected}.'
+        )
+    if isinstance(gradient, IndexedSlices):
+        return _checked_slices(gradient, variable)
+    array = _as_gradient_array(gradient, variable)
+    if array.shape != variable.shape:
+        raise ValueError(
+            f'gradient for "{variable.name}" has shape {array.shape}; the variable has shape '
+            f"{variable.shape}. For a gradient of some rows, pass IndexedSlices(values, indices)."
+        )
+    return array
+
+
+def _pair(position: int, pair: Any) -> tuple[Any, Any]:
+    try:
+        gradient, variable = pair
+    except (TypeError, ValueError) as error:
+        raise type(error)(
+            f"grads_and_vars[{position}] must be a (gradient, variable) pair, got {pair!r}"
+        ) from error
+    return gradient, variable
+
+
+def _checked_slices(slices: IndexedSlices, variable: Variable) -> IndexedSlices:
+    name, shape = variable.name, variable.shape
+    if variable.constraint is not None:
+        raise RuntimeError(
+            f'Cannot use a constraint function on a sparse variable: "{name}" has a constraint and '
+            "its gradient is IndexedSlices."
+        )
+    if variable.ndim == 0:
+        raise ValueError(f'gradient for "{name}" is IndexedSlices, but a scalar has no rows')
+    slices.check()
+    values, indices = slices.values, slices.indices
+    _check_dtype(values, variable)
+    if values.shape[1:] != shape[1:]:
+        raise ValueError(
+            f'gradient for "{name}" has rows of shape {values.shape[1:]} (values {values.shape}); '
+            f"the variable has rows of shape {shape[1:]} (shape {shape})"
+        )
+    if slices.dense_shape is not None and slices.dense_shape != shape:
+        raise ValueError(
+            f'gradient for "{name}" has dense_shape {slices.dense_shape}; the variable has shape '
+            f"{shape}"
+        )
+    most_rows = backend_for(variable.device).most_rows
+    if most_rows is not None and indices.shape[0] > most_rows:
+        raise ValueError(
+            f'gradient for "{name}" has {indices.shape[0]} rows; on {variable.device} it may have '
+            f"at most {most_rows}"
+        )
+    if device_of(indices).kind == "cpu":
+        _check_rows(np.asarray(indices), variable)
+    return slices.replaced(_on_device(values, variable), _on_device(indices, variable), shape)
+
+
+def _check_rows(indices: np.ndarray[Any, Any], variable: Variable) -> None:
+    """Raises IndexError for rows outside; a GPU checks those that it has itself."""
+    height = variable.shape[0]
+    outside = (indices < 0) | (indices >= height)
+    if outside.any():
+        offset = int(outside.argmax())
+        raise IndexError(
+            f'gradient for "{variable.name}": indices[{offset}] = {indices[offset]} is not in '
+            f"[0, {height}), the variable's rows"
+        )
+
+
+def _as_gradient_array(gradient: Any, variable: Variable) -> Any:
+    gradient = gradient.storage if isinstance(gradient, Variable) else gradient
+    if hasattr(gradient, "dtype"):
+        array = _on_device(gradient, variable)
+        _check_dtype(array, variable)
+        return array
+    try:
+        array = np.asarray(gradient)
+    except ValueError as error:  # a ragged list
+        raise ValueError(f'gradient for "{variable.name}": {error}') from error
+    if array.dtype.kind not in "bif":
+        raise TypeError(
+            "Gradient must be convertible to an array or IndexedSlices, or None: gradient for "
+            f'"{variable.name}" is {gradient!r}'
+        )
+    if _has_dtype(gradient):
+        _check_dtype(array, variable)
+    # Python's numbers have no type of their own.
+    return _on_device(array.astype(variable.dtype), variable)
+
+
+def _has_dtype(value: Any) -> bool:
+    """Whether what numpy makes an array of has a type of its own, as a buffer has."""
+    if hasattr(value, "__array__") or hasattr(value, "__array_interface__"):
+        return True
+    try:
+        memoryview(value)
+    except TypeError:
+        return False
+    return True
+
+
+def _on_device(array: Any, variable: Variable) -> Any:
+    refuse_masked(array, f'gradient for "{variable.name}"')
+    try:
+        return to_device(array, variable.device)
+    except DeviceUnavailableError as error:
+        raise DeviceUnavailableError(
+            f'gradient for "{variable.name}" is on {device_of(array)}, the variable on '
+            f"{variable.device}: {error}"
+        ) from error
+
+
+def _check_dtype(array: Any, variable: Variable) -> None:
+    if array.dtype != variable.dtype:
+        raise TypeError(
+            f'gradient for "{variable.name}" has dtype {array.dtype}; the variable has dtype '
+            f"{variable.dtype}. Nothing is cast silently: use gradient.astype(...)."
+        )

@@ -1,0 +1,131 @@
+"""What one step updates, by hooks that see one variable each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from gpuopt.backends import backend_for
+from gpuopt.state.state import State
+from gpuopt.step.overlap import refuse_shared_memory
+from gpuopt.step.pairs import Gradient, checked_pairs
+from gpuopt.variables.gate import writing
+from gpuopt.variables.identity import Identity
+from gpuopt.variables.indexed_slices import IndexedSlices
+from gpuopt.variables.variable import Variable
+
+Pair = tuple[Gradient, Variable]
+
+
+class Updates(Protocol):
+    """The updates of one step, or of a part of it: checked when made, written by `apply`.
+
+    Attributes:
+        has_rows_on_a_gpu: Whether a sparse gradient is for a variable of a GPU, which checks rows.
+    """
+
+    has_rows_on_a_gpu: bool
+
+    def pairs(self) -> Sequence[Pair]:
+        """Returns what is updated."""
+
+    def sparse_pairs(self) -> Sequence[Pair]:
+        """Returns the pairs whose gradient is IndexedSlices."""
+
+    def identities(self) -> Iterable[Identity]:
+        """Returns the variables' identities."""
+
+    def refuse_shared_memory(self, counter: Variable | None) -> None:
+        """Raises ValueError if memory would be written twice.
+
+        Args:
+            counter: The variable that counts steps, which is written, too.
+        """
+
+    def create_slots(self) -> None:
+        """Makes what is missing of the optimizer's state."""
+
+    def check_again(self) -> None:
+        """Raises what has become wrong since these were made: user code has run in between."""
+
+    def must_check_first(self) -> bool:
+        """Whether something here writes though a GPU has refused rows."""
+
+    def apply(self) -> list[Any]:
+        """Writes, by the numbers that `_prepare` left; returns what `_finish` is given."""
+
+    def written(self) -> tuple[list[str], list[str]]:
+        """Returns the names of variables that are updated, and of those that may be in part."""
+
+
+class HookOptimizer(Protocol):
+    """What `HookUpdates` asks of an optimizer."""
+
+    state: State
+
+    def _valid_dtypes(self) -> Iterable[Any]: ...
+
+    def _create_slots(self, var_list: Sequence[Variable]) -> None: ...
+
+    def _apply_one(self, gradient: Gradient, variable: Variable) -> Any: ...
+
+
+class HookUpdates:
+    """Updates by `_apply_dense`, `_apply_sparse` and their twins, one variable after the other."""
+
+    def __init__(self, optimizer: HookOptimizer, given: list[Any]) -> None:
+        self._optimizer = optimizer
+        checked = checked_pairs(given, dtypes_of(optimizer))
+        self._pairs = [pair for pair in checked if pair[0] is not None]
+        self._num_begun = 0
+        self._num_done = 0
+        self.has_rows_on_a_gpu = any(v.device.kind == "gpu" for _, v in self.sparse_pairs())
+
+    def pairs(self) -> Sequence[Pair]:
+        return self._pairs
+
+    def sparse_pairs(self) -> Sequence[Pair]:
+        return [pair for pair in self._pairs if isinstance(pair[0], IndexedSlices)]
+
+    def identities(self) -> Iterable[Identity]:
+        return [variable.identity for _, variable in self._pairs]
+
+    def refuse_shared_memory(self, counter: Variable | None) -> None:
+        if counter is not None:  # `checked_pairs` has looked at the others
+            refuse_shared_memory([variable for _, variable in self._pairs], [counter])
+
+    def create_slots(self) -> None:
+        with writing(), self._optimizer.state.lock:
+            self._optimizer._create_slots([variable for _, variable in self._pairs])
+
+    def check_again(self) -> None:
+        self._pairs = checked_pairs(self._pairs, dtypes_of(self._optimizer))
+
+    def must_check_first(self) -> bool:
+        return True
+
+    def apply(self) -> list[Any]:
+        update_ops = []
+        for gradient, variable in self._pairs:
+            self._num_begun += 1
+            update_ops.append(self._optimizer._apply_one(gradient, variable))
+            self._num_done += 1
+        return update_ops
+
+    def written(self) -> tuple[list[str], list[str]]:
+        names = [variable.name for _, variable in self._pairs]
+        return names[: self._num_done], names[self._num_done : self._num_begun]
+
+
+def apply_constraint(variable: Variable) -> None:
+    """Projects a variable after its update; slots stay as they are."""
+    if variable.constraint is not None:
+        with backend_for(variable.device).enter():
+            variable.assign(variable.constraint(variable.storage))
+
+
+def dtypes_of(optimizer: HookOptimizer) -> frozenset[np.dtype[Any]]:
+    """Returns the dtypes of variables and gradients that an optimizer takes."""
+    return frozenset(map(np.dtype, optimizer._valid_dtypes()))

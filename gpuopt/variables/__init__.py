@@ -1,0 +1,1 @@
+"""Named arrays that optimizers update, and what stands for their gradients."""

@@ -1,0 +1,250 @@
+"""Keeps whoever saves or restores state out of the middle of a step, or of any other write.
+
+Every thread has a passage through the gate, which it locks while it writes. Whoever saves or
+restores closes the gate and waits until no passage is locked; who wants to write meanwhile waits
+until the gate is open again.
+
+Nothing is counted: locks alone say who is inside. A `with` statement releases each by the lock's
+own `__exit__`, and the interpreter runs no signal handler between the call of a built-in and its
+effect. So Ctrl-C at any moment leaves nothing shut. For the same reason, who waits looks again and
+again: a notice could get lost with the one who was to give it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from threading import get_ident
+from typing import Any
+
+from gpuopt.errors import DeadlineExceededError
+
+# Without progress of whoever is waited for.
+_DEADLINE_S = 600.0
+# Between two saves, those who were held back by the first have so long to begin their write.
+_TURN_S = 0.02
+_SHORTEST_PAUSE_S = 0.00005
+_LONGEST_PAUSE_S = 0.001
+
+_inside = nullcontext()
+
+
+def writing() -> AbstractContextManager[None]:
+    """Writes state beside other threads: an optimizer's step, or a variable's new value by hand.
+
+    What is written inside is seen in full by a save, or not at all. A step inside a step, as of an
+    optimizer that wraps another, belongs to the outer one. Locks that a save or a restore takes,
+    too, are taken inside of the step, never around it.
+
+    Raises:
+        DeadlineExceededError: a save or a restore by another thread does not end.
+    """
+    passage = _passages.get(get_ident()) or _new_passage()
+    return _inside if passage.lock.locked() else passage
+
+
+def between_writes(purpose: str) -> AbstractContextManager[None]:
+    """Waits until no other thread is in the middle of a step, and holds the next steps back.
+
+    Args:
+        purpose: What is done inside, for the errors of those who wait, as "saving model-1".
+
+    Raises:
+        RuntimeError: this thread itself is in the middle of a step.
+        DeadlineExceededError: another thread does not end its step, its save or its restore.
+    """
+    closing = _closing
+    if closing.is_this_threads():
+        closing.wait_for_writers()  # a signal handler may have come before that was done
+        return _inside
+    refuse_while_writing()
+    return _Closing(purpose)
+
+
+def refuse_while_writing() -> None:
+    """Raises RuntimeError if this thread is in the middle of a step."""
+    passage = _passages.get(get_ident())
+    if passage is not None and passage.lock.locked() and not _closing.is_this_threads():
+        raise RuntimeError(
+            "state cannot be saved or restored in the middle of a step, as from a hook of the "
+            "optimizer: half of it is the old step's; do it after apply_gradients"
+        )
+
+
+def note_progress() -> None:
+    """Lets those whom this thread holds back wait on: what it does takes long, but goes on."""
+    closing = _closing
+    if closing.is_this_threads():
+        closing.last_progress = time.monotonic()
+
+
+class _Release:
+    """`__exit__` of what has a lock: the lock's own, which a `with` statement calls directly."""
+
+    def __get__(self, instance: _Passage | _Closing | None, owner: type) -> Callable[..., None]:
+        return self if instance is None else instance.lock.__exit__
+
+    def __call__(self, instance: _Passage | _Closing, *error: Any) -> None:  # by an ExitStack
+        instance.lock.__exit__(*error)
+
+
+class _Passage:
+    """One thread's way through the gate.
+
+    Attributes:
+        lock: Locked by the thread while it writes.
+        is_held_back: Whether the thread waits for the gate to open.
+    """
+
+    __slots__ = ("is_held_back", "lock")
+
+    __exit__ = _Release()
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.is_held_back = False
+
+    def __enter__(self) -> None:
+        while True:
+            try:
+                self.lock.acquire()  # no other thread ever does
+                if not _closing.lock.locked() or _closing.is_this_threads():
+                    return
+            except BaseException:
+                self.lock.release()
+                raise
+            self.lock.release()
+            self._wait_until_open()
+
+    def _wait_until_open(self) -> None:
+        waiting = Waiting()
+        self.is_held_back = True
+        try:
+            while (closing := _closing).stops_this_thread():
+                waiting.pause(closing.describe, closing.last_progress)
+        finally:
+            self.is_held_back = False
+
+
+class _Closing:
+    """The gate is closed while this is entered.
+
+    Attributes:
+        lock: Locked by its thread until it ends.
+        last_progress: When its thread was last seen to go on.
+    """
+
+    __slots__ = ("_purpose", "_thread", "last_progress", "lock")
+
+    __exit__ = _Release()
+
+    def __init__(self, purpose: str) -> None:
+        self._purpose = purpose
+        self._thread = get_ident()
+        self.lock = threading.Lock()
+        self.last_progress = time.monotonic()
+
+    def is_this_threads(self) -> bool:
+        return self._thread == get_ident() and self.lock.locked()
+
+    def stops_this_thread(self) -> bool:
+        return self._thread != get_ident() and self.lock.locked()
+
+    def describe(self) -> str:
+        return f"{_thread_name(self._thread)}, which is {self._purpose}"
+
+    def __enter__(self) -> None:
+        try:
+            self.lock.acquire()  # nobody has seen this lock yet
+            self._close()
+            self.wait_for_writers()
+        except BaseException:
+            self.lock.release()
+            raise
+
+    def wait_for_writers(self) -> None:
+        waiting = Waiting()
+        for thread, passage in _passages.copy().items():
+            while thread != self._thread and passage.lock.locked():
+                waiting.pause(partial(_describe_writer, thread))
+
+    def _close(self) -> None:
+        """Closes the gate when nobody else has closed it, and those held back had their turn."""
+        global _closing
+        waiting = Waiting()
+        turn_ends: float | None = None
+        while True:
+            with _guard:
+                other = _closing
+                if other.lock.locked():
+                    turn_ends = None
+                elif turn_ends is None:
+                    turn_ends = time.monotonic() + _TURN_S
+                held_back = any(passage.is_held_back for passage in _passages.copy().values())
+                if turn_ends is not None and (not held_back or time.monotonic() > turn_ends):
+                    _closing = self
+                    return
+            waiting.pause(other.describe, other.last_progress)
+
+
+class Waiting:
+    """One wait for something that is looked at again and again."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._pause_s = _SHORTEST_PAUSE_S
+
+    def pause(self, describe: Callable[[], str], last_progress: float = 0.0) -> None:
+        """Sleeps for a moment.
+
+        Args:
+            describe: Returns what is waited for, for the error.
+            last_progress: When that was last seen to go on.
+
+        Raises:
+            DeadlineExceededError: it has not gone on for too long.
+        """
+        if time.monotonic() - max(self._began, last_progress) > _DEADLINE_S:
+            raise DeadlineExceededError(f"waited {_DEADLINE_S:g} s for {describe()}")
+        time.sleep(self._pause_s)
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+
+
+# By the thread's identifier. A new thread takes over the passage of an ended one.
+_passages: dict[int, _Passage] = {}
+# The last one; nobody closes the gate any more if it is not locked.
+_closing = _Closing("doing nothing")
+# For `_closing`. Reentrant: a signal handler may save in the middle of a guarded block.
+_guard = threading.RLock()
+
+
+def _new_passage() -> _Passage:
+    return _passages.setdefault(get_ident(), _Passage())
+
+
+def _describe_writer(thread: int) -> str:
+    return f"{_thread_name(thread)}, which is in the middle of a step"
+
+
+def _thread_name(thread: int) -> str:
+    names = [t.name for t in threading.enumerate() if t.ident == thread]
+    return f'thread "{names[0]}"' if names else f"thread {thread}"
+
+
+def _forget_other_threads() -> None:
+    """A forked child has none of its parent's threads but the one that forked."""
+    global _closing, _guard
+    own = {thread: p for thread, p in _passages.items() if thread == get_ident()}
+    _passages.clear()
+    _passages.update(own)
+    _guard = threading.RLock()
+    if not _closing.is_this_threads():
+        _closing = _Closing("doing nothing")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_other_threads)

@@ -1,0 +1,148 @@
+"""A variable's identity: its name, its lock, and the memory by which a raw array is known again."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+
+from gpuopt.backends import Owner
+from gpuopt.variables.self_overlap import refuse_self_overlap
+
+# The owner's id, the address, the shape, the strides, and the dtype.
+MemoryKey = tuple[int, int, tuple[int, ...], tuple[int, ...], np.dtype[Any]]
+
+# Reentrant: a garbage collection inside a guarded block may run Python code on the same thread.
+_guard = threading.RLock()
+_named: weakref.WeakValueDictionary[str, Identity] = weakref.WeakValueDictionary()
+_by_memory: dict[MemoryKey, Identity] = {}
+_Byte = ctypes.c_char
+
+
+class Identity:
+    """What optimizer state hangs on. Lives as long as its variable, or the memory of a raw array.
+
+    Attributes:
+        name: Unique among live variables: a second "w" is "w_1", as in TensorFlow.
+        lock: Held by updates with `use_locking=True`.
+        last_update: A note of the device's backend, by which streams wait for each other.
+        unknown_owner: What a raw array's memory comes from, where gpuopt does not know when the
+            memory ends; else None. See `require_known_owner`.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_holder",
+        "_next_suffix",
+        "last_update",
+        "lock",
+        "name",
+        "unknown_owner",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        holder: Any,
+        unknown_owner: str | None = None,
+        on_end: Callable[[weakref.ref[Any]], None] | None = None,
+    ) -> None:
+        """Takes a name.
+
+        Args:
+            name: Gets a suffix where it is taken.
+            holder: See `holder`; it is only watched.
+            unknown_owner: See above.
+            on_end: Called at the holder's end.
+        """
+        self._holder = weakref.ref(holder, on_end)
+        self.unknown_owner = unknown_owner
+        self.lock = threading.RLock()
+        self.last_update: Any = None
+        self._next_suffix = 1
+        with _guard:
+            self.name = unique_name(name)
+            namesake = _named.get(name)
+            if namesake is not None:
+                # Makes a thousand variables of one name cheap; it goes when the first of them does.
+                namesake._next_suffix = int(self.name[len(name) + 1 :]) + 1
+            _named[self.name] = self
+
+    def holder(self) -> Any:
+        """Returns the object whose end is the identity's, or None if it is gone.
+
+        It is the Variable, or what owns a raw array's memory, and can be referred to weakly, with a
+        callback. Who keeps the address of the memory drops it then; see `Backend.unowned`.
+        """
+        return self._holder()
+
+    def __repr__(self) -> str:
+        return f"Identity({self.name!r})"
+
+
+def unique_name(name: str) -> str:
+    """Returns `name`, or the name with the suffix that a new variable of this name would get."""
+    with _guard:
+        namesake = _named.get(name)
+        if namesake is None:
+            return name
+        suffix = namesake._next_suffix
+        while f"{name}_{suffix}" in _named:
+            suffix += 1
+        return f"{name}_{suffix}"
+
+
+def identity_of(layout: np.ndarray[Any, Any], address: int, owner: Owner) -> Identity:
+    """Finds a raw array's identity by its memory, or makes one.
+
+    Arrays on memory of one owner with the same address, shape, strides and dtype are one variable.
+    The identity goes when the owner does; it does not keep the owner alive.
+
+    Args:
+        layout: An array of this shape, strides and dtype.
+        address: Where the first element is.
+        owner: Of the memory.
+
+    Raises:
+        ValueError: several of its elements share memory.
+    """
+    key = (id(owner.watched), address, layout.shape, layout.strides, layout.dtype)
+    found = _by_memory.get(key)
+    if found is not None and found.holder() is owner.watched:
+        return found
+    refuse_self_overlap(layout)
+    with _guard:
+        found = _by_memory.get(key)
+        if found is None or found.holder() is not owner.watched:
+            found = Identity("array", owner.watched, owner.unknown, partial(_forget, key))
+            _by_memory[key] = found
+        return found
+
+
+def find_identity(array: np.ndarray[Any, Any]) -> Identity | None:
+    """Returns the identity that was made for this memory, if numpy owns it; quick for views.
+
+    None also for arrays that are read-only, empty or not contiguous.
+    """
+    owner: Any = array
+    while isinstance(owner.base, np.ndarray):
+        owner = owner.base
+    if owner.base is not None:
+        return None
+    try:  # much quicker than `array.ctypes`
+        address = ctypes.addressof(_Byte.from_buffer(cast(Any, array)))
+    except (TypeError, ValueError, BufferError):
+        return None
+    found = _by_memory.get((id(owner), address, array.shape, array.strides, array.dtype))
+    return found if found is not None and found._holder() is owner else None
+
+
+def _forget(key: MemoryKey, dead: weakref.ref[Any]) -> None:
+    # Without the lock, as a garbage collection may come here while this thread holds others. It
+    # runs before the owner's id can be given to something new.
+    _by_memory.pop(key, None)

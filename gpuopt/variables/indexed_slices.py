@@ -1,0 +1,120 @@
+"""IndexedSlices: the rows of a gradient, validated once at the edge."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from gpuopt.backends import backend_for, refuse_masked
+from gpuopt.device import Device, device_of
+
+
+class IndexedSlices:
+    """The gradient of some rows of a variable: row `indices[i]` receives `values[i]`.
+
+    A row may appear several times, and then counts as the sum, or not at all. No rows is legal.
+
+    Attributes:
+        values: [num_rows, ...], an array.
+        indices: [num_rows], int32 or int64. Their range is checked against the variable's height
+            when the gradient is applied.
+        dense_shape: The variable's shape, or None.
+    """
+
+    __slots__ = ("_dense_shape", "_indices", "_values")
+
+    def __init__(self, values: Any, indices: Any, dense_shape: Sequence[int] | None = None) -> None:
+        """Keeps the arrays that are given; lists become arrays.
+
+        Raises:
+            TypeError: indices are not int32 or int64, values are not numbers, or one is masked.
+            ValueError: values have no rows, indices are not a vector, or their lengths differ.
+        """
+        refuse_masked(values, "IndexedSlices values")
+        refuse_masked(indices, "IndexedSlices indices")
+        self._values = _as_array(values)
+        self._indices = _as_array(indices, empty_dtype=np.int64)
+        self._dense_shape = None if dense_shape is None else _as_shape(dense_shape)
+        self.check()
+
+    def check(self) -> None:
+        """Raises what the constructor raises: an owner may have changed an array in place since."""
+        values, indices = self._values, self._indices
+        if values.dtype.kind in "OSUMm":
+            raise TypeError(f"IndexedSlices values must be numbers, got dtype {values.dtype}")
+        if indices.dtype not in (np.int32, np.int64):
+            raise TypeError(f"IndexedSlices indices must be int32 or int64, got {indices.dtype}")
+        if indices.ndim != 1:
+            raise ValueError(
+                f"IndexedSlices indices must be a vector, got shape {indices.shape}; flatten them, "
+                "and the values' leading dimensions with them"
+            )
+        if values.ndim == 0:
+            raise ValueError("IndexedSlices values must have a row for each index, got a scalar")
+        if values.shape[0] != indices.shape[0]:
+            raise ValueError(
+                f"IndexedSlices has {values.shape[0]} rows of values (shape {values.shape}) for "
+                f"{indices.shape[0]} indices; there must be one for each"
+            )
+        if self._dense_shape is not None and self._dense_shape[1:] != values.shape[1:]:
+            raise ValueError(
+                f"IndexedSlices values have shape {values.shape}; rows of dense_shape "
+                f"{self._dense_shape} have shape {self._dense_shape[1:]}"
+            )
+
+    def replaced(self, values: Any, indices: Any, dense_shape: tuple[int, ...]) -> IndexedSlices:
+        """Returns slices of checked arrays, which are these slices' own or copies elsewhere."""
+        same = values is self._values and indices is self._indices
+        if same and dense_shape == self._dense_shape:
+            return self
+        slices = object.__new__(IndexedSlices)
+        slices._values, slices._indices, slices._dense_shape = values, indices, dense_shape
+        return slices
+
+    @property
+    def values(self) -> Any:
+        return self._values
+
+    @property
+    def indices(self) -> Any:
+        return self._indices
+
+    @property
+    def dense_shape(self) -> tuple[int, ...] | None:
+        return self._dense_shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self._values.dtype  # type: ignore[no-any-return]
+
+    @property
+    def device(self) -> Device:
+        return device_of(self._values)
+
+    def __repr__(self) -> str:
+        return (
+            f"IndexedSlices(values={self._values!r}, indices={self._indices!r}, "
+            f"dense_shape={self._dense_shape})"
+        )
+
+
+def _as_array(value: Any, empty_dtype: Any = None) -> Any:
+    device = device_of(value)
+    if device.kind == "gpu":
+        # Another library's array, as a torch tensor, becomes one of CuPy's on the same memory.
+        is_plain = isinstance(value.dtype, np.dtype)
+        return value if is_plain else backend_for(device).as_array(value)
+    array = np.asarray(value)
+    if array.size == 0 and empty_dtype is not None and not hasattr(value, "dtype"):
+        return array.astype(empty_dtype)
+    return array
+
+
+def _as_shape(shape: Sequence[int]) -> tuple[int, ...]:
+    sizes = tuple(operator.index(size) for size in shape)
+    if any(size < 0 for size in sizes):
+        raise ValueError(f"dense_shape must not be negative, got {sizes}")
+    return sizes

@@ -1,0 +1,155 @@
+"""Arithmetic on a variable: on the array that it holds, or on what stands for it in a loss."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any, cast
+
+import numpy as np
+
+from gpuopt.backends import refuse_masked
+from gpuopt.variables.gate import writing
+
+_Binary = Callable[[Any, Any], Any]
+
+_WRITE_INTO_THE_FIRST = frozenset(
+    (np.copyto, np.put, np.place, np.putmask, np.put_along_axis, np.fill_diagonal)
+)
+
+
+def value_of(operand: Any) -> Any:
+    """Returns what a variable reads as, and anything else as it is."""
+    return cast(Any, operand).value() if isinstance(operand, ArrayOperators) else operand
+
+
+def storage_of(operand: Any) -> Any:
+    """Returns a variable's own array, and anything else as it is."""
+    return cast(Any, operand).storage if isinstance(operand, ArrayOperators) else operand
+
+
+def _make_operators(apply: _Binary, in_place: np.ufunc) -> tuple[_Binary, _Binary, _Binary]:
+    """Makes `a + v`'s three forms: from the left, from the right, and in place."""
+
+    def from_left(self: Any, other: Any) -> Any:
+        return apply(self.value(), value_of(other))
+
+    def from_right(self: Any, other: Any) -> Any:
+        return apply(value_of(other), self.value())
+
+    def into(self: Any, other: Any) -> Any:
+        other = storage_of(other)
+        refuse_masked(other, f'the operand for "{self.name}"')
+        with writing(), self._writing():
+            in_place(self._array, other, out=self._array)
+        return self
+
+    return from_left, from_right, into
+
+
+def _make_comparison(apply: _Binary) -> _Binary:
+    return _make_operators(apply, np.less)[0]
+
+
+def _method(name: str) -> Callable[..., Any]:
+    def call_on_value(self: Any, *args: Any, **options: Any) -> Any:
+        return _call_with_values(getattr(self.value(), name), args, options)
+
+    call_on_value.__name__ = name
+    return call_on_value
+
+
+def _make_unary(apply: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def apply_to_value(self: Any) -> Any:
+        return apply(self.value())
+
+    return apply_to_value
+
+
+class ArrayOperators:
+    """Operators, numpy's functions and an array's methods, and torch's, for `Variable`."""
+
+    __slots__ = ()
+
+    __add__, __radd__, __iadd__ = _make_operators(operator.add, np.add)
+    __sub__, __rsub__, __isub__ = _make_operators(operator.sub, np.subtract)
+    __mul__, __rmul__, __imul__ = _make_operators(operator.mul, np.multiply)
+    __truediv__, __rtruediv__, __itruediv__ = _make_operators(operator.truediv, np.true_divide)
+    __floordiv__, __rfloordiv__, __ifloordiv__ = _make_operators(operator.floordiv, np.floor_divide)
+    __mod__, __rmod__, __imod__ = _make_operators(operator.mod, np.remainder)
+    __pow__, __rpow__, __ipow__ = _make_operators(operator.pow, np.power)
+    __matmul__, __rmatmul__, __imatmul__ = _make_operators(operator.matmul, np.matmul)
+    __lt__, __le__ = _make_comparison(operator.lt), _make_comparison(operator.le)
+    __gt__, __ge__ = _make_comparison(operator.gt), _make_comparison(operator.ge)
+    __neg__, __pos__, __abs__ = (
+        _make_unary(operator.neg),
+        _make_unary(operator.pos),
+        _make_unary(operator.abs),
+    )
+
+    sum, mean, prod, var, std = map(_method, ("sum", "mean", "prod", "var", "std"))
+    max, min, argmax, argmin = map(_method, ("max", "min", "argmax", "argmin"))
+    all, any, round, clip, cumsum = map(_method, ("all", "any", "round", "clip", "cumsum"))
+    dot, trace, diagonal, take, repeat = map(
+        _method, ("dot", "trace", "diagonal", "take", "repeat")
+    )
+    reshape, ravel, flatten, squeeze = map(_method, ("reshape", "ravel", "flatten", "squeeze"))
+    transpose, swapaxes, astype = map(_method, ("transpose", "swapaxes", "astype"))
+
+    def __format__(self, form: str) -> str:
+        return format(cast(Any, self).numpy(), form) if form else str(self)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        called = getattr(ufunc, method)
+        if method == "at":
+            target, *others = inputs
+            return _call_writing(called, [target], (storage_of(target), *others), options)
+        given = options.get("out")
+        if given is None:
+            return called(*map(value_of, inputs), **options)
+        options["out"] = tuple(map(storage_of, given))
+        result = _call_writing(called, given, inputs, options)
+        return given[0] if len(given) == 1 and isinstance(given[0], ArrayOperators) else result
+
+    def __array_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...], options: dict[str, Any]
+    ) -> Any:
+        if function in _WRITE_INTO_THE_FIRST and args:
+            target, *others = args
+            return _call_writing(function, [target], (storage_of(target), *others), options)
+        out = options.get("out")
+        if isinstance(out, ArrayOperators):
+            return _call_writing(function, [out], args, {**options, "out": storage_of(out)})
+        return _call_with_values(function, args, options)
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: tuple[Any, ...] = (), options: Any = None
+    ) -> Any:
+        return _call_with_values(function, args, options or {})
+
+
+def _call_with_values(function: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
+    values = {name: _read_variables(option) for name, option in options.items()}
+    return function(*map(_read_variables, args), **values)
+
+
+def _call_writing(
+    function: Any, written: Sequence[Any], args: Sequence[Any], options: dict[str, Any]
+) -> Any:
+    """Calls what writes into the variables among `written`."""
+    for operand in args:
+        refuse_masked(operand, "an operand of what is written to a variable")
+    with writing(), ExitStack() as updates:
+        for operand in written:
+            if isinstance(operand, ArrayOperators):
+                updates.enter_context(cast(Any, operand)._writing())
+        return _call_with_values(function, args, options)
+
+
+def _read_variables(operand: Any) -> Any:
+    """Replaces variables by what they read as, also in lists, as in `numpy.concatenate([v, w])`."""
+    if isinstance(operand, list | tuple):
+        return type(operand)(map(_read_variables, operand))
+    return value_of(operand)

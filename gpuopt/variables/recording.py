@@ -1,0 +1,67 @@
+"""Who is told of reads and writes of variables: whatever differentiates a loss on this thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+
+class Recorder(Protocol):
+    """Stands between a variable and the loss that reads it."""
+
+    def read(self, variable: Any) -> Any:
+        """Returns what the loss computes with in place of the variable's array."""
+
+    def lookup(self, table: Any, ids: Any) -> Any:
+        """Returns rows of a table, whose gradient is IndexedSlices if it is a variable."""
+
+    def watches(self, variable: Any) -> bool:
+        """Says whether gradients will flow back to this variable."""
+
+    def before_write(self, variable: Any) -> None:
+        """Raises RuntimeError if a gradient still needs the value that is about to go."""
+
+
+class _ThisThread(threading.local):
+    def __init__(self) -> None:
+        self.recorders: list[Recorder] = []
+
+
+# Read without a call in each step.
+this_thread = _ThisThread()
+
+
+def recorder() -> Recorder | None:
+    """Returns the innermost recorder of this thread."""
+    recorders = this_thread.recorders
+    return recorders[-1] if recorders else None
+
+
+def before_write(variables: Iterable[Any]) -> None:
+    """Asks the recorders of this thread whether `variables` may be written now.
+
+    Raises:
+        RuntimeError: a loss that is being recorded has computed with its present value.
+    """
+    recorders = this_thread.recorders
+    if recorders:
+        for variable in variables:
+            for by in recorders:
+                by.before_write(variable)
+
+
+def depth() -> int:
+    """Returns how many losses are being recorded on this thread, one inside the other."""
+    return len(this_thread.recorders)
+
+
+@contextmanager
+def recording(by: Recorder) -> Iterator[None]:
+    """Has `by` told of the variables that are read and written on this thread."""
+    this_thread.recorders.append(by)
+    try:
+        yield
+    finally:
+        this_thread.recorders.pop()

@@ -1,0 +1,102 @@
+"""Where a variable's array comes from: a copy of the user's value, or the user's array itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gpuopt.backends import backend_for, new_storage, refuse_masked
+from gpuopt.device import Device, device_of
+from gpuopt.variables.operators import storage_of
+from gpuopt.variables.self_overlap import refuse_self_overlap
+
+# TensorFlow's types for Python's numbers.
+_PYTHON_NUMBER_DTYPES = {
+    np.dtype(np.float64): np.dtype(np.float32),
+    np.dtype(np.int64): np.dtype(np.int32),
+    np.dtype(np.complex128): np.dtype(np.complex64),
+}
+
+
+def copy_value(value: Any, name: str, dtype: Any, device: Device) -> Any:
+    """Returns new storage on `device` with a value, as `Variable` describes it.
+
+    Args:
+        value: A Variable, an array, nested lists, or a number.
+        name: For errors.
+        dtype: The storage's; None for the value's own.
+        device: Where the storage is wanted.
+
+    Raises:
+        TypeError: the value does not hold numbers, or is masked.
+        ValueError: integers do not fit into TensorFlow's type for them.
+    """
+    given = storage_of(value)
+    source = device_of(given)
+    refuse_masked(given, f'the value of "{name}"')
+    array = backend_for(source).as_array(given) if source.kind == "gpu" else np.asarray(given)
+    _check_holds_numbers(array, name, value)
+    if dtype is not None:
+        target = np.dtype(dtype)
+    elif hasattr(value, "dtype") or _holds_numpy_numbers(value):
+        target = array.dtype if array.dtype.isnative else array.dtype.newbyteorder("=")
+    else:
+        target = _PYTHON_NUMBER_DTYPES.get(array.dtype, array.dtype)
+        if array.size and target.kind == "i" and np.any(array != array.astype(target)):
+            raise ValueError(f'the value of "{name}" does not fit into {target}: pass a dtype')
+    return new_storage(array, device, target)
+
+
+def adopt_array(value: Any, name: str, dtype: Any, device: Device) -> Any:
+    """Returns the array itself, after checks that it can be a variable's.
+
+    Args:
+        value: What the user passes.
+        name: For errors.
+        dtype: None, or what the array must have.
+        device: Where it must be.
+
+    Raises:
+        TypeError: the value is no array of numpy or CuPy, is masked, or does not hold numbers.
+        ValueError: it is read-only or overlaps itself, or is of another type or elsewhere.
+    """
+    source = device_of(value)
+    backend_for(device)
+    backend = backend_for(source)
+    refuse_masked(value, f'"{name}"')
+    array = backend.plain_array(value)
+    if array is None:
+        raise TypeError(f'"{name}": copy=False adopts an array, got {describe(value)}')
+    layout = backend.layout(array)
+    if not layout.flags.writeable:
+        raise ValueError(f'"{name}": a read-only array cannot be adopted; use copy=True')
+    if dtype is not None and array.dtype != np.dtype(dtype):
+        raise ValueError(
+            f'"{name}": copy=False cannot turn {array.dtype} into {np.dtype(dtype)}; use copy=True'
+        )
+    if source != device:
+        raise ValueError(f'"{name}": copy=False cannot move from {source} to {device}')
+    _check_holds_numbers(array, name, value)
+    try:
+        refuse_self_overlap(layout)
+    except ValueError as error:
+        raise ValueError(f'"{name}": {error}') from None
+    return array
+
+
+def describe(value: Any) -> str:
+    """Returns a value's type, with its dtype if it has one, for errors."""
+    dtype = getattr(value, "dtype", None)
+    return type(value).__name__ + ("" if dtype is None else f" of dtype {dtype}")
+
+
+def _check_holds_numbers(array: Any, name: str, value: Any) -> None:
+    if array.dtype.kind in "OSUMm" or array.dtype.names:
+        raise TypeError(f'the value of "{name}" must hold numbers, got {describe(value)}')
+
+
+def _holds_numpy_numbers(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any(map(_holds_numpy_numbers, value))
+    return hasattr(value, "dtype")

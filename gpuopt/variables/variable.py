@@ -1,0 +1,414 @@
+"""Variable: a named array, pinned to one device."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, SupportsIndex
+
+import ml_dtypes
+import numpy as np
+
+from gpuopt.backends import backend_for, refuse_masked, to_device
+from gpuopt.device import Device, device_of
+from gpuopt.errors import DeviceUnavailableError
+from gpuopt.variables.gate import writing
+from gpuopt.variables.identity import Identity, identity_of
+from gpuopt.variables.late_errors import raise_late_errors
+from gpuopt.variables.operators import ArrayOperators, storage_of, value_of
+from gpuopt.variables.recording import before_write, recorder
+from gpuopt.variables.storage import adopt_array, copy_value, describe
+
+FLOAT_DTYPES = frozenset(
+    np.dtype(dtype) for dtype in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)
+)
+
+# Elements of a value that a variable's repr shows.
+_MOST_SHOWN = 8
+
+# In order of creation. Slot variables are among them; raw arrays are not.
+_live: weakref.WeakValueDictionary[int, Variable] = weakref.WeakValueDictionary()
+_serials = itertools.count()
+
+
+class Variable(ArrayOperators):
+    """A named array of fixed shape and dtype that optimizers update in place.
+
+    Arithmetic works as on the array, from either side, and gives arrays; `+=` and its kin, and
+    item assignment, write into the variable. `==` and `hash` go by identity.
+
+    Attributes:
+        name: Unique among live variables: a second "w" becomes "w_1".
+        trainable: Whether `trainable_variables()` lists it.
+        constraint: Called with the array after each dense update; returns what to store.
+        device: Where the array lives.
+        identity: What optimizer state for this variable is filed under.
+        owns_memory: Whether no other variable was made on the same memory; False for an adopted
+            array.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_array",
+        "_constraint",
+        "_serial",
+        "device",
+        "identity",
+        "owns_memory",
+        "trainable",
+    )
+
+    def __init__(
+        self,
+        value: Any,
+        name: str | None = None,
+        trainable: bool = True,
+        constraint: Callable[[Any], Any] | None = None,
+        dtype: Any = None,
+        device: Device | str | None = None,
+        copy: bool = True,
+    ) -> None:
+        """Copies `value` into storage of its own, aligned for speed, or adopts it.
+
+        Args:
+            value: An array, nested lists, a number, or a function without arguments that returns
+                one. Python's floats become float32 and its integers int32, as in TensorFlow.
+            name: "Variable" if not given.
+            trainable: Whether training should update it.
+            constraint: Projects the array after each dense update.
+            dtype: Converts to this type; needs `copy=True` if `value` has another.
+            device: "cpu" or "gpu:<index>"; by default where `value` lives.
+            copy: False adopts the array: updates are then seen in it, and nothing is copied. An
+                array that is made read-only later goes on being updated.
+
+        Raises:
+            TypeError: `value` does not hold numbers, or there is no array to adopt.
+            ValueError: the array cannot be adopted as it is, or an argument is malformed.
+            DeviceUnavailableError: nothing here can run on `device`.
+        """
+        if name is None:
+            name = "Variable"
+        if not isinstance(name, str):
+            raise TypeError(f"name must be text, got {name!r}")
+        if not name:
+            raise ValueError("name must not be empty")
+        if constraint is not None and not callable(constraint):
+            raise ValueError(f'constraint of "{name}" must be callable, got {constraint!r}')
+        if callable(value) and not hasattr(value, "dtype"):
+            value = value()
+        source = device_of(value)
+        target = source if device is None else Device.parse(device)
+        backend_for(source)
+        make = copy_value if copy else adopt_array
+        array = make(value, name, dtype, target)
+        self._fill(array, Identity(name, self), target, trainable, constraint)
+        if copy:
+            backend_for(target).record_creation(self.identity)
+        self.owns_memory = copy
+        _live[self._serial] = self
+
+    def _fill(
+        self,
+        array: Any,
+        identity: Identity,
+        device: Device,
+        trainable: bool = True,
+        constraint: Callable[[Any], Any] | None = None,
+    ) -> Variable:
+        self._array = array
+        self.identity = identity
+        self._serial = next(_serials)
+        self.owns_memory = False
+        self.device = device
+        self.trainable = trainable
+        self._constraint = constraint
+        return self
+
+    @property
+    def name(self) -> str:
+        return self.identity.name
+
+    @property
+    def constraint(self) -> Callable[[Any], Any] | None:
+        return self._constraint
+
+    def serial(self) -> int:
+        """Returns a number that grows with each variable made."""
+        return self._serial
+
+    @property
+    def is_raw_array(self) -> bool:
+        """Whether this stands for a caller's array, only for as long as a call lasts."""
+        return self._serial not in _live
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self._array.dtype  # type: ignore[no-any-return]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._array.shape  # type: ignore[no-any-return]
+
+    @property
+    def ndim(self) -> int:
+        return self._array.ndim  # type: ignore[no-any-return]
+
+    @property
+    def size(self) -> int:
+        return self._array.size  # type: ignore[no-any-return]
+
+    @property
+    def T(self) -> Any:
+        return self.value().T
+
+    @property
+    def storage(self) -> Any:
+        """The array itself; a loss that reads it here has no gradient by it."""
+        return self._array
+
+    def value(self) -> Any:
+        """Returns the array itself, not a copy: it shows every later update.
+
+        While a loss is differentiated, what stands for the array in it. On a GPU, the current
+        stream waits for updates on other streams.
+        """
+        by = recorder()
+        if by is not None:
+            return by.read(self)
+        if self.identity.last_update is not None:
+            with backend_for(self.device).enter(self.identity):
+                pass
+        return self.storage
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """Returns a copy in host memory; waits for a GPU to finish the updates so far.
+
+        Raises:
+            IndexError: an earlier update on this GPU was given a row that its variable lacks.
+        """
+        if self.device.kind != "cpu":
+            raise_late_errors(self.device)
+        backend = backend_for(self._memory)
+        with backend.enter(self.identity):
+            return backend.to_host(self._array)
+
+    def assign(self, value: Any, use_locking: bool = False) -> Variable:
+        """Overwrites the value in place.
+
+        Args:
+            value: Of the variable's shape; its type may change only within its kind.
+            use_locking: Waits for locked updates of this variable to finish.
+
+        Returns:
+            The variable.
+
+        Raises:
+            ValueError: `value` has another shape.
+            TypeError: `value` has a type of another kind, as float64 for an integer variable.
+        """
+        value = self._checked_operand(value)
+        with writing(), self._lock(use_locking), self._writing():
+            self._array[...] = value
+        return self
+
+    def assign_add(self, delta: Any, use_locking: bool = False) -> Variable:
+        """Adds `delta` in place; see `assign`."""
+        delta = self._checked_operand(delta)
+        with writing(), self._lock(use_locking), self._writing():
+            np.add(self._array, delta, out=self._array, casting="same_kind")
+        return self
+
+    def assign_sub(self, delta: Any, use_locking: bool = False) -> Variable:
+        """Subtracts `delta` in place; see `assign`."""
+        delta = self._checked_operand(delta)
+        with writing(), self._lock(use_locking), self._writing():
+            np.subtract(self._array, delta, out=self._array, casting="same_kind")
+        return self
+
+    @property
+    def _memory(self) -> Device:
+        """Where `_array` is."""
+        return self.device
+
+    def _lock(self, use_locking: bool) -> AbstractContextManager[Any]:
+        return self.identity.lock if use_locking else nullcontext()
+
+    def _writing(self) -> AbstractContextManager[Any]:
+        before_write((self,))
+        return backend_for(self._memory).enter_update(self.identity)
+
+    def _checked_operand(self, value: Any) -> Any:
+        """Checks what is about to be written; Python's numbers take the variable's type."""
+        array = storage_of(value)
+        refuse_masked(array, f'the value for "{self.name}"')
+        if hasattr(array, "dtype"):
+            array = to_device(array, self._memory)
+        else:
+            array = np.asarray(array)
+            if array.dtype.kind in ("bi" if self.dtype.kind in "iu" else "bif"):
+                array = array.astype(self.dtype)
+        if array.shape != self.shape:
+            raise ValueError(
+                f'"{self.name}" has shape {self.shape}; the value has shape {array.shape}'
+            )
+        if not np.can_cast(array.dtype, self.dtype, "same_kind"):
+            raise TypeError(
+                f'"{self.name}" has dtype {self.dtype}; the value has dtype {array.dtype}'
+            )
+        return to_device(array, self._memory)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        if self.device.kind != "cpu":
+            raise TypeError(
+                f'"{self.name}" lives on {self.device}; numpy() copies it to host memory'
+            )
+        by = recorder()
+        if by is not None and by.watches(self):
+            raise TypeError(
+                f'"{self.name}" would lose its gradient by becoming a plain array in a loss; '
+                "numpy() gives a constant, and a @ b is what a.dot(b) is"
+            )
+        return np.array(self._array, dtype=dtype, copy=copy)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.storage.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.storage.__dlpack_device__()  # type: ignore[no-any-return]
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __ne__(self, other: object) -> bool:
+        return self is not other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.value()[value_of(key)]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        refuse_masked(value, f'the value for "{self.name}"')
+        with writing(), self._writing():
+            self._array[storage_of(key)] = storage_of(value)
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+    def __bool__(self) -> bool:
+        return bool(self.numpy())
+
+    def __int__(self) -> int:
+        return int(self.numpy())
+
+    def __float__(self) -> float:
+        return float(self.numpy())
+
+    def __index__(self) -> int:
+        if self.ndim != 0:
+            raise TypeError(f'"{self.name}" of shape {self.shape} cannot be used as an index')
+        array: SupportsIndex = self.numpy()
+        return array.__index__()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles and copies by value: the result is a variable of its own, on its own memory."""
+        return _copy, (self.numpy(), self.name, self.trainable, self._constraint, self.device)
+
+    def __repr__(self) -> str:
+        value = ""
+        if self.size <= _MOST_SHOWN and self._memory.kind == "cpu":
+            shown = np.array2string(self._array, separator=", ", max_line_width=10**6)
+            value = f" value={shown.replace(chr(10), '')}"
+        return (
+            f'<Variable "{self.name}" shape={self.shape} dtype={self.dtype} device={self.device}'
+            f"{value}>"
+        )
+
+
+def _copy(
+    value: Any,
+    name: str,
+    trainable: bool,
+    constraint: Callable[[Any], Any] | None,
+    device: Device,
+) -> Variable:
+    return Variable(value, name, trainable, constraint, device=device)
+
+
+def trainable_variables() -> list[Variable]:
+    """Lists the live trainable variables in order of creation."""
+    return [variable for variable in global_variables() if variable.trainable]
+
+
+def global_variables() -> list[Variable]:
+    """Lists all live variables, optimizers' state among them, in order of creation."""
+    # One list at once: other threads make and drop variables meanwhile.
+    live = (reference() for reference in _live.valuerefs())
+    return sorted((each for each in live if each is not None), key=Variable.serial)
+
+
+def as_variable(value: Any) -> Variable:
+    """Returns a Variable as it is, and a raw array as the variable that its memory is.
+
+    Raises:
+        TypeError: `value` is neither.
+        ValueError: the array is read-only, or overlaps itself.
+        DeviceUnavailableError: the array lives on a device that cannot be used.
+    """
+    if isinstance(value, Variable):
+        return value
+    device = device_of(value)
+    backend = backend_for(device)
+    array = backend.plain_array(value)
+    if array is None:
+        refuse_masked(value, "the variable")
+        raise TypeError(f"expected a Variable or an array, got {describe(value)}{_hint(value)}")
+    layout = backend.layout(array)
+    if not layout.flags.writeable:
+        raise ValueError(
+            f"the array of shape {array.shape} and dtype {array.dtype} is read-only, so it cannot "
+            "be updated; pass a writable one, or a gpuopt.Variable made from it"
+        )
+    # An empty array of a GPU has no address.
+    address = layout.ctypes.data if array.size or device.kind == "cpu" else 0
+    identity = identity_of(layout, address, backend.memory_owner(array, address))
+    return object.__new__(Variable)._fill(array, identity, device)
+
+
+def known_identity(value: Any) -> Identity | None:
+    """Returns the identity of a Variable, or of a raw array; None if that cannot be updated."""
+    if isinstance(value, Variable):
+        return value.identity
+    try:
+        return as_variable(value).identity
+    except (TypeError, ValueError, DeviceUnavailableError):
+        return None
+
+
+def require_known_owner(variable: Variable) -> None:
+    """Raises ValueError for a raw array on memory of which gpuopt does not know the owner.
+
+    Called before state is made for a variable: a new view of the same memory could not be told from
+    new memory at the same address, so that state would be lost, or taken for another array's.
+    """
+    owner = variable.identity.unknown_owner
+    if owner is not None:
+        raise ValueError(
+            f"the array of shape {variable.shape} and dtype {variable.dtype} has its memory from "
+            f"{owner}, and gpuopt cannot tell when that memory ends: its state, as slots and "
+            "averages, could be lost. Make a variable of it once, gpuopt.Variable(array, "
+            "copy=False), which updates the same memory, and pass that instead of the array"
+        )
+
+
+def _hint(value: Any) -> str:
+    """Says how another library's array can be updated."""
+    if not hasattr(value, "__dlpack__"):
+        return ""
+    return (
+        "; for another library's array, make gpuopt.Variable(view, copy=False) once, where view is "
+        "numpy's or CuPy's array on the same memory, as by from_dlpack"
+    )

@@ -1,0 +1,101 @@
+// Dense and sparse updates in host memory: the loops around a rule where the compiler is the
+// machine's own. Threads call them for different chunks or rows.
+// Precondition: the variable, its slots and the gradient share no memory.
+#pragma once
+#include <cstdint>
+
+#include "../shared/element.cuh"
+
+// Each iteration has an element of its own, so that several may run in one instruction.
+#if defined(__clang__)
+#define GPUOPT_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define GPUOPT_INDEPENDENT _Pragma("GCC ivdep")
+#endif
+
+namespace gpuopt {
+
+// What fits into the first-level cache beside the rows that it is added to.
+constexpr long long tile_width = 512;
+
+// Rows lie anywhere in a table: memory is asked for them this long before they are needed.
+constexpr long long rows_ahead = 4;
+
+template <class Real>
+void prefetch(const Real* row, long long width) {
+  constexpr long long line = 64 / sizeof(Real);
+  for (long long i = 0; i < width && i < 8 * line; i += line) __builtin_prefetch(row + i);
+}
+
+template <class Rule, class Real>
+Slots<Rule, Real> slots_at(Real* const* written, long long offset) {
+  Slots<Rule, Real> slots{};
+  for (int k = 0; k < Rule::num_slots; ++k) slots.of[k] = written[1 + k] + offset;
+  return slots;
+}
+
+// Equally long parts of a variable, its slots and its gradient. A gradient at nullptr is zero.
+template <class Rule, class Real>
+struct Chunk {
+  Real* written[1 + Rule::num_slots];
+  const Real* grad;
+  std::intptr_t size;
+};
+
+template <class Rule, class Real>
+void update_chunk(const Chunk<Rule, Real>& chunk, typename Rule::template Scalars<Real> scalars) {
+  Real* const var = chunk.written[0];
+  const Slots<Rule, Real> slots = slots_at<Rule>(chunk.written, 0);
+  const Real* const grad = chunk.grad;
+  if (grad != nullptr) {
+    GPUOPT_INDEPENDENT
+    for (long long i = 0; i < chunk.size; ++i)
+      update_element<Rule>(var, slots, i, grad, i, scalars);
+  } else {
+    const Real zero = 0;
+    GPUOPT_INDEPENDENT
+    for (long long i = 0; i < chunk.size; ++i)
+      update_element<Rule>(var, slots, i, &zero, 0, scalars);
+  }
+}
+
+// Updates chunks until all are taken. Threads that call it at once share them; `taken` counts for
+// all of them, from 0.
+template <class Rule, class Real>
+void update_chunks(const Chunk<Rule, Real>* chunks, long long num_chunks, long long* taken,
+                   typename Rule::template Scalars<Real> scalars) {
+  for (long long i; (i = __atomic_fetch_add(taken, 1, __ATOMIC_RELAXED)) < num_chunks;)
+    update_chunk(chunks[i], scalars);
+}
+
+// Updates rows[first] to rows[last - 1]. Row k receives the values at positions[begins[k]] to
+// positions[begins[k + 1] - 1], added up in this order.
+template <class Rule, class Real>
+void update_rows(Real* const* written, long long width, const Real* values, const long long* rows,
+                 const long long* positions, const long long* begins, long long first,
+                 long long last, typename Rule::template Scalars<Real> scalars) {
+  Real sum[tile_width];
+  for (long long row = first; row < last; ++row) {
+    if (row + rows_ahead < last) {
+      const long long next = row + rows_ahead;
+      prefetch(values + positions[begins[next]] * width, width);
+      for (int k = 0; k <= Rule::num_slots; ++k) prefetch(written[k] + rows[next] * width, width);
+    }
+    for (long long left = 0; left < width; left += tile_width) {
+      const long long tile = width - left < tile_width ? width - left : tile_width;
+      const long long offset = rows[row] * width + left;
+      const Real* value = values + positions[begins[row]] * width + left;
+      for (long long i = 0; i < tile; ++i) sum[i] = value[i];
+      for (long long at = begins[row] + 1; at < begins[row + 1]; ++at) {
+        value = values + positions[at] * width + left;
+        for (long long i = 0; i < tile; ++i) sum[i] += value[i];
+      }
+      Real* const var = written[0] + offset;
+      const Slots<Rule, Real> slots = slots_at<Rule>(written, offset);
+      GPUOPT_INDEPENDENT
+      for (long long i = 0; i < tile; ++i) update_element<Rule>(var, slots, i, sum, i, scalars);
+    }
+  }
+}
+
+}  // namespace gpuopt

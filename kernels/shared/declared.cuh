@@ -1,0 +1,28 @@
+// Compares a kernel with what Python declares of it, while it compiles: see kernel.py.
+#pragma once
+
+namespace gpuopt {
+
+// Whether a type is the declared one. Python does not say which memory is only read.
+template <class Type, class Declared>
+constexpr bool is_declared = false;
+template <class Type>
+constexpr bool is_declared<Type, Type> = true;
+template <class Type>
+constexpr bool is_declared<const Type*, Type*> = true;
+
+template <class Function>
+constexpr int num_parameters = -1;
+template <class... Parameters>
+constexpr int num_parameters<void(Parameters...)> = sizeof...(Parameters);
+
+// Whether a function's parameter number `position` is the declared one.
+template <int position, class Function, class Declared>
+constexpr bool takes = false;
+template <class First, class... Rest, class Declared>
+constexpr bool takes<0, void(First, Rest...), Declared> = is_declared<First, Declared>;
+template <int position, class First, class... Rest, class Declared>
+constexpr bool takes<position, void(First, Rest...), Declared> =
+    takes<position - 1, void(Rest...), Declared>;
+
+}  // namespace gpuopt

@@ -1,0 +1,43 @@
+// Divides work among threads, so that any launch shape gives the same result.
+#pragma once
+
+namespace gpuopt {
+
+__device__ __forceinline__ long long first_item() {
+  return static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
+}
+
+__device__ __forceinline__ long long items_per_pass() {
+  return static_cast<long long>(gridDim.x) * blockDim.x;
+}
+
+constexpr int warp_size = 32;
+constexpr unsigned int whole_warp = 0xffffffffu;
+constexpr int max_warps = 32;
+
+// Returns the sum of `mine` over the block's earlier threads; `total` becomes the sum over all.
+// Every thread of the block must call it. Precondition: blocks are whole warps.
+__device__ __forceinline__ unsigned int sum_before(unsigned int mine, unsigned int* total) {
+  __shared__ unsigned int warp_sums[max_warps];
+  const int lane = threadIdx.x % warp_size;
+  const int warp = threadIdx.x / warp_size;
+  unsigned int inclusive = mine;
+#pragma unroll
+  for (int distance = 1; distance < warp_size; distance *= 2) {
+    const unsigned int before = __shfl_up_sync(whole_warp, inclusive, distance);
+    if (lane >= distance) inclusive += before;
+  }
+  if (lane == warp_size - 1) warp_sums[warp] = inclusive;
+  __syncthreads();
+  unsigned int earlier_warps = 0;
+  unsigned int all = 0;
+  for (int w = 0; w < static_cast<int>(blockDim.x) / warp_size; ++w) {
+    if (w < warp) earlier_warps += warp_sums[w];
+    all += warp_sums[w];
+  }
+  __syncthreads();  // before a next call writes warp_sums
+  *total = all;
+  return earlier_warps + inclusive - mine;
+}
+
+}  // namespace gpuopt

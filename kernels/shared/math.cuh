@@ -1,0 +1,32 @@
+// The few functions that rules need, spelled the same on host and device.
+#pragma once
+#include "element.cuh"
+
+#if !defined(__CUDACC__)
+#include <cmath>
+#endif
+
+namespace gpuopt {
+
+GPUOPT_INLINE float square_root(float x) { return sqrtf(x); }
+GPUOPT_INLINE double square_root(double x) { return sqrt(x); }
+
+GPUOPT_INLINE float absolute(float x) { return fabsf(x); }
+GPUOPT_INLINE double absolute(double x) { return fabs(x); }
+
+GPUOPT_INLINE float power(float x, float exponent) { return powf(x, exponent); }
+GPUOPT_INLINE double power(double x, double exponent) { return pow(x, exponent); }
+
+// The nearest number within [-bound, bound]; NaN stays NaN.
+template <class Real>
+GPUOPT_INLINE Real clip(Real x, Real bound) {
+  return x < -bound ? -bound : (x > bound ? bound : x);
+}
+
+// -1, 0 or 1; NaN stays NaN.
+template <class Real>
+GPUOPT_INLINE Real sign(Real x) {
+  return x > Real(0) ? Real(1) : (x < Real(0) ? Real(-1) : (x == Real(0) ? Real(0) : x));
+}
+
+}  // namespace gpuopt

@@ -1,0 +1,69 @@
+// One variable's arrays, and an update of one element, or of a pack of them.
+#pragma once
+#include "storage.cuh"
+
+namespace gpuopt {
+
+template <class Rule, class Storage>
+using Scalars = typename Rule::template Scalars<Compute<Storage>>;
+
+// The addresses of a variable and its slots, read from a table of 64-bit integers.
+template <class Rule, class Storage>
+struct Target {
+  Storage* var;
+  Slots<Rule, Storage> slots;
+
+  // `table` holds the variable's address, and then, each `stride` further, those of its slots.
+  __device__ __forceinline__ Target(const long long* table, long long stride) {
+    var = reinterpret_cast<Storage*>(table[0]);
+    for (int k = 0; k < Rule::num_slots; ++k) {
+      slots.of[k] = reinterpret_cast<Storage*>(table[(k + 1) * stride]);
+    }
+  }
+
+  __device__ __forceinline__ bool is_pack_aligned() const {
+    bool aligned = gpuopt::is_pack_aligned(var);
+    for (int k = 0; k < Rule::num_slots; ++k) aligned &= gpuopt::is_pack_aligned(slots.of[k]);
+    return aligned;
+  }
+};
+
+// Elements of a variable and of its slots, in registers. They are loaded before anything is
+// computed, so that one wait is for all loads.
+template <class Rule, class Storage, int count>
+struct State {
+  using Real = Compute<Storage>;
+
+  Elements<Storage, count> var;
+  Elements<Storage, count> slots[slot_capacity<Rule>];
+
+  __device__ __forceinline__ State(const Target<Rule, Storage>& target, long long at) {
+    load(target.var + at, var);
+#pragma unroll
+    for (int k = 0; k < Rule::num_slots; ++k) load(target.slots.of[k] + at, slots[k]);
+  }
+
+  __device__ __forceinline__ void update(const Real (&gradient)[count],
+                                         const typename Rule::template Scalars<Real>& scalars) {
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+      Real value = Real(var.of[i]);
+      Real slot[slot_capacity<Rule>];
+#pragma unroll
+      for (int k = 0; k < Rule::num_slots; ++k) slot[k] = Real(slots[k].of[i]);
+      Rule::apply(value, gradient[i], slot, scalars);
+      var.of[i] = Storage(value);
+#pragma unroll
+      for (int k = 0; k < Rule::num_slots; ++k) slots[k].of[i] = Storage(slot[k]);
+    }
+  }
+
+  __device__ __forceinline__ void store_to(const Target<Rule, Storage>& target,
+                                           long long at) const {
+    store(target.var + at, var);
+#pragma unroll
+    for (int k = 0; k < Rule::num_slots; ++k) store(target.slots.of[k] + at, slots[k]);
+  }
+};
+
+}  // namespace gpuopt

@@ -1,0 +1,558 @@
+"""Updates in host memory give the same values at every size, in every form, on all threads."""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import subprocess
+import sys
+import threading
+import time
+import tracemalloc
+import weakref
+from dataclasses import replace
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from every_optimizer import optimizer_classes, update_rules
+
+import gpuopt
+from gpuopt import IndexedSlices, Variable
+from gpuopt.backends import backend_for
+from gpuopt.backends.cpu import compiler as host_compiler
+from gpuopt.backends.cpu.forms.recorded import RecordedRule, recorded_rule
+from gpuopt.backends.cpu.row_groups import group_rows, sum_rows
+from gpuopt.backends.cpu.threads import share_out
+from gpuopt.device import Device
+from gpuopt.rules.update_rule import UpdateRule, update_rule
+
+RULES = update_rules()
+LARGE = 3 * 2**18 + 5
+CPU = backend_for(Device.cpu)
+
+
+# A rule, recorded.
+
+
+@pytest.mark.parametrize("zero_grad", [False, True], ids=["grad", "zero_grad"])
+@pytest.mark.parametrize("power", [0.5, 0.7], ids=["root", "power"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_a_recorded_rule_computes_the_same_bits(
+    rule: UpdateRule, dtype: Any, power: float, zero_grad: bool
+) -> None:
+    rng = np.random.default_rng(len(rule.name))
+    size = 1003
+    var, grad = rng.normal(size=(2, size)).astype(dtype)
+    slots = [rng.uniform(1, 2, size).astype(dtype) for _ in rule.slots]
+    grad[:4] = [0, np.inf, -np.inf, np.nan]
+    if zero_grad:
+        grad[:] = 0
+    scalars = {name: dtype(rng.uniform(0.1, 0.9)) for name in rule.scalars}
+    if "power" in scalars:
+        scalars["power"] = dtype(power)
+    expected = [array.copy() for array in (var, *slots)]
+    with np.errstate(all="ignore"):
+        rule.apply(expected[0], grad, *expected[1:], **scalars)
+        recorded = RecordedRule(rule, np.dtype(dtype), scalars, zero_grad=zero_grad)
+        scratch = [np.full(size, 7, dtype) for dtype in recorded.scratch_dtypes]
+        recorded.apply([var, *slots], None if zero_grad else grad, scratch)
+    for got, want in zip((var, *slots), expected, strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+@update_rule
+def roundabout(var: Any, grad: Any, memory: Any, *, bound: Any) -> None:
+    """Uses more than gpuopt's rules do: other functions, comparisons, values read after a store."""
+    kept = np.where(grad > bound, 0, grad) ** 2
+    kept -= np.minimum(-abs(memory), bound)
+    memory[...] = kept
+    kept = kept * 3
+    var += np.clip(kept, None, 5 * bound) + (1 - memory) / np.exp(-grad)
+    memory[...] = 2.0
+
+
+def test_a_users_rule_may_use_any_function_of_elements() -> None:
+    rng = np.random.default_rng(0)
+    var, grad, memory = rng.normal(size=(3, 100)).astype(np.float32)
+    expected = var.copy(), memory.copy()
+    roundabout.apply(expected[0], grad, expected[1], bound=np.float32(0.3))
+    recorded = RecordedRule(roundabout, np.dtype(np.float32), {"bound": np.float32(0.3)})
+    scratch = [np.empty(100, dtype) for dtype in recorded.scratch_dtypes]
+    recorded.apply([var, memory], grad, scratch)
+    np.testing.assert_array_equal((var, memory), expected)
+
+
+@pytest.mark.parametrize(
+    ("what", "body"),
+    [
+        ("decision", lambda var, grad: var if (var > 0) else grad),
+        ("writing to the gradient", lambda var, grad: np.add(var, grad, out=grad)),
+        ("np.sum", lambda var, grad: var + np.sum(grad)),
+        ("reduce", lambda var, grad: np.add.reduce(grad)),
+        ("array.mean", lambda var, grad: grad.mean()),
+        ("conversion", lambda var, grad: np.float64(grad)),
+        (r"array\[0\]", lambda var, grad: var.__setitem__(0, 1)),
+        ("as a keyword argument", lambda var, grad: np.add(var, 1, where=grad)),
+    ],
+)
+def test_a_rule_that_is_not_elementwise_is_refused_by_name(what: str, body: Any) -> None:
+    def apply(var: Any, grad: Any) -> None:
+        body(var, grad)
+
+    with pytest.raises(TypeError, match=f"^apply: .*{what}"):
+        RecordedRule(update_rule(apply), np.dtype(np.float32), {})
+
+
+def test_a_rule_is_recorded_again_only_for_other_scalars() -> None:
+    rule = gpuopt.GradientDescentOptimizer.rule
+
+    def recorded(rate: Any) -> Any:
+        return recorded_rule(rule, np.dtype(type(rate)), {"learning_rate": rate})
+
+    assert recorded(np.float32(0)) is recorded(np.float32(0))
+    others = [np.float32(-0.0), np.float32(1), np.float32(np.nan), np.float64(0)]
+    assert len({recorded(rate) for rate in [np.float32(0), *others, *others]}) == 5
+
+
+# Dense updates.
+
+
+def steps_of(name: str, dtype: Any, gradients: list[np.ndarray], threads: int) -> list[bytes]:
+    """Two steps of an optimizer, dense and sparse, as bytes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GPUOPT_THREADS", str(threads))
+        arguments: dict[str, Any] = {"MomentumOptimizer": {"momentum": 0.9}}.get(name, {})
+        optimizer = getattr(gpuopt, name)(learning_rate=0.01, **arguments)
+        variables = [Variable(np.ones(g.shape), dtype=dtype) for g in gradients]
+        table = Variable(np.ones((3000, 200)), dtype=dtype)
+        rows = np.random.default_rng(1).integers(0, 3000, 2000)
+        slices = IndexedSlices(np.ones((2000, 200), dtype) * rows[:, None].astype(dtype), rows)
+        for _ in range(2):
+            pairs = [
+                (g.astype(dtype), variable)
+                for g, variable in zip(gradients, variables, strict=True)
+            ]
+            optimizer.apply_gradients([*pairs, (slices, table)])
+        return [v.numpy().tobytes() for v in [*variables, table, *optimizer.variables()]]
+
+
+@pytest.mark.parametrize("compiled", ["0", pytest.param("1", marks=pytest.mark.cxx)])
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+@pytest.mark.parametrize(
+    "name", ["AdamOptimizer", "MomentumOptimizer", "LazyAdamOptimizer", "FtrlOptimizer"]
+)
+def test_results_do_not_depend_on_the_number_of_threads(
+    name: str,
+    dtype: Any,
+    compiled: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("GPUOPT_COMPILED", compiled)
+    rng = np.random.default_rng(0)
+    sizes = [LARGE, 7, 60_000, 16, 100, 9000]
+    gradients = [rng.normal(size=size).astype(np.float32) for size in sizes]
+    first, *others = (steps_of(name, dtype, gradients, threads) for threads in (1, 2, 5))
+    assert all(other == first for other in others)
+
+
+@pytest.mark.parametrize("count", [1, 20, 40])
+@pytest.mark.parametrize("size", [16, 10, 5000, 20_000, 300_000])
+def test_a_gradient_that_lies_in_another_variable_is_read_before_it_is_written(
+    size: int, count: int, every_cpu_form: str
+) -> None:
+    rng = np.random.default_rng(0)
+    variables = [Variable(rng.normal(size=size)) for _ in range(min(count, 2 * 10**6 // size) + 1)]
+    before = [variable.numpy() for variable in variables]
+    gradients = [variable.value()[::-1] for variable in [*variables[1:], variables[0]]]
+    gradients[0] = variables[-1].value()
+    gpuopt.GradientDescentOptimizer(np.float64(0.5)).apply_gradients(
+        zip(gradients, variables, strict=True)
+    )
+    wanted = [g[::-1] for g in [*before[1:], before[0]]]
+    wanted[0] = before[-1]
+    for variable, start, gradient in zip(variables, before, wanted, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), start - 0.5 * gradient)
+
+
+@pytest.mark.parametrize("repeated", [False, True], ids=["unique", "repeated"])
+def test_values_that_lie_in_their_table_are_read_before_it_is_written(
+    repeated: bool, every_cpu_form: str
+) -> None:
+    start = np.random.default_rng(0).integers(-99, 99, (6000, 200)).astype(np.float32)
+    table, rows = Variable(start), np.arange(6000)
+    if repeated:
+        rows[1] = 0
+    gpuopt.GradientDescentOptimizer(1.0).apply_gradients(
+        [(IndexedSlices(table.value()[::-1], rows), table)]
+    )
+    want = start.copy()
+    np.subtract.at(want, rows, start[::-1])
+    np.testing.assert_array_equal(table.numpy(), want)
+
+
+def test_a_misaligned_gradient_is_read(every_cpu_form: str) -> None:
+    memory = np.zeros(4 * 300_000 + 2, np.uint8)
+    gradient = memory[2:].view(np.float32)
+    gradient[:] = np.arange(300_000)
+    variable, table = Variable(gradient * 0), Variable(np.zeros((3000, 100), np.float32))
+    slices = IndexedSlices(gradient.reshape(3000, 100), np.arange(3000))
+    gpuopt.GradientDescentOptimizer(1.0).apply_gradients([(gradient, variable), (slices, table)])
+    np.testing.assert_array_equal(variable.numpy(), -gradient)
+    np.testing.assert_array_equal(table.numpy().ravel(), -gradient)
+
+
+def test_a_broadcast_or_transposed_gradient_is_read_by_its_strides(every_cpu_form: str) -> None:
+    rows = np.arange(600, dtype=np.float32)
+    square = np.arange(600 * 600, dtype=np.float32).reshape(600, 600)
+    small, large = Variable(np.zeros((4, 3), np.float32)), Variable(square * 0)
+    turned, plain = Variable(square * 0), Variable(square * 0)
+    pairs = [(np.broadcast_to(np.float32([1, 2, 3]), (4, 3)), small)]
+    pairs += [(np.broadcast_to(rows, (600, 600)), large), (square, plain), (square.T, turned)]
+    gpuopt.GradientDescentOptimizer(1.0).apply_gradients(pairs)
+    np.testing.assert_array_equal(small.numpy(), [[-1, -2, -3]] * 4)
+    np.testing.assert_array_equal(large.numpy(), [-rows] * 600)
+    np.testing.assert_array_equal(turned.numpy(), -square.T)
+    np.testing.assert_array_equal(plain.numpy(), -square)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_a_large_step_takes_less_than_eight_megabytes(
+    dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUOPT_COMPILED", "0")
+    # No other test has this many: neither these threads nor a new one have scratch arrays yet.
+    monkeypatch.setenv("GPUOPT_THREADS", "6")
+    shapes = [(4 * 2**20,), (2**20,), *[(64,)] * 200, (1000, 1000)]
+    pairs = [(np.ones(s, dtype), Variable(np.ones(s, dtype))) for s in shapes]
+    optimizer = gpuopt.AdamOptimizer()
+    optimizer._create_slots([variable for _, variable in pairs])
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        step = threading.Thread(target=optimizer.apply_gradients, args=(pairs,))
+        step.start()
+        step.join()
+        assert 1e6 < tracemalloc.get_traced_memory()[1] - before < 8e6
+    finally:
+        tracemalloc.stop()
+
+
+def test_variables_made_in_a_row_lie_side_by_side_and_large_ones_apart_in_a_page() -> None:
+    small = [Variable(np.zeros(64, np.float32)).value().ctypes.data for _ in range(100)]
+    assert np.count_nonzero(np.diff(small) == 256) >= 98
+    large = [Variable(np.zeros(100_000, np.float32)).value() for _ in range(8)]
+    places = [array.ctypes.data % 4096 for array in large]
+    assert len(set(places)) == 8
+    assert all(place % 64 == 0 for place in places)
+
+
+# Plans.
+
+
+def test_a_variables_state_is_freed_while_others_of_its_plan_live_on() -> None:
+    optimizer = gpuopt.MomentumOptimizer(0.1, 0.9)
+    variables = [Variable(np.zeros(100_000)) for _ in range(2)]
+    for _ in range(2):
+        optimizer.apply_gradients([(np.ones(100_000), v) for v in variables])
+    slot = optimizer.get_slot(variables[0], "momentum")
+    assert slot is not None
+    memory = weakref.ref(slot.value().base)
+    del variables[0], slot
+    assert memory() is None
+
+
+def test_a_slot_that_a_subclass_replaces_is_the_one_that_is_updated() -> None:
+    optimizer = gpuopt.MomentumOptimizer(1.0, 0.5)
+    variable = Variable(np.zeros(3))
+    optimizer.apply_gradients([(np.ones(3), variable)])
+    other = Variable(np.full(3, 10.0), trainable=False)
+    optimizer._slot_dict("momentum")[variable.identity] = other
+    optimizer.apply_gradients([(np.ones(3), variable)])
+    np.testing.assert_array_equal(other.numpy(), 10 * 0.5 + np.ones(3))
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_slot_of_another_type_is_converted(sparse: bool, every_cpu_form: str) -> None:
+    optimizer = gpuopt.MomentumOptimizer(1.0, 0.5)
+    variable = Variable(np.zeros((3, 1), np.float32))
+    slot = Variable(np.full((3, 1), 10.0, np.float64), trainable=False)
+    optimizer._slot_dict("momentum")[variable.identity] = slot
+    ones = np.ones((3, 1), np.float32)
+    gradient = IndexedSlices(ones, [0, 1, 2]) if sparse else ones
+    optimizer.apply_gradients([(gradient, variable)])
+    np.testing.assert_array_equal(slot.numpy(), np.full((3, 1), 6.0))
+    np.testing.assert_array_equal(variable.numpy(), np.full((3, 1), -6.0))
+
+
+# Repeated rows.
+
+
+def summed_one_by_one(values: np.ndarray, indices: np.ndarray) -> dict[int, np.ndarray]:
+    sums: dict[int, np.ndarray] = {}
+    for value, index in zip(values, indices.tolist(), strict=True):
+        sums[index] = sums[index] + value if index in sums else value
+    return sums
+
+
+@pytest.mark.parametrize("width", [(), (1,), (2,), (3,), (64,), (5, 1), (1, 1)], ids=str)
+@pytest.mark.parametrize("num_rows", [0, 1, 50, 3000])
+def test_repeated_rows_are_added_in_order_of_appearance(
+    width: tuple[int, ...], num_rows: int
+) -> None:
+    rng = np.random.default_rng(num_rows)
+    indices = np.minimum(rng.zipf(1.3, num_rows), 10**9)
+    values = (10.0 ** rng.integers(-6, 6, (num_rows, *width))).astype(np.float32)
+    want = summed_one_by_one(values, indices)
+
+    groups = group_rows(indices)
+    sums, order = sum_rows(values, groups)
+    assert sorted(groups.rows[order].tolist()) == sorted(want)
+    for row, total in zip(groups.rows[order].tolist(), sums, strict=True):
+        assert total.tobytes() == want[row].tobytes()
+
+    sums, rows = CPU.sum_duplicate_rows(values, indices)
+    assert rows.tolist() == list(want)
+    assert rows.dtype == indices.dtype
+    assert sums.tobytes() == np.array(list(want.values()), np.float32).tobytes()
+
+
+def test_indices_of_many_digits_are_grouped_alike() -> None:
+    high = 2**62 + 2**40 + 2**20
+    indices = np.array([high, 5, high, 7 + 2**16, 5, 5])
+    groups = group_rows(indices)
+    assert groups.rows.tolist() == [5, 7 + 2**16, high]
+    assert groups.positions.tolist() == [1, 4, 5, 3, 0, 2]
+    assert groups.begins.tolist() == [0, 3, 4, 6]
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_rows_are_grouped_as_a_sort_would(dtype: Any) -> None:
+    indices = np.random.default_rng(0).integers(0, 200_000, 5000).astype(dtype)
+    indices[::3] %= 50
+    groups = group_rows(indices)
+    rows, begins = np.unique(np.sort(indices), return_index=True)
+    np.testing.assert_array_equal(groups.positions, np.argsort(indices, kind="stable"))
+    np.testing.assert_array_equal(groups.rows, rows)
+    np.testing.assert_array_equal(groups.begins, [*begins, len(indices)])
+    assert {array.dtype for array in groups} == {np.dtype(np.int64)}
+
+
+@pytest.mark.parametrize("width", [1, 3, 64, 700])
+def test_a_sparse_step_adds_repeated_rows_in_order_of_appearance(
+    width: int, every_cpu_form: str
+) -> None:
+    rng = np.random.default_rng(width)
+    indices = np.minimum(rng.zipf(1.3, 700), 999).astype(np.int32)
+    values = (10.0 ** rng.integers(-6, 6, (700, width))).astype(np.float32)
+    table = Variable(np.zeros((1000, width), np.float32))
+    gpuopt.GradientDescentOptimizer(1.0).apply_gradients([(IndexedSlices(values, indices), table)])
+    want = np.zeros((1000, width), np.float32)
+    for row, total in summed_one_by_one(values, indices).items():
+        want[row] = -total
+    np.testing.assert_array_equal(table.numpy(), want)
+
+
+@pytest.mark.parametrize("name", ["AdagradOptimizer", "AdamOptimizer"])
+def test_values_that_lie_in_the_table_are_read_before_it_is_written(
+    name: str, every_cpu_form: str
+) -> None:
+    rows = np.roll(np.arange(1000), 1)
+    tables = [Variable(np.arange(4000.0).reshape(1000, 4)) for _ in range(2)]
+    for table, values in zip(tables, [tables[0].value(), tables[1].numpy()], strict=True):
+        optimizer = getattr(gpuopt, name)(0.5)
+        optimizer.apply_gradients([(IndexedSlices(values, rows), table)])
+    np.testing.assert_array_equal(tables[0].numpy(), tables[1].numpy())
+
+
+# Threads.
+
+
+@pytest.mark.parametrize("threads", ["0", "-1", "two", "1.5"])
+def test_an_invalid_number_of_threads_is_refused(
+    threads: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ones = np.ones(300_000)  # smaller updates have one thread in any case
+    variable = Variable(ones)
+    monkeypatch.setenv("GPUOPT_THREADS", threads)
+    with pytest.raises(ValueError, match=f"GPUOPT_THREADS='{threads}' is not a whole number"):
+        gpuopt.GradientDescentOptimizer(0.1).apply_gradients([(ones, variable)])
+    assert np.array_equal(variable.numpy(), ones)
+
+
+def test_an_error_in_any_thread_is_raised_and_leaves_no_work_behind() -> None:
+    done = []
+
+    def work(task: int) -> None:
+        if task == 5:
+            raise ArithmeticError("task 5")
+        time.sleep(0.001)
+        done.append(task)
+
+    with pytest.raises(ArithmeticError, match="task 5"):
+        share_out(work, range(1000), 3)
+    assert len(done) < 500
+    before = len(done)
+    share_out(done.append, [1001], 3)
+    assert done[before:] == [1001]
+
+
+def test_many_threads_that_lock_lose_no_update_and_wait_for_each_other_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("GPUOPT_COMPILED", "0")
+    monkeypatch.setenv("GPUOPT_THREADS", "4")
+    variables = [Variable(np.zeros(LARGE)), Variable(np.zeros(5))]
+    optimizer = gpuopt.GradientDescentOptimizer(1.0, use_locking=True)
+    gradients = [np.ones(LARGE), np.ones(5)]
+
+    def train() -> None:
+        for _ in range(3):
+            optimizer.apply_gradients(zip(gradients, variables, strict=True))
+
+    threads = [threading.Thread(target=train, daemon=True) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+        assert not thread.is_alive()
+    for variable in variables:
+        np.testing.assert_array_equal(variable.numpy(), np.full(variable.shape, -24.0))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_forked_child_makes_threads_of_its_own() -> None:
+    program = f"""
+import os, threading, warnings
+import numpy as np
+import gpuopt
+variable = gpuopt.Variable(np.zeros({LARGE}))
+step = lambda: gpuopt.GradientDescentOptimizer(1.0).apply_gradients(
+    [(np.ones({LARGE}), variable)])
+step()
+warnings.simplefilter("ignore")  # of Python, that a child has none of its parent's threads
+child = os.fork()
+step()
+assert (variable.numpy() == -2).all()
+if child == 0:
+    os._exit(threading.active_count() == 1)
+assert os.waitpid(child, 0)[1] == 0
+"""
+    environment = {**os.environ, "GPUOPT_THREADS": "3", "GPUOPT_COMPILED": "0"}
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60, env=environment)
+
+
+# Compiled rules.
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An empty folder, for what is compiled and for a compiler that counts its calls."""
+    monkeypatch.setenv("GPUOPT_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("GPUOPT_COMPILED", "1")
+    return tmp_path
+
+
+def compiler_script(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = folder / "compiler"
+    script.write_text(f"#!/bin/sh\necho called >> {folder}/calls\n{text}\n")
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("CXX", str(script))
+
+
+def new_descent() -> type[gpuopt.GradientDescentOptimizer]:
+    """An optimizer whose rule this process has not compiled yet."""
+    rule = gpuopt.GradientDescentOptimizer.rule
+    apply = FunctionType(rule.apply.__code__, rule.apply.__globals__)
+    apply.__module__ = rule.apply.__module__
+
+    class Descent(gpuopt.GradientDescentOptimizer):
+        rule = replace(gpuopt.GradientDescentOptimizer.rule, apply=apply)
+
+    return Descent
+
+
+def large_step(optimizer: type[gpuopt.GradientDescentOptimizer]) -> None:
+    variable = Variable(np.zeros(LARGE, np.float32))
+    gradient = np.ones(LARGE, np.float32)
+    optimizer(1.0).apply_gradients([(gradient, variable)])
+    assert (variable.numpy() == -1).all()
+
+
+@pytest.mark.cxx
+def test_a_rule_is_compiled_once_for_large_work_and_found_again(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler_script(fresh, 'exec g++ "$@"', monkeypatch)
+    optimizer = new_descent()
+    variable = Variable(np.zeros(100, np.float32))
+    optimizer(1.0).apply_gradients([(np.ones(100, np.float32), variable)])
+    assert not (fresh / "calls").exists()
+    large_step(optimizer)
+    large_step(optimizer)
+    large_step(new_descent())  # as another process
+    assert (fresh / "calls").read_text() == "called\n"
+    assert [path.suffix for path in (fresh / "cache").iterdir()] == [".so"]
+    monkeypatch.setenv("GPUOPT_COMPILED", "0")
+    (fresh / "compiler").unlink()
+    large_step(optimizer)
+
+
+def test_a_compiler_that_fails_leaves_the_work_to_numpy_with_a_warning(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    compiler_script(fresh, "echo no such flag >&2; exit 1", monkeypatch)
+    with caplog.at_level(logging.WARNING, "gpuopt"):
+        large_step(new_descent())
+    assert "no such flag" in caplog.text
+    assert "so numpy is used" in caplog.text
+
+
+def test_without_a_compiler_numpy_works_without_a_warning(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CXX", str(fresh / "none"))
+    large_step(new_descent())
+    assert caplog.text == ""
+    assert host_compiler.why_not_compiled() == "no C++ compiler was found; CXX may name one"
+
+
+@pytest.mark.cxx
+def test_a_compiler_is_looked_for_where_path_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    found = host_compiler.compiler()
+    assert found
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert host_compiler.compiler() is None
+    (tmp_path / "g++").symlink_to(found[0])
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}")
+    assert host_compiler.compiler() == (str(tmp_path / "g++"),)
+
+
+def test_a_users_rule_with_the_name_of_a_gpuopt_rule_is_not_confused_with_it(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler_script(fresh, "exit 1", monkeypatch)
+
+    @update_rule
+    def gradient_descent(var: Any, grad: Any, *, learning_rate: Any) -> None:
+        var += learning_rate * grad
+
+    class Ascent(gpuopt.GradientDescentOptimizer):
+        rule = gradient_descent
+
+    variable = Variable(np.zeros(LARGE, np.float32))
+    Ascent(1.0).apply_gradients([(np.ones(LARGE, np.float32), variable)])
+    assert (variable.numpy() == 1).all()
+    assert not (fresh / "calls").exists()
+
+
+def test_every_exported_optimizer_is_tested_in_this_file() -> None:
+    assert {cls.rule for cls in optimizer_classes().values()} <= set(RULES)

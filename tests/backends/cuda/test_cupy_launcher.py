@@ -1,0 +1,286 @@
+"""The launcher's copies and events, on streams that run only when somebody waits for them."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import struct
+import sys
+from collections.abc import Callable, Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from emulator import planted
+
+# What the real module is called with, of CuPy 14.2's cupy/cuda/{memory,pinned_memory,stream}.pyx.
+
+
+class Stream:
+    """A stream that does its work only when somebody waits for an event on it."""
+
+    def __init__(self, device: int, ptr: int) -> None:
+        self.device, self.ptr = device, ptr
+        self.queue: list[Callable[[], None]] = []
+
+    def wait_event(self, event: Event) -> None:
+        self.queue.append(event.synchronize)
+
+    def run(self) -> None:
+        while self.queue:
+            self.queue.pop(0)()
+
+
+class Event:
+    def __init__(self, disable_timing: bool) -> None:
+        assert disable_timing
+        self.device = current.device
+        self.stream: Stream | None = None
+        self.done = True
+
+    def record(self, stream: Stream) -> None:
+        assert stream.device == self.device, "an event is recorded on its own device"
+        self.stream, self.done = stream, False
+        stream.queue.append(lambda: setattr(self, "done", True))
+
+    def synchronize(self) -> None:
+        while not self.done:
+            assert self.stream is not None
+            self.stream.queue.pop(0)()
+
+
+class MemoryPointer:
+    def __init__(self, address: int) -> None:
+        self.ptr = address
+
+    def __add__(self, offset: int) -> MemoryPointer:
+        return MemoryPointer(self.ptr + offset)
+
+    def copy_from_host_async(self, mem: int, size: int, stream: Stream) -> None:
+        stream.queue.append(lambda: ctypes.memmove(self.ptr, mem, size))
+
+    def copy_to_host_async(self, mem: int, size: int, stream: Stream) -> None:
+        stream.queue.append(lambda: ctypes.memmove(mem, self.ptr, size))
+
+
+class DeviceArray:
+    """An array of a device whose memory is host memory."""
+
+    def __init__(self, host: np.ndarray, device: int = 0) -> None:
+        self.host = host
+        self.dtype, self.nbytes, self.size = host.dtype, host.nbytes, host.size
+        self.data = MemoryPointer(host.ctypes.data)
+        self.device = Device(device)
+
+    def copy(self) -> DeviceArray:
+        """From another device: to the current one, on its current stream."""
+        made = DeviceArray(np.full_like(self.host, 99), current.device)
+        source, target = self.data.ptr, made.data.ptr
+        current_stream().queue.append(lambda: ctypes.memmove(target, source, self.nbytes))
+        return made
+
+
+class PinnedMemory(bytearray):
+    """cupy.cuda.PinnedMemoryPointer lends its buffer, and has `size()`."""
+
+    made = 0
+
+    def size(self) -> int:
+        return len(self)
+
+
+class Device:
+    def __init__(self, index: int) -> None:
+        self.id = index
+        self.attributes = {"MultiProcessorCount": 7}
+
+    def __enter__(self) -> None:
+        self.outer, current.device = current.device, self.id
+
+    def __exit__(self, *raised: object) -> None:
+        current.device = self.outer
+
+
+current = SimpleNamespace(device=0, streams={})
+
+
+def current_stream() -> Stream:
+    found: Stream = current.streams.setdefault(current.device, Stream(current.device, 0))
+    return found
+
+
+def alloc_pinned_memory(size: int) -> PinnedMemory:
+    PinnedMemory.made += 1
+    return PinnedMemory(size)
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """cupy_launcher with this file for CuPy."""
+    cupy = ModuleType("cupy")
+    cupy.ndarray = DeviceArray  # type: ignore[attr-defined]
+    cupy.cuda = SimpleNamespace(  # type: ignore[attr-defined]
+        Device=Device,
+        Event=Event,
+        Stream=SimpleNamespace(null=SimpleNamespace(ptr=0), ptds=SimpleNamespace(ptr=2)),
+        alloc_pinned_memory=alloc_pinned_memory,
+        get_current_stream=current_stream,
+    )
+    name = "gpuopt.backends.cuda.cupy_launcher"
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    current.device, current.streams = 0, {}
+    PinnedMemory.made = 0
+    yield importlib.import_module(name)
+    sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.float16, ml_dtypes.bfloat16, np.float64])
+@pytest.mark.parametrize("shape", [(), (5,), (3, 4)])
+def test_an_upload_is_done_with_the_host_array_when_it_returns(
+    module: Any, dtype: Any, shape: tuple[int, ...]
+) -> None:
+    launcher = module.CupyLauncher(0)
+    source = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype) + dtype(1)
+    source = np.asarray(source, dtype)
+    expected = source.copy()
+    target = DeviceArray(np.zeros(shape, dtype))
+    launcher.upload(target, source)
+    source[...] = 0
+    assert not target.host.any()
+    current_stream().run()
+    assert target.host.tobytes() == expected.tobytes()
+
+
+def test_uploads_do_not_overwrite_what_has_not_been_copied_yet(module: Any) -> None:
+    launcher = module.CupyLauncher(0)
+    targets = [DeviceArray(np.zeros(3, np.int64)) for _ in range(20)]
+    for number, target in enumerate(targets):
+        launcher.upload(target, np.full(3, number))
+        if number == 9:
+            current_stream().run()
+    assert PinnedMemory.made == 10
+    current_stream().run()
+    assert [int(target.host[2]) for target in targets] == list(range(20))
+    launcher.upload(targets[0], np.full(3, 7))
+    assert PinnedMemory.made == 10
+
+
+def test_a_large_upload_goes_in_pieces_and_waits_for_memory(
+    module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_LARGEST_STAGED", 8192)
+    monkeypatch.setattr(module, "_MOST_STAGED", 3 * 8192)
+    launcher = module.CupyLauncher(0)
+    source = np.arange(20_001, dtype=np.float32)
+    target = DeviceArray(np.zeros_like(source))
+    launcher.upload(target, source[::-1])
+    assert 3 <= PinnedMemory.made <= 5
+    current_stream().run()
+    assert np.array_equal(target.host, source[::-1])
+
+
+def test_an_upload_of_another_size_or_type_is_refused(module: Any) -> None:
+    launcher = module.CupyLauncher(0)
+    target = DeviceArray(np.zeros(3, np.int64))
+    for source in (np.zeros(4, np.int64), np.zeros(3, np.uint64), np.zeros(6, np.float32)):
+        with pytest.raises(TypeError, match="cannot upload"):
+            launcher.upload(target, source)
+
+
+def test_a_download_is_there_when_its_event_is_done(module: Any) -> None:
+    launcher = module.CupyLauncher(0)
+    source = DeviceArray(np.array([1, 2], np.uint64))
+    download = launcher.download(source)
+    assert not download.event.done
+    source.host[1] = 5
+    download.event.synchronize()
+    assert download.values.tolist() == [1, 5]
+
+
+@pytest.mark.parametrize("first", ["here", "there"])
+def test_a_copy_from_a_peer_waits_for_it_and_is_waited_for(module: Any, first: str) -> None:
+    launcher = module.CupyLauncher(1)
+    array = DeviceArray(np.array([1, 2, 3]), device=0)
+    here, there = current.streams.setdefault(1, Stream(1, 0)), current_stream()
+    there.queue.append(lambda: array.host.fill(4))  # before the copy
+    with launcher.device():
+        copy = launcher.copy_of_peer(array)
+    there.queue.append(lambda: array.host.fill(9))  # as if it were freed and used again
+    for stream in (here, there) if first == "here" else (there, here):
+        stream.run()
+    assert copy.host.tolist() == [4, 4, 4]
+    assert copy.device.id == 1
+
+
+def test_each_thread_has_a_stream_of_its_own_under_ptds(module: Any) -> None:
+    launcher = module.CupyLauncher(0)
+    assert launcher.is_default_stream()
+    assert launcher.stream() == (0, 0)
+    current.streams[0] = Stream(0, 2)
+    assert not launcher.is_default_stream()
+    pointer, thread = launcher.stream()
+    assert pointer == 2
+    assert thread != 0
+
+
+def test_addresses_of_many_arrays_are_read_in_order(module: Any) -> None:
+    launcher = module.CupyLauncher(1)
+    arrays = [SimpleNamespace(data=SimpleNamespace(ptr=p, device_id=d), _c_contiguous=c)
+              for p, d, c in ((7, 1, True), (9, 1, False), (2**40, 1, True))]  # fmt: skip
+    assert launcher.addresses(arrays).tolist() == [7, 9, 2**40]
+    assert launcher.strided(arrays) == [1]
+    assert launcher.owns(arrays)
+    arrays[2].data.device_id = 0
+    assert not launcher.owns(arrays)
+    assert launcher.num_multiprocessors == 7
+
+
+class CompiledKernel:
+    """Notes what it is called with."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def __call__(self, *arguments: Any) -> None:
+        self.calls.append(arguments)
+
+
+def test_arguments_reach_cupy_in_the_order_of_cxx(
+    module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = CompiledKernel()
+    monkeypatch.setattr(module, "load", lambda kernel: compiled)
+    left, right, before, after, results = (DeviceArray(np.zeros(4, np.float32)) for _ in range(5))
+    module.CupyLauncher(0).launch(
+        planted.combine(),
+        3,
+        64,
+        after_factor=2**40,
+        before_factor=-5,
+        results=results,
+        after=after,
+        before=before,
+        pair=planted.Pair(left, right, 7, -1),
+    )
+    [(grid, block, (pair, *others))] = compiled.calls
+    assert (grid, block) == ((3,), (64,))
+    assert others == [before, after, results, np.int32(-5), np.int64(2**40)]
+    assert [type(number) for number in others[3:]] == [np.int32, np.int64]
+    # CuPy passes on the memory of an array of one element.
+    assert (type(pair), pair.size) == (np.ndarray, 1)
+    assert pair.tobytes() == struct.pack("=QQii", left.data.ptr, right.data.ptr, 7, -1)
+
+
+def test_a_wrong_argument_does_not_reach_cupy(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "load", None)
+    arrays = {name: DeviceArray(np.zeros(4, np.float32)) for name in ("before", "after", "results")}
+    factors = {"before_factor": 1, "after_factor": 1}
+    for pair, message in [
+        (planted.Pair(np.zeros(4, np.float32), None, 1, 1), "pair.left must be .* of numpy"),
+        (planted.Pair(arrays["after"], None, 1, 1), "pair.right must be .*got None"),
+    ]:
+        with pytest.raises(TypeError, match=message):
+            module.CupyLauncher(0).launch(planted.combine(), 1, 32, pair=pair, **arrays, **factors)

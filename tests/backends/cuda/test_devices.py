@@ -1,0 +1,888 @@
+"""Variables on GPUs, tested on emulated ones: no driver is needed."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import fake_cupy
+import ml_dtypes
+import numpy as np
+import pytest
+from dtypes import every_dtype
+from emulator import EmulatorLauncher, kernel_library
+from every_optimizer import configurations, make, own_step
+from fake_cupy import host_memory
+from golden_cases import GoldenCase, check, optimizer_cases
+
+import gpuopt
+from gpuopt import IndexedSlices, Variable
+from gpuopt.device import Device
+from gpuopt.distributed.communicators.threads import run_threads
+from gpuopt.state.host_scalar import HostScalar
+
+pytestmark = [pytest.mark.emulator, pytest.mark.usefixtures("emulated_gpus")]
+
+GPUS = [Device("gpu", 0), Device("gpu", 1)]
+
+
+def on_gpu(array: Any, index: int = 0) -> fake_cupy.ndarray:
+    with fake_cupy.cuda.Device(index):
+        return fake_cupy.asarray(np.array(array))
+
+
+def arrays_of(optimizer: gpuopt.Optimizer, variable: Any) -> list[np.ndarray]:
+    slots = [optimizer.get_slot(variable, name) for name in optimizer.get_slot_names()]
+    var = variable.numpy() if isinstance(variable, Variable) else variable.get()
+    return [var, *(slot.numpy() for slot in slots)]
+
+
+def assert_close(got: np.ndarray, expected: np.ndarray) -> None:
+    """Compares within 64 eps: only the GPU's fused operations round differently."""
+    assert got.dtype == expected.dtype
+    tolerance = 64 * float(ml_dtypes.finfo(got.dtype).eps)
+    np.testing.assert_allclose(
+        got.astype(np.float64), expected.astype(np.float64), rtol=tolerance, atol=tolerance
+    )
+
+
+class Twins:
+    """Variables on a GPU, and the same ones on the CPU, each with an optimizer of its own."""
+
+    def __init__(self, name: str = "AdamOptimizer", arguments: Any = None) -> None:
+        self.there, self.here = make(name, arguments), make(name, arguments)
+        self.variables: list[tuple[Any, Variable]] = []
+        self._rng = np.random.default_rng(3)
+
+    def random(self, shape: Sequence[int], dtype: Any) -> np.ndarray:
+        return self._rng.normal(size=shape).astype(dtype)
+
+    def add(self, shape: Sequence[int], dtype: Any, device: str) -> None:
+        value = self.random(shape, dtype)
+        self.variables.append((Variable(value, device=device, name="w"), Variable(value)))
+
+    def step(self, gradients: list[tuple[Any, Any]]) -> None:
+        """Applies (there, here) gradients."""
+        for optimizer, side in ((self.there, 0), (self.here, 1)):
+            step = own_step(optimizer)
+            optimizer.apply_gradients(
+                [
+                    (gradient[side], variable[side])
+                    for gradient, variable in zip(gradients, self.variables, strict=True)
+                ],
+                global_step=step,
+            )
+
+    def check(self) -> None:
+        for there, here in self.variables:
+            got, expected = arrays_of(self.there, there), arrays_of(self.here, here)
+            for mine, theirs in zip(got, expected, strict=True):
+                assert_close(mine, theirs)
+
+
+# Values
+
+
+@configurations
+@every_dtype
+def test_one_call_updates_variables_on_two_gpus_and_the_cpu(
+    name: str, arguments: dict[str, Any], dtype: Any
+) -> None:
+    twins = Twins(name, arguments)
+    for shape, device in (
+        *(((7, 5), "gpu:0"), ((1,), "gpu:0"), ((), "gpu:1")),
+        *(((33,), "gpu:1"), ((4, 2), "cpu"), ((0, 3), "gpu:0")),
+    ):
+        twins.add(shape, dtype, device)
+    for step in range(3):
+        gradients = []
+        for position, (_, here) in enumerate(twins.variables):
+            grad = twins.random(here.shape, dtype)
+            # On the host, on gpu:0 and on gpu:1, in turn.
+            place = (position + step) % 3
+            gradients.append((on_gpu(grad, place) if place < 2 else grad, grad))
+        twins.step(gradients)
+    twins.check()
+    for there, _ in twins.variables:
+        for slot_name in twins.there.get_slot_names():
+            assert twins.there.get_slot(there, slot_name).device == there.device
+
+
+@configurations
+@every_dtype
+@pytest.mark.parametrize("index", [np.int32, np.int64])
+def test_sparse_updates_on_a_gpu_are_numpys(
+    name: str, arguments: dict[str, Any], dtype: Any, index: Any
+) -> None:
+    twins = Twins(name, arguments)
+    twins.add((11, 3), dtype, "gpu:1")
+    twins.add((4,), dtype, "gpu:0")
+    for rows in ([7, 2, 7, 0, 7], [], [10, 9]):
+        values = twins.random((len(rows), 3), dtype)
+        indices = np.array(rows, index)
+        dense = twins.random((4,), dtype)
+        twins.step(
+            [
+                (
+                    IndexedSlices(on_gpu(values, 1), on_gpu(indices, 1)),
+                    IndexedSlices(values, indices),
+                ),
+                (on_gpu(dense), dense),
+            ]
+        )
+    twins.check()
+
+
+@pytest.mark.parametrize(
+    "case",
+    [case for case in optimizer_cases() if case["dtype"] != "float16"],
+    ids=lambda case: case["id"],
+)
+def test_a_gpu_steps_like_tensorflow(case: dict[str, Any]) -> None:
+    golden = GoldenCase(case)
+    tolerance = {"float64": 1e-12, "float32": 3e-6}[case["dtype"]]
+    for key, rows in golden.replay(device="gpu:1").items():
+        check("index", f"{case['id']}/{key}", rows, golden.arrays[key][1:], tolerance)
+
+
+def test_strided_variables_and_gradients_are_updated() -> None:
+    twins = Twins()
+    memory = on_gpu(np.arange(24, dtype=np.float32).reshape(4, 6))
+    views = memory[:, ::2], memory[::2, 1]
+    twins.variables = [(view, Variable(view.get())) for view in views]
+    for _ in range(3):
+        wide = twins.random((6, 4), np.float32)
+        narrow = twins.random((1,), np.float32)
+        twins.step(
+            [
+                (on_gpu(wide).T[:, :3], wide.T[:, :3]),
+                (on_gpu(np.broadcast_to(narrow, 2)), np.broadcast_to(narrow, 2)),
+            ]
+        )
+    twins.check()
+
+
+def test_misaligned_views_are_updated() -> None:
+    twins = Twins("MomentumOptimizer")
+    memory = on_gpu(np.zeros(100, np.float32))
+    twins.variables = [(memory[1:50], Variable(np.zeros(49, np.float32)))]
+    for _ in range(2):
+        grad = twins.random((49,), np.float32)
+        there = on_gpu(np.concatenate([grad[:3], grad]))[3:]
+        twins.step([(there, grad)])
+    twins.check()
+    assert not memory.get()[[0, *range(50, 100)]].any()
+
+
+# Launches
+
+
+def test_one_launch_for_all_variables_of_a_device_and_type(
+    emulated_gpus: list[EmulatorLauncher],
+) -> None:
+    variables = [Variable(np.ones(5, np.float32), device="gpu:0") for _ in range(9)]
+    variables += [Variable(np.ones(5, np.float64), device="gpu:0") for _ in range(9)]
+    variables += [Variable(np.ones(5, np.float32), device="gpu:1")]
+    gpuopt.AdamOptimizer().apply_gradients([(v.numpy(), v) for v in variables])
+    assert [launcher.launches for launcher in emulated_gpus] == [2, 1]
+
+
+@pytest.mark.parametrize("moving", [False, True], ids=["same gradients", "fresh gradients"])
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
+def test_a_steady_step_allocates_compiles_and_waits_for_nothing(
+    emulated_gpus: list[EmulatorLauncher],
+    monkeypatch: pytest.MonkeyPatch,
+    moving: bool,
+    sparse: bool,
+) -> None:
+    table = Variable(np.ones((20, 4), np.float32), device="gpu:0")
+    weights = [Variable(np.ones(5, np.float32), device="gpu:0") for _ in range(3)]
+    step = Variable(0, name="step")
+    optimizer = gpuopt.AdamOptimizer()
+
+    def gradients() -> list[Any]:
+        slices = IndexedSlices(on_gpu(np.ones((6, 4), np.float32)), on_gpu([3, 1, 3, 0, 7, 7]))
+        dense = [on_gpu(np.ones(5, np.float32)) for _ in weights]
+        return [slices, *dense] if sparse else dense
+
+    variables = [table, *weights] if sparse else weights
+    steps = [gradients() for _ in range(6)] if moving else [gradients()] * 6
+    for given in steps[:5]:
+        optimizer.apply_gradients(zip(given, variables, strict=True), global_step=step)
+    compiled: list[Any] = []
+    monkeypatch.setattr(kernel_library, "compile_all", lambda *given: compiled.append(given))
+    before = vars(fake_cupy.counts).copy()
+    launches, uploads = emulated_gpus[0].launches, emulated_gpus[0].uploads
+    optimizer.apply_gradients(zip(steps[5], variables, strict=True), global_step=step)
+    assert vars(fake_cupy.counts) == before
+    assert not compiled
+    if not sparse:
+        assert emulated_gpus[0].launches == launches + 1
+        # Adam's step size is a new one in each step.
+        assert emulated_gpus[0].uploads == uploads + 1 + moving
+
+
+def test_a_new_gradient_with_the_id_of_a_dead_one_is_not_taken_for_it() -> None:
+    """The cache must not take a new array for a dead one with the same id."""
+    w = Variable(np.zeros(3, np.float32), device="gpu:0")
+    optimizer = gpuopt.GradientDescentOptimizer(1.0)
+    gradients = [on_gpu(np.full(3, value, np.float32)) for value in (1, 2)]
+    expected = 0.0
+    for step in range(12):
+        given = gradients[step // 4 % 2]
+        optimizer.apply_gradients([(given, w)])
+        expected -= 1 + step // 4 % 2
+        if step % 5 == 4:  # another object, likely with the id of the one that goes
+            del given
+            value = gradients.pop(0).get()[0]
+            gradients.append(on_gpu(np.full(3, value, np.float32)))
+            gradients.reverse()
+        assert w.numpy().tolist() == [expected] * 3
+
+
+@pytest.mark.parametrize("how", ["strided", "overlapping"])
+def test_gradients_that_are_copied_are_copied_in_each_step(how: str) -> None:
+    memory = on_gpu(np.ones((2, 3), np.float32))
+    w, other = (Variable(np.zeros(6, np.float32), device="gpu:0") for _ in range(2))
+    gradient = memory.T if how == "strided" else w.storage[:3].reshape(3)
+    target = Variable(np.zeros(gradient.shape, np.float32), device="gpu:0")
+    given = [(gradient, target), (on_gpu(np.ones(6, np.float32)), w)]
+    optimizer = gpuopt.GradientDescentOptimizer(1.0)
+    expected = np.zeros(gradient.shape, np.float32)
+    for step in range(6):
+        host_memory(memory)[...] = np.arange(6).reshape(2, 3) + step
+        expected -= gradient.get()
+        optimizer.apply_gradients(given)
+        assert target.numpy().tolist() == expected.tolist()
+    del other
+
+
+def test_gradients_in_host_memory_are_moved_in_each_step() -> None:
+    gradient = np.ones(3, np.float32)
+    w = Variable(np.zeros(3, np.float32), device="gpu:1")
+    optimizer = gpuopt.GradientDescentOptimizer(1.0)
+    expected = 0.0
+    for step in range(8):
+        gradient[...] = step
+        expected -= step
+        optimizer.apply_gradients([(gradient, w)])
+        assert w.numpy().tolist() == [expected] * 3
+
+
+def test_a_hook_may_change_the_gradient_in_each_step() -> None:
+    class Growing(gpuopt.GradientDescentOptimizer):
+        def _apply_dense(self, grad: Any, var: Variable) -> None:
+            # They live on, so that none lies where another was.
+            changed.append(grad * np.float32(len(changed) + 1))
+            super()._apply_dense(changed[-1], var)
+
+    changed: list[Any] = []
+    w = Variable(np.zeros(3, np.float32), device="gpu:0")
+    optimizer = Growing(1.0)
+    given = [(on_gpu(np.ones(3, np.float32)), w)]
+    for step in range(8):
+        optimizer.apply_gradients(given)
+        assert w.numpy().tolist() == [-sum(range(step + 2))] * 3
+
+
+def test_a_slot_that_was_replaced_is_used_from_then_on() -> None:
+    w = Variable(np.zeros(2, np.float32), device="gpu:0")
+    optimizer = gpuopt.MomentumOptimizer(1.0, 0.5)
+    given = [(on_gpu(np.ones(2, np.float32)), w)]
+    for _ in range(5):
+        optimizer.apply_gradients(given)
+    table = optimizer._slot_dict("momentum")
+    table[w.identity] = Variable(np.float32([6, 8]), device="gpu:0")
+    w.assign(np.zeros(2, np.float32))
+    optimizer.apply_gradients(given)
+    assert w.numpy().tolist() == [-4, -5]
+
+
+def test_a_steps_name_is_given_to_profilers(emulated_gpus: list[EmulatorLauncher]) -> None:
+    w = Variable(np.zeros(2, np.float32), device="gpu:0")
+    optimizer = gpuopt.GradientDescentOptimizer(1.0)
+    for name in (None, "warm up"):
+        optimizer.apply_gradients([([1.0, 1.0], w)], name=name)
+    assert emulated_gpus[0].ranges == ["GradientDescent", "warm up"]
+
+
+# Streams
+
+
+def waits(launchers: list[EmulatorLauncher]) -> list[tuple[int, int]]:
+    seen = launchers[0].waits[:]
+    launchers[0].waits.clear()
+    return seen
+
+
+def test_another_stream_waits_for_the_last_update(
+    emulated_gpus: list[EmulatorLauncher],
+) -> None:
+    a, b, c = (Variable(np.ones(3, np.float32), device="gpu:0") for _ in range(3))
+    gradient = on_gpu(np.ones(3, np.float32))
+    optimizer = gpuopt.MomentumOptimizer(0.1, 0.9)
+    waits(emulated_gpus)
+    optimizer.apply_gradients([(gradient, a), (gradient, b)])
+    optimizer.apply_gradients([(gradient, a), (gradient, b)])
+    assert waits(emulated_gpus) == []
+    with fake_cupy.cuda.Stream() as one:
+        optimizer.apply_gradients([(gradient, a)])  # without b
+        assert waits(emulated_gpus) == [(one.ptr, 0)]
+        optimizer.apply_gradients([(gradient, a)])
+        assert waits(emulated_gpus) == []
+    with fake_cupy.cuda.Stream() as two:
+        optimizer.apply_gradients([(gradient, a), (gradient, b)])
+        assert waits(emulated_gpus) == [(two.ptr, one.ptr), (two.ptr, 0)]
+        a.assign(np.zeros(3, np.float32))
+        c.value()
+        assert waits(emulated_gpus) == [(two.ptr, 0)]
+        c.assign_add(np.ones(3, np.float32))
+    assert a.value() is a.storage
+    assert c.numpy().tolist() == [2, 2, 2]
+    assert optimizer.get_slot(b, "momentum").numpy().any()
+    assert waits(emulated_gpus) == [(two.ptr, 0), *[(0, two.ptr)] * 3]
+
+
+def test_a_step_waits_for_the_same_step_on_another_stream(
+    emulated_gpus: list[EmulatorLauncher],
+) -> None:
+    w = Variable(np.ones(3, np.float32), device="gpu:0")
+    gradient = on_gpu(np.ones(3, np.float32))
+    optimizer = gpuopt.GradientDescentOptimizer(0.1)
+    streams = [fake_cupy.cuda.Stream() for _ in range(2)]
+    waits(emulated_gpus)
+    for stream in (streams[0], streams[1], streams[1], streams[0]):
+        with stream:
+            optimizer.apply_gradients([(gradient, w)])
+    one, two = (stream.ptr for stream in streams)
+    assert waits(emulated_gpus) == [(one, 0), (two, one), (one, two)]
+
+
+def test_two_optimizers_of_one_variable_wait_for_each_other(
+    emulated_gpus: list[EmulatorLauncher],
+) -> None:
+    w = Variable(np.ones(3, np.float32), device="gpu:0")
+    gradient = on_gpu(np.ones(3, np.float32))
+    optimizers = [gpuopt.GradientDescentOptimizer(0.1) for _ in range(2)]
+    streams = [fake_cupy.cuda.Stream() for _ in range(2)]
+    waits(emulated_gpus)
+    for _ in range(2):
+        for optimizer, stream in zip(optimizers, streams, strict=True):
+            with stream:
+                optimizer.apply_gradients([(gradient, w)])
+    one, two = (stream.ptr for stream in streams)
+    assert waits(emulated_gpus) == [(one, 0), (two, one), (one, two), (two, one)]
+
+
+@pytest.mark.parametrize("own_stream", [False, True])
+def test_gradients_are_held_until_another_stream_has_read_them(
+    emulated_gpus: list[EmulatorLauncher], monkeypatch: pytest.MonkeyPatch, own_stream: bool
+) -> None:
+    """CuPy gives freed memory back to its own stream, which may write to it at once."""
+    w = Variable(np.ones(3, np.float32), device="gpu:0")
+    optimizer = gpuopt.GradientDescentOptimizer(0.1)
+    events = []
+    record = emulated_gpus[0].record
+
+    def pending(event: Any = None) -> Any:
+        event = record(event)
+        event.done = False
+        events.append(event)
+        return event
+
+    monkeypatch.setattr(emulated_gpus[0], "record", pending)
+    gradient = on_gpu(np.ones(3, np.float32))
+    gone = weakref.ref(gradient)
+    with fake_cupy.cuda.Stream() if own_stream else fake_cupy.cuda.Device(0):
+        optimizer.apply_gradients([(gradient, w)])
+        del gradient
+        assert (gone() is not None) == own_stream
+        optimizer.apply_gradients([(on_gpu(np.ones(3, np.float32)), w)])
+        assert (gone() is not None) == own_stream
+        for event in events:
+            event.done = True
+        optimizer.apply_gradients([(on_gpu(np.ones(3, np.float32)), w)])
+    assert gone() is None
+
+
+def test_threads_with_streams_of_their_own_lose_no_update() -> None:
+    w = Variable(np.zeros(3, np.float32), device="gpu:0")
+    table = Variable(np.zeros((4, 2), np.float32), device="gpu:1")
+    step = Variable(0, name="step")
+    optimizer = gpuopt.GradientDescentOptimizer(1.0, use_locking=True)
+
+    def work() -> None:
+        gradient, rows = on_gpu(np.ones(3, np.float32)), on_gpu([3, 1, 3], 1)
+        slices = IndexedSlices(on_gpu(np.ones((3, 2), np.float32), 1), rows)
+        with fake_cupy.cuda.Stream():
+            for _ in range(20):
+                optimizer.apply_gradients([(gradient, w), (slices, table)], global_step=step)
+                w.value()
+
+    run_threads([work] * 4)
+    optimizer.check()
+    assert int(step) == 80
+    assert w.numpy().tolist() == [-80] * 3
+    assert table.numpy()[:, 0].tolist() == [0, -80, 0, -160]
+
+
+# Rows out of range
+
+
+class Table:
+    """A table and a weight on gpu:0, a weight on the CPU, and a global step."""
+
+    def __init__(self, optimizer: gpuopt.Optimizer | None = None) -> None:
+        self.table = Variable(np.ones((6, 2), np.float32), name="table", device="gpu:0")
+        self.dense = Variable(np.ones(3, np.float32), name="dense", device="gpu:0")
+        self.step = Variable(0, name="step")
+        self.optimizer = optimizer or gpuopt.AdamOptimizer(0.1)
+        self.apply([0, 5])
+
+    def apply(self, rows: list[int] | None) -> None:
+        pairs: list[Any] = [(on_gpu(np.ones(3, np.float32)), self.dense)]
+        if rows is not None:
+            values = on_gpu(np.ones((len(rows), 2), np.float32))
+            pairs.append((IndexedSlices(values, on_gpu(np.array(rows))), self.table))
+        self.optimizer.apply_gradients(pairs, global_step=self.step)
+
+    def bytes(self) -> list[Any]:
+        """Everything, without having the device asked for errors."""
+        return [
+            *(host_memory(v.storage).tobytes() for v in (self.table, self.dense)),
+            # Without a look at the flag of bad rows, which `numpy` takes.
+            *(
+                (v.numpy() if isinstance(v, HostScalar) else host_memory(v.storage)).tobytes()
+                for v in self.optimizer.variables()
+            ),
+            int(self.step),
+        ]
+
+
+@pytest.fixture
+def slow_flags(emulated_gpus: list[EmulatorLauncher], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Delays copies of flags to the host until the test releases them or something waits."""
+    download = emulated_gpus[0].download
+    pending: list[Any] = []
+
+    def slow(source: Any) -> Any:
+        found = download(source)
+        found.event.done = False
+        pending.append(found.event)
+        return found
+
+    monkeypatch.setattr(emulated_gpus[0], "download", slow)
+    return pending
+
+
+@pytest.mark.parametrize("bad", [6, -1, 2**40])
+def test_a_bad_row_changes_nothing_and_is_raised_by_the_next_call(bad: int) -> None:
+    model = Table()
+    before = model.bytes()
+    model.apply([1, bad, 2])
+    with pytest.raises(IndexError, match=rf'"table": row {bad} is not in \[0, 6\).*gpu:0'):
+        model.apply([1])
+    assert model.bytes() == before
+    model.apply([1])
+    assert int(model.step) == 2
+
+
+def test_calls_after_a_bad_row_change_nothing_until_the_host_knows(slow_flags: list[Any]) -> None:
+    model, reference = Table(), Table()
+    for event in slow_flags:
+        event.done = True
+    before = model.bytes()
+    model.apply([6])
+    model.apply([1])
+    model.apply(None)
+    assert int(model.step) == 4
+    for event in slow_flags:
+        event.done = True
+    with pytest.raises(IndexError, match="the 2 calls since"):
+        model.apply([1])
+    assert model.bytes() == before
+    model.apply([3])
+    reference.apply([3])
+    model.optimizer.check()
+    assert model.bytes() == reference.bytes()
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda model, folder: model.optimizer.check(),
+        lambda model, folder: model.dense.numpy(),
+        lambda model, folder: float(model.table.numpy()[0, 0]),
+        lambda model, folder: model.optimizer.state_dict(),
+        lambda model, folder: gpuopt.Saver().save(folder / "model"),
+    ],
+    ids=["check", "numpy", "element", "state_dict", "save"],
+)
+def test_reading_a_value_raises_the_error_of_a_bad_row(
+    slow_flags: list[Any], tmp_path: Any, ask: Any
+) -> None:
+    model = Table()
+    model.optimizer.check()
+    before = model.bytes()
+    model.apply([0, -7])
+    with pytest.raises(IndexError, match='"table": row -7'):
+        ask(model, tmp_path)
+    assert model.bytes() == before
+    ask(model, tmp_path)
+
+
+def test_with_gpuopt_check_the_call_itself_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUOPT_CHECK", "1")
+    model = Table()
+    before = model.bytes()
+    with pytest.raises(IndexError, match='"table": row 6'):
+        model.apply([6])
+    assert model.bytes() == before
+
+
+def test_a_bad_row_does_not_stop_other_optimizers(slow_flags: list[Any]) -> None:
+    bad, good = Table(), Table()
+    bad.apply([6])
+    good.apply([2])
+    good.optimizer.row_checks.raise_late(wait=True)
+    assert int(good.step) == 2
+    with pytest.raises(IndexError, match="row 6"):
+        bad.optimizer.check()
+
+
+def test_hooks_in_plain_array_code_are_not_called_for_bad_rows() -> None:
+    class Plain(gpuopt.Optimizer):
+        def __init__(self) -> None:
+            super().__init__(False, "Plain")
+
+        def _apply_dense(self, grad: Any, var: Variable) -> None:
+            var.assign_sub(grad)
+
+        def _apply_sparse(self, grad: IndexedSlices, var: Variable) -> None:
+            var[grad.indices] -= grad.values
+
+    w = Variable(np.ones(2, np.float32), device="gpu:1")
+    Plain().apply_gradients([(on_gpu(np.float32([1, 2]), 1), w)])
+    assert w.numpy().tolist() == [0, -1]
+    model = Table(Plain())
+    assert model.table.numpy().tolist() == [[0, 0], *[[1, 1]] * 4, [0, 0]]
+    before = model.bytes()
+    with pytest.raises(IndexError, match='"table": row 6'):
+        model.apply([1, 6])
+    assert model.bytes() == before
+
+
+def test_a_constraint_waits_for_the_check() -> None:
+    model = Table()
+    model.dense = Variable(
+        np.ones(3, np.float32), name="dense", device="gpu:0", constraint=lambda w: w * 0
+    )
+    before = model.bytes()
+    with pytest.raises(IndexError, match='"table": row 9'):
+        model.apply([9])
+    assert model.bytes()[:2] == before[:2]
+
+
+def test_rows_in_host_memory_are_checked_before_anything_is_written() -> None:
+    model = Table()
+    before = model.bytes()
+    slices = IndexedSlices(np.ones((1, 2), np.float32), np.array([6]))
+    with pytest.raises(IndexError, match=r'"table": indices\[0\] = 6'):
+        model.optimizer.apply_gradients([(slices, model.table)])
+    assert model.bytes() == before
+
+
+def test_more_rows_than_can_be_sorted_are_refused() -> None:
+    model = Table()
+    before = model.bytes()
+    values = fake_cupy.ndarray(np.broadcast_to(np.float32(0), (2**31, 2)))
+    indices = fake_cupy.ndarray(np.broadcast_to(np.int32(0), 2**31))
+    with pytest.raises(ValueError, match='"table" has 2147483648 rows; on gpu:0'):
+        model.optimizer.apply_gradients([(IndexedSlices(values, indices), model.table)])
+    assert model.bytes() == before
+
+
+@pytest.mark.parametrize("failing", range(12))
+def test_a_launch_that_fails_leaves_no_row_marked(
+    emulated_gpus: list[EmulatorLauncher], monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    """A mark left behind would make the next step of Adam skip that row."""
+    model = Table()
+    model.apply([0, 1, 2, 3, 4, 5])
+    launch, seen = emulated_gpus[0].launch, []
+
+    def failing_launch(*shape: Any, **arguments: Any) -> None:
+        seen.append(shape)
+        if len(seen) == failing + 1:
+            raise KeyboardInterrupt
+        launch(*shape, **arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(emulated_gpus[0], "launch", failing_launch)
+        with contextlib.suppress(KeyboardInterrupt):
+            model.apply([1, 2, 1])
+    var, m, v = arrays_of(model.optimizer, model.table)
+    beta1_power, beta2_power = (power.numpy() for power in model.optimizer.state.host_scalars())
+    model.apply([4])
+    grad = np.zeros((6, 2), np.float32)
+    grad[4] = 1
+    m += (1 - 0.9) * (grad - m)
+    v += (1 - 0.999) * (grad * grad - v)
+    var -= 0.1 * np.sqrt(1 - beta2_power) / (1 - beta1_power) * m / (np.sqrt(v) + 1e-8)
+    np.testing.assert_allclose(model.table.numpy(), var, rtol=1e-6)
+
+
+# Who a variable is, and where
+
+
+def test_a_raw_array_keeps_its_state_through_views_and_loses_it_with_its_memory() -> None:
+    memory = on_gpu(np.ones((4, 3), np.float32))
+    optimizer = gpuopt.MomentumOptimizer(0.1, 0.9)
+    gradient = on_gpu(np.ones(3, np.float32))
+    for _ in range(2):
+        optimizer.apply_gradients([(gradient, memory[1])])
+    assert optimizer.get_slot(memory[1], "momentum").numpy() == pytest.approx(1.9)
+    assert optimizer.get_slot(memory[2], "momentum") is None
+    assert len(optimizer.variables()) == 1
+    del memory
+    gc.collect()
+    assert optimizer.variables() == []
+
+
+def test_a_raw_array_without_elements_has_one_state() -> None:
+    empty = on_gpu(np.ones((0, 3), np.float32))
+    optimizer = gpuopt.MomentumOptimizer(0.1, 0.9)
+    for _ in range(3):
+        optimizer.apply_gradients([(empty.copy(), empty)])
+    assert len(optimizer.variables()) == 1
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [(slice(0, 4), slice(3, 6)), (slice(0, 6, 2), slice(2, 5, 2)), (slice(0, 3), slice(0, 3))],
+)
+def test_memory_that_would_be_updated_twice_is_refused(one: slice, other: slice) -> None:
+    memory = on_gpu(np.ones(6, np.float32))
+    pairs = [(memory[each].copy(), memory[each]) for each in (one, other)]
+    with pytest.raises(ValueError, match="memory can be updated only once"):
+        gpuopt.GradientDescentOptimizer(0.1).apply_gradients(pairs)
+    assert memory.get().tolist() == [1] * 6
+
+
+def test_interleaved_views_and_equal_addresses_on_two_gpus_are_no_overlap() -> None:
+    memory = on_gpu(np.ones(6, np.float32))
+    elsewhere = fake_cupy.ndarray(host_memory(memory))
+    elsewhere.device_id = 1
+    optimizer = gpuopt.GradientDescentOptimizer(0.5)
+    optimizer.apply_gradients(
+        [(memory[::2].copy(), memory[::2]), (memory[1::2].copy(), memory[1::2])]
+    )
+    assert memory.get().tolist() == [0.5] * 6
+    optimizer.apply_gradients(
+        [(on_gpu(np.ones(6, np.float32)), memory), (np.ones(6, np.float32), elsewhere)]
+    )
+    assert memory.get().tolist() == [-0.5] * 6
+    momentum = gpuopt.MomentumOptimizer(0.5, 0.9)
+    for array, device in ((memory, GPUS[0]), (elsewhere, GPUS[1])):
+        momentum.apply_gradients([(np.ones(6, np.float32), array)])
+        slot = momentum.get_slot(array, "momentum")
+        assert slot is not None
+        assert slot.device == device
+
+
+def test_values_come_from_any_device_and_go_to_any() -> None:
+    value = np.arange(6, dtype=np.float32).reshape(2, 3)
+    there = Variable(value, device="gpu:1")
+    assert isinstance(there.storage, fake_cupy.ndarray)
+    for source in (there, there.storage, value):
+        for device in ("cpu", "gpu:0", "gpu:1"):
+            copy = Variable(source, device=device)
+            assert copy.device == Device.parse(device)
+            assert copy.numpy().tolist() == value.tolist()
+            assert copy.assign(source).assign_add(on_gpu(value)).numpy()[1, 2] == 10
+    assert there.numpy().tolist() == value.tolist()
+    assert Variable(there, dtype=np.float64).dtype == np.float64
+    adopted = Variable(there.storage, copy=False)
+    assert adopted.storage is there.storage
+    with pytest.raises(ValueError, match="cannot move from gpu:1 to cpu"):
+        Variable(there.storage, copy=False, device="cpu")
+
+
+@every_dtype
+def test_a_slot_starts_with_its_value_in_every_type(dtype: Any) -> None:
+    optimizer = gpuopt.AdagradOptimizer(0.1, initial_accumulator_value=0.3)
+    w = Variable(np.ones((3, 2), dtype), device="gpu:1")
+    optimizer._create_slots([w])
+    assert np.array_equal(optimizer.get_slot(w, "accumulator").numpy(), np.full((3, 2), 0.3, dtype))
+
+
+def test_arithmetic_and_item_assignment_work_on_the_variables_device() -> None:
+    w = Variable(np.ones(4, np.float32), device="gpu:1")
+    with fake_cupy.cuda.Device(1):
+        assert (2 * w + w).get().tolist() == [3] * 4
+        ones = fake_cupy.ones(4, np.float32)
+    w += ones
+    w[1:3] = 7
+    assert w.numpy().tolist() == [2, 7, 7, 2]
+    with pytest.raises(TypeError, match="lives on gpu:1"):
+        np.asarray(w)
+
+
+# The optimizer's own variables
+
+
+def test_powers_of_beta_are_kept_in_host_memory() -> None:
+    w = Variable(np.ones(3, np.float32), device="gpu:1")
+    optimizer = gpuopt.AdamOptimizer()
+    optimizer.apply_gradients([(np.ones(3, np.float32), w)])
+    power = optimizer.state.host_scalar("beta1_power")
+    assert (power.device, power.dtype, power.shape) == (w.device, np.float32, ())
+    before = fake_cupy.counts.synchronisations
+    assert float(power.numpy()) == np.float32(0.9) * np.float32(0.9)
+    assert float(power) == pytest.approx(0.81)
+    assert fake_cupy.counts.synchronisations == before
+    assert isinstance(power.value(), fake_cupy.ndarray)
+    assert power.value() is power.storage
+    power.assign(0.5)
+    assert power.value().get() == 0.5
+    power += np.float32(0.25)
+    assert power.value().get() == np.float32(0.75)
+
+
+def test_a_checkpoint_of_a_gpu_goes_on_on_the_cpu_and_back(tmp_path: Any) -> None:
+    rng = np.random.default_rng(5)
+    gradients = rng.normal(size=(6, 4, 2)).astype(np.float32)
+
+    class Run:
+        def __init__(self, device: str) -> None:
+            self.w = Variable(np.ones((4, 2), np.float32), name="w", device=device)
+            self.step = Variable(0, name="step")
+            self.optimizer = gpuopt.AdamOptimizer(0.1)
+            named = {"w": self.w, "step": self.step}
+            self.saver = gpuopt.Saver(named, optimizers=[self.optimizer])
+
+        def advance(self, begin: int, end: int) -> list[np.ndarray]:
+            for gradient in gradients[begin:end]:
+                self.optimizer.apply_gradients([(gradient, self.w)], global_step=self.step)
+            return [*arrays_of(self.optimizer, self.w), self.step.numpy()]
+
+    expected = Run("cpu").advance(0, 6)
+    gc.collect()
+    first = Run("gpu:1")
+    first.advance(0, 2)
+    path = first.saver.save(tmp_path / "model")
+    del first
+    for device, begin in (("cpu", 2), ("gpu:0", 4)):
+        run = Run(device)
+        run.saver.restore(path)
+        got = run.advance(begin, begin + 2)
+        path = run.saver.save(tmp_path / "model")
+        power = run.optimizer.state.host_scalar("beta1_power")
+        assert power.device == run.w.device
+        del run, power
+    for mine, theirs in zip(got, expected, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5)
+
+
+# Several of them
+
+
+def test_towers_on_two_gpus_step_like_the_whole_batch() -> None:
+    batch = np.arange(8, dtype=np.float32).reshape(4, 2)
+    w = Variable(np.ones(2, np.float32), name="w", device="gpu:1")
+    optimizer = gpuopt.TowerOptimizer(gpuopt.GradientDescentOptimizer(0.1))
+    places = []
+
+    def model(rows: Any) -> Any:
+        places.append(fake_cupy.cuda.current.device)
+        assert rows.device_id == places[-1]
+        optimizer.apply_gradients([(rows.sum(axis=0), w)])
+        return rows.sum()
+
+    total = gpuopt.replicate(model, "weighted_sum", devices=["gpu:0", "gpu:1"])(batch)
+    assert places == [0, 1]
+    assert float(total) == batch.sum()
+    np.testing.assert_allclose(w.numpy(), 1 - 0.1 * batch.sum(axis=0), rtol=1e-6)
+
+
+def test_mirrored_variables_on_two_gpus_stay_the_same() -> None:
+    strategy = gpuopt.MirroredStrategy(["gpu:0", "gpu:1"])
+    w = strategy.variable(np.ones(3, np.float32), name="w")
+    table = strategy.variable(np.ones((4, 1), np.float32), name="table")
+    optimizer = gpuopt.AdamOptimizer(0.1)
+
+    def step() -> int:
+        place = fake_cupy.cuda.current.device
+        gradient = fake_cupy.ones(3, np.float32) * (1 + place)
+        rows = fake_cupy.asarray(np.array([place, 3]))
+        slices = IndexedSlices(fake_cupy.ones((2, 1), np.float32), rows)
+        replicas = w.replicas[place], table.replicas[place]
+        optimizer.apply_gradients([(gradient, replicas[0]), (slices, replicas[1])])
+        return place
+
+    for _ in range(2):
+        assert sorted(strategy.run(step).values) == [0, 1]
+    for mirrored in (w, table):
+        one, other = (replica.numpy() for replica in mirrored.replicas)
+        assert one.tobytes() == other.tobytes()
+        assert (one != 1).any()
+
+
+def test_workers_with_gradients_on_two_gpus_make_one_step() -> None:
+    w = Variable(np.ones(2, np.float32), name="w", device="gpu:0")
+    table = Variable(np.zeros((3, 2), np.float32), name="table", device="gpu:1")
+    step = Variable(0, name="step")
+    sync = gpuopt.SyncReplicasOptimizer(gpuopt.GradientDescentOptimizer(1.0), 2, 2)
+
+    def work(worker: Any) -> None:
+        place = worker.index
+        values = on_gpu(np.full((2, 2), 1 + place, np.float32), place)
+        slices = IndexedSlices(values, on_gpu([2, place], place))
+        worker.apply_gradients([(on_gpu(np.float32([1, 3]), place), w), (slices, table)], step)
+
+    sync.run(work, step)
+    assert int(step) == 1
+    assert w.numpy().tolist() == [0, -2]
+    assert table.numpy().tolist() == [[-1, -1], [-2, -2], [-1.5, -1.5]]
+
+
+def test_check_of_a_wrapper_checks_the_wrapped_optimizer() -> None:
+    inner = gpuopt.GradientDescentOptimizer(1.0)
+    Table(inner).apply([6])
+    with pytest.raises(IndexError, match="row 6"):
+        gpuopt.TowerOptimizer(inner).check()
+
+
+def test_averages_live_on_the_device_of_their_variables() -> None:
+    w = Variable(np.float32([1, 2]), name="w", device="gpu:1")
+    averages = gpuopt.ExponentialMovingAverage(0.5)
+    averages.apply([w])
+    w.assign(np.float32([3, 4]))
+    averages.apply([w])
+    average = averages.average(w)
+    assert average is not None
+    assert average.device == w.device
+    assert average.numpy().tolist() == [2, 3]
+
+
+def test_nonfinite_gradients_on_a_gpu_are_found() -> None:
+    w = Variable(np.ones((2, 2), np.float32), name="w", device="gpu:1")
+    optimizer = gpuopt.AdamOptimizer(on_nonfinite="raise")
+    gradient = on_gpu(np.float32([[1, 2], [np.nan, np.inf]]), 1)
+    with pytest.raises(FloatingPointError, match=r"not finite: 2 of 4 .* nan at \[1, 0\]"):
+        optimizer.apply_gradients([(gradient, w)])
+    assert w.numpy().tolist() == [[1, 1], [1, 1]]
+
+
+def test_the_demo_trains_on_a_gpu_as_on_the_cpu() -> None:
+    from gpuopt.demo.train import train
+
+    losses = []
+    for device in (Device.cpu, GPUS[1]):
+        gc.collect()
+        result = train("Adam", device=device, dtype=np.dtype(np.float32), steps=5, seed=0)
+        losses.append(result.losses)
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)

@@ -1,0 +1,416 @@
+"""Tests that need a GPU's driver: what a step allocates and waits for, streams, caches."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import sleep
+from typing import Any
+
+import numpy as np
+import pytest
+from every_optimizer import configurations, make, own_step
+
+import gpuopt
+from bench.gpu_clock import GpuClock, measure_copy_bytes_per_second
+from gpuopt import IndexedSlices, Variable
+
+pytestmark = pytest.mark.gpu
+
+ROOT = Path(__file__).resolve().parents[3]
+# How long the GPU is kept busy: much longer than the host takes for a step.
+HELD_MS = 300
+
+
+@pytest.fixture
+def cupy() -> Any:
+    import cupy
+
+    return cupy
+
+
+@pytest.fixture(scope="module")
+def clock() -> GpuClock:
+    return GpuClock()
+
+
+class Model:
+    """Dense variables, small and large, a table, and what a step of `optimizer` takes.
+
+    Attributes:
+        variables: CuPy's arrays in Variables; the last is the table.
+        host_gradients: Of each variable, in host memory.
+    """
+
+    def __init__(self, cupy: Any, name: str, arguments: dict[str, Any]) -> None:
+        rng = np.random.default_rng(0)
+        shapes = [(3,), (100_003,), (64, 64), (5000, 16)]
+        starts = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
+        self.optimizer = make(name, arguments)
+        self.variables = [Variable(cupy.asarray(start)) for start in starts]
+        rows = rng.integers(0, 5000, 3000)
+        self.host_gradients = [
+            *(rng.normal(size=shape).astype(np.float32) for shape in shapes[:-1]),
+            IndexedSlices(rng.normal(size=(3000, 16)).astype(np.float32), rows),
+        ]
+        self.gradients = [on_gpu(cupy, gradient) for gradient in self.host_gradients]
+        self._step = own_step(self.optimizer)
+
+    def step(self, gradients: Any = None) -> None:
+        pairs = zip(gradients or self.gradients, self.variables, strict=True)
+        self.optimizer.apply_gradients(pairs, global_step=self._step)
+
+    def values(self) -> list[np.ndarray]:
+        return [variable.numpy() for variable in self.variables]
+
+
+def on_gpu(cupy: Any, gradient: Any) -> Any:
+    if isinstance(gradient, IndexedSlices):
+        return IndexedSlices(cupy.asarray(gradient.values), cupy.asarray(gradient.indices))
+    return cupy.asarray(gradient)
+
+
+def after_steps(cupy: Any, count: int) -> list[np.ndarray]:
+    """What Adam's variables are after so many steps, one after the other on one stream."""
+    model = Model(cupy, "AdamOptimizer", {})
+    for _ in range(count):
+        model.step()
+    return model.values()
+
+
+def assert_equal(got: list[np.ndarray], expected: list[np.ndarray]) -> None:
+    for mine, theirs in zip(got, expected, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+# What a step costs besides its kernels
+
+
+def test_the_clock_times_the_device_and_not_the_host(clock: GpuClock) -> None:
+    # Other processes may take turns on the GPU.
+    assert 40 <= clock.device_ms(lambda: clock.hold(40), host_ms=1) < 200
+    assert clock.device_ms(lambda: sleep(0.2), host_ms=400) < 150
+    assert measure_copy_bytes_per_second(2**26, rounds=3) > 1e9
+
+
+@pytest.fixture
+def page_locked(cupy: Any) -> Iterator[list[int]]:
+    """Lists the sizes of page-locked host memory as it is really allocated, past the pool."""
+    sizes: list[int] = []
+
+    def allocate(size: int) -> Any:
+        sizes.append(size)
+        return cupy.cuda.PinnedMemoryPointer(cupy.cuda.PinnedMemory(size), 0)
+
+    cupy.cuda.set_pinned_memory_allocator(cupy.cuda.PinnedMemoryPool(allocate).malloc)
+    yield sizes
+    cupy.cuda.set_pinned_memory_allocator(cupy.get_default_pinned_memory_pool().malloc)
+
+
+@contextmanager
+def counted(cupy: Any) -> Iterator[Counter[str]]:
+    """Counts device memory that is asked for, modules compiled or loaded, and waiting.
+
+    Of waiting, only what Python code asks for is seen; `GpuClock.runs_ahead` misses nothing.
+    """
+    counts: Counter[str] = Counter()
+
+    class Requests(cupy.cuda.MemoryHook):  # type: ignore[misc]
+        name = "requests"
+
+        def malloc_preprocess(self, **of_request: Any) -> None:
+            counts["allocations"] += 1
+
+    def count(patch: pytest.MonkeyPatch, owner: Any, attribute: str, what: str) -> None:
+        original = getattr(owner, attribute)
+
+        def counting(*arguments: Any, **options: Any) -> Any:
+            counts[what] += 1
+            return original(*arguments, **options)
+
+        patch.setattr(owner, attribute, counting)
+
+    with pytest.MonkeyPatch.context() as patch, Requests():
+        count(patch, cupy.cuda.compiler, "_compile_module_with_cache", "modules")
+        for kind in ("RawModule", "RawKernel"):
+            count(patch, cupy, kind, "modules")
+        for function in ("deviceSynchronize", "streamSynchronize", "eventSynchronize", "memcpy"):
+            count(patch, cupy.cuda.runtime, function, "waits")
+        count(patch, cupy.cuda.Event, "synchronize", "waits")
+        count(patch, cupy.cuda.Stream, "synchronize", "waits")
+        count(patch, cupy.ndarray, "get", "waits")
+        yield counts
+
+
+def test_the_counters_count_allocations_waits_and_compilations(cupy: Any, clock: GpuClock) -> None:
+    with counted(cupy) as counts:
+        array = cupy.empty(5, dtype=np.float32)
+        assert counts == {"allocations": 1}
+        array.get()
+        cupy.cuda.get_current_stream().synchronize()
+        assert counts["waits"] == 2
+        kernel = cupy.RawKernel('extern "C" __global__ void nothing() {}', "nothing")
+        kernel((1,), (1,), ())
+        assert counts["modules"] >= 2
+    assert clock.runs_ahead(lambda: None, HELD_MS / 4)
+    assert not clock.runs_ahead(array.get, HELD_MS / 4)
+
+
+@configurations
+def test_from_the_third_step_on_nothing_is_allocated_compiled_or_waited_for(
+    cupy: Any, clock: GpuClock, page_locked: list[int], name: str, arguments: dict[str, Any]
+) -> None:
+    model = Model(cupy, name, arguments)
+    others = [[on_gpu(cupy, gradient) for gradient in model.host_gradients] for _ in range(2)]
+    for gradients in (None, others[0]):
+        model.step(gradients)
+        clock.synchronize()
+    page_locked.clear()
+    with counted(cupy) as counts:
+        for gradients in (None, None, others[0], others[1]):
+            model.step(gradients)
+            clock.synchronize()  # so that no more is under way than in the steps before
+    assert not counts
+    assert not page_locked
+    assert clock.runs_ahead(model.step, HELD_MS / 4)
+
+
+# Streams
+
+
+@pytest.fixture
+def streams(cupy: Any) -> list[Any]:
+    return [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
+
+
+def test_steps_on_two_streams_follow_each_other(
+    cupy: Any, clock: GpuClock, streams: list[Any]
+) -> None:
+    model = Model(cupy, "AdamOptimizer", {})
+    model.step()
+    clock.synchronize()
+    with streams[0]:
+        clock.hold(HELD_MS)
+        model.step()
+    with streams[1]:
+        model.step()
+    model.step()
+    assert_equal(model.values(), after_steps(cupy, 4))
+
+
+def test_a_value_read_on_another_stream_is_that_of_the_last_step(
+    cupy: Any, clock: GpuClock, streams: list[Any]
+) -> None:
+    model = Model(cupy, "AdamOptimizer", {})
+    clock.synchronize()
+    with streams[0]:
+        clock.hold(HELD_MS)
+        model.step()
+    with streams[1]:
+        values = model.values()
+    assert_equal(values, after_steps(cupy, 1))
+
+
+def test_a_gradient_may_be_freed_while_its_update_waits(
+    cupy: Any, clock: GpuClock, streams: list[Any]
+) -> None:
+    model = Model(cupy, "AdamOptimizer", {})
+    with streams[1]:
+        gradients = [on_gpu(cupy, gradient) for gradient in model.host_gradients]
+    clock.synchronize()
+    with streams[0]:
+        clock.hold(HELD_MS)
+        model.step(gradients)
+    sizes = [gradient.shape for gradient in gradients[:-1]] + [gradients[-1].values.shape]
+    del gradients
+    with streams[1]:  # the same memory, if the pool has it back
+        spoilt = [cupy.full(size, np.nan, dtype=np.float32) for size in sizes]
+    assert_equal(model.values(), after_steps(cupy, 1))
+    del spoilt
+
+
+# Devices
+
+
+def test_gradients_in_host_memory_are_moved_to_the_gpu(cupy: Any) -> None:
+    model = Model(cupy, "AdamOptimizer", {})
+    model.step(model.host_gradients)
+    assert_equal(model.values(), after_steps(cupy, 1))
+
+
+def test_variables_in_host_memory_and_on_the_gpu_share_a_step(cupy: Any) -> None:
+    start, gradient = np.random.default_rng(0).normal(size=(2, 1000)).astype(np.float32)
+    variables = [Variable(cupy.asarray(start)), Variable(start)]
+    optimizer = gpuopt.AdamOptimizer(0.1)
+    for _ in range(2):
+        optimizer.apply_gradients(
+            [(cupy.asarray(gradient), variables[0]), (gradient, variables[1])]
+        )
+    on_device, on_host = (variable.numpy() for variable in variables)
+    np.testing.assert_allclose(on_device, on_host, rtol=1e-5, atol=1e-6)
+    assert [str(variable.device) for variable in variables] == ["gpu:0", "cpu"]
+    for variable in variables:
+        assert optimizer.get_slot(variable, "m").device == variable.device
+
+
+def test_raw_arrays_are_updated_in_place(cupy: Any) -> None:
+    start, gradient = np.random.default_rng(1).normal(size=(2, 1000)).astype(np.float32)
+    array, variable = cupy.asarray(start), Variable(cupy.asarray(start))
+    address = array.data.ptr
+    optimizer = gpuopt.AdamOptimizer(0.1)
+    for _ in range(2):
+        given = cupy.asarray(gradient)
+        optimizer.apply_gradients([(given, array), (given, variable)])
+    assert array.data.ptr == address
+    np.testing.assert_array_equal(array.get(), variable.numpy())
+    assert not np.array_equal(array.get(), start)
+
+
+def test_variables_of_several_gpus_are_each_updated_on_their_own(cupy: Any) -> None:
+    if cupy.cuda.runtime.getDeviceCount() < 2:
+        pytest.skip("there is one GPU")
+    start, gradient = np.random.default_rng(2).normal(size=(2, 1000)).astype(np.float32)
+    variables = [Variable(start, device=f"gpu:{index}") for index in range(2)]
+    with cupy.cuda.Device(1):
+        of_another_gpu = cupy.asarray(gradient)
+    optimizer = gpuopt.AdamOptimizer(0.1)
+    for _ in range(2):
+        optimizer.apply_gradients([(of_another_gpu, variable) for variable in variables])
+    assert_equal([variables[0].numpy()], [variables[1].numpy()])
+    for index, variable in enumerate(variables):
+        assert optimizer.get_slot(variable, "m").device == gpuopt.device.Device("gpu", index)
+    assert cupy.cuda.runtime.getDevice() == 0
+
+
+# Sizes
+
+
+@pytest.fixture
+def huge(cupy: Any) -> Any:
+    """More float16 elements than 32 bits can count."""
+    if cupy.cuda.runtime.memGetInfo()[0] < 30e9:
+        pytest.skip("the GPU has less than 30 GB of free memory")
+    yield cupy.zeros(2**32 + 5, dtype=np.float16)
+    cupy.get_default_memory_pool().free_all_blocks()
+
+
+def test_a_variable_may_have_more_elements_than_32_bits_can_count(cupy: Any, huge: Any) -> None:
+    gradient = cupy.ones(huge.shape, dtype=np.float16)
+    gradient[-2:] = 2
+    small = np.zeros(2, np.float16)
+    optimizer = gpuopt.GradientDescentOptimizer(0.1)
+    optimizer.apply_gradients([(gradient, huge), (np.float16([1, 2]), small)])
+    assert huge[-3:].get().tolist() == [small[0], small[1], small[1]]
+    assert bool((huge[:-2] == small[0]).all())
+
+
+def test_a_table_may_have_more_rows_than_32_bits_can_count(cupy: Any, huge: Any) -> None:
+    height = huge.size
+    rows = cupy.asarray([height - 1, 3, 2**32, height - 1, 0], dtype=np.int64)
+    slices = IndexedSlices(cupy.ones((5, 1), dtype=np.float16), rows)
+    small = np.zeros(2, np.float16)
+    optimizer = gpuopt.GradientDescentOptimizer(0.1)
+    optimizer.apply_gradients([(slices, huge.reshape(-1, 1)), (np.float16([1, 2]), small)])
+    once, twice = small.tolist()
+    touched = {0: once, 3: once, 2**32: once, height - 1: twice}
+    assert {row: float(huge[row]) for row in touched} == touched
+    assert int(cupy.count_nonzero(huge)) == len(touched)
+
+
+# Rows that a variable does not have
+
+
+class Refused:
+    """A model whose second step named a row that its table does not have.
+
+    Attributes:
+        before: Everything as it was before that step.
+    """
+
+    def __init__(self, cupy: Any) -> None:
+        self.table = Variable(cupy.zeros((10, 3), dtype=np.float32), name="embedding")
+        self.bias = Variable(cupy.zeros(4, dtype=np.float32), name="bias")
+        self.global_step = Variable(0, name="global_step", trainable=False)
+        self.optimizer = gpuopt.AdamOptimizer(0.1)
+        self._cupy = cupy
+        self.step([1, 5, 1])
+        self.before = self.everything()
+
+    def step(self, rows: list[int]) -> None:
+        values = self._cupy.ones((len(rows), 3), dtype=np.float32)
+        slices = IndexedSlices(values, self._cupy.asarray(rows, dtype=np.int64))
+        bias = self._cupy.ones(4, dtype=np.float32)
+        self.optimizer.apply_gradients(
+            [(bias, self.bias), (slices, self.table)], global_step=self.global_step
+        )
+
+    def everything(self) -> list[np.ndarray]:
+        variables = [self.table, self.bias, self.global_step, *self.optimizer.variables()]
+        return [variable.numpy() for variable in variables]
+
+
+SURFACES = {
+    "check": lambda refused, folder: refused.optimizer.check(),
+    "numpy": lambda refused, folder: refused.table.numpy(),
+    "save": lambda refused, folder: gpuopt.Saver({"embedding": refused.table}).save(
+        str(folder / "model")
+    ),
+    "the next step": lambda refused, folder: refused.step([1]),
+}
+
+
+@pytest.mark.parametrize("surface", SURFACES)
+@pytest.mark.parametrize("row", [10, -1, 2**40])
+def test_a_row_outside_the_variable_is_an_error_later_and_changes_nothing(
+    cupy: Any, clock: GpuClock, tmp_path: Path, surface: str, row: int
+) -> None:
+    refused = Refused(cupy)
+    refused.step([3, row])
+    clock.synchronize()
+    with pytest.raises(IndexError, match=f'"embedding".*{row}'):
+        SURFACES[surface](refused, tmp_path)
+    assert_equal(refused.everything(), refused.before)
+    refused.step([2])
+    unharmed = Refused(cupy)
+    unharmed.step([2])
+    assert_equal(refused.everything(), unharmed.everything())
+
+
+def test_with_gpuopt_check_a_row_outside_the_variable_is_an_error_at_once(
+    cupy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = Refused(cupy)
+    monkeypatch.setenv("GPUOPT_CHECK", "1")
+    with pytest.raises(IndexError, match='"embedding"'):
+        refused.step([3, 10])
+    assert_equal(refused.everything(), refused.before)
+
+
+# The first step of a process
+
+
+def first_step(folder: Path, job: str) -> dict[str, Any]:
+    environment = {**os.environ, "CUPY_CACHE_DIR": str(folder)}
+    command = [sys.executable, "-m", "bench.gpu_first_step", job]
+    finished = subprocess.run(
+        command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True
+    )
+    return json.loads(finished.stdout)  # type: ignore[no-any-return]
+
+
+def test_the_first_use_of_a_rule_compiles_in_two_seconds_and_once_for_all_processes(
+    tmp_path: Path,
+) -> None:
+    first = first_step(tmp_path, "adam")
+    assert first["compiled"] > 0
+    assert first["first_step_ms"] < 2000
+    kept = sorted(path.name for path in tmp_path.iterdir())
+    second = first_step(tmp_path, "adam")
+    assert second["compiled"] == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == kept

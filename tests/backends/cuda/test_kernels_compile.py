@@ -1,0 +1,177 @@
+"""NVRTC compiles every kernel for every architecture within limits. Needs no GPU or driver."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from every_kernel import kernels_of, kernels_without_rule
+from every_optimizer import update_rules
+from nvrtc import ARCHITECTURES, compile_together
+
+from gpuopt.backends.cuda import kernels
+from gpuopt.backends.cuda.kernel import Kernel
+from gpuopt.backends.cuda.parameters import Number, Parameter, Pointer, struct_of
+from gpuopt.backends.cuda.structs import SortedRows
+from gpuopt.rules.update_rule import UpdateRule
+
+pytestmark = pytest.mark.nvrtc
+
+RULES = update_rules()
+
+
+def max_registers(kernel: Kernel, architecture: str) -> int:
+    """The budget: so many threads run side by side in a multiprocessor's 65,536 registers.
+
+    1024 threads with 64 registers, 768 with 80, and in blocks of 128, 640 with 96 and 512 with 128.
+    """
+    if kernel.function in ("sparse_update", "sum_pieces") and architecture != ARCHITECTURES[0]:
+        return 128
+    if kernel.function == "sparse_update":  # several rows' gradients beside the rule's state
+        return 80 if "float" in kernel.types else 96
+    return 80 if {"double", "unsigned long long"} & {*kernel.types} else 64
+
+
+def selected(architecture: str) -> Iterable[UpdateRule]:
+    """All rules for the architecture we tune for; elsewhere, unless asked, the extremes."""
+    if architecture == ARCHITECTURES[0] or os.environ.get("GPUOPT_ALL_KERNELS"):
+        return RULES
+    by_slots = sorted(RULES, key=lambda rule: len(rule.slots))
+    return [by_slots[0], by_slots[-1], max(RULES, key=lambda rule: len(rule.scalars))]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_kernels_compile_without_spills_within_their_registers(architecture: str) -> None:
+    groups = [kernels_without_rule(), *(kernels_of(rule) for rule in selected(architecture))]
+    for group in groups:
+        compiled, log = compile_together(group, architecture)
+        reports = resources(log)
+        for kernel in group:
+            report = reports[compiled.symbol_mapping[kernel.expression].decode()]
+            assert report["stack"] == report["spilled"] == 0, (kernel.expression, report)
+            assert report["registers"] <= max_registers(kernel, architecture), (
+                kernel.expression,
+                report,
+            )
+
+
+def with_parameters(kernel: Kernel, **changed: Parameter) -> Kernel:
+    return replace(kernel, parameters={**kernel.parameters, **changed})
+
+
+def wrong_declarations() -> dict[str, tuple[Kernel, str]]:
+    """Kernels that Python declares otherwise than C++, each with what NVRTC should name."""
+    [momentum] = [rule for rule in RULES if rule.name == "momentum"]
+    swapped = replace(momentum, scalars=("decay", "learning_rate"))
+    write_runs, sum_runs = kernels.write_runs("uint32"), kernels.sum_runs("float32", "uint32")
+    rows = struct_of(SortedRows, Key="uint32")
+    begins_first = {"keys": rows.fields["keys"], "begins": rows.fields["begins"], **rows.fields}
+    return {
+        "scalars swapped": (
+            kernels.dense_update(swapped, "float32"),
+            "gpuopt::Momentum::Scalars<float>::decay as float at byte 0",
+        ),
+        "scalar missing": (
+            kernels.sparse_update(replace(momentum, scalars=("decay",)), "float64", "uint32"),
+            "gpuopt::Momentum::Scalars<double> with 8 bytes",
+        ),
+        "slot missing": (
+            kernels.dense_update(replace(momentum, slots=()), "float32"),
+            "gpuopt::Momentum::num_slots as 0",
+        ),
+        "fields swapped": (
+            with_parameters(sum_runs, rows=replace(rows, fields=begins_first)),
+            "gpuopt::SortedRows<unsigned int>::begins as unsigned int* at byte 8",
+        ),
+        "parameter of another type": (
+            with_parameters(write_runs, begins=Pointer("uint64")),
+            "parameter 3 of gpuopt::write_runs<unsigned int>, begins, as unsigned long long*",
+        ),
+        "parameter too many": (
+            with_parameters(write_runs, more=Number("int32")),
+            "gpuopt::write_runs<unsigned int> with 9 parameters",
+        ),
+        "constant of another value": (
+            replace(write_runs, constants={"gpuopt::tile_size": 1024}),
+            "gpuopt::tile_size as 1024",
+        ),
+    }
+
+
+@pytest.mark.parametrize("what", wrong_declarations())
+def test_nvrtc_refuses_a_kernel_that_python_declares_otherwise(what: str) -> None:
+    kernel, declaration = wrong_declarations()[what]
+    with pytest.raises(Exception, match=re.escape(f'"Python declares {declaration}"')):
+        compile_together([kernel], ARCHITECTURES[0])
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_updates_move_16_bytes_at_a_time(rule: UpdateRule, tmp_path: Path) -> None:
+    compiled, _ = compile_together(kernels_of(rule), "sm_90")
+    by_name = memory_accesses(bytes(compiled.code), tmp_path)
+    assert len(by_name) == len(kernels_of(rule))
+    for name, accesses in by_name.items():
+        loads = sum(
+            n for access, n in accesses.items() if access.startswith("LDG") and "128" in access
+        )
+        stores = sum(
+            n for access, n in accesses.items() if access.startswith("STG") and "128" in access
+        )
+        # Slots, and except where it is zero, the gradient; AdagradDA does not read the variable.
+        assert loads >= len(rule.slots) + ("update_other_rows" not in name), (name, accesses)
+        assert stores >= 1 + len(rule.slots), (name, accesses)
+        assert not any(access.startswith(("LDL", "STL")) for access in accesses), (name, accesses)
+
+
+def test_sums_of_pieces_move_16_bytes_at_a_time(tmp_path: Path) -> None:
+    compiled, _ = compile_together(kernels_without_rule(), "sm_90")
+    by_name = memory_accesses(bytes(compiled.code), tmp_path)
+    pieces = {name: accesses for name, accesses in by_name.items() if "sum_pieces" in name}
+    assert len(pieces) == 8
+    for accesses in pieces.values():
+        assert any(access.startswith("LDG") and "128" in access for access in accesses)
+        assert any(access.startswith("STG") and "128" in access for access in accesses)
+
+
+def resources(log: str) -> dict[str, dict[str, int]]:
+    reports: dict[str, dict[str, int]] = {}
+    name = ""
+    for line in log.splitlines():
+        if found := re.search(r"Function properties for (\w+)", line):
+            name = found[1]
+        elif found := re.search(
+            r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", line
+        ):
+            stack, stores, loads = map(int, found.groups())
+            reports[name] = {"stack": stack, "spilled": stores + loads}
+        elif found := re.search(r"Used (\d+) registers", line):
+            reports[name]["registers"] = int(found[1])
+    # Functions of CUDA's own that are called, as double's power, use their callers' registers.
+    return {name: report for name, report in reports.items() if "registers" in report}
+
+
+def memory_accesses(cubin: bytes, folder: Path) -> dict[str, Counter[str]]:
+    """Counts the instructions of each kernel that read or write global or local memory."""
+    path = folder / "kernels.cubin"
+    path.write_bytes(cubin)
+    command: list[Any] = [disassembler(), "-c", path]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return {
+        name: Counter(re.findall(r"\b((?:LDG|STG|LDL|STL)[A-Z0-9.]*)", body))
+        for name, body in re.findall(
+            r"\.text\.(\w+):\n(.*?)(?=\n\.section|\n//-----|\Z)", text, re.DOTALL
+        )
+    }
+
+
+def disassembler() -> Path:
+    from cuda.pathfinder import find_nvidia_header_directory
+
+    return Path(find_nvidia_header_directory("cudart")).parent / "bin" / "nvdisasm"

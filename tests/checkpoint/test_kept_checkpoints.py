@@ -1,0 +1,103 @@
+"""`max_to_keep` knows files, however their paths are spelled, and removes only its own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from checkpoint_values import names, value, variable
+
+from gpuopt import Saver
+from gpuopt.checkpoint import saver as saver_module
+
+
+def test_max_to_keep_knows_a_file_by_any_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, link = tmp_path / "folder", tmp_path / "link"
+    folder.mkdir()
+    link.symlink_to(folder)
+    monkeypatch.chdir(folder)
+    saver = Saver([variable()], max_to_keep=1)
+    for path in (folder / "m", "m", "./m", link / "m", f"{folder}//m", f"{link}/../folder/m"):
+        saved = saver.save(path, 7)
+        assert Path(saved).exists(), path
+        assert saver.last_checkpoints == [saved]
+    later = Saver([variable()], max_to_keep=2)
+    later.recover_last_checkpoints([str(link / "m-7.safetensors"), "m-7.safetensors"])
+    assert later.last_checkpoints == ["m-7.safetensors"]
+    saved = [later.save(link / "m", 7), later.save("m", 8)]
+    assert later.last_checkpoints == saved
+    assert names(folder) == ["m-7.safetensors", "m-8.safetensors"]
+
+
+@pytest.mark.parametrize("mode", ["save", "save_async"])
+def test_a_relative_path_means_the_folder_of_its_save(
+    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    saver = Saver([variable()], max_to_keep=1)
+    write = saver_module.write_checkpoint
+
+    def elsewhere(*arguments: Any) -> str:
+        os.chdir(second)
+        return write(*arguments)
+
+    monkeypatch.chdir(first)
+    monkeypatch.setattr(saver_module, "write_checkpoint", elsewhere)
+    saved = getattr(saver, mode)("m", 1)
+    assert (saved if mode == "save" else saved.result()) == "m-1.safetensors"
+    assert (names(first), names(second)) == (["m-1.safetensors"], [])
+    Saver([variable()]).save("m", 1)  # another Saver's, of the same name
+    saver.save("m", 2)
+    assert (names(first), names(second)) == ([], ["m-1.safetensors", "m-2.safetensors"])
+
+
+def test_max_to_keep_removes_nothing_that_others_have_put_in_a_checkpoints_place(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    w = variable(1.0)
+    mine, other = Saver([w], max_to_keep=1), Saver([w], max_to_keep=1)
+    mine.save(tmp_path / "m", 1)
+    w.assign(np.full(3, 2.0))
+    path = other.save(tmp_path / "m", 1)
+    mine.save(tmp_path / "m", 2)
+    assert value(path) == 2.0
+    assert "m-1.safetensors is kept, though it is old: it is another checkpoint now" in caplog.text
+    (tmp_path / "m-2.safetensors").write_text("precious")
+    mine.save(tmp_path / "m", 3)
+    assert (tmp_path / "m-2.safetensors").read_text() == "precious"
+    assert mine.last_checkpoints == [str(tmp_path / "m-3.safetensors")]
+
+
+def test_what_takes_a_checkpoints_place_just_before_its_removal_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    w = variable(1.0)
+    saver = Saver([w], max_to_keep=1)
+    first = Path(saver.save(tmp_path / "m", 1))
+    rename = os.rename
+
+    def late(source: Any, target: Any) -> None:
+        if Path(source) == first:
+            (tmp_path / "new").write_text("precious")
+            os.replace(tmp_path / "new", first)
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", late)
+    saver.save(tmp_path / "m", 2)
+    assert first.read_text() == "precious"
+    assert names(tmp_path) == ["m-1.safetensors", "m-2.safetensors"]
+
+
+def test_savers_of_one_prefix_leave_each_others_checkpoints_alone(tmp_path: Path) -> None:
+    savers = [Saver([variable(name=name)], max_to_keep=2) for name in "abc"]
+    for step in range(6):
+        savers[step % 3].save(tmp_path / "m", step)
+        savers[step % 3].save(tmp_path / "m", 10 + step)
+    assert names(tmp_path) == sorted(f"m-{s}.safetensors" for s in (3, 4, 5, 13, 14, 15))

@@ -1,0 +1,470 @@
+"""Ranks reduce, gather and broadcast alike over every communicator, and none waits for ever."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from naive_communicator import NaiveGroup
+
+from gpuopt import CancelledError, DeadlineExceededError, IndexedSlices, WorkerFailedError
+from gpuopt.device import Device
+from gpuopt.distributed import (
+    Communicator,
+    RankGroup,
+    SingleCommunicator,
+    ThreadCommunicator,
+    ThreadGroup,
+)
+from gpuopt.distributed.communicators import threads
+from gpuopt.distributed.communicators.threads import run_threads
+
+SHORT_S = 0.2
+LONG_S = 20.0
+
+OnRanks = Callable[..., list[Any]]
+
+
+class SingleGroup(RankGroup):
+    """The only group there is of a SingleCommunicator."""
+
+    size = local_size = 1
+
+    def __init__(self, size: int, timeout_s: float) -> None:
+        assert size == 1
+
+    def run(self, function: Callable[[Communicator], Any]) -> list[Any]:
+        return [function(SingleCommunicator())]
+
+
+GROUPS: dict[str, Callable[[int, float], RankGroup]] = {
+    "single": SingleGroup,
+    "threads": ThreadGroup,
+    "naive": NaiveGroup,
+}
+
+
+def run_on_ranks(
+    kind: str, size: int, function: Callable[[Communicator], Any], timeout_s: float = LONG_S
+) -> list[Any]:
+    """Runs the function on every rank; returns what each returned or raised."""
+
+    def run(communicator: Communicator) -> Any:
+        try:
+            return function(communicator)
+        except Exception as error:
+            return error
+
+    return GROUPS[kind](size, timeout_s).run(run)
+
+
+@pytest.fixture(params=["threads", "naive"])
+def on_ranks(request: pytest.FixtureRequest) -> OnRanks:
+    return partial(run_on_ranks, request.param)
+
+
+def succeeded(outcomes: list[Any]) -> list[Any]:
+    for outcome in outcomes:
+        if isinstance(outcome, Exception):
+            raise outcome
+    return outcomes
+
+
+# What every communicator does.
+
+kinds_and_sizes = pytest.mark.parametrize(
+    ("kind", "size"),
+    [("single", 1), *((kind, size) for kind in ("threads", "naive") for size in (1, 2, 3, 5))],
+)
+
+
+@kinds_and_sizes
+@pytest.mark.parametrize("op", ["sum", "min", "max"])
+def test_all_reduce_folds_in_rank_order_to_the_same_bits(kind: str, size: int, op: Any) -> None:
+    rng = np.random.default_rng(size)
+    arrays = [rng.standard_normal((3, 4)).astype(np.float32) for _ in range(size)]
+    expected = arrays[0]
+    for array in arrays[1:]:
+        expected = {"sum": np.add, "min": np.minimum, "max": np.maximum}[op](expected, array)
+    results = succeeded(
+        run_on_ranks(kind, size, lambda rank: rank.all_reduce(arrays[rank.rank], op))
+    )
+    assert all(np.array_equal(result, expected) for result in results)
+    results[0][:] = 0
+    assert all(np.array_equal(result, expected) for result in results[1:])
+    assert not any(np.shares_memory(*pair) for pair in zip(results, arrays, strict=True))
+
+
+@pytest.mark.parametrize(("kind", "size"), [("single", 1), ("threads", 3), ("naive", 3)])
+@pytest.mark.parametrize("bucket_bytes", [1, 40, 2**20])
+def test_buckets_change_the_messages_and_not_the_sums(
+    kind: str, size: int, bucket_bytes: int
+) -> None:
+    rng = np.random.default_rng(0)
+    shapes = [(), (3,), (2, 5), (0, 4), (7,), (1, 1)]
+    dtypes = [np.float32, np.float64, np.float32, np.float32, np.float16, np.float64]
+    arrays = [
+        [rng.integers(-9, 9, shape).astype(d) for shape, d in zip(shapes, dtypes, strict=True)]
+        for _ in range(size)
+    ]
+    results = succeeded(
+        run_on_ranks(
+            kind,
+            size,
+            lambda rank: rank.batch_all_reduce(arrays[rank.rank], bucket_bytes=bucket_bytes),
+        )
+    )
+    for result in results:
+        for got, *parts in zip(result, *arrays, strict=True):
+            expected = np.sum(parts, axis=0)
+            assert got.shape == expected.shape
+            assert got.dtype == parts[0].dtype
+            assert np.array_equal(got, expected)
+
+
+def test_small_arrays_of_a_dtype_share_a_message() -> None:
+    calls = []
+
+    class Counting(SingleCommunicator):
+        def all_reduce(self, array: Any, op: Any = "sum") -> Any:
+            calls.append((array.dtype, array.size))
+            return super().all_reduce(array, op)
+
+    many = [np.ones(4, np.float32)] * 5 + [np.ones(3, np.float64)] * 2
+    Counting().batch_all_reduce(many, bucket_bytes=32)
+    assert sorted(size for _, size in calls) == [3, 3, 4, 8, 8]
+    with pytest.raises(ValueError, match="bucket_bytes"):
+        Counting().batch_all_reduce(many, bucket_bytes=0)
+
+
+def test_strided_arrays_are_reduced_by_position(on_ranks: OnRanks) -> None:
+    base = np.arange(12, dtype=np.float32).reshape(3, 4)
+
+    def reduce(rank: Communicator) -> list[Any]:
+        # In C's order, in Fortran's, and every other column.
+        mine = [base, np.asfortranarray(base), np.repeat(base, 2, axis=1)[:, ::2]][rank.rank]
+        batch = rank.batch_all_reduce([mine, mine], bucket_bytes=2**20)
+        return [rank.all_reduce(mine), *batch]
+
+    for results in succeeded(on_ranks(3, reduce)):
+        assert [result.tolist() for result in results] == [(3 * base).tolist()] * 3
+
+
+def test_no_arrays_are_a_batch_too(on_ranks: OnRanks) -> None:
+    assert succeeded(on_ranks(2, lambda rank: rank.batch_all_reduce([]))) == [[], []]
+
+
+@kinds_and_sizes
+def test_gathered_values_stand_in_rank_order(kind: str, size: int) -> None:
+    def gather(rank: Communicator) -> list[Any]:
+        gathered = rank.all_gather((rank.rank, "abcde"[: rank.rank]))
+        gathered.append("mine")
+        return rank.all_gather(len(gathered), "lengths")
+
+    expected = [size + 1] * size
+    assert succeeded(run_on_ranks(kind, size, gather)) == [expected] * size
+
+
+@kinds_and_sizes
+def test_ranks_of_one_process_are_a_group_that_passes_objects_on(kind: str, size: int) -> None:
+    things = [object() for _ in range(size)]
+
+    def gather(rank: Communicator) -> list[Any]:
+        local = rank.local
+        assert (local.rank, local.size) == (rank.rank, size)
+        return local.all_gather(things[local.rank])
+
+    for gathered in succeeded(run_on_ranks(kind, size, gather)):
+        assert all(got is thing for got, thing in zip(gathered, things, strict=True))
+
+
+def test_gathered_rows_stand_in_rank_order(on_ranks: OnRanks) -> None:
+    def gather(rank: Communicator) -> IndexedSlices:
+        count = rank.rank  # rank 0 brings none
+        values = np.full((count, 2), float(rank.rank), np.float32)
+        mine = IndexedSlices(values, np.arange(count), (9, 2))
+        gathered = rank.all_gather_slices(mine)
+        values[:] = -1  # must not be seen by the others
+        return gathered
+
+    for gathered in succeeded(on_ranks(3, gather)):
+        assert gathered.indices.tolist() == [0, 0, 1]
+        assert gathered.values[:, 0].tolist() == [1, 2, 2]
+        assert gathered.dense_shape == (9, 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "root"),
+    [("single", 1, 0), ("threads", 3, 0), ("threads", 3, 2), ("naive", 3, 2)],
+)
+def test_broadcast_overwrites_in_place(kind: str, size: int, root: int) -> None:
+    arrays = [np.full(3, rank, np.float32) for rank in range(size)]
+
+    def broadcast(rank: Communicator) -> Any:
+        result = rank.broadcast(arrays[rank.rank], root)
+        result += rank.rank  # must not be seen by the others
+        return result
+
+    for rank, result in enumerate(succeeded(run_on_ranks(kind, size, broadcast))):
+        assert result is arrays[rank]
+        assert result.tolist() == [root + rank] * 3
+
+
+def test_no_rank_passes_a_barrier_early(on_ranks: OnRanks) -> None:
+    passed: list[int] = []
+    come: list[int] = []
+
+    def run(rank: Communicator) -> None:
+        time.sleep(0.02 * rank.rank)
+        come.append(rank.rank)
+        rank.barrier()
+        passed.append(len(come))
+
+    succeeded(on_ranks(3, run))
+    assert passed == [3, 3, 3]
+
+
+def test_many_rounds_do_not_mix(on_ranks: OnRanks) -> None:
+    def run(rank: Communicator) -> list[float]:
+        return [float(rank.all_reduce(np.float64([step + rank.rank]))[0]) for step in range(300)]
+
+    for result in succeeded(on_ranks(3, run)):
+        assert result == [3 * step + 3 for step in range(300)]
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda rank, i: rank.all_reduce(np.zeros(2 + i)), ["float64[2]", "float64[3]"]),
+        (lambda rank, i: rank.all_reduce(np.zeros(2, "f4f8"[2 * i :][:2])), ["float32[2]"]),
+        (lambda rank, i: rank.all_reduce(np.zeros(2), ("min", "max")[i]), ["'min'", "'max'"]),
+        (lambda rank, i: rank.barrier() if i else rank.all_reduce(np.zeros(2)), ["barrier"]),
+        (lambda rank, i: rank.barrier(("one", "two")[i]), ["one", "two"]),
+        (lambda rank, i: rank.all_gather(0, ("one", "two")[i]), ["one", "two"]),
+        (lambda rank, i: rank.broadcast(np.zeros(2), i), ["from 0", "from 1"]),
+        # As many bytes, in other shapes.
+        (
+            lambda rank, i: rank.batch_all_reduce([np.zeros(2 + i), np.zeros(3 - i)]),
+            ["float64[2], float64[3]", "float64[3], float64[2]"],
+        ),
+        (lambda rank, i: rank.batch_all_reduce([np.zeros(2)][i:]), ["[float64[2]]", "[]"]),
+        (
+            lambda rank, i: rank.batch_all_reduce([np.zeros(2)], what=f"gradients of {i}"),
+            ["gradients of 0", "gradients of 1"],
+        ),
+        (
+            lambda rank, i: rank.all_gather_slices(IndexedSlices(np.zeros((1, 2 + i)), [0])),
+            ["[2]", "[3]"],
+        ),
+    ],
+)
+def test_calls_that_do_not_match_are_an_error_on_every_rank(
+    on_ranks: OnRanks, call: Callable[[Communicator, int], Any], named: list[str]
+) -> None:
+    outcomes = on_ranks(2, lambda rank: call(rank, rank.rank))
+    for outcome in outcomes:
+        assert isinstance(outcome, ValueError)
+        assert all(name in str(outcome) for name in named)
+
+
+def test_a_group_goes_on_after_calls_that_did_not_match(on_ranks: OnRanks) -> None:
+    def run(rank: Communicator) -> list[int]:
+        with pytest.raises(ValueError, match="same call"):
+            rank.barrier(str(rank.rank))
+        return rank.all_gather(rank.rank)
+
+    assert succeeded(on_ranks(3, run)) == [[0, 1, 2]] * 3
+
+
+@pytest.mark.parametrize("kind", GROUPS)
+def test_wrong_arguments_are_refused(kind: str) -> None:
+    def call(communicator: Communicator) -> None:
+        with pytest.raises(ValueError, match="op must be"):
+            communicator.all_reduce(np.zeros(1), "mean")  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="root must be a rank from 0 to 0, got 1"):
+            communicator.broadcast(np.zeros(1), 1)
+
+    succeeded(run_on_ranks(kind, 1, call))
+
+
+def test_a_group_needs_a_rank() -> None:
+    for make in (ThreadGroup, ThreadCommunicator.group):
+        with pytest.raises(ValueError, match="at least 1 rank, got 0"):
+            make(0)
+        with pytest.raises(ValueError, match="timeout_s"):
+            make(1, float("inf"))
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda rank: rank.barrier(), "barrier"),
+        (lambda rank: rank.barrier("the end"), "the end"),
+        (lambda rank: rank.all_gather(1, "the figures"), "the figures"),
+        (lambda rank: rank.all_reduce(np.zeros(2)), "all_reduce('sum') of float64[2]"),
+        (lambda rank: rank.broadcast(np.zeros(2), 1), "broadcast from 1 of float64[2]"),
+        (
+            lambda rank: rank.batch_all_reduce([np.zeros(2)]),
+            "batch_all_reduce('sum') of [float64[2]]",
+        ),
+        (
+            lambda rank: rank.all_gather_slices(IndexedSlices(np.zeros((1, 2)), [0])),
+            "all_gather_slices of float64",
+        ),
+    ],
+)
+def test_a_rank_that_never_comes_is_named_within_the_deadline(
+    on_ranks: OnRanks, call: Callable[[Communicator], Any], named: str
+) -> None:
+    everyone_has_started = threading.Barrier(3, timeout=LONG_S)
+    everyone_is_done = threading.Barrier(3, timeout=LONG_S)
+
+    def run(rank: Communicator) -> float:
+        everyone_has_started.wait()
+        started = time.monotonic()
+        if rank.rank != 1:
+            with pytest.raises(DeadlineExceededError) as error:
+                call(rank)
+            assert named in str(error.value)
+            # On a busy machine, more of them may come too late.
+            assert re.search(r"rank (0, )?1(, 2)? did not come within 0\.2 s", str(error.value))
+        waited = time.monotonic() - started
+        everyone_is_done.wait()
+        return waited
+
+    first, _, last = succeeded(on_ranks(3, run, timeout_s=SHORT_S))
+    # Threads give up together, when the first of them does.
+    assert SHORT_S <= max(first, last) < SHORT_S + 2
+
+
+def test_a_rank_that_fails_is_an_error_for_the_others_now_and_later(on_ranks: OnRanks) -> None:
+    errors: list[Exception] = []
+
+    def run(rank: Communicator) -> None:
+        if rank.rank == 1:
+            time.sleep(0.05)
+            raise SystemExit("no data")
+        for _ in range(2):
+            with pytest.raises(WorkerFailedError, match="rank 1 has failed: SystemExit: no data"):
+                rank.barrier()
+        errors.append(ValueError("noticed"))
+
+    with pytest.raises(SystemExit):
+        on_ranks(2, run)
+    assert len(errors) == 1
+
+
+def test_a_rank_that_has_finished_is_not_waited_for(on_ranks: OnRanks) -> None:
+    def run(rank: Communicator) -> str:
+        if rank.rank == 1:
+            time.sleep(0.05)
+            return "finished"
+        for _ in range(2):
+            with pytest.raises(CancelledError, match="rank 1 has finished"):
+                rank.barrier()
+        return "noticed"
+
+    assert on_ranks(2, run) == ["noticed", "finished"]
+
+
+@pytest.mark.parametrize("kind", ["threads", "naive"])
+def test_a_group_runs_again_after_a_failure(kind: str) -> None:
+    group = GROUPS[kind](2, LONG_S)
+
+    def fail(rank: Communicator) -> None:
+        rank.barrier()
+        if rank.rank == 0:
+            raise KeyError("lost")
+        rank.barrier()
+
+    with pytest.raises(KeyError, match="lost"):
+        group.run(fail)
+    assert group.run(lambda rank: rank.all_gather(rank.rank)) == [[0, 1], [0, 1]]
+    assert (group.size, group.local_size) == (2, 2)
+
+
+# What threads do besides.
+
+
+def test_a_reduction_that_takes_too_long_is_given_up_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    may_end = threading.Event()
+
+    def to_device_slowly(array: Any, device: Device) -> Any:
+        assert may_end.wait(LONG_S)
+        return array
+
+    monkeypatch.setattr(threads, "to_device", to_device_slowly)
+
+    def run(rank: Communicator) -> float:
+        started = time.monotonic()
+        with pytest.raises(
+            DeadlineExceededError, match=r"all_reduce.*float64\[2\] was not done within 0\.2 s"
+        ):
+            rank.all_reduce(np.zeros(2))
+        may_end.set()
+        return time.monotonic() - started
+
+    assert SHORT_S <= max(ThreadGroup(2, SHORT_S).run(run)) < SHORT_S + 2
+
+
+def test_a_failure_in_a_thread_is_the_cause_of_the_others_error() -> None:
+    cause = ZeroDivisionError("no data")
+
+    def run(rank: Communicator) -> None:
+        if rank.rank == 1:
+            raise cause
+        try:
+            rank.barrier()
+        except WorkerFailedError as error:
+            causes.append(error.__cause__)
+
+    causes: list[Any] = []
+    with pytest.raises(ZeroDivisionError):
+        ThreadGroup(2).run(run)
+    assert causes == [cause]
+
+
+def test_closing_cancels_who_waits_and_who_comes_later() -> None:
+    group = ThreadCommunicator.group(2, LONG_S)
+    threading.Timer(0.05, group[1].close).start()
+    for _ in range(2):
+        with pytest.raises(CancelledError, match="closed"):
+            group[0].all_reduce(np.zeros(3))
+
+
+def test_threads_return_in_order_and_the_first_cause_is_raised() -> None:
+    assert run_threads([lambda: "a", lambda: "b"]) == ["a", "b"]
+
+    def noticed() -> None:
+        raise WorkerFailedError("rank 1 has failed")
+
+    def cause() -> None:
+        time.sleep(0.05)
+        raise KeyError("cause")
+
+    with pytest.raises(KeyError, match="cause"):
+        run_threads([noticed, cause])
+
+
+def test_a_thread_that_never_ends_does_not_hold_up_anothers_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    release = threading.Event()
+
+    def fail() -> None:
+        raise KeyError("cause")
+
+    started = time.monotonic()
+    with pytest.raises(KeyError):
+        run_threads([fail, lambda: release.wait(LONG_S)], timeout_s=SHORT_S)
+    assert time.monotonic() - started < SHORT_S + 2
+    assert "threads [1] have not ended within 0.2 s" in caplog.text
+    release.set()

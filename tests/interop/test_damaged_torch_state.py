@@ -1,0 +1,142 @@
+"""States of torch.optim with parts missing or impossible are refused by name; imports go back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gpuopt
+from gpuopt import Variable, optimizer_from_torch, optimizer_to_torch
+
+ONES = np.ones(2, np.float32)
+ADAM: dict[str, Any] = {"lr": 0.01, "betas": (0.9, 0.999), "eps": 1e-8, "amsgrad": False}
+SGD: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "dampening": 0, "nesterov": False}
+ADAGRAD: dict[str, Any] = {
+    "lr": 0.1,
+    "lr_decay": 0,
+    "eps": 0.0,
+    "initial_accumulator_value": 0.1,
+}
+RMSPROP: dict[str, Any] = {"lr": 0.1, "alpha": 0.9, "eps": 0, "momentum": 0.5, "centered": True}
+
+
+def adam_state(**changes: Any) -> dict[str, Any]:
+    state = {"step": np.float32(5), "exp_avg": ONES, "exp_avg_sq": ONES} | changes
+    return {key: value for key, value in state.items() if value is not ...}
+
+
+def of_torch(settings: dict[str, Any], state: Any, params: Any = (0,)) -> dict[str, Any]:
+    return {"state": state, "param_groups": [{**settings, "params": list(params)}]}
+
+
+DAMAGED: dict[str, tuple[Any, str]] = {
+    "no groups": ({"state": {}, "param_groups": []}, "has no parameter groups"),
+    "no state": ({"param_groups": [ADAM]}, "lacks 'state'"),
+    "no list of groups": ({"state": {}}, "lacks 'param_groups'"),
+    "group without parameters": ({"state": {}, "param_groups": [ADAM]}, "lacks 'params'"),
+    "no dictionary": ([], "state_dict must be what torch's state_dict.. returned, got list"),
+    "unlisted parameter": (of_torch(ADAM, {0: adam_state(), 3: adam_state()}), "parameters .3."),
+    "a parameter twice": (of_torch(ADAM, {0: adam_state()}, (0, 0)), "parameter 0 twice"),
+    "no exp_avg": (of_torch(ADAM, {0: adam_state(exp_avg=...)}), "parameter 0 .*lacks 'exp_avg'"),
+    "no exp_avg_sq": (of_torch(ADAM, {0: adam_state(exp_avg_sq=...)}), "lacks 'exp_avg_sq'"),
+    "no step": (of_torch(ADAM, {0: adam_state(step=...)}), "lacks 'step'"),
+    "step -5": (of_torch(ADAM, {0: adam_state(step=-5)}), "is at step -5"),
+    "step inf": (of_torch(ADAM, {0: adam_state(step=np.inf)}), "is at step inf"),
+    "step nan": (of_torch(ADAM, {0: adam_state(step=np.nan)}), "is at step nan"),
+    "step 2.5": (of_torch(ADAM, {0: adam_state(step=2.5)}), "is at step 2.5"),
+    "negative variance": (
+        of_torch(ADAM, {0: adam_state(exp_avg_sq=np.float32([1, -1]))}),
+        "'exp_avg_sq' of parameter 0 .*negative",
+    ),
+    "no momentum": (of_torch(SGD, {0: {"other": ONES}}), "lacks 'momentum_buffer'"),
+    "no sum": (of_torch(ADAGRAD, {0: {"step": 1.0}}), "lacks 'sum'"),
+    "no state of Adagrad": (of_torch(ADAGRAD, {}), "lacks 'sum'"),
+    "negative sum": (of_torch(ADAGRAD, {0: {"step": 1.0, "sum": -ONES}}), "'sum' .*negative"),
+    "no square_avg": (
+        of_torch(RMSPROP, {0: {"momentum_buffer": ONES, "grad_avg": ONES}}),
+        "lacks 'square_avg'",
+    ),
+    "no grad_avg": (
+        of_torch(RMSPROP, {0: {"square_avg": ONES, "momentum_buffer": ONES}}),
+        "lacks 'grad_avg'",
+    ),
+    "no momentum of RMSprop": (
+        of_torch(RMSPROP, {0: {"square_avg": ONES, "grad_avg": ONES}}),
+        "lacks 'momentum_buffer'",
+    ),
+    "negative square_avg": (
+        of_torch(RMSPROP, {0: {"square_avg": -ONES, "momentum_buffer": ONES, "grad_avg": ONES}}),
+        "'square_avg' .*negative",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_damaged_state_is_refused_by_name(name: str) -> None:
+    state, message = DAMAGED[name]
+    count = 2 if name == "a parameter twice" else 1
+    variables = [Variable(ONES, name=f"v{i}") for i in range(count)]
+    with pytest.raises((ValueError, TypeError), match=message):
+        optimizer_from_torch(state, variables)
+
+
+def test_a_variable_for_two_parameters_is_refused() -> None:
+    v = Variable(ONES, name="v")
+    with pytest.raises(ValueError, match=r'"v" is given for two of torch.s parameters'):
+        optimizer_from_torch(of_torch(ADAM, {}, (0, 1)), [v, v])
+
+
+def test_a_state_without_parameters_is_refused() -> None:
+    with pytest.raises(ValueError, match="has no parameters"):
+        optimizer_from_torch(of_torch(ADAM, {}, ()), [])
+
+
+@pytest.mark.parametrize(
+    ("settings", "state", "slot"),
+    [
+        (ADAM, {}, "m"),
+        (SGD, {}, "momentum"),
+        (SGD, {0: {"momentum_buffer": None}}, "momentum"),
+        (RMSPROP, {}, "rms"),
+        ({**RMSPROP, "momentum": 0, "centered": False}, {0: {"square_avg": 0 * ONES}}, "momentum"),
+    ],
+)
+def test_what_torch_has_not_made_yet_starts_at_0(settings: Any, state: Any, slot: str) -> None:
+    v = Variable(ONES)
+    optimizer = optimizer_from_torch(of_torch(settings, state), [v])
+    assert optimizer.get_slot(v, slot).numpy().tolist() == [0, 0]  # type: ignore[union-attr]
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("train", [lambda optimizer, variables: None, None])
+def test_a_run_from_torchs_adam_goes_back(train: Callable[..., Any] | None) -> None:
+    import torch
+
+    parameters = [torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(2))]
+    theirs = torch.optim.Adam(parameters, 0.01, eps=0.001)
+
+    def step(count: int) -> None:
+        for _ in range(count):
+            for parameter in parameters:
+                parameter.grad = 0.5 * torch.ones_like(parameter)
+            theirs.step()
+
+    step(3)
+    variables = [Variable(p.detach().numpy(), name=f"p{i}") for i, p in enumerate(parameters)]
+    optimizer = optimizer_from_torch(theirs.state_dict(), variables)
+    gradients = [np.full(v.shape, 0.5, np.float32) for v in variables]
+    if train is None:
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        step(1)
+    state = optimizer_to_torch(optimizer, variables)
+    assert state["param_groups"][0]["eps"] == 0.001
+    expected = theirs.state_dict()["state"]
+    for index, of_parameter in state["state"].items():
+        for key, value in of_parameter.items():
+            torch.testing.assert_close(value, expected[index][key])
+    again = optimizer_from_torch(state, variables)
+    assert isinstance(again, gpuopt.AdamOptimizer)
+    theirs.load_state_dict(state)

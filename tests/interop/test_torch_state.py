@@ -1,0 +1,228 @@
+"""A run moves between torch.optim and gpuopt in mid-training, and goes on as it would have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import gpuopt
+from gpuopt import Variable, optimizer_from_torch, optimizer_to_torch
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+# torch's optimizer, its settings, and what is gpuopt's.
+CASES: dict[str, tuple[str, dict[str, Any], str]] = {
+    "Adam": ("Adam", {"lr": 0.01}, "AdamOptimizer"),
+    "Adam, other betas, large eps": (
+        "Adam",
+        {"lr": 0.02, "betas": (0.8, 0.95), "eps": 0.01},
+        "AdamOptimizer",
+    ),
+    "Adam, foreach": ("Adam", {"lr": 0.01, "foreach": True}, "AdamOptimizer"),
+    "AdamW without decay": ("AdamW", {"lr": 0.01, "weight_decay": 0.0}, "AdamOptimizer"),
+    "SGD": ("SGD", {"lr": 0.1}, "GradientDescentOptimizer"),
+    "SGD, momentum": ("SGD", {"lr": 0.1, "momentum": 0.9}, "MomentumOptimizer"),
+    "SGD, Nesterov": (
+        "SGD",
+        {"lr": 0.1, "momentum": 0.8, "nesterov": True},
+        "MomentumOptimizer",
+    ),
+    "Adagrad": ("Adagrad", {"lr": 0.1}, "AdagradOptimizer"),
+    "Adagrad, eps 0": (
+        "Adagrad",
+        {"lr": 0.1, "eps": 0.0, "initial_accumulator_value": 0.1},
+        "AdagradOptimizer",
+    ),
+    "RMSprop": ("RMSprop", {"lr": 0.01, "eps": 0.0}, "RMSPropOptimizer"),
+    "RMSprop, momentum": (
+        "RMSprop",
+        {"lr": 0.01, "eps": 0.0, "momentum": 0.7, "alpha": 0.9},
+        "RMSPropOptimizer",
+    ),
+    "RMSprop, centered": (
+        "RMSprop",
+        {"lr": 0.01, "eps": 0.0, "momentum": 0.5, "centered": True},
+        "RMSPropOptimizer",
+    ),
+}
+STEPS = 10
+
+
+def gradients(t: int) -> list[np.ndarray]:
+    rng = np.random.default_rng([3, t])
+    # Away from 0, where sqrt(v) of a single step may be as small as epsilon.
+    return [
+        (rng.uniform(0.5, 2, shape) * rng.choice([-1, 1], shape)).astype(np.float32)
+        for shape in ((4, 3), (5,))
+    ]
+
+
+class TorchRun:
+    def __init__(self, kind: str, settings: dict[str, Any], start: list[np.ndarray]) -> None:
+        self.parameters = [torch.nn.Parameter(torch.from_numpy(value.copy())) for value in start]
+        self.optimizer = getattr(torch.optim, kind)(self.parameters, **settings)
+
+    def train(self, first: int, last: int) -> None:
+        for t in range(first, last):
+            for parameter, gradient in zip(self.parameters, gradients(t), strict=True):
+                parameter.grad = torch.from_numpy(gradient)
+            self.optimizer.step()
+
+    def values(self) -> list[np.ndarray]:
+        return [parameter.detach().numpy().copy() for parameter in self.parameters]
+
+
+def start() -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    return [rng.normal(size=shape).astype(np.float32) for shape in ((4, 3), (5,))]
+
+
+def train(optimizer: gpuopt.Optimizer, variables: list[Variable], first: int, last: int) -> None:
+    for t in range(first, last):
+        optimizer.apply_gradients(zip(gradients(t), variables, strict=True))
+
+
+def assert_agree(got: list[Any], expected: list[np.ndarray], began: list[np.ndarray]) -> None:
+    for mine, theirs, before in zip(got, expected, began, strict=True):
+        assert np.abs(theirs - before).max() > 1e-3, "nothing moved"
+        # One rounding of the weight in a step, and the update's own few of a smaller number.
+        tolerance = STEPS * np.finfo(np.float32).eps * np.maximum(1, np.abs(theirs))
+        np.testing.assert_array_less(np.abs(np.asarray(mine) - theirs), tolerance)
+
+
+def beginnings() -> list[Any]:
+    """Returns each case with the steps before its move, except where the formulas still differ."""
+    # Adagrad's accumulator of 0 is where epsilon shows. Centered RMSprop's first step divides by
+    # what rounding leaves of g^2 - g^2.
+    not_at_0 = {"Adagrad", "RMSprop, centered"}
+    return [(c, t) for c in CASES for t in (0, 1, 7, 300) if t or c not in not_at_0]
+
+
+@pytest.mark.parametrize(("case", "steps_before"), beginnings())
+def test_a_run_of_torch_continues_in_gpuopt(case: str, steps_before: int) -> None:
+    kind, settings, expected_class = CASES[case]
+    run = TorchRun(kind, settings, start())
+    run.train(0, steps_before)
+    began = run.values()
+    variables = [Variable(value, name=f"p{i}") for i, value in enumerate(began)]
+    optimizer = optimizer_from_torch(run.optimizer.state_dict(), variables)
+    assert type(optimizer).__name__ == expected_class
+    run.train(steps_before, steps_before + STEPS)
+    train(optimizer, variables, steps_before, steps_before + STEPS)
+    assert_agree(variables, run.values(), began)
+
+
+MINE: dict[str, tuple[Any, str]] = {
+    "Adam": (lambda: gpuopt.AdamOptimizer(0.01, epsilon=0.0), "Adam"),
+    "Adam to AdamW": (lambda: gpuopt.AdamOptimizer(0.01, 0.8, 0.95, epsilon=0.0), "AdamW"),
+    "GradientDescent": (lambda: gpuopt.GradientDescentOptimizer(0.1), "SGD"),
+    "Momentum": (lambda: gpuopt.MomentumOptimizer(0.1, 0.9), "SGD"),
+    "Nesterov": (lambda: gpuopt.MomentumOptimizer(0.1, 0.8, use_nesterov=True), "SGD"),
+    "Adagrad": (lambda: gpuopt.AdagradOptimizer(0.1), "Adagrad"),
+    "RMSProp": (lambda: gpuopt.RMSPropOptimizer(0.01, epsilon=0.0), "RMSprop"),
+    "RMSProp, centered": (
+        lambda: gpuopt.RMSPropOptimizer(0.01, momentum=0.5, epsilon=0.0, centered=True),
+        "RMSprop",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MINE)
+@pytest.mark.parametrize("steps_before", [0, 1, 7, 300])
+def test_a_run_of_gpuopt_continues_in_torch(case: str, steps_before: int) -> None:
+    make, kind = MINE[case]
+    optimizer = make()
+    variables = [Variable(value, name=f"p{i}") for i, value in enumerate(start())]
+    train(optimizer, variables, 0, steps_before)
+    began = [variable.numpy() for variable in variables]
+    run = TorchRun(kind, {"lr": 1.0}, began)
+    run.optimizer.load_state_dict(optimizer_to_torch(optimizer, variables))
+    run.train(steps_before, steps_before + STEPS)
+    train(optimizer, variables, steps_before, steps_before + STEPS)
+    assert_agree(variables, run.values(), began)
+
+
+def state_of(kind: str, steps: int = 3, **settings: Any) -> dict[str, Any]:
+    run = TorchRun(kind, settings, start())
+    run.train(0, steps)
+    return run.optimizer.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "message"),
+    [
+        ("Adam", {"weight_decay": 0.1}, "weight_decay=0.1"),
+        ("AdamW", {}, "weight_decay=0.01"),
+        ("Adam", {"amsgrad": True}, "amsgrad=True"),
+        ("Adam", {"maximize": True}, "maximize=True"),
+        ("SGD", {"lr": 0.1, "momentum": 0.9, "dampening": 0.5}, "dampening=0.5"),
+        ("Adagrad", {"lr_decay": 0.1}, "lr_decay=0.1"),
+        ("RMSprop", {}, "eps=1e-08 outside the root"),
+        ("NAdam", {}, "not those of torch's Adam"),
+        ("Adamax", {}, "not those of torch's Adam"),
+    ],
+)
+def test_formulas_that_differ_are_refused(
+    kind: str, settings: dict[str, Any], message: str
+) -> None:
+    variables = [Variable(value) for value in start()]
+    with pytest.raises(ValueError, match=message):
+        optimizer_from_torch(state_of(kind, **settings), variables)
+
+
+def test_adagrad_whose_epsilon_changes_the_result_is_refused() -> None:
+    variables = [Variable(value) for value in start()]
+    with pytest.raises(ValueError, match="accumulator is below"):
+        optimizer_from_torch(state_of("Adagrad", steps=0), variables)
+    optimizer_from_torch(state_of("Adagrad", steps=0), variables, allow_epsilon_difference=True)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: gpuopt.AdamOptimizer(0.1),
+        lambda: gpuopt.RMSPropOptimizer(0.1),
+        lambda: gpuopt.LazyAdamOptimizer(0.1),
+        lambda: gpuopt.FtrlOptimizer(0.1),
+        lambda: gpuopt.GradientDescentOptimizer(lambda: 0.1),
+    ],
+)
+def test_a_state_that_torch_cannot_continue_is_not_exported(make: Any) -> None:
+    variables = [Variable(value) for value in start()]
+    with pytest.raises(ValueError, match=r"epsilon|no counterpart|is a function"):
+        optimizer_to_torch(make(), variables)
+
+
+def test_parameters_at_different_steps_or_settings_are_refused() -> None:
+    variables = [Variable(value) for value in start()]
+    state = state_of("Adam")
+    state["state"][1]["step"] += 1
+    with pytest.raises(ValueError, match=r"at steps \[3, 4\]"):
+        optimizer_from_torch(state, variables)
+    values = [torch.nn.Parameter(torch.from_numpy(value)) for value in start()]
+    groups = [{"params": [values[0]]}, {"params": [values[1]], "lr": 0.5}]
+    with pytest.raises(ValueError, match="different settings"):
+        optimizer_from_torch(torch.optim.SGD(groups, lr=0.1).state_dict(), variables)
+    with pytest.raises(ValueError, match="2 parameters for 1 variables"):
+        optimizer_from_torch(state_of("Adam"), variables[:1])
+    with pytest.raises(ValueError, match="has shape"):
+        optimizer_from_torch(state_of("Adam"), variables[::-1])
+
+
+def test_bfloat16_crosses_bit_by_bit() -> None:
+    parameter = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+    peer = torch.optim.SGD([parameter], lr=0.1, momentum=0.9)
+    parameter.grad = torch.tensor([0.1, 0.2, 0.3], dtype=torch.bfloat16)
+    peer.step()
+    w = Variable(np.ones(3, ml_dtypes.bfloat16), name="w")
+    optimizer = optimizer_from_torch(peer.state_dict(), [w])
+    expected = parameter.grad.view(torch.int16).numpy()
+    np.testing.assert_array_equal(
+        optimizer.get_slot(w, "momentum").numpy().view(np.int16), expected
+    )
+    exported = optimizer_to_torch(optimizer, [w])["state"][0]["momentum_buffer"]
+    assert exported.dtype == torch.bfloat16
+    np.testing.assert_array_equal(exported.view(torch.int16).numpy(), expected)

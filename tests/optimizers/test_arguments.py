@@ -1,0 +1,97 @@
+"""The arguments that all optimizers share, and what users are told of them."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any, Unpack
+
+import numpy as np
+import pytest
+from every_optimizer import ARGUMENTS, make, optimizer_classes
+
+import gpuopt
+from gpuopt import Variable
+from gpuopt.optimizers.base import Common, Hyperparameter, RuleOptimizer
+
+if TYPE_CHECKING:
+    from elsewhere import Unknown
+
+
+class StepwiseOptimizer(RuleOptimizer):
+    rule = gpuopt.MomentumOptimizer.rule
+
+    def __init__(self, learning_rate: Hyperparameter = 0.5, **common: Unpack[Common]) -> None:
+        super().__init__(common, learning_rate=learning_rate, decay=0.5)
+
+
+@pytest.mark.parametrize("name", sorted(optimizer_classes()))
+def test_every_argument_is_shown_and_taken(name: str) -> None:
+    parameters = inspect.signature(optimizer_classes()[name]).parameters
+    kinds = {parameter.kind for parameter in parameters.values()}
+    assert inspect.Parameter.VAR_KEYWORD not in kinds
+    assert parameters["use_locking"].default is False
+    assert parameters["on_nonfinite"].default == "propagate"
+    common = {"use_locking": True, "name": "mine", "on_nonfinite": "skip"}
+    optimizer = make(name, {**ARGUMENTS.get(name, {}), **common})
+    assert optimizer.get_name() == "mine"
+    w = Variable(np.ones(2, np.float32))
+    optimizer.apply_gradients([(np.float32([1, np.nan]), w)])
+    assert (w.numpy() == 1).all()
+
+
+def test_an_optimizer_is_named_after_its_class_unless_it_is_given_a_name() -> None:
+    w = Variable(np.ones(2, np.float32), name="w")
+    optimizer = StepwiseOptimizer()
+    optimizer.apply_gradients([(np.ones(2, np.float32), w)])
+    assert optimizer.get_name() == "Stepwise"
+    assert [slot.name for slot in optimizer.variables()] == [f"{w.name}/Stepwise"]
+    assert StepwiseOptimizer(name="other").get_name() == "other"
+    assert gpuopt.LazyAdamOptimizer().get_name() == "Adam"  # as in TensorFlow
+    for name in ("", None):
+        with pytest.raises(ValueError, match="Must specify the optimizer name"):
+            StepwiseOptimizer(name=name)
+
+
+def test_common_arguments_show_in_a_new_optimizers_signature() -> None:
+    parameters = inspect.signature(StepwiseOptimizer).parameters
+    defaults = {name: parameter.default for name, parameter in parameters.items()}
+    assert defaults == {
+        "learning_rate": 0.5,
+        "use_locking": False,
+        "name": "Stepwise",
+        "on_nonfinite": "propagate",
+    }
+
+
+@pytest.mark.parametrize("cls", [StepwiseOptimizer, gpuopt.AdamOptimizer])
+def test_an_unknown_argument_is_answered_with_the_known_ones(cls: Any) -> None:
+    known = ".*".join(inspect.signature(cls).parameters)
+    with pytest.raises(TypeError, match=f"{cls.__name__} takes no lr; it takes {known}"):
+        cls(lr=0.1)
+
+
+def test_any_constructor_of_a_subclass_has_a_signature() -> None:
+    class Untyped(gpuopt.AdamOptimizer):
+        def __init__(self, extra, **rest):
+            super().__init__(**rest)
+
+    class TypedElsewhere(gpuopt.AdamOptimizer):
+        def __init__(self, extra: Unknown) -> None:
+            super().__init__()
+
+    assert list(inspect.signature(Untyped).parameters) == ["extra", "rest"]
+    assert list(inspect.signature(TypedElsewhere).parameters) == ["extra"]
+    assert Untyped(1, name="mine").get_name() == "mine"
+
+
+def test_slots_start_at_zero_unless_the_class_says_otherwise() -> None:
+    w = Variable(np.ones(2, np.float32))
+    for cls, expected in (
+        (gpuopt.AdamOptimizer, {"m": 0.0, "v": 0.0}),
+        (gpuopt.AdagradOptimizer, {"accumulator": np.float32(0.1)}),
+        (gpuopt.RMSPropOptimizer, {"rms": 1.0, "momentum": 0.0}),
+    ):
+        optimizer = cls(0.1)
+        optimizer._create_slots([w])
+        found = {name: optimizer.get_slot(w, name).numpy()[0] for name in expected}
+        assert found == expected

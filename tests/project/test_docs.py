@@ -1,0 +1,128 @@
+"""The documentation's examples run, its links lead somewhere, and files that it names exist."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tables
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+# What a guide's model must have learnt at its end.
+OUTCOMES: dict[str, Callable[[Any], bool]] = {
+    "logistic_regression.md": lambda names: names["accuracy"] > 0.95,
+    "perceptron.md": lambda names: names["accuracy"] > 0.95,
+    "embeddings.md": lambda names: names["after"] < 0.1 * names["before"],
+}
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    ROOT / "bench" / "README.md",
+    ROOT / "gpuopt" / "demo" / "data" / "README.md",
+    *sorted(DOCS.rglob("*.md")),
+]
+ARCHITECTURE = (DOCS / "architecture.md").read_text()
+DECISIONS = DOCS / "decisions"
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def examples(page: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def marks(page: Path) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.gpu] if any("import cupy" in example for example in examples(page)) else []
+
+
+def links(page: Path) -> list[tuple[str, str]]:
+    """Returns (file, anchor) of links within the project; either may be empty."""
+    targets = re.findall(r"\]\(([^)\s]+)\)", page.read_text())
+    return [tuple(target.partition("#")[::2]) for target in targets if "://" not in target]
+
+
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
+def title(page: Path) -> str:
+    return page.read_text().partition("\n")[0].removeprefix("# ")
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=marks(page), id=name_of(page)) for page in PAGES if examples(page)],
+)
+def test_examples_of_a_page_run_in_order(page: Path) -> None:
+    names: dict[str, object] = {}
+    for example in examples(page):
+        exec(compile(example, page.name, "exec"), names)
+    assert OUTCOMES.get(page.name, lambda names: True)(names)
+
+
+def test_every_outcome_has_its_guide() -> None:
+    assert set(OUTCOMES) <= {page.name for page in PAGES}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_to_a_file_and_a_heading(page: Path) -> None:
+    for file, anchor in links(page):
+        target = page.parent / file if file else page
+        assert target.exists(), file
+        assert not anchor or anchor in anchors(target), f"{file}#{anchor}"
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=name_of)
+def test_links_of_the_site_stay_on_the_site(page: Path) -> None:
+    for file, _ in links(page):
+        assert (page.parent / file).resolve().is_relative_to(DOCS), file
+
+
+def test_every_page_is_in_the_navigation_or_in_the_index_of_decisions() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text()
+    for page in DOCS.rglob("*.md"):
+        listed = page.name if page.parent == DECISIONS else page.relative_to(DOCS).as_posix()
+        index = (DECISIONS / "index.md").read_text() if page.parent == DECISIONS else navigation
+        assert page.name == "index.md" or listed in index, listed
+
+
+def test_the_index_of_decisions_gives_each_page_by_its_title() -> None:
+    entries = re.findall(r"^- \[(.+)\]\((.+)\)$", (DECISIONS / "index.md").read_text(), re.M)
+    pages = [page for page in DECISIONS.glob("*.md") if page.name != "index.md"]
+    assert sorted(entries) == sorted((title(page), page.name) for page in pages)
+
+
+def files_in_the_architecture() -> list[str]:
+    picture = (DOCS / "images" / "step.svg").read_text()
+    named = re.findall(r"`([\w/]+(?:/|\.py|\.cuh?|\.hpp))`", ARCHITECTURE)
+    return sorted({*named, *re.findall(r"[\w/]+\.py", picture)})
+
+
+@pytest.mark.parametrize("path", files_in_the_architecture())
+def test_a_file_named_in_the_architecture_exists(path: str) -> None:
+    assert any((folder / path).exists() for folder in (ROOT, ROOT / "gpuopt", ROOT / "kernels"))
+
+
+def test_the_architecture_shows_the_layers_that_the_linter_checks() -> None:
+    table = ARCHITECTURE.partition("| layer |")[2].partition("\n\n")[0].splitlines()[2:]
+    shown = [set(re.findall(r"`(\w+)`", line.split("|")[1])) for line in table]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    layers = next(
+        contract["layers"]
+        for contract in project["tool"]["importlinter"]["contracts"]
+        if contract["type"] == "layers"
+    )
+    assert shown == [set(re.findall(r"gpuopt\.(\w+)", layer)) for layer in layers]
+
+
+@pytest.mark.parametrize("page", tables.pages(), ids=lambda page: page.name)
+def test_tables_of_optimizers_are_those_of_the_exports(page: Path) -> None:
+    is_up_to_date = page.read_text() == tables.pages()[page]
+    assert is_up_to_date, f"{page.name} lacks an optimizer or has too many: run {tables.COMMAND}"

@@ -1,0 +1,508 @@
+"""The GPU benchmark, run on the CPU: contenders agree, and numbers are what their names say."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from time import sleep
+from typing import Any
+
+import fake_cupy
+import numpy as np
+import pytest
+import textbook
+
+import bench.gpu
+import gpuopt
+from bench import gpu_harness, host_targets
+from bench import gpu_workloads as gpu_workloads_module
+from bench.gpu import make_table, run_offer
+from bench.gpu_clock import HostClock
+from bench.gpu_harness import Measured, measure
+from bench.gpu_peers import (
+    BETA1,
+    BETA2,
+    DECAY,
+    EPSILON,
+    JOBS,
+    RATE,
+    Place,
+    make_elementwise_dense_step,
+    make_naive_dense_step,
+    make_naive_sparse_step,
+    make_our_dense_step,
+    make_our_sparse_step,
+    make_torch_dense_step,
+    make_torch_sparse_step,
+)
+from bench.gpu_profile import profile
+from bench.gpu_targets import TARGETS, judge
+from bench.gpu_workloads import Sizes, list_gpt2_shapes, offer_workloads
+from bench.harness import Timing, Workload, write_results
+from bench.host_workloads import list_resnet50_shapes
+from bench.targets import Target
+
+ROOT = Path(__file__).resolve().parents[2]
+HOST = Place(np, "cpu")
+MANY = {"1000x1024": (7, 5), "10000x64": (20, 3)}
+TINY = Sizes(large=64, many=MANY, table=(50, 4), lookups=30, divisor=64)
+SETTINGS: dict[str, dict[str, float]] = {
+    "adam": {"learning_rate": RATE, "beta1": BETA1, "beta2": BETA2, "epsilon": EPSILON},
+    "momentum": {"learning_rate": RATE, "momentum": DECAY},
+    "adagrad": {"learning_rate": RATE, "initial_accumulator_value": 0.1},
+}
+
+
+@pytest.fixture
+def short_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_harness, "_MOST_SAMPLE_MS", 1.0)
+
+
+jobs = pytest.mark.parametrize("job", JOBS)
+
+
+# Contenders
+
+
+class CompiledKernel:
+    """cupy.ElementwiseKernel for float32 in host memory: the same C++ body, by g++, in a loop."""
+
+    folder: Path
+
+    def __init__(self, inputs: str, outputs: str, body: str, name: str) -> None:
+        names = [part.removeprefix("T ") for part in (*inputs.split(", "), *outputs.split(", "))]
+        self._num_outputs = outputs.count("T ")
+        scalars, arrays = names[1 : -self._num_outputs], names[-self._num_outputs :]
+        parameters = [
+            "const float* grad_",
+            *(f"float {scalar}" for scalar in scalars),
+            *(f"float* {array}_" for array in arrays),
+        ]
+        elements = "".join(f"float& {array} = {array}_[i];" for array in arrays)
+        source = (
+            "#include <cmath>\nusing std::sqrt;\n"
+            f'extern "C" void {name}(long n, {", ".join(parameters)}) {{'
+            f"for (long i = 0; i < n; ++i) {{ const float grad = grad_[i]; {elements} {body} }} }}"
+        )
+        path = self.folder / f"{name}{abs(hash(source))}"
+        path.with_suffix(".cpp").write_text(source)
+        command = ["g++", "-shared", "-fPIC", "-Wall", "-Werror", "-o", f"{path}.so"]
+        subprocess.run([*command, f"{path}.cpp"], check=True)
+        self._function = getattr(ctypes.CDLL(f"{path}.so"), name)
+
+    def __call__(self, grad: np.ndarray, *others: Any) -> None:
+        arrays = others[-self._num_outputs :]
+        self._function(
+            ctypes.c_long(grad.size),
+            grad.ctypes.data_as(ctypes.c_void_p),
+            *(ctypes.c_float(scalar) for scalar in others[: -self._num_outputs]),
+            *(array.ctypes.data_as(ctypes.c_void_p) for array in arrays),
+        )
+
+
+class NumpyWithKernels:
+    ElementwiseKernel = CompiledKernel
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+
+@pytest.fixture
+def numpy_with_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NumpyWithKernels:
+    monkeypatch.setattr(CompiledKernel, "folder", tmp_path, raising=False)
+    return NumpyWithKernels()
+
+
+def steps_are_the_textbooks(job: str, make: Any) -> None:
+    """Makes four steps on two weights, with two sets of gradients in turn."""
+    rng = np.random.default_rng(0)
+    weights = [rng.normal(size=size).astype(np.float32) for size in (5, 3)]
+    sets = [[rng.normal(size=w.shape).astype(np.float32) for w in weights] for _ in range(2)]
+    starts = [w.astype(np.float64) for w in weights]
+    step = make(JOBS[job], weights, sets)
+    for _ in range(4):
+        step()
+    for i, (got, start) in enumerate(zip(weights, starts, strict=True)):
+        history = [(t + 1, sets[t % 2][i].astype(np.float64)) for t in range(4)]
+        expected = getattr(textbook, job)(start, history, **SETTINGS[job])["var"]
+        assert not np.allclose(expected, start, atol=1e-4)
+        np.testing.assert_allclose(got, expected, rtol=2e-6, atol=2e-6)
+
+
+@jobs
+def test_gpuopts_steps_are_the_textbooks(job: str) -> None:
+    steps_are_the_textbooks(job, make_our_dense_step)
+
+
+@jobs
+def test_array_operations_are_the_textbooks(job: str) -> None:
+    steps_are_the_textbooks(job, lambda *rest: make_naive_dense_step(rest[0], np, *rest[1:]))
+
+
+@jobs
+@pytest.mark.cxx
+def test_the_kernel_for_each_parameter_is_the_textbooks(
+    job: str, numpy_with_kernels: NumpyWithKernels
+) -> None:
+    steps_are_the_textbooks(
+        job, lambda *rest: make_elementwise_dense_step(rest[0], numpy_with_kernels, *rest[1:])
+    )
+
+
+@jobs
+@pytest.mark.torch
+@pytest.mark.parametrize("form", ["fused", "foreach"])
+def test_torchs_steps_are_the_textbooks(job: str, form: str) -> None:
+    steps_are_the_textbooks(job, lambda *rest: make_torch_dense_step(*rest, {form: True}))
+
+
+def sparse_tables(job: str) -> dict[str, np.ndarray]:
+    """Three sparse steps of each contender, from the same table."""
+    import torch
+
+    rng = np.random.default_rng(1)
+    start = rng.normal(size=(20, 3)).astype(np.float32)
+    values = rng.normal(size=(9, 3)).astype(np.float32)
+    rows = np.array([4, 1, 4, 19, 0, 1, 4, 7, 7])
+    tables = {name: start.copy() for name in ("ours", "torch", "naive")}
+    if job == "adam":
+        ours: Any = gpuopt.LazyAdamOptimizer(RATE)
+        peer = torch.optim.SparseAdam
+    else:
+        ours = gpuopt.AdagradOptimizer(RATE)
+
+        def peer(parameters: Any, lr: float) -> Any:
+            return torch.optim.Adagrad(parameters, lr, initial_accumulator_value=0.1)
+
+    steps = [
+        make_our_sparse_step(lambda: ours, tables["ours"], values, rows),
+        make_torch_sparse_step(lambda torch, p: peer(p, lr=RATE), tables["torch"], values, rows),
+        make_naive_sparse_step(JOBS[job], np, tables["naive"], values, rows),
+    ]
+    for _ in range(3):
+        for step in steps:
+            step()
+    assert not np.allclose(tables["ours"], start, atol=1e-4)
+    return tables
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")  # torch's own tensors
+@pytest.mark.parametrize("job", ["adam", "adagrad"])
+def test_sparse_contenders_compute_the_same(job: str) -> None:
+    tables = sparse_tables(job)
+    np.testing.assert_allclose(tables["torch"], tables["ours"], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(tables["naive"], tables["ours"], rtol=1e-5, atol=1e-6)
+
+
+# Workloads
+
+
+def test_models_have_the_published_number_of_parameters() -> None:
+    for shapes, tensors, parameters in (
+        (list_gpt2_shapes(), 148, 124_439_808),
+        (list_resnet50_shapes(), 161, 25_557_032),
+    ):
+        sizes = [int(np.prod(shape)) for shape in shapes]
+        assert (len(sizes), sum(sizes)) == (tensors, parameters)
+
+
+def test_large_tensors_hold_at_least_160_million_parameters_and_fit_an_h200() -> None:
+    needed = {offer.name: offer.needed_bytes for offer in offer_workloads(HOST)}
+    assert 4 * Sizes().large >= 160_000_000
+    assert max(needed.values()) < 120e9
+    assert needed["gpu_sparse_lazyadam"] > 3 * 3 * 4 * 10_000_000 * 128 * 0.99
+
+
+def test_every_target_names_a_workload_and_a_contender() -> None:
+    names = {offer.name for offer in offer_workloads(HOST)}
+    assert {target.workload for target in TARGETS} <= names
+    for target in TARGETS:
+        known = {None, "torch sparse"} if "sparse" in target.workload else {None, "torch fused"}
+        assert target.against in known
+        assert (target.at_most is None) != (target.at_least is None)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
+@pytest.mark.usefixtures("short_samples")
+def test_every_workload_runs_and_is_judged(tmp_path: Path) -> None:
+    measured = {}
+    offers = list(offer_workloads(HOST, sizes=TINY))
+    for offer in offers:
+        found = run_offer(offer, HostClock(), 1e9, seconds=0, free=None)
+        assert "gpuopt" in found["contenders"]
+        assert "array operations" in found["contenders"]
+        make_table(offer.name, found)
+        assert all(str(verdict) for verdict in found["targets"])
+        measured[offer.name] = found
+    assert sum(len(found["targets"]) for found in measured.values()) == len(TARGETS)
+    path = write_results({"workloads": measured, "commit": "abc"}, "Some GPU", tmp_path)
+    assert path.parent == tmp_path / "some-gpu"
+    assert path.name.endswith("-abc.json")
+    written = json.loads(path.read_text())["workloads"]
+    assert set(written) == {offer.name for offer in offers}
+    ours = written["gpu_adam_160m"]["contenders"]["gpuopt"]
+    assert len(ours["device"]["samples_ms"]) >= 3
+    assert ours["device"]["gb_per_s"] > 0
+    assert ours["wall"]["ratio"] == 1
+
+
+@pytest.mark.emulator
+@pytest.mark.usefixtures("emulated_gpus", "short_samples")
+def test_every_workload_runs_on_arrays_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves torch out, which cannot use the stand-in's arrays."""
+    monkeypatch.setattr(gpu_workloads_module, "why_not_torch", lambda *_: "not on this one")
+    monkeypatch.setattr(gpu_workloads_module, "find_spec", lambda name: None)
+    for offer in offer_workloads(Place(fake_cupy, "cpu"), sizes=TINY):
+        found = run_offer(offer, HostClock(), 1e9, seconds=0, free=None)
+        assert set(found["contenders"]) == {"gpuopt", "array operations"}
+        assert all(name.startswith("torch") for name in found["left_out"])
+
+
+@pytest.mark.usefixtures("short_samples")
+def test_results_are_written_after_each_workload_and_one_that_fails_stops_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    offers = list(offer_workloads(HOST, "gpu_momentum_*", TINY))
+
+    def broken() -> Any:
+        raise MemoryError("no memory is left")
+
+    some = [offers[0]._replace(name="broken", make=broken), *offers]
+    for name, value in {
+        "why_no_gpu": lambda: None,
+        "prepare_gpu": lambda: (HOST, HostClock(), 1e9),
+        "describe_gpu": lambda: {"gpu": "Some GPU"},
+        "offer_workloads": lambda place, pattern: iter(some),
+        "measure_first_steps": lambda: {},
+        "free_memory": lambda: None,
+        "count_free_bytes": lambda: None,
+    }.items():
+        monkeypatch.setattr(bench.gpu, name, value)
+    arguments = ["--output", str(tmp_path), "--commit", "abc", "--seconds", "0"]
+    monkeypatch.setattr(sys, "argv", ["gpu", *arguments])
+    assert bench.gpu.main() == 1
+    [path] = tmp_path.glob("some-gpu/*-abc.json")
+    written = json.loads(path.read_text())
+    assert written["machine"]["gpu"] == "Some GPU"
+    assert written["workloads"]["broken"] == {"not_run": "MemoryError: no memory is left"}
+    assert set(written["workloads"]) == {offer.name for offer in some}
+    printed = capsys.readouterr().out
+    assert "gpu_momentum_160m: device_ratio against torch fused <= 1" in printed
+    assert "Momentum on 4 tensors of 64 elements each" in printed
+
+
+@pytest.mark.usefixtures("short_samples")
+def test_bytes_moved_counts_each_array_once_for_each_read_and_write() -> None:
+    found = {
+        offer.name: run_offer(offer, HostClock(), 1e9, seconds=0, free=None)["bytes_moved"]
+        for offer in offer_workloads(HOST, "*[a-z0]_160m", TINY)
+    }
+    elements = 4 * TINY.large
+    assert found == {
+        "gpu_adam_160m": 28 * elements,
+        "gpu_momentum_160m": 20 * elements,
+        "gpu_adagrad_160m": 20 * elements,
+    }
+    [sparse] = offer_workloads(HOST, "gpu_sparse_lazyadam", TINY)
+    workload, _ = sparse.make()
+    unique = int(workload.description.split("(")[1].split()[0])
+    given, width = TINY.lookups, TINY.table[1]
+    assert workload.bytes_moved == given * width * 4 + 8 * given + 8 * 3 * unique * width
+    assert 1 < unique < given
+
+
+def test_a_workload_that_does_not_fit_is_not_run() -> None:
+    [offer] = offer_workloads(HOST, "gpu_adam_gpt2")
+    found = run_offer(offer, HostClock(), 1e9, seconds=0, free=10**9)
+    assert re.fullmatch(r"it needs \d+ GB of memory, and 1 are free", found["not_run"])
+    make_table(offer.name, found)
+
+
+# Numbers
+
+
+class Script:
+    """A clock on which each contender takes the time that the test says."""
+
+    def __init__(self, device_ms: dict[str, float]) -> None:
+        self._device_ms = device_ms
+        self.order: list[str] = []
+        self.calls: Counter[str] = Counter()
+        self.head_starts: list[float] = []
+
+    def contender(self, name: str) -> Any:
+        def step() -> None:
+            self.calls[name] += 1
+            self.order.append(name)
+
+        return step
+
+    def synchronize(self) -> None:
+        self.order.append("synchronize")
+
+    def device_ms(self, step: Any, host_ms: float) -> float:
+        step()
+        self.head_starts.append(host_ms)
+        return self._device_ms[self.order[-1]]
+
+    def runs_ahead(self, step: Any, host_ms: float) -> bool | None:
+        return True
+
+
+def test_ratios_shares_and_samples_are_of_device_time() -> None:
+    script = Script({"gpuopt": 2.0, "peer": 8.0})
+    contenders = {name: script.contender(name) for name in ("gpuopt", "peer")}
+    workload = Workload("w", "", 4_000_000_000, contenders)
+    found = measure(workload, script, copy_bytes_per_second=4e12, seconds=60, rounds=7)
+    assert found["peer"].device.ratio == 0.25
+    assert found["gpuopt"].device.gb_per_s == 2000
+    assert found["gpuopt"].device.share_of_copy == 0.5
+    assert found["gpuopt"].device.samples_ms == [2.0] * 7
+    assert len(found["peer"].wall.samples_ms) == 7
+    assert found["gpuopt"].wall_steps == 100  # quick, so none is left out
+    assert found["gpuopt"].runs_ahead is True
+    assert all(0 <= host_ms <= 200 for host_ms in script.head_starts)
+    # 7 rounds of 100 steps, 7 on the device, and 1 + 3 + 1 + 3 before them.
+    assert script.calls == {"gpuopt": 715, "peer": 715}
+
+
+def test_the_device_is_waited_for_once_in_a_sample_of_100_steps() -> None:
+    script = Script({"gpuopt": 1.0})
+    workload = Workload("w", "", 1, {"gpuopt": script.contender("gpuopt")})
+    measure(workload, script, 1e9, seconds=0, rounds=2)
+    assert script.order[-102:] == ["synchronize", *["gpuopt"] * 100, "synchronize"]
+
+
+@pytest.mark.usefixtures("short_samples")
+def test_slow_contenders_take_fewer_steps_and_rounds() -> None:
+    workload = Workload("w", "", 1, {"gpuopt": lambda: sleep(0.01)})
+    found = measure(workload, HostClock(), 1e9, seconds=0)["gpuopt"]
+    assert found.wall_steps == 3
+    assert len(found.wall.samples_ms) == 3
+    assert found.wall.median_ms >= 10
+    assert found.first_step_ms >= 10
+
+
+def one(device_ms: float = 1.0, ratio: float = 1.0, runs_ahead: bool | None = True) -> Measured:
+    timing = Timing(device_ms, 0, 0, ratio, 1.0, 0.95, None, None, [])
+    return Measured(timing, timing, 100, 1.0, runs_ahead)
+
+
+@pytest.mark.parametrize(
+    ("target", "measured", "met"),
+    [
+        (Target("w", "device_ratio", "peer", at_most=1.0), 0.98, True),
+        (Target("w", "wall_ratio", "peer", at_most=0.8), 0.98, False),
+        (Target("w", "wall_ms", at_most=2.0), 3.0, False),
+        (Target("w", "share_of_copy", at_least=0.9), 0.95, True),
+        (Target("w", "share_of_copy", at_least=0.96), 0.95, False),
+        (Target("w", "runs_ahead", at_least=1), 0.0, False),
+        (Target("w", "device_ratio", "absent", at_most=1.0), None, None),
+    ],
+    ids=str,
+)
+def test_targets_are_met_missed_or_not_measured(
+    target: Target, measured: float | None, met: bool | None
+) -> None:
+    contenders = {"gpuopt": one(3.0, runs_ahead=False), "peer": one(3.1, 0.98)}
+    verdict = judge(target, contenders)
+    assert (verdict.measured, verdict.met) == (measured, met)
+    assert str(target) in str(verdict)
+    json.dumps(asdict(verdict))
+
+
+@pytest.mark.parametrize(
+    ("target", "measured", "met"),
+    [
+        (Target("w", "ratio", "peer", 1.05), 1.06, False),
+        (Target("w", "numpy_ratio", "peer", 1.3), 1.3, True),
+        (Target("w", "ratio", "absent", 1.0), None, None),
+    ],
+    ids=str,
+)
+def test_the_targets_of_a_cpu_are_judged_by_ratios(
+    target: Target, measured: float | None, met: bool | None
+) -> None:
+    peer = Timing(1.0, 0, 0, 1.06, None, None, None, 1.3, [])
+    verdict = host_targets.judge(target, {"peer": peer})
+    assert (verdict.measured, verdict.met) == (measured, met)
+
+
+@pytest.mark.torch
+def test_a_profile_names_what_took_longest() -> None:
+    import torch
+
+    matrix = torch.ones(300, 300)
+    rows = profile(lambda: (matrix @ matrix).sum(), HostClock(), on_gpu=False)
+    assert rows[0]["name"] == "aten::mm"
+    assert rows[0]["calls"] == 1
+    assert rows[0]["us"] > 0
+
+
+# The script
+
+
+def on_gpu(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHON": sys.executable}
+    return subprocess.run(
+        [str(ROOT / "bench" / "on_gpu.sh"), *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        ((), 0, "nothing was run"),
+        (("--require-gpu",), 1, "--require-gpu asks for one"),
+        (("--phases", "setup,nap"), 2, "unknown phase nap"),
+        (("--wheels", "/nowhere"), 2, "no folder /nowhere"),
+        (("--wheels",), 2, "--wheels needs a value"),
+        (("--fast",), 2, "unknown option --fast"),
+        (("--help",), 0, "--wheels FOLDER"),
+    ],
+)
+def test_the_script_says_why_it_ran_nothing(
+    arguments: tuple[str, ...], status: int, words: str
+) -> None:
+    finished = on_gpu(*arguments)
+    assert finished.returncode == status
+    assert words in finished.stdout + finished.stderr
+
+
+def test_the_script_sets_up_what_it_needs_beside_the_machines_packages(tmp_path: Path) -> None:
+    finished = on_gpu("--phases", "setup", "--output", str(tmp_path))
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert "setup: passed" in (tmp_path / "logs" / "summary.txt").read_text()
+
+
+def test_the_phases_of_the_script_fit_into_ten_minutes() -> None:
+    text = (ROOT / "bench" / "on_gpu.sh").read_text()
+    limits = text[text.index("declare -A limits=(") :].split(")")[0]
+    seconds = [int(number) for number in re.findall(r"\]=(\d+)", limits)]
+    assert len(seconds) == 6
+    assert sum(seconds) + 5 * len(seconds) < 600  # `timeout` waits 5 more before it kills
+
+
+def test_without_a_gpu_the_benchmark_says_so() -> None:
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    for arguments, status in (((), 0), (("--require-gpu",), 1)):
+        finished = subprocess.run(
+            [sys.executable, "-m", "bench.gpu", *arguments],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+        assert finished.returncode == status
+        assert "nothing was measured: " in finished.stdout

@@ -1,0 +1,174 @@
+"""`gpuopt info` names what there is, and the first obstacle between gpuopt and a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import gpuopt
+from gpuopt import info
+from gpuopt.backends.cuda import availability
+
+ONE_GPU = availability.Driver(None, 13000, ("NVIDIA H200",))
+
+
+class FakeCuda:
+    """libcuda.so.1 as ctypes shows it."""
+
+    def __init__(self, init: int = 0, gpus: tuple[bytes, ...] = ()) -> None:
+        self._init, self._gpus = init, gpus
+
+    def cuInit(self, flags: int) -> int:
+        return self._init
+
+    def cuDriverGetVersion(self, version: Any) -> int:
+        version._obj.value = 12080
+        return 0
+
+    def cuDeviceGetCount(self, count: Any) -> int:
+        count._obj.value = len(self._gpus)
+        return 0
+
+    def cuDeviceGet(self, handle: Any, index: int) -> int:
+        handle._obj.value = index
+        return 0
+
+    def cuDeviceGetName(self, name: Any, size: int, handle: Any) -> int:
+        name.value = self._gpus[handle.value]
+        return 0
+
+
+def install(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    monkeypatch.setattr(availability, "installed", lambda name: "14.0" if name in names else None)
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Callable[[FakeCuda], availability.Driver]:
+    def ask(cuda: FakeCuda) -> availability.Driver:
+        monkeypatch.setattr(ctypes, "CDLL", lambda name: cuda)
+        return availability.ask_driver()
+
+    return ask
+
+
+def test_a_missing_driver_is_named_with_the_library_that_was_looked_for() -> None:
+    problem = availability.ask_driver("libno-such-driver.so.1").problem
+    assert problem == "no NVIDIA driver (libno-such-driver.so.1 was not found)"
+
+
+def test_the_driver_gives_its_cuda_version_and_the_name_of_every_gpu(
+    driver: Callable[[FakeCuda], availability.Driver],
+) -> None:
+    gpus = ("NVIDIA H200", "NVIDIA L4")
+    answer = driver(FakeCuda(gpus=tuple(name.encode() for name in gpus)))
+    assert answer == availability.Driver(None, 12080, gpus)
+
+
+@pytest.mark.parametrize("cuda", [FakeCuda(), FakeCuda(init=100)])
+def test_a_driver_without_a_gpu_is_no_broken_driver(
+    driver: Callable[[FakeCuda], availability.Driver],
+    monkeypatch: pytest.MonkeyPatch,
+    cuda: FakeCuda,
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert driver(cuda).problem == "the NVIDIA driver finds no GPU"
+
+
+def test_hidden_gpus_are_explained_by_the_environment_variable_that_hides_them(
+    driver: Callable[[FakeCuda], availability.Driver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert "(CUDA_VISIBLE_DEVICES is '')" in (driver(FakeCuda()).problem or "")
+
+
+def test_a_driver_that_fails_gives_its_error_number(
+    driver: Callable[[FakeCuda], availability.Driver],
+) -> None:
+    assert driver(FakeCuda(init=803)).problem == "the NVIDIA driver fails with CUDA error 803"
+
+
+@pytest.mark.parametrize(
+    ("driver", "distributions", "words"),
+    [
+        (availability.Driver("no NVIDIA driver"), (), "no NVIDIA driver"),
+        (availability.Driver(None, 11040, ("Tesla K80",)), ("cupy-cuda12x",), "too old"),
+        (ONE_GPU, (), "pip install 'gpuopt[cuda13]'"),
+        (ONE_GPU._replace(cuda_version=12080), (), "pip install 'gpuopt[cuda12]'"),
+        (ONE_GPU, ("cupy-cuda12x", "cupy-cuda13x"), "cupy-cuda12x and cupy-cuda13x"),
+    ],
+)
+def test_the_first_obstacle_to_a_gpu_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+    driver: availability.Driver,
+    distributions: tuple[str, ...],
+    words: str,
+) -> None:
+    install(monkeypatch, *distributions)
+    assert words in (availability.why_no_gpu(driver) or "")
+
+
+def test_a_gpu_is_listed_by_its_name_with_the_reason_why_it_is_not_usable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    install(monkeypatch)
+    monkeypatch.setattr(info, "ask_driver", lambda: ONE_GPU)
+    rows = dict(info.describe())
+    assert rows["driver"] == "runs CUDA up to 13.0"
+    assert rows["gpu:0"].startswith("NVIDIA H200, not usable: CuPy is not installed")
+
+
+def test_info_prints_versions_and_devices() -> None:
+    finished = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "gpuopt", "info"], capture_output=True, text=True
+    )
+    assert finished.returncode == 0, finished.stderr
+    rows = dict(line.split(maxsplit=1) for line in finished.stdout.splitlines())
+    assert rows["gpuopt"].startswith(gpuopt.__version__)
+    assert {"python", "numpy", "ml_dtypes", "torch", "matplotlib", "cupy", "cpu"} <= rows.keys()
+    assert any(what.startswith("gpu") and what != "gpuopt" for what in rows)
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_stops_early_causes_no_traceback(unbuffered: str) -> None:
+    reading_end, writing_end = os.pipe()
+    os.close(reading_end)  # as `gpuopt info | head -3` does, only sooner
+    finished = subprocess.run(
+        [sys.executable, "-m", "gpuopt", "info"],
+        env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        stdout=writing_end,
+        stderr=subprocess.PIPE,
+    )
+    os.close(writing_end)
+    assert finished.stderr == b""
+
+
+def test_info_imports_no_cuda_library() -> None:
+    script = (
+        "import sys, gpuopt.info as info; info.describe();"
+        "sys.exit(any(name in sys.modules for name in ('cupy', 'torch', 'matplotlib')))"
+    )
+    assert subprocess.run([sys.executable, "-c", script]).returncode == 0
+
+
+def test_info_says_how_many_threads_there_are_and_what_runs_the_rules(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("GPUOPT_THREADS", "3")
+    monkeypatch.setenv("CXX", f"{sys.executable} -I")
+    monkeypatch.delenv("GPUOPT_COMPILED", raising=False)
+    rows = dict(info.describe())
+    assert rows["threads"] == "3"
+    assert rows["rules"] == f"compiled by {sys.executable} -I"
+    monkeypatch.setenv("GPUOPT_COMPILED", "0")
+    assert dict(info.describe())["rules"] == "numpy: GPUOPT_COMPILED is 0"
+    monkeypatch.setenv("GPUOPT_COMPILED", "yes")
+    monkeypatch.setenv("GPUOPT_THREADS", "many")
+    rows = dict(info.describe())
+    assert rows["rules"] == "GPUOPT_COMPILED='yes' is neither 0 nor 1"
+    assert rows["threads"] == "GPUOPT_THREADS='many' is not a whole number of at least 1"

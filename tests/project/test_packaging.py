@@ -1,0 +1,136 @@
+"""Wheel, sdist and editable install contain the right files. Builds without a network."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("hatchling", reason="hatchling, which builds the package, is not installed")
+
+ROOT = Path(__file__).parents[2]
+SKIPPED = shutil.ignore_patterns(".*", "__pycache__", "dist", "site", "*.png")
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the project, so that nothing is built inside the checkout."""
+    return Path(shutil.copytree(ROOT, tmp_path_factory.mktemp("tree") / "gpuopt", ignore=SKIPPED))
+
+
+@pytest.fixture(scope="module")
+def wheel(tree: Path) -> Path:
+    return build("wheel", tree)
+
+
+@pytest.fixture(scope="module")
+def sdist(tree: Path) -> Path:
+    return build("sdist", tree)
+
+
+def build(kind: str, tree: Path) -> Path:
+    """Calls the build backend as pip does; returns what it built."""
+    out = tree.parent / f"{kind}-of-{tree.name}"
+    out.mkdir()
+    program = f"import hatchling.build as b; b.build_{kind}({str(out)!r})"
+    subprocess.run([sys.executable, "-c", program], cwd=tree, check=True, capture_output=True)
+    [built] = out.iterdir()
+    return built
+
+
+def contents(archive: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(archive) as opened:
+        return {name: opened.read(name) for name in opened.namelist()}
+
+
+def files_below(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def kernel_root_of(installed: Path, before_import: str = "") -> Path:
+    """Returns the kernels' folder as seen by the gpuopt of a folder, in a new process."""
+    program = (
+        f"import site, sys; site.addsitedir({str(installed)!r}); "
+        f"sys.path.append({sysconfig.get_path('purelib')!r}); {before_import}"
+        "import gpuopt; from gpuopt.rules.sources import kernel_root; print(kernel_root())"
+    )
+    command = [sys.executable, "-I", "-S", "-c", program]
+    finished = subprocess.run(command, capture_output=True, text=True, check=True)
+    return Path(finished.stdout.strip())
+
+
+def test_wheel_holds_the_package_with_its_kernels_and_data_and_nothing_else(
+    tree: Path, wheel: Path
+) -> None:
+    inside = contents(wheel)
+    package = {f"gpuopt/{name}": data for name, data in files_below(tree / "gpuopt").items()}
+    kernels = {
+        f"gpuopt/kernels/{name}": data for name, data in files_below(tree / "kernels").items()
+    }
+    assert kernels
+    assert {"gpuopt/py.typed", "gpuopt/demo/data/digits.npz"} <= package.keys()
+    own = {name: data for name, data in inside.items() if ".dist-info/" not in name}
+    assert own == {**package, **kernels}
+    assert any(name.endswith("licenses/LICENSE") for name in inside)
+
+
+def test_sdist_holds_what_it_lists_and_builds_the_same_wheel(
+    tree: Path, wheel: Path, sdist: Path, tmp_path: Path
+) -> None:
+    with tarfile.open(sdist) as opened:
+        opened.extractall(tmp_path, filter="data")
+    [unpacked] = tmp_path.iterdir()
+    settings = tomllib.loads((tree / "pyproject.toml").read_text())
+    listed = settings["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    # hatchling adds the metadata, and the file that says what git ignores.
+    present = {path.name for path in unpacked.iterdir()} - {"PKG-INFO", ".gitignore"}
+    assert present == {entry.removeprefix("/") for entry in listed}
+    for folder in ("gpuopt", "kernels", "tests"):
+        assert files_below(unpacked / folder) == files_below(tree / folder)
+    assert contents(build("wheel", unpacked)) == contents(wheel)
+
+
+def test_installed_wheel_finds_its_own_kernels(wheel: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as opened:
+        opened.extractall(tmp_path)
+    assert kernel_root_of(tmp_path) == tmp_path / "gpuopt" / "kernels"
+
+
+def test_editable_install_sees_the_checkouts_kernels_at_once(tree: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(build("editable", tree)) as opened:
+        opened.extractall(tmp_path)
+    assert not list(tmp_path.rglob("*.cuh")), "a copy that would go stale"
+    assert kernel_root_of(tmp_path) == tree / "kernels"
+
+
+def test_package_without_kernels_says_so(wheel: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as opened:
+        opened.extractall(tmp_path)
+    shutil.rmtree(tmp_path / "gpuopt" / "kernels")
+    with pytest.raises(subprocess.CalledProcessError) as raised:
+        kernel_root_of(tmp_path)
+    assert "installed without its kernels/ folder" in raised.value.stderr
+
+
+def test_importing_gpuopt_loads_nothing_that_only_some_users_need(
+    tmp_path: Path,
+) -> None:
+    program = (
+        "import sys, gpuopt; late = {'autograd', 'cupy', 'rich', 'matplotlib', 'torch', "
+        "'tensorflow', 'safetensors', 'xxhash'}; print(sorted(late & set(sys.modules)))"
+    )
+    command = [sys.executable, "-W", "error", "-c", program]
+    finished = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert finished.stdout == "[]\n"
+    assert finished.stderr == ""

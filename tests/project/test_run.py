@@ -1,0 +1,54 @@
+"""run.py gives pytest what it needs, whatever is asked of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import run
+
+
+def pytest_command(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    commands: list[Any] = []
+
+    def record(command: Any, **options: Any) -> Any:
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(run.subprocess, "run", record)
+    assert run.test(arguments, is_full=False) == 0
+    [command] = commands
+    return command[3:]
+
+
+@pytest.mark.parametrize("arguments", [[], ["-k", "adam"], ["-x", "tests/project"], ["-n", "0"]])
+def test_tests_run_in_several_processes_unless_the_arguments_say_otherwise(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = pytest_command(arguments, monkeypatch)
+    assert command.index("-n") < len(command) - len(arguments)  # pytest takes the last -n
+    assert command[len(command) - len(arguments) :] == arguments
+
+
+@pytest.mark.parametrize("option", ["--pdb", "--trace", "-s"])
+def test_tests_that_need_the_terminal_run_in_one_process(
+    option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "-n" not in pytest_command(["tests/project", option], monkeypatch)
+
+
+def test_commands_side_by_side_show_their_output_as_a_whole(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    program = "import sys; print(sys.argv[1]); print(sys.argv[1], file=sys.stderr); sys.exit({})"
+    commands = {
+        name: [sys.executable, "-u", "-c", program.format(status), name]
+        for name, status in {"first": 0, "second": 3}.items()
+    }
+    assert run.run_side_by_side(commands, {}) == {"first": 0, "second": 3}
+    shown = capfd.readouterr().out
+    assert "first\nfirst\n== first: " in shown
+    assert "second\nsecond\n== second: " in shown

@@ -1,0 +1,298 @@
+"""A rule of a user's package runs on every device that it names a form for, and on no other."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import logging
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from emulator import EmulatorLauncher, KernelError
+
+import gpuopt
+from gpuopt import IndexedSlices, Variable
+from gpuopt.backends.cpu.forms.compiled import compiled_rule
+from gpuopt.rules import sources
+
+# Named like a rule of ours, in a module named like ours, and yet another formula.
+RULE = """
+from pathlib import Path
+
+import gpuopt
+
+
+@gpuopt.update_rule{arguments}
+def momentum(var, grad, momentum, *, learning_rate, decay):
+    momentum *= decay
+    momentum += (1 - decay) * grad
+    var -= {factor} * learning_rate * momentum
+
+
+class AveragedMomentum(gpuopt.MomentumOptimizer):
+    rule = momentum
+"""
+WITH_CUDA = '(cuda=gpuopt.CudaSource(Path(__file__).parent, "momentum.cuh", "users::Momentum"))'
+HEADER = """
+#pragma once
+#include "constants.cuh"
+#include "shared/math.cuh"
+
+namespace users {{
+
+struct Momentum {{
+  static constexpr int num_slots = {num_slots};
+
+  template <class Real>
+  struct Scalars {{
+    {scalars}
+  }};
+
+  template <class Real>
+  GPUOPT_INLINE static void apply(Real& var, Real grad, Real* slot, const Scalars<Real>& s) {{
+    slot[0] = s.decay * slot[0] + (Real(1) - s.decay) * grad;
+    var -= Real(factor) * s.learning_rate * slot[0];
+  }}
+}};
+
+}}  // namespace users
+"""
+SCALARS = "Real learning_rate, decay;"
+Package = Callable[..., ModuleType]
+_names = (f"users_project_{number}" for number in itertools.count())
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Package:
+    """Makes a package whose module `momentum` holds a rule, and next to it maybe its header."""
+
+    def make(
+        cuda: str = WITH_CUDA, factor: int = 1, num_slots: int = 1, scalars: str = SCALARS
+    ) -> ModuleType:
+        folder = tmp_path / next(_names)
+        folder.mkdir()
+        (folder / "__init__.py").touch()
+        (folder / "momentum.py").write_text(RULE.format(arguments=cuda, factor=factor))
+        header = HEADER.format(num_slots=num_slots, scalars=scalars)
+        (folder / "momentum.cuh").write_text(header)
+        (folder / "constants.cuh").write_text(f"constexpr int factor = {factor};\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        return importlib.import_module(f"{folder.name}.momentum")
+
+    return make
+
+
+def values_after_steps(module: ModuleType, device: str) -> np.ndarray:
+    """A dense and a sparse variable's, joined, after two steps of each."""
+    optimizer = module.AveragedMomentum(0.95, 0.9)
+    dense = Variable(np.ones(5, np.float32), device=device)
+    table = Variable(np.ones((4, 2), np.float32), device=device)
+    for step in range(1, 3):
+        slices = IndexedSlices(np.full((3, 2), step, np.float32), [3, 1, 3])
+        optimizer.apply_gradients([(np.arange(5, dtype=np.float32), dense), (slices, table)])
+    return np.concatenate([dense.numpy(), table.numpy().ravel()])
+
+
+def expected_after_steps(factor: int = 1) -> np.ndarray:
+    """The same by hand: g and g average to 0.1 g and then 0.19 g, g and 2 g to 0.1 g and 0.29 g."""
+    dense = 1 - factor * 0.95 * (0.1 + 0.19) * np.arange(5)
+    table = np.ones((4, 2))
+    table[1] -= factor * 0.95 * (0.1 + 0.29)
+    table[3] -= factor * 0.95 * 2 * (0.1 + 0.29)
+    return np.concatenate([dense, table.ravel()])
+
+
+@pytest.mark.emulator
+def test_a_rule_without_a_cuda_form_is_refused_on_a_gpu_before_anything_is_written(
+    package: Package, emulated_gpus: list[EmulatorLauncher]
+) -> None:
+    module = package(cuda="")
+    here = Variable(np.ones(2, np.float32), name="here")
+    there = Variable(np.ones(2, np.float32), name="there", device="gpu:1")
+    optimizer = module.AveragedMomentum(0.95, 0.9)
+    step = Variable(0, name="step")
+    gradient = np.ones(2, np.float32)
+    launches = [launcher.launches for launcher in emulated_gpus]
+    with pytest.raises(NotImplementedError) as refused:
+        optimizer.apply_gradients([(gradient, here), (gradient, there)], global_step=step)
+    for words in (f'"momentum" of {module.__name__}', '"there" on gpu:1', "@update_rule(cuda="):
+        assert words in str(refused.value)
+    assert (here.numpy() == 1).all()
+    assert (there.numpy() == 1).all()
+    assert int(step) == 0
+    assert optimizer.variables() == []
+    assert [launcher.launches for launcher in emulated_gpus] == launches
+    optimizer.apply_gradients([(gradient, here)])
+    assert here.numpy() == pytest.approx(1 - 0.095)
+
+
+@pytest.mark.emulator
+def test_a_hook_of_ones_own_needs_no_cuda_form(
+    package: Package, emulated_gpus: list[EmulatorLauncher]
+) -> None:
+    module = package(cuda="")
+
+    class Descent(module.AveragedMomentum):
+        def _apply_dense(self, grad: Any, var: Variable) -> None:
+            var.assign_sub(grad)
+
+    w = Variable(np.ones(2, np.float32), device="gpu:0")
+    Descent(0.95, 0.9).apply_gradients([(np.ones(2, np.float32), w)])
+    assert (w.numpy() == 0).all()
+
+
+@pytest.mark.emulator
+def test_a_rule_of_ones_own_has_its_own_values_on_a_gpu(
+    package: Package, emulated_gpus: list[EmulatorLauncher]
+) -> None:
+    values = values_after_steps(package(), "gpu:0")
+    np.testing.assert_allclose(values, expected_after_steps(), atol=1e-6)
+
+
+def test_a_rule_of_ones_own_has_its_own_values_in_every_form_of_the_cpu(
+    package: Package, every_cpu_form: str
+) -> None:
+    module = package()
+    np.testing.assert_allclose(values_after_steps(module, "cpu"), expected_after_steps(), atol=1e-6)
+    if every_cpu_form == "compiled":
+        scalars = dict.fromkeys(module.momentum.scalars, np.float32(0.5))
+        assert compiled_rule(module.momentum, np.dtype(np.float32), scalars) is not None
+
+
+@pytest.mark.emulator
+def test_packages_that_give_their_headers_and_functors_one_name_are_kept_apart(
+    package: Package, emulated_gpus: list[EmulatorLauncher], every_cpu_form: str
+) -> None:
+    modules = {factor: package(factor=factor) for factor in (1, 3)}
+    for device in ("cpu", "gpu:0"):
+        for factor, module in modules.items():
+            values = values_after_steps(module, device)
+            np.testing.assert_allclose(values, expected_after_steps(factor), atol=1e-6)
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"num_slots": 2}, "users::Momentum::num_slots as 1"),
+        ({"scalars": "Real decay, learning_rate, epsilon;"}, "Scalars<float> with 8 bytes"),
+        ({"scalars": "Real decay, learning_rate;"}, "learning_rate as float at byte 0"),
+    ],
+)
+def test_a_header_with_other_slots_or_scalars_does_not_compile_for_a_gpu(
+    package: Package, emulated_gpus: list[EmulatorLauncher], wrong: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(KernelError, match=words):
+        values_after_steps(package(**wrong), "gpu:0")
+
+
+@pytest.mark.cxx
+def test_a_header_with_other_slots_leaves_the_work_on_the_cpu_to_numpy_with_a_warning(
+    package: Package, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("GPUOPT_COMPILED", "1")
+    rule = package(num_slots=2).momentum
+    scalars = dict.fromkeys(rule.scalars, np.float32(0.5))
+    with caplog.at_level(logging.WARNING, "gpuopt"):
+        assert compiled_rule(rule, np.dtype(np.float32), scalars) is None
+    assert "not as many as the slots (momentum) of momentum" in caplog.text
+
+
+CONSTANT_STEP = """
+#include "shared/element.cuh"
+
+struct ConstantStep {
+  static constexpr int num_slots = 0;
+  template <class Real>
+  struct Scalars {};
+  template <class Real>
+  GPUOPT_INLINE static void apply(Real& var, Real grad, Real*, const Scalars<Real>&) {
+    var -= grad;
+  }
+};
+"""
+
+
+@pytest.mark.emulator
+def test_a_rule_needs_neither_slots_nor_scalars_nor_a_namespace(
+    tmp_path: Path, emulated_gpus: list[EmulatorLauncher], every_cpu_form: str
+) -> None:
+    (tmp_path / "constant_step.cuh").write_text(CONSTANT_STEP)
+
+    @gpuopt.update_rule(cuda=gpuopt.CudaSource(tmp_path, "constant_step.cuh", "ConstantStep"))
+    def constant_step(var: Any, grad: Any) -> None:
+        var -= grad
+
+    class ConstantStep(gpuopt.GradientDescentOptimizer):
+        rule = constant_step
+
+    for device in ("cpu", "gpu:0"):
+        w = Variable(np.float32([1, 2, 3]), device=device)
+        ConstantStep(0.1).apply_gradients([(np.float32([1, 1, 1]), w)])
+        assert w.numpy().tolist() == [0, 1, 2]
+
+
+def test_a_source_that_cannot_be_found_or_told_apart_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=rf"users::Rule .* rule.cuh, .* in {tmp_path}"):
+        gpuopt.CudaSource(tmp_path, "rule.cuh", "users::Rule")
+    (tmp_path / "rules").mkdir()
+    (tmp_path / "rules" / "adam.cuh").touch()
+    with pytest.raises(ValueError, match=r"rules/adam.cuh .* gpuopt's kernels/: .* another name"):
+        gpuopt.CudaSource(tmp_path, "rules/adam.cuh", "users::Adam")
+    with pytest.raises(TypeError, match="folder must be a Path"):
+        gpuopt.CudaSource(str(tmp_path), "rules/adam.cuh", "users::Adam")
+    with pytest.raises(TypeError, match=r"cuda must be a gpuopt.CudaSource, got 'adam.cuh'"):
+        gpuopt.update_rule(cuda="adam.cuh")
+
+
+def test_a_folder_has_another_digest_when_a_source_in_it_is_changed_renamed_or_new(
+    tmp_path: Path,
+) -> None:
+    def digest_after(change: Callable[[], object]) -> str:
+        change()
+        sources.digest.cache_clear()
+        return sources.digest(tmp_path)
+
+    (tmp_path / "inner").mkdir()
+    changes = [
+        lambda: (tmp_path / "rule.cuh").write_text("1"),
+        lambda: (tmp_path / "rule.cuh").write_text("2"),
+        lambda: (tmp_path / "rule.cuh").rename(tmp_path / "other.cuh"),
+        lambda: (tmp_path / "inner" / "shared.hpp").write_text("3"),
+        lambda: (tmp_path / "inner" / "table.inc").write_text("4"),
+        lambda: (tmp_path / "without_suffix").write_text("5"),
+    ]
+    assert len({digest_after(change) for change in changes}) == len(changes)
+    before = sources.digest(tmp_path)
+    assert digest_after(lambda: (tmp_path / "rule.py").write_text("6")) == before
+
+
+@pytest.mark.emulator
+def test_the_guides_cuda_form_fits_its_rule_on_a_gpu(
+    tmp_path: Path, emulated_gpus: list[EmulatorLauncher]
+) -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "rules.md").read_text()
+    [python], [header] = (
+        re.findall(rf"^```{language}\n(.*?)^```", guide, re.DOTALL | re.MULTILINE)
+        for language in ("python", "cpp")
+    )
+    (tmp_path / "averaged_sign.cuh").write_text(header)
+    names: dict[str, Any] = {}
+    exec(python, names)
+    plain = names["AveragedSignOptimizer"]
+    source = gpuopt.CudaSource(tmp_path, "averaged_sign.cuh", "myproject::AveragedSign")
+
+    class OnAnyDevice(plain):
+        rule = gpuopt.update_rule(cuda=source)(plain.rule.apply)
+
+    here, there = (Variable(np.ones(4, np.float32), device=where) for where in ("cpu", "gpu:0"))
+    for optimizer, w in ((plain(0.1), here), (OnAnyDevice(0.1), there)):
+        for gradient in ([1, -2, 0, 3], [-5, 1, 0, np.nan]):
+            optimizer.apply_gradients([(np.float32(gradient), w)])
+    np.testing.assert_allclose(there.numpy(), here.numpy(), rtol=1e-6)
+    names.clear()  # compiled kernels keep the rule, and so the guide's variables, alive

@@ -1,0 +1,100 @@
+"""NaN and infinity in gradients do what `on_nonfinite` says."""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import nullcontext
+from typing import Any
+
+import autograd.numpy as anp
+import numpy as np
+import pytest
+from dtypes import every_dtype
+from every_optimizer import configurations, make, optimizer_classes
+
+import gpuopt
+from gpuopt import IndexedSlices, Variable
+
+BAD = [np.nan, np.inf, -np.inf]
+
+
+def snapshot(optimizer: gpuopt.Optimizer, *variables: Variable) -> list[bytes]:
+    return [v.numpy().tobytes() for v in (*variables, *optimizer.variables())]
+
+
+@configurations
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("policy", ["skip", "raise"])
+def test_bad_gradient_of_one_variable_leaves_everything_as_it_was(
+    name: str, arguments: dict[str, Any], sparse: bool, policy: str, caplog: Any
+) -> None:
+    good = Variable(np.ones(3, np.float32), name="good")
+    bad = Variable(np.ones((4, 2), np.float32), name="bad")
+    step = Variable(0, name="global_step", dtype=np.int64)
+    optimizer = make(name, arguments, on_nonfinite=policy)
+    fine = [(np.ones(3, np.float32), good), (np.ones((4, 2), np.float32), bad)]
+    optimizer.apply_gradients(fine, global_step=step)
+    before = snapshot(optimizer, good, bad, step)
+    assert not np.array_equal(good.numpy(), np.ones(3)), "the fine step did nothing"
+    for value in BAD:
+        gradient = np.ones((4, 2), np.float32)
+        gradient[2, 1] = value
+        given = IndexedSlices(gradient[2:3], [1]) if sparse else gradient
+        pairs = [(np.ones(3, np.float32), good), (given, bad)]
+        if policy == "raise":
+            with pytest.raises(FloatingPointError, match='gradient for "bad" is not finite: 1 of'):
+                optimizer.apply_gradients(pairs, global_step=step)
+        else:
+            caplog.clear()
+            optimizer.apply_gradients(pairs, global_step=step)
+            assert 'gradient for "bad" is not finite' in caplog.text
+        assert snapshot(optimizer, good, bad, step) == before
+    optimizer.apply_gradients(fine, global_step=step)
+    assert int(step) == 2
+
+
+@every_dtype
+def test_the_first_value_that_is_not_finite_is_named(dtype: Any) -> None:
+    w = Variable(np.ones((2, 3), dtype), name="w")
+    gradient = np.ones((2, 3), dtype)
+    gradient[1, 0], gradient[1, 2] = np.inf, np.nan
+    optimizer = gpuopt.GradientDescentOptimizer(0.1, on_nonfinite="raise")
+    with pytest.raises(FloatingPointError, match=r"2 of 6 values, the first is inf at \[1, 0\]"):
+        optimizer.apply_gradients([(gradient, w)])
+    scalar = Variable(np.ones((), dtype), name="s")
+    with pytest.raises(FloatingPointError, match=r"1 of 1 values, the first is nan at \[\]"):
+        optimizer.apply_gradients([(np.array(np.nan, dtype), scalar)])
+    optimizer.apply_gradients([(np.zeros((0,), dtype), Variable(np.zeros(0, dtype)))])
+
+
+def test_by_default_nan_and_infinity_propagate_as_in_tensorflow() -> None:
+    w = Variable([1.0, 2.0], name="w")
+    gpuopt.GradientDescentOptimizer(0.5).apply_gradients([([np.nan, 1.0], w)])
+    np.testing.assert_array_equal(w, np.float32([np.nan, 1.5]))
+
+
+def test_every_optimizer_takes_on_nonfinite_and_refuses_other_values() -> None:
+    for name, cls in optimizer_classes().items():
+        parameter = inspect.signature(cls).parameters["on_nonfinite"]
+        assert parameter.default == "propagate", name
+        with pytest.raises(ValueError, match="on_nonfinite must be one of"):
+            make(name, on_nonfinite="ignore")
+
+
+@pytest.mark.parametrize("policy", ["skip", "raise"])
+def test_minimize_checks_all_gradients_before_it_applies_one(policy: str) -> None:
+    good, bad = Variable([1.0], name="good"), Variable([0.0], name="bad")
+    optimizer = gpuopt.GradientDescentOptimizer(0.1, on_nonfinite=policy)
+
+    def loss() -> Any:
+        return anp.sum(good.value() * 2.0) + anp.sum(1.0 / bad.value())
+
+    def minimize() -> None:
+        raised = policy == "raise"
+        expected = pytest.raises(FloatingPointError, match='"bad"') if raised else nullcontext()
+        with np.errstate(all="ignore"), expected:
+            optimizer.minimize(loss, gate_gradients=gpuopt.Optimizer.GATE_NONE)
+
+    with pytest.warns(UserWarning, match="GATE_NONE gives way"):
+        minimize()
+    np.testing.assert_array_equal(good, [1.0])

@@ -1,0 +1,254 @@
+"""What runs inside a step cannot change it, and what one call writes, it has read before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gpuopt
+from gpuopt import IndexedSlices, Variable
+
+KNOWN = 6  # Steps after which nothing of a list of variables is new any more.
+
+
+def zeros(*shape: int, name: str = "v") -> Variable:
+    return Variable(np.zeros(shape, np.float32), name=name)
+
+
+# User code inside a step
+
+
+@pytest.mark.parametrize("inner_steps", [1, 2, 4])
+def test_a_learning_rate_may_step_the_same_optimizer(inner_steps: int) -> None:
+    v, w = zeros(3), zeros(3, name="w")
+    one, ten = np.ones(3, np.float32), np.full(3, 10, np.float32)
+    is_inside = False
+    steps = 0
+
+    def learning_rate() -> float:
+        nonlocal is_inside, steps
+        if not is_inside:
+            steps += 1
+            if steps >= KNOWN:
+                is_inside = True
+                for _ in range(inner_steps):
+                    optimizer.apply_gradients([(ten, w)])
+                is_inside = False
+        return 1.0
+
+    optimizer = gpuopt.GradientDescentOptimizer(learning_rate)
+    for _ in range(KNOWN + 2):
+        optimizer.apply_gradients([(one, v)])
+    assert v.numpy().tolist() == [-(KNOWN + 2)] * 3
+    assert w.numpy().tolist() == [-10 * 3 * inner_steps] * 3
+
+
+def test_a_learning_rate_that_reshapes_the_gradient_is_noticed_before_anything_is_written() -> None:
+    v, gradient = zeros(6), np.ones(6, np.float32)
+    reshaping = False
+
+    def learning_rate() -> float:
+        if reshaping:
+            gradient.shape = (2, 3)
+        return 1.0
+
+    optimizer = gpuopt.GradientDescentOptimizer(learning_rate)
+    for _ in range(KNOWN):
+        optimizer.apply_gradients([(gradient, v)])
+    reshaping = True
+    with pytest.raises(ValueError, match=r'gradient for "v" has shape \(2, 3\)'):
+        optimizer.apply_gradients([(gradient, v)])
+    assert v.numpy().tolist() == [-KNOWN] * 6
+
+
+def test_a_learning_rate_that_moves_a_row_out_of_range_is_noticed() -> None:
+    table, rows = zeros(4, 2), np.array([0, 3])
+    slices = IndexedSlices(np.ones((2, 2), np.float32), rows)
+
+    def learning_rate() -> float:
+        rows[1] = 4_000_000
+        return 1.0
+
+    with pytest.raises(IndexError, match="indices"):
+        gpuopt.GradientDescentOptimizer(learning_rate).apply_gradients([(slices, table)])
+    assert not table.numpy().any()
+
+
+def test_a_learning_rate_that_changes_the_list_of_pairs_does_not_change_the_step() -> None:
+    v, w = zeros(2), zeros(2, name="w")
+    pairs: list[Any] = [(np.ones(2, np.float32), v)]
+
+    def learning_rate() -> float:
+        pairs[:] = [(np.ones(2, np.float32), w)]
+        return 1.0
+
+    gpuopt.GradientDescentOptimizer(learning_rate).apply_gradients(pairs)
+    assert (v.numpy().tolist(), w.numpy().tolist()) == ([-1, -1], [0, 0])
+
+
+def test_a_constraint_that_steps_the_same_adam_does_not_change_the_outer_steps_numbers() -> None:
+    w = zeros(2, name="w")
+    is_inside = False
+
+    def constrain(array: Any) -> Any:
+        nonlocal is_inside
+        if not is_inside:
+            is_inside = True
+            optimizer.apply_gradients([(np.ones(2, np.float32), w)])
+            is_inside = False
+        return array
+
+    betas = iter([0.5, 0.5, 0.25])
+    optimizer = gpuopt.AdamOptimizer(0.1, beta1=lambda: next(betas))
+    v = Variable(np.zeros(2, np.float32), name="v", constraint=constrain)
+    optimizer.apply_gradients([(np.ones(2, np.float32), v)])
+    # First 0.5; then the inner step's 0.25, and the outer step's own 0.5.
+    [power] = [each for each in optimizer.variables() if each.name == "beta1_power"]
+    assert float(power) == 0.5 * 0.25 * 0.5
+
+
+# Memory that one call reads and writes
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_gradient_in_a_sparsely_updated_table_is_read_before(reverse: bool) -> None:
+    table, w = Variable(np.ones((4, 2), np.float32)), zeros(4, 2)
+    slices = IndexedSlices(np.full((2, 2), 10, np.float32), [0, 1])
+    pairs = [(slices, table), (table.storage, w)]
+    gpuopt.GradientDescentOptimizer(1.0).apply_gradients(pairs[::-1] if reverse else pairs)
+    assert np.all(w.numpy() == -1)
+
+
+def test_a_sparse_gradient_in_another_table_is_read_before() -> None:
+    table, other = Variable(np.ones((4, 2), np.float32)), zeros(4, 2)
+    rows = np.arange(4)
+    tens = IndexedSlices(np.full((4, 2), 10, np.float32), rows)
+    pairs = [(tens, table), (IndexedSlices(table.storage, rows), other)]
+    gpuopt.GradientDescentOptimizer(1.0).apply_gradients(pairs)
+    assert np.all(other.numpy() == -1)
+
+
+def test_a_gradient_in_a_slot_is_read_before() -> None:
+    a, b = zeros(3, 2, name="a"), zeros(3, 2, name="b")
+    optimizer = gpuopt.MomentumOptimizer(1.0, 0.5)
+    slices = IndexedSlices(np.ones((3, 2), np.float32), [0, 1, 2])
+    optimizer.apply_gradients([(slices, a)])
+    slot = optimizer.get_slot(a, "momentum")
+    assert slot is not None
+    optimizer.apply_gradients([(slices, a), (slot.storage, b)])
+    assert np.all(b.numpy() == -1)
+
+
+def test_a_gradient_in_a_variable_of_another_dtype_is_read_before() -> None:
+    buffer = np.float32([1, 2, 3, 4])
+    half = Variable(buffer.view(np.float16), copy=False, name="half")
+    w = zeros(4, name="w")
+    expected = -buffer
+    gpuopt.GradientDescentOptimizer(1.0).apply_gradients(
+        [(np.ones(8, np.float16), half), (buffer, w)]
+    )
+    assert np.array_equal(w.numpy(), expected)
+
+
+@pytest.mark.parametrize("known", [0, KNOWN])
+def test_a_variable_and_its_own_slot_are_not_updated_in_one_call(known: int) -> None:
+    v = zeros(3)
+    optimizer = gpuopt.MomentumOptimizer(1.0, 0.5)
+    one = np.ones(3, np.float32)
+    for _ in range(1 + known):
+        optimizer.apply_gradients([(one, v)])
+    slot = optimizer.get_slot(v, "momentum")
+    before = v.numpy()
+    with pytest.raises(ValueError, match=r'"v/Momentum".*written twice'):
+        optimizer.apply_gradients([(one, v), (one, slot)])
+    assert np.array_equal(v.numpy(), before)
+
+
+@pytest.mark.parametrize("known", [0, KNOWN])
+def test_the_global_step_is_not_part_of_a_variable(known: int) -> None:
+    memory = np.zeros(4, np.float32)
+    v = Variable(memory, copy=False, name="v")
+    optimizer = gpuopt.GradientDescentOptimizer(1.0)
+    for _ in range(known):
+        optimizer.apply_gradients([(np.ones(4, np.float32), v)])
+    before = memory.copy()
+    with pytest.raises(ValueError, match="global step"):
+        optimizer.apply_gradients([(np.ones(4, np.float32), v)], memory[3:].reshape(()))
+    assert np.array_equal(memory, before)
+
+
+# A gradient object that is changed in place
+
+
+@pytest.mark.parametrize("size", [1_000, 20_000, 400_000])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda g: setattr(g, "dtype", np.int32), "dtype int32"),
+        (lambda g: setattr(g, "dtype", np.float64), "dtype float64"),
+        (lambda g: setattr(g, "shape", (-1, 2)), "has shape"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_known_gradient_changed_in_place_is_checked_again(
+    size: int, change: Callable[[Any], None], words: str
+) -> None:
+    v, gradient = zeros(size), np.ones(size, np.float32)
+    optimizer = gpuopt.GradientDescentOptimizer(1.0)
+    for _ in range(KNOWN):
+        optimizer.apply_gradients([(gradient, v)])
+    change(gradient)
+    with pytest.raises((TypeError, ValueError), match=f'gradient for "v" has.*{words}|{words}'):
+        optimizer.apply_gradients([(gradient, v)])
+    assert np.all(v.numpy() == -KNOWN)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_known_raw_array_changed_in_place_is_another_variable() -> None:
+    w, gradient = np.zeros(6, np.float32), np.ones(6, np.float32)
+    optimizer = gpuopt.MomentumOptimizer(1.0, 0.5)
+    for _ in range(KNOWN):
+        optimizer.apply_gradients([(gradient, w)])
+    before = w.copy()
+    w.shape = (2, 3)
+    with pytest.raises(ValueError, match="has shape"):
+        optimizer.apply_gradients([(gradient, w)])
+    optimizer.apply_gradients([(gradient.reshape(2, 3), w)])
+    assert np.array_equal(w.reshape(-1), before - 1)  # with a momentum of its own
+
+
+# Errors in the middle
+
+
+def test_an_error_in_the_middle_says_what_was_written_and_leaves_the_optimizer_usable() -> None:
+    class Failing(gpuopt.GradientDescentOptimizer):
+        fails = True
+
+        def _apply_dense(self, grad: Any, var: Any) -> None:
+            if self.fails and var.name == "b":
+                raise OSError("no more")
+            super()._apply_dense(grad, var)
+
+    a, b, step = zeros(2, name="a"), zeros(2, name="b"), Variable(0, name="step")
+    pairs = [(np.ones(2, np.float32), v) for v in (a, b)]
+    optimizer = Failing(1.0)
+    with pytest.raises(OSError, match="no more") as raised:
+        optimizer.apply_gradients(pairs, step)
+    [note] = raised.value.__notes__
+    assert 'Updated: "a"' in note
+    assert '"b"' in note.partition("not at all")[2]
+    assert '"step" was not counted up' in note
+    assert int(step) == 0
+    Failing.fails = False
+    optimizer.apply_gradients(pairs, step)
+    assert (a.numpy()[0], b.numpy()[0], int(step)) == (-2, -1, 1)
+
+
+def test_an_error_before_anything_is_written_has_no_such_note() -> None:
+    v = zeros(2)
+    with pytest.raises(ValueError, match="shape") as raised:
+        gpuopt.GradientDescentOptimizer(1.0).apply_gradients([(np.ones(3, np.float32), v)])
+    assert not getattr(raised.value, "__notes__", [])

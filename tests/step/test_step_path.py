@@ -1,0 +1,72 @@
+"""A known step enters few of gpuopt's functions, and does not wander among its modules."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import gpuopt
+from gpuopt import IndexedSlices, Variable
+
+PACKAGE = str(Path(gpuopt.__file__).parent)
+
+
+class StepPath(NamedTuple):
+    """The functions of gpuopt entered on this thread, comprehensions apart."""
+
+    calls: int
+    modules: int
+    moves: int
+
+
+def path_of(step: Any) -> StepPath:
+    files: list[str] = []
+
+    def enter(frame: FrameType, event: str, argument: object) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(PACKAGE) and code.co_name[0] != "<":
+            files.append(code.co_filename)
+
+    sys.setprofile(enter)
+    try:
+        step()
+    finally:
+        sys.setprofile(None)
+    moves = sum(before != after for before, after in itertools.pairwise(files))
+    return StepPath(len(files), len(set(files)), moves)
+
+
+def steady_path(gradient: Any, variable: Variable) -> StepPath:
+    optimizer = gpuopt.AdamOptimizer(0.1)
+    pairs = [(gradient, variable)]
+    for _ in range(6):
+        optimizer.apply_gradients(pairs)
+    return path_of(lambda: optimizer.apply_gradients(pairs))
+
+
+def test_a_steady_dense_step_takes_a_short_path() -> None:
+    path = steady_path(np.ones(64, np.float32), Variable(np.ones(64, np.float32)))
+    assert 10 < path.calls <= 50
+    assert path.modules <= 15
+    assert path.moves <= 40
+
+
+def test_a_steady_sparse_step_takes_a_short_path() -> None:
+    rows = IndexedSlices(np.ones((3, 8), np.float32), np.array([1, 2, 1]))
+    path = steady_path(rows, Variable(np.ones((1000, 8), np.float32)))
+    assert 10 < path.calls <= 110
+
+
+@pytest.mark.parametrize("extra", [1, 10])
+def test_the_path_is_as_long_for_many_variables_as_for_one(extra: int) -> None:
+    optimizer = gpuopt.AdamOptimizer(0.1)
+    pairs = [(np.ones(64, np.float32), Variable(np.ones(64, np.float32))) for _ in range(1 + extra)]
+    for _ in range(6):
+        optimizer.apply_gradients(pairs)
+    assert path_of(lambda: optimizer.apply_gradients(pairs)).calls <= 50

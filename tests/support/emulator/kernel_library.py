@@ -1,0 +1,279 @@
+"""Kernels as functions of this process: compiled by g++, kept on disk, called through ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from build_cache import build_cache, locked
+
+from emulator.sanitized import RUNTIMES
+from gpuopt.backends.cuda.kernel import Kernel
+from gpuopt.rules.sources import kernel_root, on_disk
+
+HERE = Path(__file__).resolve().parent
+
+FLAGS = [
+    "-std=c++20",
+    # Of -O2, no more than multiply-adds need: that takes twice as long.
+    "-O1",
+    "-fexpensive-optimizations",
+    # As NVRTC does: multiply-adds are fused, and memory is read as whatever type.
+    "-mfma",
+    "-ffp-contract=fast",
+    "-fno-strict-aliasing",
+    # The fortified setjmp and longjmp refuse to switch stacks.
+    "-U_FORTIFY_SOURCE",
+    "-fPIC",
+    "-shared",
+    # NVRTC's warnings are those that count.
+    "-w",
+    "-fdata-sections",
+    f"-Wl,-T,{HERE / 'shared_memory.ld'}",
+]
+SANITIZER_FLAGS = {
+    "": [],
+    "address": ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g1"],
+    "thread": ["-fsanitize=thread", "-g1"],
+}
+# So many take g++ about 2 seconds, and 8 with AddressSanitizer.
+KERNELS_PER_LIBRARY = 24
+
+# The emulator runs one launch at a time.
+_launching = threading.Lock()
+
+
+class KernelError(RuntimeError):
+    """A kernel does not compile, is not what Python takes it for, or fails at run time."""
+
+
+def what_is_missing() -> str | None:
+    """Returns why kernels cannot be emulated here, or None where they can."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return "the emulator knows how to flush denormals on x86-64 only"
+    if shutil.which("g++") is None:
+        return "g++ is not installed"
+    if cuda_headers() is None:
+        return "nvidia-cuda-runtime and nvidia-cuda-crt, from 13 on, are not installed"
+    return None
+
+
+@functools.cache
+def cuda_headers() -> Path | None:
+    """Returns the folder of NVIDIA's headers, which two packages of the `test` group share."""
+    spec = importlib.util.find_spec("nvidia")
+    for folder in (spec and spec.submodule_search_locations) or []:
+        include = Path(folder, "cu13", "include")
+        if (include / "cuda_fp16.h").exists() and (include / "crt" / "host_defines.h").exists():
+            return include
+    return None
+
+
+@dataclass(frozen=True)
+class Function:
+    """A compiled kernel."""
+
+    library: ctypes.CDLL
+    index: int
+
+    def launch(
+        self, num_blocks: int, num_threads: int, addresses: Sequence[int], seed: int, strict: bool
+    ) -> str | None:
+        """Runs the kernel to its end; returns what went wrong, if anything did."""
+        arguments = (ctypes.c_void_p * len(addresses))(*addresses)
+        with _launching:
+            report = self.library.emulator_launch(
+                self.index, num_blocks, num_threads, arguments, seed, strict
+            )
+            return None if report is None else report.decode()
+
+
+Key = tuple[str, Sequence[Path], str, str]
+
+# By sanitizer, folders of headers, source and expression.
+_functions: dict[Key, Function] = {}
+
+
+def _key(kernel: Kernel, sanitize: str) -> Key:
+    return sanitize, _folders(kernel), kernel.source, kernel.expression
+
+
+def _folders(kernel: Kernel) -> Sequence[Path]:
+    return tuple(map(on_disk, kernel.include_folders))
+
+
+def find(kernel: Kernel, sanitize: str) -> Function:
+    """Returns the function; compiles it, alone, if nothing has yet."""
+    key = _key(kernel, sanitize)
+    if key not in _functions:
+        compile_all([kernel], sanitize)
+    return _functions[key]
+
+
+def compile_all(kernels: Iterable[Kernel], sanitize: str) -> None:
+    """Compiles what is neither here nor on disk, on all cores.
+
+    Raises:
+        KernelError: with what g++ has to say; or Python and C++ name a parameter differently.
+    """
+    if sanitize and RUNTIMES[sanitize][0] not in os.environ.get("LD_PRELOAD", ""):
+        raise KernelError(
+            f"the {sanitize} sanitizer must be there when Python starts: "
+            "see tests/support/emulator/sanitized.py"
+        )
+    missing = {_key(kernel, sanitize): kernel for kernel in kernels}
+    missing = {key: kernel for key, kernel in missing.items() if key not in _functions}
+    by_origin: dict[tuple[Sequence[Path], str], list[Kernel]] = {}
+    for _, kernel in sorted(missing.items()):
+        check_names(kernel)
+        origin = _folders(kernel), kernel.includes[-1]
+        by_origin.setdefault(origin, []).append(kernel)
+    batches = [
+        group[start : start + KERNELS_PER_LIBRARY]
+        for group in by_origin.values()
+        for start in range(0, len(group), KERNELS_PER_LIBRARY)
+    ]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        paths = pool.map(lambda batch: _compile(batch, sanitize), batches)
+        for batch, path in zip(batches, paths, strict=True):
+            _load(batch, path, sanitize)
+
+
+def _compile(kernels: Sequence[Kernel], sanitize: str) -> Path:
+    """Compiles kernels of one file, whose rules are from one folder."""
+    source, folders = _source(kernels), _folders(kernels[0])
+    command = ["g++", *FLAGS, *SANITIZER_FLAGS[sanitize]]
+    command += [f"-I{folder}" for folder in (*folders, HERE)]
+    command += [f"-isystem{cuda_headers()}", "-x", "c++", "-"]
+    everything = [_compiler_version(), repr(command), source, *map(_digest, (*folders, HERE))]
+    name = hashlib.sha256("\0".join(everything).encode()).hexdigest()[:32]
+    library = build_cache("emulator") / f"{name}.so"
+    # Of several processes that need it, one compiles it.
+    with locked(library.with_suffix(".lock")):
+        if library.exists():
+            return library
+        # A process that is killed leaves nothing that looks like a library.
+        unfinished = library.with_suffix(".unfinished")
+        result = subprocess.run(
+            [*command, "-o", str(unfinished)],
+            input=source,
+            text=True,
+            capture_output=True,
+            env={name: value for name, value in os.environ.items() if name != "LD_PRELOAD"},
+        )
+        if result.returncode:
+            raise KernelError(f"g++ does not compile the kernels:\n{result.stderr}")
+        unfinished.rename(library)
+        return library
+
+
+def _source(kernels: Sequence[Kernel]) -> str:
+    """A translation unit for kernels of one file, with the headers that any of them needs."""
+    file = kernels[0].includes[-1]
+    headers = dict.fromkeys(header for kernel in kernels for header in kernel.includes[:-1])
+    assertions = dict.fromkeys(line for kernel in kernels for line in kernel.assertions)
+    bounds = _launch_bounds(kernels[0])
+    entries = []
+    for kernel in kernels:
+        expression = kernel.expression
+        bound = ""
+        if kernel.function in bounds:
+            bound = expression.replace(kernel.function, f"launch_bound_of_{kernel.function}", 1)
+        entries.append(f"::emulator::describe<({expression})>({bound})")
+    return "\n".join(
+        [
+            '#include "cuda_emu.h"',
+            # See shared_memory.ld. Headers of the system are not to end up in it: cuda_emu.h has
+            # included all that kernels may use.
+            "namespace {",
+            *(f'#include "{name}"' for name in (*headers, file)),
+            *assertions,
+            "namespace gpuopt {",
+            *bounds.values(),
+            "}",
+            "}",
+            f"EMULATOR_KERNELS({', '.join(entries)})\n",
+        ]
+    )
+
+
+_FUNCTION = re.compile(
+    r"(?P<template>template\s*<[^{};()]*>\s*)?__global__\s+void\s+"
+    r"(?:__launch_bounds__\((?P<bounds>[^{};]*?)\)\s*)?"
+    r"(?P<name>\w+)\s*\((?P<parameters>[^{};()]*)\)\s*{"
+)
+
+
+def _functions_in(kernel: Kernel) -> dict[str, re.Match[str]]:
+    """Finds the kernels of a kernel's file, by name."""
+    file = kernel.includes[-1]
+    roots = (on_disk(kernel_root()), HERE)
+    path = next(root / file for root in roots if (root / file).exists())
+    return {found["name"]: found for found in _FUNCTION.finditer(path.read_text())}
+
+
+def _launch_bounds(kernel: Kernel) -> dict[str, str]:
+    """Returns definitions of the first launch bound of each function in the kernel's file."""
+    return {
+        name: f"{found['template'] or ''}constexpr int launch_bound_of_{name} = "
+        f"::emulator::launch_bound({found['bounds']});"
+        for name, found in _functions_in(kernel).items()
+        if found["bounds"] is not None
+    }
+
+
+def check_names(kernel: Kernel) -> None:
+    """Refuses a kernel whose parameters have other names in C++ than in Python.
+
+    Their number and types are the compiler's to check.
+
+    Raises:
+        KernelError: the names differ.
+    """
+    found = _functions_in(kernel).get(kernel.function)
+    if found is None:
+        raise KernelError(f"{kernel.includes[-1]} has no kernel {kernel.function}")
+    in_cpp = re.findall(r"(\w+)\s*(?:,|$)", re.sub(r"<[^<>]*>", "", found["parameters"]))
+    if in_cpp != list(kernel.parameters):
+        raise KernelError(
+            f"the parameters of {kernel.expression} are {', '.join(kernel.parameters)} in Python, "
+            f"and {', '.join(in_cpp)} in C++"
+        )
+
+
+def _load(kernels: Sequence[Kernel], path: Path, sanitize: str) -> None:
+    library = ctypes.CDLL(str(path))
+    library.emulator_launch.restype = ctypes.c_char_p
+    library.emulator_launch.argtypes = [
+        *(ctypes.c_int, ctypes.c_uint, ctypes.c_uint, ctypes.POINTER(ctypes.c_void_p)),
+        *(ctypes.c_uint64, ctypes.c_int),
+    ]
+    for index, kernel in enumerate(kernels):
+        _functions[_key(kernel, sanitize)] = Function(library, index)
+
+
+@functools.cache
+def _compiler_version() -> str:
+    return subprocess.check_output(["g++", "--version"], text=True)
+
+
+@functools.cache
+def _digest(folder: Path) -> str:
+    """Returns a digest of all files that a kernel may include."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.suffix in (".h", ".cuh", ".cu", ".ld", ""):
+            digest.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()

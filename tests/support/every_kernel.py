@@ -1,0 +1,56 @@
+"""Lists every kernel that is ever compiled."""
+
+from __future__ import annotations
+
+from gpuopt.backends.cuda import kernels
+from gpuopt.backends.cuda.kernel import Kernel
+from gpuopt.rules.update_rule import UpdateRule
+
+DTYPES = ["float16", "bfloat16", "float32", "float64"]
+INDICES = ["int32", "int64"]
+KEYS = ["uint32", "uint64"]
+
+
+def kernels_of(rule: UpdateRule) -> list[Kernel]:
+    return [
+        kernel
+        for dtype in DTYPES
+        for kernel in (
+            kernels.dense_update(rule, dtype),
+            kernels.update_other_rows(rule, dtype),
+            *(kernels.sparse_update(rule, dtype, key) for key in KEYS),
+        )
+    ]
+
+
+def kernels_without_rule() -> list[Kernel]:
+    return [
+        *(kernels.check_rows(index) for index in INDICES),
+        *(kernels.count_digits(source) for source in (*INDICES, *KEYS)),
+        *(kernels.move_rows(index, key) for index in INDICES for key in KEYS),
+        *(kernels.move_rows(key, key) for key in KEYS),
+        *(make(key) for make in (kernels.count_runs, kernels.write_runs) for key in KEYS),
+        *(
+            make(dtype, key)
+            for make in (kernels.sum_pieces, kernels.sum_runs)
+            for dtype in DTYPES
+            for key in KEYS
+        ),
+    ]
+
+
+def kernels_of_dense_update(rule: UpdateRule, dtype: str) -> list[Kernel]:
+    """Lists the kernels that a first dense update launches."""
+    return [kernels.dense_update(rule, dtype)]
+
+
+def kernels_of_sparse_update(rule: UpdateRule, dtype: str) -> list[Kernel]:
+    """Lists the kernels that a first sparse update may launch, for a table below 2**32 rows."""
+    return [
+        *(kernels.check_rows("int64"), kernels.count_digits("int64")),
+        *(kernels.move_rows("int64", "uint32"), kernels.count_digits("uint32")),
+        *(kernels.move_rows("uint32", "uint32"), kernels.count_runs("uint32")),
+        *(kernels.write_runs("uint32"), kernels.sum_pieces(dtype, "uint32")),
+        kernels.update_other_rows(rule, dtype),
+        kernels.sparse_update(rule, dtype, "uint32"),
+    ]

@@ -1,0 +1,212 @@
+"""Finds every exported optimizer and update rule, for tests that hold for all of them."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import pkgutil
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import pytest
+from dtypes import DTYPES
+
+import gpuopt
+import gpuopt.optimizers
+from gpuopt.optimizers.base.rule_optimizer import RuleOptimizer
+from gpuopt.rules.update_rule import UpdateRule
+
+# Arguments that have no default, and settings under which ten steps move a weight visibly.
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "AdagradDAOptimizer": {"l1_regularization_strength": 0.001},
+    "FtrlOptimizer": {"l1_regularization_strength": 0.01, "beta": 0.1},
+    "MomentumOptimizer": {"momentum": 0.9},
+    "ProximalAdagradOptimizer": {"l1_regularization_strength": 0.01},
+    "ProximalGradientDescentOptimizer": {"l1_regularization_strength": 0.01},
+    "RMSPropOptimizer": {"momentum": 0.5},
+}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "MomentumOptimizer": {"use_nesterov": True},
+    "RMSPropOptimizer": {"centered": True},
+}
+# Optimizers whose step is no continuous function of its gradient, as with the sign of a sum: where
+# the terms cancel, their rounding decides which way an element moves.
+DISCONTINUOUS: set[str] = set()
+
+
+def optimizer_classes() -> dict[str, type[RuleOptimizer]]:
+    return {
+        name: value
+        for name, value in vars(gpuopt).items()
+        if inspect.isclass(value) and issubclass(value, RuleOptimizer)
+    }
+
+
+def modules() -> list[Any]:
+    """The modules of gpuopt.optimizers that hold an optimizer."""
+    return [
+        importlib.import_module(f"gpuopt.optimizers.{module.name}")
+        for module in pkgutil.iter_modules(gpuopt.optimizers.__path__)
+        if not module.ispkg
+    ]
+
+
+def update_rules() -> list[UpdateRule]:
+    rules = {
+        value.name: value
+        for module in modules()
+        for value in vars(module).values()
+        if isinstance(value, UpdateRule)
+    }
+    return [rules[name] for name in sorted(rules)]
+
+
+class Configuration(NamedTuple):
+    """An exported optimizer, or a variant of it that has a rule of its own.
+
+    Attributes:
+        identifier: In the names of tests.
+        name: The class.
+        arguments: For `make`.
+    """
+
+    identifier: str
+    name: str
+    arguments: dict[str, Any]
+
+
+CONFIGURATIONS = [
+    Configuration(
+        name if arguments is base else f"{name}+{'+'.join(VARIANTS[name])}", name, arguments
+    )
+    for name in sorted(optimizer_classes())
+    for base in [ARGUMENTS.get(name, {})]
+    for arguments in ([base, {**base, **VARIANTS[name]}] if name in VARIANTS else [base])
+]
+
+_own_steps: WeakKeyDictionary[RuleOptimizer, gpuopt.Variable] = WeakKeyDictionary()
+
+
+def make(name: str, arguments: dict[str, Any] | None = None, **more: Any) -> RuleOptimizer:
+    """Makes an optimizer with a learning rate of 0.1, and its own global step if it needs one."""
+    cls = optimizer_classes()[name]
+    given = {"learning_rate": 0.1, **(ARGUMENTS.get(name, {}) if arguments is None else arguments)}
+    if "global_step" in inspect.signature(cls.__init__).parameters:
+        given["global_step"] = gpuopt.Variable(0, name="own_step", dtype=np.int64)
+    optimizer = cls(**given, **more)
+    if "global_step" in given:
+        _own_steps[optimizer] = given["global_step"]
+    return optimizer
+
+
+def own_step(optimizer: RuleOptimizer) -> gpuopt.Variable | None:
+    """Returns the global step that `make` has given to an optimizer, if it needs one."""
+    return _own_steps.get(optimizer)
+
+
+def rules_of_each_shape() -> list[UpdateRule]:
+    """One rule for each number of slots, as the loops around a rule depend on nothing else of it.
+
+    Of several, the one that most optimizers have.
+    """
+    uses = Counter(make(name, arguments).rule for _, name, arguments in CONFIGURATIONS)
+    by_slots: dict[int, UpdateRule] = {}
+    for rule in sorted(uses, key=lambda rule: (-uses[rule], rule.name)):
+        by_slots.setdefault(len(rule.slots), rule)
+    return [by_slots[num_slots] for num_slots in sorted(by_slots)]
+
+
+class Shape(NamedTuple):
+    """What the code around an optimizer's rule depends on. The rule's arithmetic is none of it.
+
+    Attributes:
+        num_slots: Of its rule.
+        touches_all_rows: Whether a sparse gradient updates rows that it does not name.
+        overridden: Methods of RuleOptimizer that its class overrides, but for the slots' values.
+    """
+
+    num_slots: int
+    touches_all_rows: bool
+    overridden: frozenset[str]
+
+
+def shape_of(configuration: Configuration) -> Shape:
+    optimizer = make(configuration.name, configuration.arguments)
+    cls = type(optimizer)
+    overridden = {
+        name
+        for name, base in inspect.getmembers_static(RuleOptimizer, inspect.isfunction)
+        if not name.startswith("__") and inspect.getattr_static(cls, name) is not base
+    }
+    return Shape(
+        len(optimizer.rule.slots),
+        cls.touches_all_rows,
+        frozenset(overridden - {"_initial_slot_values"}),
+    )
+
+
+def first_of_each_shape() -> list[Configuration]:
+    firsts: dict[Shape, Configuration] = {}
+    for configuration in CONFIGURATIONS:
+        firsts.setdefault(shape_of(configuration), configuration)
+    return list(firsts.values())
+
+
+# GPUOPT_FULL tests the others like these.
+FIRST_OF_EACH_SHAPE = CONFIGURATIONS if os.environ.get("GPUOPT_FULL") else first_of_each_shape()
+
+# In which form an optimizer that is not the first of its shape runs each dtype: every form occurs.
+FORM_OF_DTYPE = dict(zip(DTYPES, ["recorded", "plain", "compiled", "compiled"], strict=True))
+FORMS = sorted(set(FORM_OF_DTYPE.values()))
+
+
+def _parametrized(
+    cases: Iterable[tuple[Configuration, *tuple[Any, ...]]], *more: str
+) -> pytest.MarkDecorator:
+    """Has a test run with an optimizer's `name` and `arguments`, and with more parameters."""
+    return pytest.mark.parametrize(
+        ("name", "arguments", *more),
+        [
+            pytest.param(
+                configuration.name,
+                configuration.arguments,
+                *values,
+                id="-".join([configuration.identifier, *map(str, values)]),
+                marks=[pytest.mark.cxx] if "compiled" in values else [],
+            )
+            for configuration, *values in cases
+        ],
+        indirect=[fixture for fixture in more if fixture == "every_cpu_form"],
+    )
+
+
+# Decorators for tests that take `name` and `arguments`, for `make`.
+configurations = _parametrized((configuration,) for configuration in CONFIGURATIONS)
+in_every_form = _parametrized(
+    ((configuration, form) for configuration in CONFIGURATIONS for form in FORMS),
+    "every_cpu_form",
+)
+# What depends on the shape is tested in full for the first optimizer of each shape. The others run
+# in one form, or where there is a `dtype`, in one form with each.
+in_each_shapes_forms = _parametrized(
+    (
+        (configuration, form)
+        for configuration in CONFIGURATIONS
+        for form in (FORMS if configuration in FIRST_OF_EACH_SHAPE else ["recorded"])
+    ),
+    "every_cpu_form",
+)
+in_each_shapes_forms_and_dtypes = _parametrized(
+    (
+        (configuration, form, dtype)
+        for configuration in CONFIGURATIONS
+        for dtype in DTYPES
+        for form in (FORMS if configuration in FIRST_OF_EACH_SHAPE else [FORM_OF_DTYPE[dtype]])
+    ),
+    "every_cpu_form",
+    "dtype",
+)

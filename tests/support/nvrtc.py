@@ -1,0 +1,35 @@
+"""Compiles kernels as CuPy does, without a GPU or driver."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from gpuopt.backends.cuda.kernel import Kernel
+from gpuopt.rules.sources import on_disk
+
+# Turing to Blackwell; the first is the one we tune for.
+ARCHITECTURES = ["sm_90", "sm_75", "sm_80", "sm_86", "sm_89", "sm_100", "sm_120"]
+
+
+def compile_together(group: list[Kernel], architecture: str) -> tuple[Any, str]:
+    """Compiles kernels with CuPy's options; returns the code and what ptxas reported."""
+    from cuda.core import Program, ProgramOptions
+    from cuda.pathfinder import find_nvidia_header_directory
+
+    lines = dict.fromkeys(line for kernel in group for line in kernel.source.splitlines())
+    folders = dict.fromkeys(
+        on_disk(folder) for kernel in group for folder in kernel.include_folders
+    )
+    log = io.StringIO()
+    options = ProgramOptions(
+        std="c++17",
+        arch=architecture,
+        include_path=[*map(str, folders), find_nvidia_header_directory("cudart")],
+        ftz=True,
+        ptxas_options=["-v"],
+    )
+    compiled = Program("\n".join(lines), "c++", options).compile(
+        "cubin", name_expressions=tuple(kernel.expression for kernel in group), logs=log
+    )
+    return compiled, log.getvalue()

@@ -1,0 +1,144 @@
+"""Ranks in processes of their own: `run_processes` starts them, and this file is what they run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from naive_communicator import ProcessGroup
+
+import gpuopt
+from gpuopt.distributed import PerReplica
+
+LONG_S = 20.0
+
+
+def run_processes(scenario: str, ranks_of_processes: Sequence[Sequence[int]]) -> list[Any]:
+    """Runs a scenario of this file; returns what each process printed, or its exit status."""
+    sockets: list[dict[str, int]] = [{} for _ in ranks_of_processes]
+    ends = []
+    for one, other in combinations(range(len(ranks_of_processes)), 2):
+        for a in ranks_of_processes[one]:
+            for b in ranks_of_processes[other]:
+                pair = socket.socketpair()
+                ends.extend(pair)
+                sockets[one][f"{a},{b}"] = pair[0].fileno()
+                sockets[other][f"{b},{a}"] = pair[1].fileno()
+    environment = {**os.environ, "PYTHONPATH": str(Path(gpuopt.__file__).parents[1])}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, __file__, scenario, json.dumps(ranks), json.dumps(mine)],
+            stdout=subprocess.PIPE,
+            pass_fds=mine.values(),
+            env=environment,
+        )
+        for ranks, mine in zip(ranks_of_processes, sockets, strict=True)
+    ]
+    for end in ends:
+        end.close()
+    try:
+        outputs = [process.communicate(timeout=3 * LONG_S)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return [
+        json.loads(output) if process.returncode == 0 else process.returncode
+        for process, output in zip(processes, outputs, strict=True)
+    ]
+
+
+def train(strategy: gpuopt.MirroredStrategy, rounds: int = 3) -> dict[str, Any]:
+    """Trains on gradients that depend on the rank; returns the bits of all copies and slots."""
+    w = strategy.variable(np.linspace(-1, 1, 5, dtype=np.float32), name="w")
+    table = strategy.variable(np.ones((6, 2), np.float32), name="table")
+    step = gpuopt.Variable(0, name="global_step", trainable=False, dtype=np.int64)
+    optimizer = gpuopt.AdamOptimizer(0.1, on_nonfinite="skip")
+
+    def train_replica(number: int, share: int) -> list[int]:
+        rank = strategy.communicator.rank
+        rng = np.random.default_rng((number, rank))
+        gradient = rng.standard_normal(5).astype(np.float32)
+        if number == 1 and rank == strategy.num_replicas_in_sync - 1:
+            gradient[2] = np.nan  # every process skips this step
+        rows = rng.integers(0, 6, rank)  # rank 0 brings none
+        values = rng.standard_normal((rank, 2)).astype(np.float32)
+        slices = gpuopt.IndexedSlices(values, rows, (6, 2))
+        optimizer.apply_gradients([(gradient, w.local), (slices, table.local)], step)
+        return [rank, share]
+
+    shares = PerReplica(range(len(strategy.devices)))
+    runs = [strategy.run(train_replica, (number, shares)).values for number in range(rounds)]
+    with strategy.scope():
+        gradients = PerReplica(np.full(5, rank + 1, np.float32) for rank, _ in runs[0])
+        optimizer._distributed_apply(strategy, [(gradients, w)], step)
+    copies = [*w.replicas, *table.replicas]
+    slots = [optimizer.get_slot(copy, "m") for copy in copies]
+    return {
+        "replicas": runs[0],
+        "step": int(step),
+        "bits": [variable.numpy().tobytes().hex() for variable in [*copies, *slots]],
+    }
+
+
+def fail_in_one_process(strategy: gpuopt.MirroredStrategy) -> str:
+    """One process's update raises; returns what the replicas of this one raised."""
+    w = strategy.variable([0.0], name="w")
+
+    class Failing(gpuopt.GradientDescentOptimizer):
+        def _prepare(self) -> None:
+            if strategy.communicator.rank == 0:
+                raise ZeroDivisionError("no rate")
+            super()._prepare()
+
+    optimizer = Failing(1.0)
+
+    def train_replica() -> str:
+        try:
+            optimizer.apply_gradients([(np.ones(1, np.float32), w.local)])
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return "nothing"
+
+    return ", ".join(sorted(set(strategy.run(train_replica).values)))
+
+
+def lose_a_process(strategy: gpuopt.MirroredStrategy) -> str:
+    """The process of the last rank is killed; returns what the others raised."""
+    w = strategy.variable([0.0], name="w")
+    optimizer = gpuopt.GradientDescentOptimizer(1.0)
+
+    def train_replica() -> None:
+        if strategy.communicator.rank == strategy.num_replicas_in_sync - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        optimizer.apply_gradients([(np.ones(1, np.float32), w.local)])
+
+    try:
+        strategy.run(train_replica)
+    except gpuopt.WorkerFailedError as error:
+        return str(error)
+    return "nothing"
+
+
+SCENARIOS: dict[str, Callable[[gpuopt.MirroredStrategy], Any]] = {
+    function.__name__: function for function in (train, fail_in_one_process, lose_a_process)
+}
+
+
+def main(scenario: str, ranks: list[int], sockets: dict[str, int]) -> None:
+    pairs = {tuple(map(int, pair.split(","))): fd for pair, fd in sockets.items()}
+    group = ProcessGroup(ranks, pairs, LONG_S)  # type: ignore[arg-type]
+    strategy = gpuopt.MirroredStrategy(["cpu"] * len(ranks), group=group)
+    print(json.dumps(SCENARIOS[scenario](strategy)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3]))

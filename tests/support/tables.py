@@ -1,0 +1,84 @@
+"""Writes what README.md and docs/ say of each optimizer, from the exported classes.
+
+.venv/bin/python tests/support/tables.py
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import gpuopt.optimizers
+from gpuopt.optimizers.base import Common, RuleOptimizer
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND = ".venv/bin/python tests/support/tables.py"
+
+PAGE = f"""# Optimizers
+
+<!-- `{COMMAND}` writes this page. -->
+
+All of them are classes of `gpuopt`. Each number but an initial value may be a function without
+arguments that returns one; it is called once in each step. Every optimizer also takes
+`use_locking`, `name` and `on_nonfinite`, as `Optimizer` does. Slots are what an optimizer keeps for
+each variable.
+
+| | | arguments | slots |
+|---|---|---|---|
+"""
+
+
+def optimizers() -> list[type[RuleOptimizer]]:
+    return [
+        value
+        for name, value in vars(gpuopt.optimizers).items()
+        if name in gpuopt.optimizers.__all__
+    ]
+
+
+def pages() -> dict[Path, str]:
+    """Returns each file that holds a table, and the text that it should have."""
+    readme = ROOT / "README.md"
+    names = ", ".join(map(in_short, optimizers()))
+    row = f"| [Optimizers](docs/optimizers.md) | {names} |"
+    text, rows = re.subn(r"^\| \[?Optimizers\b.*$", row, readme.read_text(), flags=re.MULTILINE)
+    assert rows == 1, "README.md has no row that begins with | Optimizers"
+    page = PAGE + "".join(map(in_full, optimizers()))
+    return {readme: text, ROOT / "docs" / "optimizers.md": page}
+
+
+def in_short(optimizer: type[RuleOptimizer]) -> str:
+    """The name, and the arguments that choose among variants: "RMSProp (centered)"."""
+    flags = [
+        parameter.name
+        for parameter in own_arguments(optimizer)
+        if isinstance(parameter.default, bool)
+    ]
+    return optimizer.__name__.removesuffix("Optimizer") + (
+        f" ({', '.join(flags)})" if flags else ""
+    )
+
+
+def in_full(optimizer: type[RuleOptimizer]) -> str:
+    summary = inspect.getdoc(optimizer).partition("\n\n")[0].replace("\n", " ")
+    arguments = ", ".join(
+        str(parameter.replace(annotation=parameter.empty)) for parameter in own_arguments(optimizer)
+    )
+    slots = ", ".join(f"`{slot}`" for slot in optimizer.rule.slots)
+    return f"| `{optimizer.__name__}` | {summary} | `{arguments}` | {slots} |\n"
+
+
+def own_arguments(optimizer: type[RuleOptimizer]) -> list[inspect.Parameter]:
+    """The constructor's parameters, but for those that every optimizer has."""
+    parameters = inspect.signature(optimizer).parameters
+    return [value for name, value in parameters.items() if name not in Common.__annotations__]
+
+
+def main() -> None:
+    for path, text in pages().items():
+        path.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""ExponentialMovingAverage, where the golden cases do not cover it."""
+
+from __future__ import annotations
+
+import weakref
+
+import ml_dtypes
+import numpy as np
+import pytest
+import textbook
+
+import gpuopt
+from gpuopt import ExponentialMovingAverage, Variable
+
+
+def test_average_is_the_geometric_series() -> None:
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=(20, 3))
+    w = Variable(values[0], name="w")
+    average = ExponentialMovingAverage(0.75)
+    for value in values:
+        w.assign(value)
+        average.apply([w])
+    expected = textbook.exponential_moving_average(values[0], values, decay=0.75)
+    np.testing.assert_allclose(average.average(w).numpy(), expected, rtol=1e-12)
+
+
+def test_debiased_average_of_a_function_weights_all_values_alike_at_decay_one() -> None:
+    values = iter([1.0, 2.0, 6.0])
+    average = ExponentialMovingAverage(0.999999, zero_debias=True)
+
+    def loss() -> np.float64:
+        return np.float64(next(values))
+
+    for _ in range(3):
+        average.apply([loss])
+    assert float(average.average(loss)) == pytest.approx(3.0, rel=1e-5)
+    assert average.average(loss).name == "loss/ExponentialMovingAverage"
+
+
+def test_number_of_updates_bounds_the_decay() -> None:
+    w = Variable(np.float64(0), name="w")
+    updates = Variable(1, name="updates", trainable=False)
+    average = ExponentialMovingAverage(0.25, num_updates=updates, name="foo_avg")
+    average.apply([w])
+    w.assign(np.float64(1))
+    average.apply([w])
+    assert average.average(w).name == "w/foo_avg"
+    assert float(average.average(w)) == pytest.approx(1 - 2 / 11, rel=1e-6)
+
+
+def test_default_is_every_trainable_variable() -> None:
+    w = Variable([1.0], name="w")
+    frozen = Variable([1.0], name="frozen", trainable=False)
+    average = ExponentialMovingAverage(0.9)
+    average.apply()
+    assert average.average(w) is not None
+    assert average.average(frozen) is None
+    assert not average.average(w).trainable
+    average.apply()  # the average is not averaged, and made only once
+    assert [v.name for v in gpuopt.global_variables()] == [
+        "w",
+        "frozen",
+        "w/ExponentialMovingAverage",
+    ]
+
+
+def test_variables_to_restore_load_averages_as_weights() -> None:
+    w, b = Variable([1.0], name="w"), Variable([1.0], name="b")
+    step = Variable(0, name="global_step", trainable=False)
+    average = ExponentialMovingAverage(0.9)
+    average.apply([w])
+    assert average.variables_to_restore() == {
+        "w/ExponentialMovingAverage": w,
+        "b/ExponentialMovingAverage": b,
+        "global_step": step,
+    }
+    assert average.variables_to_restore([w]) == {
+        "w/ExponentialMovingAverage": w,
+        "b": b,
+        "global_step": step,
+    }
+
+
+def test_integer_variable_is_refused_before_any_average_changes() -> None:
+    w, counter = Variable([1.0], name="w"), Variable([1], name="counter")
+    average = ExponentialMovingAverage(0.9)
+    with pytest.raises(TypeError, match='"counter" has dtype int32'):
+        average.apply([w, counter])
+    assert average.average(w) is None
+
+
+def test_raw_array_is_averaged_while_its_memory_lives() -> None:
+    w = np.ones(3, np.float32)
+    average = ExponentialMovingAverage(0.5)
+    average.apply([w])
+    w[:] = 3
+    average.apply([w])
+    assert average.average(w[:]).numpy().tolist() == [2, 2, 2]
+    shadow = weakref.ref(average.average(w))
+    del w
+    assert shadow() is None
+
+
+def test_bfloat16_averages_in_float32() -> None:
+    w = Variable(np.ones(2, ml_dtypes.bfloat16), name="w")
+    average = ExponentialMovingAverage(0.5)
+    average.apply([w])
+    w.assign(np.full(2, 3, ml_dtypes.bfloat16))
+    average.apply([w])
+    assert average.average(w).numpy().astype(np.float32).tolist() == [2, 2]

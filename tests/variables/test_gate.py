@@ -1,0 +1,421 @@
+"""Whoever saves or restores waits for writes in progress, and holds the next ones back."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gpuopt
+from gpuopt import DeadlineExceededError, ExponentialMovingAverage, Variable
+from gpuopt.distributed import MirroredStrategy
+from gpuopt.variables import gate
+from gpuopt.variables.gate import between_writes, writing
+
+
+class InThread:
+    """A call in another thread; what it raises is raised by `join`."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self._call = call
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="other")
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._call()
+        except BaseException as error:
+            self._error = error
+
+    def ends_within(self, seconds: float) -> bool:
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def join(self) -> None:
+        assert self.ends_within(30)
+        if self._error is not None:
+            raise self._error
+
+
+@contextmanager
+def held(context: Callable[[], Any]) -> Iterator[None]:
+    """Enters a context in another thread for as long as the block runs."""
+    entered, leave = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with context():
+            entered.set()
+            assert leave.wait(30)
+
+    thread = InThread(hold)
+    assert entered.wait(30)
+    try:
+        yield
+    finally:
+        leave.set()
+        thread.join()
+
+
+def apply_step(w: Variable) -> None:
+    gpuopt.GradientDescentOptimizer(1.0).apply_gradients([(np.full(4, -1, np.float32), w)])
+
+
+def in_place(w: Variable) -> None:
+    w += 1
+
+
+def item(w: Variable) -> None:
+    w[:] = 1
+
+
+def average(w: Variable) -> None:
+    averages = ExponentialMovingAverage(0.5)
+    averages.apply([lambda: np.ones(4, np.float32)])
+
+
+def minimize_streaming(w: Variable) -> None:
+    optimizer = gpuopt.GradientDescentOptimizer(1.0)
+    optimizer.minimize(lambda: -np.sum(w * 1), var_list=[w], gate_gradients=optimizer.GATE_NONE)
+
+
+WRITES: dict[str, Callable[[Variable], Any]] = {
+    "a step": apply_step,
+    "a streaming step": minimize_streaming,
+    "assign": lambda w: w.assign(np.ones(4)),
+    "assign, locked": lambda w: w.assign(np.ones(4), use_locking=True),
+    "assign_add": lambda w: w.assign_add(np.ones(4)),
+    "assign_sub": lambda w: w.assign_sub(-np.ones(4)),
+    "in place": in_place,
+    "item": item,
+    "out=": lambda w: np.add(w, 1, out=w),
+    "out= of a function": lambda w: np.clip(w, 1, 2, out=w),
+    "at": lambda w: np.add.at(w, [0, 1], 1),
+    "copyto": lambda w: np.copyto(w, 1),
+    "put": lambda w: np.put(w, [0], 1),
+    "averages": average,
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_a_write_waits_until_whoever_saves_is_done(write: Callable[[Variable], Any]) -> None:
+    w = Variable(np.zeros(4, np.float32), name="w")
+    write(w)  # whatever is made at the first time
+    w.assign(np.zeros(4))
+    with between_writes("testing"):
+        thread = InThread(lambda: write(w))
+        assert not thread.ends_within(0.05)
+        assert not w.numpy().any()
+    thread.join()
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_whoever_saves_may_write(write: Callable[[Variable], Any]) -> None:
+    w = Variable(np.zeros(4, np.float32), name="w")
+    with between_writes("testing"), between_writes("testing again"):
+        write(w)
+
+
+def test_an_exit_stack_may_hold_back_and_write() -> None:
+    w = Variable(np.zeros(4, np.float32), name="w")
+    with ExitStack() as stack:
+        stack.enter_context(between_writes("testing"))
+        stack.enter_context(writing())
+        thread = InThread(lambda: w.assign(np.ones(4)))
+        assert not thread.ends_within(0.05)
+    thread.join()
+
+
+def test_copies_of_a_mirrored_variable_are_written_together() -> None:
+    mirrored = MirroredStrategy(["cpu", "cpu"]).variable(np.zeros(4, np.float32), name="w")
+    with between_writes("testing"):
+        thread = InThread(lambda: mirrored.assign(np.ones(4)))
+        assert not thread.ends_within(0.05)
+        assert not any(copy.numpy().any() for copy in mirrored.replicas)
+    thread.join()
+    assert all(copy.numpy().all() for copy in mirrored.replicas)
+
+
+def test_whoever_saves_waits_for_every_write_in_progress() -> None:
+    order = []
+
+    def save() -> None:
+        with between_writes("testing"):
+            order.append("save")
+
+    with held(writing):
+        thread = InThread(save)
+        assert not thread.ends_within(0.05)
+        order.append("write")
+    thread.join()
+    assert order == ["write", "save"]
+
+
+def test_writes_of_threads_do_not_wait_for_each_other() -> None:
+    with held(writing), writing(), writing():
+        InThread(lambda: Variable(1.0).assign(2.0)).join()
+
+
+def test_who_saves_in_the_middle_of_a_write_is_told_so_at_once() -> None:
+    w = Variable(np.zeros(4, np.float32), name="w")
+    saver = gpuopt.Saver([w])
+    with writing():
+        for call in (
+            lambda: saver.save("nowhere"),
+            lambda: saver.save_async("nowhere"),
+            lambda: saver.restore("nowhere"),
+            gpuopt.AdamOptimizer().state_dict,
+        ):
+            with pytest.raises(RuntimeError, match="in the middle of a step"):
+                call()
+    gpuopt.AdamOptimizer().state_dict()
+
+
+def test_threads_that_save_without_a_pause_let_others_write() -> None:
+    stop = threading.Event()
+
+    def save() -> None:
+        while not stop.is_set():
+            with between_writes("testing"):
+                time.sleep(0.001)
+
+    threads = [InThread(save) for _ in range(2)]
+    w = Variable(0.0, name="w")
+    began = time.monotonic()
+    writes = 0
+    while writes < 50 and time.monotonic() - began < 10:
+        w.assign_add(1.0)
+        writes += 1
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert writes == 50
+
+
+def test_threads_that_write_without_a_pause_let_others_save() -> None:
+    stop = threading.Event()
+    w = Variable(0.0, name="w")
+
+    def write() -> None:
+        while not stop.is_set():
+            w.assign_add(1.0)
+
+    threads = [InThread(write) for _ in range(3)]
+    for _ in range(20):
+        with between_writes("testing"):
+            before = w.numpy()
+            time.sleep(0.001)
+            assert w.numpy() == before
+    stop.set()
+    for thread in threads:
+        thread.join()
+
+
+def test_a_hook_that_makes_and_writes_variables_does_not_lock_out_who_saves() -> None:
+    class Counting(gpuopt.GradientDescentOptimizer):
+        def _create_slots(self, var_list: Any) -> None:
+            for variable in var_list:
+                self._zeros_slot(variable, "count", "Count").assign_add(np.ones(4))
+
+        def _apply_dense(self, grad: Any, var: Any) -> None:  # so that nothing is known beforehand
+            super()._apply_dense(grad, var)
+
+    w = Variable(np.zeros(4, np.float32), name="w")
+    optimizer = Counting(1.0)
+    stop = threading.Event()
+
+    def train() -> None:
+        while not stop.is_set():
+            optimizer.apply_gradients([(np.ones(4, np.float32), w)])
+
+    thread = InThread(train)
+    for _ in range(200):
+        state = optimizer.state_dict({"w": w})
+        assert len({*state["slots"].get("count", {}).get("w", np.zeros(4))}) == 1
+    stop.set()
+    thread.join()
+
+
+# Deadlines.
+
+
+@pytest.fixture
+def short_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "_DEADLINE_S", 0.1)
+
+
+@pytest.mark.usefixtures("short_deadline")
+def test_every_wait_has_a_deadline_and_says_for_whom() -> None:
+    w = Variable(np.zeros(4, np.float32), name="w")
+    optimizer = gpuopt.AdamOptimizer()
+    with held(lambda: between_writes("saving model-7")):
+        for call in (lambda: w.assign(np.ones(4)), optimizer.state_dict, lambda: apply_step(w)):
+            with pytest.raises(DeadlineExceededError, match='"other", which is saving model-7'):
+                call()
+    with held(writing), pytest.raises(DeadlineExceededError, match=r'"other".* middle of a step'):
+        optimizer.state_dict()
+    assert not w.numpy().any()
+    apply_step(w)
+    optimizer.state_dict()
+
+
+@pytest.mark.usefixtures("short_deadline")
+def test_a_save_that_goes_on_is_waited_for_beyond_the_deadline() -> None:
+    w = Variable(np.zeros(4, np.float32), name="w")
+    with between_writes("testing"):
+        thread = InThread(lambda: w.assign(np.ones(4)))
+        for _ in range(15):
+            time.sleep(0.02)
+            gate.note_progress()
+    thread.join()
+
+
+# Interrupts.
+
+
+class Interrupt(BaseException):
+    pass
+
+
+class InterruptAt:
+    """Raises in this thread as a signal handler does: at a call's beginning, or after a built-in.
+
+    Counts those moments; `moment` says at which.
+    """
+
+    def __init__(self, moment: int) -> None:
+        self.left = moment
+
+    def __enter__(self) -> None:
+        sys.setprofile(self)
+
+    def __exit__(self, *error: Any) -> None:
+        sys.setprofile(None)
+
+    def __call__(self, frame: Any, event: str, argument: Any) -> None:
+        if event in ("call", "c_return") and frame.f_code is not InterruptAt.__exit__.__code__:
+            self.left -= 1
+            if self.left == 0:
+                raise Interrupt
+
+
+def test_an_exception_at_any_moment_leaves_the_gate_open() -> None:
+    w = Variable(np.zeros(4, np.float32), name="w")
+    optimizer = gpuopt.AdamOptimizer()
+
+    def everything() -> None:
+        with writing(), writing():
+            w.assign(np.ones(4))
+        with between_writes("testing"), between_writes("testing again"), writing():
+            w.assign(np.ones(4))
+        optimizer.state_dict()
+
+    def writes_and_saves() -> None:
+        w.assign(np.zeros(4))
+        optimizer.state_dict()
+
+    writes_and_saves()
+    moment = 0
+    while True:
+        moment += 1
+        interrupt = InterruptAt(moment)
+        with suppress(Interrupt), interrupt:
+            everything()
+        InThread(writes_and_saves).join()
+        writes_and_saves()
+        if interrupt.left > 0:
+            break
+    assert moment > 100
+
+
+def test_an_exception_at_any_moment_of_a_wait_leaves_the_gate_open() -> None:
+    w = Variable(np.zeros(4, np.float32), name="w")
+    optimizer = gpuopt.AdamOptimizer()
+
+    def interrupted_at(moment: int, call: Callable[[], Any]) -> bool:
+        with InterruptAt(moment):
+            try:
+                call()
+            except Interrupt:
+                return True
+        return False
+
+    def check() -> None:
+        w.assign(np.zeros(4))
+        optimizer.state_dict()
+
+    for moment in range(1, 60):
+        with held(lambda: between_writes("testing")):
+            assert interrupted_at(moment, lambda: w.assign(np.ones(4)))
+        with held(lambda: between_writes("testing")):
+            assert interrupted_at(moment, optimizer.state_dict)
+        with held(writing):
+            assert interrupted_at(moment, optimizer.state_dict)
+        InThread(check).join()
+        check()
+
+
+def test_a_signal_handler_may_save_except_in_the_middle_of_a_step() -> None:
+    w = Variable(np.zeros(4, np.float32), name="w")
+    optimizer = gpuopt.AdamOptimizer()
+    saved = []
+
+    def save(*_: Any) -> None:
+        saved.append(optimizer.state_dict()["name"])
+
+    def hold() -> None:
+        with between_writes("testing"):
+            held.set()
+            time.sleep(0.1)
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+            time.sleep(0.1)
+
+    before = signal.signal(signal.SIGUSR1, save)
+    try:
+        with writing(), pytest.raises(RuntimeError, match="in the middle of a step"):
+            signal.raise_signal(signal.SIGUSR1)
+        with between_writes("testing"):
+            signal.raise_signal(signal.SIGUSR1)
+        held = threading.Event()
+        thread = InThread(hold)
+        assert held.wait(30)
+        w.assign(np.ones(4))  # the signal comes in this wait
+        thread.join()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert saved == ["Adam", "Adam"]
+
+
+def test_a_signal_handler_that_saves_waits_for_writes_even_if_it_comes_in_such_a_wait() -> None:
+    inside = threading.Event()
+    seen = []
+
+    def write() -> None:
+        with writing():
+            inside.set()
+            time.sleep(0.1)
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+            time.sleep(0.1)
+            inside.clear()
+
+    def save(*_: Any) -> None:
+        with between_writes("testing"):
+            seen.append(inside.is_set())
+
+    before = signal.signal(signal.SIGUSR1, save)
+    try:
+        thread = InThread(write)
+        assert inside.wait(30)
+        with between_writes("testing"):
+            pass
+        thread.join()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert seen == [False]
