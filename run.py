@@ -23,6 +23,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -39,6 +40,9 @@ NO_TESTS = 5
 MOST_PROCESSES = 8
 # With these, pytest needs the terminal, and so runs the tests in its own process.
 INTERACTIVE = {"--pdb", "--trace", "-s", "--capture=no"}
+# A test that hangs is to end with the stacks of all threads, not when CI's patience does.
+NO_HANGING = ["-o", "faulthandler_timeout=600", "-o", "faulthandler_exit_on_timeout=true"]
+LONGEST_PART_S = 1800.0
 
 # Dependency groups of pyproject.toml that a task needs, and extras of the package.
 GROUPS = {
@@ -203,7 +207,9 @@ def test(arguments: Sequence[str], is_full: bool) -> int:
             its shape does.
     """
     processes = ["-n", "auto", "--maxprocesses", str(MOST_PROCESSES), "--dist", "worksteal"]
-    command = ["-m", "pytest", "-m", "not nvrtc", *([] if is_interactive(arguments) else processes)]
+    command = ["-m", "pytest", "-m", "not nvrtc"]
+    if not is_interactive(arguments):
+        command += [*processes, *NO_HANGING]
     # The threads of numpy's and torch's libraries would wait for cores that other processes use.
     environment = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", **os.environ}
     if is_full:
@@ -239,6 +245,7 @@ def test_kernels(arguments: Sequence[str], is_full: bool) -> int:
         "as they are": [
             *pytest,
             "cxx or emulator or nvrtc",
+            *([] if is_interactive(arguments) else NO_HANGING),
             "tests/rules/test_rule_parity.py",
             *kernels,
         ],
@@ -273,21 +280,27 @@ def run_side_by_side(
 ) -> dict[str, int]:
     """Runs commands, as many at a time as there are cores; returns the exit status of each.
 
-    What a command prints is shown when it has ended.
+    What a command prints is shown when it has ended. One that hangs is ended.
     """
 
     def run(name: str) -> tuple[int, str, float]:
         print(f"== {name}: begins", flush=True)
         started = time.monotonic()
-        finished = subprocess.run(
-            commands[name],
-            cwd=ROOT,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        return finished.returncode, finished.stdout, time.monotonic() - started
+        with tempfile.TemporaryFile("w+") as output:
+            try:
+                status = subprocess.run(
+                    commands[name],
+                    cwd=ROOT,
+                    env=environment,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    timeout=LONGEST_PART_S,
+                ).returncode
+            except subprocess.TimeoutExpired:
+                output.write(f"\nrun.py: {name} did not end within {LONGEST_PART_S:.0f} s\n")
+                status = 1
+            output.seek(0)
+            return status, output.read(), time.monotonic() - started
 
     statuses = {}
     with ThreadPoolExecutor(os.cpu_count()) as pool:

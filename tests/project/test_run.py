@@ -52,3 +52,19 @@ def test_commands_side_by_side_show_their_output_as_a_whole(
     shown = capfd.readouterr().out
     assert "first\nfirst\n== first: " in shown
     assert "second\nsecond\n== second: " in shown
+
+
+def test_a_command_that_hangs_is_ended_and_what_it_printed_is_shown(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "LONGEST_PART_S", 2.0)
+    # Its child, too, holds what it prints to.
+    program = (
+        "import os, time; print('begun', flush=True); os.fork() if hasattr(os, 'fork') else 0; "
+        "time.sleep(30)"
+    )
+    commands = {"hangs": [sys.executable, "-c", program]}
+    assert run.run_side_by_side(commands, {}) == {"hangs": 1}
+    shown = capfd.readouterr().out
+    assert "begun\n" in shown
+    assert "hangs did not end within 2 s" in shown

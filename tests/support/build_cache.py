@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+# Of a few kernels with a sanitizer, on a busy machine.
+LONGEST_BUILD_S = 180.0
 
 
 def build_cache(name: str) -> Path:
@@ -28,9 +32,19 @@ def build_cache(name: str) -> Path:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Keeps out other threads and processes that lock the same file; the file is made."""
+    """Has other threads and processes that lock the same file wait; the file is made.
+
+    It only saves them from building the same at once. A process that hangs may keep the lock for
+    ever, so nobody waits longer than a build takes, and who has waited so long builds, too.
+    """
     import fcntl  # not on Windows, where nothing is built
 
     with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        deadline = time.monotonic() + LONGEST_BUILD_S
+        while time.monotonic() < deadline:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.05)
         yield

@@ -165,7 +165,7 @@ def _compile(kernels: Sequence[Kernel], sanitize: str) -> Path:
         if library.exists():
             return library
         # A process that is killed leaves nothing that looks like a library.
-        unfinished = library.with_suffix(".unfinished")
+        unfinished = library.with_suffix(f".{os.getpid()}.unfinished")
         result = subprocess.run(
             [*command, "-o", str(unfinished)],
             input=source,
