@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, compress
+from operator import itemgetter
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -20,6 +21,8 @@ from gpuopt.variables.gate import writing
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.variable import Variable, as_variable
+
+_first, _second = itemgetter(0), itemgetter(1)
 
 
 class RuleOptimizer(HookOptimizer, Protocol):
@@ -283,12 +286,13 @@ def _copy_what_is_overwritten(updates: Sequence[tuple[_Part, Batch]]) -> None:
 
 def _set_apart(given: list[Any]) -> tuple[Sequence[Any], Sequence[Any], list[int]]:
     """Returns the gradients that are plain arrays, their variables, and where the others are."""
-    gradients, variables = zip(*given, strict=True)
+    # Not zip(*given): its thousands of iterators would set off the garbage collection.
+    gradients, variables = list(map(_first, given)), list(map(_second, given))
     if array_types.issuperset(map(type, gradients)):
         return gradients, variables, []
     is_plain = list(map(array_types.__contains__, map(type, gradients)))
     others = [position for position, is_dense in enumerate(is_plain) if not is_dense]
-    return tuple(compress(gradients, is_plain)), tuple(compress(variables, is_plain)), others
+    return list(compress(gradients, is_plain)), list(compress(variables, is_plain)), others
 
 
 def _copied(array: Any, batch: Batch) -> Any:

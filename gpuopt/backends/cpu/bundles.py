@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import struct
+from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import repeat
+from operator import setitem
 from typing import Any
 
 import numpy as np
@@ -10,6 +15,9 @@ import numpy as np
 from gpuopt.backends.backend import Target
 from gpuopt.backends.cpu.forms.rule_form import RuleForm
 from gpuopt.backends.cpu.memory import Array, contiguous_runs, scratch
+
+_ALL = slice(None)
+_exhaust = partial(deque, maxlen=0)
 
 
 def bundles(
@@ -42,8 +50,9 @@ class Bundle:
         self._positions = positions
         self._size = sum(var.size for var, _ in targets)
         var_and_slots = zip(*[(var, *slots) for var, slots in targets], strict=True)
-        self._runs = [
-            contiguous_runs([array.reshape(-1) for array in arrays]) for arrays in var_and_slots
+        self._members = [
+            _Members(contiguous_runs([array.reshape(-1) for array in arrays]))
+            for arrays in var_and_slots
         ]
 
     def join(self, gradients: Sequence[Array], real: np.dtype[Any]) -> Array:
@@ -67,21 +76,42 @@ class Bundle:
             grad: From `join`, or what calls `join` when this bundle's turn has come.
         """
         grad = grad() if callable(grad) else grad
-        gathered = [len(joined) > 1 or joined[0].dtype != real for joined in self._runs]
+        gathered = [len(each.runs) > 1 or each.dtype != real for each in self._members]
         wanted = [*[real] * sum(gathered), *form.scratch_dtypes]
         buffers = scratch(wanted, self._size) if wanted else []
         written = [
-            np.concatenate(joined, out=buffers.pop(0)) if is_gathered else joined[0]
-            for joined, is_gathered in zip(self._runs, gathered, strict=True)
+            each.gather(buffers.pop(0)) if is_gathered else each.runs[0]
+            for each, is_gathered in zip(self._members, gathered, strict=True)
         ]
         form.apply(written, grad, buffers)
-        for joined, chunk, is_gathered in zip(self._runs, written, gathered, strict=True):
+        for each, values, is_gathered in zip(self._members, written, gathered, strict=True):
             if is_gathered:
-                _spread(chunk, joined)
+                each.spread(values)
 
 
-def _spread(values: Array, flats: Sequence[Array]) -> None:
-    start = 0
-    for flat in flats:
-        flat[...] = values[start : start + flat.size]
-        start += flat.size
+class _Members:
+    """Flat arrays of one dtype that are updated as one: all variables of a bundle, or all slots.
+
+    Many arrays apart in memory are copied as bytes, by the interpreter's own loops: a call of numpy
+    for each would take longer than the update.
+
+    Attributes:
+        runs: The arrays, with those that are contiguous as one.
+        dtype: Theirs.
+    """
+
+    def __init__(self, runs: Sequence[Array]) -> None:
+        self.runs = runs
+        self.dtype = runs[0].dtype
+        self._bytes = [memoryview(run.view(np.uint8)) for run in runs]
+        self._cut = struct.Struct("".join(f"{run.nbytes}s" for run in runs)).unpack
+
+    def gather(self, out: Array) -> Array:
+        """Copies the arrays into `out`, which may be of another dtype, and returns it."""
+        out[...] = np.frombuffer(b"".join(self._bytes), self.dtype)
+        return out
+
+    def spread(self, values: Array) -> None:
+        """Copies what `gather` returned back into the arrays."""
+        parts = self._cut(values.astype(self.dtype, copy=False).view(np.uint8))
+        _exhaust(map(setitem, self._bytes, repeat(_ALL), parts))
