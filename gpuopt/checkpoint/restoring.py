@@ -58,8 +58,20 @@ class Restoration(NamedTuple):
             state_dict.check_state(optimizer.state, state, self.variables)
         for optimizer, state in self.states:
             state_dict.load_state(optimizer.state, state, self.variables)
+            optimizer.state.restored_elsewhere = self._restored_elsewhere(optimizer)
         for name, variable in self.variables.items():
             variable.assign(self.values[name])
+
+    def _restored_elsewhere(self, optimizer: Optimizer) -> frozenset[str]:
+        """Names the variables whose slots only another optimizer of the same name gets."""
+        own: set[str] = set()
+        others: set[str] = set()
+        for each, state in self.states:
+            if each.get_name() == optimizer.get_name():
+                (own if each is optimizer else others).update(*state["slots"].values())
+        return frozenset(
+            self.variables[name].name if name in self.variables else name for name in others - own
+        )
 
 
 def read_values(

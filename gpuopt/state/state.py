@@ -80,6 +80,8 @@ class State:
         lock: Held while something is made, listed, restored or read.
         waiting_slots: Restored values, by (slot name, variable's name), whose slot is not made yet.
         waiting_others: Restored values of the optimizer's other variables that are not made yet.
+        restored_elsewhere: Names of variables whose slots, in the last checkpoint, went to another
+            optimizer of the same name.
     """
 
     def __init__(self, describe: Callable[[], Description]) -> None:
@@ -91,6 +93,7 @@ class State:
         self.lock = threading.RLock()
         self.waiting_slots: dict[tuple[str, str], np.ndarray[Any, Any]] = {}
         self.waiting_others: dict[str, np.ndarray[Any, Any]] = {}
+        self.restored_elsewhere: frozenset[str] = frozenset()
         self._describe = WeakMethod(describe)
         self._tables: dict[str, SlotTable] = {}
         self._others: dict[str, Variable] = {}
@@ -169,11 +172,22 @@ class State:
             dtype: The variable's, if not given.
 
         Raises:
-            ValueError: the waiting value does not fit, or a raw array's state would not last.
+            ValueError: the waiting value does not fit, a raw array's state would not last, or the
+                restored slot went to another optimizer.
         """
         with writing(), self.lock:
             key = slot_name, variable.name
             restored = self.waiting_slots.get(key)
+            if restored is None and variable.name in self.restored_elsewhere:
+                described = self.describe()
+                raise ValueError(
+                    f'the restored slot "{slot_name}" of "{variable.name}" went to another '
+                    f'optimizer named "{described.name}" than the {described.optimizer} that '
+                    "updates it now: optimizers of one name get their state in the order in which "
+                    "they are made. Make them in the order of the saved run, give them different "
+                    "names before the save, or name them for the restore: "
+                    "Saver(var_list, optimizers=[...])"
+                )
             if restored is not None:
                 check_fits(
                     restored,

@@ -84,6 +84,7 @@ def load_state(state: State, saved: OptimizerState, variables: Mapping[str, Any]
     with state.lock:
         named = _named(variables)
         check_state(state, saved, named)
+        state.restored_elsewhere = frozenset()
         for slot_name, by_variable in saved["slots"].items():
             for name, value in by_variable.items():
                 slot = state.slot(named[name], slot_name) if name in named else None
