@@ -123,9 +123,6 @@ class Backend(Protocol):
     def as_array(self, value: Any) -> Array:
         """Returns an array of `xp` on the memory of what is on this device already."""
 
-    def are_here(self, arrays: Sequence[Any]) -> bool:
-        """Says whether all are plain arrays of `xp` on this device."""
-
     def plain_array(self, value: Any) -> Array | None:
         """Returns an array that can be updated, on the same memory; None if there is none."""
 

@@ -156,7 +156,7 @@ class KnownGroups:
     def __init__(self) -> None:
         self._by_objects: dict[tuple[int, ...], _Recognised] = {}
         self._by_identities: dict[tuple[int, ...], tuple[Group, list[weakref.ref[Any]]]] = {}
-        # New views in each step are not worth watching: only objects that come twice are.
+        # New views in each step are not worth watching: only objects that come twice in a row are.
         self._missed: tuple[int, ...] = ()
 
     def find(self, given: Sequence[Any], state_version: int) -> Group | None:
