@@ -31,7 +31,7 @@ class Target(NamedTuple):
 
     Attributes:
         var: Of any strides.
-        slots: In the rule's order; each of var's shape.
+        slots: In the rule's order; each of var's shape, and on a GPU of its dtype.
     """
 
     var: Array
