@@ -157,22 +157,25 @@ class CudaBackend:
             return
         with self._lock, self._launcher.device():
             last = plan.last_update = self._order.begin(plan.updated, plan.last_update)
-            on_device = self._scalars_on_device(rule, plan.dtype, scalars)
-            table, chunks, read = plan.begin(gradients, version)
-            self._launcher.launch(
-                kernels.dense_update(rule, name_of(plan.dtype)),
-                num_blocks(plan.num_chunks, 1, self._launcher.num_multiprocessors),
-                DENSE_THREADS,
-                table=table,
-                num_variables=plan.num_variables,
-                chunks=chunks,
-                num_chunks=plan.num_chunks,
-                chunk_size=DENSE_CHUNK,
-                scalars=on_device,
-                refused=self._flag(refused),
-            )
-            plan.end()
-            self._order.end(last, read)
+            read: Sequence[Any] = ()
+            try:
+                on_device = self._scalars_on_device(rule, plan.dtype, scalars)
+                table, chunks, read = plan.begin(gradients, version)
+                self._launcher.launch(
+                    kernels.dense_update(rule, name_of(plan.dtype)),
+                    num_blocks(plan.num_chunks, 1, self._launcher.num_multiprocessors),
+                    DENSE_THREADS,
+                    table=table,
+                    num_variables=plan.num_variables,
+                    chunks=chunks,
+                    num_chunks=plan.num_chunks,
+                    chunk_size=DENSE_CHUNK,
+                    scalars=on_device,
+                    refused=self._flag(refused),
+                )
+                plan.end()
+            finally:
+                self._order.end(last, read)
 
     def apply_sparse(
         self,
@@ -192,22 +195,23 @@ class CudaBackend:
         arrays = [var, *slots]
         with self._lock, self._launcher.device():
             last = plan.last_update = self._order.begin(plan.updated, plan.last_update)
-            flat = [contiguous(array) for array in arrays]
-            values, rows = contiguous(values), contiguous(rows)
-            if any(self.xp.may_share_memory(values, array) for array in flat):
-                values = values.copy()
             try:
+                flat = [contiguous(array) for array in arrays]
+                values, rows = contiguous(values), contiguous(rows)
+                if any(self.xp.may_share_memory(values, array) for array in flat):
+                    values = values.copy()
                 self._apply_sparse(
                     rule, flat, values, rows, scalars, touches_all_rows, self._flag(refused)
                 )
+                for array, worked_on in zip(arrays, flat, strict=True):
+                    if self._launcher.address(array) != self._launcher.address(worked_on):
+                        array[...] = worked_on
             except BaseException:
                 # Bits of touched rows may be set that no kernel will clear.
                 self._workspaces.pop(self._launcher.stream(), None)
                 raise
-            for array, worked_on in zip(arrays, flat, strict=True):
-                if self._launcher.address(array) != self._launcher.address(worked_on):
-                    array[...] = worked_on
-            self._order.end(last, (values, rows))
+            finally:
+                self._order.end(last, (values, rows))
 
     def sum_duplicate_rows(self, values: Any, indices: Any) -> tuple[Any, Any]:
         real = np.dtype(compute_type(values.dtype))
