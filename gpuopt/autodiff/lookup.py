@@ -26,10 +26,11 @@ def embedding_lookup(table: Any, ids: Any) -> Any:
         An array of shape `ids.shape + table.shape[1:]`, or what stands for one in a loss.
 
     Raises:
-        TypeError: `ids` are not integers, or masked.
+        TypeError: `ids` are not integers, or something is masked.
         IndexError: an id is not a row of the table. On a GPU, ids are not looked at here; see
             `Optimizer.check`.
     """
+    refuse_masked(table, "the table")
     refuse_masked(ids, "ids")
     if isinstance(ids, Variable):
         ids = ids.storage

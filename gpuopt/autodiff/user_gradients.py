@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from gpuopt.autodiff.engine import GradsAndVars, Loss, OnGradient, flatten
+from gpuopt.backends import refuse_masked
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.variable import Variable, as_variable
 
@@ -30,7 +31,8 @@ class UserEngine:
         """Evaluates the loss once; by default `var_list` is what it has gradients for.
 
         Raises:
-            TypeError: the loss returned something else than `(value, gradients)`.
+            TypeError: the loss returned something else than `(value, gradients)`, or a gradient
+                is masked.
             ValueError: a list of gradients does not match `var_list`, or `grad_loss` is no scalar.
         """
         variables = None if var_list is None else [as_variable(v) for v in flatten(var_list)]
@@ -42,6 +44,8 @@ class UserEngine:
             )
         value, gradients = result
         pairs = _paired(gradients, variables)
+        for gradient, variable in pairs:
+            refuse_masked(gradient, f'the gradient for "{variable.name}"')
         if grad_loss is not None:
             if np.ndim(grad_loss) != 0:
                 raise ValueError(

@@ -7,6 +7,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 
+from gpuopt.backends import refuse_masked
 from gpuopt.state.state import State, check_fits
 from gpuopt.variables.variable import (
     Variable,
@@ -141,6 +142,7 @@ def check_state(state: State, saved: OptimizerState, variables: Mapping[str, Var
                 f'"{optimizer.name}" has {known}'
             )
         for name, value in by_variable.items():
+            refuse_masked(value, f'slot "{slot_name}" of "{name}"')
             if name in variables:
                 array = np.asarray(value)
                 _check_slot(state, variables[name], slot_name, name, array, known is not None)
@@ -156,6 +158,8 @@ def check_state(state: State, saved: OptimizerState, variables: Mapping[str, Var
             if is_needed and name not in saved["slots"].get(slot_name, {}):
                 raise ValueError(f'{what_is_saved} has no slot "{slot_name}" of "{name}"')
     others = saved["non_slots"]
+    for name, value in others.items():
+        refuse_masked(value, f'"{name}"')
     needed_others = set(state.others())
     if has_slots:
         needed_others |= set(optimizer.other_names)

@@ -9,6 +9,7 @@ import numpy as np
 
 from gpuopt.autodiff import engine_of
 from gpuopt.autodiff.engine import Loss, OnGradient, flatten
+from gpuopt.backends import refuse_masked
 from gpuopt.step.pairs import Gradient
 from gpuopt.step.replica_context import replica_context
 from gpuopt.variables.variable import Variable
@@ -45,6 +46,7 @@ def gradients_of(
     if var_list is not None and not list(flatten(var_list)):
         raise ValueError("No variables to optimize.")
     if grad_loss is not None:
+        refuse_masked(grad_loss, "grad_loss")
         _check_dtype(_dtype_of(grad_loss), "grad_loss", valid_dtypes)
     scale = replica_context().loss_scale
     if scale != 1:

@@ -179,6 +179,7 @@ def _check_rows(indices: np.ndarray[Any, Any], variable: Variable) -> None:
 
 def _as_gradient_array(gradient: Any, variable: Variable) -> Any:
     gradient = gradient.storage if isinstance(gradient, Variable) else gradient
+    refuse_masked(gradient, f'gradient for "{variable.name}"')
     if hasattr(gradient, "dtype"):
         array = _on_device(gradient, variable)
         _check_dtype(array, variable)
@@ -210,7 +211,6 @@ def _has_dtype(value: Any) -> bool:
 
 
 def _on_device(array: Any, variable: Variable) -> Any:
-    refuse_masked(array, f'gradient for "{variable.name}"')
     try:
         return to_device(array, variable.device)
     except DeviceUnavailableError as error:

@@ -289,9 +289,11 @@ class Variable(ArrayOperators):
         return id(self)
 
     def __getitem__(self, key: Any) -> Any:
+        refuse_masked(key, f'the index for "{self.name}"')
         return self.value()[value_of(key)]
 
     def __setitem__(self, key: Any, value: Any) -> None:
+        refuse_masked(key, f'the index for "{self.name}"')
         refuse_masked(value, f'the value for "{self.name}"')
         with writing(), self._writing():
             self._array[storage_of(key)] = storage_of(value)

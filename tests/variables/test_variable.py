@@ -313,6 +313,13 @@ def test_an_adopted_array_is_kept_and_shared() -> None:
 masked = np.ma.masked_array(np.float32([1, 2]), mask=[False, True])
 
 
+def load(slots: Any, non_slots: Any) -> None:
+    optimizer = gpuopt.MomentumOptimizer(0.1, 0.9)
+    state = optimizer.state_dict()
+    state["slots"], state["non_slots"] = {"momentum": slots}, non_slots
+    optimizer.load_state_dict(state)
+
+
 @pytest.mark.parametrize(
     ("use", "what"),
     [
@@ -326,6 +333,30 @@ masked = np.ma.masked_array(np.float32([1, 2]), mask=[False, True])
         (lambda v: gpuopt.IndexedSlices(masked, [0, 1]), "IndexedSlices values"),
         (lambda v: gpuopt.IndexedSlices([1.0, 2.0], masked.astype(int)), "IndexedSlices indices"),
         (lambda v: gpuopt.embedding_lookup(v, masked.astype(int)), "ids"),
+        (lambda v: gpuopt.embedding_lookup(masked, [0, 1]), "the table"),
+        (lambda v: v.__setitem__(masked.astype(bool), 1.0), 'the index for "w"'),
+        (lambda v: v[masked.astype(bool)], 'the index for "w"'),
+        (
+            lambda v: gpuopt.GradientDescentOptimizer(0.1).minimize(
+                lambda: v * 2, grad_loss=masked
+            ),
+            "grad_loss",
+        ),
+        (
+            lambda v: gpuopt.GradientDescentOptimizer(0.1).compute_gradients(
+                gpuopt.with_gradients(lambda: (1.0, {v: masked}))
+            ),
+            'the gradient for "w"',
+        ),
+        (
+            lambda v: gpuopt.GradientDescentOptimizer(0.1).compute_gradients(
+                gpuopt.with_gradients(lambda: (1.0, [masked])), [v]
+            ),
+            'the gradient for "w"',
+        ),
+        (lambda v: load({"w": masked}, {}), 'slot "momentum" of "w"'),
+        (lambda v: load({"late": masked}, {}), 'slot "momentum" of "late"'),
+        (lambda v: load({}, {"power": masked}), '"power"'),
         (lambda v: gpuopt.ExponentialMovingAverage(0.9).apply([masked]), "the variable"),
         (
             lambda v: gpuopt.ExponentialMovingAverage(0.9).apply([v, lambda: masked]),
@@ -346,6 +377,40 @@ masked = np.ma.masked_array(np.float32([1, 2]), mask=[False, True])
 def test_masked_arrays_are_refused_by_name(use: Any, what: str) -> None:
     v = Variable([5.0, 6.0], name="w")
     with pytest.raises(TypeError, match=f"{re.escape(what)} is a masked array; fill it first"):
+        use(v)
+    assert v.numpy().tolist() == [5, 6]
+
+
+@pytest.mark.parametrize(
+    ("use", "what"),
+    [
+        (lambda v: Variable([5.0, np.ma.masked], name="x"), 'the value of "x"'),
+        (lambda v: Variable([masked, masked], name="x"), 'the value of "x"'),
+        (lambda v: Variable([[[1.0]], [(masked[1],)]], name="x"), 'the value of "x"'),
+        (lambda v: Variable(lambda: [masked], name="x"), 'the value of "x"'),
+        (lambda v: v.assign([5.0, masked[1]]), 'the value for "w"'),
+        (lambda v: v.__iadd__([5.0, masked[1]]), 'the operand for "w"'),
+        (lambda v: v.__setitem__(slice(None), [5.0, masked[1]]), 'the value for "w"'),
+        (lambda v: v.__setitem__((masked.astype(bool),), 1.0), 'the index for "w"'),
+        (
+            lambda v: gpuopt.GradientDescentOptimizer(0.1).apply_gradients([([1.0, masked[1]], v)]),
+            'gradient for "w"',
+        ),
+        (lambda v: gpuopt.IndexedSlices([1.0, masked[1]], [0, 1]), "IndexedSlices values"),
+        (lambda v: gpuopt.embedding_lookup(v, [0, np.ma.masked]), "ids"),
+        (lambda v: gpuopt.embedding_lookup([masked, masked], [0]), "the table"),
+        (
+            lambda v: gpuopt.GradientDescentOptimizer(0.1).minimize(
+                lambda: v * 2, grad_loss=[1.0, masked[1]]
+            ),
+            "grad_loss",
+        ),
+        (lambda v: load({"w": [1.0, masked[1]]}, {}), 'slot "momentum" of "w"'),
+    ],
+)
+def test_lists_with_masked_arrays_inside_are_refused_by_name(use: Any, what: str) -> None:
+    v = Variable([5.0, 6.0], name="w")
+    with pytest.raises(TypeError, match=f"{re.escape(what)} has a masked array inside; fill it"):
         use(v)
     assert v.numpy().tolist() == [5, 6]
 
