@@ -93,8 +93,9 @@ class HookUpdates:
         return [variable.identity for _, variable in self._pairs]
 
     def refuse_shared_memory(self, counter: Variable | None) -> None:
-        if counter is not None:  # `checked_pairs` has looked at the others
-            refuse_shared_memory([variable for _, variable in self._pairs], [counter])
+        variables = [variable for _, variable in self._pairs]
+        slots = [slot for each in variables for slot in self._optimizer.state.slots_of(each)]
+        refuse_shared_memory(variables, [*slots, *([] if counter is None else [counter])])
 
     def create_slots(self) -> None:
         with writing(), self._optimizer.state.lock:

@@ -55,3 +55,25 @@ def test_a_slot_owns_its_memory_until_something_is_made_on_it() -> None:
     _, slot = variable_with_slot()
     assert slot.owns_memory
     assert not Variable(slot.storage, copy=False).owns_memory
+
+
+class HookMomentum(gpuopt.MomentumOptimizer):
+    def _apply_dense(self, grad: Any, var: Variable) -> None:
+        super()._apply_dense(grad, var)
+
+
+@pytest.mark.parametrize("optimizer", [gpuopt.MomentumOptimizer, HookMomentum])
+def test_a_variable_and_its_slot_are_refused_in_one_call(optimizer: Any) -> None:
+    v = Variable(np.zeros(3, np.float32), name="v")
+    momentum, ones = optimizer(1.0, 0.5), np.ones(3, np.float32)
+    step = Variable(0, name="step")
+    momentum.apply_gradients([(ones, v)])
+    slot = momentum.get_slot(v, "momentum")
+    for pairs in ([(ones, v), (ones, slot)], [(ones, slot.storage[1:]), (ones, v)]):
+        for counter in (None, step):
+            pairs = [(ones[: len(variable)], variable) for _, variable in pairs]
+            with pytest.raises(ValueError, match="would be written twice, once of it as a slot"):
+                momentum.apply_gradients(pairs, global_step=counter)
+    assert (v.numpy().tolist(), slot.numpy().tolist(), int(step)) == ([-1] * 3, [1] * 3, 0)
+    momentum.apply_gradients([(ones, slot)])  # by itself, it is a variable like others
+    assert slot.numpy().tolist() == [0] * 3
