@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Set
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 
@@ -141,7 +141,10 @@ def _checked_slices(slices: IndexedSlices, variable: Variable) -> IndexedSlices:
         )
     if variable.ndim == 0:
         raise ValueError(f'gradient for "{name}" is IndexedSlices, but a scalar has no rows')
-    slices.check()
+    try:
+        slices.check()
+    except (TypeError, ValueError) as error:
+        _raise_naming(variable, error)
     values, indices = slices.values, slices.indices
     _check_dtype(values, variable)
     if values.shape[1:] != shape[1:]:
@@ -186,8 +189,8 @@ def _as_gradient_array(gradient: Any, variable: Variable) -> Any:
         return array
     try:
         array = np.asarray(gradient)
-    except ValueError as error:  # a ragged list
-        raise ValueError(f'gradient for "{variable.name}": {error}') from error
+    except Exception as error:  # of a ragged list, or of the gradient's own code
+        _raise_naming(variable, error)
     if array.dtype.kind not in "bif":
         raise TypeError(
             "Gradient must be convertible to an array or IndexedSlices, or None: gradient for "
@@ -218,6 +221,8 @@ def _on_device(array: Any, variable: Variable) -> Any:
             f'gradient for "{variable.name}" is on {device_of(array)}, the variable on '
             f"{variable.device}: {error}"
         ) from error
+    except Exception as error:
+        _raise_naming(variable, error)
 
 
 def _check_dtype(array: Any, variable: Variable) -> None:
@@ -226,3 +231,18 @@ def _check_dtype(array: Any, variable: Variable) -> None:
             f'gradient for "{variable.name}" has dtype {array.dtype}; the variable has dtype '
             f"{variable.dtype}. Nothing is cast silently: use gradient.astype(...)."
         )
+
+
+def _raise_naming(variable: Variable, error: Exception) -> NoReturn:
+    """Raises an error about a gradient so that it names the variable.
+
+    An error that is no TypeError or ValueError comes from the gradient's own code, and stays what
+    it is, with a note.
+    """
+    what = f'gradient for "{variable.name}"'
+    if isinstance(error, TypeError | ValueError):
+        # Not its own type, which may take other arguments.
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"{what}: {error}") from error
+    error.add_note(f"Raised by the {what}.")
+    raise error
