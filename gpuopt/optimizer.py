@@ -59,8 +59,7 @@ class Optimizer(Hooks):
     Attributes:
         state: Its slots and other variables.
         row_checks: What GPUs have still to say of its earlier calls.
-        this_thread: What `_prepare` leaves for the step of the calling thread.
-        runs_user_code: Whether `_create_slots` or `_prepare` may call code that is not gpuopt's.
+        this_thread: The numbers of the calling thread's step.
     """
 
     GATE_NONE: ClassVar[int] = GATE_NONE
@@ -97,7 +96,6 @@ class Optimizer(Hooks):
         self.state = State(self._describe_state)
         self.row_checks = RowChecks()
         self.this_thread = ThisThread()
-        self.runs_user_code = True
         self._gate_warning_given = False
         with _listing:
             _living[next(_serials)] = self
@@ -340,6 +338,7 @@ class Optimizer(Hooks):
 
     def _must_skip(self, updates: Updates) -> bool:
         """Looks for NaN and infinity; raises or logs what it finds, as `on_nonfinite` says."""
+        updates.check()
         found = first_nonfinite(updates.pairs())
         if found is None:
             return False

@@ -48,9 +48,6 @@ class DensePlan(Protocol):
             The gradients' version: the same number only as long as they are the same arrays.
         """
 
-    def overlapping(self, arrays: Sequence[Array]) -> Sequence[int]:
-        """Returns the positions of arrays that share memory with what the updates write to."""
-
 
 class FlagRead(Protocol):
     """A flag's value on its way to the host.
@@ -184,6 +181,9 @@ class Backend(Protocol):
             What `apply_dense` and, for a single variable, `apply_sparse` take. It holds as long as
             the arrays do.
         """
+
+    def overlapping(self, plans: Sequence[Any], arrays: Sequence[Array]) -> Sequence[int]:
+        """Returns the positions of arrays that share memory with what any of the plans writes."""
 
     def apply_dense(
         self,

@@ -46,13 +46,15 @@ def flattened(
     taken: Counter[str] = Counter()
 
     def add(name: str, value: Array) -> str:
-        number = taken[name]
-        taken[name] += 1
-        unique = f"{name}_{number}" if number else name
-        if unique in tensors:
-            return add(name, value)
-        tensors[unique] = value
-        return unique
+        # No recursion: a function that refers to itself would keep all values until the next
+        # garbage collection.
+        while True:
+            number = taken[name]
+            taken[name] += 1
+            unique = f"{name}_{number}" if number else name
+            if unique not in tensors:
+                tensors[unique] = value
+                return unique
 
     for optimizer, state in states:
         op_name = optimizer.state.describe().op_name

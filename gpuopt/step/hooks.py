@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from gpuopt.backends import backend_for
+from gpuopt.backends.backend import Scalars
 from gpuopt.state.state import SlotTable, State
 from gpuopt.step.pairs import Gradient
 from gpuopt.step.updates import apply_constraint
@@ -56,6 +57,14 @@ class Hooks:
 
     def _prepare(self) -> None:
         """Evaluates hyperparameters, once in an update and before any variable is written."""
+
+    def _scalars_for(self, real: type[np.floating[Any]]) -> Scalars:
+        """Returns what the optimizer's rule, if it has one, is given in this step besides arrays.
+
+        Args:
+            real: The type that the rule computes in.
+        """
+        return {}
 
     def _apply_dense(self, grad: Any, var: Variable) -> Any:
         """Updates `var` by a gradient of its shape."""

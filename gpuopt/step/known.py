@@ -17,8 +17,9 @@ from gpuopt.device import Device
 from gpuopt.variables.identity import Identity, find_identity
 from gpuopt.variables.variable import Variable, known_identity
 
-# A program whose list of variables is another in each step never hits the cache.
-_MOST_GROUPS = 256
+# Of more than one variable: a program whose list of variables is another in each step never hits
+# the cache. Those of one variable are as many as there are variables.
+_MOST_LISTS = 256
 
 # With the number of elements, strides leave no choice of the shape.
 _layout_of = attrgetter("dtype", "strides", "size")
@@ -106,9 +107,9 @@ class Group:
 
     def note_apart(self, members: Sequence[Group | Identity]) -> None:
         """Keeps that these groups and identities share no memory with this group or each other."""
-        if len(self._known_apart) >= _MOST_GROUPS:
-            self._known_apart.clear()
-        self._known_apart[tuple(map(id, members))] = [weakref.ref(each) for each in members]
+        key = tuple(map(id, members))
+        _make_room(self._known_apart, key)
+        self._known_apart[key] = [weakref.ref(each) for each in members]
 
     def accept(self, gradients: Sequence[Any]) -> list[int] | None:
         """Returns the version of each batch's gradients; None if some do not fit their variable.
@@ -192,8 +193,7 @@ class KnownGroups:
         """
         holders = [identity.holder() for identity in group.identities]
         key = tuple(map(id, group.identities))
-        if len(self._by_identities) >= _MOST_GROUPS:
-            self._by_identities.clear()
+        _make_room(self._by_identities, key)
         references = _watch(holders, partial(_drop, weakref.ref(self), "_by_identities", key))
         if references is not None:
             self._by_identities[key] = group, references
@@ -203,11 +203,18 @@ class KnownGroups:
     def _recognise(self, ids: tuple[int, ...], given: Sequence[Any], group: Group) -> None:
         raw = [at for at, each in enumerate(given) if not isinstance(each, Variable)]
         layouts = [_layout_of(given[at]) for at in raw]
-        if len(self._by_objects) >= _MOST_GROUPS:
-            self._by_objects.clear()
+        _make_room(self._by_objects, ids)
         references = _watch(given, partial(_drop, weakref.ref(self), "_by_objects", ids))
         if references is not None:
             self._by_objects[ids] = _Recognised(group, raw, layouts, references)
+
+
+def _make_room(cache: dict[tuple[int, ...], Any], key: tuple[int, ...]) -> None:
+    """Drops the oldest of the lists if `key` is one list too many."""
+    if len(key) > 1 and len(cache) >= _MOST_LISTS:
+        lists = [each for each in list(cache) if len(each) > 1]
+        if len(lists) >= _MOST_LISTS:
+            cache.pop(lists[0], None)
 
 
 def _identities_of(given: Sequence[Any]) -> list[Identity] | None:

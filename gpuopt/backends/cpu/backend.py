@@ -107,6 +107,10 @@ class CpuBackend:
             targets[position] = Target(self.unowned(var), slots)
         return DensePlan(targets, memory, self._limits)
 
+    def overlapping(self, plans: Sequence[DensePlan], arrays: Sequence[Array]) -> list[int]:
+        overlaps = WrittenMemory.joined([plan.memory for plan in plans]).overlaps
+        return [position for position, array in enumerate(arrays) if overlaps(array)]
+
     def apply_dense(
         self,
         rule: UpdateRule,

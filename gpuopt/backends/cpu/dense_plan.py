@@ -39,6 +39,7 @@ class DensePlan:
         real: The type that rules compute in.
         size: How many elements there are.
         targets: The variables and their slots, in order.
+        memory: Theirs.
         read_late: The positions of gradients that are read after the first write.
     """
 
@@ -54,7 +55,7 @@ class DensePlan:
         self.real = np.dtype(compute_type(stored))
         self.size = sum(var.size for var, _ in targets)
         self.targets = targets
-        self._memory = memory
+        self.memory = memory
         self._shapes = [var.shape for var, _ in targets]
         self._dtype = stored
         converted = 0 if stored == self.real else 2 + len(targets[0].slots)
@@ -85,16 +86,11 @@ class DensePlan:
         # Addresses and strides are read in each step, so it matters not whose they are.
         return 0 if fit else None
 
-    def overlapping(self, arrays: Sequence[Array]) -> list[int]:
-        """Returns the positions of arrays that share memory with what is written."""
-        overlaps = self._memory.overlaps
-        return [position for position, array in enumerate(arrays) if overlaps(array)]
-
     def without_overlap(self, gradients: Sequence[Array]) -> list[Array]:
         """Returns the gradients; those that the step would overwrite before reading are copies."""
         apart = list(gradients)
         for position in self.read_late:
-            if self._memory.overlaps(apart[position]):
+            if self.memory.overlaps(apart[position]):
                 apart[position] = apart[position].copy()
         return apart
 

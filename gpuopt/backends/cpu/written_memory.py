@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 
 from numpy.lib.array_utils import byte_bounds
 
@@ -20,9 +21,12 @@ class WrittenMemory:
     def __init__(self, arrays: Sequence[Array]) -> None:
         # Memory that no array owns, a memory map's for instance, is recognised by its bounds alone.
         self.owners = {id(owner(array)) for array in arrays}
+        self._set_spans(byte_bounds(array) for array in arrays if array.size)
+
+    def _set_spans(self, spans: Iterable[tuple[int, int]]) -> None:
         self._starts: list[int] = []
         self._ends: list[int] = []
-        for start, end in sorted(byte_bounds(array) for array in arrays if array.size):
+        for start, end in sorted(spans):
             if self._ends and start <= self._ends[-1]:
                 self._ends[-1] = max(end, self._ends[-1])
             else:
@@ -41,3 +45,15 @@ class WrittenMemory:
         # The number of spans that end at or before the array's start, and of those that start
         # before its end.
         return bisect_right(self._ends, start) < bisect_left(self._starts, end)
+
+    @classmethod
+    def joined(cls, memories: Sequence[WrittenMemory]) -> WrittenMemory:
+        """Returns all of several memories as one."""
+        if len(memories) == 1:
+            return memories[0]
+        joined = cls([])
+        joined.owners = set().union(*(memory.owners for memory in memories))
+        joined._set_spans(
+            chain.from_iterable(zip(m._starts, m._ends, strict=True) for m in memories)
+        )
+        return joined

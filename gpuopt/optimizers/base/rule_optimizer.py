@@ -91,10 +91,6 @@ class RuleOptimizer(Optimizer):
             for key, value in hyperparameters.items()
             if type(value) in _NUMBER_TYPES
         }
-        self.runs_user_code = len(self._fixed) < len(hyperparameters) or any(
-            getattr(type(self), hook) is not getattr(RuleOptimizer, hook)
-            for hook in ("_prepare", "_call_if_callable")
-        )
 
     def _initial_slot_values(self) -> Mapping[str, float]:
         """What each slot starts with, in order of creation: by default the rule's slots, at 0."""
@@ -142,6 +138,7 @@ class RuleOptimizer(Optimizer):
                 for name, value in self._hyperparameters.items()
             }
         self.this_thread.hyperparameters = fixed
+        self.this_thread.scalars = {}
 
     def _apply_dense(self, grad: Any, var: Variable) -> None:
         self._apply_rule(grad, var)
@@ -153,6 +150,8 @@ class RuleOptimizer(Optimizer):
         """Updates one variable, for a hook: the step's numbers are there already."""
         updates = RuleUpdates(self, [(grad, var)])
         updates.create_slots()
+        updates.fix_scalars()
+        updates.check()
         updates.write()
 
     def _checked_updates(self, given: list[Any]) -> Updates:
@@ -172,8 +171,11 @@ class RuleOptimizer(Optimizer):
         """Called before all rows of a table are updated for a gradient of `num_rows` rows."""
 
     def _scalars_for(self, real: type[np.floating[Any]]) -> Mapping[str, np.floating[Any]]:
-        with np.errstate(all="ignore"):
-            return self._scalars(real)
+        fixed = self.this_thread.scalars
+        if real not in fixed:
+            with np.errstate(all="ignore"):
+                fixed[real] = self._scalars(real)
+        return fixed[real]
 
     @property
     def finish_is_undoable(self) -> bool:
