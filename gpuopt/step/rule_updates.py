@@ -121,6 +121,8 @@ class RuleUpdates:
         """Sets the pairs apart and checks them; those known from earlier steps are cheap."""
         self._optimizer = optimizer
         self._parts: list[_Part] = []
+        # By the type that rules compute in.
+        self._scalars: dict[type[np.floating[Any]], Scalars] = {}
         # (part, batch) that writes now, and those that have written.
         self._writing: tuple[_Part, Batch] | None = None
         self._done: list[tuple[_Part, Batch]] = []
@@ -194,8 +196,8 @@ class RuleUpdates:
                 part.group = group
 
     def fix_scalars(self) -> None:
-        for real in {batch.real for part in self._parts for batch in part.known().batches}:
-            self._optimizer._scalars_for(real)
+        reals = {batch.real for part in self._parts for batch in part.known().batches}
+        self._scalars = {real: self._optimizer._scalars_for(real) for real in reals}
 
     def check(self) -> None:
         version = self._optimizer.state.version
@@ -226,7 +228,7 @@ class RuleUpdates:
             _copy_what_is_overwritten(updates)
         for part, batch in updates:
             self._writing = part, batch
-            scalars = optimizer._scalars_for(batch.real)
+            scalars = self._scalars[batch.real]
             # Rows of host memory have been looked at already.
             has_flag = batch.backend.row_flags is not None
             refused = optimizer.row_checks.flag(batch.device) if has_flag else None

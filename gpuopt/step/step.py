@@ -84,7 +84,8 @@ class Step:
         try:
             updates.create_slots()
             self._prepare()
-            self._check(updates)
+            updates.fix_scalars()
+            updates.check()
             with profiling_range(self.name) if gpu_backends else _nothing, writing():
                 checks = self._optimizer.row_checks
                 if not checks.calls and not updates.has_rows_on_a_gpu:
@@ -117,7 +118,8 @@ class Step:
                 for real in (np.float32, np.float64):
                     self._optimizer._scalars_for(real)
                 is_prepared = True
-            self._check(updates)
+            updates.fix_scalars()
+            updates.check()
             with self._optimizer.row_checks.around(
                 updates.sparse_pairs(), lambda: _do_nothing, lambda: True
             ):
@@ -143,11 +145,6 @@ class Step:
         """Fixes the numbers of this step; steps that user code makes inside have their own."""
         self._optimizer.this_thread.scalars = {}
         self._optimizer._prepare()
-
-    def _check(self, updates: Updates) -> None:
-        """Comes after all user code: what is written then is what was checked."""
-        updates.fix_scalars()
-        updates.check()
 
     def _write(self, updates: Updates) -> None:
         try:
