@@ -162,7 +162,7 @@ def _checked_slices(slices: IndexedSlices, variable: Variable) -> IndexedSlices:
         )
     if device_of(indices).kind == "cpu":
         _check_rows(np.asarray(indices), variable)
-    return slices.replaced(_on_device(values, variable), _on_device(indices, variable), shape)
+    return slices.replace(_on_device(values, variable), _on_device(indices, variable), shape)
 
 
 def _check_rows(indices: np.ndarray[Any, Any], variable: Variable) -> None:

@@ -83,7 +83,7 @@ class _Part:
             arrays = [slices.values, slices.indices]
             for position in before.plan.overlapping(arrays):
                 arrays[position] = _copied(arrays[position], batch)
-            self.gradients = [slices.replaced(*arrays, slices.dense_shape)]
+            self.gradients = [slices.replace(*arrays, slices.dense_shape)]
             return
         overlapping = before.plan.overlapping(batch.select(self.gradients))
         if overlapping:

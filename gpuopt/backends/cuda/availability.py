@@ -15,11 +15,11 @@ _OLDEST_CUDA = 12000
 
 
 class Driver(NamedTuple):
-    """What NVIDIA's driver says.
+    """The answers of NVIDIA's driver.
 
     Attributes:
         problem: Why there is no GPU, or None.
-        cuda_version: The newest CUDA version it can run, as 13000; 0 if unknown.
+        cuda_version: The newest CUDA version that the driver can run, as 13000; 0 if unknown.
         gpus: The names of the GPUs.
     """
 
