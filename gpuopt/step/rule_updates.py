@@ -1,4 +1,4 @@
-"""What one step updates by an update rule: dense variables together, then each sparse one."""
+"""The updates of one step by an update rule: dense variables together, then each sparse one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpuopt.backends.backend import Scalars
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.step.known import Batch, Group, KnownGroups
 from gpuopt.step.overlap import refuse_shared_memory
-from gpuopt.step.pairs import as_pairs, checked_gradient, refuse_no_gradients, unpacked
+from gpuopt.step.pairs import as_pairs, checked_gradient, refuse_no_gradients, unpack_pair
 from gpuopt.step.row_checks import RowChecks
 from gpuopt.step.updates import HookOptimizer, Pair, apply_constraint, dtypes_of
 from gpuopt.variables.gate import writing
@@ -23,7 +23,7 @@ from gpuopt.variables.variable import Variable, as_variable
 
 
 class RuleOptimizer(HookOptimizer, Protocol):
-    """What `RuleUpdates` asks of an optimizer."""
+    """The part of an optimizer that `RuleUpdates` uses."""
 
     rule: UpdateRule
     touches_all_rows: ClassVar[bool]
@@ -45,9 +45,9 @@ class _Part:
 
     Attributes:
         given: The variables, as the caller passed them.
-        gradients: Arrays that fit them; or IndexedSlices alone.
+        gradients: An array for each variable; or the IndexedSlices of the only variable.
         group: The variables' group; None until their slots are made.
-        versions: Of each batch's gradients; see `Group.accept`.
+        versions: The version of each batch's gradients; see `Group.accept`.
     """
 
     __slots__ = ("given", "gradients", "group", "is_sparse", "versions")
@@ -72,7 +72,7 @@ class _Part:
             return self.group.identities
         return [variable.identity for variable in self.variables()]
 
-    def known(self) -> Group:
+    def require_group(self) -> Group:
         assert self.group is not None, "create_slots comes first"
         return self.group
 
@@ -97,10 +97,10 @@ class RuleUpdates:
     """The updates of one step by one rule."""
 
     def __init__(self, optimizer: RuleOptimizer, given: list[Any]) -> None:
-        """Sets the pairs apart and checks them; those known from earlier steps are cheap."""
+        """Divides the pairs into parts and checks them; recognised pairs need few checks."""
         self._optimizer = optimizer
         self._parts: list[_Part] = []
-        # (part, batch) that writes now, and those that have written.
+        # The (part, batch) that is being written, and those that have been written.
         self._writing: tuple[_Part, Batch] | None = None
         self._done: list[tuple[_Part, Batch]] = []
         self.has_rows_on_a_gpu = False
@@ -111,7 +111,7 @@ class RuleUpdates:
             self._parts.append(self._dense_part(variables, gradients, given, others))
         converted: list[tuple[Any, Any]] = []
         for position in others:
-            gradient, variable = unpacked(position, given[position])
+            gradient, variable = unpack_pair(position, given[position])
             if gradient is None:
                 continue
             checked = checked_gradient(gradient, variable, dtypes_of(optimizer))
@@ -126,7 +126,7 @@ class RuleUpdates:
             arrays, listed = zip(*converted, strict=True)
             self._parts.append(self._dense_part(listed, arrays, converted, []))
         if not self._parts:
-            refuse_no_gradients([unpacked(*each)[1] for each in enumerate(given)])
+            refuse_no_gradients([unpack_pair(*each)[1] for each in enumerate(given)])
 
     def pairs(self) -> Sequence[Pair]:
         return [pair for part in self._parts for pair in part.pairs()]
@@ -173,7 +173,7 @@ class RuleUpdates:
     def check_again(self) -> None:
         version = self._optimizer.state.version
         for part in self._parts:
-            group = part.known()
+            group = part.require_group()
             if part.is_sparse or (versions := group.accept(part.gradients)) is None:
                 for gradient, variable in part.pairs():
                     checked_gradient(gradient, variable, dtypes_of(self._optimizer))
@@ -185,20 +185,20 @@ class RuleUpdates:
 
     def must_check_first(self) -> bool:
         return not self._optimizer.finish_is_undoable or any(
-            part.known().constrained for part in self._parts
+            part.require_group().constrained for part in self._parts
         )
 
     def apply(self) -> list[Any]:
         self.write()
         for part in self._parts:
-            for position in part.known().constrained:
+            for position in part.require_group().constrained:
                 apply_constraint(part.given[position])
         return []
 
     def write(self) -> None:
-        """Applies the rule, and no constraints."""
+        """Applies the rule, without constraints."""
         optimizer = self._optimizer
-        updates = [(part, batch) for part in self._parts for batch in part.known().batches]
+        updates = [(part, batch) for part in self._parts for batch in part.require_group().batches]
         if len(updates) > 1:
             _copy_what_is_overwritten(updates)
         scalars = {
@@ -206,7 +206,7 @@ class RuleUpdates:
         }
         for part, batch in updates:
             self._writing = part, batch
-            # Rows of host memory have been looked at already.
+            # Rows in host memory have been checked already.
             has_flag = batch.backend.row_flags is not None
             refused = optimizer.row_checks.flag(batch.device) if has_flag else None
             if part.is_sparse:
@@ -238,9 +238,9 @@ class RuleUpdates:
 
         Args:
             variables: As the caller passed them.
-            gradients: Arrays of any device.
-            given: The pairs that these are from.
-            others: The positions of those that they are not from.
+            gradients: An array on any device for each variable.
+            given: The pairs that `variables` and `gradients` are taken from.
+            others: The positions in `given` of pairs that are not among them.
         """
         known = self._optimizer.known
         part = _Part(variables, gradients, known.find(variables, self._optimizer.state.version))
@@ -249,7 +249,7 @@ class RuleUpdates:
             dtypes = dtypes_of(self._optimizer)
             positions = sorted(set(range(len(given))).difference(others))
             part.gradients = [
-                checked_gradient(*unpacked(position, given[position]), dtypes)
+                checked_gradient(*unpack_pair(position, given[position]), dtypes)
                 for position in positions
             ]
             if part.group is not None:
@@ -300,5 +300,5 @@ def _names(writes: Iterable[tuple[_Part, Batch]]) -> list[str]:
     return [
         identity.name
         for part, batch in writes
-        for identity in batch.select(part.known().identities)
+        for identity in batch.select(part.require_group().identities)
     ]

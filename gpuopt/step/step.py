@@ -17,23 +17,23 @@ from gpuopt.variables import recording
 from gpuopt.variables.gate import writing
 from gpuopt.variables.variable import Variable, as_variable
 
-# Of the names of variables that an error tells.
+# The most names of variables that an error lists.
 _MOST_NAMES = 8
 _nothing = nullcontext()
 
 
 class ThisThread(threading.local):
-    """What `_prepare` leaves for the step of this thread: another may be in another step.
+    """The values of hyperparameters in this thread's step; other threads may be in other steps.
 
     Attributes:
-        hyperparameters: Their values, by name.
+        hyperparameters: Values by name, set by `Optimizer._prepare`.
     """
 
     hyperparameters: Mapping[str, np.floating[Any]] = {}
 
 
 class SteppingOptimizer(Protocol):
-    """What a step asks of its optimizer."""
+    """The part of an optimizer that a step uses."""
 
     state: State
     row_checks: RowChecks
@@ -47,18 +47,18 @@ class SteppingOptimizer(Protocol):
 
 
 class Step:
-    """One call of `apply_gradients`: what is updated, by which numbers, and what takes it back.
+    """One call of `apply_gradients`: the updates, the hyperparameters' values, and the undoing.
 
     User code may run inside: functions that give hyperparameters, a subclass's hooks, constraints.
-    What it does to the optimizer, as a step of its own, does not change this step.
+    If that code makes a step of the same optimizer, this does not change the outer step.
 
     Attributes:
-        name: What profilers and `_finish` are told.
+        name: The step's name in profilers, and the `name_scope` of `_finish`.
         counter: The variable that counts steps, or None.
     """
 
     def __init__(self, optimizer: SteppingOptimizer, global_step: Any, name: str) -> None:
-        """Learns of late errors of earlier steps, and checks `global_step`.
+        """Raises late errors of earlier steps, and checks `global_step`.
 
         Raises:
             IndexError: an earlier step was given a row that its variable lacks.
@@ -83,7 +83,7 @@ class Step:
                 self._apply(updates)
                 self._finish()
                 return
-            with checks.around(updates.sparse_pairs(), self._undoing, updates.must_check_first):
+            with checks.checking(updates.sparse_pairs(), self._undoing, updates.must_check_first):
                 self._apply(updates)
                 self._finish()
 
@@ -93,13 +93,13 @@ class Step:
 
         Yields:
             A function that applies some updates at once. Later gradients may depend on them, so
-            they are not taken back when a GPU refuses rows: these are checked first.
+            they cannot be undone later: it waits until GPUs have checked their rows.
         """
 
         def apply(updates: Updates) -> None:
             updates.refuse_shared_memory(self.counter)
             self._prepare(updates)
-            with self._optimizer.row_checks.around(
+            with self._optimizer.row_checks.checking(
                 updates.sparse_pairs(), lambda: _do_nothing, lambda: True
             ):
                 self._apply(updates)
@@ -109,7 +109,7 @@ class Step:
             self._finish()
 
     def _prepare(self, updates: Updates) -> None:
-        """Makes missing slots, and fixes the numbers of this step."""
+        """Makes missing slots, and evaluates the hyperparameters of this step."""
         optimizer = self._optimizer
         updates.create_slots()
         if not self._is_prepared:
@@ -143,7 +143,7 @@ class Step:
             self.counter.assign_add(1, use_locking=optimizer._use_locking)
 
     def _undoing(self) -> Callable[[], None]:
-        """Returns what takes back the host's part of this step, which has not begun."""
+        """Called before the step: returns a function that undoes the host's part of it."""
         kept = [(scalar, scalar.numpy()) for scalar in self._optimizer.state.host_scalars()]
 
         def undo() -> None:
