@@ -4,7 +4,7 @@ Where both libraries compute the same formula, the next steps agree to float32 r
 
 | torch.optim | gpuopt | agree |
 |---|---|---|
-| Adam, AdamW | AdamOptimizer | from torch always, and back; to torch else at epsilon 0 |
+| Adam, AdamW | AdamOptimizer | from torch, and back to torch: always; else to torch: at epsilon 0 |
 | SGD | GradientDescentOptimizer, MomentumOptimizer | always |
 | Adagrad | AdagradOptimizer | where epsilon is lost in rounding beside the accumulators |
 | RMSprop | RMSPropOptimizer | at epsilon 0: torch adds it outside the root |
@@ -38,7 +38,7 @@ from gpuopt.variables.variable import Variable, as_variable
 Array = np.ndarray[Any, Any]
 Settings = Mapping[str, Any]
 
-# torch's settings that gpuopt supports with this one value only.
+# torch's settings that gpuopt supports with this value only.
 _NEUTRAL = {"weight_decay": 0, "dampening": 0, "lr_decay": 0, "amsgrad": False, "maximize": False}
 
 # For each of torch's optimizers: names of settings that no other of them has together.

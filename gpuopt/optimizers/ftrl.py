@@ -68,8 +68,8 @@ class FtrlOptimizer(RuleOptimizer):
         initial_accumulator_value: What `n` starts with, at least 0.
         l1_regularization_strength: Makes weights exactly 0; at least 0.
         l2_regularization_strength: Stabilises, towards 0; at least 0.
-        accum_name: What the slots of `n` are named after.
-        linear_name: What the slots of `z` are named after.
+        accum_name: The last part of the names of the slots of `n`.
+        linear_name: The last part of the names of the slots of `z`.
         l2_shrinkage_regularization_strength: An L2 penalty on the loss; at least 0.
         beta: The paper's beta, 0 if None.
         use_locking, name, on_nonfinite: See `Optimizer`.
