@@ -87,7 +87,7 @@ class AdamOptimizer(RuleOptimizer):
         for beta in ("beta1", "beta2"):
             if self._get_non_slot_variable(f"{beta}_power") is None:
                 first = min(var_list, key=lambda variable: variable.name)
-                value = np.float32(self._call_if_callable(self._hyperparameters[beta]))
+                value = np.float32(self._call_if_callable(self.hyperparameters[beta]))
                 self.state.create_host_scalar(f"{beta}_power", value, first.device)
         self._powers = [self.state.host_scalar(name) for name in self._all_non_slot_names()]
         super()._create_slots(var_list)

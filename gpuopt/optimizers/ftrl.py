@@ -114,11 +114,11 @@ class FtrlOptimizer(RuleOptimizer):
             l2_shrinkage_regularization_strength=l2_shrinkage_regularization_strength,
             beta=0.0 if beta is None else beta,
         )
-        self._initial_accumulator_value = initial_accumulator_value
+        self.initial_accumulator_value = initial_accumulator_value
         self._op_names = {"accum": accum_name or name, "linear": linear_name or name}
 
     def _initial_slot_values(self) -> Mapping[str, float]:
-        return {"accum": self._initial_accumulator_value, "linear": 0.0}
+        return {"accum": self.initial_accumulator_value, "linear": 0.0}
 
     def _slot_op_name(self, slot_name: str) -> str:
         return self._op_names[slot_name]

@@ -55,6 +55,7 @@ class RuleOptimizer(Optimizer):
 
     Attributes:
         rule: The arithmetic of a step.
+        hyperparameters: The hyperparameters by name, as they were given.
         touches_all_rows: Whether a sparse gradient also updates rows that it does not name, by a
             gradient of zero.
         known: The cache of groups of variables that were updated together.
@@ -83,7 +84,7 @@ class RuleOptimizer(Optimizer):
         for key, value in hyperparameters.items():
             if not callable(value):
                 as_scalar(value, key)
-        self._hyperparameters = hyperparameters
+        self.hyperparameters = hyperparameters
         self.known = KnownGroups()
         # All others are read in each step: functions, Variables, arrays.
         self._fixed = {
@@ -108,7 +109,7 @@ class RuleOptimizer(Optimizer):
             "rule": self.rule.name,
             **{
                 name: None if callable(value) else float(value)
-                for name, value in self._hyperparameters.items()
+                for name, value in self.hyperparameters.items()
             },
         }
 
@@ -134,12 +135,12 @@ class RuleOptimizer(Optimizer):
 
     def _prepare(self) -> None:
         fixed = self._fixed
-        if len(fixed) < len(self._hyperparameters):
+        if len(fixed) < len(self.hyperparameters):
             fixed = {
                 name: fixed[name]
                 if name in fixed
                 else as_scalar(self._call_if_callable(value), name)
-                for name, value in self._hyperparameters.items()
+                for name, value in self.hyperparameters.items()
             }
         self.this_thread.hyperparameters = fixed
 
