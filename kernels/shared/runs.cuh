@@ -8,8 +8,8 @@
 
 namespace gpuopt {
 
-// Mirrors `SortedRows` in gpuopt/backends/cuda/structs.py. Kernels read its arrays with __ldg, as the
-// compiler cannot know that nothing writes to memory behind a pointer in a struct.
+// Mirrors `SortedRows` in gpuopt/backends/cuda/structs.py. Kernels read its arrays with __ldg: of a
+// pointer in a struct, the compiler cannot know that nothing writes to the memory.
 template <class Key>
 struct SortedRows {
   const Key* keys;                   // the rows in ascending order, [num_rows]
