@@ -19,16 +19,16 @@ from gpuopt.variables.variable import Variable, require_known_owner
 
 
 class Description(NamedTuple):
-    """Whose state it is, and what belongs to it.
+    """Describes the optimizer that a state belongs to.
 
     Attributes:
         optimizer: The name of the optimizer's class.
         name: The optimizer's own name.
         hyperparameters: Numbers by name; None where a function gives the number.
-        slot_names: Every slot that a variable gets, in order of creation, of the variable's shape
-            and dtype; None if the optimizer does not say.
-        other_names: The optimizer's other variables that are there after any step.
-        op_name: Returns what the variables of a slot are named after.
+        slot_names: The names of each variable's slots, in order of creation; such slots have the
+            variable's shape and dtype. None if the optimizer does not say.
+        other_names: The names of the optimizer's other variables, which exist after any step.
+        op_name: Returns, for a slot's name, the second part of a slot variable's own name.
     """
 
     optimizer: str
@@ -40,10 +40,11 @@ class Description(NamedTuple):
 
 
 class SlotTable(MutableMapping[Identity, Variable]):
-    """The slots of one name, by the identity of their variable; they go when it does.
+    """The slots of one name, by their variable's identity; a slot goes when its variable does.
 
     Attributes:
-        num_replaced: Grows when a slot is replaced or removed: plans for updates keep its array.
+        num_replaced: How often a slot was replaced or removed: plans that hold the old slot's array
+            are out of date then.
     """
 
     def __init__(self, lock: AbstractContextManager[Any]) -> None:
@@ -104,7 +105,7 @@ class State:
         return sum(table.num_replaced for table in self._tables.values())
 
     def describe(self) -> Description:
-        """Returns whose state this is.
+        """Returns a description of the optimizer whose state this is.
 
         Raises:
             ReferenceError: the optimizer is gone.
@@ -202,7 +203,9 @@ class State:
             return slot
 
     def create_other(self, name: str, value: Any, device: Device) -> Variable:
-        """Makes the optimizer's own variable `name`, if need be; a restored value that waits wins.
+        """Makes the optimizer's own variable `name`, unless it exists.
+
+        It starts with the restored value that waits for it, if there is one, else with `value`.
 
         Raises:
             ValueError: the waiting value does not fit.

@@ -1,4 +1,4 @@
-"""The cache of what is known of variables that are updated together."""
+"""The cache of groups: variables that are updated together, with their plans."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from gpuopt.device import Device
 from gpuopt.variables.identity import Identity, find_identity
 from gpuopt.variables.variable import Variable, known_identity
 
-# Of more than one variable: a program whose list of variables is another in each step never hits
-# the cache. Those of one variable are as many as there are variables.
+# Groups of several variables that are kept: a program with another list of variables in each step
+# never hits the cache. (There are no more groups of one variable than variables.)
 _MOST_LISTS = 256
 
-# With the number of elements, strides leave no choice of the shape.
+# Compared instead of the shape, which follows from strides and size.
 _layout_of = attrgetter("dtype", "strides", "size")
 
 
@@ -29,13 +29,13 @@ class Batch(NamedTuple):
     """Variables of one group, device and dtype.
 
     Attributes:
-        device: Where they live.
-        dtype: Theirs.
-        backend: The device's.
+        device: The variables' device.
+        dtype: The variables' dtype.
+        backend: The device's backend.
         real: The type that rules compute in.
-        plan: What the backend has prepared for their updates.
-        positions: Where they stand in the group; None if they are all of it.
-        number: Which batch of the group this is.
+        plan: The backend's plan for updates of these variables.
+        positions: The variables' positions in the group; None if the batch is the whole group.
+        number: The batch's position among the batches of the group.
     """
 
     device: Device
@@ -47,19 +47,19 @@ class Batch(NamedTuple):
     number: int
 
     def select(self, items: Sequence[Any]) -> Sequence[Any]:
-        """Returns those of one item for each of the group's variables that are the batch's."""
+        """Returns the items of the batch's variables, given an item for each of the group's."""
         if self.positions is None:
             return items
         return [items[position] for position in self.positions]
 
 
 class Group:
-    """Variables that are updated together, and the plans for it. It keeps none of them alive.
+    """Variables that are updated together, and the plans for it; none of them is kept alive.
 
     Attributes:
         batches: One for each device and dtype.
-        state_version: Of the `State` whose slots the plans write to.
-        identities: The variables', in order.
+        state_version: The `State.version` of the slots that the plans write to.
+        identities: The variables' identities, in order.
         constrained: The positions of variables with a constraint.
     """
 
@@ -73,7 +73,7 @@ class Group:
 
         Args:
             variables: At least one; they share no memory.
-            state_version: Of the slots that `target_of` finds.
+            state_version: The `State.version` of the slots that `target_of` finds.
             target_of: Returns a variable's array and slots, and their identities.
         """
         self.state_version = state_version
@@ -106,7 +106,7 @@ class Group:
         )
 
     def note_apart(self, members: Sequence[Group | Identity]) -> None:
-        """Keeps that these groups and identities share no memory with this group or each other."""
+        """Remembers that these members share no memory with this group, nor with each other."""
         key = tuple(map(id, members))
         _make_room(self._known_apart, key)
         self._known_apart[key] = [weakref.ref(each) for each in members]
@@ -128,13 +128,13 @@ class Group:
 
 
 class _Recognised(NamedTuple):
-    """The Python objects by which a group is found again.
+    """A cache entry: a group that is found by the Python objects of its variables.
 
     Attributes:
-        group: What they stand for.
-        raw: The positions of the raw arrays among them.
-        layouts: What `_layout_of` these was: their owner may change it in place.
-        references: Their callbacks drop this entry with the first of the objects.
+        group: The group.
+        raw: The positions of the raw arrays among the objects.
+        layouts: The `_layout_of` these arrays: a user may change an array's layout in place.
+        references: Weak references to the objects; the first to die drops this entry.
     """
 
     group: Group
@@ -150,14 +150,15 @@ class _Recognised(NamedTuple):
 class KnownGroups:
     """One optimizer's groups, each for as long as all of its variables live.
 
-    A group is found by the very objects that a caller passes again, or else by the identities of
+    A group is found if a caller passes the same Python objects again, or else by the identities of
     the variables: a raw array may come as a new view in each step.
     """
 
     def __init__(self) -> None:
         self._by_objects: dict[tuple[int, ...], _Recognised] = {}
         self._by_identities: dict[tuple[int, ...], tuple[Group, list[weakref.ref[Any]]]] = {}
-        # New views in each step are not worth watching: only objects that come twice are.
+        # The ids of the last objects that were not recognised. Objects are watched only if they
+        # come twice: watching new views in each step would gain nothing.
         self._missed: tuple[int, ...] = ()
 
     def find(self, given: Sequence[Any], state_version: int) -> Group | None:
@@ -165,7 +166,7 @@ class KnownGroups:
 
         Args:
             given: Variables and raw arrays, as the caller passed them.
-            state_version: A group whose slots were replaced since is forgotten.
+            state_version: The present `State.version`; a group of another version is not returned.
         """
         ids = tuple(map(id, given))
         recognised = self._by_objects.get(ids)
@@ -185,11 +186,11 @@ class KnownGroups:
         return group if group.state_version == state_version else None
 
     def add(self, given: Sequence[Any], group: Group) -> None:
-        """Keeps a group, unless a variable's end cannot be watched.
+        """Caches a group, unless a variable's end cannot be watched.
 
         Args:
-            given: Its variables as the caller passed them.
-            group: Made of these.
+            given: The group's variables, as the caller passed them.
+            group: The group.
         """
         holders = [identity.holder() for identity in group.identities]
         key = tuple(map(id, group.identities))
@@ -221,7 +222,7 @@ def _identities_of(given: Sequence[Any]) -> list[Identity] | None:
     """Returns the identities of variables and raw arrays; None if one has none yet."""
     identities = []
     for each in given:
-        # Views that are made anew in each step, by the thousand, take the short way.
+        # Faster, for steps of a thousand views that are made anew in each step.
         identity = find_identity(each) if type(each) is np.ndarray else None
         identity = identity or known_identity(each)
         if identity is None:
@@ -235,7 +236,7 @@ def _watch(
 ) -> list[weakref.ref[Any]] | None:
     try:
         return [weakref.ref(each, gone) for each in objects]
-    except TypeError:  # something that no weak reference can watch
+    except TypeError:  # weak references to one of the objects are not possible
         return None
 
 

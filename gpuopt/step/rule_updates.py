@@ -1,4 +1,4 @@
-"""What one step updates by an update rule: dense variables together, then each sparse one."""
+"""The updates of one step by an update rule: dense variables together, then each sparse one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpuopt.device import Device
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.step.known import Batch, Group, KnownGroups
 from gpuopt.step.overlap import refuse_shared_memory
-from gpuopt.step.pairs import as_pairs, checked_gradient, refuse_no_gradients, unpacked
+from gpuopt.step.pairs import as_pairs, checked_gradient, refuse_no_gradients, unpack_pair
 from gpuopt.step.row_checks import RowChecks
 from gpuopt.step.updates import HookOptimizer, Pair, apply_constraint, dtypes_of
 from gpuopt.variables.gate import writing
@@ -29,7 +29,7 @@ _first, _second = itemgetter(0), itemgetter(1)
 
 
 class RuleOptimizer(HookOptimizer, Protocol):
-    """What `RuleUpdates` asks of an optimizer."""
+    """The part of an optimizer that `RuleUpdates` uses."""
 
     rule: UpdateRule
     touches_all_rows: ClassVar[bool]
@@ -51,9 +51,10 @@ class _Part:
 
     Attributes:
         given: The variables, as the caller passed them.
-        gradients: Arrays, or IndexedSlices alone; they fit after `check`.
+        gradients: An array for each variable, or the IndexedSlices of the only variable. They fit
+            after `check`.
         group: The variables' group; None until their slots are made.
-        versions: Of each batch's gradients; see `Group.accept`.
+        versions: The version of each batch's gradients; see `Group.accept`.
     """
 
     __slots__ = ("given", "gradients", "group", "is_sparse", "versions")
@@ -88,7 +89,7 @@ class _Part:
             return self.group.identities
         return [variable.identity for variable in self.variables()]
 
-    def known(self) -> Group:
+    def require_group(self) -> Group:
         assert self.group is not None, "create_slots comes first"
         return self.group
 
@@ -106,7 +107,7 @@ class _Part:
             arrays = list(self.arrays(batch))
             for position in positions:
                 arrays[position] = _copied(arrays[position], batch)
-            self.gradients = [self.gradients[0].replaced(*arrays, self.gradients[0].dense_shape)]
+            self.gradients = [self.gradients[0].replace(*arrays, self.gradients[0].dense_shape)]
             return
         self.gradients, self.versions = list(self.gradients), None
         for position in positions:
@@ -118,12 +119,12 @@ class RuleUpdates:
     """The updates of one step by one rule."""
 
     def __init__(self, optimizer: RuleOptimizer, given: list[Any]) -> None:
-        """Sets the pairs apart and checks them; those known from earlier steps are cheap."""
+        """Divides the pairs into parts and checks them; recognised pairs need few checks."""
         self._optimizer = optimizer
         self._parts: list[_Part] = []
         # By the type that rules compute in.
         self._scalars: dict[type[np.floating[Any]], Scalars] = {}
-        # (part, batch) that writes now, and those that have written.
+        # The (part, batch) that is being written, and those that have been written.
         self._writing: tuple[_Part, Batch] | None = None
         self._done: list[tuple[_Part, Batch]] = []
         self.has_rows_on_a_gpu = False
@@ -135,7 +136,7 @@ class RuleUpdates:
             self._parts.append(self._dense_part(variables, gradients, left))
         converted: list[tuple[int, Any, Any]] = []
         for position in others:
-            gradient, variable = unpacked(position, given[position])
+            gradient, variable = unpack_pair(position, given[position])
             if gradient is None:
                 continue
             as_passed = given[position][1]
@@ -153,7 +154,7 @@ class RuleUpdates:
             positions, arrays, listed = zip(*converted, strict=True)
             self._parts.append(self._dense_part(listed, arrays, positions))
         if not self._parts:
-            refuse_no_gradients([unpacked(*each)[1] for each in enumerate(given)])
+            refuse_no_gradients([unpack_pair(*each)[1] for each in enumerate(given)])
 
     def pairs(self) -> Sequence[Pair]:
         return [pair for part in self._parts for pair in part.pairs()]
@@ -196,7 +197,7 @@ class RuleUpdates:
                 part.group = group
 
     def fix_scalars(self) -> None:
-        reals = {batch.real for part in self._parts for batch in part.known().batches}
+        reals = {batch.real for part in self._parts for batch in part.require_group().batches}
         self._scalars = {real: self._optimizer._scalars_for(real) for real in reals}
 
     def check(self) -> None:
@@ -210,26 +211,26 @@ class RuleUpdates:
 
     def must_check_first(self) -> bool:
         return not self._optimizer.finish_is_undoable or any(
-            part.known().constrained for part in self._parts
+            part.require_group().constrained for part in self._parts
         )
 
     def apply(self) -> list[Any]:
         self.write()
         for part in self._parts:
-            for position in part.known().constrained:
+            for position in part.require_group().constrained:
                 apply_constraint(part.given[position])
         return []
 
     def write(self) -> None:
-        """Applies the rule, and no constraints."""
+        """Applies the rule, without constraints."""
         optimizer = self._optimizer
-        updates = [(part, batch) for part in self._parts for batch in part.known().batches]
+        updates = [(part, batch) for part in self._parts for batch in part.require_group().batches]
         if len(updates) > 1:
             _copy_what_is_overwritten(updates)
         for part, batch in updates:
             self._writing = part, batch
             scalars = self._scalars[batch.real]
-            # Rows of host memory have been looked at already.
+            # Rows in host memory have been checked already.
             has_flag = batch.backend.row_flags is not None
             refused = optimizer.row_checks.flag(batch.device) if has_flag else None
             if part.is_sparse:
@@ -257,8 +258,8 @@ class RuleUpdates:
 
         Args:
             variables: As the caller passed them.
-            gradients: Arrays of any device.
-            positions: Where they are in the list that the caller passed; None if they are all.
+            gradients: An array on any device for each variable.
+            positions: The variables' positions in the caller's list; None if they are all of it.
         """
         optimizer = self._optimizer
         group = optimizer.known.find(variables, optimizer.state.version)
@@ -266,7 +267,7 @@ class RuleUpdates:
         if group is None:
             at = positions or range(len(variables))
             for position, pair in zip(at, zip(gradients, variables, strict=True), strict=True):
-                unpacked(position, pair)
+                unpack_pair(position, pair)
             part.check(optimizer)
         return part
 
@@ -324,5 +325,5 @@ def _names(writes: Iterable[tuple[_Part, Batch]]) -> list[str]:
     return [
         identity.name
         for part, batch in writes
-        for identity in batch.select(part.known().identities)
+        for identity in batch.select(part.require_group().identities)
     ]

@@ -18,7 +18,7 @@ from gpuopt.variables import recording
 from gpuopt.variables.gate import writing
 from gpuopt.variables.variable import Variable, as_variable
 
-# Of the names of variables that an error tells.
+# The most names of variables that an error lists.
 _MOST_NAMES = 8
 _nothing = nullcontext()
 
@@ -37,7 +37,7 @@ class ThisThread(threading.local):
 
 
 class SteppingOptimizer(Protocol):
-    """What a step asks of its optimizer."""
+    """The part of an optimizer that a step uses."""
 
     state: State
     row_checks: RowChecks
@@ -52,18 +52,18 @@ class SteppingOptimizer(Protocol):
 
 
 class Step:
-    """One call of `apply_gradients`: what is updated, by which numbers, and what takes it back.
+    """One call of `apply_gradients`: the updates, the hyperparameters' values, and the undoing.
 
     User code may run inside: functions that give hyperparameters, a subclass's hooks, constraints.
-    What it does to the optimizer, as a step of its own, does not change this step.
+    If that code makes a step of the same optimizer, this does not change the outer step.
 
     Attributes:
-        name: What profilers and `_finish` are told.
+        name: The step's name in profilers, and the `name_scope` of `_finish`.
         counter: The variable that counts steps, or None.
     """
 
     def __init__(self, optimizer: SteppingOptimizer, global_step: Any, name: str) -> None:
-        """Learns of late errors of earlier steps, and checks `global_step`.
+        """Raises late errors of earlier steps, and checks `global_step`.
 
         Raises:
             IndexError: an earlier step was given a row that its variable lacks.
@@ -91,7 +91,9 @@ class Step:
                 if not checks.calls and not updates.has_rows_on_a_gpu:
                     self._write(updates)
                     return
-                with checks.around(updates.sparse_pairs(), self._undoing, updates.must_check_first):
+                with checks.checking(
+                    updates.sparse_pairs(), self._undoing, updates.must_check_first
+                ):
                     self._write(updates)
         finally:
             this_thread.hyperparameters, this_thread.scalars = outer
@@ -102,7 +104,7 @@ class Step:
 
         Yields:
             A function that applies some updates at once. Later gradients may depend on them, so
-            they are not taken back when a GPU refuses rows: these are checked first.
+            they cannot be undone later: it waits until GPUs have checked their rows.
         """
         is_prepared = False
         written: list[str] = []
@@ -120,7 +122,7 @@ class Step:
                 is_prepared = True
             updates.fix_scalars()
             updates.check()
-            with self._optimizer.row_checks.around(
+            with self._optimizer.row_checks.checking(
                 updates.sparse_pairs(), lambda: _do_nothing, lambda: True
             ):
                 try:
@@ -181,7 +183,7 @@ class Step:
         error.add_note(note)
 
     def _undoing(self) -> Callable[[], None]:
-        """Returns what takes back the host's part of this step, which has not begun."""
+        """Called before the step: returns a function that undoes the host's part of it."""
         kept = [(scalar, scalar.numpy()) for scalar in self._optimizer.state.host_scalars()]
 
         def undo() -> None:

@@ -1,4 +1,4 @@
-"""What one step updates, by hooks that see one variable each."""
+"""The updates of one step, by hooks that get one variable each."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Updates(Protocol):
     """The updates of one step, or of a part of it: checked by `check`, written by `apply`.
 
     Attributes:
-        has_rows_on_a_gpu: Whether a sparse gradient is for a variable of a GPU, which checks rows.
+        has_rows_on_a_gpu: Whether a sparse gradient's rows must be checked by a GPU.
     """
 
     has_rows_on_a_gpu: bool
 
     def pairs(self) -> Sequence[Pair]:
-        """Returns what is updated."""
+        """Returns the (gradient, variable) pairs, without those of None."""
 
     def sparse_pairs(self) -> Sequence[Pair]:
         """Returns the pairs whose gradient is IndexedSlices."""
@@ -46,7 +46,7 @@ class Updates(Protocol):
         """
 
     def create_slots(self) -> None:
-        """Makes what is missing of the optimizer's state."""
+        """Makes the slots that the variables still lack."""
 
     def fix_scalars(self) -> None:
         """Has the optimizer compute what its rule is given in this step."""
@@ -58,17 +58,17 @@ class Updates(Protocol):
         """
 
     def must_check_first(self) -> bool:
-        """Whether something here writes though a GPU has refused rows."""
+        """Whether an update would write even after a GPU has refused rows."""
 
     def apply(self) -> list[Any]:
         """Writes what was checked; returns what `_finish` is given."""
 
     def written(self) -> tuple[list[str], list[str]]:
-        """Returns the names of variables that are updated, and of those that may be in part."""
+        """Returns the names of variables that were updated, and of those that may be half done."""
 
 
 class HookOptimizer(Protocol):
-    """What `HookUpdates` asks of an optimizer."""
+    """The part of an optimizer that `HookUpdates` uses."""
 
     state: State
 
@@ -102,7 +102,7 @@ class HookUpdates:
         return [variable.identity for _, variable in self._pairs]
 
     def refuse_shared_memory(self, counter: Variable | None) -> None:
-        if counter is not None:  # `checked_pairs` has looked at the others
+        if counter is not None:  # `checked_pairs` has compared the variables with each other
             refuse_shared_memory([variable for _, variable in self._pairs], [counter])
 
     def create_slots(self) -> None:

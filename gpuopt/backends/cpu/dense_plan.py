@@ -19,7 +19,7 @@ from gpuopt.backends.cpu.memory import Array
 from gpuopt.backends.cpu.written_memory import WrittenMemory
 
 _BUNDLE_BYTES = 128 * 1024
-# Of small gradients: up to here, all are copied before the first of them is used.
+# If the small gradients take no more than this together, all are copied before the first update.
 _COPIED_BYTES = 1024 * 1024
 
 Task = Callable[[], None]
@@ -33,7 +33,7 @@ class DensePlan:
 
     Slots may be of another dtype, as a subclass may have made them.
 
-    It holds as long as the arrays do: updates write into them and never replace them.
+    It is valid as long as the arrays exist: updates write into them and never replace them.
 
     Attributes:
         real: The type that rules compute in.
@@ -48,7 +48,7 @@ class DensePlan:
 
         Args:
             targets: The variables and their slots.
-            memory: Theirs.
+            memory: The memory of all these arrays.
             limits: See `CpuLimits`.
         """
         stored = targets[0].var.dtype
@@ -83,7 +83,7 @@ class DensePlan:
             # Not as lists: thousands of tuples at once would set off the garbage collection.
             and all(map(eq, map(_shape_of, gradients), self._shapes))
         )
-        # Addresses and strides are read in each step, so it matters not whose they are.
+        # The same version for all arrays: their addresses and strides are read in each step.
         return 0 if fit else None
 
     def without_overlap(self, gradients: Sequence[Array]) -> list[Array]:

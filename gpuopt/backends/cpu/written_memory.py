@@ -12,7 +12,7 @@ from gpuopt.backends.cpu.memory import Array, owner
 
 
 class WrittenMemory:
-    """Ranges of memory, and who owns them; it keeps nothing alive.
+    """Ranges of memory and the arrays that own them, none of which is kept alive.
 
     Attributes:
         owners: Ids of the arrays that own it.

@@ -113,7 +113,7 @@ class CudaBackend:
             host = np.asarray(value).astype(dtype)
             if host.shape == shape:
                 self._launcher.upload(storage, host)
-            else:  # as integers, which CuPy fills with in every version
+            else:  # as integers of the same bits, because not every CuPy fills with other dtypes
                 bits = np.dtype(f"u{host.itemsize}")
                 storage.view(bits).fill(host.view(bits)[()])
             return storage
