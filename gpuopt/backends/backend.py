@@ -31,7 +31,7 @@ class Target(NamedTuple):
 
     Attributes:
         var: Of any strides.
-        slots: In the rule's order; each of var's shape.
+        slots: In the rule's order; each of var's shape, and on a GPU of its dtype.
     """
 
     var: Array
@@ -121,9 +121,6 @@ class Backend(Protocol):
 
     def as_array(self, value: Any) -> Array:
         """Returns an array of `xp` on the memory of `value`, which is on this device already."""
-
-    def are_here(self, arrays: Sequence[Any]) -> bool:
-        """Says whether all are plain arrays of `xp` on this device."""
 
     def plain_array(self, value: Any) -> Array | None:
         """Returns an array on the same memory that can be updated; None if `value` has none."""

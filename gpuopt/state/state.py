@@ -39,17 +39,22 @@ class Description(NamedTuple):
     op_name: Callable[[str], str]
 
 
-class SlotTable(MutableMapping[Identity, Variable]):
-    """The slots of one name, by their variable's identity; a slot goes when its variable does.
+class Version:
+    """A number that grows when a slot of any table of a state is replaced or removed.
 
-    Attributes:
-        num_replaced: How often a slot was replaced or removed: plans that hold the old slot's array
-            are out of date then.
+    Plans for updates keep the slots' arrays.
     """
 
-    def __init__(self, lock: AbstractContextManager[Any]) -> None:
-        self.num_replaced = 0
+    def __init__(self) -> None:
+        self.number = 0
+
+
+class SlotTable(MutableMapping[Identity, Variable]):
+    """The slots of one name, by their variable's identity; a slot goes when its variable does."""
+
+    def __init__(self, lock: AbstractContextManager[Any], version: Version) -> None:
         self._lock = lock
+        self._version = version
         self._slots: WeakKeyDictionary[Identity, Variable] = WeakKeyDictionary()
 
     def __getitem__(self, identity: Identity) -> Variable:
@@ -58,13 +63,13 @@ class SlotTable(MutableMapping[Identity, Variable]):
     def __setitem__(self, identity: Identity, slot: Variable) -> None:
         with self._lock:
             if identity in self._slots:
-                self.num_replaced += 1
+                self._version.number += 1
             self._slots[identity] = slot
 
     def __delitem__(self, identity: Identity) -> None:
         with self._lock:
             del self._slots[identity]
-            self.num_replaced += 1
+            self._version.number += 1
 
     def __iter__(self) -> Iterator[Identity]:
         with self._lock:
@@ -96,13 +101,14 @@ class State:
         self.waiting_others: dict[str, np.ndarray[Any, Any]] = {}
         self.restored_elsewhere: frozenset[str] = frozenset()
         self._describe = WeakMethod(describe)
+        self._version = Version()
         self._tables: dict[str, SlotTable] = {}
         self._others: dict[str, Variable] = {}
 
     @property
     def version(self) -> int:
         """A number that grows when a slot is replaced or removed, and not with a new slot."""
-        return sum(table.num_replaced for table in self._tables.values())
+        return self._version.number
 
     def describe(self) -> Description:
         """Returns a description of the optimizer whose state this is.
@@ -118,7 +124,7 @@ class State:
     def table(self, slot_name: str) -> SlotTable:
         """Returns the slots of one name by the identity of their variable, to read or change."""
         with self.lock:
-            return self._tables.setdefault(slot_name, SlotTable(self.lock))
+            return self._tables.setdefault(slot_name, SlotTable(self.lock, self._version))
 
     def slot(self, variable: Variable, slot_name: str) -> Variable | None:
         """Returns a variable's slot, or None if it was never made."""

@@ -158,7 +158,7 @@ class KnownGroups:
         self._by_objects: dict[tuple[int, ...], _Recognised] = {}
         self._by_identities: dict[tuple[int, ...], tuple[Group, list[weakref.ref[Any]]]] = {}
         # The ids of the last objects that were not recognised. Objects are watched only if they
-        # come twice: watching new views in each step would gain nothing.
+        # come twice in a row: watching new views in each step would gain nothing.
         self._missed: tuple[int, ...] = ()
 
     def find(self, given: Sequence[Any], state_version: int) -> Group | None:

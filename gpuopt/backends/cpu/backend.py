@@ -61,9 +61,6 @@ class CpuBackend:
     def as_array(self, value: Any) -> Array:
         return np.from_dlpack(value) if _is_foreign(value) else np.asarray(value)
 
-    def are_here(self, arrays: Sequence[Any]) -> bool:
-        return set(map(type, arrays)) == {np.ndarray}
-
     def plain_array(self, value: Any) -> Array | None:
         # An update of a masked array's values would ignore its mask.
         if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):

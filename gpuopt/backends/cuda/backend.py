@@ -87,9 +87,6 @@ class CudaBackend:
         with self.enter():
             return self.xp.from_dlpack(value)
 
-    def are_here(self, arrays: Sequence[Any]) -> bool:
-        return set(map(type, arrays)) == {self.xp.ndarray} and self._launcher.owns(arrays)
-
     def plain_array(self, value: Any) -> Any:
         return value if isinstance(value, self.xp.ndarray) else None
 

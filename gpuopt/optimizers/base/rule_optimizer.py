@@ -161,12 +161,34 @@ class RuleOptimizer(Optimizer):
         )
 
     def _target(self, variable: Variable) -> tuple[Target, list[Identity]]:
-        found = (self.state.slot(variable, name) for name in self.rule.slots)
-        slots = [slot for slot in found if slot is not None]
+        slots = [self._slot_to_update(variable, name) for name in self.rule.slots]
         return (
             Target(variable.storage, [slot.storage for slot in slots]),
             [variable.identity, *(slot.identity for slot in slots)],
         )
+
+    def _slot_to_update(self, variable: Variable, slot_name: str) -> Variable:
+        """Returns a slot that plans can rely on: a subclass may have made it."""
+        slot = self.state.slot(variable, slot_name)
+        if slot is None:
+            raise ValueError(
+                f'"{variable.name}" has no slot "{slot_name}", which the rule "{self.rule.name}" '
+                "updates: _create_slots must make it"
+            )
+        what = f'slot "{slot_name}" of "{variable.name}"'
+        if slot.shape != variable.shape:
+            raise ValueError(
+                f"{what} has shape {slot.shape}; the variable has shape {variable.shape}"
+            )
+        if slot.device != variable.device:
+            raise ValueError(f"{what} is on {slot.device}; the variable is on {variable.device}")
+        # The CPU converts slots of another dtype; a kernel's table has one dtype for all.
+        if slot.dtype != variable.dtype and variable.device.kind == "gpu":
+            raise ValueError(
+                f"{what} has dtype {slot.dtype}; on {variable.device} it must have the variable's, "
+                f"{variable.dtype}"
+            )
+        return slot
 
     def _hint_at_cost(self, table: Variable, num_rows: int) -> None:
         """Called before all rows of a table are updated for a gradient of `num_rows` rows."""
