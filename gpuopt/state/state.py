@@ -83,6 +83,7 @@ class State:
     """One optimizer's slots, its other variables, and restored values that wait for either.
 
     Attributes:
+        version: Grows when a slot is replaced or removed, and not with a new slot.
         lock: Held while something is made, listed, restored or read.
         waiting_slots: Restored values, by (slot name, variable's name), whose slot is not made yet.
         waiting_others: Restored values of the optimizer's other variables that are not made yet.
@@ -101,14 +102,9 @@ class State:
         self.waiting_others: dict[str, np.ndarray[Any, Any]] = {}
         self.restored_elsewhere: frozenset[str] = frozenset()
         self._describe = WeakMethod(describe)
-        self._version = Version()
+        self.version = Version()
         self._tables: dict[str, SlotTable] = {}
         self._others: dict[str, Variable] = {}
-
-    @property
-    def version(self) -> int:
-        """A number that grows when a slot is replaced or removed, and not with a new slot."""
-        return self._version.number
 
     def describe(self) -> Description:
         """Returns a description of the optimizer whose state this is.
@@ -124,7 +120,7 @@ class State:
     def table(self, slot_name: str) -> SlotTable:
         """Returns the slots of one name by the identity of their variable, to read or change."""
         with self.lock:
-            return self._tables.setdefault(slot_name, SlotTable(self.lock, self._version))
+            return self._tables.setdefault(slot_name, SlotTable(self.lock, self.version))
 
     def slot(self, variable: Variable, slot_name: str) -> Variable | None:
         """Returns a variable's slot, or None if it was never made."""

@@ -58,7 +58,7 @@ class Group:
 
     Attributes:
         batches: One for each device and dtype.
-        state_version: The `State.version` of the slots that the plans write to.
+        state_version: The `State.version.number` of the slots that the plans write to.
         identities: The variables' identities, in order.
         constrained: The positions of variables with a constraint.
     """
@@ -73,7 +73,7 @@ class Group:
 
         Args:
             variables: At least one; they share no memory.
-            state_version: The `State.version` of the slots that `target_of` finds.
+            state_version: The `State.version.number` of the slots that `target_of` finds.
             target_of: Returns a variable's array and slots, and their identities.
         """
         self.state_version = state_version
@@ -166,7 +166,7 @@ class KnownGroups:
 
         Args:
             given: Variables and raw arrays, as the caller passed them.
-            state_version: The present `State.version`; a group of another version is not returned.
+            state_version: The present `State.version.number`; a group of another version is not returned.
         """
         ids = tuple(map(id, given))
         recognised = self._by_objects.get(ids)

@@ -142,7 +142,7 @@ class RuleUpdates:
             as_passed = given[position][1]
             if isinstance(gradient, IndexedSlices):
                 self.has_rows_on_a_gpu |= variable.device.kind == "gpu"
-                group = optimizer.known.find([as_passed], optimizer.state.version)
+                group = optimizer.known.find([as_passed], optimizer.state.version.number)
                 part = _Part([as_passed], [gradient], group)
                 if group is None:
                     part.check(optimizer)
@@ -192,7 +192,7 @@ class RuleUpdates:
         with writing(), state.lock:
             self._optimizer._create_slots([v for part in unknown for v in part.variables()])
             for part in unknown:
-                group = Group(part.variables(), state.version, self._optimizer._target)
+                group = Group(part.variables(), state.version.number, self._optimizer._target)
                 self._optimizer.known.add(part.given, group)
                 part.group = group
 
@@ -201,7 +201,7 @@ class RuleUpdates:
         self._scalars = {real: self._optimizer._scalars_for(real) for real in reals}
 
     def check(self) -> None:
-        version = self._optimizer.state.version
+        version = self._optimizer.state.version.number
         for part in self._parts:
             if part.group is not None and part.group.state_version != version:
                 # User code has replaced a slot.
@@ -262,7 +262,7 @@ class RuleUpdates:
             positions: The variables' positions in the caller's list; None if they are all of it.
         """
         optimizer = self._optimizer
-        group = optimizer.known.find(variables, optimizer.state.version)
+        group = optimizer.known.find(variables, optimizer.state.version.number)
         part = _Part(variables, gradients, group)
         if group is None:
             at = positions or range(len(variables))
