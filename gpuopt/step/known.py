@@ -166,7 +166,8 @@ class KnownGroups:
 
         Args:
             given: Variables and raw arrays, as the caller passed them.
-            state_version: The present `State.version.number`; a group of another version is not returned.
+            state_version: The present `State.version.number`; a group of another version is not
+                returned.
         """
         ids = tuple(map(id, given))
         recognised = self._by_objects.get(ids)
