@@ -80,8 +80,9 @@ class Variable(ArrayOperators):
             constraint: Projects the array after each dense update.
             dtype: Converts to this type; needs `copy=True` if `value` has another.
             device: "cpu" or "gpu:<index>"; by default where `value` lives.
-            copy: False adopts the array: updates are then seen in it, and nothing is copied. An
-                array that is made read-only later goes on being updated.
+            copy: False adopts the array: updates are then seen in it, and nothing is copied. The
+                variable stays as it is if the array is made read-only later, or gets another dtype
+                or shape in place.
 
         Raises:
             TypeError: `value` does not hold numbers, or there is no array to adopt.

@@ -85,8 +85,8 @@ class ndarray:
         _check_device(self)
         self._host.fill(_operand(value))
 
-    def view(self, dtype: Any) -> ndarray:
-        return self._on_same_memory(self._host.view(dtype))
+    def view(self, dtype: Any = None) -> ndarray:
+        return self._on_same_memory(self._host.view(self._host.dtype if dtype is None else dtype))
 
     def _on_same_memory(self, result: Any) -> ndarray:
         if isinstance(result, np.ndarray) and np.may_share_memory(result, self._host):
