@@ -327,9 +327,15 @@ class Optimizer(Hooks):
     ) -> None:
         step = Step(self, global_step, name or self._name)
         updated: list[Variable] = []
+        owning: set[Identity] = set()
 
         def update(gradient: Any, variable: Variable) -> None:
-            refuse_shared_memory([*updated, variable])
+            # A comparison with all variables each time would take longer than the updates.
+            is_apart = variable.owns_memory and variable.identity not in owning
+            if not is_apart or len(owning) < len(updated):
+                refuse_shared_memory([*updated, variable])
+            if variable.owns_memory:
+                owning.add(variable.identity)
             apply(self._checked_updates([(gradient, variable)]))
             updated.append(variable)
 
