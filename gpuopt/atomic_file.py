@@ -1,4 +1,4 @@
-"""Files that appear in full or not at all: written under a name aside, and then renamed."""
+"""Files that appear in full or not at all: written under a temporary name, and then renamed."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from typing import Any, BinaryIO
 
 _TOKEN_BYTES = 8
 _ASIDE = re.compile(rf"\.(?P<target>.+)\.[0-9a-f]{{{2 * _TOKEN_BYTES}}}\.partial", re.DOTALL)
-# What a system says that cannot sync a folder, as some network file systems.
+# Error numbers of file systems that cannot sync a folder, as some network file systems.
 _CANNOT_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS})
-# Neither through a link, nor waiting for the other end of a pipe.
+# Do not follow a symbolic link, and do not wait for the other end of a pipe.
 _CAREFULLY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
 @contextmanager
 def open_aside(path: Path, permissions: int = 0o666) -> Iterator[BinaryIO]:
-    """Makes a new file beside `path`, unbuffered, to read and write what `path` is to hold.
+    """Makes a new, unbuffered file beside `path`, for the content that `path` is to get.
 
-    It is for the caller to sync it, and to rename `file.name` to `path`; otherwise the file is
-    removed at an error, or later by `remove_abandoned`. Its name is new, so that nothing is
-    opened that somebody else has put there. It stays locked while it is open, which says that
-    somebody still writes to it.
+    The caller syncs the file and renames `file.name` to `path`. If the body raises, the file is
+    removed; the file of a process that was killed is removed by `remove_abandoned`. The file's name
+    is random and new, so no file of anybody else is opened. The file is locked while it is open, so
+    that `remove_abandoned` leaves it alone.
 
     Args:
-        path: What the file is named after.
-        permissions: The file's, less the process's mask.
+        path: The file that the new one is named after.
+        permissions: The new file's permission bits, before the process's umask is applied.
     """
     file = _new_locked(path, permissions)
     try:
@@ -45,7 +45,7 @@ def open_aside(path: Path, permissions: int = 0o666) -> Iterator[BinaryIO]:
 
 
 def replace_file(path: Path, content: bytes, permissions: int = 0o666) -> None:
-    """Gives `path` new content, at once and lasting.
+    """Replaces the content of `path`, atomically and durably.
 
     Raises:
         OSError: the file could not be written; what was at `path` is as it was.
@@ -88,11 +88,11 @@ def aside_name(path: Path) -> Path:
 
 
 def remove_abandoned(folder: Path, targets: re.Pattern[str]) -> None:
-    """Removes this user's files aside that no process has open any more.
+    """Removes this user's temporary files that no process has open any more.
 
     Args:
-        folder: Where.
-        targets: Which names the files were to get.
+        folder: The folder to search.
+        targets: The names that the files were to be renamed to.
     """
     for name in os.listdir(folder):
         aside = _ASIDE.fullmatch(name)
@@ -108,11 +108,11 @@ def _new_locked(path: Path, permissions: int) -> BinaryIO:
     while True:
         aside = aside_name(path)
         try:
-            # "x": the file is made, or it is an error; a link is not followed.
+            # "x" makes the file or raises; it follows no link.
             file = open(aside, "x+b", buffering=0, opener=opener)  # noqa: SIM115
         except FileExistsError:
             continue
-        # Before it was locked, somebody may have found it abandoned.
+        # Before it was locked, another process may have removed it as abandoned.
         if _lock(file.fileno()) is not False and _is_at(file.fileno(), aside):
             return file
         file.close()

@@ -28,7 +28,7 @@ class UserEngine:
         grad_loss: Any = None,
         on_grad: OnGradient | None = None,
     ) -> tuple[Any, GradsAndVars]:
-        """Evaluates the loss once; by default `var_list` is what it has gradients for.
+        """Evaluates the loss once; by default `var_list` is all variables with a gradient.
 
         Raises:
             TypeError: the loss returned something else than `(value, gradients)`, or a gradient
@@ -43,7 +43,7 @@ class UserEngine:
                 f"{type(result).__name__}"
             )
         value, gradients = result
-        pairs = _paired(gradients, variables)
+        pairs = _pair_with_variables(gradients, variables)
         for gradient, variable in pairs:
             refuse_masked(gradient, f'the gradient for "{variable.name}"')
         if grad_loss is not None:
@@ -78,7 +78,7 @@ def with_gradients(loss: Callable[[], tuple[Any, Any]]) -> Callable[[], tuple[An
     return marked
 
 
-def _paired(gradients: Any, variables: list[Variable] | None) -> GradsAndVars:
+def _pair_with_variables(gradients: Any, variables: list[Variable] | None) -> GradsAndVars:
     if isinstance(gradients, Mapping):
         if variables is None:
             return [(gradient, as_variable(variable)) for variable, gradient in gradients.items()]

@@ -19,16 +19,16 @@ from gpuopt.variables.variable import Variable, require_known_owner
 
 
 class Description(NamedTuple):
-    """Whose state it is, and what belongs to it.
+    """Describes the optimizer that a state belongs to.
 
     Attributes:
         optimizer: The name of the optimizer's class.
         name: The optimizer's own name.
         hyperparameters: Numbers by name; None where a function gives the number.
-        slot_names: Every slot that a variable gets, in order of creation, of the variable's shape
-            and dtype; None if the optimizer does not say.
-        other_names: The optimizer's other variables that are there after any step.
-        op_name: Returns what the variables of a slot are named after.
+        slot_names: The names of each variable's slots, in order of creation; such slots have the
+            variable's shape and dtype. None if the optimizer does not say.
+        other_names: The names of the optimizer's other variables, which exist after any step.
+        op_name: Returns, for a slot's name, the second part of a slot variable's own name.
     """
 
     optimizer: str
@@ -50,7 +50,7 @@ class Version:
 
 
 class SlotTable(MutableMapping[Identity, Variable]):
-    """The slots of one name, by the identity of their variable; they go when it does."""
+    """The slots of one name, by their variable's identity; a slot goes when its variable does."""
 
     def __init__(self, lock: AbstractContextManager[Any], version: Version) -> None:
         self._lock = lock
@@ -83,6 +83,7 @@ class State:
     """One optimizer's slots, its other variables, and restored values that wait for either.
 
     Attributes:
+        version: Grows when a slot is replaced or removed, and not with a new slot.
         lock: Held while something is made, listed, restored or read.
         waiting_slots: Restored values, by (slot name, variable's name), whose slot is not made yet.
         waiting_others: Restored values of the optimizer's other variables that are not made yet.
@@ -101,17 +102,12 @@ class State:
         self.waiting_others: dict[str, np.ndarray[Any, Any]] = {}
         self.restored_elsewhere: frozenset[str] = frozenset()
         self._describe = WeakMethod(describe)
-        self._version = Version()
+        self.version = Version()
         self._tables: dict[str, SlotTable] = {}
         self._others: dict[str, Variable] = {}
 
-    @property
-    def version(self) -> int:
-        """A number that grows when a slot is replaced or removed, and not with a new slot."""
-        return self._version.number
-
     def describe(self) -> Description:
-        """Returns whose state this is.
+        """Returns a description of the optimizer whose state this is.
 
         Raises:
             ReferenceError: the optimizer is gone.
@@ -124,7 +120,7 @@ class State:
     def table(self, slot_name: str) -> SlotTable:
         """Returns the slots of one name by the identity of their variable, to read or change."""
         with self.lock:
-            return self._tables.setdefault(slot_name, SlotTable(self.lock, self._version))
+            return self._tables.setdefault(slot_name, SlotTable(self.lock, self.version))
 
     def slot(self, variable: Variable, slot_name: str) -> Variable | None:
         """Returns a variable's slot, or None if it was never made."""
@@ -209,7 +205,9 @@ class State:
             return slot
 
     def create_other(self, name: str, value: Any, device: Device) -> Variable:
-        """Makes the optimizer's own variable `name`, if need be; a restored value that waits wins.
+        """Makes the optimizer's own variable `name`, unless it exists.
+
+        It starts with the restored value that waits for it, if there is one, else with `value`.
 
         Raises:
             ValueError: the waiting value does not fit.

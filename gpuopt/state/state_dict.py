@@ -44,10 +44,10 @@ class OptimizerState(TypedDict):
 def read_state(
     state: State, variables: Mapping[str, Any] | None, read: Callable[[Variable], Array]
 ) -> OptimizerState:
-    """Reads a state, values that still wait for their slot among it.
+    """Reads a state, including restored values that still wait for their slot.
 
     Args:
-        state: Of an optimizer.
+        state: An optimizer's state.
         variables: As in `Optimizer.state_dict`.
         read: Returns a variable's value in host memory.
     """

@@ -52,14 +52,14 @@ def adopt_array(value: Any, name: str, dtype: Any, device: Device) -> Any:
     """Returns a new view of the array, after checks that it can be a variable's.
 
     Args:
-        value: What the user passes.
+        value: What the user passes as the array.
         name: For errors.
-        dtype: None, or what the array must have.
-        device: Where it must be.
+        dtype: The dtype that the array must have; None for any.
+        device: The device that the array must be on.
 
     Raises:
         TypeError: the value is no array of numpy or CuPy, is masked, or does not hold numbers.
-        ValueError: it is read-only or overlaps itself, or is of another type or elsewhere.
+        ValueError: the array is read-only, overlaps itself, or has another dtype or device.
     """
     source = device_of(value)
     backend_for(device)

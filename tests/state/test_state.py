@@ -17,7 +17,7 @@ def test_the_version_is_read_while_another_thread_makes_tables() -> None:
     def read() -> None:
         try:
             while not done.is_set():
-                assert optimizer.state.version == 0
+                assert optimizer.state.version.number == 0
         except BaseException as error:
             errors.append(error)
 
@@ -46,12 +46,12 @@ def test_the_version_grows_with_a_slot_replaced_or_removed_in_any_table() -> Non
     optimizer = gpuopt.AdamOptimizer(0.1)
     w = gpuopt.Variable([1.0], name="w")
     optimizer.apply_gradients([([1.0], w)])
-    seen = [optimizer.state.version]
+    seen = [optimizer.state.version.number]
     for name in ("m", "v"):
         optimizer._slot_dict(name)[w.identity] = gpuopt.Variable([0.0])
-        seen.append(optimizer.state.version)
+        seen.append(optimizer.state.version.number)
         del optimizer._slot_dict(name)[w.identity]
-        seen.append(optimizer.state.version)
+        seen.append(optimizer.state.version.number)
         optimizer._slot_dict(name)[w.identity] = gpuopt.Variable([0.0])  # a new one
-        assert optimizer.state.version == seen[-1]
+        assert optimizer.state.version.number == seen[-1]
     assert seen == [0, 1, 2, 3, 4]

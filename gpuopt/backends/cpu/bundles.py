@@ -60,7 +60,7 @@ class Bundle:
         """Copies the gradients into one flat array of the compute type."""
         members: list[Any] = [gradients[position] for position in self._positions]
         try:
-            # Much quicker than np.concatenate, which has no need of C order.
+            # Much quicker than np.concatenate, but it needs C order.
             flat = np.frombuffer(b"".join(members), members[0].dtype)
         except TypeError:  # not in C order
             flat = np.concatenate(members, axis=None)
@@ -72,9 +72,9 @@ class Bundle:
         """Updates the variables.
 
         Args:
-            form: What updates them.
-            real: The type that it computes in.
-            grad: From `join`, or what calls `join` when this bundle's turn has come.
+            form: The rule's form that updates them.
+            real: The type that the form computes in.
+            grad: The result of `join`, or a function that calls `join` and returns its result.
         """
         grad = grad() if callable(grad) else grad
         gathered = [len(each.runs) > 1 or each.dtype != real for each in self._members]

@@ -12,7 +12,7 @@ import numpy as np
 
 from gpuopt.backends.backend import Scalars, Target, Updated, compute_type
 from gpuopt.backends.cuda import kernels
-from gpuopt.backends.cuda.dense_plan import DensePlan
+from gpuopt.backends.cuda.dense_plan import DensePlan, overlapping
 from gpuopt.backends.cuda.launch_shapes import (
     DENSE_CHUNK,
     DENSE_THREADS,
@@ -110,7 +110,7 @@ class CudaBackend:
             host = np.asarray(value).astype(dtype)
             if host.shape == shape:
                 self._launcher.upload(storage, host)
-            else:  # as integers, which CuPy fills with in every version
+            else:  # as integers of the same bits, because not every CuPy fills with other dtypes
                 bits = np.dtype(f"u{host.itemsize}")
                 storage.view(bits).fill(host.view(bits)[()])
             return storage
@@ -142,6 +142,9 @@ class CudaBackend:
             targets[position] = Target(self.unowned(var), slots)
         with self.enter():
             return DensePlan(self._launcher, targets, updated)
+
+    def overlapping(self, plans: Sequence[DensePlan], arrays: Sequence[Any]) -> list[int]:
+        return overlapping(self._launcher, plans, arrays)
 
     def apply_dense(
         self,
