@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -107,6 +107,27 @@ def _seed(value: Any, grad_loss: Any) -> Any:
     return (ones * given).astype(dtype, copy=False)
 
 
+class _Memory:
+    """The memory of some arrays."""
+
+    def __init__(self, arrays: Sequence[Any]) -> None:
+        owners = list(map(memory_owner, arrays))
+        self._arrays = arrays
+        self._owners = set(map(id, owners))
+        # As from a buffer or another library: it may be another array's memory after all.
+        self._lent = [
+            array for array, owner in zip(arrays, owners, strict=True) if not is_array(owner)
+        ]
+
+    def overlaps(self, array: Any) -> bool:
+        """Whether an array may share this memory: by its owner, or by bounds if that is unsure."""
+        owner = memory_owner(array)
+        if id(owner) in self._owners:
+            return True
+        unsure = self._lent if is_array(owner) else self._arrays
+        return any(overlap(array, other) for other in unsure)
+
+
 class _Stream:
     """Delivers gradients inside the backward pass, with the values that they have at its end.
 
@@ -118,19 +139,22 @@ class _Stream:
         self, on_grad: OnGradient, variables: Iterable[Variable], constants: Iterable[Any]
     ) -> None:
         self._on_grad = on_grad
-        self._of_variables = {id(memory_owner(variable.storage)) for variable in variables}
-        self._of_constants = {id(memory_owner(array)) for array in constants}
+        variables = list(variables)
+        self._of_variables = _Memory([variable.storage for variable in variables])
+        # The constants themselves are not kept: the backward pass frees what it no longer needs.
+        of_constants = _Memory(list(constants))
+        self._constant = {v.identity for v in variables if of_constants.overlaps(v.storage)}
         self._held_back: list[tuple[Any, Variable]] = []
 
     def hand_over(self, gradient: Any, variable: Variable) -> None:
-        if id(memory_owner(variable.storage)) in self._of_constants:
+        if variable.identity in self._constant:
             self._held_back.append((gradient, variable))
         else:
             self._on_grad(gradient, variable)
 
     def copy_if_shared(self, gradient: Any) -> Any:
         """Copies a gradient that may be on a variable's memory; returns any other as it is."""
-        is_own = is_array(gradient) and id(memory_owner(gradient)) in self._of_variables
+        is_own = is_array(gradient) and self._of_variables.overlaps(gradient)
         return gradient.copy() if is_own else gradient
 
     def finish(self) -> None:

@@ -152,6 +152,11 @@ def with_a_view_of_storage(a: Variable, b: Variable, optimizer: gpuopt.Optimizer
     return lambda: np.sum((b * 1.0) * a.storage[::-1]) + np.sum(a * 5.0)
 
 
+def with_a_buffer_of_storage(a: Variable, b: Variable, optimizer: gpuopt.Optimizer) -> Any:
+    constant = np.frombuffer(a.storage.data, a.dtype).reshape(a.shape)
+    return lambda: np.sum((b * 1.0) * constant) + np.sum(a * 5.0)
+
+
 def with_a_derivative_that_copies_nothing(
     a: Variable, b: Variable, optimizer: gpuopt.Optimizer
 ) -> Any:
@@ -184,11 +189,25 @@ def with_derivatives_on_demand(a: Variable, b: Variable, optimizer: gpuopt.Optim
         with_slots,
         with_storage,
         with_a_view_of_storage,
+        with_a_buffer_of_storage,
         with_a_derivative_that_copies_nothing,
     ],
 )
 def test_gates_agree_where_gradients_are_other_variables_memory(make_loss: Any) -> None:
     assert ends(Gate.GATE_NONE, make_loss) == ends(Gate.GATE_OP, make_loss)
+
+
+def test_gate_none_sees_a_constant_that_a_variable_has_adopted_through_a_buffer() -> None:
+    constant = np.ones(3, np.float32)
+    a = Variable(np.frombuffer(constant.data, np.float32), copy=False, name="a")
+    b = Variable(np.ones(3, np.float32), name="b")
+    gpuopt.GradientDescentOptimizer(10.0).minimize(
+        lambda: np.sum(b * constant) + np.sum(a * 5.0),
+        var_list=[a, b],
+        gate_gradients=Gate.GATE_NONE,
+    )
+    assert constant.tolist() == [-49] * 3
+    assert b.numpy().tolist() == [-9] * 3
 
 
 @pytest.mark.torch
