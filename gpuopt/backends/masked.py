@@ -19,10 +19,16 @@ def refuse_masked(value: Any, what: str) -> None:
 
 
 def _has_masked(values: Any) -> bool:
-    # By type first: long lists of numbers are quick to look through.
-    types = set(map(type, values))
-    if any(issubclass(each, np.ma.MaskedArray) for each in types):
-        return True
-    return any(issubclass(each, list | tuple) for each in types) and any(
-        _has_masked(each) for each in values if isinstance(each, list | tuple)
-    )
+    waiting, seen = [values], set()  # a list may hold itself
+    while waiting:
+        each = waiting.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        # By type first: long lists of numbers are quick to look through.
+        types = set(map(type, each))
+        if any(issubclass(kind, np.ma.MaskedArray) for kind in types):
+            return True
+        if any(issubclass(kind, list | tuple) for kind in types):
+            waiting.extend(inner for inner in each if isinstance(inner, list | tuple))
+    return False

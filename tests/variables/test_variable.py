@@ -415,6 +415,19 @@ def test_lists_with_masked_arrays_inside_are_refused_by_name(use: Any, what: str
     assert v.numpy().tolist() == [5, 6]
 
 
+def test_a_list_that_holds_itself_is_refused() -> None:
+    v = Variable([5.0], name="w")
+    endless: list[Any] = []
+    endless.append(endless)
+    for use in (
+        lambda: Variable(endless, dtype=np.float32),
+        lambda: v.assign(endless),
+        lambda: gpuopt.GradientDescentOptimizer(0.1).apply_gradients([(endless, v)]),
+    ):
+        with pytest.raises(ValueError, match="setting an array element with a sequence"):
+            use()
+
+
 def test_variables_are_listed_while_other_threads_make_and_drop_them() -> None:
     kept = [Variable(0.0, name="kept") for _ in range(100)]
     done = threading.Event()
