@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import logging
-import threading
 import warnings
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Literal, get_args
 
 from gpuopt.autodiff import engine_of
 from gpuopt.autodiff.engine import Loss
+from gpuopt.locks import Lock
 from gpuopt.state.state import Description, State
 from gpuopt.state.state_dict import OptimizerState, load_state, read_state
 from gpuopt.step.hooks import Hooks
@@ -42,7 +42,7 @@ _logger = logging.getLogger("gpuopt")
 # In order of creation.
 _living: weakref.WeakValueDictionary[int, Optimizer] = weakref.WeakValueDictionary()
 _serials = itertools.count()
-_listing = threading.Lock()
+_listing = Lock("the list of optimizers")
 
 
 class Optimizer(Hooks):
@@ -328,15 +328,17 @@ class Optimizer(Hooks):
         step = Step(self, global_step, name or self._name)
         updated: list[Variable] = []
 
-        def update(gradient: Any, variable: Variable) -> None:
-            refuse_shared_memory([*updated, variable])
-            apply(self._checked_updates([(gradient, variable)]))
-            updated.append(variable)
+        def compute(apply: Callable[[Updates], None]) -> None:
+            def update(gradient: Any, variable: Variable) -> None:
+                refuse_shared_memory([*updated, variable])
+                apply(self._checked_updates([(gradient, variable)]))
+                updated.append(variable)
 
-        with step.streaming() as apply:
             grads_and_vars = gradients_of(loss, var_list, grad_loss, dtypes_of(self), update)
             if not updated:
                 refuse_independent_loss(loss, [variable for _, variable in grads_and_vars])
+
+        step.run_in_parts(compute)
 
     def _must_skip(self, updates: Updates) -> bool:
         """Looks for NaN and infinity; raises or logs what it finds, as `on_nonfinite` says."""

@@ -286,9 +286,14 @@ class Saver:
         # Unless this save, too, leaves something behind.
         self._cleaned.discard((folder, beginning))
         fingerprint = write_checkpoint(
-            target.file, tensors, description, next_time(folder), on_progress
+            target.file,
+            tensors,
+            description,
+            next_time(folder),
+            on_progress,
+            partial(self._kept.expect, target.spelled, target.file),
         )
-        self._kept.add(target.spelled, target.file, fingerprint)
+        self._kept.confirm(fingerprint)
         self._cleaned.add((folder, beginning))
         return target.spelled
 
