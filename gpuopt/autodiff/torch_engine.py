@@ -19,6 +19,7 @@ from gpuopt.autodiff.engine import (
 )
 from gpuopt.backends import backend_for
 from gpuopt.device import device_of
+from gpuopt.locks import importing
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.operators import value_of
 from gpuopt.variables.recording import record
@@ -88,7 +89,8 @@ def with_torch(loss: Callable[[], Any]) -> Callable[[], Any]:
     Raises:
         ModuleNotFoundError: torch is not installed.
     """
-    import torch  # noqa: F401 - says at once that it is missing
+    with importing:
+        import torch  # noqa: F401 - says at once that it is missing
 
     @functools.wraps(loss)
     def marked() -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import multiprocessing
 import os
 import random
@@ -88,6 +89,8 @@ def forked(call: Callable[[], Any], *, exits: bool = False) -> int:
 
 def end_child(call: Callable[[], Any], *, exits: bool = False) -> NoReturn:
     """Makes a call, and ends this process; an exception is printed."""
+    # Where it hangs, if it does.
+    faulthandler.dump_traceback_later(CHILD_DEADLINE_S / 2)
     try:
         call()
         if exits:

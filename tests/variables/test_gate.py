@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import gpuopt
-from gpuopt import DeadlineExceededError, ExponentialMovingAverage, Variable
+from gpuopt import DeadlineExceededError, ExponentialMovingAverage, Variable, locks
 from gpuopt.distributed import MirroredStrategy
 from gpuopt.variables import gate
 from gpuopt.variables.gate import between_writes, writing
@@ -248,7 +248,7 @@ def test_a_hook_that_makes_and_writes_variables_does_not_lock_out_who_saves() ->
 
 @pytest.fixture
 def short_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate, "_DEADLINE_S", 0.1)
+    monkeypatch.setattr(locks, "DEADLINE_S", 0.1)
 
 
 @pytest.mark.usefixtures("short_deadline")
