@@ -124,18 +124,23 @@ def aside_name(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(_TOKEN_BYTES)}.partial")
 
 
-def remove_abandoned(folder: Path, targets: re.Pattern[str]) -> None:
+def remove_abandoned(folder: Path, targets: re.Pattern[str]) -> bool:
     """Removes this user's files aside that no process has open any more.
+
+    Returns whether none is left.
 
     Args:
         folder: Where.
         targets: Which names the files were to get.
     """
+    none_is_left = True
     for name in os.listdir(folder):
         aside = _ASIDE.fullmatch(name)
         if aside is not None and targets.fullmatch(aside["target"]):
             with suppress(OSError):
                 _remove_unless_open(folder / name)
+            none_is_left &= not os.path.lexists(folder / name)
+    return none_is_left
 
 
 def _new_locked(path: Path, permissions: int) -> AsideFile:

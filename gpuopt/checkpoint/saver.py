@@ -280,9 +280,8 @@ class Saver:
     ) -> str:
         folder = target.file.parent
         beginning = _STEP_AND_SUFFIX.sub("", target.file.name)
-        if (folder, beginning) not in self._cleaned:
-            names = re.escape(beginning) + _STEP_AND_SUFFIX.pattern
-            remove_abandoned(folder, re.compile(names))
+        names = re.compile(re.escape(beginning) + _STEP_AND_SUFFIX.pattern)
+        is_clean = (folder, beginning) in self._cleaned or remove_abandoned(folder, names)
         # Unless this save, too, leaves something behind.
         self._cleaned.discard((folder, beginning))
         fingerprint = write_checkpoint(
@@ -294,7 +293,8 @@ class Saver:
             partial(self._kept.expect, target.spelled, target.file),
         )
         self._kept.confirm(fingerprint)
-        self._cleaned.add((folder, beginning))
+        if is_clean:
+            self._cleaned.add((folder, beginning))
         return target.spelled
 
     def _restore(

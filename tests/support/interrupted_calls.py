@@ -1,6 +1,6 @@
 """Exceptions from a signal handler at random moments, after which everything must still work.
 
-Run as a program with a folder, a number of interrupts, and a seed if need be.
+Run as a program with a folder, a number of interrupts of each call, and a seed if need be.
 """
 
 from __future__ import annotations
@@ -237,10 +237,14 @@ class Trial:
             raise errors[0]
         self.check()
         assert recording.recorder() is None
+        faulthandler.cancel_dump_traceback_later()
+
+    def check_folder(self) -> None:
+        """Saves, and checks that there is nothing but the checkpoints to be kept."""
+        self.save()
         kept = sorted(Path(path).name for path in self.saver.last_checkpoints)
         assert sorted(os.listdir(self.folder)) == kept, sorted(os.listdir(self.folder))
         assert len(kept) <= 2
-        faulthandler.cancel_dump_traceback_later()
 
 
 def run(folder: Path, number: int, seed: int) -> None:
@@ -254,15 +258,16 @@ def run(folder: Path, number: int, seed: int) -> None:
     interrupts = Interrupts(seed)
     choices = random.Random(seed)
     counts = dict.fromkeys(trial.calls, 0)
-    while sum(counts.values()) < number:
-        name = choices.choice(list(trial.calls))
+    while left := [name for name, count in counts.items() if count < number]:
+        name = choices.choice(left)
         faulthandler.dump_traceback_later(DEADLINE_S, exit=True)
         counts[name] += interrupts.interrupted(name, trial.calls[name])
         faulthandler.cancel_dump_traceback_later()
         if sum(counts.values()) % CHECKED_EVERY == 0:
             trial.check_everywhere()
             assert np.geterr() == how_numpy_warns
-    interrupts.last = None
+            interrupts.last = None
+            trial.check_folder()
     gc.collect()
     trial.check_everywhere()
     assert num_threads() <= threads + 3, (num_threads(), threads)

@@ -13,6 +13,7 @@ from gpuopt.backends.cpu.forms.plain import PlainRule
 from gpuopt.backends.cpu.forms.rule_form import RuleForm, large_form
 from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cpu.threads import share_out
+from gpuopt.quietly import quietly
 from gpuopt.rules.update_rule import UpdateRule
 
 Array = np.ndarray[Any, Any]
@@ -37,9 +38,12 @@ def update_dense(
         gradients = plan.without_overlap(gradients)
     tasks, strided = plan.tasks(form, gradients, threads)
     if threads == 1:
-        with np.errstate(all="ignore"):
+
+        def update() -> None:
             for task in tasks:
                 task()
+
+        quietly(update)
     else:
         share_out(lambda task: task(), tasks, threads)
     for target, gradient in strided:
@@ -79,7 +83,10 @@ def update_strided(rule: UpdateRule, target: Target, gradient: Array, scalars: S
         casting="unsafe",
         buffersize=PlainRule.most_elements,
     )
-    # NaN and infinity raise no warning, as on a GPU and in TensorFlow.
-    with np.errstate(all="ignore"), chunks:
-        for chunk in chunks:
-            rule.apply(*chunk, **scalars)
+
+    def update() -> None:
+        with chunks:
+            for chunk in chunks:
+                rule.apply(*chunk, **scalars)
+
+    quietly(update)

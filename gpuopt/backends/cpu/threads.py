@@ -9,12 +9,11 @@ import time
 from collections.abc import Callable, Iterable
 from functools import cache
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
-
-import numpy as np
+from typing import Any, NoReturn, TypeVar
 
 from gpuopt import locks
 from gpuopt.errors import DeadlineExceededError
+from gpuopt.quietly import quietly
 
 Task = TypeVar("Task")
 
@@ -84,15 +83,17 @@ class _SharedTasks:
 
     def work_on(self) -> None:
         """Works until no task is left."""
-        with np.errstate(all="ignore"):
-            try:
-                while True:
-                    self._work(self.left.get_nowait())
-            except Empty:
-                return
-            except BaseException:
-                self.drop()
-                raise
+        try:
+            quietly(self._work_on)
+        except Empty:
+            return
+        except BaseException:
+            self.drop()
+            raise
+
+    def _work_on(self) -> NoReturn:
+        while True:
+            self._work(self.left.get_nowait())
 
     def help(self) -> None:
         """Does the same in another thread, which may come too late to find a task."""
