@@ -10,6 +10,7 @@ import numpy as np
 
 from gpuopt.backends import Target, array_types
 from gpuopt.backends.backend import Scalars
+from gpuopt.quietly import quietly
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.step.known import Batch, Group, KnownGroups
 from gpuopt.step.overlap import refuse_shared_memory
@@ -37,7 +38,7 @@ class RuleOptimizer(HookOptimizer, Protocol):
 
     def _hint_at_cost(self, table: Variable, num_rows: int) -> None: ...
 
-    def _scalars_for(self, real: type[np.floating[Any]]) -> Scalars: ...
+    def _scalars(self, real: type[np.floating[Any]]) -> Scalars: ...
 
 
 class _Part:
@@ -197,13 +198,14 @@ class RuleUpdates:
 
     def write(self) -> None:
         """Applies the rule, and no constraints."""
+        quietly(self._write)
+
+    def _write(self) -> None:
         optimizer = self._optimizer
         updates = [(part, batch) for part in self._parts for batch in part.known().batches]
         if len(updates) > 1:
             _copy_what_is_overwritten(updates)
-        scalars = {
-            real: optimizer._scalars_for(real) for real in {batch.real for _, batch in updates}
-        }
+        scalars = {real: optimizer._scalars(real) for real in {batch.real for _, batch in updates}}
         for part, batch in updates:
             self._writing = part, batch
             # Rows of host memory have been looked at already.

@@ -96,7 +96,7 @@ class Trial:
         self.step_dense()
         self.step_sparse()
         self.step_adam()
-        self.path = self.save()
+        self.save()
         self.state = self.optimizer.state_dict()
         self.calls: dict[str, Callable[[], Any]] = {
             "dense": self.step_dense,
@@ -108,7 +108,7 @@ class Trial:
             "streaming": self.step_streaming,
             "save": self.save,
             "save_async": self.save_async,
-            "restore": lambda: self.saver.restore(self.path),
+            "restore": lambda: self.saver.restore(self.saver.last_checkpoints[-1]),
             "state_dict": self.optimizer.state_dict,
             "load_state_dict": lambda: self.optimizer.load_state_dict(self.state),
         }
@@ -156,12 +156,10 @@ class Trial:
         self.optimizer.minimize(loss, self.step, [self.small, self.large], gate_gradients=0)
 
     def save(self) -> str:
-        self.path = self.saver.save(self.folder / "m", self.step)
-        return self.path
+        return self.saver.save(self.folder / "m", self.step)
 
     def save_async(self) -> str:
-        self.path = self.saver.save_async(self.folder / "m", self.step).result()
-        return self.path
+        return self.saver.save_async(self.folder / "m", self.step).result()
 
     def check(self) -> None:
         """Gives everything new values, does everything once, and compares with numpy's values."""
@@ -205,8 +203,7 @@ class Trial:
             variable.assign(np.ones(variable.shape))
         self.saver.restore(path)
         self.compare(expected, momenta)
-        self.path = self.saver.save_async(self.folder / "m", self.step).result()
-        self.saver.restore(self.path)
+        self.saver.restore(self.save_async())
         self.compare(expected, momenta)
         self.state = self.optimizer.state_dict()
         self.step_adam()

@@ -13,7 +13,6 @@ from gpuopt.backends.cpu.forms.plain import PlainRule
 from gpuopt.backends.cpu.forms.rule_form import RuleForm, large_form
 from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cpu.threads import share_out
-from gpuopt.quietly import quietly
 from gpuopt.rules.update_rule import UpdateRule
 
 Array = np.ndarray[Any, Any]
@@ -38,12 +37,8 @@ def update_dense(
         gradients = plan.without_overlap(gradients)
     tasks, strided = plan.tasks(form, gradients, threads)
     if threads == 1:
-
-        def update() -> None:
-            for task in tasks:
-                task()
-
-        quietly(update)
+        for task in tasks:
+            task()
     else:
         share_out(lambda task: task(), tasks, threads)
     for target, gradient in strided:
@@ -83,10 +78,6 @@ def update_strided(rule: UpdateRule, target: Target, gradient: Array, scalars: S
         casting="unsafe",
         buffersize=PlainRule.most_elements,
     )
-
-    def update() -> None:
-        with chunks:
-            for chunk in chunks:
-                rule.apply(*chunk, **scalars)
-
-    quietly(update)
+    with chunks:
+        for chunk in chunks:
+            rule.apply(*chunk, **scalars)

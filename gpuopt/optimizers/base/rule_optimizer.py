@@ -11,7 +11,6 @@ from gpuopt.backends import Target
 from gpuopt.optimizer import Optimizer
 from gpuopt.optimizers.base.arguments import Common, FullSignature, with_defaults
 from gpuopt.optimizers.base.hyperparameters import Hyperparameter, as_scalar
-from gpuopt.quietly import quietly
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.step.known import KnownGroups
 from gpuopt.step.rule_updates import RuleUpdates
@@ -171,9 +170,6 @@ class RuleOptimizer(Optimizer):
 
     def _hint_at_cost(self, table: Variable, num_rows: int) -> None:
         """Called before all rows of a table are updated for a gradient of `num_rows` rows."""
-
-    def _scalars_for(self, real: type[np.floating[Any]]) -> Mapping[str, np.floating[Any]]:
-        return quietly(lambda: self._scalars(real))
 
     @property
     def finish_is_undoable(self) -> bool:
