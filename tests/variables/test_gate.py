@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from interrupt_at import Interrupt, InterruptAt
 
 import gpuopt
 from gpuopt import DeadlineExceededError, ExponentialMovingAverage, Variable, locks
@@ -278,32 +278,6 @@ def test_a_save_that_goes_on_is_waited_for_beyond_the_deadline() -> None:
 
 
 # Interrupts.
-
-
-class Interrupt(BaseException):
-    pass
-
-
-class InterruptAt:
-    """Raises in this thread as a signal handler does: at a call's beginning, or after a built-in.
-
-    Counts those moments; `moment` says at which.
-    """
-
-    def __init__(self, moment: int) -> None:
-        self.left = moment
-
-    def __enter__(self) -> None:
-        sys.setprofile(self)
-
-    def __exit__(self, *error: Any) -> None:
-        sys.setprofile(None)
-
-    def __call__(self, frame: Any, event: str, argument: Any) -> None:
-        if event in ("call", "c_return") and frame.f_code is not InterruptAt.__exit__.__code__:
-            self.left -= 1
-            if self.left == 0:
-                raise Interrupt
 
 
 def test_an_exception_at_any_moment_leaves_the_gate_open() -> None:
