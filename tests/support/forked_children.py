@@ -22,9 +22,11 @@ from typing import Any, NoReturn
 import numpy as np
 
 import gpuopt
-from gpuopt import locks
+from gpuopt import backends, locks
+from gpuopt.backends.cpu.backend import CpuBackend
 from gpuopt.backends.cpu.threads import share_out
 from gpuopt.checkpoint import checkpoint_writer
+from gpuopt.device import Device
 from gpuopt.distributed import ConditionalAccumulator, SyncReplicasOptimizer, ThreadGroup
 from gpuopt.variables.gate import between_writes, writing
 
@@ -503,6 +505,22 @@ def checkpoints_of_the_parent(model: Model) -> None:
     assert saver.last_checkpoints == of_parent
 
 
+def with_a_gpu_in_use(model: Model) -> None:
+    gpu = Device("gpu", 0)
+
+    def child() -> None:
+        check_error(
+            lambda: gpuopt.Variable(np.zeros(3), device="gpu:0"),
+            gpuopt.DeviceUnavailableError,
+            "spawn",
+        )
+        model.everything()
+
+    with backends.using(gpu, CpuBackend()):
+        check_child(forked(child))
+        backends.backend_for(gpu)
+
+
 def by_multiprocessing(model: Model) -> None:
     context = multiprocessing.get_context("fork")
 
@@ -589,6 +607,7 @@ SCENARIOS: dict[str, Callable[[Model], None]] = {
         in_replicas,
         in_a_rank,
         checkpoints_of_the_parent,
+        with_a_gpu_in_use,
         by_multiprocessing,
         at_random_moments,
     )
