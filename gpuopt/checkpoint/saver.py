@@ -73,7 +73,8 @@ class Saver:
                 default whatever `global_variables()` lists at each call; a checkpoint must then
                 hold exactly these.
             max_to_keep: How many checkpoints of this Saver are kept; older ones are removed once a
-                newer one is on the disk. None or 0 keeps all.
+                newer one is on the disk. None or 0 keeps all. In a forked child, those that the
+                parent has saved do not count.
             keep_checkpoint_every_n_hours: Of those to be removed, one in so many hours stays.
             optimizers: Whose state belongs to the checkpoints. By default every living optimizer,
                 or none if `var_list` is given.
