@@ -1,4 +1,4 @@
-"""Files that appear in full or not at all: written under a name aside, and then renamed."""
+"""Files that appear in full or not at all: written under a temporary name, and then renamed."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from typing import Any
 
 _TOKEN_BYTES = 8
 _ASIDE = re.compile(rf"\.(?P<target>.+)\.[0-9a-f]{{{2 * _TOKEN_BYTES}}}\.partial", re.DOTALL)
-# What a system says that cannot sync a folder, as some network file systems.
+# Error numbers of file systems that cannot sync a folder, as some network file systems.
 _CANNOT_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS})
-# Neither through a link, nor waiting for the other end of a pipe.
+# Do not follow a symbolic link, and do not wait for the other end of a pipe.
 _CAREFULLY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
@@ -58,17 +58,17 @@ class AsideFile(io.FileIO):
 
 @contextmanager
 def open_aside(path: Path, permissions: int = 0o666) -> Iterator[AsideFile]:
-    """Makes a new file beside `path`, unbuffered, to read and write what `path` is to hold.
+    """Makes a new, unbuffered file beside `path`, for the content that `path` is to get.
 
-    It is for the caller to sync it, and to have it `take_name(path)`; otherwise the file is
-    removed at an error, or later by `remove_abandoned`. Its name is new, so that nothing is
-    opened that somebody else has put there. It stays locked while it is open, which says that
-    somebody still writes to it. A forked child of this process can neither write nor rename it,
-    and does not remove it.
+    The caller syncs the file and has it `take_name(path)`. If the body raises, the file is
+    removed; the file of a process that was killed is removed by `remove_abandoned`. The file's name
+    is random and new, so no file of anybody else is opened. The file is locked while it is open, so
+    that `remove_abandoned` leaves it alone. A forked child of this process can neither write nor
+    rename it, and does not remove it.
 
     Args:
-        path: What the file is named after.
-        permissions: The file's, less the process's mask.
+        path: The file that the new one is named after.
+        permissions: The new file's permission bits, before the process's umask is applied.
     """
     file = _new_locked(path, permissions)
     try:
@@ -82,7 +82,7 @@ def open_aside(path: Path, permissions: int = 0o666) -> Iterator[AsideFile]:
 
 
 def replace_file(path: Path, content: bytes, permissions: int = 0o666) -> None:
-    """Gives `path` new content, at once and lasting.
+    """Replaces the content of `path`, atomically and durably.
 
     Raises:
         OSError: the file could not be written; what was at `path` is as it was.
@@ -125,13 +125,13 @@ def aside_name(path: Path) -> Path:
 
 
 def remove_abandoned(folder: Path, targets: re.Pattern[str]) -> bool:
-    """Removes this user's files aside that no process has open any more.
+    """Removes this user's temporary files that no process has open any more.
 
     Returns whether none is left.
 
     Args:
-        folder: Where.
-        targets: Which names the files were to get.
+        folder: The folder to search.
+        targets: The names that the files were to be renamed to.
     """
     none_is_left = True
     for name in os.listdir(folder):
@@ -150,7 +150,7 @@ def _new_locked(path: Path, permissions: int) -> AsideFile:
             file = AsideFile(aside, permissions)
         except FileExistsError:
             continue
-        # Before it was locked, somebody may have found it abandoned.
+        # Before it was locked, another process may have removed it as abandoned.
         if _lock(file.fileno()) is not False and _is_at(file.fileno(), aside):
             return file
         file.close()

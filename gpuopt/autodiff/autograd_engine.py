@@ -48,7 +48,7 @@ class AutogradEngine:
         add_cupy()
         wanted = traced_variables(var_list)
         trace = _trace_level()
-        outer = recorder()  # of a loss that calls this one; it is told of the same reads
+        outer = recorder()  # the recorder of a loss that calls this one; it gets the same reads
         constants: list[weakref.ref[Any]] = []
 
         def read_outside(variable: Variable) -> Any:
@@ -76,7 +76,7 @@ class AutogradEngine:
             _backward(loss._node, seed, leaves, collect)
         else:
             stream = _Stream(on_grad, leaves.values(), _alive(constants))
-            _backward(loss._node, seed, leaves, stream.hand_over, stream.apart)
+            _backward(loss._node, seed, leaves, stream.hand_over, stream.copy_if_shared)
             stream.finish()
         return loss._value, [(found.get(variable.identity), variable) for variable in variables]
 
@@ -107,10 +107,10 @@ def _seed(value: Any, grad_loss: Any) -> Any:
 
 
 class _Stream:
-    """Hands gradients over inside the backward pass, with the values that they have at its end.
+    """Delivers gradients inside the backward pass, with the values that they have at its end.
 
-    Whoever takes a gradient updates its variable. What is still to be differentiated may read that
-    variable's memory: as a constant, or as another variable's gradient.
+    `on_grad` updates the gradient's variable, while the rest of the backward pass may still read
+    the variable's memory: as a constant, or as another variable's gradient.
     """
 
     def __init__(
@@ -127,8 +127,8 @@ class _Stream:
         else:
             self._on_grad(gradient, variable)
 
-    def apart(self, gradient: Any) -> Any:
-        """Copies a gradient that may be a variable's own memory."""
+    def copy_if_shared(self, gradient: Any) -> Any:
+        """Copies a gradient that may be on a variable's memory; returns any other as it is."""
         is_own = is_array(gradient) and id(memory_owner(gradient)) in self._of_variables
         return gradient.copy() if is_own else gradient
 
@@ -142,18 +142,18 @@ def _backward(
     seed: Any,
     leaves: dict[LossNode, Variable],
     deliver: OnGradient,
-    apart: Callable[[Any], Any] | None = None,
+    copy_if_shared: Callable[[Any], Any] | None = None,
 ) -> None:
-    """Goes through what was recorded in reverse, freeing it on the way.
+    """Goes through the recorded nodes in reverse order, and frees them on the way.
 
-    A gradient is final when all that its node went into has passed its part on.
+    A node's gradient is final when all nodes that used its result have added their parts.
 
     Args:
-        end: What the loss returned.
-        seed: The gradient by it.
-        leaves: The variables that were read.
+        end: The node of the loss's result.
+        seed: The gradient by this result.
+        leaves: The variables that were read, by node.
         deliver: Called with each variable's gradient as soon as it is final.
-        apart: Applied to each part of a gradient.
+        copy_if_shared: Applied to each part of a gradient.
     """
     pending: dict[LossNode, tuple[Any, bool]] = {end: (seed, False)}
     uses = _count_uses(end)
@@ -173,14 +173,16 @@ def _backward(
         if isinstance(gradient, IndexedSlices):  # of a table that the loss computed
             gradient = _to_dense(gradient)
         assert node.vjp is not None
-        # All parts, before a variable is written that one of them is computed from.
-        parts = list(node.vjp(gradient) if apart is None else map(apart, node.vjp(gradient)))
+        # All parts are computed before a variable is written that one of them depends on.
+        parts = list(node.vjp(gradient))
+        if copy_if_shared is not None:
+            parts = list(map(copy_if_shared, parts))
         for parent, part in zip(node.parents, parts, strict=True):
             pending[parent] = _added(pending.get(parent), part)
             uses[parent] -= 1
             if uses[parent] == 0:
                 finish(parent)
-        node.vjp = None  # lets go of the values that it needed
+        node.vjp = None  # frees the values that it needed
 
 
 def _count_uses(end: LossNode) -> dict[LossNode, int]:
@@ -197,7 +199,7 @@ def _count_uses(end: LossNode) -> dict[LossNode, int]:
 
 
 def _added(sum_so_far: tuple[Any, bool] | None, gradient: Any) -> tuple[Any, bool]:
-    """Adds a contribution; rows stay rows until something dense joins them."""
+    """Adds a part of a gradient; IndexedSlices stay sparse until a dense part is added."""
     if sum_so_far is None and isinstance(gradient, IndexedSlices):
         return gradient, False
     if sum_so_far is not None and isinstance(sum_so_far[0], IndexedSlices):

@@ -158,7 +158,7 @@ def _hand_over(pairs: list[tuple[Variable, Any]], on_grad: OnGradient) -> None:
         def hook(leaf: Any, variable: Variable = variable) -> None:
             on_grad(_gradient(leaf.grad, variable), variable)
             leaf.grad = None
-            # Has torch refuse to go on with what it kept of this memory, as of leaf.detach().
+            # torch then refuses to use values that it kept in this memory, as by leaf.detach().
             torch.autograd.graph.increment_version(leaf)
 
         leaf.register_post_accumulate_grad_hook(hook)

@@ -27,7 +27,7 @@ class UserEngine:
         grad_loss: Any = None,
         on_grad: OnGradient | None = None,
     ) -> tuple[Any, GradsAndVars]:
-        """Evaluates the loss once; by default `var_list` is what it has gradients for.
+        """Evaluates the loss once; by default `var_list` is all variables with a gradient.
 
         Raises:
             TypeError: the loss returned something else than `(value, gradients)`.
@@ -41,7 +41,7 @@ class UserEngine:
                 f"{type(result).__name__}"
             )
         value, gradients = result
-        pairs = _paired(gradients, variables)
+        pairs = _pair_with_variables(gradients, variables)
         if grad_loss is not None:
             if np.ndim(grad_loss) != 0:
                 raise ValueError(
@@ -74,7 +74,7 @@ def with_gradients(loss: Callable[[], tuple[Any, Any]]) -> Callable[[], tuple[An
     return marked
 
 
-def _paired(gradients: Any, variables: list[Variable] | None) -> GradsAndVars:
+def _pair_with_variables(gradients: Any, variables: list[Variable] | None) -> GradsAndVars:
     if isinstance(gradients, Mapping):
         if variables is None:
             return [(gradient, as_variable(variable)) for variable, gradient in gradients.items()]

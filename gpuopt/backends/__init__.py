@@ -36,7 +36,7 @@ _backends: dict[Device, Backend] = {Device.cpu: _cpu_backend}
 _lost_in_fork: set[Device] = set()
 _making = Lock("the making of a GPU's backend")
 
-# Read without a call in each step.
+# A plain set instead of a function, because each step reads it.
 array_types: set[type[Any]] = {np.ndarray}
 """The types of plain arrays of the devices that are in use."""
 gpu_backends: list[Backend] = []
@@ -68,9 +68,9 @@ def backend_for(device: Device) -> Backend:
 
 @contextmanager
 def using(device: Device, backend: Backend) -> Iterator[None]:
-    """Has `backend` run what is on `device`, in all threads, while the context is open.
+    """Makes `backend` the backend of `device`, in all threads, while the context is open.
 
-    Optimizers keep a backend's plans: use those that were made inside only there.
+    An optimizer caches plans of the backend, so one that was made inside must not be used outside.
     """
     before = _backends.get(device)
     _use(device, backend)
@@ -87,11 +87,11 @@ def to_device(array: Any, device: Device) -> Array:
 
     Args:
         array: Anything array-like, on any device that can be used.
-        device: Where it is wanted.
+        device: The device that the result must be on.
 
     Raises:
-        DeviceUnavailableError: it is on a device that cannot be used, or wanted there.
-        TypeError: it is a masked array.
+        DeviceUnavailableError: `device`, or the device that the array is on, cannot be used.
+        TypeError: the array is masked.
     """
     if type(array) is np.ndarray and device is Device.cpu:
         return array

@@ -1,4 +1,4 @@
-"""The checkpoints of one Saver: how many of them are kept, and which go."""
+"""The checkpoints of one Saver: how many are kept, and which are removed."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class _Kept(NamedTuple):
     """One checkpoint.
 
     Attributes:
-        spelled: Its path as the user wrote it, which may be relative, or lead through links.
-        file: Its path from the root, without links.
-        fingerprint: By which the file is known: another one may have its name by now.
-        saved: When, in seconds since 1970.
+        spelled: The path as the user wrote it, which may be relative, or lead through links.
+        file: The path from the root, without links.
+        fingerprint: The file's `CheckpointFile.fingerprint`; another file may have the path by now.
+        saved: When the checkpoint was saved, in seconds since 1970.
     """
 
     spelled: str
@@ -34,7 +34,7 @@ class _Kept(NamedTuple):
 
 
 class KeptCheckpoints:
-    """Removes old checkpoints, and nothing but those it was told of."""
+    """Removes old checkpoints, but no file that was not added here."""
 
     def __init__(self, max_to_keep: int | None, keep_every_hours: float) -> None:
         """Keeps the limits.
@@ -52,11 +52,11 @@ class KeptCheckpoints:
 
     @property
     def paths(self) -> list[str]:
-        """As they were spelled, the newest last."""
+        """The checkpoints' paths as the user wrote them, the newest last."""
         return [kept.spelled for kept in self._with_expected()]
 
     def replace_all(self, paths: Iterable[str]) -> None:
-        """Counts these checkpoints from now on, the newest last; what is none is logged."""
+        """Keeps these checkpoints instead, the newest last; files that are none are logged."""
         found: dict[Path, _Kept] = {}
         for path in paths:
             try:
@@ -114,10 +114,10 @@ def _is_there(kept: _Kept) -> bool:
 
 
 def _remove(kept: _Kept) -> None:
-    """Removes a checkpoint if its name still stands for it.
+    """Removes a checkpoint, unless another file has its path by now.
 
     Raises:
-        OSError: it could not be removed.
+        OSError: the file could not be removed.
     """
     try:
         with open_checkpoint(kept.file) as checkpoint:
@@ -133,7 +133,7 @@ def _remove(kept: _Kept) -> None:
 
 
 def _remove_this(checkpoint: CheckpointFile) -> None:
-    """Removes an opened file, and no other one that gets its name just now."""
+    """Removes an opened file, but not a newer file that gets the same path meanwhile."""
     taken = aside_name(checkpoint.path)
     os.rename(checkpoint.path, taken)
     try:
@@ -147,12 +147,12 @@ def _remove_this(checkpoint: CheckpointFile) -> None:
 
 
 def _put_back(taken: Path, path: Path) -> None:
-    """Gives a file its name again, unless a newer one has it by now."""
+    """Renames a file back to its path, unless a newer file has that path by now."""
     try:
         os.link(taken, path)
     except FileExistsError:
         pass
-    except OSError:  # there are no links here
+    except OSError:  # the file system has no links
         os.rename(taken, path)
         return
     os.unlink(taken)

@@ -210,7 +210,7 @@ class Saver:
                 later checkpoints.
 
         Raises:
-            ValueError: nothing waits for a variable, or its shape or dtype is another.
+            ValueError: nothing waits for a variable, or it, or a slot, has another shape or dtype.
         """
         named = _by_name(variables)
         with between_writes(f"attaching {sorted(named)}"):
@@ -220,6 +220,8 @@ class Saver:
                         f'no restored value waits for "{name}"; waiting are {sorted(self._waiting)}'
                     )
                 check_fits(self._waiting[name], f'"{name}"', variable.shape, variable.dtype)
+                for optimizer in self._optimizers():
+                    state_dict.check_claim(optimizer.state, name, variable)
             for name, variable in named.items():
                 variable.assign(self._waiting.pop(name))
                 for optimizer in self._optimizers():

@@ -14,11 +14,11 @@ class TensorFlowCheckpoint:
     """A checkpoint that `tf.train.Saver` wrote, opened by its prefix, as "model.ckpt-1000".
 
     Attributes:
-        names: Its tensors'.
+        names: The names of its tensors.
     """
 
     def __init__(self, prefix: str) -> None:
-        """Opens it.
+        """Opens the checkpoint.
 
         Raises:
             ModuleNotFoundError: tensorflow is not installed.

@@ -60,14 +60,14 @@ class MirroredStrategy:
         """Makes a strategy of one replica for each device.
 
         Args:
-            devices: Where the replicas of this process live.
-            timeout_s: How long a replica waits for the others in `apply_gradients`, in seconds. A
-                group that is given has its own time limit.
+            devices: The device of each replica of this process.
+            timeout_s: How long a replica waits for the others in `apply_gradients`, in seconds.
+                Ignored if `group` is given: it has its own time limit.
             group: The ranks that the replicas are; by default one thread of this process each.
 
         Raises:
-            ValueError: there are no devices, or the group has another number of ranks here.
-            DeviceUnavailableError: one cannot be used.
+            ValueError: there are no devices, or not as many as ranks of the group in this process.
+            DeviceUnavailableError: a device cannot be used.
         """
         self.devices = [Device.parse(device) for device in devices]
         if not self.devices:
@@ -90,7 +90,7 @@ class MirroredStrategy:
 
     @property
     def communicator(self) -> Communicator:
-        """What the replica on this thread reduces and gathers with.
+        """The communicator of the replica that runs on this thread.
 
         Raises:
             RuntimeError: this thread is no replica of the strategy.
@@ -128,15 +128,15 @@ class MirroredStrategy:
         """Calls `fn` once in each replica of this process, each in its own thread and context.
 
         Args:
-            fn: What a replica does. `replica_context()` says which one it is.
-            args: What it is called with; a PerReplica gives each replica its own value.
-            kwargs: Likewise.
+            fn: The function of a replica; in it, `replica_context()` tells which replica it is.
+            args: Arguments for `fn`. Each replica gets its own value of a PerReplica.
+            kwargs: Keyword arguments for `fn`, in the same way.
 
         Returns:
             What each replica returned.
 
         Raises:
-            Exception: what the first replica raised; the others are released.
+            Exception: what the first replica to fail raised; the others do not wait any longer.
         """
 
         def run_replica(communicator: Communicator) -> Any:

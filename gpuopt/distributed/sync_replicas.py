@@ -61,8 +61,8 @@ class SyncReplicasOptimizer(OptimizerWrapper):
             replicas_to_aggregate: How many gradients make a step.
             total_num_replicas: How many workers there are; as many as are aggregated, if not given.
             variable_averages: Moving averages that follow every update.
-            variables_to_average: What they follow; by default all trainable variables.
-            use_locking: For TensorFlow's sake; updates here take turns anyway.
+            variables_to_average: The variables of these averages; by default all trainable ones.
+            use_locking: As in TensorFlow; without effect, because updates here take turns anyway.
             name: This optimizer's name.
 
         Raises:
@@ -181,12 +181,12 @@ class SyncReplicasOptimizer(OptimizerWrapper):
     ) -> Coordinator:
         """Runs `train(worker)` for every worker, each in its own thread.
 
-        When one returns, or fails, the others go on as long as they can complete steps without it;
-        such a failure is logged. After that they have `timeout_s` seconds to end.
+        When a worker returns or fails, the others go on as long as they can complete steps without
+        it; the failure is logged. After that, the threads have `timeout_s` seconds to end.
 
         Args:
-            train: What a worker does.
-            global_step: See `start`, also for what follows.
+            train: The function of a worker.
+            global_step: See `start`.
             num_tokens: See `start`.
             token_policy: See `start`.
             timeout_s: See `start`.
@@ -211,7 +211,7 @@ class SyncReplicasOptimizer(OptimizerWrapper):
                 with self.worker(index) as worker:
                     train(worker)
             except CancelledError:
-                pass  # the others have finished, or the coordinator was closed
+                pass  # the other workers have finished, or the coordinator was closed
             except BaseException as error:
                 failure = error
             with changed:
@@ -260,7 +260,7 @@ class SyncReplicasOptimizer(OptimizerWrapper):
         if self._variable_averages is None:
             self._optimizer.apply_gradients(pairs, global_step=global_step)
             return
-        with writing():  # a checkpoint holds the averages of its own step
+        with writing():  # so that a checkpoint holds the averages of its own step
             step = int(global_step)
             self._optimizer.apply_gradients(pairs, global_step=global_step)
             is_skipped = int(global_step) == step
@@ -271,8 +271,8 @@ class SyncReplicasOptimizer(OptimizerWrapper):
 class SyncReplicasWorker(OptimizerWrapper):
     """One worker's end: an optimizer whose `apply_gradients` contributes to the common step.
 
-    Use it in a `with` statement: leaving it, by an exception too, is what tells the other workers
-    not to wait for this one.
+    Use it in a `with` statement: at its end, also by an exception, the other workers stop waiting
+    for this one.
 
     Attributes:
         index: Which worker, from 0.
@@ -313,7 +313,7 @@ class SyncReplicasWorker(OptimizerWrapper):
                 contributed then.
             DeadlineExceededError: the step was not completed in time; the gradients stay.
             CancelledError: the coordinator was closed, or all other workers have finished.
-            WorkerFailedError: without a worker that failed, the step cannot be completed.
+            WorkerFailedError: a worker has failed, and the step cannot be completed without it.
         """
         _check_arguments(grads_and_vars, global_step)
         coordinator = self._coordinator

@@ -45,14 +45,14 @@ class _Call:
 
 
 class _Towers:
-    """What the towers of one replicated call have collected so far."""
+    """The calls of `apply_gradients` in the towers of one replicated call so far."""
 
     def __init__(self, number: int) -> None:
         self.calls: list[list[_Call]] = [[] for _ in range(number)]
         self.current = 0
 
     def apply_gradients(self, optimizer: Optimizer, *arguments: Any) -> None:
-        """What a bare optimizer reaches in a tower: see `ReplicaContext.strategy`."""
+        """Refuses an optimizer without a TowerOptimizer; see `ReplicaContext.strategy`."""
         raise ValueError(
             "Please wrap optimizers with TowerOptimizer in order to use replicate with multiple "
             f"`devices`: {type(optimizer).__name__} was used bare, and would update "
@@ -158,7 +158,7 @@ class TowerOptimizer(OptimizerWrapper):
             self._inner.apply_gradients(grads_and_vars, global_step, name)
             return
         given = list(grads_and_vars)
-        # One tower may have no gradient at all; that none has any, the optimizer inside will say.
+        # A tower may have no gradient at all. If no tower has any, the optimizer inside raises.
         has_gradient = not given or any(gradient is not None for gradient, _ in given)
         pairs = (
             checked_pairs(given, dtypes_of(self))
@@ -182,8 +182,8 @@ def replicate(
 
     Args:
         model_fn: Takes parts of the batch, computes its loss, minimizes it with one or more
-            TowerOptimizers, and returns the loss (or None). In tower i, its replica context says
-            so (`gpuopt.step.replica_context`).
+            TowerOptimizers, and returns the loss (or None). The tower's number is the `replica_id`
+            of `gpuopt.step.replica_context`.
         loss_reduction: How `model_fn` reduces its own loss over its part of the batch. With
             Reduction.SUM, towers' losses are summed; otherwise averaged.
         devices: Where parts of the batch go; by default one tower, on the CPU.
@@ -257,7 +257,7 @@ def _take_share(batch: Any, tower: int, places: Sequence[Device]) -> Any:
 
 
 def _sum(losses: Sequence[Any]) -> Any:
-    """Adds up losses of any devices, where the first one is."""
+    """Adds up losses of any devices, on the first one's device."""
     device = device_of(losses[0])
     with backend_for(device).enter():
         return sum(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gpuopt.temporary_folder import TemporaryFolder
 
-# Of files that a header may include.
+# The suffixes of files that a header may include.
 _SUFFIXES = {"", ".cu", ".cuh", ".h", ".hh", ".hpp", ".hxx", ".inc", ".inl", ".ipp", ".tpp"}
 
 # Folders that are copies of what is inside an archive.
@@ -81,9 +81,9 @@ def ours(header: str, functor: str) -> CudaSource:
 
 
 def on_disk(folder: Traversable) -> Path:
-    """Returns a folder as compilers need it.
+    """Returns a folder's path on disk, for compilers.
 
-    Of a folder inside an archive it is a copy, which lasts as long as the process.
+    A folder inside an archive is copied to disk; the copy lasts as long as the process.
     """
     if isinstance(folder, Path):
         return folder

@@ -36,7 +36,7 @@ class HostScalar(Variable):
         return self._array.copy()  # type: ignore[no-any-return]
 
     def multiply(self, factor: np.floating[Any]) -> None:
-        """Multiplies in place; threads that do so take turns."""
+        """Multiplies in place; no product is lost if several threads do so at once."""
         with self.identity.lock:
             self._array *= factor
 

@@ -27,11 +27,11 @@ def gradients_of(
     """Runs a loss once and returns its gradients; see `Optimizer.compute_gradients`.
 
     Args:
-        loss: What to differentiate.
-        var_list: By which variables.
+        loss: The function to differentiate.
+        var_list: The variables to differentiate by.
         grad_loss: What gradients are multiplied by.
-        valid_dtypes: Of the loss, `grad_loss`, and the variables that have a gradient.
-        on_grad: Is given each gradient as soon as it is final, and keeps it.
+        valid_dtypes: The dtypes that the loss, `grad_loss`, and variables with a gradient may have.
+        on_grad: Called with each gradient as soon as it is final; it is not returned then.
 
     Raises:
         RuntimeError: `loss` is no function.

@@ -22,8 +22,8 @@ def refuse_shared_memory(
     """Raises ValueError where two updates of one memory would depend on their order.
 
     Args:
-        variables: What one call updates by gradients.
-        also_written: What the call writes besides: the slots of `variables`, the global step.
+        variables: The variables that one call updates by gradients.
+        also_written: What the call also writes: the slots of `variables`, the global step.
     """
     written = [*variables, *also_written]
     if all(variable.owns_memory for variable in written) and (
@@ -36,7 +36,7 @@ def refuse_shared_memory(
 
 
 def _refuse_overlap(variables: list[Variable], others: Set[Identity]) -> None:
-    """Does it for variables of one device."""
+    """Does what `refuse_shared_memory` does, for variables of one device."""
     layouts = [backend_for(variable.device).layout(variable.storage) for variable in variables]
     spans = sorted(
         (*byte_bounds(layouts[position]), position)

@@ -84,7 +84,8 @@ class ExponentialMovingAverage:
 
         Raises:
             TypeError: a value is not floating point, or masked; no average has been changed.
-            ValueError: a raw array's average would be lost with the array; likewise.
+            ValueError: a raw array's average would be lost; no average has been changed. See
+                `gpuopt.Variable(array, copy=False)`.
         """
         tracked = trainable_variables() if var_list is None else list(var_list)
         values = [self._read_value(source) for source in tracked]
@@ -92,7 +93,7 @@ class ExponentialMovingAverage:
         if self._num_updates is not None:
             updates = np.float32(to_device(storage_of(self._num_updates), Device.cpu))
             decay = min(decay, (1 + updates) / (10 + updates))
-        with writing():  # a checkpoint holds all averages of before, or of after
+        with writing():  # so that a checkpoint holds all old averages, or all new ones
             for source, value in zip(tracked, values, strict=True):
                 weight = compute_type(value.dtype)(1 - decay)
                 if callable(source):

@@ -13,11 +13,11 @@ class LateErrors(Protocol):
     """Something whose calls may turn out to have failed."""
 
     def raise_late(self, device: Device | None = None, *, wait: bool) -> None:
-        """Raises what was found.
+        """Raises the first error that was found.
 
         Args:
-            device: Where to look; by default everywhere.
-            wait: Whether to wait for what a GPU has not found out yet.
+            device: The device whose errors are wanted; by default all devices.
+            wait: Whether to wait for checks that a GPU has not finished yet.
         """
 
 

@@ -1,4 +1,4 @@
-"""Who is told of reads and writes of variables: whatever differentiates a loss on this thread."""
+"""The recorders of a thread: they are told when a loss reads or writes a variable."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Recorder(Protocol):
     """Stands between a variable and the loss that reads it."""
 
     def read(self, variable: Any) -> Any:
-        """Returns what the loss computes with in place of the variable's array."""
+        """Returns the object that the loss computes with in place of the variable's array."""
 
     def lookup(self, table: Any, ids: Any) -> Any:
         """Returns rows of a table, whose gradient is IndexedSlices if it is a variable."""
@@ -22,14 +22,14 @@ class Recorder(Protocol):
         """Says whether gradients will flow back to this variable."""
 
     def before_write(self, variable: Any) -> None:
-        """Raises RuntimeError if a gradient still needs the value that is about to go."""
+        """Raises RuntimeError if a gradient still needs the value that is about to be lost."""
 
 
 class _ThisThread(threading.local):
     recorders: tuple[Recorder, ...] = ()
 
 
-# Read without a call in each step.
+# Public, because each step reads it: a function call would cost time.
 this_thread = _ThisThread()
 
 
@@ -43,7 +43,7 @@ def before_write(variables: Iterable[Any]) -> None:
     """Asks the recorders of this thread whether `variables` may be written now.
 
     Raises:
-        RuntimeError: a loss that is being recorded has computed with its present value.
+        RuntimeError: a loss that is being recorded has computed with a variable's present value.
     """
     recorders = this_thread.recorders
     if recorders:
@@ -58,7 +58,7 @@ def depth() -> int:
 
 
 def record(by: Recorder, call: Callable[[], Result]) -> Result:
-    """Has `by` told of the variables that `call` reads and writes, and returns its result."""
+    """Tells `by` of the variables that `call` reads and writes; returns its result."""
     # No context manager: Ctrl-C before the first line of its `__exit__` would leave `by` there.
     outer = this_thread.recorders
     try:

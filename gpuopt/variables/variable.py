@@ -44,7 +44,7 @@ class Variable(ArrayOperators):
         trainable: Whether `trainable_variables()` lists it.
         constraint: Called with the array after each dense update; returns what to store.
         device: Where the array lives.
-        identity: What optimizer state for this variable is filed under.
+        identity: The key of this variable's optimizer state.
         owns_memory: Whether no other variable was made on the same memory; False for an adopted
             array.
     """
@@ -80,8 +80,9 @@ class Variable(ArrayOperators):
             constraint: Projects the array after each dense update.
             dtype: Converts to this type; needs `copy=True` if `value` has another.
             device: "cpu" or "gpu:<index>"; by default where `value` lives.
-            copy: False adopts the array: updates are then seen in it, and nothing is copied. An
-                array that is made read-only later goes on being updated.
+            copy: False adopts the array: updates are then seen in it, and nothing is copied. The
+                variable stays as it is if the array is made read-only later, or gets another dtype
+                or shape in place.
 
         Raises:
             TypeError: `value` does not hold numbers, or there is no array to adopt.
@@ -165,14 +166,14 @@ class Variable(ArrayOperators):
 
     @property
     def storage(self) -> Any:
-        """The array itself; a loss that reads it here has no gradient by it."""
+        """The array itself; a loss that reads it here gets no gradient for this variable."""
         return self._array
 
     def value(self) -> Any:
         """Returns the array itself, not a copy: it shows every later update.
 
-        While a loss is differentiated, what stands for the array in it. On a GPU, the current
-        stream waits for updates on other streams.
+        Inside a loss that is being differentiated, returns the object that stands for the array. On
+        a GPU, the current stream waits for updates on other streams.
         """
         by = recorder()
         if by is not None:
@@ -351,10 +352,10 @@ def global_variables() -> list[Variable]:
 
 
 def as_variable(value: Any) -> Variable:
-    """Returns a Variable as it is, and a raw array as the variable that its memory is.
+    """Returns a Variable as it is, and for a raw array a Variable that stands for its memory.
 
     Raises:
-        TypeError: `value` is neither.
+        TypeError: `value` is neither a Variable nor an array.
         ValueError: the array is read-only, or overlaps itself.
         DeviceUnavailableError: the array lives on a device that cannot be used.
     """

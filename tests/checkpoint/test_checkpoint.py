@@ -451,6 +451,60 @@ def test_two_optimizers_of_one_name_must_be_told_apart(tmp_path: Path) -> None:
     del other
 
 
+def two_of_one_name(
+    order: str,
+) -> tuple[dict[str, Variable], dict[str, gpuopt.MomentumOptimizer]]:
+    variables = {name: Variable(np.zeros(2, np.float32), name=name) for name in "ab"}
+    return variables, {name: gpuopt.MomentumOptimizer(1.0, 0.9) for name in order}
+
+
+def step_each(
+    variables: dict[str, Variable], optimizers: dict[str, gpuopt.MomentumOptimizer]
+) -> None:
+    for name, scale in (("a", 1), ("b", 2)):
+        gradient = np.full(2, scale, np.float32)
+        optimizers[name].apply_gradients([(gradient, variables[name])])
+
+
+def test_optimizers_of_one_name_made_in_another_order_do_not_take_each_others_state(
+    tmp_path: Path,
+) -> None:
+    variables, optimizers = two_of_one_name("ab")
+    step_each(variables, optimizers)
+    path = Saver().save(tmp_path / "model")
+    step_each(variables, optimizers)
+    expected = [variable.numpy().tolist() for variable in variables.values()]
+    del variables, optimizers
+
+    variables, optimizers = two_of_one_name("ba")
+    Saver().restore(path)
+    restored = [variable.numpy().tolist() for variable in variables.values()]
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r'"momentum" of "a" went to another .* "Momentum"'):
+            step_each(variables, optimizers)
+    assert [variable.numpy().tolist() for variable in variables.values()] == restored
+    # Where it is said which is which, they go on as the saved run would.
+    del variables, optimizers
+    variables, optimizers = two_of_one_name("ba")
+    in_order = [optimizers[name] for name in "ab"]
+    Saver(list(variables.values()), optimizers=in_order).restore(path)
+    step_each(variables, optimizers)
+    assert [variable.numpy().tolist() for variable in variables.values()] == expected
+
+
+def test_optimizers_of_one_name_made_in_the_saved_order_take_up_new_variables(
+    tmp_path: Path,
+) -> None:
+    variables, optimizers = two_of_one_name("ab")
+    step_each(variables, optimizers)
+    path = Saver().save(tmp_path / "model")
+    Saver().restore(path)
+    late = Variable(np.zeros(2, np.float32), name="late")
+    for optimizer in optimizers.values():
+        optimizer.apply_gradients([(np.ones(2, np.float32), late)])
+    assert late.numpy().tolist() == [-2, -2]
+
+
 def test_latest_checkpoint_is_the_one_saved_last_even_if_the_clock_is_set_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -362,13 +362,13 @@ def test_a_worker_that_never_pushes_is_named_in_time(policy: Any) -> None:
 
 
 def test_a_thread_that_died_silently_is_named_in_time() -> None:
-    training = Training(2, 2, num_tokens=0, timeout_s=SHORT_S)
-    dead = Call(lambda: training.sync._coordinator.join(1))  # type: ignore[union-attr]
-    del training.workers[1]
-    assert isinstance(dead.join().error, ValueError)  # the main thread has it
-    training.coordinator._threads[1] = dead._thread
+    w, step = Variable(np.zeros(2, np.float32)), new_step()
+    sync = gpuopt.SyncReplicasOptimizer(gpuopt.GradientDescentOptimizer(1.0), 2, 2)
+    sync.start(step, num_tokens=0, timeout_s=SHORT_S)
+    died = Call(lambda: sync.worker(1))
+    assert died.join().error is None
     with pytest.raises(DeadlineExceededError, match="worker 1's thread has ended"):
-        training.push(0)
+        sync.worker(0).apply_gradients([(np.ones(2, np.float32), w)], step)
 
 
 def test_a_gradient_outlives_its_workers_patience() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 import gpuopt
 from gpuopt import Variable
-from gpuopt.step.pairs import refuse_shared_memory
+from gpuopt.step.overlap import refuse_shared_memory
 from gpuopt.variables.variable import as_variable
 
 

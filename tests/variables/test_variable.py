@@ -7,6 +7,7 @@ import pickle
 import re
 import sys
 import threading
+import weakref
 from typing import Any
 
 import ml_dtypes
@@ -43,7 +44,8 @@ def test_adopted_array_is_updated_itself() -> None:
     v = Variable(array, copy=False)
     v.assign_add([1.0, 2.0, 3.0])
     assert array.tolist() == [1, 2, 3]
-    assert v.value() is array
+    assert np.shares_memory(v.value(), array)
+    assert v.value() is v.storage
 
 
 @pytest.mark.parametrize(
@@ -209,12 +211,14 @@ def test_names_are_unique_among_live_variables() -> None:
 
 
 def test_collections_list_live_variables_in_order_of_creation() -> None:
+    # Threads of earlier tests may still hold variables of theirs.
+    trainable, everything = gpuopt.trainable_variables(), gpuopt.global_variables()
     b, a = Variable(1.0, name="b"), Variable(1.0, name="a")
     frozen = Variable(1.0, name="frozen", trainable=False)
-    assert gpuopt.trainable_variables() == [b, a]
-    assert gpuopt.global_variables() == [b, a, frozen]
+    assert gpuopt.trainable_variables() == [*trainable, b, a]
+    assert gpuopt.global_variables() == [*everything, b, a, frozen]
     del b
-    assert gpuopt.trainable_variables() == [a]
+    assert gpuopt.trainable_variables() == [*trainable, a]
 
 
 def test_thousands_of_variables_of_one_name_are_quick_to_name() -> None:
@@ -268,6 +272,42 @@ def test_a_deep_copy_of_a_model_has_one_variable_for_each() -> None:
     first, second = copy.deepcopy([v, v])
     assert first is second
     assert first is not v
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("size", [4, 400_000])
+@pytest.mark.parametrize(
+    ("attribute", "value"),
+    [("dtype", np.float64), ("dtype", np.int32), ("shape", (2, -1)), ("strides", (0,))],
+)
+def test_an_adopted_variable_keeps_its_form_when_its_array_takes_another(
+    size: int, attribute: str, value: Any
+) -> None:
+    array = np.zeros(size, np.float32)
+    v = Variable(array, name="v", copy=False)
+    optimizer = gpuopt.MomentumOptimizer(1.0, 0.5)
+    gradient = np.ones(size, np.float32)
+    optimizer.apply_gradients([(gradient, v)])
+    setattr(array, attribute, value)
+    optimizer.apply_gradients([(gradient, v)])
+    assert (v.shape, v.dtype) == ((size,), np.float32)
+    assert (v.numpy() == -2.5).all()
+    assert (v.storage.ctypes.data, v.storage.strides) == (array.ctypes.data, (4,))
+    with pytest.raises(TypeError, match='"v" has dtype float64'):
+        optimizer.apply_gradients([(np.ones(size), v)])
+
+
+def test_an_adopted_array_is_kept_and_shared() -> None:
+    memory = np.arange(6, dtype=np.float32)
+    v = Variable(memory[2:5], copy=False)
+    assert np.shares_memory(v.storage, memory)
+    v.assign_add(np.ones(3, np.float32))
+    assert memory.tolist() == [0, 1, 3, 4, 5, 5]
+    owner = weakref.ref(memory)
+    del memory
+    assert v.numpy().tolist() == [3, 4, 5]
+    del v
+    assert owner() is None
 
 
 masked = np.ma.masked_array(np.float32([1, 2]), mask=[False, True])

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import struct
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import repeat
+from operator import setitem
 from typing import Any
 
 import numpy as np
@@ -10,6 +15,10 @@ import numpy as np
 from gpuopt.backends.backend import Target
 from gpuopt.backends.cpu.forms.rule_form import RuleForm
 from gpuopt.backends.cpu.memory import Array, contiguous_runs, scratch
+
+_ALL = slice(None)
+_exhaust: Callable[[Iterable[None]], object] = partial(deque, maxlen=0)
+_assign: Any = setitem  # typed as if memoryviews could not be written
 
 
 def bundles(
@@ -42,15 +51,16 @@ class Bundle:
         self._positions = positions
         self._size = sum(var.size for var, _ in targets)
         var_and_slots = zip(*[(var, *slots) for var, slots in targets], strict=True)
-        self._runs = [
-            contiguous_runs([array.reshape(-1) for array in arrays]) for arrays in var_and_slots
+        self._members = [
+            _Members(contiguous_runs([array.reshape(-1) for array in arrays]))
+            for arrays in var_and_slots
         ]
 
     def join(self, gradients: Sequence[Array], real: np.dtype[Any]) -> Array:
         """Copies the gradients into one flat array of the compute type."""
         members: list[Any] = [gradients[position] for position in self._positions]
         try:
-            # Much quicker than np.concatenate, which has no need of C order.
+            # Much quicker than np.concatenate, but it needs C order.
             flat = np.frombuffer(b"".join(members), members[0].dtype)
         except TypeError:  # not in C order
             flat = np.concatenate(members, axis=None)
@@ -62,26 +72,47 @@ class Bundle:
         """Updates the variables.
 
         Args:
-            form: What updates them.
-            real: The type that it computes in.
-            grad: From `join`, or what calls `join` when this bundle's turn has come.
+            form: The rule's form that updates them.
+            real: The type that the form computes in.
+            grad: The result of `join`, or a function that calls `join` and returns its result.
         """
         grad = grad() if callable(grad) else grad
-        gathered = [len(joined) > 1 or joined[0].dtype != real for joined in self._runs]
+        gathered = [len(each.runs) > 1 or each.dtype != real for each in self._members]
         wanted = [*[real] * sum(gathered), *form.scratch_dtypes]
         buffers = scratch(wanted, self._size) if wanted else []
         written = [
-            np.concatenate(joined, out=buffers.pop(0)) if is_gathered else joined[0]
-            for joined, is_gathered in zip(self._runs, gathered, strict=True)
+            each.gather(buffers.pop(0)) if is_gathered else each.runs[0]
+            for each, is_gathered in zip(self._members, gathered, strict=True)
         ]
         form.apply(written, grad, buffers)
-        for joined, chunk, is_gathered in zip(self._runs, written, gathered, strict=True):
+        for each, values, is_gathered in zip(self._members, written, gathered, strict=True):
             if is_gathered:
-                _spread(chunk, joined)
+                each.spread(values)
 
 
-def _spread(values: Array, flats: Sequence[Array]) -> None:
-    start = 0
-    for flat in flats:
-        flat[...] = values[start : start + flat.size]
-        start += flat.size
+class _Members:
+    """Flat arrays of one dtype that are updated as one: all variables of a bundle, or all slots.
+
+    Many arrays apart in memory are copied as bytes, by the interpreter's own loops: a call of numpy
+    for each would take longer than the update.
+
+    Attributes:
+        runs: The arrays, with those that are contiguous as one.
+        dtype: Theirs.
+    """
+
+    def __init__(self, runs: Sequence[Array]) -> None:
+        self.runs = runs
+        self.dtype = runs[0].dtype
+        self._bytes = [run.view(np.uint8).data for run in runs]
+        self._cut = struct.Struct("".join(f"{run.nbytes}s" for run in runs)).unpack
+
+    def gather(self, out: Array) -> Array:
+        """Copies the arrays into `out`, which may be of another dtype, and returns it."""
+        out[...] = np.frombuffer(b"".join(self._bytes), self.dtype)
+        return out
+
+    def spread(self, values: Array) -> None:
+        """Copies what `gather` returned back into the arrays."""
+        parts = self._cut(values.astype(self.dtype, copy=False).view(np.uint8).data)
+        _exhaust(map(_assign, self._bytes, repeat(_ALL), parts))

@@ -15,7 +15,7 @@ from functools import cache
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
-from gpuopt.backends.cpu.library_cache import cache_folder, keep, kept, load
+from gpuopt.backends.cpu.library_cache import cache_folder, load, read_library, write_library
 from gpuopt.rules.sources import digest, on_disk
 from gpuopt.temporary_folder import TemporaryFolder
 
@@ -76,10 +76,10 @@ def build(name: str, source: str, folders: Iterable[Traversable]) -> ctypes.CDLL
     Args:
         name: What the library's file is named after.
         source: The text of the program.
-        folders: Where it may include headers from. A changed header is a new library.
+        folders: The folders of headers that it may include. A changed header is a new library.
 
     Returns:
-        The library, or None where the compiler fails; a warning then says how.
+        The library, or None if the compiler fails; its message is then logged as a warning.
     """
     command = compiler()
     if command is None:
@@ -91,13 +91,13 @@ def build(name: str, source: str, folders: Iterable[Traversable]) -> ctypes.CDLL
     key = hashlib.sha256(repr(inputs).encode()).digest()
     folder = cache_folder()
     path = None if folder is None else folder / f"{name}-{key.hex()[:16]}.so"
-    content = None if path is None else kept(path, key)
+    content = None if path is None else read_library(path, key)
     try:
         if content is None:
             _logger.debug("building %s with %s", name, command[0])
             content = _compile(command, source, on_path)
             if path is not None:
-                keep(path, key, content)
+                write_library(path, key, content)
         return load(content)
     except OSError as error:
         _logger.warning("%s cannot build %s, so numpy is used: %s", command[0], name, error)

@@ -27,7 +27,7 @@ from gpuopt.rules.update_rule import UpdateRule
 
 Array = np.ndarray[Any, Any]
 
-# To find a row in memory and to bring it costs several times what its arithmetic does.
+# Loading a row from a random place in memory costs several times as much as its arithmetic.
 _ROW_FACTOR = 4
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from gpuopt.backends.backend import Scalars, Target, Updated, compute_type
 from gpuopt.backends.cuda import kernels
-from gpuopt.backends.cuda.dense_plan import DensePlan
+from gpuopt.backends.cuda.dense_plan import DensePlan, overlapping
 from gpuopt.backends.cuda.launch_shapes import (
     DENSE_CHUNK,
     DENSE_THREADS,
@@ -87,9 +87,6 @@ class CudaBackend:
         with self.enter():
             return self.xp.from_dlpack(value)
 
-    def are_here(self, arrays: Sequence[Any]) -> bool:
-        return set(map(type, arrays)) == {self.xp.ndarray} and self._launcher.owns(arrays)
-
     def plain_array(self, value: Any) -> Any:
         return value if isinstance(value, self.xp.ndarray) else None
 
@@ -113,7 +110,7 @@ class CudaBackend:
             host = np.asarray(value).astype(dtype)
             if host.shape == shape:
                 self._launcher.upload(storage, host)
-            else:  # as integers, which CuPy fills with in every version
+            else:  # as integers of the same bits, because not every CuPy fills with other dtypes
                 bits = np.dtype(f"u{host.itemsize}")
                 storage.view(bits).fill(host.view(bits)[()])
             return storage
@@ -145,6 +142,9 @@ class CudaBackend:
             targets[position] = Target(self.unowned(var), slots)
         with self.enter():
             return DensePlan(self._launcher, targets, updated)
+
+    def overlapping(self, plans: Sequence[DensePlan], arrays: Sequence[Any]) -> list[int]:
+        return overlapping(self._launcher, plans, arrays)
 
     def apply_dense(
         self,

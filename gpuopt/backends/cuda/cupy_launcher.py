@@ -19,8 +19,8 @@ from gpuopt.device import register_device_arrays
 from gpuopt.locks import Lock
 from gpuopt.rules.sources import digest, on_disk
 
-# Bytes of one copy, of which a large upload takes several; and how far uploads may run ahead of the
-# GPU.
+# How many bytes one copy has; a large upload takes several copies. And how many bytes uploads may
+# run ahead of the GPU.
 _LARGEST_STAGED = 32 * 2**20
 _MOST_STAGED = 256 * 2**20
 
@@ -57,7 +57,7 @@ class CupyLauncher:
     def launch(
         self, kernel: Kernel, num_blocks: int, num_threads: int, /, **arguments: Any
     ) -> None:
-        # CuPy itself passes on whatever it is given, bit by bit.
+        # The types are checked here: CuPy passes on the bytes of any argument.
         ordered = kernel.order_arguments(arguments, self)
         function = self._functions.get(kernel)
         if function is None:

@@ -28,12 +28,12 @@ CPP_TYPES = {
 
 @cache
 def name_of(dtype: np.dtype[Any]) -> str:
-    """Returns numpy's name of a dtype, which numpy composes anew each time."""
+    """Returns numpy's name of a dtype. Cached: numpy composes the name anew each time."""
     return dtype.name
 
 
 class Memory(Protocol):
-    """What a launcher knows of arrays; see `Launcher`."""
+    """The part of a `Launcher` that turns arrays into arguments."""
 
     xp: Any
 
@@ -92,8 +92,9 @@ class Pointer:
 
     Attributes:
         dtype: numpy's name of the array's dtype.
-        struct: If C++ takes the array for structs: which. Each has its fields in as many elements.
-        is_optional: Whether None is taken, too, as a null pointer.
+        struct: The struct that C++ reads from the array, one field from each element; None if C++
+            reads numbers.
+        is_optional: Whether None is accepted, too, as a null pointer.
     """
 
     dtype: str
@@ -214,7 +215,7 @@ def struct_of(form: type[Any], **types: str) -> Struct:
 
 
 def _refusal(expected: Parameter, given: Any) -> TypeError:
-    """Whoever catches the error puts the parameter's name before its message."""
+    """Makes the error for a wrong argument; the caller puts the parameter's name before it."""
     got = repr(given)
     if hasattr(given, "dtype") and not isinstance(given, np.generic):
         got = f"*{given.dtype.name} of {type(given).__module__}"
