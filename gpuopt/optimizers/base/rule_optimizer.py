@@ -197,7 +197,7 @@ class RuleOptimizer(Optimizer):
     def _scalars_for(self, real: type[np.floating[Any]]) -> Mapping[str, np.floating[Any]]:
         fixed = self.this_thread.scalars
         if real not in fixed:
-            fixed[real] = quietly(lambda: self._scalars(real))
+            fixed[real] = quietly(self._scalars, real)
         return fixed[real]
 
     @property
