@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import logging
-import threading
 import warnings
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Literal, get_args
 
 from gpuopt.autodiff import engine_of
 from gpuopt.autodiff.engine import Loss
+from gpuopt.locks import Lock
 from gpuopt.state.state import Description, State
 from gpuopt.state.state_dict import OptimizerState, load_state, read_state
 from gpuopt.step.hooks import Hooks
@@ -42,7 +42,7 @@ _logger = logging.getLogger("gpuopt")
 # The optimizers that are alive, by a number that grows with each new one.
 _living: weakref.WeakValueDictionary[int, Optimizer] = weakref.WeakValueDictionary()
 _serials = itertools.count()
-_listing = threading.Lock()
+_listing = Lock("the list of optimizers")
 
 
 class Optimizer(Hooks):
@@ -329,20 +329,22 @@ class Optimizer(Hooks):
         updated: list[Variable] = []
         owning: set[Identity] = set()
 
-        def update(gradient: Any, variable: Variable) -> None:
-            # A comparison with all variables each time would take longer than the updates.
-            is_apart = variable.owns_memory and variable.identity not in owning
-            if not is_apart or len(owning) < len(updated):
-                refuse_shared_memory([*updated, variable])
-            if variable.owns_memory:
-                owning.add(variable.identity)
-            apply(self._checked_updates([(gradient, variable)]))
-            updated.append(variable)
+        def compute(apply: Callable[[Updates], None]) -> None:
+            def update(gradient: Any, variable: Variable) -> None:
+                # A comparison with all variables each time would take longer than the updates.
+                is_apart = variable.owns_memory and variable.identity not in owning
+                if not is_apart or len(owning) < len(updated):
+                    refuse_shared_memory([*updated, variable])
+                if variable.owns_memory:
+                    owning.add(variable.identity)
+                apply(self._checked_updates([(gradient, variable)]))
+                updated.append(variable)
 
-        with step.streaming() as apply:
             grads_and_vars = gradients_of(loss, var_list, grad_loss, dtypes_of(self), update)
             if not updated:
                 refuse_independent_loss(loss, [variable for _, variable in grads_and_vars])
+
+        step.run_in_parts(compute)
 
     def _must_skip(self, updates: Updates) -> bool:
         """Looks for NaN and infinity in the gradients; raises or logs, as `on_nonfinite` says."""

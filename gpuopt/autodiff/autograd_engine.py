@@ -24,7 +24,8 @@ from gpuopt.autodiff.engine import (
 from gpuopt.autodiff.tracing import LossNode, add_cupy
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.indexed_slices import IndexedSlices
-from gpuopt.variables.recording import depth, recorder, recording
+from gpuopt.variables.operators import value_of
+from gpuopt.variables.recording import depth, record, recorder
 from gpuopt.variables.variable import Variable
 
 
@@ -60,9 +61,7 @@ class AutogradEngine:
             return any(overlap(array, variable.storage) for array in _alive(constants))
 
         reads = ReadRecorder(wanted, leaf_of, read_outside, _traced_lookup, is_constant)
-        with recording(reads):
-            loss = loss_fn()
-            loss = checked_loss(loss.value() if isinstance(loss, Variable) else loss)
+        loss = record(reads, lambda: checked_loss(value_of(loss_fn())))
         variables = reads.variables() if wanted is None else wanted
         if not (isbox(loss) and loss._trace == trace):
             return loss, [(None, variable) for variable in variables]

@@ -196,6 +196,8 @@ class Backend(Protocol):
     ) -> None:
         """Applies `rule` to every element of every variable of a plan.
 
+        On the CPU, numpy may warn of NaN and infinity, unless called by `quietly`.
+
         Args:
             rule: What to compute.
             plan: From `plan_dense`.

@@ -29,6 +29,7 @@ from gpuopt.checkpoint.file_format import (
     new_checksum,
 )
 from gpuopt.errors import CheckpointError
+from gpuopt.locks import importing
 
 Array = np.ndarray[Any, Any]
 
@@ -100,7 +101,8 @@ class CheckpointFile:
             CheckpointError: the file is damaged, cut short, or something else than a checkpoint.
             OSError: the disk failed.
         """
-        from safetensors import safe_open
+        with importing:
+            from safetensors import safe_open
 
         # The open file, even if another process gives its name to a newer one just now.
         same = Path(f"/dev/fd/{file.fileno()}")

@@ -40,6 +40,7 @@ def write_checkpoint(
     description: Any,
     saved_at: int,
     on_progress: Callable[[], None] = lambda: None,
+    on_ready: Callable[[str], None] = lambda fingerprint: None,
 ) -> str:
     """Writes a file that exists in full or not at all, also after a crash or a power cut.
 
@@ -53,6 +54,7 @@ def write_checkpoint(
         description: The later `CheckpointFile.description`; anything that JSON can hold.
         saved_at: Nanoseconds since 1970, more than any other checkpoint of the folder has.
         on_progress: Called again and again while the file is written.
+        on_ready: Called with the file's fingerprint, just before it gets its name.
 
     Returns:
         The file's fingerprint; see `CheckpointFile`.
@@ -82,7 +84,8 @@ def write_checkpoint(
             write_all(file, beginning)
             os.fsync(file.fileno())
             _read_back(file, path, header.fingerprint, on_progress)
-            os.replace(file.name, path)
+            on_ready(header.fingerprint)
+            file.take_name(path)
             outcome = "it is there, but may not survive a power cut; earlier ones are kept"
         sync_folder(path.parent)
     except OSError as error:

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from gpuopt.locks import importing
+
 Array = np.ndarray[Any, Any]
 
 SUFFIX = ".safetensors"
@@ -47,7 +49,8 @@ def header_checksum(metadata: Mapping[str, str], entries: Iterable[list[Any]]) -
         metadata: The header's metadata, without "header_checksum".
         entries: [name, dtype, shape] of each tensor, in the format's terms.
     """
-    from xxhash import xxh3_64_hexdigest
+    with importing:
+        from xxhash import xxh3_64_hexdigest
 
     canonical = json.dumps([sorted(metadata.items()), sorted(entries)])
     return xxh3_64_hexdigest(canonical.encode())
@@ -58,6 +61,7 @@ def new_checksum() -> Any:
 
     The hash is to find damage, not forgeries, and to be faster than the disk.
     """
-    from xxhash import xxh3_64
+    with importing:
+        from xxhash import xxh3_64
 
     return xxh3_64()

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from gpuopt.atomic_file import aside_name
 from gpuopt.checkpoint.checkpoint_file import CheckpointFile, open_checkpoint
 from gpuopt.errors import CheckpointError
+from gpuopt.locks import renew_after_fork
 
 _logger = logging.getLogger("gpuopt")
 
@@ -46,11 +47,13 @@ class KeptCheckpoints:
         self._keep_every_s = keep_every_hours * 3600
         self._keep_next_after = time.time() + self._keep_every_s
         self._kept: list[_Kept] = []
+        self._expected: list[_Kept] = []
+        renew_after_fork(self)
 
     @property
     def paths(self) -> list[str]:
         """The checkpoints' paths as the user wrote them, the newest last."""
-        return [kept.spelled for kept in self._kept]
+        return [kept.spelled for kept in self._with_expected()]
 
     def replace_all(self, paths: Iterable[str]) -> None:
         """Keeps these checkpoints instead, the newest last; files that are none are logged."""
@@ -68,11 +71,14 @@ class KeptCheckpoints:
                 _logger.warning("not counted as a checkpoint: %s", error)
         self._kept = list(found.values())
 
-    def add(self, spelled: str, file: Path, fingerprint: str) -> None:
-        """Adds a new checkpoint, and removes old ones beyond the limit."""
-        # A file that was saved twice holds only the newer checkpoint.
-        kept = [entry for entry in self._kept if entry.file != file]
-        self._kept = [*kept, _Kept(spelled, file, fingerprint, time.time())]
+    def expect(self, spelled: str, file: Path, fingerprint: str) -> None:
+        """Counts a new checkpoint once it is there, also if Ctrl-C ends its save just then."""
+        self._expected.append(_Kept(spelled, file, fingerprint, time.time()))
+
+    def confirm(self, fingerprint: str) -> None:
+        """Counts an expected checkpoint that is there now; removes those that are too many."""
+        self._kept = self._with_expected(fingerprint)
+        self._expected = []
         while self._max_to_keep and len(self._kept) > self._max_to_keep:
             oldest = self._kept[0]
             if oldest.saved > self._keep_next_after:
@@ -84,6 +90,27 @@ class KeptCheckpoints:
                     _logger.warning("an old checkpoint could not be removed: %s", error)
                     return  # it is tried again after the next save
             del self._kept[0]
+
+    def after_fork(self) -> None:
+        """The checkpoints so far are left to the parent."""
+        self._kept, self._expected = [], []
+
+    def _with_expected(self, confirmed: str = "") -> list[_Kept]:
+        """Lists what is kept, with those expected checkpoints that are there."""
+        kept = self._kept
+        for new in self._expected:
+            if new.fingerprint == confirmed or _is_there(new):
+                # Of one file with two names, the older content is gone.
+                kept = [*(entry for entry in kept if entry.file != new.file), new]
+        return kept
+
+
+def _is_there(kept: _Kept) -> bool:
+    try:
+        with open_checkpoint(kept.file) as checkpoint:
+            return checkpoint.fingerprint == kept.fingerprint
+    except (OSError, CheckpointError):
+        return False
 
 
 def _remove(kept: _Kept) -> None:

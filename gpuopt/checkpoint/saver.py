@@ -73,7 +73,8 @@ class Saver:
                 default whatever `global_variables()` lists at each call; a checkpoint must then
                 hold exactly these.
             max_to_keep: How many checkpoints of this Saver are kept; older ones are removed once a
-                newer one is on the disk. None or 0 keeps all.
+                newer one is on the disk. None or 0 keeps all. In a forked child, those that the
+                parent has saved do not count.
             keep_checkpoint_every_n_hours: Of those to be removed, one in so many hours stays.
             optimizers: Whose state belongs to the checkpoints. By default every living optimizer,
                 or none if `var_list` is given.
@@ -282,16 +283,21 @@ class Saver:
     ) -> str:
         folder = target.file.parent
         beginning = _STEP_AND_SUFFIX.sub("", target.file.name)
-        if (folder, beginning) not in self._cleaned:
-            names = re.escape(beginning) + _STEP_AND_SUFFIX.pattern
-            remove_abandoned(folder, re.compile(names))
+        names = re.compile(re.escape(beginning) + _STEP_AND_SUFFIX.pattern)
+        is_clean = (folder, beginning) in self._cleaned or remove_abandoned(folder, names)
         # Unless this save, too, leaves something behind.
         self._cleaned.discard((folder, beginning))
         fingerprint = write_checkpoint(
-            target.file, tensors, description, next_time(folder), on_progress
+            target.file,
+            tensors,
+            description,
+            next_time(folder),
+            on_progress,
+            partial(self._kept.expect, target.spelled, target.file),
         )
-        self._kept.add(target.spelled, target.file, fingerprint)
-        self._cleaned.add((folder, beginning))
+        self._kept.confirm(fingerprint)
+        if is_clean:
+            self._cleaned.add((folder, beginning))
         return target.spelled
 
     def _restore(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Generic, Literal, TypeVar
@@ -16,6 +15,7 @@ from gpuopt.device import Device
 from gpuopt.distributed.reduction import add_up_rows
 from gpuopt.distributed.waiting import DEFAULT_TIMEOUT_S, check_timeout
 from gpuopt.errors import CancelledError, DeadlineExceededError
+from gpuopt.locks import Condition, renew_after_fork
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.variable import Variable
 
@@ -63,11 +63,17 @@ class _Accumulator(Generic[_Accumulated]):
         # The backend's record of the last update, by which streams wait for each other.
         self.last_update: Any = None
         self._compute = np.dtype(compute_type(self.dtype))
-        self._changed = threading.Condition(threading.Lock())
+        self._changed = Condition(f'accumulator "{name}"')
         self._turns: deque[object] = deque()
         self._step = 0
         self._count = 0
         self._is_closed = False
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Nobody waits for a take any more."""
+        self._changed.after_fork()
+        self._turns.clear()
 
     def set_global_step(self, new_global_step: int) -> None:
         """Sets the step: gradients for earlier steps are late. Going back is legal, and logged."""
@@ -100,7 +106,8 @@ class _Accumulator(Generic[_Accumulated]):
             raise ValueError(f'"{self.name}": num_required must be at least 1, got {num_required}')
         check_timeout(timeout_s)
         with self._changed:
-            if self._turns or self._count < num_required or self._is_closed:
+            self._refuse_if_closed()
+            if self._turns or self._count < num_required:
                 self._wait_for_turn(num_required, timeout_s)
             return self.take()
 
@@ -167,6 +174,11 @@ class _Accumulator(Generic[_Accumulated]):
             self._changed.notify_all()
 
     def _refuse_if_closed(self) -> None:
+        if self._changed.was_lost:
+            raise CancelledError(
+                f'another thread was adding to "{self.name}" when this process was forked: make a '
+                "new accumulator"
+            )
         if self._is_closed:
             raise CancelledError(f'"{self.name}" is closed')
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ from gpuopt.distributed.gathering import GatheredGradients, Pairs
 from gpuopt.distributed.tokens import Ticket, TokenPolicy, TokenQueue
 from gpuopt.distributed.waiting import check_timeout
 from gpuopt.errors import CancelledError, DeadlineExceededError, GpuoptError, WorkerFailedError
+from gpuopt.locks import Condition, renew_after_fork
 from gpuopt.variables.variable import Variable
 
 _logger = logging.getLogger("gpuopt")
@@ -78,7 +80,7 @@ class Coordinator:
         self.tokens_per_step = max(replicas_to_aggregate, total_num_replicas)
         self._update = update
         self._timeout_s = check_timeout(timeout_s)
-        self._changed = threading.Condition(threading.Lock())
+        self._changed = Condition("a coordinator of workers")
         self._queue = TokenQueue(token_policy, int(global_step), num_tokens, self.tokens_per_step)
         self._gathered = GatheredGradients()
         self._figures = [WorkerFigures() for _ in range(total_num_replicas)]
@@ -86,6 +88,15 @@ class Coordinator:
         self._left: dict[int, BaseException | None] = {}
         self._updating_worker: int | None = None
         self._end: tuple[type[GpuoptError], str, BaseException | None] | None = None
+        self._process = os.getpid()
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        """The workers are threads of the parent: here nothing could be completed."""
+        self._updating_worker = None
+        if self._end is None:
+            message = f"the workers are threads of process {self._process}, and not of this child"
+            self._end = WorkerFailedError, message, None
 
     @property
     def variables(self) -> list[Variable]:

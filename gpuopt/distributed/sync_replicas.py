@@ -15,6 +15,7 @@ from gpuopt.distributed.tokens import TokenPolicy
 from gpuopt.distributed.waiting import DEFAULT_TIMEOUT_S
 from gpuopt.distributed.wrapper import OptimizerWrapper, check_optimizer
 from gpuopt.errors import CancelledError, GpuoptError
+from gpuopt.locks import Condition
 from gpuopt.optimizer import Optimizer
 from gpuopt.step.pairs import checked_pairs
 from gpuopt.step.step import checked_global_step
@@ -200,7 +201,7 @@ class SyncReplicasOptimizer(OptimizerWrapper):
             global_step, num_tokens, token_policy=token_policy, timeout_s=timeout_s
         )
         total, needed = self.total_num_replicas, coordinator.num_workers_needed
-        changed = threading.Condition(threading.Lock())
+        changed = Condition("the ends of workers")
         ended: set[int] = set()
         failures: list[BaseException] = []
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
@@ -12,6 +11,7 @@ import numpy as np
 
 from gpuopt.backends import backend_for, new_storage
 from gpuopt.device import Device
+from gpuopt.locks import Lock
 from gpuopt.state.host_scalar import HostScalar
 from gpuopt.variables.gate import writing
 from gpuopt.variables.identity import Identity
@@ -97,7 +97,7 @@ class State:
         Args:
             describe: A method of the optimizer, which it does not keep alive.
         """
-        self.lock = threading.RLock()
+        self.lock = Lock("an optimizer's state")
         self.waiting_slots: dict[tuple[str, str], np.ndarray[Any, Any]] = {}
         self.waiting_others: dict[str, np.ndarray[Any, Any]] = {}
         self.restored_elsewhere: frozenset[str] = frozenset()

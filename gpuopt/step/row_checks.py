@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ import numpy as np
 from gpuopt.backends import backend_for
 from gpuopt.backends.backend import FlagRead, RowFlags
 from gpuopt.device import Device
+from gpuopt.locks import Lock
 from gpuopt.step.pairs import Gradient
 from gpuopt.variables.gate import writing
 from gpuopt.variables.indexed_slices import IndexedSlices
@@ -57,7 +57,7 @@ class RowChecks:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self._lock = Lock("an optimizer's row checks")
         self._flags: dict[Device, _Flag] = {}
         self.calls: deque[_Call] = deque()
         register(self)

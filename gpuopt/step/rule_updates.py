@@ -12,6 +12,7 @@ import numpy as np
 from gpuopt.backends import Target, array_types
 from gpuopt.backends.backend import Scalars
 from gpuopt.device import Device
+from gpuopt.quietly import quietly
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.step.known import Batch, Group, KnownGroups
 from gpuopt.step.overlap import refuse_shared_memory
@@ -43,7 +44,7 @@ class RuleOptimizer(HookOptimizer, Protocol):
 
     def _hint_at_cost(self, table: Variable, num_rows: int) -> None: ...
 
-    def _scalars_for(self, real: type[np.floating[Any]]) -> Scalars: ...
+    def _scalars(self, real: type[np.floating[Any]]) -> Scalars: ...
 
 
 class _Part:
@@ -223,6 +224,9 @@ class RuleUpdates:
 
     def write(self) -> None:
         """Applies the rule, without constraints."""
+        quietly(self._write)
+
+    def _write(self) -> None:
         optimizer = self._optimizer
         updates = [(part, batch) for part in self._parts for batch in part.require_group().batches]
         if len(updates) > 1:

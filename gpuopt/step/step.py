@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 import numpy as np
 
 from gpuopt.backends import gpu_backends, profiling_range
 from gpuopt.backends.backend import Scalars
+from gpuopt.locks import call_locked
 from gpuopt.state.state import State
 from gpuopt.step.row_checks import RowChecks
 from gpuopt.step.updates import Updates
@@ -98,13 +99,13 @@ class Step:
         finally:
             this_thread.hyperparameters, this_thread.scalars = outer
 
-    @contextmanager
-    def streaming(self) -> Iterator[Callable[[Updates], None]]:
-        """Does a step in parts, in the body of the `with` statement; the count comes at its end.
+    def run_in_parts(self, compute: Callable[[Callable[[Updates], None]], None]) -> None:
+        """Does a step in parts; the count comes at its end.
 
-        Yields:
-            A function that applies some updates at once. Later gradients may depend on them, so
-            they cannot be undone later: it waits until GPUs have checked their rows.
+        Args:
+            compute: Called with a function that applies some updates at once. Later gradients may
+                depend on them, so they cannot be undone later: it waits until GPUs have checked
+                their rows.
         """
         is_prepared = False
         written: list[str] = []
@@ -135,7 +136,7 @@ class Step:
         outer = this_thread.hyperparameters, this_thread.scalars
         with profiling_range(self.name), writing():
             try:
-                yield apply
+                compute(apply)
                 self._finish()
             except BaseException as error:
                 self._note(error, written, unsure)
@@ -162,8 +163,9 @@ class Step:
         if not self._optimizer._use_locking:
             self._update_ops += updates.apply()
             return
-        with self._locks(updates):
-            self._update_ops += updates.apply()
+        # In one order everywhere, so that two threads cannot wait for each other.
+        locks = [identity.lock for identity in sorted(updates.identities(), key=id)]
+        self._update_ops += call_locked(locks, updates.apply)
 
     def _finish(self) -> None:
         optimizer = self._optimizer
@@ -193,13 +195,6 @@ class Step:
                 self.counter.assign_sub(1)
 
         return undo
-
-    def _locks(self, updates: Updates) -> AbstractContextManager[Any]:
-        with ExitStack() as locks:
-            # In one order everywhere, so that two threads cannot wait for each other.
-            for identity in sorted(updates.identities(), key=id):
-                locks.enter_context(identity.lock)
-            return locks.pop_all()
 
 
 def checked_global_step(global_step: Any) -> Variable:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -12,13 +11,14 @@ from typing import Any, cast
 import numpy as np
 
 from gpuopt.backends import Owner
+from gpuopt.locks import Lock
 from gpuopt.variables.self_overlap import refuse_self_overlap
 
 # The owner's id, the address, the shape, the strides, and the dtype.
 MemoryKey = tuple[int, int, tuple[int, ...], tuple[int, ...], np.dtype[Any]]
 
 # Reentrant: a garbage collection inside a guarded block may run Python code on the same thread.
-_guard = threading.RLock()
+_guard = Lock("the names of variables")
 _named: weakref.WeakValueDictionary[str, Identity] = weakref.WeakValueDictionary()
 _by_memory: dict[MemoryKey, Identity] = {}
 _Byte = ctypes.c_char
@@ -62,11 +62,11 @@ class Identity:
         """
         self._holder = weakref.ref(holder, on_end)
         self.unknown_owner = unknown_owner
-        self.lock = threading.RLock()
         self.last_update: Any = None
         self._next_suffix = 1
         with _guard:
             self.name = unique_name(name)
+            self.lock = Lock(f'variable "{self.name}"')
             namesake = _named.get(name)
             if namesake is not None:
                 # Makes a thousand variables of one name cheap; it goes when the first of them does.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Protocol
 from weakref import WeakSet
 
 from gpuopt.device import Device
+from gpuopt.locks import Lock
 
 
 class LateErrors(Protocol):
@@ -23,7 +23,7 @@ class LateErrors(Protocol):
 
 _sources: WeakSet[LateErrors] = WeakSet()
 # Threads make optimizers, which are sources, while others ask. Reentrant, for garbage collections.
-_guard = threading.RLock()
+_guard = Lock("the list of sources of late errors")
 
 
 def register(source: LateErrors) -> None:

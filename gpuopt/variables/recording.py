@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, TypeVar
+
+Result = TypeVar("Result")
 
 
 class Recorder(Protocol):
@@ -25,8 +26,7 @@ class Recorder(Protocol):
 
 
 class _ThisThread(threading.local):
-    def __init__(self) -> None:
-        self.recorders: list[Recorder] = []
+    recorders: tuple[Recorder, ...] = ()
 
 
 # Public, because each step reads it: a function call would cost time.
@@ -57,11 +57,12 @@ def depth() -> int:
     return len(this_thread.recorders)
 
 
-@contextmanager
-def recording(by: Recorder) -> Iterator[None]:
-    """Tells the recorder `by` of the variables that are read and written on this thread."""
-    this_thread.recorders.append(by)
+def record(by: Recorder, call: Callable[[], Result]) -> Result:
+    """Tells `by` of the variables that `call` reads and writes; returns its result."""
+    # No context manager: Ctrl-C before the first line of its `__exit__` would leave `by` there.
+    outer = this_thread.recorders
     try:
-        yield
+        this_thread.recorders = (*outer, by)
+        return call()
     finally:
-        this_thread.recorders.pop()
+        this_thread.recorders = outer

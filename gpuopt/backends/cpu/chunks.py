@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy as np
 from gpuopt.backends.backend import Target
 from gpuopt.backends.cpu.forms.rule_form import RuleForm
 from gpuopt.backends.cpu.memory import Array, scratch
+from gpuopt.computed_once import computed_once
 
 # The most memory that the scratch arrays of all threads may take together.
 _SCRATCH_BYTES = 6 * 1024 * 1024
@@ -98,13 +98,13 @@ class Chunks:
             table[:, -2] = (grads + self._offsets)[present]
         return table
 
-    @cached_property
+    @computed_once
     def _offsets(self) -> Array:
         """For each chunk, how many bytes of its arrays lie before it."""
         offsets: Array = self._starts * self._written[0][0].itemsize
         return offsets
 
-    @cached_property
+    @computed_once
     def _table(self) -> Array:
         """The chunks' addresses, without gradients."""
         addresses = [[array.ctypes.data for array in arrays] for arrays in self._written]

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from gpuopt.atomic_file import remove_abandoned, replace_file, write_all
+from gpuopt.temporary_folder import TemporaryFolder
 
 _logger = logging.getLogger("gpuopt")
 
@@ -75,8 +76,8 @@ def load(content: bytes) -> ctypes.CDLL:
             return _load_from_memory(content)
         except OSError as error:
             _logger.debug("a library is loaded from a file, not from memory: %s", error)
-    with tempfile.TemporaryDirectory(prefix="gpuopt-") as folder:
-        library = Path(folder) / "library.so"
+    with TemporaryFolder() as folder:
+        library = folder / "library.so"
         library.write_bytes(content)
         return ctypes.CDLL(str(library))
 

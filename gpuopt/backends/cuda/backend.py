@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -34,6 +33,7 @@ from gpuopt.backends.cuda.workspace import Workspace
 from gpuopt.backends.memory_owner import Owner
 from gpuopt.backends.unowned import array_at
 from gpuopt.device import Device
+from gpuopt.locks import Lock
 from gpuopt.rules.update_rule import UpdateRule
 
 
@@ -50,7 +50,7 @@ class CudaBackend:
         self.device = device
         self.xp = launcher.xp
         self._launcher = launcher
-        self._lock = threading.RLock()
+        self._lock = Lock(f"the updates on {device}")
         self._order = UpdateOrder(launcher)
         self._workspaces: dict[Hashable, Workspace] = {}
         self.row_flags = CudaRowFlags(launcher)

@@ -16,6 +16,7 @@ from gpuopt.backends.cuda.kernel import Kernel
 from gpuopt.backends.cuda.launcher import Download
 from gpuopt.backends.memory_owner import Owner, owner_by_lender
 from gpuopt.device import register_device_arrays
+from gpuopt.locks import Lock
 from gpuopt.rules.sources import digest, on_disk
 
 # How many bytes one copy has; a large upload takes several copies. And how many bytes uploads may
@@ -38,7 +39,7 @@ class CupyLauncher:
         # (page-locked memory, the event at the end of the copy from it), the oldest first.
         self._staged: deque[tuple[Any, Any]] = deque()
         self._staged_bytes = 0
-        self._staging = threading.Lock()
+        self._staging = Lock(f"the uploads to gpu:{index}")
 
     def device(self) -> AbstractContextManager[Any]:
         # A new one each time: a `cupy.cuda.Device` keeps the device to return to in itself, so

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Hashable, Sequence
-from functools import cached_property
 from operator import attrgetter, eq
 from typing import Any, NamedTuple
 
@@ -21,6 +20,7 @@ from gpuopt.backends.cuda.structs import VAR_ROW as _VAR
 from gpuopt.backends.cuda.structs import Chunk
 from gpuopt.backends.cuda.watched import Watched
 from gpuopt.backends.unowned import array_at
+from gpuopt.computed_once import computed_once
 
 _shape_of = attrgetter("shape")
 _dtype_of = attrgetter("dtype")
@@ -126,7 +126,7 @@ class DensePlan:
         self._last_accepted = _Accepted(ids, Watched(gradients) if is_again else None, version)
         return version
 
-    @cached_property
+    @computed_once
     def written_bounds(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         """Where the variables and slots themselves begin, and where they end."""
         arrays = [array for var, slots in self.targets for array in (var, *slots) if array.size]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache
 from typing import Any, Protocol, get_type_hints
 
 import ml_dtypes  # noqa: F401  (numpy knows the dtype name "bfloat16" from here on)
 import numpy as np
+
+from gpuopt.computed_once import computed_once
 
 # numpy's dtype names to C++ types.
 CPP_TYPES = {
@@ -74,11 +76,11 @@ class Number:
         """Returns what Python's `struct` packs."""
         return self.to_argument(given, memory)
 
-    @cached_property
+    @computed_once
     def _type(self) -> type[Any]:
         return np.dtype(self.dtype).type
 
-    @cached_property
+    @computed_once
     def _taken(self) -> tuple[type[Any], ...]:
         integers = int, np.integer
         return (*integers, float, np.floating) if self.dtype.startswith("float") else integers
@@ -125,7 +127,7 @@ class Pointer:
         array = self.to_argument(given, memory)
         return 0 if array is None else memory.address(array)
 
-    @cached_property
+    @computed_once
     def _dtype(self) -> np.dtype[Any]:
         return np.dtype(self.dtype)
 
@@ -180,15 +182,15 @@ class Struct:
                 raise TypeError(f".{name}{error}") from None
         return np.frombuffer(self._format.pack(*values), self._dtype)
 
-    @cached_property
+    @computed_once
     def _names(self) -> tuple[str, ...]:
         return tuple(self.fields)
 
-    @cached_property
+    @computed_once
     def _format(self) -> struct.Struct:
         return struct.Struct("".join(field.code for field in self.fields.values()))
 
-    @cached_property
+    @computed_once
     def _dtype(self) -> np.dtype[Any]:
         return np.dtype(f"V{self._format.size}")
 

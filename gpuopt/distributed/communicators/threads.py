@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -14,6 +15,7 @@ from gpuopt.distributed.communicator import Communicator, RankGroup, ReduceOp, c
 from gpuopt.distributed.reduction import Mark
 from gpuopt.distributed.waiting import DEFAULT_TIMEOUT_S, check_timeout
 from gpuopt.errors import CancelledError, DeadlineExceededError, WorkerFailedError
+from gpuopt.locks import Condition, renew_after_fork
 from gpuopt.variables.indexed_slices import IndexedSlices
 
 _logger = logging.getLogger("gpuopt")
@@ -161,7 +163,7 @@ class _Meeting:
         """Makes a meeting of `size` threads, of which none waits longer than `timeout_s`."""
         self.size = size
         self._timeout_s = timeout_s
-        self._changed = threading.Condition(threading.Lock())
+        self._changed = Condition("a group of ranks")
         self._brought: dict[int, tuple[str, Any]] = {}
         self._round = 0
         self._left: set[int] = set()
@@ -169,6 +171,14 @@ class _Meeting:
         self._round_error: Exception | None = None
         # The type, message and cause of the error that ended the meeting. Each rank raises its own.
         self._end: tuple[type[Exception], str, BaseException | None] | None = None
+        self._process = os.getpid()
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        """The ranks are threads of the parent."""
+        if self._end is None:
+            message = f"the ranks are threads of process {self._process}, and not of this child"
+            self._end = WorkerFailedError, message, None
 
     def meet(self, rank: int, what: str, value: Any, combine: Callable[[list[Any]], Any]) -> Any:
         """Brings `value`, waits for all ranks, and returns what `combine` made of their values.
@@ -277,7 +287,7 @@ def run_threads(
             another thread, as failed, finished or missing, is raised only if there is no other. A
             thread that has not ended in time is abandoned, with a warning.
     """
-    ended = threading.Condition(threading.Lock())
+    ended = Condition("the ends of threads")
     results: dict[int, Any] = {}
     errors: dict[int, BaseException] = {}
 

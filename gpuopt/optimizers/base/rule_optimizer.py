@@ -11,6 +11,7 @@ from gpuopt.backends import Target
 from gpuopt.optimizer import Optimizer
 from gpuopt.optimizers.base.arguments import Common, FullSignature, with_defaults
 from gpuopt.optimizers.base.hyperparameters import Hyperparameter, as_scalar
+from gpuopt.quietly import quietly
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.step.known import KnownGroups
 from gpuopt.step.rule_updates import RuleUpdates
@@ -196,8 +197,7 @@ class RuleOptimizer(Optimizer):
     def _scalars_for(self, real: type[np.floating[Any]]) -> Mapping[str, np.floating[Any]]:
         fixed = self.this_thread.scalars
         if real not in fixed:
-            with np.errstate(all="ignore"):
-                fixed[real] = self._scalars(real)
+            fixed[real] = quietly(self._scalars, real)
         return fixed[real]
 
     @property
