@@ -216,17 +216,14 @@ class RuleUpdates:
         )
 
     def apply(self) -> list[Any]:
-        self.write()
+        quietly(self.write)
         for part in self._parts:
             for position in part.require_group().constrained:
                 apply_constraint(part.given[position])
         return []
 
     def write(self) -> None:
-        """Applies the rule, without constraints."""
-        quietly(self._write)
-
-    def _write(self) -> None:
+        """Applies the rule, without constraints; to be called by `quietly`."""
         optimizer = self._optimizer
         updates = [(part, batch) for part in self._parts for batch in part.require_group().batches]
         if len(updates) > 1:

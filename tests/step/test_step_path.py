@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import sys
 from pathlib import Path
@@ -33,11 +34,15 @@ def path_of(step: Any) -> StepPath:
         if event == "call" and code.co_filename.startswith(PACKAGE) and code.co_name[0] != "<":
             files.append(code.co_filename)
 
+    # A collection would call what drops dead variables.
+    gc.collect()
+    gc.disable()
     sys.setprofile(enter)
     try:
         step()
     finally:
         sys.setprofile(None)
+        gc.enable()
     moves = sum(before != after for before, after in itertools.pairwise(files))
     return StepPath(len(files), len(set(files)), moves)
 
@@ -52,8 +57,8 @@ def steady_path(gradient: Any, variable: Variable) -> StepPath:
 
 def test_a_steady_dense_step_takes_a_short_path() -> None:
     path = steady_path(np.ones(64, np.float32), Variable(np.ones(64, np.float32)))
-    assert 10 < path.calls <= 53
-    assert path.modules <= 16
+    assert 10 < path.calls <= 50
+    assert path.modules <= 15
     assert path.moves <= 40
 
 
@@ -69,4 +74,4 @@ def test_the_path_is_as_long_for_many_variables_as_for_one(extra: int) -> None:
     pairs = [(np.ones(64, np.float32), Variable(np.ones(64, np.float32))) for _ in range(1 + extra)]
     for _ in range(6):
         optimizer.apply_gradients(pairs)
-    assert path_of(lambda: optimizer.apply_gradients(pairs)).calls <= 53
+    assert path_of(lambda: optimizer.apply_gradients(pairs)).calls <= 50

@@ -154,7 +154,7 @@ class RuleOptimizer(Optimizer):
         updates.create_slots()
         updates.fix_scalars()
         updates.check()
-        updates.write()
+        quietly(updates.write)
 
     def _checked_updates(self, given: list[Any]) -> Updates:
         return (
