@@ -363,7 +363,7 @@ class Optimizer(Hooks):
         reasons = [
             f"{cls.__name__} overrides {hook}, which"
             for hook in ("compute_gradients", "apply_gradients")
-            if getattr(cls, hook) is not getattr(Optimizer, hook)
+            if getattr(cls, hook) is not getattr(Optimizer, hook) or hook in vars(self)
         ]
         if self._on_nonfinite != "propagate":
             reasons.append(f'on_nonfinite="{self._on_nonfinite}"')

@@ -83,7 +83,9 @@ class Hooks:
     def _apply_sparse_duplicate_indices(self, grad: IndexedSlices, var: Variable) -> Any:
         """Updates rows of `var`; indices may repeat. By default sums their gradients first."""
         sums, rows = backend_for(var.device).sum_duplicate_rows(grad.values, grad.indices)
-        return self._resource_apply_sparse(sums.astype(var.dtype, copy=False), var, rows)
+        with np.errstate(all="ignore"):
+            sums = sums.astype(var.dtype, copy=False)
+        return self._resource_apply_sparse(sums, var, rows)
 
     def _resource_apply_sparse_duplicate_indices(
         self, grad: Any, handle: Variable, indices: Any

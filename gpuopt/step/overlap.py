@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence, Set
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
 from gpuopt.backends import backend_for
+from gpuopt.device import Device
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.variable import Variable
 
@@ -33,6 +35,34 @@ def refuse_shared_memory(
     others = {variable.identity for variable in also_written}
     for device in {variable.device for variable in written}:
         _refuse_overlap([variable for variable in written if variable.device == device], others)
+
+
+def copy_what_is_written(
+    arrays: Sequence[Any], device: Device, written: Sequence[Variable]
+) -> list[Any]:
+    """Returns arrays of one device, with copies in the place of those that variables share.
+
+    Args:
+        arrays: Of `device`; they will be read after the first of `written` was written.
+        device: The arrays' device.
+        written: Variables of any device.
+    """
+    backend = backend_for(device)
+    spans = [
+        byte_bounds(backend.layout(variable.storage))
+        for variable in written
+        if variable.size and variable.device == device
+    ]
+    starts, ends = (sorted(bounds) for bounds in zip(*spans, strict=True)) if spans else ([], [])
+    apart = []
+    for array in arrays:
+        start, end = byte_bounds(backend.layout(array)) if array.size else (0, 0)
+        # The spans that end at or before the array's start, and those that start before its end.
+        if bisect_right(ends, start) < bisect_left(starts, end):
+            with backend.enter():
+                array = array.copy()
+        apart.append(array)
+    return apart
 
 
 def _refuse_overlap(variables: list[Variable], others: Set[Identity]) -> None:

@@ -131,6 +131,8 @@ class RuleUpdates:
         if set(map(type, given)) != {tuple} or set(map(len, given)) != {2}:
             given = as_pairs(given)
         gradients, variables, others = _set_apart(given)
+        if others:
+            given = list(given)  # what converts a gradient may change the caller's list
         if gradients:
             left = sorted(set(range(len(given))).difference(others)) if others else None
             self._parts.append(self._dense_part(variables, gradients, left))

@@ -10,7 +10,7 @@ import numpy as np
 from gpuopt.backends import backend_for
 from gpuopt.backends.backend import Scalars, compute_type
 from gpuopt.state.state import State
-from gpuopt.step.overlap import refuse_shared_memory
+from gpuopt.step.overlap import copy_what_is_written, refuse_shared_memory
 from gpuopt.step.pairs import Gradient, checked_pairs
 from gpuopt.variables.gate import writing
 from gpuopt.variables.identity import Identity
@@ -114,7 +114,14 @@ class HookUpdates:
             self._optimizer._scalars_for(real)
 
     def check(self) -> None:
-        self._pairs = checked_pairs(self._pairs, dtypes_of(self._optimizer))
+        checked = checked_pairs(self._pairs, dtypes_of(self._optimizer))
+        state = self._optimizer.state
+        variables = [variable for _, variable in checked]
+        written = [*variables, *(slot for each in variables for slot in state.slots_of(each))]
+        self._pairs = [
+            (_copy_if_written(gradient, variable, written), variable)
+            for gradient, variable in checked
+        ]
 
     def must_check_first(self) -> bool:
         return True
@@ -130,6 +137,18 @@ class HookUpdates:
     def written(self) -> tuple[list[str], list[str]]:
         names = [variable.name for _, variable in self._pairs]
         return names[: self._num_done], names[self._num_done : self._num_begun]
+
+
+def _copy_if_written(
+    gradient: Gradient, variable: Variable, written: Sequence[Variable]
+) -> Gradient:
+    """Returns a gradient whose arrays share no memory with what the step is known to write."""
+    if isinstance(gradient, IndexedSlices):
+        values, indices = copy_what_is_written(
+            [gradient.values, gradient.indices], variable.device, written
+        )
+        return gradient.replace(values, indices, variable.shape)
+    return copy_what_is_written([gradient], variable.device, written)[0]
 
 
 def apply_constraint(variable: Variable) -> None:

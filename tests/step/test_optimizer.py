@@ -528,6 +528,17 @@ def test_subclass_of_a_built_in_may_call_its_step() -> None:
     assert np.array_equal(a.numpy(), b.numpy())
 
 
+def test_sums_of_repeated_rows_may_overflow_without_a_warning_in_a_subclass() -> None:
+    class User(gpuopt.GradientDescentOptimizer):
+        def _apply_sparse(self, grad: IndexedSlices, var: Variable) -> None:
+            super()._apply_sparse(grad, var)
+
+    table = Variable(np.zeros((2, 1), np.float16))
+    slices = IndexedSlices(np.full((2, 1), 6e4, np.float16), [1, 1])
+    User(1.0).apply_gradients([(slices, table)])
+    assert table.numpy().ravel().tolist() == [0, -np.inf]
+
+
 def test_valid_dtypes_may_be_overridden() -> None:
     class Halves(gpuopt.GradientDescentOptimizer):
         def _valid_dtypes(self) -> Any:
