@@ -8,7 +8,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, NoReturn, get_args
 
 from gpuopt.autodiff import engine_of
 from gpuopt.autodiff.engine import Loss
@@ -99,6 +99,18 @@ class Optimizer(Hooks):
         self._gate_warning_given = False
         with _listing:
             _living[next(_serials)] = self
+
+    def __reduce__(self) -> NoReturn:
+        """Refuses copies and pickles: both would share slots, or lose the variables they are of.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(
+            f"{type(self).__name__} cannot be copied or pickled: its slots belong to variables of "
+            "this process. Make another optimizer, and hand the state over by state_dict() and "
+            "load_state_dict()"
+        )
 
     def get_name(self) -> str:
         return self._name

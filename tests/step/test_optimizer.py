@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import threading
 import weakref
 from collections.abc import Callable
@@ -549,6 +551,13 @@ def test_valid_dtypes_may_be_overridden() -> None:
     assert half.numpy().tolist() == [0.5, 0.5]
     with pytest.raises(ValueError, match="Invalid type float32"):
         Halves(0.5).apply_gradients([(ones(2), Variable(ones(2)))])
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_copies_of_an_optimizer_are_refused_with_what_to_do(copied: Any) -> None:
+    optimizer = gpuopt.MomentumOptimizer(0.1, 0.9)
+    with pytest.raises(TypeError, match=r"MomentumOptimizer cannot be copied.*state_dict\(\)"):
+        copied(optimizer)
 
 
 def test_variables_without_a_gradient_get_no_slots() -> None:
