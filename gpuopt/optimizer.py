@@ -7,7 +7,7 @@ import logging
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, NoReturn, get_args
 
 from gpuopt.autodiff import engine_of
 from gpuopt.autodiff.engine import Loss
@@ -99,6 +99,18 @@ class Optimizer(Hooks):
         self._gate_warning_given = False
         with _listing:
             _living[next(_serials)] = self
+
+    def __reduce__(self) -> NoReturn:
+        """Refuses copies and pickles: both would share slots, or lose the variables they are of.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(
+            f"{type(self).__name__} cannot be copied or pickled: its slots belong to variables of "
+            "this process. Make another optimizer, and hand the state over by state_dict() and "
+            "load_state_dict()"
+        )
 
     def get_name(self) -> str:
         return self._name
@@ -327,18 +339,22 @@ class Optimizer(Hooks):
     ) -> None:
         step = Step(self, global_step, name or self._name)
         updated: list[Variable] = []
-        owning: set[Identity] = set()
+        written: set[Identity] = set()
+        is_owned = True
 
         def compute(apply: Callable[[Updates], None]) -> None:
             def update(gradient: Any, variable: Variable) -> None:
-                # A comparison with all variables each time would take longer than the updates.
-                is_apart = variable.owns_memory and variable.identity not in owning
-                if not is_apart or len(owning) < len(updated):
-                    refuse_shared_memory([*updated, variable])
-                if variable.owns_memory:
-                    owning.add(variable.identity)
-                apply(self._checked_updates([(gradient, variable)]))
+                nonlocal is_owned
                 updated.append(variable)
+                slots = self.state.slots_of(variable)
+                identities = {each.identity for each in (variable, *slots)}
+                # A comparison with all variables each time would take longer than the updates.
+                if not (written.isdisjoint(identities) and variable.owns_memory and is_owned):
+                    is_owned = False
+                    of_all = map(self.state.slots_of, updated)
+                    refuse_shared_memory(updated, list(itertools.chain.from_iterable(of_all)))
+                written.update(identities)
+                apply(self._checked_updates([(gradient, variable)]))
 
             grads_and_vars = gradients_of(loss, var_list, grad_loss, dtypes_of(self), update)
             if not updated:
@@ -365,7 +381,7 @@ class Optimizer(Hooks):
         reasons = [
             f"{cls.__name__} overrides {hook}, which"
             for hook in ("compute_gradients", "apply_gradients")
-            if getattr(cls, hook) is not getattr(Optimizer, hook)
+            if getattr(cls, hook) is not getattr(Optimizer, hook) or hook in vars(self)
         ]
         if self._on_nonfinite != "propagate":
             reasons.append(f'on_nonfinite="{self._on_nonfinite}"')

@@ -9,6 +9,7 @@ import numpy as np
 
 from gpuopt.backends import backend_for
 from gpuopt.backends.backend import Scalars
+from gpuopt.quietly import quietly
 from gpuopt.state.state import SlotTable, State
 from gpuopt.step.pairs import Gradient
 from gpuopt.step.updates import apply_constraint
@@ -83,7 +84,8 @@ class Hooks:
     def _apply_sparse_duplicate_indices(self, grad: IndexedSlices, var: Variable) -> Any:
         """Updates rows of `var`; indices may repeat. By default sums their gradients first."""
         sums, rows = backend_for(var.device).sum_duplicate_rows(grad.values, grad.indices)
-        return self._resource_apply_sparse(sums.astype(var.dtype, copy=False), var, rows)
+        values = quietly(lambda: sums.astype(var.dtype, copy=False))
+        return self._resource_apply_sparse(values, var, rows)
 
     def _resource_apply_sparse_duplicate_indices(
         self, grad: Any, handle: Variable, indices: Any

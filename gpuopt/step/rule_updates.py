@@ -125,6 +125,7 @@ class RuleUpdates:
         self._parts: list[_Part] = []
         # By the type that rules compute in.
         self._scalars: dict[type[np.floating[Any]], Scalars] = {}
+        self._has_constraints = False
         # The (part, batch) that is being written, and those that have been written.
         self._writing: tuple[_Part, Batch] | None = None
         self._done: list[tuple[_Part, Batch]] = []
@@ -132,6 +133,8 @@ class RuleUpdates:
         if set(map(type, given)) != {tuple} or set(map(len, given)) != {2}:
             given = as_pairs(given)
         gradients, variables, others = _set_apart(given)
+        if others:
+            given = list(given)  # what converts a gradient may change the caller's list
         if gradients:
             left = sorted(set(range(len(given))).difference(others)) if others else None
             self._parts.append(self._dense_part(variables, gradients, left))
@@ -198,7 +201,9 @@ class RuleUpdates:
                 part.group = group
 
     def fix_scalars(self) -> None:
-        reals = {batch.real for part in self._parts for batch in part.require_group().batches}
+        groups = [part.require_group() for part in self._parts]
+        self._has_constraints = any(group.constrained for group in groups)
+        reals = {batch.real for group in groups for batch in group.batches}
         self._scalars = {real: self._optimizer._scalars_for(real) for real in reals}
 
     def check(self) -> None:
@@ -211,15 +216,14 @@ class RuleUpdates:
             part.check(self._optimizer)
 
     def must_check_first(self) -> bool:
-        return not self._optimizer.finish_is_undoable or any(
-            part.require_group().constrained for part in self._parts
-        )
+        return self._has_constraints or not self._optimizer.finish_is_undoable
 
     def apply(self) -> list[Any]:
         quietly(self.write)
-        for part in self._parts:
-            for position in part.require_group().constrained:
-                apply_constraint(part.given[position])
+        if self._has_constraints:
+            for part in self._parts:
+                for position in part.require_group().constrained:
+                    apply_constraint(part.given[position])
         return []
 
     def write(self) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from gpuopt.backends import backend_for
 from gpuopt.backends.backend import Scalars, compute_type
 from gpuopt.state.state import State
-from gpuopt.step.overlap import refuse_shared_memory
+from gpuopt.step.overlap import Written, refuse_shared_memory
 from gpuopt.step.pairs import Gradient, checked_pairs
 from gpuopt.variables.gate import writing
 from gpuopt.variables.identity import Identity
@@ -115,7 +115,15 @@ class HookUpdates:
             self._optimizer._scalars_for(real)
 
     def check(self) -> None:
-        self._pairs = checked_pairs(self._pairs, dtypes_of(self._optimizer))
+        checked = checked_pairs(self._pairs, dtypes_of(self._optimizer))
+        state = self._optimizer.state
+        variables = [variable for _, variable in checked]
+        slots = (slot for each in variables for slot in state.slots_of(each))
+        written = Written([*variables, *slots])
+        self._pairs = [
+            (_copy_if_shared(gradient, variable, written), variable)
+            for gradient, variable in checked
+        ]
 
     def must_check_first(self) -> bool:
         return True
@@ -131,6 +139,14 @@ class HookUpdates:
     def written(self) -> tuple[list[str], list[str]]:
         names = [variable.name for _, variable in self._pairs]
         return names[: self._num_done], names[self._num_done : self._num_begun]
+
+
+def _copy_if_shared(gradient: Gradient, variable: Variable, written: Written) -> Gradient:
+    if isinstance(gradient, IndexedSlices):
+        values = written.copy_if_shared(gradient.values, variable.device)
+        indices = written.copy_if_shared(gradient.indices, variable.device)
+        return gradient.replace(values, indices, variable.shape)
+    return written.copy_if_shared(gradient, variable.device)
 
 
 def apply_constraint(variable: Variable) -> None:

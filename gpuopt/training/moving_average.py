@@ -84,8 +84,9 @@ class ExponentialMovingAverage:
 
         Raises:
             TypeError: a value is not floating point, or masked; no average has been changed.
-            ValueError: a raw array's average would be lost; no average has been changed. See
-                `gpuopt.Variable(array, copy=False)`.
+            ValueError: a raw array's average would be lost (see `gpuopt.Variable(array,
+                copy=False)`), or a function returns another shape than before; no average has been
+                changed.
         """
         tracked = trainable_variables() if var_list is None else list(var_list)
         values = [self._read_value(source) for source in tracked]
@@ -93,7 +94,8 @@ class ExponentialMovingAverage:
         if self._num_updates is not None:
             updates = np.float32(to_device(storage_of(self._num_updates), Device.cpu))
             decay = min(decay, (1 + updates) / (10 + updates))
-        with writing():  # so that a checkpoint holds all old averages, or all new ones
+        # The gate, so that a checkpoint holds all old averages, or all new ones.
+        with writing(), np.errstate(all="ignore"):
             for source, value in zip(tracked, values, strict=True):
                 weight = compute_type(value.dtype)(1 - decay)
                 if callable(source):
@@ -160,6 +162,12 @@ class ExponentialMovingAverage:
             name = _name_of(source)
             refuse_masked(value, f'the value of "{name}"')
             value = value if hasattr(value, "dtype") else np.float32(value)
+            found = self._expressions.get(source)
+            if found is not None and value.shape != found.average.shape:
+                raise ValueError(
+                    f'"{found.average.name}" has shape {found.average.shape}; the value of '
+                    f'"{name}" has shape {value.shape}'
+                )
         else:
             variable = as_variable(source)
             require_known_owner(variable)

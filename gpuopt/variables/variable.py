@@ -206,7 +206,7 @@ class Variable(ArrayOperators):
             The variable.
 
         Raises:
-            ValueError: `value` has another shape.
+            ValueError: `value` has another shape, or Python's integers do not fit into the type.
             TypeError: `value` has a type of another kind, as float64 for an integer variable.
         """
         value = self._checked_operand(value)
@@ -247,9 +247,11 @@ class Variable(ArrayOperators):
         if hasattr(array, "dtype"):
             array = to_device(array, self._memory)
         else:
-            array = np.asarray(array)
-            if array.dtype.kind in ("bi" if self.dtype.kind in "iu" else "bif"):
+            given = array = np.asarray(array)
+            if array.dtype.kind in ("biu" if self.dtype.kind in "iu" else "biuf"):
                 array = array.astype(self.dtype)
+                if self.dtype.kind in "iu" and np.any(array != given):
+                    raise ValueError(f'the value for "{self.name}" does not fit into {self.dtype}')
         if array.shape != self.shape:
             raise ValueError(
                 f'"{self.name}" has shape {self.shape}; the value has shape {array.shape}'

@@ -112,6 +112,22 @@ def test_gate_none_gives_way_with_one_warning_to_an_overridden_hook() -> None:
     assert sizes == [2, 2]
 
 
+@pytest.mark.parametrize("hook", ["compute_gradients", "apply_gradients"])
+def test_gate_none_gives_way_to_a_hook_of_the_instance(hook: str) -> None:
+    v, optimizer = Variable(np.zeros(2), name="v"), sgd(1.0)
+    replaced, calls = getattr(optimizer, hook), []
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        calls.append(hook)
+        return replaced(*arguments, **options)
+
+    setattr(optimizer, hook, counted)
+    with pytest.warns(UserWarning, match=f"overrides {hook}"):
+        optimizer.minimize(lambda: np.sum(v * 1.0), gate_gradients=Gate.GATE_NONE)
+    assert calls == [hook]
+    assert v.numpy().tolist() == [-1, -1]
+
+
 # Gradients and constants that are a variable's own memory
 
 

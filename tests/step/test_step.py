@@ -171,6 +171,18 @@ def test_a_gradient_whose_conversion_changes_another_is_noticed(known: int) -> N
     assert (v.numpy()[0], w.numpy()[0]) == (-known, -known)
 
 
+def test_a_gradient_whose_conversion_changes_the_list_of_pairs_does_not_change_the_step() -> None:
+    class Changing:
+        def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+            pairs[1:] = [([5.0, 5.0], c)]
+            return np.ones(2, np.float32)
+
+    a, b, c = zeros(2, name="a"), zeros(2, name="b"), zeros(2, name="c")
+    pairs: list[Any] = [(Changing(), a), ([1.0, 1.0], b)]
+    gpuopt.GradientDescentOptimizer(1.0).apply_gradients(pairs)
+    assert [float(each.numpy()[0]) for each in (a, b, c)] == [-1, -1, 0]
+
+
 @pytest.mark.parametrize("base", [gpuopt.GradientDescentOptimizer, gpuopt.AdamOptimizer])
 def test_a_hook_that_steps_the_same_optimizer_does_not_change_later_variables_numbers(
     base: Any,
@@ -244,6 +256,49 @@ def test_a_gradient_in_a_variable_of_another_dtype_is_read_before() -> None:
         [(np.ones(8, np.float16), half), (buffer, w)]
     )
     assert np.array_equal(w.numpy(), expected)
+
+
+class Hooked(gpuopt.MomentumOptimizer):
+    """Updates its variables one after the other."""
+
+    def _apply_dense(self, grad: Any, var: Any) -> None:
+        super()._apply_dense(grad, var)
+
+    def _apply_sparse(self, grad: Any, var: Any) -> None:
+        super()._apply_sparse(grad, var)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("gpu:0", marks=pytest.mark.emulator)])
+@pytest.mark.parametrize("memory", ["variable", "slot"])
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_a_gradient_that_an_earlier_hook_writes_is_read_before(
+    is_sparse: bool, memory: str, device: str, request: pytest.FixtureRequest
+) -> None:
+    if device != "cpu":
+        request.getfixturevalue("emulated_gpus")
+    ones = np.ones((3, 2), np.float32)
+    a = Variable(ones, name="a", device=device)
+    b = Variable(np.zeros_like(ones), name="b", device=device)
+    optimizer = Hooked(1.0, 0.5)
+    optimizer.apply_gradients([(ones, a)])
+    a.assign(ones)
+    of_a = a if memory == "variable" else optimizer.get_slot(a, "momentum")
+    assert of_a is not None
+    array = of_a.storage
+    gradient = IndexedSlices(array, [0, 1, 2]) if is_sparse else array
+    optimizer.apply_gradients([(10 * ones, a), (gradient, b)])
+    assert np.all(b.numpy() == -1)
+
+
+def test_a_hook_may_write_the_variable_before_it_reads_a_gradient_in_its_memory() -> None:
+    class WritesFirst(gpuopt.GradientDescentOptimizer):
+        def _apply_dense(self, grad: Any, var: Any) -> None:
+            var.assign(np.zeros(2, np.float32))
+            var.assign_sub(grad)
+
+    v = Variable(np.float32([3, 4]))
+    WritesFirst(1.0).apply_gradients([(v, v)])
+    assert v.numpy().tolist() == [-3, -4]
 
 
 @pytest.mark.parametrize("known", [0, KNOWN])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -88,6 +89,30 @@ def test_integer_variable_is_refused_before_any_average_changes() -> None:
     with pytest.raises(TypeError, match='"counter" has dtype int32'):
         average.apply([w, counter])
     assert average.average(w) is None
+
+
+def test_function_of_another_shape_is_refused_before_any_average_changes() -> None:
+    w, shape = Variable([1.0], name="w"), (2,)
+    average = ExponentialMovingAverage(0.5)
+
+    def total() -> Any:
+        return np.ones(shape, np.float32)
+
+    average.apply([w, total])
+    w.assign([3.0])
+    shape = (3,)
+    with pytest.raises(ValueError, match=r'"total/.*" has shape \(2,\).* has shape \(3,\)'):
+        average.apply([w, total])
+    assert average.average(w).numpy().tolist() == [1]
+
+
+def test_average_may_overflow_without_a_warning() -> None:
+    w = Variable(np.float16([6e4]))
+    average = ExponentialMovingAverage(0.5)
+    average.apply([w])
+    w.assign(np.float16([-6e4]))
+    average.apply([w])
+    assert average.average(w).numpy().tolist() == [-np.inf]
 
 
 def test_raw_array_is_averaged_while_its_memory_lives() -> None:

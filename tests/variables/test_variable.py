@@ -129,6 +129,22 @@ def test_assignments_check_shape_and_kind_and_write_in_place() -> None:
     assert storage.tolist() == [2, 3]
 
 
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [(np.int32, 2**40), (np.uint8, 300), (np.uint8, -1), (np.int8, 128)],
+)
+@pytest.mark.parametrize("method", ["assign", "assign_add", "assign_sub"])
+def test_pythons_integers_that_do_not_fit_are_not_assigned(
+    method: str, dtype: Any, value: int
+) -> None:
+    v = Variable(np.ones(2, dtype), name="v")
+    with pytest.raises(ValueError, match=f'"v" does not fit into {np.dtype(dtype)}'):
+        getattr(v, method)([0, value])
+    assert v.numpy().tolist() == [1, 1]
+    limit = np.iinfo(dtype).max
+    assert v.assign([0, int(limit)]).numpy().tolist() == [0, limit]
+
+
 def test_arithmetic_works_from_both_sides_and_gives_arrays() -> None:
     v = Variable([1.0, 2.0])
     array = np.float32([10, 20])
