@@ -77,7 +77,8 @@ class Saver:
                 parent has saved do not count.
             keep_checkpoint_every_n_hours: Of those to be removed, one in so many hours stays.
             optimizers: Whose state belongs to the checkpoints. By default every living optimizer,
-                or none if `var_list` is given.
+                or none if `var_list` is given. One around another, as SyncReplicasOptimizer,
+                stands for the one inside.
 
         Raises:
             TypeError: `var_list` or `optimizers` holds something else.
@@ -243,8 +244,10 @@ class Saver:
         self._between_writes("reading checkpoints", lambda: self._kept.replace_all(paths))
 
     def _optimizers(self) -> Sequence[Optimizer]:
+        """The optimizers with a state of their own, each once, in order of creation or as given."""
         chosen = self._chosen_optimizers
-        return living_optimizers() if chosen is None else chosen
+        listed = living_optimizers() if chosen is None else chosen
+        return list(dict.fromkeys(optimizer.owner_of_state for optimizer in listed))
 
     def _named(self) -> dict[str, Variable]:
         """The variables by their names in the checkpoint, without those that optimizers own."""

@@ -109,9 +109,10 @@ class TowerOptimizer(OptimizerWrapper):
             optimizer_or_optimizer_fn: An optimizer, or a function without arguments that makes
                 one; it is called once, when the optimizer is first needed.
         """
-        super().__init__(False, type(self).__name__)
+        # First, as another thread may save as soon as this optimizer is listed among the living.
         self._given = optimizer_or_optimizer_fn
         self._made: Optimizer | None = None
+        super().__init__(False, type(self).__name__)
 
     @staticmethod
     def has_been_used() -> bool:

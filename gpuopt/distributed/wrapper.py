@@ -18,6 +18,10 @@ class OptimizerWrapper(Optimizer):
     def _inner(self) -> Optimizer:
         raise NotImplementedError
 
+    @property
+    def owner_of_state(self) -> Optimizer:
+        return self._inner.owner_of_state
+
     def compute_gradients(
         self, *args: Any, **kwargs: Any
     ) -> list[tuple[Gradient | None, Variable]]:
