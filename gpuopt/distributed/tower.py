@@ -201,6 +201,12 @@ def replicate(
         ValueError: `loss_reduction` is NONE or unknown, or there are no devices.
         DeviceUnavailableError: a device cannot be used.
     """
+    if loss_reduction not in list(Reduction):
+        raise ValueError(
+            "loss_reduction must be one of "
+            f"{[each.value for each in Reduction if each is not Reduction.NONE]}, got "
+            f"{loss_reduction!r}"
+        )
     reduction = Reduction(loss_reduction)
     if reduction is Reduction.NONE:
         raise ValueError(

@@ -61,5 +61,5 @@ class OptimizerWrapper(Optimizer):
 def check_optimizer(optimizer: Any) -> Optimizer:
     """Returns the optimizer, or raises TypeError."""
     if not isinstance(optimizer, Optimizer):
-        raise TypeError(f"expected an optimizer, got {optimizer!r}")
+        raise TypeError(f"the optimizer to wrap must be an Optimizer, got {optimizer!r}")
     return optimizer

@@ -424,7 +424,11 @@ def require_known_owner(variable: Variable) -> None:
 
 
 def _hint(value: Any) -> str:
-    """Says how another library's array can be updated."""
+    """Says what to pass instead of a value that cannot be updated."""
+    if isinstance(value, bool | int | float | list | tuple):
+        return "; make one, as in gpuopt.Variable(value), and keep it"
+    if isinstance(getattr(value, "local", None), Variable):  # a MirroredVariable
+        return "; in a replica, pass its own copy, `variable.local`"
     if not hasattr(value, "__dlpack__"):
         return ""
     return (

@@ -656,7 +656,7 @@ def test_a_global_step_must_be_an_integer_to_tell_late_gradients() -> None:
 def test_wrong_workers_and_second_starts_are_refused() -> None:
     with pytest.raises(ValueError, match="replicas_to_aggregate must be at least 1"):
         SyncReplicasOptimizer(gpuopt.GradientDescentOptimizer(1.0), 0)
-    with pytest.raises(TypeError, match="expected an optimizer"):
+    with pytest.raises(TypeError, match="the optimizer to wrap must be an Optimizer, got"):
         SyncReplicasOptimizer("Adam", 1)  # type: ignore[arg-type]
     sync = SyncReplicasOptimizer(gpuopt.GradientDescentOptimizer(1.0), 1, 2)
     with pytest.raises(ValueError, match=r"start\(\) must be called"):

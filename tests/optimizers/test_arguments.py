@@ -119,7 +119,9 @@ def test_a_scalar_that_is_no_hyperparameter_is_refused_by_name() -> None:
             super().__init__(common, rate=rate)
 
     w = Variable(np.ones(2, np.float32), name="w")
-    expected = 'the rule "gradient_descent" takes the scalar "learning_rate", which is no hyperparameter of Own: pass'
+    expected = (
+        '"gradient_descent" takes the scalar "learning_rate", which is no hyperparameter of Own'
+    )
     with pytest.raises(TypeError, match=expected):
         Own(0.1).apply_gradients([(np.ones(2, np.float32), w)])
     assert (w.numpy() == 1).all()

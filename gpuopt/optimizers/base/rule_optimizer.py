@@ -133,8 +133,8 @@ class RuleOptimizer(Optimizer):
         except KeyError:
             raise TypeError(
                 f'the rule "{self.rule.name}" takes the scalar "{name}", which is no '
-                f"hyperparameter of {type(self).__name__}: pass {name}=... to super().__init__(), or override "
-                "_scalars"
+                f"hyperparameter of {type(self).__name__}: pass {name}=... to super().__init__(), "
+                "or override _scalars"
             ) from None
 
     def _create_slots(self, var_list: Sequence[Variable]) -> None:
