@@ -108,7 +108,12 @@ class TowerOptimizer(OptimizerWrapper):
         Args:
             optimizer_or_optimizer_fn: An optimizer, or a function without arguments that makes
                 one; it is called once, when the optimizer is first needed.
+
+        Raises:
+            TypeError: it is neither.
         """
+        if not callable(optimizer_or_optimizer_fn):
+            check_optimizer(optimizer_or_optimizer_fn)
         # First, as another thread may save as soon as this optimizer is listed among the living.
         self._given = optimizer_or_optimizer_fn
         self._made: Optimizer | None = None

@@ -254,6 +254,8 @@ def test_an_optimizer_factory_is_called_once_when_first_needed() -> None:
     assert TowerOptimizer.COLLECTION_FOR_GRAPH_STATES == "replicate_model_fn_graph_states"
     with pytest.raises(TypeError, match="the optimizer to wrap must be an Optimizer, got"):
         TowerOptimizer(lambda: "Adam").get_name()  # type: ignore[arg-type,return-value]
+    with pytest.raises(TypeError, match=r"the optimizer to wrap must be an Optimizer, got 0\.1"):
+        TowerOptimizer(0.1)  # type: ignore[arg-type]
 
 
 def test_has_been_used_is_about_the_latest_call_of_the_towers() -> None:
