@@ -115,6 +115,11 @@ class Optimizer(Hooks):
     def get_name(self) -> str:
         return self._name
 
+    @property
+    def owner_of_state(self) -> Optimizer:
+        """The optimizer whose state a checkpoint holds for this one: itself, or one inside it."""
+        return self
+
     def minimize(
         self,
         loss: Loss,

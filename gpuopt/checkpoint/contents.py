@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypedDict
 
 import numpy as np
@@ -89,7 +90,7 @@ def with_values(saved: SavedOptimizer, tensors: Mapping[str, Array]) -> Optimize
 
 
 def find_saved_states(
-    optimizers: Sequence[Optimizer], saved: Sequence[SavedOptimizer]
+    optimizers: Sequence[Optimizer], saved: Sequence[SavedOptimizer], path: Path | str
 ) -> list[tuple[Optimizer, SavedOptimizer]]:
     """Finds each optimizer's saved state by the optimizer's name; those of one name, by order.
 
@@ -100,10 +101,16 @@ def find_saved_states(
     for name in dict.fromkeys(optimizer.get_name() for optimizer in optimizers):
         mine = [optimizer for optimizer in optimizers if optimizer.get_name() == name]
         theirs = [entry for entry in saved if entry["name"] == name]
+        if not theirs:
+            present = ", ".join(f'"{entry["name"]}"' for entry in saved) or "none"
+            raise CheckpointError(
+                f'{path} holds no state of an optimizer named "{name}"; its optimizers: {present}. '
+                "optimizers=[...] says which ones to restore"
+            )
         if len(mine) != len(theirs):
             raise CheckpointError(
-                f'the checkpoint holds the state of {len(theirs)} optimizers named "{name}", and '
-                f"there are {len(mine)} here; say which by optimizers=[...]"
+                f'{path} holds the state of {len(theirs)} optimizers named "{name}", and there are '
+                f"{len(mine)} here; say which by optimizers=[...]"
             )
         pairs += zip(mine, theirs, strict=True)
     return pairs

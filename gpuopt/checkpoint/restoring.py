@@ -28,8 +28,12 @@ class Readable(Protocol):
     """An opened checkpoint.
 
     Attributes:
+        path: The file, or the prefix of several.
         names: The names of its tensors.
     """
+
+    @property
+    def path(self) -> Path | str: ...
 
     @property
     def names(self) -> frozenset[str]: ...
@@ -103,12 +107,13 @@ def read_values(
         ValueError: a shape or a dtype does not fit.
     """
     names = checkpoint.names
-    pairs = find_saved_states(optimizers, saved)
+    pairs = find_saved_states(optimizers, saved, checkpoint.path)
     own_tensors = {name for entry in saved for name in tensor_names(entry)}
     for name in named:
         if name not in names:
             raise CheckpointError(
-                f'the checkpoint holds no "{name}"; it holds {_shortened(names - own_tensors)}'
+                f'{checkpoint.path} holds no "{name}"; it holds {_shortened(names - own_tensors)}. '
+                "Saver([...]) says which variables to restore"
             )
     if not strict and not deferred:
         pairs = [(optimizer, _only(entry, named)) for optimizer, entry in pairs]
@@ -124,7 +129,7 @@ def read_values(
         ]
         if extra or orphans:
             raise CheckpointError(
-                f"the checkpoint holds {_shortened({*extra, *orphans})}, which nothing here is "
+                f"{checkpoint.path} holds {_shortened({*extra, *orphans})}, which nothing here is "
                 "called; give var_list, or restore with deferred=True before they are made"
             )
     waiting = extra - own_tensors if deferred else set()

@@ -26,6 +26,8 @@ class PerReplica:
 class MirroredVariable:
     """One variable with a copy on each replica's device.
 
+    A replica's loss and optimizer take `local`, its own copy.
+
     Attributes:
         replicas: The copies of this process, in the order of its replicas.
     """

@@ -29,6 +29,7 @@ from gpuopt.step.replica_context import ReplicaContext, in_replica
 from gpuopt.step.updates import dtypes_of
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.indexed_slices import IndexedSlices
+from gpuopt.variables.storage import describe
 from gpuopt.variables.variable import Variable
 
 
@@ -66,9 +67,12 @@ class MirroredStrategy:
             group: The ranks that the replicas are; by default one thread of this process each.
 
         Raises:
+            TypeError: `devices` is no list.
             ValueError: there are no devices, or not as many as ranks of the group in this process.
             DeviceUnavailableError: a device cannot be used.
         """
+        if isinstance(devices, str) or not isinstance(devices, Iterable):
+            raise TypeError(f'devices must be a list, as ["cpu", "cpu"], got {devices!r}')
         self.devices = [Device.parse(device) for device in devices]
         if not self.devices:
             raise ValueError("MirroredStrategy needs at least one device")
@@ -129,15 +133,22 @@ class MirroredStrategy:
 
         Args:
             fn: The function of a replica; in it, `replica_context()` tells which replica it is.
-            args: Arguments for `fn`. Each replica gets its own value of a PerReplica.
+            args: A tuple or list of arguments for `fn`. Each replica gets its own value of a
+                PerReplica, and other arguments as they are.
             kwargs: Keyword arguments for `fn`, in the same way.
 
         Returns:
             What each replica returned.
 
         Raises:
+            TypeError: `args` is no tuple or list.
             Exception: what the first replica to fail raised; the others do not wait any longer.
         """
+        if not isinstance(args, tuple | list):
+            raise TypeError(
+                "args must be a tuple or a list of the function's arguments, as (inputs,), got "
+                f"{describe(args)}"
+            )
 
         def run_replica(communicator: Communicator) -> Any:
             place = communicator.local.rank

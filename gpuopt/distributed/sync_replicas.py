@@ -69,8 +69,9 @@ class SyncReplicasOptimizer(OptimizerWrapper):
             TypeError: `opt` is no optimizer.
             ValueError: a number is less than 1.
         """
-        super().__init__(use_locking, name)
+        # First, as another thread may save as soon as this optimizer is listed among the living.
         self._optimizer = check_optimizer(opt)
+        super().__init__(use_locking, name)
         self.replicas_to_aggregate = _check_at_least_1(
             replicas_to_aggregate, "replicas_to_aggregate"
         )
@@ -280,8 +281,8 @@ class SyncReplicasWorker(OptimizerWrapper):
     """
 
     def __init__(self, sync: SyncReplicasOptimizer, coordinator: Coordinator, index: int) -> None:
+        self._sync = sync  # first, as in SyncReplicasOptimizer
         super().__init__(sync._use_locking, sync.get_name())
-        self._sync = sync
         self._coordinator = coordinator
         self.index = index
         self.local_step = coordinator.join(index)

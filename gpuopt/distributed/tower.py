@@ -108,10 +108,16 @@ class TowerOptimizer(OptimizerWrapper):
         Args:
             optimizer_or_optimizer_fn: An optimizer, or a function without arguments that makes
                 one; it is called once, when the optimizer is first needed.
+
+        Raises:
+            TypeError: it is neither.
         """
-        super().__init__(False, type(self).__name__)
+        if not callable(optimizer_or_optimizer_fn):
+            check_optimizer(optimizer_or_optimizer_fn)
+        # First, as another thread may save as soon as this optimizer is listed among the living.
         self._given = optimizer_or_optimizer_fn
         self._made: Optimizer | None = None
+        super().__init__(False, type(self).__name__)
 
     @staticmethod
     def has_been_used() -> bool:
@@ -200,6 +206,12 @@ def replicate(
         ValueError: `loss_reduction` is NONE or unknown, or there are no devices.
         DeviceUnavailableError: a device cannot be used.
     """
+    if loss_reduction not in list(Reduction):
+        raise ValueError(
+            "loss_reduction must be one of "
+            f"{[each.value for each in Reduction if each is not Reduction.NONE]}, got "
+            f"{loss_reduction!r}"
+        )
     reduction = Reduction(loss_reduction)
     if reduction is Reduction.NONE:
         raise ValueError(

@@ -94,7 +94,8 @@ def update_rule(
     """Makes an update rule of its numpy form; a decorator, with or without arguments.
 
     The signature is the rule's contract: after `var` and `grad`, positional parameters are slots
-    and keyword-only parameters are scalars.
+    and keyword-only parameters are scalars. The rule writes in place, as `var -= ...` does: what it
+    returns is ignored, and `var = ...` only gives the name to another array.
 
     Args:
         apply: The numpy form.

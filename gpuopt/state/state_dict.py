@@ -62,7 +62,8 @@ def read_state(
                 elif variables is None:
                     raise ValueError(
                         f'"{identity.name}" is an array without a name of its own, and has a slot '
-                        f'"{slot_name}"; name it by variables={{"...": array}}'
+                        f'"{slot_name}" in "{state.describe().name}"; name it in a mapping, as in '
+                        'state_dict({"w": array}) or Saver({"w": array}, optimizers=[...])'
                     )
         for (slot_name, variable_name), value in state.waiting_slots.items():
             slots.setdefault(slot_name, {})[variable_name] = value.copy()

@@ -41,7 +41,8 @@ def gradients_of(
     if not callable(loss):
         raise RuntimeError(
             "`loss` passed to Optimizer.compute_gradients should be a function when eager "
-            f"execution is enabled, got {loss!r}."
+            f"execution is enabled, got {loss!r}. Write minimize(lambda: ...), or pass a function "
+            "without arguments that computes the loss."
         )
     if var_list is not None and not list(flatten(var_list)):
         raise ValueError("No variables to optimize.")
@@ -53,7 +54,10 @@ def gradients_of(
         grad_loss = scale if grad_loss is None else grad_loss * scale
     value, grads_and_vars = engine_of(loss).compute(loss, var_list, grad_loss, on_grad)
     if not grads_and_vars:
-        raise ValueError(f"No variables to optimize: the loss {loss!r} read no trainable one.")
+        raise ValueError(
+            f"No variables to optimize: the loss {loss!r} read no trainable one. Raw arrays, the "
+            "result of numpy(), and integers are constants in a loss."
+        )
     if on_grad is None:
         _check_dtype(_dtype_of(value), "loss", valid_dtypes)
         for gradient, variable in grads_and_vars:

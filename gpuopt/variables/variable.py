@@ -383,6 +383,22 @@ def as_variable(value: Any) -> Variable:
     return object.__new__(Variable)._fill(array, identity, device)
 
 
+def checked_list(variables: Any, argument: str) -> list[Any]:
+    """Returns the elements of a list of variables.
+
+    Raises:
+        TypeError: `variables` is one variable, whose rows would be taken for variables; or no list.
+    """
+    if isinstance(variables, Variable | str) or hasattr(variables, "shape"):
+        raise TypeError(f"{argument} must be a list of variables, got {describe(variables)}")
+    try:
+        return list(variables)
+    except TypeError:
+        raise TypeError(
+            f"{argument} must be a list of variables, got {describe(variables)}"
+        ) from None
+
+
 def known_identity(value: Any) -> Identity | None:
     """Returns the identity of a Variable, or of a raw array; None if that cannot be updated."""
     if isinstance(value, Variable):
@@ -410,7 +426,11 @@ def require_known_owner(variable: Variable) -> None:
 
 
 def _hint(value: Any) -> str:
-    """Says how another library's array can be updated."""
+    """Says what to pass instead of a value that cannot be updated."""
+    if isinstance(value, bool | int | float | list | tuple):
+        return "; make one, as in gpuopt.Variable(value), and keep it"
+    if isinstance(getattr(value, "local", None), Variable):  # a MirroredVariable
+        return "; in a replica, pass its own copy, `variable.local`"
     if not hasattr(value, "__dlpack__"):
         return ""
     return (

@@ -449,6 +449,46 @@ def test_two_optimizers_of_one_name_must_be_told_apart(tmp_path: Path) -> None:
         Saver().restore(path)
     Saver(run.named, optimizers=[run.optimizer]).restore(path)
     del other
+    with pytest.raises(
+        CheckpointError,
+        match=rf'{path} holds no state of an optimizer named "Momentum"; its optimizers: "Adam"',
+    ):
+        Saver(run.named, optimizers=[gpuopt.MomentumOptimizer(0.1, 0.9)]).restore(path)
+
+
+def test_a_variable_or_an_optimizer_alone_is_not_taken_for_a_list() -> None:
+    w, optimizer = Variable(np.ones((2, 3), np.float32), name="w"), gpuopt.AdamOptimizer()
+    with pytest.raises(TypeError, match="var_list must be a list of variables, got Variable of"):
+        Saver(w)
+    with pytest.raises(TypeError, match="var_list must be a list of variables, got AdamOptimizer"):
+        Saver(optimizer)
+    with pytest.raises(TypeError, match="var_list must be a list of variables, got str"):
+        Saver("w")
+    with pytest.raises(TypeError, match="optimizers must be a list of optimizers"):
+        Saver([w], optimizers=optimizer)
+    with pytest.raises(TypeError, match="var_list holds AdamOptimizer, not a Variable"):
+        Saver([w, optimizer])
+
+
+def test_a_raw_array_is_saved_by_the_name_that_a_mapping_gives_it(tmp_path: Path) -> None:
+    array, step = np.ones(3, np.float32), Variable(0, name="global_step", trainable=False)
+    with pytest.raises(TypeError, match=r"var_list holds ndarray of dtype float32.*needs a name"):
+        Saver([array])
+    assert list(load_file(Saver({"w": array}).save(tmp_path / "model"))) == ["w"]
+    optimizer = gpuopt.MomentumOptimizer(0.1, 0.9)
+    optimizer.apply_gradients([(np.ones(3, np.float32), array)])
+    with pytest.raises(ValueError, match=r'slot "momentum" in "Momentum".*Saver\({"w": array}'):
+        Saver().save(tmp_path / "model", step)
+
+
+def test_a_path_that_is_no_file_is_told_from_a_file_that_is_missing(tmp_path: Path) -> None:
+    saver = Saver([Variable([1.0], name="w")])
+    with pytest.raises(ValueError, match="latest_checkpoint returns for a folder without a check"):
+        saver.restore(gpuopt.latest_checkpoint(tmp_path))  # type: ignore[arg-type]
+    with pytest.raises(FileNotFoundError, match=r"is a folder; .* latest_checkpoint\("):
+        saver.restore(tmp_path)
+    with pytest.raises(FileNotFoundError, match="there is no checkpoint"):
+        saver.restore(tmp_path / "model")
 
 
 def two_of_one_name(

@@ -134,3 +134,15 @@ def test_bfloat16_averages_in_float32() -> None:
     w.assign(np.full(2, 3, ml_dtypes.bfloat16))
     average.apply([w])
     assert average.average(w).numpy().astype(np.float32).tolist() == [2, 2]
+
+
+def test_a_variable_alone_is_not_taken_for_a_list() -> None:
+    w = Variable(np.ones((2, 3), np.float32), name="w")
+    average = ExponentialMovingAverage(0.9)
+    with pytest.raises(TypeError, match="var_list must be a list of variables, got Variable of"):
+        average.apply(w)
+    with pytest.raises(TypeError, match="var_list must be a list of variables, got ndarray"):
+        average.track(np.ones((2, 3), np.float32))
+    with pytest.raises(TypeError, match="var_list must be a list of variables, got function"):
+        average.apply(lambda: np.float32(1))
+    assert average.average(w) is None

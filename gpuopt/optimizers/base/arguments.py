@@ -33,7 +33,10 @@ def with_defaults(common: Common, optimizer_class: type[Optimizer]) -> Common:
     """
     for name in common:
         if name not in Common.__annotations__:
-            known = ", ".join(inspect.signature(optimizer_class).parameters)
+            parameters = inspect.signature(optimizer_class).parameters.values()
+            # A `**common` that is not annotated stands for all of Common.
+            own = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]
+            known = ", ".join(dict.fromkeys([*own, *get_type_hints(Common)]))
             raise TypeError(f"{optimizer_class.__name__} takes no {name}; it takes {known}")
     return {"use_locking": False, "name": _default_name(optimizer_class), **common}
 

@@ -54,6 +54,9 @@ class RuleOptimizer(Optimizer):
     `_initial_slot_values` where a slot does not start at 0, and `_scalars` where the rule takes
     something else than the hyperparameters themselves.
 
+    Raises:
+        TypeError: at the definition of a subclass, if `rule` is a plain function.
+
     Attributes:
         rule: The arithmetic of a step.
         hyperparameters: The hyperparameters by name, as they were given.
@@ -65,6 +68,15 @@ class RuleOptimizer(Optimizer):
     rule: UpdateRule
     touches_all_rows: ClassVar[bool] = False
     __signature__ = FullSignature()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        rule = vars(cls).get("rule")
+        if callable(rule):
+            raise TypeError(
+                f"the rule of {cls.__name__} is a plain function, {rule!r}: decorate it with "
+                "@gpuopt.update_rule"
+            )
 
     def __init__(self, common: Common, /, **hyperparameters: Hyperparameter) -> None:
         """Keeps the hyperparameters, which the subclass's docstring explains.
@@ -116,7 +128,14 @@ class RuleOptimizer(Optimizer):
 
     def _hyper(self, name: str) -> np.floating[Any]:
         """Returns a hyperparameter of this step: float64 where it was given so, else float32."""
-        return self.this_thread.hyperparameters[name]
+        try:
+            return self.this_thread.hyperparameters[name]
+        except KeyError:
+            raise TypeError(
+                f'the rule "{self.rule.name}" takes the scalar "{name}", which is no '
+                f"hyperparameter of {type(self).__name__}: pass {name}=... to super().__init__(), "
+                "or override _scalars"
+            ) from None
 
     def _create_slots(self, var_list: Sequence[Variable]) -> None:
         if self.rule.cuda is None:
