@@ -18,8 +18,11 @@ class WrittenMemory:
     """
 
     def __init__(self, arrays: Sequence[Array]) -> None:
-        # Memory that no array owns, a memory map's for instance, is recognised by its bounds alone.
-        self.owners = {id(owner(array)) for array in arrays}
+        owners = [owner(array) for array in arrays]
+        self.owners = set(map(id, owners))
+        # Memory from a memoryview or a memory map is recognised by its bounds alone: the arrays
+        # that end there have nothing in common, and one may be a view of another's owner.
+        self._is_lent = any(array.base is not None for array in owners)
         self._starts: list[int] = []
         self._ends: list[int] = []
         for start, end in sorted(byte_bounds(array) for array in arrays if array.size):
@@ -31,11 +34,13 @@ class WrittenMemory:
 
     def overlaps(self, array: Array) -> bool:
         """Whether an array has a part of this memory, by its bounds."""
-        if array.base is None and id(array) not in self.owners:
-            return False
-        root = owner(array)
-        is_apart = root.base is None and id(root) not in self.owners
-        if is_apart or not array.size:
+        if not self._is_lent:
+            if array.base is None and id(array) not in self.owners:
+                return False
+            root = owner(array)
+            if root.base is None and id(root) not in self.owners:
+                return False
+        if not array.size:
             return False
         start, end = byte_bounds(array)
         # The number of spans that end at or before the array's start, and of those that start
