@@ -118,24 +118,47 @@ class _Stream:
         self, on_grad: OnGradient, variables: Iterable[Variable], constants: Iterable[Any]
     ) -> None:
         self._on_grad = on_grad
-        self._of_variables = {id(memory_owner(variable.storage)) for variable in variables}
-        self._of_constants = {id(memory_owner(array)) for array in constants}
+        self._of_variables = _Memory(variable.storage for variable in variables)
+        self._of_constants = _Memory(constants)
         self._held_back: list[tuple[Any, Variable]] = []
 
     def hand_over(self, gradient: Any, variable: Variable) -> None:
-        if id(memory_owner(variable.storage)) in self._of_constants:
+        if self._of_constants.may_overlap(variable.storage):
             self._held_back.append((gradient, variable))
         else:
             self._on_grad(gradient, variable)
 
     def apart(self, gradient: Any) -> Any:
         """Copies a gradient that may be a variable's own memory."""
-        is_own = is_array(gradient) and id(memory_owner(gradient)) in self._of_variables
+        is_own = is_array(gradient) and self._of_variables.may_overlap(gradient)
         return gradient.copy() if is_own else gradient
 
     def finish(self) -> None:
         for gradient, variable in self._held_back:
             self._on_grad(gradient, variable)
+
+
+class _Memory:
+    """The memory of some arrays, none of which it keeps alive."""
+
+    def __init__(self, arrays: Iterable[Any]) -> None:
+        self._owners: set[int] = set()
+        self._arrays: list[weakref.ref[Any]] = []
+        # Of memory from a memoryview or torch, other arrays may end in another owner.
+        self._lent: list[weakref.ref[Any]] = []
+        for array in arrays:
+            owner, reference = memory_owner(array), weakref.ref(array)
+            self._owners.add(id(owner))
+            self._arrays.append(reference)
+            if not is_array(owner):
+                self._lent.append(reference)
+
+    def may_overlap(self, array: Any) -> bool:
+        owner = memory_owner(array)
+        if id(owner) in self._owners:
+            return True
+        others = self._lent if is_array(owner) else self._arrays
+        return any(overlap(array, other) for other in _alive(others))
 
 
 def _backward(

@@ -191,6 +191,19 @@ def test_gates_agree_where_gradients_are_other_variables_memory(make_loss: Any) 
     assert ends(Gate.GATE_NONE, make_loss) == ends(Gate.GATE_OP, make_loss)
 
 
+def test_gates_agree_where_a_constant_is_lent_memory_of_a_variable() -> None:
+    def end(gate: int) -> list[float]:
+        memory = np.full(2, 2.0)
+        a = Variable(np.frombuffer(memoryview(memory), np.float64), name="a", copy=False)
+        b = Variable(np.full(2, 3.0), name="b")
+        sgd(1.0).minimize(
+            lambda: np.sum((b * 1.0) * memory) + np.sum(a * 5.0), gate_gradients=gate
+        )
+        return b.numpy().tolist()
+
+    assert end(Gate.GATE_NONE) == end(Gate.GATE_OP) == [1.0, 1.0]
+
+
 @pytest.mark.torch
 def test_torch_refuses_where_a_constant_is_a_variables_memory() -> None:
     import torch
