@@ -5,13 +5,10 @@ So a program can be repeated, as a whole or with fewer of its operations.
 
 from __future__ import annotations
 
-import os
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -97,14 +94,13 @@ class Program:
         self.files.check()
 
 
-def run(seed: int, numbers: Iterable[int], devices: Sequence[str], until: float = 1e18) -> None:
+def run(seed: int, numbers: Iterable[int], devices: Sequence[str]) -> None:
     """Runs a program in an empty folder; what it raises says how to repeat it.
 
     Args:
         seed: Decides what the program works on, and what each operation does.
         numbers: Which operations.
         devices: Where arrays may be.
-        until: When to begin no further operation, by `time.monotonic`.
     """
     rng = np.random.default_rng([seed, 2**31])
     with ExitStack() as stack:
@@ -116,8 +112,6 @@ def run(seed: int, numbers: Iterable[int], devices: Sequence[str], until: float 
         program = Program(seed, folder, devices)
         try:
             for number in numbers:
-                if time.monotonic() > until:
-                    break
                 program.run(number)
             program.files.finish_all()
             program.files.check()
@@ -134,12 +128,13 @@ def _how_to_repeat(program: Program) -> str:
     lines = [f"{n}: {text}" for n, text in zip(program.numbers, program.log, strict=True)]
     only = ",".join(map(str, program.numbers))
     name = "gpus" if len(program.world.devices) > 1 else "host"
+    file = f"tests/fuzz/test_programs_on_{name}.py"
     return "\n".join(
         [
             "The program so far:",
             *lines,
             "To repeat it, or fewer of its operations:",
             f"GPUOPT_FUZZ_SEED={program.seed} GPUOPT_FUZZ_ONLY={only} "
-            f'make test ARGS="tests/fuzz -k {name}"',
+            f'make test ARGS="{file}"',
         ]
     )
