@@ -42,9 +42,9 @@ OPERATIONS: list[tuple[float, Callable[..., str]]] = [
     (3, saves.load_state_dict),
     (0.6, saves.two_savers_at_one_time),
     (4, threads.threads),
-    (0.6, threads.written_while_saved),
-    (0.6, threads.listed_while_made),
-    (0.6, threads.fork),
+    (1, threads.written_while_saved),
+    (0.8, threads.listed_while_made),
+    (1, threads.fork),
 ]
 # Not on emulated GPUs.
 ON_THE_HOST = {threads.fork, threads.written_while_saved, saves.two_savers_at_one_time}

@@ -150,8 +150,8 @@ def make_saver(world: World, files: Files, most: int) -> SaverWithModel:
 
 def target(world: World, files: Files) -> tuple[str, int, Path]:
     """Chooses a path: how it is spelled, the step, and the file that it is."""
-    folder = world.choose([*files.folders, files.folders[0]])
-    step = int(world.rng.integers(6))
+    folder = world.choose([*files.folders, files.folders[0], files.folders[0]])
+    step = int(world.rng.integers(4))  # few: savers replace each other's files
     spelled = world.choose(["absolute", "relative", "link"])
     path = folder / "m"
     if spelled == "relative":
@@ -164,7 +164,7 @@ def target(world: World, files: Files) -> tuple[str, int, Path]:
 
 
 def save(world: World, files: Files) -> str:
-    if not files.savers or world.happens(0.2):
+    if len(files.savers) < 2 or world.happens(0.1):
         files.finish_all()
         make_saver(world, files, int(world.choose([1, 2, 2, 3, 0])))
     saver = world.choose(files.savers)

@@ -380,7 +380,7 @@ def refused(world: World) -> str:
     place = call.places[position]
     counter: Any = world.steps
     wrong = world.choose(
-        ["shape", "dtype", "text", "overlap", "row", "counter", "read-only", "masked", "nan"]
+        ["shape", "dtype", "text", "overlap", "row", "counter", "read-only", "masked", "nan", "swapped"]
     )
     gradient, given = call.pairs[position]
     expected: tuple[type[Exception], ...] = (TypeError, ValueError)
@@ -405,6 +405,8 @@ def refused(world: World) -> str:
     elif wrong == "read-only":
         gradient, given = values, np.zeros_like(values)
         given.flags.writeable = False
+    elif wrong == "swapped":
+        gradient, given = world.steps, values
     elif wrong == "masked":
         gradient = np.ma.masked_array(values)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import select
 import signal
@@ -20,8 +21,9 @@ from safetensors.numpy import load_file
 
 import gpuopt
 from fuzzing import steps
-from fuzzing.saves import Files, load_state_dict, make_saver, restore, state_dict
+from fuzzing.saves import BALLAST, Files, load_state_dict, make_saver, restore, state_dict
 from fuzzing.world import World
+from gpuopt.optimizer import living_optimizers
 
 CHILD_LIMIT_S = 30.0
 # Elements: other threads have time to come in between.
@@ -93,49 +95,50 @@ def threads(world: World, files: Files) -> str:
 
 def written_while_saved(world: World, files: Files) -> str:
     """Each file holds one moment between steps and other writes of other threads."""
-    one, two, three = (
-        gpuopt.Variable(np.zeros(WATCHED, np.float32), name=f"watched{n}") for n in range(3)
-    )
+    stepped = [gpuopt.Variable(np.zeros(WATCHED, np.float32), name=f"s{n}") for n in range(2)]
+    assigned = [gpuopt.Variable(np.zeros(WATCHED, np.float32), name=f"a{n}") for n in range(3)]
     optimizer = gpuopt.GradientDescentOptimizer(1.0, name="watched")
     gradient = np.full(WATCHED, -1, np.float32)
-    counts = iter(range(10**9))
+    values = [np.full(WATCHED, number, np.float32) for number in range(2)]
+    counts = itertools.count()
 
-    def write() -> None:
-        optimizer.apply_gradients([(gradient, one), (gradient, two)])
-        number = next(counts)
-        how = number % 3
-        if how == 0:
-            three.assign(np.full(WATCHED, number, np.float32))
-        elif how == 1:
-            three.assign_add(gradient)
-        else:
-            three[...] = number
+    def step() -> None:
+        optimizer.apply_gradients([(gradient, variable) for variable in stepped])
 
-    saver = gpuopt.Saver([one, two, three], max_to_keep=1)
-    with in_background(write):
+    def assign() -> None:
+        number = next(counts) % 2
+        assigned[0].assign(values[number])
+        assigned[1].assign_add(gradient)
+        assigned[2][...] = number
+
+    saver = gpuopt.Saver([*stepped, *assigned], max_to_keep=1)
+    with in_background(step), in_background(assign):
         for number in range(3):
-            values = load_file(saver.save(world.folder / "watched", number))
-            step = values["watched0"][0]
-            for name in ("watched0", "watched1"):
-                assert (values[name] == step).all(), f"{name} is of several moments"
-            assert len(set(values["watched2"])) == 1, "watched2 is of several moments"
-    return "saves while another thread steps and assigns"
+            saved = load_file(saver.save(world.folder / "watched", number))
+            for name, value in saved.items():
+                assert (value == value[0]).all(), f"{name} is of several moments"
+            assert saved["s0"][0] == saved["s1"][0], "one step is there in part"
+    return "saves while other threads step and assign"
 
 
 def listed_while_made(world: World, files: Files) -> str:
-    """Variables and slots are listed while another thread makes and drops some."""
+    """Variables, slots and optimizers are listed while another thread makes and drops some."""
     optimizer = gpuopt.MomentumOptimizer(1.0, 0.5, name="listed")
     gradient = np.zeros(2, np.float32)
+    trainers = {id(trainer.real) for trainer in world.trainers}
 
     def make() -> None:
         some = [gpuopt.Variable(np.zeros(2, np.float32), name="listed") for _ in range(8)]
         optimizer.apply_gradients([(gradient, variable) for variable in some])
+        others = [gpuopt.GradientDescentOptimizer(1.0, name="listed") for _ in range(8)]
+        del some, others
 
     ours = {id(place.variable) for place in world.places if place.variable is not None}
     with switching_often(), in_background(make):
         for _ in range(60):
             assert ours <= {id(variable) for variable in gpuopt.global_variables()}
             assert ours <= {id(variable) for variable in gpuopt.trainable_variables()}
+            assert trainers <= {id(each) for each in living_optimizers()}
             optimizer.variables()
             optimizer.state_dict({})
     return "lists while another thread makes variables"
@@ -143,11 +146,12 @@ def listed_while_made(world: World, files: Files) -> str:
 
 def fork(world: World, files: Files) -> str:
     """A child goes on with what the parent has, whatever the parent's threads are doing."""
-    busy = world.choose(["nothing", "a step", "a save", "a background save", "a finished save"])
-    variable = gpuopt.Variable(np.zeros(WATCHED, np.float32), name="busy")
+    background = "a background save"
+    busy = world.choose(["a step", "a save", background, background, "a finished save"])
+    variable = gpuopt.Variable(np.zeros(BALLAST, np.float32), name="busy")
     optimizer = gpuopt.AdamOptimizer(0.5, name="busy")
     saver = gpuopt.Saver({"busy": variable}, optimizers=[optimizer], max_to_keep=0)
-    gradient = np.ones(WATCHED, np.float32)
+    gradient = np.ones(BALLAST, np.float32)
     path = world.folder / "busy"
 
     def work() -> None:
@@ -158,8 +162,9 @@ def fork(world: World, files: Files) -> str:
         else:
             time.sleep(0.001)
 
-    future = saver.save_async(path) if "background" in busy or "finished" in busy else None
-    if future is not None and "finished" in busy:
+    is_background = busy in (background, "a finished save")
+    future = saver.save_async(path) if is_background else None
+    if future is not None and busy != background:
         future.result(60)
 
     def child() -> list[str]:
