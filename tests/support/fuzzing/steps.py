@@ -406,7 +406,9 @@ def refused(world: World) -> str:
         gradient, given = values, np.zeros_like(values)
         given.flags.writeable = False
     elif wrong == "swapped":
-        gradient, given = world.steps, values
+        if place.variable is None or place.memory.device != "cpu":
+            return step(world)
+        gradient, given = given, values
     elif wrong == "masked":
         gradient = np.ma.masked_array(values)
     else:

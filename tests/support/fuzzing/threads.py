@@ -130,7 +130,7 @@ def listed_while_made(world: World, files: Files) -> str:
     def make() -> None:
         some = [gpuopt.Variable(np.zeros(2, np.float32), name="listed") for _ in range(8)]
         optimizer.apply_gradients([(gradient, variable) for variable in some])
-        others = [gpuopt.GradientDescentOptimizer(1.0, name="listed") for _ in range(8)]
+        others = [gpuopt.GradientDescentOptimizer(1.0, name="listed") for _ in range(30)]
         del some, others
 
     ours = {id(place.variable) for place in world.places if place.variable is not None}
