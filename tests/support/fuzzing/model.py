@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -31,7 +31,7 @@ class NaiveOptimizer:
         waiting: Restored numbers by name, for when they are made.
     """
 
-    initial: dict[str, float] = {}
+    initial: ClassVar[dict[str, float]] = {}
     other_names: tuple[str, ...] = ()
     moves_all_rows = False
 
@@ -106,7 +106,7 @@ class GradientDescent(NaiveOptimizer):
 
 
 class Momentum(NaiveOptimizer):
-    initial = {"momentum": 0.0}
+    initial: ClassVar[dict[str, float]] = {"momentum": 0.0}
 
     def __init__(self, momentum: float, nesterov: bool) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class Momentum(NaiveOptimizer):
 
 
 class Adagrad(NaiveOptimizer):
-    initial = {"accumulator": 0.25}
+    initial: ClassVar[dict[str, float]] = {"accumulator": 0.25}
 
     def rule(self, w: np.ndarray, g: np.ndarray, *slots: np.ndarray, rate: float) -> None:
         (squares,) = slots
@@ -128,7 +128,7 @@ class Adagrad(NaiveOptimizer):
 
 
 class Adam(NaiveOptimizer):
-    initial = {"m": 0.0, "v": 0.0}
+    initial: ClassVar[dict[str, float]] = {"m": 0.0, "v": 0.0}
     other_names = ("beta1_power", "beta2_power")
     moves_all_rows = True
     betas = (0.5, 0.75)

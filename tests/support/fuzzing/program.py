@@ -5,6 +5,7 @@ So a program can be repeated, as a whole or with fewer of its operations.
 
 from __future__ import annotations
 
+import gc
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
@@ -102,6 +103,7 @@ def run(seed: int, numbers: Iterable[int], devices: Sequence[str]) -> None:
         numbers: Which operations.
         devices: Where arrays may be.
     """
+    gc.collect()  # frees the names of an earlier program's variables
     rng = np.random.default_rng([seed, 2**31])
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory())).resolve()
@@ -134,7 +136,6 @@ def _how_to_repeat(program: Program) -> str:
             "The program so far:",
             *lines,
             "To repeat it, or fewer of its operations:",
-            f"GPUOPT_FUZZ_SEED={program.seed} GPUOPT_FUZZ_ONLY={only} "
-            f'make test ARGS="{file}"',
+            f'GPUOPT_FUZZ_SEED={program.seed} GPUOPT_FUZZ_ONLY={only} make test ARGS="{file}"',
         ]
     )

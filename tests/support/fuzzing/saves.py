@@ -15,7 +15,6 @@ import gpuopt
 from fuzzing.steps import apply, random_call
 from fuzzing.world import Place, Trainer, World, as_float64
 
-
 # Elements: to write them takes some milliseconds.
 BALLAST = 500_000
 
@@ -169,9 +168,9 @@ def save(world: World, files: Files) -> str:
         make_saver(world, files, int(world.choose([1, 2, 2, 3, 0])))
     saver = world.choose(files.savers)
     prefix, step, path = target(world, files)
-    if path in files.content or saver.pending is not None or world.happens(0.3):
-        files.finish_all()
-    elif any(other.pending and other.pending[2] == path for other in files.savers):
+    # Which of two saves to one file ends last is left open.
+    pending = {other.pending[2] for other in files.savers if other.pending is not None}
+    if path in {*files.content, *pending} or saver.pending is not None or world.happens(0.3):
         files.finish_all()
     snapshot, number = files.snapshot(saver.places), files.num_saves
     files.num_saves += 1

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 
 import pytest
+
 from fuzzing import program
 
 HOST = ("cpu",)
@@ -44,5 +45,5 @@ def run_for_a_while(devices: Sequence[str]) -> None:
         seed += 1
 
 
-long_run = pytest.mark.parametrize("part", PARTS or [pytest.param(0, marks=pytest.mark.skip(
-    reason="GPUOPT_FULL or GPUOPT_FUZZ_SECONDS asks for a long run"))])
+_nobody_asks = pytest.mark.skip(reason="GPUOPT_FULL or GPUOPT_FUZZ_SECONDS asks for a long run")
+long_run = pytest.mark.parametrize("part", PARTS or [pytest.param(0, marks=_nobody_asks)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -140,24 +141,36 @@ def slot(world: World, place: Place, _: list[Gradient]) -> Gradient:
 
 def variable(world: World, place: Place, _: list[Gradient]) -> Gradient:
     """Another Variable of the shape, as an object."""
-    for other in world.places:
-        fits = other.variable is not None and other.shape == place.shape
-        if place.variable is not None and fits and is_usable(other.view(), other.expected, place):
-            kind = f"Variable {other.label}"
-            return Gradient(other.variable, lambda: other.expected, kind, [other.memory])
-    return new(world, place, _)
+    found = [
+        other
+        for other in world.places
+        if other.variable is not None
+        and other.shape == place.shape
+        and is_usable(other.view(), other.expected, place)
+    ]
+    if place.variable is None or not found:
+        return new(world, place, _)
+    other = world.choose(found)
+    kind = f"Variable {other.label}"
+    return Gradient(other.variable, lambda: other.expected, kind, [other.memory])
 
 
 def shared(world: World, place: Place, earlier: list[Gradient]) -> Gradient:
     """What another variable of the call gets, too, or memory that overlaps with it."""
-    for gradient in earlier:
-        real = gradient.real
-        if type(real) is np.ndarray and gradient.kind == "new" and place.memory.device == "cpu":
-            fits = real.dtype == place.memory.dtype and real.size >= place.expected.size
-            if fits and real.flags.c_contiguous:
-                part = real.reshape(-1)[real.size - place.expected.size :].reshape(place.shape)
-                return Gradient(part, lambda: as_float64(part), "shared")
-    return new(world, place, earlier)
+    size = place.expected.size
+    found = [
+        gradient.real
+        for gradient in earlier
+        if gradient.kind == "new"
+        and place.memory.device == device_of(gradient.real) == "cpu"
+        and gradient.real.dtype == place.memory.dtype
+        and gradient.real.size >= size
+    ]
+    if not found:
+        return new(world, place, earlier)
+    real = world.choose(found)
+    part = real.reshape(-1)[real.size - size :].reshape(place.shape)
+    return Gradient(part, lambda: as_float64(part), "shared")
 
 
 def sparse(world: World, place: Place, _: list[Gradient]) -> Gradient:
@@ -280,11 +293,10 @@ def step_again(world: World) -> str:
     call = world.choose(world.calls)
     times = int(world.rng.integers(1, 5))
     for _ in range(times):
-        if world.happens(0.5):
-            for gradient in call.gradients:
-                if gradient.kind in ("new", "strided") and host_memory(gradient.real).flags.writeable:
-                    values = world.values(gradient.real.shape, gradient.real.dtype)
-                    host_memory(gradient.real)[...] = values
+        for gradient in call.gradients:
+            if gradient.kind == "new" and world.happens(0.5):
+                values = world.values(gradient.real.shape, gradient.real.dtype)
+                host_memory(gradient.real)[...] = values
         if is_bounded(call):
             apply(world, call, world.happens(0.3))
             world.check()
@@ -372,6 +384,12 @@ def gradient_changed_in_place(world: World) -> str:
     return f"{call}, and the first gradient's {change} changed in place"
 
 
+WRONG = [
+    *("shape", "dtype", "text", "overlap", "row", "counter", "read-only", "masked", "nan"),
+    "swapped",
+]
+
+
 def refused(world: World) -> str:
     """One thing in the list is wrong: nothing is written."""
     trainer = world.choose(world.trainers)
@@ -379,9 +397,7 @@ def refused(world: World) -> str:
     position = int(world.rng.integers(len(call.pairs)))
     place = call.places[position]
     counter: Any = world.steps
-    wrong = world.choose(
-        ["shape", "dtype", "text", "overlap", "row", "counter", "read-only", "masked", "nan", "swapped"]
-    )
+    wrong = world.choose(WRONG)
     gradient, given = call.pairs[position]
     expected: tuple[type[Exception], ...] = (TypeError, ValueError)
     values = world.values(place.shape, place.memory.dtype)
@@ -415,9 +431,9 @@ def refused(world: World) -> str:
         if trainer.on_nonfinite == "propagate":
             return step(world)
         gradient = np.full_like(values, np.nan)
-        expected = (FloatingPointError,)
+        expected = (FloatingPointError,) if trainer.on_nonfinite == "raise" else ()
     call.pairs[position] = gradient, given
-    refuse(world, call, expected if trainer.on_nonfinite == "raise" or wrong != "nan" else (), counter)
+    refuse(world, call, expected, counter)
     return f"{call}, refused at {position}: {wrong}"
 
 
@@ -462,10 +478,8 @@ def constraint_that_raises(world: World) -> str:
     place.constraint_raises = True
     try:
         refuse(world, call, (Planned,), world.steps)
-        try:
+        with contextlib.suppress(Planned):
             apply_in_model(world, call, counts=False)
-        except Planned:
-            pass
     finally:
         place.constraint_raises = False
     return f"{call}, and the constraint raises"

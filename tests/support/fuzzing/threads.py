@@ -14,14 +14,13 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 from safetensors.numpy import load_file
 
 import gpuopt
 from fuzzing import steps
-from fuzzing.saves import BALLAST, Files, load_state_dict, make_saver, restore, state_dict
+from fuzzing.saves import BALLAST, Files, load_state_dict, make_saver, state_dict
 from fuzzing.world import World
 from gpuopt.optimizer import living_optimizers
 
@@ -236,6 +235,3 @@ def _in_child(world: World, work: Callable[[], list[str]]) -> str:
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     assert status == 0, f"the child ended with {status}: {text.decode()}"
     return text.decode()
-
-
-Operation = Callable[[World, Files], str]

@@ -7,6 +7,7 @@ does not add up, and one step's tolerance is enough for all.
 from __future__ import annotations
 
 import gc
+import itertools
 import mmap
 import os
 import weakref
@@ -37,6 +38,8 @@ PARTS = [
 SHAPES = [(4, 3), (4, 3), (12,), (6,), (2, 3), (3, 2, 2), (), (24,)]
 # Beyond the size at which the CPU takes chunks of one array instead of joining several.
 LARGE = 1000
+
+_numbers = itertools.count()
 
 
 class Planned(Exception):
@@ -92,7 +95,8 @@ class Place:
     """What a program trains: a Variable, a raw array, or a Variable on a raw array's memory.
 
     Attributes:
-        label: Its name in checkpoints, and a Variable's own.
+        name: A Variable's own; no other program has it.
+        label: Its name in checkpoints, and in the log.
         kind: "variable", "raw" or "adopted".
         memory: Where it is.
         shape: Its own.
@@ -101,9 +105,16 @@ class Place:
     """
 
     def __init__(
-        self, label: str, kind: str, memory: Memory, shape: tuple[int, ...], part: Any, limit: float
+        self,
+        name: str,
+        label: str,
+        kind: str,
+        memory: Memory,
+        shape: tuple[int, ...],
+        part: Any,
+        limit: float,
     ) -> None:
-        self.label, self.kind, self.memory, self.shape = label, kind, memory, shape
+        self.name, self.label, self.kind, self.memory, self.shape = name, label, kind, memory, shape
         self.part = slice(*part) if part else None
         self.limit = limit
         self.constraint_raises = False
@@ -158,18 +169,18 @@ class Place:
     def make(self, value: np.ndarray) -> None:
         """Makes the Variable of a "variable" or "adopted" place."""
         if self.kind == "adopted":
-            self.variable = gpuopt.Variable(self.view(), name=self.label, copy=False)
+            self.variable = gpuopt.Variable(self.view(), name=self.name, copy=False)
         elif self.kind == "variable":
             constraint = weakref.WeakMethod(self.project) if self.limit else None
             self.variable = gpuopt.Variable(
                 value,
-                name=self.label,
+                name=self.name,
                 device=self.memory.device,
                 constraint=None if constraint is None else lambda w: constraint()(w),
             )
             self.memory.real = self.variable.storage
         if self.variable is not None:
-            assert self.variable.name == self.label, f"the name {self.label} is still taken"
+            assert self.variable.name == self.name, f"the name {self.name} is still taken"
 
     def project(self, w: Any) -> Any:
         """The constraint."""
@@ -245,6 +256,7 @@ class World:
 
     def __init__(self, folder: Path, devices: tuple[str, ...], rng: np.random.Generator) -> None:
         self.folder, self.devices, self.rng = folder, devices, rng
+        self._number = next(_numbers)
         self.calls: list[Any] = []
         self.num_steps = 0
         self.doing = ""
@@ -262,9 +274,6 @@ class World:
         kinds = ["Momentum", "Momentum", "Adam", "Adagrad", "GradientDescent", "LazyAdam"]
         chosen = rng.choice(kinds, size=4, replace=False)
         self.trainers = [Trainer(f"T{n}", str(kind), rng) for n, kind in enumerate(chosen)]
-
-    def __del__(self) -> None:
-        self.calls.clear()
 
     def choose(self, items: Any) -> Any:
         return items[self.rng.integers(len(items))]
@@ -361,7 +370,7 @@ class World:
         memory = Memory(label, shape, dtype, self.choose(self.devices))
         limit = 4.0 if self.happens(0.25) else 0.0
         self.memories.append(memory)
-        self.places.append(Place(label, "variable", memory, shape, None, limit))
+        self.places.append(Place(self._name(label), label, "variable", memory, shape, None, limit))
 
     def _add_raw_arrays(self, label: str, usual: str) -> None:
         scale = LARGE if self.happens(0.15) else 1
@@ -374,7 +383,12 @@ class World:
             shape = (shape[0] * scale, *shape[1:])
             # A Variable that has raw arrays' memory is a variable of its own.
             kind = "adopted" if step == 1 and self.happens(0.3) else "raw"
-            self.places.append(Place(f"{label}{'abc'[number]}", kind, memory, shape, part, 0.0))
+            its_label = f"{label}{'abc'[number]}"
+            name = self._name(its_label)
+            self.places.append(Place(name, its_label, kind, memory, shape, part, 0.0))
+
+    def _name(self, label: str) -> str:
+        return f"program{self._number}/{label}"
 
     def _scaled(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return (LARGE * shape[0], *shape[1:]) if shape and self.happens(0.1) else shape
