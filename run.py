@@ -204,7 +204,7 @@ def test(arguments: Sequence[str], is_full: bool) -> int:
     Args:
         arguments: For pytest; they may choose other processes (-n) or markers (-m).
         is_full: Every optimizer runs in every form and with every type, also where another one of
-            its shape does.
+            its shape does; and random programs run for some minutes.
     """
     processes = ["-n", "auto", "--maxprocesses", str(MOST_PROCESSES), "--dist", "worksteal"]
     command = ["-m", "pytest", "-m", "not nvrtc"]

@@ -226,6 +226,17 @@ def test_gate_none_sees_a_constant_that_a_variable_has_adopted_through_a_buffer(
     assert b.numpy().tolist() == [-9] * 3
 
 
+def test_gates_agree_where_a_constant_is_lent_memory_of_a_variable() -> None:
+    def end(gate: int) -> list[float]:
+        memory = np.full(2, 2.0)
+        a = Variable(np.frombuffer(memoryview(memory), np.float64), name="a", copy=False)
+        b = Variable(np.full(2, 3.0), name="b")
+        sgd(1.0).minimize(lambda: np.sum((b * 1.0) * memory) + np.sum(a * 5.0), gate_gradients=gate)
+        return b.numpy().tolist()
+
+    assert end(Gate.GATE_NONE) == end(Gate.GATE_OP) == [1.0, 1.0]
+
+
 @pytest.mark.torch
 def test_torch_refuses_where_a_constant_is_a_variables_memory() -> None:
     import torch

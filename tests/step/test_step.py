@@ -302,6 +302,22 @@ def test_a_hook_may_write_the_variable_before_it_reads_a_gradient_in_its_memory(
 
 
 @pytest.mark.parametrize("known", [0, KNOWN])
+def test_a_gradient_is_read_first_where_the_variable_has_its_memory_from_a_memoryview(
+    known: int,
+) -> None:
+    memory = np.full(8, 3.0, np.float32)
+    raw = np.frombuffer(memoryview(memory), np.float32)
+    table, rows = zeros(8, 1), np.arange(8)
+    optimizer = gpuopt.GradientDescentOptimizer(1.0)
+    slices = IndexedSlices(memory[:, None], rows)
+    for number in range(1 + known):
+        memory[...], before = 3.0, table.numpy()
+        optimizer.apply_gradients([(np.full(8, 2, np.float32), raw), (slices, table)])
+        assert np.all(table.numpy() == before - 3), number
+        assert np.all(memory == 1)
+
+
+@pytest.mark.parametrize("known", [0, KNOWN])
 def test_a_variable_and_its_own_slot_are_not_updated_in_one_call(known: int) -> None:
     v = zeros(3)
     optimizer = gpuopt.MomentumOptimizer(1.0, 0.5)

@@ -1,4 +1,4 @@
-"""Breaks the kernels and their backend in one place at a time, and sees whether the tests notice.
+"""Breaks kernels, backends and steps in one place at a time, and sees whether the tests notice.
 
     .venv/bin/python tests/support/mutations.py [parts of descriptions]
 

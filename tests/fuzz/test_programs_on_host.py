@@ -1,0 +1,17 @@
+"""Random programs of everything on the CPU, beside a naive model: see tests/support/fuzzing."""
+
+from __future__ import annotations
+
+import pytest
+from fuzzing import program
+from fuzzing.settings import HOST, NUMBERS, long_run, run_for_a_while, seeds
+
+
+@pytest.mark.parametrize("seed", seeds(24))
+def test_a_random_program_does_what_the_model_does(seed: int) -> None:
+    program.run(seed, NUMBERS, HOST)
+
+
+@long_run
+def test_many_random_programs_do_what_the_model_does(part: int) -> None:
+    run_for_a_while(HOST)

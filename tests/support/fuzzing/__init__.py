@@ -1,0 +1,1 @@
+"""Random programs, run by gpuopt and by a naive model of it side by side."""

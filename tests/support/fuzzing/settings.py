@@ -1,0 +1,49 @@
+"""Which random programs a run of the tests makes, by its environment.
+
+GPUOPT_FUZZ_SEED: that program alone; GPUOPT_FUZZ_ONLY: of its operations those with these numbers.
+GPUOPT_FUZZ_SECONDS: programs by new seeds for so long; GPUOPT_FULL=1 is as 120.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from fuzzing import program
+
+HOST = ("cpu",)
+GPUS = ("cpu", "gpu:0", "gpu:1")
+# A long run is made of tests of so many seconds: several processes share them.
+PART_S = 30.0
+OPERATIONS = 40
+
+_seed = os.environ.get("GPUOPT_FUZZ_SEED")
+_only = os.environ.get("GPUOPT_FUZZ_ONLY")
+_default = "120" if os.environ.get("GPUOPT_FULL") else "0"
+_seconds = float(os.environ.get("GPUOPT_FUZZ_SECONDS", _default)) if _seed is None else 0
+PARTS = range(-int(-_seconds // PART_S))
+NUMBERS = range(OPERATIONS) if _only is None else [int(number) for number in _only.split(",")]
+
+
+def seeds(count: int) -> list[int]:
+    """Returns the seeds of a short run: always the same."""
+    return list(range(count)) if _seed is None else [int(_seed)]
+
+
+def run_for_a_while(devices: Sequence[str]) -> None:
+    """Runs programs of all lengths for one part of a long run."""
+    first = secrets.randbits(40)
+    print(f"seeds from {first}")
+    end = time.monotonic() + PART_S
+    seed = first
+    while time.monotonic() < end:
+        program.run(seed, range(10 + seed * 37 % 190), devices)
+        seed += 1
+
+
+_nobody_asks = pytest.mark.skip(reason="GPUOPT_FULL or GPUOPT_FUZZ_SECONDS asks for a long run")
+long_run = pytest.mark.parametrize("part", PARTS or [pytest.param(0, marks=_nobody_asks)])
