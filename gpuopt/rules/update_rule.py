@@ -9,6 +9,8 @@ from functools import partial
 from importlib.resources.abc import Traversable
 from typing import overload
 
+import numpy as np
+
 from gpuopt.rules.sources import CudaSource, kernel_root
 
 
@@ -63,18 +65,31 @@ class UpdateRule:
     def include(self) -> str:
         """C++ that includes the CUDA form, and compiles only if its slots and scalars fit."""
         source = self.require_cuda()
-        checks = {
-            f"{source.functor}::num_slots == {len(self.slots)}": f"slots ({', '.join(self.slots)})",
-            **{
-                f"sizeof({source.functor}::Scalars<{real}>) / sizeof({real}) == "
-                f"{len(self.scalars)}": f"scalars ({', '.join(self.scalars)})"
-                for real in ("float", "double")
-            },
-        }
-        lines = [f'#include "{source.header}"'] + [
-            f'static_assert({check}, "not as many as the {what} of {self.name} in Python");'
-            for check, what in checks.items()
+        slots, scalars = ", ".join(self.slots), ", ".join(self.scalars)
+        as_many = f"not as many as the {{}} of {self.name} in Python"
+        checks = [
+            (
+                f"{source.functor}::num_slots == {len(self.slots)}",
+                as_many.format(f"slots ({slots})"),
+            )
         ]
+        for real in ("float", "double"):
+            struct = f"{source.functor}::Scalars<{real}>"
+            checks.append(
+                (
+                    f"sizeof({struct}) / sizeof({real}) == {len(self.scalars)}",
+                    as_many.format(f"scalars ({scalars})"),
+                )
+            )
+            checks += [
+                (
+                    f"__builtin_offsetof({struct}, {name}) == {place} * sizeof({real})",
+                    f"not in the order of the scalars ({scalars}) of {self.name} in Python",
+                )
+                for place, name in enumerate(self.scalars)
+            ]
+        lines = [f'#include "{source.header}"']
+        lines += [f'static_assert({check}, "{what}");' for check, what in checks]
         return "\n".join(lines) + "\n"
 
 
@@ -94,15 +109,18 @@ def update_rule(
     """Makes an update rule of its numpy form; a decorator, with or without arguments.
 
     The signature is the rule's contract: after `var` and `grad`, positional parameters are slots
-    and keyword-only parameters are scalars. The rule writes in place, as `var -= ...` does: what it
-    returns is ignored, and `var = ...` only gives the name to another array.
+    and keyword-only parameters are scalars. The rule writes in place, as `var -= ...` does: with
+    `var = ...`, the name only gets another array. It is called once with a few numbers, to see
+    that it does.
 
     Args:
         apply: The numpy form.
         cuda: Where the CUDA form is. With it, the rule also runs on GPUs, and compiled on the CPU.
 
     Raises:
-        TypeError: the signature does not have this form, or `cuda` is no CudaSource.
+        TypeError: the signature does not have this form, `cuda` is no CudaSource, or the rule
+            returns something.
+        ValueError: the rule writes to none of its arrays.
     """
     if not isinstance(cuda, CudaSource | None):
         raise TypeError(f"cuda must be a gpuopt.CudaSource, got {cuda!r}")
@@ -124,4 +142,29 @@ def _rule_of(apply: Callable[..., None], cuda: CudaSource | None) -> UpdateRule:
             f"{apply.__name__}: after (var, grad), an update rule takes slots by position and "
             "scalars by keyword, without defaults"
         )
-    return UpdateRule(apply, slots, scalars, cuda)
+    rule = UpdateRule(apply, slots, scalars, cuda)
+    _refuse_without_effect(rule)
+    return rule
+
+
+def _refuse_without_effect(rule: UpdateRule) -> None:
+    grad = np.array([-50.0, -0.25, 0.75, 3.0])
+    var_and_slots = [np.array([0.5, 2.0, -1.0, 10.0]) for _ in range(1 + len(rule.slots))]
+    before = [array.copy() for array in var_and_slots]
+    scalars = dict.fromkeys(rule.scalars, np.float64(0.5))
+    var, *slots = var_and_slots
+    with np.errstate(all="ignore"):
+        try:
+            returned = rule.apply(var, grad, *slots, **scalars)
+        except Exception:  # the first step raises it, and says for which variable
+            return
+    if returned is not None:
+        raise TypeError(
+            f"{rule.name}: an update rule writes into its arrays and returns nothing, got "
+            f"{type(returned).__name__}: write `var -= ...` for `return var - ...`"
+        )
+    if all(map(np.array_equal, before, var_and_slots)):
+        raise ValueError(
+            f"{rule.name} writes to none of its arrays, so it would train nothing: write "
+            "`var -= ...` or `var[...] = ...` for `var = ...`"
+        )

@@ -192,15 +192,27 @@ def test_a_header_with_other_slots_or_scalars_does_not_compile_for_a_gpu(
 
 
 @pytest.mark.cxx
-def test_a_header_with_other_slots_leaves_the_work_on_the_cpu_to_numpy_with_a_warning(
-    package: Package, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"num_slots": 2}, "not as many as the slots (momentum) of momentum"),
+        ({"scalars": "Real decay, learning_rate, epsilon;"}, "not as many as the scalars"),
+        ({"scalars": "Real decay, learning_rate;"}, "not in the order of the scalars"),
+    ],
+)
+def test_a_header_with_other_slots_or_scalars_leaves_the_work_to_numpy_with_a_warning(
+    package: Package,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    wrong: dict[str, Any],
+    words: str,
 ) -> None:
     monkeypatch.setenv("GPUOPT_COMPILED", "1")
-    rule = package(num_slots=2).momentum
+    rule = package(**wrong).momentum
     scalars = dict.fromkeys(rule.scalars, np.float32(0.5))
     with caplog.at_level(logging.WARNING, "gpuopt"):
         assert compiled_rule(rule, np.dtype(np.float32), scalars) is None
-    assert "not as many as the slots (momentum) of momentum" in caplog.text
+    assert words in caplog.text
 
 
 CONSTANT_STEP = """
@@ -296,3 +308,29 @@ def test_the_guides_cuda_form_fits_its_rule_on_a_gpu(
             optimizer.apply_gradients([(np.float32(gradient), w)])
     np.testing.assert_allclose(there.numpy(), here.numpy(), rtol=1e-6)
     names.clear()  # compiled kernels keep the rule, and so the guide's variables, alive
+
+
+def returns(var: Any, grad: Any, *, learning_rate: Any) -> Any:
+    return var - learning_rate * grad
+
+
+def gives_the_name_to_another_array(var: Any, grad: Any, *, learning_rate: Any) -> None:
+    var = var - learning_rate * grad
+
+
+@pytest.mark.parametrize(
+    ("apply", "error", "words"),
+    [
+        (returns, TypeError, "returns: an update rule writes into its arrays and returns nothing"),
+        (
+            gives_the_name_to_another_array,
+            ValueError,
+            "gives_the_name_to_another_array writes to none of its arrays",
+        ),
+    ],
+)
+def test_a_rule_that_would_train_nothing_is_refused(
+    apply: Any, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        gpuopt.update_rule(apply)

@@ -103,6 +103,7 @@ def test_a_users_rule_may_use_any_function_of_elements() -> None:
 )
 def test_a_rule_that_is_not_elementwise_is_refused_by_name(what: str, body: Any) -> None:
     def apply(var: Any, grad: Any) -> None:
+        var -= grad
         body(var, grad)
 
     with pytest.raises(TypeError, match=f"^apply: .*{what}"):
