@@ -31,12 +31,12 @@ def embedding_lookup(table: Any, ids: Any) -> Any:
         IndexError: an id is not a row of the table. On a GPU, ids are not looked at here; see
             `Optimizer.check`.
     """
+    refuse_masked(table, "the table")
     if not hasattr(table, "shape"):
         raise TypeError(
             f"table must be a Variable or an array, got {describe(table)}; the call is "
             "embedding_lookup(table, ids)"
         )
-    refuse_masked(table, "the table")
     refuse_masked(ids, "ids")
     if isinstance(ids, Variable):
         ids = ids.storage

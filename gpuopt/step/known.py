@@ -20,6 +20,10 @@ from gpuopt.variables.variable import Variable, known_identity
 # Groups of several variables that are kept: a program with another list of variables in each step
 # never hits the cache. (There are no more groups of one variable than variables.)
 _MOST_LISTS = 256
+# Of the variables in all these lists: a plan takes about 4 KB for each. A few lists are kept,
+# however long they are: a program may take turns with them.
+_MOST_MEMBERS = 16 * 1024
+_FEW_LISTS = 8
 
 # Compared instead of the shape, which follows from strides and size.
 _layout_of = attrgetter("dtype", "strides", "size")
@@ -100,16 +104,17 @@ class Group:
 
     def is_known_apart(self, members: Sequence[Group | Identity]) -> bool:
         """Whether `note_apart` was called with these: they share no memory with this group."""
-        noted = self._known_apart.get(tuple(map(id, members)))
-        return noted is not None and all(
-            reference() is member for reference, member in zip(noted, members, strict=True)
-        )
+        return tuple(map(id, members)) in self._known_apart
 
     def note_apart(self, members: Sequence[Group | Identity]) -> None:
-        """Remembers that these members share no memory with this group, nor with each other."""
+        """Remembers that these members share no memory with this group, nor with each other.
+
+        The first of them to die ends this: its id may be given to another.
+        """
         key = tuple(map(id, members))
         _make_room(self._known_apart, key)
-        self._known_apart[key] = [weakref.ref(each) for each in members]
+        gone = partial(_drop, weakref.ref(self), "_known_apart", key)
+        self._known_apart[key] = [weakref.ref(each, gone) for each in members]
 
     def accept(self, gradients: Sequence[Any]) -> list[int] | None:
         """Returns the version of each batch's gradients; None if some do not fit their variable.
@@ -212,11 +217,17 @@ class KnownGroups:
 
 
 def _make_room(cache: dict[tuple[int, ...], Any], key: tuple[int, ...]) -> None:
-    """Drops the oldest of the lists if `key` is one list too many."""
-    if len(key) > 1 and len(cache) >= _MOST_LISTS:
-        lists = [each for each in list(cache) if len(each) > 1]
-        if len(lists) >= _MOST_LISTS:
-            cache.pop(lists[0], None)
+    """Drops the oldest lists until there is room for `key`."""
+    if len(key) == 1 or key in cache:
+        return
+    lists = [each for each in list(cache) if len(each) > 1]
+    members = len(key) + sum(map(len, lists))
+    for number, oldest in enumerate(lists):
+        left = len(lists) - number
+        if left < _FEW_LISTS or (left < _MOST_LISTS and members <= _MOST_MEMBERS):
+            break
+        cache.pop(oldest, None)
+        members -= len(oldest)
 
 
 def _identities_of(given: Sequence[Any]) -> list[Identity] | None:
@@ -242,11 +253,11 @@ def _watch(
 
 
 def _drop(
-    groups: weakref.ref[KnownGroups],
+    owner: weakref.ref[KnownGroups] | weakref.ref[Group],
     cache: str,
     key: tuple[int, ...],
     dead: weakref.ref[Any],
 ) -> None:
-    living = groups()
+    living = owner()
     if living is not None:
         getattr(living, cache).pop(key, None)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -469,3 +472,56 @@ def test_more_variables_than_lists_are_kept_stay_known(monkeypatch: pytest.Monke
     for number in range(600):
         optimizer.apply_gradients([(gradient, v) for v in variables[: 2 + number % 300]])
     assert made <= len(variables) + 600
+
+
+def test_lists_that_are_others_in_each_step_are_not_all_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As where each step has other gradients that are None: a plan is large."""
+    groups: weakref.WeakSet[rule_updates.Group] = weakref.WeakSet()
+
+    class Listed(rule_updates.Group):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            groups.add(self)
+
+    monkeypatch.setattr(rule_updates, "Group", Listed)
+    pairs = [(np.ones(1, np.float32), zeros(1)) for _ in range(1000)]
+    optimizer = gpuopt.GradientDescentOptimizer(1.0)
+    for number in range(100):
+        optimizer.apply_gradients(pairs[number:] + pairs[: number // 2])
+    assert 10 <= len(groups) <= 20
+
+
+def test_a_few_lists_stay_known_however_long_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = 0
+
+    class Counted(rule_updates.Group):
+        def __init__(self, *arguments: Any) -> None:
+            nonlocal made
+            made += 1
+            super().__init__(*arguments)
+
+    monkeypatch.setattr(rule_updates, "Group", Counted)
+    gradient = np.ones(1, np.float32)
+    optimizer = gpuopt.GradientDescentOptimizer(1.0)
+    lists = [[(gradient, zeros(1)) for _ in range(6000)] for _ in range(4)]
+    for _ in range(3):
+        for pairs in lists:
+            optimizer.apply_gradients(pairs)
+    assert made == len(lists)
+
+
+def test_counters_leave_nothing_behind() -> None:
+    w, gradient = zeros(2), np.ones(2, np.float32)
+    optimizer = gpuopt.GradientDescentOptimizer(1.0)
+
+    def blocks_after_counters(number: int) -> int:
+        for counter in [Variable(0) for _ in range(number)]:
+            optimizer.apply_gradients([(gradient, w)], global_step=counter)
+        del counter
+        gc.collect()
+        return sys.getallocatedblocks()
+
+    before = blocks_after_counters(10)
+    assert blocks_after_counters(1000) - before < 500
