@@ -32,7 +32,7 @@ Step = Callable[[], object]
 
 
 def make_workloads() -> Iterator[Workload]:
-    """Yields one workload for each kind of pair that is not dense, known and a Variable."""
+    """Yields one workload for each kind of unusual pair: None, sparse, raw or new."""
     dense = [(_make_gradient(), gpuopt.Variable(_make_array())) for _ in range(_VARIABLES)]
     table = gpuopt.Variable(np.ones((1000, 8), np.float32))
     rows = gpuopt.IndexedSlices(np.ones((3, 8), np.float32), np.array([1, 2, 1]))

@@ -64,6 +64,6 @@ __all__ = [
     "with_torch",
 ]
 
-# What type checkers would not see into; they read the imports.
+# Type checkers cannot evaluate this line; they read the imports above.
 if not TYPE_CHECKING:
     __all__ += optimizers.__all__

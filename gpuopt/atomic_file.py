@@ -1,8 +1,9 @@
-"""Files that appear in full or not at all: written under a name aside, and then renamed."""
+"""Files that appear in full or not at all: written under a temporary name, and then renamed."""
 
 from __future__ import annotations
 
 import errno
+import io
 import os
 import re
 import secrets
@@ -10,42 +11,78 @@ import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 _TOKEN_BYTES = 8
 _ASIDE = re.compile(rf"\.(?P<target>.+)\.[0-9a-f]{{{2 * _TOKEN_BYTES}}}\.partial", re.DOTALL)
-# What a system says that cannot sync a folder, as some network file systems.
+# Error numbers of file systems that cannot sync a folder, as some network file systems.
 _CANNOT_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS})
-# Neither through a link, nor waiting for the other end of a pipe.
+# Do not follow a symbolic link, and do not wait for the other end of a pipe.
 _CAREFULLY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
-@contextmanager
-def open_aside(path: Path, permissions: int = 0o666) -> Iterator[BinaryIO]:
-    """Makes a new file beside `path`, unbuffered, to read and write what `path` is to hold.
+class AsideFile(io.FileIO):
+    """A file that one process writes; see `open_aside`."""
 
-    It is for the caller to sync it, and to rename `file.name` to `path`; otherwise the file is
-    removed at an error, or later by `remove_abandoned`. Its name is new, so that nothing is
-    opened that somebody else has put there. It stays locked while it is open, which says that
-    somebody still writes to it.
+    def __init__(self, name: Path, permissions: int) -> None:
+        """Makes the file.
+
+        Raises:
+            FileExistsError: something has this name.
+        """
+        # "x": the file is made, or it is an error; a link is not followed.
+        super().__init__(str(name), "x+b", opener=partial(os.open, mode=permissions))
+        self._process = os.getpid()
+
+    def is_this_processes(self) -> bool:
+        return os.getpid() == self._process
+
+    def write(self, content: Any) -> int:
+        self._refuse_fork()
+        return super().write(content)
+
+    def take_name(self, path: Path) -> None:
+        """Renames the file."""
+        self._refuse_fork()
+        os.replace(str(self.name), path)
+
+    def _refuse_fork(self) -> None:
+        if not self.is_this_processes():
+            raise RuntimeError(
+                f"process {self._process} is writing {self.name}, and this process was forked from "
+                "it meanwhile: the file is left to it"
+            )
+
+
+@contextmanager
+def open_aside(path: Path, permissions: int = 0o666) -> Iterator[AsideFile]:
+    """Makes a new, unbuffered file beside `path`, for the content that `path` is to get.
+
+    The caller syncs the file and has it `take_name(path)`. If the body raises, the file is
+    removed; the file of a process that was killed is removed by `remove_abandoned`. The file's name
+    is random and new, so no file of anybody else is opened. The file is locked while it is open, so
+    that `remove_abandoned` leaves it alone. A forked child of this process can neither write nor
+    rename it, and does not remove it.
 
     Args:
-        path: What the file is named after.
-        permissions: The file's, less the process's mask.
+        path: The file that the new one is named after.
+        permissions: The new file's permission bits, before the process's umask is applied.
     """
     file = _new_locked(path, permissions)
     try:
         with file:
             yield file
     except BaseException:
-        with suppress(OSError):
-            os.unlink(file.name)
+        if file.is_this_processes():
+            with suppress(OSError):
+                os.unlink(file.name)
         raise
 
 
 def replace_file(path: Path, content: bytes, permissions: int = 0o666) -> None:
-    """Gives `path` new content, at once and lasting.
+    """Replaces the content of `path`, atomically and durably.
 
     Raises:
         OSError: the file could not be written; what was at `path` is as it was.
@@ -53,11 +90,11 @@ def replace_file(path: Path, content: bytes, permissions: int = 0o666) -> None:
     with open_aside(path, permissions) as file:
         write_all(file, content)
         os.fsync(file.fileno())
-        os.replace(file.name, path)
+        file.take_name(path)
     sync_folder(path.parent)
 
 
-def write_all(file: BinaryIO, content: Any) -> None:
+def write_all(file: io.RawIOBase, content: Any) -> None:
     """Writes all bytes to an unbuffered file, which may take fewer at a time."""
     left = memoryview(content)
     while left:
@@ -87,32 +124,33 @@ def aside_name(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(_TOKEN_BYTES)}.partial")
 
 
-def remove_abandoned(folder: Path, targets: re.Pattern[str]) -> None:
-    """Removes this user's files aside that no process has open any more.
+def remove_abandoned(folder: Path, targets: re.Pattern[str]) -> bool:
+    """Removes this user's temporary files that no process has open any more.
+
+    Returns whether none is left.
 
     Args:
-        folder: Where.
-        targets: Which names the files were to get.
+        folder: The folder to search.
+        targets: The names that the files were to be renamed to.
     """
+    none_is_left = True
     for name in os.listdir(folder):
         aside = _ASIDE.fullmatch(name)
         if aside is not None and targets.fullmatch(aside["target"]):
             with suppress(OSError):
                 _remove_unless_open(folder / name)
+            none_is_left &= not os.path.lexists(folder / name)
+    return none_is_left
 
 
-def _new_locked(path: Path, permissions: int) -> BinaryIO:
-    def opener(name: str, flags: int) -> int:
-        return os.open(name, flags, permissions)
-
+def _new_locked(path: Path, permissions: int) -> AsideFile:
     while True:
         aside = aside_name(path)
         try:
-            # "x": the file is made, or it is an error; a link is not followed.
-            file = open(aside, "x+b", buffering=0, opener=opener)  # noqa: SIM115
+            file = AsideFile(aside, permissions)
         except FileExistsError:
             continue
-        # Before it was locked, somebody may have found it abandoned.
+        # Before it was locked, another process may have removed it as abandoned.
         if _lock(file.fileno()) is not False and _is_at(file.fileno(), aside):
             return file
         file.close()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import logging
-import threading
 import warnings
 import weakref
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, Literal, get_args
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, Literal, NoReturn, get_args
 
 from gpuopt.autodiff import engine_of
 from gpuopt.autodiff.engine import Loss
+from gpuopt.locks import Lock
 from gpuopt.state.state import Description, State
 from gpuopt.state.state_dict import OptimizerState, load_state, read_state
 from gpuopt.step.hooks import Hooks
@@ -34,15 +34,15 @@ from gpuopt.variables.gate import between_writes
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.variable import Variable, as_variable
 
-# What a gradient with NaN or infinity in it does.
+# What to do about a gradient that holds NaN or infinity.
 OnNonfinite = Literal["propagate", "skip", "raise"]
 
 _logger = logging.getLogger("gpuopt")
 
-# In order of creation.
+# The optimizers that are alive, by a number that grows with each new one.
 _living: weakref.WeakValueDictionary[int, Optimizer] = weakref.WeakValueDictionary()
 _serials = itertools.count()
-_listing = threading.Lock()
+_listing = Lock("the list of optimizers")
 
 
 class Optimizer(Hooks):
@@ -57,10 +57,9 @@ class Optimizer(Hooks):
     Threads may share an optimizer. With `use_locking=True` they lose no update.
 
     Attributes:
-        state: Its slots and other variables.
-        row_checks: What GPUs have still to say of its earlier calls.
-        this_thread: What `_prepare` leaves for the step of the calling thread.
-        runs_user_code: Whether `_create_slots` or `_prepare` may call code that is not gpuopt's.
+        state: The optimizer's slots and other variables.
+        row_checks: Checks of sparse gradients' rows that GPUs have not finished yet.
+        this_thread: The numbers of the calling thread's step.
     """
 
     GATE_NONE: ClassVar[int] = GATE_NONE
@@ -75,10 +74,10 @@ class Optimizer(Hooks):
         Args:
             use_locking: Updates of one variable take turns.
             name: Slot variables are named after it.
-            on_nonfinite: What NaN or infinity in any gradient of a step does. "propagate" computes
-                with it, as TensorFlow does; "skip" leaves out the whole step, with all slots and
-                the global step as they were, and logs a warning; "raise" is a FloatingPointError,
-                and nothing is written.
+            on_nonfinite: What to do if a gradient of a step holds NaN or infinity. "propagate"
+                computes with it, as TensorFlow does; "skip" leaves out the whole step, with all
+                slots and the global step as they were, and logs a warning; "raise" raises
+                FloatingPointError, and nothing is written.
 
         Raises:
             ValueError: `name` is empty or None, or `on_nonfinite` is none of the three.
@@ -97,13 +96,29 @@ class Optimizer(Hooks):
         self.state = State(self._describe_state)
         self.row_checks = RowChecks()
         self.this_thread = ThisThread()
-        self.runs_user_code = True
         self._gate_warning_given = False
         with _listing:
             _living[next(_serials)] = self
 
+    def __reduce__(self) -> NoReturn:
+        """Refuses copies and pickles: both would share slots, or lose the variables they are of.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(
+            f"{type(self).__name__} cannot be copied or pickled: its slots belong to variables of "
+            "this process. Make another optimizer, and hand the state over by state_dict() and "
+            "load_state_dict()"
+        )
+
     def get_name(self) -> str:
         return self._name
+
+    @property
+    def owner_of_state(self) -> Optimizer:
+        """The optimizer whose state a checkpoint holds for this one: itself, or one inside it."""
+        return self
 
     def minimize(
         self,
@@ -119,9 +134,9 @@ class Optimizer(Hooks):
         """Computes gradients and applies them; see `compute_gradients` and `apply_gradients`.
 
         With GATE_NONE, each variable is updated as soon as its gradient is final, and the gradient
-        is freed: memory holds about one gradient instead of all. An exception in the middle then
-        leaves the variables updated that had their turn; with the other gates it leaves everything
-        as it was.
+        is freed: memory holds about one gradient instead of all. If an exception ends such a step,
+        the variables whose gradients were final by then are updated; with the other gates, no
+        variable is.
 
         Raises:
             ValueError: no variable has a gradient.
@@ -156,14 +171,15 @@ class Optimizer(Hooks):
 
         Args:
             loss: A function without arguments, in operations of numpy or CuPy; or one decorated
-                with `gpuopt.with_torch`, or with `gpuopt.with_gradients`. What it returns acts as
-                its sum. In replica i of n that average their losses, it is scaled by 1/n.
+                with `gpuopt.with_torch`, or with `gpuopt.with_gradients`. If it returns an array,
+                the sum of the elements is differentiated. In replica i of n that average their
+                losses, the loss is scaled by 1/n.
             var_list: Variables, in nested lists if need be; by default the trainable variables
                 that the loss reads.
             gate_gradients: GATE_NONE, GATE_OP or GATE_GRAPH; here all give the same.
             aggregation_method: Ignored; it chose among graph operations.
             colocate_gradients_with_ops: Ignored; likewise.
-            grad_loss: What gradients are multiplied by: a scalar, or of the loss's shape.
+            grad_loss: What gradients are multiplied by: a scalar, or an array of the loss's shape.
 
         Returns:
             (gradient or None, variable) pairs in the order of `var_list`. Rows read by
@@ -225,13 +241,14 @@ class Optimizer(Hooks):
             step.run(updates)
 
     def check(self) -> None:
-        """Waits for the GPUs, and raises what they found wrong with earlier calls.
+        """Waits for the GPUs, and raises the first error that they found in earlier calls.
 
-        A GPU looks at the rows of sparse gradients while the host goes on. If one is out of range,
-        the call changes nothing on that GPU, nor do the calls after it; the next call that learns
-        of it raises the error, and takes back what the host has done in them: the global step, and
-        Adam's powers of beta. These are `apply_gradients`, `check`, `Variable.numpy`, and so
-        whatever saves. With GPUOPT_CHECK=1 in the environment, each call waits for its own check.
+        A GPU checks the rows of sparse gradients while the host goes on. If a row is out of range,
+        that call of `apply_gradients` and the ones after it change nothing on that GPU. The error
+        is raised by the first later call that learns of it: `apply_gradients`, `check`,
+        `Variable.numpy`, or a save. That call also undoes the host's part of the refused calls: the
+        global step, and Adam's powers of beta. With GPUOPT_CHECK=1 in the environment,
+        `apply_gradients` waits for its own check.
 
         Raises:
             IndexError: a row of IndexedSlices is outside its variable.
@@ -327,19 +344,32 @@ class Optimizer(Hooks):
     ) -> None:
         step = Step(self, global_step, name or self._name)
         updated: list[Variable] = []
+        written: set[Identity] = set()
+        is_owned = True
 
-        def update(gradient: Any, variable: Variable) -> None:
-            refuse_shared_memory([*updated, variable])
-            apply(self._checked_updates([(gradient, variable)]))
-            updated.append(variable)
+        def compute(apply: Callable[[Updates], None]) -> None:
+            def update(gradient: Any, variable: Variable) -> None:
+                nonlocal is_owned
+                updated.append(variable)
+                slots = self.state.slots_of(variable)
+                identities = {each.identity for each in (variable, *slots)}
+                # A comparison with all variables each time would take longer than the updates.
+                if not (written.isdisjoint(identities) and variable.owns_memory and is_owned):
+                    is_owned = False
+                    of_all = map(self.state.slots_of, updated)
+                    refuse_shared_memory(updated, list(itertools.chain.from_iterable(of_all)))
+                written.update(identities)
+                apply(self._checked_updates([(gradient, variable)]))
 
-        with step.streaming() as apply:
             grads_and_vars = gradients_of(loss, var_list, grad_loss, dtypes_of(self), update)
             if not updated:
                 refuse_independent_loss(loss, [variable for _, variable in grads_and_vars])
 
+        step.run_in_parts(compute)
+
     def _must_skip(self, updates: Updates) -> bool:
-        """Looks for NaN and infinity; raises or logs what it finds, as `on_nonfinite` says."""
+        """Looks for NaN and infinity in the gradients; raises or logs, as `on_nonfinite` says."""
+        updates.check()
         found = first_nonfinite(updates.pairs())
         if found is None:
             return False
@@ -349,14 +379,14 @@ class Optimizer(Hooks):
         return True
 
     def _needs_all_gradients(self) -> bool:
-        """Whether gradients cannot be applied one by one; if so, says why, once."""
+        """Whether gradients must not be applied one by one; warns of the reason, once."""
         if replica_context().strategy is not None:
             return True
         cls = type(self)
         reasons = [
             f"{cls.__name__} overrides {hook}, which"
             for hook in ("compute_gradients", "apply_gradients")
-            if getattr(cls, hook) is not getattr(Optimizer, hook)
+            if getattr(cls, hook) is not getattr(Optimizer, hook) or hook in vars(self)
         ]
         if self._on_nonfinite != "propagate":
             reasons.append(f'on_nonfinite="{self._on_nonfinite}"')
@@ -377,5 +407,5 @@ def living_optimizers() -> list[Optimizer]:
 
 
 def _var_key(var: Any) -> Identity:
-    """What optimizer state of `var` is filed under; TensorFlow's name for it."""
+    """Returns the key of `var` in optimizer state; the function's name is TensorFlow's."""
     return as_variable(var).identity

@@ -5,7 +5,7 @@ namespace gpuopt {
 
 constexpr int dense_threads = 256;
 
-// Rows of the table, which has a column for each variable. The rows below are addresses of slots.
+// Rows of the table, which has a column for each variable. The others are addresses of slots.
 constexpr int size_row = 0;
 constexpr int grad_row = 1;
 constexpr int var_row = 2;

@@ -34,7 +34,7 @@ def has_nvrtc() -> bool:
     return all(installed(wheel) is not None for wheel in wheels)
 
 
-# Marker to (is it there, what to say if not).
+# For each marker: (whether its tool is there, the reason for the skip if not).
 NEEDS = {
     "cxx": (lambda: shutil.which("g++") is not None, "g++ is not installed"),
     "emulator": (lambda: what_is_missing() is None, what_is_missing()),
@@ -68,7 +68,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(reason)
 
 
-# A garbage collection looks at so many objects in a millisecond.
+# A garbage collection takes about a millisecond for this many objects.
 MOST_TRACKED = 4000
 
 
@@ -98,7 +98,7 @@ def every_cpu_form(
 
 @pytest.fixture(scope="session")
 def compiled_kernels() -> None:
-    """All at once, and on all cores."""
+    """Compiles all kernels at once, on all cores."""
     EmulatorLauncher().prepare(
         kernel
         for group in (kernels_without_rule(), *map(kernels_of, update_rules()))

@@ -4,6 +4,7 @@ from gpuopt.autodiff.engine import Engine
 from gpuopt.autodiff.lookup import embedding_lookup
 from gpuopt.autodiff.torch_engine import with_torch
 from gpuopt.autodiff.user_gradients import with_gradients
+from gpuopt.locks import importing
 
 __all__ = ["Engine", "embedding_lookup", "engine_of", "with_gradients", "with_torch"]
 
@@ -14,6 +15,7 @@ def engine_of(loss: object) -> Engine:
     if marked is not None:
         return marked
     # Imported at the first use: importing gpuopt stays quick.
-    from gpuopt.autodiff.autograd_engine import AutogradEngine
+    with importing:
+        from gpuopt.autodiff.autograd_engine import AutogradEngine
 
     return AutogradEngine()

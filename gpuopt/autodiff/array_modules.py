@@ -1,4 +1,4 @@
-"""Which module computes with an array in a loss: numpy, or CuPy once it is imported."""
+"""Finds the module that computes with an array in a loss: numpy, or CuPy once it is imported."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def arrays_in(value: Any) -> Iterator[Any]:
 
 
 def memory_owner(array: Any) -> Any:
-    """Walks from a view to what owns the memory that it shows: an array, or a buffer's owner."""
+    """Returns the array, or the other object, that owns the memory of a view."""
     while getattr(array, "base", None) is not None:
         array = array.base
     return array

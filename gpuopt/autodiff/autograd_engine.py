@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,8 @@ from gpuopt.autodiff.engine import (
 from gpuopt.autodiff.tracing import LossNode, add_cupy
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.indexed_slices import IndexedSlices
-from gpuopt.variables.recording import depth, recorder, recording
+from gpuopt.variables.operators import value_of
+from gpuopt.variables.recording import depth, record, recorder
 from gpuopt.variables.variable import Variable
 
 
@@ -47,7 +48,7 @@ class AutogradEngine:
         add_cupy()
         wanted = traced_variables(var_list)
         trace = _trace_level()
-        outer = recorder()  # of a loss that calls this one; it is told of the same reads
+        outer = recorder()  # the recorder of a loss that calls this one; it gets the same reads
         constants: list[weakref.ref[Any]] = []
 
         def read_outside(variable: Variable) -> Any:
@@ -60,9 +61,7 @@ class AutogradEngine:
             return any(overlap(array, variable.storage) for array in _alive(constants))
 
         reads = ReadRecorder(wanted, leaf_of, read_outside, _traced_lookup, is_constant)
-        with recording(reads):
-            loss = loss_fn()
-            loss = checked_loss(loss.value() if isinstance(loss, Variable) else loss)
+        loss = record(reads, lambda: checked_loss(value_of(loss_fn())))
         variables = reads.variables() if wanted is None else wanted
         if not (isbox(loss) and loss._trace == trace):
             return loss, [(None, variable) for variable in variables]
@@ -77,7 +76,7 @@ class AutogradEngine:
             _backward(loss._node, seed, leaves, collect)
         else:
             stream = _Stream(on_grad, leaves.values(), _alive(constants))
-            _backward(loss._node, seed, leaves, stream.hand_over, stream.apart)
+            _backward(loss._node, seed, leaves, stream.hand_over, stream.copy_if_shared)
             stream.finish()
         return loss._value, [(found.get(variable.identity), variable) for variable in variables]
 
@@ -107,30 +106,54 @@ def _seed(value: Any, grad_loss: Any) -> Any:
     return (ones * given).astype(dtype, copy=False)
 
 
-class _Stream:
-    """Hands gradients over inside the backward pass, with the values that they have at its end.
+class _Memory:
+    """The memory of some arrays."""
 
-    Whoever takes a gradient updates its variable. What is still to be differentiated may read that
-    variable's memory: as a constant, or as another variable's gradient.
+    def __init__(self, arrays: Sequence[Any]) -> None:
+        owners = list(map(memory_owner, arrays))
+        self._arrays = arrays
+        self._owners = set(map(id, owners))
+        # As from a buffer or another library: it may be another array's memory after all.
+        self._lent = [
+            array for array, owner in zip(arrays, owners, strict=True) if not is_array(owner)
+        ]
+
+    def overlaps(self, array: Any) -> bool:
+        """Whether an array may share this memory: by its owner, or by bounds if that is unsure."""
+        owner = memory_owner(array)
+        if id(owner) in self._owners:
+            return True
+        unsure = self._lent if is_array(owner) else self._arrays
+        return any(overlap(array, other) for other in unsure)
+
+
+class _Stream:
+    """Delivers gradients inside the backward pass, with the values that they have at its end.
+
+    `on_grad` updates the gradient's variable, while the rest of the backward pass may still read
+    the variable's memory: as a constant, or as another variable's gradient.
     """
 
     def __init__(
         self, on_grad: OnGradient, variables: Iterable[Variable], constants: Iterable[Any]
     ) -> None:
         self._on_grad = on_grad
-        self._of_variables = _Memory(variable.storage for variable in variables)
-        self._of_constants = _Memory(constants)
+        variables = list(variables)
+        self._of_variables = _Memory([variable.storage for variable in variables])
+        # The constants themselves are not kept: the backward pass frees what it no longer needs.
+        of_constants = _Memory(list(constants))
+        self._constant = {v.identity for v in variables if of_constants.overlaps(v.storage)}
         self._held_back: list[tuple[Any, Variable]] = []
 
     def hand_over(self, gradient: Any, variable: Variable) -> None:
-        if self._of_constants.may_overlap(variable.storage):
+        if variable.identity in self._constant:
             self._held_back.append((gradient, variable))
         else:
             self._on_grad(gradient, variable)
 
-    def apart(self, gradient: Any) -> Any:
-        """Copies a gradient that may be a variable's own memory."""
-        is_own = is_array(gradient) and self._of_variables.may_overlap(gradient)
+    def copy_if_shared(self, gradient: Any) -> Any:
+        """Copies a gradient that may be on a variable's memory; returns any other as it is."""
+        is_own = is_array(gradient) and self._of_variables.overlaps(gradient)
         return gradient.copy() if is_own else gradient
 
     def finish(self) -> None:
@@ -138,46 +161,23 @@ class _Stream:
             self._on_grad(gradient, variable)
 
 
-class _Memory:
-    """The memory of some arrays, none of which it keeps alive."""
-
-    def __init__(self, arrays: Iterable[Any]) -> None:
-        self._owners: set[int] = set()
-        self._arrays: list[weakref.ref[Any]] = []
-        # Of memory from a memoryview or torch, other arrays may end in another owner.
-        self._lent: list[weakref.ref[Any]] = []
-        for array in arrays:
-            owner, reference = memory_owner(array), weakref.ref(array)
-            self._owners.add(id(owner))
-            self._arrays.append(reference)
-            if not is_array(owner):
-                self._lent.append(reference)
-
-    def may_overlap(self, array: Any) -> bool:
-        owner = memory_owner(array)
-        if id(owner) in self._owners:
-            return True
-        others = self._lent if is_array(owner) else self._arrays
-        return any(overlap(array, other) for other in _alive(others))
-
-
 def _backward(
     end: LossNode,
     seed: Any,
     leaves: dict[LossNode, Variable],
     deliver: OnGradient,
-    apart: Callable[[Any], Any] | None = None,
+    copy_if_shared: Callable[[Any], Any] | None = None,
 ) -> None:
-    """Goes through what was recorded in reverse, freeing it on the way.
+    """Goes through the recorded nodes in reverse order, and frees them on the way.
 
-    A gradient is final when all that its node went into has passed its part on.
+    A node's gradient is final when all nodes that used its result have added their parts.
 
     Args:
-        end: What the loss returned.
-        seed: The gradient by it.
-        leaves: The variables that were read.
+        end: The node of the loss's result.
+        seed: The gradient by this result.
+        leaves: The variables that were read, by node.
         deliver: Called with each variable's gradient as soon as it is final.
-        apart: Applied to each part of a gradient.
+        copy_if_shared: Applied to each part of a gradient.
     """
     pending: dict[LossNode, tuple[Any, bool]] = {end: (seed, False)}
     uses = _count_uses(end)
@@ -197,14 +197,16 @@ def _backward(
         if isinstance(gradient, IndexedSlices):  # of a table that the loss computed
             gradient = _to_dense(gradient)
         assert node.vjp is not None
-        # All parts, before a variable is written that one of them is computed from.
-        parts = list(node.vjp(gradient) if apart is None else map(apart, node.vjp(gradient)))
+        # All parts are computed before a variable is written that one of them depends on.
+        parts = list(node.vjp(gradient))
+        if copy_if_shared is not None:
+            parts = list(map(copy_if_shared, parts))
         for parent, part in zip(node.parents, parts, strict=True):
             pending[parent] = _added(pending.get(parent), part)
             uses[parent] -= 1
             if uses[parent] == 0:
                 finish(parent)
-        node.vjp = None  # lets go of the values that it needed
+        node.vjp = None  # frees the values that it needed
 
 
 def _count_uses(end: LossNode) -> dict[LossNode, int]:
@@ -221,7 +223,7 @@ def _count_uses(end: LossNode) -> dict[LossNode, int]:
 
 
 def _added(sum_so_far: tuple[Any, bool] | None, gradient: Any) -> tuple[Any, bool]:
-    """Adds a contribution; rows stay rows until something dense joins them."""
+    """Adds a part of a gradient; IndexedSlices stay sparse until a dense part is added."""
     if sum_so_far is None and isinstance(gradient, IndexedSlices):
         return gradient, False
     if sum_so_far is not None and isinstance(sum_so_far[0], IndexedSlices):

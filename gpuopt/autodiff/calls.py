@@ -1,4 +1,4 @@
-"""Leads a call of numpy's function on a loss's arrays to what records it."""
+"""Passes a call of numpy's function on a loss's arrays to autograd, which records it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from autograd.tracer import getval, isbox, trace_primitives_map
 
 from gpuopt.autodiff.derivatives import (
     call_composition,
-    honoured,
+    leave_out_defaults,
     parameters_of,
     refuse_argument,
     refuse_function,
 )
 
-# About an array, and no function of its elements.
+# Functions of an array's form, not of its elements.
 _QUERIES = frozenset(
     (np.shape, np.ndim, np.size, np.iscomplexobj, np.isrealobj, np.result_type, np.can_cast)
 )
@@ -26,7 +26,8 @@ def call_function(function: Any, args: tuple[Any, ...], options: Mapping[str, An
     """Does `function(*args, **options)`, and records it.
 
     Raises:
-        NotImplementedError: it has no derivative, or none by an argument that the loss computes.
+        NotImplementedError: the function has no derivative, or none by an argument that the loss
+            computes.
     """
     if function in _QUERIES:
         return function(*map(getval, args), **{n: getval(v) for n, v in options.items()})
@@ -38,7 +39,7 @@ def call_function(function: Any, args: tuple[Any, ...], options: Mapping[str, An
         refuse_function(function)
     if any(map(isbox, options.values())) or not any(map(isbox, args)):
         args, options = _by_position(function, args, options)
-    honoured(recorded, args, options)  # before anything is written to `out`
+    leave_out_defaults(recorded, args, options)  # raises before anything is written to `out`
     return recorded(*args, **options)
 
 
@@ -47,15 +48,15 @@ def call_ufunc(ufunc: Any, method: str, inputs: tuple[Any, ...], options: Mappin
     recorded = trace_primitives_map.get(ufunc)
     if recorded is None or method != "__call__":
         refuse_function(ufunc if method == "__call__" else getattr(ufunc, method))
-    honoured(recorded, inputs, options)
-    # Else autograd would ask numpy, and numpy would come back here.
+    leave_out_defaults(recorded, inputs, options)
+    # Without this, autograd would call numpy, and numpy would call this function again.
     return recorded(*inputs, called_by_autograd_dispatcher=True, **options)
 
 
 def _by_position(
     function: Any, args: tuple[Any, ...], options: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Gives by position what the loss computes; autograd looks for it there alone."""
+    """Passes arguments that the loss computes by position, where alone autograd looks for them."""
     parameters = parameters_of(function)
     given = dict(zip(parameters, args, strict=False)) | dict(options)
     boxed = [name for name, value in given.items() if isbox(value)]

@@ -1,4 +1,4 @@
-"""What `compute_gradients` asks of whatever differentiates a loss."""
+"""The protocol of engines, which differentiate losses for `compute_gradients`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Engine(Protocol):
 
     Attributes:
         streams: Whether some gradients are final before others are computed, so that `on_grad`
-            has something to gain.
+            saves memory.
     """
 
     streams: bool
@@ -36,7 +36,7 @@ class Engine(Protocol):
         """Runs the loss once, and differentiates it.
 
         Args:
-            loss_fn: Takes no arguments. A loss that is not a scalar acts as its sum.
+            loss_fn: Takes no arguments. If it returns an array, the sum is differentiated.
             var_list: Variables and arrays, in nested lists if need be; by default the trainable
                 variables that the loss reads, in order of creation.
             grad_loss: What the gradients are multiplied by: a scalar, or of the loss's shape.
@@ -51,11 +51,11 @@ class Engine(Protocol):
 
 
 class ReadRecorder:
-    """Notes which variables a loss reads, and has each be read as one and the same thing.
+    """Records which variables a loss reads; every read of a variable returns the same object.
 
     Attributes:
-        leaves: (variable, what it is read as), by identity, in order of the first read.
-        lookup: What `embedding_lookup` does while this recorder is told of reads.
+        leaves: (variable, the object that it is read as), by identity, in order of the first read.
+        lookup: What `embedding_lookup` calls while this recorder is the innermost one.
     """
 
     def __init__(
@@ -70,11 +70,11 @@ class ReadRecorder:
 
         Args:
             var_list: The variables to watch; None for all that are trainable.
-            make_leaf: Makes what a watched variable is read as.
-            make_constant: Makes what another variable is read as.
+            make_leaf: Makes the object that a watched variable is read as.
+            make_constant: Makes the object that any other variable is read as.
             lookup: See above.
-            is_constant: Says whether a derivative may still read a variable's memory, as that of a
-                constant.
+            is_constant: Returns whether a derivative may still read a variable's memory, because
+                the loss used it as a constant.
         """
         self._wanted = None if var_list is None else {v.identity for v in var_list}
         self._make_leaf = make_leaf
@@ -127,7 +127,7 @@ def traced_variables(var_list: Any) -> list[Variable] | None:
     """Flattens a `var_list` for an engine that watches reads; None stays None.
 
     Raises:
-        TypeError: something in it is no Variable. Reads of a plain array cannot be watched.
+        TypeError: the list holds something else than Variables. Reads of an array are not seen.
     """
     if var_list is None:
         return None
@@ -142,10 +142,10 @@ def traced_variables(var_list: Any) -> list[Variable] | None:
 
 
 def checked_loss(loss: Any) -> Any:
-    """Returns what a loss has returned, if it is one value.
+    """Returns the value of a loss, if it is one number or array.
 
     Raises:
-        TypeError: it is None, or several values.
+        TypeError: the loss returned None, or several values.
     """
     if hasattr(loss, "dtype") or isinstance(loss, float | int | complex):
         return loss

@@ -8,6 +8,7 @@ import numpy as np
 
 from gpuopt.backends import refuse_masked
 from gpuopt.variables.recording import recorder
+from gpuopt.variables.storage import describe
 from gpuopt.variables.variable import Variable
 
 
@@ -26,10 +27,16 @@ def embedding_lookup(table: Any, ids: Any) -> Any:
         An array of shape `ids.shape + table.shape[1:]`, or what stands for one in a loss.
 
     Raises:
-        TypeError: `ids` are not integers, or masked.
+        TypeError: `table` is no array, `ids` are not integers, or something is masked.
         IndexError: an id is not a row of the table. On a GPU, ids are not looked at here; see
             `Optimizer.check`.
     """
+    if not hasattr(table, "shape"):
+        raise TypeError(
+            f"table must be a Variable or an array, got {describe(table)}; the call is "
+            "embedding_lookup(table, ids)"
+        )
+    refuse_masked(table, "the table")
     refuse_masked(ids, "ids")
     if isinstance(ids, Variable):
         ids = ids.storage

@@ -19,8 +19,10 @@ from gpuopt.autodiff.engine import (
 )
 from gpuopt.backends import backend_for
 from gpuopt.device import device_of
+from gpuopt.locks import importing
 from gpuopt.variables.indexed_slices import IndexedSlices
-from gpuopt.variables.recording import recording
+from gpuopt.variables.operators import value_of
+from gpuopt.variables.recording import record
 from gpuopt.variables.variable import Variable
 
 
@@ -59,9 +61,8 @@ class TorchEngine:
                 overlap(constant.storage, variable.storage) for constant in constants
             ),
         )
-        with recording(reads), torch.enable_grad():
-            loss = loss_fn()
-            loss = checked_loss(loss.value() if isinstance(loss, Variable) else loss)
+        with torch.enable_grad():
+            loss = record(reads, lambda: checked_loss(value_of(loss_fn())))
         variables = reads.variables() if wanted is None else wanted
         if not (reads.leaves and isinstance(loss, torch.Tensor) and loss.requires_grad):
             return _to_array(loss), [(None, variable) for variable in variables]
@@ -88,7 +89,8 @@ def with_torch(loss: Callable[[], Any]) -> Callable[[], Any]:
     Raises:
         ModuleNotFoundError: torch is not installed.
     """
-    import torch  # noqa: F401 - says at once that it is missing
+    with importing:
+        import torch  # noqa: F401 - says at once that it is missing
 
     @functools.wraps(loss)
     def marked() -> Any:
@@ -156,7 +158,7 @@ def _hand_over(pairs: list[tuple[Variable, Any]], on_grad: OnGradient) -> None:
         def hook(leaf: Any, variable: Variable = variable) -> None:
             on_grad(_gradient(leaf.grad, variable), variable)
             leaf.grad = None
-            # Has torch refuse to go on with what it kept of this memory, as of leaf.detach().
+            # torch then refuses to use values that it kept in this memory, as by leaf.detach().
             torch.autograd.graph.increment_version(leaf)
 
         leaf.register_post_accumulate_grad_hook(hook)

@@ -1,4 +1,4 @@
-"""What a loss computes with: boxes and nodes of our own, which autograd's functions record."""
+"""Boxes and nodes of our own, with which a loss computes and which autograd's functions record."""
 
 from __future__ import annotations
 
@@ -27,22 +27,23 @@ from gpuopt.variables.variable import Variable
 _item = ArrayBox.__getitem__
 # Arguments that hold no array.
 _PLAIN = frozenset((int, float, str, slice))
-# Of a variable that this thread's loss does not watch: below every trace, so autograd ignores it.
+# The trace of a variable that this thread's loss does not watch. It is below every other trace, so
+# autograd ignores it.
 _NO_TRACE = -2.0
 
 
 class LossNode:
     """One call that a loss has made.
 
-    autograd makes a node of the kind that the arguments have. Its own kind, VJPNode, takes its own
-    derivatives; this one takes ours.
+    autograd makes a node of the kind that the arguments have. autograd's own kind, VJPNode, uses
+    autograd's derivatives; this kind uses gpuopt's.
 
     Attributes:
         parents: The nodes that its differentiated arguments came from.
         vjp: Returns the gradients by these arguments, given the gradient by its result. None for a
             variable, and once it was used.
-        constants: Of the whole loss: weak references to all arrays that were arguments, and not
-            differentiated by. Derivatives may read them until the loss is differentiated.
+        constants: Weak references to all arrays in the loss that were arguments of a call, and are
+            not differentiated by. Derivatives may read them until the loss is differentiated.
     """
 
     __slots__ = ("constants", "parents", "vjp")
@@ -84,7 +85,7 @@ class LossNode:
 
 
 class LossBox(ArrayBox):
-    """An array in a loss. What would take it out of the loss in silence is refused."""
+    """An array in a loss. Operations that would silently drop its gradient are refused."""
 
     __slots__ = ()
 
@@ -171,7 +172,7 @@ class LossBox(ArrayBox):
 
 
 def _constant_index(index: Any) -> Any:
-    """Takes what an index is at this moment; a Variable's array, and no Variable."""
+    """Replaces the Variables in an index by their arrays."""
     if isinstance(index, tuple):
         return tuple(map(_constant_index, index))
     return value_of(index)
@@ -223,7 +224,7 @@ def _box_maker(others: Callable[..., Any] | None) -> Callable[..., Any]:
 
 
 def _as_read(name: str, otherwise: Callable[[Variable], Any]) -> property:
-    """A property of the box that a Variable reads as in this thread's loss."""
+    """Makes a property that a Variable takes from its box in this thread's loss."""
 
     def get(variable: Variable) -> Any:
         by = recorder()
@@ -241,7 +242,7 @@ def _register() -> None:
     for array_type, outside in ((LossBox, ArrayBox), (ml_dtypes.bfloat16, None)):
         Box.type_mappings[array_type] = _box_maker(outside)
     VSpace.mappings.setdefault(ml_dtypes.bfloat16, ArrayVSpace)
-    # What is a constant for autograd is one for us, but for what depends on its second argument.
+    # Functions without a gradient in autograd have none here; but full_like depends on fill_value.
     notrace_primitives[LossNode] = notrace_primitives[VJPNode] - {anp.full_like}
     # A function of `autograd.numpy` must see a Variable among its arguments as the box that it
     # reads as: otherwise it would record the box inside the value of another box, and lose its

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from gpuopt.autodiff.engine import GradsAndVars, Loss, OnGradient, flatten
+from gpuopt.backends import refuse_masked
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.variable import Variable, as_variable
 
@@ -27,10 +28,11 @@ class UserEngine:
         grad_loss: Any = None,
         on_grad: OnGradient | None = None,
     ) -> tuple[Any, GradsAndVars]:
-        """Evaluates the loss once; by default `var_list` is what it has gradients for.
+        """Evaluates the loss once; by default `var_list` is all variables with a gradient.
 
         Raises:
-            TypeError: the loss returned something else than `(value, gradients)`.
+            TypeError: the loss returned something else than `(value, gradients)`, or a gradient
+                is masked.
             ValueError: a list of gradients does not match `var_list`, or `grad_loss` is no scalar.
         """
         variables = None if var_list is None else [as_variable(v) for v in flatten(var_list)]
@@ -41,7 +43,9 @@ class UserEngine:
                 f"{type(result).__name__}"
             )
         value, gradients = result
-        pairs = _paired(gradients, variables)
+        pairs = _pair_with_variables(gradients, variables)
+        for gradient, variable in pairs:
+            refuse_masked(gradient, f'the gradient for "{variable.name}"')
         if grad_loss is not None:
             if np.ndim(grad_loss) != 0:
                 raise ValueError(
@@ -74,7 +78,7 @@ def with_gradients(loss: Callable[[], tuple[Any, Any]]) -> Callable[[], tuple[An
     return marked
 
 
-def _paired(gradients: Any, variables: list[Variable] | None) -> GradsAndVars:
+def _pair_with_variables(gradients: Any, variables: list[Variable] | None) -> GradsAndVars:
     if isinstance(gradients, Mapping):
         if variables is None:
             return [(gradient, as_variable(variable)) for variable, gradient in gradients.items()]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -15,6 +15,8 @@ from gpuopt.backends.cuda import cuda_backend
 from gpuopt.backends.masked import refuse_masked
 from gpuopt.backends.memory_owner import Owner
 from gpuopt.device import Device, device_of
+from gpuopt.errors import DeviceUnavailableError
+from gpuopt.locks import Lock
 
 __all__ = [
     "Backend",
@@ -31,9 +33,10 @@ __all__ = [
 
 _cpu_backend: Backend = CpuBackend()
 _backends: dict[Device, Backend] = {Device.cpu: _cpu_backend}
-_making = threading.Lock()
+_lost_in_fork: set[Device] = set()
+_making = Lock("the making of a GPU's backend")
 
-# Read without a call in each step.
+# A plain set instead of a function, because each step reads it.
 array_types: set[type[Any]] = {np.ndarray}
 """The types of plain arrays of the devices that are in use."""
 gpu_backends: list[Backend] = []
@@ -51,6 +54,11 @@ def backend_for(device: Device) -> Backend:
     found = _backends.get(device)
     if found is None:
         with _making:
+            if device in _lost_in_fork:
+                raise DeviceUnavailableError(
+                    f"{device} was in use before this process was forked, and CUDA cannot go on in "
+                    "a forked child; start it by spawn, or before the first use of a GPU"
+                )
             found = _backends.get(device)
             if found is None:
                 found = cuda_backend(device)
@@ -60,9 +68,9 @@ def backend_for(device: Device) -> Backend:
 
 @contextmanager
 def using(device: Device, backend: Backend) -> Iterator[None]:
-    """Has `backend` run what is on `device`, in all threads, while the context is open.
+    """Makes `backend` the backend of `device`, in all threads, while the context is open.
 
-    Optimizers keep a backend's plans: use those that were made inside only there.
+    An optimizer caches plans of the backend, so one that was made inside must not be used outside.
     """
     before = _backends.get(device)
     _use(device, backend)
@@ -79,11 +87,11 @@ def to_device(array: Any, device: Device) -> Array:
 
     Args:
         array: Anything array-like, on any device that can be used.
-        device: Where it is wanted.
+        device: The device that the result must be on.
 
     Raises:
-        DeviceUnavailableError: it is on a device that cannot be used, or wanted there.
-        TypeError: it is a masked array.
+        DeviceUnavailableError: `device`, or the device that the array is on, cannot be used.
+        TypeError: the array is masked.
     """
     if type(array) is np.ndarray and device is Device.cpu:
         return array
@@ -123,6 +131,18 @@ def new_storage(
 def profiling_range(name: str) -> AbstractContextManager[Any]:
     """Has NVIDIA's profilers show what is done inside under this name, once a GPU is in use."""
     return gpu_backends[0].profiling_range(name) if gpu_backends else nullcontext()
+
+
+def _forget_gpus() -> None:
+    """A forked child has no CUDA context: each call would fail in its own words."""
+    gpus = [device for device in _backends if device.kind == "gpu"]
+    _lost_in_fork.update(gpus)
+    for device in gpus:
+        _use(device, None)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_gpus)
 
 
 def _use(device: Device, backend: Backend | None) -> None:

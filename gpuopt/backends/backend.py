@@ -1,4 +1,4 @@
-"""What the optimizers ask of a device."""
+"""The protocol of a backend: the operations on one device that optimizers need."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Target(NamedTuple):
 
     Attributes:
         var: Of any strides.
-        slots: In the rule's order; each of var's shape.
+        slots: In the rule's order; each of var's shape, and on a GPU of its dtype.
     """
 
     var: Array
@@ -42,14 +42,13 @@ class DensePlan(Protocol):
     """What a backend prepares for updates of some variables of one dtype."""
 
     def accept(self, gradients: Sequence[Any]) -> int | None:
-        """Returns None unless all gradients are plain arrays here, of their variables' form.
+        """Returns the gradients' version, or None if one does not fit its variable.
+
+        A gradient fits if it is a plain array on this device, of its variable's shape and dtype.
 
         Returns:
-            The gradients' version: the same number only as long as they are the same arrays.
+            The version: it is the same number only as long as the gradients are the same arrays.
         """
-
-    def overlapping(self, arrays: Sequence[Array]) -> Sequence[int]:
-        """Returns the positions of arrays that share memory with what the updates write to."""
 
 
 class FlagRead(Protocol):
@@ -68,7 +67,7 @@ class FlagRead(Protocol):
 
 
 class RowFlags(Protocol):
-    """Where rows of sparse gradients are checked while the host goes on."""
+    """Checks rows of sparse gradients on the device, while the host goes on."""
 
     def new(self) -> Any:
         """Returns a flag that is not set."""
@@ -80,7 +79,7 @@ class RowFlags(Protocol):
             flag: From `new`.
             number: Identifies the variable to the reader of the flag.
             rows: [num_rows], int32 or int64.
-            height: Of the variable.
+            height: The variable's number of rows.
         """
 
     def read(self, flag: Any) -> FlagRead:
@@ -91,7 +90,7 @@ class RowFlags(Protocol):
 
 
 class Backend(Protocol):
-    """Arrays and updates on one device. All methods can be called wherever the caller is.
+    """Arrays and updates on one device. Methods may be called whichever device is current.
 
     Attributes:
         xp: The device's array module: numpy, or one with numpy's names. Its functions are called
@@ -109,10 +108,10 @@ class Backend(Protocol):
     def row_flags(self) -> RowFlags | None: ...
 
     def enter(self, *read: Updated) -> AbstractContextManager[Any]:
-        """Makes this the current device; what follows comes after the last updates of `read`."""
+        """Makes this the current device; work inside waits for the last updates of `read`."""
 
     def enter_update(self, *updated: Updated) -> AbstractContextManager[Any]:
-        """Does what `enter` does, and has later updates and readers of `updated` wait for it."""
+        """Does what `enter` does; later work on `updated` waits for the work inside."""
 
     def profiling_range(self, name: str) -> AbstractContextManager[Any]:
         """Has the device's profilers show what is done inside under this name."""
@@ -121,13 +120,10 @@ class Backend(Protocol):
         """Records the first write of `new` on the current stream: updates on others wait for it."""
 
     def as_array(self, value: Any) -> Array:
-        """Returns an array of `xp` on the memory of what is on this device already."""
-
-    def are_here(self, arrays: Sequence[Any]) -> bool:
-        """Says whether all are plain arrays of `xp` on this device."""
+        """Returns an array of `xp` on the memory of `value`, which is on this device already."""
 
     def plain_array(self, value: Any) -> Array | None:
-        """Returns an array that can be updated, on the same memory; None if there is none."""
+        """Returns an array on the same memory that can be updated; None if `value` has none."""
 
     def layout(self, array: Array) -> np.ndarray[Any, Any]:
         """Returns numpy's array of the same address, shape and strides; it must not be read."""
@@ -135,7 +131,7 @@ class Backend(Protocol):
     def unowned(self, array: Array) -> Array:
         """Returns an array on the same memory, of its shape, strides and dtype, that owns nothing.
 
-        It must not be used once the memory is gone: `Identity.holder` says what to watch.
+        It must not be used once the memory is gone; `Identity.holder` returns the object to watch.
         """
 
     def memory_owner(self, array: Array, address: int) -> Owner:
@@ -158,13 +154,13 @@ class Backend(Protocol):
         """
 
     def to_host(self, array: Array) -> np.ndarray[Any, Any]:
-        """Returns a copy in host memory, when the current stream's work is done."""
+        """Waits for the current stream's work, and returns a copy in host memory."""
 
     def from_host(self, array: np.ndarray[Any, Any]) -> Array:
-        """Returns a copy of what is in host memory."""
+        """Returns a copy, on this device, of an array in host memory."""
 
     def from_peer(self, array: Array) -> Array:
-        """Returns a copy of what is on another GPU."""
+        """Returns a copy, on this device, of an array on another GPU."""
 
     def plan_dense(
         self,
@@ -175,15 +171,18 @@ class Backend(Protocol):
         """Prepares updates of variables of one dtype that share no memory.
 
         Args:
-            targets: What is updated.
+            targets: The variables to update, with their slots.
             updated: The identities of these variables and slots.
-            borrowed: The positions of variables in memory of the caller's, which the plan does not
-                keep alive: it must not be used when that is gone.
+            borrowed: The positions of variables in memory of the caller's. The plan does not keep
+                this memory alive, and must not be used once it is gone.
 
         Returns:
-            What `apply_dense` and, for a single variable, `apply_sparse` take. It holds as long as
-            the arrays do.
+            The plan for `apply_dense` and, if there is a single variable, for `apply_sparse`. It is
+            valid as long as the arrays exist.
         """
+
+    def overlapping(self, plans: Sequence[Any], arrays: Sequence[Array]) -> Sequence[int]:
+        """Returns the positions of arrays that share memory with what any of the plans writes."""
 
     def apply_dense(
         self,
@@ -196,6 +195,8 @@ class Backend(Protocol):
         refused: Any = None,
     ) -> None:
         """Applies `rule` to every element of every variable of a plan.
+
+        On the CPU, numpy may warn of NaN and infinity, unless called by `quietly`.
 
         Args:
             rule: What to compute.
@@ -226,7 +227,7 @@ class Backend(Protocol):
             values: [num_rows, ...], the gradient's rows. Only read.
             rows: [num_rows], int32 or int64 within range: which row each belongs to.
             scalars: The rule's scalars in the compute type of the variable's dtype.
-            touches_all_rows: Rows without a gradient are updated as if theirs were zero.
+            touches_all_rows: Whether rows without a gradient are updated, too, by a gradient of 0.
             refused: From `RowFlags.new`: nothing is written if a bad row was found.
         """
 

@@ -1,9 +1,9 @@
-"""Who owns the memory of an array, and so when it ends.
+"""Finds the object that owns an array's memory, and so when that memory ends.
 
 A raw array's optimizer state is found again by memory, through whatever view of it the user makes.
-So it must be known when the memory ends, without keeping it from ending: by a weak reference to the
-object that owns it, which is rarely the array in hand. Where gpuopt does not know the owner, a new
-view of the same memory cannot be told from new memory at the same address.
+So gpuopt must know when the memory ends, without keeping it alive: by a weak reference to the
+object that owns it, which is rarely the array that the user passes. Where gpuopt does not know the
+owner, a new view of the same memory cannot be told from new memory at the same address.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ _CTYPES = (ctypes.Array, ctypes.Structure, ctypes.Union, ctypes._SimpleCData)
 
 
 class Owner(NamedTuple):
-    """Who owns an array's memory.
+    """The owner of an array's memory.
 
     Attributes:
-        watched: Can be referred to weakly. The memory lasts at least as long.
-        unknown: None if the memory ends with `watched`. Otherwise what lends the memory, of which
-            gpuopt does not know that; `watched` is then an array that keeps the memory.
+        watched: An object for weak references. The memory lasts at least as long as this object.
+        unknown: None if the memory ends with `watched`. Otherwise gpuopt does not know when the
+            memory ends: `unknown` describes the object that lends it, for errors, and `watched` is
+            an array that keeps it alive.
     """
 
     watched: Any
@@ -51,12 +52,12 @@ def owner_of(array: np.ndarray[Any, Any], address: int) -> Owner:
 
 
 def owner_by_lender(lender: Any, view: Any, address: int) -> Owner:
-    """Finds the owner of memory that an array has from something else than an array.
+    """Finds the owner of memory that an array has from an object that is no array.
 
     Args:
-        lender: What the array keeps alive for its memory; None if nothing.
+        lender: The object that the array keeps alive for its memory; None if there is none.
         view: The array, of any module.
-        address: Within it.
+        address: An address inside the array.
     """
     lender = _through_views(lender)
     if isinstance(lender, np.ndarray):
@@ -72,7 +73,7 @@ def owner_by_lender(lender: Any, view: Any, address: int) -> Owner:
 
 
 def _through_views(lender: Any) -> Any:
-    """Returns what lies below a memoryview, or below what numpy's as_strided puts in between."""
+    """Returns the object below memoryviews and below the one that numpy's as_strided inserts."""
     if isinstance(lender, memoryview):
         return lender.obj
     if str(type(lender).__module__).startswith("numpy.") and isinstance(

@@ -12,33 +12,33 @@ from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 
-from gpuopt.variables.gate import Waiting
+from gpuopt.locks import Waiting
 
 _logger = logging.getLogger("gpuopt")
 
 
 class SavedPath(Future[str]):
-    """The path of a checkpoint that is being written; see `Saver.save_async`."""
+    """The path of a checkpoint that is being written; see `Saver.save_async`.
 
-    def __init__(self, purpose: str) -> None:
+    Who waits for it takes none of the future's locks, which Ctrl-C may leave locked.
+    """
+
+    def __init__(self, save: BackgroundSave) -> None:
         super().__init__()
-        self._purpose = purpose
-        self._process = os.getpid()
+        self._save = save
+
+    def done(self) -> bool:
+        return self._save.outcome is not None
 
     def result(self, timeout: float | None = None) -> str:
-        self._check_process()
-        return super().result(timeout)
+        outcome = self._save.wait(timeout)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        self._check_process()
-        return super().exception(timeout)
-
-    def _check_process(self) -> None:
-        if os.getpid() != self._process:
-            raise RuntimeError(
-                f"process {self._process} is {self._purpose}, and this process was forked from it "
-                "meanwhile: wait for the result there"
-            )
+        outcome = self._save.wait(timeout)
+        return outcome if isinstance(outcome, Exception) else None
 
 
 class BackgroundSave:
@@ -46,6 +46,7 @@ class BackgroundSave:
 
     Attributes:
         saved_path: What the caller of `save_async` gets.
+        outcome: The file's path, or why it could not be written; None until it is known.
     """
 
     def __init__(self, purpose: str, write: Callable[[Callable[[], None]], str]) -> None:
@@ -55,18 +56,18 @@ class BackgroundSave:
             purpose: For errors, as "saving model-1".
             write: Writes the file and returns its path; calls its argument again and again.
         """
-        self.saved_path = SavedPath(purpose)
+        self.saved_path = SavedPath(self)
+        self.outcome: str | Exception | None = None
         self._purpose = purpose
         self._write: Callable[[Callable[[], None]], str] | None = write
         self._process = os.getpid()
         self._running = threading.Lock()
-        self._outcome: str | Exception | None = None
         self._last_progress = time.monotonic()
 
     @property
     def is_finished(self) -> bool:
         """Whether there is nothing left to wait for."""
-        return self._outcome is not None or self._process != os.getpid()
+        return self.outcome is not None or self._process != os.getpid()
 
     def start(self) -> None:
         """Has a new thread write; Python waits for it at its end."""
@@ -85,26 +86,53 @@ class BackgroundSave:
         """
         waiting = Waiting()
         while not self.is_finished and self._running.locked():
-            waiting.pause(lambda: f"a thread that is {self._purpose}", self._last_progress)
+            waiting.pause(self._describe, self._last_progress)
         if not self.is_finished:  # the thread has not begun
             self._run()
 
+    def wait(self, timeout_s: float | None) -> str | Exception:
+        """Returns the outcome.
+
+        Args:
+            timeout_s: How long to wait; by default as long as something is being written.
+
+        Raises:
+            TimeoutError: it is not known yet.
+            DeadlineExceededError: nothing has been written for too long.
+            RuntimeError: this process was forked from the one that writes.
+        """
+        ends = None if timeout_s is None else time.monotonic() + timeout_s
+        waiting = Waiting()
+        while self.outcome is None:
+            if os.getpid() != self._process:
+                raise RuntimeError(
+                    f"process {self._process} is {self._purpose}, and this process was forked from "
+                    "it meanwhile: wait for the result there"
+                )
+            if ends is not None and time.monotonic() >= ends:
+                raise TimeoutError(f"still {self._purpose} after {timeout_s:g} s")
+            waiting.pause(self._describe, self._last_progress)
+        return self.outcome
+
+    def _describe(self) -> str:
+        return f"a thread that is {self._purpose}"
+
     def _run(self) -> None:
         with self._running:
-            if self._outcome is None and self._write is not None:
+            if self.outcome is None and self._write is not None:
                 try:
-                    self._outcome = self._write(self._note_progress)
+                    self.outcome = self._write(self._note_progress)
                 except Exception as error:
                     _logger.error("%s", error)
-                    self._outcome = error
+                    self.outcome = error
             self._write = None  # it holds the values
             _unfinished.discard(self)
-        # At the end, for it can hang: Ctrl-C in `result` may leave a lock of the future's shut.
+        # For callbacks, and those who wait for several futures.
         with suppress(InvalidStateError):
-            if isinstance(self._outcome, Exception):
-                self.saved_path.set_exception(self._outcome)
-            elif self._outcome is not None:
-                self.saved_path.set_result(self._outcome)
+            if isinstance(self.outcome, Exception):
+                self.saved_path.set_exception(self.outcome)
+            elif self.outcome is not None:
+                self.saved_path.set_result(self.outcome)
 
     def _note_progress(self) -> None:
         self._last_progress = time.monotonic()
@@ -119,3 +147,5 @@ def _finish_all() -> None:
 
 
 atexit.register(_finish_all)
+if hasattr(os, "register_at_fork"):  # a forked child leaves the files to its parent
+    os.register_at_fork(after_in_child=_unfinished.clear)

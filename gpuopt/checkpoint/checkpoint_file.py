@@ -1,4 +1,4 @@
-"""Reads one checkpoint with suspicion: nothing of it is used before it has been checked."""
+"""Reads one checkpoint, which may be damaged or forged: nothing is used before it is checked."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from gpuopt.checkpoint.file_format import (
     new_checksum,
 )
 from gpuopt.errors import CheckpointError
+from gpuopt.locks import importing
 
 Array = np.ndarray[Any, Any]
 
@@ -38,7 +39,7 @@ _NAMES_BY_CODE = {code: name for name, code in DTYPES.items()}
 
 
 class TensorForm(NamedTuple):
-    """What a tensor is, before it is read."""
+    """A tensor's shape and dtype, before it is read."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -59,12 +60,13 @@ class CheckpointFile:
     """An opened checkpoint whose header has been checked; made by `open_checkpoint`.
 
     Attributes:
-        path: Where it is.
-        forms: Its tensors' shapes and dtypes by name.
-        description: What it was saved with.
-        saved_at: When, in nanoseconds since 1970; grows with each checkpoint of a folder.
-        written_at: When the system says that it was written, in the same unit.
-        fingerprint: Tells it from every other checkpoint.
+        path: The file's path.
+        forms: The tensors' shapes and dtypes by name.
+        description: The description that the checkpoint was saved with.
+        saved_at: When it was saved, in nanoseconds since 1970; each checkpoint of a folder has a
+            later time than the one before.
+        written_at: The file's time of writing in the file system, in the same unit.
+        fingerprint: Text that no other checkpoint has.
     """
 
     def __init__(self, path: Path, file: BinaryIO, header: Any) -> None:
@@ -99,12 +101,13 @@ class CheckpointFile:
             CheckpointError: the file is damaged, cut short, or something else than a checkpoint.
             OSError: the disk failed.
         """
-        from safetensors import safe_open
+        with importing:
+            from safetensors import safe_open
 
-        # The file that is open here, also where its name is given to a newer one just now.
+        # The open file, even if another process gives its name to a newer one just now.
         same = Path(f"/dev/fd/{file.fileno()}")
         try:
-            # By reads, not by mapped memory: a disk's error is an exception then, not a signal.
+            # Reads instead of mapped memory: an error of the disk is then an exception, no signal.
             header = safe_open(
                 same if same.exists() else file.name, framework="np", backend="pread"
             )
@@ -122,7 +125,7 @@ class CheckpointFile:
             yield checkpoint
 
     def is_at(self, path: Path) -> bool:
-        """Whether this very file has the name `path` now."""
+        """Whether `path` is the name of this file now, and not of a newer one."""
         try:
             return os.path.samestat(os.fstat(self._file.fileno()), os.lstat(path))
         except FileNotFoundError:
@@ -153,7 +156,7 @@ class CheckpointFile:
         return tensors
 
     def check(self, on_progress: Callable[[], None]) -> None:
-        """Reads all tensors piece by piece, and keeps none.
+        """Reads all tensors piece by piece and compares their checksums; returns nothing.
 
         Raises:
             CheckpointError: their bytes are not those that were saved.
@@ -197,7 +200,7 @@ class CheckpointFile:
         return TensorForm(tuple(tensor.get_shape()), dtype)
 
     def _found_places(self) -> dict[str, _Place]:
-        """Adds up where each tensor begins: the format leaves no gaps, and safetensors checks."""
+        """Computes where each tensor begins: safetensors has checked that there are no gaps."""
         self._file.seek(0)
         offset = 8 + int.from_bytes(self._file.read(8), "little")
         places = {}
@@ -240,11 +243,11 @@ def open_checkpoint(path: Path) -> Iterator[CheckpointFile]:
     """Opens a checkpoint; nothing but its header is read, and no code in it is run.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: there is no such file.
         CheckpointError: the file is damaged, cut short, or something else than a checkpoint.
     """
 
-    # A pipe would have the call wait for its other end.
+    # Opening a pipe would wait for its other end.
     def opener(name: str, flags: int) -> int:
         _refuse_special_file(path, os.stat(name).st_mode)
         return os.open(name, flags | getattr(os, "O_NONBLOCK", 0))
@@ -265,6 +268,6 @@ def _refuse_special_file(path: Path, mode: int) -> None:
 
 
 def _new_memory(size: int) -> Array:
-    """Returns bytes whose pages are there already: to make them one by one takes most of a read."""
+    """Returns bytes in pages that are mapped already; mapping one by one would slow the read."""
     flags = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE} if _LINUX else {}
     return np.frombuffer(mmap.mmap(-1, max(size, 1), **flags), np.uint8)

@@ -20,8 +20,8 @@ _newest: dict[Path, int] = {}
 def latest_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> str | None:
     """Returns the path of the folder's newest checkpoint, or None if there is none.
 
-    The files themselves say when they were saved; nothing but their headers is read. Files that
-    are damaged so far that it shows there are logged and left out.
+    The order is that of the times in the files' headers; nothing else is read. Files whose header
+    shows that they are damaged are logged and left out.
     """
     folder = Path(checkpoint_dir)
     found = list(checkpoint_files(folder)) if folder.is_dir() else []
@@ -46,13 +46,13 @@ def checkpoint_files(folder: Path) -> dict[Path, int]:
 
 
 def next_time(folder: Path) -> int:
-    """Returns the time for the folder's next checkpoint: now, but later than those there are.
+    """Returns the time for the folder's next checkpoint: now, but later than all in the folder.
 
-    Clocks are set back at times; the order of checkpoints must not be. Where the times have come
-    to their end, as a forged file may have it, files are in the order in which they were written.
+    So the order of checkpoints is right even if the clock is set back. Once a file has the latest
+    time that 64 bits can hold, as a forged one may, files are ordered by their time of writing.
 
     Args:
-        folder: Its path without links.
+        folder: The folder's path, without links.
     """
     if folder not in _newest:
         _newest[folder] = max(checkpoint_files(folder).values(), default=0)

@@ -1,4 +1,4 @@
-"""Writes one checkpoint so that it survives, and reads it back before the old one goes."""
+"""Writes one checkpoint durably, and reads it back before it replaces an older one."""
 
 from __future__ import annotations
 
@@ -40,26 +40,28 @@ def write_checkpoint(
     description: Any,
     saved_at: int,
     on_progress: Callable[[], None] = lambda: None,
+    on_ready: Callable[[str], None] = lambda fingerprint: None,
 ) -> str:
-    """Writes a file that is there in full or not at all, also after a crash or a power cut.
+    """Writes a file that exists in full or not at all, also after a crash or a power cut.
 
-    The bytes go to a file aside and to the disk, and are read back as `restore` reads them, before
-    the name is given to them. Each piece is copied first: what is summed up is what is written,
-    even where somebody writes to a tensor meanwhile.
+    The bytes are written to a temporary file, synced to the disk, and read back as `restore` reads
+    them; then the file is renamed to `path`. Each piece is copied before its checksum is computed,
+    so the checksum fits the written bytes even if another thread writes to a tensor meanwhile.
 
     Args:
-        path: Where; a file there is replaced at once.
+        path: The file's path; a file there is replaced atomically.
         tensors: Arrays in host memory by name.
-        description: What `CheckpointFile.description` returns later; anything that JSON holds.
+        description: The later `CheckpointFile.description`; anything that JSON can hold.
         saved_at: Nanoseconds since 1970, more than any other checkpoint of the folder has.
-        on_progress: Called again and again.
+        on_progress: Called again and again while the file is written.
+        on_ready: Called with the file's fingerprint, just before it gets its name.
 
     Returns:
         The file's fingerprint; see `CheckpointFile`.
 
     Raises:
         ValueError: a tensor's type or name has no place in the format; nothing is written.
-        OSError: something could not be written. What was at `path` is as it was, unless the
+        OSError: something could not be written. A file that was at `path` is unchanged, unless the
             message says that the new file is there.
     """
     header = _Header(path, tensors, description, saved_at)
@@ -82,7 +84,8 @@ def write_checkpoint(
             write_all(file, beginning)
             os.fsync(file.fileno())
             _read_back(file, path, header.fingerprint, on_progress)
-            os.replace(file.name, path)
+            on_ready(header.fingerprint)
+            file.take_name(path)
             outcome = "it is there, but may not survive a power cut; earlier ones are kept"
         sync_folder(path.parent)
     except OSError as error:
@@ -95,9 +98,9 @@ class _Header:
     """The beginning of a file that is about to be written.
 
     Attributes:
-        tensors: As they are stored, in the order of the file.
-        checksums: Those known so far.
-        fingerprint: Of the file with these checksums; see `CheckpointFile`.
+        tensors: The tensors as they are stored, in the order of the file.
+        checksums: The checksums that are known so far.
+        fingerprint: The fingerprint of a file with these checksums; see `CheckpointFile`.
     """
 
     def __init__(
@@ -142,7 +145,7 @@ def _write_tensors(
 ) -> dict[str, str]:
     """Writes all tensors, one after the other, and returns their checksums."""
     checksums = {}
-    # Nobody else writes to this memory.
+    # No other thread writes to this memory.
     copy = np.empty(PIECE_BYTES, np.uint8)
     buffered = io.BufferedWriter(file, PIECE_BYTES)
     for name, array in tensors.items():
@@ -173,7 +176,7 @@ def _read_back(
 
 
 def _refuse_special_file(path: Path) -> None:
-    """A pipe or a device would be gone after the save."""
+    """Raises OSError for a pipe or a device at `path`, which the save would remove."""
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:
@@ -183,7 +186,7 @@ def _refuse_special_file(path: Path) -> None:
 
 
 def _as_stored(path: Path, name: str, array: Array) -> Array:
-    """Returns the array in the format's order of bytes and elements, itself if it is in it."""
+    """Returns the array, or a copy in the format's order of bytes and elements if that differs."""
     if array.dtype.name not in DTYPES:
         raise ValueError(
             f'"{name}" has dtype {array.dtype}, which a checkpoint cannot hold; it holds '
@@ -201,7 +204,7 @@ def _as_json(path: Path, description: Any) -> str:
 
 
 def _check_text(path: Path, text: str) -> None:
-    """JSON writes halves of a character that no reader takes, or puts two together."""
+    """Refuses text with half a surrogate pair: JSON would write text that readers refuse."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

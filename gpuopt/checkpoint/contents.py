@@ -1,9 +1,10 @@
-"""What TensorFlow calls each tensor of a checkpoint: variables, slots, an optimizer's others."""
+"""TensorFlow's names for the tensors of a checkpoint: variables, slots, optimizers' others."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypedDict
 
 import numpy as np
@@ -39,20 +40,22 @@ def flattened(
         states: Each optimizer with its state, in order of creation.
 
     Returns:
-        Tensors by name, and for each optimizer which tensors are its own.
+        Tensors by name, and for each optimizer the names of its tensors.
     """
     tensors = dict(variables)
     saved: list[SavedOptimizer] = []
     taken: Counter[str] = Counter()
 
     def add(name: str, value: Array) -> str:
-        number = taken[name]
-        taken[name] += 1
-        unique = f"{name}_{number}" if number else name
-        if unique in tensors:
-            return add(name, value)
-        tensors[unique] = value
-        return unique
+        # No recursion: a function that refers to itself would keep all values until the next
+        # garbage collection.
+        while True:
+            number = taken[name]
+            taken[name] += 1
+            unique = f"{name}_{number}" if number else name
+            if unique not in tensors:
+                tensors[unique] = value
+                return unique
 
     for optimizer, state in states:
         op_name = optimizer.state.describe().op_name
@@ -69,13 +72,13 @@ def flattened(
 
 
 def tensor_names(saved: SavedOptimizer) -> list[str]:
-    """Lists the tensors that are an optimizer's own."""
+    """Lists the names of an optimizer's tensors."""
     slots = [name for by_variable in saved["slots"].values() for name in by_variable.values()]
     return [*slots, *saved["non_slots"].values()]
 
 
 def with_values(saved: SavedOptimizer, tensors: Mapping[str, Array]) -> OptimizerState:
-    """Puts the tensors in the place of their names."""
+    """Returns an optimizer's state, with the tensors in place of their names."""
     return {
         **saved,
         "slots": {
@@ -86,22 +89,28 @@ def with_values(saved: SavedOptimizer, tensors: Mapping[str, Array]) -> Optimize
     }
 
 
-def paired(
-    optimizers: Sequence[Optimizer], saved: Sequence[SavedOptimizer]
+def find_saved_states(
+    optimizers: Sequence[Optimizer], saved: Sequence[SavedOptimizer], path: Path | str
 ) -> list[tuple[Optimizer, SavedOptimizer]]:
-    """Finds each optimizer's saved state: by name, and among those of one name by order.
+    """Finds each optimizer's saved state by the optimizer's name; those of one name, by order.
 
     Raises:
-        CheckpointError: there are not as many of a name here as in the checkpoint.
+        CheckpointError: the checkpoint has more or fewer optimizers of a name than there are here.
     """
     pairs: list[tuple[Optimizer, SavedOptimizer]] = []
     for name in dict.fromkeys(optimizer.get_name() for optimizer in optimizers):
         mine = [optimizer for optimizer in optimizers if optimizer.get_name() == name]
         theirs = [entry for entry in saved if entry["name"] == name]
+        if not theirs:
+            present = ", ".join(f'"{entry["name"]}"' for entry in saved) or "none"
+            raise CheckpointError(
+                f'{path} holds no state of an optimizer named "{name}"; its optimizers: {present}. '
+                "optimizers=[...] says which ones to restore"
+            )
         if len(mine) != len(theirs):
             raise CheckpointError(
-                f'the checkpoint holds the state of {len(theirs)} optimizers named "{name}", and '
-                f"there are {len(mine)} here; say which by optimizers=[...]"
+                f'{path} holds the state of {len(theirs)} optimizers named "{name}", and there are '
+                f"{len(mine)} here; say which by optimizers=[...]"
             )
         pairs += zip(mine, theirs, strict=True)
     return pairs
@@ -110,7 +119,7 @@ def paired(
 def by_tensorflows_names(
     optimizers: Sequence[Optimizer], variables: Sequence[str], names: Sequence[str]
 ) -> list[SavedOptimizer]:
-    """Finds the optimizers' tensors in a checkpoint that says nothing of optimizers.
+    """Finds the optimizers' tensors in a checkpoint without descriptions of optimizers.
 
     Raises:
         CheckpointError: an optimizer's own variables are missing, or only some of its slots are

@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from gpuopt.locks import importing
+
 Array = np.ndarray[Any, Any]
 
 SUFFIX = ".safetensors"
 FORMAT = "gpuopt checkpoint"
 FORMAT_VERSION = "1"
-# What the safetensors format can hold of numpy's and ml_dtypes' types, by the format's names.
+# The types of numpy and ml_dtypes that the safetensors format can hold, by the format's names.
 DTYPES = {
     "bool": "BOOL",
     "int8": "I8",
@@ -32,11 +34,11 @@ DTYPES = {
 }
 # The key of the header that is no tensor's name.
 METADATA = "__metadata__"
-# The safetensors library reads no longer ones.
+# The safetensors library reads no longer headers.
 MOST_HEADER_BYTES = 100_000_000
 # In nanoseconds since 1970: what 64 bits hold.
 LATEST_TIME = 2**63 - 1
-# Bytes are copied, summed up and written or read piece by piece; a piece stays in the cache.
+# Bytes are copied, checksummed and written or read piece by piece; a piece stays in the cache.
 PIECE_BYTES = 1 << 20
 
 
@@ -44,20 +46,22 @@ def header_checksum(metadata: Mapping[str, str], entries: Iterable[list[Any]]) -
     """Returns the checksum of everything in a header but itself.
 
     Args:
-        metadata: All of it but "header_checksum".
+        metadata: The header's metadata, without "header_checksum".
         entries: [name, dtype, shape] of each tensor, in the format's terms.
     """
-    from xxhash import xxh3_64_hexdigest
+    with importing:
+        from xxhash import xxh3_64_hexdigest
 
     canonical = json.dumps([sorted(metadata.items()), sorted(entries)])
     return xxh3_64_hexdigest(canonical.encode())
 
 
 def new_checksum() -> Any:
-    """Returns what sums up a tensor's bytes: it has `update`, and `hexdigest` of 16 digits.
+    """Returns a hash object for a tensor's bytes, with `update`, and `hexdigest` of 16 digits.
 
-    It finds accidents, not forgeries; it must be faster than the disk.
+    The hash is to find damage, not forgeries, and to be faster than the disk.
     """
-    from xxhash import xxh3_64
+    with importing:
+        from xxhash import xxh3_64
 
     return xxh3_64()

@@ -1,4 +1,4 @@
-"""The checkpoints of one Saver: how many of them are kept, and which go."""
+"""The checkpoints of one Saver: how many are kept, and which are removed."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import NamedTuple
 from gpuopt.atomic_file import aside_name
 from gpuopt.checkpoint.checkpoint_file import CheckpointFile, open_checkpoint
 from gpuopt.errors import CheckpointError
+from gpuopt.locks import renew_after_fork
 
 _logger = logging.getLogger("gpuopt")
 
@@ -20,10 +21,10 @@ class _Kept(NamedTuple):
     """One checkpoint.
 
     Attributes:
-        spelled: Its path as the user wrote it, which may be relative, or lead through links.
-        file: Its path from the root, without links.
-        fingerprint: By which the file is known: another one may have its name by now.
-        saved: When, in seconds since 1970.
+        spelled: The path as the user wrote it, which may be relative, or lead through links.
+        file: The path from the root, without links.
+        fingerprint: The file's `CheckpointFile.fingerprint`; another file may have the path by now.
+        saved: When the checkpoint was saved, in seconds since 1970.
     """
 
     spelled: str
@@ -33,7 +34,7 @@ class _Kept(NamedTuple):
 
 
 class KeptCheckpoints:
-    """Removes old checkpoints, and nothing but those it was told of."""
+    """Removes old checkpoints, but no file that was not added here."""
 
     def __init__(self, max_to_keep: int | None, keep_every_hours: float) -> None:
         """Keeps the limits.
@@ -46,14 +47,16 @@ class KeptCheckpoints:
         self._keep_every_s = keep_every_hours * 3600
         self._keep_next_after = time.time() + self._keep_every_s
         self._kept: list[_Kept] = []
+        self._expected: list[_Kept] = []
+        renew_after_fork(self)
 
     @property
     def paths(self) -> list[str]:
-        """As they were spelled, the newest last."""
-        return [kept.spelled for kept in self._kept]
+        """The checkpoints' paths as the user wrote them, the newest last."""
+        return [kept.spelled for kept in self._with_expected()]
 
     def replace_all(self, paths: Iterable[str]) -> None:
-        """Counts these checkpoints from now on, the newest last; what is none is logged."""
+        """Keeps these checkpoints instead, the newest last; files that are none are logged."""
         found: dict[Path, _Kept] = {}
         for path in paths:
             try:
@@ -68,11 +71,14 @@ class KeptCheckpoints:
                 _logger.warning("not counted as a checkpoint: %s", error)
         self._kept = list(found.values())
 
-    def add(self, spelled: str, file: Path, fingerprint: str) -> None:
-        """Counts a new checkpoint, and removes those that are too many by it."""
-        # Of one file with two names, the older content is gone.
-        kept = [entry for entry in self._kept if entry.file != file]
-        self._kept = [*kept, _Kept(spelled, file, fingerprint, time.time())]
+    def expect(self, spelled: str, file: Path, fingerprint: str) -> None:
+        """Counts a new checkpoint once it is there, also if Ctrl-C ends its save just then."""
+        self._expected.append(_Kept(spelled, file, fingerprint, time.time()))
+
+    def confirm(self, fingerprint: str) -> None:
+        """Counts an expected checkpoint that is there now; removes those that are too many."""
+        self._kept = self._with_expected(fingerprint)
+        self._expected = []
         while self._max_to_keep and len(self._kept) > self._max_to_keep:
             oldest = self._kept[0]
             if oldest.saved > self._keep_next_after:
@@ -85,12 +91,33 @@ class KeptCheckpoints:
                     return  # it is tried again after the next save
             del self._kept[0]
 
+    def after_fork(self) -> None:
+        """The checkpoints so far are left to the parent."""
+        self._kept, self._expected = [], []
+
+    def _with_expected(self, confirmed: str = "") -> list[_Kept]:
+        """Lists what is kept, with those expected checkpoints that are there."""
+        kept = self._kept
+        for new in self._expected:
+            if new.fingerprint == confirmed or _is_there(new):
+                # Of one file with two names, the older content is gone.
+                kept = [*(entry for entry in kept if entry.file != new.file), new]
+        return kept
+
+
+def _is_there(kept: _Kept) -> bool:
+    try:
+        with open_checkpoint(kept.file) as checkpoint:
+            return checkpoint.fingerprint == kept.fingerprint
+    except (OSError, CheckpointError):
+        return False
+
 
 def _remove(kept: _Kept) -> None:
-    """Removes a checkpoint if its name still stands for it.
+    """Removes a checkpoint, unless another file has its path by now.
 
     Raises:
-        OSError: it could not be removed.
+        OSError: the file could not be removed.
     """
     try:
         with open_checkpoint(kept.file) as checkpoint:
@@ -106,7 +133,7 @@ def _remove(kept: _Kept) -> None:
 
 
 def _remove_this(checkpoint: CheckpointFile) -> None:
-    """Removes an opened file, and no other one that gets its name just now."""
+    """Removes an opened file, but not a newer file that gets the same path meanwhile."""
     taken = aside_name(checkpoint.path)
     os.rename(checkpoint.path, taken)
     try:
@@ -120,12 +147,12 @@ def _remove_this(checkpoint: CheckpointFile) -> None:
 
 
 def _put_back(taken: Path, path: Path) -> None:
-    """Gives a file its name again, unless a newer one has it by now."""
+    """Renames a file back to its path, unless a newer file has that path by now."""
     try:
         os.link(taken, path)
     except FileExistsError:
         pass
-    except OSError:  # there are no links here
+    except OSError:  # the file system has no links
         os.rename(taken, path)
         return
     os.unlink(taken)

@@ -8,7 +8,12 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from gpuopt.checkpoint.contents import SavedOptimizer, paired, tensor_names, with_values
+from gpuopt.checkpoint.contents import (
+    SavedOptimizer,
+    find_saved_states,
+    tensor_names,
+    with_values,
+)
 from gpuopt.errors import CheckpointError
 from gpuopt.optimizer import Optimizer
 from gpuopt.state import state_dict
@@ -23,8 +28,12 @@ class Readable(Protocol):
     """An opened checkpoint.
 
     Attributes:
-        names: Its tensors'.
+        path: The file, or the prefix of several.
+        names: The names of its tensors.
     """
+
+    @property
+    def path(self) -> Path | str: ...
 
     @property
     def names(self) -> frozenset[str]: ...
@@ -37,9 +46,9 @@ class Restoration(NamedTuple):
     """Values and their places.
 
     Attributes:
-        variables: By their names in the checkpoint.
-        values: Theirs, by the same names.
-        states: Each optimizer's.
+        variables: The variables by their names in the checkpoint.
+        values: The variables' values, by the same names.
+        states: Each optimizer's state.
         waiting: Values whose variables do not exist yet, by name.
     """
 
@@ -58,8 +67,20 @@ class Restoration(NamedTuple):
             state_dict.check_state(optimizer.state, state, self.variables)
         for optimizer, state in self.states:
             state_dict.load_state(optimizer.state, state, self.variables)
+            optimizer.state.restored_elsewhere = self._restored_elsewhere(optimizer)
         for name, variable in self.variables.items():
             variable.assign(self.values[name])
+
+    def _restored_elsewhere(self, optimizer: Optimizer) -> frozenset[str]:
+        """Names the variables whose slots only another optimizer of the same name gets."""
+        own: set[str] = set()
+        others: set[str] = set()
+        for each, state in self.states:
+            if each.get_name() == optimizer.get_name():
+                (own if each is optimizer else others).update(*state["slots"].values())
+        return frozenset(
+            self.variables[name].name if name in self.variables else name for name in others - own
+        )
 
 
 def read_values(
@@ -71,27 +92,28 @@ def read_values(
     deferred: bool,
     strict: bool,
 ) -> Restoration:
-    """Reads what a checkpoint has for these variables and optimizers.
+    """Reads a checkpoint's values for these variables and optimizers.
 
     Args:
-        checkpoint: Where the values are.
+        checkpoint: The opened checkpoint.
         saved: Which of its tensors belong to which optimizer.
         named: Variables by their names in the checkpoint.
-        optimizers: Whose state is restored.
-        deferred: Values that belong to nothing wait.
-        strict: Values that belong to nothing are an error, unless they wait.
+        optimizers: The optimizers whose state is restored.
+        deferred: Whether values without a variable wait for it.
+        strict: Whether values without a variable are an error, unless they wait.
 
     Raises:
-        CheckpointError: something is missing, or too much.
+        CheckpointError: a value is missing, or has no variable.
         ValueError: a shape or a dtype does not fit.
     """
     names = checkpoint.names
-    pairs = paired(optimizers, saved)
+    pairs = find_saved_states(optimizers, saved, checkpoint.path)
     own_tensors = {name for entry in saved for name in tensor_names(entry)}
     for name in named:
         if name not in names:
             raise CheckpointError(
-                f'the checkpoint holds no "{name}"; it holds {_shortened(names - own_tensors)}'
+                f'{checkpoint.path} holds no "{name}"; it holds {_shortened(names - own_tensors)}. '
+                "Saver([...]) says which variables to restore"
             )
     if not strict and not deferred:
         pairs = [(optimizer, _only(entry, named)) for optimizer, entry in pairs]
@@ -107,7 +129,7 @@ def read_values(
         ]
         if extra or orphans:
             raise CheckpointError(
-                f"the checkpoint holds {_shortened({*extra, *orphans})}, which nothing here is "
+                f"{checkpoint.path} holds {_shortened({*extra, *orphans})}, which nothing here is "
                 "called; give var_list, or restore with deferred=True before they are made"
             )
     waiting = extra - own_tensors if deferred else set()
@@ -119,10 +141,10 @@ def read_values(
 
 
 def saved_optimizers(description: Any, names: frozenset[str], path: Path) -> list[SavedOptimizer]:
-    """Returns what a checkpoint says of its optimizers, if it can be meant.
+    """Returns a checkpoint's description of its optimizers, checked.
 
     Raises:
-        CheckpointError: it cannot.
+        CheckpointError: the description is malformed, or names tensors that are not there.
     """
     try:
         saved: list[SavedOptimizer] = description["optimizers"]

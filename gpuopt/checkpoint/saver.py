@@ -27,7 +27,13 @@ from gpuopt.optimizer import Optimizer, living_optimizers
 from gpuopt.state import state_dict
 from gpuopt.state.state import check_fits
 from gpuopt.variables.gate import between_writes, note_progress, refuse_while_writing, writing
-from gpuopt.variables.variable import Variable, as_variable, global_variables
+from gpuopt.variables.storage import describe
+from gpuopt.variables.variable import (
+    Variable,
+    as_variable,
+    checked_list,
+    global_variables,
+)
 
 Array = np.ndarray[Any, Any]
 Result = TypeVar("Result")
@@ -68,23 +74,27 @@ class Saver:
         """Says what belongs to the checkpoints.
 
         Args:
-            var_list: Variables; or a mapping of names in the checkpoint to variables or arrays, by
-                which a checkpoint with other names is restored, and raw arrays are saved. By
+            var_list: A list of Variables; or a mapping of names in the checkpoint to variables or
+                arrays, by which other names are restored, and raw arrays are saved. By
                 default whatever `global_variables()` lists at each call; a checkpoint must then
                 hold exactly these.
             max_to_keep: How many checkpoints of this Saver are kept; older ones are removed once a
-                newer one is on the disk. None or 0 keeps all.
+                newer one is on the disk. None or 0 keeps all. In a forked child, those that the
+                parent has saved do not count.
             keep_checkpoint_every_n_hours: Of those to be removed, one in so many hours stays.
             optimizers: Whose state belongs to the checkpoints. By default every living optimizer,
-                or none if `var_list` is given.
+                or none if `var_list` is given. One around another, as SyncReplicasOptimizer,
+                stands for the one inside.
 
         Raises:
             TypeError: `var_list` or `optimizers` holds something else.
             ValueError: a name appears twice, or a number is negative.
         """
-        self._variables = None if var_list is None else _by_name(var_list)
+        self._variables = None if var_list is None else _by_name(var_list, "var_list")
         if self._variables == {}:
             raise ValueError("No variables to save")
+        if isinstance(optimizers, Optimizer):
+            raise TypeError(f"optimizers must be a list of optimizers, got {optimizers!r}")
         if optimizers is not None:
             optimizers = list(optimizers)
             for optimizer in optimizers:
@@ -173,11 +183,17 @@ class Saver:
 
         Raises:
             FileNotFoundError: there is no such file.
+            ValueError: `path` is None.
             CheckpointError: the file is damaged, or names, shapes or dtypes do not fit.
             ModuleNotFoundError: tensorflow is needed.
             RuntimeError: called in the middle of a step.
             DeadlineExceededError: another thread does not end its step, its save or its restore.
         """
+        if path is None:
+            raise ValueError(
+                "path must not be None, which latest_checkpoint returns for a folder without a "
+                "checkpoint"
+            )
         prefix = os.fspath(path)
         file = Path(prefix if prefix.endswith(SUFFIX) else prefix + SUFFIX)
         purpose = f"restoring {prefix}"
@@ -191,6 +207,10 @@ class Saver:
             # What TensorFlow saved besides, as a save counter, belongs to nothing here.
             self._restore(foreign, saved, purpose, deferred, strict=False)
             return
+        if not file.exists() and Path(prefix).is_dir():
+            raise FileNotFoundError(
+                f"{prefix} is a folder; its newest checkpoint is latest_checkpoint({prefix!r})"
+            )
         with open_checkpoint(file) as checkpoint:
             saved = saved_optimizers(checkpoint.description, checkpoint.names, file)
             try:
@@ -204,14 +224,15 @@ class Saver:
         """Gives variables that were made after a deferred `restore` the values that wait for them.
 
         Args:
-            variables: Variables, or a mapping of names in the checkpoint to variables or arrays.
+            variables: A list of Variables, or a mapping of names in the checkpoint to variables or
+                arrays.
                 Their slots are made with the restored values, too. They belong to this Saver's
                 later checkpoints.
 
         Raises:
-            ValueError: nothing waits for a variable, or its shape or dtype is another.
+            ValueError: nothing waits for a variable, or it, or a slot, has another shape or dtype.
         """
-        named = _by_name(variables)
+        named = _by_name(variables, "variables")
         with between_writes(f"attaching {sorted(named)}"):
             for name, variable in named.items():
                 if name not in self._waiting:
@@ -219,6 +240,8 @@ class Saver:
                         f'no restored value waits for "{name}"; waiting are {sorted(self._waiting)}'
                     )
                 check_fits(self._waiting[name], f'"{name}"', variable.shape, variable.dtype)
+                for optimizer in self._optimizers():
+                    state_dict.check_claim(optimizer.state, name, variable)
             for name, variable in named.items():
                 variable.assign(self._waiting.pop(name))
                 for optimizer in self._optimizers():
@@ -240,8 +263,10 @@ class Saver:
         self._between_writes("reading checkpoints", lambda: self._kept.replace_all(paths))
 
     def _optimizers(self) -> Sequence[Optimizer]:
+        """The optimizers with a state of their own, each once, in order of creation or as given."""
         chosen = self._chosen_optimizers
-        return living_optimizers() if chosen is None else chosen
+        listed = living_optimizers() if chosen is None else chosen
+        return list(dict.fromkeys(optimizer.owner_of_state for optimizer in listed))
 
     def _named(self) -> dict[str, Variable]:
         """The variables by their names in the checkpoint, without those that optimizers own."""
@@ -280,16 +305,21 @@ class Saver:
     ) -> str:
         folder = target.file.parent
         beginning = _STEP_AND_SUFFIX.sub("", target.file.name)
-        if (folder, beginning) not in self._cleaned:
-            names = re.escape(beginning) + _STEP_AND_SUFFIX.pattern
-            remove_abandoned(folder, re.compile(names))
+        names = re.compile(re.escape(beginning) + _STEP_AND_SUFFIX.pattern)
+        is_clean = (folder, beginning) in self._cleaned or remove_abandoned(folder, names)
         # Unless this save, too, leaves something behind.
         self._cleaned.discard((folder, beginning))
         fingerprint = write_checkpoint(
-            target.file, tensors, description, next_time(folder), on_progress
+            target.file,
+            tensors,
+            description,
+            next_time(folder),
+            on_progress,
+            partial(self._kept.expect, target.spelled, target.file),
         )
-        self._kept.add(target.spelled, target.file, fingerprint)
-        self._cleaned.add((folder, beginning))
+        self._kept.confirm(fingerprint)
+        if is_clean:
+            self._cleaned.add((folder, beginning))
         return target.spelled
 
     def _restore(
@@ -327,14 +357,20 @@ class Saver:
             self._background.finish()
 
 
-def _by_name(variables: Any) -> dict[str, Variable]:
+def _by_name(variables: Any, argument: str) -> dict[str, Variable]:
     if isinstance(variables, Mapping):
         named = {name: as_variable(variable) for name, variable in variables.items()}
     else:
-        listed = [as_variable(variable) for variable in variables]
+        listed = checked_list(variables, argument)
+        for variable in listed:
+            if not isinstance(variable, Variable):
+                raise TypeError(
+                    f"{argument} holds {describe(variable)}, not a Variable; a raw array needs a "
+                    'name, as in {"name": array}'
+                )
         named = {variable.name: variable for variable in listed}
         if len(named) != len(listed):
-            raise ValueError("a variable appears twice in var_list")
+            raise ValueError(f"a variable appears twice in {argument}")
     for name in named:
         if not isinstance(name, str) or not name:
             raise TypeError(f"a variable's name in a checkpoint must be text, got {name!r}")

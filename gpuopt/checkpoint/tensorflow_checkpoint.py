@@ -14,11 +14,12 @@ class TensorFlowCheckpoint:
     """A checkpoint that `tf.train.Saver` wrote, opened by its prefix, as "model.ckpt-1000".
 
     Attributes:
-        names: Its tensors'.
+        path: The prefix.
+        names: The names of its tensors.
     """
 
     def __init__(self, prefix: str) -> None:
-        """Opens it.
+        """Opens the checkpoint.
 
         Raises:
             ModuleNotFoundError: tensorflow is not installed.
@@ -31,7 +32,7 @@ class TensorFlowCheckpoint:
                 f"{prefix} is TensorFlow's checkpoint: reading it needs tensorflow, which is not "
                 "installed; convert it where TensorFlow is"
             ) from error
-        self._prefix = prefix
+        self.path = prefix
         try:
             self._reader = load_checkpoint(prefix)
             self.names = frozenset(self._reader.get_variable_to_shape_map())
@@ -43,4 +44,4 @@ class TensorFlowCheckpoint:
         try:
             return {name: np.asarray(self._reader.get_tensor(name)) for name in names}
         except Exception as error:
-            raise CheckpointError(f"TensorFlow cannot read {self._prefix}: {error}") from error
+            raise CheckpointError(f"TensorFlow cannot read {self.path}: {error}") from error

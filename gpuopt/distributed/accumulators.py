@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Generic, Literal, TypeVar
@@ -16,11 +15,12 @@ from gpuopt.device import Device
 from gpuopt.distributed.reduction import add_up_rows
 from gpuopt.distributed.waiting import DEFAULT_TIMEOUT_S, check_timeout
 from gpuopt.errors import CancelledError, DeadlineExceededError
+from gpuopt.locks import Condition, renew_after_fork
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.variable import Variable
 
 ReductionType = Literal["MEAN", "SUM"]
-# A size is None where any will do.
+# None stands for any size.
 PartialShape = Sequence[int | None]
 
 _Accumulated = TypeVar("_Accumulated")
@@ -42,9 +42,9 @@ class _Accumulator(Generic[_Accumulated]):
         """Makes an empty accumulator at step 0.
 
         Args:
-            dtype: Of every gradient.
-            shape: Of every gradient; None stands for a size, or a shape, that the first gradient
-                after each take decides.
+            dtype: The dtype of every gradient.
+            shape: The shape of every gradient. None in place of a size, or of the shape, is decided
+                by the first gradient after each take.
             reduction_type: What a take returns, "MEAN" or "SUM".
             device: Where gradients are accumulated.
             name: For messages.
@@ -60,17 +60,23 @@ class _Accumulator(Generic[_Accumulated]):
         self._shape = None if shape is None else tuple(shape)
         self._is_mean = reduction_type == "MEAN"
         self._backend = backend_for(self.device)
-        # By which streams of several threads wait for each other.
+        # The backend's record of the last update, by which streams wait for each other.
         self.last_update: Any = None
         self._compute = np.dtype(compute_type(self.dtype))
-        self._changed = threading.Condition(threading.Lock())
+        self._changed = Condition(f'accumulator "{name}"')
         self._turns: deque[object] = deque()
         self._step = 0
         self._count = 0
         self._is_closed = False
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Nobody waits for a take any more."""
+        self._changed.after_fork()
+        self._turns.clear()
 
     def set_global_step(self, new_global_step: int) -> None:
-        """Sets the step by which gradients are late; going back is legal, and logged."""
+        """Sets the step: gradients for earlier steps are late. Going back is legal, and logged."""
         step = int(new_global_step)
         with self._changed:
             if step < self._step:
@@ -93,19 +99,20 @@ class _Accumulator(Generic[_Accumulated]):
 
         Raises:
             ValueError: `num_required` is less than 1.
-            DeadlineExceededError: they did not come in time; nothing is taken.
+            DeadlineExceededError: the gradients did not come in time; nothing is taken.
             CancelledError: the accumulator was closed.
         """
         if num_required < 1:
             raise ValueError(f'"{self.name}": num_required must be at least 1, got {num_required}')
         check_timeout(timeout_s)
         with self._changed:
-            if self._turns or self._count < num_required or self._is_closed:
+            self._refuse_if_closed()
+            if self._turns or self._count < num_required:
                 self._wait_for_turn(num_required, timeout_s)
             return self.take()
 
     def close(self) -> None:
-        """Lets every take that waits, and every later call, raise CancelledError."""
+        """Makes every take that waits, and every later call, raise CancelledError."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -113,7 +120,7 @@ class _Accumulator(Generic[_Accumulated]):
     # For a caller that lets one thread in at a time, and checks gradients beforehand.
 
     def accept(self, grad: Any, local_step: int) -> bool:
-        """Adds a gradient; returns False, and drops it, if it is from before the last take."""
+        """Adds a gradient; drops it and returns False if `local_step` is over."""
         if local_step < self._step:
             return False
         with self._backend.enter_update(self):
@@ -125,7 +132,7 @@ class _Accumulator(Generic[_Accumulated]):
         return True
 
     def drop_before(self, step: int) -> None:
-        """Has gradients for earlier steps count as late from now on; `step` may be lower, too."""
+        """Makes gradients for steps before `step` late from now on; `step` may also go back."""
         self._step = step
 
     def has(self, num_required: int) -> bool:
@@ -133,7 +140,7 @@ class _Accumulator(Generic[_Accumulated]):
         return self._count >= num_required
 
     def take(self) -> _Accumulated:
-        """Hands over what was accumulated, which must be something."""
+        """Returns the accumulated gradient; at least one must have been accepted."""
         with self._backend.enter_update(self):
             taken = self._reduce(self._count)
         self._count = 0
@@ -167,6 +174,11 @@ class _Accumulator(Generic[_Accumulated]):
             self._changed.notify_all()
 
     def _refuse_if_closed(self) -> None:
+        if self._changed.was_lost:
+            raise CancelledError(
+                f'another thread was adding to "{self.name}" when this process was forked: make a '
+                "new accumulator"
+            )
         if self._is_closed:
             raise CancelledError(f'"{self.name}" is closed')
 
@@ -258,7 +270,7 @@ class SparseConditionalAccumulator(_Accumulator[IndexedSlices]):
     all: a row in one gradient of three comes back as it is. Repeated rows of one gradient are
     summed first and count once; TensorFlow keeps them apart, and merges only ascending rows.
 
-    Memory: a copy of each gradient, from when it is accepted to the take.
+    Each accepted gradient is copied, and the copy is kept until the take.
     """
 
     _parts: tuple[tuple[Any, Any], ...] = ()

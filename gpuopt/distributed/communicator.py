@@ -1,4 +1,4 @@
-"""What data-parallel training asks of whatever joins its ranks: threads, processes or machines."""
+"""The protocol by which ranks train together, be they threads, processes or machines."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Communicator(Protocol):
     All ranks call the same methods in the same order, with arrays of the same shapes and dtypes,
     each on its own device. Every rank gets the same bits.
 
-    Arrays are only read, but for `broadcast`, and may have any strides. What a method returns is
-    the rank's own. On a GPU, a method comes after the work that the caller's current stream was
-    given before, and before the work that it is given afterwards, for all ranks that read.
+    Arrays are only read, but for `broadcast`, and may have any strides. Ranks may write to the
+    arrays that a method returns. On a GPU, a method's work is in order with the caller's current
+    stream: it comes after earlier work on that stream, and before later work, on all ranks.
 
     Attributes:
         rank: From 0 to `size - 1`.
@@ -71,10 +71,10 @@ class Communicator(Protocol):
         raise NotImplementedError
 
     def barrier(self, what: str = "barrier") -> None:
-        """Returns when all ranks have come.
+        """Returns when all ranks have called it.
 
         Args:
-            what: What they have come for. Ranks that say different things get a ValueError.
+            what: The barrier's name. ValueError is raised on ranks whose names differ.
         """
         raise NotImplementedError
 
@@ -88,11 +88,12 @@ class Communicator(Protocol):
         """Reduces many arrays in few messages.
 
         Args:
-            arrays: Of any shapes and dtypes, all on this rank's device; or none.
+            arrays: Any number of arrays on this rank's device, of any shapes and dtypes.
             op: See `all_reduce`.
-            bucket_bytes: Arrays of one dtype go together up to this size; a larger one goes alone.
-            what: What is reduced, compared with the other ranks before anything is; by default the
-                arrays' shapes and dtypes.
+            bucket_bytes: Arrays of one dtype are sent together up to this size; a larger array is
+                sent alone.
+            what: Describes the call, and must be the same on all ranks, which is checked first; by
+                default the arrays' shapes and dtypes.
 
         Returns:
             The reduced arrays in the given order; they may be views of a common buffer.
@@ -141,8 +142,8 @@ class RankGroup(Protocol):
             What the ranks of this process returned, in rank order.
 
         Raises:
-            Exception: what one of these ranks raised; errors that only say that another rank has
-                failed, finished or not come give way to others.
+            Exception: what one of these ranks raised. An error that only reports another rank, as
+                failed, finished or missing, is raised only if there is no other.
         """
         raise NotImplementedError
 

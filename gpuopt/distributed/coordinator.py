@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ from gpuopt.distributed.gathering import GatheredGradients, Pairs
 from gpuopt.distributed.tokens import Ticket, TokenPolicy, TokenQueue
 from gpuopt.distributed.waiting import check_timeout
 from gpuopt.errors import CancelledError, DeadlineExceededError, GpuoptError, WorkerFailedError
+from gpuopt.locks import Condition, renew_after_fork
 from gpuopt.variables.variable import Variable
 
 _logger = logging.getLogger("gpuopt")
@@ -20,7 +22,7 @@ _logger = logging.getLogger("gpuopt")
 
 @dataclass
 class WorkerFigures:
-    """What one worker has done so far.
+    """Counts of what one worker has done so far.
 
     Attributes:
         accepted: How many of its gradients went into a step, be it applied or skipped.
@@ -78,7 +80,7 @@ class Coordinator:
         self.tokens_per_step = max(replicas_to_aggregate, total_num_replicas)
         self._update = update
         self._timeout_s = check_timeout(timeout_s)
-        self._changed = threading.Condition(threading.Lock())
+        self._changed = Condition("a coordinator of workers")
         self._queue = TokenQueue(token_policy, int(global_step), num_tokens, self.tokens_per_step)
         self._gathered = GatheredGradients()
         self._figures = [WorkerFigures() for _ in range(total_num_replicas)]
@@ -86,10 +88,19 @@ class Coordinator:
         self._left: dict[int, BaseException | None] = {}
         self._updating_worker: int | None = None
         self._end: tuple[type[GpuoptError], str, BaseException | None] | None = None
+        self._process = os.getpid()
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        """The workers are threads of the parent: here nothing could be completed."""
+        self._updating_worker = None
+        if self._end is None:
+            message = f"the workers are threads of process {self._process}, and not of this child"
+            self._end = WorkerFailedError, message, None
 
     @property
     def variables(self) -> list[Variable]:
-        """What is trained: known once the first gradients were pushed."""
+        """The trained variables: known once the first gradients were pushed."""
         return self._gathered.variables
 
     @property
@@ -123,7 +134,7 @@ class Coordinator:
             return [replace(figures) for figures in self._figures]
 
     def join(self, worker: int) -> int:
-        """Counts a worker in; returns the step to compute its first gradient for.
+        """Registers a worker; returns the step that its first gradient is for.
 
         Raises:
             ValueError: the worker is there already.
@@ -138,17 +149,17 @@ class Coordinator:
             return self._queue.step
 
     def leave(self, worker: int, error: BaseException | None = None) -> None:
-        """Counts a worker out, with the error that ended it, if any."""
+        """Notes that a worker has ended, with the error that ended it, if any."""
         with self._changed:
             self._left[worker] = error
             self._release_or_refuse()
 
     def push(self, worker: int, local_step: int, pairs: Pairs) -> Ticket:
-        """Hands over gradients, and does the update if they complete a step; waits for nobody.
+        """Adds a worker's gradients, and does the update if they complete a step; never waits.
 
         Args:
-            worker: Whose they are.
-            local_step: The step they were computed for; they are dropped if it is over.
+            worker: The worker's index.
+            local_step: The step that the gradients were computed for; late ones are dropped.
             pairs: As `checked_pairs` returns them. All pushes hold the same variables.
 
         Raises:
@@ -187,9 +198,10 @@ class Coordinator:
         """Waits for the ticket's token, and returns it.
 
         Raises:
-            DeadlineExceededError: it did not come in time; the message says who is missing.
+            DeadlineExceededError: the token did not come in time; the message says which workers
+                are missing.
             CancelledError: the coordinator was closed, or all other workers have finished.
-            WorkerFailedError: without a worker that failed, no step can be completed.
+            WorkerFailedError: a worker has failed, and no step can be completed without it.
         """
         with self._changed:
             if not ticket.is_done and self._end is None:
@@ -212,9 +224,9 @@ class Coordinator:
             raise AssertionError("a wait ends with a token or an error")
 
     def close(self) -> None:
-        """Releases everyone: waits, now and later, end with CancelledError.
+        """Makes all waiting and later calls raise CancelledError.
 
-        Returns once no update is going on any more, or after `timeout_s` seconds, with a warning.
+        Returns once no update is running any more, or after `timeout_s` seconds, with a warning.
         """
         with self._changed:
             self._finish(CancelledError, "the coordinator is closed")
@@ -233,7 +245,7 @@ class Coordinator:
         self.close()
 
     def _accept(self, worker: int, local_step: int, prepared: list[tuple[Any, Any]]) -> Ticket:
-        """Adds gradients up, or drops them if they are late; returns a place in the queue."""
+        """Adds gradients, or drops them if they are late; returns a place in the queue."""
         accepted = self._gathered.accept(prepared, local_step)
         if accepted:
             self._figures[worker].accepted += 1
@@ -245,7 +257,7 @@ class Coordinator:
         return ticket
 
     def _begin_update(self, worker: int) -> Pairs | None:
-        """Takes all gradients if they make a step and nobody updates; else returns None."""
+        """Takes all gradients if they make a step and no update is running; else returns None."""
         if self._updating_worker is not None or not self._gathered.has(self.replicas_to_aggregate):
             return None
         self._updating_worker = worker
@@ -265,7 +277,7 @@ class Coordinator:
             return aggregated
 
     def _release_or_refuse(self) -> None:
-        """Gives tokens to whom they belong; ends the wait of all when none could ever come."""
+        """Gives tokens to waiting workers; ends all waits with an error if no token can come."""
         is_changed = self._queue.give_tokens()
         if not is_changed and self._is_stuck():
             self._queue.refuse_all(self._make_stuck_error)
@@ -274,7 +286,7 @@ class Coordinator:
             self._changed.notify_all()
 
     def _is_stuck(self) -> bool:
-        """Whether every worker that has not left waits, and nothing goes on that could end it."""
+        """Whether all workers that have not left wait, and no running update could release them."""
         if not self._queue.waiting or self._updating_worker is not None:
             return False
         waiting = {ticket.worker for ticket in self._queue.waiting}

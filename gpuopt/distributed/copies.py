@@ -16,7 +16,7 @@ def update_copies(
     global_step: Any,
     name: str | None,
 ) -> None:
-    """Updates all copies of this process, each by the sum that is on its device."""
+    """Updates each copy of this process by the sum of gradients on the copy's device."""
     every_copy = [
         (gradient, copy)
         for summed, variable in sums

@@ -1,4 +1,4 @@
-"""What the first rank of each process does for all ranks of its process."""
+"""A call that the first rank of each process makes for all ranks of the process."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ def call_in_first_rank(
     devices: Sequence[Device],
     what: str,
 ) -> None:
-    """Calls `function` once in each process, with what its ranks bring; all ranks wait for it.
+    """Calls `function` once in each process, with its ranks' values; all ranks wait for the end.
 
     Args:
         communicator: This rank's end of the group; all ranks make this call.
         function: Called by the first rank of each process, with the values of the process's ranks
             in their order.
-        value: What this rank brings. Arrays in it may be dropped when this returns.
-        devices: Where the arrays of each of the process's ranks are, in their order.
-        what: What is done, for error messages; the same on all ranks.
+        value: This rank's value. Arrays in it may be dropped when this returns.
+        devices: The device of the arrays of each rank of the process, in the ranks' order.
+        what: Describes the call, for error messages; the same on all ranks.
 
     Raises:
         Exception: what `function` raised in this process.
-        WorkerFailedError: it raised in another process, but not in this one.
+        WorkerFailedError: `function` raised in another process, but not in this one.
     """
     local = communicator.local
     brought = value, Mark(devices[local.rank])

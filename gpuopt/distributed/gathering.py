@@ -15,7 +15,7 @@ Accumulator = ConditionalAccumulator | SparseConditionalAccumulator
 
 
 class GatheredGradients:
-    """An accumulator for each variable. Its caller lets one thread in at a time."""
+    """An accumulator for each variable. Only one thread at a time may call its methods."""
 
     def __init__(self) -> None:
         self._accumulators: dict[Identity, tuple[Variable, Accumulator]] = {}
@@ -23,7 +23,7 @@ class GatheredGradients:
 
     @property
     def variables(self) -> list[Variable]:
-        """What is trained: known once the first gradients are there."""
+        """The trained variables: known once the first gradients are there."""
         return [variable for variable, _ in self._accumulators.values()]
 
     def num_accumulated(self, variable: Variable) -> int:
@@ -32,7 +32,7 @@ class GatheredGradients:
         return 0 if found is None else found[1].num_accumulated()
 
     def num_complete(self) -> int:
-        """Returns of how many workers' pushes all gradients are there."""
+        """Returns how many pushes have had all their gradients accepted."""
         counts = [accumulator.num_accumulated() for _, accumulator in self._accumulators.values()]
         return min(counts, default=0)
 
@@ -42,7 +42,7 @@ class GatheredGradients:
         Args:
             pairs: As `checked_pairs` returns them. The first ones say which variables there are,
                 and which of them have IndexedSlices.
-            step: From which on gradients count.
+            step: The first step whose gradients are not late.
         """
         if not self._accumulators:
             self._make_accumulators(pairs, step)
@@ -81,8 +81,8 @@ class GatheredGradients:
         return prepared
 
     def accept(self, prepared: list[tuple[Accumulator, Any]], local_step: int) -> bool:
-        """Adds gradients up; returns False, and drops them, if their step is over."""
-        # All or none: every accumulator is at the same step.
+        """Adds gradients; drops all of them and returns False if `local_step` is over."""
+        # All or none are accepted, because every accumulator is at the same step.
         return all(accumulator.accept(gradient, local_step) for accumulator, gradient in prepared)
 
     def has(self, num_required: int) -> bool:
@@ -90,7 +90,7 @@ class GatheredGradients:
         return all(accumulator.has(num_required) for _, accumulator in self._accumulators.values())
 
     def take(self) -> Pairs:
-        """Hands over the mean of all gradients; those that come later count for the next step.
+        """Returns the mean of all gradients; those that come later count for the next step.
 
         All variables are taken together: no gradient can be split between two steps.
         """
@@ -98,7 +98,7 @@ class GatheredGradients:
         return taken + [(None, variable) for variable in self._without_gradient.values()]
 
     def drop_before(self, step: int) -> None:
-        """Has gradients for earlier steps count as late from now on; `step` may be lower, too."""
+        """Makes gradients for steps before `step` late from now on; `step` may also go back."""
         for _, accumulator in self._accumulators.values():
             accumulator.drop_before(step)
 

@@ -1,4 +1,4 @@
-"""Values that the replicas of a strategy have one each of, and which replica this thread is."""
+"""Values and variables with one copy for each replica, and the replica that this thread is."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpuopt.variables.variable import Variable
 
 
 class PerReplica:
-    """One value for each replica of this process; `MirroredStrategy.run` gives each its own.
+    """One value for each replica of this process; `MirroredStrategy.run` passes each its value.
 
     Attributes:
         values: In the order of the replicas.
@@ -26,6 +26,8 @@ class PerReplica:
 class MirroredVariable:
     """One variable with a copy on each replica's device.
 
+    A replica's loss and optimizer take `local`, its own copy.
+
     Attributes:
         replicas: The copies of this process, in the order of its replicas.
     """
@@ -35,7 +37,7 @@ class MirroredVariable:
 
     @property
     def name(self) -> str:
-        """The first copy's; the others are called `<name>/replica_<i>`, as in TensorFlow."""
+        """The first copy's name; the others are called `<name>/replica_<i>`, as in TensorFlow."""
         return self.replicas[0].name
 
     @property
@@ -46,7 +48,7 @@ class MirroredVariable:
 
     def assign(self, value: Any) -> MirroredVariable:
         """Overwrites all copies; see `Variable.assign`."""
-        with writing():  # a checkpoint holds equal copies
+        with writing():  # so that a checkpoint holds equal copies
             for copy in self.replicas:
                 copy.assign(value)
         return self
@@ -76,5 +78,5 @@ def run_as_replica(strategy: Any, communicator: Communicator) -> Iterator[None]:
 
 
 def find_communicator(strategy: Any) -> Communicator | None:
-    """Returns what this thread reduces with as a replica of `strategy`; None if it is none."""
+    """Returns this thread's communicator in `strategy`; None if the thread is no replica of it."""
     return _this_thread.communicator if _this_thread.strategy is strategy else None

@@ -1,4 +1,4 @@
-"""Gradients of several replicas become one."""
+"""Sums the gradients of several replicas."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpuopt.variables.indexed_slices import IndexedSlices
 class Mark:
     """The present end of this thread's work on a device, for other threads' streams to wait for.
 
-    It means nothing in another process.
+    A mark is of no use in another process.
     """
 
     def __init__(self, device: Device) -> None:
@@ -81,8 +81,8 @@ def sum_over_ranks(
 
     Args:
         communicator: This rank's end of the group.
-        gradients: This rank's; each is an array, or IndexedSlices, on all ranks.
-        what: What is summed; ranks that say different things get a ValueError.
+        gradients: This rank's gradients; each is an array on all ranks, or IndexedSlices on all.
+        what: Describes the gradients. ValueError is raised on ranks whose descriptions differ.
 
     Returns:
         This rank's own sums. Those of IndexedSlices have all ranks' rows, one rank after the

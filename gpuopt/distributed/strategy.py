@@ -29,6 +29,7 @@ from gpuopt.step.replica_context import ReplicaContext, in_replica
 from gpuopt.step.updates import dtypes_of
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.indexed_slices import IndexedSlices
+from gpuopt.variables.storage import describe
 from gpuopt.variables.variable import Variable
 
 
@@ -60,15 +61,18 @@ class MirroredStrategy:
         """Makes a strategy of one replica for each device.
 
         Args:
-            devices: Where the replicas of this process live.
-            timeout_s: How long a replica waits for the others in `apply_gradients`, in seconds. A
-                group that is given has its own time limit.
+            devices: The device of each replica of this process.
+            timeout_s: How long a replica waits for the others in `apply_gradients`, in seconds.
+                Ignored if `group` is given: it has its own time limit.
             group: The ranks that the replicas are; by default one thread of this process each.
 
         Raises:
-            ValueError: there are no devices, or the group has another number of ranks here.
-            DeviceUnavailableError: one cannot be used.
+            TypeError: `devices` is no list.
+            ValueError: there are no devices, or not as many as ranks of the group in this process.
+            DeviceUnavailableError: a device cannot be used.
         """
+        if isinstance(devices, str) or not isinstance(devices, Iterable):
+            raise TypeError(f'devices must be a list, as ["cpu", "cpu"], got {devices!r}')
         self.devices = [Device.parse(device) for device in devices]
         if not self.devices:
             raise ValueError("MirroredStrategy needs at least one device")
@@ -90,7 +94,7 @@ class MirroredStrategy:
 
     @property
     def communicator(self) -> Communicator:
-        """What the replica on this thread reduces and gathers with.
+        """The communicator of the replica that runs on this thread.
 
         Raises:
             RuntimeError: this thread is no replica of the strategy.
@@ -128,16 +132,23 @@ class MirroredStrategy:
         """Calls `fn` once in each replica of this process, each in its own thread and context.
 
         Args:
-            fn: What a replica does. `replica_context()` says which one it is.
-            args: What it is called with; a PerReplica gives each replica its own value.
-            kwargs: Likewise.
+            fn: The function of a replica; in it, `replica_context()` tells which replica it is.
+            args: A tuple or list of arguments for `fn`. Each replica gets its own value of a
+                PerReplica, and other arguments as they are.
+            kwargs: Keyword arguments for `fn`, in the same way.
 
         Returns:
             What each replica returned.
 
         Raises:
-            Exception: what the first replica raised; the others are released.
+            TypeError: `args` is no tuple or list.
+            Exception: what the first replica to fail raised; the others do not wait any longer.
         """
+        if not isinstance(args, tuple | list):
+            raise TypeError(
+                "args must be a tuple or a list of the function's arguments, as (inputs,), got "
+                f"{describe(args)}"
+            )
 
         def run_replica(communicator: Communicator) -> Any:
             place = communicator.local.rank

@@ -15,6 +15,7 @@ from gpuopt.distributed.tokens import TokenPolicy
 from gpuopt.distributed.waiting import DEFAULT_TIMEOUT_S
 from gpuopt.distributed.wrapper import OptimizerWrapper, check_optimizer
 from gpuopt.errors import CancelledError, GpuoptError
+from gpuopt.locks import Condition
 from gpuopt.optimizer import Optimizer
 from gpuopt.step.pairs import checked_pairs
 from gpuopt.step.step import checked_global_step
@@ -60,16 +61,17 @@ class SyncReplicasOptimizer(OptimizerWrapper):
             replicas_to_aggregate: How many gradients make a step.
             total_num_replicas: How many workers there are; as many as are aggregated, if not given.
             variable_averages: Moving averages that follow every update.
-            variables_to_average: What they follow; by default all trainable variables.
-            use_locking: For TensorFlow's sake; updates here take turns anyway.
+            variables_to_average: The variables of these averages; by default all trainable ones.
+            use_locking: As in TensorFlow; without effect, because updates here take turns anyway.
             name: This optimizer's name.
 
         Raises:
             TypeError: `opt` is no optimizer.
             ValueError: a number is less than 1.
         """
-        super().__init__(use_locking, name)
+        # First, as another thread may save as soon as this optimizer is listed among the living.
         self._optimizer = check_optimizer(opt)
+        super().__init__(use_locking, name)
         self.replicas_to_aggregate = _check_at_least_1(
             replicas_to_aggregate, "replicas_to_aggregate"
         )
@@ -180,12 +182,12 @@ class SyncReplicasOptimizer(OptimizerWrapper):
     ) -> Coordinator:
         """Runs `train(worker)` for every worker, each in its own thread.
 
-        When one returns, or fails, the others go on as long as they can complete steps without it;
-        such a failure is logged. After that they have `timeout_s` seconds to end.
+        When a worker returns or fails, the others go on as long as they can complete steps without
+        it; the failure is logged. After that, the threads have `timeout_s` seconds to end.
 
         Args:
-            train: What a worker does.
-            global_step: See `start`, also for what follows.
+            train: The function of a worker.
+            global_step: See `start`.
             num_tokens: See `start`.
             token_policy: See `start`.
             timeout_s: See `start`.
@@ -200,7 +202,7 @@ class SyncReplicasOptimizer(OptimizerWrapper):
             global_step, num_tokens, token_policy=token_policy, timeout_s=timeout_s
         )
         total, needed = self.total_num_replicas, coordinator.num_workers_needed
-        changed = threading.Condition(threading.Lock())
+        changed = Condition("the ends of workers")
         ended: set[int] = set()
         failures: list[BaseException] = []
 
@@ -210,7 +212,7 @@ class SyncReplicasOptimizer(OptimizerWrapper):
                 with self.worker(index) as worker:
                     train(worker)
             except CancelledError:
-                pass  # the others have finished, or the coordinator was closed
+                pass  # the other workers have finished, or the coordinator was closed
             except BaseException as error:
                 failure = error
             with changed:
@@ -259,7 +261,7 @@ class SyncReplicasOptimizer(OptimizerWrapper):
         if self._variable_averages is None:
             self._optimizer.apply_gradients(pairs, global_step=global_step)
             return
-        with writing():  # a checkpoint holds the averages of its own step
+        with writing():  # so that a checkpoint holds the averages of its own step
             step = int(global_step)
             self._optimizer.apply_gradients(pairs, global_step=global_step)
             is_skipped = int(global_step) == step
@@ -270,8 +272,8 @@ class SyncReplicasOptimizer(OptimizerWrapper):
 class SyncReplicasWorker(OptimizerWrapper):
     """One worker's end: an optimizer whose `apply_gradients` contributes to the common step.
 
-    Use it in a `with` statement: leaving it, by an exception too, is what tells the other workers
-    not to wait for this one.
+    Use it in a `with` statement: at its end, also by an exception, the other workers stop waiting
+    for this one.
 
     Attributes:
         index: Which worker, from 0.
@@ -279,8 +281,8 @@ class SyncReplicasWorker(OptimizerWrapper):
     """
 
     def __init__(self, sync: SyncReplicasOptimizer, coordinator: Coordinator, index: int) -> None:
+        self._sync = sync  # first, as in SyncReplicasOptimizer
         super().__init__(sync._use_locking, sync.get_name())
-        self._sync = sync
         self._coordinator = coordinator
         self.index = index
         self.local_step = coordinator.join(index)
@@ -312,7 +314,7 @@ class SyncReplicasWorker(OptimizerWrapper):
                 contributed then.
             DeadlineExceededError: the step was not completed in time; the gradients stay.
             CancelledError: the coordinator was closed, or all other workers have finished.
-            WorkerFailedError: without a worker that failed, the step cannot be completed.
+            WorkerFailedError: a worker has failed, and the step cannot be completed without it.
         """
         _check_arguments(grads_and_vars, global_step)
         coordinator = self._coordinator

@@ -1,4 +1,4 @@
-"""Tokens: which worker may go on, and for which step it computes its next gradient."""
+"""Tokens: permissions for workers to go on, each for the gradient of a step."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class Ticket:
     """A worker's place in the queue for a token.
 
     Attributes:
-        worker: Whose it is.
+        worker: The worker's index.
         last_round: The last round that must be over before the worker may go on under the policy
             "per_step": the one that its gradient went into, or the one whose update was going on
             when its gradient came too late.
         token: The step to compute the next gradient for, once the worker may go on.
-        error: What the worker has to raise instead.
+        error: The error that the worker has to raise instead.
     """
 
     __slots__ = ("error", "last_round", "token", "worker")
@@ -37,10 +37,10 @@ class Ticket:
 
 
 class TokenQueue:
-    """The tokens of a coordinator, which lets one thread in at a time.
+    """The tokens of a coordinator. Only one thread at a time may call its methods.
 
     Attributes:
-        step: What a new token says.
+        step: The step that new tokens are for.
         num_rounds: How many rounds are over.
         num_tokens: How many tokens lie ready.
         waiting: The tickets without a token, the oldest first.
@@ -70,7 +70,7 @@ class TokenQueue:
         """Counts a round, and adds its tokens.
 
         Args:
-            step: What is gathered for next: the same step again if the round was skipped.
+            step: The step of the next round: the same step again if the round was skipped.
         """
         self.step = step
         self.num_rounds += 1
@@ -78,7 +78,7 @@ class TokenQueue:
             self._tokens.extend([step] * self._per_round)
 
     def give_tokens(self) -> bool:
-        """Gives tokens to whom they belong; returns whether anybody got one."""
+        """Gives tokens to the tickets that may have one; returns whether there was any."""
         for ticket in self.waiting:
             if self._is_per_step:
                 if ticket.last_round < self.num_rounds:

@@ -45,14 +45,14 @@ class _Call:
 
 
 class _Towers:
-    """What the towers of one replicated call have collected so far."""
+    """The calls of `apply_gradients` in the towers of one replicated call so far."""
 
     def __init__(self, number: int) -> None:
         self.calls: list[list[_Call]] = [[] for _ in range(number)]
         self.current = 0
 
     def apply_gradients(self, optimizer: Optimizer, *arguments: Any) -> None:
-        """What a bare optimizer reaches in a tower: see `ReplicaContext.strategy`."""
+        """Refuses an optimizer without a TowerOptimizer; see `ReplicaContext.strategy`."""
         raise ValueError(
             "Please wrap optimizers with TowerOptimizer in order to use replicate with multiple "
             f"`devices`: {type(optimizer).__name__} was used bare, and would update "
@@ -108,10 +108,16 @@ class TowerOptimizer(OptimizerWrapper):
         Args:
             optimizer_or_optimizer_fn: An optimizer, or a function without arguments that makes
                 one; it is called once, when the optimizer is first needed.
+
+        Raises:
+            TypeError: it is neither.
         """
-        super().__init__(False, type(self).__name__)
+        if not callable(optimizer_or_optimizer_fn):
+            check_optimizer(optimizer_or_optimizer_fn)
+        # First, as another thread may save as soon as this optimizer is listed among the living.
         self._given = optimizer_or_optimizer_fn
         self._made: Optimizer | None = None
+        super().__init__(False, type(self).__name__)
 
     @staticmethod
     def has_been_used() -> bool:
@@ -158,7 +164,7 @@ class TowerOptimizer(OptimizerWrapper):
             self._inner.apply_gradients(grads_and_vars, global_step, name)
             return
         given = list(grads_and_vars)
-        # One tower may have no gradient at all; that none has any, the optimizer inside will say.
+        # A tower may have no gradient at all. If no tower has any, the optimizer inside raises.
         has_gradient = not given or any(gradient is not None for gradient, _ in given)
         pairs = (
             checked_pairs(given, dtypes_of(self))
@@ -182,8 +188,8 @@ def replicate(
 
     Args:
         model_fn: Takes parts of the batch, computes its loss, minimizes it with one or more
-            TowerOptimizers, and returns the loss (or None). In tower i, its replica context says
-            so (`gpuopt.step.replica_context`).
+            TowerOptimizers, and returns the loss (or None). The tower's number is the `replica_id`
+            of `gpuopt.step.replica_context`.
         loss_reduction: How `model_fn` reduces its own loss over its part of the batch. With
             Reduction.SUM, towers' losses are summed; otherwise averaged.
         devices: Where parts of the batch go; by default one tower, on the CPU.
@@ -200,6 +206,12 @@ def replicate(
         ValueError: `loss_reduction` is NONE or unknown, or there are no devices.
         DeviceUnavailableError: a device cannot be used.
     """
+    if loss_reduction not in list(Reduction):
+        raise ValueError(
+            "loss_reduction must be one of "
+            f"{[each.value for each in Reduction if each is not Reduction.NONE]}, got "
+            f"{loss_reduction!r}"
+        )
     reduction = Reduction(loss_reduction)
     if reduction is Reduction.NONE:
         raise ValueError(
@@ -257,7 +269,7 @@ def _take_share(batch: Any, tower: int, places: Sequence[Device]) -> Any:
 
 
 def _sum(losses: Sequence[Any]) -> Any:
-    """Adds up losses of any devices, where the first one is."""
+    """Adds up losses of any devices, on the first one's device."""
     device = device_of(losses[0])
     with backend_for(device).enter():
         return sum(

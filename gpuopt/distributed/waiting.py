@@ -1,4 +1,4 @@
-"""How long to wait for others: always for a limited time."""
+"""Time limits of waits for other workers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def check_timeout(timeout_s: float) -> float:
     """Returns the time limit.
 
     Raises:
-        ValueError: it is not a limited number of seconds above 0: nothing waits for ever.
+        ValueError: `timeout_s` is not a limited number of seconds above 0.
     """
     if not 0 < timeout_s <= threading.TIMEOUT_MAX:
         raise ValueError(f"timeout_s must be a limited number of seconds above 0, got {timeout_s}")

@@ -18,6 +18,10 @@ class OptimizerWrapper(Optimizer):
     def _inner(self) -> Optimizer:
         raise NotImplementedError
 
+    @property
+    def owner_of_state(self) -> Optimizer:
+        return self._inner.owner_of_state
+
     def compute_gradients(
         self, *args: Any, **kwargs: Any
     ) -> list[tuple[Gradient | None, Variable]]:
@@ -57,5 +61,5 @@ class OptimizerWrapper(Optimizer):
 def check_optimizer(optimizer: Any) -> Optimizer:
     """Returns the optimizer, or raises TypeError."""
     if not isinstance(optimizer, Optimizer):
-        raise TypeError(f"expected an optimizer, got {optimizer!r}")
+        raise TypeError(f"the optimizer to wrap must be an Optimizer, got {optimizer!r}")
     return optimizer

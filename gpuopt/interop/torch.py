@@ -4,7 +4,7 @@ Where both libraries compute the same formula, the next steps agree to float32 r
 
 | torch.optim | gpuopt | agree |
 |---|---|---|
-| Adam, AdamW | AdamOptimizer | from torch always, and back; to torch else at epsilon 0 |
+| Adam, AdamW | AdamOptimizer | from torch, and back to torch: always; else to torch: at epsilon 0 |
 | SGD | GradientDescentOptimizer, MomentumOptimizer | always |
 | Adagrad | AdagradOptimizer | where epsilon is lost in rounding beside the accumulators |
 | RMSprop | RMSPropOptimizer | at epsilon 0: torch adds it outside the root |
@@ -38,7 +38,7 @@ from gpuopt.variables.variable import Variable, as_variable
 Array = np.ndarray[Any, Any]
 Settings = Mapping[str, Any]
 
-# torch's settings that gpuopt supports with this one value only.
+# torch's settings that gpuopt supports with this value only.
 _NEUTRAL = {"weight_decay": 0, "dampening": 0, "lr_decay": 0, "amsgrad": False, "maximize": False}
 
 # For each of torch's optimizers: names of settings that no other of them has together.
@@ -246,7 +246,7 @@ Exported = tuple[str, dict[str, Any], States]
 
 
 def _export_adam(optimizer: Any, variables: Mapping[str, Variable], allow: bool) -> Exported:
-    epsilon = optimizer._hyperparameters["epsilon"]
+    epsilon = optimizer.hyperparameters["epsilon"]
     hyper = _read_numbers(optimizer, ["learning_rate", "beta1", "beta2"])
     if isinstance(epsilon, _EpsilonOfTorch):
         hyper["epsilon"] = epsilon.eps
@@ -296,11 +296,11 @@ def _export_adagrad(optimizer: Any, variables: Mapping[str, Variable], _: bool) 
     settings = {
         "lr": _read_numbers(optimizer, ["learning_rate"])["learning_rate"],
         "eps": 0.0,
-        "initial_accumulator_value": float(optimizer._initial_accumulator_value),
+        "initial_accumulator_value": float(optimizer.initial_accumulator_value),
     }
     # torch's Adagrad has accumulators from its construction on, so they must be in the state.
     sums = [state["slots"]["accumulator"][name] for name in names] or [
-        np.full(v.shape, optimizer._initial_accumulator_value, v.dtype) for v in variables.values()
+        np.full(v.shape, optimizer.initial_accumulator_value, v.dtype) for v in variables.values()
     ]
     # torch uses the step only for lr_decay.
     return "Adagrad", settings, [{"step": np.array(0, np.float32), "sum": s} for s in sums]
@@ -401,7 +401,7 @@ def _read_numbers(optimizer: Any, names: list[str]) -> dict[str, float]:
     """Returns hyperparameters, rounded as gpuopt's steps round them."""
     numbers = {}
     for name in names:
-        value = optimizer._hyperparameters[name]
+        value = optimizer.hyperparameters[name]
         if callable(value):
             raise ValueError(f"{name} is a function; torch's settings are numbers")
         numbers[name] = float(as_scalar(value, name))

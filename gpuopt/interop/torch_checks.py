@@ -9,15 +9,15 @@ from typing import Any
 
 from gpuopt.variables.variable import Variable
 
-# What a sum or an average of squares is called.
+# torch's names of sums and averages of squares.
 _OF_SQUARES = ("exp_avg_sq", "sum", "square_avg")
 
 
 def check_layout(state_dict: Any) -> None:
-    """Checks how a state is made up: that each parameter's state is found, and each once.
+    """Checks that a state has the state of each parameter, and each once.
 
     Raises:
-        TypeError: it is no dictionary.
+        TypeError: `state_dict` is no dictionary.
         ValueError: a part is missing, or belongs to no parameter or to several.
     """
     if not isinstance(state_dict, Mapping):
@@ -56,14 +56,14 @@ def check_states(
     """Checks each parameter's state.
 
     Args:
-        kind: Which of torch's optimizers it is.
-        settings: Of all its parameters.
+        kind: The name of torch's optimizer.
+        settings: The settings that all its parameters share.
         states: One for each parameter; empty where torch has made none yet.
-        variables: What the parameters become.
+        variables: The gpuopt variable for each parameter.
 
     Raises:
-        ValueError: a part is missing, a count of steps is none, an average of squares is negative,
-            or a variable is given twice.
+        ValueError: a part is missing, a count of steps is impossible, an average of squares is
+            negative, or a variable is given twice.
     """
     names: dict[Any, str] = {}
     for variable in variables:
@@ -90,7 +90,7 @@ def check_states(
 
 
 def _parts(kind: str, settings: Mapping[str, Any]) -> list[str]:
-    """Returns what the state of a parameter that has made a step consists of."""
+    """Returns the names of the parts of a parameter's state, once the parameter has made a step."""
     if kind == "Adam":
         return ["step", "exp_avg", "exp_avg_sq"]
     if kind == "Adagrad":

@@ -16,6 +16,6 @@ from gpuopt.optimizers.proximal_gradient_descent import (
 )
 from gpuopt.optimizers.rms_prop import RMSPropOptimizer as RMSPropOptimizer
 
-# Type checkers read the lines above; they would not see into this one.
+# Type checkers cannot evaluate this line; they read the imports above.
 if not TYPE_CHECKING:
     __all__ = [name for name in globals() if name.endswith("Optimizer")]

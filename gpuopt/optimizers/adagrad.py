@@ -54,7 +54,7 @@ class AdagradOptimizer(RuleOptimizer):
         super().__init__(
             {"use_locking": use_locking, "name": name, **common}, learning_rate=learning_rate
         )
-        self._initial_accumulator_value = initial_accumulator_value
+        self.initial_accumulator_value = initial_accumulator_value
 
     def _initial_slot_values(self) -> Mapping[str, float]:
-        return {"accumulator": self._initial_accumulator_value}
+        return {"accumulator": self.initial_accumulator_value}

@@ -21,7 +21,7 @@ from gpuopt.variables.variable import Variable
 
 _logger = logging.getLogger("gpuopt")
 
-# Tables from this height on make the cost of moving every row worth a hint.
+# For tables of at least this height, a warning mentions the cost of moving every row.
 _TALL_TABLE_ROWS = 1_000_000
 
 
@@ -77,7 +77,7 @@ class AdamOptimizer(RuleOptimizer):
             epsilon=epsilon,
         )
         self._hint_given = False
-        # beta1_power and beta2_power, once they are there.
+        # beta1_power and beta2_power, once they are made.
         self._powers: list[HostScalar] = []
 
     def _all_non_slot_names(self) -> list[str]:
@@ -87,7 +87,7 @@ class AdamOptimizer(RuleOptimizer):
         for beta in ("beta1", "beta2"):
             if self._get_non_slot_variable(f"{beta}_power") is None:
                 first = min(var_list, key=lambda variable: variable.name)
-                value = np.float32(self._call_if_callable(self._hyperparameters[beta]))
+                value = np.float32(self._call_if_callable(self.hyperparameters[beta]))
                 self.state.create_host_scalar(f"{beta}_power", value, first.device)
         self._powers = [self.state.host_scalar(name) for name in self._all_non_slot_names()]
         super()._create_slots(var_list)

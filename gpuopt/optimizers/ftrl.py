@@ -68,8 +68,8 @@ class FtrlOptimizer(RuleOptimizer):
         initial_accumulator_value: What `n` starts with, at least 0.
         l1_regularization_strength: Makes weights exactly 0; at least 0.
         l2_regularization_strength: Stabilises, towards 0; at least 0.
-        accum_name: What the slots of `n` are named after.
-        linear_name: What the slots of `z` are named after.
+        accum_name: The last part of the names of the slots of `n`.
+        linear_name: The last part of the names of the slots of `z`.
         l2_shrinkage_regularization_strength: An L2 penalty on the loss; at least 0.
         beta: The paper's beta, 0 if None.
         use_locking, name, on_nonfinite: See `Optimizer`.
@@ -114,11 +114,11 @@ class FtrlOptimizer(RuleOptimizer):
             l2_shrinkage_regularization_strength=l2_shrinkage_regularization_strength,
             beta=0.0 if beta is None else beta,
         )
-        self._initial_accumulator_value = initial_accumulator_value
+        self.initial_accumulator_value = initial_accumulator_value
         self._op_names = {"accum": accum_name or name, "linear": linear_name or name}
 
     def _initial_slot_values(self) -> Mapping[str, float]:
-        return {"accum": self._initial_accumulator_value, "linear": 0.0}
+        return {"accum": self.initial_accumulator_value, "linear": 0.0}
 
     def _slot_op_name(self, slot_name: str) -> str:
         return self._op_names[slot_name]

@@ -67,7 +67,7 @@ class ProximalAdagradOptimizer(RuleOptimizer):
             l1=l1_regularization_strength,
             l2=l2_regularization_strength,
         )
-        self._initial_accumulator_value = initial_accumulator_value
+        self.initial_accumulator_value = initial_accumulator_value
 
     def _initial_slot_values(self) -> Mapping[str, float]:
-        return {"accumulator": self._initial_accumulator_value}
+        return {"accumulator": self.initial_accumulator_value}

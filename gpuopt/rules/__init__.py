@@ -1,1 +1,1 @@
-"""What an update rule is, and where its CUDA form stands."""
+"""Update rules: their numpy form, and where the header of their CUDA form is."""

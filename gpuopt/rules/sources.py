@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import atexit
 import hashlib
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import as_file, files
+from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
-# Of files that a header may include.
+from gpuopt.temporary_folder import TemporaryFolder
+
+# The suffixes of files that a header may include.
 _SUFFIXES = {"", ".cu", ".cuh", ".h", ".hh", ".hpp", ".hxx", ".inc", ".inl", ".ipp", ".tpp"}
 
 # Folders that are copies of what is inside an archive.
-_copies: dict[Traversable, Path] = {}
-_removing = ExitStack()
-atexit.register(_removing.close)
+_copies: dict[Traversable, TemporaryFolder] = {}
 
 
 @dataclass(frozen=True)
@@ -83,15 +81,17 @@ def ours(header: str, functor: str) -> CudaSource:
 
 
 def on_disk(folder: Traversable) -> Path:
-    """Returns a folder as compilers need it.
+    """Returns a folder's path on disk, for compilers.
 
-    Of a folder inside an archive it is a copy, which lasts as long as the process.
+    A folder inside an archive is copied to disk; the copy lasts as long as the process.
     """
     if isinstance(folder, Path):
         return folder
     if folder not in _copies:
-        _copies[folder] = _removing.enter_context(as_file(folder))
-    return _copies[folder]
+        copy = TemporaryFolder()
+        _copy(folder, copy.path)
+        _copies[folder] = copy
+    return _copies[folder].path
 
 
 @cache
@@ -103,3 +103,12 @@ def digest(folder: Path) -> str:
             found.update(f"{path.relative_to(folder).as_posix()}\0".encode())
             found.update(path.read_bytes() + b"\0")
     return found.hexdigest()
+
+
+def _copy(folder: Traversable, target: Path) -> None:
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            (target / entry.name).mkdir()
+            _copy(entry, target / entry.name)
+        else:
+            (target / entry.name).write_bytes(entry.read_bytes())

@@ -12,15 +12,15 @@ from typing import overload
 from gpuopt.rules.sources import CudaSource, kernel_root
 
 
-# Compared and hashed as the object it is: each launch looks a rule up.
+# Compared and hashed by identity, which is fast: each launch finds its kernel by the rule.
 @dataclass(frozen=True, eq=False)
 class UpdateRule:
     """The numpy form of a rule, and where its CUDA form is.
 
     Attributes:
         apply: The numpy form. Takes flat chunks of any length and updates `var` and its slots in
-            place; the gradient is read-only. What it does follows from its arguments alone: for
-            large arrays it is recorded, once for the same scalars.
+            place; the gradient is read-only. It must depend on its arguments alone: for large
+            arrays its numpy calls are recorded, once for the same scalars, and replayed.
         slots: Slot names, in the order both forms take them.
         scalars: Per-step scalar names, in the order both forms take them.
         cuda: The CUDA form. Without one, the rule updates variables in host memory alone, and is
@@ -43,7 +43,7 @@ class UpdateRule:
             to_update: What it is needed for, in the words of the error.
 
         Raises:
-            NotImplementedError: there is none.
+            NotImplementedError: the rule has no CUDA form.
         """
         if self.cuda is None:
             raise NotImplementedError(
@@ -56,7 +56,7 @@ class UpdateRule:
 
     @property
     def include_folders(self) -> tuple[Traversable, ...]:
-        """Where compilers look for the CUDA form and what it includes: gpuopt's folder first."""
+        """The folders where compilers look for headers: gpuopt's first, then the rule's own."""
         return tuple(dict.fromkeys((kernel_root(), self.require_cuda().folder)))
 
     @property
@@ -94,7 +94,8 @@ def update_rule(
     """Makes an update rule of its numpy form; a decorator, with or without arguments.
 
     The signature is the rule's contract: after `var` and `grad`, positional parameters are slots
-    and keyword-only parameters are scalars.
+    and keyword-only parameters are scalars. The rule writes in place, as `var -= ...` does: what it
+    returns is ignored, and `var = ...` only gives the name to another array.
 
     Args:
         apply: The numpy form.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
 
 from gpuopt.backends import backend_for
 from gpuopt.device import Device
+from gpuopt.locks import renew_after_fork
 from gpuopt.variables.variable import Variable
 
 
@@ -19,13 +21,16 @@ class HostScalar(Variable):
     `assign` and its kin write.
     """
 
-    __slots__ = ("_copy",)
+    __slots__ = ("_copy", "_multiplying")
 
     def __init__(self, value: np.generic, name: str, device: Device) -> None:
         super().__init__(value, name=name, trainable=False)
         self.device = device
         # (value, the array that holds it on the device)
         self._copy: tuple[bytes, Any] | None = None
+        # Python's own: one multiplication long, nobody waits for it.
+        self._multiplying = threading.Lock()
+        renew_after_fork(self)
 
     @property
     def _memory(self) -> Device:
@@ -36,9 +41,12 @@ class HostScalar(Variable):
         return self._array.copy()  # type: ignore[no-any-return]
 
     def multiply(self, factor: np.floating[Any]) -> None:
-        """Multiplies in place; threads that do so take turns."""
-        with self.identity.lock:
+        """Multiplies in place; no product is lost if several threads do so at once."""
+        with self._multiplying:
             self._array *= factor
+
+    def after_fork(self) -> None:
+        self._multiplying = threading.Lock()
 
     @property
     def storage(self) -> Any:

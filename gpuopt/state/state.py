@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
@@ -12,6 +11,7 @@ import numpy as np
 
 from gpuopt.backends import backend_for, new_storage
 from gpuopt.device import Device
+from gpuopt.locks import Lock
 from gpuopt.state.host_scalar import HostScalar
 from gpuopt.variables.gate import writing
 from gpuopt.variables.identity import Identity
@@ -19,16 +19,16 @@ from gpuopt.variables.variable import Variable, require_known_owner
 
 
 class Description(NamedTuple):
-    """Whose state it is, and what belongs to it.
+    """Describes the optimizer that a state belongs to.
 
     Attributes:
         optimizer: The name of the optimizer's class.
         name: The optimizer's own name.
         hyperparameters: Numbers by name; None where a function gives the number.
-        slot_names: Every slot that a variable gets, in order of creation, of the variable's shape
-            and dtype; None if the optimizer does not say.
-        other_names: The optimizer's other variables that are there after any step.
-        op_name: Returns what the variables of a slot are named after.
+        slot_names: The names of each variable's slots, in order of creation; such slots have the
+            variable's shape and dtype. None if the optimizer does not say.
+        other_names: The names of the optimizer's other variables, which exist after any step.
+        op_name: Returns, for a slot's name, the second part of a slot variable's own name.
     """
 
     optimizer: str
@@ -39,16 +39,22 @@ class Description(NamedTuple):
     op_name: Callable[[str], str]
 
 
-class SlotTable(MutableMapping[Identity, Variable]):
-    """The slots of one name, by the identity of their variable; they go when it does.
+class Version:
+    """A number that grows when a slot of any table of a state is replaced or removed.
 
-    Attributes:
-        num_replaced: Grows when a slot is replaced or removed: plans for updates keep its array.
+    Plans for updates keep the slots' arrays.
     """
 
-    def __init__(self, lock: AbstractContextManager[Any]) -> None:
-        self.num_replaced = 0
+    def __init__(self) -> None:
+        self.number = 0
+
+
+class SlotTable(MutableMapping[Identity, Variable]):
+    """The slots of one name, by their variable's identity; a slot goes when its variable does."""
+
+    def __init__(self, lock: AbstractContextManager[Any], version: Version) -> None:
         self._lock = lock
+        self._version = version
         self._slots: WeakKeyDictionary[Identity, Variable] = WeakKeyDictionary()
 
     def __getitem__(self, identity: Identity) -> Variable:
@@ -57,13 +63,13 @@ class SlotTable(MutableMapping[Identity, Variable]):
     def __setitem__(self, identity: Identity, slot: Variable) -> None:
         with self._lock:
             if identity in self._slots:
-                self.num_replaced += 1
+                self._version.number += 1
             self._slots[identity] = slot
 
     def __delitem__(self, identity: Identity) -> None:
         with self._lock:
             del self._slots[identity]
-            self.num_replaced += 1
+            self._version.number += 1
 
     def __iter__(self) -> Iterator[Identity]:
         with self._lock:
@@ -77,9 +83,12 @@ class State:
     """One optimizer's slots, its other variables, and restored values that wait for either.
 
     Attributes:
+        version: Grows when a slot is replaced or removed, and not with a new slot.
         lock: Held while something is made, listed, restored or read.
         waiting_slots: Restored values, by (slot name, variable's name), whose slot is not made yet.
         waiting_others: Restored values of the optimizer's other variables that are not made yet.
+        restored_elsewhere: Names of variables whose slots, in the last checkpoint, went to another
+            optimizer of the same name.
     """
 
     def __init__(self, describe: Callable[[], Description]) -> None:
@@ -88,20 +97,17 @@ class State:
         Args:
             describe: A method of the optimizer, which it does not keep alive.
         """
-        self.lock = threading.RLock()
+        self.lock = Lock("an optimizer's state")
         self.waiting_slots: dict[tuple[str, str], np.ndarray[Any, Any]] = {}
         self.waiting_others: dict[str, np.ndarray[Any, Any]] = {}
+        self.restored_elsewhere: frozenset[str] = frozenset()
         self._describe = WeakMethod(describe)
+        self.version = Version()
         self._tables: dict[str, SlotTable] = {}
         self._others: dict[str, Variable] = {}
 
-    @property
-    def version(self) -> int:
-        """A number that grows when a slot is replaced or removed, and not with a new slot."""
-        return sum(table.num_replaced for table in self._tables.values())
-
     def describe(self) -> Description:
-        """Returns whose state this is.
+        """Returns a description of the optimizer whose state this is.
 
         Raises:
             ReferenceError: the optimizer is gone.
@@ -114,7 +120,7 @@ class State:
     def table(self, slot_name: str) -> SlotTable:
         """Returns the slots of one name by the identity of their variable, to read or change."""
         with self.lock:
-            return self._tables.setdefault(slot_name, SlotTable(self.lock))
+            return self._tables.setdefault(slot_name, SlotTable(self.lock, self.version))
 
     def slot(self, variable: Variable, slot_name: str) -> Variable | None:
         """Returns a variable's slot, or None if it was never made."""
@@ -169,11 +175,22 @@ class State:
             dtype: The variable's, if not given.
 
         Raises:
-            ValueError: the waiting value does not fit, or a raw array's state would not last.
+            ValueError: the waiting value does not fit, a raw array's state would not last, or the
+                restored slot went to another optimizer.
         """
         with writing(), self.lock:
             key = slot_name, variable.name
             restored = self.waiting_slots.get(key)
+            if restored is None and variable.name in self.restored_elsewhere:
+                described = self.describe()
+                raise ValueError(
+                    f'the restored slot "{slot_name}" of "{variable.name}" went to another '
+                    f'optimizer named "{described.name}" than the {described.optimizer} that '
+                    "updates it now: optimizers of one name get their state in the order in which "
+                    "they are made. Make them in the order of the saved run, give them different "
+                    "names before the save, or name them for the restore: "
+                    "Saver(var_list, optimizers=[...])"
+                )
             if restored is not None:
                 check_fits(
                     restored,
@@ -188,7 +205,9 @@ class State:
             return slot
 
     def create_other(self, name: str, value: Any, device: Device) -> Variable:
-        """Makes the optimizer's own variable `name`, if need be; a restored value that waits wins.
+        """Makes the optimizer's own variable `name`, unless it exists.
+
+        It starts with the restored value that waits for it, if there is one, else with `value`.
 
         Raises:
             ValueError: the waiting value does not fit.

@@ -7,6 +7,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 
+from gpuopt.backends import refuse_masked
 from gpuopt.state.state import State, check_fits
 from gpuopt.variables.variable import (
     Variable,
@@ -43,10 +44,10 @@ class OptimizerState(TypedDict):
 def read_state(
     state: State, variables: Mapping[str, Any] | None, read: Callable[[Variable], Array]
 ) -> OptimizerState:
-    """Reads a state, values that still wait for their slot among it.
+    """Reads a state, including restored values that still wait for their slot.
 
     Args:
-        state: Of an optimizer.
+        state: An optimizer's state.
         variables: As in `Optimizer.state_dict`.
         read: Returns a variable's value in host memory.
     """
@@ -61,7 +62,8 @@ def read_state(
                 elif variables is None:
                     raise ValueError(
                         f'"{identity.name}" is an array without a name of its own, and has a slot '
-                        f'"{slot_name}"; name it by variables={{"...": array}}'
+                        f'"{slot_name}" in "{state.describe().name}"; name it in a mapping, as in '
+                        'state_dict({"w": array}) or Saver({"w": array}, optimizers=[...])'
                     )
         for (slot_name, variable_name), value in state.waiting_slots.items():
             slots.setdefault(slot_name, {})[variable_name] = value.copy()
@@ -84,6 +86,7 @@ def load_state(state: State, saved: OptimizerState, variables: Mapping[str, Any]
     with state.lock:
         named = _named(variables)
         check_state(state, saved, named)
+        state.restored_elsewhere = frozenset()
         for slot_name, by_variable in saved["slots"].items():
             for name, value in by_variable.items():
                 slot = state.slot(named[name], slot_name) if name in named else None
@@ -101,11 +104,21 @@ def load_state(state: State, saved: OptimizerState, variables: Mapping[str, Any]
                 existing.assign(np.asarray(value))
 
 
+def check_claim(state: State, name: str, variable: Variable) -> None:
+    """Raises ValueError unless the slots that wait for a name fit the variable that is to come."""
+    is_known = state.describe().slot_names is not None
+    for slot_name, value in _waiting_slots(state, name).items():
+        _check_slot(state, variable, slot_name, name, value, is_known)
+
+
 def claim_state(state: State, name: str, variable: Variable) -> None:
-    """Gives a variable the slots that wait for its name; they are made where they are missing."""
+    """Gives a variable the slots that wait for its name; they are made where they are missing.
+
+    `check_claim` comes first.
+    """
     op_name = state.describe().op_name
-    for slot_name in [slot for slot, owner in state.waiting_slots if owner == name]:
-        value = state.waiting_slots.pop((slot_name, name))
+    for slot_name, value in _waiting_slots(state, name).items():
+        del state.waiting_slots[slot_name, name]
         existing = state.slot(variable, slot_name)
         if existing is None:
             state.waiting_slots.pop((slot_name, variable.name), None)
@@ -117,7 +130,7 @@ def claim_state(state: State, name: str, variable: Variable) -> None:
 
 
 def check_state(state: State, saved: OptimizerState, variables: Mapping[str, Variable]) -> None:
-    """Raises TypeError or ValueError unless all of a saved state fits."""
+    """Raises TypeError or ValueError unless all of a saved state fits, and what waits already."""
     _check_form(saved)
     optimizer = state.describe()
     what_is_saved = f'state of {saved["optimizer"]} "{saved["name"]}"'
@@ -130,14 +143,14 @@ def check_state(state: State, saved: OptimizerState, variables: Mapping[str, Var
                 f'"{optimizer.name}" has {known}'
             )
         for name, value in by_variable.items():
-            variable = variables.get(name)
-            if variable is not None:
-                require_known_owner(variable)
-            slot = None if variable is None else state.slot(variable, slot_name)
-            model = slot if slot is not None else variable if known is not None else None
-            if model is not None:
-                what = f'slot "{slot_name}" of "{name}"'
-                check_fits(np.asarray(value), what, model.shape, model.dtype)
+            refuse_masked(value, f'slot "{slot_name}" of "{name}"')
+            if name in variables:
+                array = np.asarray(value)
+                _check_slot(state, variables[name], slot_name, name, array, known is not None)
+    for (slot_name, name), value in state.waiting_slots.items():
+        is_replaced = name in saved["slots"].get(slot_name, ())
+        if name in variables and not is_replaced:
+            _check_slot(state, variables[name], slot_name, name, value, known is not None)
     has_slots = {name for by_variable in saved["slots"].values() for name in by_variable}
     for name in {*has_slots, *variables}:
         for slot_name in slot_names:
@@ -146,6 +159,8 @@ def check_state(state: State, saved: OptimizerState, variables: Mapping[str, Var
             if is_needed and name not in saved["slots"].get(slot_name, {}):
                 raise ValueError(f'{what_is_saved} has no slot "{slot_name}" of "{name}"')
     others = saved["non_slots"]
+    for name, value in others.items():
+        refuse_masked(value, f'"{name}"')
     needed_others = set(state.others())
     if has_slots:
         needed_others |= set(optimizer.other_names)
@@ -153,6 +168,35 @@ def check_state(state: State, saved: OptimizerState, variables: Mapping[str, Var
         raise ValueError(f'{what_is_saved} has no "{name}"')
     for name, existing in state.others().items():
         check_fits(np.asarray(others[name]), f'"{name}"', existing.shape, existing.dtype)
+
+
+def _check_slot(
+    state: State, variable: Variable, slot_name: str, name: str, value: Array, is_known: bool
+) -> None:
+    """Raises ValueError unless a value fits a variable's slot, which may still be missing.
+
+    Args:
+        state: Of an optimizer.
+        variable: Whose slot it is.
+        slot_name: The slot's key.
+        name: What the state calls the variable.
+        value: What the slot is to get.
+        is_known: Whether a missing slot is known to be of the variable's shape and dtype.
+    """
+    require_known_owner(variable)
+    slot = state.slot(variable, slot_name)
+    model = variable if slot is None and is_known else slot
+    if model is not None:
+        check_fits(value, f'slot "{slot_name}" of "{name}"', model.shape, model.dtype)
+
+
+def _waiting_slots(state: State, name: str) -> dict[str, Array]:
+    """Returns the values that wait for the slots of a variable, by the slots' names."""
+    return {
+        slot_name: value
+        for (slot_name, owner), value in state.waiting_slots.items()
+        if owner == name
+    }
 
 
 def _check_form(state: OptimizerState) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from gpuopt.backends import backend_for
+from gpuopt.backends.backend import Scalars
+from gpuopt.quietly import quietly
 from gpuopt.state.state import SlotTable, State
 from gpuopt.step.pairs import Gradient
 from gpuopt.step.updates import apply_constraint
@@ -29,26 +31,26 @@ class Hooks:
     # What a subclass overrides.
 
     def _hyperparameters_to_save(self) -> dict[str, Any]:
-        """What a checkpoint says of the settings; for readers, nothing is restored from it."""
+        """Returns the settings that a checkpoint mentions for its reader; none is restored."""
         return {}
 
     def _all_slot_names(self) -> list[str] | None:
-        """Every slot that a variable gets, in order of creation; None where it is not known.
+        """Returns the names of each variable's slots, in order of creation; None if unknown.
 
-        Known slots have their variable's shape and dtype.
+        Slots that are named here have their variable's shape and dtype.
         """
         return None
 
     def _all_non_slot_names(self) -> list[str]:
-        """The names of the optimizer's other variables that are always there after a step."""
+        """Returns the names of the optimizer's other variables, which exist after any step."""
         return []
 
     def _slot_op_name(self, slot_name: str) -> str:
-        """What the slot's variables are named after."""
+        """Returns the second part of a slot variable's name, `<variable>/<op_name>`."""
         return self._name
 
     def _valid_dtypes(self) -> Iterable[Any]:
-        """The dtypes of loss, variables and gradients that are accepted."""
+        """Returns the dtypes that a loss, a variable and a gradient may have."""
         return FLOAT_DTYPES
 
     def _create_slots(self, var_list: Sequence[Variable]) -> None:
@@ -56,6 +58,14 @@ class Hooks:
 
     def _prepare(self) -> None:
         """Evaluates hyperparameters, once in an update and before any variable is written."""
+
+    def _scalars_for(self, real: type[np.floating[Any]]) -> Scalars:
+        """Returns what the optimizer's rule, if it has one, is given in this step besides arrays.
+
+        Args:
+            real: The type that the rule computes in.
+        """
+        return {}
 
     def _apply_dense(self, grad: Any, var: Variable) -> Any:
         """Updates `var` by a gradient of its shape."""
@@ -74,7 +84,8 @@ class Hooks:
     def _apply_sparse_duplicate_indices(self, grad: IndexedSlices, var: Variable) -> Any:
         """Updates rows of `var`; indices may repeat. By default sums their gradients first."""
         sums, rows = backend_for(var.device).sum_duplicate_rows(grad.values, grad.indices)
-        return self._resource_apply_sparse(sums.astype(var.dtype, copy=False), var, rows)
+        values = quietly(lambda: sums.astype(var.dtype, copy=False))
+        return self._resource_apply_sparse(values, var, rows)
 
     def _resource_apply_sparse_duplicate_indices(
         self, grad: Any, handle: Variable, indices: Any

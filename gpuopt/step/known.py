@@ -1,4 +1,4 @@
-"""The cache of what is known of variables that are updated together."""
+"""The cache of groups: variables that are updated together, with their plans."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from gpuopt.device import Device
 from gpuopt.variables.identity import Identity, find_identity
 from gpuopt.variables.variable import Variable, known_identity
 
-# A program whose list of variables is another in each step never hits the cache.
-_MOST_GROUPS = 256
+# Groups of several variables that are kept: a program with another list of variables in each step
+# never hits the cache. (There are no more groups of one variable than variables.)
+_MOST_LISTS = 256
 
-# With the number of elements, strides leave no choice of the shape.
+# Compared instead of the shape, which follows from strides and size.
 _layout_of = attrgetter("dtype", "strides", "size")
 
 
@@ -28,13 +29,13 @@ class Batch(NamedTuple):
     """Variables of one group, device and dtype.
 
     Attributes:
-        device: Where they live.
-        dtype: Theirs.
-        backend: The device's.
+        device: The variables' device.
+        dtype: The variables' dtype.
+        backend: The device's backend.
         real: The type that rules compute in.
-        plan: What the backend has prepared for their updates.
-        positions: Where they stand in the group; None if they are all of it.
-        number: Which batch of the group this is.
+        plan: The backend's plan for updates of these variables.
+        positions: The variables' positions in the group; None if the batch is the whole group.
+        number: The batch's position among the batches of the group.
     """
 
     device: Device
@@ -46,19 +47,19 @@ class Batch(NamedTuple):
     number: int
 
     def select(self, items: Sequence[Any]) -> Sequence[Any]:
-        """Returns those of one item for each of the group's variables that are the batch's."""
+        """Returns the items of the batch's variables, given an item for each of the group's."""
         if self.positions is None:
             return items
         return [items[position] for position in self.positions]
 
 
 class Group:
-    """Variables that are updated together, and the plans for it. It keeps none of them alive.
+    """Variables that are updated together, and the plans for it; none of them is kept alive.
 
     Attributes:
         batches: One for each device and dtype.
-        state_version: Of the `State` whose slots the plans write to.
-        identities: The variables', in order.
+        state_version: The `State.version.number` of the slots that the plans write to.
+        identities: The variables' identities, in order.
         constrained: The positions of variables with a constraint.
     """
 
@@ -72,7 +73,7 @@ class Group:
 
         Args:
             variables: At least one; they share no memory.
-            state_version: Of the slots that `target_of` finds.
+            state_version: The `State.version.number` of the slots that `target_of` finds.
             target_of: Returns a variable's array and slots, and their identities.
         """
         self.state_version = state_version
@@ -105,10 +106,10 @@ class Group:
         )
 
     def note_apart(self, members: Sequence[Group | Identity]) -> None:
-        """Keeps that these groups and identities share no memory with this group or each other."""
-        if len(self._known_apart) >= _MOST_GROUPS:
-            self._known_apart.clear()
-        self._known_apart[tuple(map(id, members))] = [weakref.ref(each) for each in members]
+        """Remembers that these members share no memory with this group, nor with each other."""
+        key = tuple(map(id, members))
+        _make_room(self._known_apart, key)
+        self._known_apart[key] = [weakref.ref(each) for each in members]
 
     def accept(self, gradients: Sequence[Any]) -> list[int] | None:
         """Returns the version of each batch's gradients; None if some do not fit their variable.
@@ -127,13 +128,13 @@ class Group:
 
 
 class _Recognised(NamedTuple):
-    """The Python objects by which a group is found again.
+    """A cache entry: a group that is found by the Python objects of its variables.
 
     Attributes:
-        group: What they stand for.
-        raw: The positions of the raw arrays among them.
-        layouts: What `_layout_of` these was: their owner may change it in place.
-        references: Their callbacks drop this entry with the first of the objects.
+        group: The group.
+        raw: The positions of the raw arrays among the objects.
+        layouts: The `_layout_of` these arrays: a user may change an array's layout in place.
+        references: Weak references to the objects; the first to die drops this entry.
     """
 
     group: Group
@@ -149,14 +150,15 @@ class _Recognised(NamedTuple):
 class KnownGroups:
     """One optimizer's groups, each for as long as all of its variables live.
 
-    A group is found by the very objects that a caller passes again, or else by the identities of
+    A group is found if a caller passes the same Python objects again, or else by the identities of
     the variables: a raw array may come as a new view in each step.
     """
 
     def __init__(self) -> None:
         self._by_objects: dict[tuple[int, ...], _Recognised] = {}
         self._by_identities: dict[tuple[int, ...], tuple[Group, list[weakref.ref[Any]]]] = {}
-        # New views in each step are not worth watching: only objects that come twice are.
+        # The ids of the last objects that were not recognised. Objects are watched only if they
+        # come twice in a row: watching new views in each step would gain nothing.
         self._missed: tuple[int, ...] = ()
 
     def find(self, given: Sequence[Any], state_version: int) -> Group | None:
@@ -164,7 +166,8 @@ class KnownGroups:
 
         Args:
             given: Variables and raw arrays, as the caller passed them.
-            state_version: A group whose slots were replaced since is forgotten.
+            state_version: The present `State.version.number`; a group of another version is not
+                returned.
         """
         ids = tuple(map(id, given))
         recognised = self._by_objects.get(ids)
@@ -184,16 +187,15 @@ class KnownGroups:
         return group if group.state_version == state_version else None
 
     def add(self, given: Sequence[Any], group: Group) -> None:
-        """Keeps a group, unless a variable's end cannot be watched.
+        """Caches a group, unless a variable's end cannot be watched.
 
         Args:
-            given: Its variables as the caller passed them.
-            group: Made of these.
+            given: The group's variables, as the caller passed them.
+            group: The group.
         """
         holders = [identity.holder() for identity in group.identities]
         key = tuple(map(id, group.identities))
-        if len(self._by_identities) >= _MOST_GROUPS:
-            self._by_identities.clear()
+        _make_room(self._by_identities, key)
         references = _watch(holders, partial(_drop, weakref.ref(self), "_by_identities", key))
         if references is not None:
             self._by_identities[key] = group, references
@@ -203,18 +205,25 @@ class KnownGroups:
     def _recognise(self, ids: tuple[int, ...], given: Sequence[Any], group: Group) -> None:
         raw = [at for at, each in enumerate(given) if not isinstance(each, Variable)]
         layouts = [_layout_of(given[at]) for at in raw]
-        if len(self._by_objects) >= _MOST_GROUPS:
-            self._by_objects.clear()
+        _make_room(self._by_objects, ids)
         references = _watch(given, partial(_drop, weakref.ref(self), "_by_objects", ids))
         if references is not None:
             self._by_objects[ids] = _Recognised(group, raw, layouts, references)
+
+
+def _make_room(cache: dict[tuple[int, ...], Any], key: tuple[int, ...]) -> None:
+    """Drops the oldest of the lists if `key` is one list too many."""
+    if len(key) > 1 and len(cache) >= _MOST_LISTS:
+        lists = [each for each in list(cache) if len(each) > 1]
+        if len(lists) >= _MOST_LISTS:
+            cache.pop(lists[0], None)
 
 
 def _identities_of(given: Sequence[Any]) -> list[Identity] | None:
     """Returns the identities of variables and raw arrays; None if one has none yet."""
     identities = []
     for each in given:
-        # Views that are made anew in each step, by the thousand, take the short way.
+        # Faster, for steps of a thousand views that are made anew in each step.
         identity = find_identity(each) if type(each) is np.ndarray else None
         identity = identity or known_identity(each)
         if identity is None:
@@ -228,7 +237,7 @@ def _watch(
 ) -> list[weakref.ref[Any]] | None:
     try:
         return [weakref.ref(each, gone) for each in objects]
-    except TypeError:  # something that no weak reference can watch
+    except TypeError:  # weak references to one of the objects are not possible
         return None
 
 

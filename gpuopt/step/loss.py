@@ -9,6 +9,7 @@ import numpy as np
 
 from gpuopt.autodiff import engine_of
 from gpuopt.autodiff.engine import Loss, OnGradient, flatten
+from gpuopt.backends import refuse_masked
 from gpuopt.step.pairs import Gradient
 from gpuopt.step.replica_context import replica_context
 from gpuopt.variables.variable import Variable
@@ -27,11 +28,11 @@ def gradients_of(
     """Runs a loss once and returns its gradients; see `Optimizer.compute_gradients`.
 
     Args:
-        loss: What to differentiate.
-        var_list: By which variables.
+        loss: The function to differentiate.
+        var_list: The variables to differentiate by.
         grad_loss: What gradients are multiplied by.
-        valid_dtypes: Of the loss, `grad_loss`, and the variables that have a gradient.
-        on_grad: Is given each gradient as soon as it is final, and keeps it.
+        valid_dtypes: The dtypes that the loss, `grad_loss`, and variables with a gradient may have.
+        on_grad: Called with each gradient as soon as it is final; it is not returned then.
 
     Raises:
         RuntimeError: `loss` is no function.
@@ -40,18 +41,23 @@ def gradients_of(
     if not callable(loss):
         raise RuntimeError(
             "`loss` passed to Optimizer.compute_gradients should be a function when eager "
-            f"execution is enabled, got {loss!r}."
+            f"execution is enabled, got {loss!r}. Write minimize(lambda: ...), or pass a function "
+            "without arguments that computes the loss."
         )
     if var_list is not None and not list(flatten(var_list)):
         raise ValueError("No variables to optimize.")
     if grad_loss is not None:
+        refuse_masked(grad_loss, "grad_loss")
         _check_dtype(_dtype_of(grad_loss), "grad_loss", valid_dtypes)
     scale = replica_context().loss_scale
     if scale != 1:
         grad_loss = scale if grad_loss is None else grad_loss * scale
     value, grads_and_vars = engine_of(loss).compute(loss, var_list, grad_loss, on_grad)
     if not grads_and_vars:
-        raise ValueError(f"No variables to optimize: the loss {loss!r} read no trainable one.")
+        raise ValueError(
+            f"No variables to optimize: the loss {loss!r} read no trainable one. Raw arrays, the "
+            "result of numpy(), and integers are constants in a loss."
+        )
     if on_grad is None:
         _check_dtype(_dtype_of(value), "loss", valid_dtypes)
         for gradient, variable in grads_and_vars:

@@ -1,4 +1,4 @@
-"""Which gradient of a step holds NaN or infinity."""
+"""Finds a gradient that holds NaN or infinity."""
 
 from __future__ import annotations
 

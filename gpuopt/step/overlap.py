@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence, Set
 from typing import Any
 
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
 from gpuopt.backends import backend_for
+from gpuopt.device import Device
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.variable import Variable
 
@@ -22,8 +24,8 @@ def refuse_shared_memory(
     """Raises ValueError where two updates of one memory would depend on their order.
 
     Args:
-        variables: What one call updates by gradients.
-        also_written: What the call writes besides: the slots of `variables`, the global step.
+        variables: The variables that one call updates by gradients.
+        also_written: What the call also writes: the slots of `variables`, the global step.
     """
     written = [*variables, *also_written]
     if all(variable.owns_memory for variable in written) and (
@@ -35,8 +37,37 @@ def refuse_shared_memory(
         _refuse_overlap([variable for variable in written if variable.device == device], others)
 
 
+class Written:
+    """The memory of variables that a step writes one after the other."""
+
+    def __init__(self, variables: Iterable[Variable]) -> None:
+        spans: dict[Device, list[tuple[int, int]]] = {}
+        for variable in variables:
+            if variable.size:
+                layout = backend_for(variable.device).layout(variable.storage)
+                spans.setdefault(variable.device, []).append(byte_bounds(layout))
+        # For each device, where they begin and where they end, both in ascending order.
+        self._bounds = {
+            device: [sorted(bounds) for bounds in zip(*listed, strict=True)]
+            for device, listed in spans.items()
+        }
+
+    def copy_if_shared(self, array: Any, device: Device) -> Any:
+        """Returns an array of a device, or a copy if it has a part of this memory."""
+        if device not in self._bounds or not array.size:
+            return array
+        backend = backend_for(device)
+        start, end = byte_bounds(backend.layout(array))
+        starts, ends = self._bounds[device]
+        # The spans that end at or before the array's start, and those that start before its end.
+        if bisect_right(ends, start) >= bisect_left(starts, end):
+            return array
+        with backend.enter():
+            return array.copy()
+
+
 def _refuse_overlap(variables: list[Variable], others: Set[Identity]) -> None:
-    """Does it for variables of one device."""
+    """Does what `refuse_shared_memory` does, for variables of one device."""
     layouts = [backend_for(variable.device).layout(variable.storage) for variable in variables]
     spans = sorted(
         (*byte_bounds(layouts[position]), position)

@@ -1,9 +1,9 @@
-"""What a (gradient, variable) pair must be before anything is written."""
+"""Checks (gradient, variable) pairs before anything is written."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Set
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 
@@ -25,7 +25,7 @@ def checked_pairs(
 
     Args:
         grads_and_vars: See `Optimizer.apply_gradients`.
-        valid_dtypes: Of variables and gradients.
+        valid_dtypes: The dtypes that variables and gradients may have.
 
     Returns:
         Pairs in the given order. A gradient is None, an array of its variable's shape and dtype,
@@ -35,7 +35,9 @@ def checked_pairs(
         ValueError, TypeError, IndexError, RuntimeError, DeviceUnavailableError: something does not
             fit; the message names the variable.
     """
-    unchecked = [unpacked(position, pair) for position, pair in enumerate(as_list(grads_and_vars))]
+    unchecked = [
+        unpack_pair(position, pair) for position, pair in enumerate(as_list(grads_and_vars))
+    ]
     if all(gradient is None for gradient, _ in unchecked):
         refuse_no_gradients([variable for _, variable in unchecked])
     pairs = [
@@ -50,10 +52,10 @@ def checked_pairs(
 
 
 def as_list(grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """Returns a list as it is, and makes one of another iterable.
+    """Returns a list as it is, and makes a list of another iterable.
 
     Raises:
-        TypeError: it is no iterable.
+        TypeError: `grads_and_vars` is no iterable.
     """
     if type(grads_and_vars) is list:
         return grads_and_vars
@@ -67,10 +69,10 @@ def as_list(grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
 
 
 def as_pairs(given: list[Any]) -> list[tuple[Any, Any]]:
-    """Returns a list of pairs as it is if all are tuples of two, else makes it of them.
+    """Returns a list of tuples of two; the given one, if its items are such tuples already.
 
     Raises:
-        TypeError, ValueError: one is no pair, or there are none.
+        TypeError, ValueError: an item is no pair, or there are none.
     """
     if set(map(type, given)) == {tuple} and set(map(len, given)) == {2}:
         return given
@@ -87,7 +89,7 @@ def refuse_no_gradients(variables: list[Variable]) -> None:
     raise ValueError(f"No gradients provided for any variable: {names}.")
 
 
-def unpacked(position: int, pair: Any) -> tuple[Any, Variable]:
+def unpack_pair(position: int, pair: Any) -> tuple[Any, Variable]:
     """Takes a pair of `grads_and_vars` apart; its variable may be a raw array."""
     gradient, variable = _pair(position, pair)
     if isinstance(gradient, Variable) and not isinstance(variable, Variable):
@@ -141,7 +143,10 @@ def _checked_slices(slices: IndexedSlices, variable: Variable) -> IndexedSlices:
         )
     if variable.ndim == 0:
         raise ValueError(f'gradient for "{name}" is IndexedSlices, but a scalar has no rows')
-    slices.check()
+    try:
+        slices.check()
+    except (TypeError, ValueError) as error:
+        _raise_naming(variable, error)
     values, indices = slices.values, slices.indices
     _check_dtype(values, variable)
     if values.shape[1:] != shape[1:]:
@@ -162,7 +167,7 @@ def _checked_slices(slices: IndexedSlices, variable: Variable) -> IndexedSlices:
         )
     if device_of(indices).kind == "cpu":
         _check_rows(np.asarray(indices), variable)
-    return slices.replaced(_on_device(values, variable), _on_device(indices, variable), shape)
+    return slices.replace(_on_device(values, variable), _on_device(indices, variable), shape)
 
 
 def _check_rows(indices: np.ndarray[Any, Any], variable: Variable) -> None:
@@ -179,14 +184,15 @@ def _check_rows(indices: np.ndarray[Any, Any], variable: Variable) -> None:
 
 def _as_gradient_array(gradient: Any, variable: Variable) -> Any:
     gradient = gradient.storage if isinstance(gradient, Variable) else gradient
+    refuse_masked(gradient, f'gradient for "{variable.name}"')
     if hasattr(gradient, "dtype"):
         array = _on_device(gradient, variable)
         _check_dtype(array, variable)
         return array
     try:
         array = np.asarray(gradient)
-    except ValueError as error:  # a ragged list
-        raise ValueError(f'gradient for "{variable.name}": {error}') from error
+    except Exception as error:  # of a ragged list, or of the gradient's own code
+        _raise_naming(variable, error)
     if array.dtype.kind not in "bif":
         raise TypeError(
             "Gradient must be convertible to an array or IndexedSlices, or None: gradient for "
@@ -199,7 +205,7 @@ def _as_gradient_array(gradient: Any, variable: Variable) -> Any:
 
 
 def _has_dtype(value: Any) -> bool:
-    """Whether what numpy makes an array of has a type of its own, as a buffer has."""
+    """Whether a value that numpy can make an array of has a dtype of its own, as a buffer has."""
     if hasattr(value, "__array__") or hasattr(value, "__array_interface__"):
         return True
     try:
@@ -210,7 +216,6 @@ def _has_dtype(value: Any) -> bool:
 
 
 def _on_device(array: Any, variable: Variable) -> Any:
-    refuse_masked(array, f'gradient for "{variable.name}"')
     try:
         return to_device(array, variable.device)
     except DeviceUnavailableError as error:
@@ -218,6 +223,8 @@ def _on_device(array: Any, variable: Variable) -> Any:
             f'gradient for "{variable.name}" is on {device_of(array)}, the variable on '
             f"{variable.device}: {error}"
         ) from error
+    except Exception as error:
+        _raise_naming(variable, error)
 
 
 def _check_dtype(array: Any, variable: Variable) -> None:
@@ -226,3 +233,18 @@ def _check_dtype(array: Any, variable: Variable) -> None:
             f'gradient for "{variable.name}" has dtype {array.dtype}; the variable has dtype '
             f"{variable.dtype}. Nothing is cast silently: use gradient.astype(...)."
         )
+
+
+def _raise_naming(variable: Variable, error: Exception) -> NoReturn:
+    """Raises an error about a gradient so that it names the variable.
+
+    An error that is no TypeError or ValueError comes from the gradient's own code, and stays what
+    it is, with a note.
+    """
+    what = f'gradient for "{variable.name}"'
+    if isinstance(error, TypeError | ValueError):
+        # Not its own type, which may take other arguments.
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"{what}: {error}") from error
+    error.add_note(f"Raised by the {what}.")
+    raise error

@@ -1,4 +1,4 @@
-"""Which replica this thread is, of how many: what the core asks and a distributed strategy sets."""
+"""The replica that this thread is: set by a distributed strategy, and read by every optimizer."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ class ReplicaContext:
     Attributes:
         replica_id: From 0 to `num_replicas - 1`.
         num_replicas: How many there are.
-        loss_reduction: How their losses are combined. With "mean", each replica scales its own by
-            `1 / num_replicas`, so that gradients may be summed.
-        strategy: Asked by `Optimizer.apply_gradients` to do the update, if there is one.
-        is_cross_replica: Whether this is no replica, but where all of them are dealt with.
+        loss_reduction: How the replicas' losses are combined. With "mean", each replica scales its
+            loss by `1 / num_replicas`, so that gradients may be summed.
+        strategy: The strategy that does the update for `Optimizer.apply_gradients`, if any.
+        is_cross_replica: Whether this is not a replica, but TensorFlow's cross-replica context, in
+            which code handles all replicas at once.
     """
 
     replica_id: int = 0

@@ -1,9 +1,8 @@
-"""Rows of sparse gradients that a GPU checks while the host goes on, and what undoes a bad call."""
+"""GPUs check rows of sparse gradients while the host goes on; a call with a bad row is undone."""
 
 from __future__ import annotations
 
 import os
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ import numpy as np
 from gpuopt.backends import backend_for
 from gpuopt.backends.backend import FlagRead, RowFlags
 from gpuopt.device import Device
+from gpuopt.locks import Lock
 from gpuopt.step.pairs import Gradient
 from gpuopt.variables.gate import writing
 from gpuopt.variables.indexed_slices import IndexedSlices
@@ -31,12 +31,12 @@ class _Flag:
 
 
 class _Call(NamedTuple):
-    """What is not yet known to have been right.
+    """A call whose rows the host does not know to be in range yet.
 
     Attributes:
         reads: The flags of devices that got sparse gradients, on their way to the host.
         described: (name, height) of the variables with sparse gradients, by number.
-        undo: Takes the host's part of the call back.
+        undo: Undoes the host's part of the call.
     """
 
     reads: dict[Device, FlagRead]
@@ -48,27 +48,27 @@ class RowChecks:
     """The checks of one optimizer.
 
     Attributes:
-        calls: Those of which it is not yet known whether their rows were right.
+        calls: The calls whose rows the host does not know to be in range yet, the oldest first.
 
-    A kernel looks at all rows of a call before the first update, and sets the device's flag if one
-    is out of range. Kernels write nothing while the flag is set: not those of this call, nor of the
-    calls after it, until the host has read the flag. It then undoes its own part of all these
-    calls, so that they never were, as far as this device goes.
+    A kernel checks all rows of a call before the first update, and sets the device's flag if one is
+    out of range. While the flag is set, kernels write nothing: neither those of this call nor those
+    of later calls, until the host has read the flag. The host then undoes its own part of all these
+    calls: they have no effect on this device or on the host.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self._lock = Lock("an optimizer's row checks")
         self._flags: dict[Device, _Flag] = {}
         self.calls: deque[_Call] = deque()
         register(self)
 
     def flag(self, device: Device) -> Any:
-        """Returns what kernels on `device` read before they write; None if nothing sets it."""
+        """Returns the flag that kernels on `device` read before they write; None if none exists."""
         found = self._flags.get(device)
         return None if found is None else found.array
 
     @contextmanager
-    def around(
+    def checking(
         self,
         grads_and_vars: Sequence[tuple[Gradient, Variable]],
         undo: Callable[[], Callable[[], None]],
@@ -77,12 +77,13 @@ class RowChecks:
         """Checks the rows of a call, which is the body of the `with` statement.
 
         Args:
-            grads_and_vars: What the call is given.
-            undo: Called before the body if need be; returns what undoes the body's work.
-            at_once: Whether the body does not read flags: it must not run then.
+            grads_and_vars: The call's pairs.
+            undo: Called before the body if need be; returns a function that undoes the body's work.
+            at_once: Returns whether the body would write even if a flag is set. If so, the host
+                waits for the checks before the body runs.
 
         Raises:
-            IndexError: a row is out of range, and `at_once()`, or GPUOPT_CHECK is 1.
+            IndexError: a row is out of range, and `at_once()` is true or GPUOPT_CHECK is 1.
         """
         checks = [
             (number, gradient.indices, variable)
@@ -124,7 +125,7 @@ class RowChecks:
         """Raises what the checks have found; see `LateErrors`.
 
         Raises:
-            IndexError: a row was out of range; that call and those after it are undone.
+            IndexError: a row was out of range; its call and all later ones are undone.
         """
         if not self.calls:
             return

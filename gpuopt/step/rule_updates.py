@@ -1,4 +1,4 @@
-"""What one step updates by an update rule: dense variables together, then each sparse one."""
+"""The updates of one step by an update rule: dense variables together, then each sparse one."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ import numpy as np
 
 from gpuopt.backends import Target, array_types
 from gpuopt.backends.backend import Scalars
+from gpuopt.device import Device
+from gpuopt.quietly import quietly
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.step.known import Batch, Group, KnownGroups
 from gpuopt.step.overlap import refuse_shared_memory
-from gpuopt.step.pairs import as_pairs, checked_gradient, refuse_no_gradients, unpacked
+from gpuopt.step.pairs import as_pairs, checked_gradient, refuse_no_gradients, unpack_pair
 from gpuopt.step.row_checks import RowChecks
 from gpuopt.step.updates import HookOptimizer, Pair, apply_constraint, dtypes_of
 from gpuopt.variables.gate import writing
@@ -22,11 +24,13 @@ from gpuopt.variables.identity import Identity
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.variable import Variable, as_variable
 
+# Of one device: so many are compared in pairs.
+_FEW_UPDATES = 8
 _first, _second = itemgetter(0), itemgetter(1)
 
 
 class RuleOptimizer(HookOptimizer, Protocol):
-    """What `RuleUpdates` asks of an optimizer."""
+    """The part of an optimizer that `RuleUpdates` uses."""
 
     rule: UpdateRule
     touches_all_rows: ClassVar[bool]
@@ -40,7 +44,7 @@ class RuleOptimizer(HookOptimizer, Protocol):
 
     def _hint_at_cost(self, table: Variable, num_rows: int) -> None: ...
 
-    def _scalars_for(self, real: type[np.floating[Any]]) -> Scalars: ...
+    def _scalars(self, real: type[np.floating[Any]]) -> Scalars: ...
 
 
 class _Part:
@@ -48,9 +52,10 @@ class _Part:
 
     Attributes:
         given: The variables, as the caller passed them.
-        gradients: Arrays that fit them; or IndexedSlices alone.
+        gradients: An array for each variable, or the IndexedSlices of the only variable. They fit
+            after `check`.
         group: The variables' group; None until their slots are made.
-        versions: Of each batch's gradients; see `Group.accept`.
+        versions: The version of each batch's gradients; see `Group.accept`.
     """
 
     __slots__ = ("given", "gradients", "group", "is_sparse", "versions")
@@ -70,66 +75,90 @@ class _Part:
     def pairs(self) -> Iterator[Pair]:
         return zip(self.gradients, self.variables(), strict=True)
 
+    def check(self, optimizer: RuleOptimizer) -> None:
+        """Raises what is wrong with a gradient, and gives all the form that the group takes."""
+        group = None if self.is_sparse else self.group
+        self.versions = None if group is None else group.accept(self.gradients)
+        if self.versions is None:
+            dtypes = dtypes_of(optimizer)
+            self.gradients = [checked_gradient(*pair, dtypes) for pair in self.pairs()]
+            if group is not None:
+                self.versions = group.accept(self.gradients)
+
     def identities(self) -> Iterable[Identity]:
         if self.group is not None:
             return self.group.identities
         return [variable.identity for variable in self.variables()]
 
-    def known(self) -> Group:
+    def require_group(self) -> Group:
         assert self.group is not None, "create_slots comes first"
         return self.group
 
-    def copy_overlapping(self, before: Batch, batch: Batch) -> None:
-        """Copies those gradients of a batch that share memory with what another batch writes."""
+    def arrays(self, batch: Batch) -> Sequence[Any]:
+        """Returns the arrays of a batch's gradients."""
         if self.is_sparse:
-            slices = self.gradients[0]
-            arrays = [slices.values, slices.indices]
-            for position in before.plan.overlapping(arrays):
-                arrays[position] = _copied(arrays[position], batch)
-            self.gradients = [slices.replaced(*arrays, slices.dense_shape)]
+            return [self.gradients[0].values, self.gradients[0].indices]
+        return batch.select(self.gradients)
+
+    def copy_arrays(self, batch: Batch, positions: Sequence[int]) -> None:
+        """Puts copies in the place of some of `arrays`."""
+        if not positions:
             return
-        overlapping = before.plan.overlapping(batch.select(self.gradients))
-        if overlapping:
-            self.gradients, self.versions = list(self.gradients), None
-            for position in overlapping:
-                at = position if batch.positions is None else batch.positions[position]
-                self.gradients[at] = _copied(self.gradients[at], batch)
+        if self.is_sparse:
+            arrays = list(self.arrays(batch))
+            for position in positions:
+                arrays[position] = _copied(arrays[position], batch)
+            self.gradients = [self.gradients[0].replace(*arrays, self.gradients[0].dense_shape)]
+            return
+        self.gradients, self.versions = list(self.gradients), None
+        for position in positions:
+            at = position if batch.positions is None else batch.positions[position]
+            self.gradients[at] = _copied(self.gradients[at], batch)
 
 
 class RuleUpdates:
     """The updates of one step by one rule."""
 
     def __init__(self, optimizer: RuleOptimizer, given: list[Any]) -> None:
-        """Sets the pairs apart and checks them; those known from earlier steps are cheap."""
+        """Divides the pairs into parts and checks them; recognised pairs need few checks."""
         self._optimizer = optimizer
         self._parts: list[_Part] = []
-        # (part, batch) that writes now, and those that have written.
+        # By the type that rules compute in.
+        self._scalars: dict[type[np.floating[Any]], Scalars] = {}
+        self._has_constraints = False
+        # The (part, batch) that is being written, and those that have been written.
         self._writing: tuple[_Part, Batch] | None = None
         self._done: list[tuple[_Part, Batch]] = []
         self.has_rows_on_a_gpu = False
         if set(map(type, given)) != {tuple} or set(map(len, given)) != {2}:
             given = as_pairs(given)
         gradients, variables, others = _set_apart(given)
+        if others:
+            given = list(given)  # what converts a gradient may change the caller's list
         if gradients:
-            self._parts.append(self._dense_part(variables, gradients, given, others))
-        converted: list[tuple[Any, Any]] = []
+            left = sorted(set(range(len(given))).difference(others)) if others else None
+            self._parts.append(self._dense_part(variables, gradients, left))
+        converted: list[tuple[int, Any, Any]] = []
         for position in others:
-            gradient, variable = unpacked(position, given[position])
+            gradient, variable = unpack_pair(position, given[position])
             if gradient is None:
                 continue
-            checked = checked_gradient(gradient, variable, dtypes_of(optimizer))
-            if isinstance(checked, IndexedSlices):
+            as_passed = given[position][1]
+            if isinstance(gradient, IndexedSlices):
                 self.has_rows_on_a_gpu |= variable.device.kind == "gpu"
-                table = [given[position][1]]
-                group = optimizer.known.find(table, optimizer.state.version)
-                self._parts.append(_Part(table, [checked], group))
+                group = optimizer.known.find([as_passed], optimizer.state.version.number)
+                part = _Part([as_passed], [gradient], group)
+                if group is None:
+                    part.check(optimizer)
+                self._parts.append(part)
             else:
-                converted.append((checked, given[position][1]))
+                checked = checked_gradient(gradient, variable, dtypes_of(optimizer))
+                converted.append((position, checked, as_passed))
         if converted:
-            arrays, listed = zip(*converted, strict=True)
-            self._parts.append(self._dense_part(listed, arrays, converted, []))
+            positions, arrays, listed = zip(*converted, strict=True)
+            self._parts.append(self._dense_part(listed, arrays, positions))
         if not self._parts:
-            refuse_no_gradients([unpacked(*each)[1] for each in enumerate(given)])
+            refuse_no_gradients([unpack_pair(*each)[1] for each in enumerate(given)])
 
     def pairs(self) -> Sequence[Pair]:
         return [pair for part in self._parts for pair in part.pairs()]
@@ -167,59 +196,56 @@ class RuleUpdates:
         with writing(), state.lock:
             self._optimizer._create_slots([v for part in unknown for v in part.variables()])
             for part in unknown:
-                group = Group(part.variables(), state.version, self._optimizer._target)
+                group = Group(part.variables(), state.version.number, self._optimizer._target)
                 self._optimizer.known.add(part.given, group)
                 part.group = group
-                if not part.is_sparse:
-                    part.versions = group.accept(part.gradients)
 
-    def check_again(self) -> None:
-        version = self._optimizer.state.version
+    def fix_scalars(self) -> None:
+        groups = [part.require_group() for part in self._parts]
+        self._has_constraints = any(group.constrained for group in groups)
+        reals = {batch.real for group in groups for batch in group.batches}
+        self._scalars = {real: self._optimizer._scalars_for(real) for real in reals}
+
+    def check(self) -> None:
+        version = self._optimizer.state.version.number
         for part in self._parts:
-            group = part.known()
-            if part.is_sparse or (versions := group.accept(part.gradients)) is None:
-                for gradient, variable in part.pairs():
-                    checked_gradient(gradient, variable, dtypes_of(self._optimizer))
-                versions = None
-            part.versions = versions
-            if group.state_version != version:
+            if part.group is not None and part.group.state_version != version:
+                # User code has replaced a slot.
                 part.group = None
-        self.create_slots()
+                self.create_slots()
+            part.check(self._optimizer)
 
     def must_check_first(self) -> bool:
-        return not self._optimizer.finish_is_undoable or any(
-            part.known().constrained for part in self._parts
-        )
+        return self._has_constraints or not self._optimizer.finish_is_undoable
 
     def apply(self) -> list[Any]:
-        self.write()
-        for part in self._parts:
-            for position in part.known().constrained:
-                apply_constraint(part.given[position])
+        quietly(self.write)
+        if self._has_constraints:
+            for part in self._parts:
+                for position in part.require_group().constrained:
+                    apply_constraint(part.given[position])
         return []
 
     def write(self) -> None:
-        """Applies the rule, and no constraints."""
+        """Applies the rule, without constraints; to be called by `quietly`."""
         optimizer = self._optimizer
-        updates = [(part, batch) for part in self._parts for batch in part.known().batches]
+        updates = [(part, batch) for part in self._parts for batch in part.require_group().batches]
         if len(updates) > 1:
             _copy_what_is_overwritten(updates)
-        scalars = {
-            real: optimizer._scalars_for(real) for real in {batch.real for _, batch in updates}
-        }
         for part, batch in updates:
             self._writing = part, batch
-            # Rows of host memory have been looked at already.
+            scalars = self._scalars[batch.real]
+            # Rows in host memory have been checked already.
             has_flag = batch.backend.row_flags is not None
             refused = optimizer.row_checks.flag(batch.device) if has_flag else None
             if part.is_sparse:
-                self._apply_sparse(part, batch, scalars[batch.real], refused)
+                self._apply_sparse(part, batch, scalars, refused)
             else:
                 batch.backend.apply_dense(
                     optimizer.rule,
                     batch.plan,
                     batch.select(part.gradients) if batch.positions else part.gradients,
-                    scalars[batch.real],
+                    scalars,
                     version=None if part.versions is None else part.versions[batch.number],
                     refused=refused,
                 )
@@ -231,33 +257,23 @@ class RuleUpdates:
         return _names(self._done), _names(unsure)
 
     def _dense_part(
-        self,
-        variables: Sequence[Any],
-        gradients: Sequence[Any],
-        given: list[Any],
-        others: list[int],
+        self, variables: Sequence[Any], gradients: Sequence[Any], positions: Sequence[int] | None
     ) -> _Part:
-        """Finds the group of dense gradients, or checks each of them.
+        """Finds the group of dense gradients' variables, or checks the gradients for a new one.
 
         Args:
             variables: As the caller passed them.
-            gradients: Arrays of any device.
-            given: The pairs that these are from.
-            others: The positions of those that they are not from.
+            gradients: An array on any device for each variable.
+            positions: The variables' positions in the caller's list; None if they are all of it.
         """
-        known = self._optimizer.known
-        part = _Part(variables, gradients, known.find(variables, self._optimizer.state.version))
-        versions = None if part.group is None else part.group.accept(gradients)
-        if versions is None:
-            dtypes = dtypes_of(self._optimizer)
-            positions = sorted(set(range(len(given))).difference(others))
-            part.gradients = [
-                checked_gradient(*unpacked(position, given[position]), dtypes)
-                for position in positions
-            ]
-            if part.group is not None:
-                versions = part.group.accept(part.gradients)
-        part.versions = versions
+        optimizer = self._optimizer
+        group = optimizer.known.find(variables, optimizer.state.version.number)
+        part = _Part(variables, gradients, group)
+        if group is None:
+            at = positions or range(len(variables))
+            for position, pair in zip(at, zip(gradients, variables, strict=True), strict=True):
+                unpack_pair(position, pair)
+            part.check(optimizer)
         return part
 
     def _apply_sparse(self, part: _Part, batch: Batch, scalars: Scalars, refused: Any) -> None:
@@ -278,10 +294,20 @@ class RuleUpdates:
 
 def _copy_what_is_overwritten(updates: Sequence[tuple[_Part, Batch]]) -> None:
     """Copies gradients in memory that an earlier update of the call writes to."""
-    for number, (part, batch) in enumerate(updates):
-        for _, before in updates[:number]:
-            if before.device == batch.device:
-                part.copy_overlapping(before, batch)
+    by_device: dict[Device, list[tuple[_Part, Batch]]] = {}
+    for part, batch in updates:
+        by_device.setdefault(batch.device, []).append((part, batch))
+    for listed in by_device.values():
+        backend = listed[0][1].backend
+        plans = [batch.plan for _, batch in listed]
+        if len(listed) > _FEW_UPDATES:
+            # A look at each two of them would take longer than the updates.
+            arrays = chain.from_iterable(part.arrays(batch) for part, batch in listed)
+            if not backend.overlapping(plans, list(arrays)):
+                continue
+        for number, (part, batch) in enumerate(listed):
+            for plan in plans[:number]:
+                part.copy_arrays(batch, backend.overlapping([plan], part.arrays(batch)))
 
 
 def _set_apart(given: list[Any]) -> tuple[Sequence[Any], Sequence[Any], list[int]]:
@@ -304,5 +330,5 @@ def _names(writes: Iterable[tuple[_Part, Batch]]) -> list[str]:
     return [
         identity.name
         for part, batch in writes
-        for identity in batch.select(part.known().identities)
+        for identity in batch.select(part.require_group().identities)
     ]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 import numpy as np
 
 from gpuopt.backends import gpu_backends, profiling_range
+from gpuopt.backends.backend import Scalars
+from gpuopt.locks import call_locked
 from gpuopt.state.state import State
 from gpuopt.step.row_checks import RowChecks
 from gpuopt.step.updates import Updates
@@ -17,48 +19,52 @@ from gpuopt.variables import recording
 from gpuopt.variables.gate import writing
 from gpuopt.variables.variable import Variable, as_variable
 
-# Of the names of variables that an error tells.
+# The most names of variables that an error lists.
 _MOST_NAMES = 8
 _nothing = nullcontext()
 
 
 class ThisThread(threading.local):
-    """What `_prepare` leaves for the step of this thread: another may be in another step.
+    """The numbers of this thread's step: another thread may be in another step.
 
     Attributes:
-        hyperparameters: Their values, by name.
+        hyperparameters: What `_prepare` leaves, by name.
+        scalars: What rules are given, by the type that they compute in.
     """
 
-    hyperparameters: Mapping[str, np.floating[Any]] = {}
+    def __init__(self) -> None:
+        self.hyperparameters: Mapping[str, np.floating[Any]] = {}
+        self.scalars: dict[type[np.floating[Any]], Scalars] = {}
 
 
 class SteppingOptimizer(Protocol):
-    """What a step asks of its optimizer."""
+    """The part of an optimizer that a step uses."""
 
     state: State
     row_checks: RowChecks
     this_thread: ThisThread
-    runs_user_code: bool
     _use_locking: bool
 
     def _prepare(self) -> None: ...
+
+    def _scalars_for(self, real: type[np.floating[Any]]) -> Scalars: ...
 
     def _finish(self, update_ops: list[Any], name_scope: str) -> Any: ...
 
 
 class Step:
-    """One call of `apply_gradients`: what is updated, by which numbers, and what takes it back.
+    """One call of `apply_gradients`: the updates, the hyperparameters' values, and the undoing.
 
     User code may run inside: functions that give hyperparameters, a subclass's hooks, constraints.
-    What it does to the optimizer, as a step of its own, does not change this step.
+    If that code makes a step of the same optimizer, this does not change the outer step.
 
     Attributes:
-        name: What profilers and `_finish` are told.
+        name: The step's name in profilers, and the `name_scope` of `_finish`.
         counter: The variable that counts steps, or None.
     """
 
     def __init__(self, optimizer: SteppingOptimizer, global_step: Any, name: str) -> None:
-        """Learns of late errors of earlier steps, and checks `global_step`.
+        """Raises late errors of earlier steps, and checks `global_step`.
 
         Raises:
             IndexError: an earlier step was given a row that its variable lacks.
@@ -70,80 +76,116 @@ class Step:
         self.counter = None if global_step is None else checked_global_step(global_step)
         self._optimizer = optimizer
         self._update_ops: list[Any] = []
-        self._is_prepared = False
-        self._hyperparameters: Mapping[str, np.floating[Any]] = {}
 
     def run(self, updates: Updates) -> None:
         """Does the whole step: the updates, `_finish`, the count."""
         updates.refuse_shared_memory(self.counter)
-        self._prepare(updates)
-        with profiling_range(self.name) if gpu_backends else _nothing, writing():
-            checks = self._optimizer.row_checks
-            if not checks.calls and not updates.has_rows_on_a_gpu:
-                self._apply(updates)
-                self._finish()
-                return
-            with checks.around(updates.sparse_pairs(), self._undoing, updates.must_check_first):
-                self._apply(updates)
-                self._finish()
+        this_thread = self._optimizer.this_thread
+        outer = this_thread.hyperparameters, this_thread.scalars
+        try:
+            updates.create_slots()
+            self._prepare()
+            updates.fix_scalars()
+            updates.check()
+            with profiling_range(self.name) if gpu_backends else _nothing, writing():
+                checks = self._optimizer.row_checks
+                if not checks.calls and not updates.has_rows_on_a_gpu:
+                    self._write(updates)
+                    return
+                with checks.checking(
+                    updates.sparse_pairs(), self._undoing, updates.must_check_first
+                ):
+                    self._write(updates)
+        finally:
+            this_thread.hyperparameters, this_thread.scalars = outer
 
-    @contextmanager
-    def streaming(self) -> Iterator[Callable[[Updates], None]]:
-        """Does a step in parts, in the body of the `with` statement; the count comes at its end.
+    def run_in_parts(self, compute: Callable[[Callable[[Updates], None]], None]) -> None:
+        """Does a step in parts; the count comes at its end.
 
-        Yields:
-            A function that applies some updates at once. Later gradients may depend on them, so
-            they are not taken back when a GPU refuses rows: these are checked first.
+        Args:
+            compute: Called with a function that applies some updates at once. Later gradients may
+                depend on them, so they cannot be undone later: it waits until GPUs have checked
+                their rows.
         """
+        is_prepared = False
+        written: list[str] = []
+        unsure: list[str] = []
 
         def apply(updates: Updates) -> None:
+            nonlocal is_prepared, unsure
             updates.refuse_shared_memory(self.counter)
-            self._prepare(updates)
-            with self._optimizer.row_checks.around(
+            updates.create_slots()
+            if not is_prepared:
+                self._prepare()
+                # Of any later part, too: by then, user code may have made other steps.
+                for real in (np.float32, np.float64):
+                    self._optimizer._scalars_for(real)
+                is_prepared = True
+            updates.fix_scalars()
+            updates.check()
+            with self._optimizer.row_checks.checking(
                 updates.sparse_pairs(), lambda: _do_nothing, lambda: True
             ):
-                self._apply(updates)
+                try:
+                    self._apply(updates)
+                finally:
+                    names, unsure = updates.written()
+                    written.extend(names)
 
+        this_thread = self._optimizer.this_thread
+        outer = this_thread.hyperparameters, this_thread.scalars
         with profiling_range(self.name), writing():
-            yield apply
-            self._finish()
+            try:
+                compute(apply)
+                self._finish()
+            except BaseException as error:
+                self._note(error, written, unsure)
+                raise
+            finally:
+                this_thread.hyperparameters, this_thread.scalars = outer
 
-    def _prepare(self, updates: Updates) -> None:
-        """Makes missing slots, and fixes the numbers of this step."""
-        optimizer = self._optimizer
-        updates.create_slots()
-        if not self._is_prepared:
-            optimizer._prepare()
-            self._hyperparameters = optimizer.this_thread.hyperparameters
-            self._is_prepared = True
-        else:  # user code of this step's earlier parts may have made other steps
-            optimizer.this_thread.hyperparameters = self._hyperparameters
-        if optimizer.runs_user_code:
-            updates.check_again()
+    def _prepare(self) -> None:
+        """Fixes the numbers of this step; steps that user code makes inside have their own."""
+        self._optimizer.this_thread.scalars = {}
+        self._optimizer._prepare()
+
+    def _write(self, updates: Updates) -> None:
+        try:
+            self._apply(updates)
+            self._finish()
+        except BaseException as error:
+            self._note(error, *updates.written())
+            raise
 
     def _apply(self, updates: Updates) -> None:
         if recording.this_thread.recorders:  # a step inside a loss
             recording.before_write(variable for _, variable in updates.pairs())
-        try:
-            if not self._optimizer._use_locking:
-                self._update_ops += updates.apply()
-                return
-            with self._locks(updates):
-                self._update_ops += updates.apply()
-        except BaseException as error:
-            _note_what_is_written(error, updates, self.name, self.counter)
-            raise
+        if not self._optimizer._use_locking:
+            self._update_ops += updates.apply()
+            return
+        # In one order everywhere, so that two threads cannot wait for each other.
+        locks = [identity.lock for identity in sorted(updates.identities(), key=id)]
+        self._update_ops += call_locked(locks, updates.apply)
 
     def _finish(self) -> None:
         optimizer = self._optimizer
-        # A constraint may have made another step.
-        optimizer.this_thread.hyperparameters = self._hyperparameters
         optimizer._finish(self._update_ops, self.name)
         if self.counter is not None:
             self.counter.assign_add(1, use_locking=optimizer._use_locking)
 
+    def _note(self, error: BaseException, written: list[str], unsure: list[str]) -> None:
+        """Has an error say which variables were updated, and which may have been."""
+        if not written and not unsure:
+            return
+        note = f'The step of "{self.name}" was not finished. Updated: {_listed(written)}.'
+        if unsure:
+            note += f" Updated, in part, or not at all: {_listed(unsure)}."
+        if self.counter is not None:
+            note += f' "{self.counter.name}" was not counted up.'
+        error.add_note(note)
+
     def _undoing(self) -> Callable[[], None]:
-        """Returns what takes back the host's part of this step, which has not begun."""
+        """Called before the step: returns a function that undoes the host's part of it."""
         kept = [(scalar, scalar.numpy()) for scalar in self._optimizer.state.host_scalars()]
 
         def undo() -> None:
@@ -153,13 +195,6 @@ class Step:
                 self.counter.assign_sub(1)
 
         return undo
-
-    def _locks(self, updates: Updates) -> AbstractContextManager[Any]:
-        with ExitStack() as locks:
-            # In one order everywhere, so that two threads cannot wait for each other.
-            for identity in sorted(updates.identities(), key=id):
-                locks.enter_context(identity.lock)
-            return locks.pop_all()
 
 
 def checked_global_step(global_step: Any) -> Variable:
@@ -174,20 +209,6 @@ def checked_global_step(global_step: Any) -> Variable:
             f"{step.dtype}"
         )
     return step
-
-
-def _note_what_is_written(
-    error: BaseException, updates: Updates, name: str, counter: Variable | None
-) -> None:
-    written, unsure = updates.written()
-    if not written and not unsure:
-        return
-    note = f'The step of "{name}" was not finished. Updated: {_listed(written)}.'
-    if unsure:
-        note += f" Updated, in part, or not at all: {_listed(unsure)}."
-    if counter is not None:
-        note += f' "{counter.name}" was not counted up.'
-    error.add_note(note)
 
 
 def _listed(names: list[str]) -> str:

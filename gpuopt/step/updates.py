@@ -1,4 +1,4 @@
-"""What one step updates, by hooks that see one variable each."""
+"""The updates of one step, by hooks that get one variable each."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from gpuopt.backends import backend_for
+from gpuopt.backends.backend import Scalars, compute_type
 from gpuopt.state.state import State
-from gpuopt.step.overlap import refuse_shared_memory
+from gpuopt.step.overlap import Written, refuse_shared_memory
 from gpuopt.step.pairs import Gradient, checked_pairs
 from gpuopt.variables.gate import writing
 from gpuopt.variables.identity import Identity
@@ -20,16 +21,16 @@ Pair = tuple[Gradient, Variable]
 
 
 class Updates(Protocol):
-    """The updates of one step, or of a part of it: checked when made, written by `apply`.
+    """The updates of one step, or of a part of it: checked by `check`, written by `apply`.
 
     Attributes:
-        has_rows_on_a_gpu: Whether a sparse gradient is for a variable of a GPU, which checks rows.
+        has_rows_on_a_gpu: Whether a sparse gradient's rows must be checked by a GPU.
     """
 
     has_rows_on_a_gpu: bool
 
     def pairs(self) -> Sequence[Pair]:
-        """Returns what is updated."""
+        """Returns the (gradient, variable) pairs, without those of None."""
 
     def sparse_pairs(self) -> Sequence[Pair]:
         """Returns the pairs whose gradient is IndexedSlices."""
@@ -45,29 +46,37 @@ class Updates(Protocol):
         """
 
     def create_slots(self) -> None:
-        """Makes what is missing of the optimizer's state."""
+        """Makes the slots that the variables still lack."""
 
-    def check_again(self) -> None:
-        """Raises what has become wrong since these were made: user code has run in between."""
+    def fix_scalars(self) -> None:
+        """Has the optimizer compute what its rule is given in this step."""
+
+    def check(self) -> None:
+        """Raises what does not fit, as user code may have it since these were made.
+
+        Called after all user code that runs before the first write.
+        """
 
     def must_check_first(self) -> bool:
-        """Whether something here writes though a GPU has refused rows."""
+        """Whether an update would write even after a GPU has refused rows."""
 
     def apply(self) -> list[Any]:
-        """Writes, by the numbers that `_prepare` left; returns what `_finish` is given."""
+        """Writes what was checked; returns what `_finish` is given."""
 
     def written(self) -> tuple[list[str], list[str]]:
-        """Returns the names of variables that are updated, and of those that may be in part."""
+        """Returns the names of variables that were updated, and of those that may be half done."""
 
 
 class HookOptimizer(Protocol):
-    """What `HookUpdates` asks of an optimizer."""
+    """The part of an optimizer that `HookUpdates` uses."""
 
     state: State
 
     def _valid_dtypes(self) -> Iterable[Any]: ...
 
     def _create_slots(self, var_list: Sequence[Variable]) -> None: ...
+
+    def _scalars_for(self, real: type[np.floating[Any]]) -> Scalars: ...
 
     def _apply_one(self, gradient: Gradient, variable: Variable) -> Any: ...
 
@@ -93,15 +102,28 @@ class HookUpdates:
         return [variable.identity for _, variable in self._pairs]
 
     def refuse_shared_memory(self, counter: Variable | None) -> None:
-        if counter is not None:  # `checked_pairs` has looked at the others
-            refuse_shared_memory([variable for _, variable in self._pairs], [counter])
+        variables = [variable for _, variable in self._pairs]
+        slots = [slot for each in variables for slot in self._optimizer.state.slots_of(each)]
+        refuse_shared_memory(variables, [*slots, *([] if counter is None else [counter])])
 
     def create_slots(self) -> None:
         with writing(), self._optimizer.state.lock:
             self._optimizer._create_slots([variable for _, variable in self._pairs])
 
-    def check_again(self) -> None:
-        self._pairs = checked_pairs(self._pairs, dtypes_of(self._optimizer))
+    def fix_scalars(self) -> None:
+        for real in {compute_type(variable.dtype) for _, variable in self._pairs}:
+            self._optimizer._scalars_for(real)
+
+    def check(self) -> None:
+        checked = checked_pairs(self._pairs, dtypes_of(self._optimizer))
+        state = self._optimizer.state
+        variables = [variable for _, variable in checked]
+        slots = (slot for each in variables for slot in state.slots_of(each))
+        written = Written([*variables, *slots])
+        self._pairs = [
+            (_copy_if_shared(gradient, variable, written), variable)
+            for gradient, variable in checked
+        ]
 
     def must_check_first(self) -> bool:
         return True
@@ -117,6 +139,14 @@ class HookUpdates:
     def written(self) -> tuple[list[str], list[str]]:
         names = [variable.name for _, variable in self._pairs]
         return names[: self._num_done], names[self._num_done : self._num_begun]
+
+
+def _copy_if_shared(gradient: Gradient, variable: Variable, written: Written) -> Gradient:
+    if isinstance(gradient, IndexedSlices):
+        values = written.copy_if_shared(gradient.values, variable.device)
+        indices = written.copy_if_shared(gradient.indices, variable.device)
+        return gradient.replace(values, indices, variable.shape)
+    return written.copy_if_shared(gradient, variable.device)
 
 
 def apply_constraint(variable: Variable) -> None:

@@ -19,6 +19,7 @@ from gpuopt.variables.variable import (
     FLOAT_DTYPES,
     Variable,
     as_variable,
+    checked_list,
     global_variables,
     require_known_owner,
     trainable_variables,
@@ -79,20 +80,25 @@ class ExponentialMovingAverage:
         """Moves the averages towards the current values; call it after each training step.
 
         Args:
-            var_list: Variables, arrays, or functions without arguments that return an array; by
-                default `trainable_variables()`. The first call makes the shadow variables.
+            var_list: A list of variables, arrays, or functions without arguments that return an
+                array; by default `trainable_variables()`. The first call makes the shadow
+                variables.
 
         Raises:
-            TypeError: a value is not floating point, or masked; no average has been changed.
-            ValueError: a raw array's average would be lost with the array; likewise.
+            TypeError: a value is not floating point, or masked, or `var_list` is no list; no
+                average has been changed.
+            ValueError: a raw array's average would be lost (see `gpuopt.Variable(array,
+                copy=False)`), or a function returns another shape than before; no average has been
+                changed.
         """
-        tracked = trainable_variables() if var_list is None else list(var_list)
+        tracked = _tracked(var_list)
         values = [self._read_value(source) for source in tracked]
         decay = np.float32(self._decay)
         if self._num_updates is not None:
             updates = np.float32(to_device(storage_of(self._num_updates), Device.cpu))
             decay = min(decay, (1 + updates) / (10 + updates))
-        with writing():  # a checkpoint holds all averages of before, or of after
+        # The gate, so that a checkpoint holds all old averages, or all new ones.
+        with writing(), np.errstate(all="ignore"):
             for source, value in zip(tracked, values, strict=True):
                 weight = compute_type(value.dtype)(1 - decay)
                 if callable(source):
@@ -108,7 +114,7 @@ class ExponentialMovingAverage:
         Args:
             var_list: As in `apply`.
         """
-        for source in trainable_variables() if var_list is None else list(var_list):
+        for source in _tracked(var_list):
             value = self._read_value(source)
             if callable(source):
                 self._expression_average(source, value)
@@ -159,6 +165,12 @@ class ExponentialMovingAverage:
             name = _name_of(source)
             refuse_masked(value, f'the value of "{name}"')
             value = value if hasattr(value, "dtype") else np.float32(value)
+            found = self._expressions.get(source)
+            if found is not None and value.shape != found.average.shape:
+                raise ValueError(
+                    f'"{found.average.name}" has shape {found.average.shape}; the value of '
+                    f'"{name}" has shape {value.shape}'
+                )
         else:
             variable = as_variable(source)
             require_known_owner(variable)
@@ -192,6 +204,10 @@ class ExponentialMovingAverage:
                 local_step = new_slot_variable(average, "local_step", 0, shape=(), dtype=counting)
             found = self._expressions[expression] = _ExpressionAverage(average, biased, local_step)
         return found
+
+
+def _tracked(var_list: Iterable[Any] | None) -> list[Any]:
+    return trainable_variables() if var_list is None else checked_list(var_list, "var_list")
 
 
 def _name_of(expression: Expression) -> str:

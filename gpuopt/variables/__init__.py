@@ -1,1 +1,1 @@
-"""Named arrays that optimizers update, and what stands for their gradients."""
+"""Variables: named arrays that optimizers update; and IndexedSlices, their sparse gradients."""

@@ -21,14 +21,10 @@ from functools import partial
 from threading import get_ident
 from typing import Any
 
-from gpuopt.errors import DeadlineExceededError
+from gpuopt.locks import Lock, Waiting
 
-# Without progress of whoever is waited for.
-_DEADLINE_S = 600.0
 # Between two saves, those who were held back by the first have so long to begin their write.
 _TURN_S = 0.02
-_SHORTEST_PAUSE_S = 0.00005
-_LONGEST_PAUSE_S = 0.001
 
 _inside = nullcontext()
 
@@ -191,35 +187,12 @@ class _Closing:
             waiting.pause(other.describe, other.last_progress)
 
 
-class Waiting:
-    """One wait for something that is looked at again and again."""
-
-    def __init__(self) -> None:
-        self._began = time.monotonic()
-        self._pause_s = _SHORTEST_PAUSE_S
-
-    def pause(self, describe: Callable[[], str], last_progress: float = 0.0) -> None:
-        """Sleeps for a moment.
-
-        Args:
-            describe: Returns what is waited for, for the error.
-            last_progress: When that was last seen to go on.
-
-        Raises:
-            DeadlineExceededError: it has not gone on for too long.
-        """
-        if time.monotonic() - max(self._began, last_progress) > _DEADLINE_S:
-            raise DeadlineExceededError(f"waited {_DEADLINE_S:g} s for {describe()}")
-        time.sleep(self._pause_s)
-        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
-
-
 # By the thread's identifier. A new thread takes over the passage of an ended one.
 _passages: dict[int, _Passage] = {}
 # The last one; nobody closes the gate any more if it is not locked.
 _closing = _Closing("doing nothing")
 # For `_closing`. Reentrant: a signal handler may save in the middle of a guarded block.
-_guard = threading.RLock()
+_guard = Lock("the gate")
 
 
 def _new_passage() -> _Passage:
@@ -237,11 +210,10 @@ def _thread_name(thread: int) -> str:
 
 def _forget_other_threads() -> None:
     """A forked child has none of its parent's threads but the one that forked."""
-    global _closing, _guard
+    global _closing
     own = {thread: p for thread, p in _passages.items() if thread == get_ident()}
     _passages.clear()
     _passages.update(own)
-    _guard = threading.RLock()
     if not _closing.is_this_threads():
         _closing = _Closing("doing nothing")
 

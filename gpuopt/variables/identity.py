@@ -1,9 +1,8 @@
-"""A variable's identity: its name, its lock, and the memory by which a raw array is known again."""
+"""A variable's identity: its name, its lock, and the memory by which a raw array is recognised."""
 
 from __future__ import annotations
 
 import ctypes
-import threading
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -12,27 +11,28 @@ from typing import Any, cast
 import numpy as np
 
 from gpuopt.backends import Owner
+from gpuopt.locks import Lock
 from gpuopt.variables.self_overlap import refuse_self_overlap
 
 # The owner's id, the address, the shape, the strides, and the dtype.
 MemoryKey = tuple[int, int, tuple[int, ...], tuple[int, ...], np.dtype[Any]]
 
 # Reentrant: a garbage collection inside a guarded block may run Python code on the same thread.
-_guard = threading.RLock()
+_guard = Lock("the names of variables")
 _named: weakref.WeakValueDictionary[str, Identity] = weakref.WeakValueDictionary()
 _by_memory: dict[MemoryKey, Identity] = {}
 _Byte = ctypes.c_char
 
 
 class Identity:
-    """What optimizer state hangs on. Lives as long as its variable, or the memory of a raw array.
+    """The key of a variable's optimizer state. Lives as long as the Variable or raw array's memory.
 
     Attributes:
         name: Unique among live variables: a second "w" is "w_1", as in TensorFlow.
         lock: Held by updates with `use_locking=True`.
-        last_update: A note of the device's backend, by which streams wait for each other.
-        unknown_owner: What a raw array's memory comes from, where gpuopt does not know when the
-            memory ends; else None. See `require_known_owner`.
+        last_update: The backend's record of the last update, by which streams wait for each other.
+        unknown_owner: Describes the object that lends a raw array's memory, if gpuopt does not know
+            when the memory ends; else None. See `require_known_owner`.
     """
 
     __slots__ = (
@@ -55,18 +55,18 @@ class Identity:
         """Takes a name.
 
         Args:
-            name: Gets a suffix where it is taken.
-            holder: See `holder`; it is only watched.
+            name: The wanted name; it gets a suffix if a live variable has it.
+            holder: See `holder`; it is not kept alive.
             unknown_owner: See above.
             on_end: Called at the holder's end.
         """
         self._holder = weakref.ref(holder, on_end)
         self.unknown_owner = unknown_owner
-        self.lock = threading.RLock()
         self.last_update: Any = None
         self._next_suffix = 1
         with _guard:
             self.name = unique_name(name)
+            self.lock = Lock(f'variable "{self.name}"')
             namesake = _named.get(name)
             if namesake is not None:
                 # Makes a thousand variables of one name cheap; it goes when the first of them does.
@@ -74,10 +74,11 @@ class Identity:
             _named[self.name] = self
 
     def holder(self) -> Any:
-        """Returns the object whose end is the identity's, or None if it is gone.
+        """Returns the object with which the identity dies, or None if it is gone.
 
-        It is the Variable, or what owns a raw array's memory, and can be referred to weakly, with a
-        callback. Who keeps the address of the memory drops it then; see `Backend.unowned`.
+        It is the Variable, or the owner of a raw array's memory, and weak references to it are
+        possible. Code that keeps the memory's address watches the holder by such a reference, and
+        drops the address at its end; see `Backend.unowned`.
         """
         return self._holder()
 

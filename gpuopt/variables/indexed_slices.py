@@ -1,4 +1,4 @@
-"""IndexedSlices: the rows of a gradient, validated once at the edge."""
+"""IndexedSlices: the gradient of some rows of a variable, checked when it is made."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class IndexedSlices:
         self.check()
 
     def check(self) -> None:
-        """Raises what the constructor raises: an owner may have changed an array in place since."""
+        """Repeats the constructor's checks: a user may have changed an array in place since."""
         values, indices = self._values, self._indices
         if values.dtype.kind in "OSUMm":
             raise TypeError(f"IndexedSlices values must be numbers, got dtype {values.dtype}")
@@ -65,8 +65,8 @@ class IndexedSlices:
                 f"{self._dense_shape} have shape {self._dense_shape[1:]}"
             )
 
-    def replaced(self, values: Any, indices: Any, dense_shape: tuple[int, ...]) -> IndexedSlices:
-        """Returns slices of checked arrays, which are these slices' own or copies elsewhere."""
+    def replace(self, values: Any, indices: Any, dense_shape: tuple[int, ...]) -> IndexedSlices:
+        """Returns slices of these arrays without checks: they are this object's own, or copies."""
         same = values is self._values and indices is self._indices
         if same and dense_shape == self._dense_shape:
             return self

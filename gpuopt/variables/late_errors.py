@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Protocol
 from weakref import WeakSet
 
 from gpuopt.device import Device
+from gpuopt.locks import Lock
 
 
 class LateErrors(Protocol):
     """Something whose calls may turn out to have failed."""
 
     def raise_late(self, device: Device | None = None, *, wait: bool) -> None:
-        """Raises what was found.
+        """Raises the first error that was found.
 
         Args:
-            device: Where to look; by default everywhere.
-            wait: Whether to wait for what a GPU has not found out yet.
+            device: The device whose errors are wanted; by default all devices.
+            wait: Whether to wait for checks that a GPU has not finished yet.
         """
 
 
 _sources: WeakSet[LateErrors] = WeakSet()
 # Threads make optimizers, which are sources, while others ask. Reentrant, for garbage collections.
-_guard = threading.RLock()
+_guard = Lock("the list of sources of late errors")
 
 
 def register(source: LateErrors) -> None:

@@ -138,7 +138,7 @@ def _call_with_values(function: Any, args: Sequence[Any], options: dict[str, Any
 def _call_writing(
     function: Any, written: Sequence[Any], args: Sequence[Any], options: dict[str, Any]
 ) -> Any:
-    """Calls what writes into the variables among `written`."""
+    """Calls a function that writes into the variables among `written`."""
     for operand in args:
         refuse_masked(operand, "an operand of what is written to a variable")
     with writing(), ExitStack() as updates:

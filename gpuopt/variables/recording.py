@@ -1,18 +1,19 @@
-"""Who is told of reads and writes of variables: whatever differentiates a loss on this thread."""
+"""The recorders of a thread: they are told when a loss reads or writes a variable."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, TypeVar
+
+Result = TypeVar("Result")
 
 
 class Recorder(Protocol):
     """Stands between a variable and the loss that reads it."""
 
     def read(self, variable: Any) -> Any:
-        """Returns what the loss computes with in place of the variable's array."""
+        """Returns the object that the loss computes with in place of the variable's array."""
 
     def lookup(self, table: Any, ids: Any) -> Any:
         """Returns rows of a table, whose gradient is IndexedSlices if it is a variable."""
@@ -21,15 +22,14 @@ class Recorder(Protocol):
         """Says whether gradients will flow back to this variable."""
 
     def before_write(self, variable: Any) -> None:
-        """Raises RuntimeError if a gradient still needs the value that is about to go."""
+        """Raises RuntimeError if a gradient still needs the value that is about to be lost."""
 
 
 class _ThisThread(threading.local):
-    def __init__(self) -> None:
-        self.recorders: list[Recorder] = []
+    recorders: tuple[Recorder, ...] = ()
 
 
-# Read without a call in each step.
+# Public, because each step reads it: a function call would cost time.
 this_thread = _ThisThread()
 
 
@@ -43,7 +43,7 @@ def before_write(variables: Iterable[Any]) -> None:
     """Asks the recorders of this thread whether `variables` may be written now.
 
     Raises:
-        RuntimeError: a loss that is being recorded has computed with its present value.
+        RuntimeError: a loss that is being recorded has computed with a variable's present value.
     """
     recorders = this_thread.recorders
     if recorders:
@@ -57,11 +57,12 @@ def depth() -> int:
     return len(this_thread.recorders)
 
 
-@contextmanager
-def recording(by: Recorder) -> Iterator[None]:
-    """Has `by` told of the variables that are read and written on this thread."""
-    this_thread.recorders.append(by)
+def record(by: Recorder, call: Callable[[], Result]) -> Result:
+    """Tells `by` of the variables that `call` reads and writes; returns its result."""
+    # No context manager: Ctrl-C before the first line of its `__exit__` would leave `by` there.
+    outer = this_thread.recorders
     try:
-        yield
+        this_thread.recorders = (*outer, by)
+        return call()
     finally:
-        this_thread.recorders.pop()
+        this_thread.recorders = outer

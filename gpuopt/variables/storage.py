@@ -1,4 +1,4 @@
-"""Where a variable's array comes from: a copy of the user's value, or the user's array itself."""
+"""Where a variable's array comes from: a copy of the user's value, or the user's own memory."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ def copy_value(value: Any, name: str, dtype: Any, device: Device) -> Any:
 
 
 def adopt_array(value: Any, name: str, dtype: Any, device: Device) -> Any:
-    """Returns the array itself, after checks that it can be a variable's.
+    """Returns a new view of the array, after checks that it can be a variable's.
 
     Args:
-        value: What the user passes.
+        value: What the user passes as the array.
         name: For errors.
-        dtype: None, or what the array must have.
-        device: Where it must be.
+        dtype: The dtype that the array must have; None for any.
+        device: The device that the array must be on.
 
     Raises:
         TypeError: the value is no array of numpy or CuPy, is masked, or does not hold numbers.
-        ValueError: it is read-only or overlaps itself, or is of another type or elsewhere.
+        ValueError: the array is read-only, overlaps itself, or has another dtype or device.
     """
     source = device_of(value)
     backend_for(device)
@@ -82,7 +82,9 @@ def adopt_array(value: Any, name: str, dtype: Any, device: Device) -> Any:
         refuse_self_overlap(layout)
     except ValueError as error:
         raise ValueError(f'"{name}": {error}') from None
-    return array
+    # The caller may give the array another dtype or shape in place: a variable keeps its own.
+    with backend.enter():
+        return array.view()
 
 
 def describe(value: Any) -> str:

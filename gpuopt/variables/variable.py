@@ -44,7 +44,7 @@ class Variable(ArrayOperators):
         trainable: Whether `trainable_variables()` lists it.
         constraint: Called with the array after each dense update; returns what to store.
         device: Where the array lives.
-        identity: What optimizer state for this variable is filed under.
+        identity: The key of this variable's optimizer state.
         owns_memory: Whether no other variable was made on the same memory; False for an adopted
             array.
     """
@@ -80,8 +80,9 @@ class Variable(ArrayOperators):
             constraint: Projects the array after each dense update.
             dtype: Converts to this type; needs `copy=True` if `value` has another.
             device: "cpu" or "gpu:<index>"; by default where `value` lives.
-            copy: False adopts the array: updates are then seen in it, and nothing is copied. An
-                array that is made read-only later goes on being updated.
+            copy: False adopts the array: updates are then seen in it, and nothing is copied. The
+                variable stays as it is if the array is made read-only later, or gets another dtype
+                or shape in place.
 
         Raises:
             TypeError: `value` does not hold numbers, or there is no array to adopt.
@@ -165,14 +166,14 @@ class Variable(ArrayOperators):
 
     @property
     def storage(self) -> Any:
-        """The array itself; a loss that reads it here has no gradient by it."""
+        """The array itself; a loss that reads it here gets no gradient for this variable."""
         return self._array
 
     def value(self) -> Any:
         """Returns the array itself, not a copy: it shows every later update.
 
-        While a loss is differentiated, what stands for the array in it. On a GPU, the current
-        stream waits for updates on other streams.
+        Inside a loss that is being differentiated, returns the object that stands for the array. On
+        a GPU, the current stream waits for updates on other streams.
         """
         by = recorder()
         if by is not None:
@@ -205,7 +206,7 @@ class Variable(ArrayOperators):
             The variable.
 
         Raises:
-            ValueError: `value` has another shape.
+            ValueError: `value` has another shape, or Python's integers do not fit into the type.
             TypeError: `value` has a type of another kind, as float64 for an integer variable.
         """
         value = self._checked_operand(value)
@@ -246,9 +247,11 @@ class Variable(ArrayOperators):
         if hasattr(array, "dtype"):
             array = to_device(array, self._memory)
         else:
-            array = np.asarray(array)
-            if array.dtype.kind in ("bi" if self.dtype.kind in "iu" else "bif"):
+            given = array = np.asarray(array)
+            if array.dtype.kind in ("biu" if self.dtype.kind in "iu" else "biuf"):
                 array = array.astype(self.dtype)
+                if self.dtype.kind in "iu" and np.any(array != given):
+                    raise ValueError(f'the value for "{self.name}" does not fit into {self.dtype}')
         if array.shape != self.shape:
             raise ValueError(
                 f'"{self.name}" has shape {self.shape}; the value has shape {array.shape}'
@@ -288,9 +291,11 @@ class Variable(ArrayOperators):
         return id(self)
 
     def __getitem__(self, key: Any) -> Any:
+        refuse_masked(key, f'the index for "{self.name}"')
         return self.value()[value_of(key)]
 
     def __setitem__(self, key: Any, value: Any) -> None:
+        refuse_masked(key, f'the index for "{self.name}"')
         refuse_masked(value, f'the value for "{self.name}"')
         with writing(), self._writing():
             self._array[storage_of(key)] = storage_of(value)
@@ -351,10 +356,10 @@ def global_variables() -> list[Variable]:
 
 
 def as_variable(value: Any) -> Variable:
-    """Returns a Variable as it is, and a raw array as the variable that its memory is.
+    """Returns a Variable as it is, and for a raw array a Variable that stands for its memory.
 
     Raises:
-        TypeError: `value` is neither.
+        TypeError: `value` is neither a Variable nor an array.
         ValueError: the array is read-only, or overlaps itself.
         DeviceUnavailableError: the array lives on a device that cannot be used.
     """
@@ -376,6 +381,22 @@ def as_variable(value: Any) -> Variable:
     address = layout.ctypes.data if array.size or device.kind == "cpu" else 0
     identity = identity_of(layout, address, backend.memory_owner(array, address))
     return object.__new__(Variable)._fill(array, identity, device)
+
+
+def checked_list(variables: Any, argument: str) -> list[Any]:
+    """Returns the elements of a list of variables.
+
+    Raises:
+        TypeError: `variables` is one variable, whose rows would be taken for variables; or no list.
+    """
+    if isinstance(variables, Variable | str) or hasattr(variables, "shape"):
+        raise TypeError(f"{argument} must be a list of variables, got {describe(variables)}")
+    try:
+        return list(variables)
+    except TypeError:
+        raise TypeError(
+            f"{argument} must be a list of variables, got {describe(variables)}"
+        ) from None
 
 
 def known_identity(value: Any) -> Identity | None:
@@ -405,7 +426,11 @@ def require_known_owner(variable: Variable) -> None:
 
 
 def _hint(value: Any) -> str:
-    """Says how another library's array can be updated."""
+    """Says what to pass instead of a value that cannot be updated."""
+    if isinstance(value, bool | int | float | list | tuple):
+        return "; make one, as in gpuopt.Variable(value), and keep it"
+    if isinstance(getattr(value, "local", None), Variable):  # a MirroredVariable
+        return "; in a replica, pass its own copy, `variable.local`"
     if not hasattr(value, "__dlpack__"):
         return ""
     return (

@@ -15,10 +15,10 @@
 
 namespace gpuopt {
 
-// What fits into the first-level cache beside the rows that it is added to.
+// Columns that are summed at a time: the sums stay in the first-level cache.
 constexpr long long tile_width = 512;
 
-// Rows lie anywhere in a table: memory is asked for them this long before they are needed.
+// Rows lie anywhere in a table, so each is prefetched this many rows before it is used.
 constexpr long long rows_ahead = 4;
 
 template <class Real>

@@ -1,9 +1,9 @@
-// Compares a kernel with what Python declares of it, while it compiles: see kernel.py.
+// Compares a kernel with its declaration in Python, while it compiles: see kernel.py.
 #pragma once
 
 namespace gpuopt {
 
-// Whether a type is the declared one. Python does not say which memory is only read.
+// Whether a type is the declared one. Python does not declare which memory is only read.
 template <class Type, class Declared>
 constexpr bool is_declared = false;
 template <class Type>

@@ -8,8 +8,8 @@
 
 namespace gpuopt {
 
-// Mirrors `SortedRows` in gpuopt/backends/cuda/structs.py. Kernels read it with __ldg: the compiler
-// cannot know of a pointer in a struct that nothing is written to where it points.
+// Mirrors `SortedRows` in gpuopt/backends/cuda/structs.py. Kernels read its arrays with __ldg: of a
+// pointer in a struct, the compiler cannot know that nothing writes to the memory.
 template <class Key>
 struct SortedRows {
   const Key* keys;                   // the rows in ascending order, [num_rows]

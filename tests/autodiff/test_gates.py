@@ -112,6 +112,22 @@ def test_gate_none_gives_way_with_one_warning_to_an_overridden_hook() -> None:
     assert sizes == [2, 2]
 
 
+@pytest.mark.parametrize("hook", ["compute_gradients", "apply_gradients"])
+def test_gate_none_gives_way_to_a_hook_of_the_instance(hook: str) -> None:
+    v, optimizer = Variable(np.zeros(2), name="v"), sgd(1.0)
+    replaced, calls = getattr(optimizer, hook), []
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        calls.append(hook)
+        return replaced(*arguments, **options)
+
+    setattr(optimizer, hook, counted)
+    with pytest.warns(UserWarning, match=f"overrides {hook}"):
+        optimizer.minimize(lambda: np.sum(v * 1.0), gate_gradients=Gate.GATE_NONE)
+    assert calls == [hook]
+    assert v.numpy().tolist() == [-1, -1]
+
+
 # Gradients and constants that are a variable's own memory
 
 
@@ -152,6 +168,11 @@ def with_a_view_of_storage(a: Variable, b: Variable, optimizer: gpuopt.Optimizer
     return lambda: np.sum((b * 1.0) * a.storage[::-1]) + np.sum(a * 5.0)
 
 
+def with_a_buffer_of_storage(a: Variable, b: Variable, optimizer: gpuopt.Optimizer) -> Any:
+    constant = np.frombuffer(a.storage.data, a.dtype).reshape(a.shape)
+    return lambda: np.sum((b * 1.0) * constant) + np.sum(a * 5.0)
+
+
 def with_a_derivative_that_copies_nothing(
     a: Variable, b: Variable, optimizer: gpuopt.Optimizer
 ) -> Any:
@@ -184,11 +205,25 @@ def with_derivatives_on_demand(a: Variable, b: Variable, optimizer: gpuopt.Optim
         with_slots,
         with_storage,
         with_a_view_of_storage,
+        with_a_buffer_of_storage,
         with_a_derivative_that_copies_nothing,
     ],
 )
 def test_gates_agree_where_gradients_are_other_variables_memory(make_loss: Any) -> None:
     assert ends(Gate.GATE_NONE, make_loss) == ends(Gate.GATE_OP, make_loss)
+
+
+def test_gate_none_sees_a_constant_that_a_variable_has_adopted_through_a_buffer() -> None:
+    constant = np.ones(3, np.float32)
+    a = Variable(np.frombuffer(constant.data, np.float32), copy=False, name="a")
+    b = Variable(np.ones(3, np.float32), name="b")
+    gpuopt.GradientDescentOptimizer(10.0).minimize(
+        lambda: np.sum(b * constant) + np.sum(a * 5.0),
+        var_list=[a, b],
+        gate_gradients=Gate.GATE_NONE,
+    )
+    assert constant.tolist() == [-49] * 3
+    assert b.numpy().tolist() == [-9] * 3
 
 
 def test_gates_agree_where_a_constant_is_lent_memory_of_a_variable() -> None:

@@ -132,3 +132,16 @@ def test_ids_may_be_overwritten_after_the_lookup(language: Language, dtype: type
     ids[1] = 0
     assert language.get(gradient.indices).tolist() == [1, 4]
     assert language.get(gradient.values).tolist() == [[4, 6], [16, 18]]
+
+
+@pytest.mark.parametrize("in_a_loss", [False, True])
+def test_arguments_in_the_wrong_order_are_refused(in_a_loss: bool) -> None:
+    table = Variable(np.ones((3, 2), np.float32), name="table")
+
+    def swapped() -> Any:
+        return gpuopt.embedding_lookup([0, 1], table)
+
+    with pytest.raises(
+        TypeError, match=r"table must be .*got list; .*embedding_lookup\(table, ids"
+    ):
+        gpuopt.AdamOptimizer().minimize(swapped) if in_a_loss else swapped()

@@ -449,6 +449,100 @@ def test_two_optimizers_of_one_name_must_be_told_apart(tmp_path: Path) -> None:
         Saver().restore(path)
     Saver(run.named, optimizers=[run.optimizer]).restore(path)
     del other
+    with pytest.raises(
+        CheckpointError,
+        match=rf'{path} holds no state of an optimizer named "Momentum"; its optimizers: "Adam"',
+    ):
+        Saver(run.named, optimizers=[gpuopt.MomentumOptimizer(0.1, 0.9)]).restore(path)
+
+
+def test_a_variable_or_an_optimizer_alone_is_not_taken_for_a_list() -> None:
+    w, optimizer = Variable(np.ones((2, 3), np.float32), name="w"), gpuopt.AdamOptimizer()
+    with pytest.raises(TypeError, match="var_list must be a list of variables, got Variable of"):
+        Saver(w)
+    with pytest.raises(TypeError, match="var_list must be a list of variables, got AdamOptimizer"):
+        Saver(optimizer)
+    with pytest.raises(TypeError, match="var_list must be a list of variables, got str"):
+        Saver("w")
+    with pytest.raises(TypeError, match="optimizers must be a list of optimizers"):
+        Saver([w], optimizers=optimizer)
+    with pytest.raises(TypeError, match="var_list holds AdamOptimizer, not a Variable"):
+        Saver([w, optimizer])
+
+
+def test_a_raw_array_is_saved_by_the_name_that_a_mapping_gives_it(tmp_path: Path) -> None:
+    array, step = np.ones(3, np.float32), Variable(0, name="global_step", trainable=False)
+    with pytest.raises(TypeError, match=r"var_list holds ndarray of dtype float32.*needs a name"):
+        Saver([array])
+    assert list(load_file(Saver({"w": array}).save(tmp_path / "model"))) == ["w"]
+    optimizer = gpuopt.MomentumOptimizer(0.1, 0.9)
+    optimizer.apply_gradients([(np.ones(3, np.float32), array)])
+    with pytest.raises(ValueError, match=r'slot "momentum" in "Momentum".*Saver\({"w": array}'):
+        Saver().save(tmp_path / "model", step)
+
+
+def test_a_path_that_is_no_file_is_told_from_a_file_that_is_missing(tmp_path: Path) -> None:
+    saver = Saver([Variable([1.0], name="w")])
+    with pytest.raises(ValueError, match="latest_checkpoint returns for a folder without a check"):
+        saver.restore(gpuopt.latest_checkpoint(tmp_path))  # type: ignore[arg-type]
+    with pytest.raises(FileNotFoundError, match=r"is a folder; .* latest_checkpoint\("):
+        saver.restore(tmp_path)
+    with pytest.raises(FileNotFoundError, match="there is no checkpoint"):
+        saver.restore(tmp_path / "model")
+
+
+def two_of_one_name(
+    order: str,
+) -> tuple[dict[str, Variable], dict[str, gpuopt.MomentumOptimizer]]:
+    variables = {name: Variable(np.zeros(2, np.float32), name=name) for name in "ab"}
+    return variables, {name: gpuopt.MomentumOptimizer(1.0, 0.9) for name in order}
+
+
+def step_each(
+    variables: dict[str, Variable], optimizers: dict[str, gpuopt.MomentumOptimizer]
+) -> None:
+    for name, scale in (("a", 1), ("b", 2)):
+        gradient = np.full(2, scale, np.float32)
+        optimizers[name].apply_gradients([(gradient, variables[name])])
+
+
+def test_optimizers_of_one_name_made_in_another_order_do_not_take_each_others_state(
+    tmp_path: Path,
+) -> None:
+    variables, optimizers = two_of_one_name("ab")
+    step_each(variables, optimizers)
+    path = Saver().save(tmp_path / "model")
+    step_each(variables, optimizers)
+    expected = [variable.numpy().tolist() for variable in variables.values()]
+    del variables, optimizers
+
+    variables, optimizers = two_of_one_name("ba")
+    Saver().restore(path)
+    restored = [variable.numpy().tolist() for variable in variables.values()]
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r'"momentum" of "a" went to another .* "Momentum"'):
+            step_each(variables, optimizers)
+    assert [variable.numpy().tolist() for variable in variables.values()] == restored
+    # Where it is said which is which, they go on as the saved run would.
+    del variables, optimizers
+    variables, optimizers = two_of_one_name("ba")
+    in_order = [optimizers[name] for name in "ab"]
+    Saver(list(variables.values()), optimizers=in_order).restore(path)
+    step_each(variables, optimizers)
+    assert [variable.numpy().tolist() for variable in variables.values()] == expected
+
+
+def test_optimizers_of_one_name_made_in_the_saved_order_take_up_new_variables(
+    tmp_path: Path,
+) -> None:
+    variables, optimizers = two_of_one_name("ab")
+    step_each(variables, optimizers)
+    path = Saver().save(tmp_path / "model")
+    Saver().restore(path)
+    late = Variable(np.zeros(2, np.float32), name="late")
+    for optimizer in optimizers.values():
+        optimizer.apply_gradients([(np.ones(2, np.float32), late)])
+    assert late.numpy().tolist() == [-2, -2]
 
 
 def test_latest_checkpoint_is_the_one_saved_last_even_if_the_clock_is_set_back(

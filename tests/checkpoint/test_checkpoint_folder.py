@@ -82,6 +82,15 @@ def test_only_what_was_abandoned_under_the_prefix_is_removed(tmp_path: Path) -> 
         assert names(tmp_path) == sorted(expected)
 
 
+def test_what_was_still_open_at_the_first_save_is_removed_by_a_later_one(tmp_path: Path) -> None:
+    saver = Saver([variable()])
+    with atomic_file.open_aside(tmp_path / "m-6.safetensors"):
+        saver.save(tmp_path / "m", 1)
+        assert len(names(tmp_path)) == 2
+    saver.save(tmp_path / "m", 2)
+    assert names(tmp_path) == ["m-1.safetensors", "m-2.safetensors"]
+
+
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root gives files away")
 def test_what_another_user_has_put_there_is_not_removed(tmp_path: Path) -> None:
     theirs = tmp_path / f".m-1.safetensors.{16 * '0'}.partial"

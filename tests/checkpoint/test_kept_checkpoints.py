@@ -11,6 +11,7 @@ import pytest
 from checkpoint_values import names, value, variable
 
 from gpuopt import Saver
+from gpuopt.checkpoint import checkpoint_writer
 from gpuopt.checkpoint import saver as saver_module
 
 
@@ -101,3 +102,27 @@ def test_savers_of_one_prefix_leave_each_others_checkpoints_alone(tmp_path: Path
         savers[step % 3].save(tmp_path / "m", step)
         savers[step % 3].save(tmp_path / "m", 10 + step)
     assert names(tmp_path) == sorted(f"m-{s}.safetensors" for s in (3, 4, 5, 13, 14, 15))
+
+
+@pytest.mark.parametrize("moment", ["os.replace", "sync_folder"])
+def test_a_save_that_is_interrupted_when_the_file_gets_its_name_counts_if_it_is_there(
+    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    saver = Saver([variable()], max_to_keep=2)
+    first = saver.save(tmp_path / "m", 0)
+    is_there = moment == "sync_folder"
+    target = checkpoint_writer if is_there else os
+    for step in range(1, 6):
+        with monkeypatch.context() as patch:
+            patch.setattr(target, moment.removeprefix("os."), interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                saver.save(tmp_path / "m", step)
+        assert saver.last_checkpoints[0] == first
+        assert len(saver.last_checkpoints) == (1 + step if is_there else 1)
+    saved = saver.save(tmp_path / "m", 6)
+    before = str(tmp_path / "m-5.safetensors") if is_there else first
+    assert saver.last_checkpoints == [before, saved]
+    assert names(tmp_path) == [Path(path).name for path in saver.last_checkpoints]

@@ -350,3 +350,24 @@ def test_a_strategy_needs_devices() -> None:
         MirroredStrategy([])
     with pytest.raises(gpuopt.DeviceUnavailableError):
         MirroredStrategy(["cpu", "gpu:99"])
+
+
+@pytest.mark.parametrize("devices", ["cpu", 2, None])
+def test_devices_are_a_list(devices: Any) -> None:
+    with pytest.raises(TypeError, match=r'devices must be a list, as \["cpu", "cpu"\], got'):
+        MirroredStrategy(devices)
+
+
+@pytest.mark.parametrize("args", [np.ones(2), PerReplica([1, 2]), 3])
+def test_an_argument_alone_is_not_taken_for_all_arguments(args: Any) -> None:
+    called = []
+    with pytest.raises(TypeError, match=rf"args must be a tuple .*got {type(args).__name__}"):
+        MirroredStrategy(["cpu", "cpu"]).run(called.append, args)
+    assert not called
+
+
+def test_a_mirrored_variable_as_a_whole_is_refused_with_a_word_about_its_copies() -> None:
+    w = MirroredStrategy(["cpu", "cpu"]).variable(np.zeros(2, np.float32), name="w")
+    optimizer = gpuopt.GradientDescentOptimizer(1.0)
+    with pytest.raises(TypeError, match=r"got MirroredVariable; in a replica, .*variable\.local"):
+        optimizer.apply_gradients([(np.ones(2, np.float32), w)])

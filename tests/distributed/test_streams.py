@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import fake_cupy
@@ -38,10 +38,9 @@ class LoggingLauncher(EmulatorLauncher):
 
 
 @pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> Log:
-    """Makes gpu:0 usable, for all but kernels, and lists in which order streams do what."""
+def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[Log]:
+    """Makes gpu:0 usable, for all but kernels, and lists the streams' operations in order."""
     log: Log = []
-    monkeypatch.setitem(backends._backends, GPU, CudaBackend(GPU, LoggingLauncher(log)))
     for owner, name in ((fake_cupy, "concatenate"), (fake_cupy.ndarray, "__setitem__")):
         original = getattr(owner, name)
 
@@ -50,7 +49,8 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
             return original(*arguments)
 
         monkeypatch.setattr(owner, name, reads)
-    return log
+    with backends.using(GPU, CudaBackend(GPU, LoggingLauncher(log))):
+        yield log
 
 
 def waits_for_reads(log: Log, writer: int, reader: int) -> bool:

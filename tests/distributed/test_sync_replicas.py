@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 import time
@@ -20,6 +21,7 @@ from gpuopt import (
     DeadlineExceededError,
     IndexedSlices,
     SyncReplicasOptimizer,
+    TowerOptimizer,
     Variable,
     WorkerFailedError,
 )
@@ -362,13 +364,13 @@ def test_a_worker_that_never_pushes_is_named_in_time(policy: Any) -> None:
 
 
 def test_a_thread_that_died_silently_is_named_in_time() -> None:
-    training = Training(2, 2, num_tokens=0, timeout_s=SHORT_S)
-    dead = Call(lambda: training.sync._coordinator.join(1))  # type: ignore[union-attr]
-    del training.workers[1]
-    assert isinstance(dead.join().error, ValueError)  # the main thread has it
-    training.coordinator._threads[1] = dead._thread
+    w, step = Variable(np.zeros(2, np.float32)), new_step()
+    sync = gpuopt.SyncReplicasOptimizer(gpuopt.GradientDescentOptimizer(1.0), 2, 2)
+    sync.start(step, num_tokens=0, timeout_s=SHORT_S)
+    died = Call(lambda: sync.worker(1))
+    assert died.join().error is None
     with pytest.raises(DeadlineExceededError, match="worker 1's thread has ended"):
-        training.push(0)
+        sync.worker(0).apply_gradients([(np.ones(2, np.float32), w)], step)
 
 
 def test_a_gradient_outlives_its_workers_patience() -> None:
@@ -654,7 +656,7 @@ def test_a_global_step_must_be_an_integer_to_tell_late_gradients() -> None:
 def test_wrong_workers_and_second_starts_are_refused() -> None:
     with pytest.raises(ValueError, match="replicas_to_aggregate must be at least 1"):
         SyncReplicasOptimizer(gpuopt.GradientDescentOptimizer(1.0), 0)
-    with pytest.raises(TypeError, match="expected an optimizer"):
+    with pytest.raises(TypeError, match="the optimizer to wrap must be an Optimizer, got"):
         SyncReplicasOptimizer("Adam", 1)  # type: ignore[arg-type]
     sync = SyncReplicasOptimizer(gpuopt.GradientDescentOptimizer(1.0), 1, 2)
     with pytest.raises(ValueError, match=r"start\(\) must be called"):
@@ -669,3 +671,43 @@ def test_wrong_workers_and_second_starts_are_refused() -> None:
         sync.start(new_step())
     coordinator.close()
     sync.start(new_step()).close()
+
+
+@pytest.mark.parametrize("wrap", [lambda adam: SyncReplicasOptimizer(adam, 1), TowerOptimizer])
+def test_an_optimizer_in_a_wrapper_is_saved_as_without_the_wrapper(
+    wrap: Callable[[gpuopt.Optimizer], gpuopt.Optimizer], tmp_path: Path
+) -> None:
+    w = Variable([1.0, -3.0], name="w")
+    adam = gpuopt.AdamOptimizer(0.1)
+    adam.apply_gradients([(w.numpy(), w)])
+    wrapper = wrap(adam)
+    savers = [
+        gpuopt.Saver([w], optimizers=[adam]),
+        gpuopt.Saver([w], optimizers=[wrapper]),
+        gpuopt.Saver([w], optimizers=[adam, wrapper]),
+        gpuopt.Saver(),
+    ]
+    paths = [saver.save(str(tmp_path / str(i))) for i, saver in enumerate(savers)]
+    moments = adam.get_slot(w, "m").numpy().tolist()
+    for saver, path in itertools.product(savers, paths):
+        adam.apply_gradients([(w.numpy(), w)])
+        assert adam.get_slot(w, "m").numpy().tolist() != moments
+        saver.restore(path)
+        assert adam.get_slot(w, "m").numpy().tolist() == moments
+
+
+def test_what_a_worker_saves_can_be_restored_when_the_workers_are_gone(tmp_path: Path) -> None:
+    w, step = Variable([1.0, -3.0], name="w"), new_step()
+    sync = SyncReplicasOptimizer(gpuopt.AdamOptimizer(0.1), 2)
+    saved: list[str] = []
+
+    def train(worker: SyncReplicasWorker) -> None:
+        while worker.local_step < 3:
+            worker.apply_gradients([(w.numpy() * 2, w)], step)
+            if worker.index == 0 and not saved:
+                saved.append(gpuopt.Saver().save(str(tmp_path / "model"), global_step=step))
+
+    sync.run(train, step, token_policy="per_step")
+    assert int(step) == 3
+    gpuopt.Saver().restore(saved[0])
+    assert int(step) < 3

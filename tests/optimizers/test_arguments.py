@@ -95,3 +95,40 @@ def test_slots_start_at_zero_unless_the_class_says_otherwise() -> None:
         optimizer._create_slots([w])
         found = {name: optimizer.get_slot(w, name).numpy()[0] for name in expected}
         assert found == expected
+
+
+def test_a_constructor_that_annotates_nothing_is_answered_with_the_common_arguments_too() -> None:
+    class Own(RuleOptimizer):
+        rule = gpuopt.GradientDescentOptimizer.rule
+
+        def __init__(self, learning_rate, **common):
+            super().__init__(common, learning_rate=learning_rate)
+
+    with pytest.raises(TypeError) as refused:
+        Own(0.1, nmae="x")
+    told, _, known = str(refused.value).partition("; it takes ")
+    assert told == "Own takes no nmae"
+    assert sorted(known.split(", ")) == ["learning_rate", "name", "on_nonfinite", "use_locking"]
+
+
+def test_a_scalar_that_is_no_hyperparameter_is_refused_by_name() -> None:
+    class Own(RuleOptimizer):
+        rule = gpuopt.GradientDescentOptimizer.rule
+
+        def __init__(self, rate: float, **common: Unpack[Common]) -> None:
+            super().__init__(common, rate=rate)
+
+    w = Variable(np.ones(2, np.float32), name="w")
+    expected = (
+        '"gradient_descent" takes the scalar "learning_rate", which is no hyperparameter of Own'
+    )
+    with pytest.raises(TypeError, match=expected):
+        Own(0.1).apply_gradients([(np.ones(2, np.float32), w)])
+    assert (w.numpy() == 1).all()
+
+
+def test_a_rule_without_its_decorator_is_refused_where_the_class_is_defined() -> None:
+    with pytest.raises(TypeError, match=r"rule of Own is a plain function.*@gpuopt\.update_rule"):
+
+        class Own(RuleOptimizer):
+            rule = gpuopt.GradientDescentOptimizer.rule.apply

@@ -6,7 +6,9 @@ import ctypes
 import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,6 +44,13 @@ class FakeCuda:
     def cuDeviceGetName(self, name: Any, size: int, handle: Any) -> int:
         name.value = self._gpus[handle.value]
         return 0
+
+
+def cupy_of_extra(name: str) -> str:
+    """Returns the requirement of CuPy that pyproject.toml has for one of gpuopt's extras."""
+    pyproject = Path(__file__).parents[2] / "pyproject.toml"
+    [requirement] = tomllib.loads(pyproject.read_text())["project"]["optional-dependencies"][name]
+    return str(requirement.partition(";")[0])
 
 
 def install(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
@@ -98,8 +107,8 @@ def test_a_driver_that_fails_gives_its_error_number(
     [
         (availability.Driver("no NVIDIA driver"), (), "no NVIDIA driver"),
         (availability.Driver(None, 11040, ("Tesla K80",)), ("cupy-cuda12x",), "too old"),
-        (ONE_GPU, (), "pip install 'gpuopt[cuda13]'"),
-        (ONE_GPU._replace(cuda_version=12080), (), "pip install 'gpuopt[cuda12]'"),
+        (ONE_GPU, (), f"pip install '{cupy_of_extra('cuda13')}'"),
+        (ONE_GPU._replace(cuda_version=12080), (), f"pip install '{cupy_of_extra('cuda12')}'"),
         (ONE_GPU, ("cupy-cuda12x", "cupy-cuda13x"), "cupy-cuda12x and cupy-cuda13x"),
     ],
 )

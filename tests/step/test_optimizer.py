@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import threading
 import weakref
 from collections.abc import Callable
@@ -528,6 +530,17 @@ def test_subclass_of_a_built_in_may_call_its_step() -> None:
     assert np.array_equal(a.numpy(), b.numpy())
 
 
+def test_sums_of_repeated_rows_may_overflow_without_a_warning_in_a_subclass() -> None:
+    class User(gpuopt.GradientDescentOptimizer):
+        def _apply_sparse(self, grad: IndexedSlices, var: Variable) -> None:
+            super()._apply_sparse(grad, var)
+
+    table = Variable(np.zeros((2, 1), np.float16))
+    slices = IndexedSlices(np.full((2, 1), 6e4, np.float16), [1, 1])
+    User(1.0).apply_gradients([(slices, table)])
+    assert table.numpy().ravel().tolist() == [0, -np.inf]
+
+
 def test_valid_dtypes_may_be_overridden() -> None:
     class Halves(gpuopt.GradientDescentOptimizer):
         def _valid_dtypes(self) -> Any:
@@ -538,6 +551,13 @@ def test_valid_dtypes_may_be_overridden() -> None:
     assert half.numpy().tolist() == [0.5, 0.5]
     with pytest.raises(ValueError, match="Invalid type float32"):
         Halves(0.5).apply_gradients([(ones(2), Variable(ones(2)))])
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_copies_of_an_optimizer_are_refused_with_what_to_do(copied: Any) -> None:
+    optimizer = gpuopt.MomentumOptimizer(0.1, 0.9)
+    with pytest.raises(TypeError, match=r"MomentumOptimizer cannot be copied.*state_dict\(\)"):
+        copied(optimizer)
 
 
 def test_variables_without_a_gradient_get_no_slots() -> None:

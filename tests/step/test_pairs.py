@@ -1,4 +1,4 @@
-"""Which memory one call may write."""
+"""Which memory one call may write, and errors that name the variable."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import gpuopt
-from gpuopt import Variable
-from gpuopt.step.pairs import refuse_shared_memory
+from gpuopt import IndexedSlices, Variable
+from gpuopt.step.overlap import refuse_shared_memory
 from gpuopt.variables.variable import as_variable
 
 
@@ -55,3 +55,80 @@ def test_a_slot_owns_its_memory_until_something_is_made_on_it() -> None:
     _, slot = variable_with_slot()
     assert slot.owns_memory
     assert not Variable(slot.storage, copy=False).owns_memory
+
+
+class HookMomentum(gpuopt.MomentumOptimizer):
+    def _apply_dense(self, grad: Any, var: Variable) -> None:
+        super()._apply_dense(grad, var)
+
+
+@pytest.mark.parametrize("optimizer", [gpuopt.MomentumOptimizer, HookMomentum])
+def test_a_variable_and_its_slot_are_refused_in_one_call(optimizer: Any) -> None:
+    v = Variable(np.zeros(3, np.float32), name="v")
+    momentum, ones = optimizer(1.0, 0.5), np.ones(3, np.float32)
+    step = Variable(0, name="step")
+    momentum.apply_gradients([(ones, v)])
+    slot = momentum.get_slot(v, "momentum")
+    for pairs in ([(ones, v), (ones, slot)], [(ones, slot.storage[1:]), (ones, v)]):
+        for counter in (None, step):
+            pairs = [(ones[: len(variable)], variable) for _, variable in pairs]
+            with pytest.raises(ValueError, match="would be written twice, once of it as a slot"):
+                momentum.apply_gradients(pairs, global_step=counter)
+    assert (v.numpy().tolist(), slot.numpy().tolist(), int(step)) == ([-1] * 3, [1] * 3, 0)
+    momentum.apply_gradients([(ones, slot)])  # by itself, it is a variable like others
+    assert slot.numpy().tolist() == [0] * 3
+
+
+class Raising:
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        raise self.error
+
+
+class RaisingWithDtype(Raising):
+    dtype = np.dtype(np.float32)
+
+
+@pytest.mark.parametrize("gradient", [Raising, RaisingWithDtype])
+@pytest.mark.parametrize(
+    ("make_error", "expected"),
+    [
+        (lambda: ValueError("inner"), ValueError),
+        (lambda: TypeError("inner"), TypeError),
+        (lambda: UnicodeDecodeError("ascii", b"", 0, 1, "inner"), ValueError),
+        (lambda: RuntimeError("inner"), RuntimeError),
+        (lambda: MemoryError("inner"), MemoryError),
+    ],
+)
+def test_what_a_gradients_own_code_raises_names_the_variable(
+    gradient: Any, make_error: Any, expected: type[Exception]
+) -> None:
+    error = make_error()
+    w = Variable(np.zeros(2, np.float32), name="w")
+    with pytest.raises(expected, match="inner") as raised:
+        gpuopt.MomentumOptimizer(0.1, 0.9).apply_gradients([(gradient(error), w)])
+    assert error in (raised.value, raised.value.__cause__)
+    said = [str(raised.value), *getattr(raised.value, "__notes__", [])]
+    assert 'gradient for "w"' in " ".join(said)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        (lambda values, rows: setattr(rows, "dtype", np.int16), TypeError, "got int16"),
+        (lambda values, rows: setattr(rows, "shape", (1, 2)), ValueError, r"shape \(1, 2\)"),
+        (lambda values, rows: setattr(values, "shape", (4,)), ValueError, "4 rows of values"),
+    ],
+)
+def test_slices_that_are_changed_in_place_are_refused_with_the_variables_name(
+    change: Any, error: type[Exception], words: str
+) -> None:
+    table = Variable(np.zeros((9, 2), np.float32), name="table")
+    values, rows = np.ones((2, 2), np.float32), np.array([0, 1])
+    slices = IndexedSlices(values, rows)
+    change(values, rows)
+    with pytest.raises(error, match=f'gradient for "table": IndexedSlices .*{words}'):
+        gpuopt.MomentumOptimizer(0.1, 0.9).apply_gradients([(slices, table)])

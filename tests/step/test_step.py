@@ -10,6 +10,7 @@ import pytest
 
 import gpuopt
 from gpuopt import IndexedSlices, Variable
+from gpuopt.step import rule_updates
 
 KNOWN = 6  # Steps after which nothing of a list of variables is new any more.
 
@@ -110,6 +111,101 @@ def test_a_constraint_that_steps_the_same_adam_does_not_change_the_outer_steps_n
     assert float(power) == 0.5 * 0.25 * 0.5
 
 
+@pytest.mark.parametrize("hook", ["_create_slots", "_prepare", "_scalars", "_initial_slot_values"])
+def test_a_hook_that_changes_a_gradient_in_place_is_noticed(hook: str) -> None:
+    gradient, changes = np.ones(4, np.float32), False
+
+    def change(self: Any, *arguments: Any) -> Any:
+        if changes:
+            gradient.dtype = np.int32
+        return getattr(gpuopt.MomentumOptimizer, hook)(self, *arguments)
+
+    optimizer = type("Changing", (gpuopt.MomentumOptimizer,), {hook: change})(1.0, 0.9)
+    known = zeros(4)
+    for _ in range(KNOWN):
+        optimizer.apply_gradients([(gradient, known)])
+    changes = True
+    new = zeros(4)
+    # What is known has its slots.
+    for v in [new] if "slot" in hook else [known, new]:
+        before = v.numpy()
+        gradient.dtype = np.float32
+        with pytest.raises(TypeError, match="has dtype int32"):
+            optimizer.apply_gradients([(gradient, v)])
+        assert np.array_equal(v.numpy(), before)
+
+
+def test_a_hook_of_the_instance_that_changes_a_gradient_in_place_is_noticed() -> None:
+    v, gradient = zeros(4), np.ones(4, np.float32)
+    optimizer = gpuopt.GradientDescentOptimizer(1.0)
+    optimizer.apply_gradients([(gradient, v)])
+    prepare = optimizer._prepare
+
+    def change() -> None:
+        gradient.dtype = np.int32
+        prepare()
+
+    optimizer._prepare = change  # type: ignore[method-assign]
+    with pytest.raises(TypeError, match="has dtype int32"):
+        optimizer.apply_gradients([(gradient, v)])
+    assert v.numpy().tolist() == [-1] * 4
+
+
+@pytest.mark.parametrize("known", [0, KNOWN])
+def test_a_gradient_whose_conversion_changes_another_is_noticed(known: int) -> None:
+    class Changing:
+        changes = False
+
+        def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+            if self.changes:
+                gradient.dtype = np.int32
+            return np.ones(2, np.float32)
+
+    v, w, gradient = zeros(4), zeros(2, name="w"), np.ones(4, np.float32)
+    optimizer = gpuopt.GradientDescentOptimizer(1.0)
+    for _ in range(known):
+        optimizer.apply_gradients([(gradient, v), (Changing(), w)])
+    Changing.changes = True
+    with pytest.raises(TypeError, match='"v" has dtype int32'):
+        optimizer.apply_gradients([(gradient, v), (Changing(), w)])
+    assert (v.numpy()[0], w.numpy()[0]) == (-known, -known)
+
+
+def test_a_gradient_whose_conversion_changes_the_list_of_pairs_does_not_change_the_step() -> None:
+    class Changing:
+        def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+            pairs[1:] = [([5.0, 5.0], c)]
+            return np.ones(2, np.float32)
+
+    a, b, c = zeros(2, name="a"), zeros(2, name="b"), zeros(2, name="c")
+    pairs: list[Any] = [(Changing(), a), ([1.0, 1.0], b)]
+    gpuopt.GradientDescentOptimizer(1.0).apply_gradients(pairs)
+    assert [float(each.numpy()[0]) for each in (a, b, c)] == [-1, -1, 0]
+
+
+@pytest.mark.parametrize("base", [gpuopt.GradientDescentOptimizer, gpuopt.AdamOptimizer])
+def test_a_hook_that_steps_the_same_optimizer_does_not_change_later_variables_numbers(
+    base: Any,
+) -> None:
+    """All variables of a call are updated by its own numbers: Adam's powers of beta, too."""
+    w, is_inside = zeros(2, name="w"), False
+    one, rates = np.ones(2, np.float32), iter([1.0, 100.0])
+
+    def apply_dense(self: Any, grad: Any, var: Any) -> None:
+        nonlocal is_inside
+        base._apply_dense(self, grad, var)
+        if var.name == "a" and not is_inside:
+            is_inside = True
+            self.apply_gradients([(one, w)])
+            is_inside = False
+
+    optimizer = type("Stepping", (base,), {"_apply_dense": apply_dense})(lambda: next(rates))
+    a, b = zeros(2, name="a"), zeros(2, name="b")
+    optimizer.apply_gradients([(one, a), (one, b)])
+    assert a.numpy()[0] == b.numpy()[0] != 0
+    assert w.numpy()[0] < -50
+
+
 # Memory that one call reads and writes
 
 
@@ -129,6 +225,15 @@ def test_a_sparse_gradient_in_another_table_is_read_before() -> None:
     pairs = [(tens, table), (IndexedSlices(table.storage, rows), other)]
     gpuopt.GradientDescentOptimizer(1.0).apply_gradients(pairs)
     assert np.all(other.numpy() == -1)
+
+
+def test_a_sparse_gradient_in_one_of_many_tables_is_read_before() -> None:
+    tables = [Variable(np.ones((4, 2), np.float32)) for _ in range(20)]
+    rows = np.arange(4)
+    pairs = [(IndexedSlices(np.full((4, 2), 10, np.float32), rows), each) for each in tables]
+    pairs[15] = (IndexedSlices(tables[3].storage, rows), tables[15])
+    gpuopt.GradientDescentOptimizer(1.0).apply_gradients(pairs)
+    assert [float(each.numpy()[0, 0]) for each in tables] == [-9.0] * 15 + [0.0] + [-9.0] * 4
 
 
 def test_a_gradient_in_a_slot_is_read_before() -> None:
@@ -151,6 +256,49 @@ def test_a_gradient_in_a_variable_of_another_dtype_is_read_before() -> None:
         [(np.ones(8, np.float16), half), (buffer, w)]
     )
     assert np.array_equal(w.numpy(), expected)
+
+
+class Hooked(gpuopt.MomentumOptimizer):
+    """Updates its variables one after the other."""
+
+    def _apply_dense(self, grad: Any, var: Any) -> None:
+        super()._apply_dense(grad, var)
+
+    def _apply_sparse(self, grad: Any, var: Any) -> None:
+        super()._apply_sparse(grad, var)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("gpu:0", marks=pytest.mark.emulator)])
+@pytest.mark.parametrize("memory", ["variable", "slot"])
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_a_gradient_that_an_earlier_hook_writes_is_read_before(
+    is_sparse: bool, memory: str, device: str, request: pytest.FixtureRequest
+) -> None:
+    if device != "cpu":
+        request.getfixturevalue("emulated_gpus")
+    ones = np.ones((3, 2), np.float32)
+    a = Variable(ones, name="a", device=device)
+    b = Variable(np.zeros_like(ones), name="b", device=device)
+    optimizer = Hooked(1.0, 0.5)
+    optimizer.apply_gradients([(ones, a)])
+    a.assign(ones)
+    of_a = a if memory == "variable" else optimizer.get_slot(a, "momentum")
+    assert of_a is not None
+    array = of_a.storage
+    gradient = IndexedSlices(array, [0, 1, 2]) if is_sparse else array
+    optimizer.apply_gradients([(10 * ones, a), (gradient, b)])
+    assert np.all(b.numpy() == -1)
+
+
+def test_a_hook_may_write_the_variable_before_it_reads_a_gradient_in_its_memory() -> None:
+    class WritesFirst(gpuopt.GradientDescentOptimizer):
+        def _apply_dense(self, grad: Any, var: Any) -> None:
+            var.assign(np.zeros(2, np.float32))
+            var.assign_sub(grad)
+
+    v = Variable(np.float32([3, 4]))
+    WritesFirst(1.0).apply_gradients([(v, v)])
+    assert v.numpy().tolist() == [-3, -4]
 
 
 @pytest.mark.parametrize("known", [0, KNOWN])
@@ -268,3 +416,56 @@ def test_an_error_before_anything_is_written_has_no_such_note() -> None:
     with pytest.raises(ValueError, match="shape") as raised:
         gpuopt.GradientDescentOptimizer(1.0).apply_gradients([(np.ones(3, np.float32), v)])
     assert not getattr(raised.value, "__notes__", [])
+
+
+def test_an_error_in_finish_says_what_was_written() -> None:
+    class Failing(gpuopt.GradientDescentOptimizer):
+        def _finish(self, update_ops: Any, name_scope: str) -> None:
+            raise OSError("no more")
+
+    v, step = zeros(2), Variable(0, name="step")
+    with pytest.raises(OSError, match="no more") as raised:
+        Failing(1.0).apply_gradients([(np.ones(2, np.float32), v)], step)
+    [note] = raised.value.__notes__
+    assert 'Updated: "v".' in note
+    assert (v.numpy()[0], int(step)) == (-1, 0)
+
+
+def test_an_error_between_gradients_says_all_that_was_written() -> None:
+    def fail(array: Any) -> Any:
+        raise OSError("no more")
+
+    a = zeros(2, name="a")
+    b = Variable(np.zeros(2, np.float32), name="b", constraint=fail)
+    with pytest.raises(OSError, match="no more") as raised:
+        gpuopt.GradientDescentOptimizer(1.0).minimize(
+            lambda: np.sum(b * 2) + np.sum(a * 1), gate_gradients=gpuopt.Optimizer.GATE_NONE
+        )
+    [note] = raised.value.__notes__
+    assert (a.numpy()[0], b.numpy()[0]) == (-1, -2)
+    assert 'Updated: "a", "b".' in note
+
+
+# What is known
+
+
+def test_more_variables_than_lists_are_kept_stay_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = 0
+
+    class Counted(rule_updates.Group):
+        def __init__(self, *arguments: Any) -> None:
+            nonlocal made
+            made += 1
+            super().__init__(*arguments)
+
+    monkeypatch.setattr(rule_updates, "Group", Counted)
+    variables, gradient = [zeros(2) for _ in range(400)], np.ones(2, np.float32)
+    optimizer = gpuopt.MomentumOptimizer(1.0, 0.9)
+    for _ in range(3):
+        for variable in variables:
+            optimizer.apply_gradients([(gradient, variable)])
+    assert made == len(variables)
+    # A list that is another in each step is not kept for ever.
+    for number in range(600):
+        optimizer.apply_gradients([(gradient, v) for v in variables[: 2 + number % 300]])
+    assert made <= len(variables) + 600

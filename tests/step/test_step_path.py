@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import sys
 from pathlib import Path
@@ -33,11 +34,15 @@ def path_of(step: Any) -> StepPath:
         if event == "call" and code.co_filename.startswith(PACKAGE) and code.co_name[0] != "<":
             files.append(code.co_filename)
 
+    # A collection would call what drops dead variables.
+    gc.collect()
+    gc.disable()
     sys.setprofile(enter)
     try:
         step()
     finally:
         sys.setprofile(None)
+        gc.enable()
     moves = sum(before != after for before, after in itertools.pairwise(files))
     return StepPath(len(files), len(set(files)), moves)
 

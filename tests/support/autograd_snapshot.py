@@ -1,4 +1,4 @@
-"""What autograd is made of and what it computes, to be compared before and after our losses.
+"""Records autograd's tables and results, to compare them before and after gpuopt's losses.
 
 Run as a program, prints the differences. It must be a process in which nothing else has imported
 gpuopt.
@@ -21,7 +21,7 @@ from autograd.tracer import new_box, notrace_primitives, trace_primitives_map
 
 X = np.array([[1.0, 2.0], [4.0, 0.5]], np.float32)
 MASKED = np.array([[0.0, -np.inf], [-np.inf, -np.inf]])
-# What gpuopt does otherwise than autograd, or did once, and what autograd refuses.
+# Functions for which gpuopt's derivatives differ from autograd's, or once did; and refused ones.
 FUNCTIONS: dict[str, tuple[Callable[[Any], Any], np.ndarray]] = {
     "logsumexp at infinity": (lambda x: special.logsumexp(x), MASKED),
     "logsumexp with weights": (lambda x: anp.sum(special.logsumexp(x, axis=1, b=X)), X),

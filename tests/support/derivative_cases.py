@@ -505,7 +505,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     **{f"fft.{name}2": {"out": _BUFFER} for name in ("fft", "ifft", "rfft", "irfft")},
     **{f"fft.{name}n": {"out": _BUFFER} for name in ("fft", "ifft", "rfft", "irfft")},
 }
-# Of every ufunc.
+# The same for every ufunc.
 REFUSED_OF_UFUNCS: dict[str, Any] = {
     "out": np.zeros((2, 3)),
     "where": MASK,

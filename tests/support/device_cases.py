@@ -193,7 +193,7 @@ def check_against_numpy(
 ) -> None:
     """Takes each step on the device and, from the state before it, in numpy.
 
-    So each step's bound is that of one step; and what a step computes by itself, both round alike.
+    So rounding errors do not add up over the steps, and each step's bound is that of a single step.
     """
     ours = Run(name, arguments, variables)
     numpys = Run(name, arguments, [Variable(array) for array in ours.values(device.get)])
@@ -217,12 +217,12 @@ def check_step(
 ) -> int:
     """Compares one array after a step; denormals are left out.
 
-    No element may be further from numpy's than BOUND eps x (|w| + the array's largest update), or
-    if it may jump, than this and twice the largest update: it may have gone the other way.
+    No element may be further from numpy's than BOUND eps x (|w| + the array's largest update). If
+    the rule is discontinuous, twice the largest update is added: it may have the other sign.
 
     Returns:
-        How many are further than BOUND eps x (|w| + their own update): terms of an update, each as
-        large as others' updates, may cancel, and then their rounding is what is left.
+        How many elements are further off than BOUND eps x (|w| + their own update): large terms of
+        an update may cancel, and then the terms' rounding is most of what is left.
     """
     info = ml_dtypes.finfo(expected.dtype)
     assert (got.dtype, got.shape) == (expected.dtype, expected.shape)

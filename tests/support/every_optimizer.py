@@ -69,9 +69,9 @@ class Configuration(NamedTuple):
     """An exported optimizer, or a variant of it that has a rule of its own.
 
     Attributes:
-        identifier: In the names of tests.
-        name: The class.
-        arguments: For `make`.
+        identifier: The part of a test's name.
+        name: The optimizer's name.
+        arguments: The arguments for `make`.
     """
 
     identifier: str
@@ -109,9 +109,9 @@ def own_step(optimizer: RuleOptimizer) -> gpuopt.Variable | None:
 
 
 def rules_of_each_shape() -> list[UpdateRule]:
-    """One rule for each number of slots, as the loops around a rule depend on nothing else of it.
+    """Returns a rule for each number of slots: the loops around a rule depend on nothing else.
 
-    Of several, the one that most optimizers have.
+    If several rules have a number of slots, it is the rule that most optimizers use.
     """
     uses = Counter(make(name, arguments).rule for _, name, arguments in CONFIGURATIONS)
     by_slots: dict[int, UpdateRule] = {}
@@ -121,12 +121,13 @@ def rules_of_each_shape() -> list[UpdateRule]:
 
 
 class Shape(NamedTuple):
-    """What the code around an optimizer's rule depends on. The rule's arithmetic is none of it.
+    """The properties of an optimizer that the code around its rule depends on.
 
     Attributes:
-        num_slots: Of its rule.
+        num_slots: The number of its rule's slots.
         touches_all_rows: Whether a sparse gradient updates rows that it does not name.
-        overridden: Methods of RuleOptimizer that its class overrides, but for the slots' values.
+        overridden: The methods of RuleOptimizer that its class overrides, but for
+            `_initial_slot_values`.
     """
 
     num_slots: int

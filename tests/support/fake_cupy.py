@@ -71,7 +71,7 @@ class ndarray:
 
     @property
     def flags(self) -> Any:
-        """CuPy's have no `writeable`."""
+        """The flags that CuPy's arrays have; `writeable` is not among them."""
         return _Flags(self._host.flags.c_contiguous, self._host.flags.f_contiguous)
 
     def __getitem__(self, index: Any) -> ndarray:
@@ -85,8 +85,8 @@ class ndarray:
         _check_device(self)
         self._host.fill(_operand(value))
 
-    def view(self, dtype: Any) -> ndarray:
-        return self._on_same_memory(self._host.view(dtype))
+    def view(self, dtype: Any = None) -> ndarray:
+        return self._on_same_memory(self._host.view(self._host.dtype if dtype is None else dtype))
 
     def _on_same_memory(self, result: Any) -> ndarray:
         if isinstance(result, np.ndarray) and np.may_share_memory(result, self._host):
@@ -318,7 +318,7 @@ def _of_numpy(name: str) -> Callable[..., Any]:
 
 
 def __getattr__(name: str) -> Any:
-    """Whatever else numpy has, CuPy is taken to have; where it is installed, this is looked up."""
+    """Returns numpy's function of this name; CuPy must have it, too, where CuPy is installed."""
     if name.startswith("_"):
         raise AttributeError(name)
     return _of_numpy(name)

@@ -35,12 +35,12 @@ class Mutant(NamedTuple):
     """One change.
 
     Attributes:
-        what: What it breaks.
-        file: Where.
-        old: What stands there, once.
-        new: What is put in its place.
-        sanitizer: "address" or "thread" where values alone may not show it.
-        explained: Why nothing can notice.
+        what: Describes the defect.
+        file: The file to change.
+        old: The text to replace, which occurs once in the file.
+        new: The text that replaces it.
+        sanitizer: "address" or "thread", if wrong values alone may not show the defect.
+        explained: Why no test can notice the defect, if none can.
         tests: The files that should notice it.
     """
 
@@ -62,7 +62,7 @@ def notices(mutant: Mutant, libraries: str) -> str:
     """Returns what noticed the mutant, or "" if nothing did.
 
     Args:
-        mutant: What is changed.
+        mutant: The change.
         libraries: A folder for compiled kernels, which several mutants may share.
     """
     with TemporaryDirectory() as folder:

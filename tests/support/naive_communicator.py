@@ -1,6 +1,6 @@
 """A communicator that is slow and simple: every rank sends every value to every other rank.
 
-It implements the protocol and nothing besides. What trains over it uses nothing else.
+It implements the protocol and nothing else, so code that trains over it uses the protocol alone.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Socket:
         self._connection = Connection(descriptor)
 
     def send(self, message: Any) -> None:
-        # If the other process has ended, who waits for it will notice.
+        # If the other process has ended, the ranks that wait for it will notice.
         with contextlib.suppress(ConnectionError):
             self._connection.send(message)
 
@@ -196,7 +196,7 @@ class ProcessGroup(RankGroup):
         """Takes over what joins the processes.
 
         Args:
-            ranks: Those of this process.
+            ranks: The ranks of this process.
             sockets: From (a rank of this process, one of another) to the descriptor of a socket.
             timeout_s: How long a rank waits for the others.
         """

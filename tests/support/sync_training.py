@@ -88,7 +88,7 @@ class Training:
 
 
 class SlowDescent(gpuopt.GradientDescentOptimizer):
-    """An optimizer whose update takes until it is told to end."""
+    """An optimizer whose update waits until a test lets it end."""
 
     def __init__(self) -> None:
         super().__init__(1.0)

@@ -1,4 +1,4 @@
-"""Writes what README.md and docs/ say of each optimizer, from the exported classes.
+"""Writes the tables of optimizers in README.md and docs/, from the exported classes.
 
 .venv/bin/python tests/support/tables.py
 """

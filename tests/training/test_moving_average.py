@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -90,6 +91,30 @@ def test_integer_variable_is_refused_before_any_average_changes() -> None:
     assert average.average(w) is None
 
 
+def test_function_of_another_shape_is_refused_before_any_average_changes() -> None:
+    w, shape = Variable([1.0], name="w"), (2,)
+    average = ExponentialMovingAverage(0.5)
+
+    def total() -> Any:
+        return np.ones(shape, np.float32)
+
+    average.apply([w, total])
+    w.assign([3.0])
+    shape = (3,)
+    with pytest.raises(ValueError, match=r'"total/.*" has shape \(2,\).* has shape \(3,\)'):
+        average.apply([w, total])
+    assert average.average(w).numpy().tolist() == [1]
+
+
+def test_average_may_overflow_without_a_warning() -> None:
+    w = Variable(np.float16([6e4]))
+    average = ExponentialMovingAverage(0.5)
+    average.apply([w])
+    w.assign(np.float16([-6e4]))
+    average.apply([w])
+    assert average.average(w).numpy().tolist() == [-np.inf]
+
+
 def test_raw_array_is_averaged_while_its_memory_lives() -> None:
     w = np.ones(3, np.float32)
     average = ExponentialMovingAverage(0.5)
@@ -109,3 +134,15 @@ def test_bfloat16_averages_in_float32() -> None:
     w.assign(np.full(2, 3, ml_dtypes.bfloat16))
     average.apply([w])
     assert average.average(w).numpy().astype(np.float32).tolist() == [2, 2]
+
+
+def test_a_variable_alone_is_not_taken_for_a_list() -> None:
+    w = Variable(np.ones((2, 3), np.float32), name="w")
+    average = ExponentialMovingAverage(0.9)
+    with pytest.raises(TypeError, match="var_list must be a list of variables, got Variable of"):
+        average.apply(w)
+    with pytest.raises(TypeError, match="var_list must be a list of variables, got ndarray"):
+        average.track(np.ones((2, 3), np.float32))
+    with pytest.raises(TypeError, match="var_list must be a list of variables, got function"):
+        average.apply(lambda: np.float32(1))
+    assert average.average(w) is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,9 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from interrupt_at import Interrupt, InterruptAt
 
 import gpuopt
-from gpuopt import DeadlineExceededError, ExponentialMovingAverage, Variable
+from gpuopt import DeadlineExceededError, ExponentialMovingAverage, Variable, locks
 from gpuopt.distributed import MirroredStrategy
 from gpuopt.variables import gate
 from gpuopt.variables.gate import between_writes, writing
@@ -248,7 +248,7 @@ def test_a_hook_that_makes_and_writes_variables_does_not_lock_out_who_saves() ->
 
 @pytest.fixture
 def short_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate, "_DEADLINE_S", 0.1)
+    monkeypatch.setattr(locks, "DEADLINE_S", 0.1)
 
 
 @pytest.mark.usefixtures("short_deadline")
@@ -278,32 +278,6 @@ def test_a_save_that_goes_on_is_waited_for_beyond_the_deadline() -> None:
 
 
 # Interrupts.
-
-
-class Interrupt(BaseException):
-    pass
-
-
-class InterruptAt:
-    """Raises in this thread as a signal handler does: at a call's beginning, or after a built-in.
-
-    Counts those moments; `moment` says at which.
-    """
-
-    def __init__(self, moment: int) -> None:
-        self.left = moment
-
-    def __enter__(self) -> None:
-        sys.setprofile(self)
-
-    def __exit__(self, *error: Any) -> None:
-        sys.setprofile(None)
-
-    def __call__(self, frame: Any, event: str, argument: Any) -> None:
-        if event in ("call", "c_return") and frame.f_code is not InterruptAt.__exit__.__code__:
-            self.left -= 1
-            if self.left == 0:
-                raise Interrupt
 
 
 def test_an_exception_at_any_moment_leaves_the_gate_open() -> None:

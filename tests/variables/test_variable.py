@@ -7,6 +7,7 @@ import pickle
 import re
 import sys
 import threading
+import weakref
 from typing import Any
 
 import ml_dtypes
@@ -43,7 +44,8 @@ def test_adopted_array_is_updated_itself() -> None:
     v = Variable(array, copy=False)
     v.assign_add([1.0, 2.0, 3.0])
     assert array.tolist() == [1, 2, 3]
-    assert v.value() is array
+    assert np.shares_memory(v.value(), array)
+    assert v.value() is v.storage
 
 
 @pytest.mark.parametrize(
@@ -125,6 +127,22 @@ def test_assignments_check_shape_and_kind_and_write_in_place() -> None:
         counter.assign_add(0.5)
     assert int(counter.assign_add(1)) == 1
     assert storage.tolist() == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [(np.int32, 2**40), (np.uint8, 300), (np.uint8, -1), (np.int8, 128)],
+)
+@pytest.mark.parametrize("method", ["assign", "assign_add", "assign_sub"])
+def test_pythons_integers_that_do_not_fit_are_not_assigned(
+    method: str, dtype: Any, value: int
+) -> None:
+    v = Variable(np.ones(2, dtype), name="v")
+    with pytest.raises(ValueError, match=f'"v" does not fit into {np.dtype(dtype)}'):
+        getattr(v, method)([0, value])
+    assert v.numpy().tolist() == [1, 1]
+    limit = np.iinfo(dtype).max
+    assert v.assign([0, int(limit)]).numpy().tolist() == [0, limit]
 
 
 def test_arithmetic_works_from_both_sides_and_gives_arrays() -> None:
@@ -272,7 +290,50 @@ def test_a_deep_copy_of_a_model_has_one_variable_for_each() -> None:
     assert first is not v
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("size", [4, 400_000])
+@pytest.mark.parametrize(
+    ("attribute", "value"),
+    [("dtype", np.float64), ("dtype", np.int32), ("shape", (2, -1)), ("strides", (0,))],
+)
+def test_an_adopted_variable_keeps_its_form_when_its_array_takes_another(
+    size: int, attribute: str, value: Any
+) -> None:
+    array = np.zeros(size, np.float32)
+    v = Variable(array, name="v", copy=False)
+    optimizer = gpuopt.MomentumOptimizer(1.0, 0.5)
+    gradient = np.ones(size, np.float32)
+    optimizer.apply_gradients([(gradient, v)])
+    setattr(array, attribute, value)
+    optimizer.apply_gradients([(gradient, v)])
+    assert (v.shape, v.dtype) == ((size,), np.float32)
+    assert (v.numpy() == -2.5).all()
+    assert (v.storage.ctypes.data, v.storage.strides) == (array.ctypes.data, (4,))
+    with pytest.raises(TypeError, match='"v" has dtype float64'):
+        optimizer.apply_gradients([(np.ones(size), v)])
+
+
+def test_an_adopted_array_is_kept_and_shared() -> None:
+    memory = np.arange(6, dtype=np.float32)
+    v = Variable(memory[2:5], copy=False)
+    assert np.shares_memory(v.storage, memory)
+    v.assign_add(np.ones(3, np.float32))
+    assert memory.tolist() == [0, 1, 3, 4, 5, 5]
+    owner = weakref.ref(memory)
+    del memory
+    assert v.numpy().tolist() == [3, 4, 5]
+    del v
+    assert owner() is None
+
+
 masked = np.ma.masked_array(np.float32([1, 2]), mask=[False, True])
+
+
+def load(slots: Any, non_slots: Any) -> None:
+    optimizer = gpuopt.MomentumOptimizer(0.1, 0.9)
+    state = optimizer.state_dict()
+    state["slots"], state["non_slots"] = {"momentum": slots}, non_slots
+    optimizer.load_state_dict(state)
 
 
 @pytest.mark.parametrize(
@@ -288,6 +349,30 @@ masked = np.ma.masked_array(np.float32([1, 2]), mask=[False, True])
         (lambda v: gpuopt.IndexedSlices(masked, [0, 1]), "IndexedSlices values"),
         (lambda v: gpuopt.IndexedSlices([1.0, 2.0], masked.astype(int)), "IndexedSlices indices"),
         (lambda v: gpuopt.embedding_lookup(v, masked.astype(int)), "ids"),
+        (lambda v: gpuopt.embedding_lookup(masked, [0, 1]), "the table"),
+        (lambda v: v.__setitem__(masked.astype(bool), 1.0), 'the index for "w"'),
+        (lambda v: v[masked.astype(bool)], 'the index for "w"'),
+        (
+            lambda v: gpuopt.GradientDescentOptimizer(0.1).minimize(
+                lambda: v * 2, grad_loss=masked
+            ),
+            "grad_loss",
+        ),
+        (
+            lambda v: gpuopt.GradientDescentOptimizer(0.1).compute_gradients(
+                gpuopt.with_gradients(lambda: (1.0, {v: masked}))
+            ),
+            'the gradient for "w"',
+        ),
+        (
+            lambda v: gpuopt.GradientDescentOptimizer(0.1).compute_gradients(
+                gpuopt.with_gradients(lambda: (1.0, [masked])), [v]
+            ),
+            'the gradient for "w"',
+        ),
+        (lambda v: load({"w": masked}, {}), 'slot "momentum" of "w"'),
+        (lambda v: load({"late": masked}, {}), 'slot "momentum" of "late"'),
+        (lambda v: load({}, {"power": masked}), '"power"'),
         (lambda v: gpuopt.ExponentialMovingAverage(0.9).apply([masked]), "the variable"),
         (
             lambda v: gpuopt.ExponentialMovingAverage(0.9).apply([v, lambda: masked]),
@@ -310,6 +395,53 @@ def test_masked_arrays_are_refused_by_name(use: Any, what: str) -> None:
     with pytest.raises(TypeError, match=f"{re.escape(what)} is a masked array; fill it first"):
         use(v)
     assert v.numpy().tolist() == [5, 6]
+
+
+@pytest.mark.parametrize(
+    ("use", "what"),
+    [
+        (lambda v: Variable([5.0, np.ma.masked], name="x"), 'the value of "x"'),
+        (lambda v: Variable([masked, masked], name="x"), 'the value of "x"'),
+        (lambda v: Variable([[[1.0]], [(masked[1],)]], name="x"), 'the value of "x"'),
+        (lambda v: Variable(lambda: [masked], name="x"), 'the value of "x"'),
+        (lambda v: v.assign([5.0, masked[1]]), 'the value for "w"'),
+        (lambda v: v.__iadd__([5.0, masked[1]]), 'the operand for "w"'),
+        (lambda v: v.__setitem__(slice(None), [5.0, masked[1]]), 'the value for "w"'),
+        (lambda v: v.__setitem__((masked.astype(bool),), 1.0), 'the index for "w"'),
+        (
+            lambda v: gpuopt.GradientDescentOptimizer(0.1).apply_gradients([([1.0, masked[1]], v)]),
+            'gradient for "w"',
+        ),
+        (lambda v: gpuopt.IndexedSlices([1.0, masked[1]], [0, 1]), "IndexedSlices values"),
+        (lambda v: gpuopt.embedding_lookup(v, [0, np.ma.masked]), "ids"),
+        (lambda v: gpuopt.embedding_lookup([masked, masked], [0]), "the table"),
+        (
+            lambda v: gpuopt.GradientDescentOptimizer(0.1).minimize(
+                lambda: v * 2, grad_loss=[1.0, masked[1]]
+            ),
+            "grad_loss",
+        ),
+        (lambda v: load({"w": [1.0, masked[1]]}, {}), 'slot "momentum" of "w"'),
+    ],
+)
+def test_lists_with_masked_arrays_inside_are_refused_by_name(use: Any, what: str) -> None:
+    v = Variable([5.0, 6.0], name="w")
+    with pytest.raises(TypeError, match=f"{re.escape(what)} has a masked array inside; fill it"):
+        use(v)
+    assert v.numpy().tolist() == [5, 6]
+
+
+def test_a_list_that_holds_itself_is_refused() -> None:
+    v = Variable([5.0], name="w")
+    endless: list[Any] = []
+    endless.append(endless)
+    for use in (
+        lambda: Variable(endless, dtype=np.float32),
+        lambda: v.assign(endless),
+        lambda: gpuopt.GradientDescentOptimizer(0.1).apply_gradients([(endless, v)]),
+    ):
+        with pytest.raises(ValueError, match="setting an array element with a sequence"):
+            use()
 
 
 def test_variables_are_listed_while_other_threads_make_and_drop_them() -> None:

@@ -19,7 +19,7 @@ from gpuopt.autodiff.derivatives import (  # noqa: F401 - each fills the table
 from gpuopt.autodiff.derivatives.registry import (
     call_composition,
     derivative,
-    honoured,
+    leave_out_defaults,
     make_vjps,
     parameters_of,
     refuse_argument,
@@ -29,7 +29,7 @@ from gpuopt.autodiff.derivatives.registry import (
 __all__ = [
     "call_composition",
     "derivative",
-    "honoured",
+    "leave_out_defaults",
     "make_vjps",
     "parameters_of",
     "refuse_argument",

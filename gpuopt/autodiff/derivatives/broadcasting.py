@@ -23,11 +23,11 @@ def is_complex(x: Any) -> bool:
 
 
 def summed_to(x: Any, vjp: Vjp | None = None) -> Vjp:
-    """Returns what gives gradients the shape and dtype of `x`, which was broadcast.
+    """Returns a function that brings gradients to the shape and dtype of `x`, which was broadcast.
 
     Args:
         x: An argument of an elementwise function. It is not kept alive.
-        vjp: What is done first.
+        vjp: Applied to the gradient first.
     """
     shape, dtype = shape_of(x), getattr(x, "dtype", None)
 

@@ -17,7 +17,7 @@ from gpuopt.autodiff.array_modules import array_module
 from gpuopt.autodiff.derivatives.broadcasting import Vjp, dtype_of, of_dtype, shape_of
 from gpuopt.autodiff.derivatives.registry import derivative
 
-# The norm by which the other direction has the same scale.
+# For each norm, the norm with which the inverse transform has the same scale.
 _OF_INVERSE: dict[Any, Any] = {
     None: "forward",
     "backward": "forward",
@@ -48,7 +48,7 @@ def _irfft_vjp(ans: Any, a: Any, s: Any, axes: Sequence[int], norm: Any) -> Vjp:
     to_input = _resized_to(a)
     *others, last = axes
     length = shape_of(ans)[last]
-    # All but the first element, and the last of an even length, stand for two.
+    # Each element but the first, and the last of an even length, stands for two of the spectrum.
     weights = np.full(length // 2 + 1, 2, dtype_of(ans))
     weights[0] = 1
     if length % 2 == 0:
@@ -64,7 +64,7 @@ def _irfft_vjp(ans: Any, a: Any, s: Any, axes: Sequence[int], norm: Any) -> Vjp:
 
 
 def _resized_to(a: Any) -> Vjp:
-    """Returns what crops gradients to the shape of `a`, or fills them with zeros."""
+    """Returns a function that crops gradients to the shape of `a`, or fills them with zeros."""
     shape, dtype = shape_of(a), dtype_of(a)
     return lambda g: of_dtype(_resized(g, shape), dtype)
 

@@ -18,7 +18,7 @@ from gpuopt.autodiff.derivatives.registry import derivative, refuse_argument
 
 @primitive
 def put_back(x: Any, index: Any, space: Any) -> Any:
-    """An array of zeros with `x` added at `index`, made when it is needed."""
+    """Returns zeros with `x` added at `index`, as an array that is made when it is needed."""
 
     def add_to(array: Any) -> Any:
         if _is_basic(index):
@@ -104,7 +104,7 @@ derivative(anp.partition, _partition_vjp)
 def _diagonal_vjp(ans: Any, a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Vjp:
     space, ndim = vspace(a), len(shape_of(a))
     first, second = sorted((axis1 % ndim, axis2 % ndim))
-    # Where numpy puts the dimension that two index arrays give.
+    # The position at which numpy puts the dimension of two index arrays.
     position = first if second == first + 1 else 0
     index: list[Any] = [slice(None)] * ndim
     index[axis1], index[axis2] = _on_diagonal(shape_of(a)[axis1], shape_of(a)[axis2], offset)

@@ -33,7 +33,7 @@ def _eye(n: int, like: Any) -> Any:
 
 
 def _each(numbers: Any) -> Any:
-    """Makes numbers of matrices that multiply all elements."""
+    """Gives an array of one number for each matrix two more axes, to multiply the matrices."""
     return np.reshape(numbers, (*shape_of(numbers), 1, 1))
 
 
@@ -221,7 +221,7 @@ def _nuclear_slope(x: Any, axis: Any) -> Any:
 
 
 def _not_zero(x: Any) -> Any:
-    """Where a norm is zero it has no slope; 0 does no harm, and 0 / 1 is that."""
+    """Replaces zeros by ones: a norm of zero has no slope, and 0 / 1 gives the gradient 0."""
     return np.where(x == 0, 1, x)
 
 

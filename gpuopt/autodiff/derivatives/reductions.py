@@ -34,9 +34,9 @@ def _by_element(function: Any, a: Any, axis: Any, dtype: Any, where: Any, vjp: V
 
     Args:
         function: The reduction.
-        a: What was reduced. It is not kept alive.
+        a: The array that was reduced. It is not kept alive.
         axis: As numpy takes it.
-        dtype: Of the reduction, or None. In integers, its result would move in steps.
+        dtype: The reduction's dtype, or None. An integer dtype is refused: sums would be rounded.
         where: Which elements take part.
         vjp: Takes and returns an array of a's shape.
     """

@@ -1,4 +1,4 @@
-"""Which derivative a loss takes of a function, and which of the function's arguments it honours."""
+"""The derivatives that losses take of functions, and the arguments that each derivative honours."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ _OTHERWISE = "leave it out, or write the formula with operators"
 
 
 class _Known(NamedTuple):
-    """What a loss does about a function, and the arguments that it honours.
+    """How a loss treats a function, and the arguments that it honours.
 
     Attributes:
-        call: Makes the derivative of a call; or does what the function does, out of others.
+        call: Makes the derivative of a call; or computes the function by calls of others.
         most: How many arguments may be given by position.
         names: Of all arguments that may be given.
     """
@@ -58,9 +58,9 @@ class _Known(NamedTuple):
         return len(args) <= self.most and (not options or self.names.issuperset(options))
 
 
-# By autograd's wrapper of the function. autograd's own table is read, and never written.
+# The key is autograd's wrapper of the function. autograd's own table is read, and never written.
 _derivatives: dict[Any, _Known] = {}
-# By numpy's function.
+# The key is numpy's function.
 _compositions: dict[Any, _Known] = {}
 
 
@@ -117,10 +117,10 @@ def composition(function: Any) -> Callable[[Callable[..., Any]], Callable[..., A
 
 
 def call_composition(function: Any, args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
-    """Calls what stands in for `function` in a loss; NotImplemented if nothing does.
+    """Calls the composition that replaces `function` in a loss; NotImplemented if there is none.
 
     Raises:
-        NotImplementedError: it does not honour an argument of the call.
+        NotImplementedError: the composition does not honour an argument of the call.
     """
     found = _compositions.get(function)
     if found is None:
@@ -133,13 +133,13 @@ def call_composition(function: Any, args: tuple[Any, ...], options: Mapping[str,
 def make_vjps(
     function: Any, positions: tuple[int, ...], result: Any, args: tuple[Any, ...], options: Any
 ) -> Callable[[Any], Iterable[Any]]:
-    """Returns the derivative of one call of `function`; autograd's, where there is none of ours.
+    """Returns the derivative of one call of `function`: gpuopt's own, or else autograd's.
 
     Raises:
         NotImplementedError: `function` has none, or the call has an argument that its derivative
             does not honour.
     """
-    args, options = honoured(function, args, options)
+    args, options = leave_out_defaults(function, args, options)
     found = _derivatives.get(function)
     make: MakeVjps | None = primitive_vjps.get(function) if found is None else found.call
     if make is None:
@@ -150,13 +150,14 @@ def make_vjps(
     return make(positions, result, args, options)
 
 
-def honoured(
+def leave_out_defaults(
     function: Any, args: tuple[Any, ...], options: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    """Leaves out arguments of a call that have their default value.
+    """Returns the arguments of a call without those that have their default value.
 
     Raises:
-        NotImplementedError: the derivative of `function` does not honour one of the others.
+        NotImplementedError: the derivative of `function` does not honour one of the arguments that
+            are left.
     """
     found = _derivatives.get(function)
     if found is not None:

@@ -34,7 +34,7 @@ class CpuBackend:
     """The CPU's backend; see `Backend` for what each method promises.
 
     Args:
-        limits: The sizes at which it changes how it updates.
+        limits: The sizes that decide how an update is computed.
     """
 
     xp: Any = np
@@ -60,9 +60,6 @@ class CpuBackend:
 
     def as_array(self, value: Any) -> Array:
         return np.from_dlpack(value) if _is_foreign(value) else np.asarray(value)
-
-    def are_here(self, arrays: Sequence[Any]) -> bool:
-        return set(map(type, arrays)) == {np.ndarray}
 
     def plain_array(self, value: Any) -> Array | None:
         # An update of a masked array's values would ignore its mask.
@@ -99,13 +96,17 @@ class CpuBackend:
         updated: Sequence[Updated] = (),
         borrowed: Sequence[int] = (),
     ) -> DensePlan:
-        # Found before arrays that own nothing take the place of the caller's.
+        # From the caller's arrays: those that replace them below do not know their memory's owner.
         memory = WrittenMemory([array for var, slots in targets for array in (var, *slots)])
         targets = list(targets)
         for position in borrowed:
             var, slots = targets[position]
             targets[position] = Target(self.unowned(var), slots)
         return DensePlan(targets, memory, self._limits)
+
+    def overlapping(self, plans: Sequence[DensePlan], arrays: Sequence[Array]) -> list[int]:
+        overlaps = WrittenMemory.joined([plan.memory for plan in plans]).overlaps
+        return [position for position, array in enumerate(arrays) if overlaps(array)]
 
     def apply_dense(
         self,

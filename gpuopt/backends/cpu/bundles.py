@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import repeat
 from operator import setitem
@@ -17,7 +17,8 @@ from gpuopt.backends.cpu.forms.rule_form import RuleForm
 from gpuopt.backends.cpu.memory import Array, contiguous_runs, scratch
 
 _ALL = slice(None)
-_exhaust = partial(deque, maxlen=0)
+_exhaust: Callable[[Iterable[None]], object] = partial(deque, maxlen=0)
+_assign: Any = setitem  # typed as if memoryviews could not be written
 
 
 def bundles(
@@ -59,7 +60,7 @@ class Bundle:
         """Copies the gradients into one flat array of the compute type."""
         members: list[Any] = [gradients[position] for position in self._positions]
         try:
-            # Much quicker than np.concatenate, which has no need of C order.
+            # Much quicker than np.concatenate, but it needs C order.
             flat = np.frombuffer(b"".join(members), members[0].dtype)
         except TypeError:  # not in C order
             flat = np.concatenate(members, axis=None)
@@ -71,9 +72,9 @@ class Bundle:
         """Updates the variables.
 
         Args:
-            form: What updates them.
-            real: The type that it computes in.
-            grad: From `join`, or what calls `join` when this bundle's turn has come.
+            form: The rule's form that updates them.
+            real: The type that the form computes in.
+            grad: The result of `join`, or a function that calls `join` and returns its result.
         """
         grad = grad() if callable(grad) else grad
         gathered = [len(each.runs) > 1 or each.dtype != real for each in self._members]
@@ -103,7 +104,7 @@ class _Members:
     def __init__(self, runs: Sequence[Array]) -> None:
         self.runs = runs
         self.dtype = runs[0].dtype
-        self._bytes = [memoryview(run.view(np.uint8)) for run in runs]
+        self._bytes = [run.view(np.uint8).data for run in runs]
         self._cut = struct.Struct("".join(f"{run.nbytes}s" for run in runs)).unpack
 
     def gather(self, out: Array) -> Array:
@@ -113,5 +114,5 @@ class _Members:
 
     def spread(self, values: Array) -> None:
         """Copies what `gather` returned back into the arrays."""
-        parts = self._cut(values.astype(self.dtype, copy=False).view(np.uint8))
-        _exhaust(map(setitem, self._bytes, repeat(_ALL), parts))
+        parts = self._cut(values.astype(self.dtype, copy=False).view(np.uint8).data)
+        _exhaust(map(_assign, self._bytes, repeat(_ALL), parts))

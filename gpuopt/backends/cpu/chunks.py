@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,9 @@ import numpy as np
 from gpuopt.backends.backend import Target
 from gpuopt.backends.cpu.forms.rule_form import RuleForm
 from gpuopt.backends.cpu.memory import Array, scratch
+from gpuopt.computed_once import computed_once
 
-# What the scratch arrays of all threads may take together.
+# The most memory that the scratch arrays of all threads may take together.
 _SCRATCH_BYTES = 6 * 1024 * 1024
 
 
@@ -21,10 +21,10 @@ def chunk_length(form: RuleForm, size: int, threads: int, converted_bytes: int =
     """Returns how long chunks should be.
 
     Args:
-        form: What updates them.
-        size: Elements of all that is updated.
-        threads: How many share it.
-        converted_bytes: What a thread needs for each element to convert between types.
+        form: The rule's form that updates them.
+        size: How many elements are updated in all.
+        threads: How many threads share the chunks.
+        converted_bytes: How many bytes a thread needs for each element to convert between types.
     """
     scratch_bytes = converted_bytes + sum(dtype.itemsize for dtype in form.scratch_dtypes)
     longest = min(form.most_elements, -(-size // threads))
@@ -66,10 +66,10 @@ class Chunks:
         """Updates chunks until none is left; threads that call it at once share them.
 
         Args:
-            form: What updates them.
-            real: The type that it computes in.
-            gradients: Of the targets, flat; None leaves its target out. Without any, they are zero
-                everywhere.
+            form: The rule's form that updates them.
+            real: The type that the form computes in.
+            gradients: A flat gradient for each target, or None to leave the target out. None
+                instead of the sequence stands for gradients that are zero everywhere.
             left: The numbers of the chunks still to be updated, by all callers.
         """
         while left:
@@ -98,13 +98,13 @@ class Chunks:
             table[:, -2] = (grads + self._offsets)[present]
         return table
 
-    @cached_property
+    @computed_once
     def _offsets(self) -> Array:
         """For each chunk, how many bytes of its arrays lie before it."""
         offsets: Array = self._starts * self._written[0][0].itemsize
         return offsets
 
-    @cached_property
+    @computed_once
     def _table(self) -> Array:
         """The chunks' addresses, without gradients."""
         addresses = [[array.ctypes.data for array in arrays] for arrays in self._written]

@@ -10,17 +10,19 @@ import platform
 import shlex
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
-from gpuopt.backends.cpu.library_cache import cache_folder, keep, kept, load
+from gpuopt.backends.cpu.library_cache import cache_folder, load, read_library, write_library
 from gpuopt.rules.sources import digest, on_disk
+from gpuopt.temporary_folder import TemporaryFolder
 
 _logger = logging.getLogger("gpuopt")
 
+# A compilation takes seconds.
+_DEADLINE_S = 600.0
 _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = (
     "-std=c++17",
@@ -74,10 +76,10 @@ def build(name: str, source: str, folders: Iterable[Traversable]) -> ctypes.CDLL
     Args:
         name: What the library's file is named after.
         source: The text of the program.
-        folders: Where it may include headers from. A changed header is a new library.
+        folders: The folders of headers that it may include. A changed header is a new library.
 
     Returns:
-        The library, or None where the compiler fails; a warning then says how.
+        The library, or None if the compiler fails; its message is then logged as a warning.
     """
     command = compiler()
     if command is None:
@@ -89,34 +91,50 @@ def build(name: str, source: str, folders: Iterable[Traversable]) -> ctypes.CDLL
     key = hashlib.sha256(repr(inputs).encode()).digest()
     folder = cache_folder()
     path = None if folder is None else folder / f"{name}-{key.hex()[:16]}.so"
-    content = None if path is None else kept(path, key)
+    content = None if path is None else read_library(path, key)
     try:
         if content is None:
             _logger.debug("building %s with %s", name, command[0])
             content = _compile(command, source, on_path)
             if path is not None:
-                keep(path, key, content)
+                write_library(path, key, content)
         return load(content)
-    except (OSError, subprocess.CalledProcessError) as error:
-        output = getattr(error, "stderr", "") or error
-        _logger.warning("%s cannot build %s, so numpy is used: %s", command[0], name, output)
+    except OSError as error:
+        _logger.warning("%s cannot build %s, so numpy is used: %s", command[0], name, error)
         return None
 
 
 def _compile(compiler_command: Sequence[str], source: str, folders: Sequence[Path]) -> bytes:
-    with tempfile.TemporaryDirectory(prefix="gpuopt-") as work:
-        built = Path(work) / "built.so"
+    """Runs the compiler and returns the library.
+
+    Without pipes: a child that another thread forks meanwhile would have their other ends open, and
+    the compiler or this thread would wait for its end.
+
+    Raises:
+        OSError: there is no such compiler, or it fails, or does not end.
+    """
+    with TemporaryFolder() as work:
+        program, built, messages = (work / name for name in ("program.cpp", "built.so", "messages"))
+        program.write_text(source)
         includes = [f"-I{folder}" for folder in folders]
-        options = [*_FLAGS, *includes, "-x", "c++", "-", "-o", str(built)]
-        subprocess.run(
-            [*compiler_command, *options],
-            input=source,
-            text=True,
-            check=True,
-            capture_output=True,
-            # The compiler's own files go with the folder, also if it is interrupted.
-            env={**os.environ, "TMPDIR": work},
-        )
+        command = [*compiler_command, *_FLAGS, *includes, str(program), "-o", str(built)]
+        with open(messages, "wb") as output:
+            try:
+                status = subprocess.run(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    # Else there would be a pipe for an error of the start.
+                    close_fds=False,
+                    # The compiler's own files go with the folder, also if it is interrupted.
+                    env={**os.environ, "TMPDIR": str(work)},
+                    timeout=_DEADLINE_S,
+                ).returncode
+            except subprocess.TimeoutExpired as error:
+                raise OSError(f"it has not ended within {_DEADLINE_S:g} s") from error
+        if status != 0:
+            raise OSError(messages.read_text(errors="replace") or f"it ended with {status}")
         return built.read_bytes()
 
 

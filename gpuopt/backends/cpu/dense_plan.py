@@ -19,7 +19,7 @@ from gpuopt.backends.cpu.memory import Array
 from gpuopt.backends.cpu.written_memory import WrittenMemory
 
 _BUNDLE_BYTES = 128 * 1024
-# Of small gradients: up to here, all are copied before the first of them is used.
+# If the small gradients take no more than this together, all are copied before the first update.
 _COPIED_BYTES = 1024 * 1024
 
 Task = Callable[[], None]
@@ -33,12 +33,13 @@ class DensePlan:
 
     Slots may be of another dtype, as a subclass may have made them.
 
-    It holds as long as the arrays do: updates write into them and never replace them.
+    It is valid as long as the arrays exist: updates write into them and never replace them.
 
     Attributes:
         real: The type that rules compute in.
         size: How many elements there are.
         targets: The variables and their slots, in order.
+        memory: Theirs.
         read_late: The positions of gradients that are read after the first write.
     """
 
@@ -47,14 +48,14 @@ class DensePlan:
 
         Args:
             targets: The variables and their slots.
-            memory: Theirs.
+            memory: The memory of all these arrays.
             limits: See `CpuLimits`.
         """
         stored = targets[0].var.dtype
         self.real = np.dtype(compute_type(stored))
         self.size = sum(var.size for var, _ in targets)
         self.targets = targets
-        self._memory = memory
+        self.memory = memory
         self._shapes = [var.shape for var, _ in targets]
         self._dtype = stored
         converted = 0 if stored == self.real else 2 + len(targets[0].slots)
@@ -82,19 +83,14 @@ class DensePlan:
             # Not as lists: thousands of tuples at once would set off the garbage collection.
             and all(map(eq, map(_shape_of, gradients), self._shapes))
         )
-        # Addresses and strides are read in each step, so it matters not whose they are.
+        # The same version for all arrays: their addresses and strides are read in each step.
         return 0 if fit else None
-
-    def overlapping(self, arrays: Sequence[Array]) -> list[int]:
-        """Returns the positions of arrays that share memory with what is written."""
-        overlaps = self._memory.overlaps
-        return [position for position, array in enumerate(arrays) if overlaps(array)]
 
     def without_overlap(self, gradients: Sequence[Array]) -> list[Array]:
         """Returns the gradients; those that the step would overwrite before reading are copies."""
         apart = list(gradients)
         for position in self.read_late:
-            if self._memory.overlaps(apart[position]):
+            if self.memory.overlaps(apart[position]):
                 apart[position] = apart[position].copy()
         return apart
 

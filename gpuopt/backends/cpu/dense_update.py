@@ -37,9 +37,8 @@ def update_dense(
         gradients = plan.without_overlap(gradients)
     tasks, strided = plan.tasks(form, gradients, threads)
     if threads == 1:
-        with np.errstate(all="ignore"):
-            for task in tasks:
-                task()
+        for task in tasks:
+            task()
     else:
         share_out(lambda task: task(), tasks, threads)
     for target, gradient in strided:
@@ -79,7 +78,6 @@ def update_strided(rule: UpdateRule, target: Target, gradient: Array, scalars: S
         casting="unsafe",
         buffersize=PlainRule.most_elements,
     )
-    # NaN and infinity raise no warning, as on a GPU and in TensorFlow.
-    with np.errstate(all="ignore"), chunks:
+    with chunks:
         for chunk in chunks:
             rule.apply(*chunk, **scalars)

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from gpuopt.atomic_file import remove_abandoned, replace_file, write_all
+from gpuopt.temporary_folder import TemporaryFolder
 
 _logger = logging.getLogger("gpuopt")
 
@@ -22,19 +23,20 @@ _serials = itertools.count()
 
 
 def cache_folder() -> Path | None:
-    """Returns the folder of what was built: GPUOPT_CACHE_DIR, or `gpuopt` in the user's cache.
+    """Returns the folder of libraries: GPUOPT_CACHE_DIR, or `gpuopt` in the user's cache folder.
 
-    None where that cannot be written to.
+    None if the folder cannot be written to.
     """
     return _writable_folder(
         os.environ.get("GPUOPT_CACHE_DIR", ""), os.environ.get("XDG_CACHE_HOME", "")
     )
 
 
-def kept(path: Path, key: bytes) -> bytes | None:
-    """Returns what `keep` has written with this key; None if it is not there as it was written.
+def read_library(path: Path, key: bytes) -> bytes | None:
+    """Returns the library that `write_library` has written with this key.
 
-    Nor is a file taken that somebody else than this user or root may have written.
+    None if there is no such file, if its bytes have changed, or if others than this user and root
+    may have written it.
 
     Args:
         path: The file.
@@ -54,8 +56,8 @@ def kept(path: Path, key: bytes) -> bytes | None:
     return content
 
 
-def keep(path: Path, key: bytes, content: bytes) -> None:
-    """Writes a library for `kept`, in full or not at all."""
+def write_library(path: Path, key: bytes, content: bytes) -> None:
+    """Writes a library for `read_library`, in full or not at all."""
     try:
         remove_abandoned(path.parent, re.compile(re.escape(path.name)))
         replace_file(path, content + _digest(key, content), permissions=0o644)
@@ -67,15 +69,15 @@ def load(content: bytes) -> ctypes.CDLL:
     """Loads a library from memory: nobody can change it between its check and its use.
 
     Raises:
-        OSError: the system does not take it.
+        OSError: the system cannot load it.
     """
     if hasattr(os, "memfd_create"):
         try:
             return _load_from_memory(content)
         except OSError as error:
-            _logger.debug("a library is loaded from a file, for not from memory: %s", error)
-    with tempfile.TemporaryDirectory(prefix="gpuopt-") as folder:
-        library = Path(folder) / "library.so"
+            _logger.debug("a library is loaded from a file, not from memory: %s", error)
+    with TemporaryFolder() as folder:
+        library = folder / "library.so"
         library.write_bytes(content)
         return ctypes.CDLL(str(library))
 
@@ -86,7 +88,7 @@ def _read_own(path: Path) -> bytes:
     Raises:
         OSError: it cannot be read, or somebody else could have written it.
     """
-    # Neither through a link, nor waiting for the other end of a pipe.
+    # Do not follow a symbolic link, and do not wait for the other end of a pipe.
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         found = os.fstat(descriptor)
@@ -115,7 +117,7 @@ def _writable_folder(own: str, users: str) -> Path | None:
 def _load_from_memory(content: bytes) -> ctypes.CDLL:
     with open(os.memfd_create("gpuopt"), "wb", buffering=0) as memory:
         write_all(memory, content)
-        # The system takes a path that it has seen before for the library that it was then.
+        # For a path that it has loaded before, the system returns the library of that time.
         return ctypes.CDLL(f"/proc/self/fd/{'./' * next(_serials)}{memory.fileno()}")
 
 

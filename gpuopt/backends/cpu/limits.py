@@ -1,4 +1,4 @@
-"""The sizes at which updates in host memory change their ways."""
+"""The sizes that decide how the CPU computes an update."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from gpuopt.backends.cpu.threads import num_threads
 
 @dataclass(frozen=True)
 class CpuLimits:
-    """Sizes, in elements, at which the CPU changes how it updates.
+    """Sizes, in elements, that decide how the CPU computes an update.
 
     Attributes:
         small_elements: Smaller variables are updated several at a time: a call costs more than what
             it computes.
-        large_elements: From here on, a second thread and a rule without temporaries are worth
+        large_elements: From this size on, a second thread and a rule without temporaries are worth
             preparing.
-        elements_per_thread: What each thread has at least.
+        elements_per_thread: The least number of elements for each thread.
     """
 
     small_elements: int = 8 * 1024

@@ -57,7 +57,7 @@ def contiguous_runs(flats: Sequence[Array]) -> list[Array]:
 
 
 def _touch(before: Array, after: Array) -> bool:
-    # A view of both keeps only one owner's memory alive.
+    # Not of two owners: a view of both would keep only one owner's memory alive.
     return owner(before) is owner(after) and byte_bounds(before)[1] == byte_bounds(after)[0]
 
 

@@ -53,7 +53,7 @@ def sum_rows(values: Array, groups: RowGroups) -> tuple[Array, Array]:
     order = stable_order(counts.max(initial=0) - counts)
     counts, begins = counts.take(order), groups.begins.take(order)
     few = _frequent(counts)
-    # The others' first values, then their second ones where there are any, and so on.
+    # Of all rows but the frequent ones: the first values, then the second ones, and so on.
     occurrences = np.arange(counts[few] if few < len(counts) else 0)
     sizes = np.searchsorted(-counts[few:], -occurrences)
     ends = np.cumsum(sizes)
@@ -72,7 +72,7 @@ def sum_rows(values: Array, groups: RowGroups) -> tuple[Array, Array]:
 
 
 def stable_order(numbers: Array) -> Array:
-    """Returns what sorts non-negative integers; equal ones keep their order."""
+    """Returns the positions of non-negative integers in ascending order; equal ones keep theirs."""
     # numpy sorts 16 bits in linear time: digit by digit is several times quicker than at once.
     order = np.argsort(numbers.astype(np.uint16), kind="stable")
     for shift in range(16, int(numbers.max(initial=0)).bit_length(), 16):

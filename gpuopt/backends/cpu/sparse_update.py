@@ -22,11 +22,12 @@ from gpuopt.backends.cpu.memory import scratch
 from gpuopt.backends.cpu.row_groups import RowGroups, group_rows, stable_order, sum_rows
 from gpuopt.backends.cpu.threads import share_out
 from gpuopt.backends.cpu.written_memory import WrittenMemory
+from gpuopt.quietly import quietly
 from gpuopt.rules.update_rule import UpdateRule
 
 Array = np.ndarray[Any, Any]
 
-# To find a row in memory and to bring it costs several times what its arithmetic does.
+# Loading a row from a random place in memory costs several times as much as its arithmetic.
 _ROW_FACTOR = 4
 
 
@@ -80,8 +81,7 @@ def update_touched_rows(
     if len(groups.rows) == len(rows):
         sums = _copied_if_shared(values, written)
     else:
-        with np.errstate(all="ignore"):
-            sums, order = sum_rows(values, groups)
+        sums, order = quietly(lambda: sum_rows(values, groups))
         rows = groups.rows[order]
     form: RuleForm
     if sums.size * _ROW_FACTOR < limits.large_elements:
@@ -97,8 +97,7 @@ def sum_duplicate_rows(values: Array, indices: Array) -> tuple[Array, Array]:
     groups = group_rows(indices)
     if len(groups.rows) == len(indices):
         return values, indices
-    with np.errstate(all="ignore"):
-        sums, order = sum_rows(values, groups)
+    sums, order = quietly(lambda: sum_rows(values, groups))
     by_appearance = stable_order(groups.positions.take(groups.begins.take(order)))
     rows = groups.rows.take(order.take(by_appearance))
     return sums.take(by_appearance, axis=0), rows.astype(indices.dtype, copy=False)

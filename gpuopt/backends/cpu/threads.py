@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import _thread
 import os
+import threading
+import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
-import numpy as np
+from gpuopt import locks
+from gpuopt.errors import DeadlineExceededError
+from gpuopt.quietly import quietly
 
 Task = TypeVar("Task")
 
@@ -36,59 +40,124 @@ def num_threads() -> int:
 def share_out(work: Callable[[Task], object], tasks: Iterable[Task], threads: int) -> None:
     """Calls `work` on each task, in this thread and up to `threads - 1` others.
 
-    Returns when all tasks are done. The calling thread waits for no other to begin, so that any
-    number of threads may share out at once. Floating-point errors raise no warning in any thread.
+    Returns when all tasks are done, and raises when no thread works on one any more. The calling
+    thread waits for no other to begin, so that any number of threads may share out at once.
+    Floating-point errors raise no warning in any thread.
 
     Raises:
         Exception: what `work` raised first; tasks not yet begun are dropped.
+        DeadlineExceededError: another thread does not end its task.
+        RuntimeError: this process was forked meanwhile, and the tasks of other threads are lost.
     """
-    queue: SimpleQueue[Task] = SimpleQueue()
-    for task in tasks:
-        queue.put(task)
-
-    def work_on() -> None:
-        with np.errstate(all="ignore"):
-            try:
-                while True:
-                    work(queue.get_nowait())
-            except Empty:
-                return
-            except BaseException:
-                _drop(queue)
-                raise
-
-    others = _start(work_on, min(threads, queue.qsize()) - 1)
+    shared = _SharedTasks(work, tasks)
     try:
-        work_on()
-    finally:
-        begun = [other for other in others if not other.cancel()]
-        errors = [other.exception() for other in begun]
-    for error in errors:
-        if error is not None:
-            raise error
+        _helpers.call(shared.help, min(threads, shared.left.qsize()) - 1)
+        shared.work_on()
+        shared.wait()
+    except BaseException:  # also Ctrl-C, at any moment
+        shared.drop()
+        shared.wait()
+        raise
+    if shared.errors:
+        raise shared.errors[0]
 
 
-def _start(work: Callable[[], None], threads: int) -> list[Future[None]]:
-    started: list[Future[None]] = []
-    try:
-        while len(started) < threads:
-            started.append(_pool(threads).submit(work))
-    except RuntimeError:  # the interpreter is shutting down, and starts no more threads
-        pass
-    return started
+class _SharedTasks:
+    """Tasks that several threads take from one queue.
 
+    Attributes:
+        left: Tasks not yet begun.
+        errors: What helping threads have raised.
+    """
 
-@cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, "gpuopt")
+    def __init__(self, work: Callable[[Any], object], tasks: Iterable[Any]) -> None:
+        self.left: SimpleQueue[Any] = SimpleQueue()
+        for task in tasks:
+            self.left.put(task)
+        self.errors: list[BaseException] = []
+        self._work = work
+        self._process = os.getpid()
+        # A lock for each helping thread, held as long as it may work on a task. Reentrant: a wait
+        # that Ctrl-C ends just after it has taken one is repeated.
+        self._helping: list[Any] = []
 
+    def work_on(self) -> None:
+        """Works until no task is left."""
+        try:
+            quietly(self._work_on)
+        except Empty:
+            return
+        except BaseException:
+            self.drop()
+            raise
 
-def _drop(queue: SimpleQueue[Any]) -> None:
-    try:
+    def _work_on(self) -> NoReturn:
         while True:
-            queue.get_nowait()
-    except Empty:
-        return
+            self._work(self.left.get_nowait())
+
+    def help(self) -> None:
+        """Does the same in another thread, which may come too late to find a task."""
+        lock = threading.RLock()
+        with lock:
+            self._helping.append(lock)
+            try:
+                self.work_on()
+            except BaseException as error:
+                self.errors.append(error)
+
+    def drop(self) -> None:
+        """Takes away the tasks that are not begun."""
+        try:
+            while True:
+                self.left.get_nowait()
+        except Empty:
+            return
+
+    def wait(self) -> None:
+        """Waits until no thread works on a task; no task is left by now."""
+        began = time.monotonic()
+        for lock in self._helping:
+            # For a second at a time: a signal handler may fork in this wait.
+            while self._check_process() and not lock.acquire(timeout=1.0):
+                if time.monotonic() - began > locks.DEADLINE_S:
+                    raise DeadlineExceededError(
+                        f"waited {locks.DEADLINE_S:g} s for a thread that shares an update"
+                    )
+
+    def _check_process(self) -> bool:
+        if os.getpid() != self._process and self._helping:
+            raise RuntimeError(
+                f"this process was forked from process {self._process} in the middle of an update "
+                "that threads shared: what they updated there is unknown here"
+            )
+        return True
+
+
+class _Helpers:
+    """Threads that wait for something to help with.
+
+    concurrent.futures would do, but for Ctrl-C in its `submit`, which may leave a lock locked.
+    """
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._num_threads = 0
+
+    def call(self, function: Callable[[], None], times: int) -> None:
+        """Has `function` be called so many times, each in a thread, as soon as one is idle."""
+        try:
+            while self._num_threads < times:
+                _thread.start_new_thread(self._help, ())
+                self._num_threads += 1
+        except RuntimeError:  # the interpreter is shutting down, or there are too many threads
+            pass
+        for _ in range(min(times, self._num_threads)):
+            self._calls.put(function)
+
+    def _help(self) -> None:
+        while True:
+            # Not a wait for anyone: this thread has nothing else to do, and ends with the process.
+            self._calls.get()()
 
 
 @cache
@@ -98,7 +167,15 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-# A forked child has none of its parent's threads; it makes its own pool. Its cores may be others.
+_helpers = _Helpers()
+
+
+def _forget_threads() -> None:
+    """A forked child has none of its parent's threads. Its cores may be others."""
+    global _helpers
+    _helpers = _Helpers()
+    _cores.cache_clear()
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_pool.cache_clear)
-    os.register_at_fork(after_in_child=_cores.cache_clear)
+    os.register_at_fork(after_in_child=_forget_threads)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 
 from numpy.lib.array_utils import byte_bounds
 
@@ -11,21 +12,20 @@ from gpuopt.backends.cpu.memory import Array, owner
 
 
 class WrittenMemory:
-    """Ranges of memory, and who owns them; it keeps nothing alive.
-
-    Attributes:
-        owners: Ids of the arrays that own it.
-    """
+    """Ranges of memory and the arrays that own them, none of which is kept alive."""
 
     def __init__(self, arrays: Sequence[Array]) -> None:
-        owners = [owner(array) for array in arrays]
-        self.owners = set(map(id, owners))
-        # Memory from a memoryview or a memory map is recognised by its bounds alone: the arrays
-        # that end there have nothing in common, and one may be a view of another's owner.
-        self._is_lent = any(array.base is not None for array in owners)
+        roots = [owner(array) for array in arrays]
+        self._owners = {id(root) for root in roots}
+        # Memory that comes from elsewhere, as a memory map's or a buffer's, may be owned by any
+        # array after all.
+        self._is_owned = all(root.flags.owndata for root in roots)
+        self._set_spans(byte_bounds(array) for array in arrays if array.size)
+
+    def _set_spans(self, spans: Iterable[tuple[int, int]]) -> None:
         self._starts: list[int] = []
         self._ends: list[int] = []
-        for start, end in sorted(byte_bounds(array) for array in arrays if array.size):
+        for start, end in sorted(spans):
             if self._ends and start <= self._ends[-1]:
                 self._ends[-1] = max(end, self._ends[-1])
             else:
@@ -34,11 +34,9 @@ class WrittenMemory:
 
     def overlaps(self, array: Array) -> bool:
         """Whether an array has a part of this memory, by its bounds."""
-        if not self._is_lent:
-            if array.base is None and id(array) not in self.owners:
-                return False
-            root = owner(array)
-            if root.base is None and id(root) not in self.owners:
+        if self._is_owned:
+            root = array if array.base is None else owner(array)
+            if root.base is None and id(root) not in self._owners:
                 return False
         if not array.size:
             return False
@@ -46,3 +44,16 @@ class WrittenMemory:
         # The number of spans that end at or before the array's start, and of those that start
         # before its end.
         return bisect_right(self._ends, start) < bisect_left(self._starts, end)
+
+    @classmethod
+    def joined(cls, memories: Sequence[WrittenMemory]) -> WrittenMemory:
+        """Returns all of several memories as one."""
+        if len(memories) == 1:
+            return memories[0]
+        joined = cls([])
+        joined._owners = set().union(*(memory._owners for memory in memories))
+        joined._is_owned = all(memory._is_owned for memory in memories)
+        joined._set_spans(
+            chain.from_iterable(zip(m._starts, m._ends, strict=True) for m in memories)
+        )
+        return joined

@@ -6,6 +6,7 @@ from gpuopt.backends.backend import Backend
 from gpuopt.backends.cuda.availability import ask_driver, why_no_gpu
 from gpuopt.device import Device
 from gpuopt.errors import DeviceUnavailableError
+from gpuopt.locks import importing
 
 __all__ = ["cuda_backend"]
 
@@ -27,7 +28,8 @@ def cuda_backend(device: Device) -> Backend:
             f"{'s' if len(driver.gpus) > 1 else ''} ({present})"
         )
     # Here, because CuPy is heavy, and may be missing.
-    from gpuopt.backends.cuda.backend import CudaBackend
-    from gpuopt.backends.cuda.cupy_launcher import CupyLauncher
+    with importing:
+        from gpuopt.backends.cuda.backend import CudaBackend
+        from gpuopt.backends.cuda.cupy_launcher import CupyLauncher
 
     return CudaBackend(device, CupyLauncher(device.index))

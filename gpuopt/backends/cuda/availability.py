@@ -15,11 +15,11 @@ _OLDEST_CUDA = 12000
 
 
 class Driver(NamedTuple):
-    """What NVIDIA's driver says.
+    """The answers of NVIDIA's driver.
 
     Attributes:
         problem: Why there is no GPU, or None.
-        cuda_version: The newest CUDA version it can run, as 13000; 0 if unknown.
+        cuda_version: The newest CUDA version that the driver can run, as 13000; 0 if unknown.
         gpus: The names of the GPUs.
     """
 
@@ -75,12 +75,13 @@ def why_no_gpu(driver: Driver | None = None) -> str | None:
     if len(present) > 1:
         return (
             f"{' and '.join(present)} are installed together and break each other: uninstall them, "
-            f"then pip install '{_cuda_extra(driver)}'"
+            f"then pip install '{_requirement(driver)}'"
         )
     if not present:
-        return f"CuPy is not installed: pip install '{_cuda_extra(driver)}'"
+        return f"CuPy is not installed: pip install '{_requirement(driver)}'"
     return None
 
 
-def _cuda_extra(driver: Driver) -> str:
-    return "gpuopt[cuda13]" if driver.cuda_version >= 13000 else "gpuopt[cuda12]"
+def _requirement(driver: Driver) -> str:
+    """Returns what gpuopt's extra "cuda12" or "cuda13" installs: pip cannot find gpuopt by name."""
+    return f"cupy-cuda{13 if driver.cuda_version >= 13000 else 12}x[ctk]>=14.2,<15"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 
 from gpuopt.backends.backend import Scalars, Target, Updated, compute_type
 from gpuopt.backends.cuda import kernels
-from gpuopt.backends.cuda.dense_plan import DensePlan
+from gpuopt.backends.cuda.dense_plan import DensePlan, overlapping
 from gpuopt.backends.cuda.launch_shapes import (
     DENSE_CHUNK,
     DENSE_THREADS,
@@ -34,6 +33,7 @@ from gpuopt.backends.cuda.workspace import Workspace
 from gpuopt.backends.memory_owner import Owner
 from gpuopt.backends.unowned import array_at
 from gpuopt.device import Device
+from gpuopt.locks import Lock
 from gpuopt.rules.update_rule import UpdateRule
 
 
@@ -50,7 +50,7 @@ class CudaBackend:
         self.device = device
         self.xp = launcher.xp
         self._launcher = launcher
-        self._lock = threading.RLock()
+        self._lock = Lock(f"the updates on {device}")
         self._order = UpdateOrder(launcher)
         self._workspaces: dict[Hashable, Workspace] = {}
         self.row_flags = CudaRowFlags(launcher)
@@ -87,9 +87,6 @@ class CudaBackend:
         with self.enter():
             return self.xp.from_dlpack(value)
 
-    def are_here(self, arrays: Sequence[Any]) -> bool:
-        return set(map(type, arrays)) == {self.xp.ndarray} and self._launcher.owns(arrays)
-
     def plain_array(self, value: Any) -> Any:
         return value if isinstance(value, self.xp.ndarray) else None
 
@@ -113,7 +110,7 @@ class CudaBackend:
             host = np.asarray(value).astype(dtype)
             if host.shape == shape:
                 self._launcher.upload(storage, host)
-            else:  # as integers, which CuPy fills with in every version
+            else:  # as integers of the same bits, because not every CuPy fills with other dtypes
                 bits = np.dtype(f"u{host.itemsize}")
                 storage.view(bits).fill(host.view(bits)[()])
             return storage
@@ -146,6 +143,9 @@ class CudaBackend:
         with self.enter():
             return DensePlan(self._launcher, targets, updated)
 
+    def overlapping(self, plans: Sequence[DensePlan], arrays: Sequence[Any]) -> list[int]:
+        return overlapping(self._launcher, plans, arrays)
+
     def apply_dense(
         self,
         rule: UpdateRule,
@@ -160,22 +160,25 @@ class CudaBackend:
             return
         with self._lock, self._launcher.device():
             last = plan.last_update = self._order.begin(plan.updated, plan.last_update)
-            on_device = self._scalars_on_device(rule, plan.dtype, scalars)
-            table, chunks, read = plan.begin(gradients, version)
-            self._launcher.launch(
-                kernels.dense_update(rule, name_of(plan.dtype)),
-                num_blocks(plan.num_chunks, 1, self._launcher.num_multiprocessors),
-                DENSE_THREADS,
-                table=table,
-                num_variables=plan.num_variables,
-                chunks=chunks,
-                num_chunks=plan.num_chunks,
-                chunk_size=DENSE_CHUNK,
-                scalars=on_device,
-                refused=self._flag(refused),
-            )
-            plan.end()
-            self._order.end(last, read)
+            read: Sequence[Any] = ()
+            try:
+                on_device = self._scalars_on_device(rule, plan.dtype, scalars)
+                table, chunks, read = plan.begin(gradients, version)
+                self._launcher.launch(
+                    kernels.dense_update(rule, name_of(plan.dtype)),
+                    num_blocks(plan.num_chunks, 1, self._launcher.num_multiprocessors),
+                    DENSE_THREADS,
+                    table=table,
+                    num_variables=plan.num_variables,
+                    chunks=chunks,
+                    num_chunks=plan.num_chunks,
+                    chunk_size=DENSE_CHUNK,
+                    scalars=on_device,
+                    refused=self._flag(refused),
+                )
+                plan.end()
+            finally:
+                self._order.end(last, read)
 
     def apply_sparse(
         self,
@@ -195,22 +198,23 @@ class CudaBackend:
         arrays = [var, *slots]
         with self._lock, self._launcher.device():
             last = plan.last_update = self._order.begin(plan.updated, plan.last_update)
-            flat = [contiguous(array) for array in arrays]
-            values, rows = contiguous(values), contiguous(rows)
-            if any(self.xp.may_share_memory(values, array) for array in flat):
-                values = values.copy()
             try:
+                flat = [contiguous(array) for array in arrays]
+                values, rows = contiguous(values), contiguous(rows)
+                if any(self.xp.may_share_memory(values, array) for array in flat):
+                    values = values.copy()
                 self._apply_sparse(
                     rule, flat, values, rows, scalars, touches_all_rows, self._flag(refused)
                 )
+                for array, worked_on in zip(arrays, flat, strict=True):
+                    if self._launcher.address(array) != self._launcher.address(worked_on):
+                        array[...] = worked_on
             except BaseException:
                 # Bits of touched rows may be set that no kernel will clear.
                 self._workspaces.pop(self._launcher.stream(), None)
                 raise
-            for array, worked_on in zip(arrays, flat, strict=True):
-                if self._launcher.address(array) != self._launcher.address(worked_on):
-                    array[...] = worked_on
-            self._order.end(last, (values, rows))
+            finally:
+                self._order.end(last, (values, rows))
 
     def sum_duplicate_rows(self, values: Any, indices: Any) -> tuple[Any, Any]:
         real = np.dtype(compute_type(values.dtype))

@@ -16,10 +16,11 @@ from gpuopt.backends.cuda.kernel import Kernel
 from gpuopt.backends.cuda.launcher import Download
 from gpuopt.backends.memory_owner import Owner, owner_by_lender
 from gpuopt.device import register_device_arrays
+from gpuopt.locks import Lock
 from gpuopt.rules.sources import digest, on_disk
 
-# Bytes of one copy, of which a large upload takes several; and how far uploads may run ahead of the
-# GPU.
+# How many bytes one copy has; a large upload takes several copies. And how many bytes uploads may
+# run ahead of the GPU.
 _LARGEST_STAGED = 32 * 2**20
 _MOST_STAGED = 256 * 2**20
 
@@ -38,7 +39,7 @@ class CupyLauncher:
         # (page-locked memory, the event at the end of the copy from it), the oldest first.
         self._staged: deque[tuple[Any, Any]] = deque()
         self._staged_bytes = 0
-        self._staging = threading.Lock()
+        self._staging = Lock(f"the uploads to gpu:{index}")
 
     def device(self) -> AbstractContextManager[Any]:
         # A new one each time: a `cupy.cuda.Device` keeps the device to return to in itself, so
@@ -56,7 +57,7 @@ class CupyLauncher:
     def launch(
         self, kernel: Kernel, num_blocks: int, num_threads: int, /, **arguments: Any
     ) -> None:
-        # CuPy itself passes on whatever it is given, bit by bit.
+        # The types are checked here: CuPy passes on the bytes of any argument.
         ordered = kernel.order_arguments(arguments, self)
         function = self._functions.get(kernel)
         if function is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Hashable, Sequence
-from functools import cached_property
 from operator import attrgetter, eq
 from typing import Any, NamedTuple
 
@@ -21,6 +20,7 @@ from gpuopt.backends.cuda.structs import VAR_ROW as _VAR
 from gpuopt.backends.cuda.structs import Chunk
 from gpuopt.backends.cuda.watched import Watched
 from gpuopt.backends.unowned import array_at
+from gpuopt.computed_once import computed_once
 
 _shape_of = attrgetter("shape")
 _dtype_of = attrgetter("dtype")
@@ -126,27 +126,13 @@ class DensePlan:
         self._last_accepted = _Accepted(ids, Watched(gradients) if is_again else None, version)
         return version
 
-    def overlapping(self, arrays: Sequence[Any]) -> list[int]:
-        """Returns the positions of arrays that share memory with what is written."""
-        starts = self._launcher.addresses(arrays)
-        ends = starts + np.array([array.nbytes for array in arrays], np.int64)
-        for position in self._launcher.strided(arrays):
-            starts[position], ends[position] = self._bounds(arrays[position])
-        written_starts, written_ends = self._written_bounds
-        overlaps = np.searchsorted(written_ends, starts, "right") < np.searchsorted(
-            written_starts, ends, "left"
-        )
-        return np.flatnonzero(overlaps & (starts < ends)).tolist()
-
-    @cached_property
-    def _written_bounds(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Where the variables and slots themselves begin and end, in ascending order."""
+    @computed_once
+    def written_bounds(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """Where the variables and slots themselves begin, and where they end."""
         arrays = [array for var, slots in self.targets for array in (var, *slots) if array.size]
-        starts, ends = zip(*map(self._bounds, arrays), strict=True) if arrays else ((), ())
-        return np.sort(np.array(starts, np.int64)), np.sort(np.array(ends, np.int64))
-
-    def _bounds(self, array: Any) -> tuple[int, int]:
-        return byte_bounds(array_at(self._launcher.address(array), array))
+        bounds = [bounds_of(self._launcher, array) for array in arrays]
+        starts, ends = zip(*bounds, strict=True) if bounds else ((), ())
+        return np.array(starts, np.int64), np.array(ends, np.int64)
 
     def begin(
         self, gradients: Sequence[Any], version: int | None = None
@@ -245,3 +231,24 @@ def _chunks(sizes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     first = np.cumsum(parts) - parts
     numbers = np.arange(variables.size) - first[variables]
     return np.stack(Chunk(variable=variables, number=numbers), axis=1).astype(np.uint32)
+
+
+def overlapping(launcher: Launcher, plans: Sequence[DensePlan], arrays: Sequence[Any]) -> list[int]:
+    """Returns the positions of arrays that share memory with what any of the plans writes."""
+    starts = launcher.addresses(arrays)
+    ends = starts + np.array([array.nbytes for array in arrays], np.int64)
+    for position in launcher.strided(arrays):
+        starts[position], ends[position] = bounds_of(launcher, arrays[position])
+    bounds = [plan.written_bounds for plan in plans]
+    written_starts, written_ends = (
+        np.sort(np.concatenate(each)) for each in zip(*bounds, strict=True)
+    )
+    overlaps = np.searchsorted(written_ends, starts, "right") < np.searchsorted(
+        written_starts, ends, "left"
+    )
+    return np.flatnonzero(overlaps & (starts < ends)).tolist()
+
+
+def bounds_of(launcher: Launcher, array: Any) -> tuple[int, int]:
+    """Returns the first address of an array, and the one after its last."""
+    return byte_bounds(array_at(launcher.address(array), array))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from importlib.resources.abc import Traversable
 from typing import Any
 
 from gpuopt.backends.cuda.parameters import Memory, Parameter, Pointer, Struct
+from gpuopt.computed_once import computed_once
 from gpuopt.rules.sources import kernel_root
 from gpuopt.rules.update_rule import UpdateRule
 
@@ -37,7 +37,7 @@ class Kernel:
     file: str = ""
     constants: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
-    @cached_property
+    @computed_once
     def expression(self) -> str:
         """The function's name in C++, as NVRTC takes it."""
         arguments = f"<{', '.join(self.types)}>" if self.types else ""
@@ -79,7 +79,7 @@ class Kernel:
             lines.append(_assertion(f"{name} == {value}", f"{name} as {value}"))
         return lines
 
-    @cached_property
+    @computed_once
     def source(self) -> str:
         """A translation unit that has the function, and compiles only if it is as declared."""
         includes = [f'#include "{file}"' for file in self.includes]

@@ -27,7 +27,7 @@ _ADDRESSES = Pointer("int64")
 _REFUSED = Pointer("uint64")
 _TOUCHED = Pointer("uint32", is_optional=True)
 _SHARES = struct_of(Shares)
-# What the host relies on in each file.
+# Constants in each file that the host relies on.
 _OF_DENSE_UPDATE = {
     "gpuopt::dense_threads": DENSE_THREADS,
     "gpuopt::size_row": SIZE_ROW,
@@ -235,7 +235,7 @@ def update_other_rows(rule: UpdateRule, dtype: str) -> Kernel:
 
 
 def _of(rule: UpdateRule) -> dict[str, int]:
-    """What the host relies on in a rule's header, besides its scalars."""
+    """The constants in a rule's header that the host relies on."""
     return {f"{rule.require_cuda().functor}::num_slots": len(rule.slots)}
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from gpuopt.backends.cuda.structs import Shares
 
-# The sources fix these. `kernels.py` declares them, so that no kernel compiles with other ones.
+# The CUDA sources fix these numbers. `kernels.py` declares them, so that no kernel compiles with
+# others.
 WARP = 32
 PACK_BYTES = 16
 DENSE_THREADS = 256

@@ -1,4 +1,4 @@
-"""The seam between the backend and whatever runs its kernels: a GPU, or the tests' emulator."""
+"""The interface between the backend and what runs its kernels: a GPU, or the tests' emulator."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class Event(Protocol):
     """A point in a stream's work.
 
     Attributes:
-        done: Whether everything before it is done.
+        done: Whether all work before this point is done.
     """
 
     done: bool
 
     def synchronize(self) -> None:
-        """Makes the host wait for it."""
+        """Makes the host wait until that work is done."""
 
 
 class Download(NamedTuple):
@@ -73,7 +73,7 @@ class Launcher(Protocol):
         """Returns where an array's first element is."""
 
     def unowned(self, array: Any) -> Any:
-        """Returns an array on the same memory, in the same form, that does not keep it alive."""
+        """Returns an array of the same layout on the same memory, which it does not keep alive."""
 
     def memory_owner(self, array: Any) -> Owner:
         """Finds who owns an array's memory; see `Owner`."""
@@ -82,15 +82,15 @@ class Launcher(Protocol):
         """Says whether all are in the device's memory."""
 
     def addresses(self, arrays: Sequence[Any]) -> np.ndarray[Any, Any]:
-        """Returns the addresses of many, int64."""
+        """Returns the addresses of many arrays, int64."""
 
     def strided(self, arrays: Sequence[Any]) -> list[int]:
-        """Returns which of them are not contiguous in C's order."""
+        """Returns the positions of arrays that are not contiguous in C's order."""
 
     def upload(self, target: Any, source: np.ndarray[Any, Any]) -> None:
         """Copies host memory to a contiguous device array of the same size and type.
 
-        In order with launches; `source` may be overwritten as soon as this returns.
+        The copy is in order with launches; `source` may be overwritten as soon as this returns.
         """
 
     def download(self, source: Any) -> Download:

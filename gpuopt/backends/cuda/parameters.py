@@ -5,11 +5,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache
 from typing import Any, Protocol, get_type_hints
 
 import ml_dtypes  # noqa: F401  (numpy knows the dtype name "bfloat16" from here on)
 import numpy as np
+
+from gpuopt.computed_once import computed_once
 
 # numpy's dtype names to C++ types.
 CPP_TYPES = {
@@ -26,12 +28,12 @@ CPP_TYPES = {
 
 @cache
 def name_of(dtype: np.dtype[Any]) -> str:
-    """Returns numpy's name of a dtype, which numpy composes anew each time."""
+    """Returns numpy's name of a dtype. Cached: numpy composes the name anew each time."""
     return dtype.name
 
 
 class Memory(Protocol):
-    """What a launcher knows of arrays; see `Launcher`."""
+    """The part of a `Launcher` that turns arrays into arguments."""
 
     xp: Any
 
@@ -74,11 +76,11 @@ class Number:
         """Returns what Python's `struct` packs."""
         return self.to_argument(given, memory)
 
-    @cached_property
+    @computed_once
     def _type(self) -> type[Any]:
         return np.dtype(self.dtype).type
 
-    @cached_property
+    @computed_once
     def _taken(self) -> tuple[type[Any], ...]:
         integers = int, np.integer
         return (*integers, float, np.floating) if self.dtype.startswith("float") else integers
@@ -90,8 +92,9 @@ class Pointer:
 
     Attributes:
         dtype: numpy's name of the array's dtype.
-        struct: If C++ takes the array for structs: which. Each has its fields in as many elements.
-        is_optional: Whether None is taken, too, as a null pointer.
+        struct: The struct that C++ reads from the array, one field from each element; None if C++
+            reads numbers.
+        is_optional: Whether None is accepted, too, as a null pointer.
     """
 
     dtype: str
@@ -124,7 +127,7 @@ class Pointer:
         array = self.to_argument(given, memory)
         return 0 if array is None else memory.address(array)
 
-    @cached_property
+    @computed_once
     def _dtype(self) -> np.dtype[Any]:
         return np.dtype(self.dtype)
 
@@ -179,15 +182,15 @@ class Struct:
                 raise TypeError(f".{name}{error}") from None
         return np.frombuffer(self._format.pack(*values), self._dtype)
 
-    @cached_property
+    @computed_once
     def _names(self) -> tuple[str, ...]:
         return tuple(self.fields)
 
-    @cached_property
+    @computed_once
     def _format(self) -> struct.Struct:
         return struct.Struct("".join(field.code for field in self.fields.values()))
 
-    @cached_property
+    @computed_once
     def _dtype(self) -> np.dtype[Any]:
         return np.dtype(f"V{self._format.size}")
 
@@ -212,7 +215,7 @@ def struct_of(form: type[Any], **types: str) -> Struct:
 
 
 def _refusal(expected: Parameter, given: Any) -> TypeError:
-    """Whoever catches the error puts the parameter's name before its message."""
+    """Makes the error for a wrong argument; the caller puts the parameter's name before it."""
     got = repr(given)
     if hasattr(given, "dtype") and not isinstance(given, np.generic):
         got = f"*{given.dtype.name} of {type(given).__module__}"

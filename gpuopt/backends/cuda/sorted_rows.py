@@ -26,10 +26,10 @@ def sort_rows(
     """Enqueues the sort, and the search for runs.
 
     Args:
-        launcher: Of the device.
-        workspace: Holds what is returned, until it is taken for another sort.
+        launcher: The device's launcher.
+        workspace: Provides the arrays that are returned; the next sort overwrites them.
         rows: int32 or int64 [num_rows], at least one, within [0, height).
-        height: Of the variable: decides how many digits are sorted by.
+        height: The variable's number of rows: decides how many digits are sorted by.
         refused: A row flag. If it is set, nothing is done.
         touched: uint32, a bit for each row of the variable; those of `rows` are set.
 

@@ -6,8 +6,8 @@ from typing import Annotated, Any, NamedTuple
 
 from gpuopt.backends.cuda.parameters import Number, Pointer
 
-# Rows of a dense update's table, which has a column for each variable. The rows below are addresses
-# of slots.
+# Rows of a dense update's table, which has a column for each variable. The rows after these hold
+# the addresses of slots.
 SIZE_ROW, GRAD_ROW, VAR_ROW = range(3)
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 
 class Watched:
-    """Objects that are known by their ids for as long as all of them live; it keeps none alive.
+    """Objects whose ids stand for them as long as all of them live; none is kept alive.
 
     Attributes:
-        are_alive: Whether they do.
+        are_alive: Whether all of the objects live.
     """
 
     def __init__(self, objects: Iterable[Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -14,6 +15,7 @@ from gpuopt.distributed.communicator import Communicator, RankGroup, ReduceOp, c
 from gpuopt.distributed.reduction import Mark
 from gpuopt.distributed.waiting import DEFAULT_TIMEOUT_S, check_timeout
 from gpuopt.errors import CancelledError, DeadlineExceededError, WorkerFailedError
+from gpuopt.locks import Condition, renew_after_fork
 from gpuopt.variables.indexed_slices import IndexedSlices
 
 _logger = logging.getLogger("gpuopt")
@@ -84,7 +86,7 @@ class ThreadCommunicator(Communicator):
             partial(_reduce, op=op),
         )
         mark.follow()
-        # Each rank has its own: what one writes into it the others do not see.
+        # Each rank gets a copy, to which it may write.
         own = new_storage(reduced, device, reduced.dtype)
         if any(device.kind == "gpu" for device in read):
             # The memory of `reduced` may be used again when all have copied it.
@@ -135,14 +137,14 @@ class ThreadCommunicator(Communicator):
         self._meeting.meet(self.rank, what, None, lambda values: None)
 
     def close(self) -> None:
-        """Lets all ranks of the group raise CancelledError, now and later."""
+        """Makes all waiting and later calls of the group's ranks raise CancelledError."""
         self._meeting.close()
 
     def _end_reading(self, devices: Iterable[Device]) -> None:
-        """Puts what any rank writes or frees after this behind what all ranks have read before.
+        """Makes all ranks' later writes and frees wait for all ranks' earlier reads.
 
         Args:
-            devices: Where the arrays are that this rank has read.
+            devices: The devices of the arrays that this rank has read.
         """
         marks = [Mark(device) for device in set(devices)]
         for of_rank in self._meeting.meet(self.rank, "end of reading", marks, list):
@@ -151,17 +153,17 @@ class ThreadCommunicator(Communicator):
 
 
 class _Meeting:
-    """Where each thread of a group brings a value, and all get what the values are combined to.
+    """Combines a value from each thread of a group, and gives the result to all of them.
 
     A meeting is used again and again, in rounds. It ends for good when a rank fails, does not come
-    in time, or is waited for although it has left.
+    in time, or has left while others wait for it.
     """
 
     def __init__(self, size: int, timeout_s: float) -> None:
         """Makes a meeting of `size` threads, of which none waits longer than `timeout_s`."""
         self.size = size
         self._timeout_s = timeout_s
-        self._changed = threading.Condition(threading.Lock())
+        self._changed = Condition("a group of ranks")
         self._brought: dict[int, tuple[str, Any]] = {}
         self._round = 0
         self._left: set[int] = set()
@@ -169,14 +171,22 @@ class _Meeting:
         self._round_error: Exception | None = None
         # The type, message and cause of the error that ended the meeting. Each rank raises its own.
         self._end: tuple[type[Exception], str, BaseException | None] | None = None
+        self._process = os.getpid()
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        """The ranks are threads of the parent."""
+        if self._end is None:
+            message = f"the ranks are threads of process {self._process}, and not of this child"
+            self._end = WorkerFailedError, message, None
 
     def meet(self, rank: int, what: str, value: Any, combine: Callable[[list[Any]], Any]) -> Any:
         """Brings `value`, waits for all ranks, and returns what `combine` made of their values.
 
         Args:
             rank: Which rank this thread is.
-            what: Which call this is, the same on all ranks.
-            value: What this rank brings.
+            what: Describes the call; the same on all ranks.
+            value: This rank's value.
             combine: Called once, by the rank that comes last, with all values in rank order.
         """
         with self._changed:
@@ -206,20 +216,20 @@ class _Meeting:
             return self._get_outcome()
 
     def fail(self, rank: int, error: BaseException) -> None:
-        """Lets the other ranks raise WorkerFailedError, now and later."""
+        """Makes the other ranks' waiting and later calls raise WorkerFailedError."""
         message = f"rank {rank} has failed: {type(error).__name__}: {error}"
         with self._changed:
             self._finish(WorkerFailedError, message, error)
 
     def leave(self, rank: int) -> None:
-        """Says that a rank has finished; ranks that wait for it raise CancelledError."""
+        """Notes that a rank has finished; ranks that wait for it raise CancelledError."""
         with self._changed:
             self._left.add(rank)
             if self._brought and len(self._brought) < self.size:
                 self._end_because_ranks_left()
 
     def close(self) -> None:
-        """Lets all ranks raise CancelledError, now and later."""
+        """Makes all ranks' waiting and later calls raise CancelledError."""
         with self._changed:
             self._finish(CancelledError, "the group is closed")
 
@@ -235,7 +245,7 @@ class _Meeting:
             return None, error
 
     def _get_outcome(self) -> Any:
-        # No rank can be in the next round yet while another has not read the result of this one.
+        # The result is still this round's: no rank begins the next round before all have read it.
         if self._round_error is not None:
             raise self._round_error
         return self._result
@@ -269,15 +279,15 @@ def run_threads(
     """Runs each function in a thread of its own, and returns their results.
 
     Args:
-        functions: What to run. How long they take is not limited.
+        functions: The functions to run. How long they take is not limited.
         timeout_s: How long to wait, after one has failed, for the others to notice, in seconds.
 
     Raises:
-        Exception: what the first of them raised; errors that only say that another has failed,
-            finished or not come give way to others. A thread that has not ended in time by then is
-            left behind, with a warning.
+        Exception: what the first of the functions to fail raised. An error that only reports
+            another thread, as failed, finished or missing, is raised only if there is no other. A
+            thread that has not ended in time is abandoned, with a warning.
     """
-    ended = threading.Condition(threading.Lock())
+    ended = Condition("the ends of threads")
     results: dict[int, Any] = {}
     errors: dict[int, BaseException] = {}
 
@@ -309,10 +319,10 @@ def run_threads(
 def _reduce(
     brought: Sequence[tuple[Any, Mark]], op: ReduceOp
 ) -> tuple[Any, Mark, frozenset[Device]]:
-    """Folds arrays in rank order, where the first one is.
+    """Reduces arrays in rank order, on the first array's device.
 
     Returns:
-        The result; when it is there; and the devices of all arrays.
+        The result; the mark of the work that computes it; and the devices of all arrays.
     """
     for _, mark in brought:
         mark.follow()

@@ -1,4 +1,4 @@
-"""What optimizers are made from."""
+"""The base class of optimizers with an update rule, and what their modules import."""
 
 from gpuopt.optimizers.base.arguments import Additions, Common
 from gpuopt.optimizers.base.hyperparameters import (

@@ -9,16 +9,16 @@ from gpuopt.optimizer import OnNonfinite, Optimizer
 
 
 class Additions(TypedDict, total=False):
-    """What every optimizer takes by name beside TensorFlow's arguments; `Optimizer` explains it."""
+    """Arguments that every optimizer takes by name beside TensorFlow's; see `Optimizer`."""
 
     on_nonfinite: OnNonfinite
 
 
 class Common(Additions, total=False):
-    """What every optimizer takes by name beside hyperparameters; `Optimizer` explains it.
+    """Arguments that every optimizer takes by name beside its hyperparameters; see `Optimizer`.
 
-    TensorFlow's optimizers spell `use_locking` and `name` out, as these have their place in the
-    signature, and take `**common: Unpack[Additions]`. All others take `**common: Unpack[Common]`.
+    TensorFlow's optimizers list `use_locking` and `name`, which have a position in their signature,
+    and take `**common: Unpack[Additions]`. All others take `**common: Unpack[Common]`.
     """
 
     use_locking: bool
@@ -33,13 +33,16 @@ def with_defaults(common: Common, optimizer_class: type[Optimizer]) -> Common:
     """
     for name in common:
         if name not in Common.__annotations__:
-            known = ", ".join(inspect.signature(optimizer_class).parameters)
+            parameters = inspect.signature(optimizer_class).parameters.values()
+            # A `**common` that is not annotated stands for all of Common.
+            own = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]
+            known = ", ".join(dict.fromkeys([*own, *get_type_hints(Common)]))
             raise TypeError(f"{optimizer_class.__name__} takes no {name}; it takes {known}")
     return {"use_locking": False, "name": _default_name(optimizer_class), **common}
 
 
 class FullSignature:
-    """Has `help` and `inspect.signature` of a class show what stands behind `**common`."""
+    """Makes `help` and `inspect.signature` of a class list the arguments behind `**common`."""
 
     def __get__(self, instance: object, owner: type[Optimizer]) -> inspect.Signature:
         signature = inspect.signature(owner.__init__)

@@ -40,7 +40,7 @@ def as_scalar(value: Any, name: str) -> np.floating[Any]:
 
 
 def require_positive(**hyperparameters: float) -> None:
-    """Refuses what TensorFlow refuses; NaN too.
+    """Refuses the values that TensorFlow refuses, and NaN.
 
     Raises:
         ValueError: a number is not above 0.
@@ -51,7 +51,7 @@ def require_positive(**hyperparameters: float) -> None:
 
 
 def require_not_negative(**hyperparameters: Hyperparameter) -> None:
-    """Refuses what TensorFlow refuses, NaN too; functions are not called.
+    """Refuses the values that TensorFlow refuses, and NaN; functions are not called.
 
     Raises:
         ValueError: a number is not 0 or above.

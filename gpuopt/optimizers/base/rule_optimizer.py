@@ -11,6 +11,7 @@ from gpuopt.backends import Target
 from gpuopt.optimizer import Optimizer
 from gpuopt.optimizers.base.arguments import Common, FullSignature, with_defaults
 from gpuopt.optimizers.base.hyperparameters import Hyperparameter, as_scalar
+from gpuopt.quietly import quietly
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.step.known import KnownGroups
 from gpuopt.step.rule_updates import RuleUpdates
@@ -21,7 +22,7 @@ from gpuopt.variables.variable import Variable
 
 Finish = TypeVar("Finish", bound=Callable[..., Any])
 
-# Their values never change.
+# Types of hyperparameters whose value cannot change.
 _NUMBER_TYPES = (float, int, np.float32, np.float64)
 
 _APPLY_HOOKS = (
@@ -36,11 +37,11 @@ _APPLY_HOOKS = (
 
 
 def undoable(finish: Finish) -> Finish:
-    """Marks a `_finish` that writes nothing but what a late undo takes back: host scalars.
+    """Marks a `_finish` that writes nothing but host scalars, which a late undo restores.
 
-    A GPU may find a step's rows out of range after the host has gone on. A step with a `_finish`
-    that is not marked waits for the GPU's check. The mark belongs to the function, so a subclass
-    that overrides `_finish` waits unless its own is marked.
+    A GPU may find a step's rows out of range after the host has gone on. A step whose `_finish` is
+    not marked waits for the GPU's check. The mark belongs to the function, so a step waits if a
+    subclass overrides `_finish` without marking it.
     """
     finish.__dict__["is_undoable"] = True
     return finish
@@ -53,19 +54,32 @@ class RuleOptimizer(Optimizer):
     `_initial_slot_values` where a slot does not start at 0, and `_scalars` where the rule takes
     something else than the hyperparameters themselves.
 
+    Raises:
+        TypeError: at the definition of a subclass, if `rule` is a plain function.
+
     Attributes:
         rule: The arithmetic of a step.
-        touches_all_rows: A sparse gradient also updates rows that it does not name, as if their
-            gradient were zero.
-        known: What is known of variables from earlier steps.
+        hyperparameters: The hyperparameters by name, as they were given.
+        touches_all_rows: Whether a sparse gradient also updates rows that it does not name, by a
+            gradient of zero.
+        known: The cache of groups of variables that were updated together.
     """
 
     rule: UpdateRule
     touches_all_rows: ClassVar[bool] = False
     __signature__ = FullSignature()
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        rule = vars(cls).get("rule")
+        if callable(rule):
+            raise TypeError(
+                f"the rule of {cls.__name__} is a plain function, {rule!r}: decorate it with "
+                "@gpuopt.update_rule"
+            )
+
     def __init__(self, common: Common, /, **hyperparameters: Hyperparameter) -> None:
-        """Keeps the hyperparameters; the class says what each is.
+        """Keeps the hyperparameters, which the subclass's docstring explains.
 
         A `Hyperparameter` is a number, something with a scalar value, or a function without
         arguments that returns one and is called once in each step.
@@ -83,21 +97,17 @@ class RuleOptimizer(Optimizer):
         for key, value in hyperparameters.items():
             if not callable(value):
                 as_scalar(value, key)
-        self._hyperparameters = hyperparameters
+        self.hyperparameters = hyperparameters
         self.known = KnownGroups()
-        # Others than numbers are looked at in each step: a function, a Variable, an array.
+        # All others are read in each step: functions, Variables, arrays.
         self._fixed = {
             key: as_scalar(value, key)
             for key, value in hyperparameters.items()
             if type(value) in _NUMBER_TYPES
         }
-        self.runs_user_code = len(self._fixed) < len(hyperparameters) or any(
-            getattr(type(self), hook) is not getattr(RuleOptimizer, hook)
-            for hook in ("_prepare", "_call_if_callable")
-        )
 
     def _initial_slot_values(self) -> Mapping[str, float]:
-        """What each slot starts with, in order of creation: by default the rule's slots, at 0."""
+        """Returns each slot's initial value, in order of creation: by default 0 for every slot."""
         return dict.fromkeys(self.rule.slots, 0.0)
 
     def _all_slot_names(self) -> list[str]:
@@ -108,7 +118,7 @@ class RuleOptimizer(Optimizer):
             "rule": self.rule.name,
             **{
                 name: None if callable(value) else float(value)
-                for name, value in self._hyperparameters.items()
+                for name, value in self.hyperparameters.items()
             },
         }
 
@@ -118,7 +128,14 @@ class RuleOptimizer(Optimizer):
 
     def _hyper(self, name: str) -> np.floating[Any]:
         """Returns a hyperparameter of this step: float64 where it was given so, else float32."""
-        return self.this_thread.hyperparameters[name]
+        try:
+            return self.this_thread.hyperparameters[name]
+        except KeyError:
+            raise TypeError(
+                f'the rule "{self.rule.name}" takes the scalar "{name}", which is no '
+                f"hyperparameter of {type(self).__name__}: pass {name}=... to super().__init__(), "
+                "or override _scalars"
+            ) from None
 
     def _create_slots(self, var_list: Sequence[Variable]) -> None:
         if self.rule.cuda is None:
@@ -134,14 +151,15 @@ class RuleOptimizer(Optimizer):
 
     def _prepare(self) -> None:
         fixed = self._fixed
-        if len(fixed) < len(self._hyperparameters):
+        if len(fixed) < len(self.hyperparameters):
             fixed = {
                 name: fixed[name]
                 if name in fixed
                 else as_scalar(self._call_if_callable(value), name)
-                for name, value in self._hyperparameters.items()
+                for name, value in self.hyperparameters.items()
             }
         self.this_thread.hyperparameters = fixed
+        self.this_thread.scalars = {}
 
     def _apply_dense(self, grad: Any, var: Variable) -> None:
         self._apply_rule(grad, var)
@@ -150,10 +168,12 @@ class RuleOptimizer(Optimizer):
         self._apply_rule(grad, var)
 
     def _apply_rule(self, grad: Any, var: Variable) -> None:
-        """Updates one variable, for a hook: the step's numbers are there already."""
+        """Updates one variable, for a hook, with the hyperparameters that `_prepare` evaluated."""
         updates = RuleUpdates(self, [(grad, var)])
         updates.create_slots()
-        updates.write()
+        updates.fix_scalars()
+        updates.check()
+        quietly(updates.write)
 
     def _checked_updates(self, given: list[Any]) -> Updates:
         return (
@@ -161,19 +181,43 @@ class RuleOptimizer(Optimizer):
         )
 
     def _target(self, variable: Variable) -> tuple[Target, list[Identity]]:
-        found = (self.state.slot(variable, name) for name in self.rule.slots)
-        slots = [slot for slot in found if slot is not None]
+        slots = [self._slot_to_update(variable, name) for name in self.rule.slots]
         return (
             Target(variable.storage, [slot.storage for slot in slots]),
             [variable.identity, *(slot.identity for slot in slots)],
         )
 
+    def _slot_to_update(self, variable: Variable, slot_name: str) -> Variable:
+        """Returns a slot that plans can rely on: a subclass may have made it."""
+        slot = self.state.slot(variable, slot_name)
+        if slot is None:
+            raise ValueError(
+                f'"{variable.name}" has no slot "{slot_name}", which the rule "{self.rule.name}" '
+                "updates: _create_slots must make it"
+            )
+        what = f'slot "{slot_name}" of "{variable.name}"'
+        if slot.shape != variable.shape:
+            raise ValueError(
+                f"{what} has shape {slot.shape}; the variable has shape {variable.shape}"
+            )
+        if slot.device != variable.device:
+            raise ValueError(f"{what} is on {slot.device}; the variable is on {variable.device}")
+        # The CPU converts slots of another dtype; a kernel's table has one dtype for all.
+        if slot.dtype != variable.dtype and variable.device.kind == "gpu":
+            raise ValueError(
+                f"{what} has dtype {slot.dtype}; on {variable.device} it must have the variable's, "
+                f"{variable.dtype}"
+            )
+        return slot
+
     def _hint_at_cost(self, table: Variable, num_rows: int) -> None:
         """Called before all rows of a table are updated for a gradient of `num_rows` rows."""
 
     def _scalars_for(self, real: type[np.floating[Any]]) -> Mapping[str, np.floating[Any]]:
-        with np.errstate(all="ignore"):
-            return self._scalars(real)
+        fixed = self.this_thread.scalars
+        if real not in fixed:
+            fixed[real] = quietly(self._scalars, real)
+        return fixed[real]
 
     @property
     def finish_is_undoable(self) -> bool:
@@ -182,7 +226,7 @@ class RuleOptimizer(Optimizer):
         return finish is Optimizer._finish or getattr(finish, "is_undoable", False)
 
     def _overrides_apply_hook(self) -> bool:
-        """Whether a user's subclass wants to see each variable: then nothing may be batched."""
+        """Whether a subclass overrides a hook that gets one variable: then nothing is batched."""
         cls = type(self)
         return any(
             getattr(cls, hook) is not getattr(RuleOptimizer, hook) for hook in _APPLY_HOOKS

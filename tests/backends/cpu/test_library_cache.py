@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuopt.backends.cpu.library_cache import keep, kept, load
+from gpuopt.backends.cpu.library_cache import load, read_library, write_library
 
 pytestmark = [
     pytest.mark.cxx,
@@ -71,12 +71,12 @@ CONTENT = bytes(range(256)) * 40
 def file(tmp_path: Path) -> Iterator[Path]:
     """Returns a file that was kept, to be spoilt."""
     path = tmp_path / "library.so"
-    keep(path, b"key", CONTENT)
-    assert kept(path, b"key") == CONTENT
+    write_library(path, b"key", CONTENT)
+    assert read_library(path, b"key") == CONTENT
     yield path
-    assert kept(path, b"key") is None
-    keep(path, b"key", CONTENT)
-    assert kept(path, b"key") == CONTENT
+    assert read_library(path, b"key") is None
+    write_library(path, b"key", CONTENT)
+    assert read_library(path, b"key") == CONTENT
     assert path in tmp_path.iterdir()
     assert not list(tmp_path.glob("*.partial"))
 
@@ -94,7 +94,7 @@ def test_a_file_with_another_byte_is_not_taken(offset: int, file: Path) -> None:
 
 
 def test_another_library_of_our_own_is_not_taken_for_this_one(file: Path) -> None:
-    keep(file, b"another key", CONTENT)
+    write_library(file, b"another key", CONTENT)
 
 
 def test_a_pipe_is_not_waited_for(file: Path) -> None:
@@ -120,10 +120,10 @@ def test_another_users_file_is_not_taken(file: Path) -> None:
 def test_an_open_umask_lets_nobody_else_write(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        keep(tmp_path / "library.so", b"key", CONTENT)
+        write_library(tmp_path / "library.so", b"key", CONTENT)
     finally:
         os.umask(before)
-    assert kept(tmp_path / "library.so", b"key") == CONTENT
+    assert read_library(tmp_path / "library.so", b"key") == CONTENT
 
 
 def test_a_folder_in_its_place_leaves_the_rule_compiled(built: Path, tmp_path: Path) -> None:
@@ -164,8 +164,8 @@ def test_a_loaded_library_does_not_mind_its_file(
         if not from_memory:
             monkeypatch.delattr(os, "memfd_create", raising=False)
         for number, content in compiled.items():
-            keep(file, b"key", content)
-            found = kept(file, b"key")
+            write_library(file, b"key", content)
+            found = read_library(file, b"key")
             assert found == content
             loaded.append((number, load(found)))
         with file.open("r+b") as opened:

@@ -39,20 +39,20 @@ class EmulatorLauncher:
     Addresses in tables that kernels read are those of host memory: `array.ctypes.data`.
 
     Args:
-        seed: Of the order; 0 takes blocks and threads in order.
-        strict: Whether to refuse what GPUs have put up with, but CUDA does not promise: barriers
-            that exited threads do not reach, masks that name lanes that are not there.
+        seed: Decides the order; 0 takes blocks and threads by their numbers.
+        strict: Whether to refuse programs that run on GPUs although CUDA does not allow them:
+            barriers that exited threads do not reach, masks that name lanes that do not exist.
         sanitize: "address" (with undefined behaviour), "thread" or "", for
             GPUOPT_EMULATOR_SANITIZE. See sanitized.py.
         xp: The module of the arrays: numpy, or fake_cupy.
-        index: Of the device, for fake_cupy.
+        index: The device's index, for fake_cupy.
 
     Attributes:
-        launches: How many there have been.
-        uploads: Likewise.
-        waits: Of which streams for which others' events.
-        ranges: Names for profilers.
-        num_multiprocessors: Enough for blocks to get in each other's way.
+        launches: How many launches there have been.
+        uploads: How many uploads there have been.
+        waits: (stream, the stream whose event it waits for), of each wait.
+        ranges: The names of profiling ranges.
+        num_multiprocessors: Enough for several blocks in one launch.
     """
 
     def __init__(

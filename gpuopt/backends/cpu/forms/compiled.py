@@ -46,7 +46,7 @@ class CompiledRule:
     """A rule with one step's scalars; its calls run without the interpreter's lock."""
 
     scratch_dtypes: tuple[np.dtype[Any], ...] = ()
-    # Threads finish at about the same time.
+    # Short enough that all threads finish at about the same time.
     most_elements = 128 * 1024
 
     def __init__(

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from gpuopt.backends.backend import Scalars
+from gpuopt.quietly import quietly
 from gpuopt.rules.update_rule import UpdateRule
 
 Chunk = np.ndarray[Any, Any]
@@ -64,8 +65,7 @@ class RecordedRule:
         tape = _Tape(rule.name, real)
         var, *slots = [tape.new_value(real) for _ in ("var", *rule.slots)]
         grad = real.type(0) if zero_grad else tape.new_value(real, read_only=True)
-        with np.errstate(all="ignore"):
-            rule.apply(var, grad, *slots, **scalars)
+        quietly(lambda: rule.apply(var, grad, *slots, **scalars))
         calls, self.scratch_dtypes = tape.with_shared_scratch(2 + len(slots) - zero_grad)
         self._calls = [
             (call.function, itemgetter(*call.operands, call.result), call.options) for call in calls

@@ -1,4 +1,4 @@
-"""What updates chunks of host memory: a rule with one step's scalars, in one of three forms."""
+"""A rule with one step's scalars, in one of the three forms that update chunks of host memory."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Array = np.ndarray[Any, Any]
 
 
 class RuleForm(Protocol):
-    """A rule with one step's scalars, as something that updates flat chunks in any thread.
+    """A rule with one step's scalars, which updates flat chunks in any thread.
 
     Attributes:
-        scratch_dtypes: Of the scratch arrays that `apply` wants.
+        scratch_dtypes: The dtypes of the scratch arrays that `apply` wants.
         most_elements: How long a chunk should be at most.
         update_chunks: Updates all of a table of chunks' addresses, in one call from each thread;
             None if this form cannot. See `CompiledRule`.
@@ -38,8 +38,8 @@ class RuleForm(Protocol):
         """Updates chunks of one length.
 
         Args:
-            written: Of the variable and its slots.
-            grad: Of the gradient; None if the form was made for one that is zero everywhere.
+            written: A chunk of the variable and of each slot.
+            grad: The gradient's chunk; None if the form was made for a gradient of zeros.
             scratch: As long as the chunks, of `scratch_dtypes`.
         """
 

@@ -1,0 +1,206 @@
+"""Locks and waits that end: after a deadline, after Ctrl-C, and in a forked child.
+
+A `with` statement releases a lock by the lock's own `__exit__`, which is a built-in: no signal
+handler runs between its call and its effect. A `__exit__` written in Python could be interrupted
+before its first line, and the lock would stay locked.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import compress
+from operator import methodcaller
+from typing import Any, Protocol, TypeVar
+from weakref import WeakSet
+
+from gpuopt.errors import DeadlineExceededError
+
+Result = TypeVar("Result")
+
+# Without progress of whoever is waited for.
+DEADLINE_S = 600.0
+_SHORTEST_PAUSE_S = 0.00005
+_LONGEST_PAUSE_S = 0.001
+
+_release = methodcaller("release")
+
+
+class _Exit:
+    """`__exit__` of a `Lock`: that of the built-in lock inside."""
+
+    def __get__(self, instance: Lock | None, owner: type) -> Callable[..., Any]:
+        return self if instance is None else instance._lock.__exit__
+
+    def __call__(self, instance: Lock, *error: Any) -> None:  # by an ExitStack
+        instance._lock.__exit__(*error)
+
+
+class Lock:
+    """A reentrant lock.
+
+    Attributes:
+        was_lost: Whether a thread held it that this process, a forked child, does not have: what
+            the lock guards may be half done.
+    """
+
+    __slots__ = ("__weakref__", "_lock", "_what", "was_lost")
+
+    __exit__ = _Exit()
+
+    def __init__(self, what: str) -> None:
+        """Makes an open lock.
+
+        Args:
+            what: What it guards, for the error of who waits too long.
+        """
+        self._what = what
+        self._lock = threading.RLock()
+        self.was_lost = False
+        renew_after_fork(self)
+
+    def __enter__(self) -> None:
+        """Takes the lock.
+
+        Raises:
+            DeadlineExceededError: another thread does not release it.
+        """
+        try:
+            if not self._lock.acquire(timeout=DEADLINE_S):
+                self._raise_deadline_exceeded()
+        except BaseException:
+            # Unless the exception came first. A thread that has it already gets it again at once,
+            # so that this release is never one of an outer `with`.
+            with suppress(RuntimeError):
+                self._lock.release()
+            raise
+
+    def _raise_deadline_exceeded(self) -> None:
+        raise DeadlineExceededError(
+            f"waited {DEADLINE_S:g} s for another thread to release the lock of {self._what}"
+        )
+
+    def after_fork(self) -> None:
+        if self._lock.acquire(blocking=False):  # free, or this thread's own
+            self._lock.release()
+        else:
+            self._lock = threading.RLock()
+            self.was_lost = True
+
+
+class Condition(Lock):
+    """A lock whose holder can wait for another thread to change what it guards."""
+
+    __slots__ = ("_condition",)
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self._condition = threading.Condition(self._lock)
+
+    def wait_for(self, predicate: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        """Lets the lock go until `predicate()` holds; returns whether it does in the end."""
+        return self._condition.wait_for(predicate, timeout_s)
+
+    def notify_all(self) -> None:
+        """Has those who wait look again."""
+        self._condition.notify_all()
+
+    def after_fork(self) -> None:
+        super().after_fork()
+        # Those who waited are threads that this process does not have.
+        self._condition = threading.Condition(self._lock)
+
+
+def call_locked(locks: Sequence[Lock], call: Callable[[], Result]) -> Result:
+    """Holds locks while `call` runs, and returns its result.
+
+    Two threads that may take several of the same locks must give them in the same order.
+
+    Raises:
+        DeadlineExceededError: another thread does not release one of them.
+    """
+    inner = [lock._lock for lock in locks]
+    taken: list[bool] = []
+    # Those that were taken, as far as `taken` has grown by then.
+    releases = map(_release, compress(inner, taken))
+    try:
+        # Built-ins alone: no signal handler runs between a lock's taking and its note.
+        taken.extend(map(methodcaller("acquire", timeout=DEADLINE_S), inner))
+        if not all(taken):
+            locks[taken.index(False)]._raise_deadline_exceeded()
+        return call()
+    finally:
+        list(releases)
+
+
+class Waiting:
+    """One wait for something that is looked at again and again."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._pause_s = _SHORTEST_PAUSE_S
+
+    def pause(self, describe: Callable[[], str], last_progress: float = 0.0) -> None:
+        """Sleeps for a moment.
+
+        Args:
+            describe: Returns what is waited for, for the error.
+            last_progress: When that was last seen to go on.
+
+        Raises:
+            DeadlineExceededError: it has not gone on for too long.
+        """
+        if time.monotonic() - max(self._began, last_progress) > DEADLINE_S:
+            raise DeadlineExceededError(f"waited {DEADLINE_S:g} s for {describe()}")
+        time.sleep(self._pause_s)
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+
+
+class SharedByThreads(Protocol):
+    """Something that threads may leave half done when a child is forked."""
+
+    def after_fork(self) -> None:
+        """Called in the child, whose only thread is the one that forked."""
+
+
+_shared: WeakSet[SharedByThreads] = WeakSet()
+
+
+def renew_after_fork(shared: SharedByThreads) -> None:
+    """Has `after_fork` of this object called in each forked child, for as long as it lives."""
+    _shared.add(shared)
+
+
+def _renew_all() -> None:
+    for shared in list(_shared):
+        shared.after_fork()
+
+
+# Held by imports in the middle of a call. Python's own lock of a module that another thread is
+# importing stays locked in a forked child, so a fork waits until such an import is done.
+importing = threading.RLock()
+_LONGEST_IMPORT_S = 60.0
+_holds_imports_back = False
+
+
+def _hold_imports_back() -> None:
+    global _holds_imports_back
+    # Not for ever: the other thread's import may itself wait for one of the thread that forks.
+    _holds_imports_back = importing.acquire(timeout=_LONGEST_IMPORT_S)
+
+
+def _let_imports_go_on() -> None:
+    if _holds_imports_back:
+        importing.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_all)
+    os.register_at_fork(
+        before=_hold_imports_back,
+        after_in_parent=_let_imports_go_on,
+        after_in_child=_let_imports_go_on,
+    )

@@ -1,0 +1,57 @@
+"""An optimizer's state while threads use it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+
+import gpuopt
+
+
+def test_the_version_is_read_while_another_thread_makes_tables() -> None:
+    optimizer = gpuopt.MomentumOptimizer(0.1, 0.9)
+    errors: list[BaseException] = []
+    done = threading.Event()
+
+    def read() -> None:
+        try:
+            while not done.is_set():
+                assert optimizer.state.version.number == 0
+        except BaseException as error:
+            errors.append(error)
+
+    for number in range(200):
+        optimizer.state.table(f"first {number}")
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    threads = [threading.Thread(target=read) for _ in range(2)]
+    try:
+        for thread in threads:
+            thread.start()
+        end = time.monotonic() + 1
+        for number in range(3000):
+            optimizer.state.table(f"later {number}")
+            if errors or time.monotonic() > end:
+                break
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+        sys.setswitchinterval(interval)
+    assert errors == []
+
+
+def test_the_version_grows_with_a_slot_replaced_or_removed_in_any_table() -> None:
+    optimizer = gpuopt.AdamOptimizer(0.1)
+    w = gpuopt.Variable([1.0], name="w")
+    optimizer.apply_gradients([([1.0], w)])
+    seen = [optimizer.state.version.number]
+    for name in ("m", "v"):
+        optimizer._slot_dict(name)[w.identity] = gpuopt.Variable([0.0])
+        seen.append(optimizer.state.version.number)
+        del optimizer._slot_dict(name)[w.identity]
+        seen.append(optimizer.state.version.number)
+        optimizer._slot_dict(name)[w.identity] = gpuopt.Variable([0.0])  # a new one
+        assert optimizer.state.version.number == seen[-1]
+    assert seen == [0, 1, 2, 3, 4]

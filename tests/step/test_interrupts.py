@@ -1,0 +1,36 @@
+"""After Ctrl-C, or an exception from any signal handler, everything works at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import interrupted_calls
+import pytest
+
+# Of each kind of call.
+NUMBER = 10_000 if os.environ.get("GPUOPT_FULL") else 40
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no such signals")
+@pytest.mark.parametrize("compiled", ["0", pytest.param("1", marks=pytest.mark.cxx)])
+def test_exceptions_at_random_moments_leave_everything_working(
+    compiled: str, tmp_path: Path
+) -> None:
+    environment = {
+        **os.environ,
+        "GPUOPT_THREADS": "3",
+        "GPUOPT_COMPILED": compiled,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    finished = subprocess.run(
+        [sys.executable, interrupted_calls.__file__, str(tmp_path), str(NUMBER)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=3600,
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr

@@ -1,0 +1,202 @@
+"""Locks and waits end: after a deadline that says for whom, and after Ctrl-C."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+from interrupt_at import Interrupt, InterruptAt
+
+import gpuopt
+from gpuopt import DeadlineExceededError, Variable, locks
+from gpuopt.backends.cpu import compiler
+from gpuopt.backends.cpu.threads import share_out
+from gpuopt.checkpoint import checkpoint_writer
+from gpuopt.locks import Condition, Lock, call_locked
+
+
+@contextmanager
+def held_by_another_thread(*held: Lock) -> Iterator[None]:
+    entered, leave = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with ExitStack() as stack:
+            for lock in held:
+                stack.enter_context(lock)
+            entered.set()
+            assert leave.wait(30)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert entered.wait(30)
+    try:
+        yield
+    finally:
+        leave.set()
+        thread.join()
+
+
+def is_free(lock: Lock) -> bool:
+    found = []
+
+    def take() -> None:
+        found.append(lock._lock.acquire(blocking=False))
+        if found[0]:
+            lock._lock.release()
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+@pytest.fixture
+def short_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locks, "DEADLINE_S", 0.05)
+
+
+@pytest.mark.usefixtures("short_deadline")
+@pytest.mark.parametrize("make", [Lock, Condition])
+def test_a_wait_for_a_lock_ends_and_says_which(make: type[Lock]) -> None:
+    free, lock = Lock("the free one"), make("the rows")
+    with held_by_another_thread(lock):
+        with pytest.raises(DeadlineExceededError, match="release the lock of the rows"), lock:
+            pass
+        with pytest.raises(DeadlineExceededError, match="release the lock of the rows"):
+            call_locked([free, lock, Lock("another")], lambda: None)
+        assert is_free(free)
+    with lock, lock:
+        assert not is_free(lock)
+    assert is_free(lock)
+    assert call_locked([free, lock, lock], lambda: is_free(free)) is False
+    assert is_free(free)
+    assert is_free(lock)
+
+
+@pytest.mark.usefixtures("short_deadline")
+def test_a_locked_step_waits_for_a_variable_no_longer_than_the_deadline() -> None:
+    w = Variable(np.zeros(3), name="w")
+    optimizer = gpuopt.GradientDescentOptimizer(1.0, use_locking=True)
+    with held_by_another_thread(w.identity.lock):
+        with pytest.raises(DeadlineExceededError, match='variable "w"'):
+            optimizer.apply_gradients([(np.ones(3), w)])
+        with pytest.raises(DeadlineExceededError, match='variable "w"'):
+            w.assign(np.ones(3), use_locking=True)
+    optimizer.apply_gradients([(np.ones(3), w)])
+    assert (w.numpy() == -1).all()
+
+
+@pytest.mark.usefixtures("short_deadline")
+def test_a_wait_for_a_helping_thread_ends() -> None:
+    go_on, helping = threading.Event(), threading.Event()
+
+    def work(number: int) -> None:
+        if threading.current_thread() is threading.main_thread():
+            assert helping.wait(30)
+        else:
+            helping.set()
+            assert go_on.wait(30)
+
+    try:
+        with pytest.raises(DeadlineExceededError, match="a thread that shares an update"):
+            share_out(work, range(2), 2)
+    finally:
+        go_on.set()
+
+
+@pytest.mark.usefixtures("short_deadline")
+def test_a_wait_for_a_save_in_the_background_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+    write = checkpoint_writer._write_tensors
+
+    def pausing(*arguments: object) -> object:
+        assert go_on.wait(30)
+        return write(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(checkpoint_writer, "_write_tensors", pausing)
+    saver = gpuopt.Saver([Variable(np.zeros(3), name="w")])
+    future = saver.save_async(tmp_path / "m", 1)
+    try:
+        with pytest.raises(TimeoutError):
+            future.result(timeout=0.01)
+        for wait in (future.result, future.exception, lambda: saver.save(tmp_path / "m", 2)):
+            with pytest.raises(DeadlineExceededError, match=r"a thread that is saving .*m"):
+                wait()
+        assert not future.done()
+    finally:
+        go_on.set()
+    monkeypatch.setattr(locks, "DEADLINE_S", 30)
+    assert future.result() == str(tmp_path / "m-1.safetensors")
+    assert future.done()
+    assert future.exception() is None
+
+
+def test_a_compiler_that_does_not_end_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    script = tmp_path / "compiler"
+    script.write_text("#!/bin/sh\nexec sleep 60\n")
+    script.chmod(0o700)
+    monkeypatch.setenv("CXX", str(script))
+    monkeypatch.setattr(compiler, "_DEADLINE_S", 0.05)
+    began = time.monotonic()
+    assert compiler.build("never", "int x;", []) is None
+    assert time.monotonic() - began < 30
+    assert "cannot build never" in caplog.text
+    assert "has not ended within 0.05 s" in caplog.text
+
+
+def test_an_exception_at_any_moment_leaves_locks_open() -> None:
+    first, second = Lock("one"), Condition("two")
+
+    def everything() -> None:
+        with first, first:
+            pass
+        with second:
+            second.notify_all()
+            second.wait_for(lambda: True, 1)
+        with first:
+            call_locked([first, second], lambda: None)
+
+    moment = 0
+    while True:
+        moment += 1
+        interrupt = InterruptAt(moment)
+        with suppress(Interrupt), interrupt:
+            everything()
+        assert is_free(first), moment
+        assert is_free(second), moment
+        if interrupt.left > 0:
+            break
+    assert moment > 20
+
+
+def test_an_exception_at_any_moment_leaves_no_thread_at_work() -> None:
+    working: set[int] = set()
+
+    def work(number: int) -> None:
+        working.add(number)
+        time.sleep(0.0005)
+        working.discard(number)
+
+    moment = 0
+    while True:
+        moment += 1
+        working.clear()
+        interrupt = InterruptAt(moment)
+        with suppress(Interrupt), interrupt:
+            share_out(work, range(6), 3)
+        # Of the interrupted thread, its own task may be left.
+        left = set(working)
+        time.sleep(0.002)
+        assert working == left, moment
+        if interrupt.left > 0:
+            break
+    assert moment > 20
