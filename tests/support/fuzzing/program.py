@@ -27,6 +27,7 @@ OPERATIONS: list[tuple[float, Callable[..., str]]] = [
     (10, steps.step_again),
     (6, steps.nested_step),
     (5, steps.refused),
+    (2, steps.row_refused_by_a_gpu),
     (3, steps.rate_that_raises),
     (2, steps.constraint_that_raises),
     (1.5, steps.gradient_changed_in_place),

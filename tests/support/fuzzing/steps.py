@@ -451,6 +451,26 @@ def refuse(
     raise AssertionError(f"not refused: {call}")
 
 
+def row_refused_by_a_gpu(world: World) -> str:
+    """A GPU finds a row out of range after the call: `check` raises it, and nothing was changed."""
+    places = [place for place in world.places if place.shape and not place.limit]
+    places = [place for place in places if place.memory.device != "cpu"]
+    if not places:
+        return step(world)
+    place, trainer = world.choose(places), world.choose(world.trainers)
+    values = put(world.values((2, *place.shape[1:]), place.memory.dtype), place.memory.device)
+    rows = np.array([0, place.shape[0]])
+    gradient = sparse_gradient(values, rows, place, "sparse")
+    call = Call(trainer, [place], [gradient], [(gradient.real, place.given(world.rng))])
+    try:
+        apply_for_real(world, call, counts=True)
+        trainer.real.check()
+    except IndexError:
+        trainer.model.make_slots(place.label, place.expected)
+        return f"{call}, refused by the GPU"
+    raise AssertionError(f"not refused: {call}")
+
+
 def rate_that_raises(world: World) -> str:
     """User code raises before anything is written; slots that were missing are there."""
     found = [trainer for trainer in world.trainers if trainer.rate is not None]

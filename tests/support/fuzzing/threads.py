@@ -124,22 +124,26 @@ def listed_while_made(world: World, files: Files) -> str:
     """Variables, slots and optimizers are listed while another thread makes and drops some."""
     optimizer = gpuopt.MomentumOptimizer(1.0, 0.5, name="listed")
     gradient = np.zeros(2, np.float32)
+    # Long lists leave others time to come in between.
+    long_list = [gpuopt.Variable(0.0, name="listed") for _ in range(150)]
+    others = [gpuopt.GradientDescentOptimizer(1.0, name="listed") for _ in range(150)]
     trainers = {id(trainer.real) for trainer in world.trainers}
 
     def make() -> None:
         some = [gpuopt.Variable(np.zeros(2, np.float32), name="listed") for _ in range(8)]
         optimizer.apply_gradients([(gradient, variable) for variable in some])
-        others = [gpuopt.GradientDescentOptimizer(1.0, name="listed") for _ in range(30)]
-        del some, others
+        for _ in range(50):
+            gpuopt.GradientDescentOptimizer(1.0, name="listed")
 
     ours = {id(place.variable) for place in world.places if place.variable is not None}
     with switching_often(), in_background(make):
-        for _ in range(60):
+        for _ in range(30):
             assert ours <= {id(variable) for variable in gpuopt.global_variables()}
             assert ours <= {id(variable) for variable in gpuopt.trainable_variables()}
             assert trainers <= {id(each) for each in living_optimizers()}
             optimizer.variables()
             optimizer.state_dict({})
+    del long_list, others
     return "lists while another thread makes variables"
 
 
