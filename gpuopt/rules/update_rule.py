@@ -155,7 +155,8 @@ def _refuse_without_effect(rule: UpdateRule) -> None:
     var, *slots = var_and_slots
     with np.errstate(all="ignore"):
         try:
-            returned = rule.apply(var, grad, *slots, **scalars)
+            apply: Callable[..., object] = rule.apply
+            returned = apply(var, grad, *slots, **scalars)
         except Exception:  # the first step raises it, and says for which variable
             return
     if returned is not None:

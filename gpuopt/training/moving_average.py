@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -75,6 +75,17 @@ class ExponentialMovingAverage:
     @property
     def name(self) -> str:
         return self._name
+
+    def __reduce__(self) -> NoReturn:
+        """Refuses copies and pickles: the averages belong to variables that are not copied.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(
+            "ExponentialMovingAverage cannot be copied or pickled: its averages belong to "
+            "variables of this process. Make another one, call its apply, and assign the averages"
+        )
 
     def apply(self, var_list: Iterable[Any] | None = None) -> None:
         """Moves the averages towards the current values; call it after each training step.

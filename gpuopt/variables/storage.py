@@ -8,6 +8,7 @@ import numpy as np
 
 from gpuopt.backends import backend_for, new_storage, refuse_masked
 from gpuopt.device import Device, device_of
+from gpuopt.quietly import quietly
 from gpuopt.variables.operators import storage_of
 from gpuopt.variables.self_overlap import refuse_self_overlap
 
@@ -30,21 +31,23 @@ def copy_value(value: Any, name: str, dtype: Any, device: Device) -> Any:
 
     Raises:
         TypeError: the value does not hold numbers, or is masked.
-        ValueError: integers do not fit into TensorFlow's type for them.
+        ValueError: Python's numbers do not fit into `dtype`, or TensorFlow's type for them.
     """
     given = storage_of(value)
     source = device_of(given)
     refuse_masked(given, f'the value of "{name}"')
     array = backend_for(source).as_array(given) if source.kind == "gpu" else np.asarray(given)
     _check_holds_numbers(array, name, value)
+    is_typed = hasattr(value, "dtype") or _holds_numpy_numbers(value)
     if dtype is not None:
         target = np.dtype(dtype)
-    elif hasattr(value, "dtype") or _holds_numpy_numbers(value):
+    elif is_typed:
         target = array.dtype if array.dtype.isnative else array.dtype.newbyteorder("=")
     else:
         target = _PYTHON_NUMBER_DTYPES.get(array.dtype, array.dtype)
-        if array.size and target.kind == "i" and np.any(array != array.astype(target)):
-            raise ValueError(f'the value of "{name}" does not fit into {target}: pass a dtype')
+    may_be_cut = not is_typed and target.kind in "iu" and array.dtype.kind in "iuf"
+    if may_be_cut and np.any(array != quietly(array.astype, target)):
+        raise ValueError(f'the value of "{name}" does not fit into {target}: pass another dtype')
     return new_storage(array, device, target)
 
 

@@ -76,6 +76,16 @@ def test_python_numbers_become_tensorflows_types_and_arrays_keep_theirs(
         (lambda: Variable("text", name="w"), TypeError, '"w" must hold numbers'),
         (lambda: Variable(np.array([object()]), name="w"), TypeError, '"w" must hold numbers'),
         (lambda: Variable(2**40, name="w"), ValueError, '"w" does not fit into int32'),
+        (
+            lambda: Variable([300], name="w", dtype=np.uint8),
+            ValueError,
+            '"w" does not fit into uint8',
+        ),
+        (
+            lambda: Variable(0.5, name="w", dtype=np.int32),
+            ValueError,
+            '"w" does not fit into int32',
+        ),
         (lambda: Variable([1.0], name="w", copy=False), TypeError, '"w": copy=False adopts'),
         (
             lambda: Variable(np.float64([1]), name="w", copy=False, dtype=np.float32),
