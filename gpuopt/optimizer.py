@@ -6,7 +6,7 @@ import itertools
 import logging
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Literal, NoReturn, get_args
 
 from gpuopt.autodiff import engine_of
@@ -24,7 +24,7 @@ from gpuopt.step.loss import (
     refuse_independent_loss,
 )
 from gpuopt.step.nonfinite import first_nonfinite
-from gpuopt.step.overlap import refuse_shared_memory
+from gpuopt.step.one_by_one import update_one_by_one
 from gpuopt.step.pairs import Gradient, as_list
 from gpuopt.step.replica_context import replica_context
 from gpuopt.step.row_checks import RowChecks
@@ -144,7 +144,8 @@ class Optimizer(Hooks):
         gate_gradients = checked_gate(gate_gradients)
         streams = gate_gradients == self.GATE_NONE and engine_of(loss).streams
         if streams and not self._needs_all_gradients():
-            self._minimize_gradient_by_gradient(loss, global_step, var_list, name, grad_loss)
+            step = Step(self, global_step, name or self._name)
+            update_one_by_one(self, step, loss, var_list, grad_loss)
             return
         grads_and_vars = self.compute_gradients(
             loss,
@@ -338,34 +339,6 @@ class Optimizer(Hooks):
             self._all_non_slot_names(),
             self._slot_op_name,
         )
-
-    def _minimize_gradient_by_gradient(
-        self, loss: Loss, global_step: Any, var_list: Any, name: str | None, grad_loss: Any
-    ) -> None:
-        step = Step(self, global_step, name or self._name)
-        updated: list[Variable] = []
-        written: set[Identity] = set()
-        is_owned = True
-
-        def compute(apply: Callable[[Updates], None]) -> None:
-            def update(gradient: Any, variable: Variable) -> None:
-                nonlocal is_owned
-                updated.append(variable)
-                slots = self.state.slots_of(variable)
-                identities = {each.identity for each in (variable, *slots)}
-                # A comparison with all variables each time would take longer than the updates.
-                if not (written.isdisjoint(identities) and variable.owns_memory and is_owned):
-                    is_owned = False
-                    of_all = map(self.state.slots_of, updated)
-                    refuse_shared_memory(updated, list(itertools.chain.from_iterable(of_all)))
-                written.update(identities)
-                apply(self._checked_updates([(gradient, variable)]))
-
-            grads_and_vars = gradients_of(loss, var_list, grad_loss, dtypes_of(self), update)
-            if not updated:
-                refuse_independent_loss(loss, [variable for _, variable in grads_and_vars])
-
-        step.run_in_parts(compute)
 
     def _must_skip(self, updates: Updates) -> bool:
         """Looks for NaN and infinity in the gradients; raises or logs, as `on_nonfinite` says."""

@@ -24,7 +24,7 @@ from gpuopt.checkpoint.file_format import (
     FORMAT,
     FORMAT_VERSION,
     LATEST_TIME,
-    PIECE_BYTES,
+    BUFFER_BYTES,
     header_checksum,
     new_checksum,
 )
@@ -156,20 +156,20 @@ class CheckpointFile:
         return tensors
 
     def check(self, on_progress: Callable[[], None]) -> None:
-        """Reads all tensors piece by piece and compares their checksums; returns nothing.
+        """Reads all tensors, a buffer at a time, and compares their checksums; returns nothing.
 
         Raises:
             CheckpointError: their bytes are not those that were saved.
         """
-        memory = np.empty(PIECE_BYTES, np.uint8)
-        buffered = io.BufferedReader(self._file, PIECE_BYTES)  # type: ignore[type-var]
+        memory = np.empty(BUFFER_BYTES, np.uint8)
+        buffered = io.BufferedReader(self._file, BUFFER_BYTES)  # type: ignore[type-var]
         try:
             for name, place in self._places.items():
                 checksum = new_checksum()
-                for start in range(0, place.size, PIECE_BYTES):
-                    piece = memory[: min(PIECE_BYTES, place.size - start)]
-                    self._read_into(buffered, piece, place.offset + start, name)
-                    checksum.update(piece.data)
+                for start in range(0, place.size, BUFFER_BYTES):
+                    part = memory[: min(BUFFER_BYTES, place.size - start)]
+                    self._read_into(buffered, part, place.offset + start, name)
+                    checksum.update(part.data)
                     on_progress()
                 self._compare(name, checksum)
         finally:

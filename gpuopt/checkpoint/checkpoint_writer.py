@@ -21,7 +21,7 @@ from gpuopt.checkpoint.file_format import (
     FORMAT_VERSION,
     METADATA,
     MOST_HEADER_BYTES,
-    PIECE_BYTES,
+    BUFFER_BYTES,
     header_checksum,
     new_checksum,
 )
@@ -45,7 +45,7 @@ def write_checkpoint(
     """Writes a file that exists in full or not at all, also after a crash or a power cut.
 
     The bytes are written to a temporary file, synced to the disk, and read back as `restore` reads
-    them; then the file is renamed to `path`. Each piece is copied before its checksum is computed,
+    them; then the file is renamed to `path`. The bytes are copied before its checksum is computed,
     so the checksum fits the written bytes even if another thread writes to a tensor meanwhile.
 
     Args:
@@ -146,16 +146,16 @@ def _write_tensors(
     """Writes all tensors, one after the other, and returns their checksums."""
     checksums = {}
     # No other thread writes to this memory.
-    copy = np.empty(PIECE_BYTES, np.uint8)
-    buffered = io.BufferedWriter(file, PIECE_BYTES)
+    copy = np.empty(BUFFER_BYTES, np.uint8)
+    buffered = io.BufferedWriter(file, BUFFER_BYTES)
     for name, array in tensors.items():
         checksum = new_checksum()
         content = array.reshape(-1).view(np.uint8) if array.size else copy[:0]
-        for start in range(0, content.size, PIECE_BYTES):
-            piece = copy[: min(PIECE_BYTES, content.size - start)]
-            piece[...] = content[start : start + PIECE_BYTES]
-            checksum.update(piece.data)
-            buffered.write(piece.data)
+        for start in range(0, content.size, BUFFER_BYTES):
+            part = copy[: min(BUFFER_BYTES, content.size - start)]
+            part[...] = content[start : start + BUFFER_BYTES]
+            checksum.update(part.data)
+            buffered.write(part.data)
             on_progress()
         checksums[name] = checksum.hexdigest()
     buffered.flush()

@@ -38,8 +38,8 @@ METADATA = "__metadata__"
 MOST_HEADER_BYTES = 100_000_000
 # In nanoseconds since 1970: what 64 bits hold.
 LATEST_TIME = 2**63 - 1
-# Bytes are copied, checksummed and written or read piece by piece; a piece stays in the cache.
-PIECE_BYTES = 1 << 20
+# Bytes are copied, checksummed and written or read through a buffer that stays in the cache.
+BUFFER_BYTES = 1 << 20
 
 
 def header_checksum(metadata: Mapping[str, str], entries: Iterable[list[Any]]) -> str:

@@ -250,3 +250,21 @@ def test_torch_refuses_where_a_constant_is_a_variables_memory() -> None:
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         sgd(1.0).minimize(loss, gate_gradients=Gate.GATE_NONE)
     sgd(1.0).minimize(loss)
+
+
+@pytest.mark.parametrize("gate", [Gate.GATE_NONE, Gate.GATE_OP])
+@pytest.mark.parametrize("slot_first", [False, True])
+def test_a_variable_and_its_slot_are_not_trained_in_one_step(gate: Any, slot_first: bool) -> None:
+    v = Variable(np.zeros(2, np.float32), name="v")
+    optimizer = gpuopt.MomentumOptimizer(1.0, 0.9)
+    optimizer.apply_gradients([(np.ones(2, np.float32), v)])
+    slot = optimizer.get_slot(v, "momentum")
+    assert slot is not None
+    both = [slot, v] if slot_first else [v, slot]
+
+    def loss() -> Any:
+        first, second = (np.sum(each * 2) for each in both)
+        return first + second
+
+    with pytest.raises(ValueError, match="written twice"):
+        optimizer.minimize(loss, var_list=both, gate_gradients=gate)

@@ -198,7 +198,7 @@ def test_a_folder_that_cannot_be_synced_is_no_error(
 
 
 def test_what_is_written_is_plain_safetensors_of_the_same_bytes(tmp_path: Path) -> None:
-    """More than one piece, in the order of elements, whatever the strides."""
+    """More than one buffer, in the order of elements, whatever the strides."""
     rng = np.random.default_rng(0)
     arrays = {
         "large": rng.normal(size=(300, 1000)),
