@@ -20,11 +20,11 @@ import ml_dtypes
 import numpy as np
 
 from gpuopt.checkpoint.file_format import (
+    BUFFER_BYTES,
     DTYPES,
     FORMAT,
     FORMAT_VERSION,
     LATEST_TIME,
-    BUFFER_BYTES,
     header_checksum,
     new_checksum,
 )

@@ -16,12 +16,12 @@ import numpy as np
 from gpuopt.atomic_file import open_aside, sync_folder, write_all
 from gpuopt.checkpoint.checkpoint_file import CheckpointFile
 from gpuopt.checkpoint.file_format import (
+    BUFFER_BYTES,
     DTYPES,
     FORMAT,
     FORMAT_VERSION,
     METADATA,
     MOST_HEADER_BYTES,
-    BUFFER_BYTES,
     header_checksum,
     new_checksum,
 )

@@ -124,7 +124,8 @@ class Saver:
         Raises:
             FileNotFoundError: there is no such folder.
             OSError: the file could not be written; earlier checkpoints are as they were.
-            ValueError: something has a dtype or a name that a checkpoint cannot hold, or no name.
+            ValueError: something has a dtype or a name that a checkpoint cannot hold, or no name;
+                or `path` is a folder's, as "here/".
             RuntimeError: called in the middle of a step.
             DeadlineExceededError: another thread does not end its step, its save or its restore.
         """
@@ -386,6 +387,11 @@ def _in_host_memory(variable: Variable) -> Array:
 
 def _target(path: str | os.PathLike[str], global_step: Any) -> _Target:
     prefix = os.fspath(path).removesuffix(SUFFIX)
+    if not os.path.basename(prefix):
+        raise ValueError(
+            f"{os.fspath(path)!r} ends without a file's name: give its beginning, too, as in "
+            f"{os.path.join(prefix, 'model')!r}"
+        )
     step = None if global_step is None else int(global_step)
     spelled = Path(prefix + SUFFIX if step is None else f"{prefix}-{step}{SUFFIX}")
     if not spelled.parent.is_dir():

@@ -441,6 +441,18 @@ def test_missing_and_extra_names_are_named(tmp_path: Path) -> None:
     assert before["table"] == run.table.numpy().tobytes()
 
 
+@pytest.mark.parametrize("path", ["", "here/", ".safetensors"])
+def test_a_path_without_a_files_name_is_refused(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+    w = Variable([0.0], name="w")
+    with pytest.raises(ValueError, match="ends without a file's name"):
+        Saver([w]).save(path)
+    assert not [*tmp_path.glob("**/.*")]
+
+
 def test_two_optimizers_of_one_name_must_be_told_apart(tmp_path: Path) -> None:
     run = trained()
     path = Saver().save(tmp_path / "model")
