@@ -181,20 +181,18 @@ def _renew_all() -> None:
 
 # Held by imports in the middle of a call. Python's own lock of a module that another thread is
 # importing stays locked in a forked child, so a fork waits until such an import is done.
-importing = threading.RLock()
+importing = Lock("imports")
 _LONGEST_IMPORT_S = 60.0
-_holds_imports_back = False
 
 
 def _hold_imports_back() -> None:
-    global _holds_imports_back
     # Not for ever: the other thread's import may itself wait for one of the thread that forks.
-    _holds_imports_back = importing.acquire(timeout=_LONGEST_IMPORT_S)
+    importing._lock.acquire(timeout=_LONGEST_IMPORT_S)
 
 
 def _let_imports_go_on() -> None:
-    if _holds_imports_back:
-        importing.release()
+    with suppress(RuntimeError):  # it took too long
+        importing._lock.release()
 
 
 if hasattr(os, "register_at_fork"):

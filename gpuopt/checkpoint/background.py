@@ -6,6 +6,7 @@ import _thread
 import atexit
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -72,6 +73,7 @@ class BackgroundSave:
     def start(self) -> None:
         """Has a new thread write; Python waits for it at its end."""
         _unfinished.add(self)
+        _finish_before_end_of_child()
         try:
             # threading.Thread.start waits for the thread, and Ctrl-C in that wait may stop it.
             _thread.start_new_thread(self._run, ())
@@ -139,11 +141,22 @@ class BackgroundSave:
 
 
 _unfinished: set[BackgroundSave] = set()
+# The process that multiprocessing was told to finish its saves.
+_told_process: int | None = None
 
 
 def _finish_all() -> None:
     for save in list(_unfinished):
         save.finish()
+
+
+def _finish_before_end_of_child() -> None:
+    """Has multiprocessing finish all saves: at the end of its children, atexit is not called."""
+    global _told_process
+    util = sys.modules.get("multiprocessing.util")
+    if util is not None and _told_process != os.getpid():
+        util.Finalize(None, _finish_all, exitpriority=0)
+        _told_process = os.getpid()
 
 
 atexit.register(_finish_all)

@@ -13,6 +13,7 @@ import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -101,14 +102,11 @@ class CheckpointFile:
             CheckpointError: the file is damaged, cut short, or something else than a checkpoint.
             OSError: the disk failed.
         """
-        with importing:
-            from safetensors import safe_open
-
         # The open file, even if another process gives its name to a newer one just now.
         same = Path(f"/dev/fd/{file.fileno()}")
         try:
             # Reads instead of mapped memory: an error of the disk is then an exception, no signal.
-            header = safe_open(
+            header = _safe_open()(
                 same if same.exists() else file.name, framework="np", backend="pread"
             )
         except OSError as error:
@@ -260,6 +258,14 @@ def open_checkpoint(path: Path) -> Iterator[CheckpointFile]:
         _refuse_special_file(path, os.fstat(file.fileno()).st_mode)
         with CheckpointFile.opened(path, file) as checkpoint:
             yield checkpoint
+
+
+@cache
+def _safe_open() -> Any:
+    with importing:  # once; see `file_format`
+        from safetensors import safe_open
+
+    return safe_open
 
 
 def _refuse_special_file(path: Path, mode: int) -> None:

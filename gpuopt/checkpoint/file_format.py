@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -49,11 +50,8 @@ def header_checksum(metadata: Mapping[str, str], entries: Iterable[list[Any]]) -
         metadata: The header's metadata, without "header_checksum".
         entries: [name, dtype, shape] of each tensor, in the format's terms.
     """
-    with importing:
-        from xxhash import xxh3_64_hexdigest
-
     canonical = json.dumps([sorted(metadata.items()), sorted(entries)])
-    return xxh3_64_hexdigest(canonical.encode())
+    return str(_xxh3_64()(canonical.encode()).hexdigest())
 
 
 def new_checksum() -> Any:
@@ -61,7 +59,14 @@ def new_checksum() -> Any:
 
     The hash is to find damage, not forgeries, and to be faster than the disk.
     """
+    return _xxh3_64()()
+
+
+@cache
+def _xxh3_64() -> Any:
+    # Imported once, so that a signal handler may wait for the save of another thread: it could not
+    # if it had stopped its own thread in the middle of an import.
     with importing:
         from xxhash import xxh3_64
 
-    return xxh3_64()
+    return xxh3_64

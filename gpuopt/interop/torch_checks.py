@@ -17,7 +17,7 @@ def check_layout(state_dict: Any) -> None:
     """Checks that a state has the state of each parameter, and each once.
 
     Raises:
-        TypeError: `state_dict` is no dictionary.
+        TypeError: `state_dict` is no dictionary, or its states are none.
         ValueError: a part is missing, or belongs to no parameter or to several.
     """
     if not isinstance(state_dict, Mapping):
@@ -28,6 +28,11 @@ def check_layout(state_dict: Any) -> None:
     for part in ("state", "param_groups"):
         if part not in state_dict:
             raise ValueError(f"torch's state lacks {part!r}; it has {sorted(state_dict)}")
+    states = state_dict["state"]
+    if not isinstance(states, Mapping) or not all(
+        isinstance(state, Mapping) for state in states.values()
+    ):
+        raise TypeError("torch's 'state' must be a dictionary with a dictionary for each parameter")
     groups = state_dict["param_groups"]
     if not groups:
         raise ValueError("torch's state has no parameter groups")
@@ -73,17 +78,19 @@ def check_states(
     for position, (state, name) in enumerate(zip(states, names.values(), strict=True)):
         where = f'parameter {position} (for "{name}")'
         # torch's Adagrad makes its sums at once, the others at a parameter's first step.
+        present = {part: value for part, value in state.items() if value is not None}
         for part in _parts(kind, settings) if state or kind == "Adagrad" else ():
-            if part not in state:
+            # torch's SGD itself has None for a momentum that it has not made yet.
+            if part not in (state if kind == "SGD" else present):
                 raise ValueError(
                     f"torch's state of {where} lacks {part!r}, which its {kind} has; it has "
-                    f"{sorted(state)}"
+                    f"{sorted(present)}"
                 )
-        steps = float(state.get("step", 0))
+        steps = float(present.get("step", 0))
         if not (math.isfinite(steps) and steps >= 0 and steps.is_integer()):
             raise ValueError(f"torch's {where} is at step {steps:g}, which is no count of steps")
         for part in _OF_SQUARES:
-            if part in state and (state[part] < 0).any():
+            if part in present and (present[part] < 0).any():
                 raise ValueError(
                     f"torch's {part!r} of {where} has negative elements; it adds up squares"
                 )

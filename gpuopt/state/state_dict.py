@@ -59,7 +59,8 @@ def read_state(
             for identity, slot in state.table(slot_name).items():
                 if identity in names:
                     by_variable[names[identity]] = read(slot)
-                elif variables is None:
+                # Of one that another thread is dropping: not listed any more, its slots go next.
+                elif variables is None and identity.holder() is not None:
                     raise ValueError(
                         f'"{identity.name}" is an array without a name of its own, and has a slot '
                         f'"{slot_name}" in "{state.describe().name}"; name it in a mapping, as in '

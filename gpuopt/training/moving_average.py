@@ -11,6 +11,7 @@ import numpy as np
 from gpuopt.backends import backend_for, refuse_masked, to_device
 from gpuopt.backends.backend import compute_type
 from gpuopt.device import Device, device_of
+from gpuopt.quietly import quietly
 from gpuopt.state.state import new_slot_variable
 from gpuopt.variables.gate import writing
 from gpuopt.variables.identity import Identity, unique_name
@@ -108,14 +109,18 @@ class ExponentialMovingAverage:
         if self._num_updates is not None:
             updates = np.float32(to_device(storage_of(self._num_updates), Device.cpu))
             decay = min(decay, (1 + updates) / (10 + updates))
-        # The gate, so that a checkpoint holds all old averages, or all new ones.
-        with writing(), np.errstate(all="ignore"):
+
+        def move() -> None:
             for source, value in zip(tracked, values, strict=True):
                 weight = compute_type(value.dtype)(1 - decay)
                 if callable(source):
                     _move_expression(self._expression_average(source, value), value, weight)
                 else:
                     _move(self._shadow(as_variable(source)), value, weight)
+
+        # The gate, so that a checkpoint holds all old averages, or all new ones.
+        with writing():
+            quietly(move)
 
     def track(self, var_list: Iterable[Any] | None = None) -> None:
         """Makes the averages that are missing, from the current values; changes no other average.

@@ -13,6 +13,7 @@ from checkpoint_values import names, value, variable
 
 from gpuopt import Saver
 from gpuopt.checkpoint import checkpoint_writer
+from gpuopt.locks import importing
 
 
 class Paused:
@@ -112,3 +113,12 @@ for run in range(8):
         1000 * rank + 100 * run + 3 + k for rank in range(3) for run in range(8) for k in (0, 1)
     ]
     assert names(tmp_path) == sorted(f"m-{step}.safetensors" for step in kept)
+
+
+def test_a_save_in_the_background_waits_for_no_import(tmp_path: Path) -> None:
+    """A signal handler may have come in the middle of one, and wait for the save."""
+    saver = Saver([variable()])
+    saver.restore(saver.save(tmp_path / "first"))
+    with importing:
+        path = saver.save_async(tmp_path / "second").result(20)
+    saver.restore(path)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 import gpuopt
 from gpuopt import Saver, Variable
@@ -89,3 +91,25 @@ def test_attach_looks_at_all_waiting_slots_first(tmp_path: Path) -> None:
     saver.attach([a, b])
     assert a.numpy() == pytest.approx(0.5)
     assert optimizer.get_slot(b, "momentum").numpy() == pytest.approx(5)
+
+
+def test_a_variable_that_is_just_being_dropped_belongs_to_no_state(tmp_path: Path) -> None:
+    kept, dropped = (Variable(np.zeros(2), name=name) for name in ("kept", "dropped"))
+    optimizer = gpuopt.MomentumOptimizer(1.0, 0.9)
+    optimizer.apply_gradients([(np.ones(2), kept), (np.ones(2), dropped)])
+    saver = Saver()
+    states: list[Any] = []
+    saved: list[str] = []
+
+    def at_the_end(_: Any) -> None:
+        # As from another thread: the variable is gone, and its slots are still there.
+        assert len(optimizer.variables()) == 2
+        states.append(optimizer.state_dict())
+        saved.append(saver.save(tmp_path / "model"))
+
+    end = weakref.ref(dropped, at_the_end)
+    del dropped
+    assert end() is None
+    [state], [path] = states, saved
+    assert list(state["slots"]["momentum"]) == ["kept"]
+    assert set(load_file(path)) == {"kept", "kept/Momentum"}

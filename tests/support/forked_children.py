@@ -286,6 +286,7 @@ def with_every_lock_held(model: Model) -> None:
         assert len(every) > 10
         with ExitStack() as stack:
             stack.enter_context(writing())
+            stack.enter_context(locks.importing)
             for lock in every:
                 stack.enter_context(lock)
             pause()
@@ -296,6 +297,7 @@ def with_every_lock_held(model: Model) -> None:
             lambda: accumulator.apply_grad(np.ones(3, np.float32)), gpuopt.CancelledError, "forked"
         )
 
+    locks._LONGEST_IMPORT_S = 0.05  # a fork waits for an import, but not for ever
     with in_another_thread(hold):
         check_child(forked(child))
     accumulator.apply_grad(np.ones(3, np.float32))
@@ -537,6 +539,26 @@ def by_multiprocessing(model: Model) -> None:
         assert code == 0, "the child hangs" if code is None else code
 
 
+def at_the_end_of_a_child_of_multiprocessing(model: Model) -> None:
+    """It calls nothing that is registered with atexit, and waits for its saves nevertheless."""
+
+    def child() -> None:
+        checkpoint_writer._write_tensors = slow
+        model.saver.save_async(model.folder / "last", 1)
+
+    def slow(*arguments: Any) -> Any:
+        time.sleep(0.3)
+        return write(*arguments)
+
+    write = checkpoint_writer._write_tensors
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join(CHILD_DEADLINE_S)
+    assert process.exitcode == 0
+    model.saver.restore(model.folder / "last-1.safetensors")
+    assert partial_files(model.folder) == []
+
+
 def at_random_moments(model: Model) -> None:
     """While other threads do everything all the time."""
     seed = random.randrange(2**32)
@@ -609,6 +631,7 @@ SCENARIOS: dict[str, Callable[[Model], None]] = {
         checkpoints_of_the_parent,
         with_a_gpu_in_use,
         by_multiprocessing,
+        at_the_end_of_a_child_of_multiprocessing,
         at_random_moments,
     )
 }

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import weakref
+from contextlib import suppress
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 import textbook
+from interrupt_at import Interrupt, InterruptAt
 
 import gpuopt
 from gpuopt import ExponentialMovingAverage, Variable
@@ -146,3 +148,21 @@ def test_a_variable_alone_is_not_taken_for_a_list() -> None:
     with pytest.raises(TypeError, match="var_list must be a list of variables, got function"):
         average.apply(lambda: np.float32(1))
     assert average.average(w) is None
+
+
+def test_an_exception_at_any_moment_leaves_numpys_warnings_as_they_were() -> None:
+    w = Variable(np.ones(3), name="w")
+    average = ExponentialMovingAverage(0.5)
+    average.apply([w])
+    moment = 0
+    with np.errstate(all="warn"):
+        before = np.geterr()
+        while True:
+            moment += 1
+            interrupt = InterruptAt(moment)
+            with suppress(Interrupt), interrupt:
+                average.apply([w])
+            assert np.geterr() == before, moment
+            if interrupt.left > 0:
+                break
+    assert moment > 20

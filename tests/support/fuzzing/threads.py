@@ -142,7 +142,7 @@ def listed_while_made(world: World, files: Files) -> str:
             assert ours <= {id(variable) for variable in gpuopt.trainable_variables()}
             assert trainers <= {id(each) for each in living_optimizers()}
             optimizer.variables()
-            optimizer.state_dict({})
+            optimizer.state_dict()
     del long_list, others
     return "lists while another thread makes variables"
 
