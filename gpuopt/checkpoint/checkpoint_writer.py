@@ -45,8 +45,8 @@ def write_checkpoint(
     """Writes a file that exists in full or not at all, also after a crash or a power cut.
 
     The bytes are written to a temporary file, synced to the disk, and read back as `restore` reads
-    them; then the file is renamed to `path`. The bytes are copied before their checksum is computed,
-    so the checksum fits the written bytes even if another thread writes to a tensor meanwhile.
+    them; then the file is renamed to `path`. The bytes are copied before the checksum is computed,
+    so that it fits the written bytes even if another thread writes to a tensor meanwhile.
 
     Args:
         path: The file's path; a file there is replaced atomically.
