@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fuzzing import saves, steps, threads
+from fuzzing import losses, planted, saves, states, steps, threads
 from fuzzing.saves import Files
 from fuzzing.world import World, working_folder
 from gpuopt import backends
@@ -47,9 +47,39 @@ OPERATIONS: list[tuple[float, Callable[..., str]]] = [
     (1, threads.written_while_saved),
     (0.8, threads.listed_while_made),
     (1, threads.fork),
+    (0.7, planted.unreadable_name),
+    (1.5, planted.save_beside_planted_files),
+    (0.7, planted.damaged_library),
+    (1.2, losses.gates),
+    (1, losses.written_in_a_loss),
+    (0.7, losses.reduction_with_where),
+    (0.7, losses.logsumexp_is_autograds),
+    (0.7, states.restored_in_another_order),
+    (0.7, states.state_of_torch),
+    (0.7, states.unknown_owner),
+    (0.7, states.state_read_while_dropped),
+    (0.7, threads.interrupted),
+    (0.7, threads.synchronous_run),
 ]
 # Not on emulated GPUs.
-ON_THE_HOST = {threads.fork, threads.written_while_saved, saves.two_savers_at_one_time}
+ON_THE_HOST = {
+    saves.two_savers_at_one_time,
+    threads.written_while_saved,
+    threads.fork,
+    planted.unreadable_name,
+    planted.save_beside_planted_files,
+    planted.damaged_library,
+    losses.gates,
+    losses.written_in_a_loss,
+    losses.reduction_with_where,
+    losses.logsumexp_is_autograds,
+    states.restored_in_another_order,
+    states.state_of_torch,
+    states.unknown_owner,
+    states.state_read_while_dropped,
+    threads.interrupted,
+    threads.synchronous_run,
+}
 
 
 class Program:
