@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import autograd
@@ -18,9 +19,8 @@ GATES = [gpuopt.Optimizer.GATE_NONE, gpuopt.Optimizer.GATE_OP]
 def gates(world: World, files: Files) -> str:
     """A gradient is another variable's own memory: it counts as it was before the step."""
     old_a, old_b, factor = (world.values((4,), np.float64) for _ in range(3))
-    how = world.choose(["storage", "reversed", "buffer", "lent", "given"])
-    a_first = world.happens(0.5)
-    for gate in GATES:
+    hows = ["storage", "reversed", "buffer", "lent", "given"]
+    for how, a_first, gate in itertools.product(hows, [True, False], GATES):
         memory = old_a.copy()
         if how == "lent":
             a = gpuopt.Variable(np.frombuffer(memoryview(memory), np.float64), copy=False)
@@ -28,7 +28,9 @@ def gates(world: World, files: Files) -> str:
             a = gpuopt.Variable(memory)
         b = gpuopt.Variable(old_b)
 
-        def loss(a: Any = a, b: Any = b, memory: Any = memory) -> Any:
+        def loss(
+            a: Any = a, b: Any = b, memory: Any = memory, how: str = how, a_first: bool = a_first
+        ) -> Any:
             constant = memory if how == "lent" else a.storage
             if how == "reversed":
                 constant = constant[::-1]
@@ -44,7 +46,7 @@ def gates(world: World, files: Files) -> str:
         np.testing.assert_array_equal(a.numpy(), expected, f"gate {gate}, a, {how}")
         expected = old_b - (old_a[::-1] if how == "reversed" else old_a)
         np.testing.assert_array_equal(b.numpy(), expected, f"gate {gate}, b, {how}")
-    return f"gates, a constant that is {how}"
+    return "gates, where a gradient is another variable's memory"
 
 
 def written_in_a_loss(world: World, files: Files) -> str:
