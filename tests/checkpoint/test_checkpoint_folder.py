@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from checkpoint_values import names, value, variable
+from forged_checkpoint import forged
 
 import gpuopt
 from gpuopt import CheckpointError, Saver, atomic_file
@@ -98,20 +99,6 @@ def test_what_another_user_has_put_there_is_not_removed(tmp_path: Path) -> None:
     os.chown(theirs, 65534, 65534)
     Saver([variable()]).save(tmp_path / "m", 1)
     assert theirs.exists()
-
-
-def forged(path: Path, **metadata: str) -> bytes:
-    """Returns a checkpoint's content with other metadata and right checksums."""
-    content = path.read_bytes()
-    end = 8 + int.from_bytes(content[:8], "little")
-    header = json.loads(content[8:end])
-    changed = {**header.pop("__metadata__"), **metadata}
-    del changed["header_checksum"]
-    entries = [[name, tensor["dtype"], tensor["shape"]] for name, tensor in header.items()]
-    changed["header_checksum"] = file_format.header_checksum(changed, entries)
-    text = json.dumps({"__metadata__": changed, **header}).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text + content[end:]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fuzzing import saves, steps, threads
+from fuzzing import losses, planted, saves, states, steps, threads
 from fuzzing.saves import Files
 from fuzzing.world import World, working_folder
 from gpuopt import backends
@@ -50,6 +50,23 @@ OPERATIONS: list[tuple[float, Callable[..., str]]] = [
 ]
 # Not on emulated GPUs.
 ON_THE_HOST = {threads.fork, threads.written_while_saved, saves.two_savers_at_one_time}
+# Of the host's programs so many operations are followed by one that has arrays of its own.
+BESIDE_PROBABILITY = 0.13
+BESIDE: list[Callable[[World, Files], str]] = [
+    planted.unreadable_name,
+    planted.save_beside_planted_files,
+    planted.damaged_library,
+    losses.gates,
+    losses.written_in_a_loss,
+    losses.reduction_with_where,
+    losses.logsumexp_is_autograds,
+    states.restored_by_order,
+    states.state_of_torch,
+    states.unknown_owner,
+    states.state_read_while_dropped,
+    threads.interrupted,
+    threads.synchronous_run,
+]
 
 
 class Program:
@@ -66,7 +83,7 @@ class Program:
         self.numbers: list[int] = []
         self.world = World(folder, tuple(devices), np.random.default_rng([seed]))
         self.files = Files(self.world)
-        on_host = len(devices) == 1
+        self._on_host = on_host = len(devices) == 1
         self._operations = [
             (weight, operation)
             for weight, operation in OPERATIONS
@@ -94,6 +111,14 @@ class Program:
             self.log[-1] = operation(world, self.files)
         world.check()
         self.files.check()
+        world.rng = np.random.default_rng([self.seed, number, 1])
+        if self._on_host and world.happens(BESIDE_PROBABILITY):
+            beside = world.choose(BESIDE)
+            before = self.log[-1]
+            self.log[-1] += f"; then {beside.__name__} was not finished"
+            self.log[-1] = f"{before}; then {beside(world, self.files)}"
+            world.check()
+            self.files.check()
 
 
 def run(seed: int, numbers: Iterable[int], devices: Sequence[str]) -> None:
