@@ -207,6 +207,9 @@ for _name, _ufunc in {
     "mod": np.remainder,
     "pow": np.power,
     "matmul": np.matmul,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
 }.items():
     setattr(ndarray, f"__{_name}__", _operator(_ufunc))
     setattr(ndarray, f"__r{_name}__", _operator(_ufunc, swapped=True))
@@ -222,6 +225,7 @@ for _name, _ufunc in {
     "ne": np.not_equal,
     "neg": np.negative,
     "abs": np.absolute,
+    "invert": np.invert,
 }.items():
     setattr(ndarray, f"__{_name}__", _operator(_ufunc))
 
