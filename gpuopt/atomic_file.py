@@ -43,6 +43,19 @@ class AsideFile(io.FileIO):
         self._refuse_fork()
         return super().write(content)
 
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        # The processes share the position. To close a buffer around this file may move it, too.
+        self._refuse_fork()
+        return super().seek(offset, whence)
+
+    def readinto(self, buffer: Any) -> int:
+        self._refuse_fork()
+        return super().readinto(buffer)
+
+    def read(self, size: int | None = -1) -> bytes:
+        self._refuse_fork()
+        return super().read(-1 if size is None else size)
+
     def take_name(self, path: Path) -> None:
         """Renames the file."""
         self._refuse_fork()
