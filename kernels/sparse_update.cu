@@ -103,19 +103,17 @@ __device__ __forceinline__ void update_row(const Target<Rule, Storage>& target, 
   }
 }
 
-// Applies the rule to each touched row and the sum of its gradients. `table` holds the addresses of
-// the variable and its slots. If `touched` is not null, `write_runs` has set bits in it, which are
-// cleared again.
+// Applies the rule to each touched row and the sum of its gradients. `arrays` are the variable and
+// its slots. If `touched` is not null, `write_runs` has set bits in it, which are cleared again.
 template <class Rule, class Storage, class Key>
-__global__ void sparse_update(const long long* __restrict__ table, const Storage* __restrict__ grad,
-                              const SortedRows<Key> rows,
+__global__ void sparse_update(const __grid_constant__ ArraysOf<Rule> arrays,
+                              const Storage* __restrict__ grad, const SortedRows<Key> rows,
                               const Compute<Storage>* __restrict__ parts, long long row_width,
-                              const Scalars<Rule, Storage>* __restrict__ scalars,
+                              const __grid_constant__ Scalars<Rule, Storage> scalars,
                               unsigned int* touched, int lanes_per_row,
                               const unsigned long long* __restrict__ refused) {
   if (*refused) return;
-  const Scalars<Rule, Storage> step_scalars = *scalars;
-  const Target<Rule, Storage> target(table, 1);
+  const Target<Rule, Storage> target(arrays.of, 1);
   const Lanes lanes(lanes_per_row);
   const bool packed =
       row_width % pack_size<Storage> == 0 && target.is_pack_aligned() && is_pack_aligned(grad);
@@ -125,10 +123,10 @@ __global__ void sparse_update(const long long* __restrict__ table, const Storage
     const long long row = static_cast<long long>(__ldg(&rows.keys[begin]));
     if (packed) {
       update_row<Rule, Storage, pack_size<Storage>>(target, row, grad, rows.positions, parts, begin,
-                                                    end, row_width, lanes, step_scalars);
+                                                    end, row_width, lanes, scalars);
     } else {
       update_row<Rule, Storage, 1>(target, row, grad, rows.positions, parts, begin, end, row_width,
-                                   lanes, step_scalars);
+                                   lanes, scalars);
     }
     if (touched != nullptr && lanes.lane == 0) atomicAnd(&touched[word_of(row)], ~bit_of(row));
   }
@@ -151,19 +149,17 @@ __device__ __forceinline__ void update_untouched(const Target<Rule, Storage>& ta
 }
 
 template <class Rule, class Storage>
-__global__ void update_other_rows(const long long* __restrict__ table, long long size,
+__global__ void update_other_rows(const __grid_constant__ ArraysOf<Rule> arrays, long long size,
                                   long long row_width,
-                                  const Scalars<Rule, Storage>* __restrict__ scalars,
+                                  const __grid_constant__ Scalars<Rule, Storage> scalars,
                                   const unsigned int* __restrict__ touched,
                                   const unsigned long long* __restrict__ refused) {
   if (*refused) return;
-  const Scalars<Rule, Storage> step_scalars = *scalars;
-  const Target<Rule, Storage> target(table, 1);
+  const Target<Rule, Storage> target(arrays.of, 1);
   if (row_width % pack_size<Storage> == 0 && target.is_pack_aligned()) {
-    update_untouched<Rule, Storage, pack_size<Storage>>(target, size, row_width, touched,
-                                                        step_scalars);
+    update_untouched<Rule, Storage, pack_size<Storage>>(target, size, row_width, touched, scalars);
   } else {
-    update_untouched<Rule, Storage, 1>(target, size, row_width, touched, step_scalars);
+    update_untouched<Rule, Storage, 1>(target, size, row_width, touched, scalars);
   }
 }
 

@@ -7,6 +7,14 @@ namespace gpuopt {
 template <class Rule, class Storage>
 using Scalars = typename Rule::template Scalars<Compute<Storage>>;
 
+// The addresses of a variable and its slots, passed by value.
+template <int count>
+struct Arrays {
+  long long of[count];
+};
+template <class Rule>
+using ArraysOf = Arrays<1 + Rule::num_slots>;
+
 // The addresses of a variable and its slots, read from a table of 64-bit integers.
 template <class Rule, class Storage>
 struct Target {

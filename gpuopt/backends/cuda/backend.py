@@ -13,8 +13,6 @@ from gpuopt.backends.backend import Scalars, Target, Updated, compute_type
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.dense_plan import DensePlan, overlapping
 from gpuopt.backends.cuda.launch_shapes import (
-    DENSE_CHUNK,
-    DENSE_THREADS,
     LONG_RUN,
     PACK_BYTES,
     PIECE,
@@ -28,7 +26,7 @@ from gpuopt.backends.cuda.order import UpdateOrder
 from gpuopt.backends.cuda.parameters import name_of
 from gpuopt.backends.cuda.row_flags import CudaRowFlags
 from gpuopt.backends.cuda.sorted_rows import MAX_ROWS, sort_rows
-from gpuopt.backends.cuda.structs import SortedRows
+from gpuopt.backends.cuda.structs import Arrays, SortedRows
 from gpuopt.backends.cuda.workspace import Workspace
 from gpuopt.backends.memory_owner import Owner
 from gpuopt.backends.unowned import array_at
@@ -162,20 +160,9 @@ class CudaBackend:
             last = plan.last_update = self._order.begin(plan.updated, plan.last_update)
             read: Sequence[Any] = ()
             try:
-                on_device = self._scalars_on_device(rule, plan.dtype, scalars)
-                table, chunks, read = plan.begin(gradients, version)
-                self._launcher.launch(
-                    kernels.dense_update(rule, name_of(plan.dtype)),
-                    num_blocks(plan.num_chunks, 1, self._launcher.num_multiprocessors),
-                    DENSE_THREADS,
-                    table=table,
-                    num_variables=plan.num_variables,
-                    chunks=chunks,
-                    num_chunks=plan.num_chunks,
-                    chunk_size=DENSE_CHUNK,
-                    scalars=on_device,
-                    refused=self._flag(refused),
-                )
+                by_value = kernels.scalars_of(rule, scalars)
+                launch, read = plan.begin(rule, gradients, version, by_value, self._flag(refused))
+                launch.start()
                 plan.end()
             finally:
                 self._order.end(last, read)
@@ -260,8 +247,8 @@ class CudaBackend:
         name = name_of(var.dtype)
         height, width = var.shape[0], math.prod(var.shape[1:])
         workspace = self._workspace()
-        on_device = self._scalars_on_device(rule, var.dtype, scalars)
-        table = workspace.constants("table", self._launcher.addresses(arrays))
+        by_value = kernels.scalars_of(rule, scalars)
+        addresses = Arrays(self._launcher.addresses(arrays).tolist())
         touched = None
         if touches_all_rows:
             touched = workspace.zeros("touched", -(-height // ROWS_PER_WORD), "uint32")
@@ -274,10 +261,10 @@ class CudaBackend:
                 kernels.update_other_rows(rule, name),
                 num_blocks(elements, ROW_THREADS, self._launcher.num_multiprocessors),
                 ROW_THREADS,
-                table=table,
+                arrays=addresses,
                 size=var.size,
                 row_width=width,
-                scalars=on_device,
+                scalars=by_value,
                 touched=touched,
                 refused=refused,
             )
@@ -289,12 +276,12 @@ class CudaBackend:
             kernels.sparse_update(rule, name, name_of(rows.keys.dtype)),
             self._row_blocks(min(rows.num_rows, height), lanes),
             ROW_THREADS,
-            table=table,
+            arrays=addresses,
             grad=grad,
             rows=rows,
             parts=parts,
             row_width=width,
-            scalars=on_device,
+            scalars=by_value,
             touched=touched,
             lanes_per_row=lanes,
             refused=refused,
@@ -328,11 +315,6 @@ class CudaBackend:
         if found is None:
             found = self._workspaces[stream] = Workspace(self._launcher)
         return found
-
-    def _scalars_on_device(self, rule: UpdateRule, dtype: np.dtype[Any], scalars: Scalars) -> Any:
-        real = np.dtype(compute_type(dtype))
-        host = np.array([scalars[name] for name in rule.scalars], real)
-        return self._workspace().constants(f"scalars of {rule.name}", host)
 
     def _flag(self, refused: Any) -> Any:
         return self._unset_flag if refused is None else refused

@@ -6,14 +6,14 @@ import threading
 from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import cupy
 import numpy as np
 
 from gpuopt.backends.cuda.kernel import Kernel
-from gpuopt.backends.cuda.launcher import Download
+from gpuopt.backends.cuda.launcher import Download, Launch
 from gpuopt.backends.memory_owner import Owner, owner_by_lender
 from gpuopt.device import register_device_arrays
 from gpuopt.locks import Lock
@@ -54,15 +54,25 @@ class CupyLauncher:
         finally:
             cupy.cuda.nvtx.RangePop()
 
+    def bind(
+        self, kernel: Kernel, num_blocks: int, num_threads: int, /, **arguments: Any
+    ) -> Launch:
+        # It checks the types: CuPy passes on the bytes of any argument.
+        start = partial(self._start, kernel, (num_blocks,), (num_threads,))
+        return Launch(kernel, arguments, self, start)
+
     def launch(
         self, kernel: Kernel, num_blocks: int, num_threads: int, /, **arguments: Any
     ) -> None:
-        # The types are checked here: CuPy passes on the bytes of any argument.
-        ordered = kernel.order_arguments(arguments, self)
+        self.bind(kernel, num_blocks, num_threads, **arguments).start()
+
+    def _start(
+        self, kernel: Kernel, grid: tuple[int], block: tuple[int], arguments: tuple[Any, ...]
+    ) -> None:
         function = self._functions.get(kernel)
         if function is None:
             function = self._functions[kernel] = load(kernel)
-        function((num_blocks,), (num_threads,), tuple(ordered))
+        function(grid, block, arguments)
 
     def address(self, array: Any) -> int:
         return array.data.ptr  # type: ignore[no-any-return]

@@ -1,59 +1,33 @@
-"""Where dense updates find the arrays of many variables: tables in device memory."""
+"""Launches of dense updates of many variables, whose addresses are in device memory."""
 
 from __future__ import annotations
 
 import itertools
+from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from operator import attrgetter, eq
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
 from gpuopt.backends.backend import Target, Updated
-from gpuopt.backends.cuda.launch_shapes import DENSE_CHUNK
-from gpuopt.backends.cuda.launcher import Launcher
+from gpuopt.backends.cuda import kernels
+from gpuopt.backends.cuda.dense_launch import MOST_LISTS, DenseLaunch
+from gpuopt.backends.cuda.launch_shapes import DENSE_CHUNK, DENSE_THREADS, num_blocks
+from gpuopt.backends.cuda.launcher import Launch, Launcher
 from gpuopt.backends.cuda.order import LastUpdate
-from gpuopt.backends.cuda.structs import GRAD_ROW as _GRAD
+from gpuopt.backends.cuda.parameters import name_of
+from gpuopt.backends.cuda.structs import FEW_GRADIENTS, Chunk, FewGradients
 from gpuopt.backends.cuda.structs import SIZE_ROW as _SIZE
 from gpuopt.backends.cuda.structs import VAR_ROW as _VAR
-from gpuopt.backends.cuda.structs import Chunk
 from gpuopt.backends.cuda.watched import Watched
 from gpuopt.backends.unowned import array_at
 from gpuopt.computed_once import computed_once
+from gpuopt.rules.update_rule import UpdateRule
 
 _shape_of = attrgetter("shape")
 _dtype_of = attrgetter("dtype")
-
-
-class _Tables(NamedTuple):
-    """What the kernel reads on one stream.
-
-    Attributes:
-        table: int64 [2 + number of arrays, num_variables].
-        chunks: uint32 [num_chunks, fields of Chunk].
-        grads: The addresses of gradients in `table`.
-        version: Of the caller's arrays, if `grads` are their addresses; else None.
-    """
-
-    table: Any
-    chunks: Any
-    grads: np.ndarray[Any, Any]
-    version: int | None
-
-
-class _Accepted(NamedTuple):
-    """The last gradients that fitted.
-
-    Attributes:
-        ids: Theirs.
-        watched: The gradients, if they came twice; else None.
-        version: See `DensePlan.accept`.
-    """
-
-    ids: tuple[int, ...]
-    watched: Watched | None
-    version: int
 
 
 class DensePlan:
@@ -86,34 +60,31 @@ class DensePlan:
         self._stand_ins: list[tuple[Any, Any]] = []
         flat = [[self._contiguous(array) for array in of_variable] for of_variable in arrays]
         self._arrays = flat
-        table = np.zeros((3 + len(targets[0].slots), len(flat)), np.int64)
+        table = np.zeros((2 + len(targets[0].slots), len(flat)), np.int64)
         if flat:
             table[_SIZE] = [of_variable[0].size for of_variable in flat]
             table[_VAR:] = np.array(
                 [[launcher.address(array) for array in of_variable] for of_variable in flat]
             ).T
-        self._host_table = table
+        self._table = table
+        self._sizes = table[_SIZE]
         self._chunks = _chunks(table[_SIZE])
         self._written = _Memory(table[_VAR:], table[_SIZE] * self.dtype.itemsize)
-        # By stream, as a kernel of another stream may still read an older table.
-        self._on_device: dict[Hashable, _Tables] = {}
+        self._launches: dict[tuple[Hashable, UpdateRule], DenseLaunch] = {}
         self.last_update: LastUpdate | None = None
-        self._last_accepted = _Accepted((), None, 0)
-
-    @property
-    def num_chunks(self) -> int:
-        return len(self._chunks)
+        # The lists that `accept` took last, by the ids of their gradients: (version, the gradients
+        # if they came twice).
+        self._accepted: OrderedDict[tuple[int, ...], tuple[int, Watched | None]] = OrderedDict()
 
     def accept(self, gradients: Sequence[Any]) -> int | None:
         """Returns a version of gradients that fit, else None; see `Backend`'s `DensePlan`.
 
         The same objects are not looked at again while they live.
         """
-        last = self._last_accepted
         ids = tuple(map(id, gradients))
-        is_again = ids == last.ids
-        if is_again and last.watched is not None and last.watched.are_alive:
-            return last.version
+        last = self._accepted.get(ids)
+        if last is not None and last[1] is not None and last[1].are_alive:
+            return last[0]
         if not (
             set(map(type, gradients)) == {self._launcher.xp.ndarray}
             and self._launcher.owns(gradients)
@@ -123,7 +94,9 @@ class DensePlan:
         ):
             return None
         version = next(self._versions)
-        self._last_accepted = _Accepted(ids, Watched(gradients) if is_again else None, version)
+        self._accepted[ids] = version, None if last is None else Watched(gradients)
+        if len(self._accepted) > MOST_LISTS:
+            self._accepted.popitem(last=False)
         return version
 
     @computed_once
@@ -135,45 +108,48 @@ class DensePlan:
         return np.array(starts, np.int64), np.array(ends, np.int64)
 
     def begin(
-        self, gradients: Sequence[Any], version: int | None = None
-    ) -> tuple[Any, Any, Sequence[Any]]:
-        """Fills the stand-ins, and points the current stream's table to the gradients.
+        self,
+        rule: UpdateRule,
+        gradients: Sequence[Any],
+        version: int | None,
+        scalars: tuple[Any, ...],
+        refused: Any,
+    ) -> tuple[Launch, Sequence[Any]]:
+        """Fills the stand-ins, and prepares the current stream's launch.
 
         Args:
+            rule: What the launch computes.
             gradients: One for each target.
             version: From `accept`; None if unknown.
+            scalars: From `kernels.scalars_of`.
+            refused: The row flag that the kernel reads.
 
         Returns:
-            (table, chunks, arrays to keep until the update is enqueued).
+            (the launch, arrays to keep until it is enqueued).
         """
         for array, stand_in in self._stand_ins:
             stand_in[...] = array
-        stream = self._launcher.stream()
-        found = self._on_device.get(stream)
-        if found is not None and version is not None and found.version == version:
-            return found.table, found.chunks, gradients
+        key = self._launcher.stream(), rule
+        update = self._launches.get(key)
+        if update is None:
+            update = self._launches[key] = self._bind(rule, scalars, refused)
+        else:
+            update.launch.replace(scalars=scalars, refused=refused)
+        if update.point_to_version(version):
+            return update.launch, gradients
         ours = [gradients[i] for i in self._positions]
-        strided = self._launcher.strided(ours)
-        for position in strided:
+        for position in self._launcher.strided(ours):
             ours[position] = self._launcher.xp.ascontiguousarray(ours[position])
+            version = None
         addresses = self._launcher.addresses(ours)
-        if found is not None and np.array_equal(found.grads, addresses):
-            self._on_device[stream] = found._replace(version=None if strided else version)
-            return found.table, found.chunks, ours
-        copied = self._written.overlaps(addresses, self._host_table[_SIZE] * self.dtype.itemsize)
-        for position in copied:
+        if update.point_to_addresses(addresses, version):
+            return update.launch, ours
+        for position in self._written.overlaps(addresses, self._sizes * self.dtype.itemsize):
             ours[position] = ours[position].copy()
             addresses[position] = self._launcher.address(ours[position])
-        if found is None:
-            table, chunks = self._upload_tables(addresses)
-        else:
-            table, chunks = found.table, found.chunks
-            self._launcher.upload(table[_GRAD], addresses)
-        # Copies are gone at the next step, when their addresses may belong to anything.
-        remembered = np.zeros(0, np.int64) if copied else addresses
-        version = None if strided or copied else version
-        self._on_device[stream] = _Tables(table, chunks, remembered, version)
-        return table, chunks, ours
+            version = None
+        update.add(addresses, version)
+        return update.launch, ours
 
     def end(self) -> None:
         """Copies the stand-ins back."""
@@ -187,15 +163,29 @@ class DensePlan:
         self._stand_ins.append((array, stand_in))
         return stand_in
 
-    def _upload_tables(self, grads: np.ndarray[Any, Any]) -> tuple[Any, Any]:
-        xp = self._launcher.xp
-        host = self._host_table.copy()
-        host[_GRAD] = grads
-        table = xp.empty(host.shape, dtype=np.int64)
-        self._launcher.upload(table, host)
-        chunks = xp.empty(self._chunks.shape, dtype=np.uint32)
+    def _bind(self, rule: UpdateRule, scalars: tuple[Any, ...], refused: Any) -> DenseLaunch:
+        # For each stream, as a kernel of this one must not read a table before its upload is done.
+        table, chunks = (
+            self._launcher.xp.empty(host.shape, dtype=host.dtype)
+            for host in (self._table, self._chunks)
+        )
+        self._launcher.upload(table, self._table)
         self._launcher.upload(chunks, self._chunks)
-        return table, chunks
+        launch = self._launcher.bind(
+            kernels.dense_update(rule, name_of(self.dtype)),
+            num_blocks(len(self._chunks), 1, self._launcher.num_multiprocessors),
+            DENSE_THREADS,
+            table=table,
+            num_variables=self.num_variables,
+            chunks=chunks,
+            num_chunks=len(self._chunks),
+            chunk_size=DENSE_CHUNK,
+            grads=None,
+            few_grads=FewGradients([0] * FEW_GRADIENTS),
+            scalars=scalars,
+            refused=refused,
+        )
+        return DenseLaunch(self._launcher, launch)
 
 
 class _Memory:

@@ -107,13 +107,19 @@ class Kernel:
                 f"{self.expression} takes {', '.join(self.parameters)}; missing: "
                 f"{', '.join(missing) or 'none'}, unknown: {', '.join(unknown) or 'none'}"
             )
-        ordered = []
-        for name, parameter in self.parameters.items():
-            try:
-                ordered.append(parameter.to_argument(given[name], memory))
-            except TypeError as error:
-                raise TypeError(f"{self.expression}: {name}{error}") from None
-        return ordered
+        return [self.to_argument(name, given[name], memory) for name in self.parameters]
+
+    def to_argument(self, name: str, given: Any, memory: Memory) -> Any:
+        """Checks one argument; see `order_arguments`."""
+        try:
+            return self.parameters[name].to_argument(given, memory)
+        except TypeError as error:
+            raise TypeError(f"{self.expression}: {name}{error}") from None
+
+    @computed_once
+    def positions(self) -> Mapping[str, int]:
+        """Where each parameter stands in C++'s order."""
+        return {name: position for position, name in enumerate(self.parameters)}
 
 
 def _assertion(condition: str, declaration: str) -> str:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
+from collections.abc import Callable
 from functools import cache
+from typing import Any
 
+from gpuopt.backends.backend import Scalars
 from gpuopt.backends.cuda.kernel import Kernel
 from gpuopt.backends.cuda.launch_shapes import (
     DENSE_THREADS,
@@ -16,8 +20,23 @@ from gpuopt.backends.cuda.launch_shapes import (
     SORT_TILE,
     WARP,
 )
-from gpuopt.backends.cuda.parameters import CPP_TYPES, Number, Pointer, Struct, struct_of
-from gpuopt.backends.cuda.structs import GRAD_ROW, SIZE_ROW, VAR_ROW, Chunk, Shares, SortedRows
+from gpuopt.backends.cuda.parameters import (
+    CPP_TYPES,
+    Number,
+    Numbers,
+    Pointer,
+    Struct,
+    struct_of,
+)
+from gpuopt.backends.cuda.structs import (
+    FEW_GRADIENTS,
+    SIZE_ROW,
+    VAR_ROW,
+    Chunk,
+    FewGradients,
+    Shares,
+    SortedRows,
+)
 from gpuopt.rules.update_rule import UpdateRule
 
 _INT32 = Number("int32")
@@ -31,8 +50,8 @@ _SHARES = struct_of(Shares)
 _OF_DENSE_UPDATE = {
     "gpuopt::dense_threads": DENSE_THREADS,
     "gpuopt::size_row": SIZE_ROW,
-    "gpuopt::grad_row": GRAD_ROW,
     "gpuopt::var_row": VAR_ROW,
+    "gpuopt::few_gradients": FEW_GRADIENTS,
 }
 _OF_SORT_ROWS = {
     "gpuopt::sort_threads": SORT_THREADS,
@@ -64,6 +83,8 @@ def dense_update(rule: UpdateRule, dtype: str) -> Kernel:
             "chunks": Pointer("uint32", struct_of(Chunk)),
             "num_chunks": _INT64,
             "chunk_size": _INT64,
+            "grads": Pointer("int64", is_optional=True),
+            "few_grads": struct_of(FewGradients),
             "scalars": _scalars(rule, dtype),
             "refused": _REFUSED,
         },
@@ -199,7 +220,7 @@ def sparse_update(rule: UpdateRule, dtype: str, key: str) -> Kernel:
     return Kernel(
         "sparse_update",
         {
-            "table": _ADDRESSES,
+            "arrays": _arrays(rule),
             "grad": Pointer(dtype),
             "rows": struct_of(SortedRows, Key=key),
             "parts": Pointer(_real(dtype)),
@@ -220,7 +241,7 @@ def update_other_rows(rule: UpdateRule, dtype: str) -> Kernel:
     return Kernel(
         "update_other_rows",
         {
-            "table": _ADDRESSES,
+            "arrays": _arrays(rule),
             "size": _INT64,
             "row_width": _INT64,
             "scalars": _scalars(rule, dtype),
@@ -234,6 +255,16 @@ def update_other_rows(rule: UpdateRule, dtype: str) -> Kernel:
     )
 
 
+@cache
+def _scalars_type(rule: UpdateRule) -> Callable[..., tuple[Any, ...]]:
+    return namedtuple("Scalars", rule.scalars)
+
+
+def scalars_of(rule: UpdateRule, scalars: Scalars) -> tuple[Any, ...]:
+    """Returns what kernels take for a rule's scalars."""
+    return _scalars_type(rule)(*(scalars[name] for name in rule.scalars))
+
+
 def _of(rule: UpdateRule) -> dict[str, int]:
     """The constants in a rule's header that the host relies on."""
     return {f"{rule.require_cuda().functor}::num_slots": len(rule.slots)}
@@ -244,9 +275,15 @@ def _real(dtype: str) -> str:
     return "float64" if dtype == "float64" else "float32"
 
 
-def _scalars(rule: UpdateRule, dtype: str) -> Pointer:
-    """The rule's scalars in device memory, which its header takes for a struct."""
+def _scalars(rule: UpdateRule, dtype: str) -> Struct:
+    """The rule's scalars, in the struct of its header."""
     real = _real(dtype)
     fields = {name: Number(real) for name in rule.scalars}
     functor = rule.require_cuda().functor
-    return Pointer(real, Struct(f"{functor}::Scalars<{CPP_TYPES[real]}>", fields))
+    return Struct(f"{functor}::Scalars<{CPP_TYPES[real]}>", fields)
+
+
+def _arrays(rule: UpdateRule) -> Struct:
+    """The addresses of a variable and its slots."""
+    count = 1 + len(rule.slots)
+    return Struct(f"gpuopt::Arrays<{count}>", {"of": Numbers(Number("int64"), count)})

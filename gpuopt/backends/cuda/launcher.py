@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from gpuopt.backends.cuda.kernel import Kernel
+from gpuopt.backends.cuda.parameters import Memory
 from gpuopt.backends.memory_owner import Owner
 
 
@@ -37,6 +38,45 @@ class Download(NamedTuple):
     event: Event
 
 
+class Launch:
+    """A kernel with a launch shape and arguments, which were checked once for many starts."""
+
+    __slots__ = ("_arguments", "_kernel", "_memory", "_start")
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        arguments: Mapping[str, Any],
+        memory: Memory,
+        start: Callable[[tuple[Any, ...]], None],
+    ) -> None:
+        """Checks the arguments.
+
+        Args:
+            kernel: What to run.
+            arguments: One for each parameter; see `Kernel.order_arguments`.
+            memory: The launcher.
+            start: Starts the kernel on the current stream, with arguments in C++'s order.
+
+        Raises:
+            TypeError: an argument is missing or unknown, or is not of the parameter's type.
+        """
+        self._kernel = kernel
+        self._memory = memory
+        self._arguments = kernel.order_arguments(arguments, memory)
+        self._start = start
+
+    def replace(self, **arguments: Any) -> None:
+        """Checks new values of some arguments, for all later starts."""
+        for name, given in arguments.items():
+            position = self._kernel.positions[name]
+            self._arguments[position] = self._kernel.to_argument(name, given, self._memory)
+
+    def start(self) -> None:
+        """Starts the kernel on the device's current stream."""
+        self._start(tuple(self._arguments))
+
+
 class Launcher(Protocol):
     """Runs kernels on one device. Methods that work on it are called inside `device()`.
 
@@ -54,10 +94,10 @@ class Launcher(Protocol):
     def profiling_range(self, name: str) -> AbstractContextManager[Any]:
         """Names what is done inside for profilers."""
 
-    def launch(
+    def bind(
         self, kernel: Kernel, num_blocks: int, num_threads: int, /, **arguments: Any
-    ) -> None:
-        """Starts a kernel on the device's current stream.
+    ) -> Launch:
+        """Prepares launches of a kernel.
 
         Args:
             kernel: What to run.
@@ -68,6 +108,11 @@ class Launcher(Protocol):
         Raises:
             TypeError: an argument is missing or unknown, or is not of the parameter's type.
         """
+
+    def launch(
+        self, kernel: Kernel, num_blocks: int, num_threads: int, /, **arguments: Any
+    ) -> None:
+        """Starts a kernel on the device's current stream; see `bind`."""
 
     def address(self, array: Any) -> int:
         """Returns where an array's first element is."""

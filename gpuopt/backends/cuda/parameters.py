@@ -72,9 +72,9 @@ class Number:
         except OverflowError:
             raise _refusal(self, given) from None
 
-    def to_field(self, given: Any, memory: Memory) -> Any:
+    def to_field(self, given: Any, memory: Memory) -> tuple[Any, ...]:
         """Returns what Python's `struct` packs."""
-        return self.to_argument(given, memory)
+        return (self.to_argument(given, memory),)
 
     @computed_once
     def _type(self) -> type[Any]:
@@ -84,6 +84,36 @@ class Number:
     def _taken(self) -> tuple[type[Any], ...]:
         integers = int, np.integer
         return (*integers, float, np.floating) if self.dtype.startswith("float") else integers
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """An array of numbers inside a struct.
+
+    Attributes:
+        number: One of them.
+        count: How many there are.
+    """
+
+    number: Number
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.count} of {self.number}"
+
+    @property
+    def cpp_type(self) -> str:
+        return f"{self.number.cpp_type}[{self.count}]"
+
+    @property
+    def code(self) -> str:
+        return f"{self.count}{self.number.code}"
+
+    def to_field(self, given: Any, memory: Memory) -> tuple[Any, ...]:
+        """Returns what Python's `struct` packs."""
+        if len(given) != self.count:
+            raise _refusal(self, given)
+        return tuple(self.number.to_argument(each, memory) for each in given)
 
 
 @dataclass(frozen=True)
@@ -122,10 +152,10 @@ class Pointer:
             raise TypeError(f" must have elements for {fields}; it has {given.size}")
         return given
 
-    def to_field(self, given: Any, memory: Memory) -> Any:
+    def to_field(self, given: Any, memory: Memory) -> tuple[Any, ...]:
         """Returns what Python's `struct` packs."""
         array = self.to_argument(given, memory)
-        return 0 if array is None else memory.address(array)
+        return (0 if array is None else memory.address(array),)
 
     @computed_once
     def _dtype(self) -> np.dtype[Any]:
@@ -145,11 +175,11 @@ class Struct:
     """
 
     cpp_type: str
-    fields: Mapping[str, Number | Pointer]
+    fields: Mapping[str, Number | Numbers | Pointer]
 
     def __post_init__(self) -> None:
         codes = [field.code for field in self.fields.values()]
-        widest = max(codes, key=struct.calcsize, default="b")
+        widest = max((code[-1] for code in codes), key=struct.calcsize, default="b")
         if struct.calcsize(f"{''.join(codes)}0{widest}") != sum(map(struct.calcsize, codes)):
             raise TypeError(f"{self.cpp_type} has padding: declare its widest fields first")
 
@@ -158,8 +188,8 @@ class Struct:
 
     @property
     def size(self) -> int:
-        """In bytes; C++ has no struct of none."""
-        return max(1, self._format.size)
+        """In bytes."""
+        return self._format.size
 
     @property
     def offsets(self) -> list[int]:
@@ -174,10 +204,10 @@ class Struct:
         """
         if getattr(given, "_fields", None) != self._names:
             raise _refusal(self, given)
-        values = []
+        values: list[Any] = []
         for (name, field), value in zip(self.fields.items(), given, strict=True):
             try:
-                values.append(field.to_field(value, memory))
+                values.extend(field.to_field(value, memory))
             except TypeError as error:
                 raise TypeError(f".{name}{error}") from None
         return np.frombuffer(self._format.pack(*values), self._dtype)
@@ -188,7 +218,8 @@ class Struct:
 
     @computed_once
     def _format(self) -> struct.Struct:
-        return struct.Struct("".join(field.code for field in self.fields.values()))
+        # C++ has no struct of 0 bytes.
+        return struct.Struct("".join(field.code for field in self.fields.values()) or "x")
 
     @computed_once
     def _dtype(self) -> np.dtype[Any]:
@@ -209,12 +240,13 @@ def struct_of(form: type[Any], **types: str) -> Struct:
     fields = {}
     for name, hint in get_type_hints(form, include_extras=True).items():
         [field] = hint.__metadata__
-        fields[name] = replace(field, dtype=types.get(field.dtype, field.dtype))
+        is_template = isinstance(field, Number | Pointer) and field.dtype in types
+        fields[name] = replace(field, dtype=types[field.dtype]) if is_template else field
     arguments = ", ".join(CPP_TYPES[dtype] for dtype in types.values())
     return Struct(f"gpuopt::{form.__name__}{f'<{arguments}>' if types else ''}", fields)
 
 
-def _refusal(expected: Parameter, given: Any) -> TypeError:
+def _refusal(expected: Parameter | Numbers, given: Any) -> TypeError:
     """Makes the error for a wrong argument; the caller puts the parameter's name before it."""
     got = repr(given)
     if hasattr(given, "dtype") and not isinstance(given, np.generic):

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
 
-from gpuopt.backends.cuda.parameters import Number, Pointer
+from gpuopt.backends.cuda.parameters import Number, Numbers, Pointer
 
 # Rows of a dense update's table, which has a column for each variable. The rows after these hold
 # the addresses of slots.
-SIZE_ROW, GRAD_ROW, VAR_ROW = range(3)
+SIZE_ROW, VAR_ROW = range(2)
+# How many gradients' addresses a dense update takes by value.
+FEW_GRADIENTS = 5
+
+
+class FewGradients(NamedTuple):
+    """The addresses of gradients, by value; its twin is in kernels/dense_update.cu."""
+
+    of: Annotated[Sequence[int], Numbers(Number("int64"), FEW_GRADIENTS)]
+
+
+class Arrays(NamedTuple):
+    """The addresses of a variable and its slots; its twin is in kernels/shared/update.cuh."""
+
+    of: Sequence[int]
 
 
 class Chunk(NamedTuple):

@@ -20,6 +20,8 @@ from golden_cases import GoldenCase, check, optimizer_cases
 
 import gpuopt
 from gpuopt import IndexedSlices, Variable
+from gpuopt.backends.cuda.launcher import Launch
+from gpuopt.backends.cuda.structs import FEW_GRADIENTS
 from gpuopt.device import Device
 from gpuopt.distributed.communicators.threads import run_threads
 from gpuopt.state.host_scalar import HostScalar
@@ -192,14 +194,16 @@ def test_one_launch_for_all_variables_of_a_device_and_type(
 
 @pytest.mark.parametrize("moving", [False, True], ids=["same gradients", "fresh gradients"])
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
+@pytest.mark.parametrize("num_weights", [3, FEW_GRADIENTS + 1])
 def test_a_steady_step_allocates_compiles_and_waits_for_nothing(
     emulated_gpus: list[EmulatorLauncher],
     monkeypatch: pytest.MonkeyPatch,
     moving: bool,
     sparse: bool,
+    num_weights: int,
 ) -> None:
     table = Variable(np.ones((20, 4), np.float32), device="gpu:0")
-    weights = [Variable(np.ones(5, np.float32), device="gpu:0") for _ in range(3)]
+    weights = [Variable(np.ones(5, np.float32), device="gpu:0") for _ in range(num_weights)]
     step = Variable(0, name="step")
     optimizer = gpuopt.AdamOptimizer()
 
@@ -221,8 +225,31 @@ def test_a_steady_step_allocates_compiles_and_waits_for_nothing(
     assert not compiled
     if not sparse:
         assert emulated_gpus[0].launches == launches + 1
-        # Adam's step size is a new one in each step.
-        assert emulated_gpus[0].uploads == uploads + 1 + moving
+        # Scalars and a few addresses are passed by value.
+        assert emulated_gpus[0].uploads == uploads + (moving and num_weights > FEW_GRADIENTS)
+
+
+def test_sets_of_gradients_in_turn_are_uploaded_once(
+    emulated_gpus: list[EmulatorLauncher],
+) -> None:
+    variables = [Variable(np.zeros(5, np.float32), device="gpu:0") for _ in range(8)]
+    sets = [[on_gpu(np.full(5, i, np.float32)) for _ in variables] for i in (1, 10, 100, 1000)]
+    optimizer = gpuopt.GradientDescentOptimizer(-1.0)
+    uploads = []
+    for turn in range(4):
+        for number, gradients in enumerate(sets):
+            optimizer.apply_gradients(zip(gradients, variables, strict=True))
+            assert variables[7].numpy()[0] == 1111 * turn + sum(
+                s[0].get()[0] for s in sets[: number + 1]
+            )
+        uploads.append(emulated_gpus[0].uploads)
+    assert len(set(uploads)) == 1
+    # One list more than is known: the oldest is forgotten, and the values stay right.
+    sets.append([on_gpu(np.full(5, 10000, np.float32)) for _ in variables])
+    before = variables[0].numpy()[0]
+    for gradients in [*sets, *sets]:
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+    assert variables[0].numpy()[0] == before + 2 * 11111
 
 
 def test_a_new_gradient_with_the_id_of_a_dead_one_is_not_taken_for_it() -> None:
@@ -613,16 +640,16 @@ def test_a_launch_that_fails_leaves_no_row_marked(
     """A mark left behind would make the next step of Adam skip that row."""
     model = Table()
     model.apply([0, 1, 2, 3, 4, 5])
-    launch, seen = emulated_gpus[0].launch, []
+    start, seen = Launch.start, []
 
-    def failing_launch(*shape: Any, **arguments: Any) -> None:
-        seen.append(shape)
+    def failing_start(launch: Launch) -> None:
+        seen.append(launch)
         if len(seen) == failing + 1:
             raise KeyboardInterrupt
-        launch(*shape, **arguments)
+        start(launch)
 
     with monkeypatch.context() as patched:
-        patched.setattr(emulated_gpus[0], "launch", failing_launch)
+        patched.setattr(Launch, "start", failing_start)
         with contextlib.suppress(KeyboardInterrupt):
             model.apply([1, 2, 1])
     var, m, v = arrays_of(model.optimizer, model.table)
@@ -648,18 +675,18 @@ def test_a_launch_that_fails_keeps_other_streams_waiting(
     gradient = on_gpu(np.ones((3, 2), np.float32))
     given = IndexedSlices(gradient, on_gpu([0, 1, 2])) if is_sparse else gradient
     optimizer = gpuopt.GradientDescentOptimizer(0.1)
-    launch, seen = emulated_gpus[0].launch, []
+    start, seen = Launch.start, []
 
-    def failing_launch(*shape: Any, **arguments: Any) -> None:
-        seen.append(shape)
+    def failing_start(launch: Launch) -> None:
+        seen.append(launch)
         if len(seen) == failing + 1:
             raise KeyboardInterrupt
-        launch(*shape, **arguments)
+        start(launch)
 
     with fake_cupy.cuda.Stream() as one:
         optimizer.apply_gradients([(gradient, a), (gradient, b)])
         with monkeypatch.context() as patched:
-            patched.setattr(emulated_gpus[0], "launch", failing_launch)
+            patched.setattr(Launch, "start", failing_start)
             with pytest.raises(KeyboardInterrupt):
                 optimizer.apply_gradients([(given, a)])
     waits(emulated_gpus)

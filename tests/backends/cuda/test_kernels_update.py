@@ -18,8 +18,9 @@ from every_optimizer import rules_of_each_shape, update_rules
 from gpuopt.backends import Backend, Target
 from gpuopt.backends.backend import compute_type
 from gpuopt.backends.cpu.backend import CpuBackend
-from gpuopt.backends.cuda import kernels, launch_shapes
+from gpuopt.backends.cuda import kernels, launch_shapes, structs
 from gpuopt.backends.cuda.backend import CudaBackend
+from gpuopt.backends.cuda.dense_launch import MOST_LISTS
 from gpuopt.backends.cuda.launch_shapes import (
     BLOCKS_PER_MULTIPROCESSOR,
     DENSE_CHUNK,
@@ -29,7 +30,7 @@ from gpuopt.backends.cuda.launch_shapes import (
     SORT_TILE,
 )
 from gpuopt.backends.cuda.sorted_rows import sort_rows
-from gpuopt.backends.cuda.structs import SortedRows
+from gpuopt.backends.cuda.structs import FEW_GRADIENTS, FewGradients, SortedRows
 from gpuopt.backends.cuda.workspace import Workspace
 from gpuopt.device import Device
 from gpuopt.rules.update_rule import UpdateRule
@@ -195,11 +196,13 @@ def test_a_second_step_uploads_what_moved_and_allocates_nothing(
     arrays = Arrays(rule, "float32")
     launcher = EmulatorLauncher()
     backend = CudaBackend(Device("gpu"), launcher)
-    updates = [arrays.update(10), arrays.update(20)]
+    updates = [arrays.update(size) for size in range(10, 11 + FEW_GRADIENTS)]
     scalars = arrays.scalars()
     plan = backend.plan_dense([Target(update.var, update.slots) for update in updates])
     gradients = [update.grad for update in updates]
-    backend.apply_dense(rule, plan, gradients, scalars)
+    others = [[gradients[0].copy(), *gradients[1:]] for _ in range(MOST_LISTS)]
+    for given in [*others[1:], gradients]:
+        backend.apply_dense(rule, plan, given, scalars)
     uploads: list[int] = []
     upload = launcher.upload
 
@@ -210,12 +213,10 @@ def test_a_second_step_uploads_what_moved_and_allocates_nothing(
     monkeypatch.setattr(launcher, "upload", counted)
     monkeypatch.setattr(np, "empty", None)
     backend.apply_dense(rule, plan, gradients, scalars)
-    scalar_bytes = 4 * len(rule.scalars)
-    assert uploads == []
     backend.apply_dense(rule, plan, gradients, arrays.scalars())
-    assert uploads == [scalar_bytes]
-    backend.apply_dense(rule, plan, [gradients[0].copy(), gradients[1]], arrays.scalars())
-    assert uploads == [scalar_bytes, scalar_bytes, 2 * 8]
+    assert uploads == []
+    backend.apply_dense(rule, plan, others[0], arrays.scalars())
+    assert uploads == [len(updates) * 8]
 
 
 def test_a_gradient_may_alias_a_written_array(backend: CudaBackend) -> None:
@@ -247,7 +248,9 @@ def test_elements_beyond_32_bits_are_reached(launcher: EmulatorLauncher) -> None
     update, expected = (copy_of(each) for each in [arrays.update(here)] * 2)
     scalars = arrays.scalars()
     apply_dense(CpuBackend(), rule, [expected], scalars)
-    starts = [array.ctypes.data - 4 * before for array in (update.grad, update.var, *update.slots)]
+    grad, *starts = (
+        array.ctypes.data - 4 * before for array in (update.grad, update.var, *update.slots)
+    )
     launcher.launch(
         kernels.dense_update(rule, "float32"),
         1,
@@ -257,7 +260,9 @@ def test_elements_beyond_32_bits_are_reached(launcher: EmulatorLauncher) -> None
         chunks=np.array([0, before // DENSE_CHUNK], np.uint32),
         num_chunks=1,
         chunk_size=DENSE_CHUNK,
-        scalars=np.array([scalars[name] for name in rule.scalars]),
+        grads=np.array([grad]),
+        few_grads=FewGradients([0] * FEW_GRADIENTS),
+        scalars=kernels.scalars_of(rule, scalars),
         refused=np.zeros(2, np.uint64),
     )
     check([update], [expected])
@@ -414,12 +419,12 @@ def test_rows_beyond_32_bits_are_reached(launcher: EmulatorLauncher) -> None:
         kernels.sparse_update(rule, "float32", "uint64"),
         1,
         ROW_THREADS,
-        table=np.array(starts),
+        arrays=structs.Arrays(starts),
         grad=array_at(grad.ctypes.data - 4 * width * position),
         rows=sorted_rows,
         parts=np.zeros(4, np.float32),
         row_width=width,
-        scalars=np.array([scalars[name] for name in rule.scalars]),
+        scalars=kernels.scalars_of(rule, scalars),
         touched=None,
         lanes_per_row=2,
         refused=np.zeros(2, np.uint64),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 from emulator import kernel_library
 from emulator.kernel_library import KernelError
 from gpuopt.backends.cuda.kernel import Kernel
-from gpuopt.backends.cuda.launcher import Download
+from gpuopt.backends.cuda.launcher import Download, Launch
 from gpuopt.backends.cuda.parameters import Pointer
 from gpuopt.backends.memory_owner import Owner, owner_of
 from gpuopt.backends.unowned import array_at
@@ -79,6 +80,23 @@ class EmulatorLauncher:
         """Compiles many kernels at once, which takes much less time than one after another."""
         kernel_library.compile_all(kernels, self._sanitize)
 
+    def bind(
+        self, kernel: Kernel, num_blocks: int, num_threads: int, /, **arguments: Any
+    ) -> Launch:
+        """Prepares runs of a kernel.
+
+        Raises:
+            TypeError: an argument is not what the kernel takes, or not C-contiguous.
+            KernelError: the kernel does not compile, or is declared wrongly.
+        """
+        self._check_device()
+        for name, given in arguments.items():
+            for array in given if isinstance(given, tuple) else [given]:
+                self._check_contiguous(kernel, name, array)
+        function = kernel_library.find(kernel, self._sanitize)
+        start = partial(self._start, kernel, function, num_blocks, num_threads)
+        return Launch(kernel, arguments, self, start)
+
     def launch(
         self, kernel: Kernel, num_blocks: int, num_threads: int, /, **arguments: Any
     ) -> None:
@@ -88,16 +106,21 @@ class EmulatorLauncher:
             TypeError: an argument is not what the kernel takes, or not C-contiguous.
             KernelError: the kernel does not compile, is declared wrongly, or fails.
         """
+        self.bind(kernel, num_blocks, num_threads, **arguments).start()
+
+    def _start(
+        self,
+        kernel: Kernel,
+        function: kernel_library.Function,
+        num_blocks: int,
+        num_threads: int,
+        ordered: tuple[Any, ...],
+    ) -> None:
         self._check_device()
-        ordered = kernel.order_arguments(arguments, self)
-        for name, given in arguments.items():
-            for array in given if isinstance(given, tuple) else [given]:
-                if isinstance(array, self.xp.ndarray) and not array.flags.c_contiguous:
-                    raise TypeError(f"{kernel.expression}: {name} is not C-contiguous")
-        function = kernel_library.find(kernel, self._sanitize)
         values = []
-        for parameter, argument in zip(kernel.parameters.values(), ordered, strict=True):
+        for (name, parameter), argument in zip(kernel.parameters.items(), ordered, strict=True):
             if isinstance(parameter, Pointer):
+                self._check_contiguous(kernel, name, argument)
                 argument = np.uint64(0 if argument is None else self.address(argument))
             values.append(np.asarray(argument))
         self.launches += 1
@@ -106,6 +129,10 @@ class EmulatorLauncher:
         report = function.launch(num_blocks, num_threads, addresses, self._seed, self._strict)
         if report is not None:
             raise KernelError(f"{kernel.expression}: {report}")
+
+    def _check_contiguous(self, kernel: Kernel, name: str, array: Any) -> None:
+        if isinstance(array, self.xp.ndarray) and not array.flags.c_contiguous:
+            raise TypeError(f"{kernel.expression}: {name} is not C-contiguous")
 
     def device(self) -> AbstractContextManager[Any]:
         return nullcontext() if self.xp is np else self.xp.cuda.Device(self._index)
