@@ -65,6 +65,7 @@ class Group:
         state_version: The `State.version.number` of the slots that the plans write to.
         identities: The variables' identities, in order.
         constrained: The positions of variables with a constraint.
+        is_on_a_cpu: Whether some of the batches are.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class Group:
             of_group = None if is_all else positions
             number, real = len(self.batches), compute_type(dtype)
             self.batches.append(Batch(device, dtype, backend, real, plan, of_group, number))
+        self.is_on_a_cpu = any(batch.device.kind == "cpu" for batch in self.batches)
 
     def is_known_apart(self, members: Sequence[Group | Identity]) -> bool:
         """Whether `note_apart` was called with these: they share no memory with this group."""

@@ -68,14 +68,25 @@ def as_list(grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         ) from error
 
 
-def as_pairs(given: list[Any]) -> list[tuple[Any, Any]]:
-    """Returns a list of tuples of two; the given one, if its items are such tuples already.
+def unzip(given: list[Any]) -> tuple[list[tuple[Any, Any]], list[Any], list[Any]]:
+    """Takes pairs apart.
+
+    Returns:
+        (tuples of two: the given list if its items are such tuples, first items, second items).
 
     Raises:
         TypeError, ValueError: an item is no pair, or there are none.
     """
-    if set(map(type, given)) == {tuple} and set(map(len, given)) == {2}:
-        return given
+    if set(map(type, given)) != {tuple}:
+        given = _as_pairs(given)
+    try:
+        # Not zip(*given): its thousands of iterators would set off the garbage collection.
+        return given, [first for first, _ in given], [second for _, second in given]
+    except ValueError:
+        return unzip(_as_pairs(given))
+
+
+def _as_pairs(given: list[Any]) -> list[tuple[Any, Any]]:
     if not given:
         refuse_no_gradients([])
     return [_pair(position, pair) for position, pair in enumerate(given)]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, compress
-from operator import itemgetter
+from itertools import chain
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -16,7 +15,7 @@ from gpuopt.quietly import quietly
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.step.known import Batch, Group, KnownGroups
 from gpuopt.step.overlap import refuse_shared_memory
-from gpuopt.step.pairs import as_pairs, checked_gradient, refuse_no_gradients, unpack_pair
+from gpuopt.step.pairs import checked_gradient, refuse_no_gradients, unpack_pair, unzip
 from gpuopt.step.row_checks import RowChecks
 from gpuopt.step.updates import HookOptimizer, Pair, apply_constraint, dtypes_of
 from gpuopt.variables.gate import writing
@@ -26,7 +25,6 @@ from gpuopt.variables.variable import Variable, as_variable
 
 # Of one device: so many are compared in pairs.
 _FEW_UPDATES = 8
-_first, _second = itemgetter(0), itemgetter(1)
 
 
 class RuleOptimizer(HookOptimizer, Protocol):
@@ -130,13 +128,15 @@ class RuleUpdates:
         self._writing: tuple[_Part, Batch] | None = None
         self._done: list[tuple[_Part, Batch]] = []
         self.has_rows_on_a_gpu = False
-        if set(map(type, given)) != {tuple} or set(map(len, given)) != {2}:
-            given = as_pairs(given)
-        gradients, variables, others = _set_apart(given)
+        given, gradients, variables = unzip(given)
+        others = _not_plain(gradients)
         if others:
             given = list(given)  # what converts a gradient may change the caller's list
+        left: list[int] | None = None
+        if others:
+            left = sorted(set(range(len(given))).difference(others))
+            gradients, variables = [gradients[at] for at in left], [variables[at] for at in left]
         if gradients:
-            left = sorted(set(range(len(given))).difference(others)) if others else None
             self._parts.append(self._dense_part(variables, gradients, left))
         converted: list[tuple[int, Any, Any]] = []
         for position in others:
@@ -219,7 +219,10 @@ class RuleUpdates:
         return self._has_constraints or not self._optimizer.finish_is_undoable
 
     def apply(self) -> list[Any]:
-        quietly(self.write)
+        if any(part.require_group().is_on_a_cpu for part in self._parts):
+            quietly(self.write)
+        else:
+            self.write()
         if self._has_constraints:
             for part in self._parts:
                 for position in part.require_group().constrained:
@@ -310,15 +313,12 @@ def _copy_what_is_overwritten(updates: Sequence[tuple[_Part, Batch]]) -> None:
                 part.copy_arrays(batch, backend.overlapping([plan], part.arrays(batch)))
 
 
-def _set_apart(given: list[Any]) -> tuple[Sequence[Any], Sequence[Any], list[int]]:
-    """Returns the gradients that are plain arrays, their variables, and where the others are."""
-    # Not zip(*given): its thousands of iterators would set off the garbage collection.
-    gradients, variables = list(map(_first, given)), list(map(_second, given))
+def _not_plain(gradients: Sequence[Any]) -> list[int]:
+    """Returns the positions of gradients that are no plain arrays of a device in use."""
     if array_types.issuperset(map(type, gradients)):
-        return gradients, variables, []
-    is_plain = list(map(array_types.__contains__, map(type, gradients)))
-    others = [position for position, is_dense in enumerate(is_plain) if not is_dense]
-    return list(compress(gradients, is_plain)), list(compress(variables, is_plain)), others
+        return []
+    is_plain = map(array_types.__contains__, map(type, gradients))
+    return [position for position, is_dense in enumerate(is_plain) if not is_dense]
 
 
 def _copied(array: Any, batch: Batch) -> Any:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from operator import attrgetter, eq
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
@@ -28,6 +27,20 @@ from gpuopt.rules.update_rule import UpdateRule
 
 _shape_of = attrgetter("shape")
 _dtype_of = attrgetter("dtype")
+
+
+class _Accepted(NamedTuple):
+    """Gradients that fitted.
+
+    Attributes:
+        ids: Theirs.
+        watched: The gradients, if they came twice; else None.
+        version: See `DensePlan.accept`.
+    """
+
+    ids: tuple[int, ...]
+    watched: Watched | None
+    version: int
 
 
 class DensePlan:
@@ -72,9 +85,8 @@ class DensePlan:
         self._written = _Memory(table[_VAR:], table[_SIZE] * self.dtype.itemsize)
         self._launches: dict[tuple[Hashable, UpdateRule], DenseLaunch] = {}
         self.last_update: LastUpdate | None = None
-        # The lists that `accept` took last, by the ids of their gradients: (version, the gradients
-        # if they came twice).
-        self._accepted: OrderedDict[tuple[int, ...], tuple[int, Watched | None]] = OrderedDict()
+        # The lists that `accept` took last, the latest first.
+        self._accepted: list[_Accepted] = []
 
     def accept(self, gradients: Sequence[Any]) -> int | None:
         """Returns a version of gradients that fit, else None; see `Backend`'s `DensePlan`.
@@ -82,9 +94,10 @@ class DensePlan:
         The same objects are not looked at again while they live.
         """
         ids = tuple(map(id, gradients))
-        last = self._accepted.get(ids)
-        if last is not None and last[1] is not None and last[1].are_alive:
-            return last[0]
+        # Not in a dictionary: the hash takes longer than a comparison, most of which end soon.
+        last = next((each for each in self._accepted if each.ids == ids), None)
+        if last is not None and last.watched is not None and last.watched.are_alive:
+            return last.version
         if not (
             set(map(type, gradients)) == {self._launcher.xp.ndarray}
             and self._launcher.owns(gradients)
@@ -94,9 +107,9 @@ class DensePlan:
         ):
             return None
         version = next(self._versions)
-        self._accepted[ids] = version, None if last is None else Watched(gradients)
-        if len(self._accepted) > MOST_LISTS:
-            self._accepted.popitem(last=False)
+        others = [each for each in self._accepted if each is not last]
+        watched = None if last is None else Watched(gradients)
+        self._accepted = [_Accepted(ids, watched, version), *others[: MOST_LISTS - 1]]
         return version
 
     @computed_once

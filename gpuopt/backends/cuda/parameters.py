@@ -64,6 +64,8 @@ class Number:
 
     def to_argument(self, given: Any, memory: Memory) -> Any:
         """Returns a numpy scalar of the dtype."""
+        if type(given) is self._type:
+            return given
         if not isinstance(given, self._taken):
             raise _refusal(self, given)
         try:

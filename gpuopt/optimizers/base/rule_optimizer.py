@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -34,6 +35,9 @@ _APPLY_HOOKS = (
     "_apply_sparse_duplicate_indices",
     "_resource_apply_sparse_duplicate_indices",
 )
+
+
+_hooks_of = attrgetter(*_APPLY_HOOKS)
 
 
 def undoable(finish: Finish) -> Finish:
@@ -227,7 +231,6 @@ class RuleOptimizer(Optimizer):
 
     def _overrides_apply_hook(self) -> bool:
         """Whether a subclass overrides a hook that gets one variable: then nothing is batched."""
-        cls = type(self)
-        return any(
-            getattr(cls, hook) is not getattr(RuleOptimizer, hook) for hook in _APPLY_HOOKS
-        ) or not vars(self).keys().isdisjoint(_APPLY_HOOKS)
+        return _hooks_of(type(self)) != _hooks_of(RuleOptimizer) or not vars(
+            self
+        ).keys().isdisjoint(_APPLY_HOOKS)
