@@ -15,9 +15,11 @@ _DLPACK_CUDA = 2
 _DLPACK_CUDA_MANAGED = 13
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False, eq=False)
 class Device:
     """One device. `str(device)` is the spelling users write: "cpu" or "gpu:1".
+
+    Each device has one object: a step compares devices for each array.
 
     Attributes:
         kind: "cpu" or "gpu".
@@ -25,9 +27,22 @@ class Device:
     """
 
     kind: Literal["cpu", "gpu"]
-    index: int = 0
+    index: int
 
     cpu: ClassVar[Device]
+    _all: ClassVar[dict[tuple[str, int], Device]] = {}
+
+    def __new__(cls, kind: Literal["cpu", "gpu"], index: int = 0) -> Device:
+        found = cls._all.get((kind, index))
+        if found is None:
+            made = object.__new__(cls)
+            object.__setattr__(made, "kind", kind)
+            object.__setattr__(made, "index", index)
+            found = cls._all.setdefault((kind, index), made)
+        return found
+
+    def __reduce__(self) -> tuple[type[Device], tuple[str, int]]:
+        return Device, (self.kind, self.index)
 
     def __str__(self) -> str:
         return "cpu" if self.kind == "cpu" else f"gpu:{self.index}"

@@ -16,22 +16,6 @@ __device__ __forceinline__ unsigned int digit_of(Key key, int shift) {
   return static_cast<unsigned int>(key >> shift) % num_digits;
 }
 
-// Refuses rows that the variable does not have. The first thread to find one writes
-// {1 + variable, row} to `refused`, which all later kernels of the call read.
-template <class Index>
-__global__ void check_rows(const Index* __restrict__ rows, long long num_rows, long long height,
-                           long long variable, unsigned long long* refused) {
-  for (long long i = first_item(); i < num_rows; i += items_per_pass()) {
-    const long long row = rows[i];
-    if (row < 0 || row >= height) {
-      const unsigned long long mine = static_cast<unsigned long long>(variable) + 1;
-      if (atomicCAS(refused, 0ull, mine) == 0ull) {
-        atomicExch(refused + 1, static_cast<unsigned long long>(row));
-      }
-    }
-  }
-}
-
 // counts[share * num_digits + digit] becomes the number of the share's keys with that digit.
 template <class Key>
 __global__ void __launch_bounds__(sort_threads)

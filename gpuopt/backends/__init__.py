@@ -93,11 +93,11 @@ def to_device(array: Any, device: Device) -> Array:
         DeviceUnavailableError: `device`, or the device that the array is on, cannot be used.
         TypeError: the array is masked.
     """
-    if type(array) is np.ndarray and device is Device.cpu:
+    if type(array) in array_types and device_of(array) is device:
         return array
     refuse_masked(array, "the value")
     source, target = device_of(array), backend_for(device)
-    if source == device:
+    if source is device:
         return target.as_array(array)
     here = backend_for(source)
     array = here.as_array(array)

@@ -38,6 +38,20 @@ class Target(NamedTuple):
     slots: Sequence[Array]
 
 
+class SparseUpdate(NamedTuple):
+    """The update of one variable's rows.
+
+    Attributes:
+        plan: From `plan_dense`, of this variable alone.
+        values: [num_rows, ...], the gradient's rows. Only read.
+        rows: [num_rows], int32 or int64 within range: which row each belongs to.
+    """
+
+    plan: Any
+    values: Array
+    rows: Array
+
+
 class DensePlan(Protocol):
     """What a backend prepares for updates of some variables of one dtype."""
 
@@ -66,21 +80,28 @@ class FlagRead(Protocol):
     def event(self) -> Any: ...
 
 
+class RowCheck(NamedTuple):
+    """The rows of one sparse gradient.
+
+    Attributes:
+        number: Identifies the variable to the reader of the flag.
+        rows: [num_rows], int32 or int64.
+        height: The variable's number of rows, which the rows must be below.
+    """
+
+    number: int
+    rows: Array
+    height: int
+
+
 class RowFlags(Protocol):
     """Checks rows of sparse gradients on the device, while the host goes on."""
 
     def new(self) -> Any:
         """Returns a flag that is not set."""
 
-    def check(self, flag: Any, number: int, rows: Array, height: int) -> None:
-        """Sets a flag that is not set yet if a row is not in [0, height).
-
-        Args:
-            flag: From `new`.
-            number: Identifies the variable to the reader of the flag.
-            rows: [num_rows], int32 or int64.
-            height: The variable's number of rows.
-        """
+    def check(self, flag: Any, checks: Sequence[RowCheck]) -> None:
+        """Sets a flag that is not set yet if a row is not in its variable."""
 
     def read(self, flag: Any) -> FlagRead:
         """Begins to copy a flag to the host."""
@@ -211,22 +232,19 @@ class Backend(Protocol):
     def apply_sparse(
         self,
         rule: UpdateRule,
-        plan: Any,
-        values: Array,
-        rows: Array,
+        updates: Sequence[SparseUpdate],
         scalars: Scalars,
         *,
         touches_all_rows: bool,
         refused: Any = None,
     ) -> None:
-        """Applies `rule` to the rows of a sparse gradient, with repeated rows summed first.
+        """Applies `rule` to the rows of sparse gradients, with repeated rows summed first.
 
         Args:
             rule: What to compute.
-            plan: From `plan_dense`, of this variable alone.
-            values: [num_rows, ...], the gradient's rows. Only read.
-            rows: [num_rows], int32 or int64 within range: which row each belongs to.
-            scalars: The rule's scalars in the compute type of the variable's dtype.
+            updates: Of variables of one dtype. A gradient may share memory with its own variable
+                and slots, but with none of another update.
+            scalars: The rule's scalars in the compute type of the variables' dtype.
             touches_all_rows: Whether rows without a gradient are updated, too, by a gradient of 0.
             refused: From `RowFlags.new`: nothing is written if a bad row was found.
         """

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpuopt.backends import backend_for
-from gpuopt.backends.backend import FlagRead, RowFlags
+from gpuopt.backends.backend import FlagRead, RowCheck, RowFlags
 from gpuopt.device import Device
 from gpuopt.locks import Lock
 from gpuopt.step.pairs import Gradient
@@ -104,9 +104,14 @@ class RowChecks:
         for device in devices:
             flag = self._flags[device]
             with backend_for(device).enter_update(flag):
-                for number, rows, variable in checks:
-                    if variable.device == device:
-                        flag.flags.check(flag.array, number, rows, variable.shape[0])
+                flag.flags.check(
+                    flag.array,
+                    [
+                        RowCheck(number, rows, variable.shape[0])
+                        for number, rows, variable in checks
+                        if variable.device is device
+                    ],
+                )
         if checks and at_once():
             self._note(devices, described, _nothing)
             self.raise_late(wait=True)

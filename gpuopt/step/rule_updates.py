@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from gpuopt.backends import Target, array_types
-from gpuopt.backends.backend import Scalars
+from gpuopt.backends.backend import Scalars, SparseUpdate
 from gpuopt.device import Device
 from gpuopt.quietly import quietly
 from gpuopt.rules.update_rule import UpdateRule
@@ -22,9 +22,6 @@ from gpuopt.variables.gate import writing
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.variable import Variable, as_variable
-
-# Of one device: so many are compared in pairs.
-_FEW_UPDATES = 8
 
 
 class RuleOptimizer(HookOptimizer, Protocol):
@@ -114,6 +111,10 @@ class _Part:
             self.gradients[at] = _copied(self.gradients[at], batch)
 
 
+# What a backend writes at once: one batch of dense variables, or sparse ones of one dtype.
+_Unit = list[tuple[_Part, Batch]]
+
+
 class RuleUpdates:
     """The updates of one step by one rule."""
 
@@ -124,9 +125,9 @@ class RuleUpdates:
         # By the type that rules compute in.
         self._scalars: dict[type[np.floating[Any]], Scalars] = {}
         self._has_constraints = False
-        # The (part, batch) that is being written, and those that have been written.
-        self._writing: tuple[_Part, Batch] | None = None
-        self._done: list[tuple[_Part, Batch]] = []
+        # What is being written, and what has been written.
+        self._writing: _Unit = []
+        self._done: _Unit = []
         self.has_rows_on_a_gpu = False
         given, gradients, variables = unzip(given)
         others = _not_plain(gradients)
@@ -232,17 +233,18 @@ class RuleUpdates:
     def write(self) -> None:
         """Applies the rule, without constraints; to be called by `quietly`."""
         optimizer = self._optimizer
-        updates = [(part, batch) for part in self._parts for batch in part.require_group().batches]
-        if len(updates) > 1:
-            _copy_what_is_overwritten(updates)
-        for part, batch in updates:
-            self._writing = part, batch
+        units = _units(self._parts)
+        if len(units) > 1 or len(units[0]) > 1:
+            _copy_what_is_overwritten(units)
+        for unit in units:
+            self._writing = unit
+            part, batch = unit[0]
             scalars = self._scalars[batch.real]
             # Rows in host memory have been checked already.
             has_flag = batch.backend.row_flags is not None
             refused = optimizer.row_checks.flag(batch.device) if has_flag else None
             if part.is_sparse:
-                self._apply_sparse(part, batch, scalars, refused)
+                self._apply_sparse(unit, scalars, refused)
             else:
                 batch.backend.apply_dense(
                     optimizer.rule,
@@ -252,12 +254,11 @@ class RuleUpdates:
                     version=None if part.versions is None else part.versions[batch.number],
                     refused=refused,
                 )
-            self._done.append((part, batch))
-        self._writing = None
+            self._done += unit
+        self._writing = []
 
     def written(self) -> tuple[list[str], list[str]]:
-        unsure = [] if self._writing is None else [self._writing]
-        return _names(self._done), _names(unsure)
+        return _names(self._done), _names(self._writing)
 
     def _dense_part(
         self, variables: Sequence[Any], gradients: Sequence[Any], positions: Sequence[int] | None
@@ -279,38 +280,60 @@ class RuleUpdates:
             part.check(optimizer)
         return part
 
-    def _apply_sparse(self, part: _Part, batch: Batch, scalars: Scalars, refused: Any) -> None:
-        slices = part.gradients[0]
+    def _apply_sparse(self, unit: _Unit, scalars: Scalars, refused: Any) -> None:
         touches_all_rows = self._optimizer.touches_all_rows
         if touches_all_rows:
-            self._optimizer._hint_at_cost(part.variables()[0], len(slices.indices))
-        batch.backend.apply_sparse(
+            for part, _ in unit:
+                num_rows = len(part.gradients[0].indices)
+                self._optimizer._hint_at_cost(part.variables()[0], num_rows)
+        unit[0][1].backend.apply_sparse(
             self._optimizer.rule,
-            batch.plan,
-            slices.values,
-            slices.indices,
+            [SparseUpdate(batch.plan, *part.arrays(batch)) for part, batch in unit],
             scalars,
             touches_all_rows=touches_all_rows,
             refused=refused,
         )
 
 
-def _copy_what_is_overwritten(updates: Sequence[tuple[_Part, Batch]]) -> None:
-    """Copies gradients in memory that an earlier update of the call writes to."""
-    by_device: dict[Device, list[tuple[_Part, Batch]]] = {}
-    for part, batch in updates:
-        by_device.setdefault(batch.device, []).append((part, batch))
-    for listed in by_device.values():
-        backend = listed[0][1].backend
-        plans = [batch.plan for _, batch in listed]
-        if len(listed) > _FEW_UPDATES:
-            # A look at each two of them would take longer than the updates.
-            arrays = chain.from_iterable(part.arrays(batch) for part, batch in listed)
-            if not backend.overlapping(plans, list(arrays)):
-                continue
-        for number, (part, batch) in enumerate(listed):
-            for plan in plans[:number]:
-                part.copy_arrays(batch, backend.overlapping([plan], part.arrays(batch)))
+def _units(parts: Sequence[_Part]) -> list[_Unit]:
+    units: list[_Unit] = []
+    sparse: dict[tuple[Device, np.dtype[Any]], _Unit] = {}
+    for part in parts:
+        for batch in part.require_group().batches:
+            key = batch.device, batch.dtype
+            if part.is_sparse and key in sparse:
+                sparse[key].append((part, batch))
+            else:
+                units.append([(part, batch)])
+                if part.is_sparse:
+                    sparse[key] = units[-1]
+    return units
+
+
+def _copy_what_is_overwritten(units: Sequence[_Unit]) -> None:
+    """Copies gradients in memory that is written before they are read, or at the same time."""
+    by_device: dict[Device, list[_Unit]] = {}
+    for unit in units:
+        by_device.setdefault(unit[0][1].device, []).append(unit)
+    for of_device in by_device.values():
+        backend = of_device[0][0][1].backend
+        plans = [batch.plan for unit in of_device for _, batch in unit]
+        if len(plans) == 1:
+            continue
+        arrays = [
+            array for unit in of_device for part, batch in unit for array in part.arrays(batch)
+        ]
+        # Most calls have none: one look at all of them is quicker than one at each.
+        if not backend.overlapping(plans, arrays):
+            continue
+        written: list[Any] = []
+        for unit in of_device:
+            at_once = [batch.plan for _, batch in unit]
+            for part, batch in unit:
+                others = [*written, *(plan for plan in at_once if plan is not batch.plan)]
+                if others:
+                    part.copy_arrays(batch, backend.overlapping(others, part.arrays(batch)))
+            written += at_once
 
 
 def _not_plain(gradients: Sequence[Any]) -> list[int]:

@@ -25,7 +25,7 @@ def kernels_of(rule: UpdateRule) -> list[Kernel]:
 
 def kernels_without_rule() -> list[Kernel]:
     return [
-        *(kernels.check_rows(index) for index in INDICES),
+        *(kernels.check_rows(), kernels.gather_rows()),
         *(kernels.count_digits(source) for source in (*INDICES, *KEYS)),
         *(kernels.move_rows(index, key) for index in INDICES for key in KEYS),
         *(kernels.move_rows(key, key) for key in KEYS),
@@ -47,7 +47,7 @@ def kernels_of_dense_update(rule: UpdateRule, dtype: str) -> list[Kernel]:
 def kernels_of_sparse_update(rule: UpdateRule, dtype: str) -> list[Kernel]:
     """Lists the kernels that a first sparse update may launch, for a table below 2**32 rows."""
     return [
-        *(kernels.check_rows("int64"), kernels.count_digits("int64")),
+        *(kernels.check_rows(), kernels.count_digits("int64")),
         *(kernels.move_rows("int64", "uint32"), kernels.count_digits("uint32")),
         *(kernels.move_rows("uint32", "uint32"), kernels.count_runs("uint32")),
         *(kernels.write_runs("uint32"), kernels.sum_pieces(dtype, "uint32")),

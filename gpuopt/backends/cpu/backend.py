@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuopt.backends.backend import RowFlags, Scalars, Target, Updated
+from gpuopt.backends.backend import RowFlags, Scalars, SparseUpdate, Target, Updated
 from gpuopt.backends.cpu.dense_plan import DensePlan
 from gpuopt.backends.cpu.dense_update import update_dense
 from gpuopt.backends.cpu.limits import CpuLimits
@@ -123,18 +123,17 @@ class CpuBackend:
     def apply_sparse(
         self,
         rule: UpdateRule,
-        plan: DensePlan,
-        values: Array,
-        rows: Array,
+        updates: Sequence[SparseUpdate],
         scalars: Scalars,
         *,
         touches_all_rows: bool,
         refused: Any = None,
     ) -> None:
-        if touches_all_rows:
-            update_all_rows(rule, plan, values, rows, scalars, self._limits)
-        elif len(rows):
-            update_touched_rows(rule, plan, values, rows, scalars, self._limits)
+        for update in updates:
+            if touches_all_rows:
+                update_all_rows(rule, *update, scalars, self._limits)
+            elif len(update.rows):
+                update_touched_rows(rule, *update, scalars, self._limits)
 
     def sum_duplicate_rows(self, values: Array, indices: Array) -> tuple[Array, Array]:
         return sum_duplicate_rows(values, indices)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuopt.backends.backend import Scalars, Target, Updated, compute_type
+from gpuopt.backends.backend import Scalars, SparseUpdate, Target, Updated, compute_type
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.dense_plan import DensePlan, overlapping
 from gpuopt.backends.cuda.launch_shapes import (
@@ -51,7 +51,7 @@ class CudaBackend:
         self._lock = Lock(f"the updates on {device}")
         self._order = UpdateOrder(launcher)
         self._workspaces: dict[Hashable, Workspace] = {}
-        self.row_flags = CudaRowFlags(launcher)
+        self.row_flags = CudaRowFlags(launcher, self._workspace)
         self._unset_flag = self.row_flags.new()
 
     @contextmanager
@@ -170,11 +170,22 @@ class CudaBackend:
     def apply_sparse(
         self,
         rule: UpdateRule,
+        updates: Sequence[SparseUpdate],
+        scalars: Scalars,
+        *,
+        touches_all_rows: bool,
+        refused: Any = None,
+    ) -> None:
+        for update in updates:
+            self._apply_one(rule, *update, scalars, touches_all_rows, refused)
+
+    def _apply_one(
+        self,
+        rule: UpdateRule,
         plan: DensePlan,
         values: Any,
         rows: Any,
         scalars: Scalars,
-        *,
         touches_all_rows: bool,
         refused: Any = None,
     ) -> None:

@@ -34,6 +34,7 @@ from gpuopt.backends.cuda.structs import (
     VAR_ROW,
     Chunk,
     FewGradients,
+    IndexList,
     Shares,
     SortedRows,
 )
@@ -95,18 +96,31 @@ def dense_update(rule: UpdateRule, dtype: str) -> Kernel:
 
 
 @cache
-def check_rows(index: str) -> Kernel:
+def check_rows() -> Kernel:
     return Kernel(
         "check_rows",
         {
-            "rows": Pointer(index),
+            "only": struct_of(IndexList),
+            "lists": Pointer("int64", struct_of(IndexList), is_optional=True),
+            "num_lists": _INT64,
             "num_rows": _INT64,
-            "height": _INT64,
-            "variable": _INT64,
             "refused": _REFUSED,
         },
-        (CPP_TYPES[index],),
-        file="sort_rows.cu",
+    )
+
+
+@cache
+def gather_rows() -> Kernel:
+    return Kernel(
+        "gather_rows",
+        {
+            "lists": Pointer("int64", struct_of(IndexList)),
+            "num_lists": _INT64,
+            "num_rows": _INT64,
+            "keys": Pointer("int32"),
+            "refused": _REFUSED,
+        },
+        file="check_rows.cu",
     )
 
 

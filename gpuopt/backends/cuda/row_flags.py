@@ -2,39 +2,58 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from gpuopt.backends.backend import RowCheck
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.launch_shapes import ROW_THREADS, num_blocks
 from gpuopt.backends.cuda.launcher import Download, Launcher
-from gpuopt.backends.cuda.parameters import name_of
+from gpuopt.backends.cuda.structs import IndexList
+from gpuopt.backends.cuda.workspace import Workspace
 
 
 class CudaRowFlags:
     """See `RowFlags`. Kernels read a flag before they write anything."""
 
-    def __init__(self, launcher: Launcher) -> None:
+    def __init__(self, launcher: Launcher, workspace: Callable[[], Workspace]) -> None:
+        """Makes none yet.
+
+        Args:
+            launcher: The device's launcher.
+            workspace: Returns the current stream's.
+        """
         self._launcher = launcher
+        self._workspace = workspace
 
     def new(self) -> Any:
         with self._launcher.device():
             return self._launcher.xp.zeros(2, dtype=np.uint64)
 
-    def check(self, flag: Any, number: int, rows: Any, height: int) -> None:
-        if not rows.size:
-            return
+    def check(self, flag: Any, checks: Sequence[RowCheck]) -> None:
         with self._launcher.device():
-            rows = self._launcher.xp.ascontiguousarray(rows)
+            contiguous = [self._launcher.xp.ascontiguousarray(rows) for _, rows, _ in checks]
+            lists: list[IndexList] = []
+            num_rows = 0
+            for (number, _, height), rows in zip(checks, contiguous, strict=True):
+                if rows.size:
+                    address, size = self._launcher.address(rows), rows.itemsize
+                    lists.append(IndexList(address, size, num_rows, 0, height, number))
+                    num_rows += rows.size
+            if not lists:
+                return
             self._launcher.launch(
-                kernels.check_rows(name_of(rows.dtype)),
-                num_blocks(rows.size, ROW_THREADS, self._launcher.num_multiprocessors),
+                kernels.check_rows(),
+                num_blocks(num_rows, ROW_THREADS, self._launcher.num_multiprocessors),
                 ROW_THREADS,
-                rows=rows,
-                num_rows=rows.size,
-                height=height,
-                variable=number,
+                only=lists[0],
+                lists=self._workspace().constants("checked lists", np.array(lists, np.int64))
+                if len(lists) > 1
+                else None,
+                num_lists=len(lists),
+                num_rows=num_rows,
                 refused=flag,
             )
 

@@ -38,6 +38,26 @@ class Chunk(NamedTuple):
     number: Annotated[Any, Number("uint32")]
 
 
+class IndexList(NamedTuple):
+    """The rows of one variable's sparse gradient; its twin is in kernels/check_rows.cu.
+
+    Attributes:
+        address: Of the first row.
+        index_size: In bytes: of int32 or int64.
+        first: Where the rows begin among those of all lists.
+        first_key: The key of the variable's row 0, if variables are sorted together.
+        height: The variable's number of rows.
+        variable: Identifies it to the reader of a row flag.
+    """
+
+    address: Annotated[int, Number("int64")]
+    index_size: Annotated[int, Number("int64")]
+    first: Annotated[int, Number("int64")]
+    first_key: Annotated[int, Number("int64")]
+    height: Annotated[int, Number("int64")]
+    variable: Annotated[int, Number("int64")]
+
+
 class Shares(NamedTuple):
     """How the rows to sort are divided among blocks; its twin is in kernels/shared/shares.cuh.
 

@@ -16,7 +16,7 @@ from every_kernel import kernels_of, kernels_without_rule
 from every_optimizer import rules_of_each_shape, update_rules
 
 from gpuopt.backends import Backend, Target
-from gpuopt.backends.backend import compute_type
+from gpuopt.backends.backend import RowCheck, SparseUpdate, compute_type
 from gpuopt.backends.cpu.backend import CpuBackend
 from gpuopt.backends.cuda import kernels, launch_shapes, structs
 from gpuopt.backends.cuda.backend import CudaBackend
@@ -101,9 +101,11 @@ def apply_sparse(
 ) -> None:
     backend.apply_sparse(
         rule,
-        backend.plan_dense([Target(update.var, update.slots)]),
-        update.grad,
-        update.rows,
+        [
+            SparseUpdate(
+                backend.plan_dense([Target(update.var, update.slots)]), update.grad, update.rows
+            )
+        ],
         scalars,
         touches_all_rows=all_rows,
         refused=refused,
@@ -494,7 +496,7 @@ def test_rows_that_are_out_of_range_are_found(
     backend: CudaBackend, row: int, is_there: bool, index: type
 ) -> None:
     flag = backend.row_flags.new()
-    backend.row_flags.check(flag, 6, np.array([3, row, 1], index), 9)
+    backend.row_flags.check(flag, [RowCheck(6, np.array([3, row, 1], index), 9)])
     assert flag.view(np.int64).tolist() == ([0, 0] if is_there else [7, row])
 
 
@@ -507,7 +509,7 @@ def test_a_refused_call_writes_nothing(launcher: EmulatorLauncher) -> None:
     apply_sparse(backend, rule, update, arrays.scalars(), True)
     before = copy_of(update)
     flag = backend.row_flags.new()
-    backend.row_flags.check(flag, 6, np.array([3, 9, 1, -2], np.int32), 9)
+    backend.row_flags.check(flag, [RowCheck(6, np.array([3, 9, 1, -2], np.int32), 9)])
     assert flag[0] == 7
     assert flag[1:].view(np.int64)[0] in (9, -2)
     apply_sparse(backend, rule, update, arrays.scalars(), True, flag)

@@ -22,6 +22,7 @@ from every_optimizer import CONFIGURATIONS, FIRST_OF_EACH_SHAPE, configurations
 
 import gpuopt
 from gpuopt import IndexedSlices, Variable
+from gpuopt.backends.backend import SparseUpdate
 from gpuopt.backends.cuda.backend import CudaBackend
 
 dtypes = pytest.mark.parametrize("dtype", DTYPES_BY_NAME)
@@ -113,10 +114,9 @@ def test_a_device_that_skips_the_last_element_or_row_is_found(
             gradient.reshape(-1)[-1:] = 0
         apply_dense(backend, rule, plan, gradients, *rest, **more)
 
-    def short_sparse(
-        backend: Any, rule: Any, target: Any, values: Any, rows: Any, *rest: Any, **more: Any
-    ) -> None:
-        apply_sparse(backend, rule, target, values[:-1], rows[:-1], *rest, **more)
+    def short_sparse(backend: Any, rule: Any, updates: Any, *rest: Any, **more: Any) -> None:
+        short = [SparseUpdate(plan, values[:-1], rows[:-1]) for plan, values, rows in updates]
+        apply_sparse(backend, rule, short, *rest, **more)
 
     monkeypatch.setattr(CudaBackend, "apply_dense", short_dense)
     monkeypatch.setattr(CudaBackend, "apply_sparse", short_sparse)
