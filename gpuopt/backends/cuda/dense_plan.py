@@ -11,7 +11,12 @@ import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
 from gpuopt.backends.backend import Target, Updated
-from gpuopt.backends.cuda.launch_shapes import DENSE_CHUNK
+from gpuopt.backends.cuda.launch_shapes import (
+    PACK_BYTES,
+    dense_blocks,
+    dense_chunk,
+    dense_threads,
+)
 from gpuopt.backends.cuda.launcher import Launcher
 from gpuopt.backends.cuda.order import LastUpdate
 from gpuopt.backends.cuda.structs import GRAD_ROW as _GRAD
@@ -66,6 +71,9 @@ class DensePlan:
         dtype: Of all variables.
         targets: The variables and their slots, in order.
         num_variables: The number of variables that have elements.
+        chunk_size: How many elements a block updates in one go.
+        num_threads: Of each block.
+        num_blocks: Of a launch.
         updated: The variables and slots.
         last_update: Theirs, from `UpdateOrder`.
     """
@@ -93,7 +101,14 @@ class DensePlan:
                 [[launcher.address(array) for array in of_variable] for of_variable in flat]
             ).T
         self._host_table = table
-        self._chunks = _chunks(table[_SIZE])
+        elements = int(table[_SIZE].sum())
+        self.chunk_size = dense_chunk(elements, launcher.num_multiprocessors)
+        self._chunks = _chunks(table[_SIZE], self.chunk_size)
+        pack_size = PACK_BYTES // self.dtype.itemsize
+        self.num_threads = dense_threads(elements, max(1, self.num_chunks), pack_size)
+        self.num_blocks = dense_blocks(
+            self.num_chunks, self.num_threads, launcher.num_multiprocessors
+        )
         self._written = _Memory(table[_VAR:], table[_SIZE] * self.dtype.itemsize)
         # By stream, as a kernel of another stream may still read an older table.
         self._on_device: dict[Hashable, _Tables] = {}
@@ -224,9 +239,9 @@ class _Memory:
         return np.flatnonzero(touching).tolist()
 
 
-def _chunks(sizes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Cuts variables into chunks of DENSE_CHUNK elements: uint32 [num_chunks, fields of Chunk]."""
-    parts = -(-sizes // DENSE_CHUNK)
+def _chunks(sizes: np.ndarray[Any, Any], chunk_size: int) -> np.ndarray[Any, Any]:
+    """Cuts variables into chunks: uint32 [num_chunks, fields of Chunk]."""
+    parts = -(-sizes // chunk_size)
     variables = np.repeat(np.arange(parts.size), parts)
     first = np.cumsum(parts) - parts
     numbers = np.arange(variables.size) - first[variables]
