@@ -17,32 +17,65 @@ struct FewGradients {
 
 // Elements of one variable that a block updates in one go. Mirrors `Chunk` in
 // gpuopt/backends/cuda/structs.py.
-struct Chunk {
+struct alignas(8) Chunk {
   unsigned int variable;  // the number of the variable's column
   unsigned int number;    // among the chunks of the variable
 };
 
-// Updates the elements from `begin` to `end`, `count` at a time: one, or a pack. Precondition:
-// there is a whole number of these.
-template <class Rule, class Storage, int count>
+// Updates `count` elements from `at` on: one, or a pack. Gradients are loaded grad_count at a time:
+// one, where they are not at the address of a pack.
+template <int count, int grad_count, class Rule, class Storage>
+__device__ __forceinline__ void update_at(const Target<Rule, Storage>& target, const Storage* grad,
+                                          long long at, const Scalars<Rule, Storage>& scalars) {
+  Elements<Storage, grad_count> stored[count / grad_count];
+#pragma unroll
+  for (int k = 0; k < count / grad_count; ++k) {
+    load<Caching::evict_first>(grad + at + k * grad_count, stored[k]);
+  }
+  State<Rule, Storage, count> state(target, at);
+  Compute<Storage> gradient[count];
+#pragma unroll
+  for (int k = 0; k < count; ++k) {
+    gradient[k] = Compute<Storage>(stored[k / grad_count].of[k % grad_count]);
+  }
+  state.update(gradient, scalars);
+  state.store_to(target, at);
+}
+
+// Updates the elements from `begin` to `end`: in packs from where packs of the variable and its
+// slots begin, if they begin at the same elements, and the others one by one.
+template <class Rule, class Storage>
 __device__ __forceinline__ void update_range(const Target<Rule, Storage>& target,
                                              const Storage* grad, long long begin, long long end,
                                              const Scalars<Rule, Storage>& scalars) {
-  for (long long i = begin + threadIdx.x * count; i < end; i += blockDim.x * count) {
-    Elements<Storage, count> stored;
-    load(grad + i, stored);
-    State<Rule, Storage, count> state(target, i);
-    Compute<Storage> gradient[count];
-#pragma unroll
-    for (int k = 0; k < count; ++k) gradient[k] = Compute<Storage>(stored.of[k]);
-    state.update(gradient, scalars);
-    state.store_to(target, i);
+  constexpr int size = pack_size<Storage>;
+  long long packs_begin = begin;
+  long long packs_end = begin;
+  if (target.has_common_packs()) {
+    const long long first_pack = begin + elements_to_pack(target.var);
+    packs_begin = first_pack < end ? first_pack : end;
+    packs_end = end - (end - packs_begin) % size;
+  }
+  const long long first = packs_begin + static_cast<long long>(threadIdx.x) * size;
+  if (pack_offset(grad) == pack_offset(target.var)) {
+    for (long long i = first; i < packs_end; i += blockDim.x * size) {
+      update_at<size, size>(target, grad, i, scalars);
+    }
+  } else {
+    for (long long i = first; i < packs_end; i += blockDim.x * size) {
+      update_at<size, 1>(target, grad, i, scalars);
+    }
+  }
+  const long long before = packs_begin - begin;
+  const long long others = before + (end - packs_end);
+  for (long long i = threadIdx.x; i < others; i += blockDim.x) {
+    update_at<1, 1>(target, grad, i < before ? begin + i : packs_end + (i - before), scalars);
   }
 }
 
 // Updates chunks of `chunk_size` elements, a multiple of a pack. A variable's last one may have
 // less. `grads` holds the address of each variable's gradient; if it is null, `few_grads` does.
-// Precondition: no two variables share memory.
+// Preconditions: no two variables share memory; there are no more blocks than chunks.
 template <class Rule, class Storage>
 __global__ void __launch_bounds__(dense_threads)
     dense_update(const long long* __restrict__ table, long long num_variables,
@@ -51,23 +84,21 @@ __global__ void __launch_bounds__(dense_threads)
                  const __grid_constant__ FewGradients few_grads,
                  const __grid_constant__ Scalars<Rule, Storage> scalars,
                  const unsigned long long* __restrict__ refused) {
-  if (*refused) return;
   if (grads == nullptr) grads = few_grads.of;
+  const unsigned long long is_refused = *refused;
+  Chunk chunk = chunks[blockIdx.x];
+  // The chunk is always there; that it is asked for makes its load go beside that of `refused`.
+  if ((is_refused != 0) | (chunk.variable >= num_variables)) return;
   for (long long c = blockIdx.x; c < num_chunks; c += gridDim.x) {
-    const Chunk chunk = chunks[c];
-    const long long* column = table + chunk.variable;
+    const unsigned int variable = chunk.variable;
+    const long long* column = table + variable;
     const long long begin = chunk.number * chunk_size;
+    chunk = chunks[c + gridDim.x < num_chunks ? c + gridDim.x : c];
     const long long size = column[size_row * num_variables];
     const long long end = begin + chunk_size < size ? begin + chunk_size : size;
-    const Storage* grad = reinterpret_cast<const Storage*>(grads[chunk.variable]);
+    const Storage* grad = reinterpret_cast<const Storage*>(grads[variable]);
     const Target<Rule, Storage> target(column + var_row * num_variables, num_variables);
-
-    long long packed_end = begin;
-    if (target.is_pack_aligned() && is_pack_aligned(grad)) {
-      packed_end = end - (end - begin) % pack_size<Storage>;
-    }
-    update_range<Rule, Storage, pack_size<Storage>>(target, grad, begin, packed_end, scalars);
-    update_range<Rule, Storage, 1>(target, grad, packed_end, end, scalars);
+    update_range(target, grad, begin, end, scalars);
   }
 }
 

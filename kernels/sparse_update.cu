@@ -22,11 +22,38 @@ struct Lanes {
   }
 };
 
+// Calls sum(run_begin, begin, end, number) for each part, from `begin` to `end`, that a run of more
+// than 2 * size occurrences has in the piece or stretch number `number`, of `size` positions.
+template <int size, class Key, class Sum>
+__device__ __forceinline__ void for_each_part(const SortedRows<Key>& rows, const Lanes& lanes,
+                                              long long num_rows, Sum sum) {
+  constexpr int pieces = size / piece_size;
+  const long long how_many = (num_rows + size - 1) / size;
+  for (long long number = lanes.group; number < how_many; number += lanes.num_groups) {
+    const unsigned int begin = static_cast<unsigned int>(number * size);
+    const unsigned int end =
+        num_rows < begin + size ? static_cast<unsigned int>(num_rows) : begin + size;
+    // The runs at the first position and at the one after the last: no other can be long enough.
+    const unsigned int first_run = __ldg(&rows.run_of_piece[number * pieces]);
+    const unsigned int last_run =
+        number + 1 < how_many ? __ldg(&rows.run_of_piece[(number + 1) * pieces]) : first_run;
+    for (unsigned int run = first_run;; run = last_run) {
+      const unsigned int run_begin = __ldg(&rows.begins[run]);
+      const unsigned int run_end = __ldg(&rows.begins[run + 1]);
+      if (run_end - run_begin > 2u * size && run_begin < end) {
+        sum(run_begin, run_begin > begin ? run_begin : begin, run_end < end ? run_end : end,
+            number);
+      }
+      if (run == last_run) break;
+    }
+  }
+}
+
 template <class Storage, int count>
-__device__ __forceinline__ void sum_one_part(const Storage* grad, const unsigned int* positions,
-                                             unsigned int begin, unsigned int end,
-                                             long long row_width, const Lanes& lanes,
-                                             Compute<Storage>* part) {
+__device__ __forceinline__ void sum_one_piece(const Storage* grad, const unsigned int* positions,
+                                              unsigned int begin, unsigned int end,
+                                              long long row_width, const Lanes& lanes,
+                                              Compute<Storage>* part) {
   for (long long column = lanes.lane * count; column < row_width;
        column += lanes.num_lanes * count) {
     Compute<Storage> sum[count];
@@ -40,64 +67,80 @@ template <class Storage, class Key>
 __global__ void sum_pieces(const Storage* __restrict__ grad, const SortedRows<Key> rows,
                            long long row_width, Compute<Storage>* parts, int lanes_per_row,
                            const unsigned long long* __restrict__ refused) {
-  if (*refused) return;
+  const long long num_rows = *refused ? 0 : rows.num_rows;
   const Lanes lanes(lanes_per_row);
+  const Parts<Compute<Storage>> all(parts, rows.num_rows, row_width);
   const bool packed = row_width % pack_size<Storage> == 0 && is_pack_aligned(grad);
-  const long long num_pieces = (rows.num_rows + piece_size - 1) / piece_size;
-  for (long long piece = lanes.group; piece < num_pieces; piece += lanes.num_groups) {
-    const unsigned int piece_begin = static_cast<unsigned int>(piece * piece_size);
-    const unsigned int piece_end = rows.num_rows < piece_begin + piece_size
-                                       ? static_cast<unsigned int>(rows.num_rows)
-                                       : piece_begin + piece_size;
-    // The runs at the piece's first position and at the one after its last: no other can be long.
-    const unsigned int first_run = __ldg(&rows.run_of_piece[piece]);
-    const unsigned int last_run =
-        piece + 1 < num_pieces ? __ldg(&rows.run_of_piece[piece + 1]) : first_run;
-    for (unsigned int run = first_run;; run = last_run) {
-      const unsigned int run_begin = __ldg(&rows.begins[run]);
-      const unsigned int run_end = __ldg(&rows.begins[run + 1]);
-      if (is_long(run_begin, run_end) && run_begin < piece_end) {
-        const unsigned int begin = run_begin > piece_begin ? run_begin : piece_begin;
-        const unsigned int end = run_end < piece_end ? run_end : piece_end;
-        Compute<Storage>* part =
-            parts + part_number(static_cast<unsigned int>(piece), run_begin) * row_width;
+  for_each_part<piece_size>(
+      rows, lanes, num_rows,
+      [&](unsigned int run_begin, unsigned int begin, unsigned int end, long long piece) {
+        Compute<Storage>* part = all.template part<piece_size>(piece, run_begin);
         if (packed) {
-          sum_one_part<Storage, pack_size<Storage>>(grad, rows.positions, begin, end, row_width,
-                                                    lanes, part);
+          sum_one_piece<Storage, pack_size<Storage>>(grad, rows.positions, begin, end, row_width,
+                                                     lanes, part);
         } else {
-          sum_one_part<Storage, 1>(grad, rows.positions, begin, end, row_width, lanes, part);
+          sum_one_piece<Storage, 1>(grad, rows.positions, begin, end, row_width, lanes, part);
         }
-      }
-      if (run == last_run) break;
-    }
+      });
+}
+
+template <class Real, int count>
+__device__ __forceinline__ void sum_one_stretch(const Parts<Real>& all, unsigned int run_begin,
+                                                unsigned int begin, unsigned int end,
+                                                const Lanes& lanes, Real* part) {
+  for (long long column = lanes.lane * count; column < all.row_width;
+       column += lanes.num_lanes * count) {
+    Real sum[count];
+    sum_parts<piece_size>(all, run_begin, begin, end, column, sum);
+    store_part(part + column, sum);
   }
+}
+
+// Adds up the parts of very long runs that lie in each stretch.
+template <class Real, class Key>
+__global__ void sum_stretches(const SortedRows<Key> rows, long long row_width, Real* parts,
+                              int lanes_per_row, const unsigned long long* __restrict__ refused) {
+  const long long num_rows = *refused ? 0 : rows.num_rows;
+  const Lanes lanes(lanes_per_row);
+  const Parts<Real> all(parts, rows.num_rows, row_width);
+  for_each_part<stretch_size>(
+      rows, lanes, num_rows,
+      [&](unsigned int run_begin, unsigned int begin, unsigned int end, long long stretch) {
+        Real* part = all.template part<stretch_size>(stretch, run_begin);
+        if (row_width % pack_size<Real> == 0) {
+          sum_one_stretch<Real, pack_size<Real>>(all, run_begin, begin, end, lanes, part);
+        } else {
+          sum_one_stretch<Real, 1>(all, run_begin, begin, end, lanes, part);
+        }
+      });
 }
 
 template <class Storage, int count>
 __device__ __forceinline__ void sum_run(const Storage* grad, const unsigned int* positions,
-                                        const Compute<Storage>* parts, unsigned int begin,
-                                        unsigned int end, long long row_width, long long column,
+                                        const Parts<const Compute<Storage>>& parts,
+                                        unsigned int begin, unsigned int end, long long column,
                                         Compute<Storage> (&sum)[count]) {
-  if (is_long(begin, end)) {
-    sum_parts(parts, begin, end, row_width, column, sum);
+  if (end - begin > very_long_run) {
+    sum_parts<stretch_size>(parts, begin, begin, end, column, sum);
+  } else if (end - begin > long_run) {
+    sum_parts<piece_size>(parts, begin, begin, end, column, sum);
   } else {
-    sum_gradients<4>(grad, positions, begin, end, row_width, column, sum);
+    sum_gradients<4>(grad, positions, begin, end, parts.row_width, column, sum);
   }
 }
 
 template <class Rule, class Storage, int count>
 __device__ __forceinline__ void update_row(const Target<Rule, Storage>& target, long long row,
                                            const Storage* grad, const unsigned int* positions,
-                                           const Compute<Storage>* parts, unsigned int begin,
-                                           unsigned int end, long long row_width,
-                                           const Lanes& lanes,
+                                           const Parts<const Compute<Storage>>& parts,
+                                           unsigned int begin, unsigned int end, const Lanes& lanes,
                                            const Scalars<Rule, Storage>& scalars) {
-  for (long long column = lanes.lane * count; column < row_width;
+  for (long long column = lanes.lane * count; column < parts.row_width;
        column += lanes.num_lanes * count) {
-    const long long at = row * row_width + column;
+    const long long at = row * parts.row_width + column;
     State<Rule, Storage, count> state(target, at);
     Compute<Storage> sum[count];
-    sum_run(grad, positions, parts, begin, end, row_width, column, sum);
+    sum_run(grad, positions, parts, begin, end, column, sum);
     state.update(sum, scalars);
     state.store_to(target, at);
   }
@@ -112,21 +155,22 @@ __global__ void sparse_update(const __grid_constant__ ArraysOf<Rule> arrays,
                               const __grid_constant__ Scalars<Rule, Storage> scalars,
                               unsigned int* touched, int lanes_per_row,
                               const unsigned long long* __restrict__ refused) {
-  if (*refused) return;
+  const long long num_runs = *refused ? 0 : __ldg(rows.num_runs);
   const Target<Rule, Storage> target(arrays.of, 1);
   const Lanes lanes(lanes_per_row);
+  const Parts<const Compute<Storage>> all(parts, rows.num_rows, row_width);
   const bool packed =
       row_width % pack_size<Storage> == 0 && target.is_pack_aligned() && is_pack_aligned(grad);
-  for (long long run = lanes.group; run < __ldg(rows.num_runs); run += lanes.num_groups) {
+  for (long long run = lanes.group; run < num_runs; run += lanes.num_groups) {
     const unsigned int begin = __ldg(&rows.begins[run]);
     const unsigned int end = __ldg(&rows.begins[run + 1]);
     const long long row = static_cast<long long>(__ldg(&rows.keys[begin]));
     if (packed) {
-      update_row<Rule, Storage, pack_size<Storage>>(target, row, grad, rows.positions, parts, begin,
-                                                    end, row_width, lanes, scalars);
+      update_row<Rule, Storage, pack_size<Storage>>(target, row, grad, rows.positions, all, begin,
+                                                    end, lanes, scalars);
     } else {
-      update_row<Rule, Storage, 1>(target, row, grad, rows.positions, parts, begin, end, row_width,
-                                   lanes, scalars);
+      update_row<Rule, Storage, 1>(target, row, grad, rows.positions, all, begin, end, lanes,
+                                   scalars);
     }
     if (touched != nullptr && lanes.lane == 0) atomicAnd(&touched[word_of(row)], ~bit_of(row));
   }
@@ -169,14 +213,15 @@ __global__ void sum_runs(const Storage* __restrict__ grad, const SortedRows<Key>
                          const Compute<Storage>* __restrict__ parts, long long row_width,
                          Compute<Storage>* sums, int lanes_per_row,
                          const unsigned long long* __restrict__ refused) {
-  if (*refused) return;
+  const long long num_runs = *refused ? 0 : __ldg(rows.num_runs);
   const Lanes lanes(lanes_per_row);
-  for (long long run = lanes.group; run < __ldg(rows.num_runs); run += lanes.num_groups) {
+  const Parts<const Compute<Storage>> all(parts, rows.num_rows, row_width);
+  for (long long run = lanes.group; run < num_runs; run += lanes.num_groups) {
     const unsigned int begin = __ldg(&rows.begins[run]);
     const unsigned int end = __ldg(&rows.begins[run + 1]);
     for (long long column = lanes.lane; column < row_width; column += lanes.num_lanes) {
       Compute<Storage> sum[1];
-      sum_run(grad, rows.positions, parts, begin, end, row_width, column, sum);
+      sum_run(grad, rows.positions, all, begin, end, column, sum);
       sums[run * row_width + column] = sum[0];
     }
   }

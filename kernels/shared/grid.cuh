@@ -11,6 +11,11 @@ __device__ __forceinline__ long long items_per_pass() {
   return static_cast<long long>(gridDim.x) * blockDim.x;
 }
 
+// Sets `size` numbers to 0.
+__device__ __forceinline__ void clear(unsigned int* numbers, long long size) {
+  for (long long i = first_item(); i < size; i += items_per_pass()) numbers[i] = 0;
+}
+
 constexpr int warp_size = 32;
 constexpr unsigned int whole_warp = 0xffffffffu;
 constexpr int max_warps = 32;

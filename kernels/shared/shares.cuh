@@ -8,8 +8,11 @@ namespace gpuopt {
 // Threads of a block that sorts rows or looks for runs.
 constexpr int sort_threads = 256;
 constexpr int sort_warps = sort_threads / warp_size;
-constexpr int rounds_per_tile = 8;
+// Rows of a tile for each thread. A warp's are consecutive, 32 in each round.
+constexpr int rounds_per_tile = 4;
 constexpr int tile_size = sort_threads * rounds_per_tile;
+// Shares whose counts are added up for all that come after them.
+constexpr int shares_per_group = 16;
 
 // Rows from `begin` to `end`.
 struct Range {
@@ -27,6 +30,33 @@ struct Shares {
     const long long begin = share * rows_per_share;
     const long long end = begin + rows_per_share;
     return {begin, end < num_rows ? end : num_rows};
+  }
+
+  __device__ __forceinline__ long long num_groups() const {
+    return (num_shares + shares_per_group - 1) / shares_per_group;
+  }
+};
+
+// Those rows of a tile that are this thread's: in each round one, warp_size after the one before.
+template <int rounds>
+struct RowsOfThread {
+  long long first;  // its row in the first round
+  long long end;    // after the last row that there is
+
+  __device__ __forceinline__ RowsOfThread(long long tile, long long rows_end) {
+    const int warp = threadIdx.x / warp_size;
+    first = tile + warp * (warp_size * rounds) + threadIdx.x % warp_size;
+    end = rows_end;
+  }
+
+  __device__ __forceinline__ long long row(int round) const { return first + round * warp_size; }
+
+  __device__ __forceinline__ bool has(int round) const { return row(round) < end; }
+
+  // The row of a round, or the last one there is: so that a load need not wait for a condition,
+  // and those of all rounds are in flight together.
+  __device__ __forceinline__ long long row_to_load(int round) const {
+    return has(round) ? row(round) : end - 1;
   }
 };
 

@@ -29,10 +29,17 @@ struct Target {
     }
   }
 
+  // Whether packs of the variable begin at the same elements as packs of all slots.
+  __device__ __forceinline__ bool has_common_packs() const {
+    bool common = true;
+    for (int k = 0; k < Rule::num_slots; ++k) {
+      common &= pack_offset(slots.of[k]) == pack_offset(var);
+    }
+    return common;
+  }
+
   __device__ __forceinline__ bool is_pack_aligned() const {
-    bool aligned = gpuopt::is_pack_aligned(var);
-    for (int k = 0; k < Rule::num_slots; ++k) aligned &= gpuopt::is_pack_aligned(slots.of[k]);
-    return aligned;
+    return has_common_packs() && gpuopt::is_pack_aligned(var);
   }
 };
 
@@ -46,9 +53,9 @@ struct State {
   Elements<Storage, count> slots[slot_capacity<Rule>];
 
   __device__ __forceinline__ State(const Target<Rule, Storage>& target, long long at) {
-    load(target.var + at, var);
+    load<Caching::normal>(target.var + at, var);
 #pragma unroll
-    for (int k = 0; k < Rule::num_slots; ++k) load(target.slots.of[k] + at, slots[k]);
+    for (int k = 0; k < Rule::num_slots; ++k) load<Caching::evict_first>(target.slots.of[k] + at, slots[k]);
   }
 
   __device__ __forceinline__ void update(const Real (&gradient)[count],
@@ -68,9 +75,9 @@ struct State {
 
   __device__ __forceinline__ void store_to(const Target<Rule, Storage>& target,
                                            long long at) const {
-    store(target.var + at, var);
+    store<Caching::normal>(target.var + at, var);
 #pragma unroll
-    for (int k = 0; k < Rule::num_slots; ++k) store(target.slots.of[k] + at, slots[k]);
+    for (int k = 0; k < Rule::num_slots; ++k) store<Caching::evict_first>(target.slots.of[k] + at, slots[k]);
   }
 };
 

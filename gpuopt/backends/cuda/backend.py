@@ -18,6 +18,8 @@ from gpuopt.backends.cuda.launch_shapes import (
     PIECE,
     ROW_THREADS,
     ROWS_PER_WORD,
+    STRETCH,
+    VERY_LONG_RUN,
     lanes_per_row,
     num_blocks,
 )
@@ -302,16 +304,29 @@ class CudaBackend:
         self, rows: SortedRows, grad: Any, width: int, workspace: Workspace, refused: Any
     ) -> Any:
         """Enqueues the sums of long runs' parts; returns the array that they are written to."""
-        num_pieces = -(-rows.num_rows // PIECE)
-        real = name_of(np.dtype(compute_type(grad.dtype)))
-        parts = workspace.take("parts", 2 * num_pieces * width, real)
+        num_pieces, num_stretches = -(-rows.num_rows // PIECE), -(-rows.num_rows // STRETCH)
+        real = np.dtype(compute_type(grad.dtype))
+        parts = workspace.take("parts", 2 * (num_pieces + num_stretches) * width, name_of(real))
+        key_type = name_of(rows.keys.dtype)
         if rows.num_rows > LONG_RUN:  # shorter runs have no parts
             lanes = lanes_per_row(width, self._pack_size(grad.dtype))
             self._launcher.launch(
-                kernels.sum_pieces(name_of(grad.dtype), name_of(rows.keys.dtype)),
+                kernels.sum_pieces(name_of(grad.dtype), key_type),
                 self._row_blocks(num_pieces, lanes),
                 ROW_THREADS,
                 grad=grad,
+                rows=rows,
+                row_width=width,
+                parts=parts,
+                lanes_per_row=lanes,
+                refused=refused,
+            )
+        if rows.num_rows > VERY_LONG_RUN:
+            lanes = lanes_per_row(width, self._pack_size(real))
+            self._launcher.launch(
+                kernels.sum_stretches(name_of(real), key_type),
+                self._row_blocks(num_stretches, lanes),
+                ROW_THREADS,
                 rows=rows,
                 row_width=width,
                 parts=parts,

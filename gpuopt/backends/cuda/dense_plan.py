@@ -13,7 +13,12 @@ from numpy.lib.array_utils import byte_bounds
 from gpuopt.backends.backend import Target, Updated
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.dense_launch import MOST_LISTS, DenseLaunch
-from gpuopt.backends.cuda.launch_shapes import DENSE_CHUNK, DENSE_THREADS, num_blocks
+from gpuopt.backends.cuda.launch_shapes import (
+    PACK_BYTES,
+    dense_blocks,
+    dense_chunk,
+    dense_threads,
+)
 from gpuopt.backends.cuda.launcher import Launch, Launcher
 from gpuopt.backends.cuda.order import LastUpdate
 from gpuopt.backends.cuda.parameters import name_of
@@ -53,6 +58,9 @@ class DensePlan:
         dtype: Of all variables.
         targets: The variables and their slots, in order.
         num_variables: The number of variables that have elements.
+        chunk_size: How many elements a block updates in one go.
+        num_threads: Of each block.
+        num_blocks: Of a launch.
         updated: The variables and slots.
         last_update: Theirs, from `UpdateOrder`.
     """
@@ -81,7 +89,11 @@ class DensePlan:
             ).T
         self._table = table
         self._sizes = table[_SIZE]
-        self._chunks = _chunks(table[_SIZE])
+        elements = int(self._sizes.sum())
+        self._chunk_size = dense_chunk(elements, launcher.num_multiprocessors)
+        self._chunks = _chunks(self._sizes, self._chunk_size)
+        pack_size = PACK_BYTES // self.dtype.itemsize
+        self._num_threads = dense_threads(elements, max(1, len(self._chunks)), pack_size)
         self._written = _Memory(table[_VAR:], table[_SIZE] * self.dtype.itemsize)
         self._launches: dict[tuple[Hashable, UpdateRule], DenseLaunch] = {}
         self.last_update: LastUpdate | None = None
@@ -186,13 +198,13 @@ class DensePlan:
         self._launcher.upload(chunks, self._chunks)
         launch = self._launcher.bind(
             kernels.dense_update(rule, name_of(self.dtype)),
-            num_blocks(len(self._chunks), 1, self._launcher.num_multiprocessors),
-            DENSE_THREADS,
+            dense_blocks(len(self._chunks), self._num_threads, self._launcher.num_multiprocessors),
+            self._num_threads,
             table=table,
             num_variables=self.num_variables,
             chunks=chunks,
             num_chunks=len(self._chunks),
-            chunk_size=DENSE_CHUNK,
+            chunk_size=self._chunk_size,
             grads=None,
             few_grads=FewGradients([0] * FEW_GRADIENTS),
             scalars=scalars,
@@ -227,9 +239,9 @@ class _Memory:
         return np.flatnonzero(touching).tolist()
 
 
-def _chunks(sizes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Cuts variables into chunks of DENSE_CHUNK elements: uint32 [num_chunks, fields of Chunk]."""
-    parts = -(-sizes // DENSE_CHUNK)
+def _chunks(sizes: np.ndarray[Any, Any], chunk_size: int) -> np.ndarray[Any, Any]:
+    """Cuts variables into chunks: uint32 [num_chunks, fields of Chunk]."""
+    parts = -(-sizes // chunk_size)
     variables = np.repeat(np.arange(parts.size), parts)
     first = np.cumsum(parts) - parts
     numbers = np.arange(variables.size) - first[variables]

@@ -11,13 +11,18 @@ from gpuopt.backends.backend import Scalars
 from gpuopt.backends.cuda.kernel import Kernel
 from gpuopt.backends.cuda.launch_shapes import (
     DENSE_THREADS,
+    DIGIT_BITS,
+    FEW_ROWS,
     LONG_RUN,
     NUM_DIGITS,
     PACK_BYTES,
     PIECE,
     ROWS_PER_WORD,
+    SHARES_PER_GROUP,
     SORT_THREADS,
     SORT_TILE,
+    STRETCH,
+    VERY_LONG_RUN,
     WARP,
 )
 from gpuopt.backends.cuda.parameters import (
@@ -57,17 +62,20 @@ _OF_DENSE_UPDATE = {
 _OF_SORT_ROWS = {
     "gpuopt::sort_threads": SORT_THREADS,
     "gpuopt::tile_size": SORT_TILE,
+    "gpuopt::shares_per_group": SHARES_PER_GROUP,
+    "gpuopt::digit_bits": DIGIT_BITS,
     "gpuopt::num_digits": NUM_DIGITS,
 }
 _OF_FIND_RUNS = {
-    "gpuopt::sort_threads": SORT_THREADS,
-    "gpuopt::tile_size": SORT_TILE,
+    **_OF_SORT_ROWS,
     "gpuopt::piece_size": PIECE,
     "gpuopt::rows_per_word": ROWS_PER_WORD,
 }
 _OF_SPARSE_UPDATE = {
     "gpuopt::piece_size": PIECE,
     "gpuopt::long_run": LONG_RUN,
+    "gpuopt::stretch_size": STRETCH,
+    "gpuopt::very_long_run": VERY_LONG_RUN,
     "gpuopt::rows_per_word": ROWS_PER_WORD,
     "gpuopt::warp_size": WARP,
     "gpuopt::pack_bytes": PACK_BYTES,
@@ -133,6 +141,8 @@ def count_digits(key: str) -> Kernel:
             "shares": _SHARES,
             "shift": _INT32,
             "counts": _UINT32S,
+            "group_counts": _UINT32S,
+            "next_group_counts": _UINT32S,
             "refused": _REFUSED,
         },
         (CPP_TYPES[key],),
@@ -151,6 +161,7 @@ def move_rows(source: str, key: str) -> Kernel:
             "shares": _SHARES,
             "shift": _INT32,
             "counts": _UINT32S,
+            "group_counts": _UINT32S,
             "sorted_keys": Pointer(key),
             "sorted_positions": _UINT32S,
             "refused": _REFUSED,
@@ -165,7 +176,13 @@ def move_rows(source: str, key: str) -> Kernel:
 def count_runs(key: str) -> Kernel:
     return Kernel(
         "count_runs",
-        {"keys": Pointer(key), "shares": _SHARES, "counts": _UINT32S, "refused": _REFUSED},
+        {
+            "keys": Pointer(key),
+            "shares": _SHARES,
+            "counts": _UINT32S,
+            "group_counts": _UINT32S,
+            "refused": _REFUSED,
+        },
         (CPP_TYPES[key],),
         file="find_runs.cu",
         constants=_OF_FIND_RUNS,
@@ -193,6 +210,27 @@ def write_runs(key: str) -> Kernel:
 
 
 @cache
+def sort_few_rows(source: str, key: str) -> Kernel:
+    return Kernel(
+        "sort_few_rows",
+        {
+            "source": Pointer(source),
+            "num_rows": _INT64,
+            "key_bits": _INT32,
+            "sorted_keys": Pointer(key),
+            "sorted_positions": _UINT32S,
+            "begins": _UINT32S,
+            "num_runs": _UINT32S,
+            "run_of_piece": _UINT32S,
+            "touched": _TOUCHED,
+            "refused": _REFUSED,
+        },
+        (CPP_TYPES[source], CPP_TYPES[key]),
+        constants={**_OF_FIND_RUNS, "gpuopt::few_rows": FEW_ROWS},
+    )
+
+
+@cache
 def sum_pieces(dtype: str, key: str) -> Kernel:
     return Kernel(
         "sum_pieces",
@@ -205,6 +243,23 @@ def sum_pieces(dtype: str, key: str) -> Kernel:
             "refused": _REFUSED,
         },
         (CPP_TYPES[dtype], CPP_TYPES[key]),
+        file="sparse_update.cu",
+        constants=_OF_SPARSE_UPDATE,
+    )
+
+
+@cache
+def sum_stretches(real: str, key: str) -> Kernel:
+    return Kernel(
+        "sum_stretches",
+        {
+            "rows": struct_of(SortedRows, Key=key),
+            "row_width": _INT64,
+            "parts": Pointer(real),
+            "lanes_per_row": _INT32,
+            "refused": _REFUSED,
+        },
+        (CPP_TYPES[real], CPP_TYPES[key]),
         file="sparse_update.cu",
         constants=_OF_SPARSE_UPDATE,
     )

@@ -10,29 +10,56 @@ WARP = 32
 PACK_BYTES = 16
 DENSE_THREADS = 256
 SORT_THREADS = 256
-SORT_TILE = 2048
+SORT_TILE = 1024
+SHARES_PER_GROUP = 16
+FEW_ROWS = 2048
 DIGIT_BITS = 8
 NUM_DIGITS = 1 << DIGIT_BITS
 PIECE = 32
 LONG_RUN = 2 * PIECE
+STRETCH = 64 * PIECE
+VERY_LONG_RUN = 2 * STRETCH
 ROWS_PER_WORD = 32
 
-# These are chosen here, and untuned: they have not been measured on a GPU yet. The reasons given
-# are expectations.
+# ---- The table of what is chosen here: untuned, no GPU yet. The reasons are expectations.
 
-# Few, as every block that sorts reads the counts of all shares.
-MAX_SHARES = 256
-# Elements: 16 rounds of 16-byte accesses by a block, in float32. A multiple of every pack.
-DENSE_CHUNK = 16384
+# Shares of rows to sort, a block for each: about four for each multiprocessor.
+MAX_SHARES = 512
+# Elements of a dense chunk: at least a pass of DENSE_THREADS packs of float32, and at most 16.
+MIN_CHUNK = 1024
+MAX_CHUNK = 16384
+# So that every multiprocessor has work where there are few elements.
+CHUNKS_PER_MULTIPROCESSOR = 8
+# Threads of a block for chunks of a few packs: the others would have nothing to do.
+MIN_DENSE_THREADS = WARP
 # Kernels on rows take many registers, and more of the smaller blocks fit on a multiprocessor.
 ROW_THREADS = 128
 # More than run at once, so that a multiprocessor that is done early finds another block.
 BLOCKS_PER_MULTIPROCESSOR = 16
 
+# ---- What follows from it
+
 
 def num_blocks(items: int, threads: int, num_multiprocessors: int) -> int:
     """Returns how many blocks share `items`, one for each thread in a pass."""
     return max(1, min(-(-items // threads), BLOCKS_PER_MULTIPROCESSOR * num_multiprocessors))
+
+
+def dense_chunk(num_elements: int, num_multiprocessors: int) -> int:
+    """Returns how many elements are updated in one go: a multiple of every pack."""
+    even = num_elements // (CHUNKS_PER_MULTIPROCESSOR * num_multiprocessors)
+    return min(max(even // MIN_CHUNK * MIN_CHUNK, MIN_CHUNK), MAX_CHUNK)
+
+
+def dense_threads(num_elements: int, num_chunks: int, pack_size: int) -> int:
+    """Returns how many threads update a chunk: one for each pack of a chunk of the mean size."""
+    packs = num_elements // (pack_size * num_chunks)
+    return min(max(1 << max(0, packs - 1).bit_length(), MIN_DENSE_THREADS), DENSE_THREADS)
+
+
+def dense_blocks(num_chunks: int, threads: int, num_multiprocessors: int) -> int:
+    """Returns how many blocks share the chunks: as many threads as with blocks of DENSE_THREADS."""
+    return num_blocks(num_chunks, 1, num_multiprocessors * DENSE_THREADS // threads)
 
 
 def shares(num_rows: int) -> Shares:

@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from gpuopt.backends.cuda import kernels
-from gpuopt.backends.cuda.launch_shapes import DIGIT_BITS, NUM_DIGITS, PIECE, SORT_THREADS, shares
+from gpuopt.backends.cuda.launch_shapes import (
+    DIGIT_BITS,
+    FEW_ROWS,
+    NUM_DIGITS,
+    PIECE,
+    SHARES_PER_GROUP,
+    SORT_THREADS,
+    shares,
+)
 from gpuopt.backends.cuda.launcher import Launcher
 from gpuopt.backends.cuda.parameters import name_of
 from gpuopt.backends.cuda.structs import SortedRows
@@ -27,7 +35,8 @@ def sort_rows(
 
     Args:
         launcher: The device's launcher.
-        workspace: Provides the arrays that are returned; the next sort overwrites them.
+        workspace: Provides the arrays that are returned; the next sort overwrites them. After an
+            error it must not be used again: counts in it may not be 0 as the next sort needs.
         rows: int32 or int64 [num_rows], at least one, within [0, height).
         height: The variable's number of rows: decides how many digits are sorted by.
         refused: A row flag. If it is set, nothing is done.
@@ -44,36 +53,6 @@ def sort_rows(
         [workspace.take(f"{name} {side}", size, dtype) for side in ("a", "b")]
         for name, dtype in (("keys", key_type), ("positions", "uint32"))
     )
-    divided = shares(size)
-    counts = workspace.take("counts", NUM_DIGITS * divided.num_shares, "uint32")
-    source = rows
-    for shift in range(0, max(1, (height - 1).bit_length()), DIGIT_BITS):
-        launcher.launch(
-            kernels.count_digits(name_of(source.dtype)),
-            divided.num_shares,
-            SORT_THREADS,
-            keys=source,
-            shares=divided,
-            shift=shift,
-            counts=counts,
-            refused=refused,
-        )
-        launcher.launch(
-            kernels.move_rows(name_of(source.dtype), key_type),
-            divided.num_shares,
-            SORT_THREADS,
-            keys=source,
-            positions=positions[0],
-            shares=divided,
-            shift=shift,
-            counts=counts,
-            sorted_keys=keys[1],
-            sorted_positions=positions[1],
-            refused=refused,
-        )
-        keys.reverse()
-        positions.reverse()
-        source = keys[0]
     found = SortedRows(
         keys=keys[0],
         positions=positions[0],
@@ -82,6 +61,64 @@ def sort_rows(
         run_of_piece=workspace.take("run of piece", -(-size // PIECE), "uint32"),
         num_rows=size,
     )
+    key_bits = max(1, (height - 1).bit_length())
+    if size <= FEW_ROWS:
+        launcher.launch(
+            kernels.sort_few_rows(name_of(rows.dtype), key_type),
+            1,
+            SORT_THREADS,
+            source=rows,
+            num_rows=size,
+            key_bits=key_bits,
+            sorted_keys=found.keys,
+            sorted_positions=found.positions,
+            begins=found.begins,
+            num_runs=found.num_runs,
+            run_of_piece=found.run_of_piece,
+            touched=touched,
+            refused=refused,
+        )
+        return found
+    divided = shares(size)
+    counts = workspace.take("counts", NUM_DIGITS * divided.num_shares, "uint32")
+    num_groups = -(-divided.num_shares // SHARES_PER_GROUP)
+    # Each digit is counted in one, and clears the other for the next digit.
+    group_counts = [
+        workspace.zeros(f"group counts {side}", NUM_DIGITS * num_groups, "uint32")
+        for side in ("a", "b")
+    ]
+    shifts = range(0, key_bits, DIGIT_BITS)
+    source = rows
+    for digit, shift in enumerate(shifts):
+        launcher.launch(
+            kernels.count_digits(name_of(source.dtype)),
+            divided.num_shares,
+            SORT_THREADS,
+            keys=source,
+            shares=divided,
+            shift=shift,
+            counts=counts,
+            group_counts=group_counts[digit % 2],
+            next_group_counts=group_counts[1 - digit % 2],
+            refused=refused,
+        )
+        # The last digit's pairs go to what is returned.
+        side = (len(shifts) - 1 - digit) % 2
+        launcher.launch(
+            kernels.move_rows(name_of(source.dtype), key_type),
+            divided.num_shares,
+            SORT_THREADS,
+            keys=source,
+            positions=positions[1 - side],
+            shares=divided,
+            shift=shift,
+            counts=counts,
+            group_counts=group_counts[digit % 2],
+            sorted_keys=keys[side],
+            sorted_positions=positions[side],
+            refused=refused,
+        )
+        source = keys[side]
     launcher.launch(
         kernels.count_runs(key_type),
         divided.num_shares,
@@ -89,6 +126,7 @@ def sort_rows(
         keys=found.keys,
         shares=divided,
         counts=counts,
+        group_counts=group_counts[0],
         refused=refused,
     )
     launcher.launch(

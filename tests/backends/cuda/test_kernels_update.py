@@ -23,8 +23,8 @@ from gpuopt.backends.cuda.backend import CudaBackend
 from gpuopt.backends.cuda.dense_launch import MOST_LISTS
 from gpuopt.backends.cuda.launch_shapes import (
     BLOCKS_PER_MULTIPROCESSOR,
-    DENSE_CHUNK,
     DENSE_THREADS,
+    MAX_CHUNK,
     PIECE,
     ROW_THREADS,
     SORT_TILE,
@@ -56,7 +56,7 @@ def kernels_are_compiled(request: pytest.FixtureRequest) -> None:
         kernel
         for group in (kernels_without_rule(), *map(kernels_of, rules))
         for kernel in group
-        if kernel.function not in ("sparse_update", "sum_pieces", "sum_runs")
+        if kernel.function not in ("sparse_update", "sum_pieces", "sum_stretches", "sum_runs")
         or kernel.types[-1] == "unsigned int"
     )
 
@@ -158,7 +158,7 @@ def test_one_launch_updates_many_variables(rule: UpdateRule, dtype: str) -> None
     launcher = EmulatorLauncher(seed=3)
     backend = CudaBackend(Device("gpu"), launcher)
     arrays = Arrays(rule, dtype)
-    tails = [1, 7, 64, 1001, 0, DENSE_CHUNK // SCALE, DENSE_CHUNK // SCALE + 1]
+    tails = [1, 7, 64, 1001, 0, MAX_CHUNK // SCALE, MAX_CHUNK // SCALE + 1]
     updates = [arrays.update(size) for size in (*tails, *[3] * 20)]
     # Variable, gradient or slots are not at an address of whole packs.
     misaligned = arrays.update(501)
@@ -183,7 +183,7 @@ def test_more_chunks_than_blocks_are_updated(
     [rule] = [rule for rule in update_rules() if rule.name == "momentum"]
     arrays = Arrays(rule, "float32")
     most_blocks = BLOCKS_PER_MULTIPROCESSOR * launcher.num_multiprocessors
-    updates = [arrays.update(size) for size in (3 * DENSE_CHUNK + 5, *[3] * most_blocks)]
+    updates = [arrays.update(size) for size in (3 * MAX_CHUNK + 5, *[3] * most_blocks)]
     expected = [copy_of(update) for update in updates]
     scalars = arrays.scalars()
     apply_dense(CpuBackend(), rule, expected, scalars)
@@ -259,9 +259,9 @@ def test_elements_beyond_32_bits_are_reached(launcher: EmulatorLauncher) -> None
         DENSE_THREADS,
         table=np.array([before + here, *starts]),
         num_variables=1,
-        chunks=np.array([0, before // DENSE_CHUNK], np.uint32),
+        chunks=np.array([0, before // MAX_CHUNK], np.uint32),
         num_chunks=1,
-        chunk_size=DENSE_CHUNK,
+        chunk_size=MAX_CHUNK,
         grads=np.array([grad]),
         few_grads=FewGradients([0] * FEW_GRADIENTS),
         scalars=kernels.scalars_of(rule, scalars),

@@ -1,0 +1,103 @@
+// One tile of a stable radix sort, by one digit: a block counts digits by warp, and then moves each
+// (row, position) pair to its place among those with the same digit, in order.
+#pragma once
+#include "shares.cuh"
+
+namespace gpuopt {
+
+constexpr int digit_bits = 8;
+constexpr int num_digits = 1 << digit_bits;
+static_assert(num_digits == sort_threads, "each thread adds up the counts of one digit");
+
+template <class Key>
+__device__ __forceinline__ unsigned int digit_of(Key key, int shift) {
+  return static_cast<unsigned int>(key >> shift) % num_digits;
+}
+
+// Rows of a tile with their positions in the gradient.
+template <class Key, int rounds>
+struct Pairs {
+  Key keys[rounds];
+  unsigned int positions[rounds];
+
+  // A gradient's own rows are of a signed type. Their positions are their indices, and
+  // `positions_before` is not read.
+  template <class Source>
+  __device__ __forceinline__ Pairs(const RowsOfThread<rounds>& rows,
+                                   const Source* __restrict__ source,
+                                   const unsigned int* __restrict__ positions_before) {
+    constexpr bool is_first = Source(-1) < Source(0);
+#pragma unroll
+    for (int round = 0; round < rounds; ++round) {
+      const long long i = rows.row_to_load(round);
+      keys[round] = static_cast<Key>(source[i]);
+      positions[round] = is_first ? static_cast<unsigned int>(i) : positions_before[i];
+    }
+  }
+};
+
+// For each warp and digit: first how many of its keys have the digit, then where the next goes.
+using Next = unsigned int[sort_warps][num_digits];
+
+// Every thread of the block must call this, and what follows.
+template <int rounds, class Key>
+__device__ __forceinline__ void count_by_warp(const RowsOfThread<rounds>& rows,
+                                              const Pairs<Key, rounds>& pairs, int shift,
+                                              Next& next) {
+#pragma unroll
+  for (int w = 0; w < sort_warps; ++w) next[w][threadIdx.x] = 0;
+  __syncthreads();
+#pragma unroll
+  for (int round = 0; round < rounds; ++round) {
+    if (rows.has(round)) {
+      atomicAdd(&next[threadIdx.x / warp_size][digit_of(pairs.keys[round], shift)], 1u);
+    }
+  }
+  __syncthreads();
+}
+
+// Returns how many keys of the tile have the digit threadIdx.x.
+__device__ __forceinline__ unsigned int count_in_tile(const Next& next) {
+  unsigned int count = 0;
+#pragma unroll
+  for (int w = 0; w < sort_warps; ++w) count += next[w][threadIdx.x];
+  return count;
+}
+
+// Makes places of counts. `place` is where the tile's first key with the digit threadIdx.x goes;
+// returns where the next tile's does.
+__device__ __forceinline__ unsigned int find_places(Next& next, unsigned int place) {
+#pragma unroll
+  for (int w = 0; w < sort_warps; ++w) {
+    const unsigned int count = next[w][threadIdx.x];
+    next[w][threadIdx.x] = place;
+    place += count;
+  }
+  __syncthreads();
+  return place;
+}
+
+// Moves the pairs in order. After it, the block needs a barrier before `next` is written again.
+template <int rounds, class Key>
+__device__ __forceinline__ void move_pairs(const RowsOfThread<rounds>& rows,
+                                           const Pairs<Key, rounds>& pairs, int shift, Next& next,
+                                           Key* sorted_keys, unsigned int* sorted_positions) {
+  const int warp = threadIdx.x / warp_size;
+  const unsigned int lanes_before = (1u << threadIdx.x % warp_size) - 1;
+#pragma unroll
+  for (int round = 0; round < rounds; ++round) {
+    const bool is_there = rows.has(round);
+    const unsigned int digit = is_there ? digit_of(pairs.keys[round], shift) : num_digits;
+    const unsigned int alike = __match_any_sync(whole_warp, digit);
+    if (is_there) {
+      const unsigned int place = next[warp][digit] + __popc(alike & lanes_before);
+      sorted_keys[place] = pairs.keys[round];
+      sorted_positions[place] = pairs.positions[round];
+    }
+    __syncwarp();  // all have read `next`
+    if (is_there && (alike & lanes_before) == 0) next[warp][digit] += __popc(alike);
+    __syncwarp();
+  }
+}
+
+}  // namespace gpuopt

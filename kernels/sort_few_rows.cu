@@ -1,0 +1,44 @@
+// Sorts rows and finds their runs in one launch of one block, which keeps them in shared memory.
+#include "shared/digits.cuh"
+#include "shared/run_begins.cuh"
+
+namespace gpuopt {
+
+constexpr int few_rounds = 8;
+constexpr int few_rows = few_rounds * sort_threads;
+
+// Does for up to few_rows rows what the kernels of sort_rows.cu and find_runs.cu do. Sorts by the
+// digits of the lowest `key_bits` bits, which must be at least 1.
+template <class Source, class Key>
+__global__ void __launch_bounds__(sort_threads)
+    sort_few_rows(const Source* __restrict__ source, long long num_rows, int key_bits,
+                  Key* sorted_keys, unsigned int* sorted_positions, unsigned int* begins,
+                  unsigned int* num_runs, unsigned int* run_of_piece, unsigned int* touched,
+                  const unsigned long long* __restrict__ refused) {
+  __shared__ Next next;
+  __shared__ Key keys[few_rows];
+  __shared__ unsigned int positions[few_rows];
+  const RowsOfThread<few_rounds> rows(0, num_rows);
+  const unsigned long long is_refused = *refused;
+  Pairs<Key, few_rounds> pairs(rows, source, nullptr);
+  for (int shift = 0; shift < key_bits; shift += digit_bits) {
+    count_by_warp(rows, pairs, shift, next);
+    unsigned int total;
+    find_places(next, sum_before(count_in_tile(next), &total));
+    move_pairs(rows, pairs, shift, next, keys, positions);
+    __syncthreads();
+    pairs = Pairs<Key, few_rounds>(rows, keys, positions);
+  }
+  if (is_refused) return;
+#pragma unroll
+  for (int round = 0; round < few_rounds; ++round) {
+    if (rows.has(round)) {
+      sorted_keys[rows.row(round)] = pairs.keys[round];
+      sorted_positions[rows.row(round)] = pairs.positions[round];
+    }
+  }
+  const FoundRuns runs = {begins, num_runs, run_of_piece, touched, num_rows};
+  write_tile(RunBegins<Key, few_rounds>(keys, 0, num_rows), 0, runs);
+}
+
+}  // namespace gpuopt
