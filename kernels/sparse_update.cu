@@ -1,6 +1,7 @@
 // Applies one rule to the rows that a sparse gradient names.
 #include "shared/grid.cuh"
 #include "shared/runs.cuh"
+#include "shared/tables.cuh"
 
 namespace gpuopt {
 
@@ -64,18 +65,21 @@ __device__ __forceinline__ void sum_one_piece(const Storage* grad, const unsigne
 
 // Sums the parts of long runs that lie in each piece.
 template <class Storage, class Key>
-__global__ void sum_pieces(const Storage* __restrict__ grad, const SortedRows<Key> rows,
-                           long long row_width, Compute<Storage>* parts, int lanes_per_row,
-                           const unsigned long long* __restrict__ refused) {
+__global__ void sum_pieces(const __grid_constant__ TableGradient only_gradient,
+                           const TableGradient* __restrict__ gradients, long long num_tables,
+                           const SortedRows<Key> rows, long long row_width, Compute<Storage>* parts,
+                           int lanes_per_row, const unsigned long long* __restrict__ refused) {
+  const Tables tables = {only_gradient, gradients, num_tables};
   const long long num_rows = *refused ? 0 : rows.num_rows;
   const Lanes lanes(lanes_per_row);
   const Parts<Compute<Storage>> all(parts, rows.num_rows, row_width);
-  const bool packed = row_width % pack_size<Storage> == 0 && is_pack_aligned(grad);
   for_each_part<piece_size>(
       rows, lanes, num_rows,
       [&](unsigned int run_begin, unsigned int begin, unsigned int end, long long piece) {
         Compute<Storage>* part = all.template part<piece_size>(piece, run_begin);
-        if (packed) {
+        const long long table = num_tables == 1 ? 0 : tables.number_of(__ldg(&rows.keys[begin]));
+        const Storage* grad = tables.values_of<Storage>(table);
+        if (row_width % pack_size<Storage> == 0 && is_pack_aligned(grad)) {
           sum_one_piece<Storage, pack_size<Storage>>(grad, rows.positions, begin, end, row_width,
                                                      lanes, part);
         } else {
@@ -146,26 +150,33 @@ __device__ __forceinline__ void update_row(const Target<Rule, Storage>& target, 
   }
 }
 
-// Applies the rule to each touched row and the sum of its gradients. `arrays` are the variable and
-// its slots. If `touched` is not null, `write_runs` has set bits in it, which are cleared again.
+// Applies the rule to each touched row and the sum of its gradients. `only_arrays` are the variable
+// and its slots: each at the address that key 0 would have. If there are several tables, `arrays`
+// has the same of each. If `touched` is not null, `write_runs` has set bits in it, which are
+// cleared again.
 template <class Rule, class Storage, class Key>
-__global__ void sparse_update(const __grid_constant__ ArraysOf<Rule> arrays,
-                              const Storage* __restrict__ grad, const SortedRows<Key> rows,
+__global__ void sparse_update(const __grid_constant__ TableGradient only_gradient,
+                              const TableGradient* __restrict__ gradients, long long num_tables,
+                              const __grid_constant__ ArraysOf<Rule> only_arrays,
+                              const long long* __restrict__ arrays, const SortedRows<Key> rows,
                               const Compute<Storage>* __restrict__ parts, long long row_width,
                               const __grid_constant__ Scalars<Rule, Storage> scalars,
                               unsigned int* touched, int lanes_per_row,
                               const unsigned long long* __restrict__ refused) {
   const long long num_runs = *refused ? 0 : __ldg(rows.num_runs);
-  const Target<Rule, Storage> target(arrays.of, 1);
+  const Tables tables = {only_gradient, gradients, num_tables};
   const Lanes lanes(lanes_per_row);
   const Parts<const Compute<Storage>> all(parts, rows.num_rows, row_width);
-  const bool packed =
-      row_width % pack_size<Storage> == 0 && target.is_pack_aligned() && is_pack_aligned(grad);
   for (long long run = lanes.group; run < num_runs; run += lanes.num_groups) {
     const unsigned int begin = __ldg(&rows.begins[run]);
     const unsigned int end = __ldg(&rows.begins[run + 1]);
-    const long long row = static_cast<long long>(__ldg(&rows.keys[begin]));
-    if (packed) {
+    const Key key = __ldg(&rows.keys[begin]);
+    const long long row = static_cast<long long>(key);
+    const long long table = num_tables == 1 ? 0 : tables.number_of(key);
+    const Storage* grad = tables.values_of<Storage>(table);
+    const Target<Rule, Storage> target(
+        num_tables == 1 ? only_arrays.of : arrays + table * (1 + Rule::num_slots), 1);
+    if (row_width % pack_size<Storage> == 0 && target.is_pack_aligned() && is_pack_aligned(grad)) {
       update_row<Rule, Storage, pack_size<Storage>>(target, row, grad, rows.positions, all, begin,
                                                     end, lanes, scalars);
     } else {

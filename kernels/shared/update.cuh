@@ -55,7 +55,8 @@ struct State {
   __device__ __forceinline__ State(const Target<Rule, Storage>& target, long long at) {
     load<Caching::normal>(target.var + at, var);
 #pragma unroll
-    for (int k = 0; k < Rule::num_slots; ++k) load<Caching::evict_first>(target.slots.of[k] + at, slots[k]);
+    for (int k = 0; k < Rule::num_slots; ++k)
+      load<Caching::evict_first>(target.slots.of[k] + at, slots[k]);
   }
 
   __device__ __forceinline__ void update(const Real (&gradient)[count],
@@ -77,7 +78,8 @@ struct State {
                                            long long at) const {
     store<Caching::normal>(target.var + at, var);
 #pragma unroll
-    for (int k = 0; k < Rule::num_slots; ++k) store<Caching::evict_first>(target.slots.of[k] + at, slots[k]);
+    for (int k = 0; k < Rule::num_slots; ++k)
+      store<Caching::evict_first>(target.slots.of[k] + at, slots[k]);
   }
 };
 

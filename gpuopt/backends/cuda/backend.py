@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,23 +13,25 @@ import numpy as np
 from gpuopt.backends.backend import Scalars, SparseUpdate, Target, Updated, compute_type
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.dense_plan import DensePlan, overlapping
+from gpuopt.backends.cuda.launch_sequence import LaunchSequence
 from gpuopt.backends.cuda.launch_shapes import (
-    LONG_RUN,
-    PACK_BYTES,
-    PIECE,
     ROW_THREADS,
-    ROWS_PER_WORD,
-    STRETCH,
-    VERY_LONG_RUN,
     lanes_per_row,
     num_blocks,
 )
 from gpuopt.backends.cuda.launcher import Launcher
-from gpuopt.backends.cuda.order import UpdateOrder
+from gpuopt.backends.cuda.order import LastUpdate, UpdateOrder
 from gpuopt.backends.cuda.parameters import name_of
 from gpuopt.backends.cuda.row_flags import CudaRowFlags
-from gpuopt.backends.cuda.sorted_rows import MAX_ROWS, sort_rows
-from gpuopt.backends.cuda.structs import Arrays, SortedRows
+from gpuopt.backends.cuda.sorted_rows import MAX_ROWS, add_sort
+from gpuopt.backends.cuda.sparse_launches import (
+    SparseLaunches,
+    Table,
+    add_pieces,
+    kind_of,
+    together,
+)
+from gpuopt.backends.cuda.structs import TableGradient
 from gpuopt.backends.cuda.workspace import Workspace
 from gpuopt.backends.memory_owner import Owner
 from gpuopt.backends.unowned import array_at
@@ -178,43 +181,36 @@ class CudaBackend:
         touches_all_rows: bool,
         refused: Any = None,
     ) -> None:
-        for update in updates:
-            self._apply_one(rule, *update, scalars, touches_all_rows, refused)
-
-    def _apply_one(
-        self,
-        rule: UpdateRule,
-        plan: DensePlan,
-        values: Any,
-        rows: Any,
-        scalars: Scalars,
-        touches_all_rows: bool,
-        refused: Any = None,
-    ) -> None:
-        [(var, slots)] = plan.targets
-        if not var.size:
+        plans = [plan for plan, _, _ in updates if plan.num_variables]
+        if not plans:
             return
-        contiguous = self.xp.ascontiguousarray
-        arrays = [var, *slots]
         with self._lock, self._launcher.device():
-            last = plan.last_update = self._order.begin(plan.updated, plan.last_update)
+            last = self._begin(plans)
+            read: list[Any] = []
             try:
-                flat = [contiguous(array) for array in arrays]
-                values, rows = contiguous(values), contiguous(rows)
-                if any(self.xp.may_share_memory(values, array) for array in flat):
-                    values = values.copy()
-                self._apply_sparse(
-                    rule, flat, values, rows, scalars, touches_all_rows, self._flag(refused)
-                )
-                for array, worked_on in zip(arrays, flat, strict=True):
-                    if self._launcher.address(array) != self._launcher.address(worked_on):
-                        array[...] = worked_on
+                by_width: dict[int, list[Table]] = {}
+                for plan, values, rows in updates:
+                    if plan.num_variables:
+                        table = self._table(plan, values, rows)
+                        read += table.values, table.rows
+                        by_width.setdefault(plan.width, []).append(table)
+                workspace = self._workspace()
+                given = kernels.scalars_of(rule, scalars), self._flag(refused)
+                for width, tables in by_width.items():
+                    for some in together(tables):
+                        kind = kind_of(rule, plans[0].dtype, width, some, touches_all_rows)
+                        prepare = partial(
+                            SparseLaunches, self._launcher, workspace, kind, some, *given
+                        )
+                        workspace.prepared(kind, prepare).start(some, *given)
+                for plan in plans:
+                    plan.end()
             except BaseException:
                 # Bits of touched rows may be set that no kernel will clear.
                 self._workspaces.pop(self._launcher.stream(), None)
                 raise
             finally:
-                self._order.end(last, (values, rows))
+                self._order.end(last, read)
 
     def sum_duplicate_rows(self, values: Any, indices: Any) -> tuple[Any, Any]:
         real = np.dtype(compute_type(values.dtype))
@@ -226,13 +222,23 @@ class CudaBackend:
             workspace = self._workspace()
             height = int(indices.max()) + 1
             indices = self.xp.ascontiguousarray(indices)
-            rows = sort_rows(self._launcher, workspace, indices, height, self._unset_flag)
-            parts = self._sum_pieces(rows, values, width, workspace, self._unset_flag)
+            sequence = LaunchSequence()
+            flag = self._unset_flag
+            rows = add_sort(sequence, self._launcher, workspace, indices, height, flag)
+            gradients = {
+                "only_gradient": TableGradient(0, self._launcher.address(values)),
+                "gradients": None,
+                "num_tables": 1,
+            }
+            parts = add_pieces(
+                sequence, self._launcher, workspace, rows, values.dtype, width, gradients, flag
+            )
+            sequence.start(indices)
             sums = self.xp.empty((int(rows.num_runs[0]), *values.shape[1:]), dtype=real)
             lanes = lanes_per_row(width, 1)
             self._launcher.launch(
                 kernels.sum_runs(name_of(values.dtype), name_of(rows.keys.dtype)),
-                self._row_blocks(sums.shape[0], lanes),
+                num_blocks(sums.shape[0] * lanes, ROW_THREADS, self._launcher.num_multiprocessors),
                 ROW_THREADS,
                 grad=values,
                 rows=rows,
@@ -240,100 +246,31 @@ class CudaBackend:
                 row_width=width,
                 sums=sums,
                 lanes_per_row=lanes,
-                refused=self._unset_flag,
+                refused=flag,
             )
             first = rows.positions[rows.begins[: sums.shape[0]]]
             order = self.xp.argsort(first)
             return sums[order], indices[first[order]]
 
-    def _apply_sparse(
-        self,
-        rule: UpdateRule,
-        arrays: Sequence[Any],
-        grad: Any,
-        indices: Any,
-        scalars: Scalars,
-        touches_all_rows: bool,
-        refused: Any,
-    ) -> None:
-        var = arrays[0]
-        name = name_of(var.dtype)
-        height, width = var.shape[0], math.prod(var.shape[1:])
-        workspace = self._workspace()
-        by_value = kernels.scalars_of(rule, scalars)
-        addresses = Arrays(self._launcher.addresses(arrays).tolist())
-        touched = None
-        if touches_all_rows:
-            touched = workspace.zeros("touched", -(-height // ROWS_PER_WORD), "uint32")
-        rows = None
-        if indices.size:
-            rows = sort_rows(self._launcher, workspace, indices, height, refused, touched=touched)
-        if touches_all_rows:
-            elements = var.size // self._pack_size(var.dtype)
-            self._launcher.launch(
-                kernels.update_other_rows(rule, name),
-                num_blocks(elements, ROW_THREADS, self._launcher.num_multiprocessors),
-                ROW_THREADS,
-                arrays=addresses,
-                size=var.size,
-                row_width=width,
-                scalars=by_value,
-                touched=touched,
-                refused=refused,
-            )
-        if rows is None:
-            return
-        lanes = lanes_per_row(width, self._pack_size(var.dtype))
-        parts = self._sum_pieces(rows, grad, width, workspace, refused)
-        self._launcher.launch(
-            kernels.sparse_update(rule, name, name_of(rows.keys.dtype)),
-            self._row_blocks(min(rows.num_rows, height), lanes),
-            ROW_THREADS,
-            arrays=addresses,
-            grad=grad,
-            rows=rows,
-            parts=parts,
-            row_width=width,
-            scalars=by_value,
-            touched=touched,
-            lanes_per_row=lanes,
-            refused=refused,
-        )
+    def _begin(self, plans: Sequence[DensePlan]) -> LastUpdate:
+        """Begins an update of all variables of these plans, which share its record from now on."""
+        updated = [identity for plan in plans for identity in plan.updated]
+        last = plans[0].last_update
+        if any(plan.last_update is not last for plan in plans):
+            last = None
+        last = self._order.begin(updated, last)
+        for plan in plans:
+            plan.last_update = last
+        return last
 
-    def _sum_pieces(
-        self, rows: SortedRows, grad: Any, width: int, workspace: Workspace, refused: Any
-    ) -> Any:
-        """Enqueues the sums of long runs' parts; returns the array that they are written to."""
-        num_pieces, num_stretches = -(-rows.num_rows // PIECE), -(-rows.num_rows // STRETCH)
-        real = np.dtype(compute_type(grad.dtype))
-        parts = workspace.take("parts", 2 * (num_pieces + num_stretches) * width, name_of(real))
-        key_type = name_of(rows.keys.dtype)
-        if rows.num_rows > LONG_RUN:  # shorter runs have no parts
-            lanes = lanes_per_row(width, self._pack_size(grad.dtype))
-            self._launcher.launch(
-                kernels.sum_pieces(name_of(grad.dtype), key_type),
-                self._row_blocks(num_pieces, lanes),
-                ROW_THREADS,
-                grad=grad,
-                rows=rows,
-                row_width=width,
-                parts=parts,
-                lanes_per_row=lanes,
-                refused=refused,
-            )
-        if rows.num_rows > VERY_LONG_RUN:
-            lanes = lanes_per_row(width, self._pack_size(real))
-            self._launcher.launch(
-                kernels.sum_stretches(name_of(real), key_type),
-                self._row_blocks(num_stretches, lanes),
-                ROW_THREADS,
-                rows=rows,
-                row_width=width,
-                parts=parts,
-                lanes_per_row=lanes,
-                refused=refused,
-            )
-        return parts
+    def _table(self, plan: DensePlan, values: Any, rows: Any) -> Table:
+        """Returns what kernels work on; the gradient is copied if the update would overwrite it."""
+        plan.fill_stand_ins()
+        values = self.xp.ascontiguousarray(values)
+        rows = self.xp.ascontiguousarray(rows)
+        if plan.writes_to(self._launcher.address(values), values.nbytes):
+            values = values.copy()
+        return Table(plan.addresses, plan.height, values, rows)
 
     def _workspace(self) -> Workspace:
         stream = self._launcher.stream()
@@ -344,9 +281,3 @@ class CudaBackend:
 
     def _flag(self, refused: Any) -> Any:
         return self._unset_flag if refused is None else refused
-
-    def _row_blocks(self, num_rows: int, lanes: int) -> int:
-        return num_blocks(num_rows * lanes, ROW_THREADS, self._launcher.num_multiprocessors)
-
-    def _pack_size(self, dtype: np.dtype[Any]) -> int:
-        return PACK_BYTES // dtype.itemsize

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Hashable, Sequence
 from operator import attrgetter, eq
 from typing import Any, NamedTuple
@@ -124,6 +125,27 @@ class DensePlan:
         self._accepted = [_Accepted(ids, watched, version), *others[: MOST_LISTS - 1]]
         return version
 
+    @property
+    def width(self) -> int:
+        """How many elements a row of the only variable has."""
+        return math.prod(self._shapes[0][1:])
+
+    @property
+    def height(self) -> int:
+        """How many rows the only variable has."""
+        return self._shapes[0][0]  # type: ignore[no-any-return]
+
+    @computed_once
+    def addresses(self) -> list[int]:
+        """Where the only variable and its slots, or their stand-ins, are."""
+        return self._table[_VAR:, 0].tolist()  # type: ignore[no-any-return]
+
+    @computed_once
+    def _written_spans(self) -> list[tuple[int, int]]:
+        """Where the only variable and its slots, or their stand-ins, begin and end."""
+        num_bytes = int(self._sizes[0]) * self.dtype.itemsize
+        return [(begin, begin + num_bytes) for begin in self.addresses]
+
     @computed_once
     def written_bounds(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         """Where the variables and slots themselves begin, and where they end."""
@@ -152,8 +174,7 @@ class DensePlan:
         Returns:
             (the launch, arrays to keep until it is enqueued).
         """
-        for array, stand_in in self._stand_ins:
-            stand_in[...] = array
+        self.fill_stand_ins()
         key = self._launcher.stream(), rule
         update = self._launches.get(key)
         if update is None:
@@ -175,6 +196,16 @@ class DensePlan:
             version = None
         update.add(addresses, version)
         return update.launch, ours
+
+    def fill_stand_ins(self) -> None:
+        """Copies arrays that are not contiguous to their stand-ins, before an update."""
+        for array, stand_in in self._stand_ins:
+            stand_in[...] = array
+
+    def writes_to(self, address: int, num_bytes: int) -> bool:
+        """Whether an update writes to some of this memory."""
+        end = address + num_bytes
+        return any(address < there and here < end for here, there in self._written_spans)
 
     def end(self) -> None:
         """Copies the stand-ins back."""

@@ -42,6 +42,7 @@ from gpuopt.backends.cuda.structs import (
     IndexList,
     Shares,
     SortedRows,
+    TableGradient,
 )
 from gpuopt.rules.update_rule import UpdateRule
 
@@ -52,6 +53,11 @@ _ADDRESSES = Pointer("int64")
 _REFUSED = Pointer("uint64")
 _TOUCHED = Pointer("uint32", is_optional=True)
 _SHARES = struct_of(Shares)
+_TABLES: dict[str, Number | Pointer | Struct] = {
+    "only_gradient": struct_of(TableGradient),
+    "gradients": Pointer("int64", struct_of(TableGradient), is_optional=True),
+    "num_tables": _INT64,
+}
 # Constants in each file that the host relies on.
 _OF_DENSE_UPDATE = {
     "gpuopt::dense_threads": DENSE_THREADS,
@@ -235,7 +241,7 @@ def sum_pieces(dtype: str, key: str) -> Kernel:
     return Kernel(
         "sum_pieces",
         {
-            "grad": Pointer(dtype),
+            **_TABLES,
             "rows": struct_of(SortedRows, Key=key),
             "row_width": _INT64,
             "parts": Pointer(_real(dtype)),
@@ -289,8 +295,9 @@ def sparse_update(rule: UpdateRule, dtype: str, key: str) -> Kernel:
     return Kernel(
         "sparse_update",
         {
-            "arrays": _arrays(rule),
-            "grad": Pointer(dtype),
+            **_TABLES,
+            "only_arrays": _arrays(rule),
+            "arrays": Pointer("int64", is_optional=True),
             "rows": struct_of(SortedRows, Key=key),
             "parts": Pointer(_real(dtype)),
             "row_width": _INT64,

@@ -72,6 +72,10 @@ class Launch:
             position = self._kernel.positions[name]
             self._arguments[position] = self._kernel.to_argument(name, given, self._memory)
 
+    def forget(self, name: str) -> None:
+        """Lets an argument go, which must be replaced before the next start."""
+        self._arguments[self._kernel.positions[name]] = None
+
     def start(self) -> None:
         """Starts the kernel on the device's current stream."""
         self._start(tuple(self._arguments))

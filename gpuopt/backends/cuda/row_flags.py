@@ -49,9 +49,7 @@ class CudaRowFlags:
                 num_blocks(num_rows, ROW_THREADS, self._launcher.num_multiprocessors),
                 ROW_THREADS,
                 only=lists[0],
-                lists=self._workspace().constants("checked lists", np.array(lists, np.int64))
-                if len(lists) > 1
-                else None,
+                lists=self._workspace().checked_lists.set(lists) if len(lists) > 1 else None,
                 num_lists=len(lists),
                 num_rows=num_rows,
                 refused=flag,

@@ -1,10 +1,11 @@
-"""Sorts the rows that a sparse gradient names: on the device, without waiting for it."""
+"""Sorts the rows that sparse gradients name: on the device, without waiting for it."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from gpuopt.backends.cuda import kernels
+from gpuopt.backends.cuda.launch_sequence import LaunchSequence
 from gpuopt.backends.cuda.launch_shapes import (
     DIGIT_BITS,
     FEW_ROWS,
@@ -21,9 +22,14 @@ from gpuopt.backends.cuda.workspace import Workspace
 
 # Positions are numbers of 32 bits, and so is the end of a piece that begins before them.
 MAX_ROWS = 2**31
+# Keys of so many values have 32 bits.
+MAX_SHORT_KEYS = 2**32
+
+_REFUSED = ("refused",)
 
 
-def sort_rows(
+def add_sort(
+    sequence: LaunchSequence,
     launcher: Launcher,
     workspace: Workspace,
     rows: Any,
@@ -31,16 +37,20 @@ def sort_rows(
     refused: Any,
     touched: Any = None,
 ) -> SortedRows:
-    """Enqueues the sort, and the search for runs.
+    """Adds the launches of the sort, and of the search for runs.
 
     Args:
+        sequence: Takes `rows` and `refused` anew at each start.
         launcher: The device's launcher.
         workspace: Provides the arrays that are returned; the next sort overwrites them. After an
             error it must not be used again: counts in it may not be 0 as the next sort needs.
         rows: int32 or int64 [num_rows], at least one, within [0, height).
-        height: The variable's number of rows: decides how many digits are sorted by.
+        height: How many keys there are: decides how many digits are sorted by.
         refused: A row flag. If it is set, nothing is done.
-        touched: uint32, a bit for each row of the variable; those of `rows` are set.
+        touched: uint32, a bit for each key; those of `rows` are set.
+
+    Returns:
+        What the launches write.
 
     Raises:
         ValueError: there are MAX_ROWS rows or more.
@@ -48,7 +58,7 @@ def sort_rows(
     size = rows.size
     if size >= MAX_ROWS:
         raise ValueError(f"a sparse gradient may have less than {MAX_ROWS} rows; this has {size}")
-    key_type = "uint32" if height <= 2**32 else "uint64"
+    key_type = "uint32" if height <= MAX_SHORT_KEYS else "uint64"
     keys, positions = (
         [workspace.take(f"{name} {side}", size, dtype) for side in ("a", "b")]
         for name, dtype in (("keys", key_type), ("positions", "uint32"))
@@ -63,7 +73,7 @@ def sort_rows(
     )
     key_bits = max(1, (height - 1).bit_length())
     if size <= FEW_ROWS:
-        launcher.launch(
+        launch = launcher.bind(
             kernels.sort_few_rows(name_of(rows.dtype), key_type),
             1,
             SORT_THREADS,
@@ -78,6 +88,7 @@ def sort_rows(
             touched=touched,
             refused=refused,
         )
+        sequence.add(launch, _REFUSED, rows="source")
         return found
     divided = shares(size)
     counts = workspace.take("counts", NUM_DIGITS * divided.num_shares, "uint32")
@@ -90,7 +101,7 @@ def sort_rows(
     shifts = range(0, key_bits, DIGIT_BITS)
     source = rows
     for digit, shift in enumerate(shifts):
-        launcher.launch(
+        launch = launcher.bind(
             kernels.count_digits(name_of(source.dtype)),
             divided.num_shares,
             SORT_THREADS,
@@ -102,9 +113,11 @@ def sort_rows(
             next_group_counts=group_counts[1 - digit % 2],
             refused=refused,
         )
+        reads = "keys" if source is rows else None
+        sequence.add(launch, _REFUSED, rows=reads)
         # The last digit's pairs go to what is returned.
         side = (len(shifts) - 1 - digit) % 2
-        launcher.launch(
+        launch = launcher.bind(
             kernels.move_rows(name_of(source.dtype), key_type),
             divided.num_shares,
             SORT_THREADS,
@@ -118,8 +131,9 @@ def sort_rows(
             sorted_positions=positions[side],
             refused=refused,
         )
+        sequence.add(launch, _REFUSED, rows=reads)
         source = keys[side]
-    launcher.launch(
+    launch = launcher.bind(
         kernels.count_runs(key_type),
         divided.num_shares,
         SORT_THREADS,
@@ -129,7 +143,8 @@ def sort_rows(
         group_counts=group_counts[0],
         refused=refused,
     )
-    launcher.launch(
+    sequence.add(launch, _REFUSED)
+    launch = launcher.bind(
         kernels.write_runs(key_type),
         divided.num_shares,
         SORT_THREADS,
@@ -142,4 +157,5 @@ def sort_rows(
         touched=touched,
         refused=refused,
     )
+    sequence.add(launch, _REFUSED)
     return found

@@ -58,6 +58,18 @@ class IndexList(NamedTuple):
     variable: Annotated[int, Number("int64")]
 
 
+class TableGradient(NamedTuple):
+    """One table's gradient in a sparse update; its twin is in kernels/shared/tables.cuh.
+
+    Attributes:
+        first_key: The key of the table's row 0.
+        values: The address that position 0 among the rows of all tables would have.
+    """
+
+    first_key: Annotated[int, Number("int64")]
+    values: Annotated[int, Number("int64")]
+
+
 class Shares(NamedTuple):
     """How the rows to sort are divided among blocks; its twin is in kernels/shared/shares.cuh.
 

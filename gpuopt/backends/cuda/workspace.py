@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
 from gpuopt.backends.cuda.launcher import Launcher
-from gpuopt.backends.cuda.parameters import name_of
+
+Prepared = TypeVar("Prepared")
+
+# Programs whose gradients have another number of rows in each step need few.
+_MOST_PREPARED = 16
 
 
 class Workspace:
-    """Buffers by name, for one stream of one device."""
+    """Buffers by name, and launches that use them, for one stream of one device.
+
+    Attributes:
+        checked_lists: What `check_rows` reads.
+    """
 
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
         self._buffers: dict[tuple[str, str], Any] = {}
-        self._constants: dict[str, tuple[bytes, Any]] = {}
+        self.checked_lists = Constants(launcher)
+        # Prepared launches, by what they are for, the latest last.
+        self._sequences: OrderedDict[Hashable, Any] = OrderedDict()
 
     def take(self, name: str, size: int, dtype: str) -> Any:
         """Returns the first `size` elements of a buffer, with the values that they last had."""
         found = self._buffers.get((name, dtype))
         if found is None or found.size < size:
+            # Those that use the smaller one would keep it.
+            self._sequences.clear()
             found = self._launcher.xp.empty(max(1, size), dtype=dtype)
             self._buffers[name, dtype] = found
         return found[:size] if found.size != size else found
@@ -34,17 +48,40 @@ class Workspace:
         """
         found = self._buffers.get((name, dtype))
         if found is None or found.size < size:
+            self._sequences.clear()
             found = self._launcher.xp.zeros(max(1, size), dtype=dtype)
             self._buffers[name, dtype] = found
         return found
 
-    def constants(self, name: str, values: np.ndarray[Any, Any]) -> Any:
-        """Returns the buffer `name` with these values, which are uploaded if they have changed."""
-        found = self._constants.get(name)
-        as_bytes = values.tobytes()
-        if found is not None and found[0] == as_bytes and found[1].dtype == values.dtype:
-            return found[1]
-        target = self.take(name, values.size, name_of(values.dtype))
-        self._launcher.upload(target, values)
-        self._constants[name] = as_bytes, target
-        return target
+    def prepared(self, kind: Hashable, prepare: Callable[[], Prepared]) -> Prepared:
+        """Returns launches that were prepared for this before, or prepares them."""
+        found = self._sequences.get(kind)
+        if found is None:
+            found = prepare()
+            self._sequences[kind] = found
+            if len(self._sequences) > _MOST_PREPARED:
+                self._sequences.popitem(last=False)
+        else:
+            self._sequences.move_to_end(kind)
+        return found
+
+
+class Constants:
+    """Numbers in device memory, which are uploaded when they have changed."""
+
+    def __init__(self, launcher: Launcher) -> None:
+        self._launcher = launcher
+        self._last = b""
+        self._array: Any = None
+
+    def set(self, values: Sequence[Sequence[int]]) -> Any:
+        """Returns a device array int64 of these values."""
+        host = np.array(values, np.int64)
+        as_bytes = host.tobytes()
+        if self._array is None or as_bytes != self._last:
+            if self._array is None or self._array.size != host.size:
+                self._array = self._launcher.xp.empty(host.size, np.int64)
+            self._last = b""
+            self._launcher.upload(self._array, host)
+            self._last = as_bytes
+        return self._array

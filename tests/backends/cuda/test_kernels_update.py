@@ -21,6 +21,7 @@ from gpuopt.backends.cpu.backend import CpuBackend
 from gpuopt.backends.cuda import kernels, launch_shapes, structs
 from gpuopt.backends.cuda.backend import CudaBackend
 from gpuopt.backends.cuda.dense_launch import MOST_LISTS
+from gpuopt.backends.cuda.launch_sequence import LaunchSequence
 from gpuopt.backends.cuda.launch_shapes import (
     BLOCKS_PER_MULTIPROCESSOR,
     DENSE_THREADS,
@@ -29,7 +30,7 @@ from gpuopt.backends.cuda.launch_shapes import (
     ROW_THREADS,
     SORT_TILE,
 )
-from gpuopt.backends.cuda.sorted_rows import sort_rows
+from gpuopt.backends.cuda.sorted_rows import add_sort
 from gpuopt.backends.cuda.structs import FEW_GRADIENTS, FewGradients, SortedRows
 from gpuopt.backends.cuda.workspace import Workspace
 from gpuopt.device import Device
@@ -302,15 +303,17 @@ def test_rows_of_many_tiles_are_sorted(
 def test_more_rows_than_32_bits_can_number_are_refused() -> None:
     rows = np.broadcast_to(np.int32(0), 2**31)
     launcher = EmulatorLauncher()
+    workspace = Workspace(launcher)
     with pytest.raises(ValueError, match="less than 2147483648 rows; this has 2147483648"):
-        sort_rows(launcher, Workspace(launcher), rows, 1, np.zeros(2, np.uint64))
+        add_sort(LaunchSequence(), launcher, workspace, rows, 1, np.zeros(2, np.uint64))
 
 
 def check_sorted(launcher: EmulatorLauncher, rows: np.ndarray, height: int) -> None:
     touched = np.zeros(-(-height // 32), np.uint32) if height <= 2**16 else None
-    found = sort_rows(
-        launcher, Workspace(launcher), rows, height, np.zeros(2, np.uint64), touched=touched
-    )
+    sequence = LaunchSequence()
+    flag = np.zeros(2, np.uint64)
+    found = add_sort(sequence, launcher, Workspace(launcher), rows, height, flag, touched)
+    sequence.start(rows)
     order = np.argsort(rows, kind="stable")
     unique, begins = np.unique(rows[order], return_index=True)
     assert found.positions.tolist() == order.tolist()
@@ -421,8 +424,11 @@ def test_rows_beyond_32_bits_are_reached(launcher: EmulatorLauncher) -> None:
         kernels.sparse_update(rule, "float32", "uint64"),
         1,
         ROW_THREADS,
-        arrays=structs.Arrays(starts),
-        grad=array_at(grad.ctypes.data - 4 * width * position),
+        only_gradient=structs.TableGradient(0, grad.ctypes.data - 4 * width * position),
+        gradients=None,
+        num_tables=1,
+        only_arrays=structs.Arrays(starts),
+        arrays=None,
         rows=sorted_rows,
         parts=np.zeros(4, np.float32),
         row_width=width,

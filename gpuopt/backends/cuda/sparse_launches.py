@@ -1,0 +1,320 @@
+"""The launches of sparse updates: tables of one width are sorted and updated together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gpuopt.backends.backend import compute_type
+from gpuopt.backends.cuda import kernels
+from gpuopt.backends.cuda.launch_sequence import LaunchSequence
+from gpuopt.backends.cuda.launch_shapes import (
+    LONG_RUN,
+    PACK_BYTES,
+    PIECE,
+    ROW_THREADS,
+    ROWS_PER_WORD,
+    STRETCH,
+    VERY_LONG_RUN,
+    lanes_per_row,
+    num_blocks,
+)
+from gpuopt.backends.cuda.launcher import Launch, Launcher
+from gpuopt.backends.cuda.parameters import name_of
+from gpuopt.backends.cuda.sorted_rows import MAX_ROWS, MAX_SHORT_KEYS, add_sort
+from gpuopt.backends.cuda.structs import Arrays, IndexList, SortedRows, TableGradient
+from gpuopt.backends.cuda.workspace import Constants, Workspace
+from gpuopt.rules.update_rule import UpdateRule
+
+
+class Table(NamedTuple):
+    """One variable with rows to update.
+
+    Attributes:
+        addresses: Of the variable and its slots.
+        height: The variable's number of rows.
+        values: [num_rows, ...], contiguous: the gradient's rows.
+        rows: int32 or int64 [num_rows], contiguous.
+    """
+
+    addresses: Sequence[int]
+    height: int
+    values: Any
+    rows: Any
+
+
+class SparseKind(NamedTuple):
+    """What launches are prepared for.
+
+    Attributes:
+        rule: What is computed.
+        dtype: The variables'.
+        width: How many elements a row has.
+        heights: The tables' numbers of rows.
+        touches_all_rows: Whether rows without a gradient are updated, too.
+        num_rows: How many rows the gradients have in all.
+        row_type: numpy's name of the dtype of a single table's rows; "" for several tables.
+    """
+
+    rule: UpdateRule
+    dtype: np.dtype[Any]
+    width: int
+    heights: tuple[int, ...]
+    touches_all_rows: bool
+    num_rows: int
+    row_type: str
+
+
+def kind_of(
+    rule: UpdateRule,
+    dtype: np.dtype[Any],
+    width: int,
+    tables: Sequence[Table],
+    touches_all_rows: bool,
+) -> SparseKind:
+    """Returns the kind of these tables, which are updated together."""
+    heights = tuple(table.height for table in tables)
+    num_rows = sum(table.rows.size for table in tables)
+    row_type = name_of(tables[0].rows.dtype) if len(tables) == 1 else ""
+    return SparseKind(rule, dtype, width, heights, touches_all_rows, num_rows, row_type)
+
+
+def together(tables: Iterable[Table]) -> Iterator[list[Table]]:
+    """Divides tables of one width into lists whose rows are sorted together.
+
+    All keys of a list of several tables have 32 bits, and positions less than `MAX_ROWS`.
+    """
+    some: list[Table] = []
+    keys = rows = 0
+    for table in tables:
+        keys += _num_keys(table.height)
+        rows += len(table.rows)
+        if some and (keys > MAX_SHORT_KEYS or rows >= MAX_ROWS):
+            yield some
+            some, keys, rows = [], _num_keys(table.height), len(table.rows)
+        some.append(table)
+    if some:
+        yield some
+
+
+def _num_keys(height: int) -> int:
+    """Whole words of bits, so that each table has its own part of `touched`."""
+    return -(-height // ROWS_PER_WORD) * ROWS_PER_WORD
+
+
+class SparseLaunches:
+    """The launches for tables of one kind, on one stream."""
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        workspace: Workspace,
+        kind: SparseKind,
+        tables: Sequence[Table],
+        scalars: tuple[Any, ...],
+        refused: Any,
+    ) -> None:
+        """Prepares the launches; the last three arguments are those of the first `start`."""
+        self._launcher = launcher
+        self._kind = kind
+        self._is_single = len(kind.heights) == 1
+        *self._first_keys, num_keys = [0, *accumulate(map(_num_keys, kind.heights))]
+        self._lists, self._gradients, self._arrays = (Constants(launcher) for _ in range(3))
+        self._gathered: Any = None
+        if not self._is_single:
+            self._gathered = workspace.take("gathered", kind.num_rows, "int32")
+        touched: Any = None
+        if kind.touches_all_rows:
+            touched = workspace.zeros("touched", num_keys // ROWS_PER_WORD, "uint32")
+        self._sort, self._update = LaunchSequence(), LaunchSequence()
+        self._others: list[Launch] = []
+        if kind.touches_all_rows:
+            for table, first_key in zip(tables, self._first_keys, strict=True):
+                bits = touched[first_key // ROWS_PER_WORD :]
+                self._others.append(self._bind_others(table, bits, scalars, refused))
+        if kind.num_rows:
+            rows = self._add_sort(workspace, tables, num_keys, touched, refused)
+            self._add_update(workspace, rows, tables, touched, scalars, refused)
+
+    def start(self, tables: Sequence[Table], scalars: tuple[Any, ...], refused: Any) -> None:
+        """Updates the tables on the current stream.
+
+        Args:
+            tables: Of the kind's heights, in its order.
+            scalars: From `kernels.scalars_of`.
+            refused: A row flag. If it is set, nothing is written.
+        """
+        rows = tables[0].rows if self._is_single else self._gathered
+        self._sort.start(rows, refused=refused, **self._lists_of(tables))
+        for table, launch in zip(tables, self._others, strict=False):
+            launch.replace(arrays=Arrays(table.addresses), scalars=scalars, refused=refused)
+            launch.start()
+        self._update.start(scalars=scalars, refused=refused, **self._tables_of(tables))
+
+    def _lists_of(self, tables: Sequence[Table]) -> dict[str, Any]:
+        """Returns the arguments that say where several tables' rows are."""
+        if self._is_single:
+            return {}
+        lists: list[IndexList] = []
+        first = 0
+        for (_, height, _, rows), first_key in zip(tables, self._first_keys, strict=True):
+            if rows.size:
+                address = self._launcher.address(rows)
+                lists.append(IndexList(address, rows.itemsize, first, first_key, height, 0))
+                first += rows.size
+        return {"lists": self._lists.set(lists), "num_lists": len(lists)}
+
+    def _tables_of(self, tables: Sequence[Table]) -> dict[str, Any]:
+        """Returns the arguments that say where gradients, variables and slots are."""
+        row_bytes = self._kind.width * self._kind.dtype.itemsize
+        gradients: list[TableGradient] = []
+        arrays: list[Arrays] = []
+        first = 0
+        for table, first_key in zip(tables, self._first_keys, strict=True):
+            values = self._launcher.address(table.values)
+            gradients.append(TableGradient(first_key, values - first * row_bytes))
+            arrays.append(Arrays([each - first_key * row_bytes for each in table.addresses]))
+            first += table.rows.size
+        given: dict[str, Any] = {"only_gradient": gradients[0], "only_arrays": arrays[0]}
+        if not self._is_single:
+            given["gradients"] = self._gradients.set(gradients)
+            given["arrays"] = self._arrays.set([each.of for each in arrays])
+        return given
+
+    def _add_sort(
+        self,
+        workspace: Workspace,
+        tables: Sequence[Table],
+        num_keys: int,
+        touched: Any,
+        refused: Any,
+    ) -> SortedRows:
+        rows = tables[0].rows if self._is_single else self._gathered
+        if not self._is_single:
+            launch = self._launcher.bind(
+                kernels.gather_rows(),
+                self._blocks(self._kind.num_rows, 1),
+                ROW_THREADS,
+                **self._lists_of(tables),
+                num_rows=self._kind.num_rows,
+                keys=rows,
+                refused=refused,
+            )
+            self._sort.add(launch, ("refused", "lists", "num_lists"))
+        # A single table's keys are its rows: they may be as many as 32 bits can number.
+        height = tables[0].height if self._is_single else num_keys
+        return add_sort(self._sort, self._launcher, workspace, rows, height, refused, touched)
+
+    def _add_update(
+        self,
+        workspace: Workspace,
+        rows: SortedRows,
+        tables: Sequence[Table],
+        touched: Any,
+        scalars: tuple[Any, ...],
+        refused: Any,
+    ) -> None:
+        kind = self._kind
+        given = {"gradients": None, "arrays": None, **self._tables_of(tables)}
+        where = {name: given[name] for name in ("only_gradient", "gradients")}
+        where["num_tables"] = len(tables)
+        parts = add_pieces(
+            self._update, self._launcher, workspace, rows, kind.dtype, kind.width, where, refused
+        )
+        lanes = lanes_per_row(kind.width, PACK_BYTES // kind.dtype.itemsize)
+        launch = self._launcher.bind(
+            kernels.sparse_update(kind.rule, name_of(kind.dtype), name_of(rows.keys.dtype)),
+            self._blocks(min(rows.num_rows, sum(kind.heights)), lanes),
+            ROW_THREADS,
+            **given,
+            num_tables=len(tables),
+            rows=rows,
+            parts=parts,
+            row_width=kind.width,
+            scalars=scalars,
+            touched=touched,
+            lanes_per_row=lanes,
+            refused=refused,
+        )
+        self._update.add(launch, ("refused", "scalars", *given))
+
+    def _bind_others(
+        self, table: Table, touched: Any, scalars: tuple[Any, ...], refused: Any
+    ) -> Launch:
+        kind = self._kind
+        size = table.height * kind.width
+        packs = size // (PACK_BYTES // kind.dtype.itemsize)
+        return self._launcher.bind(
+            kernels.update_other_rows(kind.rule, name_of(kind.dtype)),
+            self._blocks(packs, 1),
+            ROW_THREADS,
+            arrays=Arrays(table.addresses),
+            size=size,
+            row_width=kind.width,
+            scalars=scalars,
+            touched=touched,
+            refused=refused,
+        )
+
+    def _blocks(self, num_items: int, lanes: int) -> int:
+        return num_blocks(num_items * lanes, ROW_THREADS, self._launcher.num_multiprocessors)
+
+
+def add_pieces(
+    sequence: LaunchSequence,
+    launcher: Launcher,
+    workspace: Workspace,
+    rows: SortedRows,
+    dtype: np.dtype[Any],
+    width: int,
+    gradients: Mapping[str, Any],
+    refused: Any,
+) -> Any:
+    """Adds the sums of long runs' parts; returns the array that they are written to.
+
+    Args:
+        sequence: Takes `refused`, `only_gradient` and `gradients` anew at each start.
+        launcher: The device's launcher.
+        workspace: Provides the array that is returned.
+        rows: The sorted rows.
+        dtype: The gradients'.
+        width: How many elements a row has.
+        gradients: The kernel's arguments `only_gradient`, `gradients` and `num_tables`.
+        refused: A row flag. If it is set, nothing is done.
+    """
+    num_pieces, num_stretches = -(-rows.num_rows // PIECE), -(-rows.num_rows // STRETCH)
+    real = np.dtype(compute_type(dtype))
+    parts = workspace.take("parts", 2 * (num_pieces + num_stretches) * width, name_of(real))
+    key_type = name_of(rows.keys.dtype)
+    multiprocessors = launcher.num_multiprocessors
+    if rows.num_rows > LONG_RUN:  # shorter runs have no parts
+        lanes = lanes_per_row(width, PACK_BYTES // dtype.itemsize)
+        launch = launcher.bind(
+            kernels.sum_pieces(name_of(dtype), key_type),
+            num_blocks(num_pieces * lanes, ROW_THREADS, multiprocessors),
+            ROW_THREADS,
+            **gradients,
+            rows=rows,
+            row_width=width,
+            parts=parts,
+            lanes_per_row=lanes,
+            refused=refused,
+        )
+        sequence.add(launch, ("refused", "only_gradient", "gradients"))
+    if rows.num_rows > VERY_LONG_RUN:
+        lanes = lanes_per_row(width, PACK_BYTES // real.itemsize)
+        launch = launcher.bind(
+            kernels.sum_stretches(name_of(real), key_type),
+            num_blocks(num_stretches * lanes, ROW_THREADS, multiprocessors),
+            ROW_THREADS,
+            rows=rows,
+            row_width=width,
+            parts=parts,
+            lanes_per_row=lanes,
+            refused=refused,
+        )
+        sequence.add(launch, ("refused",))
+    return parts

@@ -1,0 +1,41 @@
+// Variables that are updated together by sparse gradients: tables of one width, whose rows have
+// keys of one range.
+#pragma once
+#include "update.cuh"
+
+namespace gpuopt {
+
+// One table's gradient. Mirrors `TableGradient` in gpuopt/backends/cuda/structs.py.
+struct TableGradient {
+  long long first_key;  // of the table's row 0
+  // The address that position 0 among the rows of all tables would have: where this table's rows
+  // begin, its values do.
+  long long values;
+};
+
+// The tables of one launch. A single one is passed by value; `gradients` are read if there are
+// more.
+struct Tables {
+  const TableGradient& only;
+  const TableGradient* __restrict__ gradients;
+  long long count;
+
+  // The number of the table that has a key. Precondition: they are in the order of their keys.
+  __device__ __forceinline__ long long number_of(unsigned long long key) const {
+    long long begin = 0;
+    for (long long end = count; end - begin > 1;) {
+      const long long middle = (begin + end) / 2;
+      const long long first = __ldg(&gradients[middle].first_key);
+      (static_cast<unsigned long long>(first) <= key ? begin : end) = middle;
+    }
+    return begin;
+  }
+
+  template <class Storage>
+  __device__ __forceinline__ const Storage* values_of(long long number) const {
+    const long long values = count == 1 ? only.values : __ldg(&gradients[number].values);
+    return reinterpret_cast<const Storage*>(values);
+  }
+};
+
+}  // namespace gpuopt
