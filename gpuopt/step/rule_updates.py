@@ -14,6 +14,7 @@ from gpuopt.backends.backend import Scalars
 from gpuopt.device import Device
 from gpuopt.quietly import quietly
 from gpuopt.rules.update_rule import UpdateRule
+from gpuopt.state.state import Created
 from gpuopt.step.known import Batch, Group, KnownGroups
 from gpuopt.step.overlap import refuse_shared_memory
 from gpuopt.step.pairs import as_pairs, checked_gradient, refuse_no_gradients, unpack_pair
@@ -130,6 +131,7 @@ class RuleUpdates:
         self._writing: tuple[_Part, Batch] | None = None
         self._done: list[tuple[_Part, Batch]] = []
         self.has_rows_on_a_gpu = False
+        self.created: list[Created] = []
         if set(map(type, given)) != {tuple} or set(map(len, given)) != {2}:
             given = as_pairs(given)
         gradients, variables, others = _set_apart(given)
@@ -194,7 +196,8 @@ class RuleUpdates:
             return
         state = self._optimizer.state
         with writing(), state.lock:
-            self._optimizer._create_slots([v for part in unknown for v in part.variables()])
+            variables = [v for part in unknown for v in part.variables()]
+            self.created += state.collect_created(lambda: self._optimizer._create_slots(variables))
             for part in unknown:
                 group = Group(part.variables(), state.version.number, self._optimizer._target)
                 self._optimizer.known.add(part.given, group)
@@ -238,8 +241,10 @@ class RuleUpdates:
             # Rows in host memory have been checked already.
             has_flag = batch.backend.row_flags is not None
             refused = optimizer.row_checks.flag(batch.device) if has_flag else None
+            # Raw arrays own the memory that the plan writes to.
+            kept = (part.given,) if batch.is_borrowed else ()
             if part.is_sparse:
-                self._apply_sparse(part, batch, scalars, refused)
+                self._apply_sparse(part, batch, scalars, refused, kept)
             else:
                 batch.backend.apply_dense(
                     optimizer.rule,
@@ -248,6 +253,7 @@ class RuleUpdates:
                     scalars,
                     version=None if part.versions is None else part.versions[batch.number],
                     refused=refused,
+                    kept=kept,
                 )
             self._done.append((part, batch))
         self._writing = None
@@ -276,7 +282,9 @@ class RuleUpdates:
             part.check(optimizer)
         return part
 
-    def _apply_sparse(self, part: _Part, batch: Batch, scalars: Scalars, refused: Any) -> None:
+    def _apply_sparse(
+        self, part: _Part, batch: Batch, scalars: Scalars, refused: Any, kept: Sequence[Any]
+    ) -> None:
         slices = part.gradients[0]
         touches_all_rows = self._optimizer.touches_all_rows
         if touches_all_rows:
@@ -289,6 +297,7 @@ class RuleUpdates:
             scalars,
             touches_all_rows=touches_all_rows,
             refused=refused,
+            kept=kept,
         )
 
 

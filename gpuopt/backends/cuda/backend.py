@@ -24,7 +24,7 @@ from gpuopt.backends.cuda.launch_shapes import (
     num_blocks,
 )
 from gpuopt.backends.cuda.launcher import Launcher
-from gpuopt.backends.cuda.order import UpdateOrder
+from gpuopt.backends.cuda.order import MOST_STREAMS, UpdateOrder
 from gpuopt.backends.cuda.parameters import name_of
 from gpuopt.backends.cuda.row_flags import CudaRowFlags
 from gpuopt.backends.cuda.sorted_rows import MAX_ROWS, sort_rows
@@ -55,16 +55,28 @@ class CudaBackend:
         self._workspaces: dict[Hashable, Workspace] = {}
         self.row_flags = CudaRowFlags(launcher)
         self._unset_flag = self.row_flags.new()
+        with launcher.device():
+            # Kernels of all streams read it, and none waits for its stream.
+            launcher.record().synchronize()
 
     @contextmanager
-    def enter(self, *updated: Updated) -> Iterator[None]:
+    def enter(self, *read: Updated) -> Iterator[None]:
         with self._launcher.device():
-            if updated:
-                self._order.follow(updated)
+            self._order.follow(read)
             yield
 
     @contextmanager
-    def enter_update(self, *updated: Updated) -> Iterator[None]:
+    def enter_reading(self, *read: Updated, kept: Sequence[Any] = ()) -> Iterator[None]:
+        with self._launcher.device():
+            self._order.follow(read)
+            try:
+                yield
+            finally:
+                with self._lock:
+                    self._order.end_reading(read, kept)
+
+    @contextmanager
+    def enter_update(self, *updated: Updated, kept: Sequence[Any] = ()) -> Iterator[None]:
         with self._launcher.device():
             with self._lock:
                 last = self._order.begin(updated)
@@ -72,7 +84,20 @@ class CudaBackend:
                 yield
             finally:
                 with self._lock:
-                    self._order.end(last)
+                    self._order.end(last, kept)
+
+    def hold(self, *arrays: Any) -> None:
+        with self._lock, self._launcher.device():
+            self._order.hold(arrays)
+
+    def refuse_capture(self) -> None:
+        with self._launcher.device():
+            if self._launcher.is_capturing():
+                raise RuntimeError(
+                    f"the current stream of {self.device} is being captured into a CUDA graph, "
+                    "which would repeat this step's numbers and addresses for ever: call "
+                    "apply_gradients outside of the capture"
+                )
 
     def profiling_range(self, name: str) -> AbstractContextManager[Any]:
         return self._launcher.profiling_range(name)
@@ -106,6 +131,7 @@ class CudaBackend:
                 return storage
             if isinstance(value, self.xp.ndarray):
                 storage[...] = value
+                self.hold(value)
                 return storage
             host = np.asarray(value).astype(dtype)
             if host.shape == shape:
@@ -126,9 +152,15 @@ class CudaBackend:
                 self._launcher.upload(copy, array)
             return copy
 
-    def from_peer(self, array: Any) -> Any:
+    def from_peer(self, array: Any, peer: CudaBackend) -> Any:
+        with peer.enter():
+            is_of_this_stream = peer._order.has_one_stream()
         with self.enter():
-            return self._launcher.copy_of_peer(array)
+            copy = self._launcher.copy_of_peer(array)
+            if not is_of_this_stream:
+                with self._lock:
+                    self._order.in_flight.hold(self._launcher.record(), array)
+            return copy
 
     def plan_dense(
         self,
@@ -155,15 +187,19 @@ class CudaBackend:
         *,
         version: int | None = None,
         refused: Any = None,
+        kept: Sequence[Any] = (),
     ) -> None:
         if plan.num_variables == 0:
             return
+        flags = () if refused is None else (refused,)
         with self._lock, self._launcher.device():
             last = plan.last_update = self._order.begin(plan.updated, plan.last_update)
-            read: Sequence[Any] = ()
+            used: Sequence[Any] = ()
             try:
+                if flags:
+                    self._order.follow(flags)
                 on_device = self._scalars_on_device(rule, plan.dtype, scalars)
-                table, chunks, read = plan.begin(gradients, version)
+                table, chunks, used = plan.begin(gradients, version)
                 self._launcher.launch(
                     kernels.dense_update(rule, name_of(plan.dtype)),
                     num_blocks(plan.num_chunks, 1, self._launcher.num_multiprocessors),
@@ -174,11 +210,11 @@ class CudaBackend:
                     num_chunks=plan.num_chunks,
                     chunk_size=DENSE_CHUNK,
                     scalars=on_device,
-                    refused=self._flag(refused),
+                    refused=self._flag_array(refused),
                 )
                 plan.end()
             finally:
-                self._order.end(last, read)
+                self._order.end(last, (plan.memory, gradients, used, kept), flags)
 
     def apply_sparse(
         self,
@@ -190,21 +226,27 @@ class CudaBackend:
         *,
         touches_all_rows: bool,
         refused: Any = None,
+        kept: Sequence[Any] = (),
     ) -> None:
         [(var, slots)] = plan.targets
         if not var.size:
             return
         contiguous = self.xp.ascontiguousarray
         arrays = [var, *slots]
+        used = [plan.memory, values, rows, kept]
+        flags = () if refused is None else (refused,)
         with self._lock, self._launcher.device():
             last = plan.last_update = self._order.begin(plan.updated, plan.last_update)
             try:
+                if flags:
+                    self._order.follow(flags)
                 flat = [contiguous(array) for array in arrays]
                 values, rows = contiguous(values), contiguous(rows)
                 if any(self.xp.may_share_memory(values, array) for array in flat):
                     values = values.copy()
+                used += [values, rows]
                 self._apply_sparse(
-                    rule, flat, values, rows, scalars, touches_all_rows, self._flag(refused)
+                    rule, flat, values, rows, scalars, touches_all_rows, self._flag_array(refused)
                 )
                 for array, worked_on in zip(arrays, flat, strict=True):
                     if self._launcher.address(array) != self._launcher.address(worked_on):
@@ -214,20 +256,21 @@ class CudaBackend:
                 self._workspaces.pop(self._launcher.stream(), None)
                 raise
             finally:
-                self._order.end(last, (values, rows))
+                self._order.end(last, used, flags)
 
     def sum_duplicate_rows(self, values: Any, indices: Any) -> tuple[Any, Any]:
         real = np.dtype(compute_type(values.dtype))
         if not indices.size or not values.size:
             return values.astype(real), indices
         with self._lock, self._launcher.device():
+            given = values, indices
             values = self.xp.ascontiguousarray(values)
             width = math.prod(values.shape[1:])
             workspace = self._workspace()
             height = int(indices.max()) + 1
             indices = self.xp.ascontiguousarray(indices)
-            rows = sort_rows(self._launcher, workspace, indices, height, self._unset_flag)
-            parts = self._sum_pieces(rows, values, width, workspace, self._unset_flag)
+            rows = sort_rows(self._launcher, workspace, indices, height, self._unset_flag.array)
+            parts = self._sum_pieces(rows, values, width, workspace, self._unset_flag.array)
             sums = self.xp.empty((int(rows.num_runs[0]), *values.shape[1:]), dtype=real)
             lanes = lanes_per_row(width, 1)
             self._launcher.launch(
@@ -240,10 +283,11 @@ class CudaBackend:
                 row_width=width,
                 sums=sums,
                 lanes_per_row=lanes,
-                refused=self._unset_flag,
+                refused=self._unset_flag.array,
             )
             first = rows.positions[rows.begins[: sums.shape[0]]]
             order = self.xp.argsort(first)
+            self._order.hold(given)
             return sums[order], indices[first[order]]
 
     def _apply_sparse(
@@ -326,6 +370,10 @@ class CudaBackend:
         stream = self._launcher.stream()
         found = self._workspaces.get(stream)
         if found is None:
+            if len(self._workspaces) == MOST_STREAMS:
+                # Of the first stream, which may have ended. Its memory goes back to that stream,
+                # behind the work that uses it.
+                del self._workspaces[next(iter(self._workspaces))]
             found = self._workspaces[stream] = Workspace(self._launcher)
         return found
 
@@ -334,8 +382,8 @@ class CudaBackend:
         host = np.array([scalars[name] for name in rule.scalars], real)
         return self._workspace().constants(f"scalars of {rule.name}", host)
 
-    def _flag(self, refused: Any) -> Any:
-        return self._unset_flag if refused is None else refused
+    def _flag_array(self, refused: Any) -> Any:
+        return (self._unset_flag if refused is None else refused).array
 
     def _row_blocks(self, num_rows: int, lanes: int) -> int:
         return num_blocks(num_rows * lanes, ROW_THREADS, self._launcher.num_multiprocessors)

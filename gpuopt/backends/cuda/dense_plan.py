@@ -11,9 +11,10 @@ import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
 from gpuopt.backends.backend import Target, Updated
+from gpuopt.backends.cuda.in_flight import LastUpdate
 from gpuopt.backends.cuda.launch_shapes import DENSE_CHUNK
 from gpuopt.backends.cuda.launcher import Launcher
-from gpuopt.backends.cuda.order import LastUpdate
+from gpuopt.backends.cuda.order import MOST_STREAMS
 from gpuopt.backends.cuda.structs import GRAD_ROW as _GRAD
 from gpuopt.backends.cuda.structs import SIZE_ROW as _SIZE
 from gpuopt.backends.cuda.structs import VAR_ROW as _VAR
@@ -67,6 +68,7 @@ class DensePlan:
         targets: The variables and their slots, in order.
         num_variables: The number of variables that have elements.
         updated: The variables and slots.
+        memory: Everything that an update writes to, to be kept alive.
         last_update: Theirs, from `UpdateOrder`.
     """
 
@@ -85,7 +87,7 @@ class DensePlan:
         # (array, its contiguous stand-in)
         self._stand_ins: list[tuple[Any, Any]] = []
         flat = [[self._contiguous(array) for array in of_variable] for of_variable in arrays]
-        self._arrays = flat
+        self.memory = targets, flat
         table = np.zeros((3 + len(targets[0].slots), len(flat)), np.int64)
         if flat:
             table[_SIZE] = [of_variable[0].size for of_variable in flat]
@@ -165,9 +167,12 @@ class DensePlan:
             ours[position] = ours[position].copy()
             addresses[position] = self._launcher.address(ours[position])
         if found is None:
+            if len(self._on_device) == MOST_STREAMS:
+                del self._on_device[next(iter(self._on_device))]
             table, chunks = self._upload_tables(addresses)
         else:
             table, chunks = found.table, found.chunks
+            del self._on_device[stream]  # until it is whole again
             self._launcher.upload(table[_GRAD], addresses)
         # Copies are gone at the next step, when their addresses may belong to anything.
         remembered = np.zeros(0, np.int64) if copied else addresses

@@ -12,17 +12,27 @@ from gpuopt.backends.cuda.launcher import Download, Launcher
 from gpuopt.backends.cuda.parameters import name_of
 
 
+class CudaRowFlag:
+    """See `RowFlag`."""
+
+    __slots__ = ("array", "last_update")
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+        self.last_update: Any = None
+
+
 class CudaRowFlags:
     """See `RowFlags`. Kernels read a flag before they write anything."""
 
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
 
-    def new(self) -> Any:
+    def new(self) -> CudaRowFlag:
         with self._launcher.device():
-            return self._launcher.xp.zeros(2, dtype=np.uint64)
+            return CudaRowFlag(self._launcher.xp.zeros(2, dtype=np.uint64))
 
-    def check(self, flag: Any, number: int, rows: Any, height: int) -> None:
+    def check(self, flag: CudaRowFlag, number: int, rows: Any, height: int) -> None:
         if not rows.size:
             return
         with self._launcher.device():
@@ -35,13 +45,13 @@ class CudaRowFlags:
                 num_rows=rows.size,
                 height=height,
                 variable=number,
-                refused=flag,
+                refused=flag.array,
             )
 
-    def read(self, flag: Any) -> Download:
+    def read(self, flag: CudaRowFlag) -> Download:
         with self._launcher.device():
-            return self._launcher.download(flag)
+            return self._launcher.download(flag.array)
 
-    def clear(self, flag: Any) -> None:
+    def clear(self, flag: CudaRowFlag) -> None:
         with self._launcher.device():
-            self._launcher.upload(flag, np.zeros(2, np.uint64))
+            self._launcher.upload(flag.array, np.zeros(2, np.uint64))

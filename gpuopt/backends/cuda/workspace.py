@@ -45,6 +45,7 @@ class Workspace:
         if found is not None and found[0] == as_bytes and found[1].dtype == values.dtype:
             return found[1]
         target = self.take(name, values.size, name_of(values.dtype))
+        self._constants.pop(name, None)  # until the upload is done
         self._launcher.upload(target, values)
         self._constants[name] = as_bytes, target
         return target
