@@ -22,32 +22,26 @@ CANARY = 512
 
 
 class Hooks(importlib.abc.MetaPathFinder):
-    """Does something before, or after, a module is imported for the first time."""
-
-    def __init__(self) -> None:
-        self.before: dict[str, Callable[[], None]] = {"cupy": before_cupy}
-        self.after: dict[str, Callable[[], None]] = {"cupy": after_cupy}
+    """Does something before and after CuPy is imported."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        before, after = self.before.pop(name, None), self.after.pop(name, None)
-        if before is None and after is None:
+        if name != "cupy":
             return None
         spec = PathFinder.find_spec(name, path, target)
         if spec is None or spec.loader is None:
             return spec
-        if before is not None:
-            before()
-        if after is not None:
-            loader: Any = spec.loader
-            original = loader.exec_module
+        # Whoever only asks whether CuPy is installed does not get so far.
+        loader: Any = spec.loader
+        execute = loader.exec_module
 
-            def exec_module(module: ModuleType) -> None:
-                original(module)
-                after()
+        def exec_module(module: ModuleType) -> None:
+            before_cupy()
+            execute(module)
+            after_cupy()
 
-            loader.exec_module = exec_module
+        loader.exec_module = exec_module
         return spec
 
 

@@ -6,6 +6,7 @@ NVRTC has compiled it before, so a source must please both.
 from __future__ import annotations
 
 import ctypes
+import inspect
 import re
 import sys
 import traceback
@@ -57,10 +58,13 @@ _names: list[bytes] = []
 
 def watch(compiler: Any) -> None:
     """Has CuPy's compiler tell the driver the source of each module that it loads."""
-    original = compiler._compile_module_with_cache
+    original = compiler._compile_with_cache_cuda
+    signature = inspect.signature(original)
 
-    def compile_module(source: str, options: Sequence[str] = (), **more: Any) -> Any:
-        names = tuple(more.get("name_expressions") or ())
+    def compile_module(*positional: Any, **named: Any) -> Any:
+        arguments = signature.bind(*positional, **named).arguments
+        source, options = arguments["source"], arguments["options"]
+        names = tuple(arguments.get("name_expressions") or ())
         key = (source, tuple(options), names)
         if key not in _numbers:
             modules.append(Module(source, options))
@@ -68,7 +72,7 @@ def watch(compiler: Any) -> None:
         number = _numbers[key]
         library().driver_next_module(number)
         try:
-            module = original(source, options, **more)
+            module = original(*positional, **named)
         finally:
             library().driver_next_module(0)
         mapping = getattr(module, "mapping", None) or {}
@@ -78,7 +82,7 @@ def watch(compiler: Any) -> None:
         }
         return module
 
-    compiler._compile_module_with_cache = compile_module
+    compiler._compile_with_cache_cuda = compile_module
 
 
 @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_long, ctypes.c_char_p, ctypes.POINTER(Found))
