@@ -55,7 +55,7 @@ void run(const Function& function, unsigned num_blocks, unsigned num_threads, Ar
   for (size_t offset : arguments.offsets) addresses.push_back(&arguments.bytes[offset]);
   const char* failure = nullptr;
   Address at = 0;
-  const Unlocked unlocked(device);
+  unlock_memory(device);
   const bool ended = run_guarded(
       [&] {
         // CuPy launches small blocks, of less than a warp.

@@ -308,17 +308,25 @@ const char* why_not(const void* at, size_t num_bytes) {
 void enable_peer(int from, int to) { peers[from][to] = true; }
 bool is_peer_enabled(int from, int to) { return from == to || peers[from][to]; }
 
-static void protect(int for_device, int protection) {
-  for (int i = 0; i < settings().num_devices; ++i) {
-    const Device& device = devices[i];
-    if (device.end == device.begin || !is_peer_enabled(for_device, i)) continue;
-    const size_t size = (device.end - device.begin + page_size - 1) / page_size * page_size;
-    mprotect(reinterpret_cast<void*>(device.begin), size, protection);
-  }
+// Changing the protection takes time for each page in use, so many kernels run between changes.
+static void protect(int index, bool is_open) {
+  static Address open_until[most_devices];  // 0 where closed
+  const Device& device = devices[index];
+  const Address until = is_open ? device.end : 0;
+  if (open_until[index] == until || device.end == device.begin) return;
+  const size_t size = (device.end - device.begin + page_size - 1) / page_size * page_size;
+  mprotect(reinterpret_cast<void*>(device.begin), size,
+           is_open ? PROT_READ | PROT_WRITE : PROT_NONE);
+  open_until[index] = until;
 }
 
-Unlocked::Unlocked(int device) : device_(device) { protect(device_, PROT_READ | PROT_WRITE); }
-Unlocked::~Unlocked() { protect(device_, PROT_NONE); }
+void unlock_memory(int device) {
+  for (int i = 0; i < settings().num_devices; ++i) protect(i, is_peer_enabled(device, i));
+}
+
+void lock_memory() {
+  for (int i = 0; i < settings().num_devices; ++i) protect(i, false);
+}
 
 bool run_guarded(const std::function<void()>& kernel, Address* at) {
   struct sigaction action = {}, before;

@@ -46,16 +46,10 @@ uint64_t& writes_to(const void* page_locked);
 void enable_peer(int from, int to);
 bool is_peer_enabled(int from, int to);
 
-// While it lives, kernels of `device` may run: its memory, and its peers', is where the program
-// sees it.
-class Unlocked {
- public:
-  explicit Unlocked(int device);
-  ~Unlocked();
-
- private:
-  int device_;
-};
+// Kernels of `device` may run now: its memory, and its peers', is where the program sees it.
+void unlock_memory(int device);
+// Nor may anybody else; called when the host goes on.
+void lock_memory();
 
 // Runs a kernel; returns false, with the address, if it touched memory that it may not.
 bool run_guarded(const std::function<void()>& kernel, Address* at);

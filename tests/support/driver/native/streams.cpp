@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "graphs.h"
+#include "memory.h"
 
 namespace driver {
 
@@ -96,8 +97,9 @@ void run_until(Condition condition) {
   while (!condition()) {
     if (run_one()) continue;
     report("deadlock: streams wait for each other");
-    return;
+    break;
   }
+  if (!is_running) lock_memory();
 }
 
 void add(Stream* stream, const char* what, std::function<void()> run, std::vector<Point> after) {
@@ -234,7 +236,10 @@ void wait_for_everything() {
 }
 
 Status query(Point point) {
-  if (!is_done(point) && ++num_questions % patience == 0) run_one();
+  if (!is_done(point) && ++num_questions % patience == 0) {
+    run_one();
+    lock_memory();
+  }
   if (!is_done(point)) return cudaErrorNotReady;
   if (point.stream) host[point.stream] = std::max(host[point.stream], point.number);
   return cudaSuccess;
