@@ -320,7 +320,10 @@ bool destroy_event(void* handle) {
   static std::vector<std::unique_ptr<Event>> gone;
   gone.push_back(std::move(it->second));
   events.erase(it);
-  std::erase_if(gone, [](const auto& event) { return is_done(event->point); });
+  // It may have been recorded on several streams, one after the other.
+  if (std::all_of(streams.begin(), streams.end(), [](const auto& s) { return s->queue.empty(); })) {
+    gone.clear();
+  }
   return true;
 }
 
