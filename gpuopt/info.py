@@ -14,6 +14,7 @@ from gpuopt.backends.cuda.availability import (
     CUPY_DISTRIBUTIONS,
     ask_driver,
     installed,
+    other_flavour,
     why_no_gpu,
 )
 
@@ -39,6 +40,8 @@ def describe() -> list[tuple[str, str]]:
     rows.append(("rules", _call_or_explain(_describe_rules)))
     reason = why_no_gpu(driver)
     usable = "usable" if reason is None else f"not usable: {reason}"
+    if reason is None and (other := other_flavour(driver)) is not None:
+        usable += f"; better: {other}"
     rows += [(f"gpu:{index}", f"{name}, {usable}") for index, name in enumerate(driver.gpus)]
     return rows if driver.gpus else [*rows, ("gpu", usable)]
 

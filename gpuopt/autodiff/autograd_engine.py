@@ -99,7 +99,10 @@ def _seed(value: Any, grad_loss: Any) -> Any:
     ones = array_module(getval(value)).ones(shape, dtype=dtype)
     if grad_loss is None:
         return ones
-    given = grad_loss.storage if isinstance(grad_loss, Variable) else grad_loss
+    if isinstance(grad_loss, Variable):
+        grad_loss.follow_updates()
+        grad_loss = grad_loss.storage
+    given = grad_loss
     given_shape = getattr(given, "shape", ())
     if given_shape not in ((), shape):
         raise ValueError(f"grad_loss has shape {given_shape}; the loss has shape {shape}")

@@ -94,6 +94,7 @@ class ReadRecorder:
         found = self.leaves.get(variable.identity)
         if found is not None:
             return found[1]
+        variable.follow_updates()
         if not self.watches(variable):
             return self._make_constant(variable)
         leaf = self._make_leaf(variable)

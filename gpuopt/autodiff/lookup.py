@@ -39,6 +39,7 @@ def embedding_lookup(table: Any, ids: Any) -> Any:
         )
     refuse_masked(ids, "ids")
     if isinstance(ids, Variable):
+        ids.follow_updates()
         ids = ids.storage
     elif not hasattr(ids, "dtype"):
         ids = np.asarray(ids)
@@ -50,7 +51,7 @@ def embedding_lookup(table: Any, ids: Any) -> Any:
     by = recorder()
     if by is not None:
         return by.lookup(table, ids)
-    return (table.storage if isinstance(table, Variable) else table)[ids]
+    return (table.value() if isinstance(table, Variable) else table)[ids]
 
 
 def _check(ids: Any, height: int, name: str) -> None:

@@ -140,7 +140,10 @@ def _seed(loss: Any, grad_loss: Any) -> Any:
     ones = torch.ones_like(loss)
     if grad_loss is None:
         return ones
-    given = grad_loss.storage if isinstance(grad_loss, Variable) else grad_loss
+    if isinstance(grad_loss, Variable):
+        grad_loss.follow_updates()
+        grad_loss = grad_loss.storage
+    given = grad_loss
     given = given if isinstance(given, torch.Tensor) else torch.as_tensor(given)
     if tuple(given.shape) not in ((), tuple(loss.shape)):
         raise ValueError(

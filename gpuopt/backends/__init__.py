@@ -103,7 +103,7 @@ def to_device(array: Any, device: Device) -> Array:
     array = here.as_array(array)
     if source.kind == "cpu":
         return target.from_host(array)
-    return here.to_host(array) if device.kind == "cpu" else target.from_peer(array)
+    return here.to_host(array) if device.kind == "cpu" else target.from_peer(array, here)
 
 
 def new_storage(

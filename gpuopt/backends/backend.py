@@ -94,10 +94,18 @@ class RowCheck(NamedTuple):
     height: int
 
 
-class RowFlags(Protocol):
-    """Checks rows of sparse gradients on the device, while the host goes on."""
+class RowFlag(Updated, Protocol):
+    """A flag in device memory, which kernels read before they write anything."""
 
-    def new(self) -> Any:
+
+class RowFlags(Protocol):
+    """Checks rows of sparse gradients on the device, while the host goes on.
+
+    Only `new` waits for other streams' work on the flag: the caller calls all others inside the
+    backend's `enter_update(flag)`.
+    """
+
+    def new(self) -> RowFlag:
         """Returns a flag that is not set."""
 
     def check(self, flag: Any, checks: Sequence[RowCheck]) -> None:
@@ -131,8 +139,34 @@ class Backend(Protocol):
     def enter(self, *read: Updated) -> AbstractContextManager[Any]:
         """Makes this the current device; work inside waits for the last updates of `read`."""
 
-    def enter_update(self, *updated: Updated) -> AbstractContextManager[Any]:
-        """Does what `enter` does; later work on `updated` waits for the work inside."""
+    def enter_reading(
+        self, *read: Updated, kept: Sequence[Any] = ()
+    ) -> AbstractContextManager[Any]:
+        """Does what `enter` does; the next updates of `read` wait for the work inside.
+
+        Args:
+            read: What is read.
+            kept: See `enter_update`.
+        """
+
+    def enter_update(
+        self, *updated: Updated, kept: Sequence[Any] = ()
+    ) -> AbstractContextManager[Any]:
+        """Makes this the current device; work inside follows earlier work on `updated`.
+
+        Later work on `updated` waits for the work inside.
+
+        Args:
+            updated: What is written.
+            kept: Arrays that the work reads or writes: their memory is not given to another stream
+                before it is done.
+        """
+
+    def hold(self, *arrays: Any) -> None:
+        """Keeps arrays alive until the current stream's work so far is done, if need be."""
+
+    def refuse_capture(self) -> None:
+        """Raises RuntimeError if the current stream is being captured into a CUDA graph."""
 
     def profiling_range(self, name: str) -> AbstractContextManager[Any]:
         """Has the device's profilers show what is done inside under this name."""
@@ -180,8 +214,8 @@ class Backend(Protocol):
     def from_host(self, array: np.ndarray[Any, Any]) -> Array:
         """Returns a copy, on this device, of an array in host memory."""
 
-    def from_peer(self, array: Array) -> Array:
-        """Returns a copy, on this device, of an array on another GPU."""
+    def from_peer(self, array: Array, peer: Any) -> Array:
+        """Returns a copy, on this device, of an array on another GPU, whose backend is `peer`."""
 
     def plan_dense(
         self,
@@ -214,6 +248,7 @@ class Backend(Protocol):
         *,
         version: int | None = None,
         refused: Any = None,
+        kept: Sequence[Any] = (),
     ) -> None:
         """Applies `rule` to every element of every variable of a plan.
 
@@ -227,6 +262,7 @@ class Backend(Protocol):
             scalars: The rule's scalars in the compute type of the variables' dtype.
             version: Of the gradients, from the plan's `accept`; None if unknown.
             refused: From `RowFlags.new`: nothing is written if a bad row was found.
+            kept: What owns memory that the plan borrows: see `enter_update`.
         """
 
     def apply_sparse(
@@ -237,6 +273,7 @@ class Backend(Protocol):
         *,
         touches_all_rows: bool,
         refused: Any = None,
+        kept: Sequence[Any] = (),
     ) -> None:
         """Applies `rule` to the rows of sparse gradients, with repeated rows summed first.
 
@@ -247,6 +284,7 @@ class Backend(Protocol):
             scalars: The rule's scalars in the compute type of the variables' dtype.
             touches_all_rows: Whether rows without a gradient are updated, too, by a gradient of 0.
             refused: From `RowFlags.new`: nothing is written if a bad row was found.
+            kept: What owns memory that the plan borrows: see `enter_update`.
         """
 
     def sum_duplicate_rows(self, values: Array, indices: Array) -> tuple[Array, Array]:

@@ -17,7 +17,7 @@ from gpuopt.distributed.waiting import DEFAULT_TIMEOUT_S, check_timeout
 from gpuopt.errors import CancelledError, DeadlineExceededError
 from gpuopt.locks import Condition, renew_after_fork
 from gpuopt.variables.indexed_slices import IndexedSlices
-from gpuopt.variables.variable import Variable
+from gpuopt.variables.operators import reading, storage_of
 
 ReductionType = Literal["MEAN", "SUM"]
 # None stands for any size.
@@ -123,7 +123,7 @@ class _Accumulator(Generic[_Accumulated]):
         """Adds a gradient; drops it and returns False if `local_step` is over."""
         if local_step < self._step:
             return False
-        with self._backend.enter_update(self):
+        with self._backend.enter_update(self, kept=(grad,)):
             if self._count == 0:
                 self._begin(grad)
             else:
@@ -231,15 +231,15 @@ class ConditionalAccumulator(_Accumulator[Any]):
             ValueError: a wrong shape.
             CancelledError: the accumulator was closed.
         """
-        if isinstance(grad, Variable):
-            grad = grad.storage
-        elif not hasattr(grad, "dtype"):
-            grad = np.asarray(grad, self.dtype)
-        grad = to_device(self._check_dtype(grad), self.device)
-        expected = self._shape
-        if expected is not None and grad.shape != expected and not _fits(grad.shape, expected):
-            self._refuse_shape(grad.shape, expected)
-        return self._apply(grad, local_step)
+        with reading(grad):
+            array = storage_of(grad)
+            if not hasattr(array, "dtype"):
+                array = np.asarray(array, self.dtype)
+            array = to_device(self._check_dtype(array), self.device)
+            expected = self._shape
+            if expected is not None and not _fits(array.shape, expected):
+                self._refuse_shape(array.shape, expected)
+            return self._apply(array, local_step)
 
     def accept(self, grad: Any, local_step: int) -> bool:
         if self._count and grad.shape != self._total.shape and local_step >= self._step:

@@ -58,12 +58,15 @@ def sum_gradients(gradients: Sequence[Gradient], device: Device) -> Gradient:
             total = new_storage(first, device, first.dtype)
             for other in gradients[1:]:
                 backend.xp.add(total, to_device(other, device), out=total)
+            backend.hold(*gradients)
             return total
-        return IndexedSlices(
+        joined = IndexedSlices(
             backend.xp.concatenate([to_device(g.values, device) for g in gradients]),
             backend.xp.concatenate([to_device(g.indices, device) for g in gradients]),
             gradients[0].dense_shape,
         )
+        backend.hold(*gradients)
+        return joined
 
 
 def bring_to(gradient: Gradient, device: Device) -> Gradient:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, MutableMapping
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakMethod
@@ -37,6 +38,22 @@ class Description(NamedTuple):
     slot_names: list[str] | None
     other_names: list[str]
     op_name: Callable[[str], str]
+
+
+class Created(NamedTuple):
+    """A slot or other variable of a state, just made.
+
+    Attributes:
+        slot_name: The slot's name, or the other variable's.
+        owner: The identity of the slot's variable; None for another variable.
+        variable: What was made.
+        restored: The restored value that it took, or None.
+    """
+
+    slot_name: str
+    owner: weakref.ref[Identity] | None
+    variable: Variable
+    restored: np.ndarray[Any, Any] | None
 
 
 class Version:
@@ -105,6 +122,7 @@ class State:
         self.version = Version()
         self._tables: dict[str, SlotTable] = {}
         self._others: dict[str, Variable] = {}
+        self._created: list[Created] = []
 
     def describe(self) -> Description:
         """Returns a description of the optimizer whose state this is.
@@ -152,6 +170,40 @@ class State:
         with self.lock:
             slots = [slot for table in self._tables.values() for slot in table.values()]
             return [*slots, *self._others.values()]
+
+    def collect_created(self, create: Callable[[], None]) -> list[Created]:
+        """Calls `create`, and returns what it has made."""
+        with writing(), self.lock:
+            outer, self._created = self._created, []
+            try:
+                create()
+                return self._created
+            finally:
+                self._created = outer
+
+    def forget(self, created: Iterable[Created], devices: Collection[Device] | None = None) -> None:
+        """Removes what `collect_created` returned; restored values wait again.
+
+        Args:
+            created: What is removed, unless something else has taken its place.
+            devices: The devices of what is removed; by default all.
+        """
+        with writing(), self.lock:
+            for name, owner, variable, restored in created:
+                if devices is not None and variable.device not in devices:
+                    continue
+                if owner is None:
+                    if self._others.get(name) is variable:
+                        del self._others[name]
+                        self.version.number += 1
+                        if restored is not None:
+                            self.waiting_others[name] = restored
+                    continue
+                identity = owner()
+                if identity is not None and self.table(name).get(identity) is variable:
+                    del self.table(name)[identity]
+                    if restored is not None:
+                        self.waiting_slots[name, identity.name] = restored
 
     def create_slot(
         self,
@@ -202,6 +254,8 @@ class State:
             slot = new_slot_variable(variable, op_name, value, shape, dtype)
             self.table(slot_name)[variable.identity] = slot
             self.waiting_slots.pop(key, None)
+            owner = weakref.ref(variable.identity)
+            self._created.append(Created(slot_name, owner, slot, restored))
             return slot
 
     def create_other(self, name: str, value: Any, device: Device) -> Variable:
@@ -244,6 +298,7 @@ class State:
                 variable.assign(restored)
             self._others[name] = variable
             self.waiting_others.pop(name, None)
+            self._created.append(Created(name, None, variable, restored))
             return variable
 
 

@@ -40,6 +40,7 @@ class Batch(NamedTuple):
         plan: The backend's plan for updates of these variables.
         positions: The variables' positions in the group; None if the batch is the whole group.
         number: The batch's position among the batches of the group.
+        is_borrowed: Whether some variables are raw arrays, whose memory the plan does not own.
     """
 
     device: Device
@@ -49,6 +50,7 @@ class Batch(NamedTuple):
     plan: Any
     positions: Sequence[int] | None
     number: int
+    is_borrowed: bool
 
     def select(self, items: Sequence[Any]) -> Sequence[Any]:
         """Returns the items of the batch's variables, given an item for each of the group's."""
@@ -101,7 +103,9 @@ class Group:
             is_all = len(by_kind) == 1
             of_group = None if is_all else positions
             number, real = len(self.batches), compute_type(dtype)
-            self.batches.append(Batch(device, dtype, backend, real, plan, of_group, number))
+            self.batches.append(
+                Batch(device, dtype, backend, real, plan, of_group, number, bool(borrowed))
+            )
         self.is_on_a_cpu = any(batch.device.kind == "cpu" for batch in self.batches)
 
     def is_known_apart(self, members: Sequence[Group | Identity]) -> bool:

@@ -12,6 +12,7 @@ from gpuopt.device import device_of
 from gpuopt.errors import DeviceUnavailableError
 from gpuopt.step.overlap import refuse_shared_memory
 from gpuopt.variables.indexed_slices import IndexedSlices
+from gpuopt.variables.operators import reading
 from gpuopt.variables.storage import describe
 from gpuopt.variables.variable import Variable, as_variable
 
@@ -194,7 +195,8 @@ def _check_rows(indices: np.ndarray[Any, Any], variable: Variable) -> None:
 
 
 def _as_gradient_array(gradient: Any, variable: Variable) -> Any:
-    gradient = gradient.storage if isinstance(gradient, Variable) else gradient
+    if isinstance(gradient, Variable):
+        gradient = _value_of(gradient)
     refuse_masked(gradient, f'gradient for "{variable.name}"')
     if hasattr(gradient, "dtype"):
         array = _on_device(gradient, variable)
@@ -215,6 +217,15 @@ def _as_gradient_array(gradient: Any, variable: Variable) -> Any:
     return _on_device(array.astype(variable.dtype), variable)
 
 
+def _value_of(variable: Variable) -> Any:
+    """Returns the array of a variable; on a GPU a copy, as another stream may update it next."""
+    storage = variable.storage
+    if variable.device.kind == "cpu":
+        return storage
+    with reading(variable), backend_for(variable.device).enter():
+        return storage.copy()
+
+
 def _has_dtype(value: Any) -> bool:
     """Whether a value that numpy can make an array of has a dtype of its own, as a buffer has."""
     if hasattr(value, "__array__") or hasattr(value, "__array_interface__"):
@@ -227,6 +238,8 @@ def _has_dtype(value: Any) -> bool:
 
 
 def _on_device(array: Any, variable: Variable) -> Any:
+    if isinstance(array, Variable):  # among IndexedSlices
+        array = _value_of(array)
     try:
         return to_device(array, variable.device)
     except DeviceUnavailableError as error:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from gpuopt.backends import backend_for
-from gpuopt.backends.backend import FlagRead, RowCheck, RowFlags
+from gpuopt.backends.backend import FlagRead, RowCheck, RowFlag, RowFlags
 from gpuopt.device import Device
 from gpuopt.locks import Lock
 from gpuopt.step.pairs import Gradient
@@ -20,14 +19,23 @@ from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.late_errors import register
 from gpuopt.variables.variable import Variable
 
+# Undoes a call, given the devices that have refused it.
+Undo = Callable[[Collection[Device]], None]
 
-class _Flag:
-    """One device's flag. Calls on different streams take turns with it."""
+# Calls that the host may be ahead of its checks: each takes a little page-locked memory.
+_MOST_CALLS = 64
 
-    def __init__(self, flags: RowFlags) -> None:
-        self.flags = flags
-        self.array = flags.new()
-        self.last_update: Any = None
+
+class _Check(NamedTuple):
+    """The rows of one gradient, which a GPU must check.
+
+    Attributes:
+        number: Identifies the variable to the reader of the flag.
+    """
+
+    number: int
+    rows: Any
+    variable: Variable
 
 
 class _Call(NamedTuple):
@@ -36,12 +44,12 @@ class _Call(NamedTuple):
     Attributes:
         reads: The flags of devices that got sparse gradients, on their way to the host.
         described: (name, height) of the variables with sparse gradients, by number.
-        undo: Undoes the host's part of the call.
+        undo: Undoes what the call has left outside of the devices that have refused it.
     """
 
     reads: dict[Device, FlagRead]
     described: Mapping[int, tuple[str, int]]
-    undo: Callable[[], None]
+    undo: Undo
 
 
 class RowChecks:
@@ -49,6 +57,7 @@ class RowChecks:
 
     Attributes:
         calls: The calls whose rows the host does not know to be in range yet, the oldest first.
+        flags: By device, once one of its variables has had a sparse gradient.
 
     A kernel checks all rows of a call before the first update, and sets the device's flag if one is
     out of range. While the flag is set, kernels write nothing: neither those of this call nor those
@@ -57,73 +66,57 @@ class RowChecks:
     """
 
     def __init__(self) -> None:
+        # Held by a call from its check to the reading of the flag: between them, the check of
+        # another thread's call could set the flag, and this call would be applied in part.
         self._lock = Lock("an optimizer's row checks")
-        self._flags: dict[Device, _Flag] = {}
+        self.flags: dict[Device, RowFlag] = {}
         self.calls: deque[_Call] = deque()
+        # The thread whose kernels must look at the flags.
+        self._thread: int | None = None
         register(self)
 
-    def flag(self, device: Device) -> Any:
-        """Returns the flag that kernels on `device` read before they write; None if none exists."""
-        found = self._flags.get(device)
-        return None if found is None else found.array
+    def flag(self, device: Device) -> RowFlag | None:
+        """Returns the flag that this thread's kernels must read before they write, or None."""
+        return self.flags.get(device) if self._thread == threading.get_ident() else None
 
-    @contextmanager
-    def checking(
+    def call(
         self,
+        write: Callable[[], None],
         grads_and_vars: Sequence[tuple[Gradient, Variable]],
-        undo: Callable[[], Callable[[], None]],
-        at_once: Callable[[], bool],
-    ) -> Iterator[None]:
-        """Checks the rows of a call, which is the body of the `with` statement.
+        prepare_undo: Callable[[], Undo],
+        must_check_first: Callable[[], bool],
+    ) -> None:
+        """Calls `write`, after the checks of its rows have been enqueued.
 
         Args:
-            grads_and_vars: The call's pairs.
-            undo: Called before the body if need be; returns a function that undoes the body's work.
-            at_once: Returns whether the body would write even if a flag is set. If so, the host
-                waits for the checks before the body runs.
+            write: Applies the gradients.
+            grads_and_vars: The call's pairs with sparse gradients.
+            prepare_undo: Called before `write`; returns what undoes it.
+            must_check_first: Returns whether `write` would write even if a flag is set. If so, the
+                host waits for all checks before it calls `write`.
 
         Raises:
-            IndexError: a row is out of range, and `at_once()` is true or GPUOPT_CHECK is 1.
+            IndexError: a row is out of range, and `must_check_first()` is true or GPUOPT_CHECK is
+                1; or an earlier call's row is.
         """
         checks = [
-            (number, gradient.indices, variable)
+            _Check(number, gradient.indices, variable)
             for number, (gradient, variable) in enumerate(grads_and_vars)
             if isinstance(gradient, IndexedSlices) and variable.device.kind == "gpu"
         ]
-        if not checks and not self.calls:
-            yield
+        if must_check_first():
+            with self._lock:
+                if checks:
+                    self._enqueue(checks, _nothing)
+                self.raise_late(wait=True)
+            write()
             return
-        devices = {variable.device for _, _, variable in checks}
-        for device in devices:
-            if device not in self._flags:
-                flags = backend_for(device).row_flags
-                assert flags is not None
-                self._flags[device] = _Flag(flags)
-        undo_body = undo()
-        described = {number: (v.name, v.shape[0]) for number, _, v in checks}
-        for device in devices:
-            flag = self._flags[device]
-            with backend_for(device).enter_update(flag):
-                flag.flags.check(
-                    flag.array,
-                    [
-                        RowCheck(number, rows, variable.shape[0])
-                        for number, rows, variable in checks
-                        if variable.device is device
-                    ],
-                )
-        if checks and at_once():
-            self._note(devices, described, _nothing)
-            self.raise_late(wait=True)
-            yield
-            return
-        undo_call = _nothing
-        try:
-            yield
-            undo_call = undo_body
-        finally:
-            self._note(devices, described, undo_call)
-        if os.environ.get("GPUOPT_CHECK") == "1":
+        with self._lock:
+            if checks or self.calls:
+                self._enqueue(checks, write, prepare_undo())
+            else:
+                write()
+        if checks and os.environ.get("GPUOPT_CHECK") == "1":
             self.raise_late(wait=True)
 
     def raise_late(self, device: Device | None = None, *, wait: bool) -> None:
@@ -135,40 +128,73 @@ class RowChecks:
         if not self.calls:
             return
         with writing(), self._lock:
-            while self.calls:
-                for place, read in self.calls[0].reads.items():
-                    if wait and device in (None, place):
+            num_good = 0
+            for number, call in enumerate(self.calls):
+                is_good = True
+                for place, read in call.reads.items():
+                    is_too_old = number < len(self.calls) - _MOST_CALLS
+                    if is_too_old or (wait and device in (None, place)):
                         read.event.synchronize()
-                    elif not read.event.done:
-                        return
-                    if read.values[0]:
-                        self._refuse(place, read.values)
+                    if not read.event.done:
+                        is_good = False
+                    elif read.values[0]:
+                        self._refuse()
+                if is_good and num_good == number:
+                    num_good += 1
+                elif not wait:
+                    break
+            for _ in range(num_good):
                 self.calls.popleft()
 
-    def _note(
-        self,
-        devices: set[Device],
-        described: Mapping[int, tuple[str, int]],
-        undo: Callable[[], None],
+    def _enqueue(
+        self, checks: Sequence[_Check], write: Callable[[], None], undo: Undo | None = None
     ) -> None:
-        with self._lock:
+        """Has the rows checked before `write`, and notes the call, unless nothing came of it."""
+        devices = {check.variable.device for check in checks}
+        for device in devices:
+            if device not in self.flags:
+                flag = _row_flags(device).new()
+                backend_for(device).record_creation(flag)
+                self.flags[device] = flag
+        undo_call: Undo = _nothing_to_undo
+        try:
+            for device in devices:
+                here = [check for check in checks if check.variable.device == device]
+                flag, kept = self.flags[device], [check.rows for check in here]
+                with backend_for(device).enter_update(flag, kept=kept):
+                    rows = [RowCheck(n, rows, variable.shape[0]) for n, rows, variable in here]
+                    _row_flags(device).check(flag, rows)
+            self._thread = threading.get_ident()
+            write()
+            undo_call = undo or _nothing_to_undo
+        finally:
+            self._thread = None
             reads = {}
             for device in devices:
-                flag = self._flags[device]
+                flag = self.flags[device]
                 with backend_for(device).enter_update(flag):
-                    reads[device] = flag.flags.read(flag.array)
-            self.calls.append(_Call(reads, described, undo))
+                    reads[device] = _row_flags(device).read(flag)
+            described = {number: (v.name, v.shape[0]) for number, _, v in checks}
+            self.calls.append(_Call(reads, described, undo_call))
 
-    def _refuse(self, device: Device, values: np.ndarray[Any, Any]) -> None:
-        number, row = int(values[0]) - 1, int(values.view(np.int64)[1])
-        name, height = self.calls[0].described[number]
-        later = len(self.calls) - 1
-        for call in reversed(self.calls):
-            call.undo()
+    def _refuse(self) -> None:
+        """Undoes the first call with a bad row, and all since, which have not been written."""
+        calls = list(self.calls)
+        for read in chain.from_iterable(call.reads.values() for call in calls):
+            read.event.synchronize()
+        refused = [{place for place, read in c.reads.items() if read.values[0]} for c in calls]
+        first = next(number for number, places in enumerate(refused) if places)
+        everywhere = set().union(*refused)
+        bad, later = calls[first], len(calls) - first - 1
+        device, read = next((d, read) for d, read in bad.reads.items() if read.values[0])
+        for call in reversed(calls[first:]):
+            call.undo(everywhere)
         self.calls.clear()
-        for place, flag in self._flags.items():
-            with backend_for(place).enter_update(flag):
-                flag.flags.clear(flag.array)
+        for place in everywhere:
+            with backend_for(place).enter_update(self.flags[place]):
+                _row_flags(place).clear(self.flags[place])
+        number, row = int(read.values[0]) - 1, int(read.values.view("int64")[1])
+        name, height = bad.described[number]
         since = f", and neither have the {later} calls since" if later else ""
         raise IndexError(
             f'gradient for "{name}": row {row} is not in [0, {height}), the variable\'s rows. '
@@ -176,5 +202,15 @@ class RowChecks:
         )
 
 
+def _row_flags(device: Device) -> RowFlags:
+    flags = backend_for(device).row_flags
+    assert flags is not None
+    return flags
+
+
 def _nothing() -> None:
+    pass
+
+
+def _nothing_to_undo(refused: Collection[Device]) -> None:
     pass

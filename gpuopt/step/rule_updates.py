@@ -13,6 +13,7 @@ from gpuopt.backends.backend import Scalars, SparseUpdate
 from gpuopt.device import Device
 from gpuopt.quietly import quietly
 from gpuopt.rules.update_rule import UpdateRule
+from gpuopt.state.state import Created
 from gpuopt.step.known import Batch, Group, KnownGroups
 from gpuopt.step.overlap import refuse_shared_memory
 from gpuopt.step.pairs import checked_gradient, refuse_no_gradients, unpack_pair, unzip
@@ -129,6 +130,7 @@ class RuleUpdates:
         self._writing: _Unit = []
         self._done: _Unit = []
         self.has_rows_on_a_gpu = False
+        self.created: list[Created] = []
         given, gradients, variables = unzip(given)
         others = _not_plain(gradients)
         if others:
@@ -195,7 +197,8 @@ class RuleUpdates:
             return
         state = self._optimizer.state
         with writing(), state.lock:
-            self._optimizer._create_slots([v for part in unknown for v in part.variables()])
+            variables = [v for part in unknown for v in part.variables()]
+            self.created += state.collect_created(lambda: self._optimizer._create_slots(variables))
             for part in unknown:
                 group = Group(part.variables(), state.version.number, self._optimizer._target)
                 self._optimizer.known.add(part.given, group)
@@ -243,8 +246,10 @@ class RuleUpdates:
             # Rows in host memory have been checked already.
             has_flag = batch.backend.row_flags is not None
             refused = optimizer.row_checks.flag(batch.device) if has_flag else None
+            # Raw arrays own the memory that the plan writes to.
+            kept = [part.given for part, batch in unit if batch.is_borrowed]
             if part.is_sparse:
-                self._apply_sparse(unit, scalars, refused)
+                self._apply_sparse(unit, scalars, refused, kept)
             else:
                 batch.backend.apply_dense(
                     optimizer.rule,
@@ -253,6 +258,7 @@ class RuleUpdates:
                     scalars,
                     version=None if part.versions is None else part.versions[batch.number],
                     refused=refused,
+                    kept=kept,
                 )
             self._done += unit
         self._writing = []
@@ -280,7 +286,9 @@ class RuleUpdates:
             part.check(optimizer)
         return part
 
-    def _apply_sparse(self, unit: _Unit, scalars: Scalars, refused: Any) -> None:
+    def _apply_sparse(
+        self, unit: _Unit, scalars: Scalars, refused: Any, kept: Sequence[Any]
+    ) -> None:
         touches_all_rows = self._optimizer.touches_all_rows
         if touches_all_rows:
             for part, _ in unit:
@@ -292,6 +300,7 @@ class RuleUpdates:
             scalars,
             touches_all_rows=touches_all_rows,
             refused=refused,
+            kept=kept,
         )
 
 

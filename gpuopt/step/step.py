@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from typing import Any, Protocol
 
@@ -11,9 +11,10 @@ import numpy as np
 
 from gpuopt.backends import gpu_backends, profiling_range
 from gpuopt.backends.backend import Scalars
+from gpuopt.device import Device
 from gpuopt.locks import call_locked
 from gpuopt.state.state import State
-from gpuopt.step.row_checks import RowChecks
+from gpuopt.step.row_checks import RowChecks, Undo
 from gpuopt.step.updates import Updates
 from gpuopt.variables import recording
 from gpuopt.variables.gate import writing
@@ -67,9 +68,12 @@ class Step:
         """Raises late errors of earlier steps, and checks `global_step`.
 
         Raises:
+            RuntimeError: a GPU's current stream is being captured into a CUDA graph.
             IndexError: an earlier step was given a row that its variable lacks.
             TypeError, ValueError: `global_step` cannot count.
         """
+        for backend in gpu_backends:
+            backend.refuse_capture()
         if optimizer.row_checks.calls:
             optimizer.row_checks.raise_late(wait=False)
         self.name = name
@@ -88,14 +92,10 @@ class Step:
             updates.fix_scalars()
             updates.check()
             with profiling_range(self.name) if gpu_backends else _nothing, writing():
-                checks = self._optimizer.row_checks
-                if not checks.calls and not updates.has_rows_on_a_gpu:
+                if not self._optimizer.row_checks.flags and not updates.has_rows_on_a_gpu:
                     self._write(updates)
-                    return
-                with checks.checking(
-                    updates.sparse_pairs(), self._undoing, updates.must_check_first
-                ):
-                    self._write(updates)
+                else:
+                    self._check_and_call(self._write, updates)
         finally:
             this_thread.hyperparameters, this_thread.scalars = outer
 
@@ -111,8 +111,16 @@ class Step:
         written: list[str] = []
         unsure: list[str] = []
 
+        def apply_checked(updates: Updates) -> None:
+            nonlocal unsure
+            try:
+                self._apply(updates)
+            finally:
+                names, unsure = updates.written()
+                written.extend(names)
+
         def apply(updates: Updates) -> None:
-            nonlocal is_prepared, unsure
+            nonlocal is_prepared
             updates.refuse_shared_memory(self.counter)
             updates.create_slots()
             if not is_prepared:
@@ -123,14 +131,7 @@ class Step:
                 is_prepared = True
             updates.fix_scalars()
             updates.check()
-            with self._optimizer.row_checks.checking(
-                updates.sparse_pairs(), lambda: _do_nothing, lambda: True
-            ):
-                try:
-                    self._apply(updates)
-                finally:
-                    names, unsure = updates.written()
-                    written.extend(names)
+            self._check_and_call(apply_checked, updates, must_check_first=lambda: True)
 
         this_thread = self._optimizer.this_thread
         outer = this_thread.hyperparameters, this_thread.scalars
@@ -148,6 +149,32 @@ class Step:
         """Fixes the numbers of this step; steps that user code makes inside have their own."""
         self._optimizer.this_thread.scalars = {}
         self._optimizer._prepare()
+
+    def _check_and_call(
+        self,
+        write: Callable[[Updates], None],
+        updates: Updates,
+        must_check_first: Callable[[], bool] | None = None,
+    ) -> None:
+        """Has GPUs check the rows of `updates`, and calls `write` with them."""
+        was_called = False
+
+        def call() -> None:
+            nonlocal was_called
+            was_called = True
+            write(updates)
+
+        try:
+            self._optimizer.row_checks.call(
+                call,
+                updates.sparse_pairs(),
+                lambda: self._undoing(updates),
+                must_check_first or updates.must_check_first,
+            )
+        except IndexError:
+            if not was_called:
+                self._optimizer.state.forget(updates.created)
+            raise
 
     def _write(self, updates: Updates) -> None:
         try:
@@ -184,15 +211,17 @@ class Step:
             note += f' "{self.counter.name}" was not counted up.'
         error.add_note(note)
 
-    def _undoing(self) -> Callable[[], None]:
+    def _undoing(self, updates: Updates) -> Undo:
         """Called before the step: returns a function that undoes the host's part of it."""
-        kept = [(scalar, scalar.numpy()) for scalar in self._optimizer.state.host_scalars()]
+        state = self._optimizer.state
+        kept = [(scalar, scalar.numpy()) for scalar in state.host_scalars()]
 
-        def undo() -> None:
+        def undo(refused: Collection[Device]) -> None:
             for scalar, value in kept:
                 scalar.assign(value)
             if self.counter is not None:
                 self.counter.assign_sub(1)
+            state.forget(updates.created, refused)
 
         return undo
 
@@ -215,7 +244,3 @@ def _listed(names: list[str]) -> str:
     more = len(names) - _MOST_NAMES
     listed = ", ".join(f'"{name}"' for name in names[:_MOST_NAMES]) or "no variable"
     return f"{listed} and {more} more" if more > 0 else listed
-
-
-def _do_nothing() -> None:
-    pass

@@ -9,10 +9,9 @@ import numpy as np
 
 from gpuopt.backends import backend_for
 from gpuopt.backends.backend import Scalars, compute_type
-from gpuopt.state.state import State
+from gpuopt.state.state import Created, State
 from gpuopt.step.overlap import Written, refuse_shared_memory
 from gpuopt.step.pairs import Gradient, checked_pairs
-from gpuopt.variables.gate import writing
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.variable import Variable
@@ -25,9 +24,11 @@ class Updates(Protocol):
 
     Attributes:
         has_rows_on_a_gpu: Whether a sparse gradient's rows must be checked by a GPU.
+        created: What `create_slots` has made.
     """
 
     has_rows_on_a_gpu: bool
+    created: list[Created]
 
     def pairs(self) -> Sequence[Pair]:
         """Returns the (gradient, variable) pairs, without those of None."""
@@ -90,6 +91,7 @@ class HookUpdates:
         self._pairs = [pair for pair in checked if pair[0] is not None]
         self._num_begun = 0
         self._num_done = 0
+        self.created: list[Created] = []
         self.has_rows_on_a_gpu = any(v.device.kind == "gpu" for _, v in self.sparse_pairs())
 
     def pairs(self) -> Sequence[Pair]:
@@ -107,8 +109,10 @@ class HookUpdates:
         refuse_shared_memory(variables, [*slots, *([] if counter is None else [counter])])
 
     def create_slots(self) -> None:
-        with writing(), self._optimizer.state.lock:
-            self._optimizer._create_slots([variable for _, variable in self._pairs])
+        variables = [variable for _, variable in self._pairs]
+        self.created += self._optimizer.state.collect_created(
+            lambda: self._optimizer._create_slots(variables)
+        )
 
     def fix_scalars(self) -> None:
         for real in {compute_type(variable.dtype) for _, variable in self._pairs}:
@@ -133,6 +137,11 @@ class HookUpdates:
         for gradient, variable in self._pairs:
             self._num_begun += 1
             update_ops.append(self._optimizer._apply_one(gradient, variable))
+            # A hook's own code has read and written them.
+            slots = self._optimizer.state.slots_of(variable)
+            backend_for(variable.device).hold(
+                gradient, variable.storage, [slot.storage for slot in slots]
+            )
             self._num_done += 1
         return update_ops
 

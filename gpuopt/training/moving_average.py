@@ -15,7 +15,7 @@ from gpuopt.quietly import quietly
 from gpuopt.state.state import new_slot_variable
 from gpuopt.variables.gate import writing
 from gpuopt.variables.identity import Identity, unique_name
-from gpuopt.variables.operators import storage_of
+from gpuopt.variables.operators import reading, storage_of
 from gpuopt.variables.variable import (
     FLOAT_DTYPES,
     Variable,
@@ -107,7 +107,8 @@ class ExponentialMovingAverage:
         values = [self._read_value(source) for source in tracked]
         decay = np.float32(self._decay)
         if self._num_updates is not None:
-            updates = np.float32(to_device(storage_of(self._num_updates), Device.cpu))
+            with reading(self._num_updates):
+                updates = np.float32(to_device(storage_of(self._num_updates), Device.cpu))
             decay = min(decay, (1 + updates) / (10 + updates))
 
         def move() -> None:
@@ -177,9 +178,8 @@ class ExponentialMovingAverage:
     def _read_value(self, source: Any) -> Any:
         if callable(source):
             value = source()
-            value = value.storage if isinstance(value, Variable) else value
             name = _name_of(source)
-            refuse_masked(value, f'the value of "{name}"')
+            refuse_masked(storage_of(value), f'the value of "{name}"')
             value = value if hasattr(value, "dtype") else np.float32(value)
             found = self._expressions.get(source)
             if found is not None and value.shape != found.average.shape:
@@ -190,7 +190,7 @@ class ExponentialMovingAverage:
         else:
             variable = as_variable(source)
             require_known_owner(variable)
-            value, name = variable.storage, variable.name
+            value, name = variable, variable.name
         if value.dtype not in FLOAT_DTYPES:
             raise TypeError(
                 f'The variables must be half, float, or double: "{name}" has dtype {value.dtype}'
@@ -200,7 +200,8 @@ class ExponentialMovingAverage:
     def _shadow(self, variable: Variable) -> Variable:
         shadow = self._averages.get(variable.identity)
         if shadow is None:
-            shadow = new_slot_variable(variable, self._name, variable.storage)
+            with reading(variable):
+                shadow = new_slot_variable(variable, self._name, variable.storage)
             self._averages[variable.identity] = shadow
         return shadow
 
@@ -231,8 +232,9 @@ def _name_of(expression: Expression) -> str:
 
 
 def _move(average: Variable, value: Any, weight: np.floating[Any]) -> None:
-    with backend_for(average.device).enter(average.identity):
-        average.assign_sub((average.storage - to_device(value, average.device)) * weight)
+    with reading(value, average), backend_for(average.device).enter():
+        here = to_device(storage_of(value), average.device)
+        average.assign_sub((average.storage - here) * weight)
 
 
 def _move_expression(state: _ExpressionAverage, value: Any, weight: np.floating[Any]) -> None:
@@ -242,5 +244,5 @@ def _move_expression(state: _ExpressionAverage, value: Any, weight: np.floating[
         return
     _move(biased, value, weight)
     local_step.assign_add(1)
-    with backend_for(average.device).enter(average.identity):
+    with reading(biased, local_step), backend_for(average.device).enter():
         average.assign(biased.storage / (1 - (1 - weight) ** local_step.storage))

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, cast
 
 import numpy as np
 
-from gpuopt.backends import refuse_masked
+from gpuopt.backends import gpu_backends, refuse_masked
 from gpuopt.variables.gate import writing
 
 _Binary = Callable[[Any, Any], Any]
+
+_nothing = nullcontext()
 
 _WRITE_INTO_THE_FIRST = frozenset(
     (np.copyto, np.put, np.place, np.putmask, np.put_along_axis, np.fill_diagonal)
@@ -29,6 +31,23 @@ def storage_of(operand: Any) -> Any:
     return cast(Any, operand).storage if isinstance(operand, ArrayOperators) else operand
 
 
+def reading(*operands: Any) -> AbstractContextManager[Any]:
+    """Work inside reads the storage of the variables among the operands.
+
+    It waits for their last updates on other streams, and their next updates wait for it.
+    """
+    return _reading(operands) if gpu_backends else _nothing
+
+
+@contextmanager
+def _reading(operands: Sequence[Any]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for operand in operands:
+            if isinstance(operand, ArrayOperators):
+                stack.enter_context(cast(Any, operand)._being_read())
+        yield
+
+
 def _make_operators(apply: _Binary, in_place: np.ufunc) -> tuple[_Binary, _Binary, _Binary]:
     """Makes `a + v`'s three forms: from the left, from the right, and in place."""
 
@@ -39,10 +58,9 @@ def _make_operators(apply: _Binary, in_place: np.ufunc) -> tuple[_Binary, _Binar
         return apply(value_of(other), self.value())
 
     def into(self: Any, other: Any) -> Any:
-        other = storage_of(other)
-        refuse_masked(other, f'the operand for "{self.name}"')
-        with writing(), self._writing():
-            in_place(self._array, other, out=self._array)
+        refuse_masked(storage_of(other), f'the operand for "{self.name}"')
+        with writing(), reading(other), self._writing(other):
+            in_place(self._array, storage_of(other), out=self._array)
         return self
 
     return from_left, from_right, into
@@ -141,11 +159,19 @@ def _call_writing(
     """Calls a function that writes into the variables among `written`."""
     for operand in args:
         refuse_masked(operand, "an operand of what is written to a variable")
-    with writing(), ExitStack() as updates:
+    with writing(), reading(*_operands_in(args)), ExitStack() as updates:
         for operand in written:
             if isinstance(operand, ArrayOperators):
-                updates.enter_context(cast(Any, operand)._writing())
+                updates.enter_context(cast(Any, operand)._writing(*args))
         return _call_with_values(function, args, options)
+
+
+def _operands_in(args: Sequence[Any]) -> Iterator[Any]:
+    for arg in args:
+        if isinstance(arg, list | tuple):
+            yield from _operands_in(arg)
+        else:
+            yield arg
 
 
 def _read_variables(operand: Any) -> Any:

@@ -17,7 +17,7 @@ from gpuopt.errors import DeviceUnavailableError
 from gpuopt.variables.gate import writing
 from gpuopt.variables.identity import Identity, identity_of
 from gpuopt.variables.late_errors import raise_late_errors
-from gpuopt.variables.operators import ArrayOperators, storage_of, value_of
+from gpuopt.variables.operators import ArrayOperators, reading, storage_of, value_of
 from gpuopt.variables.recording import before_write, recorder
 from gpuopt.variables.storage import adopt_array, copy_value, describe
 
@@ -103,7 +103,8 @@ class Variable(ArrayOperators):
         target = source if device is None else Device.parse(device)
         backend_for(source)
         make = copy_value if copy else adopt_array
-        array = make(value, name, dtype, target)
+        with reading(value):
+            array = make(value, name, dtype, target)
         self._fill(array, Identity(name, self), target, trainable, constraint)
         if copy:
             backend_for(target).record_creation(self.identity)
@@ -178,10 +179,14 @@ class Variable(ArrayOperators):
         by = recorder()
         if by is not None:
             return by.read(self)
+        self.follow_updates()
+        return self.storage
+
+    def follow_updates(self) -> None:
+        """Has the current stream of a GPU wait for updates on other streams."""
         if self.identity.last_update is not None:
             with backend_for(self.device).enter(self.identity):
                 pass
-        return self.storage
 
     def numpy(self) -> np.ndarray[Any, Any]:
         """Returns a copy in host memory; waits for a GPU to finish the updates so far.
@@ -209,23 +214,26 @@ class Variable(ArrayOperators):
             ValueError: `value` has another shape, or Python's integers do not fit into the type.
             TypeError: `value` has a type of another kind, as float64 for an integer variable.
         """
-        value = self._checked_operand(value)
-        with writing(), self._lock(use_locking), self._writing():
-            self._array[...] = value
+        with reading(value):
+            value = self._checked_operand(value)
+            with writing(), self._lock(use_locking), self._writing(value):
+                self._array[...] = value
         return self
 
     def assign_add(self, delta: Any, use_locking: bool = False) -> Variable:
         """Adds `delta` in place; see `assign`."""
-        delta = self._checked_operand(delta)
-        with writing(), self._lock(use_locking), self._writing():
-            np.add(self._array, delta, out=self._array, casting="same_kind")
+        with reading(delta):
+            delta = self._checked_operand(delta)
+            with writing(), self._lock(use_locking), self._writing(delta):
+                np.add(self._array, delta, out=self._array, casting="same_kind")
         return self
 
     def assign_sub(self, delta: Any, use_locking: bool = False) -> Variable:
         """Subtracts `delta` in place; see `assign`."""
-        delta = self._checked_operand(delta)
-        with writing(), self._lock(use_locking), self._writing():
-            np.subtract(self._array, delta, out=self._array, casting="same_kind")
+        with reading(delta):
+            delta = self._checked_operand(delta)
+            with writing(), self._lock(use_locking), self._writing(delta):
+                np.subtract(self._array, delta, out=self._array, casting="same_kind")
         return self
 
     @property
@@ -236,9 +244,16 @@ class Variable(ArrayOperators):
     def _lock(self, use_locking: bool) -> AbstractContextManager[Any]:
         return self.identity.lock if use_locking else nullcontext()
 
-    def _writing(self) -> AbstractContextManager[Any]:
+    def _writing(self, *operands: Any) -> AbstractContextManager[Any]:
+        """Work inside writes to the variable, and reads the operands."""
         before_write((self,))
-        return backend_for(self._memory).enter_update(self.identity)
+        # Variables are kept by `reading`.
+        kept = [each for each in operands if not isinstance(each, Variable)]
+        return backend_for(self._memory).enter_update(self.identity, kept=(self._array, kept))
+
+    def _being_read(self) -> AbstractContextManager[Any]:
+        backend = backend_for(self._memory)
+        return backend.enter_reading(self.identity, kept=(self._array,))
 
     def _checked_operand(self, value: Any) -> Any:
         """Checks what is about to be written; Python's numbers take the variable's type."""
@@ -297,7 +312,7 @@ class Variable(ArrayOperators):
     def __setitem__(self, key: Any, value: Any) -> None:
         refuse_masked(key, f'the index for "{self.name}"')
         refuse_masked(value, f'the value for "{self.name}"')
-        with writing(), self._writing():
+        with writing(), reading(key, value), self._writing(key, value):
             self._array[storage_of(key)] = storage_of(value)
 
     def __len__(self) -> int:

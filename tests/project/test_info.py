@@ -110,6 +110,12 @@ def test_a_driver_that_fails_gives_its_error_number(
         (ONE_GPU, (), f"pip install '{cupy_of_extra('cuda13')}'"),
         (ONE_GPU._replace(cuda_version=12080), (), f"pip install '{cupy_of_extra('cuda12')}'"),
         (ONE_GPU, ("cupy-cuda12x", "cupy-cuda13x"), "cupy-cuda12x and cupy-cuda13x"),
+        (
+            ONE_GPU._replace(cuda_version=12080),
+            ("cupy-cuda13x",),
+            f"cupy-cuda13x is installed, and the NVIDIA driver is for CUDA 12: pip uninstall "
+            f"cupy-cuda13x, then pip install '{cupy_of_extra('cuda12')}'",
+        ),
     ],
 )
 def test_the_first_obstacle_to_a_gpu_is_named(
@@ -120,6 +126,21 @@ def test_the_first_obstacle_to_a_gpu_is_named(
 ) -> None:
     install(monkeypatch, *distributions)
     assert words in (availability.why_no_gpu(driver) or "")
+
+
+def test_a_driver_runs_an_older_cupy_and_info_names_the_one_that_fits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    install(monkeypatch, "cupy-cuda12x")
+    monkeypatch.setattr(info, "ask_driver", lambda: ONE_GPU)
+    monkeypatch.setattr(info, "installed", availability.installed)
+    assert availability.why_no_gpu(ONE_GPU) is None
+    assert dict(info.describe())["gpu:0"] == (
+        "NVIDIA H200, usable; better: cupy-cuda12x is installed, and the NVIDIA driver is for CUDA "
+        f"13: pip uninstall cupy-cuda12x, then pip install '{cupy_of_extra('cuda13')}'"
+    )
+    install(monkeypatch, "cupy-cuda13x")
+    assert dict(info.describe())["gpu:0"] == "NVIDIA H200, usable"
 
 
 def test_a_gpu_is_listed_by_its_name_with_the_reason_why_it_is_not_usable(

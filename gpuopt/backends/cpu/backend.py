@@ -46,11 +46,24 @@ class CpuBackend:
     def __init__(self, limits: CpuLimits = _DEFAULT_LIMITS) -> None:
         self._limits = limits
 
-    def enter(self, *updated: Updated) -> AbstractContextManager[Any]:
+    def enter(self, *read: Updated) -> AbstractContextManager[Any]:
         return _nothing
 
-    def enter_update(self, *updated: Updated) -> AbstractContextManager[Any]:
+    def enter_reading(
+        self, *read: Updated, kept: Sequence[Any] = ()
+    ) -> AbstractContextManager[Any]:
         return _nothing
+
+    def enter_update(
+        self, *updated: Updated, kept: Sequence[Any] = ()
+    ) -> AbstractContextManager[Any]:
+        return _nothing
+
+    def hold(self, *arrays: Any) -> None:
+        pass
+
+    def refuse_capture(self) -> None:
+        pass
 
     def profiling_range(self, name: str) -> AbstractContextManager[Any]:
         return _nothing
@@ -87,7 +100,7 @@ class CpuBackend:
     def from_host(self, array: Array) -> Array:
         return array.copy()
 
-    def from_peer(self, array: Array) -> Array:
+    def from_peer(self, array: Array, peer: Any) -> Array:
         raise TypeError("the host is no GPU's peer")
 
     def plan_dense(
@@ -117,6 +130,7 @@ class CpuBackend:
         *,
         version: int | None = None,
         refused: Any = None,
+        kept: Sequence[Any] = (),
     ) -> None:
         update_dense(rule, plan, gradients, scalars, self._limits)
 
@@ -128,6 +142,7 @@ class CpuBackend:
         *,
         touches_all_rows: bool,
         refused: Any = None,
+        kept: Sequence[Any] = (),
     ) -> None:
         for update in updates:
             if touches_all_rows:

@@ -12,6 +12,7 @@ CUPY_DISTRIBUTIONS = ("cupy-cuda12x", "cupy-cuda13x", "cupy")
 # cuda.h, CUresult.
 _CUDA_ERROR_NO_DEVICE = 100
 _OLDEST_CUDA = 12000
+_CUDA_13 = 13000
 
 
 class Driver(NamedTuple):
@@ -79,9 +80,29 @@ def why_no_gpu(driver: Driver | None = None) -> str | None:
         )
     if not present:
         return f"CuPy is not installed: pip install '{_requirement(driver)}'"
+    wrong = other_flavour(driver)
+    return wrong if driver.cuda_version < _CUDA_13 else None
+
+
+def other_flavour(driver: Driver) -> str | None:
+    """Says so if CuPy is there for another version of CUDA than the driver is for; else None.
+
+    CuPy for CUDA 12 works with a driver for CUDA 13, but not the other way round.
+    """
+    fitting = f"cupy-cuda{_flavour(driver)}x"
+    for name in ("cupy-cuda12x", "cupy-cuda13x"):
+        if name != fitting and installed(name):
+            return (
+                f"{name} is installed, and the NVIDIA driver is for CUDA {_flavour(driver)}: pip "
+                f"uninstall {name}, then pip install '{_requirement(driver)}'"
+            )
     return None
 
 
 def _requirement(driver: Driver) -> str:
     """Returns what gpuopt's extra "cuda12" or "cuda13" installs: pip cannot find gpuopt by name."""
-    return f"cupy-cuda{13 if driver.cuda_version >= 13000 else 12}x[ctk]>=14.2,<15"
+    return f"cupy-cuda{_flavour(driver)}x[ctk]>=14.2,<15"
+
+
+def _flavour(driver: Driver) -> int:
+    return 13 if driver.cuda_version >= _CUDA_13 else 12

@@ -13,6 +13,7 @@ import numpy as np
 from gpuopt.backends.backend import Scalars, SparseUpdate, Target, Updated, compute_type
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.dense_plan import DensePlan, overlapping
+from gpuopt.backends.cuda.in_flight import LastUpdate
 from gpuopt.backends.cuda.launch_sequence import LaunchSequence
 from gpuopt.backends.cuda.launch_shapes import (
     ROW_THREADS,
@@ -20,7 +21,7 @@ from gpuopt.backends.cuda.launch_shapes import (
     num_blocks,
 )
 from gpuopt.backends.cuda.launcher import Launcher
-from gpuopt.backends.cuda.order import LastUpdate, UpdateOrder
+from gpuopt.backends.cuda.order import MOST_STREAMS, UpdateOrder
 from gpuopt.backends.cuda.parameters import name_of
 from gpuopt.backends.cuda.row_flags import CudaRowFlags
 from gpuopt.backends.cuda.sorted_rows import MAX_ROWS, add_sort
@@ -58,16 +59,28 @@ class CudaBackend:
         self._workspaces: dict[Hashable, Workspace] = {}
         self.row_flags = CudaRowFlags(launcher, self._workspace)
         self._unset_flag = self.row_flags.new()
+        with launcher.device():
+            # Kernels of all streams read it, and none waits for its stream.
+            launcher.record().synchronize()
 
     @contextmanager
-    def enter(self, *updated: Updated) -> Iterator[None]:
+    def enter(self, *read: Updated) -> Iterator[None]:
         with self._launcher.device():
-            if updated:
-                self._order.follow(updated)
+            self._order.follow(read)
             yield
 
     @contextmanager
-    def enter_update(self, *updated: Updated) -> Iterator[None]:
+    def enter_reading(self, *read: Updated, kept: Sequence[Any] = ()) -> Iterator[None]:
+        with self._launcher.device():
+            self._order.follow(read)
+            try:
+                yield
+            finally:
+                with self._lock:
+                    self._order.end_reading(read, kept)
+
+    @contextmanager
+    def enter_update(self, *updated: Updated, kept: Sequence[Any] = ()) -> Iterator[None]:
         with self._launcher.device():
             with self._lock:
                 last = self._order.begin(updated)
@@ -75,7 +88,20 @@ class CudaBackend:
                 yield
             finally:
                 with self._lock:
-                    self._order.end(last)
+                    self._order.end(last, kept)
+
+    def hold(self, *arrays: Any) -> None:
+        with self._lock, self._launcher.device():
+            self._order.hold(arrays)
+
+    def refuse_capture(self) -> None:
+        with self._launcher.device():
+            if self._launcher.is_capturing():
+                raise RuntimeError(
+                    f"the current stream of {self.device} is being captured into a CUDA graph, "
+                    "which would repeat this step's numbers and addresses for ever: call "
+                    "apply_gradients outside of the capture"
+                )
 
     def profiling_range(self, name: str) -> AbstractContextManager[Any]:
         return self._launcher.profiling_range(name)
@@ -109,6 +135,7 @@ class CudaBackend:
                 return storage
             if isinstance(value, self.xp.ndarray):
                 storage[...] = value
+                self.hold(value)
                 return storage
             host = np.asarray(value).astype(dtype)
             if host.shape == shape:
@@ -129,9 +156,15 @@ class CudaBackend:
                 self._launcher.upload(copy, array)
             return copy
 
-    def from_peer(self, array: Any) -> Any:
+    def from_peer(self, array: Any, peer: CudaBackend) -> Any:
+        with peer.enter():
+            is_of_this_stream = peer._order.has_one_stream()
         with self.enter():
-            return self._launcher.copy_of_peer(array)
+            copy = self._launcher.copy_of_peer(array)
+            if not is_of_this_stream:
+                with self._lock:
+                    self._order.in_flight.hold(self._launcher.record(), array)
+            return copy
 
     def plan_dense(
         self,
@@ -158,19 +191,23 @@ class CudaBackend:
         *,
         version: int | None = None,
         refused: Any = None,
+        kept: Sequence[Any] = (),
     ) -> None:
         if plan.num_variables == 0:
             return
+        flags = () if refused is None else (refused,)
         with self._lock, self._launcher.device():
             last = plan.last_update = self._order.begin(plan.updated, plan.last_update)
-            read: Sequence[Any] = ()
+            used: Sequence[Any] = ()
             try:
-                by_value = kernels.scalars_of(rule, scalars)
-                launch, read = plan.begin(rule, gradients, version, by_value, self._flag(refused))
+                if flags:
+                    self._order.follow(flags)
+                by_value, flag = kernels.scalars_of(rule, scalars), self._flag_array(refused)
+                launch, used = plan.begin(rule, gradients, version, by_value, flag)
                 launch.start()
                 plan.end()
             finally:
-                self._order.end(last, read)
+                self._order.end(last, (plan.memory, gradients, used, kept), flags)
 
     def apply_sparse(
         self,
@@ -180,22 +217,26 @@ class CudaBackend:
         *,
         touches_all_rows: bool,
         refused: Any = None,
+        kept: Sequence[Any] = (),
     ) -> None:
         plans = [plan for plan, _, _ in updates if plan.num_variables]
         if not plans:
             return
+        used: list[Any] = [[plan.memory for plan in plans], [each[1:] for each in updates], kept]
+        flags = () if refused is None else (refused,)
         with self._lock, self._launcher.device():
             last = self._begin(plans)
-            read: list[Any] = []
             try:
+                if flags:
+                    self._order.follow(flags)
                 by_width: dict[int, list[Table]] = {}
                 for plan, values, rows in updates:
                     if plan.num_variables:
                         table = self._table(plan, values, rows)
-                        read += table.values, table.rows
+                        used += table.values, table.rows
                         by_width.setdefault(plan.width, []).append(table)
                 workspace = self._workspace()
-                given = kernels.scalars_of(rule, scalars), self._flag(refused)
+                given = kernels.scalars_of(rule, scalars), self._flag_array(refused)
                 for width, tables in by_width.items():
                     for some in together(tables):
                         kind = kind_of(rule, plans[0].dtype, width, some, touches_all_rows)
@@ -210,20 +251,21 @@ class CudaBackend:
                 self._workspaces.pop(self._launcher.stream(), None)
                 raise
             finally:
-                self._order.end(last, read)
+                self._order.end(last, used, flags)
 
     def sum_duplicate_rows(self, values: Any, indices: Any) -> tuple[Any, Any]:
         real = np.dtype(compute_type(values.dtype))
         if not indices.size or not values.size:
             return values.astype(real), indices
         with self._lock, self._launcher.device():
+            given = values, indices
             values = self.xp.ascontiguousarray(values)
             width = math.prod(values.shape[1:])
             workspace = self._workspace()
             height = int(indices.max()) + 1
             indices = self.xp.ascontiguousarray(indices)
             sequence = LaunchSequence()
-            flag = self._unset_flag
+            flag = self._unset_flag.array
             rows = add_sort(sequence, self._launcher, workspace, indices, height, flag)
             gradients = {
                 "only_gradient": TableGradient(0, self._launcher.address(values)),
@@ -250,6 +292,7 @@ class CudaBackend:
             )
             first = rows.positions[rows.begins[: sums.shape[0]]]
             order = self.xp.argsort(first)
+            self._order.hold(given)
             return sums[order], indices[first[order]]
 
     def _begin(self, plans: Sequence[DensePlan]) -> LastUpdate:
@@ -276,8 +319,12 @@ class CudaBackend:
         stream = self._launcher.stream()
         found = self._workspaces.get(stream)
         if found is None:
+            if len(self._workspaces) == MOST_STREAMS:
+                # Of the first stream, which may have ended. Its memory goes back to that stream,
+                # behind the work that uses it.
+                del self._workspaces[next(iter(self._workspaces))]
             found = self._workspaces[stream] = Workspace(self._launcher)
         return found
 
-    def _flag(self, refused: Any) -> Any:
-        return self._unset_flag if refused is None else refused
+    def _flag_array(self, refused: Any) -> Any:
+        return (self._unset_flag if refused is None else refused).array

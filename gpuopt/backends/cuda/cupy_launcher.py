@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager
 from functools import cache, partial
@@ -14,15 +13,14 @@ import numpy as np
 
 from gpuopt.backends.cuda.kernel import Kernel
 from gpuopt.backends.cuda.launcher import Download, Launch
+from gpuopt.backends.cuda.page_locked import Landings, UploadBlocks
 from gpuopt.backends.memory_owner import Owner, owner_by_lender
 from gpuopt.device import register_device_arrays
 from gpuopt.locks import Lock
 from gpuopt.rules.sources import digest, on_disk
 
-# How many bytes one copy has; a large upload takes several copies. And how many bytes uploads may
-# run ahead of the GPU.
-_LARGEST_STAGED = 32 * 2**20
-_MOST_STAGED = 256 * 2**20
+# How many bytes one copy has; a large upload takes several.
+_LARGEST_COPY = 32 * 2**20
 
 
 class CupyLauncher:
@@ -36,10 +34,9 @@ class CupyLauncher:
         attributes = cupy.cuda.Device(index).attributes
         self.num_multiprocessors = int(attributes["MultiProcessorCount"])
         self._functions: dict[Kernel, Any] = {}
-        # (page-locked memory, the event at the end of the copy from it), the oldest first.
-        self._staged: deque[tuple[Any, Any]] = deque()
-        self._staged_bytes = 0
-        self._staging = Lock(f"the uploads to gpu:{index}")
+        self._uploads = UploadBlocks(cupy.cuda.alloc_pinned_memory, self._new_event)
+        self._landings = Landings(cupy.cuda.alloc_pinned_memory, self._new_event)
+        self._page_locked = Lock(f"the page-locked memory of gpu:{index}")
 
     def device(self) -> AbstractContextManager[Any]:
         # A new one each time: a `cupy.cuda.Device` keeps the device to return to in itself, so
@@ -106,30 +103,31 @@ class CupyLauncher:
             )
         stream = cupy.cuda.get_current_stream()
         values = np.ascontiguousarray(source).reshape(-1).view(np.uint8)
-        for begin in range(0, values.size, _LARGEST_STAGED):
-            part = values[begin : begin + _LARGEST_STAGED]
+        for begin in range(0, values.size, _LARGEST_COPY):
+            part = values[begin : begin + _LARGEST_COPY]
             destination = target.data + begin
-            with self._staging:
-                memory, event = self._staging_memory(part.size)
-                staged = np.frombuffer(memory, np.uint8, part.size)
+            with self._page_locked:
+                staged, event = self._uploads.take(part.size)
                 staged[:] = part
                 destination.copy_from_host_async(staged.ctypes.data, part.size, stream)
                 event.record(stream)
-                self._staged.append((memory, event))
-                self._staged_bytes += memory.size()
 
     def download(self, source: Any) -> Download:
-        memory = cupy.cuda.alloc_pinned_memory(source.nbytes)
-        values = np.frombuffer(memory, source.dtype, source.size)
         stream = cupy.cuda.get_current_stream()
-        source.data.copy_to_host_async(values.ctypes.data, source.nbytes, stream)
-        return Download(values, self.record())
+        with self._page_locked:
+            landing = self._landings.take(source)
+        source.data.copy_to_host_async(landing.values.ctypes.data, source.nbytes, stream)
+        landing.event.record(stream)
+        return landing
 
     def copy_of_peer(self, array: Any) -> Any:
         with array.device:
+            # Before the event: CuPy would make it contiguous on the original's stream, too, but
+            # have nobody wait for that.
+            source = array if array._c_contiguous else array.copy()
             written = self.record()
         self.wait(written)
-        copy = array.copy()
+        copy = source.copy()
         copied = self.record()
         # Until the copy is done, the original's stream must not go on: it may free the array, and
         # write other values to its memory.
@@ -146,6 +144,10 @@ class CupyLauncher:
     def is_default_stream(self) -> bool:
         return cupy.cuda.get_current_stream().ptr == cupy.cuda.Stream.null.ptr  # type: ignore[no-any-return]
 
+    def is_capturing(self) -> bool:
+        # CUDA never captures the default stream.
+        return not self.is_default_stream() and cupy.cuda.get_current_stream().is_capturing()
+
     def record(self, event: Any = None) -> Any:
         if event is None:
             event = cupy.cuda.Event(disable_timing=True)
@@ -155,21 +157,8 @@ class CupyLauncher:
     def wait(self, event: Any) -> None:
         cupy.cuda.get_current_stream().wait_event(event)
 
-    def _staging_memory(self, num_bytes: int) -> tuple[Any, Any]:
-        """Returns page-locked memory that no copy in flight reads, and its event."""
-        while self._staged:
-            memory, event = self._staged[0]
-            if self._staged_bytes > _MOST_STAGED:
-                event.synchronize()
-            elif not event.done:
-                break
-            self._staged.popleft()
-            self._staged_bytes -= memory.size()
-            if memory.size() >= num_bytes:
-                return memory, event
-        # At least a page, so that later uploads can use it again.
-        size = max(4096, 1 << (num_bytes - 1).bit_length())
-        return cupy.cuda.alloc_pinned_memory(size), cupy.cuda.Event(disable_timing=True)
+    def _new_event(self) -> Any:
+        return cupy.cuda.Event(disable_timing=True)
 
 
 class _ProfilingRange:

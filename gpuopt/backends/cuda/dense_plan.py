@@ -14,6 +14,7 @@ from numpy.lib.array_utils import byte_bounds
 from gpuopt.backends.backend import Target, Updated
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.dense_launch import MOST_LISTS, DenseLaunch
+from gpuopt.backends.cuda.in_flight import LastUpdate
 from gpuopt.backends.cuda.launch_shapes import (
     PACK_BYTES,
     dense_blocks,
@@ -21,7 +22,7 @@ from gpuopt.backends.cuda.launch_shapes import (
     dense_threads,
 )
 from gpuopt.backends.cuda.launcher import Launch, Launcher
-from gpuopt.backends.cuda.order import LastUpdate
+from gpuopt.backends.cuda.order import MOST_STREAMS
 from gpuopt.backends.cuda.parameters import name_of
 from gpuopt.backends.cuda.structs import FEW_GRADIENTS, Chunk, FewGradients
 from gpuopt.backends.cuda.structs import SIZE_ROW as _SIZE
@@ -63,6 +64,7 @@ class DensePlan:
         num_threads: Of each block.
         num_blocks: Of a launch.
         updated: The variables and slots.
+        memory: Everything that an update writes to, to be kept alive.
         last_update: Theirs, from `UpdateOrder`.
     """
 
@@ -81,7 +83,7 @@ class DensePlan:
         # (array, its contiguous stand-in)
         self._stand_ins: list[tuple[Any, Any]] = []
         flat = [[self._contiguous(array) for array in of_variable] for of_variable in arrays]
-        self._arrays = flat
+        self.memory = targets, flat
         table = np.zeros((2 + len(targets[0].slots), len(flat)), np.int64)
         if flat:
             table[_SIZE] = [of_variable[0].size for of_variable in flat]
@@ -178,6 +180,8 @@ class DensePlan:
         key = self._launcher.stream(), rule
         update = self._launches.get(key)
         if update is None:
+            if len(self._launches) == MOST_STREAMS:
+                del self._launches[next(iter(self._launches))]
             update = self._launches[key] = self._bind(rule, scalars, refused)
         else:
             update.launch.replace(scalars=scalars, refused=refused)

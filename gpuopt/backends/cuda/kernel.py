@@ -107,14 +107,13 @@ class Kernel:
                 f"{self.expression} takes {', '.join(self.parameters)}; missing: "
                 f"{', '.join(missing) or 'none'}, unknown: {', '.join(unknown) or 'none'}"
             )
-        return [self.to_argument(name, given[name], memory) for name in self.parameters]
-
-    def to_argument(self, name: str, given: Any, memory: Memory) -> Any:
-        """Checks one argument; see `order_arguments`."""
-        try:
-            return self.parameters[name].to_argument(given, memory)
-        except TypeError as error:
-            raise TypeError(f"{self.expression}: {name}{error}") from None
+        ordered = []
+        for name, parameter in self.parameters.items():
+            try:
+                ordered.append(parameter.to_argument(given[name], memory))
+            except TypeError as error:
+                raise TypeError(f"{self.expression}: {name}{error}") from None
+        return ordered
 
     @computed_once
     def positions(self) -> Mapping[str, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -26,16 +26,20 @@ class Event(Protocol):
         """Makes the host wait until that work is done."""
 
 
-class Download(NamedTuple):
+class Download(Protocol):
     """A copy to the host that may still be in flight.
 
     Attributes:
-        values: The copy, in host memory; must not be read before `event` is done.
+        values: The copy, in host memory; must not be read before `event` is done, nor after this
+            object is gone.
         event: Recorded at the copy's end.
     """
 
-    values: np.ndarray[Any, Any]
-    event: Event
+    @property
+    def values(self) -> np.ndarray[Any, Any]: ...
+
+    @property
+    def event(self) -> Event: ...
 
 
 class Launch:
@@ -68,9 +72,13 @@ class Launch:
 
     def replace(self, **arguments: Any) -> None:
         """Checks new values of some arguments, for all later starts."""
+        kernel = self._kernel
         for name, given in arguments.items():
-            position = self._kernel.positions[name]
-            self._arguments[position] = self._kernel.to_argument(name, given, self._memory)
+            try:
+                argument = kernel.parameters[name].to_argument(given, self._memory)
+            except TypeError as error:
+                raise TypeError(f"{kernel.expression}: {name}{error}") from None
+            self._arguments[kernel.positions[name]] = argument
 
     def forget(self, name: str) -> None:
         """Lets an argument go, which must be replaced before the next start."""
@@ -146,13 +154,19 @@ class Launcher(Protocol):
         """Begins to copy a contiguous device array to the host, in order with launches."""
 
     def copy_of_peer(self, array: Any) -> Any:
-        """Returns a copy of another device's array, in order with both current streams."""
+        """Returns a copy of another device's array, in order with both current streams.
+
+        The array's memory may belong to a third stream: the caller keeps it until the copy is done.
+        """
 
     def stream(self) -> Hashable:
         """Returns the current stream: work on one stream is done in order."""
 
     def is_default_stream(self) -> bool:
         """Says whether the current stream is the one that a program has if it makes none."""
+
+    def is_capturing(self) -> bool:
+        """Says whether the current stream is being captured into a CUDA graph."""
 
     def record(self, event: Any = None) -> Event:
         """Marks the present end of the current stream's work.

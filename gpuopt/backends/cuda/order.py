@@ -1,34 +1,20 @@
-"""Puts updates of the same variables in order, across the streams of one device."""
+"""Puts work on the same variables in order, across the streams of one device."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 from gpuopt.backends.backend import Updated
+from gpuopt.backends.cuda.in_flight import InFlight, LastUpdate
 from gpuopt.backends.cuda.launcher import Event, Launcher
 
-
-class LastUpdate:
-    """The last update of variables that were updated together.
-
-    Attributes:
-        stream: The stream that it was enqueued on.
-        event: Recorded at its end; None before that.
-        is_superseded: Whether some of the variables have been updated without the others since.
-    """
-
-    __slots__ = ("event", "is_superseded", "stream")
-
-    def __init__(self, stream: Hashable) -> None:
-        self.stream = stream
-        self.event: Event | None = None
-        self.is_superseded = False
+MOST_STREAMS = 8
+"""Of so many streams, buffers of their own are kept: a program may use a new stream each time."""
 
 
 class UpdateOrder:
-    """Makes a stream wait for updates of the same variables on other streams.
+    """Makes a stream wait for updates and readings of the same variables on other streams.
 
     Variables of one plan share a `LastUpdate`, so that a step of thousands of variables looks at
     one.
@@ -36,27 +22,39 @@ class UpdateOrder:
 
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
-        # Gradients that are kept alive until this event: their pool may belong to another stream,
-        # and would reuse the memory early.
-        self._held: deque[tuple[Event, Sequence[Any]]] = deque()
-        # The last creation on each stream.
-        self._creations: dict[Hashable, LastUpdate] = {}
+        self.in_flight = InFlight(launcher)
+        # Of what was made on the stream that is current in most calls.
+        self._creation: LastUpdate | None = None
 
     def record_creation(self, new: Updated) -> None:
         """Makes other streams wait for the first write to something new, on the current stream."""
-        stream = self._launcher.stream()
-        last = self._creations.setdefault(stream, LastUpdate(stream))
+        stream = self.in_flight.current_stream()
+        last = self._creation
+        if last is None or last.stream != stream or last.reads:
+            last = self._creation = LastUpdate(stream)
         last.event = self._launcher.record(last.event)
         new.last_update = last
 
-    def follow(self, updated: Sequence[Updated]) -> None:
+    def follow(self, updated: Iterable[Updated]) -> None:
         """Makes the current stream wait for the last updates of these identities."""
-        stream = self._launcher.stream()
-        for last in {id(u.last_update): u.last_update for u in updated}.values():
+        stream = self.in_flight.current_stream()
+        for last in _distinct(updated):
             self._wait(last, stream)
 
+    def end_reading(self, read: Iterable[Updated], kept: Sequence[Any] = ()) -> None:
+        """Makes the next updates of these identities wait for the current stream's work so far.
+
+        Args:
+            read: What was read, after `follow`.
+            kept: See `end`.
+        """
+        stream = self.in_flight.current_stream()
+        event = self._launcher.record()
+        _note_reading(read, stream, event)
+        self.hold(kept, event)
+
     def begin(self, updated: Sequence[Updated], last: LastUpdate | None = None) -> LastUpdate:
-        """Begins an update: makes the current stream wait for the last ones.
+        """Begins an update: makes the current stream wait for the last ones, and for readings.
 
         Args:
             updated: The identities whose arrays are about to be written.
@@ -65,35 +63,62 @@ class UpdateOrder:
         Returns:
             The update, for `end`.
         """
-        while self._held and self._held[0][0].done:
-            self._held.popleft()
-        stream = self._launcher.stream()
+        stream = self.in_flight.current_stream()
         if last is not None and not last.is_superseded:
-            self._wait(last, stream)
-            return last
-        self.follow(updated)
-        fresh = LastUpdate(stream)
-        for identity in updated:
-            if identity.last_update is not None:
-                identity.last_update.is_superseded = True
-            identity.last_update = fresh
-        return fresh
+            before = [last]
+        else:
+            before = _distinct(updated)
+            last = LastUpdate(stream)
+            for identity in updated:
+                if identity.last_update is not None:
+                    identity.last_update.is_superseded = True
+                identity.last_update = last
+        if self.in_flight.is_needed:
+            last.step = self.in_flight.begin_update(before)
+        for each in before:
+            self._wait(each, stream)
+            for reader, event in each.reads.items():
+                if reader != stream:
+                    self._launcher.wait(event)
+        last.reads.clear()
+        return last
 
-    def end(self, last: LastUpdate, gradients: Sequence[Any] = ()) -> None:
+    def end(self, last: LastUpdate, kept: Sequence[Any] = (), read: Iterable[Updated] = ()) -> None:
         """Records the end of an update on the current stream, where it has been enqueued.
 
         Args:
             last: From `begin`.
-            gradients: Arrays that the update reads. On any stream but the default one they are
-                kept alive until it is done: a memory pool gives a freed array's memory to the
-                stream that the array was made on, while this one may still read it. A program that
-                uses the default stream alone has no other stream to give it to.
+            kept: What the update reads or writes, which is kept alive until it is done, if need be.
+            read: What it reads after `follow`, and later updates must not overwrite before.
         """
-        last.stream = self._launcher.stream()
-        last.event = self._launcher.record(last.event)
-        if gradients and not self._launcher.is_default_stream():
-            self._held.append((self._launcher.record(), gradients))
+        stream = last.stream = self.in_flight.current_stream()
+        # Not the last event again, which what is held may be waiting for.
+        again = None if self.in_flight.holds else last.event
+        last.event = self._launcher.record(again)
+        _note_reading(read, stream, last.event)
+        self.hold(kept, last.event)
 
-    def _wait(self, last: LastUpdate | None, stream: Hashable) -> None:
-        if last is not None and last.event is not None and last.stream != stream:
+    def hold(self, kept: Sequence[Any], event: Event | None = None) -> None:
+        """Keeps objects alive until an event, or else the current stream's work so far, is done."""
+        if kept and self.in_flight.holds:
+            self.in_flight.hold(event or self._launcher.record(), kept)
+
+    def has_one_stream(self) -> bool:
+        """Whether memory that is freed can only go to the current stream, as far as is known."""
+        return not self.in_flight.holds and self._launcher.is_default_stream()
+
+    def _wait(self, last: LastUpdate, stream: Hashable) -> None:
+        if last.event is not None and last.stream != stream:
             self._launcher.wait(last.event)
+
+
+def _distinct(updated: Iterable[Updated]) -> list[LastUpdate]:
+    lasts = {id(each.last_update): each.last_update for each in updated}
+    return [last for last in lasts.values() if last is not None]
+
+
+def _note_reading(read: Iterable[Updated], stream: Hashable, event: Event) -> None:
+    for identity in read:
+        if identity.last_update is None:
+            identity.last_update = LastUpdate(stream)
+        identity.last_update.reads[stream] = event

@@ -15,6 +15,16 @@ from gpuopt.backends.cuda.structs import IndexList
 from gpuopt.backends.cuda.workspace import Workspace
 
 
+class CudaRowFlag:
+    """See `RowFlag`."""
+
+    __slots__ = ("array", "last_update")
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+        self.last_update: Any = None
+
+
 class CudaRowFlags:
     """See `RowFlags`. Kernels read a flag before they write anything."""
 
@@ -28,11 +38,11 @@ class CudaRowFlags:
         self._launcher = launcher
         self._workspace = workspace
 
-    def new(self) -> Any:
+    def new(self) -> CudaRowFlag:
         with self._launcher.device():
-            return self._launcher.xp.zeros(2, dtype=np.uint64)
+            return CudaRowFlag(self._launcher.xp.zeros(2, dtype=np.uint64))
 
-    def check(self, flag: Any, checks: Sequence[RowCheck]) -> None:
+    def check(self, flag: CudaRowFlag, checks: Sequence[RowCheck]) -> None:
         with self._launcher.device():
             contiguous = [self._launcher.xp.ascontiguousarray(rows) for _, rows, _ in checks]
             lists: list[IndexList] = []
@@ -52,13 +62,13 @@ class CudaRowFlags:
                 lists=self._workspace().checked_lists.set(lists) if len(lists) > 1 else None,
                 num_lists=len(lists),
                 num_rows=num_rows,
-                refused=flag,
+                refused=flag.array,
             )
 
-    def read(self, flag: Any) -> Download:
+    def read(self, flag: CudaRowFlag) -> Download:
         with self._launcher.device():
-            return self._launcher.download(flag)
+            return self._launcher.download(flag.array)
 
-    def clear(self, flag: Any) -> None:
+    def clear(self, flag: CudaRowFlag) -> None:
         with self._launcher.device():
-            self._launcher.upload(flag, np.zeros(2, np.uint64))
+            self._launcher.upload(flag.array, np.zeros(2, np.uint64))

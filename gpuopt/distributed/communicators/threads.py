@@ -114,6 +114,7 @@ class ThreadCommunicator(Communicator):
                 backend.xp.concatenate([to_device(part.indices, device) for part, _ in gathered]),
                 slices.dense_shape,
             )
+            backend.hold(*(part for part, _ in gathered))
         self._end_reading(mark.device for _, mark in gathered)
         return copied
 
@@ -128,8 +129,10 @@ class ThreadCommunicator(Communicator):
         )
         if source is not array:
             mark.follow()
-            with backend_for(device).enter():
+            backend = backend_for(device)
+            with backend.enter():
                 array[...] = to_device(source, device)
+                backend.hold(source, array)
         self._end_reading([mark.device])
         return array
 
@@ -335,4 +338,5 @@ def _reduce(
         total = new_storage(first, device, first.dtype) if others else first
         for array in others:
             combine(total, to_device(array, device), out=total)
+        backend.hold(*others)
     return total, Mark(device), frozenset(mark.device for _, mark in brought)

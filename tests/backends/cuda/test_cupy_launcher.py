@@ -73,12 +73,17 @@ class DeviceArray:
         self.dtype, self.nbytes, self.size = host.dtype, host.nbytes, host.size
         self.data = MemoryPointer(host.ctypes.data)
         self.device = Device(device)
+        self._c_contiguous = host.flags.c_contiguous
 
     def copy(self) -> DeviceArray:
-        """From another device: to the current one, on its current stream."""
-        made = DeviceArray(np.full_like(self.host, 99), current.device)
-        source, target = self.data.ptr, made.data.ptr
-        current_stream().queue.append(lambda: ctypes.memmove(target, source, self.nbytes))
+        """To the current device, on its current stream; contiguous on the original's, first."""
+        source = self.host
+        if not self._c_contiguous and self.device.id != current.device:
+            source = np.full(self.host.shape, 99, self.dtype)
+            with self.device:
+                current_stream().queue.append(lambda: np.copyto(source, self.host))
+        made = DeviceArray(np.full(self.host.shape, 99, self.dtype), current.device)
+        current_stream().queue.append(lambda: np.copyto(made.host, source))
         return made
 
 
@@ -156,28 +161,29 @@ def test_an_upload_is_done_with_the_host_array_when_it_returns(
 
 def test_uploads_do_not_overwrite_what_has_not_been_copied_yet(module: Any) -> None:
     launcher = module.CupyLauncher(0)
-    targets = [DeviceArray(np.zeros(3, np.int64)) for _ in range(20)]
+    targets = [DeviceArray(np.zeros(3, np.int64)) for _ in range(1000)]
     for number, target in enumerate(targets):
         launcher.upload(target, np.full(3, number))
-        if number == 9:
+        if number == 99:
             current_stream().run()
-    assert PinnedMemory.made == 10
+    # Far ahead of the GPU, the host waits instead of allocating page-locked memory.
+    assert PinnedMemory.made == 1
+    assert current_stream().queue
     current_stream().run()
-    assert [int(target.host[2]) for target in targets] == list(range(20))
-    launcher.upload(targets[0], np.full(3, 7))
-    assert PinnedMemory.made == 10
+    assert [int(target.host[2]) for target in targets] == list(range(1000))
 
 
+@pytest.mark.parametrize("largest", [4096, 65536, 2**20])
 def test_a_large_upload_goes_in_pieces_and_waits_for_memory(
-    module: Any, monkeypatch: pytest.MonkeyPatch
+    module: Any, monkeypatch: pytest.MonkeyPatch, largest: int
 ) -> None:
-    monkeypatch.setattr(module, "_LARGEST_STAGED", 8192)
-    monkeypatch.setattr(module, "_MOST_STAGED", 3 * 8192)
+    monkeypatch.setattr(module, "_LARGEST_COPY", largest)
     launcher = module.CupyLauncher(0)
-    source = np.arange(20_001, dtype=np.float32)
+    source = np.arange(6 * 2**18 + 1, dtype=np.float32)
     target = DeviceArray(np.zeros_like(source))
     launcher.upload(target, source[::-1])
-    assert 3 <= PinnedMemory.made <= 5
+    launcher.upload(target, source[::-1])
+    assert PinnedMemory.made <= 5
     current_stream().run()
     assert np.array_equal(target.host, source[::-1])
 
@@ -200,10 +206,29 @@ def test_a_download_is_there_when_its_event_is_done(module: Any) -> None:
     assert download.values.tolist() == [1, 5]
 
 
+def test_a_download_keeps_its_memory_until_it_has_landed_and_is_gone(module: Any) -> None:
+    launcher = module.CupyLauncher(0)
+    source = DeviceArray(np.array([1, 2], np.uint64))
+    kept = launcher.download(source)
+    for _ in range(1000):
+        launcher.download(source)  # gone while the copy is in flight
+    assert PinnedMemory.made == 1
+    many = [launcher.download(source) for _ in range(300)]
+    assert PinnedMemory.made == 2
+    source.host[:] = 7
+    current_stream().run()
+    assert {tuple(each.values.tolist()) for each in many} == {(7, 7)}
+    assert kept.values.tolist() == [1, 2]
+
+
 @pytest.mark.parametrize("first", ["here", "there"])
-def test_a_copy_from_a_peer_waits_for_it_and_is_waited_for(module: Any, first: str) -> None:
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3), "transposed"])
+def test_a_copy_from_a_peer_waits_for_it_and_is_waited_for(
+    module: Any, first: str, shape: Any
+) -> None:
     launcher = module.CupyLauncher(1)
-    array = DeviceArray(np.array([1, 2, 3]), device=0)
+    host = np.zeros((2, 3)).T if shape == "transposed" else np.zeros(shape)
+    array = DeviceArray(host, device=0)
     here, there = current.streams.setdefault(1, Stream(1, 0)), current_stream()
     there.queue.append(lambda: array.host.fill(4))  # before the copy
     with launcher.device():
@@ -211,7 +236,7 @@ def test_a_copy_from_a_peer_waits_for_it_and_is_waited_for(module: Any, first: s
     there.queue.append(lambda: array.host.fill(9))  # as if it were freed and used again
     for stream in (here, there) if first == "here" else (there, here):
         stream.run()
-    assert copy.host.tolist() == [4, 4, 4]
+    assert copy.host.tolist() == np.full(host.shape, 4).tolist()
     assert copy.device.id == 1
 
 

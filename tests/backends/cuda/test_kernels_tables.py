@@ -148,7 +148,7 @@ def test_a_row_outside_any_of_the_tables_is_refused_by_name(bad: tuple[int, int]
     rows[8] = rows[8][:0]
     flag = backend.row_flags.new()
     backend.row_flags.check(flag, [RowCheck(100 + i, each, 40) for i, each in enumerate(rows)])
-    assert flag.view(np.int64).tolist() == [101 + number, row]
+    assert flag.array.view(np.int64).tolist() == [101 + number, row]
 
 
 def table_of(height: int, num_rows: int = 0) -> Table:

@@ -503,7 +503,7 @@ def test_rows_that_are_out_of_range_are_found(
 ) -> None:
     flag = backend.row_flags.new()
     backend.row_flags.check(flag, [RowCheck(6, np.array([3, row, 1], index), 9)])
-    assert flag.view(np.int64).tolist() == ([0, 0] if is_there else [7, row])
+    assert flag.array.view(np.int64).tolist() == ([0, 0] if is_there else [7, row])
 
 
 def test_a_refused_call_writes_nothing(launcher: EmulatorLauncher) -> None:
@@ -516,8 +516,8 @@ def test_a_refused_call_writes_nothing(launcher: EmulatorLauncher) -> None:
     before = copy_of(update)
     flag = backend.row_flags.new()
     backend.row_flags.check(flag, [RowCheck(6, np.array([3, 9, 1, -2], np.int32), 9)])
-    assert flag[0] == 7
-    assert flag[1:].view(np.int64)[0] in (9, -2)
+    assert flag.array[0] == 7
+    assert flag.array[1:].view(np.int64)[0] in (9, -2)
     apply_sparse(backend, rule, update, arrays.scalars(), True, flag)
     dense = arrays.update(3)._replace(var=update.var[0, :3])
     apply_dense(backend, rule, [dense], {name: np.float32(0.5) for name in rule.scalars}, flag)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import fake_cupy
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from emulator import kernel_library
 from emulator.kernel_library import KernelError
 from gpuopt.backends.cuda.kernel import Kernel
-from gpuopt.backends.cuda.launcher import Download, Launch
+from gpuopt.backends.cuda.launcher import Launch
 from gpuopt.backends.cuda.parameters import Pointer
 from gpuopt.backends.memory_owner import Owner, owner_of
 from gpuopt.backends.unowned import array_at
@@ -32,6 +32,11 @@ class EmulatedEvent:
 
     def synchronize(self) -> None:
         self.done = True
+
+
+class EmulatedDownload(NamedTuple):
+    values: np.ndarray[Any, Any]
+    event: EmulatedEvent
 
 
 class EmulatorLauncher:
@@ -173,6 +178,9 @@ class EmulatorLauncher:
     def is_default_stream(self) -> bool:
         return self.stream() == 0
 
+    def is_capturing(self) -> bool:
+        return False
+
     def _check_device(self) -> None:
         if self.xp is not np and self.xp.cuda.current.device != self._index:
             raise KernelError(f"device {self._index} is not the current one")
@@ -186,8 +194,8 @@ class EmulatorLauncher:
     def wait(self, event: EmulatedEvent) -> None:
         self.waits.append((self.stream(), event.stream))
 
-    def download(self, source: Any) -> Download:
-        return Download(self.host(source).copy(), self.record())
+    def download(self, source: Any) -> EmulatedDownload:
+        return EmulatedDownload(self.host(source).copy(), self.record())
 
     def copy_of_peer(self, array: Any) -> Any:
         copy = self.xp.empty(array.shape, dtype=array.dtype)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
-import importlib.util
 import os
 import platform
 import re
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from build_cache import build_cache, locked
+from cuda_headers import cuda_headers
 
 from emulator.sanitized import RUNTIMES
 from gpuopt.backends.cuda.kernel import Kernel
@@ -67,17 +67,6 @@ def what_is_missing() -> str | None:
         return "g++ is not installed"
     if cuda_headers() is None:
         return "nvidia-cuda-runtime and nvidia-cuda-crt, from 13 on, are not installed"
-    return None
-
-
-@functools.cache
-def cuda_headers() -> Path | None:
-    """Returns the folder of NVIDIA's headers, which two packages of the `test` group share."""
-    spec = importlib.util.find_spec("nvidia")
-    for folder in (spec and spec.submodule_search_locations) or []:
-        include = Path(folder, "cu13", "include")
-        if (include / "cuda_fp16.h").exists() and (include / "crt" / "host_defines.h").exists():
-            return include
     return None
 
 

@@ -31,12 +31,14 @@ struct Call<function> {
   static void call(void** arguments) { call(arguments, std::index_sequence_for<Parameters...>()); }
 
   static constexpr size_t size = (size_t(0) + ... + ((sizeof(Parameters) + 7) / 8 * 8));
+  static constexpr unsigned sizes[] = {sizeof(Parameters)..., 0};
 };
 
 struct Kernel {
   void (*call)(void**);
   size_t size;  // of all arguments, in bytes
   int max_threads;
+  const unsigned* sizes;  // of each argument, and after the last one 0
 };
 
 // Takes what __launch_bounds__ does.
@@ -44,7 +46,7 @@ constexpr int launch_bound(int max_threads, ...) { return max_threads; }
 
 template <auto function>
 constexpr Kernel describe(int max_threads = emulator::max_threads) {
-  return {Call<function>::call, Call<function>::size, max_threads};
+  return {Call<function>::call, Call<function>::size, max_threads, Call<function>::sizes};
 }
 
 // What CUDA allows.
@@ -86,7 +88,7 @@ EMULATOR_INTERNAL inline bool is_within_limits(const Kernel& of, unsigned num_bl
   if (num_blocks < 1 || num_blocks > max_blocks) {
     snprintf(report, sizeof report, "%u blocks; it must be 1 to %u", num_blocks, max_blocks);
   } else if (num_threads < 1 || num_threads > unsigned(max_threads) ||
-             num_threads % lanes_per_warp) {
+             (is_strict && num_threads % lanes_per_warp)) {
     snprintf(report, sizeof report, "blocks of %u threads; it must be a multiple of %d up to %d",
              num_threads, lanes_per_warp, max_threads);
   } else if (num_threads > unsigned(of.max_threads)) {
@@ -159,4 +161,7 @@ EMULATOR_INTERNAL inline bool launch(const Kernel& of, unsigned num_blocks, unsi
     const bool succeeded = ::emulator::launch(emulator_kernels[kernel], num_blocks, num_threads, \
                                               arguments, seed, strict);                          \
     return succeeded ? nullptr : ::emulator::report;                                             \
+  }                                                                                              \
+  extern "C" const unsigned* emulator_argument_sizes(int kernel) {                               \
+    return emulator_kernels[kernel].sizes;                                                       \
   }

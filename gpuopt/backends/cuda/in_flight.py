@@ -1,0 +1,96 @@
+"""Keeps alive what queued work uses, where another stream might be given its memory."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable, Iterable
+from typing import Any, NamedTuple
+
+from gpuopt.backends.cuda.launcher import Event, Launcher
+
+
+class LastUpdate:
+    """The last update of variables that were updated together, and what has read them since.
+
+    Attributes:
+        stream: The stream that it was enqueued on.
+        event: Recorded at its end; None before that.
+        reads: Events at the end of readings that the next update must wait for, by stream.
+        is_superseded: Whether some of the variables have been updated without the others since.
+        step: What `InFlight.begin_update` returned.
+    """
+
+    __slots__ = ("event", "is_superseded", "reads", "step", "stream")
+
+    def __init__(self, stream: Hashable) -> None:
+        self.stream = stream
+        self.event: Event | None = None
+        self.reads: dict[Hashable, Event] = {}
+        self.is_superseded = False
+        self.step = 0
+
+
+class _Held(NamedTuple):
+    """Arrays, or what holds them, that are kept alive until the event is done."""
+
+    event: Event
+    step: int
+    objects: Any
+
+
+class InFlight:
+    """What work in flight on one device reads and writes.
+
+    A memory pool gives a freed array's memory to the stream that the array was made on, at once,
+    while another stream may still use it. So once a second stream is seen, everything that an
+    update uses is kept until it is done. A program with one stream has no other to give it to.
+
+    Attributes:
+        holds: Whether updates' arrays are kept: whether calls have come on more than one stream.
+    """
+
+    def __init__(self, launcher: Launcher) -> None:
+        self._launcher = launcher
+        self.holds = False
+        self._stream: Hashable = None
+        self._held: deque[_Held] = deque()
+        # Grows when a variable is updated that was updated in this step already.
+        self._step = 1
+
+    def current_stream(self) -> Hashable:
+        """Returns the current stream, and notes that it is in use."""
+        stream = self._launcher.stream()
+        if stream != self._stream:
+            self.holds = self._stream is not None
+            self._stream = stream
+        return stream
+
+    def hold(self, event: Event, objects: Any) -> None:
+        """Keeps objects alive until an event is done."""
+        self._held.append(_Held(event, self._step, objects))
+
+    def begin_update(self, before: Iterable[LastUpdate]) -> int:
+        """Lets go what is done; waits for the step before the last if a new step begins.
+
+        So what is held is what two steps use, and no more.
+
+        Args:
+            before: The last updates of the variables that are about to be updated.
+
+        Returns:
+            The number of the step.
+        """
+        held = self._held
+        while held and held[0].event.done:
+            held.popleft()
+        if any(last.step == self._step for last in before):
+            self._step += 1
+            while held and held[0].step < self._step - 1:
+                held[0].event.synchronize()
+                held.popleft()
+        return self._step
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether updates must call `begin_update`."""
+        return self.holds or bool(self._held)

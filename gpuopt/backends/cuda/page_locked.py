@@ -1,0 +1,104 @@
+"""Page-locked host memory for copies from and to a GPU: none is used again before its copy is done.
+
+CUDA may stop the whole device to allocate such memory, so steps allocate none: when all of it is in
+use, the host waits for the oldest copy.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from gpuopt.backends.cuda.launcher import Event
+
+# A page: most uploads are smaller.
+_SMALLEST = 4096
+# How much is allocated at a time, at least, and how often for one size of blocks. Of the smallest,
+# the first allocation is enough.
+_SLAB_BYTES = 2**20
+_MOST_SLABS = 4
+_MOST_BLOCKS = 256
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+Allocate = Callable[[int], Any]
+NewEvent = Callable[[], Any]
+
+
+class UploadBlocks:
+    """Blocks that uploads are copied from.
+
+    Args:
+        allocate: Returns page-locked memory of a size, as a buffer.
+        new_event: Returns an event of the device, which counts as done.
+    """
+
+    def __init__(self, allocate: Allocate, new_event: NewEvent) -> None:
+        self._allocate = allocate
+        self._new_event = new_event
+        # By size, a power of two; the block that was used the longest time ago comes first.
+        self._blocks: dict[int, deque[tuple[Bytes, Event]]] = {}
+
+    def take(self, num_bytes: int) -> tuple[Bytes, Any]:
+        """Returns memory that no copy reads any more, and the event to record after the copy."""
+        size = max(_SMALLEST, 1 << (num_bytes - 1).bit_length())
+        blocks = self._blocks.setdefault(size, deque())
+        if not blocks or not blocks[0][1].done:
+            slab = max(size, _SLAB_BYTES)
+            if len(blocks) + slab // size <= min(_MOST_BLOCKS, _MOST_SLABS * slab // size):
+                parts = np.frombuffer(self._allocate(slab), np.uint8, slab).reshape(-1, size)
+                blocks.extendleft((part, self._new_event()) for part in parts)
+            else:
+                blocks[0][1].synchronize()
+        memory, event = blocks[0]
+        blocks.rotate(-1)
+        return memory[:num_bytes], event
+
+
+class Landing:
+    """A copy to the host in flight; see `Download`.
+
+    Its memory is used again when the copy is done and nobody has this object any more.
+    """
+
+    __slots__ = ("_free", "_memory", "event", "values")
+
+    def __init__(
+        self,
+        memory: Bytes,
+        event: Any,
+        values: np.ndarray[Any, Any],
+        free: deque[tuple[Bytes, Event]],
+    ) -> None:
+        self._memory = memory
+        self.event = event
+        self.values = values
+        self._free = free
+
+    def __del__(self) -> None:
+        self._free.append((self._memory, self.event))
+
+
+class Landings:
+    """Page-locked memory that small arrays are copied to; arguments are `UploadBlocks`'s."""
+
+    SIZE = 16
+
+    def __init__(self, allocate: Allocate, new_event: NewEvent) -> None:
+        self._allocate = allocate
+        self._new_event = new_event
+        self._free: deque[tuple[Bytes, Event]] = deque()
+
+    def take(self, source: Any) -> Landing:
+        """Returns where a copy of a device array, of at most SIZE bytes, can land."""
+        if not self._free:
+            parts = np.frombuffer(self._allocate(_SMALLEST), np.uint8, _SMALLEST)
+            parts = parts.reshape(-1, self.SIZE)
+            self._free.extend((part, self._new_event()) for part in parts)
+        memory, event = self._free.popleft()
+        if not event.done:  # its reader went before the copy was done
+            event.synchronize()
+        values = memory[: source.nbytes].view(source.dtype)
+        return Landing(memory, event, values, self._free)

@@ -1,0 +1,351 @@
+"""Memory is not used again before work in flight is done with it, and is not kept much longer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from schedules import new_stream, require_two_gpus, uploaded, wait_for_gpus
+
+import gpuopt
+from gpuopt import IndexedSlices, Variable, backends
+from gpuopt.backends.cuda import cuda_backend
+from gpuopt.device import Device
+from gpuopt.distributed.reduction import sum_gradients
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("schedule")]
+
+# Elements of a variable whose memory counts.
+LARGE = 10_000
+
+
+@pytest.fixture
+def cupy() -> Any:
+    import cupy
+
+    return cupy
+
+
+def ones(*shape: int) -> np.ndarray:
+    return np.ones(shape or 100, np.float32)
+
+
+def sgd() -> gpuopt.GradientDescentOptimizer:
+    return gpuopt.GradientDescentOptimizer(1.0)
+
+
+def assert_equal(values: Any, expected: Any) -> None:
+    got = values.numpy() if isinstance(values, Variable) else values.get()
+    np.testing.assert_array_equal(got, np.broadcast_to(np.float32(expected), got.shape))
+
+
+# What is freed on the stream that owns it while another one uses it
+
+
+@pytest.mark.parametrize("step", [None, 2])
+def test_a_gradient_is_kept_also_if_only_its_copy_is_read(cupy: Any, step: int | None) -> None:
+    a, b = new_stream(), new_stream()
+    variable = Variable(np.zeros(100, np.float32), device="gpu:0")
+    gradient = uploaded(ones(100 * (step or 1)), a)
+    wait_for_gpus()
+    with b:
+        sgd().apply_gradients([(gradient[::step], variable)])
+    del gradient
+    with a:
+        mine = cupy.full(100 * (step or 1), 300, np.float32)
+    assert_equal(variable, -1)
+    assert_equal(mine, 300)
+
+
+@pytest.mark.parametrize("step", [None, 2])
+def test_a_sparse_gradient_is_kept_also_if_only_its_copy_is_read(
+    cupy: Any, step: int | None
+) -> None:
+    a, b = new_stream(), new_stream()
+    variable = Variable(np.zeros((10, 4), np.float32), device="gpu:0")
+    values, rows = uploaded(ones(20, 4), a), uploaded(np.repeat(np.arange(10), 2), a)
+    wait_for_gpus()
+    optimizer = sgd()
+    with b:
+        optimizer.apply_gradients([(IndexedSlices(values[::step], rows[::step]), variable)])
+    del values, rows
+    with a:
+        mine = cupy.full((20, 4), 300, np.float32), cupy.full(20, 3, np.int64)
+    assert_equal(variable, -1 if step else -2)
+    optimizer.check()
+    assert_equal(mine[0], 300)
+
+
+def test_a_gradient_of_a_side_stream_is_kept_on_the_default_stream(cupy: Any) -> None:
+    a = new_stream()
+    variable = Variable(np.zeros(100, np.float32), device="gpu:0")
+    with a:
+        variable.assign(ones())
+    gradient = uploaded(ones(), a)
+    a.synchronize()
+    sgd().apply_gradients([(gradient, variable)])
+    del gradient
+    with a:
+        mine = cupy.full(100, 300, np.float32)
+    assert_equal(variable, 0)
+    assert_equal(mine, 300)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "transposed", "broadcast"])
+def test_a_gradient_of_the_other_gpu_is_kept_and_complete(cupy: Any, layout: str) -> None:
+    require_two_gpus()
+    here, there, theirs = new_stream(0), new_stream(1), new_stream(1)
+    host = np.arange(12, dtype=np.float32).reshape(3, 4)
+    expected = host.T if layout == "transposed" else host
+    if layout == "broadcast":
+        expected = np.broadcast_to(host[:1], (3, 4))
+    variable = Variable(np.zeros(expected.shape, np.float32), device="gpu:0")
+    gradient = uploaded(host, theirs, 1)
+    wait_for_gpus()
+    with cupy.cuda.Device(1), there:
+        if layout == "transposed":
+            gradient = gradient.T
+        elif layout == "broadcast":
+            gradient = cupy.broadcast_to(gradient[:1], (3, 4))
+        with cupy.cuda.Device(0), here:
+            sgd().apply_gradients([(gradient, variable)])
+    del gradient
+    with cupy.cuda.Device(1), theirs:
+        mine = cupy.full((3, 4), 300, np.float32)
+    assert_equal(variable, -expected)
+    with cupy.cuda.Device(1):
+        assert_equal(mine, 300)
+
+
+def test_a_scalar_gradient_comes_from_the_other_gpu() -> None:
+    require_two_gpus()
+    variable = Variable(np.float32(0), device="gpu:0")
+    sgd().apply_gradients([(uploaded(np.float32(1), device=1), variable)])
+    assert_equal(variable, -1)
+
+
+def test_gradients_of_two_gpus_are_summed_whole() -> None:
+    require_two_gpus()
+    host = np.arange(12, dtype=np.float32).reshape(3, 4)
+    parts = [uploaded(host + device, device=device).T for device in range(2)]
+    total = sum_gradients(parts, Device("gpu", 0))
+    del parts
+    np.testing.assert_array_equal(total.get(), (2 * host + 1).T)
+
+
+@pytest.mark.parametrize("strided", [False, True])
+def test_slots_and_variables_outlive_their_optimizer_until_the_step_is_done(
+    cupy: Any, strided: bool
+) -> None:
+    a, b = new_stream(), new_stream()
+    gradient = uploaded(ones())
+    wait_for_gpus()
+    with a:
+        array = cupy.zeros(200 if strided else 100, np.float32)
+        variable = Variable(array[:: 2 if strided else 1], copy=False)
+        optimizer = gpuopt.MomentumOptimizer(1.0, 0.5)
+        optimizer.apply_gradients([(gradient, variable)])
+        other = gpuopt.MomentumOptimizer(1.0, 0.5)
+        other.apply_gradients([(gradient, gone := Variable(ones(), device="gpu:0"))])
+    a.synchronize()
+    with b:
+        optimizer.apply_gradients([(gradient, variable)])
+        other.apply_gradients([(gradient, gone)])
+    del optimizer, other, gone
+    with a:
+        mine = [cupy.full(n, 100, np.float32) for n in (100, 100, 100, 200)]
+    a.synchronize()
+    assert_equal(variable, -2.5)
+    for array in mine:
+        assert_equal(array, 100)
+
+
+def test_a_raw_array_outlives_its_last_reference_until_the_step_is_done(cupy: Any) -> None:
+    a, b = new_stream(), new_stream()
+    gradient, optimizer = uploaded(ones()), sgd()
+    wait_for_gpus()
+    with a:
+        array = cupy.zeros(100, np.float32)
+        optimizer.apply_gradients([(gradient, array)])
+    a.synchronize()
+    with b:
+        optimizer.apply_gradients([(gradient, array)])
+    del array
+    with a:
+        mine = cupy.full(100, 100, np.float32)
+    b.synchronize()
+    assert_equal(mine, 100)
+
+
+def test_what_is_assigned_is_kept_and_what_it_is_assigned_to(cupy: Any) -> None:
+    a, b = new_stream(), new_stream()
+    with a:
+        variable, gone = (Variable(cupy.zeros(100, np.float32)) for _ in range(2))
+        value, initial = (cupy.full(100, 3, np.float32) for _ in range(2))
+    a.synchronize()
+    with b:
+        variable.assign(value)
+        variable += value
+        gone.assign(value)
+        made = Variable(initial)
+    del value, gone, initial
+    with a:
+        mine = [cupy.full(100, 100, np.float32) for _ in range(3)]
+    b.synchronize()
+    assert_equal(variable, 6)
+    assert_equal(made, 3)
+    for array in mine:
+        assert_equal(array, 100)
+
+
+# Page-locked memory
+
+
+def test_a_flag_on_its_way_to_the_host_is_not_written_over_an_upload(cupy: Any) -> None:
+    def train() -> None:
+        table = Variable(np.zeros((50, 8), np.float32), device="gpu:0")
+        optimizer = gpuopt.AdagradOptimizer(1.0)
+        for _ in range(2):
+            optimizer.apply_gradients([(IndexedSlices(values, rows), table)])
+
+    rows, values = uploaded(np.arange(10)), uploaded(ones(10, 8))
+    train()
+    array = cupy.asarray(np.arange(1, 9, dtype=np.float32))
+    np.testing.assert_array_equal(array.get(), np.arange(1, 9))
+
+
+def test_flags_of_refused_calls_are_not_written_over_an_upload(cupy: Any) -> None:
+    table = Variable(np.zeros((50, 8), np.float32), device="gpu:0")
+    values, rows, bad = uploaded(ones(10, 8)), uploaded(np.arange(10)), uploaded(np.arange(10) + 45)
+    optimizer = gpuopt.AdagradOptimizer(1.0)
+    for given in (bad, rows, rows):
+        optimizer.apply_gradients([(IndexedSlices(values, given), table)])
+    with pytest.raises(IndexError):
+        optimizer.check()
+    arrays = [cupy.asarray(np.arange(1, 9, dtype=np.float32)) for _ in range(3)]
+    for array in arrays:
+        np.testing.assert_array_equal(array.get(), np.arange(1, 9))
+
+
+@pytest.fixture
+def page_locked(cupy: Any) -> Iterator[list[int]]:
+    """Lists the sizes of page-locked memory that is asked for."""
+    sizes: list[int] = []
+    pool = cupy.get_default_pinned_memory_pool()
+
+    def allocate(size: int) -> Any:
+        sizes.append(size)
+        return pool.malloc(size)
+
+    cupy.cuda.set_pinned_memory_allocator(allocate)
+    yield sizes
+    cupy.cuda.set_pinned_memory_allocator(pool.malloc)
+
+
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_a_loop_far_ahead_of_the_gpu_allocates_no_page_locked_memory(
+    page_locked: list[int], is_sparse: bool
+) -> None:
+    rate = 0.5
+    variable = Variable(np.zeros((10, 4), np.float32), device="gpu:0")
+    optimizer = gpuopt.GradientDescentOptimizer(lambda: rate)
+    gradient: Any = uploaded(ones(10, 4))
+    if is_sparse:
+        gradient = IndexedSlices(gradient, uploaded(np.arange(10)))
+    optimizer.apply_gradients([(gradient, variable)])
+    page_locked.clear()
+    for number in range(300):
+        rate = 1.0 + number  # so that there is something to upload
+        optimizer.apply_gradients([(gradient, variable)])
+    assert page_locked == []
+    optimizer.check()
+    assert_equal(variable, -0.5 - sum(range(1, 301)))
+
+
+# What is kept no longer than needed
+
+
+def peak_bytes(cupy: Any, step: Callable[[], None], num_steps: int) -> int:
+    """How much more memory the pool has lent at most, between steps, than before the first."""
+    pool = cupy.get_default_memory_pool()
+    before = pool.used_bytes()
+    most = 0
+    for _ in range(num_steps):
+        step()
+        most = max(most, pool.used_bytes() - before)
+    return most
+
+
+@pytest.mark.parametrize("own_stream", [False, True])
+def test_a_loop_on_one_stream_keeps_nothing(cupy: Any, own_stream: bool) -> None:
+    stream = new_stream() if own_stream else cupy.cuda.Stream.null
+    gradient = None
+
+    def step() -> None:
+        nonlocal gradient
+        gradient = cupy.ones(LARGE, np.float32)
+        optimizer.apply_gradients([(gradient, variable)])
+
+    gpu = Device("gpu", 0)
+    # With a backend that has seen no other stream.
+    with stream, backends.using(gpu, cuda_backend(gpu)):
+        variable = Variable(np.zeros(LARGE, np.float32), device="gpu:0")
+        optimizer = gpuopt.MomentumOptimizer(1.0, 0.5)
+        step()
+        assert peak_bytes(cupy, step, 30) < LARGE
+
+
+def test_a_loop_on_two_streams_keeps_what_two_steps_use(cupy: Any) -> None:
+    variables = [Variable(np.zeros(LARGE, np.float32), device="gpu:0") for _ in range(3)]
+    table = Variable(np.zeros((LARGE // 4, 4), np.float32), device="gpu:0")
+    optimizer = gpuopt.MomentumOptimizer(1.0, 0.5)
+    rows = uploaded(np.arange(LARGE // 4))
+    streams = [new_stream(), new_stream()]
+    wait_for_gpus()
+    number = 0
+
+    def step() -> None:
+        nonlocal number
+        number += 1
+        with streams[number % 2]:
+            dense = [(cupy.ones(LARGE, np.float32), variable) for variable in variables]
+            values = cupy.ones((LARGE // 4, 4), np.float32)
+            optimizer.apply_gradients([*dense, (IndexedSlices(values, rows), table)])
+
+    for _ in range(4):
+        step()
+    wait_for_gpus()
+    of_a_step = 4 * 4 * LARGE
+    most = peak_bytes(cupy, step, 30)
+    assert most < 2.2 * of_a_step
+    wait_for_gpus()
+    step()
+    assert_equal(variables[0], float(optimizer_reference(35)))
+
+
+def optimizer_reference(num_steps: int) -> np.float32:
+    value = momentum = np.float32(0)
+    for _ in range(num_steps):
+        momentum = np.float32(momentum * np.float32(0.5) + 1)
+        value -= momentum
+    return value
+
+
+def test_a_stream_for_each_step_costs_memory_for_a_few_streams_only(cupy: Any) -> None:
+    variable = Variable(np.zeros((100, 100), np.float32), device="gpu:0")
+    optimizer = gpuopt.AdagradOptimizer(1.0)
+    gradient = uploaded(ones(100, 100))
+    slices = IndexedSlices(gradient, uploaded(np.arange(100)))
+    wait_for_gpus()
+
+    def step() -> None:
+        with new_stream():
+            optimizer.apply_gradients([(gradient, variable)])
+            optimizer.apply_gradients([(slices, variable)])
+
+    for _ in range(20):
+        step()
+    wait_for_gpus()
+    assert peak_bytes(cupy, step, 30) < 2 * 100 * 100 * 4

@@ -1,0 +1,407 @@
+"""Work on several streams that run late, each in any order that CUDA allows."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from schedules import new_stream, require_two_gpus, uploaded, wait_for_gpus
+
+import gpuopt
+from gpuopt import IndexedSlices, Variable
+from gpuopt.step.replica_context import replica_context
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("schedule")]
+
+
+def ones(*shape: int) -> np.ndarray:
+    return np.ones(shape or 100, np.float32)
+
+
+def on_gpu(host: Any, device: int = 0, **options: Any) -> Variable:
+    return Variable(host, device=f"gpu:{device}", **options)
+
+
+def sgd() -> gpuopt.GradientDescentOptimizer:
+    return gpuopt.GradientDescentOptimizer(1.0)
+
+
+def assert_equal(variable: Variable, expected: float) -> None:
+    np.testing.assert_array_equal(variable.numpy(), np.full(variable.shape, expected, np.float32))
+
+
+class Model:
+    """A weight and a table, their gradients, and rows that are good and bad: on one GPU."""
+
+    def __init__(self, device: int = 0, **options: Any) -> None:
+        self.weight = on_gpu(np.zeros(100, np.float32), device, **options)
+        self.table = on_gpu(np.zeros((10, 4), np.float32), device)
+        self.gradient = uploaded(ones(), device=device)
+        self.values = uploaded(ones(3, 4), device=device)
+        self.rows = uploaded(np.arange(3), device=device)
+        self.bad_rows = uploaded(np.arange(3) + 9, device=device)
+        self.optimizer = sgd()
+        wait_for_gpus()
+
+    def dense(self) -> None:
+        self.optimizer.apply_gradients([(self.gradient, self.weight)])
+
+    def sparse(self) -> None:
+        self.optimizer.apply_gradients([(IndexedSlices(self.values, self.rows), self.table)])
+
+    def bad(self) -> None:
+        self.optimizer.apply_gradients([(IndexedSlices(self.values, self.bad_rows), self.table)])
+
+
+# Flags of rows
+
+
+def test_a_flag_is_zero_on_every_stream_from_the_first_sparse_call_on() -> None:
+    a, b = new_stream(), new_stream()
+    model = Model()
+    junk = uploaded(np.full(64, 7, np.uint64), a)
+    wait_for_gpus()
+    del junk  # the flag may get its memory
+    with a:
+        model.sparse()
+    with b:
+        model.dense()
+    assert_equal(model.weight, -1)
+
+
+def test_a_call_is_not_lost_by_a_bad_row_of_a_later_call_on_another_stream() -> None:
+    a, b = new_stream(), new_stream()
+    model = Model()
+    model.sparse()
+    with a:
+        model.dense()
+    with b:
+        model.bad()
+    with pytest.raises(IndexError, match="row"):
+        model.optimizer.check()
+    assert_equal(model.weight, -1)
+
+
+def test_the_first_call_after_an_error_is_not_lost_on_another_stream() -> None:
+    a, b = new_stream(), new_stream()
+    model = Model()
+    with a:
+        model.bad()
+        with pytest.raises(IndexError):
+            model.optimizer.check()
+        model.sparse()
+    with b:
+        model.dense()
+    assert_equal(model.weight, -1)
+
+
+def test_a_call_on_another_stream_after_a_bad_one_is_refused() -> None:
+    a, b = new_stream(), new_stream()
+    model = Model()
+    model.sparse()
+    model.optimizer.check()
+    with a:
+        model.bad()
+    with b:
+        model.dense()
+    with pytest.raises(IndexError, match="the 1 calls since"):
+        model.optimizer.check()
+    assert_equal(model.weight, 0)
+    model.dense()
+    assert_equal(model.weight, -1)
+
+
+def test_the_flag_of_calls_without_sparse_gradients_is_zero_on_every_stream() -> None:
+    from gpuopt.backends.cuda.backend import CudaBackend
+    from gpuopt.backends.cuda.cupy_launcher import CupyLauncher
+    from gpuopt.device import Device
+    from gpuopt.optimizers.gradient_descent import gradient_descent
+
+    a, b = new_stream(), new_stream()
+    var, gradient = uploaded(np.zeros(100, np.float32)), uploaded(ones())
+    junk = uploaded(np.full(64, 3, np.uint64), a)
+    wait_for_gpus()
+    with a:
+        del junk
+        backend = CudaBackend(Device("gpu", 0), CupyLauncher(0))
+    with b:
+        plan = backend.plan_dense([gpuopt.backends.Target(var, [])])
+        scalars = {"learning_rate": np.float32(1)}
+        backend.apply_dense(gradient_descent, plan, [gradient], scalars)
+    b.synchronize()
+    np.testing.assert_array_equal(var.get(), -ones())
+
+
+def test_a_refused_call_with_a_constraint_writes_nothing() -> None:
+    model = Model(constraint=lambda array: array * 0 + 5)
+    model.bad()
+    with pytest.raises(IndexError, match="row"):
+        model.dense()
+    assert_equal(model.weight, 0)
+
+
+def test_a_value_is_not_read_before_its_bad_row_is_found_though_another_gpu_is_behind() -> None:
+    require_two_gpus()
+    models = [Model(device) for device in (0, 1)]
+    models[1].optimizer = models[0].optimizer
+    models[0].sparse()
+    models[1].bad()
+    with pytest.raises(IndexError, match="gpu:1"):
+        models[1].table.numpy()
+    assert models[0].table.numpy()[2].tolist() == [-1] * 4
+    assert_equal(models[1].table, 0)
+
+
+def test_a_bad_row_on_one_gpu_leaves_the_other_gpus_slots_and_flags_in_order() -> None:
+    require_two_gpus()
+    models = [Model(device) for device in (0, 1)]
+    optimizer = gpuopt.AdagradOptimizer(1.0, initial_accumulator_value=3.0)
+    good, bad = (IndexedSlices(model.values, model.rows) for model in models)
+    bad = IndexedSlices(models[1].values, models[1].bad_rows)
+    optimizer.apply_gradients([(good, models[0].table), (bad, models[1].table)])
+    with pytest.raises(IndexError, match="gpu:1"):
+        optimizer.check()
+    kept = optimizer.get_slot(models[0].table, "accumulator")
+    assert kept is not None
+    assert kept.numpy()[:4, 0].tolist() == [4, 4, 4, 3]
+    assert optimizer.get_slot(models[1].table, "accumulator") is None
+    np.testing.assert_allclose(models[0].table.numpy()[:4, 0], [-0.5, -0.5, -0.5, 0])
+    good_too = IndexedSlices(models[1].values, models[1].rows)
+    optimizer.apply_gradients([(good, models[0].table), (good_too, models[1].table)])
+    optimizer.check()
+    np.testing.assert_allclose(models[1].table.numpy()[:4, 0], [-0.5, -0.5, -0.5, 0])
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_refused_call_leaves_no_slots_and_no_count(waits: bool) -> None:
+    model = Model(constraint=(lambda array: array) if waits else None)
+    optimizer = gpuopt.AdamOptimizer(0.1)
+    step = Variable(0)
+    before = optimizer.state_dict({"table": model.table, "weight": model.weight})
+    bad = IndexedSlices(model.values, model.bad_rows)
+
+    def steps() -> None:
+        optimizer.apply_gradients([(bad, model.table), (model.gradient, model.weight)], step)
+        optimizer.apply_gradients([(model.gradient, model.weight)], step)
+        optimizer.check()
+
+    with pytest.raises(IndexError):
+        steps()
+    assert int(step) == 0
+    assert optimizer.variables() == []
+    optimizer.load_state_dict(before, {"table": model.table, "weight": model.weight})
+    good = IndexedSlices(model.values, model.rows)
+    optimizer.apply_gradients([(good, model.table)], step)
+    np.testing.assert_allclose(model.table.numpy()[:4, 0], [-0.1, -0.1, -0.1, 0], rtol=1e-5)
+
+
+def test_restored_slots_wait_again_after_a_refused_call() -> None:
+    model = Model()
+    trained = gpuopt.AdagradOptimizer(1.0)
+    trained.apply_gradients([(IndexedSlices(model.values, model.rows), model.table)])
+    state = trained.state_dict({"later": model.table})
+    optimizer = gpuopt.AdagradOptimizer(1.0)
+    optimizer.load_state_dict(state, {})
+    later = on_gpu(np.zeros((10, 4), np.float32), name="later")
+    optimizer.apply_gradients([(IndexedSlices(model.values, model.bad_rows), later)])
+    with pytest.raises(IndexError):
+        optimizer.check()
+    optimizer.apply_gradients([(IndexedSlices(model.values, model.rows), later)])
+    accumulator = optimizer.get_slot(later, "accumulator")
+    assert accumulator is not None
+    np.testing.assert_allclose(accumulator.numpy()[:4, 0], [2.1, 2.1, 2.1, 0.1], rtol=1e-6)
+
+
+def test_calls_of_two_threads_are_refused_as_a_whole_or_not_at_all() -> None:
+    """The rows of one thread are bad now and then; the other's are good, with all rows touched."""
+    tables = [on_gpu(np.zeros((10, 4), np.float32)) for _ in range(2)]
+    optimizer = gpuopt.GradientDescentOptimizer(1.0)
+    values = uploaded(np.ones((3, 4), np.float32))
+    rows, bad_rows = uploaded(np.array([0, 1, 1])), uploaded(np.array([0, 1, 99]))
+    wait_for_gpus()
+    counts, errors = [Variable(0), Variable(0)], []
+
+    def work(number: int) -> None:
+        try:
+            with new_stream():
+                for turn in range(20):
+                    is_bad = number == 1 and turn % 4 == 3
+                    given = IndexedSlices(values, bad_rows if is_bad else rows)
+                    try:
+                        optimizer.apply_gradients([(given, tables[number])], counts[number])
+                    except IndexError:
+                        continue
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    with contextlib.suppress(IndexError):
+        optimizer.check()
+    for table, count in zip(tables, counts, strict=True):
+        num_steps = int(count)
+        assert table.numpy()[:, 0].tolist() == [-num_steps, -2 * num_steps, *[0] * 8]
+
+
+# Reading a Variable
+
+
+def test_assigning_a_variable_waits_for_its_update_and_the_next_update_for_it() -> None:
+    a, b = new_stream(), new_stream()
+    source, target, gradient = on_gpu(ones()), on_gpu(ones()), uploaded(ones())
+    wait_for_gpus()
+    with a:
+        sgd().apply_gradients([(gradient, source)])
+    with b:
+        target.assign(source)
+        target.assign_add(source)
+        target += source
+        target[:50] = source[:50]
+        np.add(target, source, out=target)
+    with a:
+        sgd().apply_gradients([(gradient, source)])
+    assert_equal(target, 0)
+    with b:
+        target.assign(source)
+    with a:
+        source.assign(ones())
+    assert_equal(target, -1)
+
+
+def test_a_variable_made_from_a_variable_waits_for_its_update() -> None:
+    a, b = new_stream(), new_stream()
+    source, gradient = on_gpu(ones()), uploaded(ones())
+    wait_for_gpus()
+    with a:
+        sgd().apply_gradients([(gradient, source)])
+    with b:
+        copy = Variable(source)
+    with a:
+        sgd().apply_gradients([(gradient, source)])
+    assert_equal(copy, 0)
+    assert_equal(source, -1)
+
+
+def test_a_gradient_that_is_a_variable_is_waited_for_and_waits() -> None:
+    a, b = new_stream(), new_stream()
+    source, target, gradient = on_gpu(ones()), on_gpu(ones()), uploaded(ones())
+    optimizer = sgd()
+    wait_for_gpus()
+    with a:
+        optimizer.apply_gradients([(gradient, source)])
+    with b:
+        optimizer.apply_gradients([(source, target)])
+    with a:
+        optimizer.apply_gradients([(gradient, source)])
+    assert_equal(target, 1)
+    assert_equal(source, -1)
+
+
+def test_a_moving_average_waits_for_updates_and_updates_wait_for_it() -> None:
+    a, b = new_stream(), new_stream()
+    variable, gradient, optimizer = on_gpu(ones()), uploaded(ones()), sgd()
+    average = gpuopt.ExponentialMovingAverage(0.5)
+    average.track([variable])
+    wait_for_gpus()
+    with a:
+        optimizer.apply_gradients([(gradient, variable)])
+    with b:
+        average.apply([variable])
+        variable.assign(5 * ones())
+        average.apply([variable])
+    with a:
+        optimizer.apply_gradients([(gradient, variable)])
+        optimizer.apply_gradients([(gradient, variable)])
+    shadow = average.average(variable)
+    assert shadow is not None
+    assert_equal(shadow, 2.75)
+
+
+def test_a_loss_waits_for_the_update_of_a_variable_that_it_reads() -> None:
+    pytest.importorskip("autograd")
+    a, b = new_stream(), new_stream()
+    variable, gradient = on_gpu(ones()), uploaded(ones())
+    wait_for_gpus()
+    with a:
+        sgd().apply_gradients([(gradient, variable)])
+    with b:
+        [(found, _)] = sgd().compute_gradients(lambda: (variable * variable).sum(), [variable])
+    b.synchronize()
+    np.testing.assert_array_equal(found.get(), 0 * ones())
+
+
+def test_values_go_from_one_gpu_to_the_other_in_order() -> None:
+    require_two_gpus()
+    a, b = new_stream(0), new_stream(1)
+    here, there = on_gpu(ones(), 0), on_gpu(ones(), 1)
+    gradient = uploaded(ones(), device=1)
+    wait_for_gpus()
+    import cupy
+
+    with cupy.cuda.Device(1), b:
+        sgd().apply_gradients([(gradient, there)])
+        with cupy.cuda.Device(0), a:
+            here.assign(there)
+        sgd().apply_gradients([(gradient, there)])
+    assert_equal(here, 0)
+    assert_equal(there, -1)
+
+
+# Replicas
+
+
+@pytest.mark.parametrize("devices", [(0, 0), (0, 1)])
+def test_replicas_may_overwrite_their_gradients_after_the_step(devices: tuple[int, ...]) -> None:
+    if len(set(devices)) > 1:
+        require_two_gpus()
+    import cupy
+
+    streams = [new_stream(device) for device in devices]
+    strategy = gpuopt.MirroredStrategy([f"gpu:{device}" for device in devices])
+    variable = strategy.variable(np.zeros(100, np.float32))
+    gradients = [uploaded(ones(), s, d) for s, d in zip(streams, devices, strict=True)]
+    optimizer = sgd()
+    wait_for_gpus()
+
+    def replica() -> None:
+        place = replica_context().replica_id
+        with cupy.cuda.Device(devices[place]), streams[place]:
+            for _ in range(2):
+                gradients[place].fill(1)
+                optimizer.apply_gradients([(gradients[place], variable.local)])
+                gradients[place].fill(999)
+
+    strategy.run(replica)
+    assert_equal(variable.replicas[0], -4)
+    assert_equal(variable.replicas[1], -4)
+
+
+# Capture into a graph
+
+
+def test_a_step_in_a_capture_is_refused_and_leaves_nothing_behind() -> None:
+    import cupy
+
+    model, stream = Model(), new_stream()
+    optimizer = gpuopt.MomentumOptimizer(1.0, 0.5)
+    step = Variable(0)
+    with stream:
+        stream.begin_capture()
+        with pytest.raises(RuntimeError, match="gpu:0 is being captured"):
+            optimizer.apply_gradients([(model.gradient, model.weight)], step)
+        cupy.multiply(model.gradient, 2, out=model.gradient)
+        graph = stream.end_capture()
+        assert int(step) == 0
+        assert optimizer.variables() == []
+        graph.launch(stream)
+        optimizer.apply_gradients([(model.gradient, model.weight)], step)
+    optimizer.apply_gradients([(model.gradient, model.weight)], step)
+    assert_equal(model.weight, -5)
+    assert int(step) == 2

@@ -1,0 +1,45 @@
+"""Random programs on two GPUs that are not there, whose streams run late."""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+import driver
+import pytest
+from fuzzing import on_streams
+from fuzzing.settings import PART_S, long_run, seeds
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not driver.is_here(), reason="a real GPU chooses its order itself"),
+]
+
+POLICIES = ("newest", "random", "random", "oldest")
+PER_TEST = 10
+
+
+def run(seed: int) -> None:
+    driver.set_policy(POLICIES[seed % len(POLICIES)], seed)
+    try:
+        on_streams.run(seed)
+        assert driver.take_reports() == [], f"the program of seed {seed}"
+    finally:
+        driver.set_policy("oldest")
+        driver.take_reports()
+
+
+@pytest.mark.parametrize("first", seeds(300)[::PER_TEST])
+def test_random_programs_do_what_the_model_does(first: int) -> None:
+    for seed in seeds(300)[first : first + PER_TEST] or [first]:
+        run(seed)
+
+
+@long_run
+def test_many_random_programs_do_what_the_model_does(part: int) -> None:
+    seed = secrets.randbits(40)
+    print(f"seeds from {seed}")
+    end = time.monotonic() + PART_S
+    while time.monotonic() < end:
+        run(seed)
+        seed += 1

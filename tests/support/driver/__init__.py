@@ -1,0 +1,87 @@
+"""GPUs that are not there: CuPy's own wheel runs on them, on any Linux with g++ on x86-64.
+
+See docs/architecture.md, "A driver that is not there".
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from driver.native_library import library
+
+POLICIES = ("immediate", "oldest", "newest", "random", "nothing")
+
+
+def is_here() -> bool:
+    """Says whether this process runs on the driver."""
+    return os.environ.get("GPUOPT_DRIVER") == "1"
+
+
+def set_policy(policy: str, seed: int = 0) -> None:
+    """Chooses how streams run, after everything that is queued has been run.
+
+    Args:
+        policy: "immediate" runs each operation at once. The others run nothing before the host
+            waits, and then, of the operations that CUDA allows to run next, the "oldest", the
+            "newest" or a "random" one. With "nothing" kernels are not run at all.
+        seed: For "random".
+    """
+    library().driver_set_policy(POLICIES.index(policy), seed)
+
+
+def synchronize() -> None:
+    """Runs everything that is queued."""
+    library().driver_wait_for_everything()
+
+
+def counts() -> dict[str, int]:
+    """Returns how often each function of CUDA was called, and how much was copied."""
+    lines = library().driver_counts().decode().splitlines()
+    return {name: int(number) for name, _, number in (line.rpartition(" ") for line in lines)}
+
+
+def take_reports() -> list[str]:
+    """Runs everything, looks at all memory, and returns the defects found since the last call."""
+    synchronize()
+    library().driver_check_memory()
+    return library().driver_take_reports().decode().splitlines()
+
+
+class Launch(NamedTuple):
+    """A kernel, copy or fill.
+
+    Attributes:
+        kind: "kernel", "fill", "host to device", "device to host" or "device to device".
+        name: The kernel's, in C++.
+        argument_bytes: The size of the kernel's parameters.
+        num_bytes: That are copied or filled.
+        stream: Its handle.
+    """
+
+    kind: str
+    name: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared_bytes: int
+    argument_bytes: int
+    num_bytes: int
+    device: int
+    stream: int
+
+
+@contextmanager
+def record_launches() -> Iterator[list[Launch]]:
+    """Lists what is launched inside, in the order of the calls; complete at the end."""
+    launches: list[Launch] = []
+    library().driver_record_launches(1)
+    try:
+        yield launches
+    finally:
+        library().driver_record_launches(0)
+        for line in library().driver_launches().decode().splitlines():
+            kind, *numbers, name = line.split("\t")
+            n = list(map(int, numbers))
+            launches.append(Launch(kind, name, tuple(n[:3]), tuple(n[3:6]), *n[6:]))  # type: ignore[arg-type]

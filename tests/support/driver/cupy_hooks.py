@@ -1,0 +1,92 @@
+"""What is done to CuPy when it is imported. CuPy itself is as it comes from its wheel."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.abc
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from driver import kernels
+from driver.native_library import library
+from driver.patch import patch
+
+# How much CuPy's pool is asked for behind each block.
+CANARY = 512
+
+
+class Hooks(importlib.abc.MetaPathFinder):
+    """Does something before and after CuPy is imported."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != "cupy":
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is None or spec.loader is None:
+            return spec
+        # Whoever only asks whether CuPy is installed does not get so far.
+        loader: Any = spec.loader
+        execute = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            before_cupy()
+            execute(module)
+            after_cupy()
+
+        loader.exec_module = exec_module
+        return spec
+
+
+def before_cupy() -> None:
+    # CuPy's own kernels instead of those of CUB, which are compiled already.
+    os.environ["CUPY_ACCELERATORS"] = ""
+    spec = importlib.util.find_spec("cupy_backends.cuda.api.runtime")
+    assert spec is not None
+    assert spec.origin is not None
+    patch(Path(spec.origin), library())
+
+
+def after_cupy() -> None:
+    import cupy
+
+    library().driver_set_find(kernels.find)
+    kernels.watch(cupy.cuda.compiler)
+    if os.environ.get("GPUOPT_DRIVER_BLOCKS", "watched") == "watched":
+        watch_blocks(cupy)
+
+
+def watch_blocks(cupy: Any) -> None:
+    """Puts a canary behind each of CuPy's blocks, and fills those that are freed."""
+    lib = library()
+    taken: dict[int, Any] = {}
+    pool = cupy.get_default_memory_pool()
+
+    def take(num_bytes: int, device: int) -> int:
+        with_canary = -(-num_bytes // CANARY) * CANARY + CANARY
+        memory = pool.malloc(with_canary)
+        at = memory.ptr
+        taken[at] = memory
+        stream = cupy.cuda.get_current_stream().ptr
+        lib.driver_part_taken(device, at, num_bytes, with_canary, stream)
+        return at
+
+    def free(at: int, device: int, is_there: Callable[..., Any] = lib.driver_part_freed) -> None:
+        is_there(at)
+        taken.pop(at, None)
+
+    cupy.cuda.set_allocator(cupy.cuda.PythonFunctionAllocator(take, free).malloc)
+
+
+def install() -> None:
+    sys.meta_path.insert(0, Hooks())
+
+
+_keep = ctypes

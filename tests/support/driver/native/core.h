@@ -1,0 +1,56 @@
+// What the parts of the driver share: the lock, refusals, counters and reports.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace driver {
+
+using Address = uintptr_t;
+
+// Numbers that both of CUDA's interfaces give the same meaning.
+using Status = cudaError_t;
+
+// One lock for everything. Nobody may call Python while holding it.
+std::recursive_mutex& lock();
+
+// The device of each thread, as cudaSetDevice has it.
+int current_device();
+void set_current_device(int device);
+
+constexpr int most_devices = 8;
+
+struct Settings {
+  int num_devices = 2;
+  int multiprocessors = 6;
+  int cuda_version = 13000;
+};
+Settings& settings();
+
+// Keeps the reason for the error that a call returns; cudaGetErrorString tells it.
+Status refuse(Status status, const char* format, ...) __attribute__((format(printf, 2, 3)));
+const std::string& last_reason(Status status);
+
+// A defect that no call can be blamed for, or whose call has returned long ago.
+void report(const char* format, ...) __attribute__((format(printf, 1, 2)));
+
+// After a kernel has failed, every call on its device fails.
+void break_device(int device, Status status, const std::string& reason);
+Status broken(int device);
+
+// Bytes copied, by what is counted.
+void count(const char* what, long by = 1);
+
+// Stands at the head of each function of the interface.
+struct Call {
+  explicit Call(const char* name) : held(lock()) { count(name); }
+  std::lock_guard<std::recursive_mutex> held;
+};
+
+}  // namespace driver

@@ -1,0 +1,24 @@
+// Kernels: how they are found and launched, and the list of launches that a test can ask for.
+#pragma once
+
+#include "streams.h"
+
+namespace driver {
+
+// What Python finds for the name of a kernel. `launch` is the emulator's.
+struct Function {
+  std::string name;
+  const char* (*launch)(int index, unsigned num_blocks, unsigned num_threads, void** arguments,
+                        uint64_t seed, int strict) = nullptr;
+  std::vector<unsigned> sizes;  // of its parameters
+};
+
+// Adds to the list of launches, if one is kept: kernels, copies and fills.
+void record_launch(const char* kind, const std::string& name, const dim3& grid, const dim3& block,
+                   size_t shared_bytes, size_t argument_bytes, size_t bytes, const Stream* stream);
+void record_copy(const char* kind, size_t bytes, const Stream* stream);
+
+Status launch(Function* function, dim3 grid, dim3 block, size_t shared_bytes, Stream* stream,
+              void** arguments);
+
+}  // namespace driver

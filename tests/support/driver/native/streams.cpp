@@ -1,0 +1,334 @@
+#include "streams.h"
+
+#include <pthread.h>
+#include <time.h>
+
+#include <algorithm>
+
+#include "graphs.h"
+#include "memory.h"
+
+namespace driver {
+
+namespace {
+
+// As on a GPU, whose queues are full some time.
+constexpr size_t most_queued = 1024;
+// Of so many questions whether something is done, one makes progress.
+constexpr unsigned patience = 64;
+
+Policy chosen = Policy::immediate;
+uint64_t random_state = 1;
+uint64_t last_serial = 0;
+int64_t time_gained = 0;
+unsigned num_questions = 0;
+bool is_running = false;
+
+std::vector<std::unique_ptr<Stream>> streams;
+std::map<void*, Stream*> by_handle;
+// The legacy stream of each device, and each thread's own.
+std::map<std::pair<int, uint64_t>, Stream*> defaults;
+std::map<void*, std::unique_ptr<Event>> events;
+Clock host;
+uintptr_t last_handle = 0x1000;
+
+void join(Clock& clock, const Clock& other) {
+  for (const auto& [stream, number] : other) {
+    uint64_t& mine = clock[stream];
+    mine = std::max(mine, number);
+  }
+}
+
+Stream* new_stream(void* handle, int device, unsigned flags, bool is_default) {
+  auto stream = std::make_unique<Stream>();
+  stream->handle = handle;
+  stream->device = device;
+  stream->flags = flags;
+  stream->is_default = is_default;
+  streams.push_back(std::move(stream));
+  return streams.back().get();
+}
+
+Stream* default_stream(int device, uint64_t thread) {
+  Stream*& stream = defaults[{device, thread}];
+  if (!stream) {
+    void* handle = thread ? cudaStreamPerThread : nullptr;
+    stream = new_stream(handle, device, 0, thread == 0);
+  }
+  return stream;
+}
+
+bool can_run(const Stream& stream) {
+  if (stream.queue.empty()) return false;
+  const auto& after = stream.queue.front().after;
+  return std::all_of(after.begin(), after.end(), is_done);
+}
+
+Stream* choose() {
+  Stream* best = nullptr;
+  uint64_t num_candidates = 0;
+  for (const auto& stream : streams) {
+    if (!can_run(*stream)) continue;
+    const uint64_t serial = stream->queue.front().serial;
+    bool is_better = !best;
+    if (best && chosen == Policy::newest) is_better = serial > best->queue.front().serial;
+    if (best && chosen != Policy::newest) is_better = serial < best->queue.front().serial;
+    if (chosen == Policy::random) is_better = random_number() % ++num_candidates == 0;
+    if (is_better) best = stream.get();
+  }
+  return best;
+}
+
+bool run_one() {
+  if (is_running) return false;
+  Stream* stream = choose();
+  if (!stream) return false;
+  is_running = true;
+  Operation operation = std::move(stream->queue.front());
+  stream->queue.pop_front();
+  if (operation.run) operation.run();
+  ++stream->done;
+  is_running = false;
+  return true;
+}
+
+template <class Condition>
+void run_until(Condition condition) {
+  while (!condition()) {
+    if (run_one()) continue;
+    report("deadlock: streams wait for each other");
+    break;
+  }
+  if (!is_running) lock_memory();
+}
+
+void add(Stream* stream, const char* what, std::function<void()> run, std::vector<Point> after) {
+  for (const Point& point : after) {
+    Clock& clock = stream->clock;
+    clock[point.stream] = std::max(clock[point.stream], point.number);
+  }
+  join(stream->clock, host);
+  after.erase(std::remove_if(after.begin(), after.end(), is_done), after.end());
+  stream->queue.push_back({++last_serial, what, std::move(after), std::move(run)});
+  stream->clock[stream] = ++stream->issued;
+  if (chosen == Policy::immediate) {
+    wait_for({stream, stream->issued});
+  } else {
+    run_until([stream] { return stream->queue.size() < most_queued; });
+  }
+}
+
+// An operation of the legacy stream follows all that was enqueued before on blocking streams, and
+// theirs follow it.
+std::vector<Point> joined(Stream* stream) {
+  std::vector<Point> after;
+  const auto follow = [&](Stream* other) {
+    if (other->issued) {
+      after.push_back({other, other->joining});
+      join(stream->clock, other->clock);
+    }
+  };
+  if (stream->is_default) {
+    for (const auto& other : streams) {
+      if (other->device == stream->device && other->is_blocking()) follow(other.get());
+    }
+  } else if (stream->is_blocking()) {
+    follow(default_stream(stream->device, 0));
+  }
+  return after;
+}
+
+}  // namespace
+
+uint64_t random_number() {
+  random_state ^= random_state << 13;
+  random_state ^= random_state >> 7;
+  random_state ^= random_state << 17;
+  return random_state >> 11;
+}
+
+void set_policy(Policy policy, uint64_t seed) {
+  wait_for_everything();
+  chosen = policy;
+  random_state = (seed + 1) * 0x9E3779B97F4A7C15ull;
+}
+
+Policy policy() { return chosen; }
+
+Stream* find_stream(int device, void* handle) {
+  if (handle == nullptr || handle == cudaStreamLegacy) return default_stream(device, 0);
+  if (handle == cudaStreamPerThread) return default_stream(device, uint64_t(pthread_self()));
+  const auto it = by_handle.find(handle);
+  return it == by_handle.end() ? nullptr : it->second;
+}
+
+Status make_stream(unsigned flags, void** handle) {
+  const int device = current_device();
+  // A handle is given again as soon as its stream is gone and done.
+  for (const auto& old : streams) {
+    if (old->is_destroyed && old->device == device && old->queue.empty() &&
+        old->flags == flags && !by_handle.count(old->handle)) {
+      *handle = old->handle;
+      by_handle[*handle] = new_stream(*handle, device, flags, false);
+      old->handle = nullptr;
+      old->is_destroyed = false;
+      return cudaSuccess;
+    }
+  }
+  *handle = reinterpret_cast<void*>(last_handle += 16);
+  by_handle[*handle] = new_stream(*handle, device, flags, false);
+  return cudaSuccess;
+}
+
+Status destroy_stream(void* handle) {
+  const auto it = by_handle.find(handle);
+  if (it == by_handle.end()) {
+    return refuse(cudaErrorInvalidResourceHandle, "%p is no stream", handle);
+  }
+  it->second->is_destroyed = true;
+  by_handle.erase(it);
+  return cudaSuccess;
+}
+
+Event* find_event(void* handle) {
+  const auto it = events.find(handle);
+  return it == events.end() ? nullptr : it->second.get();
+}
+
+void enqueue(Stream* stream, const char* what, std::function<void()> run,
+             std::vector<Point> after) {
+  if (is_capturing(stream)) return add_node(stream, std::move(run));
+  for (const Point& point : joined(stream)) after.push_back(point);
+  add(stream, what, std::move(run), std::move(after));
+  stream->joining = stream->issued;
+}
+
+void enqueue_own(Stream* stream, const char* what, std::function<void()> run) {
+  add(stream, what, std::move(run), joined(stream));
+}
+
+bool is_done(Point point) { return !point.stream || point.stream->done >= point.number; }
+
+void wait_for(Point point) {
+  run_until([=] { return is_done(point); });
+  if (point.stream) host[point.stream] = std::max(host[point.stream], point.number);
+}
+
+void wait_for_stream(Stream* stream) {
+  for (const Point& point : joined(stream)) wait_for(point);
+  wait_for({stream, stream->issued});
+  join(host, stream->clock);
+}
+
+void wait_for_device(int device) {
+  run_until([=] {
+    return std::all_of(streams.begin(), streams.end(), [=](const auto& stream) {
+      return stream->device != device || stream->queue.empty();
+    });
+  });
+  for (const auto& stream : streams) {
+    if (stream->device == device) join(host, stream->clock);
+  }
+}
+
+void wait_for_everything() {
+  for (int device = 0; device < settings().num_devices; ++device) wait_for_device(device);
+}
+
+Status query(Point point) {
+  if (!is_done(point) && ++num_questions % patience == 0) {
+    run_one();
+    lock_memory();
+  }
+  if (!is_done(point)) return cudaErrorNotReady;
+  if (point.stream) host[point.stream] = std::max(host[point.stream], point.number);
+  return cudaSuccess;
+}
+
+Status record_event(Event* event, Stream* stream) {
+  if (event->device != stream->device) {
+    return refuse(cudaErrorInvalidResourceHandle,
+                  "an event of gpu:%d cannot be recorded on a stream of gpu:%d", event->device,
+                  stream->device);
+  }
+  event->capture = stream->capture;
+  if (stream->capture) {
+    event->nodes = stream->capture->tails[stream];
+    return cudaSuccess;
+  }
+  // Its number is fixed before it may run.
+  enqueue(stream, "record", [event, stream, number = stream->issued + 1] {
+    if (event->point.stream == stream && event->point.number == number) {
+      event->time = device_time();
+    }
+  });
+  event->point = {stream, stream->issued};
+  event->clock = stream->clock;
+  if (is_done(event->point)) event->time = device_time();
+  return cudaSuccess;
+}
+
+bool precedes(Point point, Stream* next) {
+  const auto holds = [&](const Clock& clock) {
+    const auto it = clock.find(point.stream);
+    return it != clock.end() && it->second >= point.number;
+  };
+  if (holds(host) || holds(next->clock)) return true;
+  Clock joined_clock;
+  if (next->is_default) {
+    for (const auto& other : streams) {
+      if (other->device == next->device && other->is_blocking()) join(joined_clock, other->clock);
+    }
+  } else if (next->is_blocking()) {
+    joined_clock = default_stream(next->device, 0)->clock;
+  }
+  return holds(joined_clock);
+}
+
+Status wait_event(Stream* stream, Event* event) {
+  if (event->capture || is_capturing(stream)) return join_capture(stream, event);
+  if (!event->point.stream) return cudaSuccess;
+  join(stream->clock, event->clock);
+  enqueue(stream, "wait", nullptr, {event->point});
+  return cudaSuccess;
+}
+
+int64_t device_time() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * int64_t(1000000000) + now.tv_nsec + time_gained;
+}
+
+void advance_device_time(int64_t by) { time_gained += by; }
+
+bool is_capturing(const Stream* stream) { return stream->capture != nullptr; }
+
+void* make_event(int device, unsigned flags) {
+  auto event = std::make_unique<Event>();
+  void* handle = reinterpret_cast<void*>(last_handle += 16);
+  event->handle = handle;
+  event->device = device;
+  event->flags = flags;
+  events[handle] = std::move(event);
+  return handle;
+}
+
+bool destroy_event(void* handle) {
+  const auto it = events.find(handle);
+  if (it == events.end()) return false;
+  // A record that is queued still refers to it.
+  static std::vector<std::unique_ptr<Event>> gone;
+  gone.push_back(std::move(it->second));
+  events.erase(it);
+  // It may have been recorded on several streams, one after the other.
+  if (std::all_of(streams.begin(), streams.end(), [](const auto& s) { return s->queue.empty(); })) {
+    gone.clear();
+  }
+  return true;
+}
+
+void for_each_stream(const std::function<void(Stream*)>& visit) {
+  for (const auto& stream : streams) visit(stream.get());
+}
+
+}  // namespace driver

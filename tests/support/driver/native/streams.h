@@ -1,0 +1,99 @@
+// Streams that run late: a queue of operations each, and a policy that chooses who runs next.
+#pragma once
+
+#include <deque>
+#include <memory>
+
+#include "core.h"
+
+namespace driver {
+
+struct Graph;
+struct Stream;
+
+// The `number`-th operation of a stream.
+struct Point {
+  Stream* stream;
+  uint64_t number;
+};
+
+// Of each stream, the last operation that is certain to be done before.
+using Clock = std::map<Stream*, uint64_t>;
+
+struct Operation {
+  uint64_t serial;
+  const char* what;
+  std::vector<Point> after;
+  std::function<void()> run;
+};
+
+struct Stream {
+  void* handle;
+  int device;
+  unsigned flags;
+  bool is_default;  // the legacy one
+  bool is_destroyed = false;
+  uint64_t issued = 0;
+  uint64_t done = 0;
+  uint64_t joining = 0;  // the last operation that others wait for by the rules of the legacy stream
+  std::deque<Operation> queue;
+  Clock clock;
+  std::shared_ptr<Graph> capture;  // while it is captured
+  bool is_blocking() const { return !is_default && !(flags & cudaStreamNonBlocking); }
+};
+
+struct Event {
+  void* handle;
+  int device;
+  unsigned flags;
+  Point point = {nullptr, 0};  // where it was recorded last
+  Clock clock;
+  std::shared_ptr<Graph> capture;  // recorded in a stream that was captured
+  std::vector<size_t> nodes;       // the last ones before it
+  int64_t time = 0;          // on the device's clock
+};
+
+enum class Policy { immediate, oldest, newest, random, nothing };
+void set_policy(Policy policy, uint64_t seed);
+Policy policy();
+
+// Returns null for a handle that is not, or no longer, a stream's.
+Stream* find_stream(int device, void* handle);
+Status make_stream(unsigned flags, void** handle);
+Status destroy_stream(void* handle);
+Event* find_event(void* handle);
+
+// Adds an operation of the program: by CUDA's rules, the legacy stream and blocking ones wait for
+// each other. In a stream that is captured, it becomes a node of the graph.
+void enqueue(Stream* stream, const char* what, std::function<void()> run,
+             std::vector<Point> after = {});
+// Adds an operation of the driver's own, for which no other stream waits.
+void enqueue_own(Stream* stream, const char* what, std::function<void()> run);
+
+// These run what has to be run, and whatever else the policy likes.
+void wait_for(Point point);
+void wait_for_stream(Stream* stream);
+void wait_for_device(int device);
+void wait_for_everything();
+
+bool is_done(Point point);
+// Says no while the program asks, but not for ever.
+Status query(Point point);
+
+Status record_event(Event* event, Stream* stream);
+Status wait_event(Stream* stream, Event* event);
+
+// Whether the program may rely on the point to be done before whatever it enqueues next.
+bool precedes(Point point, Stream* next);
+
+bool is_capturing(const Stream* stream);
+void for_each_stream(const std::function<void(Stream*)>& visit);
+void* make_event(int device, unsigned flags);
+bool destroy_event(void* handle);
+uint64_t random_number();
+
+// A device's clock, in nanoseconds. Kernels that wait for it make it go faster.
+int64_t device_time();
+void advance_device_time(int64_t by);
+
+}  // namespace driver

@@ -1,0 +1,100 @@
+"""Compiles the driver's C++ and loads it as the libcuda.so.1 of this process."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from build_cache import build_cache, locked
+from cuda_headers import cuda_headers
+
+NATIVE = Path(__file__).resolve().parent / "native"
+FLAGS = [
+    *("-std=c++20", "-O1", "-fPIC", "-shared"),
+    # The fortified setjmp and longjmp refuse to switch stacks.
+    "-U_FORTIFY_SOURCE",
+]
+
+
+def built(name: str, command: Sequence[str], inputs: Sequence[str] = (), stdin: str = "") -> Path:
+    """Runs a command that writes the file `name`, unless it is there from an earlier run.
+
+    Args:
+        name: Its ending is kept; before it comes a digest of all that goes into it.
+        command: What makes the file, but for `-o FILE`.
+        inputs: Texts or digests that the command depends on besides.
+        stdin: Given to the command.
+
+    Raises:
+        RuntimeError: with what the compiler has to say.
+    """
+    everything = "\0".join([compiler_version(), *command, stdin, *inputs])
+    digest = hashlib.sha256(everything.encode()).hexdigest()[:24]
+    folder = build_cache("driver") / digest
+    file = folder / name
+    if file.exists():
+        return file
+    folder.mkdir(exist_ok=True)
+    with locked(folder / "lock"):
+        if file.exists():
+            return file
+        # A process that is killed leaves nothing that looks finished.
+        unfinished = folder / f"{os.getpid()}.unfinished"
+        result = subprocess.run(
+            [*command, "-o", str(unfinished)], input=stdin, capture_output=True, text=True
+        )
+        if result.returncode:
+            raise RuntimeError(f"{' '.join(command)} fails:\n{result.stderr}")
+        unfinished.rename(file)
+    return file
+
+
+@functools.cache
+def compiler_version() -> str:
+    # Asking takes longer than everything else in a process that has nothing to compile.
+    version = build_cache("driver") / "compiler"
+    compiler = Path("/usr/bin/g++").resolve()
+    key = f"{compiler} {compiler.stat().st_mtime_ns if compiler.exists() else 0}\n"
+    if not version.exists() or not version.read_text().startswith(key):
+        version.write_text(key + subprocess.check_output(["g++", "--version"], text=True))
+    return version.read_text()
+
+
+def digest_of(folder: Path, pattern: str = "*") -> str:
+    files = sorted(path for path in folder.rglob(pattern) if path.is_file())
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()
+
+
+def headers() -> str:
+    folder = cuda_headers()
+    if folder is None:
+        raise RuntimeError("nvidia-cuda-runtime and nvidia-cuda-crt, from 13 on, are not installed")
+    return f"-isystem{folder}"
+
+
+def shared_library(soname: str, sources: Sequence[Path], links: Sequence[Path] = ()) -> Path:
+    """Compiles a library that other libraries find under this name."""
+    inputs = [path.read_text() for path in (*sources, *sorted(NATIVE.glob("*.h")))]
+    command = ["g++", *FLAGS, f"-Wl,-soname,{soname}", "-Wl,--default-symver"]
+    return built(soname, [*command, headers(), *map(str, sources), *map(str, links)], inputs)
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """Returns the driver, loaded: whoever opens libcuda.so.1 from now on gets it."""
+    lib = ctypes.CDLL(str(shared_library("libcuda.so.1", sorted(NATIVE.glob("*.cpp")))))
+    for function in ("driver_counts", "driver_take_reports", "driver_launches"):
+        getattr(lib, function).restype = ctypes.c_char_p
+    lib.driver_set_policy.argtypes = [ctypes.c_int, ctypes.c_uint64]
+    lib.driver_next_module.argtypes = [ctypes.c_long]
+    lib.driver_order_threads.argtypes = [ctypes.c_uint64]
+    lib.driver_part_taken.argtypes = [
+        *(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_void_p)
+    ]
+    lib.driver_part_freed.argtypes = [ctypes.c_void_p]
+    return lib
