@@ -69,25 +69,12 @@ def as_list(grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         ) from error
 
 
-def unzip(given: list[Any]) -> tuple[list[tuple[Any, Any]], list[Any], list[Any]]:
-    """Takes pairs apart.
-
-    Returns:
-        (tuples of two: the given list if its items are such tuples, first items, second items).
+def as_pairs(given: list[Any]) -> list[tuple[Any, Any]]:
+    """Returns tuples of two.
 
     Raises:
         TypeError, ValueError: an item is no pair, or there are none.
     """
-    if set(map(type, given)) != {tuple}:
-        given = _as_pairs(given)
-    try:
-        # Not zip(*given): its thousands of iterators would set off the garbage collection.
-        return given, [first for first, _ in given], [second for _, second in given]
-    except ValueError:
-        return unzip(_as_pairs(given))
-
-
-def _as_pairs(given: list[Any]) -> list[tuple[Any, Any]]:
     if not given:
         refuse_no_gradients([])
     return [_pair(position, pair) for position, pair in enumerate(given)]

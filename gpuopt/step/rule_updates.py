@@ -16,7 +16,7 @@ from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.state import Created
 from gpuopt.step.known import Batch, Group, KnownGroups
 from gpuopt.step.overlap import refuse_shared_memory
-from gpuopt.step.pairs import checked_gradient, refuse_no_gradients, unpack_pair, unzip
+from gpuopt.step.pairs import as_pairs, checked_gradient, refuse_no_gradients, unpack_pair
 from gpuopt.step.row_checks import RowChecks
 from gpuopt.step.updates import HookOptimizer, Pair, apply_constraint, dtypes_of
 from gpuopt.variables.gate import writing
@@ -131,7 +131,7 @@ class RuleUpdates:
         self._done: _Unit = []
         self.has_rows_on_a_gpu = False
         self.created: list[Created] = []
-        given, gradients, variables = unzip(given)
+        given, gradients, variables = _unzip(given)
         others = _not_plain(gradients)
         if others:
             given = list(given)  # what converts a gradient may change the caller's list
@@ -343,6 +343,17 @@ def _copy_what_is_overwritten(units: Sequence[_Unit]) -> None:
                 if others:
                     part.copy_arrays(batch, backend.overlapping(others, part.arrays(batch)))
             written += at_once
+
+
+def _unzip(given: list[Any]) -> tuple[list[tuple[Any, Any]], list[Any], list[Any]]:
+    """Returns tuples of two: the given list if its items are such, and their first and second."""
+    if set(map(type, given)) != {tuple}:
+        given = as_pairs(given)
+    try:
+        # Not zip(*given): its thousands of iterators would set off the garbage collection.
+        return given, [first for first, _ in given], [second for _, second in given]
+    except ValueError:  # a tuple of another length
+        return _unzip(as_pairs(given))
 
 
 def _not_plain(gradients: Sequence[Any]) -> list[int]:
