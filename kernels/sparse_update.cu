@@ -35,9 +35,8 @@ __device__ __forceinline__ void for_each_part(const SortedRows<Key>& rows, const
         num_rows < begin + size ? static_cast<unsigned int>(num_rows) : begin + size;
     // The runs at the first position and at the one after the last: no other can be long enough.
     const unsigned int first_run = __ldg(&rows.run_of_piece[number * pieces]);
-    const unsigned int last_run = number + 1 < how_many
-                                      ? __ldg(&rows.run_of_piece[(number + 1) * pieces])
-                                      : first_run;
+    const unsigned int last_run =
+        number + 1 < how_many ? __ldg(&rows.run_of_piece[(number + 1) * pieces]) : first_run;
     for (unsigned int run = first_run;; run = last_run) {
       const unsigned int run_begin = __ldg(&rows.begins[run]);
       const unsigned int run_end = __ldg(&rows.begins[run + 1]);
@@ -72,16 +71,17 @@ __global__ void sum_pieces(const Storage* __restrict__ grad, const SortedRows<Ke
   const Lanes lanes(lanes_per_row);
   const Parts<Compute<Storage>> all(parts, rows.num_rows, row_width);
   const bool packed = row_width % pack_size<Storage> == 0 && is_pack_aligned(grad);
-  for_each_part<piece_size>(rows, lanes, num_rows, [&](unsigned int run_begin, unsigned int begin,
-                                                       unsigned int end, long long piece) {
-    Compute<Storage>* part = all.template part<piece_size>(piece, run_begin);
-    if (packed) {
-      sum_one_piece<Storage, pack_size<Storage>>(grad, rows.positions, begin, end, row_width, lanes,
-                                                 part);
-    } else {
-      sum_one_piece<Storage, 1>(grad, rows.positions, begin, end, row_width, lanes, part);
-    }
-  });
+  for_each_part<piece_size>(
+      rows, lanes, num_rows,
+      [&](unsigned int run_begin, unsigned int begin, unsigned int end, long long piece) {
+        Compute<Storage>* part = all.template part<piece_size>(piece, run_begin);
+        if (packed) {
+          sum_one_piece<Storage, pack_size<Storage>>(grad, rows.positions, begin, end, row_width,
+                                                     lanes, part);
+        } else {
+          sum_one_piece<Storage, 1>(grad, rows.positions, begin, end, row_width, lanes, part);
+        }
+      });
 }
 
 template <class Real, int count>
@@ -103,15 +103,16 @@ __global__ void sum_stretches(const SortedRows<Key> rows, long long row_width, R
   const long long num_rows = *refused ? 0 : rows.num_rows;
   const Lanes lanes(lanes_per_row);
   const Parts<Real> all(parts, rows.num_rows, row_width);
-  for_each_part<stretch_size>(rows, lanes, num_rows, [&](unsigned int run_begin, unsigned int begin,
-                                                         unsigned int end, long long stretch) {
-    Real* part = all.template part<stretch_size>(stretch, run_begin);
-    if (row_width % pack_size<Real> == 0) {
-      sum_one_stretch<Real, pack_size<Real>>(all, run_begin, begin, end, lanes, part);
-    } else {
-      sum_one_stretch<Real, 1>(all, run_begin, begin, end, lanes, part);
-    }
-  });
+  for_each_part<stretch_size>(
+      rows, lanes, num_rows,
+      [&](unsigned int run_begin, unsigned int begin, unsigned int end, long long stretch) {
+        Real* part = all.template part<stretch_size>(stretch, run_begin);
+        if (row_width % pack_size<Real> == 0) {
+          sum_one_stretch<Real, pack_size<Real>>(all, run_begin, begin, end, lanes, part);
+        } else {
+          sum_one_stretch<Real, 1>(all, run_begin, begin, end, lanes, part);
+        }
+      });
 }
 
 template <class Storage, int count>

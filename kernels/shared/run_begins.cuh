@@ -58,8 +58,7 @@ __device__ __forceinline__ unsigned int write_tile(const RunBegins<Key, rounds>&
   const unsigned int lanes_to_mine = whole_warp >> (warp_size - 1 - lane);
   unsigned int tile_runs;
   // Only the last lane adds its warp's runs, so that every lane gets those of earlier warps.
-  unsigned int begun =
-      before + sum_before(lane == warp_size - 1 ? found.count() : 0, &tile_runs);
+  unsigned int begun = before + sum_before(lane == warp_size - 1 ? found.count() : 0, &tile_runs);
 #pragma unroll
   for (int round = 0; round < rounds; ++round) {
     const long long i = found.rows.row(round);

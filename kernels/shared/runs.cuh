@@ -122,6 +122,7 @@ __device__ __forceinline__ void sum_parts(const Parts<Stored>& parts, unsigned i
   constexpr int in_flight = packs == 1 ? 8 : 4;
   for (int i = 0; i < count; ++i) sum[i] = 0;
   const unsigned int last = (end - 1) / size;
+#pragma unroll 1
   for (unsigned int first = begin / size; first <= last; first += in_flight) {
     // Past the end, the last part is loaded again, so that no load depends on a condition.
     Elements<Real, pack> some[in_flight][packs];

@@ -48,8 +48,8 @@ struct BitsOf<pack_bytes> {
   using type = uint4;
 };
 
-// What caches do with a line. The next forward pass reads the weights, and the next kernel the parts
-// of sums; but of gradients and slots, a step touches each byte once.
+// What caches do with a line. The next forward pass reads the weights, and the next kernel the
+// parts of sums; but of gradients and slots, a step touches each byte once.
 enum class Caching { normal, evict_first };
 
 // Precondition: the elements are in global memory, and a pack is aligned to 16 bytes; the compiler

@@ -21,6 +21,14 @@ struct Target {
     }
   }
 
+  // The same arrays, from element `begin` on.
+  __device__ __forceinline__ Target from(long long begin) const {
+    Target shifted = *this;
+    shifted.var += begin;
+    for (int k = 0; k < Rule::num_slots; ++k) shifted.slots.of[k] += begin;
+    return shifted;
+  }
+
   // Whether packs of the variable begin at the same elements as packs of all slots.
   __device__ __forceinline__ bool has_common_packs() const {
     bool common = true;
@@ -47,7 +55,8 @@ struct State {
   __device__ __forceinline__ State(const Target<Rule, Storage>& target, long long at) {
     load<Caching::normal>(target.var + at, var);
 #pragma unroll
-    for (int k = 0; k < Rule::num_slots; ++k) load<Caching::evict_first>(target.slots.of[k] + at, slots[k]);
+    for (int k = 0; k < Rule::num_slots; ++k)
+      load<Caching::evict_first>(target.slots.of[k] + at, slots[k]);
   }
 
   __device__ __forceinline__ void update(const Real (&gradient)[count],
@@ -69,7 +78,8 @@ struct State {
                                            long long at) const {
     store<Caching::normal>(target.var + at, var);
 #pragma unroll
-    for (int k = 0; k < Rule::num_slots; ++k) store<Caching::evict_first>(target.slots.of[k] + at, slots[k]);
+    for (int k = 0; k < Rule::num_slots; ++k)
+      store<Caching::evict_first>(target.slots.of[k] + at, slots[k]);
   }
 };
 

@@ -210,8 +210,7 @@ class CudaBackend:
                     if self._launcher.address(array) != self._launcher.address(worked_on):
                         array[...] = worked_on
             except BaseException:
-                # Bits of touched rows may be set that no kernel will clear.
-                self._workspaces.pop(self._launcher.stream(), None)
+                self._drop_workspace()
                 raise
             finally:
                 self._order.end(last, (values, rows))
@@ -221,30 +220,39 @@ class CudaBackend:
         if not indices.size or not values.size:
             return values.astype(real), indices
         with self._lock, self._launcher.device():
-            values = self.xp.ascontiguousarray(values)
-            width = math.prod(values.shape[1:])
-            workspace = self._workspace()
-            height = int(indices.max()) + 1
-            indices = self.xp.ascontiguousarray(indices)
-            rows = sort_rows(self._launcher, workspace, indices, height, self._unset_flag)
-            parts = self._sum_pieces(rows, values, width, workspace, self._unset_flag)
-            sums = self.xp.empty((int(rows.num_runs[0]), *values.shape[1:]), dtype=real)
-            lanes = lanes_per_row(width, 1)
-            self._launcher.launch(
-                kernels.sum_runs(name_of(values.dtype), name_of(rows.keys.dtype)),
-                self._row_blocks(sums.shape[0], lanes),
-                ROW_THREADS,
-                grad=values,
-                rows=rows,
-                parts=parts,
-                row_width=width,
-                sums=sums,
-                lanes_per_row=lanes,
-                refused=self._unset_flag,
-            )
-            first = rows.positions[rows.begins[: sums.shape[0]]]
-            order = self.xp.argsort(first)
-            return sums[order], indices[first[order]]
+            try:
+                return self._sum_duplicate_rows(
+                    self.xp.ascontiguousarray(values), self.xp.ascontiguousarray(indices), real
+                )
+            except BaseException:
+                self._drop_workspace()
+                raise
+
+    def _sum_duplicate_rows(
+        self, values: Any, indices: Any, real: np.dtype[Any]
+    ) -> tuple[Any, Any]:
+        width = math.prod(values.shape[1:])
+        workspace = self._workspace()
+        height = int(indices.max()) + 1
+        rows = sort_rows(self._launcher, workspace, indices, height, self._unset_flag)
+        parts = self._sum_pieces(rows, values, width, workspace, self._unset_flag)
+        sums = self.xp.empty((int(rows.num_runs[0]), *values.shape[1:]), dtype=real)
+        lanes = lanes_per_row(width, 1)
+        self._launcher.launch(
+            kernels.sum_runs(name_of(values.dtype), name_of(rows.keys.dtype)),
+            self._row_blocks(sums.shape[0], lanes),
+            ROW_THREADS,
+            grad=values,
+            rows=rows,
+            parts=parts,
+            row_width=width,
+            sums=sums,
+            lanes_per_row=lanes,
+            refused=self._unset_flag,
+        )
+        first = rows.positions[rows.begins[: sums.shape[0]]]
+        order = self.xp.argsort(first)
+        return sums[order], indices[first[order]]
 
     def _apply_sparse(
         self,
@@ -341,6 +349,10 @@ class CudaBackend:
         if found is None:
             found = self._workspaces[stream] = Workspace(self._launcher)
         return found
+
+    def _drop_workspace(self) -> None:
+        """After an error: counts and bits may be set in it that no kernel will clear."""
+        self._workspaces.pop(self._launcher.stream(), None)
 
     def _scalars_on_device(self, rule: UpdateRule, dtype: np.dtype[Any], scalars: Scalars) -> Any:
         real = np.dtype(compute_type(dtype))
