@@ -22,60 +22,58 @@ struct alignas(8) Chunk {
   unsigned int number;    // among the chunks of the variable
 };
 
-// Updates `count` elements from `at` on: one, or a pack. Gradients are loaded grad_count at a time:
-// one, where they are not at the address of a pack.
-template <int count, int grad_count, class Rule, class Storage>
+// Updates `count` elements from `at` on: one, or a pack. Gradients are loaded one by one if they
+// are not at the address of a pack, beside the packs of the variable and its slots.
+template <int count, class Rule, class Storage>
 __device__ __forceinline__ void update_at(const Target<Rule, Storage>& target, const Storage* grad,
-                                          long long at, const Scalars<Rule, Storage>& scalars) {
-  Elements<Storage, grad_count> stored[count / grad_count];
-#pragma unroll
-  for (int k = 0; k < count / grad_count; ++k) {
-    load<Caching::evict_first>(grad + at + k * grad_count, stored[k]);
-  }
+                                          bool is_grad_packed, int at,
+                                          const Scalars<Rule, Storage>& scalars) {
   State<Rule, Storage, count> state(target, at);
+  Elements<Storage, count> stored;
+  if (is_grad_packed) {
+    load<Caching::evict_first>(grad + at, stored);
+  } else {
+#pragma unroll
+    for (int k = 0; k < count; ++k) {
+      Elements<Storage, 1> one;
+      load<Caching::evict_first>(grad + at + k, one);
+      stored.of[k] = one.of[0];
+    }
+  }
   Compute<Storage> gradient[count];
 #pragma unroll
-  for (int k = 0; k < count; ++k) {
-    gradient[k] = Compute<Storage>(stored[k / grad_count].of[k % grad_count]);
-  }
+  for (int k = 0; k < count; ++k) gradient[k] = Compute<Storage>(stored.of[k]);
   state.update(gradient, scalars);
   state.store_to(target, at);
 }
 
-// Updates the elements from `begin` to `end`: in packs from where packs of the variable and its
-// slots begin, if they begin at the same elements, and the others one by one.
+// Updates the first `size` elements: in packs from where packs of the variable and its slots begin,
+// if they begin at the same elements, and the others one by one.
 template <class Rule, class Storage>
-__device__ __forceinline__ void update_range(const Target<Rule, Storage>& target,
-                                             const Storage* grad, long long begin, long long end,
+__device__ __forceinline__ void update_first(const Target<Rule, Storage>& target,
+                                             const Storage* grad, int size,
                                              const Scalars<Rule, Storage>& scalars) {
-  constexpr int size = pack_size<Storage>;
-  long long packs_begin = begin;
-  long long packs_end = begin;
+  constexpr int pack = pack_size<Storage>;
+  int packs_begin = 0;
+  int packs_end = 0;
   if (target.has_common_packs()) {
-    const long long first_pack = begin + elements_to_pack(target.var);
-    packs_begin = first_pack < end ? first_pack : end;
-    packs_end = end - (end - packs_begin) % size;
+    packs_begin = elements_to_pack(target.var) < size ? elements_to_pack(target.var) : size;
+    packs_end = size - (size - packs_begin) % pack;
   }
-  const long long first = packs_begin + static_cast<long long>(threadIdx.x) * size;
-  if (pack_offset(grad) == pack_offset(target.var)) {
-    for (long long i = first; i < packs_end; i += blockDim.x * size) {
-      update_at<size, size>(target, grad, i, scalars);
-    }
-  } else {
-    for (long long i = first; i < packs_end; i += blockDim.x * size) {
-      update_at<size, 1>(target, grad, i, scalars);
-    }
+  const bool is_grad_packed = pack_offset(grad) == pack_offset(target.var);
+  for (int i = packs_begin + threadIdx.x * pack; i < packs_end; i += blockDim.x * pack) {
+    update_at<pack>(target, grad, is_grad_packed, i, scalars);
   }
-  const long long before = packs_begin - begin;
-  const long long others = before + (end - packs_end);
-  for (long long i = threadIdx.x; i < others; i += blockDim.x) {
-    update_at<1, 1>(target, grad, i < before ? begin + i : packs_end + (i - before), scalars);
+  const int others = size - (packs_end - packs_begin);
+  for (int i = threadIdx.x; i < others; i += blockDim.x) {
+    const int at = i < packs_begin ? i : packs_end - packs_begin + i;
+    update_at<1>(target, grad, true, at, scalars);
   }
 }
 
-// Updates chunks of `chunk_size` elements, a multiple of a pack. A variable's last one may have
-// less. `grads` holds the address of each variable's gradient; if it is null, `few_grads` does.
-// Preconditions: no two variables share memory; there are no more blocks than chunks.
+// Updates chunks of `chunk_size` elements: a multiple of a pack, of 32 bits. A variable's last one
+// may have less. `grads` holds the address of each variable's gradient; if it is null, `few_grads`
+// does. Preconditions: no two variables share memory; there are no more blocks than chunks.
 template <class Rule, class Storage>
 __global__ void __launch_bounds__(dense_threads)
     dense_update(const long long* __restrict__ table, long long num_variables,
@@ -98,7 +96,7 @@ __global__ void __launch_bounds__(dense_threads)
     const long long end = begin + chunk_size < size ? begin + chunk_size : size;
     const Storage* grad = reinterpret_cast<const Storage*>(grads[variable]);
     const Target<Rule, Storage> target(column + var_row * num_variables, num_variables);
-    update_range(target, grad, begin, end, scalars);
+    update_first(target.from(begin), grad + begin, static_cast<int>(end - begin), scalars);
   }
 }
 

@@ -16,6 +16,7 @@ __global__ void __launch_bounds__(sort_threads)
   for (long long share = blockIdx.x; share < shares.num_shares; share += gridDim.x) {
     const Range range = shares.rows_of(share);
     unsigned int warp_runs = 0;
+#pragma unroll 1
     for (long long tile = range.begin; tile < range.end; tile += tile_size) {
       warp_runs += RunBegins<Key, rounds_per_tile>(keys, tile, range.end).count();
     }

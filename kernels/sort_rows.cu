@@ -15,13 +15,14 @@ __global__ void __launch_bounds__(sort_threads)
     count_digits(const Key* __restrict__ keys, const Shares shares, int shift, unsigned int* counts,
                  unsigned int* group_counts, unsigned int* next_group_counts,
                  const unsigned long long* __restrict__ refused) {
-  __shared__ unsigned int share_counts[num_digits];
+  __shared__ unsigned int share_counts[num_digits + 1];  // the last: of rows that are not there
   clear(next_group_counts, shares.num_groups() * num_digits);
   const unsigned long long is_refused = *refused;
   for (long long share = blockIdx.x; share < shares.num_shares; share += gridDim.x) {
     const Range range = shares.rows_of(share);
     share_counts[threadIdx.x] = 0;
     __syncthreads();
+#pragma unroll 1
     for (long long tile = range.begin; tile < range.end; tile += tile_size) {
       const RowsOfThread<rounds_per_tile> rows(tile, range.end);
       Key key[rounds_per_tile];
@@ -31,7 +32,7 @@ __global__ void __launch_bounds__(sort_threads)
       }
 #pragma unroll
       for (int round = 0; round < rounds_per_tile; ++round) {
-        if (rows.has(round)) atomicAdd(&share_counts[digit_of(key[round], shift)], 1u);
+        atomicAdd(&share_counts[rows.has(round) ? digit_of(key[round], shift) : num_digits], 1u);
       }
     }
     __syncthreads();

@@ -15,6 +15,10 @@ ReduceOp = Literal["sum", "min", "max"]
 # of a collective does not count.
 BUCKET_BYTES = 4 * 2**20
 
+# Where arrays that are sent together begin: at a GPU's cache lines, so that updates can read each
+# of them 16 bytes at a time.
+_ALIGNMENT = 128
+
 
 class Communicator(Protocol):
     """One rank's end of a group.
@@ -90,8 +94,8 @@ class Communicator(Protocol):
         Args:
             arrays: Any number of arrays on this rank's device, of any shapes and dtypes.
             op: See `all_reduce`.
-            bucket_bytes: Arrays of one dtype are sent together up to this size; a larger array is
-                sent alone.
+            bucket_bytes: Arrays of one dtype are sent together up to this size, padded to 128
+                bytes each; a larger array is sent alone.
             what: Describes the call, and must be the same on all ranks, which is checked first; by
                 default the arrays' shapes and dtypes.
 
@@ -109,14 +113,18 @@ class Communicator(Protocol):
                 reduced[positions[0]] = self.all_reduce(arrays[positions[0]], op)
                 continue
             backend = backend_for(device_of(arrays[positions[0]]))
+            aligned = _ALIGNMENT // arrays[positions[0]].dtype.itemsize
             with backend.enter():
-                joined = backend.xp.concatenate([arrays[i].reshape(-1) for i in positions])
+                padding = backend.xp.zeros(aligned, arrays[positions[0]].dtype)
+                parts = []
+                for i in positions:
+                    parts += [arrays[i].reshape(-1), padding[: -arrays[i].size % aligned]]
+                joined = backend.xp.concatenate(parts)
             flat = self.all_reduce(joined, op)
             start = 0
             for i in positions:
-                end = start + arrays[i].size
-                reduced[i] = flat[start:end].reshape(arrays[i].shape)
-                start = end
+                reduced[i] = flat[start : start + arrays[i].size].reshape(arrays[i].shape)
+                start += arrays[i].size + -arrays[i].size % aligned
         return reduced
 
 
@@ -168,9 +176,10 @@ def _fill_buckets(arrays: Sequence[Any], bucket_bytes: int) -> list[list[int]]:
     open_buckets: dict[Any, tuple[list[int], int]] = {}
     for position, array in enumerate(arrays):
         bucket, size = open_buckets.get(array.dtype, ([], 0))
-        if not bucket or size + array.nbytes > bucket_bytes:
+        padded = array.nbytes + -array.nbytes % _ALIGNMENT
+        if not bucket or size + padded > bucket_bytes:
             bucket, size = [], 0
             buckets.append(bucket)
         bucket.append(position)
-        open_buckets[array.dtype] = bucket, size + array.nbytes
+        open_buckets[array.dtype] = bucket, size + padded
     return buckets

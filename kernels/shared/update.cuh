@@ -29,6 +29,14 @@ struct Target {
     }
   }
 
+  // The same arrays, from element `begin` on.
+  __device__ __forceinline__ Target from(long long begin) const {
+    Target shifted = *this;
+    shifted.var += begin;
+    for (int k = 0; k < Rule::num_slots; ++k) shifted.slots.of[k] += begin;
+    return shifted;
+  }
+
   // Whether packs of the variable begin at the same elements as packs of all slots.
   __device__ __forceinline__ bool has_common_packs() const {
     bool common = true;

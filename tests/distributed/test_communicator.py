@@ -102,7 +102,7 @@ def test_all_reduce_folds_in_rank_order_to_the_same_bits(kind: str, size: int, o
 
 
 @pytest.mark.parametrize(("kind", "size"), [("single", 1), ("threads", 3), ("naive", 3)])
-@pytest.mark.parametrize("bucket_bytes", [1, 40, 2**20])
+@pytest.mark.parametrize("bucket_bytes", [1, 256, 2**20])
 def test_buckets_change_the_messages_and_not_the_sums(
     kind: str, size: int, bucket_bytes: int
 ) -> None:
@@ -136,11 +136,24 @@ def test_small_arrays_of_a_dtype_share_a_message() -> None:
             calls.append((array.dtype, array.size))
             return super().all_reduce(array, op)
 
-    many = [np.ones(4, np.float32)] * 5 + [np.ones(3, np.float64)] * 2
-    Counting().batch_all_reduce(many, bucket_bytes=32)
-    assert sorted(size for _, size in calls) == [3, 3, 4, 8, 8]
+    many = [np.ones(4, np.float32)] * 5 + [np.ones(17, np.float64)] * 2
+    Counting().batch_all_reduce(many, bucket_bytes=256)
+    # Padded to 128 bytes: two arrays of 4 float32 fit into 256, and one of 17 float64.
+    assert sorted(size for _, size in calls) == [4, 17, 17, 64, 64]
     with pytest.raises(ValueError, match="bucket_bytes"):
         Counting().batch_all_reduce(many, bucket_bytes=0)
+
+
+def test_arrays_that_share_a_message_begin_at_whole_cache_lines() -> None:
+    rng = np.random.default_rng(0)
+    for dtype in (np.float16, np.float32, np.float64):
+        many = [rng.integers(-9, 0, size).astype(dtype) for size in (1, 64, 65, 0, 31, 2)]
+        # "max" would find a padding of 0.
+        results = SingleCommunicator().batch_all_reduce(many, op="max")
+        addresses = [result.ctypes.data for result in results if result.size]
+        assert {(address - addresses[0]) % 128 for address in addresses} == {0}
+        for result, expected in zip(results, many, strict=True):
+            np.testing.assert_array_equal(result, expected)
 
 
 def test_strided_arrays_are_reduced_by_position(on_ranks: OnRanks) -> None:

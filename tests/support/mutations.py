@@ -23,6 +23,9 @@ ROOT = Path(__file__).resolve().parents[2]
 OF_FILE = {
     "dense_update.cu": "one_launch or more_chunks",
     "sort_rows.cu": "sorted",
+    "sort_few_rows.cu": "sorted",
+    "digits.cuh": "sorted",
+    "run_begins.cuh": "sorted or any_length",
     "find_runs.cu": "sorted or any_length",
     "grid.cuh": "sorted",
     "shares.cuh": "sorted",

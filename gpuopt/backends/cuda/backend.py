@@ -247,8 +247,7 @@ class CudaBackend:
                 for plan in plans:
                     plan.end()
             except BaseException:
-                # Bits of touched rows may be set that no kernel will clear.
-                self._workspaces.pop(self._launcher.stream(), None)
+                self._drop_workspace()
                 raise
             finally:
                 self._order.end(last, used, flags)
@@ -259,41 +258,50 @@ class CudaBackend:
             return values.astype(real), indices
         with self._lock, self._launcher.device():
             given = values, indices
-            values = self.xp.ascontiguousarray(values)
-            width = math.prod(values.shape[1:])
-            workspace = self._workspace()
-            height = int(indices.max()) + 1
-            indices = self.xp.ascontiguousarray(indices)
-            sequence = LaunchSequence()
-            flag = self._unset_flag.array
-            rows = add_sort(sequence, self._launcher, workspace, indices, height, flag)
-            gradients = {
-                "only_gradient": TableGradient(0, self._launcher.address(values)),
-                "gradients": None,
-                "num_tables": 1,
-            }
-            parts = add_pieces(
-                sequence, self._launcher, workspace, rows, values.dtype, width, gradients, flag
-            )
-            sequence.start(indices)
-            sums = self.xp.empty((int(rows.num_runs[0]), *values.shape[1:]), dtype=real)
-            lanes = lanes_per_row(width, 1)
-            self._launcher.launch(
-                kernels.sum_runs(name_of(values.dtype), name_of(rows.keys.dtype)),
-                num_blocks(sums.shape[0] * lanes, ROW_THREADS, self._launcher.num_multiprocessors),
-                ROW_THREADS,
-                grad=values,
-                rows=rows,
-                parts=parts,
-                row_width=width,
-                sums=sums,
-                lanes_per_row=lanes,
-                refused=flag,
-            )
-            first = rows.positions[rows.begins[: sums.shape[0]]]
-            order = self.xp.argsort(first)
+            try:
+                sums = self._sum_duplicate_rows(
+                    self.xp.ascontiguousarray(values), self.xp.ascontiguousarray(indices), real
+                )
+            except BaseException:
+                self._drop_workspace()
+                raise
             self._order.hold(given)
-            return sums[order], indices[first[order]]
+            return sums
+
+    def _sum_duplicate_rows(
+        self, values: Any, indices: Any, real: np.dtype[Any]
+    ) -> tuple[Any, Any]:
+        width = math.prod(values.shape[1:])
+        workspace = self._workspace()
+        height = int(indices.max()) + 1
+        sequence, flag = LaunchSequence(), self._unset_flag.array
+        rows = add_sort(sequence, self._launcher, workspace, indices, height, flag)
+        gradients = {
+            "only_gradient": TableGradient(0, self._launcher.address(values)),
+            "gradients": None,
+            "num_tables": 1,
+        }
+        parts = add_pieces(
+            sequence, self._launcher, workspace, rows, values.dtype, width, gradients, flag
+        )
+        sequence.start(indices)
+        sums = self.xp.empty((int(rows.num_runs[0]), *values.shape[1:]), dtype=real)
+        lanes = lanes_per_row(width, 1)
+        self._launcher.launch(
+            kernels.sum_runs(name_of(values.dtype), name_of(rows.keys.dtype)),
+            num_blocks(sums.shape[0] * lanes, ROW_THREADS, self._launcher.num_multiprocessors),
+            ROW_THREADS,
+            grad=values,
+            rows=rows,
+            parts=parts,
+            row_width=width,
+            sums=sums,
+            lanes_per_row=lanes,
+            refused=flag,
+        )
+        first = rows.positions[rows.begins[: sums.shape[0]]]
+        order = self.xp.argsort(first)
+        return sums[order], indices[first[order]]
 
     def _begin(self, plans: Sequence[DensePlan]) -> LastUpdate:
         """Begins an update of all variables of these plans, which share its record from now on."""
@@ -325,6 +333,10 @@ class CudaBackend:
                 del self._workspaces[next(iter(self._workspaces))]
             found = self._workspaces[stream] = Workspace(self._launcher)
         return found
+
+    def _drop_workspace(self) -> None:
+        """After an error: counts and bits may be set in it that no kernel will clear."""
+        self._workspaces.pop(self._launcher.stream(), None)
 
     def _flag_array(self, refused: Any) -> Any:
         return (self._unset_flag if refused is None else refused).array

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 from every_kernel import kernels_of, kernels_without_rule
@@ -33,6 +29,8 @@ def max_registers(kernel: Kernel, architecture: str) -> int:
     1024 threads with 64 registers, 768 with 80, and in blocks of 128, 640 with 96 and 512 with 128.
     """
     if kernel.function in ("sparse_update", "sum_pieces") and architecture != ARCHITECTURES[0]:
+        return 128
+    if kernel.function == "sort_few_rows":  # one block
         return 128
     if kernel.function == "sparse_update":  # several rows' gradients beside the rule's state
         return 80 if "float" in kernel.types else 96
@@ -99,8 +97,8 @@ def wrong_declarations() -> dict[str, tuple[Kernel, str]]:
             "gpuopt::write_runs<unsigned int> with 9 parameters",
         ),
         "constant of another value": (
-            replace(write_runs, constants={"gpuopt::tile_size": 1024}),
-            "gpuopt::tile_size as 1024",
+            replace(write_runs, constants={"gpuopt::tile_size": 2048}),
+            "gpuopt::tile_size as 2048",
         ),
     }
 
@@ -110,34 +108,6 @@ def test_nvrtc_refuses_a_kernel_that_python_declares_otherwise(what: str) -> Non
     kernel, declaration = wrong_declarations()[what]
     with pytest.raises(Exception, match=re.escape(f'"Python declares {declaration}"')):
         compile_together([kernel], ARCHITECTURES[0])
-
-
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-def test_updates_move_16_bytes_at_a_time(rule: UpdateRule, tmp_path: Path) -> None:
-    compiled, _ = compile_together(kernels_of(rule), "sm_90")
-    by_name = memory_accesses(bytes(compiled.code), tmp_path)
-    assert len(by_name) == len(kernels_of(rule))
-    for name, accesses in by_name.items():
-        loads = sum(
-            n for access, n in accesses.items() if access.startswith("LDG") and "128" in access
-        )
-        stores = sum(
-            n for access, n in accesses.items() if access.startswith("STG") and "128" in access
-        )
-        # Slots, and except where it is zero, the gradient; AdagradDA does not read the variable.
-        assert loads >= len(rule.slots) + ("update_other_rows" not in name), (name, accesses)
-        assert stores >= 1 + len(rule.slots), (name, accesses)
-        assert not any(access.startswith(("LDL", "STL")) for access in accesses), (name, accesses)
-
-
-def test_sums_of_pieces_move_16_bytes_at_a_time(tmp_path: Path) -> None:
-    compiled, _ = compile_together(kernels_without_rule(), "sm_90")
-    by_name = memory_accesses(bytes(compiled.code), tmp_path)
-    pieces = {name: accesses for name, accesses in by_name.items() if "sum_pieces" in name}
-    assert len(pieces) == 8
-    for accesses in pieces.values():
-        assert any(access.startswith("LDG") and "128" in access for access in accesses)
-        assert any(access.startswith("STG") and "128" in access for access in accesses)
 
 
 def resources(log: str) -> dict[str, dict[str, int]]:
@@ -155,23 +125,3 @@ def resources(log: str) -> dict[str, dict[str, int]]:
             reports[name]["registers"] = int(found[1])
     # Functions of CUDA's own that are called, as double's power, use their callers' registers.
     return {name: report for name, report in reports.items() if "registers" in report}
-
-
-def memory_accesses(cubin: bytes, folder: Path) -> dict[str, Counter[str]]:
-    """Counts the instructions of each kernel that read or write global or local memory."""
-    path = folder / "kernels.cubin"
-    path.write_bytes(cubin)
-    command: list[Any] = [disassembler(), "-c", path]
-    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return {
-        name: Counter(re.findall(r"\b((?:LDG|STG|LDL|STL)[A-Z0-9.]*)", body))
-        for name, body in re.findall(
-            r"\.text\.(\w+):\n(.*?)(?=\n\.section|\n//-----|\Z)", text, re.DOTALL
-        )
-    }
-
-
-def disassembler() -> Path:
-    from cuda.pathfinder import find_nvidia_header_directory
-
-    return Path(find_nvidia_header_directory("cudart")).parent / "bin" / "nvdisasm"

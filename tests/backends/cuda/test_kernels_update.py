@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from dtypes import DTYPES_BY_NAME
 from emulator.emulator import EmulatorLauncher
 from every_kernel import kernels_of, kernels_without_rule
 from every_optimizer import rules_of_each_shape, update_rules
+from kernel_updates import (
+    Arrays,
+    Update,
+    apply_dense,
+    apply_sparse,
+    check,
+    check_sorted,
+    copy_of,
+    sparse_case,
+)
 
-from gpuopt.backends import Backend, Target
-from gpuopt.backends.backend import RowCheck, SparseUpdate, compute_type
+from gpuopt.backends import Target
+from gpuopt.backends.backend import RowCheck
 from gpuopt.backends.cpu.backend import CpuBackend
 from gpuopt.backends.cuda import kernels, launch_shapes, structs
 from gpuopt.backends.cuda.backend import CudaBackend
@@ -26,7 +34,6 @@ from gpuopt.backends.cuda.launch_shapes import (
     BLOCKS_PER_MULTIPROCESSOR,
     DENSE_THREADS,
     MAX_CHUNK,
-    PIECE,
     ROW_THREADS,
     SORT_TILE,
 )
@@ -70,84 +77,6 @@ def launcher(request: pytest.FixtureRequest) -> EmulatorLauncher:
 @pytest.fixture
 def backend(launcher: EmulatorLauncher) -> CudaBackend:
     return CudaBackend(Device("gpu"), launcher)
-
-
-class Update(NamedTuple):
-    """A variable and its slots, and a gradient for them."""
-
-    var: np.ndarray
-    grad: np.ndarray
-    slots: list[np.ndarray]
-    rows: Any = None
-
-
-def apply_dense(
-    backend: Backend,
-    rule: UpdateRule,
-    updates: Sequence[Update],
-    scalars: dict[str, Any],
-    refused: Any = None,
-) -> None:
-    plan = backend.plan_dense([Target(update.var, update.slots) for update in updates])
-    backend.apply_dense(rule, plan, [update.grad for update in updates], scalars, refused=refused)
-
-
-def apply_sparse(
-    backend: Backend,
-    rule: UpdateRule,
-    update: Update,
-    scalars: dict[str, Any],
-    all_rows: bool,
-    refused: Any = None,
-) -> None:
-    backend.apply_sparse(
-        rule,
-        [
-            SparseUpdate(
-                backend.plan_dense([Target(update.var, update.slots)]), update.grad, update.rows
-            )
-        ],
-        scalars,
-        touches_all_rows=all_rows,
-        refused=refused,
-    )
-
-
-class Arrays:
-    """Random arrays of one dtype and rule, from one seed."""
-
-    def __init__(self, rule: UpdateRule, dtype: str, seed: int = 0) -> None:
-        self.rule, self.dtype = rule, DTYPES_BY_NAME[dtype]
-        self._rng = np.random.default_rng(seed)
-
-    def scalars(self) -> dict[str, Any]:
-        real = compute_type(self.dtype)
-        return {name: real(self._rng.uniform(0.1, 0.9)) for name in self.rule.scalars}
-
-    def gradient(self, *shape: int) -> np.ndarray:
-        return self._rng.normal(size=shape).astype(self.dtype)
-
-    def update(self, *shape: int, grad: Any = None, rows: Any = None) -> Update:
-        # A mean's square stays below the mean of squares, lest their difference have no digits.
-        ranges = [(0, 0.5) if name == "mg" else (1, 2) for name in self.rule.slots]
-        slots = [self._rng.uniform(*range_, shape).astype(self.dtype) for range_ in ranges]
-        grad = self.gradient(*shape) if grad is None else grad
-        return Update(self._rng.normal(size=shape).astype(self.dtype), grad, slots, rows)
-
-
-def copy_of(update: Update) -> Update:
-    return update._replace(var=update.var.copy(), slots=[slot.copy() for slot in update.slots])
-
-
-def check(got: Sequence[Update], expected: Sequence[Update], sum_error: float = 0.0) -> None:
-    """Compares within some eps: only fused operations round differently. `sum_error` is in eps."""
-    for mine, theirs in zip(got, expected, strict=True):
-        dtype = mine.var.dtype
-        tolerance = (32 + sum_error) * float(ml_dtypes.finfo(dtype).eps)
-        for a, b in zip((mine.var, *mine.slots), (theirs.var, *theirs.slots), strict=True):
-            np.testing.assert_allclose(
-                a.astype(np.float64), b.astype(np.float64), rtol=tolerance, atol=tolerance
-            )
 
 
 # Dense
@@ -308,31 +237,7 @@ def test_more_rows_than_32_bits_can_number_are_refused() -> None:
         add_sort(LaunchSequence(), launcher, workspace, rows, 1, np.zeros(2, np.uint64))
 
 
-def check_sorted(launcher: EmulatorLauncher, rows: np.ndarray, height: int) -> None:
-    touched = np.zeros(-(-height // 32), np.uint32) if height <= 2**16 else None
-    sequence = LaunchSequence()
-    flag = np.zeros(2, np.uint64)
-    found = add_sort(sequence, launcher, Workspace(launcher), rows, height, flag, touched)
-    sequence.start(rows)
-    order = np.argsort(rows, kind="stable")
-    unique, begins = np.unique(rows[order], return_index=True)
-    assert found.positions.tolist() == order.tolist()
-    assert found.keys.tolist() == rows[order].tolist()
-    assert found.num_runs.tolist() == [unique.size]
-    assert found.begins[: unique.size + 1].tolist() == [*begins, rows.size]
-    in_run = np.repeat(np.arange(unique.size), np.diff([*begins, rows.size]))
-    assert found.run_of_piece.tolist() == in_run[::PIECE].tolist()
-    if touched is not None:
-        bits = np.unpackbits(touched.view(np.uint8), bitorder="little")
-        assert np.flatnonzero(bits).tolist() == unique.tolist()
-
-
 # Sparse
-
-
-def sparse_case(arrays: Arrays, height: int, width: int, rows: np.ndarray) -> tuple[Update, Update]:
-    update = arrays.update(height, width, grad=arrays.gradient(rows.size, width), rows=rows)
-    return update, copy_of(update)
 
 
 @pytest.mark.parametrize("touches_all_rows", [False, True])

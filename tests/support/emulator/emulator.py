@@ -99,7 +99,7 @@ class EmulatorLauncher:
             for array in given if isinstance(given, tuple) else [given]:
                 self._check_contiguous(kernel, name, array)
         function = kernel_library.find(kernel, self._sanitize)
-        start = partial(self._start, kernel, function, num_blocks, num_threads)
+        start = partial(self.start, kernel, function, num_blocks, num_threads)
         return Launch(kernel, arguments, self, start)
 
     def launch(
@@ -113,7 +113,7 @@ class EmulatorLauncher:
         """
         self.bind(kernel, num_blocks, num_threads, **arguments).start()
 
-    def _start(
+    def start(
         self,
         kernel: Kernel,
         function: kernel_library.Function,
@@ -121,6 +121,7 @@ class EmulatorLauncher:
         num_threads: int,
         ordered: tuple[Any, ...],
     ) -> None:
+        """Runs a kernel with arguments in C++'s order; tests override this."""
         self._check_device()
         values = []
         for (name, parameter), argument in zip(kernel.parameters.items(), ordered, strict=True):

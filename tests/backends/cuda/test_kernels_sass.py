@@ -1,0 +1,124 @@
+"""What NVRTC makes of the kernels: 16 bytes at a time, loads in flight together, caching hints."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from dtypes import DTYPES_BY_NAME
+from every_kernel import DTYPES, kernels_of, kernels_without_rule
+from every_optimizer import update_rules
+from nvrtc import compile_together
+from sass import Instruction, disassemble, loads_in_flight
+
+from gpuopt.backends.cuda import kernels
+from gpuopt.backends.cuda.kernel import Kernel
+from gpuopt.backends.cuda.launch_shapes import FEW_ROWS, PACK_BYTES, SORT_THREADS, SORT_TILE
+from gpuopt.rules.update_rule import UpdateRule
+
+pytestmark = pytest.mark.nvrtc
+
+RULES = update_rules()
+ADAM = next(rule for rule in RULES if rule.name == "adam")
+# The most times that a thread waits for loads on its way through the kernel, from end to end: where
+# each load has a branch of its own, as it is easily written, it is 9 to 25 times.
+MOST_WAITS = {
+    "count_digits": 2,
+    "move_rows": 9,
+    "count_runs": 4,
+    "write_runs": 6,
+    "sort_few_rows": 2,
+    "sum_stretches": 13,
+}
+
+
+def compiled(group: list[Kernel], architecture: str, folder: Path) -> list[list[Instruction]]:
+    """Returns each kernel's instructions."""
+    code, _ = compile_together(group, architecture)
+    by_name = disassemble(bytes(code.code), folder)
+    return [by_name[code.symbol_mapping[kernel.expression].decode()] for kernel in group]
+
+
+def accesses(instructions: list[Instruction]) -> Counter[str]:
+    """Counts the instructions that read or write memory, but for shared memory."""
+    starts = ("LDG", "STG", "LDL", "STL", "LD.", "ST.")
+    return Counter(each.name for each in instructions if each.name.startswith(starts))
+
+
+def packs(counted: Counter[str], instruction: str) -> int:
+    return sum(n for name, n in counted.items() if name.startswith(instruction) and ".128" in name)
+
+
+@pytest.mark.parametrize("architecture", ["sm_90", "sm_75", "sm_80", "sm_100", "sm_120"])
+def test_loads_of_sparse_kernels_are_in_flight_together(architecture: str, tmp_path: Path) -> None:
+    group = [kernel for kernel in kernels_without_rule() if kernel.function in MOST_WAITS]
+    assert {kernel.function for kernel in group} == MOST_WAITS.keys()
+    for kernel, instructions in zip(group, compiled(group, architecture, tmp_path), strict=True):
+        in_flight = loads_in_flight(instructions)
+        assert len(in_flight) <= MOST_WAITS[kernel.function], (kernel.expression, in_flight)
+        if kernel.function != "sum_stretches":
+            keys = FEW_ROWS if kernel.function == "sort_few_rows" else SORT_TILE
+            assert sum(in_flight) > keys // SORT_THREADS, (kernel.expression, in_flight)
+
+
+def test_the_flag_of_refused_rows_and_the_first_chunk_are_in_flight_together(
+    tmp_path: Path,
+) -> None:
+    group = [kernels.dense_update(ADAM, dtype) for dtype in DTYPES]
+    for instructions in compiled(group, "sm_90", tmp_path):
+        assert loads_in_flight(instructions)[0] == 2
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_updates_move_16_bytes_at_a_time(rule: UpdateRule, tmp_path: Path) -> None:
+    group = kernels_of(rule)
+    for kernel, instructions in zip(group, compiled(group, "sm_90", tmp_path), strict=True):
+        counted = accesses(instructions)
+        where = (kernel.expression, counted)
+        # Slots, and except where it is zero, the gradient; AdagradDA does not read the variable.
+        has_grad = kernel.function != "update_other_rows"
+        assert packs(counted, "LDG") >= len(rule.slots) + has_grad, where
+        assert packs(counted, "STG") >= 1 + len(rule.slots), where
+        assert not any(name.startswith(("LDL", "STL", "LD.", "ST.")) for name in counted), where
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_gradient_alone_off_16_bytes_costs_only_its_own_packs(dtype: str, tmp_path: Path) -> None:
+    """Weights and slots are loaded by packs alone, gradients by packs or one by one."""
+    [instructions] = compiled([kernels.dense_update(ADAM, dtype)], "sm_90", tmp_path)
+    counted = accesses(instructions)
+    assert packs(counted, "LDG.E.128") == packs(counted, "STG.E.128") == 1
+    assert packs(counted, "LDG.E.EF.128") == len(ADAM.slots) + 1
+    assert packs(counted, "STG.E.EF.128") == len(ADAM.slots)
+    single = sum(n for name, n in counted.items() if "LDG.E.EF" in name and "128" not in name)
+    pack_size = PACK_BYTES // DTYPES_BY_NAME[dtype].itemsize
+    # Besides, an element outside of packs has a gradient and slots; LDG.E.EF.64 is a double.
+    assert single == pack_size + 1 + len(ADAM.slots)
+
+
+def test_caches_keep_weights_and_parts_and_evict_gradients_and_slots(tmp_path: Path) -> None:
+    group = [
+        kernels.sparse_update(ADAM, "float32", "uint32"),
+        kernels.sum_pieces("float32", "uint32"),
+        kernels.sum_stretches("float32", "uint32"),
+    ]
+    update, pieces, stretches = map(accesses, compiled(group, "sm_90", tmp_path))
+    assert packs(update, "STG.E.128") == 1
+    assert packs(update, "STG.E.EF.128") == len(ADAM.slots)
+    assert packs(pieces, "LDG.E.EF.128") == 8
+    assert packs(pieces, "STG.E.128") == 1
+    assert packs(pieces, "STG.E.EF.128") == 0
+    assert packs(stretches, "LDG.E.EF.128") == packs(stretches, "STG.E.EF.128") == 0
+
+
+def test_sums_of_pieces_move_16_bytes_at_a_time(tmp_path: Path) -> None:
+    group = [
+        kernel
+        for kernel in kernels_without_rule()
+        if kernel.function in ("sum_pieces", "sum_stretches")
+    ]
+    for instructions in compiled(group, "sm_90", tmp_path):
+        counted = accesses(instructions)
+        assert packs(counted, "LDG") >= 8
+        assert packs(counted, "STG") >= 1
