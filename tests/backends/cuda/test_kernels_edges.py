@@ -138,15 +138,16 @@ class FlaggingLauncher(EmulatorLauncher):
 
 
 @pytest.mark.parametrize("before", range(7))
+@pytest.mark.parametrize("height", [200, 2**16])
 def test_a_sort_is_right_after_one_that_was_refused_on_its_way(
-    before: int, always_in_shares: None
+    before: int, height: int, always_in_shares: None
 ) -> None:
     flag = np.zeros(2, np.uint64)
     launcher = FlaggingLauncher(flag, before)
     workspace = Workspace(launcher)
-    rows = np.random.default_rng(0).integers(2**16, size=1500)
-    sort_rows(launcher, workspace, rows, 2**16, flag)
-    check_sorted(launcher, rows[::-1].copy(), 2**16, workspace)
+    rows = np.random.default_rng(0).integers(height, size=1500)
+    sort_rows(launcher, workspace, rows, height, flag)
+    check_sorted(launcher, rows[::-1].copy(), height, workspace)
 
 
 class FailingLauncher(EmulatorLauncher):
