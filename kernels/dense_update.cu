@@ -66,8 +66,9 @@ __device__ __forceinline__ void update_first(const Target<Rule, Storage>& target
   }
 }
 
-// Updates chunks of `chunk_size` elements: a multiple of a pack, of 32 bits. A variable's last one may
-// have less. Preconditions: no two variables share memory; there are no more blocks than chunks.
+// Updates chunks of `chunk_size` elements: a multiple of a pack, of 32 bits. A variable's last one
+// may have less. Preconditions: no two variables share memory; there are no more blocks than
+// chunks.
 template <class Rule, class Storage>
 __global__ void __launch_bounds__(dense_threads)
     dense_update(const long long* __restrict__ table, long long num_variables,
