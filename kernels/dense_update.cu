@@ -82,7 +82,6 @@ __global__ void __launch_bounds__(dense_threads)
                  const __grid_constant__ FewGradients few_grads,
                  const __grid_constant__ Scalars<Rule, Storage> scalars,
                  const unsigned long long* __restrict__ refused) {
-  if (grads == nullptr) grads = few_grads.of;
   const unsigned long long is_refused = *refused;
   Chunk chunk = chunks[blockIdx.x];
   // The chunk is always there; that it is asked for makes its load go beside that of `refused`.
@@ -94,7 +93,8 @@ __global__ void __launch_bounds__(dense_threads)
     chunk = chunks[c + gridDim.x < num_chunks ? c + gridDim.x : c];
     const long long size = column[size_row * num_variables];
     const long long end = begin + chunk_size < size ? begin + chunk_size : size;
-    const Storage* grad = reinterpret_cast<const Storage*>(grads[variable]);
+    const Storage* grad = reinterpret_cast<const Storage*>(
+        grads == nullptr ? few_grads.of[variable] : __ldg(&grads[variable]));
     const Target<Rule, Storage> target(column + var_row * num_variables, num_variables);
     update_first(target.from(begin), grad + begin, static_cast<int>(end - begin), scalars);
   }

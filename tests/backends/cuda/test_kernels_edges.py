@@ -16,7 +16,7 @@ from every_optimizer import update_rules
 from kernel_updates import Arrays, Update, apply_dense, check, check_sorted, copy_of
 
 from gpuopt.backends import Target
-from gpuopt.backends.backend import compute_type
+from gpuopt.backends.backend import SparseUpdate, compute_type
 from gpuopt.backends.cpu.backend import CpuBackend
 from gpuopt.backends.cuda import kernels, launch_shapes, sorted_rows
 from gpuopt.backends.cuda.backend import CudaBackend
@@ -140,17 +140,18 @@ class FlaggingLauncher(EmulatorLauncher):
 
 
 @pytest.mark.parametrize("before", range(7))
+@pytest.mark.parametrize("height", [200, 2**16])
 def test_a_sort_is_right_after_one_that_was_refused_on_its_way(
-    before: int, always_in_shares: None
+    before: int, height: int, always_in_shares: None
 ) -> None:
     flag = np.zeros(2, np.uint64)
     launcher = FlaggingLauncher(flag, before)
     workspace = Workspace(launcher)
-    rows = np.random.default_rng(0).integers(2**16, size=1500)
+    rows = np.random.default_rng(0).integers(height, size=1500)
     sequence = LaunchSequence()
-    add_sort(sequence, launcher, workspace, rows, 2**16, flag)
+    add_sort(sequence, launcher, workspace, rows, height, flag)
     sequence.start(rows)
-    check_sorted(launcher, rows[::-1].copy(), 2**16, workspace)
+    check_sorted(launcher, rows[::-1].copy(), height, workspace)
 
 
 class FailingLauncher(EmulatorLauncher):
@@ -245,7 +246,8 @@ def test_a_row_named_70_000_times_is_updated_by_its_sum() -> None:
     backend = CudaBackend(Device("gpu"), EmulatorLauncher())
     plan = backend.plan_dense([Target(var, [])])
     scalars = {"learning_rate": np.float32(0.5)}
-    backend.apply_sparse(rule, plan, grad, rows, scalars, touches_all_rows=False)
+    update = SparseUpdate(plan, grad, rows)
+    backend.apply_sparse(rule, [update], scalars, touches_all_rows=False)
     assert var.tolist() == [[-35_000.0] * 4, [0.0] * 4, [0.0] * 4]
 
 
