@@ -33,7 +33,8 @@ def max_registers(kernel: Kernel, architecture: str) -> int:
     if kernel.function == "sort_few_rows":  # one block
         return 128
     if kernel.function == "sparse_update":  # several rows' gradients beside the rule's state
-        return 80 if "float" in kernel.types else 96
+        few = kernel.rule is not None and len(kernel.rule.slots) < 3
+        return 80 if few and "float" in kernel.types else 96
     return 80 if {"double", "unsigned long long"} & {*kernel.types} else 64
 
 
