@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import weakref
 from collections.abc import Sequence
@@ -666,6 +667,84 @@ def test_a_launch_that_fails_keeps_other_streams_waiting(
     with fake_cupy.cuda.Stream() as two:
         optimizer.apply_gradients([(gradient, a)])
     assert waits(emulated_gpus) == [(two.ptr, one.ptr)]
+
+
+@pytest.mark.parametrize("failing", range(9))
+def test_a_launch_that_fails_says_what_was_updated_and_leaves_the_optimizer_usable(
+    emulated_gpus: list[EmulatorLauncher], monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    ones = {"a": np.ones(3, np.float32), "b": np.ones(3), "c": np.ones(3, np.float32)}
+    table = Variable(np.zeros((4, 2), np.float32), name="table", device="gpu:0")
+    variables = {
+        name: Variable(0 * one, name=name, device=f"gpu:{int(name == 'c')}")
+        for name, one in ones.items()
+    }
+    optimizer = gpuopt.MomentumOptimizer(1.0, 0.5)
+    seen = []
+
+    def launch(original: Any, *shape: Any, **arguments: Any) -> None:
+        seen.append(shape)
+        if len(seen) == failing + 1:
+            raise MemoryError("too much")
+        original(*shape, **arguments)
+
+    def step() -> None:
+        dense = [(on_gpu(one, int(name == "c")), variables[name]) for name, one in ones.items()]
+        slices = IndexedSlices(on_gpu(np.ones((4, 2), np.float32)), on_gpu([0, 1, 2, 3]))
+        optimizer.apply_gradients([*dense, (slices, table)])
+
+    with monkeypatch.context() as patched:
+        for launcher in emulated_gpus:
+            patched.setattr(launcher, "launch", functools.partial(launch, launcher.launch))
+        with pytest.raises(MemoryError) as raised:
+            step()
+    said = "".join(getattr(raised.value, "__notes__", []))
+    updated, _, unsure = said.partition("Updated, in part")
+    variables["table"] = table
+    for name, variable in variables.items():
+        if f'"{name}"' in updated:
+            assert (variable.numpy() == -1).all()
+        elif f'"{name}"' not in unsure:
+            assert (variable.numpy() == 0).all()
+    assert not said or 'The step of "Momentum" was not finished' in said
+    expected = {}
+    for name, variable in variables.items():
+        slot = optimizer.get_slot(variable, "momentum")
+        assert slot is not None
+        expected[name] = variable.numpy() - (0.5 * slot.numpy() + 1)
+    step()
+    optimizer.check()
+    for name, variable in variables.items():
+        np.testing.assert_array_equal(variable.numpy(), expected[name])
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_check_that_fails_leaves_no_flag_set_that_nobody_reads(
+    emulated_gpus: list[EmulatorLauncher], monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    tables = [Variable(np.zeros((4, 2), np.float32), device=f"gpu:{i}") for i in range(2)]
+    optimizer = gpuopt.GradientDescentOptimizer(1.0)
+
+    def step(rows: list[int]) -> None:
+        optimizer.apply_gradients(
+            (IndexedSlices(on_gpu(np.ones((1, 2), np.float32), i), on_gpu(rows, i)), tables[i])
+            for i in range(2)
+        )
+
+    def launch(*shape: Any, **arguments: Any) -> None:
+        raise MemoryError("too much")
+
+    step([0])
+    with monkeypatch.context() as patched:
+        patched.setattr(emulated_gpus[failing], "launch", launch)
+        with pytest.raises(MemoryError):
+            step([9])
+    with contextlib.suppress(IndexError):
+        optimizer.check()
+    step([1])
+    optimizer.check()
+    for table in tables:
+        assert table.numpy()[:, 0].tolist() == [-1, -1, 0, 0]
 
 
 # Who a variable is, and where
