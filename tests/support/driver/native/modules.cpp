@@ -139,8 +139,8 @@ int cuModuleGetFunction(void** function, void* module, const char* name) {
   made->launch = found.launch;
   made->is_strict = found.is_strict;
   for (const unsigned* size = found.sizes; *size; ++size) made->sizes.push_back(*size);
-  *function = made.get();
-  functions[{number, name}] = std::move(made);
+  // Another thread may have been faster.
+  *function = functions.try_emplace({number, name}, std::move(made)).first->second.get();
   return 0;
 }
 
