@@ -160,8 +160,8 @@ class RowChecks:
         try:
             for device in devices:
                 here = [check for check in checks if check.variable.device == device]
-                flag, kept = self.flags[device], [check.rows for check in here]
-                with backend_for(device).enter_update(flag, kept=kept):
+                flag, rows_here = self.flags[device], [check.rows for check in here]
+                with backend_for(device).enter_update(flag, kept=(flag, rows_here)):
                     for number, rows, variable in here:
                         _row_flags(device).check(flag, number, rows, variable.shape[0])
             self._thread = threading.get_ident()
@@ -172,7 +172,7 @@ class RowChecks:
             reads = {}
             for device in devices:
                 flag = self.flags[device]
-                with backend_for(device).enter_update(flag):
+                with backend_for(device).enter_update(flag, kept=(flag,)):
                     reads[device] = _row_flags(device).read(flag)
             described = {number: (v.name, v.shape[0]) for number, _, v in checks}
             self.calls.append(_Call(reads, described, undo_call))
@@ -191,8 +191,9 @@ class RowChecks:
             call.undo(everywhere)
         self.calls.clear()
         for place in everywhere:
-            with backend_for(place).enter_update(self.flags[place]):
-                _row_flags(place).clear(self.flags[place])
+            flag = self.flags[place]
+            with backend_for(place).enter_update(flag, kept=(flag,)):
+                _row_flags(place).clear(flag)
         number, row = int(read.values[0]) - 1, int(read.values.view("int64")[1])
         name, height = bad.described[number]
         since = f", and neither have the {later} calls since" if later else ""

@@ -214,7 +214,7 @@ class CudaBackend:
                 )
                 plan.end()
             finally:
-                self._order.end(last, (plan.memory, gradients, used, kept), flags)
+                self._order.end(last, (plan.memory, gradients, used, kept, flags), flags)
 
     def apply_sparse(
         self,
@@ -233,8 +233,8 @@ class CudaBackend:
             return
         contiguous = self.xp.ascontiguousarray
         arrays = [var, *slots]
-        used = [plan.memory, values, rows, kept]
         flags = () if refused is None else (refused,)
+        used = [plan.memory, values, rows, kept, flags]
         with self._lock, self._launcher.device():
             last = plan.last_update = self._order.begin(plan.updated, plan.last_update)
             try:
