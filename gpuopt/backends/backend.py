@@ -73,8 +73,8 @@ class RowFlag(Updated, Protocol):
 class RowFlags(Protocol):
     """Checks rows of sparse gradients on the device, while the host goes on.
 
-    Only `new` waits for other streams' work on the flag: the caller calls all others inside the
-    backend's `enter_update(flag)`.
+    The caller calls all but `new` inside the backend's `enter_update(flag)`, and the first `check`
+    on the stream of `new`.
     """
 
     def new(self) -> RowFlag:

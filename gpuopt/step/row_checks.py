@@ -153,9 +153,7 @@ class RowChecks:
         devices = {check.variable.device for check in checks}
         for device in devices:
             if device not in self.flags:
-                flag = _row_flags(device).new()
-                backend_for(device).record_creation(flag)
-                self.flags[device] = flag
+                self.flags[device] = _row_flags(device).new()
         undo_call: Undo = _nothing_to_undo
         try:
             for device in devices:

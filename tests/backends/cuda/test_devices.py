@@ -512,6 +512,14 @@ def test_calls_after_a_bad_row_change_nothing_until_the_host_knows(slow_flags: l
     assert model.bytes() == reference.bytes()
 
 
+def test_the_host_waits_for_checks_that_are_far_behind(slow_flags: list[Any]) -> None:
+    model = Table()
+    for _ in range(200):
+        model.apply([1])
+    assert len(model.optimizer.row_checks.calls) <= 65
+    assert sum(not event.done for event in slow_flags) == len(model.optimizer.row_checks.calls)
+
+
 @pytest.mark.parametrize(
     "ask",
     [

@@ -178,6 +178,7 @@ def test_a_flag_of_rows_outlives_its_optimizer_until_its_steps_are_done(cupy: An
     gc.collect()
     with a:
         mine = [cupy.full(4, 100, np.float32) for _ in range(20)]
+    a.synchronize()
     assert table.numpy()[:4, 0].tolist() == [-2, -2, -2, 0]
     for array in mine:
         assert_equal(array, 100)
