@@ -323,7 +323,7 @@ class Optimizer(Hooks):
             TypeError: `state` is something else.
             RuntimeError: called in the middle of a step.
         """
-        with between_writes(f'loading the state of optimizer "{self._name}"'):
+        with between_writes(f'loading the state of optimizer "{self._name}"', writes=True):
             load_state(self.state, state, variables)
 
     def _checked_updates(self, given: list[Any]) -> Updates:

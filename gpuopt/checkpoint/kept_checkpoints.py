@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,7 +47,9 @@ class KeptCheckpoints:
         self._max_to_keep = max_to_keep
         self._keep_every_s = keep_every_hours * 3600
         self._keep_next_after = time.time() + self._keep_every_s
+        # Changed in place, and by one built-in at a time: a signal handler may save in the middle.
         self._kept: list[_Kept] = []
+        # Of saves that are not done yet.
         self._expected: list[_Kept] = []
         renew_after_fork(self)
 
@@ -69,7 +72,7 @@ class KeptCheckpoints:
                 continue
             except (OSError, CheckpointError) as error:
                 _logger.warning("not counted as a checkpoint: %s", error)
-        self._kept = list(found.values())
+        self._kept[:] = found.values()
 
     def expect(self, spelled: str, file: Path, fingerprint: str) -> None:
         """Counts a new checkpoint once it is there, also if Ctrl-C ends its save just then."""
@@ -77,8 +80,7 @@ class KeptCheckpoints:
 
     def confirm(self, fingerprint: str) -> None:
         """Counts an expected checkpoint that is there now; removes those that are too many."""
-        self._kept = self._with_expected(fingerprint)
-        self._expected = []
+        self._count(fingerprint)
         while self._max_to_keep and len(self._kept) > self._max_to_keep:
             oldest = self._kept[0]
             if oldest.saved > self._keep_next_after:
@@ -89,20 +91,41 @@ class KeptCheckpoints:
                 except OSError as error:
                     _logger.warning("an old checkpoint could not be removed: %s", error)
                     return  # it is tried again after the next save
-            del self._kept[0]
+            _discard(self._kept, oldest)
+
+    def end(self, file: Path) -> None:
+        """Expects a checkpoint no more: its save has failed. It counts if it is there."""
+        self._count()
+        for new in self._expected.copy():
+            if new.file == file:
+                _discard(self._expected, new)
+
+    def _count(self, confirmed: str = "") -> None:
+        for new in self._expected.copy():
+            if new.fingerprint == confirmed or _is_there(new):
+                for older in self._kept.copy():
+                    if older.file == new.file:
+                        _discard(self._kept, older)
+                self._kept.append(new)
+                _discard(self._expected, new)
 
     def after_fork(self) -> None:
         """The checkpoints so far are left to the parent."""
         self._kept, self._expected = [], []
 
-    def _with_expected(self, confirmed: str = "") -> list[_Kept]:
+    def _with_expected(self) -> list[_Kept]:
         """Lists what is kept, with those expected checkpoints that are there."""
-        kept = self._kept
-        for new in self._expected:
-            if new.fingerprint == confirmed or _is_there(new):
+        kept = self._kept.copy()
+        for new in self._expected.copy():
+            if _is_there(new):
                 # Of one file with two names, the older content is gone.
                 kept = [*(entry for entry in kept if entry.file != new.file), new]
         return kept
+
+
+def _discard(kept: list[_Kept], entry: _Kept) -> None:
+    with suppress(ValueError):
+        kept.remove(entry)
 
 
 def _is_there(kept: _Kept) -> bool:

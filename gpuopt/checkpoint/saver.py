@@ -234,7 +234,7 @@ class Saver:
             ValueError: nothing waits for a variable, or it, or a slot, has another shape or dtype.
         """
         named = _by_name(variables, "variables")
-        with between_writes(f"attaching {sorted(named)}"):
+        with between_writes(f"attaching {sorted(named)}", writes=True):
             for name, variable in named.items():
                 if name not in self._waiting:
                     raise ValueError(
@@ -278,7 +278,12 @@ class Saver:
             for optimizer in self._optimizers()
             for variable in optimizer.variables()
         }
-        return {v.name: v for v in global_variables() if v.identity not in owned}
+        return {
+            variable.name: variable
+            for variable in global_variables()
+            # Another thread may just be dropping a variable: what belongs to it goes next.
+            if variable.identity not in owned and not variable.is_orphan
+        }
 
     def _contents(
         self, read: Callable[[Variable], Array], step: int | None
@@ -310,14 +315,18 @@ class Saver:
         is_clean = (folder, beginning) in self._cleaned or remove_abandoned(folder, names)
         # Unless this save, too, leaves something behind.
         self._cleaned.discard((folder, beginning))
-        fingerprint = write_checkpoint(
-            target.file,
-            tensors,
-            description,
-            next_time(folder),
-            on_progress,
-            partial(self._kept.expect, target.spelled, target.file),
-        )
+        try:
+            fingerprint = write_checkpoint(
+                target.file,
+                tensors,
+                description,
+                next_time(folder),
+                on_progress,
+                partial(self._kept.expect, target.spelled, target.file),
+            )
+        except BaseException:
+            self._kept.end(target.file)
+            raise
         self._kept.confirm(fingerprint)
         if is_clean:
             self._cleaned.add((folder, beginning))
@@ -339,7 +348,7 @@ class Saver:
             deferred=deferred,
             strict=strict,
         )
-        with between_writes(purpose), writing():
+        with between_writes(purpose, writes=True), writing():
             restoration.write()
             self._waiting = restoration.waiting
 

@@ -73,7 +73,10 @@ class SlotTable(MutableMapping[Identity, Variable]):
 
     def __iter__(self) -> Iterator[Identity]:
         with self._lock:
-            return iter(list(self._slots))
+            # Not iter(self._slots): as long as such an iterator is open, slots of dropped variables
+            # stay; in a child that is forked then, for ever.
+            keys = (reference() for reference in self._slots.keyrefs())
+            return iter([key for key in keys if key is not None])
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -278,5 +281,6 @@ def new_slot_variable(
     )
     slot = Variable(storage, name=f"{variable.name}/{op_name}", trainable=False, copy=False)
     slot.owns_memory = True
+    slot.belongs_to(variable)
     backend_for(variable.device).record_creation(slot.identity)
     return slot

@@ -52,7 +52,8 @@ def read_state(
         read: Returns a variable's value in host memory.
     """
     with state.lock:
-        names = {variable.identity: name for name, variable in _named(variables).items()}
+        named = _named(variables)  # kept, so that other threads cannot drop a variable meanwhile
+        names = {variable.identity: name for name, variable in named.items()}
         slots: dict[str, dict[str, Array]] = {}
         for slot_name in state.slot_names():
             by_variable = slots.setdefault(slot_name, {})
@@ -72,6 +73,8 @@ def read_state(
         for name, value in state.waiting_others.items():
             non_slots[name] = value.copy()
         described = state.describe()
+        if described.slot_names is not None:
+            _leave_out_half_made(slots, described.slot_names)
         return {
             "format": _FORMAT,
             "optimizer": described.optimizer,
@@ -80,6 +83,19 @@ def read_state(
             "slots": slots,
             "non_slots": non_slots,
         }
+
+
+def _leave_out_half_made(slots: dict[str, dict[str, Array]], slot_names: list[str]) -> None:
+    """Leaves out the variables that lack some of their slots.
+
+    Ctrl-C, or a fork in another thread's step, has come between the making of the one and the
+    other. No update has used them.
+    """
+    tables = [slots.get(slot_name, {}) for slot_name in slot_names]
+    for name in {name for table in tables for name in table}:
+        if not all(name in table for table in tables):
+            for table in tables:
+                table.pop(name, None)
 
 
 def load_state(state: State, saved: OptimizerState, variables: Mapping[str, Any] | None) -> None:
@@ -154,10 +170,15 @@ def check_state(state: State, saved: OptimizerState, variables: Mapping[str, Var
             _check_slot(state, variables[name], slot_name, name, value, known is not None)
     has_slots = {name for by_variable in saved["slots"].values() for name in by_variable}
     for name in {*has_slots, *variables}:
-        for slot_name in slot_names:
-            has_slot = name in variables and state.slot(variables[name], slot_name) is not None
-            is_needed = has_slot or (known is not None and name in has_slots)
-            if is_needed and name not in saved["slots"].get(slot_name, {}):
+        there = [
+            slot_name
+            for slot_name in slot_names
+            if name in variables and state.slot(variables[name], slot_name) is not None
+        ]
+        if known is not None:
+            there = known if name in has_slots or len(there) == len(known) else []
+        for slot_name in there:
+            if name not in saved["slots"].get(slot_name, {}):
                 raise ValueError(f'{what_is_saved} has no slot "{slot_name}" of "{name}"')
     others = saved["non_slots"]
     for name, value in others.items():

@@ -15,7 +15,7 @@ from gpuopt.backends.backend import FlagRead, RowFlags
 from gpuopt.device import Device
 from gpuopt.locks import Lock
 from gpuopt.step.pairs import Gradient
-from gpuopt.variables.gate import writing
+from gpuopt.variables.gate import undoing
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.late_errors import register
 from gpuopt.variables.variable import Variable
@@ -129,12 +129,12 @@ class RowChecks:
         """
         if not self.calls:
             return
-        with writing(), self._lock:
+        with undoing(), self._lock:
             while self.calls:
                 for place, read in self.calls[0].reads.items():
                     if wait and device in (None, place):
-                        read.event.synchronize()
-                    elif not read.event.done:
+                        read.wait(f"{place}, which checks rows of sparse gradients")
+                    elif not read.is_done:
                         return
                     if read.values[0]:
                         self._refuse(place, read.values)

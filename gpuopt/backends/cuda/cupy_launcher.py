@@ -13,7 +13,7 @@ import cupy
 import numpy as np
 
 from gpuopt.backends.cuda.kernel import Kernel
-from gpuopt.backends.cuda.launcher import Download
+from gpuopt.backends.cuda.launcher import Download, wait_for_event
 from gpuopt.backends.memory_owner import Owner, owner_by_lender
 from gpuopt.device import register_device_arrays
 from gpuopt.locks import Lock
@@ -155,7 +155,7 @@ class CupyLauncher:
         while self._staged:
             memory, event = self._staged[0]
             if self._staged_bytes > _MOST_STAGED:
-                event.synchronize()
+                wait_for_event(event, f"gpu:{self._index}, which reads what was uploaded")
             elif not event.done:
                 break
             self._staged.popleft()

@@ -29,9 +29,6 @@ class EmulatedEvent:
         self.stream = 0
         self.done = True
 
-    def synchronize(self) -> None:
-        self.done = True
-
 
 class EmulatorLauncher:
     """Launches run to their end at once, in the order of blocks and threads that `seed` gives.
