@@ -239,13 +239,11 @@ def _hold_imports_back() -> None:
     importing._lock.acquire(timeout=_LONGEST_IMPORT_S)
 
 
-def _let_imports_go_on() -> None:
-    with suppress(RuntimeError):  # it took too long
-        importing._lock.release()
-
-
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew_all)
+    # The built-in itself: Ctrl-C before the first line of a function would leave the lock locked.
+    # Python reports its error, and goes on, if the import took too long.
+    _let_imports_go_on = importing._lock.release
     os.register_at_fork(
         before=_hold_imports_back,
         after_in_parent=_let_imports_go_on,

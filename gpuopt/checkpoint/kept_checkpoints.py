@@ -18,7 +18,7 @@ from gpuopt.locks import renew_after_fork
 _logger = logging.getLogger("gpuopt")
 
 
-class _Kept(NamedTuple):
+class KeptCheckpoint(NamedTuple):
     """One checkpoint.
 
     Attributes:
@@ -48,9 +48,9 @@ class KeptCheckpoints:
         self._keep_every_s = keep_every_hours * 3600
         self._keep_next_after = time.time() + self._keep_every_s
         # Changed in place, and by one built-in at a time: a signal handler may save in the middle.
-        self._kept: list[_Kept] = []
+        self._kept: list[KeptCheckpoint] = []
         # Of saves that are not done yet.
-        self._expected: list[_Kept] = []
+        self._expected: list[KeptCheckpoint] = []
         renew_after_fork(self)
 
     @property
@@ -60,23 +60,25 @@ class KeptCheckpoints:
 
     def replace_all(self, paths: Iterable[str]) -> None:
         """Keeps these checkpoints instead, the newest last; files that are none are logged."""
-        found: dict[Path, _Kept] = {}
+        found: dict[Path, KeptCheckpoint] = {}
         for path in paths:
             try:
                 file = Path(path).resolve()
                 with open_checkpoint(file) as checkpoint:
                     seconds = checkpoint.written_at / 1e9
                     found.pop(file, None)
-                    found[file] = _Kept(path, file, checkpoint.fingerprint, seconds)
+                    found[file] = KeptCheckpoint(path, file, checkpoint.fingerprint, seconds)
             except FileNotFoundError:
                 continue
             except (OSError, CheckpointError) as error:
                 _logger.warning("not counted as a checkpoint: %s", error)
         self._kept[:] = found.values()
 
-    def expect(self, spelled: str, file: Path, fingerprint: str) -> None:
+    def expect(self, spelled: str, file: Path, fingerprint: str) -> KeptCheckpoint:
         """Counts a new checkpoint once it is there, also if Ctrl-C ends its save just then."""
-        self._expected.append(_Kept(spelled, file, fingerprint, time.time()))
+        new = KeptCheckpoint(spelled, file, fingerprint, time.time())
+        self._expected.append(new)
+        return new
 
     def confirm(self, fingerprint: str) -> None:
         """Counts an expected checkpoint that is there now; removes those that are too many."""
@@ -93,27 +95,30 @@ class KeptCheckpoints:
                     return  # it is tried again after the next save
             _discard(self._kept, oldest)
 
-    def end(self, file: Path) -> None:
-        """Expects a checkpoint no more: its save has failed. It counts if it is there."""
+    def end(self, expected: Iterable[KeptCheckpoint]) -> None:
+        """Expects these checkpoints no more: their save has failed. One that is there counts."""
         self._count()
-        for new in self._expected.copy():
-            if new.file == file:
-                _discard(self._expected, new)
+        for new in expected:
+            _discard(self._expected, new)
 
     def _count(self, confirmed: str = "") -> None:
         for new in self._expected.copy():
-            if new.fingerprint == confirmed or _is_there(new):
-                for older in self._kept.copy():
-                    if older.file == new.file:
-                        _discard(self._kept, older)
+            same = [kept for kept in self._kept.copy() if kept.file == new.file]
+            # A signal handler may have saved to the same file in the middle.
+            is_sure = new.fingerprint == confirmed and not same
+            if is_sure or _is_there(new):
+                for older in same:
+                    _discard(self._kept, older)
                 self._kept.append(new)
+                _discard(self._expected, new)
+            elif new.fingerprint == confirmed:
                 _discard(self._expected, new)
 
     def after_fork(self) -> None:
         """The checkpoints so far are left to the parent."""
         self._kept, self._expected = [], []
 
-    def _with_expected(self) -> list[_Kept]:
+    def _with_expected(self) -> list[KeptCheckpoint]:
         """Lists what is kept, with those expected checkpoints that are there."""
         kept = self._kept.copy()
         for new in self._expected.copy():
@@ -123,12 +128,12 @@ class KeptCheckpoints:
         return kept
 
 
-def _discard(kept: list[_Kept], entry: _Kept) -> None:
+def _discard(kept: list[KeptCheckpoint], entry: KeptCheckpoint) -> None:
     with suppress(ValueError):
         kept.remove(entry)
 
 
-def _is_there(kept: _Kept) -> bool:
+def _is_there(kept: KeptCheckpoint) -> bool:
     try:
         with open_checkpoint(kept.file) as checkpoint:
             return checkpoint.fingerprint == kept.fingerprint
@@ -136,7 +141,7 @@ def _is_there(kept: _Kept) -> bool:
         return False
 
 
-def _remove(kept: _Kept) -> None:
+def _remove(kept: KeptCheckpoint) -> None:
     """Removes a checkpoint, unless another file has its path by now.
 
     Raises:

@@ -19,7 +19,7 @@ from gpuopt.checkpoint.checkpoint_folder import next_time
 from gpuopt.checkpoint.checkpoint_writer import write_checkpoint
 from gpuopt.checkpoint.contents import SavedOptimizer, by_tensorflows_names, flattened
 from gpuopt.checkpoint.file_format import SUFFIX
-from gpuopt.checkpoint.kept_checkpoints import KeptCheckpoints
+from gpuopt.checkpoint.kept_checkpoints import KeptCheckpoint, KeptCheckpoints
 from gpuopt.checkpoint.restoring import Readable, read_values, saved_optimizers
 from gpuopt.checkpoint.tensorflow_checkpoint import TensorFlowCheckpoint
 from gpuopt.errors import CheckpointError
@@ -315,17 +315,17 @@ class Saver:
         is_clean = (folder, beginning) in self._cleaned or remove_abandoned(folder, names)
         # Unless this save, too, leaves something behind.
         self._cleaned.discard((folder, beginning))
+        expected: list[KeptCheckpoint] = []
+
+        def expect(fingerprint: str) -> None:
+            expected.append(self._kept.expect(target.spelled, target.file, fingerprint))
+
         try:
             fingerprint = write_checkpoint(
-                target.file,
-                tensors,
-                description,
-                next_time(folder),
-                on_progress,
-                partial(self._kept.expect, target.spelled, target.file),
+                target.file, tensors, description, next_time(folder), on_progress, expect
             )
         except BaseException:
-            self._kept.end(target.file)
+            self._kept.end(expected)
             raise
         self._kept.confirm(fingerprint)
         if is_clean:

@@ -165,5 +165,8 @@ def test_slots_and_averages_of_a_variable_that_is_gone_are_not_saved(tmp_path: P
         "other/Momentum",
         "other/ExponentialMovingAverage",
     }
-    assert [slot.name for slot in kept if slot] == ["w/Momentum", "w/ExponentialMovingAverage"]
+    assert [slot.name for slot in kept if slot is not None] == [
+        "w/Momentum",
+        "w/ExponentialMovingAverage",
+    ]
     saver.restore(path)
