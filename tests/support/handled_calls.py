@@ -18,6 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,8 @@ def run(folder: Path, number: int, seed: int) -> None:
     sys.unraisablehook = lambda unraisable: None
     trial = Trial(folder, seed)
     average = gpuopt.ExponentialMovingAverage(0.5)
-    everything = gpuopt.Saver(max_to_keep=2)
+    # Without the raw arrays of `step_new`, which have no names to be saved by.
+    everything = gpuopt.Saver(max_to_keep=2, optimizers=[trial.optimizer, trial.adam])
     other = folder / "other"
     other.mkdir()
 
@@ -102,8 +104,13 @@ def run(folder: Path, number: int, seed: int) -> None:
         trial.folder = other
         trial.check()
 
+    def restore() -> None:
+        with suppress(FileNotFoundError):  # a handler's saves have removed it meanwhile
+            trial.calls["restore"]()
+
     calls = {
         **trial.calls,
+        "restore": restore,
         "average": lambda: average.apply(trial.variables),
         "list": gpuopt.global_variables,
         "everything": lambda: everything.save(other / "all", trial.step),
