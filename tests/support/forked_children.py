@@ -621,7 +621,7 @@ def run_stopping(work: Callable[[], None], do: Callable[[], None], moments: Sequ
     Returns:
         How many moments there were.
     """
-    stopped, go_on = threading.Event(), threading.Event()
+    stopped, go_on, has_ended = threading.Event(), threading.Event(), threading.Event()
     number = 0
     left = set(moments)
     errors: list[BaseException] = []
@@ -645,14 +645,18 @@ def run_stopping(work: Callable[[], None], do: Callable[[], None], moments: Sequ
             errors.append(error)
         finally:
             sys.settrace(None)
+            has_ended.set()
             stopped.set()
 
     thread = threading.Thread(target=run)
     thread.start()
     for _ in moments:
+        if has_ended.is_set():
+            break
         assert stopped.wait(CHILD_DEADLINE_S)
         stopped.clear()
-        if thread.is_alive() and not errors:
+        # There may be fewer moments than in another run: waits look again and again.
+        if not has_ended.is_set():
             try:
                 do()
             except BaseException:
