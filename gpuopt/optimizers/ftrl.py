@@ -22,7 +22,7 @@ _SMALLEST_LEARNING_RATE = np.float32(1e-36)
 _SMALLEST_NUMBER = np.finfo(np.float32).tiny
 
 
-@update_rule(cuda=ours("ftrl.cuh", "Ftrl"))
+@update_rule(cuda=ours("ftrl.cuh", "Ftrl"), squares=("accum",))
 def ftrl(
     var: Any,
     grad: Any,
