@@ -191,6 +191,22 @@ def test_what_a_subclass_makes_later_waits_for_it(attached: bool, tmp_path: Path
     np.testing.assert_array_equal(again.numpy(), w.numpy())
 
 
+def test_a_subclass_of_ftrl_with_a_slot_of_its_own_is_saved(tmp_path: Path) -> None:
+    class Counting(gpuopt.FtrlOptimizer):
+        def _create_slots(self, var_list: Any) -> None:
+            super()._create_slots(var_list)
+            for variable in var_list:
+                self._zeros_slot(variable, "more", "More")
+
+    optimizer = Counting(0.1)
+    w = trained(optimizer)
+    optimizer.get_slot(w, "more").assign(GRADIENT)
+    path = Saver({"w": w}, optimizers=[optimizer]).save(tmp_path / "model")
+    again, other = Variable(np.zeros(3, np.float32)), Counting(0.1)
+    Saver({"w": again}, optimizers=[other]).restore(path)
+    np.testing.assert_array_equal(other.get_slot(again, "more").numpy(), GRADIENT)
+
+
 def test_a_subclass_that_lists_what_it_makes_takes_nothing_else() -> None:
     class Listing(WithMore):
         def _all_slot_names(self) -> list[str]:

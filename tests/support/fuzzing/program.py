@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fuzzing import losses, planted, saves, states, steps, threads
+from fuzzing import losses, planted, saves, spoiled, states, steps, threads
 from fuzzing.saves import Files
 from fuzzing.world import World, working_folder
 from gpuopt import backends
@@ -62,6 +62,7 @@ BESIDE: list[Callable[[World, Files], str]] = [
     states.state_of_torch,
     states.unknown_owner,
     states.state_read_while_dropped,
+    spoiled.spoiled_state,
     threads.interrupted,
     threads.synchronous_run,
 ]
