@@ -95,7 +95,7 @@ CHANGES: dict[str, Change] = {
     "a power is none": Change(_set_power, "_power", "non_slots"),
     "a power has another form": Change(_retype_power, "_power", "non_slots"),
     "there is another variable": Change(
-        lambda w, kind, state, slot: state["non_slots"].update(more=np.float32(1)), '"more"'
+        lambda w, kind, state, slot: state["non_slots"].update(more=np.float32(1)), 'has a "more"'
     ),
     "everything is in another order": Change(_reverse, None),
     "it is another optimizer's": Change(_other, 'has a slot "'),
@@ -103,10 +103,15 @@ CHANGES: dict[str, Change] = {
 
 
 def spoiled_state(world: World, files: Files) -> str:
-    """A changed state, or a checkpoint that holds it, is loaded by a new or an old optimizer."""
+    """Changed states, or checkpoints that hold them, are loaded by a new or an old optimizer."""
+    return "; ".join(_load_spoiled(world) for _ in range(4))
+
+
+def _load_spoiled(world: World) -> str:
     kind, device = world.choose(KINDS), world.choose(world.devices)
     variables, state = _trained(world, kind, device)
-    name = world.choose([each for each in CHANGES if state[CHANGES[each].needs]])
+    possible = [each for each in CHANGES if CHANGES[each].needs == "slots" or state["non_slots"]]
+    name = world.choose(possible)
     spoiled = copy.deepcopy(state)
     words = CHANGES[name].words
     CHANGES[name].apply(world, kind, spoiled, world.choose(list(state["slots"])))
