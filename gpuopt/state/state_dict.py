@@ -177,13 +177,13 @@ def _check_others(state: State, saved: OptimizerState, what_is_saved: str) -> No
     optimizer = state.describe()
     others = saved["non_slots"]
     for name, value in others.items():
+        allowed = optimizer.ranges.get(name)
+        array = _checked_numbers(value, f'"{name}"', allowed)
         if name not in optimizer.other_names and optimizer.lists_all:
             raise ValueError(
                 f'{what_is_saved} has a "{name}"; {optimizer.optimizer} "{optimizer.name}" has '
                 f"{optimizer.other_names or 'nothing but slots'}"
             )
-        allowed = optimizer.ranges.get(name)
-        array = _checked_numbers(value, f'"{name}"', allowed)
         existing = state.other(name)
         if existing is not None:
             check_fits(array, f'"{name}"', existing.shape, existing.dtype)
