@@ -88,7 +88,7 @@ class Saver:
 
         Raises:
             TypeError: `var_list` or `optimizers` holds something else.
-            ValueError: a name appears twice, or a number is negative.
+            ValueError: a name or a variable appears twice, or a number is negative.
         """
         self._variables = None if var_list is None else _by_name(var_list, "var_list")
         if self._variables == {}:
@@ -384,6 +384,7 @@ def _by_name(variables: Any, argument: str) -> dict[str, Variable]:
     for name in named:
         if not isinstance(name, str) or not name:
             raise TypeError(f"a variable's name in a checkpoint must be text, got {name!r}")
+    state_dict.refuse_two_names(named)
     return named
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakMethod
@@ -18,6 +18,20 @@ from gpuopt.variables.identity import Identity
 from gpuopt.variables.variable import Variable, require_known_owner
 
 
+class Range(NamedTuple):
+    """Which numbers a slot or another variable of an optimizer can hold.
+
+    Attributes:
+        low, high: The smallest and the largest. What has no largest may also be NaN, as after a run
+            has diverged.
+        dtype: Of a scalar; None if it is a slot, with its variable's shape and dtype.
+    """
+
+    low: float
+    high: float
+    dtype: type[np.floating[Any]] | None = None
+
+
 class Description(NamedTuple):
     """Describes the optimizer that a state belongs to.
 
@@ -28,6 +42,8 @@ class Description(NamedTuple):
         slot_names: The names of each variable's slots, in order of creation; such slots have the
             variable's shape and dtype. None if the optimizer does not say.
         other_names: The names of the optimizer's other variables, which exist after any step.
+        lists_all: Whether the optimizer makes nothing that has another name than these.
+        ranges: The numbers that slots and other variables can hold, where not all are possible.
         op_name: Returns, for a slot's name, the second part of a slot variable's own name.
     """
 
@@ -36,6 +52,8 @@ class Description(NamedTuple):
     hyperparameters: dict[str, Any]
     slot_names: list[str] | None
     other_names: list[str]
+    lists_all: bool
+    ranges: Mapping[str, Range]
     op_name: Callable[[str], str]
 
 

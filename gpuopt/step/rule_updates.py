@@ -192,6 +192,9 @@ class RuleUpdates:
         unknown = [part for part in self._parts if part.group is None]
         if not unknown:
             return
+        for part in self._parts:
+            if part.group is not None:  # others have been checked
+                part.check(self._optimizer)
         state = self._optimizer.state
         with writing(), state.lock:
             self._optimizer._create_slots([v for part in unknown for v in part.variables()])
