@@ -55,15 +55,25 @@ class FlagRead(Protocol):
     """A flag's value on its way to the host.
 
     Attributes:
-        values: {0, 0}, or {1 + a variable's number, a row that it lacks}; to be read after `event`.
-        event: Its `done` and `synchronize()`.
+        values: {0, 0}, or {1 + a variable's number, a row that it lacks}; to be read when done.
+        is_done: Whether it has arrived.
     """
 
     @property
     def values(self) -> np.ndarray[Any, Any]: ...
 
     @property
-    def event(self) -> Any: ...
+    def is_done(self) -> bool: ...
+
+    def wait(self, what: str) -> None:
+        """Makes the host wait for it.
+
+        Args:
+            what: What is waited for, for the error.
+
+        Raises:
+            DeadlineExceededError: it does not arrive.
+        """
 
 
 class RowFlag(Updated, Protocol):

@@ -14,7 +14,7 @@ from gpuopt.backends.backend import FlagRead, RowFlag, RowFlags
 from gpuopt.device import Device
 from gpuopt.locks import Lock
 from gpuopt.step.pairs import Gradient
-from gpuopt.variables.gate import writing
+from gpuopt.variables.gate import undoing
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.late_errors import register
 from gpuopt.variables.variable import Variable
@@ -127,15 +127,15 @@ class RowChecks:
         """
         if not self.calls:
             return
-        with writing(), self._lock:
+        with undoing(), self._lock:
             num_good = 0
             for number, call in enumerate(self.calls):
                 is_good = True
                 for place, read in call.reads.items():
                     is_too_old = number < len(self.calls) - _MOST_CALLS
                     if is_too_old or (wait and device in (None, place)):
-                        read.event.synchronize()
-                    if not read.event.done:
+                        read.wait(f"{place}, which checks rows of sparse gradients")
+                    if not read.is_done:
                         is_good = False
                     elif read.values[0]:
                         self._refuse()
@@ -178,8 +178,8 @@ class RowChecks:
     def _refuse(self) -> None:
         """Undoes the first call with a bad row, and all since, which have not been written."""
         calls = list(self.calls)
-        for read in chain.from_iterable(call.reads.values() for call in calls):
-            read.event.synchronize()
+        for place, read in chain.from_iterable(call.reads.items() for call in calls):
+            read.wait(f"{place}, which checks rows of sparse gradients")
         refused = [{place for place, read in c.reads.items() if read.values[0]} for c in calls]
         first = next(number for number, places in enumerate(refused) if places)
         everywhere = set().union(*refused)

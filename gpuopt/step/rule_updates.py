@@ -132,6 +132,7 @@ class RuleUpdates:
         self._done: list[tuple[_Part, Batch]] = []
         self.has_rows_on_a_gpu = False
         self.created: list[Created] = []
+        self.read: list[Variable] = []
         if set(map(type, given)) != {tuple} or set(map(len, given)) != {2}:
             given = as_pairs(given)
         gradients, variables, others = _set_apart(given)
@@ -155,6 +156,8 @@ class RuleUpdates:
                 self._parts.append(part)
             else:
                 checked = checked_gradient(gradient, variable, dtypes_of(optimizer))
+                if isinstance(gradient, Variable):
+                    self.read.append(gradient)
                 converted.append((position, checked, as_passed))
         if converted:
             positions, arrays, listed = zip(*converted, strict=True)
@@ -194,6 +197,9 @@ class RuleUpdates:
         unknown = [part for part in self._parts if part.group is None]
         if not unknown:
             return
+        for part in self._parts:
+            if part.group is not None:  # others have been checked
+                part.check(self._optimizer)
         state = self._optimizer.state
         with writing(), state.lock:
             variables = [v for part in unknown for v in part.variables()]

@@ -18,6 +18,7 @@ from gpuopt.step.row_checks import RowChecks, Undo
 from gpuopt.step.updates import Updates
 from gpuopt.variables import recording
 from gpuopt.variables.gate import writing
+from gpuopt.variables.operators import reading
 from gpuopt.variables.variable import Variable, as_variable
 
 # The most names of variables that an error lists.
@@ -187,6 +188,13 @@ class Step:
     def _apply(self, updates: Updates) -> None:
         if recording.this_thread.recorders:  # a step inside a loss
             recording.before_write(variable for _, variable in updates.pairs())
+        if updates.read:
+            with reading(*updates.read):
+                self._apply_locked(updates)
+        else:
+            self._apply_locked(updates)
+
+    def _apply_locked(self, updates: Updates) -> None:
         if not self._optimizer._use_locking:
             self._update_ops += updates.apply()
             return

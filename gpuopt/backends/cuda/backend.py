@@ -23,7 +23,7 @@ from gpuopt.backends.cuda.launch_shapes import (
     lanes_per_row,
     num_blocks,
 )
-from gpuopt.backends.cuda.launcher import Launcher
+from gpuopt.backends.cuda.launcher import Launcher, wait_for_event
 from gpuopt.backends.cuda.order import MOST_STREAMS, UpdateOrder
 from gpuopt.backends.cuda.parameters import name_of
 from gpuopt.backends.cuda.row_flags import CudaRowFlags
@@ -57,7 +57,7 @@ class CudaBackend:
         self._unset_flag = self.row_flags.new()
         with launcher.device():
             # Kernels of all streams read it, and none waits for its stream.
-            launcher.record().synchronize()
+            wait_for_event(launcher.record(), f"{device}, whose first memory is being filled")
 
     @contextmanager
     def enter(self, *read: Updated) -> Iterator[None]:
@@ -143,6 +143,7 @@ class CudaBackend:
 
     def to_host(self, array: Any) -> np.ndarray[Any, Any]:
         with self.enter():
+            wait_for_event(self._launcher.record(), f"{self.device}, from which values are read")
             return self.xp.asnumpy(array)  # type: ignore[no-any-return]
 
     def from_host(self, array: np.ndarray[Any, Any]) -> Any:
@@ -267,11 +268,12 @@ class CudaBackend:
             values = self.xp.ascontiguousarray(values)
             width = math.prod(values.shape[1:])
             workspace = self._workspace()
-            height = int(indices.max()) + 1
+            height = int(self.to_host(indices.max())) + 1
             indices = self.xp.ascontiguousarray(indices)
             rows = sort_rows(self._launcher, workspace, indices, height, self._unset_flag.array)
             parts = self._sum_pieces(rows, values, width, workspace, self._unset_flag.array)
-            sums = self.xp.empty((int(rows.num_runs[0]), *values.shape[1:]), dtype=real)
+            num_sums = int(self.to_host(rows.num_runs)[0])
+            sums = self.xp.empty((num_sums, *values.shape[1:]), dtype=real)
             lanes = lanes_per_row(width, 1)
             self._launcher.launch(
                 kernels.sum_runs(name_of(values.dtype), name_of(rows.keys.dtype)),

@@ -20,7 +20,8 @@ from fake_cupy import host_memory
 from golden_cases import GoldenCase, check, optimizer_cases
 
 import gpuopt
-from gpuopt import IndexedSlices, Variable
+from gpuopt import IndexedSlices, Variable, locks
+from gpuopt.backends.cuda.launcher import Download
 from gpuopt.device import Device
 from gpuopt.distributed.communicators.threads import run_threads
 from gpuopt.state.host_scalar import HostScalar
@@ -477,7 +478,42 @@ def slow_flags(emulated_gpus: list[EmulatorLauncher], monkeypatch: pytest.Monkey
         return found
 
     monkeypatch.setattr(emulated_gpus[0], "download", slow)
+    monkeypatch.setattr(Download, "wait", lambda found, what: setattr(found.event, "done", True))
     return pending
+
+
+def test_waits_for_a_gpu_end_and_say_what_is_waited_for(
+    emulated_gpus: list[EmulatorLauncher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[Any] = []
+    record, download = emulated_gpus[0].record, emulated_gpus[0].download
+
+    def pending(event: Any) -> Any:
+        event.done = False
+        events.append(event)
+        return event
+
+    def slow_download(source: Any) -> Any:
+        found = download(source)
+        pending(found.event)
+        return found
+
+    model = Table()
+    monkeypatch.setattr(locks, "DEADLINE_S", 0.05)
+    with monkeypatch.context() as patch:
+        patch.setattr(emulated_gpus[0], "download", slow_download)
+        model.apply([1])
+    with pytest.raises(gpuopt.DeadlineExceededError, match="gpu:0, which checks rows"):
+        model.optimizer.check()
+    for event in events:
+        event.done = True
+    with monkeypatch.context() as patch:
+        patch.setattr(emulated_gpus[0], "record", lambda event=None: pending(record(event)))
+        with pytest.raises(gpuopt.DeadlineExceededError, match="gpu:0, from which values are read"):
+            model.dense.numpy()
+    model.apply([1])
+    model.optimizer.check()
+    model.dense.numpy()
 
 
 @pytest.mark.parametrize("bad", [6, -1, 2**40])
