@@ -19,8 +19,9 @@ _TOKEN_BYTES = 8
 _ASIDE = re.compile(rf"\.(?P<target>.+)\.[0-9a-f]{{{2 * _TOKEN_BYTES}}}\.partial", re.DOTALL)
 # Error numbers of file systems that cannot sync a folder, as some network file systems.
 _CANNOT_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS})
-# Do not follow a symbolic link, and do not wait for the other end of a pipe.
-_CAREFULLY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+# To open a file that others may have put there: do not follow a symbolic link, do not wait for the
+# other end of a pipe, and do not change ends of lines. Each system has some of these.
+CAREFULLY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
 class AsideFile(io.FileIO):
@@ -156,6 +157,11 @@ def remove_abandoned(folder: Path, targets: re.Pattern[str]) -> bool:
     return none_is_left
 
 
+def this_user() -> int:
+    """Returns the number of the user whose files this process makes; 0 where files have none."""
+    return os.geteuid() if hasattr(os, "geteuid") else 0
+
+
 def _new_locked(path: Path, permissions: int) -> AsideFile:
     while True:
         aside = aside_name(path)
@@ -170,11 +176,10 @@ def _new_locked(path: Path, permissions: int) -> AsideFile:
 
 
 def _remove_unless_open(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDWR | _CAREFULLY)
+    descriptor = os.open(path, os.O_RDWR | CAREFULLY)
     try:
         found = os.fstat(descriptor)
-        is_own = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
-        if is_own and _lock(descriptor):
+        if stat.S_ISREG(found.st_mode) and found.st_uid == this_user() and _lock(descriptor):
             os.unlink(path)
     finally:
         os.close(descriptor)

@@ -25,6 +25,8 @@ Result = TypeVar("Result")
 DEADLINE_S = 600.0
 _SHORTEST_PAUSE_S = 0.00005
 _LONGEST_PAUSE_S = 0.001
+# Of one who waits to be notified.
+_LONGEST_SLEEP_S = 1.0
 
 _release = methodcaller("release")
 
@@ -78,6 +80,11 @@ class Lock:
                 self._lock.release()
             raise
 
+    @property
+    def is_this_threads(self) -> bool:
+        """Whether this thread holds the lock."""
+        return self._lock._is_owned()  # type: ignore[attr-defined, no-any-return]
+
     def _raise_deadline_exceeded(self) -> None:
         raise DeadlineExceededError(
             f"waited {DEADLINE_S:g} s for another thread to release the lock of {self._what}"
@@ -102,7 +109,20 @@ class Condition(Lock):
 
     def wait_for(self, predicate: Callable[[], bool], timeout_s: float | None = None) -> bool:
         """Lets the lock go until `predicate()` holds; returns whether it does in the end."""
-        return self._condition.wait_for(predicate, timeout_s)
+        ends = None if timeout_s is None else time.monotonic() + timeout_s
+        while not (holds := predicate()):
+            left = _LONGEST_SLEEP_S if ends is None else ends - time.monotonic()
+            if left <= 0:
+                break
+            try:
+                # Not longer: a notice gets lost if Ctrl-C ends the thread that was to give it.
+                self._condition.wait(min(left, _LONGEST_SLEEP_S))
+            except BaseException:
+                if not self.is_this_threads:
+                    # The exception came between the release and Python's note to take it again.
+                    self._lock.acquire(timeout=DEADLINE_S)
+                raise
+        return holds
 
     def notify_all(self) -> None:
         """Has those who wait look again."""
@@ -122,16 +142,40 @@ def call_locked(locks: Sequence[Lock], call: Callable[[], Result]) -> Result:
     Raises:
         DeadlineExceededError: another thread does not release one of them.
     """
-    inner = [lock._lock for lock in locks]
-    taken: list[bool] = []
-    # Those that were taken, as far as `taken` has grown by then.
-    releases = map(_release, compress(inner, taken))
-    try:
-        # Built-ins alone: no signal handler runs between a lock's taking and its note.
-        taken.extend(map(methodcaller("acquire", timeout=DEADLINE_S), inner))
+
+    def call_if_taken(taken: Sequence[bool]) -> Result:
         if not all(taken):
             locks[taken.index(False)]._raise_deadline_exceeded()
         return call()
+
+    inner = [lock._lock for lock in locks]
+    return _call_holding(inner, methodcaller("acquire", timeout=DEADLINE_S), call_if_taken)
+
+
+def call_if_free(lock: Lock, call: Callable[[], object]) -> bool:
+    """Holds a lock while `call` runs, unless another thread holds it; returns whether it ran."""
+
+    def call_if_taken(taken: Sequence[bool]) -> bool:
+        if taken[0]:
+            call()
+        return taken[0]
+
+    return _call_holding([lock._lock], methodcaller("acquire", blocking=False), call_if_taken)
+
+
+def _call_holding(
+    locks: Sequence[Any],
+    take: Callable[[Any], bool],
+    call: Callable[[Sequence[bool]], Result],
+) -> Result:
+    """Takes locks, calls `call` with whether each was taken, and releases those that were."""
+    taken: list[bool] = []
+    # As far as `taken` has grown by then.
+    releases = map(_release, compress(locks, taken))
+    try:
+        # Built-ins alone: no signal handler runs between a lock's taking and its note.
+        taken.extend(map(take, locks))
+        return call(taken)
     finally:
         list(releases)
 
@@ -142,6 +186,11 @@ class Waiting:
     def __init__(self) -> None:
         self._began = time.monotonic()
         self._pause_s = _SHORTEST_PAUSE_S
+
+    @property
+    def is_short(self) -> bool:
+        """Whether it has not lasted longer than a pause may."""
+        return time.monotonic() - self._began < _LONGEST_PAUSE_S
 
     def pause(self, describe: Callable[[], str], last_progress: float = 0.0) -> None:
         """Sleeps for a moment.
@@ -190,13 +239,11 @@ def _hold_imports_back() -> None:
     importing._lock.acquire(timeout=_LONGEST_IMPORT_S)
 
 
-def _let_imports_go_on() -> None:
-    with suppress(RuntimeError):  # it took too long
-        importing._lock.release()
-
-
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew_all)
+    # The built-in itself: Ctrl-C before the first line of a function would leave the lock locked.
+    # Python reports its error, and goes on, if the import took too long.
+    _let_imports_go_on = importing._lock.release
     os.register_at_fork(
         before=_hold_imports_back,
         after_in_parent=_let_imports_go_on,

@@ -319,11 +319,11 @@ class Optimizer(Hooks):
                 `global_variables()` under their own names.
 
         Raises:
-            ValueError: names, shapes or dtypes do not fit.
-            TypeError: `state` is something else.
+            ValueError: names, shapes or dtypes do not fit, or a number is none that a run makes.
+            TypeError: `state` is something else, or a value does not hold numbers.
             RuntimeError: called in the middle of a step.
         """
-        with between_writes(f'loading the state of optimizer "{self._name}"'):
+        with between_writes(f'loading the state of optimizer "{self._name}"', writes=True):
             load_state(self.state, state, variables)
 
     def _checked_updates(self, given: list[Any]) -> Updates:
@@ -337,6 +337,8 @@ class Optimizer(Hooks):
             self._hyperparameters_to_save(),
             self._all_slot_names(),
             self._all_non_slot_names(),
+            self._lists_all_state(),
+            self._state_ranges(),
             self._slot_op_name,
         )
 

@@ -69,15 +69,25 @@ class FlagRead(Protocol):
     """A flag's value on its way to the host.
 
     Attributes:
-        values: {0, 0}, or {1 + a variable's number, a row that it lacks}; to be read after `event`.
-        event: Its `done` and `synchronize()`.
+        values: {0, 0}, or {1 + a variable's number, a row that it lacks}; to be read when done.
+        is_done: Whether it has arrived.
     """
 
     @property
     def values(self) -> np.ndarray[Any, Any]: ...
 
     @property
-    def event(self) -> Any: ...
+    def is_done(self) -> bool: ...
+
+    def wait(self, what: str) -> None:
+        """Makes the host wait for it.
+
+        Args:
+            what: What is waited for, for the error.
+
+        Raises:
+            DeadlineExceededError: it does not arrive.
+        """
 
 
 class RowCheck(NamedTuple):
@@ -101,8 +111,8 @@ class RowFlag(Updated, Protocol):
 class RowFlags(Protocol):
     """Checks rows of sparse gradients on the device, while the host goes on.
 
-    Only `new` waits for other streams' work on the flag: the caller calls all others inside the
-    backend's `enter_update(flag)`.
+    The caller calls all but `new` inside the backend's `enter_update(flag)`, and the first `check`
+    on the stream of `new`.
     """
 
     def new(self) -> RowFlag:

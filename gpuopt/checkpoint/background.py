@@ -7,13 +7,12 @@ import atexit
 import logging
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 
-from gpuopt.locks import Waiting
+from gpuopt.locks import Lock, Waiting, call_if_free
 
 _logger = logging.getLogger("gpuopt")
 
@@ -62,13 +61,21 @@ class BackgroundSave:
         self._purpose = purpose
         self._write: Callable[[Callable[[], None]], str] | None = write
         self._process = os.getpid()
-        self._running = threading.Lock()
+        self._running = Lock("a save in the background")
         self._last_progress = time.monotonic()
 
     @property
     def is_finished(self) -> bool:
-        """Whether there is nothing left to wait for."""
-        return self.outcome is not None or self._process != os.getpid()
+        """Whether there is nothing left to wait for.
+
+        A signal handler that has come in the middle of this thread's own write waits for nothing:
+        the write goes on when the handler returns.
+        """
+        return (
+            self.outcome is not None
+            or self._process != os.getpid()
+            or self._running.is_this_threads
+        )
 
     def start(self) -> None:
         """Has a new thread write; Python waits for it at its end."""
@@ -76,21 +83,19 @@ class BackgroundSave:
         _finish_before_end_of_child()
         try:
             # threading.Thread.start waits for the thread, and Ctrl-C in that wait may stop it.
-            _thread.start_new_thread(self._run, ())
+            _thread.start_new_thread(self.finish, ())
         except RuntimeError:  # the interpreter is shutting down, and starts no more threads
-            self._run()
+            self.finish()
 
     def finish(self) -> None:
-        """Returns when the file is written, or could not be; what went wrong is not raised.
+        """Writes the file, or waits until another thread has; what goes wrong is not raised.
 
         Raises:
             DeadlineExceededError: nothing has been written for too long.
         """
         waiting = Waiting()
-        while not self.is_finished and self._running.locked():
+        while not self.is_finished and not call_if_free(self._running, self._run):
             waiting.pause(self._describe, self._last_progress)
-        if not self.is_finished:  # the thread has not begun
-            self._run()
 
     def wait(self, timeout_s: float | None) -> str | Exception:
         """Returns the outcome.
@@ -111,6 +116,11 @@ class BackgroundSave:
                     f"process {self._process} is {self._purpose}, and this process was forked from "
                     "it meanwhile: wait for the result there"
                 )
+            if self._running.is_this_threads:
+                raise RuntimeError(
+                    f"this thread is {self._purpose}, and a signal handler has come in the middle "
+                    "of it: wait for the result after the handler"
+                )
             if ends is not None and time.monotonic() >= ends:
                 raise TimeoutError(f"still {self._purpose} after {timeout_s:g} s")
             waiting.pause(self._describe, self._last_progress)
@@ -120,15 +130,14 @@ class BackgroundSave:
         return f"a thread that is {self._purpose}"
 
     def _run(self) -> None:
-        with self._running:
-            if self.outcome is None and self._write is not None:
-                try:
-                    self.outcome = self._write(self._note_progress)
-                except Exception as error:
-                    _logger.error("%s", error)
-                    self.outcome = error
-            self._write = None  # it holds the values
-            _unfinished.discard(self)
+        if self.outcome is None and self._write is not None:
+            try:
+                self.outcome = self._write(self._note_progress)
+            except Exception as error:
+                _logger.error("%s", error)
+                self.outcome = error
+        self._write = None  # it holds the values
+        _unfinished.discard(self)
         # For callbacks, and those who wait for several futures.
         with suppress(InvalidStateError):
             if isinstance(self.outcome, Exception):

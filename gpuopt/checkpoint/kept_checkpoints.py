@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from gpuopt.locks import renew_after_fork
 _logger = logging.getLogger("gpuopt")
 
 
-class _Kept(NamedTuple):
+class KeptCheckpoint(NamedTuple):
     """One checkpoint.
 
     Attributes:
@@ -46,8 +47,10 @@ class KeptCheckpoints:
         self._max_to_keep = max_to_keep
         self._keep_every_s = keep_every_hours * 3600
         self._keep_next_after = time.time() + self._keep_every_s
-        self._kept: list[_Kept] = []
-        self._expected: list[_Kept] = []
+        # Changed in place, and by one built-in at a time: a signal handler may save in the middle.
+        self._kept: list[KeptCheckpoint] = []
+        # Of saves that are not done yet.
+        self._expected: list[KeptCheckpoint] = []
         renew_after_fork(self)
 
     @property
@@ -57,28 +60,29 @@ class KeptCheckpoints:
 
     def replace_all(self, paths: Iterable[str]) -> None:
         """Keeps these checkpoints instead, the newest last; files that are none are logged."""
-        found: dict[Path, _Kept] = {}
+        found: dict[Path, KeptCheckpoint] = {}
         for path in paths:
             try:
                 file = Path(path).resolve()
                 with open_checkpoint(file) as checkpoint:
                     seconds = checkpoint.written_at / 1e9
                     found.pop(file, None)
-                    found[file] = _Kept(path, file, checkpoint.fingerprint, seconds)
+                    found[file] = KeptCheckpoint(path, file, checkpoint.fingerprint, seconds)
             except FileNotFoundError:
                 continue
             except (OSError, CheckpointError) as error:
                 _logger.warning("not counted as a checkpoint: %s", error)
-        self._kept = list(found.values())
+        self._kept[:] = found.values()
 
-    def expect(self, spelled: str, file: Path, fingerprint: str) -> None:
+    def expect(self, spelled: str, file: Path, fingerprint: str) -> KeptCheckpoint:
         """Counts a new checkpoint once it is there, also if Ctrl-C ends its save just then."""
-        self._expected.append(_Kept(spelled, file, fingerprint, time.time()))
+        new = KeptCheckpoint(spelled, file, fingerprint, time.time())
+        self._expected.append(new)
+        return new
 
     def confirm(self, fingerprint: str) -> None:
         """Counts an expected checkpoint that is there now; removes those that are too many."""
-        self._kept = self._with_expected(fingerprint)
-        self._expected = []
+        self._count(fingerprint)
         while self._max_to_keep and len(self._kept) > self._max_to_keep:
             oldest = self._kept[0]
             if oldest.saved > self._keep_next_after:
@@ -89,23 +93,47 @@ class KeptCheckpoints:
                 except OSError as error:
                     _logger.warning("an old checkpoint could not be removed: %s", error)
                     return  # it is tried again after the next save
-            del self._kept[0]
+            _discard(self._kept, oldest)
+
+    def end(self, expected: Iterable[KeptCheckpoint]) -> None:
+        """Expects these checkpoints no more: their save has failed. One that is there counts."""
+        self._count()
+        for new in expected:
+            _discard(self._expected, new)
+
+    def _count(self, confirmed: str = "") -> None:
+        for new in self._expected.copy():
+            same = [kept for kept in self._kept.copy() if kept.file == new.file]
+            # A signal handler may have saved to the same file in the middle.
+            is_sure = new.fingerprint == confirmed and not same
+            if is_sure or _is_there(new):
+                for older in same:
+                    _discard(self._kept, older)
+                self._kept.append(new)
+                _discard(self._expected, new)
+            elif new.fingerprint == confirmed:
+                _discard(self._expected, new)
 
     def after_fork(self) -> None:
         """The checkpoints so far are left to the parent."""
         self._kept, self._expected = [], []
 
-    def _with_expected(self, confirmed: str = "") -> list[_Kept]:
+    def _with_expected(self) -> list[KeptCheckpoint]:
         """Lists what is kept, with those expected checkpoints that are there."""
-        kept = self._kept
-        for new in self._expected:
-            if new.fingerprint == confirmed or _is_there(new):
+        kept = self._kept.copy()
+        for new in self._expected.copy():
+            if _is_there(new):
                 # Of one file with two names, the older content is gone.
                 kept = [*(entry for entry in kept if entry.file != new.file), new]
         return kept
 
 
-def _is_there(kept: _Kept) -> bool:
+def _discard(kept: list[KeptCheckpoint], entry: KeptCheckpoint) -> None:
+    with suppress(ValueError):
+        kept.remove(entry)
+
+
+def _is_there(kept: KeptCheckpoint) -> bool:
     try:
         with open_checkpoint(kept.file) as checkpoint:
             return checkpoint.fingerprint == kept.fingerprint
@@ -113,7 +141,7 @@ def _is_there(kept: _Kept) -> bool:
         return False
 
 
-def _remove(kept: _Kept) -> None:
+def _remove(kept: KeptCheckpoint) -> None:
     """Removes a checkpoint, unless another file has its path by now.
 
     Raises:

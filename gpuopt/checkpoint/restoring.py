@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -154,6 +155,9 @@ def saved_optimizers(description: Any, names: frozenset[str], path: Path) -> lis
             unknown = set(tensor_names(entry)) - names
             if unknown or not isinstance(entry["name"], str):
                 raise ValueError(f"an optimizer needs {_shortened(unknown)}")
+        uses = Counter(name for entry in saved for name in tensor_names(entry))
+        if twice := [name for name, count in uses.items() if count > 1]:
+            raise ValueError(f"{_shortened(twice)} is in several places")
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} is damaged: {error!r}") from error
     return saved

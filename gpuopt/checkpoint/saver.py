@@ -19,7 +19,7 @@ from gpuopt.checkpoint.checkpoint_folder import next_time
 from gpuopt.checkpoint.checkpoint_writer import write_checkpoint
 from gpuopt.checkpoint.contents import SavedOptimizer, by_tensorflows_names, flattened
 from gpuopt.checkpoint.file_format import SUFFIX
-from gpuopt.checkpoint.kept_checkpoints import KeptCheckpoints
+from gpuopt.checkpoint.kept_checkpoints import KeptCheckpoint, KeptCheckpoints
 from gpuopt.checkpoint.restoring import Readable, read_values, saved_optimizers
 from gpuopt.checkpoint.tensorflow_checkpoint import TensorFlowCheckpoint
 from gpuopt.errors import CheckpointError
@@ -88,7 +88,7 @@ class Saver:
 
         Raises:
             TypeError: `var_list` or `optimizers` holds something else.
-            ValueError: a name appears twice, or a number is negative.
+            ValueError: a name or a variable appears twice, or a number is negative.
         """
         self._variables = None if var_list is None else _by_name(var_list, "var_list")
         if self._variables == {}:
@@ -234,7 +234,7 @@ class Saver:
             ValueError: nothing waits for a variable, or it, or a slot, has another shape or dtype.
         """
         named = _by_name(variables, "variables")
-        with between_writes(f"attaching {sorted(named)}"):
+        with between_writes(f"attaching {sorted(named)}", writes=True):
             for name, variable in named.items():
                 if name not in self._waiting:
                     raise ValueError(
@@ -278,7 +278,12 @@ class Saver:
             for optimizer in self._optimizers()
             for variable in optimizer.variables()
         }
-        return {v.name: v for v in global_variables() if v.identity not in owned}
+        return {
+            variable.name: variable
+            for variable in global_variables()
+            # Another thread may just be dropping a variable: what belongs to it goes next.
+            if variable.identity not in owned and not variable.is_orphan
+        }
 
     def _contents(
         self, read: Callable[[Variable], Array], step: int | None
@@ -310,14 +315,18 @@ class Saver:
         is_clean = (folder, beginning) in self._cleaned or remove_abandoned(folder, names)
         # Unless this save, too, leaves something behind.
         self._cleaned.discard((folder, beginning))
-        fingerprint = write_checkpoint(
-            target.file,
-            tensors,
-            description,
-            next_time(folder),
-            on_progress,
-            partial(self._kept.expect, target.spelled, target.file),
-        )
+        expected: list[KeptCheckpoint] = []
+
+        def expect(fingerprint: str) -> None:
+            expected.append(self._kept.expect(target.spelled, target.file, fingerprint))
+
+        try:
+            fingerprint = write_checkpoint(
+                target.file, tensors, description, next_time(folder), on_progress, expect
+            )
+        except BaseException:
+            self._kept.end(expected)
+            raise
         self._kept.confirm(fingerprint)
         if is_clean:
             self._cleaned.add((folder, beginning))
@@ -339,7 +348,7 @@ class Saver:
             deferred=deferred,
             strict=strict,
         )
-        with between_writes(purpose), writing():
+        with between_writes(purpose, writes=True), writing():
             restoration.write()
             self._waiting = restoration.waiting
 
@@ -375,6 +384,7 @@ def _by_name(variables: Any, argument: str) -> dict[str, Variable]:
     for name in named:
         if not isinstance(name, str) or not name:
             raise TypeError(f"a variable's name in a checkpoint must be text, got {name!r}")
+    state_dict.refuse_two_names(named)
     return named
 
 

@@ -107,15 +107,14 @@ class WideAndDeep:
         rows = images + self._first_row
         wide = _as_real(embedding_lookup(self._table, rows)).sum(axis=1) * _WIDE_SCALE
         pixels = (images / (NUM_INTENSITIES - 1)).astype(wide.dtype)
-        hidden = self._xp.tanh(
-            pixels @ _as_real(self._hidden_weights) + _as_real(self._hidden_bias)
-        )
+        # numpy's functions take CuPy's arrays, and what is traced in a loss; CuPy's take no traces.
+        hidden = np.tanh(pixels @ _as_real(self._hidden_weights) + _as_real(self._hidden_bias))
         deep = hidden @ _as_real(self._output_weights) + _as_real(self._output_bias)
         return wide + deep, rows, pixels, hidden
 
     def _log_probabilities(self, scores: Any) -> Any:
         scores = scores - scores.max(axis=1, keepdims=True)
-        return scores - self._xp.log(self._xp.exp(scores).sum(axis=1, keepdims=True))
+        return scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))
 
     def _cross_entropy(self, log_probabilities: Any, labels: Any) -> Any:
         return -log_probabilities[self._xp.arange(len(labels)), labels].mean()

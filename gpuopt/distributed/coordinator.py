@@ -61,6 +61,7 @@ class Coordinator:
         num_tokens: int,
         token_policy: TokenPolicy,
         timeout_s: float,
+        belongs_to_run: bool = False,
     ) -> None:
         """Opens the coordinator; `SyncReplicasOptimizer.start` checks the numbers.
 
@@ -73,8 +74,10 @@ class Coordinator:
             num_tokens: How many tokens there are before the first step.
             token_policy: See `SyncReplicasOptimizer.start`.
             timeout_s: How long a worker waits for its token, in seconds.
+            belongs_to_run: Whether `SyncReplicasOptimizer.run` has opened it, and closes it.
         """
         self.global_step = global_step
+        self.belongs_to_run = belongs_to_run
         self.replicas_to_aggregate = replicas_to_aggregate
         self.total_num_replicas = total_num_replicas
         self.tokens_per_step = max(replicas_to_aggregate, total_num_replicas)

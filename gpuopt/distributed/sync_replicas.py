@@ -15,7 +15,7 @@ from gpuopt.distributed.tokens import TokenPolicy
 from gpuopt.distributed.waiting import DEFAULT_TIMEOUT_S
 from gpuopt.distributed.wrapper import OptimizerWrapper, check_optimizer
 from gpuopt.errors import CancelledError, GpuoptError
-from gpuopt.locks import Condition
+from gpuopt.locks import Condition, Lock, call_if_free
 from gpuopt.optimizer import Optimizer
 from gpuopt.step.pairs import checked_pairs
 from gpuopt.step.step import checked_global_step
@@ -83,6 +83,7 @@ class SyncReplicasOptimizer(OptimizerWrapper):
         self._variable_averages = variable_averages
         self._variables_to_average = variables_to_average
         self._coordinator: Coordinator | None = None
+        self._running = Lock(f'the workers of "{name}"')
         self._this_thread = threading.local()
 
     @property
@@ -144,11 +145,15 @@ class SyncReplicasOptimizer(OptimizerWrapper):
                 f'global_step "{step.name}" must be an integer to tell late gradients, got dtype '
                 f"{step.dtype}"
             )
-        if self._coordinator is not None and not self._coordinator.is_closed:
+        last = self._coordinator
+        if last is not None and last.belongs_to_run:
+            # Ctrl-C may have ended that run before it has closed its coordinator.
+            call_if_free(self._running, last.close)
+        if last is not None and not last.is_closed:
             raise RuntimeError(f'"{self._name}" is started already; close its coordinator first')
         if self._variable_averages is not None:
             self._variable_averages.track(self._variables_to_average)
-        self._coordinator = Coordinator(
+        self._coordinator = coordinator = Coordinator(
             partial(self._update, step),
             step,
             replicas_to_aggregate=aggregate,
@@ -156,8 +161,9 @@ class SyncReplicasOptimizer(OptimizerWrapper):
             num_tokens=num_tokens,
             token_policy=token_policy,
             timeout_s=timeout_s,
+            belongs_to_run=self._running.is_this_threads,
         )
-        return self._coordinator
+        return coordinator
 
     def worker(self, index: int) -> SyncReplicasWorker:
         """Returns the handle of worker `index`, to be used in a `with` statement.
@@ -198,9 +204,25 @@ class SyncReplicasOptimizer(OptimizerWrapper):
         Raises:
             Exception: what a worker raised, if the others could not do without it.
         """
-        coordinator = self.start(
-            global_step, num_tokens, token_policy=token_policy, timeout_s=timeout_s
-        )
+        finished: list[Coordinator] = []
+
+        def run() -> None:
+            coordinator = self.start(
+                global_step, num_tokens, token_policy=token_policy, timeout_s=timeout_s
+            )
+            self._run(train, coordinator, timeout_s)
+            finished.append(coordinator)
+
+        if self._running.is_this_threads or not call_if_free(self._running, run):
+            raise RuntimeError(f'"{self._name}" is started already; wait for the end of its run')
+        return finished[0]
+
+    def _run(
+        self,
+        train: Callable[[SyncReplicasWorker], Any],
+        coordinator: Coordinator,
+        timeout_s: float,
+    ) -> None:
         total, needed = self.total_num_replicas, coordinator.num_workers_needed
         changed = Condition("the ends of workers")
         ended: set[int] = set()
@@ -209,7 +231,8 @@ class SyncReplicasOptimizer(OptimizerWrapper):
         def work(index: int) -> None:
             failure: BaseException | None = None
             try:
-                with self.worker(index) as worker:
+                # Not of `self._coordinator`, the next run's if Ctrl-C has ended this one.
+                with SyncReplicasWorker(self, coordinator, index) as worker:
                     train(worker)
             except CancelledError:
                 pass  # the other workers have finished, or the coordinator was closed
@@ -234,7 +257,6 @@ class SyncReplicasOptimizer(OptimizerWrapper):
             _logger.warning("workers %s have not ended within %g s", late, timeout_s)
         if failures:
             raise min(failures, key=lambda error: isinstance(error, GpuoptError))
-        return coordinator
 
     def apply_gradients(  # type: ignore[override]  # as in TensorFlow: no aggregation to skip
         self,

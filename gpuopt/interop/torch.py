@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuopt.interop.torch_checks import check_layout, check_states
+from gpuopt.interop.torch_checks import check_layout, check_settings, check_states
 from gpuopt.optimizer import Optimizer
 from gpuopt.optimizers import (
     AdagradOptimizer,
@@ -381,6 +381,7 @@ def _read_settings(state_dict: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
             raise ValueError(
                 f"torch's {kind} has {key}={settings[key]}; gpuopt's formula has no such term"
             )
+    check_settings(kind, settings)
     return kind, settings
 
 

@@ -7,10 +7,21 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from gpuopt.state.state import check_fits
 from gpuopt.variables.variable import Variable
 
 # torch's names of sums and averages of squares.
 _OF_SQUARES = ("exp_avg_sq", "sum", "square_avg")
+
+# The settings of torch's optimizers that gpuopt's formulas contain.
+_NUMBERS = {
+    "Adam": ["lr", "betas", "eps"],
+    "SGD": ["lr", "momentum"],
+    "Adagrad": ["lr", "eps"],
+    "RMSprop": ["lr", "alpha", "eps", "momentum"],
+}
 
 
 def check_layout(state_dict: Any) -> None:
@@ -52,6 +63,23 @@ def check_layout(state_dict: Any) -> None:
         )
 
 
+def check_settings(kind: str, settings: Mapping[str, Any]) -> None:
+    """Raises ValueError if torch's optimizer of this kind cannot have such settings."""
+    for name in _NUMBERS[kind]:
+        if name not in settings:
+            raise ValueError(f"a parameter group of torch's {kind} lacks {name!r}")
+        value = settings[name]
+        if name == "betas":
+            # Below 1, as the bias correction divides by 1 - beta.
+            is_right = isinstance(value, Sequence) and len(value) == 2
+            is_right = is_right and all(0 <= _number(beta) < 1 for beta in value)
+        else:
+            # A schedule may lead the learning rate anywhere.
+            is_right = math.isfinite(_number(value)) and (name == "lr" or _number(value) >= 0)
+        if not is_right:
+            raise ValueError(f"torch's {kind} cannot have {name}={value!r}")
+
+
 def check_states(
     kind: str,
     settings: Mapping[str, Any],
@@ -67,16 +95,16 @@ def check_states(
         variables: The gpuopt variable for each parameter.
 
     Raises:
-        ValueError: a part is missing, a count of steps is impossible, an average of squares is
-            negative, or a variable is given twice.
+        ValueError: a part is missing or does not fit its variable, a count of steps is impossible,
+            an average of squares is negative, or a variable is given twice.
     """
     names: dict[Any, str] = {}
     for variable in variables:
         if variable.identity in names:
             raise ValueError(f'"{variable.name}" is given for two of torch\'s parameters')
         names[variable.identity] = variable.name
-    for position, (state, name) in enumerate(zip(states, names.values(), strict=True)):
-        where = f'parameter {position} (for "{name}")'
+    for position, (state, variable) in enumerate(zip(states, variables, strict=True)):
+        where = f'parameter {position} (for "{variable.name}")'
         # torch's Adagrad makes its sums at once, the others at a parameter's first step.
         present = {part: value for part, value in state.items() if value is not None}
         for part in _parts(kind, settings) if state or kind == "Adagrad" else ():
@@ -86,7 +114,10 @@ def check_states(
                     f"torch's state of {where} lacks {part!r}, which its {kind} has; it has "
                     f"{sorted(present)}"
                 )
-        steps = float(present.get("step", 0))
+            if part in present and part != "step":
+                array = np.asarray(present[part])
+                check_fits(array, f"torch's {part!r} of {where}", variable.shape, variable.dtype)
+        steps = _number(present.get("step", 0))
         if not (math.isfinite(steps) and steps >= 0 and steps.is_integer()):
             raise ValueError(f"torch's {where} is at step {steps:g}, which is no count of steps")
         for part in _OF_SQUARES:
@@ -94,6 +125,14 @@ def check_states(
                 raise ValueError(
                     f"torch's {part!r} of {where} has negative elements; it adds up squares"
                 )
+
+
+def _number(value: Any) -> float:
+    """Returns a number or a scalar array as a float; NaN if it is neither."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        return math.nan
 
 
 def _parts(kind: str, settings: Mapping[str, Any]) -> list[str]:

@@ -9,7 +9,7 @@ import numpy as np
 from gpuopt.optimizers.base import Additions, Hyperparameter, RuleOptimizer, ours, update_rule
 
 
-@update_rule(cuda=ours("adadelta.cuh", "Adadelta"))
+@update_rule(cuda=ours("adadelta.cuh", "Adadelta"), squares=("accum", "accum_update"))
 def adadelta(
     var: Any,
     grad: Any,

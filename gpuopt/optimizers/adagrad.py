@@ -17,7 +17,7 @@ from gpuopt.optimizers.base import (
 )
 
 
-@update_rule(cuda=ours("adagrad.cuh", "Adagrad"))
+@update_rule(cuda=ours("adagrad.cuh", "Adagrad"), squares=("accumulator",))
 def adagrad(var: Any, grad: Any, accumulator: Any, *, learning_rate: Any) -> None:
     accumulator += grad * grad
     var -= learning_rate * grad / np.sqrt(accumulator)

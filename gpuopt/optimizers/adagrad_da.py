@@ -18,7 +18,7 @@ from gpuopt.optimizers.base import (
 from gpuopt.step.step import checked_global_step
 
 
-@update_rule(cuda=ours("adagrad_da.cuh", "AdagradDa"))
+@update_rule(cuda=ours("adagrad_da.cuh", "AdagradDa"), squares=("gradient_squared_accumulator",))
 def adagrad_da(
     var: Any,
     grad: Any,

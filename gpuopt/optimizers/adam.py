@@ -17,6 +17,7 @@ from gpuopt.optimizers.base import (
     update_rule,
 )
 from gpuopt.state.host_scalar import HostScalar
+from gpuopt.state.state import Range
 from gpuopt.variables.variable import Variable
 
 _logger = logging.getLogger("gpuopt")
@@ -25,7 +26,7 @@ _logger = logging.getLogger("gpuopt")
 _TALL_TABLE_ROWS = 1_000_000
 
 
-@update_rule(cuda=ours("adam.cuh", "Adam"))
+@update_rule(cuda=ours("adam.cuh", "Adam"), squares=("v",))
 def adam(
     var: Any, grad: Any, m: Any, v: Any, *, step_size: Any, beta1: Any, beta2: Any, epsilon: Any
 ) -> None:
@@ -82,6 +83,16 @@ class AdamOptimizer(RuleOptimizer):
 
     def _all_non_slot_names(self) -> list[str]:
         return ["beta1_power", "beta2_power"]
+
+    def _state_ranges(self) -> Mapping[str, Range]:
+        ranges = dict(super()._state_ranges())
+        for beta in ("beta1", "beta2"):
+            value = self.hyperparameters[beta]
+            # A beta may be below 0: negative momentum (Gidel et al. 2019). After many steps, the
+            # power of any other is 0.
+            is_positive = not callable(value) and float(value) >= 0
+            ranges[f"{beta}_power"] = Range(0.0 if is_positive else -1.0, 1.0, np.float32)
+        return ranges
 
     def _create_slots(self, var_list: Sequence[Variable]) -> None:
         for beta in ("beta1", "beta2"):

@@ -22,7 +22,7 @@ _SMALLEST_LEARNING_RATE = np.float32(1e-36)
 _SMALLEST_NUMBER = np.finfo(np.float32).tiny
 
 
-@update_rule(cuda=ours("ftrl.cuh", "Ftrl"))
+@update_rule(cuda=ours("ftrl.cuh", "Ftrl"), squares=("accum",))
 def ftrl(
     var: Any,
     grad: Any,
@@ -121,7 +121,8 @@ class FtrlOptimizer(RuleOptimizer):
         return {"accum": self.initial_accumulator_value, "linear": 0.0}
 
     def _slot_op_name(self, slot_name: str) -> str:
-        return self._op_names[slot_name]
+        # A subclass may have slots of its own.
+        return self._op_names.get(slot_name, self._name)
 
     def _scalars(self, real: type[np.floating[Any]]) -> Mapping[str, np.floating[Any]]:
         learning_rate = self._hyper("learning_rate")

@@ -17,7 +17,7 @@ from gpuopt.optimizers.base import (
 )
 
 
-@update_rule(cuda=ours("proximal_adagrad.cuh", "ProximalAdagrad"))
+@update_rule(cuda=ours("proximal_adagrad.cuh", "ProximalAdagrad"), squares=("accumulator",))
 def proximal_adagrad(
     var: Any, grad: Any, accumulator: Any, *, learning_rate: Any, l1: Any, l2: Any
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.resources.abc import Traversable
@@ -27,12 +27,14 @@ class UpdateRule:
         scalars: Per-step scalar names, in the order both forms take them.
         cuda: The CUDA form. Without one, the rule updates variables in host memory alone, and is
             not compiled there.
+        squares: The slots that sum or average squares, and so are never below 0.
     """
 
     apply: Callable[..., None]
     slots: tuple[str, ...]
     scalars: tuple[str, ...]
     cuda: CudaSource | None = None
+    squares: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -99,12 +101,16 @@ def update_rule(apply: Callable[..., None], /) -> UpdateRule: ...
 
 @overload
 def update_rule(
-    *, cuda: CudaSource | None = None
+    *, cuda: CudaSource | None = None, squares: Sequence[str] = ()
 ) -> Callable[[Callable[..., None]], UpdateRule]: ...
 
 
 def update_rule(
-    apply: Callable[..., None] | None = None, /, *, cuda: CudaSource | None = None
+    apply: Callable[..., None] | None = None,
+    /,
+    *,
+    cuda: CudaSource | None = None,
+    squares: Sequence[str] = (),
 ) -> UpdateRule | Callable[[Callable[..., None]], UpdateRule]:
     """Makes an update rule of its numpy form; a decorator, with or without arguments.
 
@@ -116,20 +122,24 @@ def update_rule(
     Args:
         apply: The numpy form.
         cuda: Where the CUDA form is. With it, the rule also runs on GPUs, and compiled on the CPU.
+        squares: The names of the slots that sum or average squares. A state that has numbers below
+            0 there is not restored.
 
     Raises:
         TypeError: the signature does not have this form, `cuda` is no CudaSource, or the rule
             returns something.
-        ValueError: the rule writes to none of its arrays.
+        ValueError: the rule writes to none of its arrays, or `squares` names no slot.
     """
     if not isinstance(cuda, CudaSource | None):
         raise TypeError(f"cuda must be a gpuopt.CudaSource, got {cuda!r}")
     if apply is None:
-        return partial(_rule_of, cuda=cuda)
-    return _rule_of(apply, cuda)
+        return partial(_rule_of, cuda=cuda, squares=tuple(squares))
+    return _rule_of(apply, cuda, tuple(squares))
 
 
-def _rule_of(apply: Callable[..., None], cuda: CudaSource | None) -> UpdateRule:
+def _rule_of(
+    apply: Callable[..., None], cuda: CudaSource | None, squares: tuple[str, ...]
+) -> UpdateRule:
     """Reads a rule's contract from the signature of its numpy form."""
     parameters = list(inspect.signature(apply).parameters.values())
     if [parameter.name for parameter in parameters[:2]] != ["var", "grad"]:
@@ -142,7 +152,9 @@ def _rule_of(apply: Callable[..., None], cuda: CudaSource | None) -> UpdateRule:
             f"{apply.__name__}: after (var, grad), an update rule takes slots by position and "
             "scalars by keyword, without defaults"
         )
-    rule = UpdateRule(apply, slots, scalars, cuda)
+    if not set(squares) <= set(slots):
+        raise ValueError(f"{apply.__name__}: squares={squares} must be of its slots, {slots}")
+    rule = UpdateRule(apply, slots, scalars, cuda, squares)
     _refuse_without_effect(rule)
     return rule
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakMethod
@@ -19,6 +19,20 @@ from gpuopt.variables.identity import Identity
 from gpuopt.variables.variable import Variable, require_known_owner
 
 
+class Range(NamedTuple):
+    """Which numbers a slot or another variable of an optimizer can hold.
+
+    Attributes:
+        low, high: The smallest and the largest. What has no largest may also be NaN, as after a run
+            has diverged.
+        dtype: Of a scalar; None if it is a slot, with its variable's shape and dtype.
+    """
+
+    low: float
+    high: float
+    dtype: type[np.floating[Any]] | None = None
+
+
 class Description(NamedTuple):
     """Describes the optimizer that a state belongs to.
 
@@ -29,6 +43,8 @@ class Description(NamedTuple):
         slot_names: The names of each variable's slots, in order of creation; such slots have the
             variable's shape and dtype. None if the optimizer does not say.
         other_names: The names of the optimizer's other variables, which exist after any step.
+        lists_all: Whether the optimizer makes nothing that has another name than these.
+        ranges: The numbers that slots and other variables can hold, where not all are possible.
         op_name: Returns, for a slot's name, the second part of a slot variable's own name.
     """
 
@@ -37,6 +53,8 @@ class Description(NamedTuple):
     hyperparameters: dict[str, Any]
     slot_names: list[str] | None
     other_names: list[str]
+    lists_all: bool
+    ranges: Mapping[str, Range]
     op_name: Callable[[str], str]
 
 
@@ -90,7 +108,10 @@ class SlotTable(MutableMapping[Identity, Variable]):
 
     def __iter__(self) -> Iterator[Identity]:
         with self._lock:
-            return iter(list(self._slots))
+            # Not iter(self._slots): as long as such an iterator is open, slots of dropped variables
+            # stay; in a child that is forked then, for ever.
+            keys = (reference() for reference in self._slots.keyrefs())
+            return iter([key for key in keys if key is not None])
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -333,5 +354,6 @@ def new_slot_variable(
     )
     slot = Variable(storage, name=f"{variable.name}/{op_name}", trainable=False, copy=False)
     slot.owns_memory = True
+    slot.belongs_to(variable)
     backend_for(variable.device).record_creation(slot.identity)
     return slot

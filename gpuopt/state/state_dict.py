@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypedDict
 
 import numpy as np
 
 from gpuopt.backends import refuse_masked
-from gpuopt.state.state import State, check_fits
+from gpuopt.state.state import Range, State, check_fits
+from gpuopt.variables.identity import Identity
+from gpuopt.variables.storage import describe, holds_numbers
 from gpuopt.variables.variable import (
     Variable,
     as_variable,
@@ -52,9 +54,10 @@ def read_state(
         read: Returns a variable's value in host memory.
     """
     with state.lock:
-        names = {variable.identity: name for name, variable in _named(variables).items()}
+        named = _named(variables)  # kept, so that other threads cannot drop a variable meanwhile
+        names = {variable.identity: name for name, variable in named.items()}
         slots: dict[str, dict[str, Array]] = {}
-        for slot_name in state.slot_names():
+        for slot_name in _in_order(state, state.slot_names()):
             by_variable = slots.setdefault(slot_name, {})
             for identity, slot in state.table(slot_name).items():
                 if identity in names:
@@ -72,6 +75,8 @@ def read_state(
         for name, value in state.waiting_others.items():
             non_slots[name] = value.copy()
         described = state.describe()
+        if described.slot_names is not None:
+            _leave_out_half_made(slots, described.slot_names)
         return {
             "format": _FORMAT,
             "optimizer": described.optimizer,
@@ -82,14 +87,27 @@ def read_state(
         }
 
 
+def _leave_out_half_made(slots: dict[str, dict[str, Array]], slot_names: list[str]) -> None:
+    """Leaves out the variables that lack some of their slots.
+
+    Ctrl-C, or a fork in another thread's step, has come between the making of the one and the
+    other. No update has used them.
+    """
+    tables = [slots.get(slot_name, {}) for slot_name in slot_names]
+    for name in {name for table in tables for name in table}:
+        if not all(name in table for table in tables):
+            for table in tables:
+                table.pop(name, None)
+
+
 def load_state(state: State, saved: OptimizerState, variables: Mapping[str, Any] | None) -> None:
     """Takes over a saved state; see `Optimizer.load_state_dict`."""
     with state.lock:
         named = _named(variables)
         check_state(state, saved, named)
         state.restored_elsewhere = frozenset()
-        for slot_name, by_variable in saved["slots"].items():
-            for name, value in by_variable.items():
+        for slot_name in _in_order(state, saved["slots"]):
+            for name, value in saved["slots"][slot_name].items():
                 slot = state.slot(named[name], slot_name) if name in named else None
                 if slot is None:
                     state.waiting_slots[slot_name, name] = np.array(value)
@@ -107,9 +125,9 @@ def load_state(state: State, saved: OptimizerState, variables: Mapping[str, Any]
 
 def check_claim(state: State, name: str, variable: Variable) -> None:
     """Raises ValueError unless the slots that wait for a name fit the variable that is to come."""
-    is_known = state.describe().slot_names is not None
+    known = state.describe().slot_names or []
     for slot_name, value in _waiting_slots(state, name).items():
-        _check_slot(state, variable, slot_name, name, value, is_known)
+        _check_slot(state, variable, slot_name, name, value, slot_name in known)
 
 
 def claim_state(state: State, name: str, variable: Variable) -> None:
@@ -133,42 +151,94 @@ def claim_state(state: State, name: str, variable: Variable) -> None:
 def check_state(state: State, saved: OptimizerState, variables: Mapping[str, Variable]) -> None:
     """Raises TypeError or ValueError unless all of a saved state fits, and what waits already."""
     _check_form(saved)
-    optimizer = state.describe()
     what_is_saved = f'state of {saved["optimizer"]} "{saved["name"]}"'
-    known = optimizer.slot_names
-    slot_names = state.slot_names() if known is None else known
+    _check_slots(state, saved, variables, what_is_saved)
+    _check_others(state, saved, what_is_saved)
+
+
+def _check_slots(
+    state: State, saved: OptimizerState, variables: Mapping[str, Variable], what_is_saved: str
+) -> None:
+    optimizer = state.describe()
+    known = optimizer.slot_names or []
+    models: dict[str, Array] = {}
     for slot_name, by_variable in saved["slots"].items():
-        if known is not None and slot_name not in known and by_variable:
+        if slot_name not in known and optimizer.lists_all and by_variable:
             raise ValueError(
                 f'{what_is_saved} has a slot "{slot_name}"; {optimizer.optimizer} '
                 f'"{optimizer.name}" has {known}'
             )
         for name, value in by_variable.items():
-            refuse_masked(value, f'slot "{slot_name}" of "{name}"')
+            what = f'slot "{slot_name}" of "{name}"'
+            array = _checked_numbers(value, what, optimizer.ranges.get(slot_name))
             if name in variables:
-                array = np.asarray(value)
-                _check_slot(state, variables[name], slot_name, name, array, known is not None)
+                _check_slot(state, variables[name], slot_name, name, array, slot_name in known)
+            elif slot_name in known:
+                model = models.setdefault(name, array)
+                check_fits(array, what, model.shape, model.dtype)
     for (slot_name, name), value in state.waiting_slots.items():
         is_replaced = name in saved["slots"].get(slot_name, ())
         if name in variables and not is_replaced:
-            _check_slot(state, variables[name], slot_name, name, value, known is not None)
+            _check_slot(state, variables[name], slot_name, name, value, slot_name in known)
     has_slots = {name for by_variable in saved["slots"].values() for name in by_variable}
     for name in {*has_slots, *variables}:
-        for slot_name in slot_names:
-            has_slot = name in variables and state.slot(variables[name], slot_name) is not None
-            is_needed = has_slot or (known is not None and name in has_slots)
+        there = {
+            slot_name
+            for slot_name in state.slot_names()
+            if name in variables and state.slot(variables[name], slot_name) is not None
+        }
+        if not there.issuperset(known):  # half made: no state has them
+            there.difference_update(known)
+        for slot_name in dict.fromkeys([*known, *state.slot_names()]):
+            is_needed = slot_name in there or (slot_name in known and name in has_slots)
             if is_needed and name not in saved["slots"].get(slot_name, {}):
                 raise ValueError(f'{what_is_saved} has no slot "{slot_name}" of "{name}"')
+
+
+def _check_others(state: State, saved: OptimizerState, what_is_saved: str) -> None:
+    optimizer = state.describe()
     others = saved["non_slots"]
     for name, value in others.items():
-        refuse_masked(value, f'"{name}"')
-    needed_others = set(state.others())
-    if has_slots:
-        needed_others |= set(optimizer.other_names)
-    for name in sorted(needed_others - set(others)):
+        allowed = optimizer.ranges.get(name)
+        array = _checked_numbers(value, f'"{name}"', allowed)
+        if name not in optimizer.other_names and optimizer.lists_all:
+            raise ValueError(
+                f'{what_is_saved} has a "{name}"; {optimizer.optimizer} "{optimizer.name}" has '
+                f"{optimizer.other_names or 'nothing but slots'}"
+            )
+        existing = state.other(name)
+        if existing is not None:
+            check_fits(array, f'"{name}"', existing.shape, existing.dtype)
+        elif allowed is not None:
+            check_fits(array, f'"{name}"', (), np.dtype(allowed.dtype))
+    needed = set(state.others())
+    if any(saved["slots"].values()):
+        needed |= set(optimizer.other_names)
+    for name in sorted(needed - set(others)):
         raise ValueError(f'{what_is_saved} has no "{name}"')
-    for name, existing in state.others().items():
-        check_fits(np.asarray(others[name]), f'"{name}"', existing.shape, existing.dtype)
+
+
+def _checked_numbers(value: Any, what: str, allowed: Range | None) -> Array:
+    """Returns a saved value as an array of numbers.
+
+    Raises:
+        TypeError: it does not hold numbers.
+        ValueError: a number is one that the optimizer cannot have made.
+    """
+    refuse_masked(value, what)
+    array = np.asarray(value)
+    if not holds_numbers(array):
+        raise TypeError(f"the saved value of {what} must hold numbers, got {describe(value)}")
+    if allowed is not None:
+        is_right = (array >= allowed.low) & (array <= allowed.high)
+        if allowed.high == np.inf:
+            is_right |= np.isnan(array)
+        if not is_right.all():
+            raise ValueError(
+                f"{what} holds numbers from {allowed.low:g} to {allowed.high:g}; the saved value "
+                f"has {array[~is_right].flat[0]:g}"
+            )
+    return array
 
 
 def _check_slot(
@@ -189,6 +259,12 @@ def _check_slot(
     model = variable if slot is None and is_known else slot
     if model is not None:
         check_fits(value, f'slot "{slot_name}" of "{name}"', model.shape, model.dtype)
+
+
+def _in_order(state: State, slot_names: Iterable[str]) -> list[str]:
+    """Sorts the names of slots as the optimizer makes them: a checkpoint numbers the slots so."""
+    given, known = list(slot_names), state.describe().slot_names or []
+    return [*(name for name in known if name in given), *(n for n in given if n not in known)]
 
 
 def _waiting_slots(state: State, name: str) -> dict[str, Array]:
@@ -222,4 +298,15 @@ def _check_form(state: OptimizerState) -> None:
 def _named(variables: Mapping[str, Any] | None) -> dict[str, Variable]:
     if variables is None:
         return {variable.name: variable for variable in global_variables()}
-    return {name: as_variable(variable) for name, variable in variables.items()}
+    named = {name: as_variable(variable) for name, variable in variables.items()}
+    refuse_two_names(named)
+    return named
+
+
+def refuse_two_names(named: Mapping[str, Variable]) -> None:
+    """Raises ValueError if a variable has two names: its state could be read by one alone."""
+    names: dict[Identity, str] = {}
+    for name, variable in named.items():
+        other = names.setdefault(variable.identity, name)
+        if other != name:
+            raise ValueError(f'one variable is named "{other}" and "{name}"; give it one name')

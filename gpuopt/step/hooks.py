@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from gpuopt.backends import backend_for
 from gpuopt.backends.backend import Scalars
 from gpuopt.quietly import quietly
-from gpuopt.state.state import SlotTable, State
+from gpuopt.state.state import Range, SlotTable, State
 from gpuopt.step.pairs import Gradient
 from gpuopt.step.updates import apply_constraint
 from gpuopt.variables.gate import writing
@@ -37,13 +37,21 @@ class Hooks:
     def _all_slot_names(self) -> list[str] | None:
         """Returns the names of each variable's slots, in order of creation; None if unknown.
 
-        Slots that are named here have their variable's shape and dtype.
+        Slots that are named here have their variable's shape and dtype. Others may only be made by
+        a class that overrides a hook and not this list, nor that of non-slots.
         """
         return None
 
     def _all_non_slot_names(self) -> list[str]:
         """Returns the names of the optimizer's other variables, which exist after any step."""
         return []
+
+    def _state_ranges(self) -> Mapping[str, Range]:
+        """Returns the numbers that slots and other variables can hold, where not all are possible.
+
+        A state with other numbers is not restored.
+        """
+        return {}
 
     def _slot_op_name(self, slot_name: str) -> str:
         """Returns the second part of a slot variable's name, `<variable>/<op_name>`."""
@@ -96,6 +104,25 @@ class Hooks:
 
     def _finish(self, update_ops: list[Any], name_scope: str) -> Any:
         """Runs after all variables were updated, before the global step grows."""
+
+    def _lists_all_state(self) -> bool:
+        """Whether the names of slots and non-slots are listed by all classes that make any."""
+        if self._all_slot_names() is None:
+            return False
+        slots_listed_by = self._defining_class("_all_slot_names")
+        others_listed_by = self._defining_class("_all_non_slot_names")
+        # No generators: one that is closed early would swallow Ctrl-C.
+        for hook in ("_create_slots", "_prepare", "_finish"):
+            maker = self._defining_class(hook)
+            if not (issubclass(slots_listed_by, maker) or issubclass(others_listed_by, maker)):
+                return False
+        return True
+
+    def _defining_class(self, method: str) -> type:
+        for each in type(self).__mro__:
+            if method in vars(each):
+                return each
+        raise AttributeError(method)
 
     # What a subclass calls.
 

@@ -19,7 +19,7 @@ def first_nonfinite(grads_and_vars: Iterable[tuple[Gradient, Variable]]) -> str 
         backend = backend_for(variable.device)
         with backend.enter():
             finite = backend.xp.isfinite(values)
-            if finite.all():
+            if backend.to_host(finite.all()):
                 continue
             first = np.unravel_index(int(finite.argmin()), values.shape)
             offset = tuple(int(i) for i in first)

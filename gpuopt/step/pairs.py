@@ -183,7 +183,9 @@ def _check_rows(indices: np.ndarray[Any, Any], variable: Variable) -> None:
 
 def _as_gradient_array(gradient: Any, variable: Variable) -> Any:
     if isinstance(gradient, Variable):
-        gradient = _value_of(gradient)
+        # The step reads it later, inside `reading`; a copy to another device is made now.
+        with reading(gradient):
+            return _as_gradient_array(gradient.storage, variable)
     refuse_masked(gradient, f'gradient for "{variable.name}"')
     if hasattr(gradient, "dtype"):
         array = _on_device(gradient, variable)
@@ -204,15 +206,6 @@ def _as_gradient_array(gradient: Any, variable: Variable) -> Any:
     return _on_device(array.astype(variable.dtype), variable)
 
 
-def _value_of(variable: Variable) -> Any:
-    """Returns the array of a variable; on a GPU a copy, as another stream may update it next."""
-    storage = variable.storage
-    if variable.device.kind == "cpu":
-        return storage
-    with reading(variable), backend_for(variable.device).enter():
-        return storage.copy()
-
-
 def _has_dtype(value: Any) -> bool:
     """Whether a value that numpy can make an array of has a dtype of its own, as a buffer has."""
     if hasattr(value, "__array__") or hasattr(value, "__array_interface__"):
@@ -226,7 +219,8 @@ def _has_dtype(value: Any) -> bool:
 
 def _on_device(array: Any, variable: Variable) -> Any:
     if isinstance(array, Variable):  # among IndexedSlices
-        array = _value_of(array)
+        with reading(array), backend_for(array.device).enter():
+            array = array.storage.copy()
     try:
         return to_device(array, variable.device)
     except DeviceUnavailableError as error:

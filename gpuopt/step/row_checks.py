@@ -14,7 +14,7 @@ from gpuopt.backends.backend import FlagRead, RowCheck, RowFlag, RowFlags
 from gpuopt.device import Device
 from gpuopt.locks import Lock
 from gpuopt.step.pairs import Gradient
-from gpuopt.variables.gate import writing
+from gpuopt.variables.gate import undoing
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.late_errors import register
 from gpuopt.variables.variable import Variable
@@ -127,15 +127,15 @@ class RowChecks:
         """
         if not self.calls:
             return
-        with writing(), self._lock:
+        with undoing(), self._lock:
             num_good = 0
             for number, call in enumerate(self.calls):
                 is_good = True
                 for place, read in call.reads.items():
                     is_too_old = number < len(self.calls) - _MOST_CALLS
                     if is_too_old or (wait and device in (None, place)):
-                        read.event.synchronize()
-                    if not read.event.done:
+                        read.wait(f"{place}, which checks rows of sparse gradients")
+                    if not read.is_done:
                         is_good = False
                     elif read.values[0]:
                         self._refuse()
@@ -153,15 +153,13 @@ class RowChecks:
         devices = {check.variable.device for check in checks}
         for device in devices:
             if device not in self.flags:
-                flag = _row_flags(device).new()
-                backend_for(device).record_creation(flag)
-                self.flags[device] = flag
+                self.flags[device] = _row_flags(device).new()
         undo_call: Undo = _nothing_to_undo
         try:
             for device in devices:
                 here = [check for check in checks if check.variable.device == device]
-                flag, kept = self.flags[device], [check.rows for check in here]
-                with backend_for(device).enter_update(flag, kept=kept):
+                flag, rows_here = self.flags[device], [check.rows for check in here]
+                with backend_for(device).enter_update(flag, kept=(flag, rows_here)):
                     rows = [RowCheck(n, rows, variable.shape[0]) for n, rows, variable in here]
                     _row_flags(device).check(flag, rows)
             self._thread = threading.get_ident()
@@ -172,7 +170,7 @@ class RowChecks:
             reads = {}
             for device in devices:
                 flag = self.flags[device]
-                with backend_for(device).enter_update(flag):
+                with backend_for(device).enter_update(flag, kept=(flag,)):
                     reads[device] = _row_flags(device).read(flag)
             described = {number: (v.name, v.shape[0]) for number, _, v in checks}
             self.calls.append(_Call(reads, described, undo_call))
@@ -180,8 +178,8 @@ class RowChecks:
     def _refuse(self) -> None:
         """Undoes the first call with a bad row, and all since, which have not been written."""
         calls = list(self.calls)
-        for read in chain.from_iterable(call.reads.values() for call in calls):
-            read.event.synchronize()
+        for place, read in chain.from_iterable(call.reads.items() for call in calls):
+            read.wait(f"{place}, which checks rows of sparse gradients")
         refused = [{place for place, read in c.reads.items() if read.values[0]} for c in calls]
         first = next(number for number, places in enumerate(refused) if places)
         everywhere = set().union(*refused)
@@ -191,8 +189,9 @@ class RowChecks:
             call.undo(everywhere)
         self.calls.clear()
         for place in everywhere:
-            with backend_for(place).enter_update(self.flags[place]):
-                _row_flags(place).clear(self.flags[place])
+            flag = self.flags[place]
+            with backend_for(place).enter_update(flag, kept=(flag,)):
+                _row_flags(place).clear(flag)
         number, row = int(read.values[0]) - 1, int(read.values.view("int64")[1])
         name, height = bad.described[number]
         since = f", and neither have the {later} calls since" if later else ""

@@ -131,6 +131,7 @@ class RuleUpdates:
         self._done: _Unit = []
         self.has_rows_on_a_gpu = False
         self.created: list[Created] = []
+        self.read: list[Variable] = []
         given, gradients, variables = _unzip(given)
         others = _not_plain(gradients)
         if others:
@@ -156,6 +157,8 @@ class RuleUpdates:
                 self._parts.append(part)
             else:
                 checked = checked_gradient(gradient, variable, dtypes_of(optimizer))
+                if isinstance(gradient, Variable):
+                    self.read.append(gradient)
                 converted.append((position, checked, as_passed))
         if converted:
             positions, arrays, listed = zip(*converted, strict=True)
@@ -195,6 +198,9 @@ class RuleUpdates:
         unknown = [part for part in self._parts if part.group is None]
         if not unknown:
             return
+        for part in self._parts:
+            if part.group is not None:  # others have been checked
+                part.check(self._optimizer)
         state = self._optimizer.state
         with writing(), state.lock:
             variables = [v for part in unknown for v in part.variables()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,6 +19,7 @@ from gpuopt.step.row_checks import RowChecks, Undo
 from gpuopt.step.updates import Updates
 from gpuopt.variables import recording
 from gpuopt.variables.gate import writing
+from gpuopt.variables.operators import reading
 from gpuopt.variables.variable import Variable, as_variable
 
 # The most names of variables that an error lists.
@@ -187,12 +189,13 @@ class Step:
     def _apply(self, updates: Updates) -> None:
         if recording.this_thread.recorders:  # a step inside a loss
             recording.before_write(variable for _, variable in updates.pairs())
+        apply = partial(_apply_reading, updates) if updates.read else updates.apply
         if not self._optimizer._use_locking:
-            self._update_ops += updates.apply()
+            self._update_ops += apply()
             return
         # In one order everywhere, so that two threads cannot wait for each other.
         locks = [identity.lock for identity in sorted(updates.identities(), key=id)]
-        self._update_ops += call_locked(locks, updates.apply)
+        self._update_ops += call_locked(locks, apply)
 
     def _finish(self) -> None:
         optimizer = self._optimizer
@@ -224,6 +227,11 @@ class Step:
             state.forget(updates.created, refused)
 
         return undo
+
+
+def _apply_reading(updates: Updates) -> list[Any]:
+    with reading(*updates.read):
+        return updates.apply()
 
 
 def checked_global_step(global_step: Any) -> Variable:

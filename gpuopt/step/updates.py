@@ -11,7 +11,7 @@ from gpuopt.backends import backend_for
 from gpuopt.backends.backend import Scalars, compute_type
 from gpuopt.state.state import Created, State
 from gpuopt.step.overlap import Written, refuse_shared_memory
-from gpuopt.step.pairs import Gradient, checked_pairs
+from gpuopt.step.pairs import Gradient, as_pairs, checked_pairs
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.variable import Variable
@@ -25,10 +25,12 @@ class Updates(Protocol):
     Attributes:
         has_rows_on_a_gpu: Whether a sparse gradient's rows must be checked by a GPU.
         created: What `create_slots` has made.
+        read: The gradients that are Variables: `apply` is called inside `reading` of them.
     """
 
     has_rows_on_a_gpu: bool
     created: list[Created]
+    read: list[Variable]
 
     def pairs(self) -> Sequence[Pair]:
         """Returns the (gradient, variable) pairs, without those of None."""
@@ -87,11 +89,13 @@ class HookUpdates:
 
     def __init__(self, optimizer: HookOptimizer, given: list[Any]) -> None:
         self._optimizer = optimizer
+        given = as_pairs(given)
         checked = checked_pairs(given, dtypes_of(optimizer))
         self._pairs = [pair for pair in checked if pair[0] is not None]
         self._num_begun = 0
         self._num_done = 0
         self.created: list[Created] = []
+        self.read = [pair[0] for pair in given if isinstance(pair[0], Variable)]
         self.has_rows_on_a_gpu = any(v.device.kind == "gpu" for _, v in self.sparse_pairs())
 
     def pairs(self) -> Sequence[Pair]:

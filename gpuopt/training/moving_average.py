@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import logging
+from collections.abc import Callable, Iterable, MutableMapping
+from types import CodeType, FunctionType
 from typing import Any, NamedTuple, NoReturn, TypeAlias
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 
@@ -26,6 +28,8 @@ from gpuopt.variables.variable import (
     trainable_variables,
 )
 
+_logger = logging.getLogger("gpuopt")
+
 # In place of a plain tensor of TensorFlow: computes a new value in each call.
 Expression: TypeAlias = "Callable[[], Any]"
 
@@ -44,7 +48,7 @@ class ExponentialMovingAverage:
     The average of a variable is a second variable, its "shadow", on the same device. It is named
     `<variable>/<name>` and starts at the variable's value. In place of a plain tensor, gpuopt takes
     a function without arguments: each `apply` calls it, and the average of its values starts at
-    zero.
+    zero. The average goes when the function does, so make the function once, before the loop.
     """
 
     def __init__(
@@ -71,7 +75,11 @@ class ExponentialMovingAverage:
         self._zero_debias = zero_debias
         self._name = name
         self._averages: WeakKeyDictionary[Identity, Variable] = WeakKeyDictionary()
-        self._expressions: dict[Expression, _ExpressionAverage] = {}
+        self._functions: WeakKeyDictionary[Expression, _ExpressionAverage] = WeakKeyDictionary()
+        # A method is a new object each time it is named, and equal to the one before.
+        self._other_expressions: dict[Expression, _ExpressionAverage] = {}
+        # By what they were made of.
+        self._last_functions: dict[CodeType, ref[FunctionType]] = {}
 
     @property
     def name(self) -> str:
@@ -141,7 +149,7 @@ class ExponentialMovingAverage:
     def average(self, var: Any) -> Variable | None:
         """Returns the variable that holds the average of `var`, or None before `apply`."""
         if callable(var):
-            found = self._expressions.get(var)
+            found = self._expressions(var).get(var)
             return None if found is None else found.average
         return self._averages.get(as_variable(var).identity)
 
@@ -181,7 +189,7 @@ class ExponentialMovingAverage:
             name = _name_of(source)
             refuse_masked(storage_of(value), f'the value of "{name}"')
             value = value if hasattr(value, "dtype") else np.float32(value)
-            found = self._expressions.get(source)
+            found = self._expressions(source).get(source)
             if found is not None and value.shape != found.average.shape:
                 raise ValueError(
                     f'"{found.average.name}" has shape {found.average.shape}; the value of '
@@ -206,7 +214,7 @@ class ExponentialMovingAverage:
         return shadow
 
     def _expression_average(self, expression: Expression, value: Any) -> _ExpressionAverage:
-        found = self._expressions.get(expression)
+        found = self._expressions(expression).get(expression)
         if found is None:
             average = Variable(
                 np.zeros(value.shape, value.dtype),
@@ -219,8 +227,31 @@ class ExponentialMovingAverage:
                 biased = new_slot_variable(average, "biased", 0)
                 counting = np.dtype(compute_type(value.dtype))
                 local_step = new_slot_variable(average, "local_step", 0, shape=(), dtype=counting)
-            found = self._expressions[expression] = _ExpressionAverage(average, biased, local_step)
+            found = _ExpressionAverage(average, biased, local_step)
+            self._expressions(expression)[expression] = found
+            if isinstance(expression, FunctionType):
+                self._warn_of_function_made_again(expression)
         return found
+
+    def _expressions(
+        self, expression: Expression
+    ) -> MutableMapping[Expression, _ExpressionAverage]:
+        """Returns the table for expressions of this kind."""
+        is_function = isinstance(expression, FunctionType)
+        return self._functions if is_function else self._other_expressions
+
+    def _warn_of_function_made_again(self, function: FunctionType) -> None:
+        code = function.__code__
+        last = self._last_functions.get(code)
+        if last is not None and last() is None:
+            _logger.warning(
+                'the function "%s" (%s, line %d) was made again, and the average of its values '
+                "starts again; make it once, before the loop",
+                function.__name__,
+                code.co_filename,
+                code.co_firstlineno,
+            )
+        self._last_functions[code] = ref(function)
 
 
 def _tracked(var_list: Iterable[Any] | None) -> list[Any]:

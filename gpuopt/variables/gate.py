@@ -19,7 +19,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from threading import get_ident
-from typing import Any
+from typing import Any, cast
 
 from gpuopt.locks import Lock, Waiting
 
@@ -37,17 +37,36 @@ def writing() -> AbstractContextManager[None]:
     too, are taken inside of the step, never around it.
 
     Raises:
+        RuntimeError: this thread is in the middle of a save, as in a signal handler.
         DeadlineExceededError: a save or a restore by another thread does not end.
     """
     passage = _passages.get(get_ident()) or _new_passage()
-    return _inside if passage.lock.locked() else passage
+    if not passage.lock.locked():
+        return passage
+    if _closing.is_done:
+        _wait_in_passage()
+    return _inside
 
 
-def between_writes(purpose: str) -> AbstractContextManager[None]:
+def undoing() -> AbstractContextManager[None]:
+    """Does what `writing` does, to undo refused calls; a save that finds such calls does so, too.
+
+    Raises:
+        DeadlineExceededError: a save or a restore by another thread does not end.
+    """
+    passage = _passages.get(get_ident()) or _new_passage()
+    if _closing.is_this_threads() and not passage.lock.locked():
+        return cast(AbstractContextManager[None], passage.lock)
+    return writing()
+
+
+def between_writes(purpose: str, *, writes: bool = False) -> AbstractContextManager[None]:
     """Waits until no other thread is in the middle of a step, and holds the next steps back.
 
     Args:
         purpose: What is done inside, for the errors of those who wait, as "saving model-1".
+        writes: Whether this thread writes state inside, as a restore does. If not, a signal handler
+            that tries to write meanwhile gets an error: what is read would be half the old state.
 
     Raises:
         RuntimeError: this thread itself is in the middle of a step.
@@ -55,10 +74,11 @@ def between_writes(purpose: str) -> AbstractContextManager[None]:
     """
     closing = _closing
     if closing.is_this_threads():
+        closing.refuse_within(writes)
         closing.wait_for_writers()  # a signal handler may have come before that was done
         return _inside
     refuse_while_writing()
-    return _Closing(purpose)
+    return _Closing(purpose, writes)
 
 
 def refuse_while_writing() -> None:
@@ -108,7 +128,10 @@ class _Passage:
         while True:
             try:
                 self.lock.acquire()  # no other thread ever does
-                if not _closing.lock.locked() or _closing.is_this_threads():
+                if not _closing.lock.locked():
+                    return
+                if _closing.is_this_threads():
+                    _closing.refuse_step()
                     return
             except BaseException:
                 self.lock.release()
@@ -134,12 +157,14 @@ class _Closing:
         last_progress: When its thread was last seen to go on.
     """
 
-    __slots__ = ("_purpose", "_thread", "last_progress", "lock")
+    __slots__ = ("_has_waited", "_purpose", "_thread", "_writes", "last_progress", "lock")
 
     __exit__ = _Release()
 
-    def __init__(self, purpose: str) -> None:
+    def __init__(self, purpose: str, writes: bool) -> None:
         self._purpose = purpose
+        self._writes = writes
+        self._has_waited = False
         self._thread = get_ident()
         self.lock = threading.Lock()
         self.last_progress = time.monotonic()
@@ -149,6 +174,31 @@ class _Closing:
 
     def stops_this_thread(self) -> bool:
         return self._thread != get_ident() and self.lock.locked()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether another thread has closed the gate, and no writer was left inside."""
+        return self._has_waited and self.stops_this_thread()
+
+    def refuse_within(self, writes: bool) -> None:
+        """Raises RuntimeError if one of two is to read state while the other is to write it.
+
+        This thread has begun one, and a signal handler has come in the middle.
+
+        Args:
+            writes: Whether the handler wants to write.
+        """
+        if writes or self._writes:
+            raise RuntimeError(
+                f"state cannot be {'changed' if writes else 'saved'} while this thread is "
+                f"{self._purpose}, as by a signal handler: half of what is saved would be the old "
+                "state's; do it after that"
+            )
+
+    def refuse_step(self) -> None:
+        """Raises RuntimeError if this thread only reads state."""
+        if not self._writes:
+            self.refuse_within(True)
 
     def describe(self) -> str:
         return f"{_thread_name(self._thread)}, which is {self._purpose}"
@@ -163,10 +213,13 @@ class _Closing:
             raise
 
     def wait_for_writers(self) -> None:
+        if self._has_waited:
+            return
         waiting = Waiting()
         for thread, passage in _passages.copy().items():
             while thread != self._thread and passage.lock.locked():
                 waiting.pause(partial(_describe_writer, thread))
+        self._has_waited = True
 
     def _close(self) -> None:
         """Closes the gate when nobody else has closed it, and those held back had their turn."""
@@ -190,13 +243,23 @@ class _Closing:
 # By the thread's identifier. A new thread takes over the passage of an ended one.
 _passages: dict[int, _Passage] = {}
 # The last one; nobody closes the gate any more if it is not locked.
-_closing = _Closing("doing nothing")
+_closing = _Closing("doing nothing", False)
 # For `_closing`. Reentrant: a signal handler may save in the middle of a guarded block.
 _guard = Lock("the gate")
 
 
 def _new_passage() -> _Passage:
     return _passages.setdefault(get_ident(), _Passage())
+
+
+def _wait_in_passage() -> None:
+    """Waits until the gate opens, in a signal handler that has come into a bad moment.
+
+    The thread had locked its passage, and not seen yet that the gate is closed.
+    """
+    waiting = Waiting()
+    while (closing := _closing).is_done:
+        waiting.pause(closing.describe, closing.last_progress)
 
 
 def _describe_writer(thread: int) -> str:
@@ -215,7 +278,7 @@ def _forget_other_threads() -> None:
     _passages.clear()
     _passages.update(own)
     if not _closing.is_this_threads():
-        _closing = _Closing("doing nothing")
+        _closing = _Closing("doing nothing", False)
 
 
 if hasattr(os, "register_at_fork"):

@@ -96,8 +96,13 @@ def describe(value: Any) -> str:
     return type(value).__name__ + ("" if dtype is None else f" of dtype {dtype}")
 
 
+def holds_numbers(array: Any) -> bool:
+    """Whether an array is of a type that a variable can have."""
+    return array.dtype.kind not in "OSUMm" and not array.dtype.names
+
+
 def _check_holds_numbers(array: Any, name: str, value: Any) -> None:
-    if array.dtype.kind in "OSUMm" or array.dtype.names:
+    if not holds_numbers(array):
         raise TypeError(f'the value of "{name}" must hold numbers, got {describe(value)}')
 
 

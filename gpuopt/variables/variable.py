@@ -52,6 +52,7 @@ class Variable(ArrayOperators):
     __slots__ = (
         "__weakref__",
         "_array",
+        "_beside",
         "_constraint",
         "_serial",
         "device",
@@ -126,6 +127,8 @@ class Variable(ArrayOperators):
         self.device = device
         self.trainable = trainable
         self._constraint = constraint
+        # Of a slot or an average: a reference to its variable's identity.
+        self._beside: weakref.ref[Identity] | None = None
         return self
 
     @property
@@ -139,6 +142,18 @@ class Variable(ArrayOperators):
     def serial(self) -> int:
         """Returns a number that grows with each variable made."""
         return self._serial
+
+    def belongs_to(self, variable: Variable) -> None:
+        """Makes this a slot or an average of another variable."""
+        self._beside = weakref.ref(variable.identity)
+
+    @property
+    def is_orphan(self) -> bool:
+        """Whether this was made for another variable, which is gone."""
+        if self._beside is None:
+            return False
+        identity = self._beside()
+        return identity is None or identity.holder() is None
 
     @property
     def is_raw_array(self) -> bool:

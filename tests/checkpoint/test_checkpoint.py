@@ -227,13 +227,8 @@ def test_state_that_does_not_fit_changes_nothing(spoil: Any, message: str) -> No
 
 def test_waiting_values_that_do_not_fit_are_refused_before_the_first_step() -> None:
     state = trained().optimizer.state_dict()
-    state["non_slots"]["beta1_power"] = np.zeros((), np.float16)
     optimizer = gpuopt.AdamOptimizer(0.1)
-    optimizer.load_state_dict(state, {})
     w = Variable([1.0], name="w")
-    with pytest.raises(ValueError, match='"beta1_power" has dtype float32'):
-        optimizer.apply_gradients([([1.0], w)])
-    state["non_slots"]["beta1_power"] = np.zeros((), np.float32)
     state["slots"]["m"]["w"] = state["slots"]["v"]["w"] = np.zeros(7, np.float32)
     optimizer.load_state_dict(state, {})
     with pytest.raises(ValueError, match='slot "m" of "w" has shape'):

@@ -163,6 +163,18 @@ def test_a_header_that_makes_no_sense_is_refused(model: Model, change: Any) -> N
     assert model.state() == model.before
 
 
+def test_one_tensor_is_not_restored_to_several_slots(model: Model) -> None:
+    def change(description: Any) -> Any:
+        [adam] = description["optimizers"]
+        return {"optimizers": [{**adam, "slots": dict.fromkeys("mv", adam["slots"]["m"])}]}
+
+    rewritten(model, description=change)
+    saver = Saver([model.w, model.b], optimizers=[model.optimizer])
+    with pytest.raises(CheckpointError, match='"b/Adam", "w/Adam" is in several places'):
+        saver.restore(model.path)
+    assert model.state() == model.before
+
+
 def headed(header: bytes, data: bytes = b"") -> bytes:
     return struct.pack("<Q", len(header)) + header + data
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,8 @@ import numpy as np
 import pytest
 from checkpoint_values import names, value, variable
 
-from gpuopt import Saver
-from gpuopt.checkpoint import checkpoint_writer
+from gpuopt import DeadlineExceededError, Saver, locks
+from gpuopt.checkpoint import background, checkpoint_writer, kept_checkpoints
 from gpuopt.checkpoint import saver as saver_module
 
 
@@ -126,3 +127,95 @@ def test_a_save_that_is_interrupted_when_the_file_gets_its_name_counts_if_it_is_
     before = str(tmp_path / "m-5.safetensors") if is_there else first
     assert saver.last_checkpoints == [before, saved]
     assert names(tmp_path) == [Path(path).name for path in saver.last_checkpoints]
+
+
+# The moments of a save: before the file has its name, after it, and when an old one is removed.
+MOMENTS = {
+    "before": (os, "replace"),
+    "after": (checkpoint_writer, "sync_folder"),
+    "removing": (kept_checkpoints, "_remove"),
+}
+
+
+@pytest.mark.parametrize("mode", ["save", "save_async"])
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_save_by_a_signal_handler_in_a_save_counts(
+    moment: str, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, attribute = MOMENTS[moment]
+    call = getattr(owner, attribute)
+    w = variable()
+    saver = Saver([w], max_to_keep=2)
+    steps = iter(range(100, 200))
+
+    def handled(*arguments: Any) -> Any:
+        nonlocal is_wanted
+        if is_wanted:
+            is_wanted = False
+            saver.save(tmp_path / "m", next(steps))
+        return call(*arguments)
+
+    for step in range(6):
+        is_wanted = step > 1
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, attribute, handled)
+            if mode == "save_async":
+                # As if the thread had not begun when the next call needs the file.
+                patch.setattr(background._thread, "start_new_thread", lambda run, given: None)
+                saver.save_async(tmp_path / "m", step)
+                saver._finish_background()
+            else:
+                saver.save(tmp_path / "m", step)
+        assert not is_wanted
+        assert len(saver.last_checkpoints) == min(2, step + 1)
+        assert names(tmp_path) == sorted(Path(path).name for path in saver.last_checkpoints)
+
+
+def test_a_signal_handler_in_a_save_in_the_background_is_told_not_to_wait_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saver = Saver([variable()])
+    replace = os.replace
+    futures, refused = [], []
+
+    def handled(*arguments: Any) -> None:
+        if not futures[0].done():
+            with pytest.raises(RuntimeError, match=r"this thread is saving .*, and a signal handl"):
+                futures[0].result()
+            refused.append(True)
+        replace(*arguments)
+
+    monkeypatch.setattr(background._thread, "start_new_thread", lambda run, given: None)
+    futures.append(saver.save_async(tmp_path / "m", 1))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", handled)
+        saver.save(tmp_path / "m", 2)
+    assert refused == [True]
+    assert futures[0].result() == str(tmp_path / "m-1.safetensors")
+
+
+def test_a_thread_that_begins_late_does_not_wait_for_whoever_writes_in_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wait for another thread's write has a deadline, whoever came first."""
+    monkeypatch.setattr(locks, "DEADLINE_S", 0.05)
+    go_on, writing = threading.Event(), threading.Event()
+    saver = Saver([variable()])
+    replace = os.replace
+
+    def slow(*arguments: Any) -> None:
+        writing.set()
+        assert go_on.wait(30)
+        replace(*arguments)
+
+    monkeypatch.setattr(os, "replace", slow)
+    future = saver.save_async(tmp_path / "m", 1)
+    assert writing.wait(30)
+    try:
+        with pytest.raises(DeadlineExceededError, match=r"a thread that is saving .*m"):
+            # What a second thread does that has looked just before the first one began.
+            future._save.finish()
+    finally:
+        go_on.set()
+    monkeypatch.setattr(locks, "DEADLINE_S", 30)
+    assert future.result() == str(tmp_path / "m-1.safetensors")

@@ -7,10 +7,13 @@ table in docs/guides/workers_and_towers.md.
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
+from time import monotonic
 from typing import Any
 
 import numpy as np
 import pytest
+from interrupt_at import Interrupt, InterruptAt
 from sync_training import LONG_S, SHORT_S, Call, Training, new_step
 
 import gpuopt
@@ -476,3 +479,35 @@ def test_who_closes_is_told_of_an_update_that_does_not_end(
     assert "worker 0 is still updating the variables after 0.3 s" in caplog.text
     optimizer.may_end.set()
     updates.join()
+
+
+# Of an interrupt in a callback of a weak reference, which Python does not raise.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_run_may_follow_one_that_ctrl_c_has_ended_at_any_moment() -> None:
+    sync = SyncReplicasOptimizer(gpuopt.GradientDescentOptimizer(1.0), 2)
+    v, step = Variable(np.zeros(3)), Variable(0, dtype=np.int64)
+
+    def run() -> None:
+        sync.run(
+            lambda worker: worker.apply_gradients([(np.ones(3), v)], step),
+            step,
+            token_policy="per_step",
+            timeout_s=10,
+        )
+
+    moment = 0
+    while True:
+        moment += 3
+        interrupt = InterruptAt(moment)
+        # Python's own Thread.start may raise RuntimeError if it is interrupted.
+        with suppress(Interrupt, RuntimeError), interrupt:
+            run()
+        before, began = int(step), monotonic()
+        run()
+        assert int(step) > before
+        assert monotonic() - began < 5
+        if interrupt.left > 0:
+            break
+    assert moment > 60
+    with sync.start(step), pytest.raises(RuntimeError, match="is started already"):
+        run()

@@ -73,6 +73,40 @@ DAMAGED: dict[str, tuple[Any, str]] = {
         of_torch(RMSPROP, {0: {"square_avg": ONES, "grad_avg": ONES}}),
         "lacks 'momentum_buffer'",
     ),
+    "exp_avg of another shape": (
+        of_torch(ADAM, {0: adam_state(exp_avg=np.ones(3, np.float32))}),
+        r"torch.s 'exp_avg' of parameter 0 .for .v0.. has shape .2,.; the saved value",
+    ),
+    "sum of another dtype": (
+        of_torch(ADAGRAD, {0: {"step": 1.0, "sum": np.ones(2)}}),
+        r"'sum' of parameter 0 .for .v0.. has dtype float32; the saved value",
+    ),
+    "a number for an average": (
+        of_torch(RMSPROP, {0: {"square_avg": ONES, "momentum_buffer": ONES, "grad_avg": 0.0}}),
+        r"'grad_avg' of parameter 0 .for .v0.. has shape .2,.; the saved value",
+    ),
+    "a list for a step": (of_torch(ADAM, {0: adam_state(step=[1, 2])}), "is at step nan"),
+    "a huge step": (of_torch(ADAM, {0: adam_state(step=10**400)}), "is at step nan"),
+    "no learning rate": (of_torch({"dampening": 0, "nesterov": False}, {}), "SGD lacks 'lr'"),
+    "no momentum setting": (
+        of_torch({"lr": 0.1, "dampening": 0, "nesterov": False}, {}),
+        "SGD lacks 'momentum'",
+    ),
+    **{
+        f"{name}={value}": (of_torch({**settings, name: value}, {}), f"cannot have {name}=")
+        for settings, name, value in [
+            (SGD, "lr", np.nan),
+            (SGD, "lr", "fast"),
+            (SGD, "momentum", -0.5),
+            (ADAM, "eps", None),
+            (ADAM, "eps", -1.0),
+            (ADAM, "betas", (0.9, 1.0)),
+            (ADAM, "betas", (0.9,)),
+            (ADAM, "betas", (np.nan, 0.9)),
+            (ADAM, "betas", 0.9),
+            (RMSPROP, "alpha", np.inf),
+        ]
+    },
     "negative square_avg": (
         of_torch(RMSPROP, {0: {"square_avg": -ONES, "momentum_buffer": ONES, "grad_avg": ONES}}),
         "'square_avg' .*negative",

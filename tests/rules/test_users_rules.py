@@ -334,3 +334,12 @@ def test_a_rule_that_would_train_nothing_is_refused(
 ) -> None:
     with pytest.raises(error, match=words):
         gpuopt.update_rule(apply)
+
+
+def test_squares_must_be_slots() -> None:
+    with pytest.raises(ValueError, match=r"squares=\('w',\) must be of its slots, \('v',\)"):
+
+        @gpuopt.update_rule(squares=("w",))
+        def squared(var: Any, grad: Any, v: Any, *, rate: Any) -> None:
+            v += grad * grad
+            var -= rate * v

@@ -5,6 +5,9 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from typing import Any
+
+import numpy as np
 
 import gpuopt
 
@@ -55,3 +58,25 @@ def test_the_version_grows_with_a_slot_replaced_or_removed_in_any_table() -> Non
         optimizer._slot_dict(name)[w.identity] = gpuopt.Variable([0.0])  # a new one
         assert optimizer.state.version.number == seen[-1]
     assert seen == [0, 1, 2, 3, 4]
+
+
+def test_a_listing_of_slots_is_never_open_while_other_code_runs() -> None:
+    """In a child that is forked in the middle of one, slots would outlive their variables."""
+    optimizer = gpuopt.MomentumOptimizer(1.0, 0.9)
+    w = gpuopt.Variable(np.zeros(3), name="w")
+    optimizer.apply_gradients([(np.ones(3), w)])
+    slots = optimizer._slot_dict("momentum")._slots
+    is_open = []
+
+    def look(frame: Any, event: str, argument: Any) -> Any:
+        is_open.append(bool(getattr(slots, "_iterating", False)))
+        return look
+
+    sys.settrace(look)
+    try:
+        optimizer.variables()
+        optimizer.state_dict()
+    finally:
+        sys.settrace(None)
+    assert len(is_open) > 20
+    assert not any(is_open)

@@ -12,6 +12,7 @@ from safetensors.numpy import load_file
 
 import gpuopt
 from gpuopt import Saver, Variable
+from gpuopt.state import state as state_module
 
 
 def waiting_for(shape: Any, dtype: Any = np.float32) -> tuple[gpuopt.MomentumOptimizer, Any]:
@@ -113,3 +114,59 @@ def test_a_variable_that_is_just_being_dropped_belongs_to_no_state(tmp_path: Pat
     [state], [path] = states, saved
     assert list(state["slots"]["momentum"]) == ["kept"]
     assert set(load_file(path)) == {"kept", "kept/Momentum"}
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_slots_of_an_interrupted_first_step_are_left_out(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No update has used them; a state with some of them alone could not be loaded."""
+
+    def interrupted(*arguments: Any) -> Any:
+        nonlocal number
+        number -= 1
+        if number == 0:
+            raise KeyboardInterrupt
+        return create(*arguments)
+
+    create = state_module.new_slot_variable
+    old = Variable(np.zeros(3), name="old")
+    w, b = Variable(np.zeros(3), name="w"), Variable(np.zeros(2), name="b")
+    optimizer = gpuopt.AdamOptimizer(0.1)
+    optimizer.apply_gradients([(np.ones(3), old)])
+    pairs = [(np.ones(3), w), (np.ones(2), b)]
+    with monkeypatch.context() as patch:
+        patch.setattr(state_module, "new_slot_variable", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.apply_gradients(pairs)
+    state = optimizer.state_dict()
+    assert {*state["slots"]["m"]} == {*state["slots"]["v"]} == {"old"}
+    optimizer.load_state_dict(state)
+    saver = Saver([old, w, b], optimizers=[optimizer])
+    saver.restore(saver.save(tmp_path / "m"))
+    optimizer.apply_gradients(pairs)
+    saver.restore(saver.save(tmp_path / "m"))
+    assert {*optimizer.state_dict()["slots"]["v"]} == {"old", "w", "b"}
+
+
+def test_slots_and_averages_of_a_variable_that_is_gone_are_not_saved(tmp_path: Path) -> None:
+    """As in the moment in which another thread drops the variable."""
+    w, other = (Variable(np.zeros(3), name=name) for name in ("w", "other"))
+    optimizer = gpuopt.MomentumOptimizer(1.0, 0.9)
+    average = gpuopt.ExponentialMovingAverage(0.5)
+    optimizer.apply_gradients([(np.ones(3), w), (np.ones(3), other)])
+    average.apply([w, other])
+    kept = [optimizer.get_slot(w, "momentum"), average.average(w)]
+    saver = Saver()
+    del w
+    path = saver.save(tmp_path / "m")
+    assert set(load_file(path)) == {
+        "other",
+        "other/Momentum",
+        "other/ExponentialMovingAverage",
+    }
+    assert [slot.name for slot in kept if slot is not None] == [
+        "w/Momentum",
+        "w/ExponentialMovingAverage",
+    ]
+    saver.restore(path)

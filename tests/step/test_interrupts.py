@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import handled_calls
 import interrupted_calls
 import pytest
 
@@ -20,6 +21,18 @@ NUMBER = 10_000 if os.environ.get("GPUOPT_FULL") else 40
 def test_exceptions_at_random_moments_leave_everything_working(
     compiled: str, tmp_path: Path
 ) -> None:
+    check_program(interrupted_calls.__file__, NUMBER, compiled, tmp_path)
+
+
+@pytest.mark.skipif(
+    not hasattr(signal, "setitimer") or not hasattr(os, "fork"),
+    reason="this system has no such signals, or cannot fork",
+)
+def test_signal_handlers_may_make_all_calls_at_random_moments(tmp_path: Path) -> None:
+    check_program(handled_calls.__file__, NUMBER * 5, "0", tmp_path)
+
+
+def check_program(program: str, number: int, compiled: str, folder: Path) -> None:
     environment = {
         **os.environ,
         "GPUOPT_THREADS": "3",
@@ -27,7 +40,7 @@ def test_exceptions_at_random_moments_leave_everything_working(
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
     finished = subprocess.run(
-        [sys.executable, interrupted_calls.__file__, str(tmp_path), str(NUMBER)],
+        [sys.executable, program, str(folder), str(number)],
         env=environment,
         capture_output=True,
         text=True,

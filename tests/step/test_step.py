@@ -518,3 +518,21 @@ def test_counters_leave_nothing_behind() -> None:
 
     before = blocks_after_counters(10)
     assert blocks_after_counters(1000) - before < 500
+
+
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_a_refused_call_makes_no_slots(is_sparse: bool) -> None:
+    known, new = Variable(np.zeros(3, np.float32)), Variable(np.zeros((3, 2), np.float32))
+    optimizer = gpuopt.MomentumOptimizer(1.0, 0.5)
+    values = np.ones((1, 2), np.float32)
+    good = IndexedSlices(values, np.array([2]))
+    if is_sparse:
+        known = Variable(np.zeros((3, 2), np.float32))
+        first: Any = good
+        wrong: Any = IndexedSlices(values, np.array([3]))
+    else:
+        first, wrong = np.ones(3, np.float32), np.ones(4, np.float32)
+    optimizer.apply_gradients([(first, known)])
+    with pytest.raises((IndexError, ValueError)):
+        optimizer.apply_gradients([(good, new), (wrong, known)])
+    assert optimizer.get_slot(new, "momentum") is None

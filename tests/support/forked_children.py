@@ -14,7 +14,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -204,6 +204,8 @@ def in_save_async(model: Model) -> None:
 
     futures: list[Any] = []
     with in_another_thread(save):
+        while not futures:  # the file may be there before its future
+            time.sleep(0.001)
         before = partial_files(model.folder)
         assert len(before) == 1
         check_child(forked(child, exits=True))
@@ -271,7 +273,7 @@ def in_state_dict(model: Model) -> None:
 
 def in_a_restore(model: Model) -> None:
     def restore(pause: Callable[[], None]) -> None:
-        with between_writes("restoring"), writing(), model.adam.state.lock:
+        with between_writes("restoring", writes=True), writing(), model.adam.state.lock:
             pause()
 
     with in_another_thread(restore):
@@ -559,6 +561,121 @@ def at_the_end_of_a_child_of_multiprocessing(model: Model) -> None:
     assert partial_files(model.folder) == []
 
 
+def at_every_moment(model: Model) -> None:
+    """Of another thread that makes, lists, saves and drops variables and slots."""
+    optimizer = gpuopt.AdamOptimizer(0.1)
+    average = gpuopt.ExponentialMovingAverage(0.5)
+    saver = gpuopt.Saver(max_to_keep=1)
+    before = set(names_of_variables())
+
+    def work() -> None:
+        new = gpuopt.Variable(np.zeros(3), name="new")
+        optimizer.apply_gradients([(np.ones(3), new)])
+        optimizer.minimize(lambda: np.sum(new * 2.0), None, [new], 0)
+        average.apply([new])
+        optimizer.variables()
+        gpuopt.global_variables()
+        optimizer.load_state_dict(optimizer.state_dict())
+        saver.restore(saver.save(model.folder / "all", 1))
+        assert saver.save_async(model.folder / "all", 2).result()
+
+    def child() -> None:
+        prefix = model.folder / "child"
+        # What the other thread has made stays, as its frames do. What is made here goes.
+        made = set(names_of_variables())
+        own = gpuopt.Variable(np.zeros(3), name="own")
+        optimizer.apply_gradients([(np.ones(3), own)])
+        average.apply([own])
+        del own
+        assert set(names_of_variables()) - before - made <= {"beta1_power", "beta2_power"}
+        optimizer.load_state_dict(optimizer.state_dict())
+        value = model.w.numpy()
+        path = saver.save(prefix, 1)
+        model.w.assign(np.zeros(LARGE))
+        saver.restore(path)
+        np.testing.assert_array_equal(model.w.numpy(), value)
+        saver.restore(saver.save_async(prefix, 2).result())
+        model.train()
+        model.stream()
+        group = ThreadGroup(2, 5)
+        assert group.run(lambda rank: rank.all_reduce(np.ones(2)).sum()) == [4, 4]
+
+    work()
+    total = run_stopping(work, lambda: None, range(0))
+    wanted = 400 if os.environ.get("GPUOPT_FULL") else 60
+    start = random.randrange(2**32)
+    print("seed", start)
+    moments = sorted(random.Random(start).sample(range(total), min(wanted, total)))
+    run_stopping(work, lambda: check_child(forked(child)), moments)
+
+
+def names_of_variables() -> list[str]:
+    return [variable.name for variable in gpuopt.global_variables()]
+
+
+def run_stopping(work: Callable[[], None], do: Callable[[], None], moments: Sequence[int]) -> int:
+    """Runs `work` in another thread, which stops at some moments while `do` is called.
+
+    A moment is a line of code, or the beginning or end of a call. The thread's own threads go on.
+
+    Returns:
+        How many moments there were.
+    """
+    stopped, go_on, has_ended = threading.Event(), threading.Event(), threading.Event()
+    number = 0
+    left = set(moments)
+    errors: list[BaseException] = []
+
+    def trace(frame: Any, event: str, argument: Any) -> Any:
+        nonlocal number
+        if frame.f_globals.get("__name__") == "threading":
+            return None
+        if number in left:
+            stopped.set()
+            assert go_on.wait(3 * CHILD_DEADLINE_S)
+            go_on.clear()
+        number += 1
+        return trace
+
+    def run() -> None:
+        sys.settrace(trace)
+        try:
+            work()
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            sys.settrace(None)
+            has_ended.set()
+            stopped.set()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    for _ in moments:
+        if has_ended.is_set():
+            break
+        assert stopped.wait(CHILD_DEADLINE_S)
+        stopped.clear()
+        # There may be fewer moments than in another run: waits look again and again.
+        if not has_ended.is_set():
+            try:
+                do()
+            except BaseException:
+                print(
+                    "at moment",
+                    number,
+                    "".join(traceback.format_stack(sys._current_frames()[thread.ident])),
+                )
+                left.clear()
+                raise
+            finally:
+                go_on.set()
+    thread.join(CHILD_DEADLINE_S)
+    assert not thread.is_alive()
+    if errors:
+        raise errors[0]
+    return number
+
+
 def at_random_moments(model: Model) -> None:
     """While other threads do everything all the time."""
     seed = random.randrange(2**32)
@@ -632,6 +749,7 @@ SCENARIOS: dict[str, Callable[[Model], None]] = {
         with_a_gpu_in_use,
         by_multiprocessing,
         at_the_end_of_a_child_of_multiprocessing,
+        at_every_moment,
         at_random_moments,
     )
 }

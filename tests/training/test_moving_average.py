@@ -93,6 +93,36 @@ def test_integer_variable_is_refused_before_any_average_changes() -> None:
     assert average.average(w) is None
 
 
+def test_a_function_made_in_each_step_keeps_nothing_and_is_mentioned(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    average = ExponentialMovingAverage(0.5, zero_debias=True)
+    for number in range(3):
+        average.apply([lambda number=number: np.float32(number)])
+        assert len(caplog.records) == number
+    assert gpuopt.global_variables() == []
+    message = caplog.records[0].getMessage()
+    assert '"<lambda>"' in message
+    assert message.endswith("starts again; make it once, before the loop")
+
+
+def test_functions_of_one_kind_and_methods_have_averages_of_their_own(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Model:
+        def norm(self) -> Any:
+            return np.float32(8)
+
+    model = Model()
+    average = ExponentialMovingAverage(0.5)
+    functions = [lambda number=number: np.float32(number) for number in (2, 4)]
+    for _ in range(2):
+        average.apply([*functions, model.norm])
+    found = [average.average(each) for each in (*functions, model.norm)]
+    assert [float(each) for each in found] == [1.5, 3, 6]
+    assert not caplog.records
+
+
 def test_function_of_another_shape_is_refused_before_any_average_changes() -> None:
     w, shape = Variable([1.0], name="w"), (2,)
     average = ExponentialMovingAverage(0.5)

@@ -117,16 +117,29 @@ def test_a_write_waits_until_whoever_saves_is_done(write: Callable[[Variable], A
 
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
-def test_whoever_saves_may_write(write: Callable[[Variable], Any]) -> None:
+def test_whoever_restores_may_write_and_a_save_holds_one_moment(
+    write: Callable[[Variable], Any],
+) -> None:
+    """A signal handler may come in the middle of either."""
     w = Variable(np.zeros(4, np.float32), name="w")
-    with between_writes("testing"), between_writes("testing again"):
+    with between_writes("restoring m", writes=True):
         write(w)
+        with pytest.raises(RuntimeError, match="cannot be saved while this thread is restoring m"):
+            between_writes("saving")
+    w.assign(np.zeros(4))
+    with between_writes("saving m"), between_writes("saving again"):
+        with pytest.raises(RuntimeError, match="cannot be changed while this thread is saving m"):
+            write(w)
+        with pytest.raises(RuntimeError, match="cannot be changed while this thread is saving m"):
+            between_writes("restoring", writes=True)
+        assert not w.numpy().any()
+    write(w)
 
 
 def test_an_exit_stack_may_hold_back_and_write() -> None:
     w = Variable(np.zeros(4, np.float32), name="w")
     with ExitStack() as stack:
-        stack.enter_context(between_writes("testing"))
+        stack.enter_context(between_writes("testing", writes=True))
         stack.enter_context(writing())
         thread = InThread(lambda: w.assign(np.ones(4)))
         assert not thread.ends_within(0.05)
@@ -287,7 +300,9 @@ def test_an_exception_at_any_moment_leaves_the_gate_open() -> None:
     def everything() -> None:
         with writing(), writing():
             w.assign(np.ones(4))
-        with between_writes("testing"), between_writes("testing again"), writing():
+        with between_writes("testing"), between_writes("testing again"):
+            w.numpy()
+        with between_writes("testing", writes=True), writing():
             w.assign(np.ones(4))
         optimizer.state_dict()
 
@@ -393,3 +408,51 @@ def test_a_signal_handler_that_saves_waits_for_writes_even_if_it_comes_in_such_a
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert seen == [False]
+
+
+def test_a_step_by_a_signal_handler_waits_for_a_save_at_any_moment_of_a_step() -> None:
+    """The thread may have locked its passage just after the save had looked at it."""
+    w = Variable(np.zeros(4, np.float32), name="w")
+    torn = []
+
+    def save() -> None:
+        with between_writes("testing"):
+            before = w.numpy()
+            closed.set()
+            time.sleep(0.01)
+            torn.append((w.numpy() != before).any())
+
+    class Handler:
+        """Comes when the thread has locked its passage, and a save has just begun."""
+
+        def __init__(self, lock: Any) -> None:
+            self.lock, self.is_wanted = lock, True
+            self.release = lock.release
+            self.locked = lock.locked
+
+        def acquire(self) -> bool:
+            if self.is_wanted:
+                self.is_wanted = False
+                threads.append(InThread(save))
+                assert closed.wait(30)
+                taken: bool = self.lock.acquire()
+                w.assign(np.ones(4))
+                return taken
+            return bool(self.lock.acquire())
+
+        def __exit__(self, *error: object) -> None:
+            self.lock.release()
+
+    closed = threading.Event()
+    threads: list[InThread] = []
+    w.assign(np.zeros(4))
+    passage = gate._passages[threading.get_ident()]
+    lock = passage.lock
+    passage.lock = Handler(lock)
+    try:
+        w.assign(np.full(4, 2.0))
+    finally:
+        passage.lock = lock
+    threads[0].join()
+    assert torn == [False]
+    assert (w.numpy() == 2).all()

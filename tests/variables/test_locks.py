@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,7 +19,7 @@ from gpuopt import DeadlineExceededError, Variable, locks
 from gpuopt.backends.cpu import compiler
 from gpuopt.backends.cpu.threads import share_out
 from gpuopt.checkpoint import checkpoint_writer
-from gpuopt.locks import Condition, Lock, call_locked
+from gpuopt.locks import Condition, Lock, call_if_free, call_locked
 
 
 @contextmanager
@@ -164,6 +166,7 @@ def test_an_exception_at_any_moment_leaves_locks_open() -> None:
             second.wait_for(lambda: True, 1)
         with first:
             call_locked([first, second], lambda: None)
+        call_if_free(first, lambda: None)
 
     moment = 0
     while True:
@@ -176,6 +179,80 @@ def test_an_exception_at_any_moment_leaves_locks_open() -> None:
         if interrupt.left > 0:
             break
     assert moment > 20
+
+
+def test_an_exception_at_any_moment_of_a_wait_for_a_notice_leaves_the_lock_open() -> None:
+    condition = Condition("a notice")
+    interrupted = 0
+    for moment in range(1, 40):
+        given: list[int] = []
+
+        def give(given: list[int] = given) -> None:
+            time.sleep(0.002)
+            with condition:
+                given.append(1)
+                condition.notify_all()
+
+        thread = threading.Thread(target=give)
+        thread.start()
+        try:
+            with InterruptAt(moment), condition:
+                assert condition.wait_for(given.copy, 30)
+        except Interrupt:
+            interrupted += 1
+        thread.join()
+        assert is_free(condition), moment
+    assert interrupted > 10
+
+
+def test_a_lost_notice_is_not_waited_for() -> None:
+    condition = Condition("a notice")
+    seen = []
+
+    def lose() -> None:
+        time.sleep(0.05)
+        seen.append(True)  # and Ctrl-C before notify_all
+
+    thread = threading.Thread(target=lose)
+    began = time.monotonic()
+    with condition:
+        thread.start()
+        assert condition.wait_for(lambda: bool(seen), 30)
+    thread.join()
+    assert time.monotonic() - began < 10
+
+
+def test_a_call_is_made_only_if_no_other_thread_holds_the_lock() -> None:
+    lock = Lock("one")
+    seen = []
+    with held_by_another_thread(lock):
+        assert not call_if_free(lock, lambda: seen.append("held"))
+        assert not lock.is_this_threads
+    assert call_if_free(lock, lambda: seen.append(lock.is_this_threads))
+    assert seen == [True]
+    assert is_free(lock)
+    with pytest.raises(ZeroDivisionError):
+        call_if_free(lock, lambda: 1 / 0)
+    assert is_free(lock)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_exception_at_any_moment_of_a_fork_leaves_imports_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parent = os.getpid()
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: None)
+    for moment in range(1, 30):
+        child = None
+        with suppress(Interrupt), InterruptAt(moment):
+            child = os.fork()
+        if os.getpid() != parent:
+            os._exit(0 if is_free(locks.importing) else 1)
+        assert is_free(locks.importing), moment
+        if child is not None:
+            assert os.waitpid(child, 0)[1] == 0, moment
 
 
 def test_an_exception_at_any_moment_leaves_no_thread_at_work() -> None:

@@ -11,6 +11,7 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -23,6 +24,8 @@ _logger = logging.getLogger("gpuopt")
 
 # A compilation takes seconds.
 _DEADLINE_S = 600.0
+# For the end of a compiler that was killed, which may hang in a file system.
+_END_S = 1.0
 _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = (
     "-std=c++17",
@@ -119,20 +122,25 @@ def _compile(compiler_command: Sequence[str], source: str, folders: Sequence[Pat
         includes = [f"-I{folder}" for folder in folders]
         command = [*compiler_command, *_FLAGS, *includes, str(program), "-o", str(built)]
         with open(messages, "wb") as output:
-            try:
-                status = subprocess.run(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    # Else there would be a pipe for an error of the start.
-                    close_fds=False,
-                    # The compiler's own files go with the folder, also if it is interrupted.
-                    env={**os.environ, "TMPDIR": str(work)},
-                    timeout=_DEADLINE_S,
-                ).returncode
-            except subprocess.TimeoutExpired as error:
+            running = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                # Else there would be a pipe for an error of the start.
+                close_fds=False,
+                # The compiler's own files go with the folder, also if it is interrupted.
+                env={**os.environ, "TMPDIR": str(work)},
+            )
+        try:
+            status = running.wait(_DEADLINE_S)
+        except BaseException as error:  # also Ctrl-C
+            running.kill()
+            with suppress(subprocess.TimeoutExpired):
+                running.wait(_END_S)
+            if isinstance(error, subprocess.TimeoutExpired):
                 raise OSError(f"it has not ended within {_DEADLINE_S:g} s") from error
+            raise
         if status != 0:
             raise OSError(messages.read_text(errors="replace") or f"it ended with {status}")
         return built.read_bytes()

@@ -13,7 +13,13 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from gpuopt.atomic_file import remove_abandoned, replace_file, write_all
+from gpuopt.atomic_file import (
+    CAREFULLY,
+    remove_abandoned,
+    replace_file,
+    this_user,
+    write_all,
+)
 from gpuopt.temporary_folder import TemporaryFolder
 
 _logger = logging.getLogger("gpuopt")
@@ -88,13 +94,14 @@ def _read_own(path: Path) -> bytes:
     Raises:
         OSError: it cannot be read, or somebody else could have written it.
     """
-    # Do not follow a symbolic link, and do not wait for the other end of a pipe.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    descriptor = os.open(path, os.O_RDONLY | CAREFULLY)
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise OSError("it is no file")
-        if found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o022:
+        # Where the system knows no such owners and permissions, there is nothing to look at.
+        is_writable = os.name == "posix" and found.st_mode & 0o022
+        if found.st_uid not in (0, this_user()) or is_writable:
             raise OSError("others may have written it")
         with open(descriptor, "rb", closefd=False) as file:
             return file.read()

@@ -20,7 +20,7 @@ from gpuopt.backends.cuda.launch_shapes import (
     lanes_per_row,
     num_blocks,
 )
-from gpuopt.backends.cuda.launcher import Launcher
+from gpuopt.backends.cuda.launcher import Launcher, wait_for_event
 from gpuopt.backends.cuda.order import MOST_STREAMS, UpdateOrder
 from gpuopt.backends.cuda.parameters import name_of
 from gpuopt.backends.cuda.row_flags import CudaRowFlags
@@ -61,7 +61,7 @@ class CudaBackend:
         self._unset_flag = self.row_flags.new()
         with launcher.device():
             # Kernels of all streams read it, and none waits for its stream.
-            launcher.record().synchronize()
+            wait_for_event(launcher.record(), f"{device}, whose first memory is being filled")
 
     @contextmanager
     def enter(self, *read: Updated) -> Iterator[None]:
@@ -147,6 +147,7 @@ class CudaBackend:
 
     def to_host(self, array: Any) -> np.ndarray[Any, Any]:
         with self.enter():
+            wait_for_event(self._launcher.record(), f"{self.device}, from which values are read")
             return self.xp.asnumpy(array)  # type: ignore[no-any-return]
 
     def from_host(self, array: np.ndarray[Any, Any]) -> Any:
@@ -207,7 +208,7 @@ class CudaBackend:
                 launch.start()
                 plan.end()
             finally:
-                self._order.end(last, (plan.memory, gradients, used, kept), flags)
+                self._order.end(last, (plan.memory, gradients, used, kept, flags), flags)
 
     def apply_sparse(
         self,
@@ -222,8 +223,8 @@ class CudaBackend:
         plans = [plan for plan, _, _ in updates if plan.num_variables]
         if not plans:
             return
-        used: list[Any] = [[plan.memory for plan in plans], [each[1:] for each in updates], kept]
         flags = () if refused is None else (refused,)
+        used = [[plan.memory for plan in plans], [each[1:] for each in updates], kept, flags]
         with self._lock, self._launcher.device():
             last = self._begin(plans)
             try:
@@ -273,7 +274,7 @@ class CudaBackend:
     ) -> tuple[Any, Any]:
         width = math.prod(values.shape[1:])
         workspace = self._workspace()
-        height = int(indices.max()) + 1
+        height = int(self.to_host(indices.max())) + 1
         sequence, flag = LaunchSequence(), self._unset_flag.array
         rows = add_sort(sequence, self._launcher, workspace, indices, height, flag)
         gradients = {
@@ -285,7 +286,8 @@ class CudaBackend:
             sequence, self._launcher, workspace, rows, values.dtype, width, gradients, flag
         )
         sequence.start(indices)
-        sums = self.xp.empty((int(rows.num_runs[0]), *values.shape[1:]), dtype=real)
+        num_sums = int(self.to_host(rows.num_runs)[0])
+        sums = self.xp.empty((num_sums, *values.shape[1:]), dtype=real)
         lanes = lanes_per_row(width, 1)
         self._launcher.launch(
             kernels.sum_runs(name_of(values.dtype), name_of(rows.keys.dtype)),

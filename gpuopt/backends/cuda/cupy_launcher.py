@@ -34,8 +34,9 @@ class CupyLauncher:
         attributes = cupy.cuda.Device(index).attributes
         self.num_multiprocessors = int(attributes["MultiProcessorCount"])
         self._functions: dict[Kernel, Any] = {}
-        self._uploads = UploadBlocks(cupy.cuda.alloc_pinned_memory, self._new_event)
-        self._landings = Landings(cupy.cuda.alloc_pinned_memory, self._new_event)
+        page_locked = f"gpu:{index}", cupy.cuda.alloc_pinned_memory, _new_event
+        self._uploads = UploadBlocks(*page_locked)
+        self._landings = Landings(*page_locked)
         self._page_locked = Lock(f"the page-locked memory of gpu:{index}")
 
     def device(self) -> AbstractContextManager[Any]:
@@ -117,7 +118,7 @@ class CupyLauncher:
         with self._page_locked:
             landing = self._landings.take(source)
         source.data.copy_to_host_async(landing.values.ctypes.data, source.nbytes, stream)
-        landing.event.record(stream)
+        self.record(landing.event)
         return landing
 
     def copy_of_peer(self, array: Any) -> Any:
@@ -150,15 +151,16 @@ class CupyLauncher:
 
     def record(self, event: Any = None) -> Any:
         if event is None:
-            event = cupy.cuda.Event(disable_timing=True)
+            event = _new_event()
         event.record(cupy.cuda.get_current_stream())
         return event
 
     def wait(self, event: Any) -> None:
         cupy.cuda.get_current_stream().wait_event(event)
 
-    def _new_event(self) -> Any:
-        return cupy.cuda.Event(disable_timing=True)
+
+def _new_event() -> Any:
+    return cupy.cuda.Event(disable_timing=True)
 
 
 class _ProfilingRange:

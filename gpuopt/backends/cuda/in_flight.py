@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Hashable, Iterable
 from typing import Any, NamedTuple
 
-from gpuopt.backends.cuda.launcher import Event, Launcher
+from gpuopt.backends.cuda.launcher import Event, Launcher, wait_for_event
 
 
 class LastUpdate:
@@ -86,7 +86,7 @@ class InFlight:
         if any(last.step == self._step for last in before):
             self._step += 1
             while held and held[0].step < self._step - 1:
-                held[0].event.synchronize()
+                wait_for_event(held[0].event, "a GPU, which is two steps behind")
                 held.popleft()
         return self._step
 

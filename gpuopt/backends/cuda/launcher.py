@@ -11,6 +11,7 @@ import numpy as np
 from gpuopt.backends.cuda.kernel import Kernel
 from gpuopt.backends.cuda.parameters import Memory
 from gpuopt.backends.memory_owner import Owner
+from gpuopt.locks import Waiting
 
 
 class Event(Protocol):
@@ -22,24 +23,51 @@ class Event(Protocol):
 
     done: bool
 
-    def synchronize(self) -> None:
-        """Makes the host wait until that work is done."""
 
-
-class Download(Protocol):
+class Download:
     """A copy to the host that may still be in flight.
 
     Attributes:
-        values: The copy, in host memory; must not be read before `event` is done, nor after this
-            object is gone.
+        values: The copy, in host memory; must not be read before it is done, nor after this object
+            is gone.
         event: Recorded at the copy's end.
     """
 
-    @property
-    def values(self) -> np.ndarray[Any, Any]: ...
+    __slots__ = ("event", "values")
+
+    def __init__(self, values: np.ndarray[Any, Any], event: Event) -> None:
+        self.values = values
+        self.event = event
 
     @property
-    def event(self) -> Event: ...
+    def is_done(self) -> bool:
+        return self.event.done
+
+    def wait(self, what: str) -> None:
+        """Makes the host wait for the copy; see `wait_for_event`."""
+        wait_for_event(self.event, what)
+
+
+def wait_for_event(event: Event, what: str) -> None:
+    """Makes the host wait until all work before an event is done.
+
+    The event's own `synchronize` would keep Ctrl-C waiting, and end at no deadline.
+
+    Args:
+        event: Recorded by `Launcher.record`.
+        what: What is waited for, for the error.
+
+    Raises:
+        DeadlineExceededError: the work does not end.
+    """
+    if event.done:
+        return
+    waiting = Waiting()
+    # As CUDA does by default, for work of a millisecond: a sleep would be as long as the work.
+    while not event.done and waiting.is_short:
+        pass
+    while not event.done:
+        waiting.pause(lambda: what)
 
 
 class Launch:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuopt.backends.cuda.launcher import Event
+from gpuopt.backends.cuda.launcher import Download, Event, wait_for_event
 
 # A page: most uploads are smaller.
 _SMALLEST = 4096
@@ -31,11 +31,13 @@ class UploadBlocks:
     """Blocks that uploads are copied from.
 
     Args:
+        device: Names the device, for errors.
         allocate: Returns page-locked memory of a size, as a buffer.
         new_event: Returns an event of the device, which counts as done.
     """
 
-    def __init__(self, allocate: Allocate, new_event: NewEvent) -> None:
+    def __init__(self, device: str, allocate: Allocate, new_event: NewEvent) -> None:
+        self._device = device
         self._allocate = allocate
         self._new_event = new_event
         # By size, a power of two; the block that was used the longest time ago comes first.
@@ -51,30 +53,26 @@ class UploadBlocks:
                 parts = np.frombuffer(self._allocate(slab), np.uint8, slab).reshape(-1, size)
                 blocks.extendleft((part, self._new_event()) for part in parts)
             else:
-                blocks[0][1].synchronize()
+                wait_for_event(blocks[0][1], f"{self._device}, which reads what was uploaded")
         memory, event = blocks[0]
         blocks.rotate(-1)
         return memory[:num_bytes], event
 
 
-class Landing:
-    """A copy to the host in flight; see `Download`.
+class Landing(Download):
+    """A copy to the host, whose memory is used again when it is done and this object is gone."""
 
-    Its memory is used again when the copy is done and nobody has this object any more.
-    """
-
-    __slots__ = ("_free", "_memory", "event", "values")
+    __slots__ = ("_free", "_memory")
 
     def __init__(
         self,
-        memory: Bytes,
-        event: Any,
         values: np.ndarray[Any, Any],
+        event: Any,
+        memory: Bytes,
         free: deque[tuple[Bytes, Event]],
     ) -> None:
+        super().__init__(values, event)
         self._memory = memory
-        self.event = event
-        self.values = values
         self._free = free
 
     def __del__(self) -> None:
@@ -86,7 +84,8 @@ class Landings:
 
     SIZE = 16
 
-    def __init__(self, allocate: Allocate, new_event: NewEvent) -> None:
+    def __init__(self, device: str, allocate: Allocate, new_event: NewEvent) -> None:
+        self._device = device
         self._allocate = allocate
         self._new_event = new_event
         self._free: deque[tuple[Bytes, Event]] = deque()
@@ -98,7 +97,7 @@ class Landings:
             parts = parts.reshape(-1, self.SIZE)
             self._free.extend((part, self._new_event()) for part in parts)
         memory, event = self._free.popleft()
-        if not event.done:  # its reader went before the copy was done
-            event.synchronize()
+        # Its reader may have gone before the copy was done.
+        wait_for_event(event, f"{self._device}, which copies flags to the host")
         values = memory[: source.nbytes].view(source.dtype)
-        return Landing(memory, event, values, self._free)
+        return Landing(values, event, memory, self._free)

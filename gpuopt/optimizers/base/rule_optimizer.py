@@ -14,6 +14,7 @@ from gpuopt.optimizers.base.arguments import Common, FullSignature, with_default
 from gpuopt.optimizers.base.hyperparameters import Hyperparameter, as_scalar
 from gpuopt.quietly import quietly
 from gpuopt.rules.update_rule import UpdateRule
+from gpuopt.state.state import Range
 from gpuopt.step.known import KnownGroups
 from gpuopt.step.rule_updates import RuleUpdates
 from gpuopt.step.updates import HookUpdates, Updates
@@ -116,6 +117,9 @@ class RuleOptimizer(Optimizer):
 
     def _all_slot_names(self) -> list[str]:
         return list(self._initial_slot_values())
+
+    def _state_ranges(self) -> Mapping[str, Range]:
+        return dict.fromkeys(self.rule.squares, Range(0.0, np.inf))
 
     def _hyperparameters_to_save(self) -> dict[str, Any]:
         return {

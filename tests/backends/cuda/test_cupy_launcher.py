@@ -15,6 +15,10 @@ import numpy as np
 import pytest
 from emulator import planted
 
+from gpuopt import DeadlineExceededError, locks
+from gpuopt.backends.cuda import page_locked
+from gpuopt.backends.cuda.launcher import wait_for_event
+
 # What the real module is called with, of CuPy 14.2's cupy/cuda/{memory,pinned_memory,stream}.pyx.
 
 
@@ -138,7 +142,9 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.delitem(sys.modules, name, raising=False)
     current.device, current.streams = 0, {}
     PinnedMemory.made = 0
-    yield importlib.import_module(name)
+    imported = importlib.import_module(name)
+    monkeypatch.setattr(page_locked, "wait_for_event", lambda event, what: event.synchronize())
+    yield imported
     sys.modules.pop(name, None)
 
 
@@ -186,6 +192,23 @@ def test_a_large_upload_goes_in_pieces_and_waits_for_memory(
     assert PinnedMemory.made <= 5
     current_stream().run()
     assert np.array_equal(target.host, source[::-1])
+
+
+def test_an_upload_waits_for_memory_no_longer_than_the_deadline(
+    module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_locked, "wait_for_event", wait_for_event)
+    monkeypatch.setattr(locks, "DEADLINE_S", 0.05)
+    launcher = module.CupyLauncher(0)
+    target = DeviceArray(np.zeros(3, np.int64))
+    for _ in range(256):
+        launcher.upload(target, np.arange(3))
+    with pytest.raises(DeadlineExceededError, match="gpu:0, which reads what was uploaded"):
+        launcher.upload(target, np.arange(3))
+    current_stream().run()
+    launcher.upload(target, np.arange(3))
+    current_stream().run()
+    assert target.host.tolist() == [0, 1, 2]
 
 
 def test_an_upload_of_another_size_or_type_is_refused(module: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import weakref
 from collections.abc import Sequence
@@ -19,8 +20,8 @@ from fake_cupy import host_memory
 from golden_cases import GoldenCase, check, optimizer_cases
 
 import gpuopt
-from gpuopt import IndexedSlices, Variable
-from gpuopt.backends.cuda.launcher import Launch
+from gpuopt import IndexedSlices, Variable, locks
+from gpuopt.backends.cuda.launcher import Download, Launch
 from gpuopt.backends.cuda.structs import FEW_GRADIENTS
 from gpuopt.device import Device
 from gpuopt.distributed.communicators.threads import run_threads
@@ -503,7 +504,42 @@ def slow_flags(emulated_gpus: list[EmulatorLauncher], monkeypatch: pytest.Monkey
         return found
 
     monkeypatch.setattr(emulated_gpus[0], "download", slow)
+    monkeypatch.setattr(Download, "wait", lambda found, what: setattr(found.event, "done", True))
     return pending
+
+
+def test_waits_for_a_gpu_end_and_say_what_is_waited_for(
+    emulated_gpus: list[EmulatorLauncher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[Any] = []
+    record, download = emulated_gpus[0].record, emulated_gpus[0].download
+
+    def pending(event: Any) -> Any:
+        event.done = False
+        events.append(event)
+        return event
+
+    def slow_download(source: Any) -> Any:
+        found = download(source)
+        pending(found.event)
+        return found
+
+    model = Table()
+    monkeypatch.setattr(locks, "DEADLINE_S", 0.05)
+    with monkeypatch.context() as patch:
+        patch.setattr(emulated_gpus[0], "download", slow_download)
+        model.apply([1])
+    with pytest.raises(gpuopt.DeadlineExceededError, match="gpu:0, which checks rows"):
+        model.optimizer.check()
+    for event in events:
+        event.done = True
+    with monkeypatch.context() as patch:
+        patch.setattr(emulated_gpus[0], "record", lambda event=None: pending(record(event)))
+        with pytest.raises(gpuopt.DeadlineExceededError, match="gpu:0, from which values are read"):
+            model.dense.numpy()
+    model.apply([1])
+    model.optimizer.check()
+    model.dense.numpy()
 
 
 @pytest.mark.parametrize("bad", [6, -1, 2**40])
@@ -536,6 +572,14 @@ def test_calls_after_a_bad_row_change_nothing_until_the_host_knows(slow_flags: l
     reference.apply([3])
     model.optimizer.check()
     assert model.bytes() == reference.bytes()
+
+
+def test_the_host_waits_for_checks_that_are_far_behind(slow_flags: list[Any]) -> None:
+    model = Table()
+    for _ in range(200):
+        model.apply([1])
+    assert len(model.optimizer.row_checks.calls) <= 65
+    assert sum(not event.done for event in slow_flags) == len(model.optimizer.row_checks.calls)
 
 
 @pytest.mark.parametrize(
@@ -693,6 +737,84 @@ def test_a_launch_that_fails_keeps_other_streams_waiting(
     with fake_cupy.cuda.Stream() as two:
         optimizer.apply_gradients([(gradient, a)])
     assert waits(emulated_gpus) == [(two.ptr, one.ptr)]
+
+
+@pytest.mark.parametrize("failing", range(9))
+def test_a_launch_that_fails_says_what_was_updated_and_leaves_the_optimizer_usable(
+    emulated_gpus: list[EmulatorLauncher], monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    ones = {"a": np.ones(3, np.float32), "b": np.ones(3), "c": np.ones(3, np.float32)}
+    table = Variable(np.zeros((4, 2), np.float32), name="table", device="gpu:0")
+    variables = {
+        name: Variable(0 * one, name=name, device=f"gpu:{int(name == 'c')}")
+        for name, one in ones.items()
+    }
+    optimizer = gpuopt.MomentumOptimizer(1.0, 0.5)
+    seen = []
+
+    def launch(original: Any, *shape: Any, **arguments: Any) -> None:
+        seen.append(shape)
+        if len(seen) == failing + 1:
+            raise MemoryError("too much")
+        original(*shape, **arguments)
+
+    def step() -> None:
+        dense = [(on_gpu(one, int(name == "c")), variables[name]) for name, one in ones.items()]
+        slices = IndexedSlices(on_gpu(np.ones((4, 2), np.float32)), on_gpu([0, 1, 2, 3]))
+        optimizer.apply_gradients([*dense, (slices, table)])
+
+    with monkeypatch.context() as patched:
+        for launcher in emulated_gpus:
+            patched.setattr(launcher, "launch", functools.partial(launch, launcher.launch))
+        with pytest.raises(MemoryError) as raised:
+            step()
+    said = "".join(getattr(raised.value, "__notes__", []))
+    updated, _, unsure = said.partition("Updated, in part")
+    variables["table"] = table
+    for name, variable in variables.items():
+        if f'"{name}"' in updated:
+            assert (variable.numpy() == -1).all()
+        elif f'"{name}"' not in unsure:
+            assert (variable.numpy() == 0).all()
+    assert not said or 'The step of "Momentum" was not finished' in said
+    expected = {}
+    for name, variable in variables.items():
+        slot = optimizer.get_slot(variable, "momentum")
+        assert slot is not None
+        expected[name] = variable.numpy() - (0.5 * slot.numpy() + 1)
+    step()
+    optimizer.check()
+    for name, variable in variables.items():
+        np.testing.assert_array_equal(variable.numpy(), expected[name])
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_check_that_fails_leaves_no_flag_set_that_nobody_reads(
+    emulated_gpus: list[EmulatorLauncher], monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    tables = [Variable(np.zeros((4, 2), np.float32), device=f"gpu:{i}") for i in range(2)]
+    optimizer = gpuopt.GradientDescentOptimizer(1.0)
+
+    def step(rows: list[int]) -> None:
+        optimizer.apply_gradients(
+            (IndexedSlices(on_gpu(np.ones((1, 2), np.float32), i), on_gpu(rows, i)), tables[i])
+            for i in range(2)
+        )
+
+    def launch(*shape: Any, **arguments: Any) -> None:
+        raise MemoryError("too much")
+
+    step([0])
+    with monkeypatch.context() as patched:
+        patched.setattr(emulated_gpus[failing], "launch", launch)
+        with pytest.raises(MemoryError):
+            step([9])
+    with contextlib.suppress(IndexError):
+        optimizer.check()
+    step([1])
+    optimizer.check()
+    for table in tables:
+        assert table.numpy()[:, 0].tolist() == [-1, -1, 0, 0]
 
 
 # Who a variable is, and where

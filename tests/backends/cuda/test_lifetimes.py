@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -158,6 +159,27 @@ def test_slots_and_variables_outlive_their_optimizer_until_the_step_is_done(
         mine = [cupy.full(n, 100, np.float32) for n in (100, 100, 100, 200)]
     a.synchronize()
     assert_equal(variable, -2.5)
+    for array in mine:
+        assert_equal(array, 100)
+
+
+def test_a_flag_of_rows_outlives_its_optimizer_until_its_steps_are_done(cupy: Any) -> None:
+    a, b = new_stream(), new_stream()
+    table = Variable(np.zeros((10, 4), np.float32), device="gpu:0")
+    values, rows = uploaded(ones(3, 4)), uploaded(np.arange(3))
+    wait_for_gpus()
+    optimizer = sgd()
+    with a:
+        optimizer.apply_gradients([(IndexedSlices(values, rows), table)])
+    a.synchronize()
+    with b:
+        optimizer.apply_gradients([(IndexedSlices(values, rows), table)])
+    del optimizer
+    gc.collect()
+    with a:
+        mine = [cupy.full(4, 100, np.float32) for _ in range(20)]
+    a.synchronize()
+    assert table.numpy()[:4, 0].tolist() == [-2, -2, -2, 0]
     for array in mine:
         assert_equal(array, 100)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.abc
 import importlib.util
 import os
@@ -13,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from driver import kernels
+from driver import kernels, libraries
 from driver.native_library import library
 from driver.patch import patch
 
@@ -51,7 +50,9 @@ def before_cupy() -> None:
     spec = importlib.util.find_spec("cupy_backends.cuda.api.runtime")
     assert spec is not None
     assert spec.origin is not None
-    patch(Path(spec.origin), library())
+    extension = Path(spec.origin)
+    patch(extension, library())
+    libraries.load(extension.parents[3])
 
 
 def after_cupy() -> None:
@@ -87,6 +88,3 @@ def watch_blocks(cupy: Any) -> None:
 
 def install() -> None:
     sys.meta_path.insert(0, Hooks())
-
-
-_keep = ctypes

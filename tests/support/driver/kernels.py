@@ -24,6 +24,7 @@ FLAGS = [
     *("-fno-strict-aliasing", "-U_FORTIFY_SOURCE", "-fPIC", "-w", "-fdata-sections"),
 ]
 _SYSTEM_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<.*$", re.MULTILINE)
+_DYNAMIC = re.compile(r"extern\s+__shared__\s+([\w ]+?)\s+(\w+)\s*\[\s*\]")
 _TIMER = re.compile(r'asm\s+volatile\("mov\.u64 %0, %%globaltimer;"\s*:\s*"=l"\((\w+)\)\)')
 
 
@@ -32,12 +33,14 @@ class Module:
 
     Attributes:
         expressions: The C++ names of its functions, by the mangled ones; none of an `extern "C"`.
+        is_cupys: Whether it is one of CuPy's own: these leave barriers out in finished threads.
     """
 
     def __init__(self, source: str, options: Sequence[str]) -> None:
         self.source = source
         self.options = list(options)
         self.expressions: dict[str, str] = {}
+        self.is_cupys = "<cupy/" in source
 
 
 class Found(ctypes.Structure):
@@ -47,6 +50,7 @@ class Found(ctypes.Structure):
         ("launch", ctypes.c_void_p),
         ("name", ctypes.c_char_p),
         ("sizes", ctypes.POINTER(ctypes.c_uint)),
+        ("is_strict", ctypes.c_int),
     ]
 
 
@@ -95,6 +99,7 @@ def find(number: int, name: bytes, found: Any) -> int:
         _names.append(expression.encode())
         found[0].name = _names[-1]
         found[0].sizes = kernel.emulator_argument_sizes(0)
+        found[0].is_strict = not module.is_cupys
         return 1
     except Exception:
         traceback.print_exc(file=sys.stderr)
@@ -109,13 +114,12 @@ def compile_kernel(module: Module, expression: str) -> ctypes.CDLL:
     """
     folders = [option for option in module.options if option.startswith("-I")]
     defines = [option for option in module.options if option.startswith("-D")]
-    is_cupys = "<cupy/" in module.source
     # What CuPy has of Thrust and CUB is for NVCC.
     folders = [folder for folder in folders if "_cccl" not in folder and "nvidia" not in folder]
     own = [f"-I{INCLUDE}", f"-I{EMULATOR}"]
-    header = "cupy_source.h" if is_cupys else "cuda_source.h"
+    header = "cupy_source.h" if module.is_cupys else "cuda_source.h"
     digests = [digest_of(INCLUDE), digest_of(EMULATOR, "*.h"), digest_of(EMULATOR, "*.ld")]
-    command = ["g++", *FLAGS, *own, *(folders if is_cupys else []), headers()]
+    command = ["g++", *FLAGS, *own, *(folders if module.is_cupys else []), headers()]
     precompiled = built(
         f"{header}.gch", [*command, "-x", "c++-header", str(INCLUDE / header)], digests
     )
@@ -135,6 +139,8 @@ def source_for_emulator(source: str, expression: str) -> str:
     rest = _SYSTEM_INCLUDE.sub("", source)
     # Functions in the unnamed namespace are those whose shared memory the emulator finds.
     rest = re.sub(r'extern\s+"C"', "", rest)
+    # As much shared memory as a launch may ask for.
+    rest = _DYNAMIC.sub(r"__shared__ \1 \2[(48 << 10) / sizeof(\1)]", rest)
     rest = _TIMER.sub(r"\1 = driver_timer()", rest)
     return "\n".join(
         [

@@ -14,6 +14,7 @@ from build_cache import build_cache, locked
 from cuda_headers import cuda_headers
 
 NATIVE = Path(__file__).resolve().parent / "native"
+LIBRARIES = NATIVE / "libraries"
 FLAGS = [
     *("-std=c++20", "-O1", "-fPIC", "-shared"),
     # The fortified setjmp and longjmp refuse to switch stacks.
@@ -77,17 +78,34 @@ def headers() -> str:
     return f"-isystem{folder}"
 
 
-def shared_library(soname: str, sources: Sequence[Path], links: Sequence[Path] = ()) -> Path:
-    """Compiles a library that other libraries find under this name."""
-    inputs = [path.read_text() for path in (*sources, *sorted(NATIVE.glob("*.h")))]
-    command = ["g++", *FLAGS, f"-Wl,-soname,{soname}", "-Wl,--default-symver"]
-    return built(soname, [*command, headers(), *map(str, sources), *map(str, links)], inputs)
+def shared_library(
+    soname: str, sources: Sequence[Path], text: str = "", is_part: bool = True
+) -> Path:
+    """Compiles a library that others find under this name.
+
+    Args:
+        soname: The name.
+        sources: Its source files.
+        text: One more.
+        is_part: Whether this is the driver; if not, it calls the driver.
+    """
+    inputs = [path.read_text() for path in (*sources, *sorted(NATIVE.rglob("*.h")))]
+    command = ["g++", *FLAGS, f"-I{NATIVE}", headers(), f"-Wl,-soname,{soname}"]
+    # As the real ones, whose names are the versions of their symbols.
+    command += ["-Wl,--default-symver", *map(str, sources), "-x", "c++", "-"]
+    if not is_part:
+        command += ["-x", "none", str(_driver())]
+    return built(soname, command, inputs, text)
+
+
+def _driver() -> Path:
+    return shared_library("libcuda.so.1", sorted(NATIVE.glob("*.cpp")))
 
 
 @functools.cache
 def library() -> ctypes.CDLL:
     """Returns the driver, loaded: whoever opens libcuda.so.1 from now on gets it."""
-    lib = ctypes.CDLL(str(shared_library("libcuda.so.1", sorted(NATIVE.glob("*.cpp")))))
+    lib = ctypes.CDLL(str(_driver()))
     for function in ("driver_counts", "driver_take_reports", "driver_launches"):
         getattr(lib, function).restype = ctypes.c_char_p
     lib.driver_set_policy.argtypes = [ctypes.c_int, ctypes.c_uint64]
@@ -97,4 +115,8 @@ def library() -> ctypes.CDLL:
         *(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_void_p)
     ]
     lib.driver_part_freed.argtypes = [ctypes.c_void_p]
+    lib.driver_sort.argtypes = [
+        *(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p),
+        *(ctypes.c_int64, ctypes.c_int64),
+    ]
     return lib

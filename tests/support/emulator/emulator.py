@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import fake_cupy
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from emulator import kernel_library
 from emulator.kernel_library import KernelError
 from gpuopt.backends.cuda.kernel import Kernel
-from gpuopt.backends.cuda.launcher import Launch
+from gpuopt.backends.cuda.launcher import Download, Launch
 from gpuopt.backends.cuda.parameters import Pointer
 from gpuopt.backends.memory_owner import Owner, owner_of
 from gpuopt.backends.unowned import array_at
@@ -29,14 +29,6 @@ class EmulatedEvent:
     def __init__(self) -> None:
         self.stream = 0
         self.done = True
-
-    def synchronize(self) -> None:
-        self.done = True
-
-
-class EmulatedDownload(NamedTuple):
-    values: np.ndarray[Any, Any]
-    event: EmulatedEvent
 
 
 class EmulatorLauncher:
@@ -195,8 +187,8 @@ class EmulatorLauncher:
     def wait(self, event: EmulatedEvent) -> None:
         self.waits.append((self.stream(), event.stream))
 
-    def download(self, source: Any) -> EmulatedDownload:
-        return EmulatedDownload(self.host(source).copy(), self.record())
+    def download(self, source: Any) -> Download:
+        return Download(self.host(source).copy(), self.record())
 
     def copy_of_peer(self, array: Any) -> Any:
         copy = self.xp.empty(array.shape, dtype=array.dtype)

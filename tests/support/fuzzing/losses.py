@@ -7,11 +7,17 @@ from typing import Any
 
 import autograd
 import autograd.scipy.special
+import fake_cupy
 import numpy as np
+from fake_cupy import host_memory
 
 import gpuopt
 from fuzzing.saves import Files
-from fuzzing.world import World
+from fuzzing.world import World, on, put
+from gpuopt.autodiff import array_modules, tracing
+
+if not array_modules.is_array_type(fake_cupy.ndarray):
+    tracing.add_array_type(fake_cupy.ndarray, fake_cupy)
 
 GATES = [gpuopt.Optimizer.GATE_NONE, gpuopt.Optimizer.GATE_OP]
 
@@ -19,14 +25,16 @@ GATES = [gpuopt.Optimizer.GATE_NONE, gpuopt.Optimizer.GATE_OP]
 def gates(world: World, files: Files) -> str:
     """A gradient is another variable's own memory: it counts as it was before the step."""
     old_a, old_b, factor = (world.values((4,), np.float64) for _ in range(3))
-    hows = ["storage", "reversed", "buffer", "lent", "given"]
+    device = world.choose(world.devices)
+    hows = ["storage", "reversed", "given", *(["buffer", "lent"] if device == "cpu" else [])]
+    factors = put(factor, device)
     for how, a_first, gate in itertools.product(hows, [True, False], GATES):
         memory = old_a.copy()
         if how == "lent":
             a = gpuopt.Variable(np.frombuffer(memoryview(memory), np.float64), copy=False)
         else:
-            a = gpuopt.Variable(memory)
-        b = gpuopt.Variable(old_b)
+            a = gpuopt.Variable(memory, device=device)
+        b = gpuopt.Variable(old_b, device=device)
 
         def loss(
             a: Any = a, b: Any = b, memory: Any = memory, how: str = how, a_first: bool = a_first
@@ -36,12 +44,14 @@ def gates(world: World, files: Files) -> str:
                 constant = constant[::-1]
             elif how == "buffer":
                 constant = np.frombuffer(constant.data, np.float64)
-            of_a, of_b = np.sum(a * factor), np.sum((b * 1.0) * constant)
+            of_a, of_b = np.sum(a * factors), np.sum((b * 1.0) * constant)
             return of_a + of_b if a_first else of_b + of_a
 
         given = gpuopt.with_gradients(lambda a=a, b=b: (0.0, {a: b.value(), b: a.value()}))
         optimizer = gpuopt.GradientDescentOptimizer(1.0, name="gates")
-        optimizer.minimize(given if how == "given" else loss, var_list=[a, b], gate_gradients=gate)
+        loss = given if how == "given" else loss
+        with on(device):
+            optimizer.minimize(loss, var_list=[a, b], gate_gradients=gate)
         expected = old_a - (old_b if how == "given" else factor)
         np.testing.assert_array_equal(a.numpy(), expected, f"gate {gate}, a, {how}")
         expected = old_b - (old_a[::-1] if how == "reversed" else old_a)
@@ -52,7 +62,8 @@ def gates(world: World, files: Files) -> str:
 def written_in_a_loss(world: World, files: Files) -> str:
     """A variable that a loss has computed with is not written in it; before, it may be."""
     old, new, factor = (world.values((3,), np.float32) for _ in range(3))
-    w, other = gpuopt.Variable(old), gpuopt.Variable(factor)
+    device = world.choose(world.devices)
+    w, other = (gpuopt.Variable(value, device=device) for value in (old, factor))
     how = world.choose(["assign", "+=", "item", "step"])
     is_before = world.happens(0.4)
 
@@ -61,9 +72,9 @@ def written_in_a_loss(world: World, files: Files) -> str:
         if how == "assign":
             variable.assign(new)
         elif how == "+=":
-            variable += new - old
+            variable += put(new - old, device)
         elif how == "item":
-            variable[...] = new
+            variable[...] = put(new, device)
         else:
             optimizer = gpuopt.GradientDescentOptimizer(1.0, name="inner")
             optimizer.apply_gradients([(old - new, variable)])
@@ -78,16 +89,18 @@ def written_in_a_loss(world: World, files: Files) -> str:
 
     optimizer = gpuopt.GradientDescentOptimizer(1.0, name="outer")
     variables = [w, other] if world.happens(0.5) else [other]
-    text = f"{how} in a loss {'before' if is_before else 'after'} it computes with the variable"
+    moment = "before" if is_before else "after"
+    text = f"{how} on {device} in a loss {moment} it computes with the variable"
     try:
-        pairs = optimizer.compute_gradients(loss, variables)
+        with on(device):
+            pairs = optimizer.compute_gradients(loss, variables)
     except RuntimeError:
         assert not is_before, text
         np.testing.assert_array_equal(w.numpy(), old, text)
         return f"{text}: refused"
     assert is_before, f"not refused: {text}"
     by_variable = {id(variable): gradient for gradient, variable in pairs}
-    np.testing.assert_array_equal(by_variable[id(other)], new, text)
+    np.testing.assert_array_equal(host_memory(by_variable[id(other)]), new, text)
     return text
 
 

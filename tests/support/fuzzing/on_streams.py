@@ -32,10 +32,14 @@ NUM_STREAMS = 3
 
 @functools.cache
 def streams_of(device: int) -> list[Any]:
-    """The default stream, and others that do not wait for it."""
+    """The default stream, and others that do not wait for it; gpuopt knows them all."""
     import cupy
 
-    return [cupy.cuda.Stream.null, *(new_stream(device) for _ in range(NUM_STREAMS - 1))]
+    streams = [cupy.cuda.Stream.null, *(new_stream(device) for _ in range(NUM_STREAMS - 1))]
+    for stream in streams:
+        with cupy.cuda.Device(device), stream:
+            Variable(0, device=f"gpu:{device}")
+    return streams
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fuzzing import losses, planted, saves, states, steps, threads
+from fuzzing import losses, planted, saves, spoiled, states, steps, threads
 from fuzzing.saves import Files
 from fuzzing.world import World, working_folder
 from gpuopt import backends
@@ -48,9 +48,7 @@ OPERATIONS: list[tuple[float, Callable[..., str]]] = [
     (0.8, threads.listed_while_made),
     (1, threads.fork),
 ]
-# Not on emulated GPUs.
-ON_THE_HOST = {threads.fork, threads.written_while_saved, saves.two_savers_at_one_time}
-# Of the host's programs so many operations are followed by one that has arrays of its own.
+# So many operations are followed by one that has arrays of its own.
 BESIDE_PROBABILITY = 0.13
 BESIDE: list[Callable[[World, Files], str]] = [
     planted.unreadable_name,
@@ -64,9 +62,19 @@ BESIDE: list[Callable[[World, Files], str]] = [
     states.state_of_torch,
     states.unknown_owner,
     states.state_read_while_dropped,
+    spoiled.spoiled_state,
     threads.interrupted,
     threads.synchronous_run,
 ]
+# What has nothing to do with a GPU, or is refused there.
+ON_THE_HOST = {
+    threads.fork,
+    saves.two_savers_at_one_time,
+    planted.damaged_library,
+    losses.reduction_with_where,
+    losses.logsumexp_is_autograds,
+    states.unknown_owner,
+}
 
 
 class Program:
@@ -83,12 +91,9 @@ class Program:
         self.numbers: list[int] = []
         self.world = World(folder, tuple(devices), np.random.default_rng([seed]))
         self.files = Files(self.world)
-        self._on_host = on_host = len(devices) == 1
-        self._operations = [
-            (weight, operation)
-            for weight, operation in OPERATIONS
-            if on_host or operation not in ON_THE_HOST
-        ]
+        left_out = set() if len(devices) == 1 else ON_THE_HOST
+        self._operations = [each for each in OPERATIONS if each[1] not in left_out]
+        self._beside = [each for each in BESIDE if each not in left_out]
 
     def run(self, number: int) -> None:
         """Does operation `number`, and compares everything with the model."""
@@ -112,8 +117,8 @@ class Program:
         world.check()
         self.files.check()
         world.rng = np.random.default_rng([self.seed, number, 1])
-        if self._on_host and world.happens(BESIDE_PROBABILITY):
-            beside = world.choose(BESIDE)
+        if world.happens(BESIDE_PROBABILITY):
+            beside = world.choose(self._beside)
             before = self.log[-1]
             self.log[-1] += f"; then {beside.__name__} was not finished"
             self.log[-1] = f"{before}; then {beside(world, self.files)}"

@@ -20,7 +20,8 @@ def restored_by_order(world: World, files: Files) -> str:
 
 
 def _restore_by_order(world: World, is_swapped: bool) -> None:
-    variables = [gpuopt.Variable(world.values((2,), np.float64)) for _ in range(2)]
+    device = world.choose(world.devices)
+    variables = [gpuopt.Variable(world.values((2,), np.float64), device=device) for _ in range(2)]
     gradients = [world.values((2,), np.float64) for _ in variables]
 
     def make() -> list[Any]:
@@ -53,7 +54,7 @@ def state_of_torch(world: World, files: Files) -> str:
     """A state of torch's Adam is taken over if its step is one, and refused otherwise."""
     steps = float(world.choose([-5.0, -1.0, 0.5, np.inf, np.nan, 1.0, 7.0]))
     m, v = world.values((2,), np.float32), world.values((2,), np.float32) ** 2
-    variable = gpuopt.Variable(np.zeros(2, np.float32))
+    variable = gpuopt.Variable(np.zeros(2, np.float32), device=world.choose(world.devices))
     settings = {"lr": 0.5, "betas": (0.5, 0.75), "eps": 0.0, "amsgrad": False}
     state = {
         "state": {0: {"step": np.float32(steps), "exp_avg": m, "exp_avg_sq": v}},
@@ -94,7 +95,10 @@ def unknown_owner(world: World, files: Files) -> str:
 
 def state_read_while_dropped(world: World, files: Files) -> str:
     """A state is read at the moment when one of the variables goes: it holds the others'."""
-    kept, dropped = (gpuopt.Variable(np.zeros(2), name="kept or dropped") for _ in range(2))
+    device = world.choose(world.devices)
+    kept, dropped = (
+        gpuopt.Variable(np.zeros(2), name="kept or dropped", device=device) for _ in range(2)
+    )
     optimizer = gpuopt.MomentumOptimizer(1.0, 0.5, name="dropping")
     optimizer.apply_gradients([(np.ones(2), kept), (np.ones(2), dropped)])
     states: list[Any] = []

@@ -13,7 +13,7 @@ from fake_cupy import host_memory
 import gpuopt
 from fuzzing import model
 from fuzzing.model import NaivePair, Rows
-from fuzzing.world import Memory, Place, Planned, Trainer, World, as_float64, put, shown
+from fuzzing.world import Memory, Place, Planned, Trainer, World, as_float64, on, put, shown
 
 # Larger arrays are no gradients: what adds itself to itself grows beyond bounds.
 LARGEST_GRADIENT = 8.0
@@ -422,9 +422,9 @@ def refused(world: World) -> str:
         gradient, given = values, np.zeros_like(values)
         given.flags.writeable = False
     elif wrong == "swapped":
-        if place.variable is None or place.memory.device != "cpu":
+        if place.variable is None:
             return step(world)
-        gradient, given = given, values
+        gradient, given = given, put(values, place.memory.device)
     elif wrong == "masked":
         gradient = np.ma.masked_array(values)
     else:
@@ -452,7 +452,10 @@ def refuse(
 
 
 def row_refused_by_a_gpu(world: World) -> str:
-    """A GPU finds a row out of range after the call: `check` raises it, and nothing was changed."""
+    """A GPU finds a row out of range after the call: `check` raises it, and nothing was changed.
+
+    Slots that were missing are missing again.
+    """
     places = [place for place in world.places if place.shape and not place.limit]
     places = [place for place in places if place.memory.device != "cpu"]
     if not places:
@@ -466,7 +469,6 @@ def row_refused_by_a_gpu(world: World) -> str:
         apply_for_real(world, call, counts=True)
         trainer.real.check()
     except IndexError:
-        trainer.model.make_slots(place.label, place.expected)
         return f"{call}, refused by the GPU"
     raise AssertionError(f"not refused: {call}")
 
@@ -508,7 +510,8 @@ def constraint_that_raises(world: World) -> str:
 def minimize(world: World) -> str:
     """A loss whose gradients are known: by autograd, variable by variable or all at once."""
     places = [place for place in world.apart(4) if place.kind == "variable"]
-    places = [place for place in places if place.memory.device == "cpu"]
+    device = world.choose(world.devices)
+    places = [place for place in places if place.memory.device == device]
     trainer = world.choose(world.trainers)
     if not places or trainer.on_nonfinite != "propagate":
         return step(world)
@@ -516,14 +519,15 @@ def minimize(world: World) -> str:
     call = Call(trainer, places, gradients, [])
     gate = world.choose([gpuopt.Optimizer.GATE_NONE, gpuopt.Optimizer.GATE_OP])
     # One type for the sum: each gradient has its variable's.
-    trainer.real.minimize(
-        lambda: sum(
-            (place.variable * gradient.real).sum().astype(np.float64)
-            for place, gradient in zip(places, gradients, strict=True)
-        ),
-        global_step=world.steps,
-        gate_gradients=gate,
-    )
+    with on(device):
+        trainer.real.minimize(
+            lambda: sum(
+                (place.variable * gradient.real).sum().astype(np.float64)
+                for place, gradient in zip(places, gradients, strict=True)
+            ),
+            global_step=world.steps,
+            gate_gradients=gate,
+        )
     apply_in_model(world, call, counts=True)
     return f"minimize with gate {gate}, {call}"
 

@@ -22,7 +22,7 @@ from safetensors.numpy import load_file
 import gpuopt
 from fuzzing import steps
 from fuzzing.saves import BALLAST, Files, load_state_dict, make_saver, state_dict
-from fuzzing.world import World
+from fuzzing.world import World, put
 from gpuopt.distributed import SyncReplicasWorker
 from gpuopt.optimizer import living_optimizers
 
@@ -96,11 +96,14 @@ def threads(world: World, files: Files) -> str:
 
 def written_while_saved(world: World, files: Files) -> str:
     """Each file holds one moment between steps and other writes of other threads."""
-    stepped = [gpuopt.Variable(np.zeros(WATCHED, np.float32), name=f"s{n}") for n in range(2)]
-    assigned = [gpuopt.Variable(np.zeros(WATCHED, np.float32), name=f"a{n}") for n in range(3)]
+    device = world.choose(world.devices)
+    size = WATCHED if device == "cpu" else WATCHED // 100  # emulated kernels are slow
+    zeros = np.zeros(size, np.float32)
+    stepped = [gpuopt.Variable(zeros, name=f"s{n}", device=device) for n in range(2)]
+    assigned = [gpuopt.Variable(zeros, name=f"a{n}", device=device) for n in range(3)]
     optimizer = gpuopt.GradientDescentOptimizer(1.0, name="watched")
-    gradient = np.full(WATCHED, -1, np.float32)
-    values = [np.full(WATCHED, number, np.float32) for number in range(2)]
+    gradient = put(zeros - 1, device)
+    values = [put(zeros + number, device) for number in range(2)]
     counts = itertools.count()
 
     def step() -> None:
@@ -151,7 +154,8 @@ def listed_while_made(world: World, files: Files) -> str:
 
 def interrupted(world: World, files: Files) -> str:
     """Ctrl-C at many moments of one thing: everything works after each."""
-    variable = gpuopt.Variable(np.zeros(4, np.float32), name="interrupted")
+    device = world.choose(world.devices)
+    variable = gpuopt.Variable(np.zeros(4, np.float32), name="interrupted", device=device)
     # Its slot is the last gradient.
     optimizer = gpuopt.MomentumOptimizer(1.0, 0.0, name="interrupted")
     value, gradient = world.values((4,), np.float32), world.values((4,), np.float32)
@@ -182,13 +186,14 @@ def interrupted(world: World, files: Files) -> str:
                 all_work()
                 pool.submit(all_work).result(60)
             moment += stride
-    return f"{what} interrupted at every {stride}. of {moment} moments"
+    return f"{what} on {device} interrupted at every {stride}. of {moment} moments"
 
 
 def synchronous_run(world: World, files: Files) -> str:
     """One worker's gradient has a NaN: that step is left out, and the run goes on to its end."""
     step = gpuopt.Variable(0, name="sync steps", trainable=False, dtype=np.int64)
-    w = gpuopt.Variable(np.zeros(2, np.float32), name="sync w")
+    device = world.choose(world.devices)
+    w = gpuopt.Variable(np.zeros(2, np.float32), name="sync w", device=device)
     optimizer = gpuopt.GradientDescentOptimizer(1.0, on_nonfinite="skip", name="sync")
     sync = gpuopt.SyncReplicasOptimizer(optimizer, 2, 2)
     policy = world.choose(["tf", "per_step"])
@@ -206,7 +211,7 @@ def synchronous_run(world: World, files: Files) -> str:
     assert next(calls) > bad_call
     assert int(step.numpy()) >= 5
     np.testing.assert_array_equal(w.numpy(), np.full(2, -float(step.numpy())))
-    return f"a synchronous run, {policy}, call {bad_call} is NaN"
+    return f"a synchronous run on {device}, {policy}, call {bad_call} is NaN"
 
 
 def fork(world: World, files: Files) -> str:

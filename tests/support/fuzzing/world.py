@@ -12,7 +12,7 @@ import mmap
 import os
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,8 @@ def put(array: np.ndarray, device: str) -> Any:
 
 
 def on(device: str) -> Any:
+    if device == "cpu":
+        return nullcontext()
     return fake_cupy.cuda.Device(int(device.removeprefix("gpu:")))
 
 

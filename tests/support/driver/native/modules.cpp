@@ -15,6 +15,7 @@ struct Found {
   decltype(Function::launch) launch;
   const char* name;
   const unsigned* sizes;  // of its arguments, and after the last one 0
+  int is_strict;
 };
 using Find = int (*)(long module, const char* name, Found* found);
 Find find_function;
@@ -136,9 +137,10 @@ int cuModuleGetFunction(void** function, void* module, const char* name) {
   auto made = std::make_unique<Function>();
   made->name = found.name;
   made->launch = found.launch;
+  made->is_strict = found.is_strict;
   for (const unsigned* size = found.sizes; *size; ++size) made->sizes.push_back(*size);
-  *function = made.get();
-  functions[{number, name}] = std::move(made);
+  // Another thread may have been faster.
+  *function = functions.try_emplace({number, name}, std::move(made)).first->second.get();
   return 0;
 }
 

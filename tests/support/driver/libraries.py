@@ -1,0 +1,92 @@
+"""Stand-ins for cuBLAS, cuFFT and cuSOLVER, under the names that CuPy's extensions link to."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from driver.native_library import LIBRARIES, library, shared_library
+
+# For each extension of CuPy: the library that it needs, and what stands in for some of it.
+NEEDED = {
+    "cupy_backends/cuda/libs/cublas.*.so": ("libcublas.so", "blas.cpp"),
+    "cupy/cuda/cufft.*.so": ("libcufft.so", "fft.cpp"),
+    "cupy_backends/cuda/libs/cusolver.*.so": ("libcusolver.so", "solver.cpp"),
+    "cupy_backends/cuda/libs/cusparse.*.so": ("libcusparse.so", None),
+    "cupy_backends/cuda/libs/curand.*.so": ("libcurand.so", None),
+}
+
+
+def load(site: Path) -> None:
+    """Loads the stand-ins, so that nobody looks for the libraries on disk.
+
+    Args:
+        site: The folder that CuPy is installed in.
+    """
+    for pattern, (stem, source) in NEEDED.items():
+        for extension in site.glob(pattern):
+            soname, functions = _needs(extension, stem)
+            ctypes.CDLL(str(_stand_in(soname, source, functions)))
+            if stem == "libcublas.so":
+                # These are asked for by name, before cuBLAS and cuSOLVER are loaded.
+                for name in ("cublasLt", "nvJitLink"):
+                    ctypes.CDLL(str(_stand_in(soname.replace("cublas", name), None, [])))
+    sys.modules["cupy.cuda.thrust"] = _thrust()
+
+
+def _needs(extension: Path, stem: str) -> tuple[str, list[str]]:
+    """Returns the library's full name, and the functions that the extension calls."""
+    listing = subprocess.check_output(["nm", "-D", "--undefined-only", str(extension)], text=True)
+    symbols = [line.split()[-1] for line in listing.splitlines()]
+    [soname] = {symbol.split("@")[1] for symbol in symbols if f"@{stem}" in symbol}
+    return soname, [symbol.split("@")[0] for symbol in symbols if symbol.endswith(soname)]
+
+
+def _stand_in(soname: str, source: str | None, functions: list[str]) -> Path:
+    """Compiles a library that has these functions; those that `source` lacks refuse."""
+    refusals = [
+        f'extern "C" __attribute__((weak)) int {name}() {{ return driver::missing("{name}"); }}'
+        for name in functions
+    ]
+    text = "\n".join(['#include "libraries/call.h"', *refusals, ""])
+    sources = [LIBRARIES / source] if source else []
+    return shared_library(soname, sources, text, is_part=False)
+
+
+def _thrust() -> ModuleType:
+    """Returns a module in the place of CuPy's extension, which sorts."""
+    module: Any = ModuleType("cupy.cuda.thrust")
+    module.available = True
+    module.get_build_version = lambda: 0
+    module.sort = _sort
+    module.argsort = _argsort
+    module.lexsort = _lexsort
+    return module  # type: ignore[no-any-return]
+
+
+def _sort(dtype: Any, data: int, keys: int, shape: Any) -> None:
+    _sort_rows(dtype, data, None, shape)
+
+
+def _argsort(dtype: Any, positions: int, data: int, keys: int, shape: Any) -> None:
+    _sort_rows(dtype, data, positions, shape)
+
+
+def _lexsort(*arguments: Any) -> None:
+    raise NotImplementedError("the driver has no lexsort")
+
+
+def _sort_rows(dtype: Any, data: int, positions: int | None, shape: Any) -> None:
+    import cupy
+    import numpy as np
+
+    length = shape[-1]
+    rows = int(np.prod(shape[:-1]))
+    device, stream = cupy.cuda.runtime.getDevice(), cupy.cuda.get_current_stream().ptr
+    kind = np.dtype(dtype).str[1:].encode()
+    if library().driver_sort(device, stream, kind, data, positions, rows, length):
+        raise RuntimeError(f"{dtype} cannot be sorted here; see the driver's reports")
