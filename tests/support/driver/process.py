@@ -6,7 +6,7 @@ import os
 
 from build_cache import build_cache
 
-from driver import POLICIES, cupy_hooks
+from driver import cupy_hooks, policy_of_process, set_policy
 from driver.native_library import library
 
 
@@ -17,7 +17,6 @@ def install() -> None:
         int(number("GPUOPT_DRIVER_MULTIPROCESSORS", "6")),
         int(number("GPUOPT_DRIVER_CUDA", "13000")),
     )
-    policy, _, seed = number("GPUOPT_DRIVER_STREAMS", "oldest").partition(":")
-    library().driver_set_policy(POLICIES.index(policy), int(seed or 0))
+    set_policy(*policy_of_process())
     os.environ.setdefault("CUPY_CACHE_DIR", str(build_cache("cupy")))
     cupy_hooks.install()

@@ -44,9 +44,9 @@ std::function<void()> watched(const Copy& what, const void* page_locked) {
   const size_t before = digest(page_locked, what.num_bytes);
   return [=, writes = writes_to(page_locked)] {
     if (writes_to(page_locked) == writes && digest(page_locked, what.num_bytes) != before) {
-      report("page-locked memory at %p was written before a queued %s %s it: %s of %zu bytes",
-             page_locked, kinds[what.kind], page_locked == what.source ? "read" : "wrote to",
-             what.call, what.num_bytes);
+      report("page-locked memory at %p was written before a queued %s %s it (%zu bytes, %s)",
+             page_locked, what.call, page_locked == what.source ? "read" : "wrote to",
+             what.num_bytes, kinds[what.kind]);
     }
     move(what.target, what.source, what.num_bytes);
   };

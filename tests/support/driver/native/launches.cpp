@@ -38,6 +38,11 @@ struct Arguments {
       for (size_t at = 0; at + 8 <= end; at += 8) {
         Address word;
         memcpy(&word, &bytes[offsets[i] + at], 8);
+        if (function.are_pointers[i] && word && find_place(reinterpret_cast<void*>(word)).kind ==
+                                                    Kind::pageable) {
+          return refuse(cudaErrorInvalidValue, "kernel %s: argument %zu, %#lx, is in host memory",
+                        function.name.c_str(), i, word);
+        }
         if (!is_on_device(word)) continue;
         const char* reason = why_not(reinterpret_cast<void*>(word), 1);
         if (!reason) continue;

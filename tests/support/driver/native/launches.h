@@ -12,6 +12,7 @@ struct Function {
                         uint64_t seed, int strict) = nullptr;
   bool is_strict = true;  // see EmulatorLauncher
   std::vector<unsigned> sizes;  // of its parameters
+  std::vector<bool> are_pointers;
 };
 
 // Adds to the list of launches, if one is kept: kernels, copies and fills.

@@ -21,7 +21,7 @@ constexpr Address first_address = 0x200000000000;
 constexpr size_t bytes_of_device = size_t(16) << 30;
 constexpr size_t page_size = 4096;
 // So much freed memory is kept from being used again, to see who writes to it.
-constexpr size_t most_in_quarantine = size_t(256) << 20;
+constexpr size_t most_in_quarantine = size_t(64) << 20;
 // Filling more would take longer than it tells.
 constexpr size_t most_filled = size_t(64) << 20;
 
@@ -132,8 +132,8 @@ void fill(Address at, size_t num_bytes, unsigned char value) {
 void check_canary(int device, Address at, size_t size, size_t room) {
   if (holds_only(at + size, room - size, canary)) return;
   const size_t first = first_change(at + size, room - size, canary);
-  report("gpu:%d: something wrote %zu bytes behind the end of a block of %zu bytes at %#lx", device,
-         first, size, at);
+  report("gpu:%d: byte %zu behind the end of a block of %zu bytes was written, at %#lx", device,
+         first, size, at + size + first);
   memset(alias_of(at + size), canary, room - size);
 }
 
@@ -381,7 +381,7 @@ void part_freed(void* pointer) {
   });
 }
 
-void check_parts() {
+void check_memory() {
   for (const auto& [at, part] : parts) check_canary(part.device, at, part.size, part.room);
   for (const auto& [at, part] : freed_parts) check_freed(part.device, at, part.room);
   for (int i = 0; i < settings().num_devices; ++i) {

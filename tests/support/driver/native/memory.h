@@ -58,6 +58,6 @@ bool run_guarded(const std::function<void()>& kernel, Address* at);
 void part_taken(int device, void* at, size_t num_bytes, size_t with_canary, void* stream);
 void part_freed(void* at);
 // Looks at every canary and all freed memory now; what is wrong is reported.
-void check_parts();
+void check_memory();
 
 }  // namespace driver

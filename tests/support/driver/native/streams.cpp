@@ -186,6 +186,7 @@ Status destroy_stream(void* handle) {
     return refuse(cudaErrorInvalidResourceHandle, "%p is no stream", handle);
   }
   it->second->is_destroyed = true;
+  it->second->capture = nullptr;
   by_handle.erase(it);
   return cudaSuccess;
 }
