@@ -1,5 +1,6 @@
 #include "memory.h"
 
+#include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <string.h>
@@ -86,21 +87,39 @@ void on_fault(int, siginfo_t* info, void*) {
   sigaction(SIGSEGV, &handler_before, nullptr);
 }
 
-void map_arena() {
-  if (alias_begin) return;
+// Maps new memory to where the program sees it, and returns where the driver does.
+char* map_memory() {
   const size_t size = bytes_of_device * settings().num_devices;
   const int file = memfd_create("memory of devices", MFD_CLOEXEC);
   if (file < 0 || ftruncate(file, size)) abort();
-  void* there = mmap(reinterpret_cast<void*>(first_address), size, PROT_NONE,
-                     MAP_SHARED | MAP_NORESERVE | MAP_FIXED_NOREPLACE, file, 0);
-  void* here =
-      mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file, 0);
-  if (there != reinterpret_cast<void*>(first_address) || here == MAP_FAILED) {
+  void* wanted = reinterpret_cast<void*>(first_address);
+  const int flags = MAP_SHARED | MAP_NORESERVE;
+  const int where = alias_begin ? MAP_FIXED : MAP_FIXED_NOREPLACE;
+  void* there = mmap(wanted, size, PROT_NONE, flags | where, file, 0);
+  void* here = mmap(nullptr, size, PROT_READ | PROT_WRITE, flags, file, 0);
+  close(file);
+  if (there != wanted || here == MAP_FAILED) {
     fprintf(stderr, "the driver cannot map the memory of its devices\n");
     abort();
   }
-  close(file);
-  alias_begin = static_cast<char*>(here);
+  return static_cast<char*>(here);
+}
+
+// A real GPU is of no use to a forked child. Here it has a copy of everything, so that a test can
+// run a program from one state time and again, as long as its parent waits.
+void copy_to_child() {
+  char* const of_parent = alias_begin;
+  alias_begin = map_memory();
+  for (int i = 0; i < settings().num_devices; ++i) {
+    const size_t offset = devices[i].begin - first_address;
+    memcpy(alias_begin + offset, of_parent + offset, devices[i].end - devices[i].begin);
+  }
+  munmap(of_parent, bytes_of_device * settings().num_devices);
+}
+
+void map_arena() {
+  if (alias_begin) return;
+  alias_begin = map_memory();
   for (int i = 0; i < settings().num_devices; ++i) {
     devices[i].begin = devices[i].end = first_address + i * bytes_of_device;
   }
@@ -108,6 +127,7 @@ void map_arena() {
   action.sa_sigaction = on_fault;
   action.sa_flags = SA_SIGINFO | SA_NODEFER;
   sigaction(SIGSEGV, &action, &handler_before);
+  pthread_atfork(nullptr, nullptr, copy_to_child);
 }
 
 char* alias_of(Address at) { return alias_begin + (at - first_address); }
