@@ -365,6 +365,8 @@ def lint() -> int:
             "kernels/**/*.hpp",
             "tests/support/emulator/*.cu",
             "tests/support/emulator/*.h",
+            "tests/support/driver/native/**/*.cpp",
+            "tests/support/driver/native/**/*.h",
         )
         for path in sorted(ROOT.glob(pattern))
     ]

@@ -150,9 +150,7 @@ def test_a_copy_says_truly_where_its_memory_is(cupy: Any) -> None:
     runtime = cupy.cuda.runtime
     words = error_of(
         cupy,
-        lambda: runtime.memcpy(
-            array.data.ptr, host.ctypes.data, 8, runtime.memcpyDeviceToDevice
-        ),
+        lambda: runtime.memcpy(array.data.ptr, host.ctypes.data, 8, runtime.memcpyDeviceToDevice),
     )
     assert "from host to device, and the call says device to device" in words
 

@@ -88,5 +88,3 @@ def watch_blocks(cupy: Any) -> None:
 
 def install() -> None:
     sys.meta_path.insert(0, Hooks())
-
-

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from driver.native_library import LIBRARIES, built, library, shared_library
+from driver.native_library import LIBRARIES, library, shared_library
 
 # For each extension of CuPy: the library that it needs, and what stands in for some of it.
 NEEDED = {

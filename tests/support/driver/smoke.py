@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import driver
 import numpy as np
+
+import driver
 
 
 def main() -> None:

@@ -78,8 +78,8 @@ Status copy(const Copy& given, Stream* stream) {
   std::function<void()> run;
   if (kind == cudaMemcpyHostToDevice && is_pageable) {
     // Such memory is read before the call returns.
-    const auto data = std::make_shared<std::string>(static_cast<const char*>(what.source),
-                                                    what.num_bytes);
+    const auto data =
+        std::make_shared<std::string>(static_cast<const char*>(what.source), what.num_bytes);
     run = [what, data] { memcpy(alias(what.target), data->data(), what.num_bytes); };
   } else if (!is_pageable && kind != cudaMemcpyDeviceToDevice && !stream->capture &&
              policy() != Policy::immediate) {

@@ -134,8 +134,8 @@ char* alias_of(Address at) { return alias_begin + (at - first_address); }
 
 bool holds_only(Address at, size_t num_bytes, unsigned char value) {
   const char* bytes = alias_of(at);
-  return num_bytes == 0 ||
-         (static_cast<unsigned char>(bytes[0]) == value && !memcmp(bytes, bytes + 1, num_bytes - 1));
+  return num_bytes == 0 || (static_cast<unsigned char>(bytes[0]) == value &&
+                            !memcmp(bytes, bytes + 1, num_bytes - 1));
 }
 
 size_t first_change(Address at, size_t num_bytes, unsigned char value) {
@@ -211,8 +211,7 @@ auto find_in(Blocks& blocks, Address at) {
 
 char* alias(const void* at) {
   const Address address = reinterpret_cast<Address>(at);
-  return is_in_arena(address) ? alias_of(address)
-                              : const_cast<char*>(static_cast<const char*>(at));
+  return is_in_arena(address) ? alias_of(address) : const_cast<char*>(static_cast<const char*>(at));
 }
 
 bool is_on_device(Address at) { return is_in_arena(at); }

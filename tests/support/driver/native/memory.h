@@ -8,7 +8,8 @@
 
 namespace driver {
 
-// What freed memory is filled with, and what new memory holds. As floats: -3.7e28; as rows: negative.
+// What freed memory is filled with, and what new memory holds. As floats: -3.7e28; as rows:
+// negative.
 constexpr unsigned char poison = 0xEE;
 // What lies behind each block.
 constexpr unsigned char canary = 0xC5;
@@ -21,7 +22,7 @@ struct Place {
   int device = -1;
   Address block = 0;
   size_t offset = 0;
-  size_t size = 0;     // of the block
+  size_t size = 0;      // of the block
   bool is_live = true;  // false in freed memory, or between blocks
 };
 

@@ -11,7 +11,6 @@
 #undef cudaEventElapsedTime
 #undef cudaGraphInstantiate
 
-
 using namespace driver;
 
 namespace {
@@ -22,8 +21,8 @@ namespace {
 Stream* stream_of(const char* call, void* handle, Status* status) {
   Stream* stream = find_stream(current_device(), handle);
   *status = stream ? broken(stream->device)
-                   : refuse(cudaErrorInvalidResourceHandle,
-                            "%s: %p is no stream, or was destroyed", call, handle);
+                   : refuse(cudaErrorInvalidResourceHandle, "%s: %p is no stream, or was destroyed",
+                            call, handle);
   return stream;
 }
 
@@ -35,13 +34,13 @@ Event* event_of(const char* call, void* handle, Status* status) {
   return event;
 }
 
-#define STREAM(stream, handle)                                   \
-  Status status_of_##stream;                                     \
+#define STREAM(stream, handle)                                       \
+  Status status_of_##stream;                                         \
   Stream* stream = stream_of(__func__, handle, &status_of_##stream); \
   REFUSE_IF(status_of_##stream)
 
-#define EVENT(event, handle)                                  \
-  Status status_of_##event;                                   \
+#define EVENT(event, handle)                                     \
+  Status status_of_##event;                                      \
   Event* event = event_of(__func__, handle, &status_of_##event); \
   REFUSE_IF(status_of_##event)
 
@@ -259,9 +258,7 @@ cudaError_t cudaHostAlloc(void** at, size_t num_bytes, unsigned) {
   return lock_pages(num_bytes, at);
 }
 
-cudaError_t cudaMallocHost(void** at, size_t num_bytes) {
-  return cudaHostAlloc(at, num_bytes, 0);
-}
+cudaError_t cudaMallocHost(void** at, size_t num_bytes) { return cudaHostAlloc(at, num_bytes, 0); }
 
 cudaError_t cudaFreeHost(void* at) {
   const Call call(__func__);
@@ -288,8 +285,7 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
   if (const char* reason = why_not(at, 1); reason && place.kind == Kind::device) {
     return refuse(cudaErrorInvalidValue, "%s: %p %s", __func__, at, reason);
   }
-  attributes->type =
-      place.kind == Kind::device ? cudaMemoryTypeDevice : cudaMemoryTypeHost;
+  attributes->type = place.kind == Kind::device ? cudaMemoryTypeDevice : cudaMemoryTypeHost;
   attributes->devicePointer = const_cast<void*>(at);
   if (place.kind == Kind::page_locked) attributes->hostPointer = const_cast<void*>(at);
   return cudaSuccess;
@@ -314,8 +310,8 @@ cudaError_t cudaMemcpyPeerAsync(void* target, int target_device, const void* sou
                                 int source_device, size_t num_bytes, cudaStream_t handle) {
   const Call call(__func__);
   STREAM(stream, handle);
-  if (num_bytes && (find_place(target).device != target_device ||
-                    find_place(source).device != source_device)) {
+  if (num_bytes &&
+      (find_place(target).device != target_device || find_place(source).device != source_device)) {
     return refuse(cudaErrorInvalidValue,
                   "%s says gpu:%d to gpu:%d; the memory is that of gpu:%d and gpu:%d", __func__,
                   source_device, target_device, find_place(source).device,
@@ -332,8 +328,8 @@ cudaError_t cudaMemcpyPeer(void* target, int target_device, const void* source, 
     REFUSE_IF(check_device(device));
     wait_for_stream(find_stream(device, nullptr));
   }
-  const Status status = cudaMemcpyPeerAsync(target, target_device, source, source_device, num_bytes,
-                                            nullptr);
+  const Status status =
+      cudaMemcpyPeerAsync(target, target_device, source, source_device, num_bytes, nullptr);
   wait_for_stream(find_stream(current_device(), nullptr));
   return status;
 }
@@ -484,7 +480,7 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t handle, cudaStreamCaptureStatus* 
   const Call call(__func__);
   STREAM(stream, handle);
   REFUSE_IF(refuse_implicit(stream, __func__));
-  *status = !stream->capture ? cudaStreamCaptureStatusNone
+  *status = !stream->capture                       ? cudaStreamCaptureStatusNone
             : stream->capture->invalidated.empty() ? cudaStreamCaptureStatusActive
                                                    : cudaStreamCaptureStatusInvalidated;
   return cudaSuccess;

@@ -166,8 +166,8 @@ Status make_stream(unsigned flags, void** handle) {
   const int device = current_device();
   // A handle is given again as soon as its stream is gone and done.
   for (const auto& old : streams) {
-    if (old->is_destroyed && old->device == device && old->queue.empty() &&
-        old->flags == flags && !by_handle.count(old->handle)) {
+    if (old->is_destroyed && old->device == device && old->queue.empty() && old->flags == flags &&
+        !by_handle.count(old->handle)) {
       *handle = old->handle;
       by_handle[*handle] = new_stream(*handle, device, flags, false);
       old->handle = nullptr;
