@@ -44,9 +44,9 @@ std::function<void()> watched(const Copy& what, const void* page_locked) {
   const size_t before = digest(page_locked, what.num_bytes);
   return [=, writes = writes_to(page_locked)] {
     if (writes_to(page_locked) == writes && digest(page_locked, what.num_bytes) != before) {
-      report("page-locked memory at %p was written before a queued %s %s it: %s of %zu bytes",
-             page_locked, kinds[what.kind], page_locked == what.source ? "read" : "wrote to",
-             what.call, what.num_bytes);
+      report("page-locked memory at %p was written before a queued %s %s it (%zu bytes, %s)",
+             page_locked, what.call, page_locked == what.source ? "read" : "wrote to",
+             what.num_bytes, kinds[what.kind]);
     }
     move(what.target, what.source, what.num_bytes);
   };
@@ -78,8 +78,8 @@ Status copy(const Copy& given, Stream* stream) {
   std::function<void()> run;
   if (kind == cudaMemcpyHostToDevice && is_pageable) {
     // Such memory is read before the call returns.
-    const auto data = std::make_shared<std::string>(static_cast<const char*>(what.source),
-                                                    what.num_bytes);
+    const auto data =
+        std::make_shared<std::string>(static_cast<const char*>(what.source), what.num_bytes);
     run = [what, data] { memcpy(alias(what.target), data->data(), what.num_bytes); };
   } else if (!is_pageable && kind != cudaMemcpyDeviceToDevice && !stream->capture &&
              policy() != Policy::immediate) {

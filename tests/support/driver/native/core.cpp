@@ -3,7 +3,6 @@
 #include <stdarg.h>
 #include <stdlib.h>
 
-
 namespace driver {
 
 namespace {

@@ -10,8 +10,9 @@ struct Function {
   std::string name;
   const char* (*launch)(int index, unsigned num_blocks, unsigned num_threads, void** arguments,
                         uint64_t seed, int strict) = nullptr;
-  bool is_strict = true;  // see EmulatorLauncher
+  bool is_strict = true;        // see EmulatorLauncher
   std::vector<unsigned> sizes;  // of its parameters
+  std::vector<bool> are_pointers;
 };
 
 // Adds to the list of launches, if one is kept: kernels, copies and fills.

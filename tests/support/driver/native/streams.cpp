@@ -166,8 +166,8 @@ Status make_stream(unsigned flags, void** handle) {
   const int device = current_device();
   // A handle is given again as soon as its stream is gone and done.
   for (const auto& old : streams) {
-    if (old->is_destroyed && old->device == device && old->queue.empty() &&
-        old->flags == flags && !by_handle.count(old->handle)) {
+    if (old->is_destroyed && old->device == device && old->queue.empty() && old->flags == flags &&
+        !by_handle.count(old->handle)) {
       *handle = old->handle;
       by_handle[*handle] = new_stream(*handle, device, flags, false);
       old->handle = nullptr;
@@ -186,6 +186,7 @@ Status destroy_stream(void* handle) {
     return refuse(cudaErrorInvalidResourceHandle, "%p is no stream", handle);
   }
   it->second->is_destroyed = true;
+  it->second->capture = nullptr;
   by_handle.erase(it);
   return cudaSuccess;
 }
