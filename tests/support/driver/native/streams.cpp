@@ -4,6 +4,7 @@
 #include <time.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "graphs.h"
 #include "memory.h"
@@ -165,15 +166,14 @@ Stream* find_stream(int device, void* handle) {
 Status make_stream(unsigned flags, void** handle) {
   const int device = current_device();
   // A handle is given again as soon as its stream is gone and done.
-  for (const auto& old : streams) {
-    if (old->is_destroyed && old->device == device && old->queue.empty() && old->flags == flags &&
-        !by_handle.count(old->handle)) {
-      *handle = old->handle;
-      by_handle[*handle] = new_stream(*handle, device, flags, false);
-      old->handle = nullptr;
-      old->is_destroyed = false;
-      return cudaSuccess;
-    }
+  const auto old = std::find_if(streams.begin(), streams.end(), [=](const auto& stream) {
+    return stream->is_destroyed && stream->handle && stream->queue.empty() &&
+           stream->device == device && stream->flags == flags;
+  });
+  if (old != streams.end()) {
+    *handle = std::exchange((*old)->handle, nullptr);
+    by_handle[*handle] = new_stream(*handle, device, flags, false);
+    return cudaSuccess;
   }
   *handle = reinterpret_cast<void*>(last_handle += 16);
   by_handle[*handle] = new_stream(*handle, device, flags, false);
