@@ -169,7 +169,7 @@ def test_slots_and_averages_of_a_variable_that_is_gone_are_not_saved(
     }
     assert caplog.messages == [
         'neither saved nor restored: "w/ExponentialMovingAverage", "w/Momentum", of variables '
-        "that are gone; name them to the Saver"
+        "that are gone; give them to the Saver by name"
     ]
     saver.restore(path)
     path = Saver(kept, optimizers=[]).save(tmp_path / "m")
