@@ -285,8 +285,8 @@ class Saver:
         # Another thread may just be dropping a variable: what belongs to it goes next.
         if orphans := sorted(variable.name for variable in named if variable.is_orphan):
             _logger.warning(
-                "neither saved nor restored: %s, of variables that are gone; give them to the Saver "
-                "by name",
+                "neither saved nor restored: %s, of variables that are gone; give them to the "
+                "Saver by name",
                 ", ".join(f'"{name}"' for name in orphans),
             )
         return {variable.name: variable for variable in named if not variable.is_orphan}
