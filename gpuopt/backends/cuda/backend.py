@@ -274,7 +274,7 @@ class CudaBackend:
     ) -> tuple[Any, Any]:
         width = math.prod(values.shape[1:])
         workspace = self._workspace()
-        height = int(self.to_host(indices.max())) + 1
+        height = self._read_number(indices.max(keepdims=True)) + 1
         sequence, flag = LaunchSequence(), self._unset_flag.array
         rows = add_sort(sequence, self._launcher, workspace, indices, height, flag)
         gradients = {
@@ -286,7 +286,7 @@ class CudaBackend:
             sequence, self._launcher, workspace, rows, values.dtype, width, gradients, flag
         )
         sequence.start(indices)
-        num_sums = int(self.to_host(rows.num_runs)[0])
+        num_sums = self._read_number(rows.num_runs)
         sums = self.xp.empty((num_sums, *values.shape[1:]), dtype=real)
         lanes = lanes_per_row(width, 1)
         self._launcher.launch(
@@ -324,6 +324,12 @@ class CudaBackend:
         if plan.writes_to(self._launcher.address(values), values.nbytes):
             values = values.copy()
         return Table(plan.addresses, plan.height, values, rows)
+
+    def _read_number(self, array: Any) -> int:
+        """Returns an array's one number; the host waits for it."""
+        found = self._launcher.download(array)
+        found.wait(f"{self.device}, from which a number is read")
+        return int(found.values.item())
 
     def _workspace(self) -> Workspace:
         stream = self._launcher.stream()
