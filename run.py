@@ -4,6 +4,7 @@
     python3 run.py demo            train on real data, on the GPU if there is one
     python3 run.py test            run the tests that need no GPU
     python3 run.py test-full       the same, with every optimizer in every form and type
+    python3 run.py test-gpu        run the tests that need a GPU: on one, or on a driver without
     python3 run.py test-kernels    run the kernels' own tests on the CPU, under sanitizers
     python3 run.py test-kernels-full    the same, and compile all of them for all GPUs
     python3 run.py lint            check style, types, layers and the Dockerfile
@@ -31,6 +32,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
+VENV_CUDA12 = ROOT / ".venv-cuda12"
 BOOTSTRAP = ROOT / ".venv-bootstrap"
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 OLDEST_PYTHON = (3, 11)
@@ -38,6 +40,9 @@ OLDEST_PYTHON = (3, 11)
 NO_TESTS = 5
 # A process that runs tests takes some seconds to start, and half a gigabyte.
 MOST_PROCESSES = 8
+IN_PROCESSES = ["-n", "auto", "--maxprocesses", str(MOST_PROCESSES), "--dist", "worksteal"]
+# The threads of numpy's and torch's libraries would wait for cores that other processes use.
+SINGLE_THREADED = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 # With these, pytest needs the terminal, and so runs the tests in its own process.
 INTERACTIVE = {"--pdb", "--trace", "-s", "--capture=no"}
 # A test that hangs is to end with the stacks of all threads, not when CI's patience does.
@@ -49,6 +54,7 @@ GROUPS = {
     "demo": [],
     "test": ["test"],
     "test-full": ["test"],
+    "test-gpu": ["test", "gpu"],
     "test-kernels": ["test", "kernels"],
     "test-kernels-full": ["test", "kernels"],
     "lint": ["lint", "test"],
@@ -81,6 +87,8 @@ def main() -> int:
         return lint()
     if task in ("test", "test-full"):
         return test(arguments, is_full=task.endswith("full"))
+    if task == "test-gpu":
+        return test_gpu(arguments)
     if task in ("test-kernels", "test-kernels-full"):
         return test_kernels(arguments, is_full=task.endswith("full"))
     modules = {"demo": ["gpuopt", "demo"], "bench": ["bench"], "docs": ["mkdocs", "build", "-s"]}
@@ -206,12 +214,10 @@ def test(arguments: Sequence[str], is_full: bool) -> int:
         is_full: Every optimizer runs in every form and with every type, also where another one of
             its shape does; and random programs run for some minutes.
     """
-    processes = ["-n", "auto", "--maxprocesses", str(MOST_PROCESSES), "--dist", "worksteal"]
     command = ["-m", "pytest", "-m", "not nvrtc"]
     if not is_interactive(arguments):
-        command += [*processes, *NO_HANGING]
-    # The threads of numpy's and torch's libraries would wait for cores that other processes use.
-    environment = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", **os.environ}
+        command += [*IN_PROCESSES, *NO_HANGING]
+    environment = {**SINGLE_THREADED, **os.environ}
     if is_full:
         environment["GPUOPT_FULL"] = "1"
     command = [str(PYTHON), *command, *arguments]
@@ -220,6 +226,44 @@ def test(arguments: Sequence[str], is_full: bool) -> int:
 
 def is_interactive(arguments: Sequence[str]) -> bool:
     return not INTERACTIVE.isdisjoint(arguments)
+
+
+def test_gpu(arguments: Sequence[str]) -> int:
+    """Runs the tests that need a GPU.
+
+    Where there is none, they run on tests/support/driver, and those alone are left out that need a
+    real one. Then CuPy for CUDA 12 is tried, in an environment of its own.
+    """
+    has_gpu = cuda_extra() != "cpu"
+    driver = [] if has_gpu else ["tests/support/driver"]
+    command = [str(PYTHON), *driver, "-m", "pytest"]
+    command += ["-m", "gpu" if has_gpu else "gpu and not real_gpu"]
+    if not is_interactive(arguments):
+        command += [*IN_PROCESSES, *NO_HANGING]
+    environment = {**SINGLE_THREADED, **os.environ, "PYTHONPATH": str(ROOT)}
+    environment["GPUOPT_REQUIRE"] = "gpu" if has_gpu else "gpu,driver"
+    status = subprocess.run([*command, *arguments], cwd=ROOT, env=environment).returncode
+    if status or has_gpu or arguments:
+        return status
+    print("== CuPy for CUDA 12", flush=True)
+    python = set_up_cuda12()
+    command = [str(python), "tests/support/driver", "tests/support/driver/smoke.py"]
+    return subprocess.run(command, cwd=ROOT, env=environment).returncode
+
+
+def set_up_cuda12() -> Path:
+    """Makes an environment with CuPy for CUDA 12, which cannot be beside that for CUDA 13."""
+    python = VENV_CUDA12 / PYTHON.relative_to(VENV)
+    ready = VENV_CUDA12 / ".ready"
+    wanted = fingerprint(ROOT / "pyproject.toml", ["cuda12"])
+    if not ready.exists() or ready.read_text() != wanted:
+        shutil.rmtree(VENV_CUDA12, ignore_errors=True)
+        # Without pip, which .venv has.
+        call([str(PYTHON), "-m", "venv", "--without-pip", str(VENV_CUDA12)])
+        pip = [str(PYTHON), "-m", "pip", "--python", str(python), "install", "--quiet"]
+        call([*pip, "--disable-pip-version-check", str(ROOT), *requirements(["cuda12-smoke"])])
+        ready.write_text(wanted)
+    return python
 
 
 def test_kernels(arguments: Sequence[str], is_full: bool) -> int:
@@ -321,6 +365,8 @@ def lint() -> int:
             "kernels/**/*.hpp",
             "tests/support/emulator/*.cu",
             "tests/support/emulator/*.h",
+            "tests/support/driver/native/**/*.cpp",
+            "tests/support/driver/native/**/*.h",
         )
         for path in sorted(ROOT.glob(pattern))
     ]

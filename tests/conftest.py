@@ -41,6 +41,11 @@ NEEDS = {
     "cxx": (lambda: shutil.which("g++") is not None, "g++ is not installed"),
     "emulator": (lambda: what_is_missing() is None, what_is_missing()),
     "gpu": (has_gpu, "there is no GPU, or no CuPy"),
+    "driver": (driver.is_here, "the GPU is a real one, or there is none: see make test-gpu"),
+    "real_gpu": (
+        lambda: has_gpu() and not driver.is_here(),
+        "there is no real GPU, or no CuPy",
+    ),
     "nvrtc": (has_nvrtc, "cuda-core, NVRTC or nvdisasm is not installed"),
     "torch": (lambda: find_spec("torch") is not None, "torch is not installed"),
 }
@@ -82,6 +87,32 @@ def names_of_earlier_tests_are_free() -> None:
         # What is left lives as long as the session, as tests and imported modules do: later
         # collections leave it out.
         gc.freeze()
+
+
+# How streams run on GPUs that are not there; a real GPU does it its own way.
+SCHEDULES = ["oldest", "newest", *(f"random:{seed}" for seed in range(3))]
+if os.environ.get("GPUOPT_FULL"):
+    SCHEDULES += [f"random:{seed}" for seed in range(3, 100)]
+
+
+@pytest.fixture(params=SCHEDULES if driver.is_here() else ["its own"])
+def every_schedule(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Runs a test with streams that run late, in different orders."""
+    if not driver.is_here():
+        yield request.param
+        return
+    policy, _, seed = request.param.partition(":")
+    with driver.schedule(policy, int(seed or 0)):
+        yield request.param
+
+
+@pytest.fixture(autouse=driver.is_here())
+def driver_has_nothing_to_report() -> Iterator[None]:
+    """Fails a test whose kernels wrote where they must not, or the like."""
+    yield
+    reports = driver.take_reports()
+    driver.repair()
+    assert not reports
 
 
 @pytest.fixture(params=["plain", "recorded", pytest.param("compiled", marks=pytest.mark.cxx)])

@@ -1,6 +1,14 @@
 // Compares a kernel with its declaration in Python, while it compiles: see kernel.py.
 #pragma once
 
+// The offset of a struct's field; the struct's name, which may have commas, comes last. NVRTC 12
+// has no __builtin_offsetof, and no NVRTC has offsetof.
+#if defined(__CUDACC_RTC__)
+#define GPUOPT_OFFSET(field, ...) __INTADDR__(&((__VA_ARGS__*)nullptr)->field)
+#else
+#define GPUOPT_OFFSET(field, ...) __builtin_offsetof(__VA_ARGS__, field)
+#endif
+
 namespace gpuopt {
 
 // Whether a type is the declared one. Python does not declare which memory is only read.

@@ -126,7 +126,7 @@ def _layout(struct: Struct) -> list[str]:
     lines = [_assertion(f"sizeof({name}) == {struct.size}", f"{name} with {struct.size} bytes")]
     for (field, parameter), offset in zip(struct.fields.items(), struct.offsets, strict=True):
         same_type = f"gpuopt::is_declared<decltype({name}::{field}), {parameter.cpp_type}>"
-        same_place = f"__builtin_offsetof({name}, {field}) == {offset}"
+        same_place = f"GPUOPT_OFFSET({field}, {name}) == {offset}"
         declaration = f"{name}::{field} as {parameter.cpp_type} at byte {offset}"
         lines.append(_assertion(f"{same_type} && {same_place}", declaration))
     return lines

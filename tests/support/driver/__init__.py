@@ -5,6 +5,7 @@ See docs/architecture.md, "A driver that is not there".
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,10 +27,25 @@ def set_policy(policy: str, seed: int = 0) -> None:
     Args:
         policy: "immediate" runs each operation at once. The others run nothing before the host
             waits, and then, of the operations that CUDA allows to run next, the "oldest", the
-            "newest" or a "random" one. With "nothing" kernels are not run at all.
+            "newest" or a "random" one. "nothing" is "immediate" without kernels, to time the host.
         seed: For "random".
     """
     library().driver_set_policy(POLICIES.index(policy), seed)
+
+
+@contextmanager
+def schedule(policy: str, seed: int = 0) -> Iterator[None]:
+    """Has streams run by another policy; see `set_policy`."""
+    set_policy(policy, seed)
+    try:
+        yield
+    finally:
+        set_policy(*policy_of_process())
+
+
+def policy_of_process() -> tuple[str, int]:
+    policy, _, seed = os.environ.get("GPUOPT_DRIVER_STREAMS", "oldest").partition(":")
+    return policy, int(seed or 0)
 
 
 def synchronize() -> None:
@@ -48,6 +64,34 @@ def take_reports() -> list[str]:
     synchronize()
     library().driver_check_memory()
     return library().driver_take_reports().decode().splitlines()
+
+
+def repair() -> None:
+    """Makes devices usable again on which a kernel has failed; a real one never is."""
+    library().driver_repair_devices()
+
+
+class Mark(NamedTuple):
+    """The end of what a stream has been given so far."""
+
+    stream: int
+    number: int
+
+
+def mark(device: int, stream: int) -> Mark:
+    """Marks the end of a stream's work, by the stream's device and handle."""
+    at, number = ctypes.c_void_p(), ctypes.c_uint64()
+    library().driver_mark(device, ctypes.c_void_p(stream), ctypes.byref(at), ctypes.byref(number))
+    return Mark(at.value or 0, number.value)
+
+
+def precedes(done: Mark, device: int, stream: int) -> bool:
+    """Says whether a program may rely on `done` before whatever it gives the stream next.
+
+    Events, the legacy default stream's rules and waits of the host count; luck does not.
+    """
+    arguments = ctypes.c_void_p(done.stream), ctypes.c_uint64(done.number)
+    return bool(library().driver_precedes(*arguments, device, ctypes.c_void_p(stream)))
 
 
 class Launch(NamedTuple):

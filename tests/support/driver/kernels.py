@@ -33,7 +33,7 @@ class Module:
 
     Attributes:
         expressions: The C++ names of its functions, by the mangled ones; none of an `extern "C"`.
-        is_cupys: Whether it is one of CuPy's own, which leave barriers out in threads that are done.
+        is_cupys: Whether it is one of CuPy's own, whose threads may exit before a barrier.
     """
 
     def __init__(self, source: str, options: Sequence[str]) -> None:

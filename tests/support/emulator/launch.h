@@ -18,6 +18,9 @@
 
 namespace emulator {
 
+// Is added to the size of an argument that is a pointer.
+constexpr unsigned is_pointer = 1u << 31;
+
 // Calls a kernel with the arguments at given addresses, as cuLaunchKernel takes them.
 template <auto function>
 struct Call;
@@ -31,14 +34,15 @@ struct Call<function> {
   static void call(void** arguments) { call(arguments, std::index_sequence_for<Parameters...>()); }
 
   static constexpr size_t size = (size_t(0) + ... + ((sizeof(Parameters) + 7) / 8 * 8));
-  static constexpr unsigned sizes[] = {sizeof(Parameters)..., 0};
+  static constexpr unsigned sizes[] = {
+      (sizeof(Parameters) | (std::is_pointer_v<Parameters> ? is_pointer : 0))..., 0};
 };
 
 struct Kernel {
   void (*call)(void**);
   size_t size;  // of all arguments, in bytes
   int max_threads;
-  const unsigned* sizes;  // of each argument, and after the last one 0
+  const unsigned* sizes;  // of each argument, or with is_pointer; and after the last one 0
 };
 
 // Takes what __launch_bounds__ does.

@@ -21,7 +21,8 @@ void run_nodes(const Graph& graph) {
     std::vector<size_t> ready;
     for (size_t i = 0; i < graph.nodes.size(); ++i) {
       const auto& after = graph.nodes[i].after;
-      if (!is_done[i] && std::all_of(after.begin(), after.end(), [&](size_t j) { return is_done[j]; })) {
+      if (!is_done[i] &&
+          std::all_of(after.begin(), after.end(), [&](size_t j) { return is_done[j]; })) {
         ready.push_back(i);
       }
     }
@@ -62,7 +63,8 @@ Status join_capture(Stream* stream, Event* event) {
 
 Status begin_capture(Stream* stream, cudaStreamCaptureMode mode) {
   if (stream->is_default) {
-    return refuse(cudaErrorStreamCaptureUnsupported, "the legacy default stream cannot be captured");
+    return refuse(cudaErrorStreamCaptureUnsupported,
+                  "the legacy default stream cannot be captured");
   }
   if (stream->capture) return refuse(cudaErrorIllegalState, "the stream is being captured already");
   stream->capture = std::make_shared<Graph>();
@@ -84,7 +86,8 @@ Status end_capture(Stream* stream, void** handle) {
     for (size_t i : node.after) is_followed[i] = true;
   }
   for (size_t i : graph->tails[stream]) is_followed[i] = true;
-  const bool is_joined = std::all_of(is_followed.begin(), is_followed.end(), [](bool b) { return b; });
+  const bool is_joined =
+      std::all_of(is_followed.begin(), is_followed.end(), [](bool b) { return b; });
   graph->is_open = false;
   for_each_stream([&](Stream* other) {
     if (other->capture == graph) other->capture = nullptr;
@@ -142,8 +145,9 @@ Status refuse_implicit(Stream* legacy, const char* call) {
     if (status || !stream->capture || stream->device != legacy->device) return;
     if (!stream->is_blocking()) return;
     status = invalidate(*stream->capture, cudaErrorStreamCaptureImplicit,
-                        std::string(call) + " on the legacy stream would wait for a stream that is "
-                                            "captured");
+                        std::string(call) +
+                            " on the legacy stream would wait for a stream that is "
+                            "captured");
   });
   return status;
 }

@@ -38,6 +38,11 @@ struct Arguments {
       for (size_t at = 0; at + 8 <= end; at += 8) {
         Address word;
         memcpy(&word, &bytes[offsets[i] + at], 8);
+        if (function.are_pointers[i] && word &&
+            find_place(reinterpret_cast<void*>(word)).kind == Kind::pageable) {
+          return refuse(cudaErrorInvalidValue, "kernel %s: argument %zu, %#lx, is in host memory",
+                        function.name.c_str(), i, word);
+        }
         if (!is_on_device(word)) continue;
         const char* reason = why_not(reinterpret_cast<void*>(word), 1);
         if (!reason) continue;
@@ -70,8 +75,8 @@ void run(const Function& function, unsigned num_blocks, unsigned num_threads, Ar
       &at);
   char text[2048];
   if (!ended) {
-    snprintf(text, sizeof text, "kernel %s touched %#lx, which gpu:%d cannot", function.name.c_str(),
-             at, device);
+    snprintf(text, sizeof text, "kernel %s touched %#lx, which gpu:%d cannot",
+             function.name.c_str(), at, device);
     break_device(device, cudaErrorIllegalAddress, text);
   } else if (failure) {
     snprintf(text, sizeof text, "kernel %s: %s", function.name.c_str(), failure);
@@ -82,8 +87,7 @@ void run(const Function& function, unsigned num_blocks, unsigned num_threads, Ar
 }  // namespace
 
 void record_launch(const char* kind, const std::string& name, const dim3& grid, const dim3& block,
-                   size_t shared_bytes, size_t argument_bytes, size_t bytes,
-                   const Stream* stream) {
+                   size_t shared_bytes, size_t argument_bytes, size_t bytes, const Stream* stream) {
   if (!is_recording) return;
   char text[512];
   snprintf(text, sizeof text, "%s\t%u\t%u\t%u\t%u\t%u\t%u\t%zu\t%zu\t%zu\t%d\t%zu\t", kind, grid.x,
@@ -92,9 +96,9 @@ void record_launch(const char* kind, const std::string& name, const dim3& grid, 
   records += text + name + "\n";
 }
 
-void record_copy(const char* kind, size_t bytes, const Stream* stream) {
+void record_copy(const char* kind, const char* kind_of_bytes, size_t bytes, const Stream* stream) {
   count(kind);
-  count((std::string(kind) + " bytes").c_str(), long(bytes));
+  count(kind_of_bytes, long(bytes));
   record_launch(kind, "", dim3(0, 0, 0), dim3(0, 0, 0), 0, 0, bytes, stream);
 }
 

@@ -1,15 +1,10 @@
 #include "memory.h"
 
-#include <setjmp.h>
-#include <signal.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <unistd.h>
-#include <xmmintrin.h>
 
 #include <algorithm>
 #include <deque>
-#include <set>
 
 #include "streams.h"
 
@@ -17,11 +12,9 @@ namespace driver {
 
 namespace {
 
-constexpr Address first_address = 0x200000000000;
-constexpr size_t bytes_of_device = size_t(16) << 30;
 constexpr size_t page_size = 4096;
 // So much freed memory is kept from being used again, to see who writes to it.
-constexpr size_t most_in_quarantine = size_t(256) << 20;
+constexpr size_t most_in_quarantine = size_t(64) << 20;
 // Filling more would take longer than it tells.
 constexpr size_t most_filled = size_t(64) << 20;
 
@@ -31,11 +24,9 @@ struct Block {
 };
 
 struct Device {
-  Address begin = 0;
-  Address end = 0;  // of what has ever been used
   size_t used = 0;
   std::map<Address, Block> live;
-  std::map<Address, size_t> unused;  // between begin and end
+  std::map<Address, size_t> unused;  // before the end of what was ever used
   std::deque<std::pair<Address, size_t>> quarantine;
   size_t in_quarantine = 0;
 };
@@ -57,65 +48,13 @@ std::map<Address, PageLocked> page_locked;
 std::map<Address, Part> parts;
 // Freed parts of blocks: not to be named by calls, nor written.
 std::map<Address, Part> freed_parts;
-char* alias_begin;
-bool peers[most_devices][most_devices];
 
-thread_local sigjmp_buf out_of_kernel;
-thread_local bool in_kernel;
-thread_local Address faulted;
-struct sigaction handler_before;
-
-bool is_in_arena(Address at) {
-  return at >= first_address && at < first_address + bytes_of_device * settings().num_devices;
-}
-
-void on_fault(int, siginfo_t* info, void*) {
-  const Address at = reinterpret_cast<Address>(info->si_addr);
-  if (in_kernel) {
-    faulted = at;
-    siglongjmp(out_of_kernel, 1);
-  }
-  if (is_in_arena(at)) {
-    char text[160];
-    const int length = snprintf(text, sizeof text,
-                                "\nHost code touched the memory of gpu:%d at %#lx: only copies and "
-                                "kernels can read it.\n",
-                                int((at - first_address) / bytes_of_device), at);
-    if (write(2, text, length) < 0) return;
-  }
-  sigaction(SIGSEGV, &handler_before, nullptr);
-}
-
-void map_arena() {
-  if (alias_begin) return;
-  const size_t size = bytes_of_device * settings().num_devices;
-  const int file = memfd_create("memory of devices", MFD_CLOEXEC);
-  if (file < 0 || ftruncate(file, size)) abort();
-  void* there = mmap(reinterpret_cast<void*>(first_address), size, PROT_NONE,
-                     MAP_SHARED | MAP_NORESERVE | MAP_FIXED_NOREPLACE, file, 0);
-  void* here =
-      mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file, 0);
-  if (there != reinterpret_cast<void*>(first_address) || here == MAP_FAILED) {
-    fprintf(stderr, "the driver cannot map the memory of its devices\n");
-    abort();
-  }
-  close(file);
-  alias_begin = static_cast<char*>(here);
-  for (int i = 0; i < settings().num_devices; ++i) {
-    devices[i].begin = devices[i].end = first_address + i * bytes_of_device;
-  }
-  struct sigaction action = {};
-  action.sa_sigaction = on_fault;
-  action.sa_flags = SA_SIGINFO | SA_NODEFER;
-  sigaction(SIGSEGV, &action, &handler_before);
-}
-
-char* alias_of(Address at) { return alias_begin + (at - first_address); }
+char* alias_of(Address at) { return alias(reinterpret_cast<void*>(at)); }
 
 bool holds_only(Address at, size_t num_bytes, unsigned char value) {
   const char* bytes = alias_of(at);
-  return num_bytes == 0 ||
-         (static_cast<unsigned char>(bytes[0]) == value && !memcmp(bytes, bytes + 1, num_bytes - 1));
+  return num_bytes == 0 || (static_cast<unsigned char>(bytes[0]) == value &&
+                            !memcmp(bytes, bytes + 1, num_bytes - 1));
 }
 
 size_t first_change(Address at, size_t num_bytes, unsigned char value) {
@@ -132,8 +71,8 @@ void fill(Address at, size_t num_bytes, unsigned char value) {
 void check_canary(int device, Address at, size_t size, size_t room) {
   if (holds_only(at + size, room - size, canary)) return;
   const size_t first = first_change(at + size, room - size, canary);
-  report("gpu:%d: something wrote %zu bytes behind the end of a block of %zu bytes at %#lx", device,
-         first, size, at);
+  report("gpu:%d: byte %zu behind the end of a block of %zu bytes was written, at %#lx", device,
+         first, size, at + size + first);
   memset(alias_of(at + size), canary, room - size);
 }
 
@@ -145,7 +84,8 @@ void check_freed(int device, Address at, size_t size) {
 }
 
 // Takes the first room that is large enough; new room is at the end.
-Address take_room(Device& device, size_t room) {
+Address take_room(int number, size_t room) {
+  Device& device = devices[number];
   for (auto it = device.unused.begin(); it != device.unused.end(); ++it) {
     if (it->second < room) continue;
     const auto [at, size] = *it;
@@ -153,9 +93,9 @@ Address take_room(Device& device, size_t room) {
     if (size > room) device.unused[at + room] = size - room;
     return at;
   }
-  const Address at = device.end;
-  if (at + room > device.begin + bytes_of_device) return 0;
-  device.end += room;
+  const Address at = end_of(number);
+  if (at + room > begin_of(number) + bytes_of_device) return 0;
+  end_of(number) += room;
   return at;
 }
 
@@ -189,19 +129,11 @@ auto find_in(Blocks& blocks, Address at) {
 
 }  // namespace
 
-char* alias(const void* at) {
-  const Address address = reinterpret_cast<Address>(at);
-  return is_in_arena(address) ? alias_of(address)
-                              : const_cast<char*>(static_cast<const char*>(at));
-}
-
-bool is_on_device(Address at) { return is_in_arena(at); }
-
 Status allocate(int device_number, size_t num_bytes, void** at) {
   map_arena();
   Device& device = devices[device_number];
   const size_t room = (num_bytes + 2 * alignment - 1) / alignment * alignment;
-  const Address begin = take_room(device, room);
+  const Address begin = take_room(device_number, room);
   if (!begin) {
     return refuse(cudaErrorMemoryAllocation, "gpu:%d has %zu bytes, of which %zu are used",
                   device_number, bytes_of_device, device.used);
@@ -269,9 +201,9 @@ uint64_t& writes_to(const void* at) {
 Place find_place(const void* pointer) {
   const Address at = reinterpret_cast<Address>(pointer);
   Place place;
-  if (is_in_arena(at)) {
+  if (is_on_device(at)) {
     place.kind = Kind::device;
-    place.device = int((at - first_address) / bytes_of_device);
+    place.device = device_of(at);
     auto& live = devices[place.device].live;
     auto it = find_in(live, at);
     // CuPy names the end of a block for arrays without elements.
@@ -303,49 +235,6 @@ const char* why_not(const void* at, size_t num_bytes) {
   const auto freed = find_in(freed_parts, reinterpret_cast<Address>(at));
   if (freed != freed_parts.end()) return "is in memory that was freed";
   return nullptr;
-}
-
-void enable_peer(int from, int to) { peers[from][to] = true; }
-bool is_peer_enabled(int from, int to) { return from == to || peers[from][to]; }
-
-// Changing the protection takes time for each page in use, so many kernels run between changes.
-static void protect(int index, bool is_open) {
-  static Address open_until[most_devices];  // 0 where closed
-  const Device& device = devices[index];
-  const Address until = is_open ? device.end : 0;
-  if (open_until[index] == until || device.end == device.begin) return;
-  const size_t size = (device.end - device.begin + page_size - 1) / page_size * page_size;
-  mprotect(reinterpret_cast<void*>(device.begin), size,
-           is_open ? PROT_READ | PROT_WRITE : PROT_NONE);
-  open_until[index] = until;
-}
-
-void unlock_memory(int device) {
-  for (int i = 0; i < settings().num_devices; ++i) protect(i, is_peer_enabled(device, i));
-}
-
-void lock_memory() {
-  for (int i = 0; i < settings().num_devices; ++i) protect(i, false);
-}
-
-bool run_guarded(const std::function<void()>& kernel, Address* at) {
-  struct sigaction action = {}, before;
-  action.sa_sigaction = on_fault;
-  action.sa_flags = SA_SIGINFO | SA_NODEFER;
-  sigaction(SIGSEGV, &action, &before);
-  const unsigned rounding = _mm_getcsr();
-  bool succeeded = false;
-  in_kernel = true;
-  if (!sigsetjmp(out_of_kernel, 0)) {
-    kernel();
-    succeeded = true;
-  } else {
-    _mm_setcsr(rounding);
-    *at = faulted;
-  }
-  in_kernel = false;
-  sigaction(SIGSEGV, &before, nullptr);
-  return succeeded;
 }
 
 void part_taken(int device, void* pointer, size_t num_bytes, size_t with_canary, void* handle) {
@@ -381,7 +270,7 @@ void part_freed(void* pointer) {
   });
 }
 
-void check_parts() {
+void check_memory() {
   for (const auto& [at, part] : parts) check_canary(part.device, at, part.size, part.room);
   for (const auto& [at, part] : freed_parts) check_freed(part.device, at, part.room);
   for (int i = 0; i < settings().num_devices; ++i) {

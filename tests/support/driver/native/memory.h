@@ -1,14 +1,12 @@
-// Memory of devices that are not there, and page-locked memory.
-//
-// A device's memory is mapped twice: where the program sees it, nobody can read it except while a
-// kernel runs; the driver reads and writes it elsewhere, at `alias(address)`.
+// Blocks of memory: of devices that are not there, and page-locked ones.
 #pragma once
 
-#include "core.h"
+#include "arena.h"
 
 namespace driver {
 
-// What freed memory is filled with, and what new memory holds. As floats: -3.7e28; as rows: negative.
+// What freed memory is filled with, and what new memory holds. As floats: -3.7e28; as rows:
+// negative.
 constexpr unsigned char poison = 0xEE;
 // What lies behind each block.
 constexpr unsigned char canary = 0xC5;
@@ -21,7 +19,7 @@ struct Place {
   int device = -1;
   Address block = 0;
   size_t offset = 0;
-  size_t size = 0;     // of the block
+  size_t size = 0;      // of the block
   bool is_live = true;  // false in freed memory, or between blocks
 };
 
@@ -36,28 +34,13 @@ Status lock_pages(size_t num_bytes, void** at);
 Status unlock_pages(void* at);
 size_t used_bytes(int device);
 
-// Where the driver may read and write what the program calls `at`; the same for host memory.
-char* alias(const void* at);
-bool is_on_device(Address at);
-
 // Counts the driver's own writes to a page-locked block, so that the program's can be told apart.
 uint64_t& writes_to(const void* page_locked);
-
-void enable_peer(int from, int to);
-bool is_peer_enabled(int from, int to);
-
-// Kernels of `device` may run now: its memory, and its peers', is where the program sees it.
-void unlock_memory(int device);
-// Nor may anybody else; called when the host goes on.
-void lock_memory();
-
-// Runs a kernel; returns false, with the address, if it touched memory that it may not.
-bool run_guarded(const std::function<void()>& kernel, Address* at);
 
 // Parts of blocks, as CuPy's pool hands them out.
 void part_taken(int device, void* at, size_t num_bytes, size_t with_canary, void* stream);
 void part_freed(void* at);
 // Looks at every canary and all freed memory now; what is wrong is reported.
-void check_parts();
+void check_memory();
 
 }  // namespace driver

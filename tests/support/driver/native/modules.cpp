@@ -14,9 +14,10 @@ namespace {
 struct Found {
   decltype(Function::launch) launch;
   const char* name;
-  const unsigned* sizes;  // of its arguments, and after the last one 0
+  const unsigned* sizes;  // of its arguments, or with is_pointer; and after the last one 0
   int is_strict;
 };
+constexpr unsigned is_pointer = 1u << 31;
 using Find = int (*)(long module, const char* name, Found* found);
 Find find_function;
 thread_local long module_of_thread;
@@ -138,7 +139,10 @@ int cuModuleGetFunction(void** function, void* module, const char* name) {
   made->name = found.name;
   made->launch = found.launch;
   made->is_strict = found.is_strict;
-  for (const unsigned* size = found.sizes; *size; ++size) made->sizes.push_back(*size);
+  for (const unsigned* size = found.sizes; *size; ++size) {
+    made->sizes.push_back(*size & ~is_pointer);
+    made->are_pointers.push_back(*size & is_pointer);
+  }
   // Another thread may have been faster.
   *function = functions.try_emplace({number, name}, std::move(made)).first->second.get();
   return 0;
@@ -204,7 +208,7 @@ void driver_wait_for_everything() {
 
 void driver_check_memory() {
   const std::lock_guard held(lock());
-  check_parts();
+  check_memory();
 }
 
 void driver_part_taken(int device, void* at, size_t num_bytes, size_t with_canary, void* stream) {

@@ -17,24 +17,23 @@ bool is_less(Value a, Value b) {
 
 template <class Value>
 int sort(Handle* handle, void* data, int64_t* positions, int64_t rows, int64_t length) {
-  return library_call(
-      positions ? "thrust argsort" : "thrust sort", handle,
-      {{data, size_t(rows * length) * sizeof(Value)},
-       {positions, positions ? size_t(rows * length) * 8 : 0}},
-      [=] {
-        for (int64_t row = 0; row < rows; ++row) {
-          Value* values = memory<Value>(data) + row * length;
-          if (!positions) {
-            std::stable_sort(values, values + length, is_less<Value>);
-            continue;
-          }
-          int64_t* order = memory<int64_t>(positions) + row * length;
-          std::iota(order, order + length, 0);
-          std::stable_sort(order, order + length, [=](int64_t i, int64_t j) {
-            return is_less(values[i], values[j]);
-          });
-        }
-      });
+  return library_call(positions ? "thrust argsort" : "thrust sort", handle,
+                      {{data, size_t(rows * length) * sizeof(Value)},
+                       {positions, positions ? size_t(rows * length) * 8 : 0}},
+                      [=] {
+                        for (int64_t row = 0; row < rows; ++row) {
+                          Value* values = memory<Value>(data) + row * length;
+                          if (!positions) {
+                            std::stable_sort(values, values + length, is_less<Value>);
+                            continue;
+                          }
+                          int64_t* order = memory<int64_t>(positions) + row * length;
+                          std::iota(order, order + length, 0);
+                          std::stable_sort(order, order + length, [=](int64_t i, int64_t j) {
+                            return is_less(values[i], values[j]);
+                          });
+                        }
+                      });
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <time.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "graphs.h"
 #include "memory.h"
@@ -111,7 +112,7 @@ void add(Stream* stream, const char* what, std::function<void()> run, std::vecto
   after.erase(std::remove_if(after.begin(), after.end(), is_done), after.end());
   stream->queue.push_back({++last_serial, what, std::move(after), std::move(run)});
   stream->clock[stream] = ++stream->issued;
-  if (chosen == Policy::immediate) {
+  if (runs_at_once()) {
     wait_for({stream, stream->issued});
   } else {
     run_until([stream] { return stream->queue.size() < most_queued; });
@@ -154,6 +155,7 @@ void set_policy(Policy policy, uint64_t seed) {
 }
 
 Policy policy() { return chosen; }
+bool runs_at_once() { return chosen == Policy::immediate || chosen == Policy::nothing; }
 
 Stream* find_stream(int device, void* handle) {
   if (handle == nullptr || handle == cudaStreamLegacy) return default_stream(device, 0);
@@ -165,15 +167,14 @@ Stream* find_stream(int device, void* handle) {
 Status make_stream(unsigned flags, void** handle) {
   const int device = current_device();
   // A handle is given again as soon as its stream is gone and done.
-  for (const auto& old : streams) {
-    if (old->is_destroyed && old->device == device && old->queue.empty() &&
-        old->flags == flags && !by_handle.count(old->handle)) {
-      *handle = old->handle;
-      by_handle[*handle] = new_stream(*handle, device, flags, false);
-      old->handle = nullptr;
-      old->is_destroyed = false;
-      return cudaSuccess;
-    }
+  const auto old = std::find_if(streams.begin(), streams.end(), [=](const auto& stream) {
+    return stream->is_destroyed && stream->handle && stream->queue.empty() &&
+           stream->device == device && stream->flags == flags;
+  });
+  if (old != streams.end()) {
+    *handle = std::exchange((*old)->handle, nullptr);
+    by_handle[*handle] = new_stream(*handle, device, flags, false);
+    return cudaSuccess;
   }
   *handle = reinterpret_cast<void*>(last_handle += 16);
   by_handle[*handle] = new_stream(*handle, device, flags, false);
@@ -186,6 +187,7 @@ Status destroy_stream(void* handle) {
     return refuse(cudaErrorInvalidResourceHandle, "%p is no stream", handle);
   }
   it->second->is_destroyed = true;
+  it->second->capture = nullptr;
   by_handle.erase(it);
   return cudaSuccess;
 }

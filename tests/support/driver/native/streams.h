@@ -35,7 +35,8 @@ struct Stream {
   bool is_destroyed = false;
   uint64_t issued = 0;
   uint64_t done = 0;
-  uint64_t joining = 0;  // the last operation that others wait for by the rules of the legacy stream
+  uint64_t joining =
+      0;  // the last operation that others wait for by the rules of the legacy stream
   std::deque<Operation> queue;
   Clock clock;
   std::shared_ptr<Graph> capture;  // while it is captured
@@ -50,12 +51,14 @@ struct Event {
   Clock clock;
   std::shared_ptr<Graph> capture;  // recorded in a stream that was captured
   std::vector<size_t> nodes;       // the last ones before it
-  int64_t time = 0;          // on the device's clock
+  int64_t time = 0;                // on the device's clock
 };
 
 enum class Policy { immediate, oldest, newest, random, nothing };
 void set_policy(Policy policy, uint64_t seed);
 Policy policy();
+// Whether operations are run as they are enqueued.
+bool runs_at_once();
 
 // Returns null for a handle that is not, or no longer, a stream's.
 Stream* find_stream(int device, void* handle);

@@ -58,7 +58,7 @@ struct Scalar {
 struct Matrix {
   const void* at;
   int type;
-  int stride;  // between columns
+  int stride;              // between columns
   long long distance = 0;  // between the matrices of a batch
   bool is_transposed = false;
 };
@@ -76,8 +76,8 @@ std::vector<double> rows_of(const Matrix& matrix, const char* at, int rows, int 
   std::vector<double> values(size_t(rows) * columns);
   for (int i = 0; i < rows; ++i) {
     for (int j = 0; j < columns; ++j) {
-      const size_t from = matrix.is_transposed ? size_t(i) * matrix.stride + j
-                                               : size_t(j) * matrix.stride + i;
+      const size_t from =
+          matrix.is_transposed ? size_t(i) * matrix.stride + j : size_t(j) * matrix.stride + i;
       values[size_t(i) * columns + j] = load(matrix.type, at, from);
     }
   }
@@ -139,7 +139,9 @@ int gemm_of_pointers(const char* name, Handle* handle, int op_a, int op_b, int m
 
 // cublasComputeType_t: those in double precision are 70 and 71.
 int scalar_type_of(int compute) {
-  return compute == 70 || compute == 71 ? float64 : compute == 64 || compute == 65 ? float16 : float32;
+  return compute == 70 || compute == 71   ? float64
+         : compute == 64 || compute == 65 ? float16
+                                          : float32;
 }
 
 template <class Value>
@@ -150,24 +152,23 @@ int gemv(const char* name, Handle* handle, int op, int m, int n, const Value* al
          int lda, const Value* x, int incx, const Value* beta, Value* y, int incy) {
   const Scalar by(alpha, type_of<Value>, handle), keep(beta, type_of<Value>, handle);
   const int rows = op ? n : m, columns = op ? m : n;
-  return library_call(
-      name, handle,
-      {operand({a, type_of<Value>, lda}, m, n, 1),
-       {x, columns ? ((columns - 1) * size_t(incx) + 1) * sizeof(Value) : 0},
-       {y, rows ? ((rows - 1) * size_t(incy) + 1) * sizeof(Value) : 0}},
-      [=] {
-        const Value *matrix = memory<Value>(a), *vector = memory<Value>(x);
-        Value* result = memory<Value>(y);
-        for (int i = 0; i < rows; ++i) {
-          double sum = 0;
-          for (int j = 0; j < columns; ++j) {
-            sum += double(matrix[op ? size_t(i) * lda + j : size_t(j) * lda + i]) *
-                   vector[size_t(j) * incx];
-          }
-          Value& to = result[size_t(i) * incy];
-          to = Value(by.get() * sum + (keep.get() ? keep.get() * to : 0));
-        }
-      });
+  return library_call(name, handle,
+                      {operand({a, type_of<Value>, lda}, m, n, 1),
+                       {x, columns ? ((columns - 1) * size_t(incx) + 1) * sizeof(Value) : 0},
+                       {y, rows ? ((rows - 1) * size_t(incy) + 1) * sizeof(Value) : 0}},
+                      [=] {
+                        const Value *matrix = memory<Value>(a), *vector = memory<Value>(x);
+                        Value* result = memory<Value>(y);
+                        for (int i = 0; i < rows; ++i) {
+                          double sum = 0;
+                          for (int j = 0; j < columns; ++j) {
+                            sum += double(matrix[op ? size_t(i) * lda + j : size_t(j) * lda + i]) *
+                                   vector[size_t(j) * incx];
+                          }
+                          Value& to = result[size_t(i) * incy];
+                          to = Value(by.get() * sum + (keep.get() ? keep.get() * to : 0));
+                        }
+                      });
 }
 
 template <class Value>
@@ -187,8 +188,8 @@ int dot(const char* name, Handle* handle, int n, const Value* x, int incx, const
 }
 
 template <class Value>
-int ger(const char* name, Handle* handle, int m, int n, const Value* alpha, const Value* x, int incx,
-        const Value* y, int incy, Value* a, int lda) {
+int ger(const char* name, Handle* handle, int m, int n, const Value* alpha, const Value* x,
+        int incx, const Value* y, int incy, Value* a, int lda) {
   const Scalar by(alpha, type_of<Value>, handle);
   return library_call(name, handle, {operand({a, type_of<Value>, lda}, m, n, 1)}, [=] {
     for (int j = 0; j < n; ++j) {

@@ -17,7 +17,9 @@ int factorize(const char* name, Handle* handle, int m, int n, Real* matrix, int 
                        {info, sizeof(int)}},
                       [=] {
                         Real* a = memory<Real>(matrix);
-                        const auto at = [=](int i, int j) -> Real& { return a[size_t(j) * stride + i]; };
+                        const auto at = [=](int i, int j) -> Real& {
+                          return a[size_t(j) * stride + i];
+                        };
                         *memory<int>(info) = 0;
                         for (int k = 0; k < count; ++k) {
                           int pivot = k;
@@ -41,40 +43,39 @@ int factorize(const char* name, Handle* handle, int m, int n, Real* matrix, int 
 template <class Real>
 int solve(const char* name, Handle* handle, int op, int n, int count, const Real* matrix,
           int stride, const int* pivots, Real* right, int right_stride, int* info) {
-  return library_call(
-      name, handle,
-      {{matrix, size_t(n) * stride * sizeof(Real)},
-       {pivots, n * sizeof(int)},
-       {right, size_t(count) * right_stride * sizeof(Real)},
-       {info, sizeof(int)}},
-      [=] {
-        const Real* a = memory<Real>(matrix);
-        const int* swaps = memory<int>(pivots);
-        const auto at = [=](int i, int j) { return a[size_t(j) * stride + i]; };
-        for (int c = 0; c < count; ++c) {
-          Real* x = memory<Real>(right) + size_t(c) * right_stride;
-          if (op == 0) {  // P L U x = b
-            for (int i = 0; i < n; ++i) std::swap(x[i], x[swaps[i] - 1]);
-            for (int i = 0; i < n; ++i) {
-              for (int j = 0; j < i; ++j) x[i] -= at(i, j) * x[j];
-            }
-            for (int i = n - 1; i >= 0; --i) {
-              for (int j = i + 1; j < n; ++j) x[i] -= at(i, j) * x[j];
-              x[i] /= at(i, i);
-            }
-          } else {  // U' L' P' x = b
-            for (int i = 0; i < n; ++i) {
-              for (int j = 0; j < i; ++j) x[i] -= at(j, i) * x[j];
-              x[i] /= at(i, i);
-            }
-            for (int i = n - 1; i >= 0; --i) {
-              for (int j = i + 1; j < n; ++j) x[i] -= at(j, i) * x[j];
-            }
-            for (int i = n - 1; i >= 0; --i) std::swap(x[i], x[swaps[i] - 1]);
-          }
-        }
-        *memory<int>(info) = 0;
-      });
+  return library_call(name, handle,
+                      {{matrix, size_t(n) * stride * sizeof(Real)},
+                       {pivots, n * sizeof(int)},
+                       {right, size_t(count) * right_stride * sizeof(Real)},
+                       {info, sizeof(int)}},
+                      [=] {
+                        const Real* a = memory<Real>(matrix);
+                        const int* swaps = memory<int>(pivots);
+                        const auto at = [=](int i, int j) { return a[size_t(j) * stride + i]; };
+                        for (int c = 0; c < count; ++c) {
+                          Real* x = memory<Real>(right) + size_t(c) * right_stride;
+                          if (op == 0) {  // P L U x = b
+                            for (int i = 0; i < n; ++i) std::swap(x[i], x[swaps[i] - 1]);
+                            for (int i = 0; i < n; ++i) {
+                              for (int j = 0; j < i; ++j) x[i] -= at(i, j) * x[j];
+                            }
+                            for (int i = n - 1; i >= 0; --i) {
+                              for (int j = i + 1; j < n; ++j) x[i] -= at(i, j) * x[j];
+                              x[i] /= at(i, i);
+                            }
+                          } else {  // U' L' P' x = b
+                            for (int i = 0; i < n; ++i) {
+                              for (int j = 0; j < i; ++j) x[i] -= at(j, i) * x[j];
+                              x[i] /= at(i, i);
+                            }
+                            for (int i = n - 1; i >= 0; --i) {
+                              for (int j = i + 1; j < n; ++j) x[i] -= at(j, i) * x[j];
+                            }
+                            for (int i = n - 1; i >= 0; --i) std::swap(x[i], x[swaps[i] - 1]);
+                          }
+                        }
+                        *memory<int>(info) = 0;
+                      });
 }
 
 }  // namespace
@@ -111,8 +112,8 @@ int cusolverGetProperty(int, int* value) {
     *size = 1;                                                                                    \
     return 0;                                                                                     \
   }                                                                                               \
-  int cusolverDn##letter##getrf(Handle* handle, int m, int n, Real* a, int lda, Real*, int* pivots, \
-                                int* info) {                                                      \
+  int cusolverDn##letter##getrf(Handle* handle, int m, int n, Real* a, int lda, Real*,            \
+                                int* pivots, int* info) {                                         \
     return factorize(__func__, handle, m, n, a, lda, pivots, info);                               \
   }                                                                                               \
   int cusolverDn##letter##getrs(Handle* handle, int op, int n, int count, const Real* a, int lda, \
