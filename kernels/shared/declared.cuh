@@ -1,8 +1,8 @@
 // Compares a kernel with its declaration in Python, while it compiles: see kernel.py.
 #pragma once
 
-// The offset of a struct's field; the struct's name, which may have commas, comes last. NVRTC 12 has
-// no __builtin_offsetof, and no NVRTC has offsetof.
+// The offset of a struct's field; the struct's name, which may have commas, comes last. NVRTC 12
+// has no __builtin_offsetof, and no NVRTC has offsetof.
 #if defined(__CUDACC_RTC__)
 #define GPUOPT_OFFSET(field, ...) __INTADDR__(&((__VA_ARGS__*)nullptr)->field)
 #else

@@ -40,6 +40,26 @@ def test_tests_that_need_the_terminal_run_in_one_process(
     assert "-n" not in pytest_command(["tests/project", option], monkeypatch)
 
 
+@pytest.mark.parametrize("cuda", ["cpu", "cuda13"])
+def test_gpu_tests_run_on_the_driver_where_there_is_no_gpu(
+    cuda: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Any] = []
+
+    def record(command: Any, **options: Any) -> Any:
+        calls.append((command[1:], options["env"]["GPUOPT_REQUIRE"]))
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(run.subprocess, "run", record)
+    monkeypatch.setattr(run, "cuda_extra", lambda: cuda)
+    assert run.test_gpu(["-k", "adam"]) == 0
+    [(command, required)] = calls
+    on_driver = cuda == "cpu"
+    assert (command[0] == "tests/support/driver") == on_driver
+    assert ("gpu and not real_gpu" in command) == on_driver
+    assert required == ("gpu,driver" if on_driver else "gpu")
+
+
 def test_commands_side_by_side_show_their_output_as_a_whole(
     capfd: pytest.CaptureFixture[str],
 ) -> None:

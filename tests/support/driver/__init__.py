@@ -27,7 +27,7 @@ def set_policy(policy: str, seed: int = 0) -> None:
     Args:
         policy: "immediate" runs each operation at once. The others run nothing before the host
             waits, and then, of the operations that CUDA allows to run next, the "oldest", the
-            "newest" or a "random" one. With "nothing" kernels are not run at all.
+            "newest" or a "random" one. "nothing" is "immediate" without kernels, to time the host.
         seed: For "random".
     """
     library().driver_set_policy(POLICIES.index(policy), seed)

@@ -14,6 +14,8 @@ namespace {
 
 const char* const kinds[] = {"host to host", "host to device", "device to host",
                              "device to device"};
+const char* const bytes_of_kinds[] = {"host to host bytes", "host to device bytes",
+                                      "device to host bytes", "device to device bytes"};
 
 Status check(const Copy& what) {
   for (const void* at : {static_cast<const void*>(what.target), what.source}) {
@@ -74,7 +76,7 @@ Status copy(const Copy& given, Stream* stream) {
   if (stream->capture && is_pageable) {
     return refuse_if_captured(stream, "a copy of memory that is not page-locked");
   }
-  record_copy(kinds[kind], what.num_bytes, stream);
+  record_copy(kinds[kind], bytes_of_kinds[kind], what.num_bytes, stream);
   std::function<void()> run;
   if (kind == cudaMemcpyHostToDevice && is_pageable) {
     // Such memory is read before the call returns.
@@ -82,7 +84,7 @@ Status copy(const Copy& given, Stream* stream) {
         std::make_shared<std::string>(static_cast<const char*>(what.source), what.num_bytes);
     run = [what, data] { memcpy(alias(what.target), data->data(), what.num_bytes); };
   } else if (!is_pageable && kind != cudaMemcpyDeviceToDevice && !stream->capture &&
-             policy() != Policy::immediate) {
+             !runs_at_once()) {
     run = watched(what, kind == cudaMemcpyHostToDevice ? what.source : what.target);
   } else {
     run = [what] { move(what.target, what.source, what.num_bytes); };
@@ -98,7 +100,7 @@ Status fill(const char* call, void* target, int value, size_t num_bytes, Stream*
     return refuse(cudaErrorInvalidValue, "%s of %zu bytes: %p %s", call, num_bytes, target, reason);
   }
   if (const Status status = refuse_implicit(stream, call)) return status;
-  record_copy("fill", num_bytes, stream);
+  record_copy("fill", "fill bytes", num_bytes, stream);
   enqueue(stream, "fill", [=] { memset(alias(target), value, num_bytes); });
   return cudaSuccess;
 }

@@ -3,11 +3,14 @@
 #include <stdarg.h>
 #include <stdlib.h>
 
+#include <unordered_map>
+
 namespace driver {
 
 namespace {
 
-std::map<std::string, long> counts;
+// By the literal itself: several may say the same.
+std::unordered_map<const char*, long> counts;
 std::vector<std::string> reports;
 std::pair<Status, std::string> broken_devices[most_devices];
 thread_local int device;
@@ -75,7 +78,9 @@ extern "C" const char* driver_counts() {
   static std::string text;
   std::lock_guard held(lock());
   text.clear();
-  for (const auto& [name, number] : counts) text += name + " " + std::to_string(number) + "\n";
+  std::map<std::string, long> by_name;
+  for (const auto& [name, number] : counts) by_name[name] += number;
+  for (const auto& [name, number] : by_name) text += name + " " + std::to_string(number) + "\n";
   return text.c_str();
 }
 

@@ -44,7 +44,7 @@ void report(const char* format, ...) __attribute__((format(printf, 1, 2)));
 void break_device(int device, Status status, const std::string& reason);
 Status broken(int device);
 
-// Bytes copied, by what is counted.
+// Adds to a counter, which has a string literal for its name.
 void count(const char* what, long by = 1);
 
 // Stands at the head of each function of the interface.

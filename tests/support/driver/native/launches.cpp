@@ -96,9 +96,9 @@ void record_launch(const char* kind, const std::string& name, const dim3& grid, 
   records += text + name + "\n";
 }
 
-void record_copy(const char* kind, size_t bytes, const Stream* stream) {
+void record_copy(const char* kind, const char* kind_of_bytes, size_t bytes, const Stream* stream) {
   count(kind);
-  count((std::string(kind) + " bytes").c_str(), long(bytes));
+  count(kind_of_bytes, long(bytes));
   record_launch(kind, "", dim3(0, 0, 0), dim3(0, 0, 0), 0, 0, bytes, stream);
 }
 

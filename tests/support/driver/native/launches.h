@@ -18,7 +18,8 @@ struct Function {
 // Adds to the list of launches, if one is kept: kernels, copies and fills.
 void record_launch(const char* kind, const std::string& name, const dim3& grid, const dim3& block,
                    size_t shared_bytes, size_t argument_bytes, size_t bytes, const Stream* stream);
-void record_copy(const char* kind, size_t bytes, const Stream* stream);
+// Copies and fills are counted, too: how many, and their bytes under `kind_of_bytes`.
+void record_copy(const char* kind, const char* kind_of_bytes, size_t bytes, const Stream* stream);
 
 Status launch(Function* function, dim3 grid, dim3 block, size_t shared_bytes, Stream* stream,
               void** arguments);

@@ -112,7 +112,7 @@ void add(Stream* stream, const char* what, std::function<void()> run, std::vecto
   after.erase(std::remove_if(after.begin(), after.end(), is_done), after.end());
   stream->queue.push_back({++last_serial, what, std::move(after), std::move(run)});
   stream->clock[stream] = ++stream->issued;
-  if (chosen == Policy::immediate) {
+  if (runs_at_once()) {
     wait_for({stream, stream->issued});
   } else {
     run_until([stream] { return stream->queue.size() < most_queued; });
@@ -155,6 +155,7 @@ void set_policy(Policy policy, uint64_t seed) {
 }
 
 Policy policy() { return chosen; }
+bool runs_at_once() { return chosen == Policy::immediate || chosen == Policy::nothing; }
 
 Stream* find_stream(int device, void* handle) {
   if (handle == nullptr || handle == cudaStreamLegacy) return default_stream(device, 0);

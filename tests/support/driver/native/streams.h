@@ -57,6 +57,8 @@ struct Event {
 enum class Policy { immediate, oldest, newest, random, nothing };
 void set_policy(Policy policy, uint64_t seed);
 Policy policy();
+// Whether operations are run as they are enqueued.
+bool runs_at_once();
 
 // Returns null for a handle that is not, or no longer, a stream's.
 Stream* find_stream(int device, void* handle);
