@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -125,6 +126,17 @@ def test_memory_that_a_queued_kernel_writes_must_not_be_freed(cupy: Any, add: An
         add(array, 1e30)
     del array  # goes back to `mine`, and is filled there before `other` comes to it
     check_report("freed memory was written")
+
+
+def test_memory_in_a_cycle_of_references_is_freed(cupy: Any) -> None:
+    pool = cupy.get_default_memory_pool()
+    before = pool.used_bytes()
+    cycle: list[Any] = [cupy.zeros(1000).data.mem]
+    cycle.append(cycle)
+    assert pool.used_bytes() > before
+    del cycle
+    gc.collect()
+    assert pool.used_bytes() == before
 
 
 def test_a_block_that_the_pool_has_given_back_is_gone(cupy: Any) -> None:

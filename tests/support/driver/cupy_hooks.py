@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.abc
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +19,8 @@ from driver.patch import patch
 
 # How much CuPy's pool is asked for behind each block.
 CANARY = 512
+# What CuPy calls until the process ends.
+_kept: list[Any] = []
 
 
 class Hooks(importlib.abc.MetaPathFinder):
@@ -70,20 +73,27 @@ def watch_blocks(cupy: Any) -> None:
     taken: dict[int, Any] = {}
     pool = cupy.get_default_memory_pool()
 
-    def take(num_bytes: int, device: int) -> int:
+    # Not `PythonFunctionAllocator`: Python's garbage collector takes its functions from memory in a
+    # cycle before the memory calls them.
+    @ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    def take(_: int, num_bytes: int, device: int) -> int:
         with_canary = -(-num_bytes // CANARY) * CANARY + CANARY
         memory = pool.malloc(with_canary)
-        at = memory.ptr
-        taken[at] = memory
+        taken[memory.ptr] = memory
         stream = cupy.cuda.get_current_stream().ptr
-        lib.driver_part_taken(device, at, num_bytes, with_canary, stream)
-        return at
+        lib.driver_part_taken(device, memory.ptr, num_bytes, with_canary, stream)
+        return memory.ptr  # type: ignore[no-any-return]
 
-    def free(at: int, device: int, is_there: Callable[..., Any] = lib.driver_part_freed) -> None:
-        is_there(at)
+    @ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
+    def free(_: int, at: int, device: int) -> None:
+        lib.driver_part_freed(at)
         taken.pop(at, None)
 
-    cupy.cuda.set_allocator(cupy.cuda.PythonFunctionAllocator(take, free).malloc)
+    functions = take, free
+    addresses = [ctypes.cast(function, ctypes.c_void_p).value for function in functions]
+    allocator = cupy.cuda.CFunctionAllocator(0, *addresses, functions)
+    _kept.extend([functions, allocator])
+    cupy.cuda.set_allocator(allocator.malloc)
 
 
 def install() -> None:
