@@ -57,7 +57,7 @@ class CudaBackend:
         self._lock = Lock(f"the updates on {device}")
         self._order = UpdateOrder(launcher)
         self._workspaces: dict[Hashable, Workspace] = {}
-        self.row_flags = CudaRowFlags(launcher, self._workspace)
+        self.row_flags = CudaRowFlags(launcher, self._lock, self._workspace)
         self._unset_flag = self.row_flags.new()
         with launcher.device():
             # Kernels of all streams read it, and none waits for its stream.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from gpuopt.backends.cuda.launch_shapes import ROW_THREADS, num_blocks
 from gpuopt.backends.cuda.launcher import Download, Launcher
 from gpuopt.backends.cuda.structs import IndexList
 from gpuopt.backends.cuda.workspace import Workspace
+from gpuopt.locks import Lock
 
 
 class CudaRowFlag:
@@ -28,14 +30,16 @@ class CudaRowFlag:
 class CudaRowFlags:
     """See `RowFlags`. Kernels read a flag before they write anything."""
 
-    def __init__(self, launcher: Launcher, workspace: Callable[[], Workspace]) -> None:
+    def __init__(self, launcher: Launcher, lock: Lock, workspace: Callable[[], Workspace]) -> None:
         """Makes none yet.
 
         Args:
             launcher: The device's launcher.
+            lock: Of the workspaces, which threads on one stream share.
             workspace: Returns the current stream's.
         """
         self._launcher = launcher
+        self._lock = lock
         self._workspace = workspace
 
     def new(self) -> CudaRowFlag:
@@ -54,16 +58,22 @@ class CudaRowFlags:
                     num_rows += rows.size
             if not lists:
                 return
-            self._launcher.launch(
-                kernels.check_rows(),
-                num_blocks(num_rows, ROW_THREADS, self._launcher.num_multiprocessors),
-                ROW_THREADS,
-                only=lists[0],
-                lists=self._workspace().checked_lists.set(lists) if len(lists) > 1 else None,
-                num_lists=len(lists),
-                num_rows=num_rows,
-                refused=flag.array,
-            )
+            blocks = num_blocks(num_rows, ROW_THREADS, self._launcher.num_multiprocessors)
+            with self._lock:
+                workspace = self._workspace()
+                given = {
+                    "only": lists[0],
+                    "lists": workspace.checked_lists.set(lists) if len(lists) > 1 else None,
+                    "num_lists": len(lists),
+                    "num_rows": num_rows,
+                    "refused": flag.array,
+                }
+                bind = partial(
+                    self._launcher.bind, kernels.check_rows(), blocks, ROW_THREADS, **given
+                )
+                launch = workspace.prepared((kernels.check_rows, blocks), bind)
+                launch.replace(**given)
+                launch.start()
 
     def read(self, flag: CudaRowFlag) -> Download:
         with self._launcher.device():
