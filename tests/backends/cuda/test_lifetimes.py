@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from schedules import new_stream, require_two_gpus, uploaded, wait_for_gpus
+from gpu_streams import new_stream, require_two_gpus, uploaded, wait_for_gpus
 
 import gpuopt
 from gpuopt import IndexedSlices, Variable, backends
@@ -16,7 +16,7 @@ from gpuopt.backends.cuda import cuda_backend
 from gpuopt.device import Device
 from gpuopt.distributed.reduction import sum_gradients
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("schedule")]
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("every_schedule")]
 
 # Elements of a variable whose memory counts.
 LARGE = 10_000
@@ -242,10 +242,14 @@ def test_flags_of_refused_calls_are_not_written_over_an_upload(cupy: Any) -> Non
     table = Variable(np.zeros((50, 8), np.float32), device="gpu:0")
     values, rows, bad = uploaded(ones(10, 8)), uploaded(np.arange(10)), uploaded(np.arange(10) + 45)
     optimizer = gpuopt.AdagradOptimizer(1.0)
-    for given in (bad, rows, rows):
-        optimizer.apply_gradients([(IndexedSlices(values, given), table)])
-    with pytest.raises(IndexError):
+
+    def train() -> None:
+        for given in (bad, rows, rows):
+            optimizer.apply_gradients([(IndexedSlices(values, given), table)])
         optimizer.check()
+
+    with pytest.raises(IndexError):
+        train()
     arrays = [cupy.asarray(np.arange(1, 9, dtype=np.float32)) for _ in range(3)]
     for array in arrays:
         np.testing.assert_array_equal(array.get(), np.arange(1, 9))
