@@ -17,7 +17,6 @@ from emulator import EmulatorLauncher
 from emulator.kernel_library import what_is_missing
 from every_kernel import kernels_of, kernels_without_rule
 from every_optimizer import update_rules
-from schedules import SCHEDULES, name_of_schedule, wait_for_gpus
 
 from gpuopt import backends, global_variables
 from gpuopt.backends.cpu.backend import CpuBackend
@@ -132,16 +131,3 @@ def emulated_gpus(compiled_kernels: None) -> Iterator[list[EmulatorLauncher]]:
             gpu = Device("gpu", index)
             stack.enter_context(backends.using(gpu, CudaBackend(gpu, launcher)))
         yield launchers
-
-
-@pytest.fixture(params=SCHEDULES, ids=name_of_schedule)
-def schedule(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Runs a test with streams that run as late as they may, in several orders."""
-    policy, seed = request.param
-    if driver.is_here():
-        driver.set_policy(policy, seed)
-    yield policy
-    wait_for_gpus()
-    if driver.is_here():
-        driver.set_policy("oldest")
-        assert driver.take_reports() == []

@@ -20,13 +20,9 @@ PER_TEST = 10
 
 
 def run(seed: int) -> None:
-    driver.set_policy(POLICIES[seed % len(POLICIES)], seed)
-    try:
+    with driver.schedule(POLICIES[seed % len(POLICIES)], seed):
         on_streams.run(seed)
         assert driver.take_reports() == [], f"the program of seed {seed}"
-    finally:
-        driver.set_policy("oldest")
-        driver.take_reports()
 
 
 @pytest.mark.parametrize("first", seeds(300)[::PER_TEST])

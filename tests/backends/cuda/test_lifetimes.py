@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from schedules import new_stream, require_two_gpus, uploaded, wait_for_gpus
+from gpu_streams import new_stream, require_two_gpus, uploaded, wait_for_gpus
 
 import gpuopt
 from gpuopt import IndexedSlices, Variable, backends
@@ -16,7 +16,7 @@ from gpuopt.backends.cuda import cuda_backend
 from gpuopt.device import Device
 from gpuopt.distributed.reduction import sum_gradients
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("schedule")]
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("every_schedule")]
 
 # Elements of a variable whose memory counts.
 LARGE = 10_000
@@ -57,6 +57,7 @@ def test_a_gradient_is_kept_also_if_only_its_copy_is_read(cupy: Any, step: int |
     with a:
         mine = cupy.full(100 * (step or 1), 300, np.float32)
     assert_equal(variable, -1)
+    a.synchronize()
     assert_equal(mine, 300)
 
 
@@ -76,6 +77,7 @@ def test_a_sparse_gradient_is_kept_also_if_only_its_copy_is_read(
         mine = cupy.full((20, 4), 300, np.float32), cupy.full(20, 3, np.int64)
     assert_equal(variable, -1 if step else -2)
     optimizer.check()
+    a.synchronize()
     assert_equal(mine[0], 300)
 
 
@@ -91,6 +93,7 @@ def test_a_gradient_of_a_side_stream_is_kept_on_the_default_stream(cupy: Any) ->
     with a:
         mine = cupy.full(100, 300, np.float32)
     assert_equal(variable, 0)
+    a.synchronize()
     assert_equal(mine, 300)
 
 
@@ -117,6 +120,7 @@ def test_a_gradient_of_the_other_gpu_is_kept_and_complete(cupy: Any, layout: str
         mine = cupy.full((3, 4), 300, np.float32)
     assert_equal(variable, -expected)
     with cupy.cuda.Device(1):
+        theirs.synchronize()
         assert_equal(mine, 300)
 
 
@@ -198,6 +202,7 @@ def test_a_raw_array_outlives_its_last_reference_until_the_step_is_done(cupy: An
     with a:
         mine = cupy.full(100, 100, np.float32)
     b.synchronize()
+    a.synchronize()
     assert_equal(mine, 100)
 
 
@@ -216,6 +221,7 @@ def test_what_is_assigned_is_kept_and_what_it_is_assigned_to(cupy: Any) -> None:
     with a:
         mine = [cupy.full(100, 100, np.float32) for _ in range(3)]
     b.synchronize()
+    a.synchronize()
     assert_equal(variable, 6)
     assert_equal(made, 3)
     for array in mine:
@@ -242,10 +248,14 @@ def test_flags_of_refused_calls_are_not_written_over_an_upload(cupy: Any) -> Non
     table = Variable(np.zeros((50, 8), np.float32), device="gpu:0")
     values, rows, bad = uploaded(ones(10, 8)), uploaded(np.arange(10)), uploaded(np.arange(10) + 45)
     optimizer = gpuopt.AdagradOptimizer(1.0)
-    for given in (bad, rows, rows):
-        optimizer.apply_gradients([(IndexedSlices(values, given), table)])
-    with pytest.raises(IndexError):
+
+    def train() -> None:
+        for given in (bad, rows, rows):
+            optimizer.apply_gradients([(IndexedSlices(values, given), table)])
         optimizer.check()
+
+    with pytest.raises(IndexError):
+        train()
     arrays = [cupy.asarray(np.arange(1, 9, dtype=np.float32)) for _ in range(3)]
     for array in arrays:
         np.testing.assert_array_equal(array.get(), np.arange(1, 9))

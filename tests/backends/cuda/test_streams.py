@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from schedules import new_stream, require_two_gpus, uploaded, wait_for_gpus
+from gpu_streams import new_stream, require_two_gpus, uploaded, wait_for_gpus
 
 import gpuopt
 from gpuopt import IndexedSlices, Variable
 from gpuopt.step.replica_context import replica_context
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("schedule")]
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("every_schedule")]
 
 
 def ones(*shape: int) -> np.ndarray:

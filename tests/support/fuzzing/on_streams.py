@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
-from schedules import new_stream, uploaded, wait_for_gpus
+from gpu_streams import new_stream, uploaded, wait_for_gpus
 
 import gpuopt
 from fuzzing.model import Adagrad, Adam, GradientDescent, Momentum, NaiveOptimizer, NaivePair, Rows

@@ -15,7 +15,7 @@ namespace {
 
 // As on a GPU, whose queues are full some time.
 constexpr size_t most_queued = 1024;
-// Of so many questions whether something is done, one makes progress.
+// Of so many questions whether something is done, one waits for it: the host may ask until it is.
 constexpr unsigned patience = 64;
 
 Policy chosen = Policy::immediate;
@@ -239,7 +239,7 @@ void wait_for_everything() {
 
 Status query(Point point) {
   if (!is_done(point) && ++num_questions % patience == 0) {
-    run_one();
+    wait_for(point);
     lock_memory();
   }
   if (!is_done(point)) return cudaErrorNotReady;

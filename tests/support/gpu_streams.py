@@ -1,29 +1,13 @@
-"""Orders in which the driver that is not there runs what is queued on streams."""
+"""Streams and arrays for tests of what may happen in which order."""
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-import driver
 import numpy as np
 import pytest
 
-NUM_SEEDS = 100 if os.environ.get("GPUOPT_FULL") == "1" else 3
-
 _streams: list[Any] = []
-
-# A real GPU has an order of its own.
-SCHEDULES = (
-    [("newest", 0), ("oldest", 0), *(("random", seed) for seed in range(NUM_SEEDS))]
-    if driver.is_here()
-    else [("the GPU's own", 0)]
-)
-
-
-def name_of_schedule(schedule: tuple[str, int]) -> str:
-    policy, seed = schedule
-    return f"{policy} {seed}" if policy == "random" else policy
 
 
 def new_stream(device: int = 0) -> Any:
