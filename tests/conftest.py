@@ -89,6 +89,23 @@ def names_of_earlier_tests_are_free() -> None:
         gc.freeze()
 
 
+# How streams run on GPUs that are not there; a real GPU does it its own way.
+SCHEDULES = ["oldest", "newest", *(f"random:{seed}" for seed in range(3))]
+if os.environ.get("GPUOPT_FULL"):
+    SCHEDULES += [f"random:{seed}" for seed in range(3, 100)]
+
+
+@pytest.fixture(params=SCHEDULES if driver.is_here() else ["its own"])
+def every_schedule(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Runs a test with streams that run late, in different orders."""
+    if not driver.is_here():
+        yield request.param
+        return
+    policy, _, seed = request.param.partition(":")
+    with driver.schedule(policy, int(seed or 0)):
+        yield request.param
+
+
 @pytest.fixture(autouse=driver.is_here())
 def driver_has_nothing_to_report() -> Iterator[None]:
     """Fails a test whose kernels wrote where they must not, or the like."""

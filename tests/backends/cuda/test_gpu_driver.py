@@ -190,7 +190,7 @@ def streams(cupy: Any) -> list[Any]:
     return [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
 
 
-@pytest.mark.usefixtures("schedule")
+@pytest.mark.usefixtures("every_schedule")
 def test_steps_on_two_streams_follow_each_other(
     cupy: Any, clock: GpuClock, streams: list[Any]
 ) -> None:
@@ -206,7 +206,7 @@ def test_steps_on_two_streams_follow_each_other(
     assert_equal(model.values(), after_steps(cupy, 4))
 
 
-@pytest.mark.usefixtures("schedule")
+@pytest.mark.usefixtures("every_schedule")
 def test_a_value_read_on_another_stream_is_that_of_the_last_step(
     cupy: Any, clock: GpuClock, streams: list[Any]
 ) -> None:
@@ -220,7 +220,7 @@ def test_a_value_read_on_another_stream_is_that_of_the_last_step(
     assert_equal(values, after_steps(cupy, 1))
 
 
-@pytest.mark.usefixtures("schedule")
+@pytest.mark.usefixtures("every_schedule")
 def test_a_gradient_may_be_freed_while_its_update_waits(
     cupy: Any, clock: GpuClock, streams: list[Any]
 ) -> None:
@@ -276,7 +276,7 @@ def test_raw_arrays_are_updated_in_place(cupy: Any) -> None:
     assert not np.array_equal(array.get(), start)
 
 
-@pytest.mark.usefixtures("schedule")
+@pytest.mark.usefixtures("every_schedule")
 def test_variables_of_several_gpus_are_each_updated_on_their_own(cupy: Any) -> None:
     if cupy.cuda.runtime.getDeviceCount() < 2:
         pytest.skip("there is one GPU")
@@ -372,7 +372,7 @@ SURFACES = {
 }
 
 
-@pytest.mark.usefixtures("schedule")
+@pytest.mark.usefixtures("every_schedule")
 @pytest.mark.parametrize("surface", SURFACES)
 @pytest.mark.parametrize("row", [10, -1, 2**40])
 def test_a_row_outside_the_variable_is_an_error_later_and_changes_nothing(
@@ -390,7 +390,7 @@ def test_a_row_outside_the_variable_is_an_error_later_and_changes_nothing(
     assert_equal(refused.everything(), unharmed.everything())
 
 
-@pytest.mark.usefixtures("schedule")
+@pytest.mark.usefixtures("every_schedule")
 def test_with_gpuopt_check_a_row_outside_the_variable_is_an_error_at_once(
     cupy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
