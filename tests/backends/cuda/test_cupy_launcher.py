@@ -252,6 +252,7 @@ def test_a_download_in_a_reference_cycle_ends_no_event(
     monkeypatch.setattr(Event, "__del__", lambda event: ended.append(id(event)), raising=False)
     launcher = module.CupyLauncher(0)
     cycle: list[Any] = [launcher.download(DeviceArray(np.array([1, 2], np.uint64)))]
+    current_stream().run()
     event = id(cycle[0].event)
     cycle.append(cycle)
     del cycle
