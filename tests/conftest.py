@@ -18,7 +18,7 @@ from emulator.kernel_library import what_is_missing
 from every_kernel import kernels_of, kernels_without_rule
 from every_optimizer import update_rules
 
-from gpuopt import backends
+from gpuopt import backends, global_variables
 from gpuopt.backends.cpu.backend import CpuBackend
 from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cuda.availability import ask_driver, installed
@@ -82,9 +82,10 @@ MOST_TRACKED = 4000
 def names_of_earlier_tests_are_free() -> None:
     """A caught exception keeps its test's variables, and so their names, in a reference cycle."""
     gc.collect()
-    if len(gc.get_objects()) > MOST_TRACKED:
+    if len(gc.get_objects()) > MOST_TRACKED and not global_variables():
         # What is left lives as long as the session, as tests and imported modules do: later
-        # collections leave it out.
+        # collections leave it out. A variable that is left, as by a thread that has not ended yet,
+        # would keep its name for good.
         gc.freeze()
 
 

@@ -1,5 +1,8 @@
 """How `compute_gradients` obtains gradients of a loss."""
 
+import sys
+from functools import cache
+
 from gpuopt.autodiff.engine import Engine
 from gpuopt.autodiff.lookup import embedding_lookup
 from gpuopt.autodiff.torch_engine import with_torch
@@ -14,8 +17,21 @@ def engine_of(loss: object) -> Engine:
     marked: Engine | None = getattr(loss, "gradient_engine", None)
     if marked is not None:
         return marked
-    # Imported at the first use: importing gpuopt stays quick.
-    with importing:
-        from gpuopt.autodiff.autograd_engine import AutogradEngine
+    return _autograd_engine()()
 
-    return AutogradEngine()
+
+@cache
+def _autograd_engine() -> type[Engine]:
+    """Imports the engine at its first use: importing gpuopt stays quick."""
+    with importing:
+        before = frozenset(sys.modules)
+        try:
+            from gpuopt.autodiff.autograd_engine import AutogradEngine
+        except BaseException:
+            # Ctrl-C, too. What is imported already would lack the rest at the next attempt: Python
+            # makes a new package, without those of its modules that it does not import again.
+            for name in sys.modules.keys() - before:
+                if name.partition(".")[0] in ("autograd", "gpuopt"):
+                    sys.modules.pop(name, None)
+            raise
+    return AutogradEngine

@@ -104,14 +104,14 @@ class CheckpointFile:
         """
         # The open file, even if another process gives its name to a newer one just now.
         same = Path(f"/dev/fd/{file.fileno()}")
+        readable = same if same.exists() else file.name
+        safetensors = _safetensors()
         try:
             # Reads instead of mapped memory: an error of the disk is then an exception, no signal.
-            header = _safe_open()(
-                same if same.exists() else file.name, framework="np", backend="pread"
-            )
+            header = safetensors.safe_open(readable, framework="np", backend="pread")
         except OSError as error:
             raise OSError(errno.EIO, f"{path} cannot be read: {error}") from error
-        except Exception as error:
+        except safetensors.SafetensorError as error:
             raise CheckpointError(f"{path} is damaged or no checkpoint: {error}") from error
         with header:
             try:
@@ -261,11 +261,11 @@ def open_checkpoint(path: Path) -> Iterator[CheckpointFile]:
 
 
 @cache
-def _safe_open() -> Any:
+def _safetensors() -> Any:
     with importing:  # once; see `file_format`
-        from safetensors import safe_open
+        import safetensors
 
-    return safe_open
+    return safetensors
 
 
 def _refuse_special_file(path: Path, mode: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,6 +35,8 @@ from gpuopt.variables.variable import (
     checked_list,
     global_variables,
 )
+
+_logger = logging.getLogger("gpuopt")
 
 Array = np.ndarray[Any, Any]
 Result = TypeVar("Result")
@@ -278,12 +281,15 @@ class Saver:
             for optimizer in self._optimizers()
             for variable in optimizer.variables()
         }
-        return {
-            variable.name: variable
-            for variable in global_variables()
-            # Another thread may just be dropping a variable: what belongs to it goes next.
-            if variable.identity not in owned and not variable.is_orphan
-        }
+        named = [variable for variable in global_variables() if variable.identity not in owned]
+        # Another thread may just be dropping a variable: what belongs to it goes next.
+        if orphans := sorted(variable.name for variable in named if variable.is_orphan):
+            _logger.warning(
+                "neither saved nor restored: %s, of variables that are gone; give them to the "
+                "Saver by name",
+                ", ".join(f'"{name}"' for name in orphans),
+            )
+        return {variable.name: variable for variable in named if not variable.is_orphan}
 
     def _contents(
         self, read: Callable[[Variable], Array], step: int | None

@@ -22,6 +22,9 @@ from gpuopt.variables.variable import Variable
 
 _logger = logging.getLogger("gpuopt")
 
+# Of the numbers that a power of beta can be.
+_LARGEST_BELOW_1 = float(np.nextafter(np.float32(1), np.float32(0)))
+
 # For tables of at least this height, a warning mentions the cost of moving every row.
 _TALL_TABLE_ROWS = 1_000_000
 
@@ -89,9 +92,10 @@ class AdamOptimizer(RuleOptimizer):
         for beta in ("beta1", "beta2"):
             value = self.hyperparameters[beta]
             # A beta may be below 0: negative momentum (Gidel et al. 2019). After many steps, the
-            # power of any other is 0.
-            is_positive = not callable(value) and float(value) >= 0
-            ranges[f"{beta}_power"] = Range(0.0 if is_positive else -1.0, 1.0, np.float32)
+            # power of any other is 0. At 1, the step would be divided by 0.
+            is_usual = not callable(value) and 0 <= np.float32(value) < 1
+            low, high = (0.0, _LARGEST_BELOW_1) if is_usual else (-1.0, 1.0)
+            ranges[f"{beta}_power"] = Range(low, high, np.float32)
         return ranges
 
     def _create_slots(self, var_list: Sequence[Variable]) -> None:

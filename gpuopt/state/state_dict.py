@@ -235,8 +235,8 @@ def _checked_numbers(value: Any, what: str, allowed: Range | None) -> Array:
             is_right |= np.isnan(array)
         if not is_right.all():
             raise ValueError(
-                f"{what} holds numbers from {allowed.low:g} to {allowed.high:g}; the saved value "
-                f"has {array[~is_right].flat[0]:g}"
+                f"{what} holds numbers from {allowed.low:.9g} to {allowed.high:.9g}; the saved "
+                f"value has {array[~is_right].flat[0]:.9g}"
             )
     return array
 

@@ -78,8 +78,8 @@ class ExponentialMovingAverage:
         self._functions: WeakKeyDictionary[Expression, _ExpressionAverage] = WeakKeyDictionary()
         # A method is a new object each time it is named, and equal to the one before.
         self._other_expressions: dict[Expression, _ExpressionAverage] = {}
-        # By what they were made of.
-        self._last_functions: dict[CodeType, ref[FunctionType]] = {}
+        # By what they were made of; None where a warning has been given.
+        self._last_functions: dict[CodeType, ref[FunctionType] | None] = {}
 
     @property
     def name(self) -> str:
@@ -230,7 +230,7 @@ class ExponentialMovingAverage:
             found = _ExpressionAverage(average, biased, local_step)
             self._expressions(expression)[expression] = found
             if isinstance(expression, FunctionType):
-                self._warn_of_function_made_again(expression)
+                self._warn_once_of_function_made_again(expression)
         return found
 
     def _expressions(
@@ -240,18 +240,22 @@ class ExponentialMovingAverage:
         is_function = isinstance(expression, FunctionType)
         return self._functions if is_function else self._other_expressions
 
-    def _warn_of_function_made_again(self, function: FunctionType) -> None:
+    def _warn_once_of_function_made_again(self, function: FunctionType) -> None:
         code = function.__code__
-        last = self._last_functions.get(code)
-        if last is not None and last() is None:
-            _logger.warning(
-                'the function "%s" (%s, line %d) was made again, and the average of its values '
-                "starts again; make it once, before the loop",
-                function.__name__,
-                code.co_filename,
-                code.co_firstlineno,
-            )
-        self._last_functions[code] = ref(function)
+        last = self._last_functions.setdefault(code, ref(function))
+        if last is None:
+            return
+        if last() is not None:
+            self._last_functions[code] = ref(function)
+            return
+        self._last_functions[code] = None
+        _logger.warning(
+            'the function "%s" (%s, line %d) was made again, and the average of its values '
+            "starts again; make it once, before the loop",
+            function.__name__,
+            code.co_filename,
+            code.co_firstlineno,
+        )
 
 
 def _tracked(var_list: Iterable[Any] | None) -> list[Any]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
@@ -221,6 +222,22 @@ HOSTILE: dict[str, bytes] = {
 @pytest.mark.parametrize("what", HOSTILE)
 def test_hostile_file_is_refused(model: Model, what: str) -> None:
     model.refuses(HOSTILE[what])
+
+
+def test_an_exception_of_a_signal_handler_is_not_taken_for_damage(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class TimeIsUp(Exception):
+        pass
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise TimeIsUp
+
+    monkeypatch.setattr(safetensors, "safe_open", interrupted)
+    with pytest.raises(TimeIsUp):
+        model.saver.restore(model.path)
+    with pytest.raises(TimeIsUp):
+        gpuopt.latest_checkpoint(model.path.parent)
 
 
 def test_pickle_in_a_checkpoints_place_is_not_run(model: Model, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import handled_calls
 import interrupted_calls
+import interrupted_imports
 import pytest
 
 # Of each kind of call.
@@ -30,6 +31,17 @@ def test_exceptions_at_random_moments_leave_everything_working(
 )
 def test_signal_handlers_may_make_all_calls_at_random_moments(tmp_path: Path) -> None:
     check_program(handled_calls.__file__, NUMBER * 5, "0", tmp_path)
+
+
+def test_a_first_loss_works_after_an_interrupt_of_any_import_of_it() -> None:
+    ran = subprocess.run(
+        [sys.executable, interrupted_imports.__file__],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert ran.returncode == 0, ran.stderr
 
 
 def check_program(program: str, number: int, compiled: str, folder: Path) -> None:

@@ -199,6 +199,7 @@ def in_save_async(model: Model) -> None:
     def child() -> None:
         check_error(futures[0].result, RuntimeError, "was forked from it")
         model.saver.save(model.folder / "m", 2)  # of one prefix: what is abandoned goes
+        assert not (model.folder / "m-1.safetensors").exists()  # the parent's to make
         gpuopt.Saver([model.w]).save(model.folder / "m", 3)
         model.everything()
 

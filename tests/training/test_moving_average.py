@@ -97,9 +97,9 @@ def test_a_function_made_in_each_step_keeps_nothing_and_is_mentioned(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     average = ExponentialMovingAverage(0.5, zero_debias=True)
-    for number in range(3):
+    for number in range(4):
         average.apply([lambda number=number: np.float32(number)])
-        assert len(caplog.records) == number
+        assert len(caplog.records) == min(number, 1)
     assert gpuopt.global_variables() == []
     message = caplog.records[0].getMessage()
     assert '"<lambda>"' in message

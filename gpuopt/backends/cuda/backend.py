@@ -268,11 +268,11 @@ class CudaBackend:
             values = self.xp.ascontiguousarray(values)
             width = math.prod(values.shape[1:])
             workspace = self._workspace()
-            height = int(self.to_host(indices.max())) + 1
+            height = self._read_number(indices.max(keepdims=True)) + 1
             indices = self.xp.ascontiguousarray(indices)
             rows = sort_rows(self._launcher, workspace, indices, height, self._unset_flag.array)
             parts = self._sum_pieces(rows, values, width, workspace, self._unset_flag.array)
-            num_sums = int(self.to_host(rows.num_runs)[0])
+            num_sums = self._read_number(rows.num_runs)
             sums = self.xp.empty((num_sums, *values.shape[1:]), dtype=real)
             lanes = lanes_per_row(width, 1)
             self._launcher.launch(
@@ -367,6 +367,12 @@ class CudaBackend:
                 refused=refused,
             )
         return parts
+
+    def _read_number(self, array: Any) -> int:
+        """Returns an array's one number; the host waits for it."""
+        found = self._launcher.download(array)
+        found.wait(f"{self.device}, from which a number is read")
+        return int(found.values.item())
 
     def _workspace(self) -> Workspace:
         stream = self._launcher.stream()

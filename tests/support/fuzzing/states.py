@@ -64,8 +64,9 @@ def state_of_torch(world: World, files: Files) -> str:
     is_right = steps in (1.0, 7.0)
     try:
         optimizer = gpuopt.optimizer_from_torch(state, [variable])
-    except ValueError:
-        assert not is_right, text
+    except ValueError as error:
+        if is_right or "which is no count of steps" not in str(error):
+            raise
         return f"{text}: refused"
     assert is_right, f"not refused: {text}"
     np.testing.assert_array_equal(optimizer.get_slot(variable, "m").numpy(), m)

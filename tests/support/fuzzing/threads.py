@@ -239,7 +239,9 @@ def fork(world: World, files: Files) -> str:
 
     def child() -> list[str]:
         if future is not None:
+            was_done = future.done()
             saver.save_async(world.folder / "child").result(20)
+            assert future.done() == was_done, "a child has made its parent's save"
         return _child(world, files)
 
     with in_background(work):
