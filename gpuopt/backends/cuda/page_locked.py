@@ -89,13 +89,18 @@ class Landings:
         self._allocate = allocate
         self._new_event = new_event
         self._free: deque[tuple[Bytes, Event]] = deque()
+        # Those that are taken, too: a garbage collection that finds a Landing and its event
+        # together would end the event first.
+        self._all: list[tuple[Bytes, Event]] = []
 
     def take(self, source: Any) -> Landing:
         """Returns where a copy of a device array, of at most SIZE bytes, can land."""
         if not self._free:
             parts = np.frombuffer(self._allocate(_SMALLEST), np.uint8, _SMALLEST)
             parts = parts.reshape(-1, self.SIZE)
-            self._free.extend((part, self._new_event()) for part in parts)
+            made = [(part, self._new_event()) for part in parts]
+            self._all += made
+            self._free.extend(made)
         memory, event = self._free.popleft()
         # Its reader may have gone before the copy was done.
         wait_for_event(event, f"{self._device}, which copies flags to the host")

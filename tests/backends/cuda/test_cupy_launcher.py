@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
 import struct
 import sys
@@ -242,6 +243,21 @@ def test_a_download_keeps_its_memory_until_it_has_landed_and_is_gone(module: Any
     current_stream().run()
     assert {tuple(each.values.tolist()) for each in many} == {(7, 7)}
     assert kept.values.tolist() == [1, 2]
+
+
+def test_a_download_in_a_reference_cycle_ends_no_event(
+    module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(Event, "__del__", lambda event: ended.append(id(event)), raising=False)
+    launcher = module.CupyLauncher(0)
+    cycle: list[Any] = [launcher.download(DeviceArray(np.array([1, 2], np.uint64)))]
+    current_stream().run()
+    event = id(cycle[0].event)
+    cycle.append(cycle)
+    del cycle
+    gc.collect()
+    assert event not in ended
 
 
 @pytest.mark.parametrize("first", ["here", "there"])
