@@ -126,6 +126,14 @@ def test_prepared_launches_get_each_steps_arrays() -> None:
     assert model.launcher.uploads == uploads
 
 
+def test_rows_of_either_type_follow_each_other() -> None:
+    model = Model(MOMENTUM, "float32", [(50, 4)])
+    for index in (np.int32, np.int64, np.int32):
+        values = model.rng.normal(size=(20, 4)).astype(np.float32)
+        model.step([(values, model.rng.integers(50, size=20).astype(index))])
+        model.check()
+
+
 def test_many_tables_take_as_many_launches_as_one() -> None:
     model = Model(MOMENTUM, "float32", [(2**12, 4)] * 26)
     rng = np.random.default_rng(0)
