@@ -442,9 +442,12 @@ def test_the_host_waits_for_the_step_before_the_last_on_two_streams(
     """Otherwise a host that is far ahead would keep the gradients of all its steps."""
     record = emulated_gpus[0].record
 
+    events: list[Any] = []
+
     def pending(event: Any = None) -> Any:
         event = record(event)
         event.done = False
+        events.append(event)
         return event
 
     w = Variable(np.ones(3, np.float32), device="gpu:0")
@@ -456,6 +459,8 @@ def test_the_host_waits_for_the_step_before_the_last_on_two_streams(
             optimizer.apply_gradients([(on_gpu(np.ones(3, np.float32)), w)])
         with pytest.raises(gpuopt.DeadlineExceededError, match="two steps behind"):
             optimizer.apply_gradients([(on_gpu(np.ones(3, np.float32)), w)])
+    # Each step has its own: to record one again would put off what the step before keeps.
+    assert len(events) == len(set(map(id, events))) >= 2
 
 
 def test_rows_are_not_kept_after_the_update() -> None:
@@ -622,6 +627,21 @@ def test_calls_after_a_bad_row_change_nothing_until_the_host_knows(slow_flags: l
     reference.apply([3])
     model.optimizer.check()
     assert model.bytes() == reference.bytes()
+
+
+def test_a_call_on_another_stream_waits_for_the_flag_of_bad_rows(
+    emulated_gpus: list[EmulatorLauncher], slow_flags: list[Any]
+) -> None:
+    model = Table()
+    with fake_cupy.cuda.Stream() as one:
+        model.apply([6])
+    other = Variable(np.ones(3, np.float32), device="gpu:0")
+    waits(emulated_gpus)
+    with fake_cupy.cuda.Stream() as two:
+        model.optimizer.apply_gradients([(on_gpu(np.ones(3, np.float32)), other)])
+    assert (two.ptr, one.ptr) in waits(emulated_gpus)
+    with pytest.raises(IndexError, match="the 1 calls since"):
+        model.optimizer.check()
 
 
 def test_the_host_waits_for_checks_that_are_far_behind(slow_flags: list[Any]) -> None:
