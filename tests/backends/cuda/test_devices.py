@@ -288,6 +288,42 @@ def test_gradients_that_are_copied_are_copied_in_each_step(how: str) -> None:
     del other
 
 
+def test_a_gradient_in_a_variable_of_another_dtype_is_copied_in_each_step() -> None:
+    a = Variable(np.zeros(6, np.float32), device="gpu:0")
+    b = Variable(np.zeros(3), device="gpu:0")
+    given = [(on_gpu(np.zeros(6, np.float32)), a), (a.storage.view(np.float64), b)]
+    optimizer = gpuopt.GradientDescentOptimizer(1.0)
+    others = []
+    for step in range(6):
+        others.append(on_gpu(np.zeros(3)))  # where the last copy was
+        host_memory(a.storage)[...] = np.full(3, float(step)).view(np.float32)
+        optimizer.apply_gradients(given)
+        assert b.numpy().tolist() == [-sum(range(step + 1))] * 3
+
+
+def test_a_gradient_in_the_first_of_three_updates_is_read_before() -> None:
+    a = Variable(np.ones((3, 2), np.float32), device="gpu:0")
+    b = Variable(np.ones(3), device="gpu:0")
+    table = Variable(np.zeros((3, 2), np.float32), device="gpu:0")
+    slices = IndexedSlices(a.storage, on_gpu([0, 1, 2]))
+    pairs = [(on_gpu(np.ones((3, 2), np.float32)), a), (on_gpu(np.ones(3)), b), (slices, table)]
+    gpuopt.GradientDescentOptimizer(1.0).apply_gradients(pairs)
+    assert a.numpy().tolist() == [[0, 0]] * 3
+    assert table.numpy().tolist() == [[-1, -1]] * 3
+
+
+def test_tables_of_two_dtypes_are_updated_in_one_call() -> None:
+    dtypes = np.float32, np.float64
+    tables = [Variable(np.zeros((4, 2), dtype), device="gpu:0") for dtype in dtypes]
+    slices = [
+        IndexedSlices(on_gpu(np.full((3, 2), i + 1, dtype)), on_gpu([i, 3, 3]))
+        for i, dtype in enumerate(dtypes)
+    ]
+    gpuopt.GradientDescentOptimizer(1.0).apply_gradients(zip(slices, tables, strict=True))
+    assert tables[0].numpy()[:, 1].tolist() == [-1, 0, 0, -2]
+    assert tables[1].numpy()[:, 1].tolist() == [0, -2, 0, -4]
+
+
 def test_gradients_in_host_memory_are_moved_in_each_step() -> None:
     gradient = np.ones(3, np.float32)
     w = Variable(np.zeros(3, np.float32), device="gpu:1")
@@ -492,6 +528,19 @@ def test_an_update_waits_for_readings_on_other_streams(
     assert waits(emulated_gpus) == []
 
 
+def test_what_is_done_is_let_go_by_an_update_of_any_variable() -> None:
+    a, b = (Variable(np.ones(3, np.float32), device="gpu:0") for _ in range(2))
+    optimizer = gpuopt.GradientDescentOptimizer(0.1)
+    gradient = on_gpu(np.ones(3, np.float32))
+    gone = weakref.ref(gradient)
+    with fake_cupy.cuda.Stream():
+        optimizer.apply_gradients([(gradient, a)])
+        del gradient
+        assert gone() is not None
+        optimizer.apply_gradients([(on_gpu(np.ones(3, np.float32)), b)])
+    assert gone() is None
+
+
 def test_threads_with_streams_of_their_own_lose_no_update() -> None:
     w = Variable(np.zeros(3, np.float32), device="gpu:0")
     table = Variable(np.zeros((4, 2), np.float32), device="gpu:1")
@@ -642,6 +691,19 @@ def test_a_call_on_another_stream_waits_for_the_flag_of_bad_rows(
     assert (two.ptr, one.ptr) in waits(emulated_gpus)
     with pytest.raises(IndexError, match="the 1 calls since"):
         model.optimizer.check()
+
+
+def test_a_known_dense_update_reads_the_flag_from_the_first_rows_on() -> None:
+    table = Variable(np.zeros((4, 2), np.float32), device="gpu:0")
+    w = Variable(np.zeros(3, np.float32), device="gpu:0")
+    gradient = on_gpu(np.ones(3, np.float32))
+    optimizer = gpuopt.GradientDescentOptimizer(1.0)
+    optimizer.apply_gradients([(gradient, w)])
+    bad = IndexedSlices(on_gpu(np.ones((1, 2), np.float32)), on_gpu([4]))
+    optimizer.apply_gradients([(gradient, w), (bad, table)])
+    with pytest.raises(IndexError, match="row 4"):
+        optimizer.check()
+    assert w.numpy().tolist() == [-1] * 3
 
 
 def test_the_host_waits_for_checks_that_are_far_behind(slow_flags: list[Any]) -> None:
