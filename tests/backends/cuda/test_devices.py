@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import weakref
 from collections.abc import Sequence
@@ -289,6 +288,42 @@ def test_gradients_that_are_copied_are_copied_in_each_step(how: str) -> None:
     del other
 
 
+def test_a_gradient_in_a_variable_of_another_dtype_is_copied_in_each_step() -> None:
+    a = Variable(np.zeros(6, np.float32), device="gpu:0")
+    b = Variable(np.zeros(3), device="gpu:0")
+    given = [(on_gpu(np.zeros(6, np.float32)), a), (a.storage.view(np.float64), b)]
+    optimizer = gpuopt.GradientDescentOptimizer(1.0)
+    others = []
+    for step in range(6):
+        others.append(on_gpu(np.zeros(3)))  # where the last copy was
+        host_memory(a.storage)[...] = np.full(3, float(step)).view(np.float32)
+        optimizer.apply_gradients(given)
+        assert b.numpy().tolist() == [-sum(range(step + 1))] * 3
+
+
+def test_a_gradient_in_the_first_of_three_updates_is_read_before() -> None:
+    a = Variable(np.ones((3, 2), np.float32), device="gpu:0")
+    b = Variable(np.ones(3), device="gpu:0")
+    table = Variable(np.zeros((3, 2), np.float32), device="gpu:0")
+    slices = IndexedSlices(a.storage, on_gpu([0, 1, 2]))
+    pairs = [(on_gpu(np.ones((3, 2), np.float32)), a), (on_gpu(np.ones(3)), b), (slices, table)]
+    gpuopt.GradientDescentOptimizer(1.0).apply_gradients(pairs)
+    assert a.numpy().tolist() == [[0, 0]] * 3
+    assert table.numpy().tolist() == [[-1, -1]] * 3
+
+
+def test_tables_of_two_dtypes_are_updated_in_one_call() -> None:
+    dtypes = np.float32, np.float64
+    tables = [Variable(np.zeros((4, 2), dtype), device="gpu:0") for dtype in dtypes]
+    slices = [
+        IndexedSlices(on_gpu(np.full((3, 2), i + 1, dtype)), on_gpu([i, 3, 3]))
+        for i, dtype in enumerate(dtypes)
+    ]
+    gpuopt.GradientDescentOptimizer(1.0).apply_gradients(zip(slices, tables, strict=True))
+    assert tables[0].numpy()[:, 1].tolist() == [-1, 0, 0, -2]
+    assert tables[1].numpy()[:, 1].tolist() == [0, -2, 0, -4]
+
+
 def test_gradients_in_host_memory_are_moved_in_each_step() -> None:
     gradient = np.ones(3, np.float32)
     w = Variable(np.zeros(3, np.float32), device="gpu:1")
@@ -437,6 +472,75 @@ def test_gradients_are_held_until_another_stream_has_read_them(
     assert gone() is None
 
 
+def test_the_host_waits_for_the_step_before_the_last_on_two_streams(
+    emulated_gpus: list[EmulatorLauncher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a host that is far ahead would keep the gradients of all its steps."""
+    record = emulated_gpus[0].record
+
+    events: list[Any] = []
+
+    def pending(event: Any = None) -> Any:
+        event = record(event)
+        event.done = False
+        events.append(event)
+        return event
+
+    w = Variable(np.ones(3, np.float32), device="gpu:0")
+    optimizer = gpuopt.GradientDescentOptimizer(0.1)
+    monkeypatch.setattr(emulated_gpus[0], "record", pending)
+    monkeypatch.setattr(locks, "DEADLINE_S", 0.05)
+    with fake_cupy.cuda.Stream():
+        for _ in range(2):
+            optimizer.apply_gradients([(on_gpu(np.ones(3, np.float32)), w)])
+        with pytest.raises(gpuopt.DeadlineExceededError, match="two steps behind"):
+            optimizer.apply_gradients([(on_gpu(np.ones(3, np.float32)), w)])
+    # Each step has its own: to record one again would put off what the step before keeps.
+    assert len(events) == len(set(map(id, events))) >= 2
+
+
+def test_rows_are_not_kept_after_the_update() -> None:
+    table = Variable(np.zeros((4, 2), np.float32), device="gpu:0")
+    rows = on_gpu([1, 3])
+    gone = weakref.ref(rows)
+    slices = IndexedSlices(on_gpu(np.ones((2, 2), np.float32)), rows)
+    optimizer = gpuopt.GradientDescentOptimizer(1.0)
+    optimizer.apply_gradients([(slices, table)])
+    optimizer.check()
+    del rows, slices
+    assert gone() is None
+    assert table.numpy()[:, 0].tolist() == [0, -1, 0, -1]
+
+
+def test_an_update_waits_for_readings_on_other_streams(
+    emulated_gpus: list[EmulatorLauncher],
+) -> None:
+    w, read = (Variable(np.ones(3, np.float32), device="gpu:0") for _ in range(2))
+    gradient = on_gpu(np.ones(3, np.float32))
+    optimizer = gpuopt.GradientDescentOptimizer(0.1)
+    optimizer.apply_gradients([(gradient, read)])
+    with fake_cupy.cuda.Stream() as one:
+        w.assign(read)
+    waits(emulated_gpus)
+    optimizer.apply_gradients([(gradient, read)])
+    assert waits(emulated_gpus) == [(0, one.ptr)]
+    optimizer.apply_gradients([(gradient, read)])
+    assert waits(emulated_gpus) == []
+
+
+def test_what_is_done_is_let_go_by_an_update_of_any_variable() -> None:
+    a, b = (Variable(np.ones(3, np.float32), device="gpu:0") for _ in range(2))
+    optimizer = gpuopt.GradientDescentOptimizer(0.1)
+    gradient = on_gpu(np.ones(3, np.float32))
+    gone = weakref.ref(gradient)
+    with fake_cupy.cuda.Stream():
+        optimizer.apply_gradients([(gradient, a)])
+        del gradient
+        assert gone() is not None
+        optimizer.apply_gradients([(on_gpu(np.ones(3, np.float32)), b)])
+    assert gone() is None
+
+
 def test_threads_with_streams_of_their_own_lose_no_update() -> None:
     w = Variable(np.zeros(3, np.float32), device="gpu:0")
     table = Variable(np.zeros((4, 2), np.float32), device="gpu:1")
@@ -572,6 +676,34 @@ def test_calls_after_a_bad_row_change_nothing_until_the_host_knows(slow_flags: l
     reference.apply([3])
     model.optimizer.check()
     assert model.bytes() == reference.bytes()
+
+
+def test_a_call_on_another_stream_waits_for_the_flag_of_bad_rows(
+    emulated_gpus: list[EmulatorLauncher], slow_flags: list[Any]
+) -> None:
+    model = Table()
+    with fake_cupy.cuda.Stream() as one:
+        model.apply([6])
+    other = Variable(np.ones(3, np.float32), device="gpu:0")
+    waits(emulated_gpus)
+    with fake_cupy.cuda.Stream() as two:
+        model.optimizer.apply_gradients([(on_gpu(np.ones(3, np.float32)), other)])
+    assert (two.ptr, one.ptr) in waits(emulated_gpus)
+    with pytest.raises(IndexError, match="the 1 calls since"):
+        model.optimizer.check()
+
+
+def test_a_known_dense_update_reads_the_flag_from_the_first_rows_on() -> None:
+    table = Variable(np.zeros((4, 2), np.float32), device="gpu:0")
+    w = Variable(np.zeros(3, np.float32), device="gpu:0")
+    gradient = on_gpu(np.ones(3, np.float32))
+    optimizer = gpuopt.GradientDescentOptimizer(1.0)
+    optimizer.apply_gradients([(gradient, w)])
+    bad = IndexedSlices(on_gpu(np.ones((1, 2), np.float32)), on_gpu([4]))
+    optimizer.apply_gradients([(gradient, w), (bad, table)])
+    with pytest.raises(IndexError, match="row 4"):
+        optimizer.check()
+    assert w.numpy().tolist() == [-1] * 3
 
 
 def test_the_host_waits_for_checks_that_are_far_behind(slow_flags: list[Any]) -> None:
@@ -739,9 +871,10 @@ def test_a_launch_that_fails_keeps_other_streams_waiting(
     assert waits(emulated_gpus) == [(two.ptr, one.ptr)]
 
 
-@pytest.mark.parametrize("failing", range(9))
+# The check of rows, three dense updates, a sort, and a sparse update.
+@pytest.mark.parametrize("failing", range(6))
 def test_a_launch_that_fails_says_what_was_updated_and_leaves_the_optimizer_usable(
-    emulated_gpus: list[EmulatorLauncher], monkeypatch: pytest.MonkeyPatch, failing: int
+    monkeypatch: pytest.MonkeyPatch, failing: int
 ) -> None:
     ones = {"a": np.ones(3, np.float32), "b": np.ones(3), "c": np.ones(3, np.float32)}
     table = Variable(np.zeros((4, 2), np.float32), name="table", device="gpu:0")
@@ -750,13 +883,13 @@ def test_a_launch_that_fails_says_what_was_updated_and_leaves_the_optimizer_usab
         for name, one in ones.items()
     }
     optimizer = gpuopt.MomentumOptimizer(1.0, 0.5)
-    seen = []
+    start, seen = Launch.start, []
 
-    def launch(original: Any, *shape: Any, **arguments: Any) -> None:
-        seen.append(shape)
+    def failing_start(launch: Launch) -> None:
+        seen.append(launch)
         if len(seen) == failing + 1:
             raise MemoryError("too much")
-        original(*shape, **arguments)
+        start(launch)
 
     def step() -> None:
         dense = [(on_gpu(one, int(name == "c")), variables[name]) for name, one in ones.items()]
@@ -764,8 +897,7 @@ def test_a_launch_that_fails_says_what_was_updated_and_leaves_the_optimizer_usab
         optimizer.apply_gradients([*dense, (slices, table)])
 
     with monkeypatch.context() as patched:
-        for launcher in emulated_gpus:
-            patched.setattr(launcher, "launch", functools.partial(launch, launcher.launch))
+        patched.setattr(Launch, "start", failing_start)
         with pytest.raises(MemoryError) as raised:
             step()
     said = "".join(getattr(raised.value, "__notes__", []))

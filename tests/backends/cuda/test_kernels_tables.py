@@ -107,7 +107,8 @@ def test_tables_of_all_sizes_are_updated_like_each_alone(
         model.check()
 
 
-def test_prepared_launches_get_each_steps_arrays() -> None:
+@pytest.mark.parametrize("touches_all_rows", [False, True])
+def test_prepared_launches_get_each_steps_arrays(touches_all_rows: bool) -> None:
     """Four steps with as many rows each: only what has moved is looked at again."""
     model = Model(MOMENTUM, "float32", [(50, 4)] * 3)
     first = [(values.copy(), rows) for values, rows in model.gradients(20)]
@@ -117,13 +118,21 @@ def test_prepared_launches_get_each_steps_arrays() -> None:
             (rng.normal(size=values.shape).astype(np.float32), rng.permutation(rows))
             for values, rows in first
         ]
-        model.step(given)
+        model.step(given, touches_all_rows)
         model.check()
     uploads = model.launcher.uploads
-    model.step(given)
-    model.step(given)
+    model.step(given, touches_all_rows)
+    model.step(given, touches_all_rows)
     model.check()
     assert model.launcher.uploads == uploads
+
+
+def test_rows_of_either_type_follow_each_other() -> None:
+    model = Model(MOMENTUM, "float32", [(50, 4)])
+    for index in (np.int32, np.int64, np.int32):
+        values = model.rng.normal(size=(20, 4)).astype(np.float32)
+        model.step([(values, model.rng.integers(50, size=20).astype(index))])
+        model.check()
 
 
 def test_many_tables_take_as_many_launches_as_one() -> None:
