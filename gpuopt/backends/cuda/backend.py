@@ -45,7 +45,7 @@ class CudaBackend:
     """A GPU's backend; see `Backend` for what each method promises.
 
     Work goes to the device's current stream. Threads may share a backend: a lock lets one at a time
-    enqueue an update.
+    enqueue an update, or a check of rows.
     """
 
     most_rows: int | None = MAX_ROWS - 1
@@ -57,7 +57,7 @@ class CudaBackend:
         self._lock = Lock(f"the updates on {device}")
         self._order = UpdateOrder(launcher)
         self._workspaces: dict[Hashable, Workspace] = {}
-        self.row_flags = CudaRowFlags(launcher, self._workspace)
+        self.row_flags = CudaRowFlags(launcher, self._lock, self._workspace)
         self._unset_flag = self.row_flags.new()
         with launcher.device():
             # Kernels of all streams read it, and none waits for its stream.

@@ -60,9 +60,6 @@ class DensePlan:
         dtype: Of all variables.
         targets: The variables and their slots, in order.
         num_variables: The number of variables that have elements.
-        chunk_size: How many elements a block updates in one go.
-        num_threads: Of each block.
-        num_blocks: Of a launch.
         updated: The variables and slots.
         memory: Everything that an update writes to, to be kept alive.
         last_update: Theirs, from `UpdateOrder`.

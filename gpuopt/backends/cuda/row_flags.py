@@ -13,6 +13,7 @@ from gpuopt.backends.cuda.launch_shapes import ROW_THREADS, num_blocks
 from gpuopt.backends.cuda.launcher import Download, Launcher
 from gpuopt.backends.cuda.structs import IndexList
 from gpuopt.backends.cuda.workspace import Workspace
+from gpuopt.locks import Lock
 
 
 class CudaRowFlag:
@@ -28,14 +29,16 @@ class CudaRowFlag:
 class CudaRowFlags:
     """See `RowFlags`. Kernels read a flag before they write anything."""
 
-    def __init__(self, launcher: Launcher, workspace: Callable[[], Workspace]) -> None:
+    def __init__(self, launcher: Launcher, lock: Lock, workspace: Callable[[], Workspace]) -> None:
         """Makes none yet.
 
         Args:
             launcher: The device's launcher.
+            lock: Lets one thread at a time use a workspace.
             workspace: Returns the current stream's.
         """
         self._launcher = launcher
+        self._lock = lock
         self._workspace = workspace
 
     def new(self) -> CudaRowFlag:
@@ -43,7 +46,7 @@ class CudaRowFlags:
             return CudaRowFlag(self._launcher.xp.zeros(2, dtype=np.uint64))
 
     def check(self, flag: CudaRowFlag, checks: Sequence[RowCheck]) -> None:
-        with self._launcher.device():
+        with self._lock, self._launcher.device():
             contiguous = [self._launcher.xp.ascontiguousarray(rows) for _, rows, _ in checks]
             lists: list[IndexList] = []
             num_rows = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import threading
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -623,6 +624,38 @@ def test_a_bad_row_does_not_stop_other_optimizers(slow_flags: list[Any]) -> None
     assert int(good.step) == 2
     with pytest.raises(IndexError, match="row 6"):
         bad.optimizer.check()
+
+
+def test_a_check_of_several_variables_reads_no_lists_of_another_thread(
+    emulated_gpus: list[EmulatorLauncher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def step(optimizer: gpuopt.Optimizer, tables: Sequence[Variable], rows: Sequence[int]) -> None:
+        ones = on_gpu(np.ones((1, 4), np.float32))
+        slices = [IndexedSlices(ones, on_gpu([row])) for row in rows]
+        optimizer.apply_gradients(zip(slices, tables, strict=True))
+
+    small, large = (
+        [Variable(np.zeros((height, 4), np.float32), device="gpu:0") for _ in range(2)]
+        for height in (8, 100)
+    )
+    mine, others = gpuopt.GradientDescentOptimizer(1.0), gpuopt.GradientDescentOptimizer(1.0)
+    thread = threading.Thread(target=step, args=(others, large, [98, 99]))
+    upload = emulated_gpus[0].upload
+
+    def upload_beside_the_thread(target: Any, source: np.ndarray) -> None:
+        upload(target, source)
+        if not thread.ident:
+            thread.start()
+            thread.join(0.2)  # it waits for this thread, or is done
+
+    monkeypatch.setattr(emulated_gpus[0], "upload", upload_beside_the_thread)
+    step(mine, small, [3, 8])
+    thread.join()
+    with pytest.raises(IndexError, match=r"row 8 is not in \[0, 8\)"):
+        mine.check()
+    others.check()
+    assert not any(table.numpy().any() for table in small)
+    assert all(table.numpy().sum() == -4 for table in large)
 
 
 def test_hooks_in_plain_array_code_are_not_called_for_bad_rows() -> None:
