@@ -66,7 +66,7 @@ class DenseLaunch:
         else:
             # Later in the stream than the launches that read the oldest.
             added = self._launcher.xp.empty(addresses.size, np.int64) if oldest is None else oldest
-            self._current = None
+            self._current = None  # may be the oldest
             self._launcher.upload(added, addresses)
         self._lists[key] = added
         self._note(version, key)
@@ -81,6 +81,7 @@ class DenseLaunch:
     def _point_to(self, found: Any) -> None:
         if found is self._current:
             return
+        self._current = None  # should Ctrl-C come in between
         if isinstance(found, FewGradients):
             self.launch.replace(few_grads=found)
         else:

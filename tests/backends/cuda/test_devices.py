@@ -254,6 +254,33 @@ def test_sets_of_gradients_in_turn_are_uploaded_once(
     assert variables[0].numpy()[0] == before + 2 * 11111
 
 
+@pytest.mark.parametrize("num_variables", [3, FEW_GRADIENTS + 1])
+def test_a_step_that_ctrl_c_stops_before_its_launch_leaves_the_next_its_gradients(
+    monkeypatch: pytest.MonkeyPatch, num_variables: int
+) -> None:
+    variables = [Variable(np.zeros(2, np.float32), device="gpu:0") for _ in range(num_variables)]
+    ones, hundreds = (
+        [(on_gpu(np.full(2, value, np.float32)), variable) for variable in variables]
+        for value in (1, 100)
+    )
+    optimizer = gpuopt.GradientDescentOptimizer(-1.0)
+    for given in (hundreds, ones):
+        optimizer.apply_gradients(given)
+    replace = Launch.replace
+
+    def replace_and_stop(self: Launch, **arguments: Any) -> None:
+        replace(self, **arguments)
+        if not {"grads", "few_grads"}.isdisjoint(arguments):
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Launch, "replace", replace_and_stop)
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.apply_gradients(hundreds)
+    optimizer.apply_gradients(ones)
+    assert all(variable.numpy().tolist() == [102] * 2 for variable in variables)
+
+
 def test_a_new_gradient_with_the_id_of_a_dead_one_is_not_taken_for_it() -> None:
     """The cache must not take a new array for a dead one with the same id."""
     w = Variable(np.zeros(3, np.float32), device="gpu:0")
