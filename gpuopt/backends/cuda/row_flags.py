@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -29,13 +30,18 @@ class CudaRowFlag:
 class CudaRowFlags:
     """See `RowFlags`. Kernels read a flag before they write anything."""
 
-    def __init__(self, launcher: Launcher, lock: Lock, workspace: Callable[[], Workspace]) -> None:
+    def __init__(
+        self,
+        launcher: Launcher,
+        lock: Lock,
+        workspace: Callable[[], AbstractContextManager[Workspace]],
+    ) -> None:
         """Makes none yet.
 
         Args:
             launcher: The device's launcher.
             lock: Lets one thread at a time use a workspace.
-            workspace: Returns the current stream's.
+            workspace: Lends the current stream's.
         """
         self._launcher = launcher
         self._lock = lock
@@ -57,16 +63,17 @@ class CudaRowFlags:
                     num_rows += rows.size
             if not lists:
                 return
-            self._launcher.launch(
-                kernels.check_rows(),
-                num_blocks(num_rows, ROW_THREADS, self._launcher.num_multiprocessors),
-                ROW_THREADS,
-                only=lists[0],
-                lists=self._workspace().checked_lists.set(lists) if len(lists) > 1 else None,
-                num_lists=len(lists),
-                num_rows=num_rows,
-                refused=flag.array,
-            )
+            with self._workspace() as workspace:
+                self._launcher.launch(
+                    kernels.check_rows(),
+                    num_blocks(num_rows, ROW_THREADS, self._launcher.num_multiprocessors),
+                    ROW_THREADS,
+                    only=lists[0],
+                    lists=workspace.checked_lists.set(lists) if len(lists) > 1 else None,
+                    num_lists=len(lists),
+                    num_rows=num_rows,
+                    refused=flag.array,
+                )
 
     def read(self, flag: CudaRowFlag) -> Download:
         with self._launcher.device():

@@ -7,7 +7,7 @@ import functools
 import gc
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import fake_cupy
@@ -765,6 +765,45 @@ def test_a_launch_that_fails_leaves_no_row_marked(
     v += (1 - 0.999) * (grad * grad - v)
     var -= 0.1 * np.sqrt(1 - beta2_power) / (1 - beta1_power) * m / (np.sqrt(v) + 1e-8)
     np.testing.assert_allclose(model.table.numpy(), var, rtol=1e-6)
+
+
+@pytest.mark.parametrize("rows", [[1, 2, 1], [3] * 3000], ids=["few rows", "many rows"])
+def test_a_step_in_a_signal_handler_leaves_the_sparse_step_around_it_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, rows: list[int]
+) -> None:
+    def gradients(height: int, rows: list[int]) -> list[Any]:
+        tables = [Variable(np.zeros((height, 4), np.float32), device="gpu:0") for _ in range(2)]
+        ones = on_gpu(np.ones((len(rows), 4), np.float32))
+        return [(IndexedSlices(ones, on_gpu(rows)), table) for table in tables]
+
+    mine, others = gradients(4, rows), gradients(100, [99, 98, 5, 4])
+    optimizer, other = (gpuopt.GradientDescentOptimizer(-1.0) for _ in range(2))
+    start, upload = Launch.start, EmulatorLauncher.upload
+    moments = 0
+
+    def interrupted(function: Callable[..., None], *given: Any) -> None:
+        nonlocal moments
+        moments -= 1
+        if moments == 0:
+            other.apply_gradients(others)
+        function(*given)
+
+    monkeypatch.setattr(Launch, "start", lambda *given: interrupted(start, *given))
+    monkeypatch.setattr(EmulatorLauncher, "upload", lambda *given: interrupted(upload, *given))
+    for step in range(1, 30):
+        moments = step
+        optimizer.apply_gradients(mine)
+        if moments > 0:
+            break
+        optimizer.check()
+        other.check()
+        for _, table in mine:
+            expected = np.bincount(rows, minlength=4) * step
+            np.testing.assert_array_equal(table.numpy(), np.repeat(expected[:, None], 4, axis=1))
+        for slices, table in others:
+            expected = np.bincount(slices.indices.get(), minlength=100) * step
+            np.testing.assert_array_equal(table.numpy(), np.repeat(expected[:, None], 4, axis=1))
+    assert 3 < step < 29
 
 
 # The first launch of a sparse step looks at its rows.
