@@ -204,9 +204,9 @@ class CudaBackend:
                 if flags:
                     self._order.follow(flags)
                 by_value, flag = kernels.scalars_of(rule, scalars), self._flag_array(refused)
-                launch, used = plan.begin(rule, gradients, version, by_value, flag)
-                launch.start()
-                plan.end()
+                update, used = plan.begin(rule, gradients, version, by_value, flag)
+                update.launch.start()
+                plan.end(update)
             finally:
                 self._order.end(last, (plan.memory, gradients, used, kept, flags), flags)
 
@@ -246,7 +246,7 @@ class CudaBackend:
                             )
                             workspace.prepared(kind, prepare).start(some, *given)
                 for plan in plans:
-                    plan.end()
+                    plan.copy_stand_ins_back()
             finally:
                 self._order.end(last, used, flags)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,16 @@ class DenseLaunch:
 
     The addresses of few gradients are passed by value. Those of many are uploaded, and stay on the
     device for the next time that gradients are there.
+
+    Attributes:
+        launch: What is started.
+        key: What the plan keeps it under.
     """
 
-    def __init__(self, launcher: Launcher, launch: Launch) -> None:
+    def __init__(self, launcher: Launcher, launch: Launch, key: Hashable) -> None:
         self._launcher = launcher
         self.launch = launch
+        self.key = key
         # By the bytes of the addresses: FewGradients, or the array that has them on the device.
         self._lists: OrderedDict[bytes, Any] = OrderedDict()
         # By version, see `DensePlan.accept`: the addresses' bytes.
@@ -81,7 +87,6 @@ class DenseLaunch:
     def _point_to(self, found: Any) -> None:
         if found is self._current:
             return
-        self._current = None  # should Ctrl-C come in between
         if isinstance(found, FewGradients):
             self.launch.replace(few_grads=found)
         else:
