@@ -1,4 +1,4 @@
-"""The updates of one step by an update rule: dense variables together, then each sparse one."""
+"""The updates of one step by an update rule: dense variables together, and sparse ones."""
 
 from __future__ import annotations
 

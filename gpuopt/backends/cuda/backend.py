@@ -45,7 +45,7 @@ class CudaBackend:
     """A GPU's backend; see `Backend` for what each method promises.
 
     Work goes to the device's current stream. Threads may share a backend: a lock lets one at a time
-    enqueue an update.
+    enqueue an update, or a check of rows.
     """
 
     most_rows: int | None = MAX_ROWS - 1
@@ -204,9 +204,9 @@ class CudaBackend:
                 if flags:
                     self._order.follow(flags)
                 by_value, flag = kernels.scalars_of(rule, scalars), self._flag_array(refused)
-                launch, used = plan.begin(rule, gradients, version, by_value, flag)
-                launch.start()
-                plan.end()
+                update, used = plan.begin(rule, gradients, version, by_value, flag)
+                update.launch.start()
+                plan.end(update)
             finally:
                 self._order.end(last, (plan.memory, gradients, used, kept, flags), flags)
 
@@ -236,20 +236,17 @@ class CudaBackend:
                         table = self._table(plan, values, rows)
                         used += table.values, table.rows
                         by_width.setdefault(plan.width, []).append(table)
-                workspace = self._workspace()
                 given = kernels.scalars_of(rule, scalars), self._flag_array(refused)
-                for width, tables in by_width.items():
-                    for some in together(tables):
-                        kind = kind_of(rule, plans[0].dtype, width, some, touches_all_rows)
-                        prepare = partial(
-                            SparseLaunches, self._launcher, workspace, kind, some, *given
-                        )
-                        workspace.prepared(kind, prepare).start(some, *given)
+                with self._workspace() as workspace:
+                    for width, tables in by_width.items():
+                        for some in together(tables):
+                            kind = kind_of(rule, plans[0].dtype, width, some, touches_all_rows)
+                            prepare = partial(
+                                SparseLaunches, self._launcher, workspace, kind, some, *given
+                            )
+                            workspace.prepared(kind, prepare).start(some, *given)
                 for plan in plans:
-                    plan.end()
-            except BaseException:
-                self._drop_workspace()
-                raise
+                    plan.copy_stand_ins_back()
             finally:
                 self._order.end(last, used, flags)
 
@@ -259,21 +256,20 @@ class CudaBackend:
             return values.astype(real), indices
         with self._lock, self._launcher.device():
             given = values, indices
-            try:
+            with self._workspace() as workspace:
                 sums = self._sum_duplicate_rows(
-                    self.xp.ascontiguousarray(values), self.xp.ascontiguousarray(indices), real
+                    workspace,
+                    self.xp.ascontiguousarray(values),
+                    self.xp.ascontiguousarray(indices),
+                    real,
                 )
-            except BaseException:
-                self._drop_workspace()
-                raise
             self._order.hold(given)
             return sums
 
     def _sum_duplicate_rows(
-        self, values: Any, indices: Any, real: np.dtype[Any]
+        self, workspace: Workspace, values: Any, indices: Any, real: np.dtype[Any]
     ) -> tuple[Any, Any]:
         width = math.prod(values.shape[1:])
-        workspace = self._workspace()
         height = self._read_number(indices.max(keepdims=True)) + 1
         sequence, flag = LaunchSequence(), self._unset_flag.array
         rows = add_sort(sequence, self._launcher, workspace, indices, height, flag)
@@ -331,20 +327,21 @@ class CudaBackend:
         found.wait(f"{self.device}, from which a number is read")
         return int(found.values.item())
 
-    def _workspace(self) -> Workspace:
-        stream = self._launcher.stream()
-        found = self._workspaces.get(stream)
-        if found is None:
-            if len(self._workspaces) == MOST_STREAMS:
-                # Of the first stream, which may have ended. Its memory goes back to that stream,
-                # behind the work that uses it.
-                del self._workspaces[next(iter(self._workspaces))]
-            found = self._workspaces[stream] = Workspace(self._launcher)
-        return found
+    @contextmanager
+    def _workspace(self) -> Iterator[Workspace]:
+        """Takes the current stream's workspace out, so that a step in a signal handler has another.
 
-    def _drop_workspace(self) -> None:
-        """After an error: counts and bits may be set in it that no kernel will clear."""
-        self._workspaces.pop(self._launcher.stream(), None)
+        After an error it is not put back: counts and bits may be set in it that no kernel will
+        clear.
+        """
+        stream = self._launcher.stream()
+        workspace = self._workspaces.pop(stream, None) or Workspace(self._launcher)
+        yield workspace
+        if len(self._workspaces) == MOST_STREAMS and stream not in self._workspaces:
+            # Of the stream that was used the longest ago, which may have ended. Its memory goes
+            # back to that stream, behind the work that uses it.
+            del self._workspaces[next(iter(self._workspaces))]
+        self._workspaces[stream] = workspace
 
     def _flag_array(self, refused: Any) -> Any:
         return (self._unset_flag if refused is None else refused).array

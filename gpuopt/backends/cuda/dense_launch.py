@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,16 @@ class DenseLaunch:
 
     The addresses of few gradients are passed by value. Those of many are uploaded, and stay on the
     device for the next time that gradients are there.
+
+    Attributes:
+        launch: What is started.
+        key: What the plan keeps it under.
     """
 
-    def __init__(self, launcher: Launcher, launch: Launch) -> None:
+    def __init__(self, launcher: Launcher, launch: Launch, key: Hashable) -> None:
         self._launcher = launcher
         self.launch = launch
+        self.key = key
         # By the bytes of the addresses: FewGradients, or the array that has them on the device.
         self._lists: OrderedDict[bytes, Any] = OrderedDict()
         # By version, see `DensePlan.accept`: the addresses' bytes.
@@ -66,7 +72,7 @@ class DenseLaunch:
         else:
             # Later in the stream than the launches that read the oldest.
             added = self._launcher.xp.empty(addresses.size, np.int64) if oldest is None else oldest
-            self._current = None
+            self._current = None  # may be the oldest
             self._launcher.upload(added, addresses)
         self._lists[key] = added
         self._note(version, key)

@@ -60,9 +60,6 @@ class DensePlan:
         dtype: Of all variables.
         targets: The variables and their slots, in order.
         num_variables: The number of variables that have elements.
-        chunk_size: How many elements a block updates in one go.
-        num_threads: Of each block.
-        num_blocks: Of a launch.
         updated: The variables and slots.
         memory: Everything that an update writes to, to be kept alive.
         last_update: Theirs, from `UpdateOrder`.
@@ -98,7 +95,8 @@ class DensePlan:
         pack_size = PACK_BYTES // self.dtype.itemsize
         self._num_threads = dense_threads(elements, max(1, len(self._chunks)), pack_size)
         self._written = _Memory(table[_VAR:], table[_SIZE] * self.dtype.itemsize)
-        self._launches: dict[tuple[Hashable, UpdateRule], DenseLaunch] = {}
+        # By stream and rule, the latest last.
+        self._launches: dict[Hashable, DenseLaunch] = {}
         self.last_update: LastUpdate | None = None
         # The lists that `accept` took last, the latest first.
         self._accepted: list[_Accepted] = []
@@ -163,8 +161,10 @@ class DensePlan:
         version: int | None,
         scalars: tuple[Any, ...],
         refused: Any,
-    ) -> tuple[Launch, Sequence[Any]]:
-        """Fills the stand-ins, and prepares the current stream's launch.
+    ) -> tuple[DenseLaunch, Sequence[Any]]:
+        """Fills the stand-ins, and takes out the current stream's launch, to be given to `end`.
+
+        A step in a signal handler meanwhile has another.
 
         Args:
             rule: What the launch computes.
@@ -178,28 +178,26 @@ class DensePlan:
         """
         self.fill_stand_ins()
         key = self._launcher.stream(), rule
-        update = self._launches.get(key)
+        update = self._launches.pop(key, None)
         if update is None:
-            if len(self._launches) == MOST_STREAMS:
-                del self._launches[next(iter(self._launches))]
-            update = self._launches[key] = self._bind(rule, scalars, refused)
+            update = DenseLaunch(self._launcher, self._bind(rule, scalars, refused), key)
         else:
             update.launch.replace(scalars=scalars, refused=refused)
         if update.point_to_version(version):
-            return update.launch, gradients
+            return update, gradients
         ours = [gradients[i] for i in self._positions]
         for position in self._launcher.strided(ours):
             ours[position] = self._launcher.xp.ascontiguousarray(ours[position])
             version = None
         addresses = self._launcher.addresses(ours)
         if update.point_to_addresses(addresses, version):
-            return update.launch, ours
+            return update, ours
         for position in self._written.overlaps(addresses, self._sizes * self.dtype.itemsize):
             ours[position] = ours[position].copy()
             addresses[position] = self._launcher.address(ours[position])
             version = None
         update.add(addresses, version)
-        return update.launch, ours
+        return update, ours
 
     def fill_stand_ins(self) -> None:
         """Copies arrays that are not contiguous to their stand-ins, before an update."""
@@ -211,8 +209,15 @@ class DensePlan:
         end = address + num_bytes
         return any(address < there and here < end for here, there in self._written_spans)
 
-    def end(self) -> None:
-        """Copies the stand-ins back."""
+    def end(self, update: DenseLaunch) -> None:
+        """Keeps a launch for the next step, and copies the stand-ins back."""
+        if len(self._launches) == MOST_STREAMS and update.key not in self._launches:
+            del self._launches[next(iter(self._launches))]
+        self._launches[update.key] = update
+        self.copy_stand_ins_back()
+
+    def copy_stand_ins_back(self) -> None:
+        """Copies stand-ins to the arrays that they stand in for, after an update."""
         for array, stand_in in self._stand_ins:
             array[...] = stand_in
 
@@ -223,7 +228,7 @@ class DensePlan:
         self._stand_ins.append((array, stand_in))
         return stand_in
 
-    def _bind(self, rule: UpdateRule, scalars: tuple[Any, ...], refused: Any) -> DenseLaunch:
+    def _bind(self, rule: UpdateRule, scalars: tuple[Any, ...], refused: Any) -> Launch:
         # For each stream, as a kernel of this one must not read a table before its upload is done.
         table, chunks = (
             self._launcher.xp.empty(host.shape, dtype=host.dtype)
@@ -231,7 +236,7 @@ class DensePlan:
         )
         self._launcher.upload(table, self._table)
         self._launcher.upload(chunks, self._chunks)
-        launch = self._launcher.bind(
+        return self._launcher.bind(
             kernels.dense_update(rule, name_of(self.dtype)),
             dense_blocks(len(self._chunks), self._num_threads, self._launcher.num_multiprocessors),
             self._num_threads,
@@ -245,7 +250,6 @@ class DensePlan:
             scalars=scalars,
             refused=refused,
         )
-        return DenseLaunch(self._launcher, launch)
 
 
 class _Memory:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -30,13 +31,18 @@ class CudaRowFlag:
 class CudaRowFlags:
     """See `RowFlags`. Kernels read a flag before they write anything."""
 
-    def __init__(self, launcher: Launcher, lock: Lock, workspace: Callable[[], Workspace]) -> None:
+    def __init__(
+        self,
+        launcher: Launcher,
+        lock: Lock,
+        workspace: Callable[[], AbstractContextManager[Workspace]],
+    ) -> None:
         """Makes none yet.
 
         Args:
             launcher: The device's launcher.
-            lock: Of the workspaces, which threads on one stream share.
-            workspace: Returns the current stream's.
+            lock: Lets one thread at a time use a workspace.
+            workspace: Lends the current stream's.
         """
         self._launcher = launcher
         self._lock = lock
@@ -47,7 +53,7 @@ class CudaRowFlags:
             return CudaRowFlag(self._launcher.xp.zeros(2, dtype=np.uint64))
 
     def check(self, flag: CudaRowFlag, checks: Sequence[RowCheck]) -> None:
-        with self._launcher.device():
+        with self._lock, self._launcher.device():
             contiguous = [self._launcher.xp.ascontiguousarray(rows) for _, rows, _ in checks]
             lists: list[IndexList] = []
             num_rows = 0
@@ -59,8 +65,7 @@ class CudaRowFlags:
             if not lists:
                 return
             blocks = num_blocks(num_rows, ROW_THREADS, self._launcher.num_multiprocessors)
-            with self._lock:
-                workspace = self._workspace()
+            with self._workspace() as workspace:
                 given = {
                     "only": lists[0],
                     "lists": workspace.checked_lists.set(lists) if len(lists) > 1 else None,

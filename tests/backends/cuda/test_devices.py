@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import fake_cupy
@@ -250,6 +251,33 @@ def test_sets_of_gradients_in_turn_are_uploaded_once(
     for gradients in [*sets, *sets]:
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
     assert variables[0].numpy()[0] == before + 2 * 11111
+
+
+@pytest.mark.parametrize("num_variables", [3, FEW_GRADIENTS + 1])
+def test_a_step_that_ctrl_c_stops_before_its_launch_leaves_the_next_its_gradients(
+    monkeypatch: pytest.MonkeyPatch, num_variables: int
+) -> None:
+    variables = [Variable(np.zeros(2, np.float32), device="gpu:0") for _ in range(num_variables)]
+    ones, hundreds = (
+        [(on_gpu(np.full(2, value, np.float32)), variable) for variable in variables]
+        for value in (1, 100)
+    )
+    optimizer = gpuopt.GradientDescentOptimizer(-1.0)
+    for given in (hundreds, ones):
+        optimizer.apply_gradients(given)
+    replace = Launch.replace
+
+    def replace_and_stop(self: Launch, **arguments: Any) -> None:
+        replace(self, **arguments)
+        if not {"grads", "few_grads"}.isdisjoint(arguments):
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Launch, "replace", replace_and_stop)
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.apply_gradients(hundreds)
+    optimizer.apply_gradients(ones)
+    assert all(variable.numpy().tolist() == [102] * 2 for variable in variables)
 
 
 def test_a_new_gradient_with_the_id_of_a_dead_one_is_not_taken_for_it() -> None:
@@ -757,6 +785,38 @@ def test_a_bad_row_does_not_stop_other_optimizers(slow_flags: list[Any]) -> None
         bad.optimizer.check()
 
 
+def test_a_check_of_several_variables_reads_no_lists_of_another_thread(
+    emulated_gpus: list[EmulatorLauncher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def step(optimizer: gpuopt.Optimizer, tables: Sequence[Variable], rows: Sequence[int]) -> None:
+        ones = on_gpu(np.ones((1, 4), np.float32))
+        slices = [IndexedSlices(ones, on_gpu([row])) for row in rows]
+        optimizer.apply_gradients(zip(slices, tables, strict=True))
+
+    small, large = (
+        [Variable(np.zeros((height, 4), np.float32), device="gpu:0") for _ in range(2)]
+        for height in (8, 100)
+    )
+    mine, others = gpuopt.GradientDescentOptimizer(1.0), gpuopt.GradientDescentOptimizer(1.0)
+    thread = threading.Thread(target=step, args=(others, large, [98, 99]))
+    upload = emulated_gpus[0].upload
+
+    def upload_beside_the_thread(target: Any, source: np.ndarray) -> None:
+        upload(target, source)
+        if not thread.ident:
+            thread.start()
+            thread.join(0.2)  # it waits for this thread, or is done
+
+    monkeypatch.setattr(emulated_gpus[0], "upload", upload_beside_the_thread)
+    step(mine, small, [3, 8])
+    thread.join()
+    with pytest.raises(IndexError, match=r"row 8 is not in \[0, 8\)"):
+        mine.check()
+    others.check()
+    assert not any(table.numpy().any() for table in small)
+    assert all(table.numpy().sum() == -4 for table in large)
+
+
 def test_hooks_in_plain_array_code_are_not_called_for_bad_rows() -> None:
     class Plain(gpuopt.Optimizer):
         def __init__(self) -> None:
@@ -837,6 +897,67 @@ def test_a_launch_that_fails_leaves_no_row_marked(
     v += (1 - 0.999) * (grad * grad - v)
     var -= 0.1 * np.sqrt(1 - beta2_power) / (1 - beta1_power) * m / (np.sqrt(v) + 1e-8)
     np.testing.assert_allclose(model.table.numpy(), var, rtol=1e-6)
+
+
+@pytest.mark.parametrize("rows", [[1, 2, 1], [3] * 3000], ids=["few rows", "many rows"])
+def test_a_step_in_a_signal_handler_leaves_the_sparse_step_around_it_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, rows: list[int]
+) -> None:
+    def gradients(height: int, rows: list[int]) -> list[Any]:
+        tables = [Variable(np.zeros((height, 4), np.float32), device="gpu:0") for _ in range(2)]
+        ones = on_gpu(np.ones((len(rows), 4), np.float32))
+        return [(IndexedSlices(ones, on_gpu(rows)), table) for table in tables]
+
+    mine, others = gradients(4, rows), gradients(100, [99, 98, 5, 4])
+    optimizer, other = (gpuopt.GradientDescentOptimizer(-1.0) for _ in range(2))
+    start, upload = Launch.start, EmulatorLauncher.upload
+    moments = 0
+
+    def interrupted(function: Callable[..., None], *given: Any) -> None:
+        nonlocal moments
+        moments -= 1
+        if moments == 0:
+            other.apply_gradients(others)
+        function(*given)
+
+    monkeypatch.setattr(Launch, "start", lambda *given: interrupted(start, *given))
+    monkeypatch.setattr(EmulatorLauncher, "upload", lambda *given: interrupted(upload, *given))
+    for step in range(1, 30):
+        moments = step
+        optimizer.apply_gradients(mine)
+        if moments > 0:
+            break
+        optimizer.check()
+        other.check()
+        for _, table in mine:
+            expected = np.bincount(rows, minlength=4) * step
+            np.testing.assert_array_equal(table.numpy(), np.repeat(expected[:, None], 4, axis=1))
+        for slices, table in others:
+            expected = np.bincount(slices.indices.get(), minlength=100) * step
+            np.testing.assert_array_equal(table.numpy(), np.repeat(expected[:, None], 4, axis=1))
+    assert 3 < step < 29
+
+
+def test_a_step_in_a_signal_handler_leaves_the_dense_step_around_it_its_gradients(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    w = Variable(np.zeros(3, np.float32), device="gpu:0")
+    mine, others = ([(on_gpu(np.full(3, value, np.float32)), w)] for value in (1, 100))
+    optimizer = gpuopt.GradientDescentOptimizer(-1.0)
+    for given in (mine, others):
+        optimizer.apply_gradients(given)
+    start = Launch.start
+
+    def interrupted(self: Launch) -> None:
+        monkeypatch.setattr(Launch, "start", start)
+        optimizer.apply_gradients(others)
+        start(self)
+
+    monkeypatch.setattr(Launch, "start", interrupted)
+    optimizer.apply_gradients(mine)
+    assert w.numpy().tolist() == [202] * 3
+    optimizer.apply_gradients(mine)
+    assert w.numpy().tolist() == [203] * 3
 
 
 # The first launch of a sparse step looks at its rows.
