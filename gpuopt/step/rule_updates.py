@@ -126,6 +126,7 @@ class RuleUpdates:
         # By the type that rules compute in.
         self._scalars: dict[type[np.floating[Any]], Scalars] = {}
         self._has_constraints = False
+        self._is_on_a_cpu = False
         # What is being written, and what has been written.
         self._writing: _Unit = []
         self._done: _Unit = []
@@ -212,7 +213,9 @@ class RuleUpdates:
 
     def fix_scalars(self) -> None:
         groups = [part.require_group() for part in self._parts]
-        self._has_constraints = any(group.constrained for group in groups)
+        # Not by generators: an exception from a signal handler in one that `any` has left is lost.
+        self._has_constraints = bool([group for group in groups if group.constrained])
+        self._is_on_a_cpu = bool([group for group in groups if group.is_on_a_cpu])
         reals = {batch.real for group in groups for batch in group.batches}
         self._scalars = {real: self._optimizer._scalars_for(real) for real in reals}
 
@@ -229,7 +232,7 @@ class RuleUpdates:
         return self._has_constraints or not self._optimizer.finish_is_undoable
 
     def apply(self) -> list[Any]:
-        if any(part.require_group().is_on_a_cpu for part in self._parts):
+        if self._is_on_a_cpu:
             quietly(self.write)
         else:
             self.write()

@@ -27,6 +27,11 @@ class StepPath(NamedTuple):
 
 
 def path_of(step: Any) -> StepPath:
+    """The shortest of three: now and then, a step has something of another test to put away."""
+    return min(one_path_of(step) for _ in range(3))
+
+
+def one_path_of(step: Any) -> StepPath:
     files: list[str] = []
 
     def enter(frame: FrameType, event: str, argument: object) -> None:
