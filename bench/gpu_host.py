@@ -74,8 +74,17 @@ def main() -> None:
         table.add_row(workload, str(target), *shown, "" if ratio is None else f"{ratio:.2f}")
     Console().print(table)
     if not options.no_results:
-        path = write_results({"workloads": measured}, name="driver that is not there")
+        results = {"against": options.against and _commit_of(options.against)}
+        name = "driver that is not there"
+        path = write_results({**results, "workloads": measured}, name=name)
         print(f"written: {path.relative_to(ROOT)}")
+
+
+def _commit_of(checkout: str) -> str:
+    command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    return subprocess.run(
+        command, cwd=checkout, stdout=subprocess.PIPE, text=True, check=True
+    ).stdout.strip()
 
 
 def _in_process(checkout: str, workload: str) -> list[float]:
