@@ -218,13 +218,15 @@ class Step:
         """Called before the step: returns a function that undoes the host's part of it."""
         state = self._optimizer.state
         kept = [(scalar, scalar.numpy()) for scalar in state.host_scalars()]
+        # What is undone lives until the GPU has checked the rows: not so the step's gradients.
+        counter, created = self.counter, updates.created
 
         def undo(refused: Collection[Device]) -> None:
             for scalar, value in kept:
                 scalar.assign(value)
-            if self.counter is not None:
-                self.counter.assign_sub(1)
-            state.forget(updates.created, refused)
+            if counter is not None:
+                counter.assign_sub(1)
+            state.forget(created, refused)
 
         return undo
 

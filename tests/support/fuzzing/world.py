@@ -23,6 +23,8 @@ from fake_cupy import host_memory
 
 import gpuopt
 from fuzzing import model
+from gpuopt.backends import backend_for
+from gpuopt.device import Device
 
 # One step's rounding, in units of eps x the array's largest element.
 STEP_TOLERANCE = 16
@@ -309,6 +311,10 @@ class World:
             for trainer in self.trainers:
                 trainer.model.forget(place.label)
         memory.real = memory.lender = None
+        for device in self.devices:
+            # A GPU keeps what its queued work uses until the next update finds it done.
+            with backend_for(Device.parse(device)).enter_update():
+                pass
         gc.collect()
         assert watched() is None, f"something keeps {memory.label} alive"
         self.fill(memory)
