@@ -869,6 +869,21 @@ def test_more_rows_than_can_be_sorted_are_refused() -> None:
     assert model.bytes() == before
 
 
+def test_a_check_that_nobody_has_read_keeps_no_gradient(
+    emulated_gpus: list[EmulatorLauncher],
+) -> None:
+    table = Variable(np.zeros((4, 2), np.float32), device="gpu:0")
+    values = on_gpu(np.ones((2, 2), np.float32))
+    optimizer = gpuopt.AdamOptimizer()
+    optimizer.apply_gradients([(IndexedSlices(values, on_gpu([1, 3])), table)])
+    assert optimizer.row_checks.calls
+    gradient, variable = weakref.ref(values), weakref.ref(table)
+    del values, table
+    gc.collect()
+    assert gradient() is None
+    assert variable() is None
+
+
 @pytest.mark.parametrize("failing", range(12))
 def test_a_launch_that_fails_leaves_no_row_marked(
     emulated_gpus: list[EmulatorLauncher], monkeypatch: pytest.MonkeyPatch, failing: int
