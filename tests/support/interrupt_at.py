@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import ModuleType
 from typing import Any
 
 
@@ -13,11 +14,13 @@ class Interrupt(BaseException):
 class InterruptAt:
     """Raises in this thread as a signal handler does: at a call's beginning, or after a built-in.
 
-    Counts those moments; `moment` says at which.
+    Counts those moments; `moment` says at which. Those inside of `left_out`, a module, are not
+    counted.
     """
 
-    def __init__(self, moment: int) -> None:
+    def __init__(self, moment: int, left_out: ModuleType | None = None) -> None:
         self.left = moment
+        self._left_out = left_out and left_out.__file__
 
     def __enter__(self) -> None:
         sys.setprofile(self)
@@ -26,7 +29,10 @@ class InterruptAt:
         sys.setprofile(None)
 
     def __call__(self, frame: Any, event: str, argument: Any) -> None:
-        if event in ("call", "c_return") and frame.f_code is not InterruptAt.__exit__.__code__:
+        code = frame.f_code
+        if code is InterruptAt.__exit__.__code__ or code.co_filename == self._left_out:
+            return
+        if event in ("call", "c_return"):
             self.left -= 1
             if self.left == 0:
                 raise Interrupt
