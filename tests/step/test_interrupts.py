@@ -13,8 +13,8 @@ import interrupted_calls
 import interrupted_imports
 import pytest
 
-# Of each kind of call.
-NUMBER = 10_000 if os.environ.get("GPUOPT_FULL") else 40
+# Of each kind of call; there are a dozen.
+NUMBER = 1_000 if os.environ.get("GPUOPT_FULL") else 40
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no such signals")
