@@ -40,9 +40,9 @@ def num_threads() -> int:
 def share_out(work: Callable[[Task], object], tasks: Iterable[Task], threads: int) -> None:
     """Calls `work` on each task, in this thread and up to `threads - 1` others.
 
-    Returns when all tasks are done, and raises when no thread works on one any more. The calling
-    thread waits for no other to begin, so that any number of threads may share out at once.
-    Floating-point errors raise no warning in any thread.
+    Returns when all tasks are done, and raises when no thread works on one any more; `work` is kept
+    by none of them. The calling thread waits for no other to begin, so that any number of threads
+    may share out at once. Floating-point errors raise no warning in any thread.
 
     Raises:
         Exception: what `work` raised first; tasks not yet begun are dropped.
@@ -58,8 +58,14 @@ def share_out(work: Callable[[Task], object], tasks: Iterable[Task], threads: in
         shared.drop()
         shared.wait()
         raise
+    finally:
+        shared.forget_work()
     if shared.errors:
         raise shared.errors[0]
+
+
+def _nothing_left(task: object) -> None:
+    raise AssertionError("all tasks were taken or dropped")
 
 
 class _SharedTasks:
@@ -112,6 +118,10 @@ class _SharedTasks:
                 self.left.get_nowait()
         except Empty:
             return
+
+    def forget_work(self) -> None:
+        """Lets go of what the work holds: a thread may come to help much later, or never."""
+        self._work = _nothing_left
 
     def wait(self) -> None:
         """Waits until no thread works on a task; no task is left by now."""

@@ -403,6 +403,27 @@ def test_an_error_in_any_thread_is_raised_and_leaves_no_work_behind() -> None:
     assert done[before:] == [1001]
 
 
+def test_a_thread_that_comes_too_late_to_help_keeps_no_array(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[Any] = []  # made by no thread
+    monkeypatch.setattr(
+        "gpuopt.backends.cpu.threads._helpers.call", lambda help, times: calls.append(help)
+    )
+    array = np.zeros(3)
+    watched = weakref.ref(array)
+
+    def work(task: int, array: Any = array) -> None:
+        array[task] += 1
+
+    share_out(work, range(3), 2)
+    assert np.array_equal(array, [1, 1, 1])
+    del array, work
+    assert watched() is None
+    [late] = calls
+    late()
+
+
 def test_many_threads_that_lock_lose_no_update_and_wait_for_each_other_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
