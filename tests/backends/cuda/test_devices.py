@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import fake_cupy
@@ -41,6 +42,21 @@ def arrays_of(optimizer: gpuopt.Optimizer, variable: Any) -> list[np.ndarray]:
     slots = [optimizer.get_slot(variable, name) for name in optimizer.get_slot_names()]
     var = variable.numpy() if isinstance(variable, Variable) else variable.get()
     return [var, *(slot.numpy() for slot in slots)]
+
+
+@contextlib.contextmanager
+def failing_launch(number: int, error: type[BaseException]) -> Iterator[None]:
+    """Has one of the launches inside, counted from 0, raise an error."""
+    start, numbers = Launch.start, itertools.count()
+
+    def start_or_fail(launch: Launch) -> None:
+        if next(numbers) == number:
+            raise error
+        start(launch)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Launch, "start", start_or_fail)
+        yield
 
 
 def assert_close(got: np.ndarray, expected: np.ndarray) -> None:
@@ -885,24 +901,12 @@ def test_a_check_that_nobody_has_read_keeps_no_gradient(
 
 
 @pytest.mark.parametrize("failing", range(12))
-def test_a_launch_that_fails_leaves_no_row_marked(
-    emulated_gpus: list[EmulatorLauncher], monkeypatch: pytest.MonkeyPatch, failing: int
-) -> None:
+def test_a_launch_that_fails_leaves_no_row_marked(failing: int) -> None:
     """A mark left behind would make the next step of Adam skip that row."""
     model = Table()
     model.apply([0, 1, 2, 3, 4, 5])
-    start, seen = Launch.start, []
-
-    def failing_start(launch: Launch) -> None:
-        seen.append(launch)
-        if len(seen) == failing + 1:
-            raise KeyboardInterrupt
-        start(launch)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Launch, "start", failing_start)
-        with contextlib.suppress(KeyboardInterrupt):
-            model.apply([1, 2, 1])
+    with failing_launch(failing, KeyboardInterrupt), contextlib.suppress(KeyboardInterrupt):
+        model.apply([1, 2, 1])
     var, m, v = arrays_of(model.optimizer, model.table)
     beta1_power, beta2_power = (power.numpy() for power in model.optimizer.state.host_scalars())
     model.apply([4])
@@ -978,29 +982,16 @@ def test_a_step_in_a_signal_handler_leaves_the_dense_step_around_it_its_gradient
 # The first launch of a sparse step looks at its rows.
 @pytest.mark.parametrize(("is_sparse", "failing"), [(False, 0), (True, 1), (True, 2)])
 def test_a_launch_that_fails_keeps_other_streams_waiting(
-    emulated_gpus: list[EmulatorLauncher],
-    monkeypatch: pytest.MonkeyPatch,
-    is_sparse: bool,
-    failing: int,
+    emulated_gpus: list[EmulatorLauncher], is_sparse: bool, failing: int
 ) -> None:
     a, b = (Variable(np.ones((3, 2), np.float32), device="gpu:0") for _ in range(2))
     gradient = on_gpu(np.ones((3, 2), np.float32))
     given = IndexedSlices(gradient, on_gpu([0, 1, 2])) if is_sparse else gradient
     optimizer = gpuopt.GradientDescentOptimizer(0.1)
-    start, seen = Launch.start, []
-
-    def failing_start(launch: Launch) -> None:
-        seen.append(launch)
-        if len(seen) == failing + 1:
-            raise KeyboardInterrupt
-        start(launch)
-
     with fake_cupy.cuda.Stream() as one:
         optimizer.apply_gradients([(gradient, a), (gradient, b)])
-        with monkeypatch.context() as patched:
-            patched.setattr(Launch, "start", failing_start)
-            with pytest.raises(KeyboardInterrupt):
-                optimizer.apply_gradients([(given, a)])
+        with failing_launch(failing, KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+            optimizer.apply_gradients([(given, a)])
     waits(emulated_gpus)
     with fake_cupy.cuda.Stream() as two:
         optimizer.apply_gradients([(gradient, a)])
@@ -1010,7 +1001,7 @@ def test_a_launch_that_fails_keeps_other_streams_waiting(
 # The check of rows, three dense updates, a sort, and a sparse update.
 @pytest.mark.parametrize("failing", range(6))
 def test_a_launch_that_fails_says_what_was_updated_and_leaves_the_optimizer_usable(
-    monkeypatch: pytest.MonkeyPatch, failing: int
+    failing: int,
 ) -> None:
     ones = {"a": np.ones(3, np.float32), "b": np.ones(3), "c": np.ones(3, np.float32)}
     table = Variable(np.zeros((4, 2), np.float32), name="table", device="gpu:0")
@@ -1019,23 +1010,14 @@ def test_a_launch_that_fails_says_what_was_updated_and_leaves_the_optimizer_usab
         for name, one in ones.items()
     }
     optimizer = gpuopt.MomentumOptimizer(1.0, 0.5)
-    start, seen = Launch.start, []
-
-    def failing_start(launch: Launch) -> None:
-        seen.append(launch)
-        if len(seen) == failing + 1:
-            raise MemoryError("too much")
-        start(launch)
 
     def step() -> None:
         dense = [(on_gpu(one, int(name == "c")), variables[name]) for name, one in ones.items()]
         slices = IndexedSlices(on_gpu(np.ones((4, 2), np.float32)), on_gpu([0, 1, 2, 3]))
         optimizer.apply_gradients([*dense, (slices, table)])
 
-    with monkeypatch.context() as patched:
-        patched.setattr(Launch, "start", failing_start)
-        with pytest.raises(MemoryError) as raised:
-            step()
+    with failing_launch(failing, MemoryError), pytest.raises(MemoryError) as raised:
+        step()
     said = "".join(getattr(raised.value, "__notes__", []))
     updated, _, unsure = said.partition("Updated, in part")
     variables["table"] = table
@@ -1057,9 +1039,7 @@ def test_a_launch_that_fails_says_what_was_updated_and_leaves_the_optimizer_usab
 
 
 @pytest.mark.parametrize("failing", [0, 1])
-def test_a_check_that_fails_leaves_no_flag_set_that_nobody_reads(
-    emulated_gpus: list[EmulatorLauncher], monkeypatch: pytest.MonkeyPatch, failing: int
-) -> None:
+def test_a_check_that_fails_leaves_no_flag_set_that_nobody_reads(failing: int) -> None:
     tables = [Variable(np.zeros((4, 2), np.float32), device=f"gpu:{i}") for i in range(2)]
     optimizer = gpuopt.GradientDescentOptimizer(1.0)
 
@@ -1069,19 +1049,9 @@ def test_a_check_that_fails_leaves_no_flag_set_that_nobody_reads(
             for i in range(2)
         )
 
-    starts = iter([None] * failing)
-    started = Launch.start
-
-    def start(launch: Launch) -> None:
-        if next(starts, "the last") == "the last":
-            raise MemoryError("too much")
-        started(launch)
-
     step([0])
-    with monkeypatch.context() as patched:
-        patched.setattr(Launch, "start", start)
-        with pytest.raises(MemoryError):
-            step([9])
+    with failing_launch(failing, MemoryError), pytest.raises(MemoryError):
+        step([9])
     with contextlib.suppress(IndexError):
         optimizer.check()
     step([1])
