@@ -22,6 +22,7 @@ from golden_cases import GoldenCase, check, optimizer_cases
 
 import gpuopt
 from gpuopt import IndexedSlices, Variable, locks
+from gpuopt.backends import backend_for
 from gpuopt.backends.cuda.launcher import Download, Launch
 from gpuopt.backends.cuda.structs import FEW_GRADIENTS
 from gpuopt.device import Device
@@ -513,6 +514,40 @@ def test_gradients_are_held_until_another_stream_has_read_them(
         for event in events:
             event.done = True
         optimizer.apply_gradients([(on_gpu(np.ones(3, np.float32)), w)])
+    assert gone() is None
+
+
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_rows_are_held_until_another_stream_has_summed_them(
+    emulated_gpus: list[EmulatorLauncher], monkeypatch: pytest.MonkeyPatch, is_interrupted: bool
+) -> None:
+    launcher, events = emulated_gpus[0], []
+    record, download = launcher.record, launcher.download
+
+    def pending(event: Any = None) -> Any:
+        events.append(record(event))
+        events[-1].done = False
+        return events[-1]
+
+    def last_download(source: Any) -> Download:
+        found = download(source)
+        if source.dtype == np.uint32:  # the number of runs
+            monkeypatch.setattr(launcher, "record", pending)
+            if is_interrupted:
+                raise KeyboardInterrupt
+        return found
+
+    w = Variable(np.ones(3, np.float32), device="gpu:0")
+    rows = on_gpu([2, 0, 2])
+    gone = weakref.ref(rows)
+    monkeypatch.setattr(launcher, "download", last_download)
+    with fake_cupy.cuda.Stream(), contextlib.suppress(KeyboardInterrupt):
+        backend_for(GPUS[0]).sum_duplicate_rows(on_gpu(np.ones((3, 1), np.float32)), rows)
+    del rows
+    assert gone() is not None
+    for event in events:
+        event.done = True
+    w.assign_add(np.ones(3, np.float32))
     assert gone() is None
 
 
