@@ -60,7 +60,7 @@ class DensePlan:
         dtype: Of all variables.
         targets: The variables and their slots, in order.
         num_variables: The number of variables that have elements.
-        updated: The variables and slots.
+        updated: The identities of the variables and slots.
         memory: Everything that an update writes to, to be kept alive.
         last_update: Theirs, from `UpdateOrder`.
     """
