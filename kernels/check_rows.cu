@@ -1,5 +1,6 @@
 // Reads the rows of sparse gradients as users give them: each variable's in an array of its own.
 #include "shared/grid.cuh"
+#include "shared/ranges.cuh"
 
 namespace gpuopt {
 
@@ -24,12 +25,7 @@ struct IndexList {
 __device__ __forceinline__ const IndexList& list_of(const IndexList& only, const IndexList* lists,
                                                     long long num_lists, long long position) {
   if (num_lists == 1) return only;
-  long long begin = 0;
-  for (long long end = num_lists; end - begin > 1;) {
-    const long long middle = (begin + end) / 2;
-    (__ldg(&lists[middle].first) <= position ? begin : end) = middle;
-  }
-  return lists[begin];
+  return lists[range_with<&IndexList::first>(lists, num_lists, position)];
 }
 
 // Refuses rows that their variable does not have. The first thread to find one writes

@@ -24,7 +24,7 @@ from gpuopt.autodiff.engine import (
 from gpuopt.autodiff.tracing import LossNode, add_cupy
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.indexed_slices import IndexedSlices
-from gpuopt.variables.operators import value_of
+from gpuopt.variables.operators import as_constant, value_of
 from gpuopt.variables.recording import depth, record, recorder
 from gpuopt.variables.variable import Variable
 
@@ -99,10 +99,7 @@ def _seed(value: Any, grad_loss: Any) -> Any:
     ones = array_module(getval(value)).ones(shape, dtype=dtype)
     if grad_loss is None:
         return ones
-    if isinstance(grad_loss, Variable):
-        grad_loss.follow_updates()
-        grad_loss = grad_loss.storage
-    given = grad_loss
+    given = as_constant(grad_loss)
     given_shape = getattr(given, "shape", ())
     if given_shape not in ((), shape):
         raise ValueError(f"grad_loss has shape {given_shape}; the loss has shape {shape}")

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from gpuopt.backends import refuse_masked
+from gpuopt.variables.operators import as_constant
 from gpuopt.variables.recording import recorder
 from gpuopt.variables.storage import describe
 from gpuopt.variables.variable import Variable
@@ -38,10 +39,8 @@ def embedding_lookup(table: Any, ids: Any) -> Any:
             "embedding_lookup(table, ids)"
         )
     refuse_masked(ids, "ids")
-    if isinstance(ids, Variable):
-        ids.follow_updates()
-        ids = ids.storage
-    elif not hasattr(ids, "dtype"):
+    ids = as_constant(ids)
+    if not hasattr(ids, "dtype"):
         ids = np.asarray(ids)
         ids = ids.astype(np.int64) if ids.size == 0 else ids
     elif isinstance(ids, np.generic):

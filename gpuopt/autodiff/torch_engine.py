@@ -21,7 +21,7 @@ from gpuopt.backends import backend_for
 from gpuopt.device import device_of
 from gpuopt.locks import importing
 from gpuopt.variables.indexed_slices import IndexedSlices
-from gpuopt.variables.operators import value_of
+from gpuopt.variables.operators import as_constant, value_of
 from gpuopt.variables.recording import record
 from gpuopt.variables.variable import Variable
 
@@ -140,10 +140,7 @@ def _seed(loss: Any, grad_loss: Any) -> Any:
     ones = torch.ones_like(loss)
     if grad_loss is None:
         return ones
-    if isinstance(grad_loss, Variable):
-        grad_loss.follow_updates()
-        grad_loss = grad_loss.storage
-    given = grad_loss
+    given = as_constant(grad_loss)
     given = given if isinstance(given, torch.Tensor) else torch.as_tensor(given)
     if tuple(given.shape) not in ((), tuple(loss.shape)):
         raise ValueError(

@@ -1,5 +1,18 @@
-"""Moves optimizer states from and to other libraries."""
+"""Moves the state of a training run from torch.optim to gpuopt, and back.
 
-from gpuopt.interop.torch import optimizer_from_torch, optimizer_to_torch
+Where both libraries compute the same formula, the next steps agree to float32 rounding:
+
+| torch.optim | gpuopt | agree |
+|---|---|---|
+| Adam, AdamW | AdamOptimizer | from torch, and back to torch: always; else to torch: at epsilon 0 |
+| SGD | GradientDescentOptimizer, MomentumOptimizer | always |
+| Adagrad | AdagradOptimizer | where epsilon is lost in rounding beside the accumulators |
+| RMSprop | RMSPropOptimizer | at epsilon 0: torch adds it outside the root |
+
+Weight decay, amsgrad, maximize, dampening and lr_decay have no counterpart and are refused.
+"""
+
+from gpuopt.interop.from_torch import optimizer_from_torch
+from gpuopt.interop.to_torch import optimizer_to_torch
 
 __all__ = ["optimizer_from_torch", "optimizer_to_torch"]

@@ -243,7 +243,7 @@ class RuleUpdates:
         return []
 
     def write(self) -> None:
-        """Applies the rule, without constraints; to be called by `quietly`."""
+        """Applies the rule, without constraints; to be called by `quietly` if on a CPU."""
         optimizer = self._optimizer
         units = _units(self._parts)
         if len(units) > 1 or len(units[0]) > 1:

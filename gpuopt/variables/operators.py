@@ -31,6 +31,16 @@ def storage_of(operand: Any) -> Any:
     return cast(Any, operand).storage if isinstance(operand, ArrayOperators) else operand
 
 
+def as_constant(operand: Any) -> Any:
+    """Returns a variable's own array, also in a loss, and anything else as it is.
+
+    The current stream of a GPU waits for the variable's updates on other streams.
+    """
+    if isinstance(operand, ArrayOperators):
+        cast(Any, operand).follow_updates()
+    return storage_of(operand)
+
+
 def reading(*operands: Any) -> AbstractContextManager[Any]:
     """Work inside reads the storage of the variables among the operands.
 

@@ -34,6 +34,18 @@ Slots<Rule, Real> slots_at(Real* const* written, long long offset) {
   return slots;
 }
 
+// `inline`: else GCC calls it for each element of longer rules, and uses no vectors.
+template <class Rule, class Real>
+inline void update_element(Real* var, const Slots<Rule, Real>& slots, long long at, Real grad,
+                           const typename Rule::template Scalars<Real>& scalars) {
+  Real value = var[at];
+  Real slot[slot_capacity<Rule>];
+  for (int k = 0; k < Rule::num_slots; ++k) slot[k] = slots.of[k][at];
+  Rule::apply(value, grad, slot, scalars);
+  var[at] = value;
+  for (int k = 0; k < Rule::num_slots; ++k) slots.of[k][at] = slot[k];
+}
+
 // Equally long parts of a variable, its slots and its gradient. A gradient at nullptr is zero.
 template <class Rule, class Real>
 struct Chunk {
@@ -50,12 +62,11 @@ void update_chunk(const Chunk<Rule, Real>& chunk, typename Rule::template Scalar
   if (grad != nullptr) {
     GPUOPT_INDEPENDENT
     for (long long i = 0; i < chunk.size; ++i)
-      update_element<Rule>(var, slots, i, grad, i, scalars);
+      update_element<Rule>(var, slots, i, grad[i], scalars);
   } else {
-    const Real zero = 0;
     GPUOPT_INDEPENDENT
     for (long long i = 0; i < chunk.size; ++i)
-      update_element<Rule>(var, slots, i, &zero, 0, scalars);
+      update_element<Rule>(var, slots, i, Real(0), scalars);
   }
 }
 
@@ -93,7 +104,7 @@ void update_rows(Real* const* written, long long width, const Real* values, cons
       Real* const var = written[0] + offset;
       const Slots<Rule, Real> slots = slots_at<Rule>(written, offset);
       GPUOPT_INDEPENDENT
-      for (long long i = 0; i < tile; ++i) update_element<Rule>(var, slots, i, sum, i, scalars);
+      for (long long i = 0; i < tile; ++i) update_element<Rule>(var, slots, i, sum[i], scalars);
     }
   }
 }

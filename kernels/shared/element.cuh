@@ -1,6 +1,5 @@
-// One element of an update: load in the storage type, compute in the compute type, store back.
-// Compiles as CUDA (nvcc, NVRTC) and as plain C++17, so that tests can run a rule on a machine
-// without a GPU.
+// The type that a rule computes in, and where a variable's slots are. Compiles as CUDA (nvcc,
+// NVRTC) and as plain C++17, as rules do.
 #pragma once
 
 #if defined(__CUDACC__)
@@ -28,22 +27,5 @@ template <class Rule, class Storage>
 struct Slots {
   Storage* of[slot_capacity<Rule>];
 };
-
-// `at` addresses the variable and its slots, `grad_at` the gradient. They differ where the gradient
-// holds only some rows.
-template <class Rule, class Storage>
-GPUOPT_INLINE void update_element(
-    Storage* var, Slots<Rule, Storage> slots, long long at, const Storage* grad, long long grad_at,
-    const typename Rule::template Scalars<Compute<Storage>>& scalars) {
-  using Real = Compute<Storage>;
-  Real value = Real(var[at]);
-  Real slot[slot_capacity<Rule>];
-  for (int k = 0; k < Rule::num_slots; ++k) slot[k] = Real(slots.of[k][at]);
-
-  Rule::apply(value, Real(grad[grad_at]), slot, scalars);
-
-  var[at] = Storage(value);
-  for (int k = 0; k < Rule::num_slots; ++k) slots.of[k][at] = Storage(slot[k]);
-}
 
 }  // namespace gpuopt

@@ -1,6 +1,7 @@
 // Variables that are updated together by sparse gradients: tables of one width, whose rows have
 // keys of one range.
 #pragma once
+#include "ranges.cuh"
 #include "update.cuh"
 
 namespace gpuopt {
@@ -22,13 +23,7 @@ struct Tables {
 
   // The number of the table that has a key. Precondition: they are in the order of their keys.
   __device__ __forceinline__ long long number_of(unsigned long long key) const {
-    long long begin = 0;
-    for (long long end = count; end - begin > 1;) {
-      const long long middle = (begin + end) / 2;
-      const long long first = __ldg(&gradients[middle].first_key);
-      (static_cast<unsigned long long>(first) <= key ? begin : end) = middle;
-    }
-    return begin;
+    return range_with<&TableGradient::first_key>(gradients, count, static_cast<long long>(key));
   }
 
   template <class Storage>

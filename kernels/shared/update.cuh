@@ -15,7 +15,7 @@ struct Arrays {
 template <class Rule>
 using ArraysOf = Arrays<1 + Rule::num_slots>;
 
-// The addresses of a variable and its slots, read from a table of 64-bit integers.
+// A variable and its slots.
 template <class Rule, class Storage>
 struct Target {
   Storage* var;

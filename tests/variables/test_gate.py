@@ -5,63 +5,20 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import numpy as np
 import pytest
 from interrupt_at import Interrupt, InterruptAt
+from other_thread import InThread, held
 
 import gpuopt
 from gpuopt import DeadlineExceededError, ExponentialMovingAverage, Variable, locks
 from gpuopt.distributed import MirroredStrategy
 from gpuopt.variables import gate
 from gpuopt.variables.gate import between_writes, writing
-
-
-class InThread:
-    """A call in another thread; what it raises is raised by `join`."""
-
-    def __init__(self, call: Callable[[], Any]) -> None:
-        self._call = call
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="other")
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._call()
-        except BaseException as error:
-            self._error = error
-
-    def ends_within(self, seconds: float) -> bool:
-        self._thread.join(seconds)
-        return not self._thread.is_alive()
-
-    def join(self) -> None:
-        assert self.ends_within(30)
-        if self._error is not None:
-            raise self._error
-
-
-@contextmanager
-def held(context: Callable[[], Any]) -> Iterator[None]:
-    """Enters a context in another thread for as long as the block runs."""
-    entered, leave = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with context():
-            entered.set()
-            assert leave.wait(30)
-
-    thread = InThread(hold)
-    assert entered.wait(30)
-    try:
-        yield
-    finally:
-        leave.set()
-        thread.join()
 
 
 def apply_step(w: Variable) -> None:

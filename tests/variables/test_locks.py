@@ -6,13 +6,13 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 from interrupt_at import Interrupt, InterruptAt
+from other_thread import held
 
 import gpuopt
 from gpuopt import DeadlineExceededError, Variable, locks
@@ -20,27 +20,6 @@ from gpuopt.backends.cpu import compiler
 from gpuopt.backends.cpu.threads import share_out
 from gpuopt.checkpoint import checkpoint_writer
 from gpuopt.locks import Condition, Lock, call_if_free, call_locked
-
-
-@contextmanager
-def held_by_another_thread(*held: Lock) -> Iterator[None]:
-    entered, leave = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with ExitStack() as stack:
-            for lock in held:
-                stack.enter_context(lock)
-            entered.set()
-            assert leave.wait(30)
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    assert entered.wait(30)
-    try:
-        yield
-    finally:
-        leave.set()
-        thread.join()
 
 
 def is_free(lock: Lock) -> bool:
@@ -66,7 +45,7 @@ def short_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("make", [Lock, Condition])
 def test_a_wait_for_a_lock_ends_and_says_which(make: type[Lock]) -> None:
     free, lock = Lock("the free one"), make("the rows")
-    with held_by_another_thread(lock):
+    with held(lambda: lock):
         with pytest.raises(DeadlineExceededError, match="release the lock of the rows"), lock:
             pass
         with pytest.raises(DeadlineExceededError, match="release the lock of the rows"):
@@ -84,7 +63,7 @@ def test_a_wait_for_a_lock_ends_and_says_which(make: type[Lock]) -> None:
 def test_a_locked_step_waits_for_a_variable_no_longer_than_the_deadline() -> None:
     w = Variable(np.zeros(3), name="w")
     optimizer = gpuopt.GradientDescentOptimizer(1.0, use_locking=True)
-    with held_by_another_thread(w.identity.lock):
+    with held(lambda: w.identity.lock):
         with pytest.raises(DeadlineExceededError, match='variable "w"'):
             optimizer.apply_gradients([(np.ones(3), w)])
         with pytest.raises(DeadlineExceededError, match='variable "w"'):
@@ -225,7 +204,7 @@ def test_a_lost_notice_is_not_waited_for() -> None:
 def test_a_call_is_made_only_if_no_other_thread_holds_the_lock() -> None:
     lock = Lock("one")
     seen = []
-    with held_by_another_thread(lock):
+    with held(lambda: lock):
         assert not call_if_free(lock, lambda: seen.append("held"))
         assert not lock.is_this_threads
     assert call_if_free(lock, lambda: seen.append(lock.is_this_threads))

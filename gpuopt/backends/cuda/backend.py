@@ -233,6 +233,7 @@ class CudaBackend:
                 by_width: dict[int, list[Table]] = {}
                 for plan, values, rows in updates:
                     if plan.num_variables:
+                        plan.fill_stand_ins()
                         table = self._table(plan, values, rows)
                         used += table.values, table.rows
                         by_width.setdefault(plan.width, []).append(table)
@@ -254,17 +255,17 @@ class CudaBackend:
         real = np.dtype(compute_type(values.dtype))
         if not indices.size or not values.size:
             return values.astype(real), indices
-        with self._lock, self._launcher.device():
-            given = values, indices
-            with self._workspace() as workspace:
-                sums = self._sum_duplicate_rows(
-                    workspace,
-                    self.xp.ascontiguousarray(values),
-                    self.xp.ascontiguousarray(indices),
-                    real,
-                )
-            self._order.hold(given)
-            return sums
+        with self.enter(), self._lock:
+            try:
+                with self._workspace() as workspace:
+                    return self._sum_duplicate_rows(
+                        workspace,
+                        self.xp.ascontiguousarray(values),
+                        self.xp.ascontiguousarray(indices),
+                        real,
+                    )
+            finally:
+                self._order.hold((values, indices))
 
     def _sum_duplicate_rows(
         self, workspace: Workspace, values: Any, indices: Any, real: np.dtype[Any]
@@ -314,7 +315,6 @@ class CudaBackend:
 
     def _table(self, plan: DensePlan, values: Any, rows: Any) -> Table:
         """Returns what kernels work on; the gradient is copied if the update would overwrite it."""
-        plan.fill_stand_ins()
         values = self.xp.ascontiguousarray(values)
         rows = self.xp.ascontiguousarray(rows)
         if plan.writes_to(self._launcher.address(values), values.nbytes):

@@ -60,7 +60,7 @@ class DensePlan:
         dtype: Of all variables.
         targets: The variables and their slots, in order.
         num_variables: The number of variables that have elements.
-        updated: The variables and slots.
+        updated: The identities of the variables and slots.
         memory: Everything that an update writes to, to be kept alive.
         last_update: Theirs, from `UpdateOrder`.
     """
@@ -253,7 +253,7 @@ class DensePlan:
 
 
 class _Memory:
-    """Ranges of memory that do not overlap each other.
+    """Ranges of memory.
 
     Args:
         starts: int64 [num_rows, num_variables], addresses.
@@ -261,21 +261,34 @@ class _Memory:
     """
 
     def __init__(self, starts: np.ndarray[Any, Any], sizes: np.ndarray[Any, Any]) -> None:
-        ends = starts + sizes
-        order = np.argsort(starts, axis=None)
-        self._starts = starts.reshape(-1)[order]
-        self._ends = ends.reshape(-1)[order]
+        self._starts = np.sort(starts, axis=None)
+        self._ends = np.sort(starts + sizes, axis=None)
         # An element's gradient may be the variable's own element: it is read before it is written.
         self._own = starts[0]
 
     def overlaps(self, starts: np.ndarray[Any, Any], sizes: np.ndarray[Any, Any]) -> list[int]:
         """Returns which of other ranges overlap these, unless they are a variable's own."""
-        if not self._starts.size:
-            return []
-        following = np.searchsorted(self._starts, starts + sizes, side="left")
-        before = np.maximum(following - 1, 0)
-        touching = (following > 0) & (self._ends[before] > starts) & (starts != self._own)
-        return np.flatnonzero(touching).tolist()
+        overlap = _overlap(self._starts, self._ends, starts, starts + sizes)
+        return np.flatnonzero(overlap & (starts != self._own)).tolist()
+
+
+def _overlap(
+    written_starts: np.ndarray[Any, Any],
+    written_ends: np.ndarray[Any, Any],
+    starts: np.ndarray[Any, Any],
+    ends: np.ndarray[Any, Any],
+) -> np.ndarray[Any, Any]:
+    """Says which ranges overlap a written one.
+
+    Args:
+        written_starts: Where the written ranges begin, in ascending order.
+        written_ends: Where they end, in ascending order.
+        starts: Where the ranges begin that are asked about.
+        ends: Where they end.
+    """
+    # More written ones begin before the end than end at or before the start.
+    num_begun = np.searchsorted(written_starts, ends, "left")
+    return (num_begun > np.searchsorted(written_ends, starts, "right")) & (starts < ends)
 
 
 def _chunks(sizes: np.ndarray[Any, Any], chunk_size: int) -> np.ndarray[Any, Any]:
@@ -297,10 +310,7 @@ def overlapping(launcher: Launcher, plans: Sequence[DensePlan], arrays: Sequence
     written_starts, written_ends = (
         np.sort(np.concatenate(each)) for each in zip(*bounds, strict=True)
     )
-    overlaps = np.searchsorted(written_ends, starts, "right") < np.searchsorted(
-        written_starts, ends, "left"
-    )
-    return np.flatnonzero(overlaps & (starts < ends)).tolist()
+    return np.flatnonzero(_overlap(written_starts, written_ends, starts, ends)).tolist()
 
 
 def bounds_of(launcher: Launcher, array: Any) -> tuple[int, int]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import fake_cupy
@@ -21,6 +22,7 @@ from golden_cases import GoldenCase, check, optimizer_cases
 
 import gpuopt
 from gpuopt import IndexedSlices, Variable, locks
+from gpuopt.backends import backend_for
 from gpuopt.backends.cuda.launcher import Download, Launch
 from gpuopt.backends.cuda.structs import FEW_GRADIENTS
 from gpuopt.device import Device
@@ -41,6 +43,21 @@ def arrays_of(optimizer: gpuopt.Optimizer, variable: Any) -> list[np.ndarray]:
     slots = [optimizer.get_slot(variable, name) for name in optimizer.get_slot_names()]
     var = variable.numpy() if isinstance(variable, Variable) else variable.get()
     return [var, *(slot.numpy() for slot in slots)]
+
+
+@contextlib.contextmanager
+def failing_launch(number: int, error: type[BaseException]) -> Iterator[None]:
+    """Has one of the launches inside, counted from 0, raise an error."""
+    start, numbers = Launch.start, itertools.count()
+
+    def start_or_fail(launch: Launch) -> None:
+        if next(numbers) == number:
+            raise error
+        start(launch)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Launch, "start", start_or_fail)
+        yield
 
 
 def assert_close(got: np.ndarray, expected: np.ndarray) -> None:
@@ -500,6 +517,40 @@ def test_gradients_are_held_until_another_stream_has_read_them(
     assert gone() is None
 
 
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_rows_are_held_until_another_stream_has_summed_them(
+    emulated_gpus: list[EmulatorLauncher], monkeypatch: pytest.MonkeyPatch, is_interrupted: bool
+) -> None:
+    launcher, events = emulated_gpus[0], []
+    record, download = launcher.record, launcher.download
+
+    def pending(event: Any = None) -> Any:
+        events.append(record(event))
+        events[-1].done = False
+        return events[-1]
+
+    def last_download(source: Any) -> Download:
+        found = download(source)
+        if source.dtype == np.uint32:  # the number of runs
+            monkeypatch.setattr(launcher, "record", pending)
+            if is_interrupted:
+                raise KeyboardInterrupt
+        return found
+
+    w = Variable(np.ones(3, np.float32), device="gpu:0")
+    rows = on_gpu([2, 0, 2])
+    gone = weakref.ref(rows)
+    monkeypatch.setattr(launcher, "download", last_download)
+    with fake_cupy.cuda.Stream(), contextlib.suppress(KeyboardInterrupt):
+        backend_for(GPUS[0]).sum_duplicate_rows(on_gpu(np.ones((3, 1), np.float32)), rows)
+    del rows
+    assert gone() is not None
+    for event in events:
+        event.done = True
+    w.assign_add(np.ones(3, np.float32))
+    assert gone() is None
+
+
 def test_the_host_waits_for_the_step_before_the_last_on_two_streams(
     emulated_gpus: list[EmulatorLauncher], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -885,24 +936,12 @@ def test_a_check_that_nobody_has_read_keeps_no_gradient(
 
 
 @pytest.mark.parametrize("failing", range(12))
-def test_a_launch_that_fails_leaves_no_row_marked(
-    emulated_gpus: list[EmulatorLauncher], monkeypatch: pytest.MonkeyPatch, failing: int
-) -> None:
+def test_a_launch_that_fails_leaves_no_row_marked(failing: int) -> None:
     """A mark left behind would make the next step of Adam skip that row."""
     model = Table()
     model.apply([0, 1, 2, 3, 4, 5])
-    start, seen = Launch.start, []
-
-    def failing_start(launch: Launch) -> None:
-        seen.append(launch)
-        if len(seen) == failing + 1:
-            raise KeyboardInterrupt
-        start(launch)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Launch, "start", failing_start)
-        with contextlib.suppress(KeyboardInterrupt):
-            model.apply([1, 2, 1])
+    with failing_launch(failing, KeyboardInterrupt), contextlib.suppress(KeyboardInterrupt):
+        model.apply([1, 2, 1])
     var, m, v = arrays_of(model.optimizer, model.table)
     beta1_power, beta2_power = (power.numpy() for power in model.optimizer.state.host_scalars())
     model.apply([4])
@@ -978,29 +1017,16 @@ def test_a_step_in_a_signal_handler_leaves_the_dense_step_around_it_its_gradient
 # The first launch of a sparse step looks at its rows.
 @pytest.mark.parametrize(("is_sparse", "failing"), [(False, 0), (True, 1), (True, 2)])
 def test_a_launch_that_fails_keeps_other_streams_waiting(
-    emulated_gpus: list[EmulatorLauncher],
-    monkeypatch: pytest.MonkeyPatch,
-    is_sparse: bool,
-    failing: int,
+    emulated_gpus: list[EmulatorLauncher], is_sparse: bool, failing: int
 ) -> None:
     a, b = (Variable(np.ones((3, 2), np.float32), device="gpu:0") for _ in range(2))
     gradient = on_gpu(np.ones((3, 2), np.float32))
     given = IndexedSlices(gradient, on_gpu([0, 1, 2])) if is_sparse else gradient
     optimizer = gpuopt.GradientDescentOptimizer(0.1)
-    start, seen = Launch.start, []
-
-    def failing_start(launch: Launch) -> None:
-        seen.append(launch)
-        if len(seen) == failing + 1:
-            raise KeyboardInterrupt
-        start(launch)
-
     with fake_cupy.cuda.Stream() as one:
         optimizer.apply_gradients([(gradient, a), (gradient, b)])
-        with monkeypatch.context() as patched:
-            patched.setattr(Launch, "start", failing_start)
-            with pytest.raises(KeyboardInterrupt):
-                optimizer.apply_gradients([(given, a)])
+        with failing_launch(failing, KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+            optimizer.apply_gradients([(given, a)])
     waits(emulated_gpus)
     with fake_cupy.cuda.Stream() as two:
         optimizer.apply_gradients([(gradient, a)])
@@ -1010,7 +1036,7 @@ def test_a_launch_that_fails_keeps_other_streams_waiting(
 # The check of rows, three dense updates, a sort, and a sparse update.
 @pytest.mark.parametrize("failing", range(6))
 def test_a_launch_that_fails_says_what_was_updated_and_leaves_the_optimizer_usable(
-    monkeypatch: pytest.MonkeyPatch, failing: int
+    failing: int,
 ) -> None:
     ones = {"a": np.ones(3, np.float32), "b": np.ones(3), "c": np.ones(3, np.float32)}
     table = Variable(np.zeros((4, 2), np.float32), name="table", device="gpu:0")
@@ -1019,23 +1045,14 @@ def test_a_launch_that_fails_says_what_was_updated_and_leaves_the_optimizer_usab
         for name, one in ones.items()
     }
     optimizer = gpuopt.MomentumOptimizer(1.0, 0.5)
-    start, seen = Launch.start, []
-
-    def failing_start(launch: Launch) -> None:
-        seen.append(launch)
-        if len(seen) == failing + 1:
-            raise MemoryError("too much")
-        start(launch)
 
     def step() -> None:
         dense = [(on_gpu(one, int(name == "c")), variables[name]) for name, one in ones.items()]
         slices = IndexedSlices(on_gpu(np.ones((4, 2), np.float32)), on_gpu([0, 1, 2, 3]))
         optimizer.apply_gradients([*dense, (slices, table)])
 
-    with monkeypatch.context() as patched:
-        patched.setattr(Launch, "start", failing_start)
-        with pytest.raises(MemoryError) as raised:
-            step()
+    with failing_launch(failing, MemoryError), pytest.raises(MemoryError) as raised:
+        step()
     said = "".join(getattr(raised.value, "__notes__", []))
     updated, _, unsure = said.partition("Updated, in part")
     variables["table"] = table
@@ -1057,9 +1074,7 @@ def test_a_launch_that_fails_says_what_was_updated_and_leaves_the_optimizer_usab
 
 
 @pytest.mark.parametrize("failing", [0, 1])
-def test_a_check_that_fails_leaves_no_flag_set_that_nobody_reads(
-    emulated_gpus: list[EmulatorLauncher], monkeypatch: pytest.MonkeyPatch, failing: int
-) -> None:
+def test_a_check_that_fails_leaves_no_flag_set_that_nobody_reads(failing: int) -> None:
     tables = [Variable(np.zeros((4, 2), np.float32), device=f"gpu:{i}") for i in range(2)]
     optimizer = gpuopt.GradientDescentOptimizer(1.0)
 
@@ -1069,19 +1084,9 @@ def test_a_check_that_fails_leaves_no_flag_set_that_nobody_reads(
             for i in range(2)
         )
 
-    starts = iter([None] * failing)
-    started = Launch.start
-
-    def start(launch: Launch) -> None:
-        if next(starts, "the last") == "the last":
-            raise MemoryError("too much")
-        started(launch)
-
     step([0])
-    with monkeypatch.context() as patched:
-        patched.setattr(Launch, "start", start)
-        with pytest.raises(MemoryError):
-            step([9])
+    with failing_launch(failing, MemoryError), pytest.raises(MemoryError):
+        step([9])
     with contextlib.suppress(IndexError):
         optimizer.check()
     step([1])

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
+import tempfile
 import threading
+from collections.abc import Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -388,18 +391,33 @@ def test_kernel_that_does_not_compile_says_why() -> None:
 
 
 @without_sanitizer
-def test_libraries_on_disk_are_told_apart_by_whatever_went_into_them(
+def test_libraries_on_disk_are_told_apart_by_whatever_goes_into_them(tmp_path: Path) -> None:
+    def name(flags: Sequence[str] = ("-O1",), source: str = "a kernel") -> str:
+        kernel_library._digest.cache_clear()
+        return kernel_library._name(flags, source, [tmp_path])
+
+    names = {name(), name(flags=["-O2"]), name(source="another")}
+    for text in ("1", "2"):
+        for file in ("a.h", "b.cuh", "c.cu", "d.ld", "e.inl", "f"):
+            (tmp_path / file).write_text(text)
+            names.add(name())
+    assert len(names) == 3 + 12
+
+
+@without_sanitizer
+def test_a_copy_of_the_project_compiles_no_kernel_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernel_library, "HERE", tmp_path)
-    digests = set()
-    for text in ("1", "2"):
-        for name in ("a.h", "b.cuh", "c.cu", "d.ld"):
-            (tmp_path / name).write_text(text)
-            kernel_library._digest.cache_clear()
-            digests.add(kernel_library._digest(tmp_path))
-    kernel_library._digest.cache_clear()
-    assert len(digests) == 8
+    def compile_square(folder: Path) -> Path:
+        shutil.copytree(kernel_library.HERE, folder)
+        monkeypatch.setattr(kernel_library, "HERE", folder)
+        return kernel_library._compile([SQUARE], "")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    library = compile_square(tmp_path / "one")
+    written = library.stat().st_mtime_ns
+    assert compile_square(tmp_path / "other") == library
+    assert library.stat().st_mtime_ns == written
 
 
 # ---- What the checkers find

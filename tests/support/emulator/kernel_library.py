@@ -41,7 +41,6 @@ FLAGS = [
     # NVRTC's warnings are those that count.
     "-w",
     "-fdata-sections",
-    f"-Wl,-T,{HERE / 'shared_memory.ld'}",
 ]
 SANITIZER_FLAGS = {
     "": [],
@@ -142,13 +141,13 @@ def compile_all(kernels: Iterable[Kernel], sanitize: str) -> None:
 
 def _compile(kernels: Sequence[Kernel], sanitize: str) -> Path:
     """Compiles kernels of one file, whose rules are from one folder."""
-    source, folders = _source(kernels), _folders(kernels[0])
-    command = ["g++", *FLAGS, *SANITIZER_FLAGS[sanitize]]
-    command += [f"-I{folder}" for folder in (*folders, HERE)]
-    command += [f"-isystem{cuda_headers()}", "-x", "c++", "-"]
-    everything = [_compiler_version(), repr(command), source, *map(_digest, (*folders, HERE))]
-    name = hashlib.sha256("\0".join(everything).encode()).hexdigest()[:32]
-    library = build_cache("emulator") / f"{name}.so"
+    source, folders = _source(kernels), (*_folders(kernels[0]), HERE)
+    flags = [*FLAGS, *SANITIZER_FLAGS[sanitize], f"-isystem{cuda_headers()}"]
+    library = build_cache("emulator") / f"{_name(flags, source, folders)}.so"
+    command = ["g++", *flags, f"-Wl,-T,{HERE / 'shared_memory.ld'}"]
+    for folder in folders:  # a sanitizer's stacks have its name, not its path
+        command += [f"-I{folder}", f"-ffile-prefix-map={folder}={folder.name}"]
+    command += ["-x", "c++", "-"]
     # Of several processes that need it, one compiles it.
     with locked(library.with_suffix(".lock")):
         if library.exists():
@@ -166,6 +165,15 @@ def _compile(kernels: Sequence[Kernel], sanitize: str) -> Path:
             raise KernelError(f"g++ does not compile the kernels:\n{result.stderr}")
         unfinished.rename(library)
         return library
+
+
+def _name(flags: Sequence[str], source: str, folders: Sequence[Path]) -> str:
+    """Names a library by all that goes into it.
+
+    Not by where the folders are: copies of the project share their libraries.
+    """
+    everything = [_compiler_version(), *flags, source, *map(_digest, folders)]
+    return hashlib.sha256("\0".join(everything).encode()).hexdigest()[:32]
 
 
 def _source(kernels: Sequence[Kernel]) -> str:
@@ -260,9 +268,9 @@ def _compiler_version() -> str:
 
 @functools.cache
 def _digest(folder: Path) -> str:
-    """Returns a digest of all files that a kernel may include."""
+    """Returns a digest of all files in a folder but Python's."""
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
-        if path.is_file() and path.suffix in (".h", ".cuh", ".cu", ".ld", ""):
+        if path.is_file() and path.suffix not in (".py", ".pyc"):
             digest.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes() + b"\0")
     return digest.hexdigest()
