@@ -117,7 +117,7 @@ def record(
 def main() -> None:
     """Reads workloads from the standard input and prints what it records."""
     architecture, checkout = sys.argv[1:]
-    parameters = _read_parameters(Path(checkout) / "kernels")
+    parameters = read_parameters(Path(checkout) / "kernels")
     launches = {}
     for name, workload in json.load(sys.stdin).items():
         launches[name] = _record_step(_make_step(workload), parameters)
@@ -196,7 +196,7 @@ def _free_memory() -> None:
     cupy.get_default_memory_pool().free_all_blocks()
 
 
-def _read_parameters(folder: Path) -> dict[str, list[str | None]]:
+def read_parameters(folder: Path) -> dict[str, list[str | None]]:
     """Returns the name of each kernel's parameters; None for those that are no integers."""
     found = {}
     for path in folder.glob("*.cu"):

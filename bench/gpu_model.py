@@ -14,6 +14,7 @@ import argparse
 import json
 import math
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -96,11 +97,16 @@ def _data_of(task: DenseTask | SparseTask) -> Data:
     slots = len(JOBS[task.job].state)
     if isinstance(task, DenseTask):
         return Dense(sum(map(math.prod, task.shapes)), slots)
-    rows, _ = draw_lookups((task.table[0], 1), task.lookups)
+    return Rows(task.lookups, task.table[1], slots, _draw_runs(task.table[0], task.lookups))
+
+
+@cache
+def _draw_runs(height: int, lookups: int) -> dict[int, int]:
+    """Returns how many rows occur how often in the benchmark's sparse gradients."""
+    rows, _ = draw_lookups((height, 1), lookups)
     _, occurrences = np.unique(rows, return_counts=True)
     lengths, counts = np.unique(occurrences, return_counts=True)
-    runs = dict(zip(lengths.tolist(), counts.tolist(), strict=True))
-    return Rows(task.lookups, task.table[1], slots, runs)
+    return dict(zip(lengths.tolist(), counts.tolist(), strict=True))
 
 
 def record_tasks(

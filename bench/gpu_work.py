@@ -23,7 +23,6 @@ SHARED_US = 0.03
 
 _FLOAT = 4  # bytes: all benchmarks are in float32
 _PACK = 16
-_WARP = 32
 _DIGITS = 256
 _PIECE, _STRETCH = 32, 64 * 32
 _INDEX_BYTES = {"long long": 8, "int": 4, "unsigned long long": 8, "unsigned int": 4}

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from bench.gpu import make_model_table
 from bench.gpu_harness import Measured
-from bench.gpu_launches import Launch, Resources, _read_parameters
+from bench.gpu_launches import Launch, Resources, read_parameters
 from bench.gpu_model import (
     COMMAND,
     KERNELS,
@@ -119,7 +119,7 @@ def test_a_copy_takes_its_time_alone() -> None:
 
 
 def test_parameters_are_read_from_the_kernels_sources() -> None:
-    parameters = _read_parameters(ROOT / "kernels")
+    parameters = read_parameters(ROOT / "kernels")
     assert {launch.partition("<")[0] for launch in KERNELS} <= set(parameters)
     assert parameters["count_digits"][2] == "shift"
     assert parameters["dense_update"] == [
