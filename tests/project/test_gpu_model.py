@@ -114,6 +114,25 @@ def test_a_hot_row_takes_its_parts_one_after_another() -> None:
     assert two - one == pytest.approx(4 * 0.2, abs=0.02)
 
 
+@pytest.mark.parametrize("name", [offer.name for offer in offer_workloads(None)])  # type: ignore[arg-type]
+def test_bytes_of_memory_are_those_that_the_benchmark_counts(name: str) -> None:
+    result = read(OURS)
+    data = read_data(result, name)
+    launches = read_recorded(result, "H200").launches[name]
+    works = [
+        KERNELS[launch.kernel.partition("<")[0]](launch, data)
+        for launch in launches
+        if not launch.copied_bytes
+    ]
+    state = 2 * (1 + data.slots)
+    if isinstance(data, Rows):
+        given = data.num_rows * (4 * data.width + 8)
+        expected = given + 4 * state * data.different * data.width
+    else:
+        expected = 4 * (1 + state) * data.elements
+    assert sum(work.num_bytes for work in works) == pytest.approx(expected)
+
+
 def test_a_copy_takes_its_time_alone() -> None:
     assert step(Launch("device to host", 0, 0, {}, 16), Dense(1, 1)) == 2.0
 
