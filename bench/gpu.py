@@ -20,7 +20,7 @@ from rich.table import Table
 from bench.gpu_clock import Clock, GpuClock, measure_copy_bytes_per_second
 from bench.gpu_first_step import JOBS as FIRST_STEPS
 from bench.gpu_harness import Measured, measure
-from bench.gpu_model import find_model
+from bench.gpu_modelled import find_model
 from bench.gpu_peers import Place
 from bench.gpu_profile import profile
 from bench.gpu_targets import GPU, TARGETS, judge

@@ -7,8 +7,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from bench.gpu_kernels import KERNELS, WorkOf
 from bench.gpu_launches import Launch, Resources
-from bench.gpu_work import KERNELS, L2_US, Data, Work, WorkOf
+from bench.gpu_work import L2_US, Data, Work
 
 # Between the end of a kernel and the beginning of the next one in its stream; from the review.
 GAP_US = 0.8

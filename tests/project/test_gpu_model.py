@@ -10,25 +10,20 @@ from rich.console import Console
 
 from bench.gpu import make_model_table
 from bench.gpu_harness import Measured
+from bench.gpu_kernels import KERNELS, KERNELS_OF_29A79D3
 from bench.gpu_launches import Launch, Resources, read_parameters
-from bench.gpu_model import (
+from bench.gpu_model import list_tasks, record_tasks
+from bench.gpu_model_page import LIMITS, PAGE, REVIEW, with_tables
+from bench.gpu_modelled import (
     COMMAND,
-    KERNELS,
-    KERNELS_OF_29A79D3,
-    LIMITS,
     OURS,
-    PAGE,
-    REVIEW,
     REVIEWED,
     compute,
     find_model,
-    list_tasks,
     model_workload,
     read,
     read_data,
     read_recorded,
-    record_tasks,
-    with_tables,
 )
 from bench.gpu_timing import GPUS, model_step, resident_blocks, waiting_us
 from bench.gpu_work import L2, Dense, Rows, Waits, Work
