@@ -63,17 +63,47 @@ class Sizes:
     divisor: int = 1
 
 
+class DenseTask(NamedTuple):
+    """What a dense step updates.
+
+    Attributes:
+        job: The name of the optimizer, among `JOBS`.
+        shapes: The tensors'.
+        num_sets: How many sets of gradient arrays the steps use in turn.
+    """
+
+    job: str
+    shapes: Shapes
+    num_sets: int
+
+
+class SparseTask(NamedTuple):
+    """What a sparse step updates.
+
+    Attributes:
+        job: The name of the optimizer, among `JOBS`; Adam stands for LazyAdam.
+        table: The embedding table's (height, width).
+        lookups: The number of rows of the gradient.
+    """
+
+    job: str
+    table: tuple[int, int]
+    lookups: int
+
+
 class Offer(NamedTuple):
     """A workload that has not been made yet.
 
     Attributes:
         name: The workload's name.
         needed_bytes: How much of the device's memory it needs.
+        task: What one of its steps updates.
         make: Makes the workload. Also returns the contenders that cannot run here, with reasons.
     """
 
     name: str
     needed_bytes: int
+    task: DenseTask | SparseTask
     make: Callable[[], tuple[Workload, dict[str, str]]]
 
 
@@ -175,7 +205,8 @@ def _offer_dense(
     arrays = (
         5 * (1 + len(job.state)) + num_sets + 3
     )  # five contenders, and temporaries of the formula
-    return Offer(f"gpu_{job_name}_{name}", 4 * elements * arrays, make)
+    task = DenseTask(job_name, shapes, num_sets)
+    return Offer(f"gpu_{job_name}_{name}", 4 * elements * arrays, task, make)
 
 
 def _make_gradients(xp: Any, shapes: Shapes) -> list[Any]:
@@ -231,4 +262,5 @@ def _offer_sparse(
         )
         return workload, left_out
 
-    return Offer(name, 4 * height * width * 3 * (1 + len(job.state)), make)
+    task = SparseTask(job_name, sizes.table, sizes.lookups)
+    return Offer(name, 4 * height * width * 3 * (1 + len(job.state)), task, make)

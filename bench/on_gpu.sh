@@ -4,6 +4,9 @@
 #
 #   bench/on_gpu.sh [options]
 #
+# The benchmark ends with a table of measured times beside those of a model (docs/performance.md), if
+# there is one of this GPU.
+#
 #   --require-gpu     Fail if there is no GPU. By default, say so and end with status 0.
 #   --wheels FOLDER   Folder of wheels for packages that this machine lacks; no network is used.
 #   --output FOLDER   Results go to FOLDER/<gpu>/<date>-<commit>.json, logs to FOLDER/logs/; by

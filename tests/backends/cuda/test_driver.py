@@ -498,8 +498,11 @@ def test_launches_and_copies_are_listed(cupy: Any, add: Any) -> None:
     assert (kernel.kind, kernel.name, kernel.grid, kernel.block) == (
         *("kernel", "add", (2, 1, 1), (32, 1, 1)),
     )
-    assert (kernel.argument_bytes, kernel.shared_bytes, kernel.device) == (16, 0, 0)
-    assert (copy.kind, copy.num_bytes) == ("device to host", 256)
+    assert (kernel.shared_bytes, kernel.device) == (0, 0)
+    address, size, by = kernel.arguments
+    assert int.from_bytes(address, "little") == array.data.ptr
+    assert (size, by) == (np.int32(64).tobytes(), np.float32(1).tobytes())
+    assert (copy.kind, copy.num_bytes, copy.arguments) == ("device to host", 256, ())
     assert kernel.stream == copy.stream == stream.ptr
 
 

@@ -8,7 +8,8 @@
 
 namespace driver {
 
-constexpr size_t bytes_of_device = size_t(16) << 30;
+// Addresses of a device: several times its memory, so that gaps between blocks do no harm.
+constexpr size_t bytes_of_device = size_t(64) << 30;
 
 // Maps all of it, the first time.
 void map_arena();

@@ -30,6 +30,19 @@ struct Arguments {
     }
   }
 
+  std::string in_hexadecimal(const Function& function) const {
+    std::string text;
+    char digits[3];
+    for (size_t i = 0; i < offsets.size(); ++i) {
+      for (size_t at = 0; at < function.sizes[i]; ++at) {
+        snprintf(digits, sizeof digits, "%02x", static_cast<unsigned char>(bytes[offsets[i] + at]));
+        text += digits;
+      }
+      text += ' ';
+    }
+    return text;
+  }
+
   // Every word that is an address of device memory must be one of a block. Of CuPy's arrays that is
   // the first word; its indexers hold words that nobody has written.
   Status check(const Function& function) const {
@@ -87,19 +100,20 @@ void run(const Function& function, unsigned num_blocks, unsigned num_threads, Ar
 }  // namespace
 
 void record_launch(const char* kind, const std::string& name, const dim3& grid, const dim3& block,
-                   size_t shared_bytes, size_t argument_bytes, size_t bytes, const Stream* stream) {
+                   size_t shared_bytes, const std::string& arguments, size_t bytes,
+                   const Stream* stream) {
   if (!is_recording) return;
   char text[512];
-  snprintf(text, sizeof text, "%s\t%u\t%u\t%u\t%u\t%u\t%u\t%zu\t%zu\t%zu\t%d\t%zu\t", kind, grid.x,
-           grid.y, grid.z, block.x, block.y, block.z, shared_bytes, argument_bytes, bytes,
-           stream->device, reinterpret_cast<size_t>(stream->handle));
-  records += text + name + "\n";
+  snprintf(text, sizeof text, "%s\t%u\t%u\t%u\t%u\t%u\t%u\t%zu\t%zu\t%d\t%zu\t", kind, grid.x,
+           grid.y, grid.z, block.x, block.y, block.z, shared_bytes, bytes, stream->device,
+           reinterpret_cast<size_t>(stream->handle));
+  records += text + arguments + "\t" + name + "\n";
 }
 
 void record_copy(const char* kind, const char* kind_of_bytes, size_t bytes, const Stream* stream) {
   count(kind);
   count(kind_of_bytes, long(bytes));
-  record_launch(kind, "", dim3(0, 0, 0), dim3(0, 0, 0), 0, 0, bytes, stream);
+  record_launch(kind, "", dim3(0, 0, 0), dim3(0, 0, 0), 0, "", bytes, stream);
 }
 
 Status launch(Function* function, dim3 grid, dim3 block, size_t shared_bytes, Stream* stream,
@@ -121,10 +135,11 @@ Status launch(Function* function, dim3 grid, dim3 block, size_t shared_bytes, St
   auto arguments = std::make_shared<Arguments>(*function, given);
   if (const Status status = arguments->check(*function)) return status;
   if (const Status status = refuse_implicit(stream, "a launch")) return status;
-  size_t argument_bytes = 0;
-  for (unsigned size : function->sizes) argument_bytes += size;
   count("launches");
-  record_launch("kernel", function->name, grid, block, shared_bytes, argument_bytes, 0, stream);
+  if (is_recording) {
+    const std::string digits = arguments->in_hexadecimal(*function);
+    record_launch("kernel", function->name, grid, block, shared_bytes, digits, 0, stream);
+  }
   if (policy() == Policy::nothing) return cudaSuccess;
   enqueue(stream, "kernel", [function, grid, block, arguments, device = stream->device] {
     run(*function, grid.x, block.x, *arguments, device);

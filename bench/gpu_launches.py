@@ -1,0 +1,249 @@
+"""Records the launches of steps on GPUs, on the tests' driver that is not there.
+
+The driver leaves the kernels out, so that a step costs neither time nor memory; which kernels are
+launched, and how, depends on nothing that they compute. This module runs in a process of its own,
+also with an older gpuopt, and so imports nothing of the benchmark.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+_ROOT = Path(__file__).resolve().parent.parent
+_SUPPORT = _ROOT / "tests" / "support"
+# After these, nothing is compiled, allocated or uploaded any more.
+_WARM_UP_STEPS = 8
+_KERNEL = re.compile(
+    r"__global__\s+void\s+(?:__launch_bounds__\(\w+\)\s*)?(\w+)\((.*?)\)\s*\{", re.S
+)
+_REGISTERS = re.compile(r"Used (\d+) registers")
+_SHARED = re.compile(r"(\d+) bytes smem")
+_NUMBER = re.compile(r"(?:const )?(?:int|long long) (\w+)")
+
+
+class Launch(NamedTuple):
+    """A kernel or copy of a step.
+
+    Attributes:
+        kernel: The kernel's name in C++, without namespaces; or the copy's kind, as in "host to
+            device".
+        grid: How many blocks.
+        block: How many threads each has.
+        arguments: Of the kernel's parameters, those that are integers.
+        copied_bytes: The copy's.
+    """
+
+    kernel: str
+    grid: int
+    block: int
+    arguments: Mapping[str, int]
+    copied_bytes: int
+
+
+class Resources(NamedTuple):
+    """What a block of a compiled kernel takes of its multiprocessor.
+
+    Attributes:
+        registers: Of each thread.
+        shared_bytes: Shared memory.
+    """
+
+    registers: int
+    shared_bytes: int
+
+
+class Recorded(NamedTuple):
+    """What a process has recorded.
+
+    Attributes:
+        launches: Of one step, by workload.
+        resources: By kernel.
+    """
+
+    launches: dict[str, list[Launch]]
+    resources: dict[str, Resources]
+
+
+def record(
+    workloads: Mapping[str, Mapping[str, Any]],
+    num_multiprocessors: int,
+    architecture: str,
+    checkout: Path = _ROOT,
+) -> Recorded:
+    """Records one step of each workload, in another process.
+
+    Args:
+        workloads: For each name, {"job": ..., "shapes": ..., "num_sets": ...} or {"job": ...,
+            "table": ..., "lookups": ...}: the fields of a `DenseTask` or `SparseTask`.
+        num_multiprocessors: The GPU's.
+        architecture: For which kernels are compiled, as "90".
+        checkout: The gpuopt to run.
+    """
+    path = [*map(str, (checkout, _SUPPORT)), os.environ.get("PYTHONPATH", "")]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, path)),
+        "GPUOPT_DRIVER_STREAMS": "nothing",
+        "GPUOPT_DRIVER_BLOCKS": "plain",
+        "GPUOPT_DRIVER_MULTIPROCESSORS": str(num_multiprocessors),
+    }
+    command = [sys.executable, str(_SUPPORT / "driver"), __file__, architecture, str(checkout)]
+    finished = subprocess.run(
+        command,
+        input=json.dumps(workloads),
+        cwd=checkout,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    found = json.loads(finished.stdout.splitlines()[-1])
+    return Recorded(
+        {name: [Launch(*each) for each in some] for name, some in found["launches"].items()},
+        {name: Resources(*some) for name, some in found["resources"].items()},
+    )
+
+
+def main() -> None:
+    """Reads workloads from the standard input and prints what it records."""
+    architecture, checkout = sys.argv[1:]
+    parameters = read_parameters(Path(checkout) / "kernels")
+    launches = {}
+    for name, workload in json.load(sys.stdin).items():
+        launches[name] = _record_step(_make_step(workload), parameters)
+        _free_memory()
+    print(json.dumps({"launches": launches, "resources": _compile(architecture)}))
+
+
+def _make_step(workload: Mapping[str, Any]) -> Callable[[], object]:
+    import cupy
+    import numpy as np
+
+    import gpuopt
+
+    optimizers: dict[str, Callable[[float], Any]] = {
+        "adam": gpuopt.AdamOptimizer if "shapes" in workload else gpuopt.LazyAdamOptimizer,
+        "adagrad": gpuopt.AdagradOptimizer,
+        "momentum": lambda rate: gpuopt.MomentumOptimizer(rate, 0.9),
+    }
+    optimizer = optimizers[workload["job"]](1e-3)
+
+    def make(shape: Sequence[int], dtype: Any = np.float32) -> Any:
+        return cupy.empty(tuple(shape), dtype)
+
+    sets: list[list[Any]]
+    if "shapes" in workload:
+        variables = [gpuopt.Variable(make(each), copy=False) for each in workload["shapes"]]
+        sets = [
+            [(make(variable.shape), variable) for variable in variables]
+            for _ in range(workload["num_sets"])
+        ]
+    else:
+        count, width = workload["lookups"], workload["table"][1]
+        rows = gpuopt.IndexedSlices(make((count, width)), make((count,), np.int64))
+        sets = [[(rows, gpuopt.Variable(make(workload["table"]), copy=False))]]
+    turn = 0
+
+    def step() -> None:
+        nonlocal turn
+        turn += 1
+        optimizer.apply_gradients(sets[turn % len(sets)])
+
+    return step
+
+
+def _record_step(
+    step: Callable[[], object], parameters: Mapping[str, Sequence[str | None]]
+) -> list[Launch]:
+    driver = import_module("driver")
+
+    for _ in range(_WARM_UP_STEPS):
+        step()
+    with driver.record_launches() as launches:
+        step()
+    return [
+        Launch(
+            _short(each.name) or each.kind,
+            each.grid[0],
+            each.block[0],
+            {
+                name: int.from_bytes(value, "little", signed=True)
+                for name, value in zip(
+                    parameters.get(_function(each.name), ()), each.arguments, strict=True
+                )
+                if name is not None
+            },
+            each.num_bytes,
+        )
+        for each in launches
+    ]
+
+
+def _free_memory() -> None:
+    import cupy
+
+    gc.collect()
+    cupy.get_default_memory_pool().free_all_blocks()
+
+
+def read_parameters(folder: Path) -> dict[str, list[str | None]]:
+    """Returns the name of each kernel's parameters; None for those that are no integers."""
+    found = {}
+    for path in folder.glob("*.cu"):
+        for function, declared in _KERNEL.findall(re.sub(r"//.*", "", path.read_text())):
+            numbers = (_NUMBER.fullmatch(" ".join(each.split())) for each in _at_commas(declared))
+            found[function] = [number and number[1] for number in numbers]
+    return found
+
+
+def _at_commas(declared: str) -> list[str]:
+    """Divides a list of parameters, but not where commas are between < and >."""
+    return re.split(r",(?![^<]*>)", declared)
+
+
+def _short(expression: str) -> str:
+    return expression.replace("gpuopt::", "")
+
+
+def _function(expression: str) -> str:
+    return _short(expression).partition("<")[0]
+
+
+def _compile(architecture: str) -> dict[str, Resources]:
+    """Compiles every kernel that this process has launched; returns what its blocks take."""
+    from cupy.cuda.compiler import compile_using_nvrtc
+
+    modules = import_module("driver.kernels").modules
+
+    found: dict[str, Resources] = {}
+    for module in modules:
+        if module.is_cupys:
+            continue
+        log = io.StringIO()
+        _, names = compile_using_nvrtc(
+            module.source,
+            (*module.options, "--ptxas-options=-v"),
+            architecture,
+            name_expressions=tuple(module.expressions.values()),
+            log_stream=log,
+        )
+        for name, mangled in names.items():
+            report = log.getvalue().partition(f"for {mangled}\n")[2]
+            [registers] = _REGISTERS.findall(report)[:1]
+            shared = _SHARED.findall(report.partition(" bytes cmem")[0])
+            found[_short(name)] = Resources(int(registers), int(shared[0]) if shared else 0)
+    return found
+
+
+if __name__ == "__main__":
+    main()
