@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -245,6 +247,27 @@ def test_a_kernel_runs_on_a_stream_of_the_current_device(cupy: Any, add: Any) ->
     words = error_of(cupy, lambda: kernel((1,), (32,), arguments, stream=stream))
     assert "cudaErrorInvalidResourceHandle" in words
     assert "gpu:0 is the current device, and the stream is one of gpu:1" in words
+
+
+def test_a_thread_without_a_context_cannot_launch(cupy: Any, add: Any) -> None:
+    array = cupy.zeros(8, np.float32)
+    function = cupy.RawKernel(_ADD, "add").kernel
+    pointers = np.zeros(3, np.uint64)
+    told: list[str] = []
+
+    def launch() -> None:
+        given = 0, cupy.cuda.get_current_stream().ptr, pointers.ctypes.data, 0
+        cupy.cuda.driver.launchKernel(function.ptr, 1, 1, 1, 32, 1, 1, *given)
+
+    def run() -> None:
+        told.append(error_of(cupy, launch))
+        add(array)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert "no context yet" in told[0]
+    assert array.get().tolist() == [1] * 8
 
 
 def test_an_event_is_recorded_on_its_own_device(cupy: Any) -> None:
@@ -498,7 +521,8 @@ def test_launches_and_copies_are_listed(cupy: Any, add: Any) -> None:
     assert (kernel.kind, kernel.name, kernel.grid, kernel.block) == (
         *("kernel", "add", (2, 1, 1), (32, 1, 1)),
     )
-    assert (kernel.argument_bytes, kernel.shared_bytes, kernel.device) == (16, 0, 0)
+    assert kernel.arguments == struct.pack("=Qif", array.data.ptr, 64, 1)
+    assert (kernel.shared_bytes, kernel.device) == (0, 0)
     assert (copy.kind, copy.num_bytes) == ("device to host", 256)
     assert kernel.stream == copy.stream == stream.ptr
 

@@ -100,7 +100,7 @@ class Launch(NamedTuple):
     Attributes:
         kind: "kernel", "fill", "host to device", "device to host" or "device to device".
         name: The kernel's, in C++.
-        argument_bytes: The size of the kernel's parameters.
+        arguments: The bytes of the kernel's arguments, one behind the other.
         num_bytes: That are copied or filled.
         stream: Its handle.
     """
@@ -110,10 +110,10 @@ class Launch(NamedTuple):
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     shared_bytes: int
-    argument_bytes: int
     num_bytes: int
     device: int
     stream: int
+    arguments: bytes
 
 
 @contextmanager
@@ -126,6 +126,7 @@ def record_launches() -> Iterator[list[Launch]]:
     finally:
         library().driver_record_launches(0)
         for line in library().driver_launches().decode().splitlines():
-            kind, *numbers, name = line.split("\t")
+            kind, *numbers, arguments, name = line.split("\t")
             n = list(map(int, numbers))
-            launches.append(Launch(kind, name, tuple(n[:3]), tuple(n[3:6]), *n[6:]))  # type: ignore[arg-type]
+            packed = bytes.fromhex(arguments)
+            launches.append(Launch(kind, name, tuple(n[:3]), tuple(n[3:6]), *n[6:], packed))  # type: ignore[arg-type, call-arg]

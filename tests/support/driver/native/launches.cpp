@@ -30,6 +30,13 @@ struct Arguments {
     }
   }
 
+  // One behind the other, without gaps.
+  std::string packed(const Function& function) const {
+    std::string all;
+    for (size_t i = 0; i < offsets.size(); ++i) all.append(&bytes[offsets[i]], function.sizes[i]);
+    return all;
+  }
+
   // Every word that is an address of device memory must be one of a block. Of CuPy's arrays that is
   // the first word; its indexers hold words that nobody has written.
   Status check(const Function& function) const {
@@ -87,19 +94,25 @@ void run(const Function& function, unsigned num_blocks, unsigned num_threads, Ar
 }  // namespace
 
 void record_launch(const char* kind, const std::string& name, const dim3& grid, const dim3& block,
-                   size_t shared_bytes, size_t argument_bytes, size_t bytes, const Stream* stream) {
+                   size_t shared_bytes, const std::string& arguments, size_t bytes,
+                   const Stream* stream) {
   if (!is_recording) return;
   char text[512];
-  snprintf(text, sizeof text, "%s\t%u\t%u\t%u\t%u\t%u\t%u\t%zu\t%zu\t%zu\t%d\t%zu\t", kind, grid.x,
-           grid.y, grid.z, block.x, block.y, block.z, shared_bytes, argument_bytes, bytes,
-           stream->device, reinterpret_cast<size_t>(stream->handle));
-  records += text + name + "\n";
+  snprintf(text, sizeof text, "%s\t%u\t%u\t%u\t%u\t%u\t%u\t%zu\t%zu\t%d\t%zu\t", kind, grid.x,
+           grid.y, grid.z, block.x, block.y, block.z, shared_bytes, bytes, stream->device,
+           reinterpret_cast<size_t>(stream->handle));
+  records += text;
+  for (const unsigned char byte : arguments) {
+    snprintf(text, sizeof text, "%02x", byte);
+    records += text;
+  }
+  records += "\t" + name + "\n";
 }
 
 void record_copy(const char* kind, const char* kind_of_bytes, size_t bytes, const Stream* stream) {
   count(kind);
   count(kind_of_bytes, long(bytes));
-  record_launch(kind, "", dim3(0, 0, 0), dim3(0, 0, 0), 0, 0, bytes, stream);
+  record_launch(kind, "", dim3(0, 0, 0), dim3(0, 0, 0), 0, "", bytes, stream);
 }
 
 Status launch(Function* function, dim3 grid, dim3 block, size_t shared_bytes, Stream* stream,
@@ -121,10 +134,9 @@ Status launch(Function* function, dim3 grid, dim3 block, size_t shared_bytes, St
   auto arguments = std::make_shared<Arguments>(*function, given);
   if (const Status status = arguments->check(*function)) return status;
   if (const Status status = refuse_implicit(stream, "a launch")) return status;
-  size_t argument_bytes = 0;
-  for (unsigned size : function->sizes) argument_bytes += size;
   count("launches");
-  record_launch("kernel", function->name, grid, block, shared_bytes, argument_bytes, 0, stream);
+  record_launch("kernel", function->name, grid, block, shared_bytes, arguments->packed(*function),
+                0, stream);
   if (policy() == Policy::nothing) return cudaSuccess;
   enqueue(stream, "kernel", [function, grid, block, arguments, device = stream->device] {
     run(*function, grid.x, block.x, *arguments, device);

@@ -15,9 +15,10 @@ struct Function {
   std::vector<bool> are_pointers;
 };
 
-// Adds to the list of launches, if one is kept: kernels, copies and fills.
+// Adds to the list of launches, if one is kept: kernels with their arguments' bytes, copies, fills.
 void record_launch(const char* kind, const std::string& name, const dim3& grid, const dim3& block,
-                   size_t shared_bytes, size_t argument_bytes, size_t bytes, const Stream* stream);
+                   size_t shared_bytes, const std::string& arguments, size_t bytes,
+                   const Stream* stream);
 // Copies and fills are counted, too: how many, and their bytes under `kind_of_bytes`.
 void record_copy(const char* kind, const char* kind_of_bytes, size_t bytes, const Stream* stream);
 

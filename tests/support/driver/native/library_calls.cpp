@@ -33,7 +33,7 @@ int library_call(const char* name, const Handle* handle, const std::vector<Opera
     }
   }
   if (broken(stream->device) || refuse_implicit(stream, name)) return failed;
-  record_launch("library", name, dim3(0, 0, 0), dim3(0, 0, 0), 0, 0, 0, stream);
+  record_launch("library", name, dim3(0, 0, 0), dim3(0, 0, 0), 0, "", 0, stream);
   enqueue(stream, "library", std::move(run));
   return 0;
 }
