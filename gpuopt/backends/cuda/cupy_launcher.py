@@ -20,6 +20,8 @@ from gpuopt.device import register_device_arrays
 from gpuopt.locks import Lock
 from gpuopt.rules.sources import digest, on_disk
 
+# The pointer of the stream that each thread has for itself.
+_PER_THREAD = cupy.cuda.Stream.ptds.ptr
 # How many bytes one copy has; a large upload takes several.
 _LARGEST_COPY = 32 * 2**20
 
@@ -142,10 +144,9 @@ class CupyLauncher:
         return copy
 
     def stream(self) -> Hashable:
-        stream = cupy.cuda.get_current_stream()
+        stream = cupy.cuda.get_current_stream().ptr
         # Each thread has a stream of its own under this one pointer.
-        is_own = stream.ptr == cupy.cuda.Stream.ptds.ptr
-        return stream.ptr, threading.get_ident() if is_own else 0
+        return stream, threading.get_ident() if stream == _PER_THREAD else 0
 
     def is_default_stream(self) -> bool:
         return cupy.cuda.get_current_stream().ptr == cupy.cuda.Stream.null.ptr  # type: ignore[no-any-return]

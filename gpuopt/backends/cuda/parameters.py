@@ -64,7 +64,7 @@ class Number:
 
     def to_values(self, given: Any, memory: Memory) -> tuple[Any, ...]:
         """Returns what Python's `struct` packs: a numpy scalar of the dtype."""
-        if type(given) is self.scalar:
+        if type(given) is self.scalar or (type(given) is int and given in self._range):
             return (given,)
         if not isinstance(given, self._taken):
             raise _refusal(self, given)
@@ -78,6 +78,14 @@ class Number:
     def scalar(self) -> type[Any]:
         """The type of numpy's scalars."""
         return np.dtype(self.dtype).type
+
+    @computed_once
+    def _range(self) -> range:
+        """The Python integers that need no conversion."""
+        if self.dtype.startswith("float"):
+            return range(0)
+        limits = np.iinfo(self.dtype)
+        return range(int(limits.min), int(limits.max) + 1)
 
     @computed_once
     def _taken(self) -> tuple[type[Any], ...]:
