@@ -47,22 +47,24 @@ class Arguments:
         self.replace(given)
 
     def replace(self, given: Mapping[str, Any]) -> None:
-        """Checks and packs new values of some arguments.
+        """Checks and packs new values of some arguments; those that are the same are left.
 
         Raises:
             TypeError: an argument is not of the parameter's type.
         """
-        places, memory = self._kernel.places, self._memory
+        places, memory, last = self._kernel.places, self._memory, self._given
         for name, value in given.items():
+            if name in last and last[name] is value:
+                continue
             parameter, pack_into, offset = places[name]
             try:
                 values = parameter.to_values(value, memory)
             except TypeError as error:
                 raise TypeError(f"{self._kernel.expression}: {name}{error}") from None
             pack_into(self._bytes, offset, *values)
-            self._given[name] = value
+            last[name] = value
 
     def forget(self, name: str) -> None:
         """Lets an array go, and leaves a null pointer to be replaced before the next launch."""
-        self._given[name] = None
+        self._given.pop(name, None)
         self._words[self._kernel.places[name].offset // WORD] = 0

@@ -95,13 +95,12 @@ class CudaBackend:
             self._order.hold(arrays)
 
     def refuse_capture(self) -> None:
-        with self._launcher.device():
-            if self._launcher.is_capturing():
-                raise RuntimeError(
-                    f"the current stream of {self.device} is being captured into a CUDA graph, "
-                    "which would repeat this step's numbers and addresses for ever: call "
-                    "apply_gradients outside of the capture"
-                )
+        if self._launcher.is_capturing():
+            raise RuntimeError(
+                f"the current stream of {self.device} is being captured into a CUDA graph, "
+                "which would repeat this step's numbers and addresses for ever: call "
+                "apply_gradients outside of the capture"
+            )
 
     def profiling_range(self, name: str) -> AbstractContextManager[Any]:
         return self._launcher.profiling_range(name)

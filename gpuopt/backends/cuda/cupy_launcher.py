@@ -20,8 +20,8 @@ from gpuopt.device import register_device_arrays
 from gpuopt.locks import Lock
 from gpuopt.rules.sources import digest, on_disk
 
-# The pointer of the stream that each thread has for itself.
-_PER_THREAD = cupy.cuda.Stream.ptds.ptr
+# The pointers of the stream that all threads share, and of the one that each has for itself.
+_DEFAULT, _PER_THREAD = cupy.cuda.Stream.null.ptr, cupy.cuda.Stream.ptds.ptr
 # How many bytes one copy has; a large upload takes several.
 _LARGEST_COPY = 32 * 2**20
 
@@ -149,11 +149,14 @@ class CupyLauncher:
         return stream, threading.get_ident() if stream == _PER_THREAD else 0
 
     def is_default_stream(self) -> bool:
-        return cupy.cuda.get_current_stream().ptr == cupy.cuda.Stream.null.ptr  # type: ignore[no-any-return]
+        return cupy.cuda.get_current_stream().ptr == _DEFAULT  # type: ignore[no-any-return]
 
     def is_capturing(self) -> bool:
-        # CUDA never captures the default stream.
-        return not self.is_default_stream() and cupy.cuda.get_current_stream().is_capturing()
+        stream = cupy.cuda.get_current_stream(self._index)
+        if stream.ptr == _DEFAULT:  # which CUDA never captures
+            return False
+        with self.device():
+            return stream.is_capturing()  # type: ignore[no-any-return]
 
     def record(self, event: Any = None) -> Any:
         if event is None:

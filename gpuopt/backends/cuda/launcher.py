@@ -175,7 +175,10 @@ class Launcher(Protocol):
         """Says whether the current stream is the one that a program has if it makes none."""
 
     def is_capturing(self) -> bool:
-        """Says whether the current stream is being captured into a CUDA graph."""
+        """Says whether the device's current stream is being captured into a CUDA graph.
+
+        May be called outside of `device()`.
+        """
 
     def record(self, event: Any = None) -> Event:
         """Marks the present end of the current stream's work.
