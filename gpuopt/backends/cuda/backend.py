@@ -305,10 +305,8 @@ class CudaBackend:
     def _begin(self, plans: Sequence[DensePlan]) -> LastUpdate:
         """Begins an update of all variables of these plans, which share its record from now on."""
         updated = [identity for plan in plans for identity in plan.updated]
-        last = plans[0].last_update
-        if any(plan.last_update is not last for plan in plans):
-            last = None
-        last = self._order.begin(updated, last)
+        lasts = {plan.last_update for plan in plans}
+        last = self._order.begin(updated, lasts.pop() if len(lasts) == 1 else None)
         for plan in plans:
             plan.last_update = last
         return last
