@@ -124,7 +124,7 @@ class CupyLauncher:
         stream = cupy.cuda.get_current_stream()
         with self._page_locked:
             landing = self._landings.take(source)
-        source.data.copy_to_host_async(landing.values.ctypes.data, source.nbytes, stream)
+        source.data.copy_to_host_async(landing.address, source.nbytes, stream)
         self.record(landing.event)
         return landing
 
