@@ -131,13 +131,18 @@ def list_gpt2_shapes() -> Iterator[tuple[int, ...]]:
     yield from [(width,), (width,)]
 
 
+def shrink(shapes: Iterator[tuple[int, ...]], divisor: int) -> Shapes:
+    """Divides each side by a number; it is 1 at least."""
+    return [tuple(max(1, side // divisor) for side in shape) for shape in shapes]
+
+
 def _offer_all(place: Place, sizes: Sizes) -> Iterator[Offer]:
     large = [(sizes.large,)] * 4
     for job in JOBS:
         yield _offer_dense(place, job, "160m", f"4 tensors of {sizes.large:,} elements each", large)
-    gpt2 = _shrink(list_gpt2_shapes(), sizes.divisor)
+    gpt2 = shrink(list_gpt2_shapes(), sizes.divisor)
     yield _offer_dense(place, "adam", "gpt2", "the 148 tensors of GPT-2 124M", gpt2)
-    resnet50 = _shrink(list_resnet50_shapes(), sizes.divisor)
+    resnet50 = shrink(list_resnet50_shapes(), sizes.divisor)
     for job in ("adam", "momentum"):
         yield _offer_dense(place, job, "resnet50", "the 161 tensors of a ResNet-50", resnet50)
     yield _offer_sparse(place, sizes, "adagrad", "Adagrad", gpuopt.AdagradOptimizer, _torch_adagrad)
@@ -152,10 +157,6 @@ def _offer_all(place: Place, sizes: Sizes) -> Iterator[Offer]:
         yield _offer_dense(
             place, "adam", f"{name}_fresh", f"{what}, gradients in other arrays", shapes, True
         )
-
-
-def _shrink(shapes: Iterator[tuple[int, ...]], divisor: int) -> Shapes:
-    return [tuple(max(1, side // divisor) for side in shape) for shape in shapes]
 
 
 def _offer_dense(

@@ -160,6 +160,13 @@ def describe_machine() -> dict[str, Any]:
     }
 
 
+def describe_commit(checkout: Path = ROOT) -> str:
+    """Returns a checkout's commit, with "-dirty" behind it if files have changed since."""
+    command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    finished = subprocess.run(command, cwd=checkout, capture_output=True, text=True)
+    return finished.stdout.strip() or "unknown"
+
+
 def write_results(
     results: Mapping[str, Any], name: str | None = None, output: Path = RESULTS
 ) -> Path:
@@ -172,7 +179,7 @@ def write_results(
         name: The machine's name; by default its CPU's.
         output: The folder that has a folder for each machine.
     """
-    described = {"machine": describe_machine(), "commit": _describe_commit(), **results}
+    described = {"machine": describe_machine(), "commit": describe_commit(), **results}
     name = name or f"{_read_cpu_model()} {os.cpu_count()} cores"
     folder = output / re.sub(r"[^a-z0-9]+", "-", name.lower())
     folder.mkdir(parents=True, exist_ok=True)
@@ -202,9 +209,3 @@ def _find_version(distribution: str) -> str | None:
         return version(distribution)
     except PackageNotFoundError:
         return None
-
-
-def _describe_commit() -> str:
-    command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
-    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    return finished.stdout.strip() or "unknown"

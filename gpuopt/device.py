@@ -88,11 +88,12 @@ def device_of(array: Any) -> Device:
     Raises:
         ValueError: the array is on a device that is neither a CPU nor a CUDA GPU.
     """
-    if isinstance(array, (np.ndarray, np.generic)):
-        return Device.cpu
     index_of = _index_by_type.get(type(array))
     if index_of is not None:
-        return Device("gpu", index_of(array))
+        index = index_of(array)
+        return Device._all.get(("gpu", index)) or Device("gpu", index)
+    if isinstance(array, (np.ndarray, np.generic)):
+        return Device.cpu
     if not hasattr(type(array), "__dlpack_device__"):
         return Device.cpu
     kind, index = array.__dlpack_device__()

@@ -111,8 +111,8 @@ class RowFlag(Updated, Protocol):
 class RowFlags(Protocol):
     """Checks rows of sparse gradients on the device, while the host goes on.
 
-    The caller calls all but `new` inside the backend's `enter_update(flag)`, and the first `check`
-    on the stream of `new`.
+    All but `new` are updates of the flag, in order across streams like those of a variable. The
+    first `check` is called on the stream of `new`.
     """
 
     def new(self) -> RowFlag:

@@ -25,6 +25,8 @@ _MOST_LISTS = 256
 _MOST_MEMBERS = 16 * 1024
 _FEW_LISTS = 8
 
+_ID_BYTES = np.dtype(object).itemsize
+
 # Compared instead of the shape, which follows from strides and size.
 _layout_of = attrgetter("dtype", "strides", "size")
 
@@ -88,7 +90,7 @@ class Group:
         self.constrained = [
             position for position, variable in enumerate(variables) if variable.constraint
         ]
-        self._known_apart: dict[tuple[int, ...], list[weakref.ref[Any]]] = {}
+        self._known_apart: dict[bytes, list[weakref.ref[Any]]] = {}
         self.batches: list[Batch] = []
         by_kind: dict[tuple[Device, np.dtype[Any]], list[int]] = {}
         for position, variable in enumerate(variables):
@@ -110,14 +112,14 @@ class Group:
 
     def is_known_apart(self, members: Sequence[Group | Identity]) -> bool:
         """Whether `note_apart` was called with these: they share no memory with this group."""
-        return tuple(map(id, members)) in self._known_apart
+        return _ids_of(members) in self._known_apart
 
     def note_apart(self, members: Sequence[Group | Identity]) -> None:
         """Remembers that these members share no memory with this group, nor with each other.
 
         The first of them to die ends this: its id may be given to another.
         """
-        key = tuple(map(id, members))
+        key = _ids_of(members)
         _make_room(self._known_apart, key)
         gone = partial(_drop, weakref.ref(self), "_known_apart", key)
         self._known_apart[key] = [weakref.ref(each, gone) for each in members]
@@ -166,11 +168,11 @@ class KnownGroups:
     """
 
     def __init__(self) -> None:
-        self._by_objects: dict[tuple[int, ...], _Recognised] = {}
-        self._by_identities: dict[tuple[int, ...], tuple[Group, list[weakref.ref[Any]]]] = {}
+        self._by_objects: dict[bytes, _Recognised] = {}
+        self._by_identities: dict[bytes, tuple[Group, list[weakref.ref[Any]]]] = {}
         # The ids of the last objects that were not recognised. Objects are watched only if they
         # come twice in a row: watching new views in each step would gain nothing.
-        self._missed: tuple[int, ...] = ()
+        self._missed = b""
 
     def find(self, given: Sequence[Any], state_version: int) -> Group | None:
         """Returns the group of these variables, in this order, or None.
@@ -180,7 +182,7 @@ class KnownGroups:
             state_version: The present `State.version.number`; a group of another version is not
                 returned.
         """
-        ids = tuple(map(id, given))
+        ids = _ids_of(given)
         recognised = self._by_objects.get(ids)
         if recognised is not None and (not recognised.raw or recognised.is_unchanged(given)):
             group = recognised.group
@@ -188,7 +190,7 @@ class KnownGroups:
             identities = _identities_of(given)
             if identities is None:
                 return None
-            found = self._by_identities.get(tuple(map(id, identities)))
+            found = self._by_identities.get(_ids_of(identities))
             if found is None:
                 return None
             group = found[0]
@@ -205,15 +207,15 @@ class KnownGroups:
             group: The group.
         """
         holders = [identity.holder() for identity in group.identities]
-        key = tuple(map(id, group.identities))
+        key = _ids_of(group.identities)
         _make_room(self._by_identities, key)
         references = _watch(holders, partial(_drop, weakref.ref(self), "_by_identities", key))
         if references is not None:
             self._by_identities[key] = group, references
             if all(isinstance(each, Variable) for each in given):
-                self._recognise(tuple(map(id, given)), given, group)
+                self._recognise(_ids_of(given), given, group)
 
-    def _recognise(self, ids: tuple[int, ...], given: Sequence[Any], group: Group) -> None:
+    def _recognise(self, ids: bytes, given: Sequence[Any], group: Group) -> None:
         raw = [at for at, each in enumerate(given) if not isinstance(each, Variable)]
         layouts = [_layout_of(given[at]) for at in raw]
         _make_room(self._by_objects, ids)
@@ -222,18 +224,31 @@ class KnownGroups:
             self._by_objects[ids] = _Recognised(group, raw, layouts, references)
 
 
-def _make_room(cache: dict[tuple[int, ...], Any], key: tuple[int, ...]) -> None:
+def _ids_of(objects: Sequence[Any]) -> bytes:
+    """Returns the ids of these objects, as one key: a tuple of thousands takes three times as long.
+
+    While the objects live, others have another key.
+    """
+    return np.fromiter(objects, object, len(objects)).tobytes()
+
+
+def _count_ids(ids: bytes) -> int:
+    """Returns how many objects a key is for."""
+    return len(ids) // _ID_BYTES
+
+
+def _make_room(cache: dict[bytes, Any], key: bytes) -> None:
     """Drops the oldest lists until there is room for `key`."""
-    if len(key) == 1 or key in cache:
+    if _count_ids(key) == 1 or key in cache:
         return
-    lists = [each for each in list(cache) if len(each) > 1]
-    members = len(key) + sum(map(len, lists))
+    lists = [each for each in list(cache) if _count_ids(each) > 1]
+    members = _count_ids(key) + sum(map(_count_ids, lists))
     for number, oldest in enumerate(lists):
         left = len(lists) - number
         if left < _FEW_LISTS or (left < _MOST_LISTS and members <= _MOST_MEMBERS):
             break
         cache.pop(oldest, None)
-        members -= len(oldest)
+        members -= _count_ids(oldest)
 
 
 def _identities_of(given: Sequence[Any]) -> list[Identity] | None:
@@ -261,7 +276,7 @@ def _watch(
 def _drop(
     owner: weakref.ref[KnownGroups] | weakref.ref[Group],
     cache: str,
-    key: tuple[int, ...],
+    key: bytes,
     dead: weakref.ref[Any],
 ) -> None:
     living = owner()

@@ -158,20 +158,14 @@ class RowChecks:
         try:
             for device in devices:
                 here = [check for check in checks if check.variable.device == device]
-                flag, rows_here = self.flags[device], [check.rows for check in here]
-                with backend_for(device).enter_update(flag, kept=(flag, rows_here)):
-                    rows = [RowCheck(n, rows, variable.shape[0]) for n, rows, variable in here]
-                    _row_flags(device).check(flag, rows)
+                rows = [RowCheck(n, rows, variable.shape[0]) for n, rows, variable in here]
+                _row_flags(device).check(self.flags[device], rows)
             self._thread = threading.get_ident()
             write()
             undo_call = undo or _nothing_to_undo
         finally:
             self._thread = None
-            reads = {}
-            for device in devices:
-                flag = self.flags[device]
-                with backend_for(device).enter_update(flag, kept=(flag,)):
-                    reads[device] = _row_flags(device).read(flag)
+            reads = {device: _row_flags(device).read(self.flags[device]) for device in devices}
             described = {number: (v.name, v.shape[0]) for number, _, v in checks}
             self.calls.append(_Call(reads, described, undo_call))
 
@@ -189,9 +183,7 @@ class RowChecks:
             call.undo(everywhere)
         self.calls.clear()
         for place in everywhere:
-            flag = self.flags[place]
-            with backend_for(place).enter_update(flag, kept=(flag,)):
-                _row_flags(place).clear(flag)
+            _row_flags(place).clear(self.flags[place])
         number, row = int(read.values[0]) - 1, int(read.values.view("int64")[1])
         name, height = bad.described[number]
         since = f", and neither have the {later} calls since" if later else ""

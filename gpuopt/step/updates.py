@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -171,4 +172,9 @@ def apply_constraint(variable: Variable) -> None:
 
 def dtypes_of(optimizer: HookOptimizer) -> frozenset[np.dtype[Any]]:
     """Returns the dtypes of variables and gradients that an optimizer takes."""
-    return frozenset(map(np.dtype, optimizer._valid_dtypes()))
+    return _as_dtypes(tuple(optimizer._valid_dtypes()))
+
+
+@cache
+def _as_dtypes(named: tuple[Any, ...]) -> frozenset[np.dtype[Any]]:
+    return frozenset(map(np.dtype, named))

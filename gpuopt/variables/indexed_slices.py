@@ -11,6 +11,8 @@ import numpy as np
 from gpuopt.backends import backend_for, refuse_masked
 from gpuopt.device import Device, device_of
 
+_INDEX_DTYPES = frozenset(map(np.dtype, (np.int32, np.int64)))
+
 
 class IndexedSlices:
     """The gradient of some rows of a variable: row `indices[i]` receives `values[i]`.
@@ -45,7 +47,7 @@ class IndexedSlices:
         values, indices = self._values, self._indices
         if values.dtype.kind in "OSUMm":
             raise TypeError(f"IndexedSlices values must be numbers, got dtype {values.dtype}")
-        if indices.dtype not in (np.int32, np.int64):
+        if indices.dtype not in _INDEX_DTYPES:
             raise TypeError(f"IndexedSlices indices must be int32 or int64, got {indices.dtype}")
         if indices.ndim != 1:
             raise ValueError(

@@ -121,3 +121,19 @@ def test_a_slot_on_another_device_is_refused() -> None:
         with pytest.raises(ValueError, match=f'"momentum" of "w" is on {there}; .* on {here}'):
             optimizer.apply_gradients([(np.ones(6, np.float32), w)])
         del w
+
+
+@pytest.mark.parametrize("hook", ["_scalars", "_hyper"])
+def test_scalars_that_a_subclass_computes_are_computed_in_each_step(hook: str) -> None:
+    rates = iter([1.0, 2.0, 4.0])
+
+    def computed(self: Any, _: Any) -> Any:
+        rate = np.float32(next(rates))
+        return rate if hook == "_hyper" else {"learning_rate": rate}
+
+    changing = type("Changing", (gpuopt.GradientDescentOptimizer,), {hook: computed})
+    variable = gpuopt.Variable(np.zeros(2, np.float32))
+    optimizer = changing(0.5)
+    for _ in range(3):
+        optimizer.apply_gradients([(np.ones(2, np.float32), variable)])
+    assert variable.numpy().tolist() == [-7, -7]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ from gpuopt.backends.cuda.launch_shapes import (
     num_blocks,
 )
 from gpuopt.backends.cuda.launcher import Launcher, wait_for_event
-from gpuopt.backends.cuda.order import MOST_STREAMS, UpdateOrder
+from gpuopt.backends.cuda.order import UpdateOrder
 from gpuopt.backends.cuda.parameters import name_of
 from gpuopt.backends.cuda.row_flags import CudaRowFlags
 from gpuopt.backends.cuda.sorted_rows import MAX_ROWS, add_sort
@@ -33,7 +33,7 @@ from gpuopt.backends.cuda.sparse_launches import (
     together,
 )
 from gpuopt.backends.cuda.structs import TableGradient
-from gpuopt.backends.cuda.workspace import Workspace
+from gpuopt.backends.cuda.workspace import Workspace, Workspaces
 from gpuopt.backends.memory_owner import Owner
 from gpuopt.backends.unowned import array_at
 from gpuopt.device import Device
@@ -56,8 +56,8 @@ class CudaBackend:
         self._launcher = launcher
         self._lock = Lock(f"the updates on {device}")
         self._order = UpdateOrder(launcher)
-        self._workspaces: dict[Hashable, Workspace] = {}
-        self.row_flags = CudaRowFlags(launcher, self._lock, self._workspace)
+        self._workspaces = Workspaces(launcher)
+        self.row_flags = CudaRowFlags(launcher, self._lock, self._order, self._workspaces)
         self._unset_flag = self.row_flags.new()
         with launcher.device():
             # Kernels of all streams read it, and none waits for its stream.
@@ -95,13 +95,12 @@ class CudaBackend:
             self._order.hold(arrays)
 
     def refuse_capture(self) -> None:
-        with self._launcher.device():
-            if self._launcher.is_capturing():
-                raise RuntimeError(
-                    f"the current stream of {self.device} is being captured into a CUDA graph, "
-                    "which would repeat this step's numbers and addresses for ever: call "
-                    "apply_gradients outside of the capture"
-                )
+        if self._launcher.is_capturing():
+            raise RuntimeError(
+                f"the current stream of {self.device} is being captured into a CUDA graph, "
+                "which would repeat this step's numbers and addresses for ever: call "
+                "apply_gradients outside of the capture"
+            )
 
     def profiling_range(self, name: str) -> AbstractContextManager[Any]:
         return self._launcher.profiling_range(name)
@@ -238,14 +237,15 @@ class CudaBackend:
                         used += table.values, table.rows
                         by_width.setdefault(plan.width, []).append(table)
                 given = kernels.scalars_of(rule, scalars), self._flag_array(refused)
-                with self._workspace() as workspace:
-                    for width, tables in by_width.items():
-                        for some in together(tables):
-                            kind = kind_of(rule, plans[0].dtype, width, some, touches_all_rows)
-                            prepare = partial(
-                                SparseLaunches, self._launcher, workspace, kind, some, *given
-                            )
-                            workspace.prepared(kind, prepare).start(some, *given)
+                workspace = self._workspaces.take()
+                for width, tables in by_width.items():
+                    for some in together(tables):
+                        kind = kind_of(rule, plans[0].dtype, width, some, touches_all_rows)
+                        prepare = partial(
+                            SparseLaunches, self._launcher, workspace, kind, some, *given
+                        )
+                        workspace.prepared(kind, prepare).start(some, *given)
+                self._workspaces.put_back(workspace)
                 for plan in plans:
                     plan.copy_stand_ins_back()
             finally:
@@ -257,13 +257,15 @@ class CudaBackend:
             return values.astype(real), indices
         with self.enter(), self._lock:
             try:
-                with self._workspace() as workspace:
-                    return self._sum_duplicate_rows(
-                        workspace,
-                        self.xp.ascontiguousarray(values),
-                        self.xp.ascontiguousarray(indices),
-                        real,
-                    )
+                workspace = self._workspaces.take()
+                sums = self._sum_duplicate_rows(
+                    workspace,
+                    self.xp.ascontiguousarray(values),
+                    self.xp.ascontiguousarray(indices),
+                    real,
+                )
+                self._workspaces.put_back(workspace)
+                return sums
             finally:
                 self._order.hold((values, indices))
 
@@ -305,10 +307,8 @@ class CudaBackend:
     def _begin(self, plans: Sequence[DensePlan]) -> LastUpdate:
         """Begins an update of all variables of these plans, which share its record from now on."""
         updated = [identity for plan in plans for identity in plan.updated]
-        last = plans[0].last_update
-        if any(plan.last_update is not last for plan in plans):
-            last = None
-        last = self._order.begin(updated, last)
+        lasts = {plan.last_update for plan in plans}
+        last = self._order.begin(updated, lasts.pop() if len(lasts) == 1 else None)
         for plan in plans:
             plan.last_update = last
         return last
@@ -326,22 +326,6 @@ class CudaBackend:
         found = self._launcher.download(array)
         found.wait(f"{self.device}, from which a number is read")
         return int(found.values.item())
-
-    @contextmanager
-    def _workspace(self) -> Iterator[Workspace]:
-        """Takes the current stream's workspace out, so that a step in a signal handler has another.
-
-        After an error it is not put back: counts and bits may be set in it that no kernel will
-        clear.
-        """
-        stream = self._launcher.stream()
-        workspace = self._workspaces.pop(stream, None) or Workspace(self._launcher)
-        yield workspace
-        if len(self._workspaces) == MOST_STREAMS and stream not in self._workspaces:
-            # Of the stream that was used the longest ago, which may have ended. Its memory goes
-            # back to that stream, behind the work that uses it.
-            del self._workspaces[next(iter(self._workspaces))]
-        self._workspaces[stream] = workspace
 
     def _flag_array(self, refused: Any) -> Any:
         return (self._unset_flag if refused is None else refused).array

@@ -11,6 +11,7 @@ from typing import Any
 import cupy
 import numpy as np
 
+from gpuopt.backends.cuda.arguments import Arguments
 from gpuopt.backends.cuda.kernel import Kernel
 from gpuopt.backends.cuda.launcher import Download, Launch
 from gpuopt.backends.cuda.page_locked import Landings, UploadBlocks
@@ -19,6 +20,8 @@ from gpuopt.device import register_device_arrays
 from gpuopt.locks import Lock
 from gpuopt.rules.sources import digest, on_disk
 
+# The pointers of the stream that all threads share, and of the one that each has for itself.
+_DEFAULT, _PER_THREAD = cupy.cuda.Stream.null.ptr, cupy.cuda.Stream.ptds.ptr
 # How many bytes one copy has; a large upload takes several.
 _LARGEST_COPY = 32 * 2**20
 
@@ -34,6 +37,7 @@ class CupyLauncher:
         attributes = cupy.cuda.Device(index).attributes
         self.num_multiprocessors = int(attributes["MultiProcessorCount"])
         self._functions: dict[Kernel, Any] = {}
+        self._this_thread = _ThisThread()
         page_locked = f"gpu:{index}", cupy.cuda.alloc_pinned_memory, _new_event
         self._uploads = UploadBlocks(*page_locked)
         self._landings = Landings(*page_locked)
@@ -50,22 +54,25 @@ class CupyLauncher:
     def bind(
         self, kernel: Kernel, num_blocks: int, num_threads: int, /, **arguments: Any
     ) -> Launch:
-        # It checks the types: CuPy passes on the bytes of any argument.
-        start = partial(self._start, kernel, (num_blocks,), (num_threads,))
-        return Launch(kernel, arguments, self, start)
+        # Types are checked before anything is compiled.
+        packed = Arguments(kernel, arguments, self)
+        function = self._functions.get(kernel)
+        if function is None:
+            function = self._functions[kernel] = load(kernel).kernel
+        return Launch(packed, partial(self._start, function.ptr, num_blocks, num_threads))
 
     def launch(
         self, kernel: Kernel, num_blocks: int, num_threads: int, /, **arguments: Any
     ) -> None:
         self.bind(kernel, num_blocks, num_threads, **arguments).start()
 
-    def _start(
-        self, kernel: Kernel, grid: tuple[int], block: tuple[int], arguments: tuple[Any, ...]
-    ) -> None:
-        function = self._functions.get(kernel)
-        if function is None:
-            function = self._functions[kernel] = load(kernel)
-        function(grid, block, arguments)
+    def _start(self, function: int, num_blocks: int, num_threads: int, arguments: int) -> None:
+        # Not by CuPy's call of a function, which looks at each argument's type and packs it.
+        if not self._this_thread.has_context:
+            cupy.cuda.runtime.memGetInfo()  # makes it the thread's, as CuPy does
+            self._this_thread.has_context = True
+        stream = cupy.cuda.get_current_stream().ptr
+        _launch_kernel(function, num_blocks, 1, 1, num_threads, 1, 1, 0, stream, arguments, 0)
 
     def address(self, array: Any) -> int:
         return array.data.ptr  # type: ignore[no-any-return]
@@ -117,7 +124,7 @@ class CupyLauncher:
         stream = cupy.cuda.get_current_stream()
         with self._page_locked:
             landing = self._landings.take(source)
-        source.data.copy_to_host_async(landing.values.ctypes.data, source.nbytes, stream)
+        source.data.copy_to_host_async(landing.address, source.nbytes, stream)
         self.record(landing.event)
         return landing
 
@@ -137,17 +144,19 @@ class CupyLauncher:
         return copy
 
     def stream(self) -> Hashable:
-        stream = cupy.cuda.get_current_stream()
+        stream = cupy.cuda.get_current_stream().ptr
         # Each thread has a stream of its own under this one pointer.
-        is_own = stream.ptr == cupy.cuda.Stream.ptds.ptr
-        return stream.ptr, threading.get_ident() if is_own else 0
+        return stream, threading.get_ident() if stream == _PER_THREAD else 0
 
     def is_default_stream(self) -> bool:
-        return cupy.cuda.get_current_stream().ptr == cupy.cuda.Stream.null.ptr  # type: ignore[no-any-return]
+        return cupy.cuda.get_current_stream().ptr == _DEFAULT  # type: ignore[no-any-return]
 
     def is_capturing(self) -> bool:
-        # CUDA never captures the default stream.
-        return not self.is_default_stream() and cupy.cuda.get_current_stream().is_capturing()
+        stream = cupy.cuda.get_current_stream(self._index)
+        if stream.ptr == _DEFAULT:  # which CUDA never captures
+            return False
+        with self.device():
+            return stream.is_capturing()  # type: ignore[no-any-return]
 
     def record(self, event: Any = None) -> Any:
         if event is None:
@@ -159,8 +168,22 @@ class CupyLauncher:
         cupy.cuda.get_current_stream().wait_event(event)
 
 
+_launch_kernel = cupy.cuda.driver.launchKernel
+
+
 def _new_event() -> Any:
     return cupy.cuda.Event(disable_timing=True)
+
+
+class _ThisThread(threading.local):
+    """What is known of the current thread.
+
+    Attributes:
+        has_context: Whether the device's context was made the thread's own: CUDA's runtime does so
+            in most calls, its driver does not.
+    """
+
+    has_context = False
 
 
 class _ProfilingRange:

@@ -3,15 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import struct
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from importlib.resources.abc import Traversable
-from typing import Any
+from typing import NamedTuple
 
-from gpuopt.backends.cuda.parameters import Memory, Parameter, Pointer, Struct
+from gpuopt.backends.cuda.parameters import Parameter, Pointer, Struct
 from gpuopt.computed_once import computed_once
 from gpuopt.rules.sources import kernel_root
 from gpuopt.rules.update_rule import UpdateRule
+
+# Bytes: each argument begins at a multiple, as no type in C++ that is declared needs more.
+WORD = 8
+
+
+class Place(NamedTuple):
+    """Where an argument lies.
+
+    Attributes:
+        parameter: What it is for.
+        pack_into: Writes its values to memory, at an offset: `struct.Struct`'s.
+        offset: In bytes.
+    """
+
+    parameter: Parameter
+    pack_into: Callable[..., None]
+    offset: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,9 +90,9 @@ class Kernel:
                     f"parameter {position} of {self.expression}, {name}, as {parameter.cpp_type}",
                 )
             )
-            struct = parameter.struct if isinstance(parameter, Pointer) else parameter
-            if isinstance(struct, Struct):
-                lines += _layout(struct)
+            pointed = parameter.struct if isinstance(parameter, Pointer) else parameter
+            if isinstance(pointed, Struct):
+                lines += _layout(pointed)
         for name, value in self.constants.items():
             lines.append(_assertion(f"{name} == {value}", f"{name} as {value}"))
         return lines
@@ -85,51 +103,43 @@ class Kernel:
         includes = [f'#include "{file}"' for file in self.includes]
         return "".join(f"{line}\n" for line in [*includes, *self.assertions])
 
-    def order_arguments(self, given: Mapping[str, Any], memory: Memory) -> list[Any]:
-        """Checks a launch's arguments, and puts them in C++'s order.
-
-        Args:
-            given: By parameter: for a pointer an array, or None if it is optional; a number; for a
-                struct a NamedTuple of these.
-            memory: The launcher.
-
-        Returns:
-            Arrays, None for null pointers, numpy scalars, and for a struct its bytes: a numpy array
-            of one element.
-
-        Raises:
-            TypeError: an argument is missing or unknown, or is not of the parameter's type.
-        """
-        if given.keys() != self.parameters.keys():
-            missing = [name for name in self.parameters if name not in given]
-            unknown = [name for name in given if name not in self.parameters]
+    def check_names(self, given: Collection[str]) -> None:
+        """Raises TypeError if an argument is missing or unknown."""
+        missing = [name for name in self.parameters if name not in given]
+        unknown = [name for name in given if name not in self.parameters]
+        if missing or unknown:
             raise TypeError(
                 f"{self.expression} takes {', '.join(self.parameters)}; missing: "
                 f"{', '.join(missing) or 'none'}, unknown: {', '.join(unknown) or 'none'}"
             )
-        ordered = []
-        for name, parameter in self.parameters.items():
-            try:
-                ordered.append(parameter.to_argument(given[name], memory))
-            except TypeError as error:
-                raise TypeError(f"{self.expression}: {name}{error}") from None
-        return ordered
 
     @computed_once
-    def positions(self) -> Mapping[str, int]:
-        """Where each parameter stands in C++'s order."""
-        return {name: position for position, name in enumerate(self.parameters)}
+    def places(self) -> Mapping[str, Place]:
+        """Where each argument lies in the memory of a launch's `Arguments`, behind pointers."""
+        places = {}
+        offset = WORD * len(self.parameters)
+        for name, parameter in self.parameters.items():
+            packed = struct.Struct(parameter.code)
+            places[name] = Place(parameter, packed.pack_into, offset)
+            offset += -(-packed.size // WORD) * WORD
+        return places
+
+    @computed_once
+    def words_of_arguments(self) -> int:
+        """How many words the pointers and arguments take."""
+        sizes = [struct.calcsize(parameter.code) for parameter in self.parameters.values()]
+        return len(sizes) + sum(-(-size // WORD) for size in sizes)
 
 
 def _assertion(condition: str, declaration: str) -> str:
     return f'static_assert({condition}, "Python declares {declaration}");'
 
 
-def _layout(struct: Struct) -> list[str]:
+def _layout(declared: Struct) -> list[str]:
     """Asserts that a struct has these fields in C++, and no others."""
-    name = struct.cpp_type
-    lines = [_assertion(f"sizeof({name}) == {struct.size}", f"{name} with {struct.size} bytes")]
-    for (field, parameter), offset in zip(struct.fields.items(), struct.offsets, strict=True):
+    name, size = declared.cpp_type, declared.size
+    lines = [_assertion(f"sizeof({name}) == {size}", f"{name} with {size} bytes")]
+    for (field, parameter), offset in zip(declared.fields.items(), declared.offsets, strict=True):
         same_type = f"gpuopt::is_declared<decltype({name}::{field}), {parameter.cpp_type}>"
         same_place = f"GPUOPT_OFFSET({field}, {name}) == {offset}"
         declaration = f"{name}::{field} as {parameter.cpp_type} at byte {offset}"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import numpy as np
 
+from gpuopt.backends.cuda.arguments import Arguments
 from gpuopt.backends.cuda.kernel import Kernel
-from gpuopt.backends.cuda.parameters import Memory
 from gpuopt.backends.memory_owner import Owner
 from gpuopt.locks import Waiting
 
@@ -73,48 +73,29 @@ def wait_for_event(event: Event, what: str) -> None:
 class Launch:
     """A kernel with a launch shape and arguments, which were checked once for many starts."""
 
-    __slots__ = ("_arguments", "_kernel", "_memory", "_start")
+    __slots__ = ("_arguments", "_start")
 
-    def __init__(
-        self,
-        kernel: Kernel,
-        arguments: Mapping[str, Any],
-        memory: Memory,
-        start: Callable[[tuple[Any, ...]], None],
-    ) -> None:
-        """Checks the arguments.
+    def __init__(self, arguments: Arguments, start: Callable[[int], None]) -> None:
+        """Prepares starts.
 
         Args:
-            kernel: What to run.
-            arguments: One for each parameter; see `Kernel.order_arguments`.
-            memory: The launcher.
-            start: Starts the kernel on the current stream, with arguments in C++'s order.
-
-        Raises:
-            TypeError: an argument is missing or unknown, or is not of the parameter's type.
+            arguments: The kernel's.
+            start: Starts the kernel on the current stream; takes the arguments' address.
         """
-        self._kernel = kernel
-        self._memory = memory
-        self._arguments = kernel.order_arguments(arguments, memory)
+        self._arguments = arguments
         self._start = start
 
     def replace(self, **arguments: Any) -> None:
         """Checks new values of some arguments, for all later starts."""
-        kernel = self._kernel
-        for name, given in arguments.items():
-            try:
-                argument = kernel.parameters[name].to_argument(given, self._memory)
-            except TypeError as error:
-                raise TypeError(f"{kernel.expression}: {name}{error}") from None
-            self._arguments[kernel.positions[name]] = argument
+        self._arguments.replace(arguments)
 
     def forget(self, name: str) -> None:
-        """Lets an argument go, which must be replaced before the next start."""
-        self._arguments[self._kernel.positions[name]] = None
+        """Lets an array go, which must be replaced before the next start."""
+        self._arguments.forget(name)
 
     def start(self) -> None:
         """Starts the kernel on the device's current stream."""
-        self._start(tuple(self._arguments))
+        self._start(self._arguments.address)
 
 
 class Launcher(Protocol):
@@ -143,7 +124,7 @@ class Launcher(Protocol):
             kernel: What to run.
             num_blocks: At least 1.
             num_threads: Of each block; a multiple of 32.
-            **arguments: One for each parameter; see `Kernel.order_arguments`.
+            **arguments: One for each parameter; see `Arguments`.
 
         Raises:
             TypeError: an argument is missing or unknown, or is not of the parameter's type.
@@ -194,7 +175,10 @@ class Launcher(Protocol):
         """Says whether the current stream is the one that a program has if it makes none."""
 
     def is_capturing(self) -> bool:
-        """Says whether the current stream is being captured into a CUDA graph."""
+        """Says whether the device's current stream is being captured into a CUDA graph.
+
+        May be called outside of `device()`.
+        """
 
     def record(self, event: Any = None) -> Event:
         """Marks the present end of the current stream's work.

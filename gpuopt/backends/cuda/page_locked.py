@@ -60,23 +60,29 @@ class UploadBlocks:
 
 
 class Landing(Download):
-    """A copy to the host, whose memory is used again when it is done and this object is gone."""
+    """A copy to the host, whose memory is used again when it is done and this object is gone.
 
-    __slots__ = ("_free", "_memory")
+    Attributes:
+        address: Where it lands.
+    """
+
+    __slots__ = ("_free", "_memory", "address")
 
     def __init__(
         self,
         values: np.ndarray[Any, Any],
         event: Any,
         memory: Bytes,
-        free: deque[tuple[Bytes, Event]],
+        address: int,
+        free: deque[tuple[Bytes, int, Event]],
     ) -> None:
         super().__init__(values, event)
         self._memory = memory
+        self.address = address
         self._free = free
 
     def __del__(self) -> None:
-        self._free.append((self._memory, self.event))
+        self._free.append((self._memory, self.address, self.event))
 
 
 class Landings:
@@ -88,21 +94,22 @@ class Landings:
         self._device = device
         self._allocate = allocate
         self._new_event = new_event
-        self._free: deque[tuple[Bytes, Event]] = deque()
+        # (memory, its address, the event at the end of its last copy)
+        self._free: deque[tuple[Bytes, int, Event]] = deque()
         # Those that are taken, too: a garbage collection that finds a Landing and its event
         # together would end the event first.
-        self._all: list[tuple[Bytes, Event]] = []
+        self._all: list[tuple[Bytes, int, Event]] = []
 
     def take(self, source: Any) -> Landing:
         """Returns where a copy of a device array, of at most SIZE bytes, can land."""
         if not self._free:
             parts = np.frombuffer(self._allocate(_SMALLEST), np.uint8, _SMALLEST)
             parts = parts.reshape(-1, self.SIZE)
-            made = [(part, self._new_event()) for part in parts]
+            made = [(part, part.ctypes.data, self._new_event()) for part in parts]
             self._all += made
             self._free.extend(made)
-        memory, event = self._free.popleft()
+        memory, address, event = self._free.popleft()
         # Its reader may have gone before the copy was done.
         wait_for_event(event, f"{self._device}, which copies flags to the host")
         values = memory[: source.nbytes].view(source.dtype)
-        return Landing(values, event, memory, self._free)
+        return Landing(values, event, memory, address, self._free)

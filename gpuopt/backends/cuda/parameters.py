@@ -62,25 +62,30 @@ class Number:
         """Its letter in formats of Python's `struct`: the same as numpy's."""
         return np.dtype(self.dtype).char
 
-    def to_argument(self, given: Any, memory: Memory) -> Any:
-        """Returns a numpy scalar of the dtype."""
-        if type(given) is self._type:
-            return given
+    def to_values(self, given: Any, memory: Memory) -> tuple[Any, ...]:
+        """Returns what Python's `struct` packs: a numpy scalar of the dtype."""
+        if type(given) is self.scalar or (type(given) is int and given in self._range):
+            return (given,)
         if not isinstance(given, self._taken):
             raise _refusal(self, given)
         try:
             # numpy checks the range of Python's numbers, but not of its own.
-            return self._type(given.item() if isinstance(given, np.generic) else given)
+            return (self.scalar(given.item() if isinstance(given, np.generic) else given),)
         except OverflowError:
             raise _refusal(self, given) from None
 
-    def to_field(self, given: Any, memory: Memory) -> tuple[Any, ...]:
-        """Returns what Python's `struct` packs."""
-        return (self.to_argument(given, memory),)
+    @computed_once
+    def scalar(self) -> type[Any]:
+        """The type of numpy's scalars."""
+        return np.dtype(self.dtype).type
 
     @computed_once
-    def _type(self) -> type[Any]:
-        return np.dtype(self.dtype).type
+    def _range(self) -> range:
+        """The Python integers that need no conversion."""
+        if self.dtype.startswith("float"):
+            return range(0)
+        limits = np.iinfo(self.dtype)
+        return range(int(limits.min), int(limits.max) + 1)
 
     @computed_once
     def _taken(self) -> tuple[type[Any], ...]:
@@ -111,11 +116,11 @@ class Numbers:
     def code(self) -> str:
         return f"{self.count}{self.number.code}"
 
-    def to_field(self, given: Any, memory: Memory) -> tuple[Any, ...]:
+    def to_values(self, given: Any, memory: Memory) -> tuple[Any, ...]:
         """Returns what Python's `struct` packs."""
         if len(given) != self.count:
             raise _refusal(self, given)
-        return tuple(self.number.to_argument(each, memory) for each in given)
+        return tuple(value for each in given for value in self.number.to_values(each, memory))
 
 
 @dataclass(frozen=True)
@@ -143,21 +148,16 @@ class Pointer:
         """The type in C++, without the `const` that it may have there."""
         return f"{CPP_TYPES[self.dtype] if self.struct is None else self.struct.cpp_type}*"
 
-    def to_argument(self, given: Any, memory: Memory) -> Any:
-        """Returns the array itself, or None for a null pointer."""
+    def to_values(self, given: Any, memory: Memory) -> tuple[Any, ...]:
+        """Returns what Python's `struct` packs: the array's address, or 0 for None."""
         if given is None and self.is_optional:
-            return None
+            return (0,)
         if not isinstance(given, memory.xp.ndarray) or given.dtype != self._dtype:
             raise _refusal(self, given)
         if self.struct is not None and given.size % max(1, len(self.struct.fields)):
             fields = ", ".join(self.struct.fields)
             raise TypeError(f" must have elements for {fields}; it has {given.size}")
-        return given
-
-    def to_field(self, given: Any, memory: Memory) -> tuple[Any, ...]:
-        """Returns what Python's `struct` packs."""
-        array = self.to_argument(given, memory)
-        return (0 if array is None else memory.address(array),)
+        return (memory.address(given),)
 
     @computed_once
     def _dtype(self) -> np.dtype[Any]:
@@ -191,7 +191,7 @@ class Struct:
     @property
     def size(self) -> int:
         """In bytes."""
-        return self._format.size
+        return struct.calcsize(self.code)
 
     @property
     def offsets(self) -> list[int]:
@@ -199,33 +199,35 @@ class Struct:
         sizes = [struct.calcsize(field.code) for field in self.fields.values()]
         return [sum(sizes[:position]) for position in range(len(sizes))]
 
-    def to_argument(self, given: Any, memory: Memory) -> Any:
-        """Returns the struct's bytes: a numpy array of one element.
-
-        Not a numpy scalar: CuPy 14 passes on other bytes for one that has fields.
-        """
+    def to_values(self, given: Any, memory: Memory) -> tuple[Any, ...]:
+        """Returns what Python's `struct` packs."""
         if getattr(given, "_fields", None) != self._names:
             raise _refusal(self, given)
+        if tuple(map(type, given)) == self._types:  # as a rule's scalars mostly are
+            return tuple(given)
         values: list[Any] = []
         for (name, field), value in zip(self.fields.items(), given, strict=True):
             try:
-                values.extend(field.to_field(value, memory))
+                values.extend(field.to_values(value, memory))
             except TypeError as error:
                 raise TypeError(f".{name}{error}") from None
-        return np.frombuffer(self._format.pack(*values), self._dtype)
+        return tuple(values)
+
+    @computed_once
+    def code(self) -> str:
+        """Its format for Python's `struct`."""
+        # C++ has no struct of 0 bytes.
+        return "".join(field.code for field in self.fields.values()) or "x"
 
     @computed_once
     def _names(self) -> tuple[str, ...]:
         return tuple(self.fields)
 
     @computed_once
-    def _format(self) -> struct.Struct:
-        # C++ has no struct of 0 bytes.
-        return struct.Struct("".join(field.code for field in self.fields.values()) or "x")
-
-    @computed_once
-    def _dtype(self) -> np.dtype[Any]:
-        return np.dtype(f"V{self._format.size}")
+    def _types(self) -> tuple[type[Any] | None, ...]:
+        """The fields' types, if they are numbers, which need no further checks."""
+        fields = self.fields.values()
+        return tuple(field.scalar if isinstance(field, Number) else None for field in fields)
 
 
 Parameter = Number | Pointer | Struct

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -13,8 +12,9 @@ from gpuopt.backends.backend import RowCheck
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.launch_shapes import ROW_THREADS, num_blocks
 from gpuopt.backends.cuda.launcher import Download, Launcher
+from gpuopt.backends.cuda.order import UpdateOrder
 from gpuopt.backends.cuda.structs import IndexList
-from gpuopt.backends.cuda.workspace import Workspace
+from gpuopt.backends.cuda.workspace import Workspaces
 from gpuopt.locks import Lock
 
 
@@ -35,18 +35,21 @@ class CudaRowFlags:
         self,
         launcher: Launcher,
         lock: Lock,
-        workspace: Callable[[], AbstractContextManager[Workspace]],
+        order: UpdateOrder,
+        workspaces: Workspaces,
     ) -> None:
         """Makes none yet.
 
         Args:
             launcher: The device's launcher.
-            lock: Lets one thread at a time use a workspace.
-            workspace: Lends the current stream's.
+            lock: Lets one thread at a time enqueue work.
+            order: The order of updates, which flags are in like variables.
+            workspaces: Those of the device's streams.
         """
         self._launcher = launcher
         self._lock = lock
-        self._workspace = workspace
+        self._order = order
+        self._workspaces = workspaces
 
     def new(self) -> CudaRowFlag:
         with self._launcher.device():
@@ -54,36 +57,51 @@ class CudaRowFlags:
 
     def check(self, flag: CudaRowFlag, checks: Sequence[RowCheck]) -> None:
         with self._lock, self._launcher.device():
-            contiguous = [self._launcher.xp.ascontiguousarray(rows) for _, rows, _ in checks]
-            lists: list[IndexList] = []
-            num_rows = 0
-            for (number, _, height), rows in zip(checks, contiguous, strict=True):
-                if rows.size:
-                    address, size = self._launcher.address(rows), rows.itemsize
-                    lists.append(IndexList(address, size, num_rows, 0, height, number))
-                    num_rows += rows.size
-            if not lists:
-                return
-            blocks = num_blocks(num_rows, ROW_THREADS, self._launcher.num_multiprocessors)
-            with self._workspace() as workspace:
-                given = {
-                    "only": lists[0],
-                    "lists": workspace.checked_lists.set(lists) if len(lists) > 1 else None,
-                    "num_lists": len(lists),
-                    "num_rows": num_rows,
-                    "refused": flag.array,
-                }
-                bind = partial(
-                    self._launcher.bind, kernels.check_rows(), blocks, ROW_THREADS, **given
-                )
-                launch = workspace.prepared((kernels.check_rows, blocks), bind)
-                launch.replace(**given)
-                launch.start()
+            last = self._order.begin((flag,), flag.last_update)
+            try:
+                self._check(flag, checks)
+            finally:
+                self._order.end(last, (flag, checks))
+
+    def _check(self, flag: CudaRowFlag, checks: Sequence[RowCheck]) -> None:
+        contiguous = [self._launcher.xp.ascontiguousarray(rows) for _, rows, _ in checks]
+        lists: list[IndexList] = []
+        num_rows = 0
+        for (number, _, height), rows in zip(checks, contiguous, strict=True):
+            size = rows.size
+            if size:
+                address = self._launcher.address(rows)
+                lists.append(IndexList(address, rows.itemsize, num_rows, 0, height, number))
+                num_rows += size
+        if not lists:
+            return
+        blocks = num_blocks(num_rows, ROW_THREADS, self._launcher.num_multiprocessors)
+        workspace = self._workspaces.take()
+        given = {
+            "only": lists[0],
+            "lists": workspace.checked_lists.set(lists) if len(lists) > 1 else None,
+            "num_lists": len(lists),
+            "num_rows": num_rows,
+            "refused": flag.array,
+        }
+        bind = partial(self._launcher.bind, kernels.check_rows(), blocks, ROW_THREADS, **given)
+        launch = workspace.prepared((kernels.check_rows, blocks), bind)
+        launch.replace(**given)
+        launch.start()
+        self._workspaces.put_back(workspace)
 
     def read(self, flag: CudaRowFlag) -> Download:
-        with self._launcher.device():
-            return self._launcher.download(flag.array)
+        with self._lock, self._launcher.device():
+            last = self._order.begin((flag,), flag.last_update)
+            try:
+                return self._launcher.download(flag.array)
+            finally:
+                self._order.end(last, (flag,))
 
     def clear(self, flag: CudaRowFlag) -> None:
-        with self._launcher.device():
-            self._launcher.upload(flag.array, np.zeros(2, np.uint64))
+        with self._lock, self._launcher.device():
+            last = self._order.begin((flag,), flag.last_update)
+            try:
+                self._launcher.upload(flag.array, np.zeros(2, np.uint64))
+            finally:
+                self._order.end(last, (flag,))

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from gpuopt.backends.cuda.launcher import Launcher
+from gpuopt.backends.cuda.order import MOST_STREAMS
 
 Prepared = TypeVar("Prepared")
 
@@ -16,14 +17,43 @@ Prepared = TypeVar("Prepared")
 _MOST_PREPARED = 16
 
 
+class Workspaces:
+    """The workspaces of one device's streams."""
+
+    def __init__(self, launcher: Launcher) -> None:
+        self._launcher = launcher
+        # The one that was used the longest ago comes first.
+        self._by_stream: dict[Hashable, Workspace] = {}
+
+    def take(self) -> Workspace:
+        """Takes the current stream's out, so that a step in a signal handler has another.
+
+        After an error it is not put back: counts and bits may be set in it that no kernel will
+        clear.
+        """
+        stream = self._launcher.stream()
+        return self._by_stream.pop(stream, None) or Workspace(self._launcher, stream)
+
+    def put_back(self, workspace: Workspace) -> None:
+        """Keeps a workspace for the next update on its stream."""
+        kept = self._by_stream
+        if len(kept) == MOST_STREAMS and workspace.stream not in kept:
+            # Of the stream that was used the longest ago, which may have ended. Its memory goes
+            # back to that stream, behind the work that uses it.
+            del kept[next(iter(kept))]
+        kept[workspace.stream] = workspace
+
+
 class Workspace:
     """Buffers by name, and launches that use them, for one stream of one device.
 
     Attributes:
+        stream: The stream.
         checked_lists: What `check_rows` reads.
     """
 
-    def __init__(self, launcher: Launcher) -> None:
+    def __init__(self, launcher: Launcher, stream: Hashable = None) -> None:
+        self.stream = stream
         self._launcher = launcher
         self._buffers: dict[tuple[str, str], Any] = {}
         self.checked_lists = Constants(launcher)

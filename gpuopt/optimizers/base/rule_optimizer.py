@@ -39,6 +39,7 @@ _APPLY_HOOKS = (
 
 
 _hooks_of = attrgetter(*_APPLY_HOOKS)
+_scalars_of = attrgetter("_scalars", "_hyper")
 
 
 def undoable(finish: Finish) -> Finish:
@@ -110,6 +111,8 @@ class RuleOptimizer(Optimizer):
             for key, value in hyperparameters.items()
             if type(value) in _NUMBER_TYPES
         }
+        # Of a rule whose scalars are such hyperparameters, by the type that it computes in.
+        self._fixed_scalars: dict[type[np.floating[Any]], Mapping[str, np.floating[Any]]] = {}
 
     def _initial_slot_values(self) -> Mapping[str, float]:
         """Returns each slot's initial value, in order of creation: by default 0 for every slot."""
@@ -167,7 +170,8 @@ class RuleOptimizer(Optimizer):
                 for name, value in self.hyperparameters.items()
             }
         self.this_thread.hyperparameters = fixed
-        self.this_thread.scalars = {}
+        are_fixed = fixed is self._fixed and _scalars_of(type(self)) == _scalars_of(RuleOptimizer)
+        self.this_thread.scalars = self._fixed_scalars if are_fixed else {}
 
     def _apply_dense(self, grad: Any, var: Variable) -> None:
         self._apply_rule(grad, var)

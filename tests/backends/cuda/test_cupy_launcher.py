@@ -7,7 +7,9 @@ import gc
 import importlib
 import struct
 import sys
-from collections.abc import Callable, Iterator
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -137,6 +139,8 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         Stream=SimpleNamespace(null=SimpleNamespace(ptr=0), ptds=SimpleNamespace(ptr=2)),
         alloc_pinned_memory=alloc_pinned_memory,
         get_current_stream=current_stream,
+        runtime=SimpleNamespace(memGetInfo=lambda: (0, 0)),
+        driver=SimpleNamespace(launchKernel=None),
     )
     name = "gpuopt.backends.cuda.cupy_launcher"
     monkeypatch.setitem(sys.modules, "cupy", cupy)
@@ -302,21 +306,27 @@ def test_addresses_of_many_arrays_are_read_in_order(module: Any) -> None:
     assert launcher.num_multiprocessors == 7
 
 
-class CompiledKernel:
-    """Notes what it is called with."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[Any, ...]] = []
-
-    def __call__(self, *arguments: Any) -> None:
-        self.calls.append(arguments)
+FUNCTION = 2**40 + 8
+COMPILED = SimpleNamespace(kernel=SimpleNamespace(ptr=FUNCTION))
 
 
-def test_arguments_reach_cupy_in_the_order_of_cxx(
+def bytes_of_arguments(address: int, sizes: Sequence[int]) -> list[bytes]:
+    """What `cuLaunchKernel` reads: the address of each argument is in a list."""
+    pointers = (ctypes.c_void_p * len(sizes)).from_address(address)
+    return [ctypes.string_at(at or 0, size) for at, size in zip(pointers, sizes, strict=True)]
+
+
+def test_arguments_reach_the_driver_in_the_order_of_cxx(
     module: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiled = CompiledKernel()
-    monkeypatch.setattr(module, "load", lambda kernel: compiled)
+    monkeypatch.setattr(module, "load", lambda kernel: COMPILED)
+    current.streams[0] = Stream(0, 5)
+    launched = []
+
+    def launch(*given: Any) -> None:
+        launched.append((given, bytes_of_arguments(given[-2], [24, 8, 8, 8, 4, 8])))
+
+    monkeypatch.setattr(module, "_launch_kernel", launch)
     left, right, before, after, results = (DeviceArray(np.zeros(4, np.float32)) for _ in range(5))
     module.CupyLauncher(0).launch(
         planted.combine(),
@@ -329,13 +339,61 @@ def test_arguments_reach_cupy_in_the_order_of_cxx(
         before=before,
         pair=planted.Pair(left, right, 7, -1),
     )
-    [(grid, block, (pair, *others))] = compiled.calls
-    assert (grid, block) == ((3,), (64,))
-    assert others == [before, after, results, np.int32(-5), np.int64(2**40)]
-    assert [type(number) for number in others[3:]] == [np.int32, np.int64]
-    # CuPy passes on the memory of an array of one element.
-    assert (type(pair), pair.size) == (np.ndarray, 1)
-    assert pair.tobytes() == struct.pack("=QQii", left.data.ptr, right.data.ptr, 7, -1)
+    [((function, *shape, shared_bytes, stream, _, extra), (pair, *others))] = launched
+    assert (function, shape, shared_bytes) == (FUNCTION, [3, 1, 1, 64, 1, 1], 0)
+    assert (stream, extra) == (5, 0)
+    assert pair == struct.pack("=QQii", left.data.ptr, right.data.ptr, 7, -1)
+    pointers = [struct.pack("=Q", array.data.ptr) for array in (before, after, results)]
+    assert others == [*pointers, struct.pack("=i", -5), struct.pack("=q", 2**40)]
+
+
+def test_each_thread_that_launches_gets_the_devices_context_once(
+    module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "load", lambda kernel: COMPILED)
+    calls: list[str] = []
+    monkeypatch.setattr(module, "_launch_kernel", lambda *given: calls.append("launch"))
+    module.cupy.cuda.runtime.memGetInfo = lambda: calls.append("context")
+    launcher = module.CupyLauncher(0)
+    values = DeviceArray(np.zeros(4, np.float32))
+    launch = launcher.bind(planted.planted_kernel("deadlock", False), 1, 32, values=values, size=4)
+
+    def start_twice() -> None:
+        launch.start()
+        launch.start()
+
+    for _ in range(2):
+        thread = threading.Thread(target=start_twice)
+        thread.start()
+        thread.join()
+    assert calls == ["context", "launch", "launch"] * 2
+
+
+def test_an_array_that_is_forgotten_leaves_a_null_pointer(
+    module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "load", lambda kernel: COMPILED)
+    launched = []
+
+    def launch(*given: Any) -> None:
+        launched.append(bytes_of_arguments(given[-2], [8, 8]))
+
+    monkeypatch.setattr(module, "_launch_kernel", launch)
+    values, others = (DeviceArray(np.zeros(4, np.float32)) for _ in range(2))
+    kernel = planted.planted_kernel("deadlock", False)
+    prepared = module.CupyLauncher(0).bind(kernel, 1, 32, values=values, size=4)
+    is_gone = weakref.ref(values)
+    prepared.start()
+    prepared.forget("values")
+    address = values.data.ptr
+    del values
+    gc.collect()
+    assert is_gone() is None
+    prepared.start()
+    prepared.replace(values=others)
+    prepared.start()
+    expected = [struct.pack("=QQ", at, 4) for at in (address, 0, others.data.ptr)]
+    assert [b"".join(arguments) for arguments in launched] == expected
 
 
 def test_a_wrong_argument_does_not_reach_cupy(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:

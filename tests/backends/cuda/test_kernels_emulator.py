@@ -315,7 +315,7 @@ def test_struct_arrives_field_by_field() -> None:
         ("right", np.zeros(32), r"pair.right must be \*float32, got \*float64"),
         ("left_factor", 0.5, "pair.left_factor must be int32, got 0.5"),
         ("right_factor", np.int64(2**31), "pair.right_factor must be int32, got .*2147483648"),
-        ("left", np.zeros(64, np.float32)[::2], "pair is not C-contiguous"),
+        ("left", np.zeros(64, np.float32)[::2], "pair.left is not C-contiguous"),
     ],
 )
 def test_wrong_field_is_refused(field: str, value: object, message: str) -> None:

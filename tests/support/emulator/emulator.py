@@ -14,9 +14,9 @@ import numpy as np
 
 from emulator import kernel_library
 from emulator.kernel_library import KernelError
+from gpuopt.backends.cuda.arguments import Arguments
 from gpuopt.backends.cuda.kernel import Kernel
 from gpuopt.backends.cuda.launcher import Download, Launch
-from gpuopt.backends.cuda.parameters import Pointer
 from gpuopt.backends.memory_owner import Owner, owner_of
 from gpuopt.backends.unowned import array_at
 
@@ -29,6 +29,19 @@ class EmulatedEvent:
     def __init__(self) -> None:
         self.stream = 0
         self.done = True
+
+
+class _ContiguousMemory:
+    """The launcher's memory, for arguments."""
+
+    def __init__(self, launcher: EmulatorLauncher) -> None:
+        self.xp = launcher.xp
+        self.address_of = launcher.address
+
+    def address(self, array: Any) -> int:
+        if not array.flags.c_contiguous:
+            raise TypeError(" is not C-contiguous")
+        return self.address_of(array)
 
 
 class EmulatorLauncher:
@@ -87,12 +100,9 @@ class EmulatorLauncher:
             KernelError: the kernel does not compile, or is declared wrongly.
         """
         self._check_device()
-        for name, given in arguments.items():
-            for array in given if isinstance(given, tuple) else [given]:
-                self._check_contiguous(kernel, name, array)
+        packed = Arguments(kernel, arguments, _ContiguousMemory(self))
         function = kernel_library.find(kernel, self._sanitize)
-        start = partial(self.start, kernel, function, num_blocks, num_threads)
-        return Launch(kernel, arguments, self, start)
+        return Launch(packed, partial(self.start, kernel, function, num_blocks, num_threads))
 
     def launch(
         self, kernel: Kernel, num_blocks: int, num_threads: int, /, **arguments: Any
@@ -111,26 +121,14 @@ class EmulatorLauncher:
         function: kernel_library.Function,
         num_blocks: int,
         num_threads: int,
-        ordered: tuple[Any, ...],
+        arguments: int,
     ) -> None:
-        """Runs a kernel with arguments in C++'s order; tests override this."""
+        """Runs a kernel with the arguments at an address; tests override this."""
         self._check_device()
-        values = []
-        for (name, parameter), argument in zip(kernel.parameters.items(), ordered, strict=True):
-            if isinstance(parameter, Pointer):
-                self._check_contiguous(kernel, name, argument)
-                argument = np.uint64(0 if argument is None else self.address(argument))
-            values.append(np.asarray(argument))
         self.launches += 1
-        # As the driver does, the emulator takes addresses of values, which may be addresses.
-        addresses = [value.ctypes.data for value in values]
-        report = function.launch(num_blocks, num_threads, addresses, self._seed, self._strict)
+        report = function.launch(num_blocks, num_threads, arguments, self._seed, self._strict)
         if report is not None:
             raise KernelError(f"{kernel.expression}: {report}")
-
-    def _check_contiguous(self, kernel: Kernel, name: str, array: Any) -> None:
-        if isinstance(array, self.xp.ndarray) and not array.flags.c_contiguous:
-            raise TypeError(f"{kernel.expression}: {name} is not C-contiguous")
 
     def device(self) -> AbstractContextManager[Any]:
         return nullcontext() if self.xp is np else self.xp.cuda.Device(self._index)

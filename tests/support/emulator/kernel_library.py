@@ -77,10 +77,15 @@ class Function:
     index: int
 
     def launch(
-        self, num_blocks: int, num_threads: int, addresses: Sequence[int], seed: int, strict: bool
+        self, num_blocks: int, num_threads: int, arguments: int, seed: int, strict: bool
     ) -> str | None:
-        """Runs the kernel to its end; returns what went wrong, if anything did."""
-        arguments = (ctypes.c_void_p * len(addresses))(*addresses)
+        """Runs the kernel to its end; returns what went wrong, if anything did.
+
+        Args:
+            num_blocks, num_threads: The launch's shape.
+            arguments: Where the addresses of the arguments are, as CUDA's driver takes them.
+            seed, strict: See `EmulatorLauncher`.
+        """
         with _launching:
             report = self.library.emulator_launch(
                 self.index, num_blocks, num_threads, arguments, seed, strict
@@ -254,7 +259,7 @@ def _load(kernels: Sequence[Kernel], path: Path, sanitize: str) -> None:
     library = ctypes.CDLL(str(path))
     library.emulator_launch.restype = ctypes.c_char_p
     library.emulator_launch.argtypes = [
-        *(ctypes.c_int, ctypes.c_uint, ctypes.c_uint, ctypes.POINTER(ctypes.c_void_p)),
+        *(ctypes.c_int, ctypes.c_uint, ctypes.c_uint, ctypes.c_void_p),
         *(ctypes.c_uint64, ctypes.c_int),
     ]
     for index, kernel in enumerate(kernels):

@@ -14,6 +14,7 @@ std::unordered_map<const char*, long> counts;
 std::vector<std::string> reports;
 std::pair<Status, std::string> broken_devices[most_devices];
 thread_local int device;
+thread_local bool is_bound;
 thread_local Status refused;
 thread_local std::string reason;
 
@@ -31,7 +32,13 @@ std::recursive_mutex& lock() {
 }
 
 int current_device() { return device; }
-void set_current_device(int index) { device = index; }
+void set_current_device(int index) {
+  device = index;
+  make_context_current();
+}
+
+bool has_context() { return is_bound; }
+void make_context_current() { is_bound = true; }
 
 Settings& settings() {
   static Settings all;

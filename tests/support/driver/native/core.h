@@ -24,6 +24,11 @@ std::recursive_mutex& lock();
 int current_device();
 void set_current_device(int device);
 
+// Whether the thread's current device has made its context the thread's: the driver needs that for
+// a launch. Here, few functions of the runtime do it; in CUDA, most do.
+bool has_context();
+void make_context_current();
+
 constexpr int most_devices = 8;
 
 struct Settings {

@@ -157,6 +157,9 @@ int cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsigned gr
                    unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
                    void* handle, void** arguments, void**) {
   const Call call(__func__);
+  if (!has_context()) {
+    return refuse(cudaErrorDeviceUninitialized, "a launch by a thread that has no context yet");
+  }
   Stream* stream = find_stream(current_device(), handle);
   if (!stream) return refuse(cudaErrorInvalidResourceHandle, "%p is no stream", handle);
   if (const Status status = broken(stream->device)) return status;

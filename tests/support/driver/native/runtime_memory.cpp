@@ -42,6 +42,7 @@ cudaError_t cudaFreeHost(void* at) {
 
 cudaError_t cudaMemGetInfo(size_t* unused, size_t* total) {
   const Call call(__func__);
+  make_context_current();
   *total = total_memory;
   *unused = total_memory - used_bytes(current_device());
   return cudaSuccess;

@@ -1,0 +1,150 @@
+"""Launches through CuPy: the driver is passed what CuPy's own call of a kernel would pass it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import driver
+import numpy as np
+import pytest
+
+from gpuopt.backends.cuda import kernels
+from gpuopt.backends.cuda.kernel import Kernel
+from gpuopt.backends.cuda.structs import Arrays, FewGradients, Shares, SortedRows, TableGradient
+from gpuopt.optimizers.adam import adam
+
+pytestmark = [pytest.mark.gpu, pytest.mark.driver]
+
+SCALARS = {"step_size": 0.1, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}
+
+
+@pytest.fixture
+def cupy() -> Any:
+    import cupy
+
+    return cupy
+
+
+@pytest.fixture
+def launcher(cupy: Any) -> Any:
+    from gpuopt.backends.cuda.cupy_launcher import CupyLauncher
+
+    return CupyLauncher(0)
+
+
+def by_value(cupy: Any, given: Any) -> Any:
+    """Returns an argument as CuPy takes it: a struct is an array of one element."""
+    if not isinstance(given, tuple):
+        return given
+    fields = [each.data.ptr if isinstance(each, cupy.ndarray) else each for each in given]
+    types = [
+        (name, each.dtype if isinstance(each, np.generic) else np.int64, np.shape(each))
+        for name, each in zip(given._fields, fields, strict=True)  # type: ignore[attr-defined]
+    ]
+    return np.array([tuple(fields)], np.dtype(types))
+
+
+def cases(cupy: Any) -> dict[str, tuple[Kernel, Mapping[str, Any]]]:
+    """Kernels with numbers, pointers that may be null, and structs of all kinds, in C++'s order."""
+    words = {name: cupy.zeros(64, np.uint32) for name in "abcdef"}
+    table = cupy.zeros(64, np.int64)
+    refused = cupy.ones(2, np.uint64)  # so that nothing is done
+    scalars = kernels.scalars_of(adam, {name: np.float32(SCALARS[name]) for name in adam.scalars})
+    return {
+        "move_rows": (
+            kernels.move_rows("int64", "uint32"),
+            {
+                "keys": table,
+                "positions": words["a"],
+                "shares": Shares(5, 1, 1024),
+                "shift": np.int32(-8),
+                "counts": words["b"],
+                "group_counts": words["c"],
+                "sorted_keys": words["d"],
+                "sorted_positions": words["e"],
+                "refused": refused,
+            },
+        ),
+        "dense_update": (
+            kernels.dense_update(adam, "float32"),
+            {
+                "table": table,
+                "num_variables": np.int64(3),
+                "chunks": words["a"],
+                "num_chunks": np.int64(1),
+                "chunk_size": np.int64(2**40),
+                "grads": None,
+                "few_grads": FewGradients([1, 2, 3, -4, 2**40]),
+                "scalars": scalars,
+                "refused": refused,
+            },
+        ),
+        "sparse_update": (
+            kernels.sparse_update(adam, "float32", "uint32"),
+            {
+                "only_gradient": TableGradient(7, -9),
+                "gradients": table,
+                "num_tables": np.int64(2),
+                "only_arrays": Arrays([1, 2, 3]),
+                "arrays": None,
+                "rows": SortedRows(*(words[name] for name in "abcde"), 5),
+                "parts": cupy.zeros(64, np.float32),
+                "row_width": np.int64(4),
+                "scalars": scalars,
+                "touched": words["f"],
+                "lanes_per_row": np.int32(1),
+                "refused": refused,
+            },
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", ["move_rows", "dense_update", "sparse_update"])
+def test_a_launch_passes_what_cupy_would(cupy: Any, launcher: Any, name: str) -> None:
+    from gpuopt.backends.cuda.cupy_launcher import load
+
+    kernel, given = cases(cupy)[name]
+    stream = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.get_current_stream().synchronize()
+    with stream, driver.record_launches() as launches:
+        launcher.launch(kernel, 3, 64, **given)
+        load(kernel)((3,), (64,), tuple(by_value(cupy, given[each]) for each in kernel.parameters))
+    ours, cupys = launches
+    assert ours == cupys
+    assert ours.stream == stream.ptr
+    assert len(b"".join(ours.arguments)) > 60
+
+
+def test_arguments_may_be_replaced_while_the_launch_is_queued(cupy: Any, launcher: Any) -> None:
+    refused = cupy.zeros(2, np.uint64)
+    rows = cupy.array([5, 9, 7])
+    flags = [cupy.zeros(2, np.uint64) for _ in range(3)]
+    cupy.cuda.get_current_stream().synchronize()
+    given = {"lists": None, "num_lists": 1, "num_rows": 3}
+    height = {"address": rows.data.ptr, "index_size": 8, "first": 0, "first_key": 0, "variable": 0}
+    only = kernels.IndexList(**height, height=9)
+    launch = launcher.bind(kernels.check_rows(), 1, 128, **given, only=only, refused=refused)
+    for flag in flags:
+        launch.replace(refused=flag)
+        launch.start()
+    assert [flag.get().tolist() for flag in flags] == [[1, 9]] * 3
+    assert refused.get().tolist() == [0, 0]
+
+
+def test_a_thread_that_has_not_used_the_gpu_launches(cupy: Any, launcher: Any) -> None:
+    kernel, given = cases(cupy)["move_rows"]
+    errors: list[Exception] = []
+
+    def launch() -> None:
+        try:
+            with launcher.device():
+                launcher.launch(kernel, 1, 256, **given)
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=launch)
+    thread.start()
+    thread.join()
+    assert errors == []
