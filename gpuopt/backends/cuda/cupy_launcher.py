@@ -21,6 +21,8 @@ from gpuopt.rules.sources import digest, on_disk
 
 # How many bytes one copy has; a large upload takes several.
 _LARGEST_COPY = 32 * 2**20
+# driver_types.h, cudaError_t.
+_NOT_READY = 600
 
 
 class CupyLauncher:
@@ -34,7 +36,7 @@ class CupyLauncher:
         attributes = cupy.cuda.Device(index).attributes
         self.num_multiprocessors = int(attributes["MultiProcessorCount"])
         self._functions: dict[Kernel, Any] = {}
-        page_locked = f"gpu:{index}", cupy.cuda.alloc_pinned_memory, _new_event
+        page_locked = f"gpu:{index}", cupy.cuda.alloc_pinned_memory, _Event
         self._uploads = UploadBlocks(*page_locked)
         self._landings = Landings(*page_locked)
         self._page_locked = Lock(f"the page-locked memory of gpu:{index}")
@@ -151,7 +153,7 @@ class CupyLauncher:
 
     def record(self, event: Any = None) -> Any:
         if event is None:
-            event = _new_event()
+            event = _Event()
         event.record(cupy.cuda.get_current_stream())
         return event
 
@@ -159,8 +161,18 @@ class CupyLauncher:
         cupy.cuda.get_current_stream().wait_event(event)
 
 
-def _new_event() -> Any:
-    return cupy.cuda.Event(disable_timing=True)
+class _Event(cupy.cuda.Event):  # type: ignore[misc]
+    """CuPy's event, whose own `done` is False for ever after an error of CUDA."""
+
+    def __init__(self) -> None:
+        super().__init__(disable_timing=True)
+
+    @property
+    def done(self) -> bool:
+        status = cupy.cuda.runtime.eventQuery(self.ptr)
+        if status != _NOT_READY:
+            cupy.cuda.runtime.check_status(status)
+        return status != _NOT_READY  # type: ignore[no-any-return]
 
 
 class _ProfilingRange:

@@ -500,6 +500,46 @@ def test_gradients_are_held_until_another_stream_has_read_them(
     assert gone() is None
 
 
+@pytest.mark.parametrize("step", [None, 2])
+@pytest.mark.parametrize("strided", ["values", "rows"])
+def test_a_sparse_gradient_is_held_as_the_caller_gave_it(
+    emulated_gpus: list[EmulatorLauncher],
+    monkeypatch: pytest.MonkeyPatch,
+    strided: str,
+    step: int | None,
+) -> None:
+    """Where it is not contiguous, kernels read a copy, and the copy's kernel the original."""
+    table = Variable(np.ones((4, 2), np.float32), device="gpu:0")
+    optimizer = gpuopt.GradientDescentOptimizer(0.1)
+    record = emulated_gpus[0].record
+    events = []
+
+    def pending(event: Any = None) -> Any:
+        event = record(event)
+        event.done = False
+        events.append(event)
+        return event
+
+    length = 2 * (step or 1)
+    values = on_gpu(np.ones((length if strided == "values" else 2, 2), np.float32))
+    rows = on_gpu(np.zeros(length if strided == "rows" else 2, np.int64))
+    gone = weakref.ref(values), weakref.ref(rows)
+    with fake_cupy.cuda.Stream():
+        monkeypatch.setattr(emulated_gpus[0], "record", pending)
+        given = values[::step] if strided == "values" else values
+        named = rows[::step] if strided == "rows" else rows
+        optimizer.apply_gradients([(IndexedSlices(given, named), table)])
+        del values, rows, given, named
+        gc.collect()
+        assert all(each() is not None for each in gone)
+        for event in events:
+            event.done = True
+        optimizer.check()
+        optimizer.apply_gradients([(on_gpu(np.ones((4, 2), np.float32)), table)])
+    gc.collect()
+    assert all(each() is None for each in gone)
+
+
 def test_the_host_waits_for_the_step_before_the_last_on_two_streams(
     emulated_gpus: list[EmulatorLauncher], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -554,6 +594,32 @@ def test_an_update_waits_for_readings_on_other_streams(
     assert waits(emulated_gpus) == [(0, one.ptr)]
     optimizer.apply_gradients([(gradient, read)])
     assert waits(emulated_gpus) == []
+
+
+def test_an_update_waits_for_arithmetic_on_other_streams(
+    emulated_gpus: list[EmulatorLauncher],
+) -> None:
+    w = Variable(np.ones(3, np.float32), device="gpu:0")
+    gradient = on_gpu(np.ones(3, np.float32))
+    optimizer = gpuopt.GradientDescentOptimizer(0.1)
+    optimizer.apply_gradients([(gradient, w)])
+    with fake_cupy.cuda.Stream() as one:
+        w.sum()
+    waits(emulated_gpus)
+    optimizer.apply_gradients([(gradient, w)])
+    assert waits(emulated_gpus) == [(0, one.ptr)]
+    optimizer.apply_gradients([(gradient, w)])
+    assert waits(emulated_gpus) == []
+
+
+def test_arithmetic_in_a_program_with_one_stream_records_nothing(
+    emulated_gpus: list[EmulatorLauncher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    w = Variable(np.ones(3, np.float32), device="gpu:0")
+    events: list[Any] = []
+    monkeypatch.setattr(emulated_gpus[0], "record", lambda event=None: events.append(event))
+    assert (w * 2).get().tolist() == [2, 2, 2]
+    assert events == []
 
 
 def test_what_is_done_is_let_go_by_an_update_of_any_variable() -> None:

@@ -337,6 +337,53 @@ def test_a_loss_waits_for_the_update_of_a_variable_that_it_reads() -> None:
     np.testing.assert_array_equal(found.get(), 0 * ones())
 
 
+READINGS = {
+    "v + w": lambda v: v + v,
+    "1 + v": lambda v: 1 + v,
+    "-v": lambda v: -v,
+    "v < 1": lambda v: v < 1,
+    "v[rows]": lambda v: v[[3, 1]],
+    "v.sum()": lambda v: v.sum(),
+    "np.sqrt(v)": np.sqrt,
+    "np.concatenate([v, v])": lambda v: np.concatenate([v, v]),
+}
+
+
+@pytest.mark.parametrize("name", READINGS)
+def test_arithmetic_waits_for_an_update_and_the_next_update_for_it(name: str) -> None:
+    a, b = new_stream(), new_stream()
+    variable, gradient, optimizer = on_gpu(ones()), uploaded(ones()), sgd()
+    wait_for_gpus()
+    with a:
+        optimizer.apply_gradients([(gradient, variable)])
+    with b:
+        found = READINGS[name](variable)
+    with a:
+        variable.assign_add(gradient)
+        optimizer.apply_gradients([(gradient, variable)])
+        variable.assign(5 * ones())
+    b.synchronize()
+    np.testing.assert_array_equal(found.get(), READINGS[name](0 * ones()))
+
+
+def test_an_update_waits_for_a_loss_that_reads_its_variable() -> None:
+    pytest.importorskip("autograd")
+    a, b = new_stream(), new_stream()
+    variable, constant = on_gpu(ones()), on_gpu(ones())
+    gradient, optimizer = uploaded(ones()), sgd()
+    wait_for_gpus()
+    with a:
+        optimizer.apply_gradients([(gradient, variable), (gradient, constant)])
+    with b:
+        [(found, _)] = sgd().compute_gradients(
+            lambda: ((variable + 1) * (constant + 2) * constant).sum(), [variable]
+        )
+    with a:
+        constant.assign(5 * ones())
+    b.synchronize()
+    np.testing.assert_array_equal(found.get(), 0 * ones())
+
+
 def test_values_go_from_one_gpu_to_the_other_in_order() -> None:
     require_two_gpus()
     a, b = new_stream(0), new_stream(1)
@@ -405,3 +452,37 @@ def test_a_step_in_a_capture_is_refused_and_leaves_nothing_behind() -> None:
     optimizer.apply_gradients([(model.gradient, model.weight)], step)
     assert_equal(model.weight, -5)
     assert int(step) == 2
+
+
+@pytest.mark.parametrize("in_use", ["one stream", "two streams"])
+def test_variables_can_be_read_in_a_capture_and_not_written(in_use: str) -> None:
+    import cupy
+
+    trains, captures = new_stream(), new_stream()
+    if in_use == "one stream":
+        captures = trains
+    with trains:
+        model = Model()
+        model.dense()
+    other = on_gpu(np.zeros(100, np.float32))
+    wait_for_gpus()
+    with captures:
+        out = cupy.zeros(100, np.float32)
+        captures.begin_capture()
+        cupy.multiply(model.weight.value(), 3, out=out)
+        for write in (
+            lambda: other.assign(model.gradient),
+            lambda: other.assign_add(model.weight),
+            lambda: Variable(model.gradient),
+        ):
+            with pytest.raises(RuntimeError, match="gpu:0 is being captured"):
+                write()
+        graph = captures.end_capture()
+    with trains:
+        other.assign(model.gradient)
+        model.dense()
+    wait_for_gpus()
+    graph.launch(captures)
+    captures.synchronize()
+    np.testing.assert_array_equal(out.get(), -6 * ones())
+    assert_equal(other, 1)
