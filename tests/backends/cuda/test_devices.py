@@ -1156,6 +1156,49 @@ def test_a_check_that_fails_leaves_no_flag_set_that_nobody_reads(
         assert table.numpy()[:, 0].tolist() == [-1, -1, 0, 0]
 
 
+@pytest.mark.parametrize("failing", [0, 1])
+@pytest.mark.parametrize("row", [1, 9])
+def test_a_flag_whose_reading_fails_is_read_before_the_next_call(
+    emulated_gpus: list[EmulatorLauncher],
+    monkeypatch: pytest.MonkeyPatch,
+    failing: int,
+    row: int,
+) -> None:
+    tables = [
+        Variable(np.zeros((4, 2), np.float32), name=f"table{i}", device=f"gpu:{i}")
+        for i in range(2)
+    ]
+    optimizer = gpuopt.GradientDescentOptimizer(1.0)
+    count = Variable(0)
+
+    def step(*rows: int) -> None:
+        values = [on_gpu(np.ones((1, 2), np.float32), i) for i in range(2)]
+        slices = [IndexedSlices(values[i], on_gpu([rows[i]], i)) for i in range(2)]
+        optimizer.apply_gradients(zip(slices, tables, strict=True), count)
+
+    def download(source: Any) -> Any:
+        raise MemoryError("no page-locked memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(emulated_gpus[failing], "download", download)
+        with pytest.raises(MemoryError) as raised:
+            step(*(row if i == failing else 0 for i in range(2)))
+    assert 'The step of "GradientDescent" was finished before.' in raised.value.__notes__
+    if row == 9:
+        with pytest.raises(IndexError, match=f'"table{failing}": row 9'):
+            step(2, 2)
+        assert int(count) == 0
+    step(3, 3)
+    optimizer.check()
+    for i, table in enumerate(tables):
+        expected = [0, 0, 0, -1]
+        if i != failing:
+            expected[0] = -1
+        elif row == 1:
+            expected[1] = -1
+        assert table.numpy()[:, 0].tolist() == expected
+
+
 # Who a variable is, and where
 
 

@@ -56,6 +56,26 @@ class Model:
         self.optimizer.apply_gradients([(IndexedSlices(self.values, self.bad_rows), self.table)])
 
 
+# Updates of the same variables
+
+
+@pytest.mark.parametrize("second", ["both", "the first"])
+def test_updates_are_done_in_the_order_of_their_calls(second: str) -> None:
+    """Whichever streams they are on, and whichever other variables are updated with them."""
+    a, b = new_stream(), new_stream()
+    both = [on_gpu(np.zeros(100, np.float32)) for _ in range(2)]
+    gradients = [uploaded(number * ones()) for number in (1, 10, 100)]
+    optimizer = gpuopt.MomentumOptimizer(1.0, 0.5)
+    wait_for_gpus()
+    for stream, gradient, updated in zip(
+        (a, b, a), gradients, (both, both if second == "both" else both[:1], both), strict=True
+    ):
+        with stream:
+            optimizer.apply_gradients([(gradient, variable) for variable in updated])
+    assert_equal(both[0], -(1 + 10.5 + 105.25))
+    assert_equal(both[1], -(1 + 10.5 + 105.25) if second == "both" else -(1 + 100.5))
+
+
 # Flags of rows
 
 
