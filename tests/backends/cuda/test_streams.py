@@ -12,6 +12,7 @@ from gpu_streams import new_stream, require_two_gpus, uploaded, wait_for_gpus
 
 import gpuopt
 from gpuopt import IndexedSlices, Variable
+from gpuopt.backends.cuda.launcher import Launch
 from gpuopt.step.replica_context import replica_context
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("every_schedule")]
@@ -74,6 +75,36 @@ def test_updates_are_done_in_the_order_of_their_calls(second: str) -> None:
             optimizer.apply_gradients([(gradient, variable) for variable in updated])
     assert_equal(both[0], -(1 + 10.5 + 105.25))
     assert_equal(both[1], -(1 + 10.5 + 105.25) if second == "both" else -(1 + 100.5))
+
+
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_an_update_that_is_interrupted_after_its_last_launch_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, is_sparse: bool
+) -> None:
+    a, b = new_stream(), new_stream()
+    table = on_gpu(np.zeros((10, 4), np.float32))
+    gradient = uploaded(ones(10, 4))
+    given = IndexedSlices(gradient, uploaded(np.arange(10))) if is_sparse else gradient
+    optimizer = sgd()
+    wait_for_gpus()
+    start, num_started, last = Launch.start, 0, 0
+
+    def interrupted(launch: Launch) -> None:
+        nonlocal num_started
+        start(launch)
+        num_started += 1
+        if num_started == last:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Launch, "start", interrupted)
+    with a:
+        optimizer.apply_gradients([(given, table)])
+        last = 2 * num_started
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.apply_gradients([(given, table)])
+    with b:
+        table.assign(gradient)
+    assert_equal(table, 1)
 
 
 # Flags of rows
