@@ -140,9 +140,8 @@ class CupyLauncher:
 
     def stream(self) -> Hashable:
         stream = cupy.cuda.get_current_stream()
-        # Each thread has a stream of its own under this one pointer.
         is_own = stream.ptr == cupy.cuda.Stream.ptds.ptr
-        return stream.ptr, threading.get_ident() if is_own else 0
+        return stream.ptr, _this_thread.key if is_own else None
 
     def is_default_stream(self) -> bool:
         return cupy.cuda.get_current_stream().ptr == cupy.cuda.Stream.null.ptr  # type: ignore[no-any-return]
@@ -159,6 +158,16 @@ class CupyLauncher:
 
     def wait(self, event: Any) -> None:
         cupy.cuda.get_current_stream().wait_event(event)
+
+
+class _ThisThread(threading.local):
+    """Each thread has a stream of its own under one pointer. The ids of threads are used again."""
+
+    def __init__(self) -> None:
+        self.key = object()
+
+
+_this_thread = _ThisThread()
 
 
 class _Event(cupy.cuda.Event):  # type: ignore[misc]

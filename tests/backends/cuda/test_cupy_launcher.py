@@ -7,6 +7,7 @@ import gc
 import importlib
 import struct
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -304,12 +305,22 @@ def test_a_copy_from_a_peer_waits_for_it_and_is_waited_for(
 def test_each_thread_has_a_stream_of_its_own_under_ptds(module: Any) -> None:
     launcher = module.CupyLauncher(0)
     assert launcher.is_default_stream()
-    assert launcher.stream() == (0, 0)
+    seen = [launcher.stream()]
+    assert launcher.stream() == seen[0]
     current.streams[0] = Stream(0, 2)
     assert not launcher.is_default_stream()
-    pointer, thread = launcher.stream()
-    assert pointer == 2
-    assert thread != 0
+
+    def see() -> None:
+        seen.append(launcher.stream())
+        assert launcher.stream() == seen[-1]
+
+    see()
+    # One after the other: Python gives them the same id.
+    for _ in range(3):
+        thread = threading.Thread(target=see)
+        thread.start()
+        thread.join()
+    assert len(set(seen)) == len(seen) == 5
 
 
 def test_addresses_of_many_arrays_are_read_in_order(module: Any) -> None:
