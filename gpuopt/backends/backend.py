@@ -172,11 +172,20 @@ class Backend(Protocol):
                 before it is done.
         """
 
+    def note_reading(self, *read: Updated) -> None:
+        """Makes the next updates of `read` wait for the current stream's work so far.
+
+        Nothing is done as long as all calls have come on one stream.
+        """
+
     def hold(self, *arrays: Any) -> None:
         """Keeps arrays alive until the current stream's work so far is done, if need be."""
 
     def refuse_capture(self) -> None:
-        """Raises RuntimeError if the current stream is being captured into a CUDA graph."""
+        """Raises RuntimeError if the current stream is being captured into a CUDA graph.
+
+        `enter_reading`, `enter_update` and `full` do so, too.
+        """
 
     def profiling_range(self, name: str) -> AbstractContextManager[Any]:
         """Has the device's profilers show what is done inside under this name."""

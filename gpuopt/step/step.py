@@ -159,12 +159,13 @@ class Step:
         must_check_first: Callable[[], bool] | None = None,
     ) -> None:
         """Has GPUs check the rows of `updates`, and calls `write` with them."""
-        was_called = False
+        was_called = is_written = False
 
         def call() -> None:
-            nonlocal was_called
+            nonlocal was_called, is_written
             was_called = True
             write(updates)
+            is_written = True
 
         try:
             self._optimizer.row_checks.call(
@@ -176,6 +177,10 @@ class Step:
         except IndexError:
             if not was_called:
                 self._optimizer.state.forget(updates.created)
+            raise
+        except BaseException as error:
+            if is_written:
+                error.add_note(f'The step of "{self.name}" was finished before.')
             raise
 
     def _write(self, updates: Updates) -> None:

@@ -59,6 +59,9 @@ class CpuBackend:
     ) -> AbstractContextManager[Any]:
         return _nothing
 
+    def note_reading(self, *read: Updated) -> None:
+        pass
+
     def hold(self, *arrays: Any) -> None:
         pass
 

@@ -72,6 +72,7 @@ class CudaBackend:
     @contextmanager
     def enter_reading(self, *read: Updated, kept: Sequence[Any] = ()) -> Iterator[None]:
         with self._launcher.device():
+            self._refuse_capture()
             self._order.follow(read)
             try:
                 yield
@@ -82,6 +83,7 @@ class CudaBackend:
     @contextmanager
     def enter_update(self, *updated: Updated, kept: Sequence[Any] = ()) -> Iterator[None]:
         with self._launcher.device():
+            self._refuse_capture()
             with self._lock:
                 last = self._order.begin(updated)
             try:
@@ -90,16 +92,26 @@ class CudaBackend:
                 with self._lock:
                     self._order.end(last, kept)
 
+    def note_reading(self, *read: Updated) -> None:
+        if self._order.in_flight.holds:
+            with self._lock, self._launcher.device():
+                # What a capture reads, its launches read, of which gpuopt hears nothing.
+                if not self._launcher.is_capturing():
+                    self._order.end_reading(read)
+
     def hold(self, *arrays: Any) -> None:
         with self._lock, self._launcher.device():
             self._order.hold(arrays)
 
     def refuse_capture(self) -> None:
+        self._refuse_capture()
+
+    def _refuse_capture(self) -> None:
         if self._launcher.is_capturing():
             raise RuntimeError(
-                f"the current stream of {self.device} is being captured into a CUDA graph, "
-                "which would repeat this step's numbers and addresses for ever: call "
-                "apply_gradients outside of the capture"
+                f"the current stream of {self.device} is being captured into a CUDA graph, which "
+                "would repeat this call's numbers and addresses for ever, in no order with other "
+                "streams: update and make variables outside of the capture"
             )
 
     def profiling_range(self, name: str) -> AbstractContextManager[Any]:
@@ -129,6 +141,7 @@ class CudaBackend:
 
     def full(self, shape: tuple[int, ...], dtype: np.dtype[Any], value: Any) -> Any:
         with self.enter():
+            self._refuse_capture()
             storage = self.xp.empty(shape, dtype=dtype)
             if not storage.size:
                 return storage
@@ -223,7 +236,8 @@ class CudaBackend:
         if not plans:
             return
         flags = () if refused is None else (refused,)
-        used = [[plan.memory for plan in plans], [each[1:] for each in updates], kept, flags]
+        # Copies of gradients are made on the current stream, which gets their memory back.
+        used = [plan.memory for plan in plans], [each[1:] for each in updates], kept, flags
         with self._lock, self._launcher.device():
             last = self._begin(plans)
             try:
@@ -234,7 +248,6 @@ class CudaBackend:
                     if plan.num_variables:
                         plan.fill_stand_ins()
                         table = self._table(plan, values, rows)
-                        used += table.values, table.rows
                         by_width.setdefault(plan.width, []).append(table)
                 given = kernels.scalars_of(rule, scalars), self._flag_array(refused)
                 workspace = self._workspaces.take()

@@ -18,7 +18,7 @@ class Event(Protocol):
     """A point in a stream's work.
 
     Attributes:
-        done: Whether all work before this point is done.
+        done: Whether all work before this point is done; raises an error of CUDA that has ended it.
     """
 
     done: bool
@@ -59,6 +59,7 @@ def wait_for_event(event: Event, what: str) -> None:
 
     Raises:
         DeadlineExceededError: the work does not end.
+        Exception: CUDA's, at once, if the work has failed.
     """
     if event.done:
         return
