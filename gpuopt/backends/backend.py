@@ -111,8 +111,8 @@ class RowFlag(Updated, Protocol):
 class RowFlags(Protocol):
     """Checks rows of sparse gradients on the device, while the host goes on.
 
-    The caller calls all but `new` inside the backend's `enter_update(flag)`, and the first `check`
-    on the stream of `new`.
+    The caller calls `check`, `read` and `clear` inside the backend's `enter_update(flag)`, and the
+    first `check` on the stream of `new`.
     """
 
     def new(self) -> RowFlag:
@@ -126,6 +126,9 @@ class RowFlags(Protocol):
 
     def clear(self, flag: Any) -> None:
         """Unsets a flag."""
+
+    def unless_set(self, flag: Any, new: Array, old: Array) -> Array:
+        """Returns `new`, or `old` if the flag is set; called inside `enter_reading(flag)`."""
 
 
 class Backend(Protocol):

@@ -87,3 +87,7 @@ class CudaRowFlags:
     def clear(self, flag: CudaRowFlag) -> None:
         with self._launcher.device():
             self._launcher.upload(flag.array, np.zeros(2, np.uint64))
+
+    def unless_set(self, flag: CudaRowFlag, new: Any, old: Any) -> Any:
+        with self._launcher.device():
+            return self._launcher.xp.where(flag.array[0] == 0, new, old)
