@@ -86,8 +86,9 @@ class _Towers:
         summed = [_sum_by_variable(calls) for calls in together]
         for calls, pairs in zip(together, summed, strict=True):
             last, adding = calls[-1], additions.this_thread
-            outer, adding.additions = adding.additions, last.additions
+            outer = adding.additions
             try:
+                adding.additions = last.additions
                 last.optimizer._inner.apply_gradients(pairs, last.global_step, last.name)
             finally:
                 adding.additions = outer

@@ -93,9 +93,9 @@ class Step:
         updates.refuse_shared_memory(self.counter)
         this_thread, adding = self._optimizer.this_thread, additions.this_thread
         outer = this_thread.hyperparameters, this_thread.scalars
-        # Not to a step inside this one, as of user code.
-        added, adding.additions = adding.additions, ()
+        added = adding.additions
         try:
+            adding.additions = ()  # of a step inside this one, as of user code
             updates.create_slots()
             self._prepare()
             updates.fix_scalars()

@@ -37,11 +37,15 @@ class StepWrapper(OptimizerWrapper):
         """
         # First, as another thread may save as soon as this optimizer is listed among the living.
         self._optimizer = check_optimizer(opt)
-        super().__init__(use_locking, opt.get_name() if name is None else name)
+        self._has_own_name = name is not None
+        super().__init__(use_locking, type(self).__name__ if name is None else name)
 
     @property
     def _inner(self) -> Optimizer:
         return self._optimizer
+
+    def get_name(self) -> str:
+        return super().get_name() if self._has_own_name else self._inner.get_name()
 
     def apply_gradients(
         self,
@@ -62,8 +66,8 @@ class StepWrapper(OptimizerWrapper):
         options = {"skip_gradients_aggregation": True} if skip_gradients_aggregation else {}
         adding = additions.this_thread
         outer = adding.additions
-        adding.additions = (self, *outer)
         try:
+            adding.additions = (self, *outer)
             self._inner.apply_gradients(grads_and_vars, global_step, name, **options)
         finally:
             adding.additions = outer

@@ -9,6 +9,7 @@ import numpy as np
 
 from gpuopt.backends import backend_for, to_device
 from gpuopt.device import Device
+from gpuopt.optimizer import Optimizer
 from gpuopt.step.additions import Forget, nothing_to_forget
 from gpuopt.step.chosen_updates import ChosenUpdates
 from gpuopt.step.updates import Pair, Updates
@@ -29,10 +30,19 @@ class MultitaskOptimizerWrapper(StepWrapper):
 
     The host must know which gradients are zero. On GPUs, each step reduces every gradient to one
     number, and waits once for all of them.
-
-    Raises:
-        TypeError: `opt` is no optimizer.
     """
+
+    def __init__(self, opt: Optimizer) -> None:
+        """Wraps `opt`.
+
+        Args:
+            opt: Makes the steps; its state and its name are this optimizer's. Used by itself, it
+                updates all variables as before.
+
+        Raises:
+            TypeError: `opt` is no optimizer.
+        """
+        super().__init__(opt)
 
     @property
     def _what_is_added(self) -> str:
