@@ -171,13 +171,13 @@ class ExponentialMovingAverage:
         """Drops averages of variables: `track` or `apply` makes new ones."""
         dropped = set(averages)
         with self._making:
-            for identity, average in dict(self._averages).items():
+            for identity, average in self._made():
                 if average in dropped:
                     del self._averages[identity]
 
     def averages_of_variables(self) -> list[Variable]:
         """Lists the averages of variables made so far, in order of creation."""
-        return sorted(dict(self._averages).values(), key=Variable.serial)
+        return sorted((average for _, average in self._made()), key=Variable.serial)
 
     def average(self, var: Any) -> Variable | None:
         """Returns the variable that holds the average of `var`, or None before `apply`."""
@@ -215,6 +215,12 @@ class ExponentialMovingAverage:
         skipped = {variable.name for variable in averaged} | set(names)
         names.update((v.name, v) for v in everything if v.name not in skipped)
         return names
+
+    def _made(self) -> list[tuple[Identity, Variable]]:
+        # At once: other threads make and drop variables meanwhile.
+        identities = [reference() for reference in self._averages.keyrefs()]
+        found = [(each, self._averages.get(each)) for each in identities if each is not None]
+        return [(identity, average) for identity, average in found if average is not None]
 
     def _decay_now(self) -> np.floating[Any]:
         decay = np.float32(self._decay)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import gpuopt
 from gpuopt import IndexedSlices, Variable
 
+empty = nullcontext()
 SHAPES = {"dense": (3, 4), "table": (6, 2), "vector": (5,)}
 CLIP_DIMS = {"dense": [0, 1], "table": [1]}
 MAX_NORM, DECAY = 1.3, 0.75
@@ -83,7 +85,13 @@ class Model:
         self.powers = [np.float32(BETA1), np.float32(BETA2)]
         self.count = 0
 
-    def step(self, gradients: dict[str, Any]) -> None:
+    def step(self, gradients: dict[str, Any], fails: bool = False) -> None:
+        """Does a step.
+
+        Args:
+            gradients: By name; rows are (values, rows).
+            fails: Whether an error comes after the update.
+        """
         named = {name: g for name, g in gradients.items() if g is not None}
         for name in named:
             shape = SHAPES[name]
@@ -95,6 +103,8 @@ class Model:
         for name, gradient in named.items():
             if "multitask" not in self.wrappers or np.any(_values(gradient)):
                 self._update(name, gradient)
+        if fails:
+            return
         if self.kind == "adam":
             self.powers[0] *= np.float32(BETA1)
             self.powers[1] *= np.float32(BETA2)
@@ -148,16 +158,29 @@ class Model:
 class Program:
     """One program, which does the same to gpuopt and to the model, and compares."""
 
-    def __init__(self, seed: int, folder: Path, device: str = "cpu") -> None:
+    def __init__(
+        self, seed: int, folder: Path, places: str = "cpu", streams: Sequence[Any] = ()
+    ) -> None:
+        """Makes variables and wrappers.
+
+        Args:
+            seed: Of all choices.
+            folder: For checkpoints.
+            places: The device of all variables; or "mixed": of "dense" the CPU, of others gpu:0.
+            streams: Each operation is done on one of these.
+        """
         self.rng = np.random.default_rng(seed)
-        self.folder, self.device = folder, device
+        self.folder, self.streams = folder, streams
+        self.device = "gpu:0" if places == "mixed" else places
+        of_dense = "cpu" if places == "mixed" else places
+        self.places = {name: of_dense if name == "dense" else self.device for name in SHAPES}
         kind = str(self.rng.choice(list(OPTIMIZERS)))
         number = int(self.rng.integers(1, 4))
         # One Multitask: of two, each would leave out the same.
         self.wrappers = [str(each) for each in self.rng.choice(WRAPPERS, number, replace=False)]
         self.skips = bool(self.rng.random() < 0.4)
         start = {name: self.rng.normal(size=shape) for name, shape in SHAPES.items()}
-        self.variables = {n: Variable(v, name=n, device=device) for n, v in start.items()}
+        self.variables = {n: Variable(v, name=n, device=self.places[n]) for n, v in start.items()}
         self.step_counter = Variable(0, name="step", trainable=False, dtype=np.int64)
         self.model = Model(kind, self.wrappers, start)
         self.own = OPTIMIZERS[kind](on_nonfinite="skip" if self.skips else "propagate")
@@ -167,13 +190,14 @@ class Program:
             self.optimizer = self._wrap(wrapper, self.optimizer)
             is_average = wrapper.startswith("average")
             self.averagers.insert(0, self.optimizer if is_average else None)
-        self.saves: list[tuple[str, Any, Any]] = []
+        self.saves: list[tuple[str, Any, Any, Any]] = []
         self.log = [f"seed {seed}: {kind} in {self.wrappers}, skips: {self.skips}"]
 
     def run(self, length: int) -> None:
         try:
             for _ in range(length):
-                self.operation()
+                with self.streams[self.rng.integers(len(self.streams))] if self.streams else empty:
+                    self.operation()
                 self.compare()
         except Exception as error:
             error.add_note("\n".join(self.log))
@@ -181,7 +205,7 @@ class Program:
 
     def operation(self) -> None:
         operations = [self.good_step] * 6 + [self.refused_step, self.failing_step, self.assign]
-        operations += [self.save, self.restore]
+        operations += [self.save, self.restore, self.failing_finish]
         if self.skips:
             operations += [self.skipped_step] * 2
         if self.device != "cpu":
@@ -227,10 +251,37 @@ class Program:
         finally:
             del self.own._prepare
 
+    def failing_finish(self) -> None:
+        """An error of the user's own after the update: it says what is missing."""
+
+        def fail(update_ops: Any, name_scope: str) -> None:
+            raise RuntimeError("of the user's")
+
+        self.log.append("a step whose _finish fails")
+        self.own._finish = fail  # type: ignore[method-assign]
+        gradients = self.gradients()
+        gradients["vector"] = np.ones(5)
+        try:
+            with pytest.raises(RuntimeError, match="of the user's") as raised:
+                self.apply(gradients)
+        finally:
+            del self.own._finish
+        self.model.step(gradients, fails=True)
+        [note] = raised.value.__notes__
+        assert ("moving averages" in note) == any(w.startswith("average") for w in self.wrappers)
+        assert ("clipping" in note) == ("clip" in self.wrappers)
+        assert '"step" was not counted up' in note
+
     def late_step(self) -> None:
         gradients = self.gradients()
         gradients["table"] = (np.ones((2, 2)), np.array([1, 6]))
-        self.log.append("a step with a row that the GPU refuses")
+        self.log.append(f"a step with a row that the GPU refuses {_described(gradients)}")
+        if self.model.kind != "hooks":
+            # What is on the CPU is updated nevertheless.
+            elsewhere = {n: g for n, g in gradients.items() if self.places[n] != self.device}
+            powers, count = list(self.model.powers), self.model.count
+            self.model.step(elsewhere)
+            self.model.powers, self.model.count = powers, count
         with pytest.raises(IndexError, match='gradient for "table": row 6'):  # noqa: PT012
             self.apply(gradients, on_device=True)
             self.optimizer.check()
@@ -247,21 +298,31 @@ class Program:
         saver = self.saver()
         path = saver.save(self.folder / "model", global_step=len(self.saves))
         self.log.append(f"save {path} by {type(saver).__name__}")
-        kept = copy.deepcopy(self.model)
-        self.saves.append((path, saver, kept))
+        self.saves.append((path, saver, copy.deepcopy(self.model), self.made()))
 
     def restore(self) -> None:
         if not self.saves:
             return
-        path, saver, kept = self.saves[int(self.rng.integers(len(self.saves)))]
-        made = [set(averages) for averages in self.model.averages]
-        if made != [set(averages) for averages in kept.averages]:
-            return  # averages have been made since: a default Saver wants them all
+        path, saver, kept, made = self.saves[int(self.rng.integers(len(self.saves)))]
+        if made != self.made():
+            return  # a Saver of everything wants exactly what there is
         self.log.append(f"restore {path}")
-        if set(self.model.slots) != set(kept.slots):
-            return
         saver.restore(path)
         self.model = copy.deepcopy(kept)
+
+    def made(self) -> list[set[str]]:
+        """Names the variables that have slots, and those that each wrapper has averages of."""
+        slots = SLOTS[self.model.kind][:1]
+        owners = [[self.own.get_slot(v, slot) for v in self.variables.values()] for slot in slots]
+        owners += [
+            [each.averages.average(v) for v in self.variables.values()]
+            for each in self.averagers
+            if each is not None
+        ]
+        return [
+            {name for name, made in zip(SHAPES, found, strict=True) if made is not None}
+            for found in owners
+        ]
 
     def saver(self) -> gpuopt.Saver:
         swapping = [each for each in self.averagers if each and each.averages._averages]
@@ -289,13 +350,16 @@ class Program:
 
     def apply(self, gradients: dict[str, Any], on_device: bool = False) -> None:
         pairs = [
-            (self._given(gradient, on_device or self.rng.random() < 0.5), self.variables[name])
+            (
+                self._given(gradient, name, on_device or self.rng.random() < 0.5),
+                self.variables[name],
+            )
             for name, gradient in gradients.items()
         ]
         self.optimizer.apply_gradients(pairs, global_step=self.step_counter)
 
-    def _given(self, gradient: Any, on_device: bool) -> Any:
-        place = self._upload if on_device and self.device != "cpu" else np.asarray
+    def _given(self, gradient: Any, name: str, on_device: bool) -> Any:
+        place = self._upload if on_device and self.places[name] != "cpu" else np.asarray
         if isinstance(gradient, tuple):
             values, rows = gradient
             return IndexedSlices(place(values), place(rows))
