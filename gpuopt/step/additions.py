@@ -22,7 +22,7 @@ class Addition(Protocol):
 
     @property
     def _what_is_added(self) -> str:
-        """Describes what is written, for the error of a step that was not finished."""
+        """Says what is written, for the error of a step that was not finished; empty if nothing."""
 
     def _adds_to(self, optimizer: Any) -> bool:
         """Whether a step of `optimizer` is one of the optimizer inside."""

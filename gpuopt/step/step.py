@@ -200,7 +200,8 @@ class Step:
             raise
 
     def _write(self, updates: Updates) -> None:
-        row_checks, missing = self._optimizer.row_checks, list(self._additions)
+        row_checks = self._optimizer.row_checks
+        missing = [each._what_is_added for each in self._additions if each._what_is_added]
         try:
             for addition in self._additions:
                 addition._before_update(updates, row_checks)
@@ -208,7 +209,8 @@ class Step:
             self._finish()
             for addition in self._additions:
                 addition._after_update(updates, row_checks)
-                missing.remove(addition)
+                if addition._what_is_added:
+                    missing.remove(addition._what_is_added)
         except BaseException as error:
             self._note(error, *updates.written(), missing)
             raise
@@ -236,7 +238,7 @@ class Step:
         error: BaseException,
         written: list[str],
         unsure: list[str],
-        missing: Sequence[Addition] = (),
+        missing: Sequence[str] = (),
     ) -> None:
         """Has an error say which variables were updated, and what may be half done."""
         if not written and not unsure and not missing:
@@ -245,7 +247,7 @@ class Step:
         if unsure:
             note += f" Updated, in part, or not at all: {_listed(unsure)}."
         if missing:
-            note += f" Done in part, or not: {', '.join(each._what_is_added for each in missing)}."
+            note += f" Done, in part, or not at all: {', '.join(missing)}."
         if self.counter is not None and not self._is_counted:
             note += f' "{self.counter.name}" was not counted up.'
         error.add_note(note)

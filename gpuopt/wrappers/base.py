@@ -76,13 +76,14 @@ class StepWrapper(OptimizerWrapper):
 
     @property
     def _what_is_added(self) -> str:
-        raise NotImplementedError
+        return ""
 
     def _adds_to(self, optimizer: Optimizer) -> bool:
         # A signal handler may step another optimizer now. Which one a user's own wrapper steps is
         # not known.
         owner = self.owner_of_state
-        return optimizer is owner or type(owner).apply_gradients is not Optimizer.apply_gradients
+        applies_itself = getattr(owner.apply_gradients, "__func__", None)
+        return optimizer is owner or applies_itself is not Optimizer.apply_gradients
 
     def _prepare_updates(self, optimizer: Any, updates: Updates) -> tuple[Updates, Forget]:
         return updates, nothing_to_forget

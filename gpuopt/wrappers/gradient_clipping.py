@@ -24,8 +24,8 @@ def clip_gradients_by_global_norm(
 
     Each is multiplied by `clip_norm / max(global_norm, clip_norm)`. Zero gradients, as those of
     other tasks, stay zero, so that `MultitaskOptimizerWrapper` leaves their variables alone. If a
-    gradient holds NaN or infinity, all become NaN, as in TensorFlow. The host waits
-    for a GPU only where variables are on the CPU, too.
+    gradient holds NaN or infinity, all become NaN, as in TensorFlow. The host waits for a GPU
+    only where variables are on the CPU, too.
 
     Args:
         gradients_variables: (gradient, variable) pairs, as of `compute_gradients`. Gradients are

@@ -30,8 +30,8 @@ class MovingAverageOptimizer(StepWrapper):
         optimizer.minimize(loss)
         optimizer.swapping_saver().save("model")  # a plain Saver restores the averages as weights
 
-    To go on from a checkpoint, make the averages before the first step, by
-    `optimizer.averages.track(variables)`.
+    Averages are variables, which a `Saver` saves and `state_dict` leaves out. To go on from a
+    checkpoint, make them before the restore, by `optimizer.averages.track(variables)`.
 
     Attributes:
         averages: The averages, to be read, as by `optimizer.averages.average(w)`.
@@ -49,8 +49,9 @@ class MovingAverageOptimizer(StepWrapper):
         Args:
             opt: Makes the steps; its state and its name are this optimizer's.
             average_decay: The weight of the old average in each step, from 0 to 1.
-            num_updates: A number, or a scalar variable that is read in each step; it bounds the
-                decay, see `ExponentialMovingAverage`. `global_step` counts the step already.
+            num_updates: A number, or a scalar variable that is read in each step, for which the
+                host waits if it is on a GPU; it bounds the decay, see `ExponentialMovingAverage`.
+                A `global_step` has counted the step by then, if updates are sequential.
             sequential_update: Averages follow the variables' values after the step; if not, those
                 before it.
 

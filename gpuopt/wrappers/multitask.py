@@ -44,10 +44,6 @@ class MultitaskOptimizerWrapper(StepWrapper):
         """
         super().__init__(opt)
 
-    @property
-    def _what_is_added(self) -> str:
-        return "nothing else"
-
     def _prepare_updates(self, optimizer: Any, updates: Updates) -> tuple[Updates, Forget]:
         pairs = updates.pairs()
         with reading(*updates.read):

@@ -102,7 +102,7 @@ def test_an_error_in_the_middle_of_a_step_says_that_averages_are_missing() -> No
     with pytest.raises(OSError, match="of the user's") as raised:
         optimizer.apply_gradients([(ONES, w)], global_step=step)
     [note] = raised.value.__notes__
-    assert 'Updated: "w". Done in part, or not: moving averages. "step" was not' in note
+    assert 'Updated: "w". Done, in part, or not at all: moving averages. "step" was not' in note
 
 
 def test_averages_of_another_optimizers_step_are_not_made() -> None:

@@ -130,6 +130,24 @@ def test_constrained_variables_are_clipped_after_the_constraint() -> None:
     assert w.numpy().tolist() == [2, 0]
 
 
+def test_an_error_in_clipping_says_what_was_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any) -> None:
+        raise MemoryError("no memory for the squares")
+
+    w, step = table(), Variable(0, name="step")
+    optimizer = gpuopt.MovingAverageOptimizer(
+        gpuopt.MultitaskOptimizerWrapper(VariableClippingOptimizer(sgd(), {w: [1]}, 1.0))
+    )
+    monkeypatch.setattr("gpuopt.wrappers.variable_clipping._clipped_by_norm", fail)
+    with pytest.raises(MemoryError) as raised:
+        optimizer.apply_gradients([(np.ones((3, 4), np.float32), w)], global_step=step)
+    assert raised.value.__notes__ == [
+        'The step of "GradientDescent" was not finished. Updated: "table". Done, in part, or not '
+        "at all: clipping, moving averages."
+    ]
+    assert int(step) == 1
+
+
 def test_variables_that_are_gone_are_forgotten() -> None:
     w = table()
     optimizer = VariableClippingOptimizer(sgd(), {w: [1]}, 2.0)
