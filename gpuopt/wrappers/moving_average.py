@@ -59,11 +59,14 @@ class MovingAverageOptimizer(StepWrapper):
             TypeError: `opt` is no optimizer, or a number is none.
             ValueError: `average_decay` is not from 0 to 1.
         """
-        _check_scalar(average_decay, "average_decay")
+        if isinstance(average_decay, bool) or not isinstance(
+            average_decay, int | float | np.number
+        ):
+            raise TypeError(f"average_decay must be a number, got {average_decay!r}")
         if not 0 <= average_decay <= 1:
             raise ValueError(f"average_decay must be from 0 to 1, got {average_decay!r}")
         if num_updates is not None:
-            _check_scalar(num_updates, "num_updates")
+            _check_num_updates(num_updates)
         self.averages = ExponentialMovingAverage(average_decay, num_updates=num_updates)
         self._sequential_update = sequential_update
         super().__init__(opt)
@@ -121,9 +124,9 @@ class MovingAverageOptimizer(StepWrapper):
         self.averages.move([variable for _, variable in updates.pairs()], row_checks)
 
 
-def _check_scalar(value: Any, name: str) -> None:
-    array = storage_of(value)
+def _check_num_updates(num_updates: Any) -> None:
+    array = storage_of(num_updates)
     if not hasattr(array, "dtype"):
         array = np.asarray(array)
     if array.shape != () or array.dtype.kind not in "iuf":
-        raise TypeError(f"{name} must be a scalar number, got {value!r}")
+        raise TypeError(f"num_updates must be a scalar number, got {num_updates!r}")

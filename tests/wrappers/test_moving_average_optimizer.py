@@ -32,8 +32,8 @@ def names() -> set[str]:
     ("arguments", "error", "message"),
     [
         ({"opt": "Adam"}, TypeError, "must be an Optimizer, got 'Adam'"),
-        ({"average_decay": "0.9"}, TypeError, "average_decay must be a scalar number"),
-        ({"average_decay": [0.9]}, TypeError, "average_decay must be a scalar number"),
+        ({"average_decay": "0.9"}, TypeError, "average_decay must be a number"),
+        ({"average_decay": [0.9]}, TypeError, "average_decay must be a number"),
         ({"average_decay": 1.5}, ValueError, "average_decay must be from 0 to 1, got 1.5"),
         ({"average_decay": float("nan")}, ValueError, "average_decay must be from 0 to 1, got nan"),
         ({"num_updates": "many"}, TypeError, "num_updates must be a scalar number"),
