@@ -123,6 +123,22 @@ def test_the_host_waits_once_for_all_gpus() -> None:
         np.testing.assert_allclose(variable.numpy(), 1 - 2.5 * (i % 3), rtol=1e-6)
 
 
+@pytest.mark.emulator
+@pytest.mark.usefixtures("emulated_gpus")
+def test_a_gpu_refuses_rows_of_a_variable_that_would_stay() -> None:
+    a = Variable(np.zeros(2, np.float32), name="a", device="gpu:0")
+    b = Variable(np.ones((3, 2), np.float32), name="b", device="gpu:0")
+    step = Variable(0, name="step")
+    values, indices = Variable(np.zeros((1, 2), np.float32), device="gpu:0"), [5]
+    there = Variable(indices, dtype=np.int64, device="gpu:0").storage
+    optimizer = MultitaskOptimizerWrapper(momentum())
+    optimizer.apply_gradients([(ONES, a), (IndexedSlices(values.storage, there), b)], step)
+    with pytest.raises(IndexError, match=r'gradient for "b": row 5 is not in \[0, 3\)'):
+        optimizer.check()
+    assert a.numpy().tolist() == [0, 0]
+    assert int(step) == 0
+
+
 # clip_gradients_by_global_norm
 
 
