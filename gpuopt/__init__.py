@@ -31,6 +31,12 @@ from gpuopt.training import ExponentialMovingAverage
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.variable import Variable, global_variables, trainable_variables
 from gpuopt.version import __version__ as __version__
+from gpuopt.wrappers import (
+    MovingAverageOptimizer,
+    MultitaskOptimizerWrapper,
+    VariableClippingOptimizer,
+    clip_gradients_by_global_norm,
+)
 
 __all__ = [
     "CancelledError",
@@ -44,6 +50,8 @@ __all__ = [
     "GpuoptError",
     "IndexedSlices",
     "MirroredStrategy",
+    "MovingAverageOptimizer",
+    "MultitaskOptimizerWrapper",
     "Optimizer",
     "Saver",
     "SparseConditionalAccumulator",
@@ -51,7 +59,9 @@ __all__ = [
     "TowerOptimizer",
     "UpdateRule",
     "Variable",
+    "VariableClippingOptimizer",
     "WorkerFailedError",
+    "clip_gradients_by_global_norm",
     "embedding_lookup",
     "global_variables",
     "latest_checkpoint",

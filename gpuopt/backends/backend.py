@@ -111,8 +111,8 @@ class RowFlag(Updated, Protocol):
 class RowFlags(Protocol):
     """Checks rows of sparse gradients on the device, while the host goes on.
 
-    All but `new` are updates of the flag, in order across streams like those of a variable. The
-    first `check` is called on the stream of `new`.
+    All but `new` and `unless_set` are updates of the flag, in order across streams like those of a
+    variable. The first `check` is called on the stream of `new`.
     """
 
     def new(self) -> RowFlag:
@@ -126,6 +126,9 @@ class RowFlags(Protocol):
 
     def clear(self, flag: Any) -> None:
         """Unsets a flag."""
+
+    def unless_set(self, flag: Any, new: Array, old: Array) -> Array:
+        """Returns `new`, or `old` if the flag is set; called inside `enter_reading(flag)`."""
 
 
 class Backend(Protocol):

@@ -81,6 +81,20 @@ class RowChecks:
         """Returns the flag that this thread's kernels must read before they write, or None."""
         return self.flags.get(device) if self._thread == threading.get_ident() else None
 
+    def unless_refused(self, device: Device, new: Any, old: Any) -> Any:
+        """Returns what to write beside this call's updates: `old` if `device` refuses its rows.
+
+        Args:
+            device: Where both are.
+            new: An array.
+            old: An array that can be broadcast to its shape.
+        """
+        flag = self.flag(device)
+        if flag is None:
+            return new
+        with backend_for(device).enter_reading(flag, kept=(flag, new, old)):
+            return _row_flags(device).unless_set(flag, new, old)
+
     def call(
         self,
         write: Callable[[], None],
