@@ -44,6 +44,12 @@ from gpuopt.backends.cuda.structs import (
     SortedRows,
     TableGradient,
 )
+from gpuopt.rules.schedule_formulas import (
+    FORMULAS,
+    constants_of,
+    functor_of,
+    piecewise_constant,
+)
 from gpuopt.rules.update_rule import UpdateRule
 
 _INT32 = Number("int32")
@@ -332,6 +338,21 @@ def update_other_rows(rule: UpdateRule, dtype: str) -> Kernel:
 
 
 @cache
+def evaluate_schedule(real: str) -> Kernel:
+    return Kernel(
+        "evaluate_schedule",
+        {
+            "form": Pointer("float64"),
+            "step": Pointer("int64"),
+            "count": _INT64,
+            "values": Pointer(real),
+        },
+        (CPP_TYPES[real],),
+        constants=_of_formulas(),
+    )
+
+
+@cache
 def _scalars_type(rule: UpdateRule) -> Callable[..., tuple[Any, ...]]:
     return namedtuple("Scalars", rule.scalars)
 
@@ -344,6 +365,18 @@ def scalars_of(rule: UpdateRule, scalars: Scalars) -> tuple[Any, ...]:
 def _of(rule: UpdateRule) -> dict[str, int]:
     """The constants in a rule's header that the host relies on."""
     return {f"{rule.require_cuda().functor}::num_slots": len(rule.slots)}
+
+
+def _of_formulas() -> dict[str, int]:
+    """The kinds of schedules, and the places of their constants."""
+    values = {}
+    for kind, formula in enumerate(FORMULAS):
+        functor = functor_of(formula)
+        values[f"gpuopt::schedule_kind<{functor}>"] = kind
+        for place, name in enumerate(constants_of(formula)):
+            if formula is not piecewise_constant:
+                values[f"{functor}::{name}"] = place
+    return values
 
 
 def _real(dtype: str) -> str:
