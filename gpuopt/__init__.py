@@ -5,6 +5,13 @@ from typing import TYPE_CHECKING
 from gpuopt import optimizers, schedules
 from gpuopt.autodiff import embedding_lookup, with_gradients, with_torch
 from gpuopt.checkpoint import Saver, latest_checkpoint
+from gpuopt.clipping import (
+    clip_by_average_norm,
+    clip_by_global_norm,
+    clip_by_norm,
+    clip_by_value,
+    global_norm,
+)
 from gpuopt.device import Device
 from gpuopt.distributed import (
     ConditionalAccumulator,
@@ -53,7 +60,12 @@ __all__ = [
     "UpdateRule",
     "Variable",
     "WorkerFailedError",
+    "clip_by_average_norm",
+    "clip_by_global_norm",
+    "clip_by_norm",
+    "clip_by_value",
     "embedding_lookup",
+    "global_norm",
     "global_variables",
     "latest_checkpoint",
     "optimizer_from_torch",

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from gpuopt.backends.memory_owner import Owner
+from gpuopt.backends.norms import Norms
 from gpuopt.device import Device
 from gpuopt.rules.update_rule import UpdateRule
 
@@ -146,6 +147,9 @@ class Backend(Protocol):
     @property
     def row_flags(self) -> RowFlags | None: ...
 
+    @property
+    def norms(self) -> Norms: ...
+
     def enter(self, *read: Updated) -> AbstractContextManager[Any]:
         """Makes this the current device; work inside waits for the last updates of `read`."""
 
@@ -175,7 +179,7 @@ class Backend(Protocol):
     def hold(self, *arrays: Any) -> None:
         """Keeps arrays alive until the current stream's work so far is done, if need be."""
 
-    def refuse_capture(self) -> None:
+    def refuse_capture(self, call: str = "apply_gradients") -> None:
         """Raises RuntimeError if the current stream is being captured into a CUDA graph."""
 
     def profiling_range(self, name: str) -> AbstractContextManager[Any]:

@@ -21,6 +21,7 @@ from gpuopt.backends.cuda.launch_shapes import (
     num_blocks,
 )
 from gpuopt.backends.cuda.launcher import Launcher, wait_for_event
+from gpuopt.backends.cuda.norms import CudaNorms
 from gpuopt.backends.cuda.order import MOST_STREAMS, UpdateOrder
 from gpuopt.backends.cuda.parameters import name_of
 from gpuopt.backends.cuda.row_flags import CudaRowFlags
@@ -35,6 +36,7 @@ from gpuopt.backends.cuda.sparse_launches import (
 from gpuopt.backends.cuda.structs import TableGradient
 from gpuopt.backends.cuda.workspace import Workspace
 from gpuopt.backends.memory_owner import Owner
+from gpuopt.backends.norms import Norms
 from gpuopt.backends.unowned import array_at
 from gpuopt.device import Device
 from gpuopt.locks import Lock
@@ -58,6 +60,7 @@ class CudaBackend:
         self._order = UpdateOrder(launcher)
         self._workspaces: dict[Hashable, Workspace] = {}
         self.row_flags = CudaRowFlags(launcher, self._lock, self._workspace)
+        self.norms: Norms = CudaNorms(launcher)
         self._unset_flag = self.row_flags.new()
         with launcher.device():
             # Kernels of all streams read it, and none waits for its stream.
@@ -94,13 +97,13 @@ class CudaBackend:
         with self._lock, self._launcher.device():
             self._order.hold(arrays)
 
-    def refuse_capture(self) -> None:
+    def refuse_capture(self, call: str = "apply_gradients") -> None:
         with self._launcher.device():
             if self._launcher.is_capturing():
                 raise RuntimeError(
                     f"the current stream of {self.device} is being captured into a CUDA graph, "
-                    "which would repeat this step's numbers and addresses for ever: call "
-                    "apply_gradients outside of the capture"
+                    "which would repeat this call's numbers and addresses for ever: call "
+                    f"{call} outside of the capture"
                 )
 
     def profiling_range(self, name: str) -> AbstractContextManager[Any]:

@@ -10,6 +10,8 @@ from typing import Any
 from gpuopt.backends.backend import Scalars
 from gpuopt.backends.cuda.kernel import Kernel
 from gpuopt.backends.cuda.launch_shapes import (
+    CLIP_CHUNK,
+    CLIP_THREADS,
     DENSE_THREADS,
     DIGIT_BITS,
     FEW_ROWS,
@@ -38,12 +40,14 @@ from gpuopt.backends.cuda.structs import (
     SIZE_ROW,
     VAR_ROW,
     Chunk,
+    ClippedArray,
     FewGradients,
     IndexList,
     Shares,
     SortedRows,
     TableGradient,
 )
+from gpuopt.backends.norms import Clipping
 from gpuopt.rules.schedule_formulas import (
     FORMULAS,
     constants_of,
@@ -63,6 +67,12 @@ _TABLES: dict[str, Number | Pointer | Struct] = {
     "only_gradient": struct_of(TableGradient),
     "gradients": Pointer("int64", struct_of(TableGradient), is_optional=True),
     "num_tables": _INT64,
+}
+_CLIPPED: dict[str, Number | Pointer | Struct] = {
+    "only": struct_of(ClippedArray),
+    "arrays": Pointer("int64", struct_of(ClippedArray), is_optional=True),
+    "num_arrays": _INT64,
+    "num_chunks": _INT64,
 }
 # Constants in each file that the host relies on.
 _OF_DENSE_UPDATE = {
@@ -91,6 +101,13 @@ _OF_SPARSE_UPDATE = {
     "gpuopt::rows_per_word": ROWS_PER_WORD,
     "gpuopt::warp_size": WARP,
     "gpuopt::pack_bytes": PACK_BYTES,
+}
+_OF_CLIP = {
+    "gpuopt::clip_threads": CLIP_THREADS,
+    "gpuopt::clip_chunk": CLIP_CHUNK,
+    "gpuopt::clip_global_norm": Clipping.GLOBAL_NORM,
+    "gpuopt::clip_norm_of_one": Clipping.NORM,
+    "gpuopt::clip_average_norm": Clipping.AVERAGE_NORM,
 }
 
 
@@ -334,6 +351,45 @@ def update_other_rows(rule: UpdateRule, dtype: str) -> Kernel:
         rule,
         file="sparse_update.cu",
         constants={**_OF_SPARSE_UPDATE, **_of(rule)},
+    )
+
+
+@cache
+def sum_squares(dtype: str) -> Kernel:
+    return Kernel(
+        "sum_squares",
+        {**_CLIPPED, "sums": Pointer("float64")},
+        (CPP_TYPES[dtype],),
+        file="clip.cu",
+        constants=_OF_CLIP,
+    )
+
+
+@cache
+def add_squares(real: str) -> Kernel:
+    return Kernel(
+        "add_squares",
+        {
+            "sums": Pointer("float64"),
+            "num_sums": _INT64,
+            "is_root": _INT32,
+            "result": Pointer(real),
+        },
+        (CPP_TYPES[real],),
+        file="clip.cu",
+        constants=_OF_CLIP,
+    )
+
+
+@cache
+def scale_to_norm(dtype: str) -> Kernel:
+    real = _real(dtype)
+    return Kernel(
+        "scale_to_norm",
+        {**_CLIPPED, "norm": Pointer(real), "most": Number(real), "formula": _INT32},
+        (CPP_TYPES[dtype],),
+        file="clip.cu",
+        constants=_OF_CLIP,
     )
 
 
