@@ -56,7 +56,9 @@ __device__ __forceinline__ void load_pack(const ClipChunk<Storage>& chunk, int a
   }
 #pragma unroll
   for (int k = 0; k < pack_size<Storage>; ++k) {
-    pack.of[k] = at + k < chunk.size ? chunk.source[at + k] : Storage(0.0f);
+    Elements<Storage, 1> one = {{Storage(0.0f)}};
+    if (at + k < chunk.size) load<Caching::normal>(chunk.source + at + k, one);
+    pack.of[k] = one.of[0];
   }
 }
 
@@ -162,7 +164,8 @@ __global__ void __launch_bounds__(clip_threads)
       } else {
 #pragma unroll
         for (int k = 0; k < pack; ++k) {
-          if (i + k < chunk.size) chunk.target[i + k] = elements.of[k];
+          const Elements<Storage, 1> one = {{elements.of[k]}};
+          if (i + k < chunk.size) store<Caching::normal>(chunk.target + i + k, one);
         }
       }
     }

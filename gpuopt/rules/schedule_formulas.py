@@ -204,13 +204,10 @@ def normal(seed: Any, count: Any) -> Any:
         count: int64, the steps.
     """
     first = np.asarray(count).astype(np.uint64) * np.uint64(_WORDS + 1)
-    key = _mixed(np.asarray(seed).astype(np.uint64) + _GOLDEN)
-
-    def word(number: int) -> Any:
-        return _mixed(key + (first + np.uint64(number)) * _GOLDEN)
-
-    ones = sum(np.bitwise_count(word(number)).astype(np.int64) for number in range(1, _WORDS + 1))
-    uniform = (word(0) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    key = _mixed(np.uint64(seed) + _GOLDEN)
+    words = _mixed(key + np.add.outer(first, np.arange(_WORDS + 1, dtype=np.uint64)) * _GOLDEN)
+    ones = np.bitwise_count(words[..., 1:]).sum(axis=-1, dtype=np.int64)
+    uniform = (words[..., 0] >> np.uint64(11)).astype(np.float64) * 2.0**-53
     return ((ones - _BITS // 2).astype(np.float64) - 0.5 + uniform) / math.sqrt(
         _BITS / 4 + 1.0 / 12.0
     )
@@ -239,7 +236,7 @@ def _cosine(half_turns: Any) -> Any:
 
 def _power(base: Any, exponent: Any) -> Any:
     real = (base * exponent).dtype.type
-    return real(np.power(np.float64(base), np.float64(exponent)))
+    return real(np.float64(base) ** np.float64(exponent))
 
 
 def _logarithm(x: Any) -> Any:

@@ -307,23 +307,6 @@ def test_many_arrays_take_few_launches_and_no_wait(emulated_gpus: list[EmulatorL
     assert (launcher.launches - launches, launcher.uploads - uploads) == (3, 0)
 
 
-@pytest.mark.emulator
-def test_a_sum_has_the_same_bits_in_every_order_of_threads(compiled_kernels: None) -> None:
-    from gpuopt.backends.cuda.norms import CudaNorms
-
-    rng = np.random.default_rng(5)
-    memory = rng.normal(size=3 * CLIP_CHUNK).astype(np.float32)
-    sums = set()
-    for seed, shift, multiprocessors in ((0, 0, 4), (3, 1, 4), (7, 2, 1)):
-        launcher = EmulatorLauncher(seed=seed)
-        launcher.num_multiprocessors = multiprocessors
-        # At another alignment, too.
-        copy = np.zeros(memory.size + 4, np.float32)[shift : shift + memory.size]
-        copy[...] = memory
-        sums.add(CudaNorms(launcher).sum_squares([copy, copy[:100]]).tobytes())
-    assert len(sums) == 1
-
-
 @pytest.mark.gpu
 @pytest.mark.usefixtures("every_schedule")
 def test_what_is_clipped_is_kept_until_it_is_read() -> None:
