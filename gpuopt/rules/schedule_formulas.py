@@ -235,8 +235,7 @@ def _cosine(half_turns: Any) -> Any:
 
 
 def _power(base: Any, exponent: Any) -> Any:
-    real = (base * exponent).dtype.type
-    return real(np.float64(base) ** np.float64(exponent))
+    return exponent.dtype.type(np.float64(base) ** np.float64(exponent))
 
 
 def _logarithm(x: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from gpuopt.quietly import quietly
 from gpuopt.rules import schedule_formulas as formulas
+from gpuopt.rules.schedule_formulas import Formula
 from gpuopt.schedules.numbers import flag, number, positive, real_of, whole
 from gpuopt.schedules.schedule import Schedule, make
 
@@ -37,15 +38,7 @@ def exponential_decay(
         TypeError: an argument is not of its type; `global_step` is no scalar variable or array.
         ValueError: a number is not finite, or `decay_steps` is not above 0.
     """
-    given = locals()
-    real = real_of(learning_rate, "learning_rate")
-    constants = {
-        "learning_rate": number(learning_rate, "learning_rate", real),
-        "decay_steps": positive(decay_steps, "decay_steps", real),
-        "decay_rate": number(decay_rate, "decay_rate", real),
-        "staircase": flag(staircase, "staircase"),
-    }
-    return make(formulas.exponential_decay, constants, real, "exponential_decay", given)
+    return _with_a_rate(formulas.exponential_decay, "exponential_decay", locals(), decay_rate)
 
 
 def natural_exp_decay(
@@ -64,13 +57,8 @@ def natural_exp_decay(
     given = locals()
     real = real_of(learning_rate, "learning_rate")
     rate = quietly(np.exp, -np.float64(number(decay_rate, "decay_rate", real)))
-    constants = {
-        "learning_rate": number(learning_rate, "learning_rate", real),
-        "decay_steps": positive(decay_steps, "decay_steps", real),
-        "decay_rate": number(rate, "exp(-decay_rate)", real),
-        "staircase": flag(staircase, "staircase"),
-    }
-    return make(formulas.exponential_decay, constants, real, "natural_exp_decay", given)
+    number(rate, "exp(-decay_rate)", real)
+    return _with_a_rate(formulas.exponential_decay, "natural_exp_decay", given, rate)
 
 
 def inverse_time_decay(
@@ -86,15 +74,7 @@ def inverse_time_decay(
     Raises:
         TypeError, ValueError: See `exponential_decay`.
     """
-    given = locals()
-    real = real_of(learning_rate, "learning_rate")
-    constants = {
-        "learning_rate": number(learning_rate, "learning_rate", real),
-        "decay_steps": positive(decay_steps, "decay_steps", real),
-        "decay_rate": number(decay_rate, "decay_rate", real),
-        "staircase": flag(staircase, "staircase"),
-    }
-    return make(formulas.inverse_time_decay, constants, real, "inverse_time_decay", given)
+    return _with_a_rate(formulas.inverse_time_decay, "inverse_time_decay", locals(), decay_rate)
 
 
 def polynomial_decay(
@@ -330,3 +310,17 @@ def noisy_linear_cosine_decay(
     }
     name = "noisy_linear_cosine_decay"
     return make(formulas.noisy_linear_cosine_decay, constants, real, name, given)
+
+
+def _with_a_rate(
+    formula: Formula, name: str, given: Mapping[str, Any], decay_rate: Any
+) -> Schedule:
+    """Makes a schedule that decays by a rate in each period of `decay_steps`."""
+    real = real_of(given["learning_rate"], "learning_rate")
+    constants = {
+        "learning_rate": number(given["learning_rate"], "learning_rate", real),
+        "decay_steps": positive(given["decay_steps"], "decay_steps", real),
+        "decay_rate": number(decay_rate, "decay_rate", real),
+        "staircase": flag(given["staircase"], "staircase"),
+    }
+    return make(formula, constants, real, name, given)
