@@ -128,6 +128,24 @@ __device__ __forceinline__ Real greater(Real x, Real y) {
   return x > y || x != x ? x : y;
 }
 
+// Scales `count` elements from `at` on: one, or a pack.
+template <int count, class Storage>
+__device__ __forceinline__ void scale_at(const ClipChunk<Storage>& chunk, int at,
+                                         Compute<Storage> first, Compute<Storage> second) {
+  using Real = Compute<Storage>;
+  Elements<Storage, count> elements;
+  load<Caching::normal>(chunk.source + at, elements);
+#pragma unroll
+  for (int k = 0; k < count; ++k) {
+    elements.of[k] = Storage(Real(elements.of[k]) * first * second);
+  }
+  using Bits = typename BitsOf<sizeof elements>::type;
+  Bits bits;
+  memcpy(&bits, &elements, sizeof bits);
+  // A store to the L2 cache, as all are; the compiler would cut up an ordinary one of a pack.
+  __stcg(reinterpret_cast<Bits*>(chunk.target + at), bits);
+}
+
 // Writes new arrays: elements are multiplied by one factor and then by another, where the first may
 // overflow as TensorFlow's does. The arguments are as in `sum_squares`; `norm` is one number.
 template <class Storage>
@@ -152,22 +170,13 @@ __global__ void __launch_bounds__(clip_threads)
       second = lesser(Real(1) / measured * Real(array.size), Real(1) / most);
     }
     const ClipChunk<Storage> chunk(array, c);
-    for (int i = threadIdx.x * pack; i < chunk.size; i += clip_threads * pack) {
-      Elements<Storage, pack> elements;
-      load_pack(chunk, i, elements);
-#pragma unroll
-      for (int k = 0; k < pack; ++k) {
-        elements.of[k] = Storage(Real(elements.of[k]) * first * second);
-      }
-      if (is_pack_aligned(chunk.target) && i + pack <= chunk.size) {
-        store<Caching::normal>(chunk.target + i, elements);
-      } else {
-#pragma unroll
-        for (int k = 0; k < pack; ++k) {
-          const Elements<Storage, 1> one = {{elements.of[k]}};
-          if (i + k < chunk.size) store<Caching::normal>(chunk.target + i + k, one);
-        }
-      }
+    const bool is_packed = is_pack_aligned(chunk.source) && is_pack_aligned(chunk.target);
+    const int packs_end = is_packed ? chunk.size - chunk.size % pack : 0;
+    for (int i = threadIdx.x * pack; i < packs_end; i += clip_threads * pack) {
+      scale_at<pack>(chunk, i, first, second);
+    }
+    for (int i = packs_end + threadIdx.x; i < chunk.size; i += clip_threads) {
+      scale_at<1>(chunk, i, first, second);
     }
   }
 }

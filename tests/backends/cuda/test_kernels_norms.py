@@ -70,6 +70,19 @@ def test_norms_and_what_they_scale_are_numpys(dtype: str, clipping: Clipping, or
         assert array.tobytes() == old.tobytes()
 
 
+@pytest.mark.parametrize("most", [0.0, 2.0])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 0.0], ids=str)
+def test_numbers_that_are_not_finite_go_where_numpys_go(bad: float, most: float) -> None:
+    arrays = [np.float32([bad, 0, -bad]), np.float32([0] if bad == 0 else [-1])]
+    norms, host = CudaNorms(EmulatorLauncher()), CpuNorms()
+    for clipping in Clipping:
+        got = norms.scale(arrays, norms.norm(arrays, (), np.float32), np.float32(most), clipping)
+        norm = host.norm(arrays, (), np.float32)
+        expected = host.scale(arrays, norm, np.float32(most), clipping)
+        for mine, theirs in zip(got, expected, strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+
+
 def test_sums_have_the_same_bits_in_every_order_at_any_address_on_any_gpu() -> None:
     rng = np.random.default_rng(5)
     size = CLIP_CHUNK + 9 if SANITIZED else 3 * CLIP_CHUNK
