@@ -157,26 +157,28 @@ __global__ void __launch_bounds__(clip_threads)
   using Real = Compute<Storage>;
   constexpr int pack = pack_size<Storage>;
   const Real measured = *norm;
+  const Real limit = Real(1) / most;
+  Real first = most;
+  Real second = Real(1) / (formula == clip_norm_of_one ? greater(measured, most) : measured);
+  if (formula == clip_global_norm) {
+    first = Real(1);
+    second = most * lesser(second, limit) + (measured - measured);
+  }
   for (long long c = blockIdx.x; c < num_chunks; c += gridDim.x) {
     const ClippedArray& array = array_of(only, arrays, num_arrays, c);
-    Real first = most;
-    Real second;
-    if (formula == clip_global_norm) {
-      first = Real(1);
-      second = most * lesser(Real(1) / measured, Real(1) / most) + (measured - measured);
-    } else if (formula == clip_norm_of_one) {
-      second = Real(1) / greater(measured, most);
-    } else {
-      second = lesser(Real(1) / measured * Real(array.size), Real(1) / most);
-    }
+    const Real factor =
+        formula == clip_average_norm ? lesser(second * Real(array.size), limit) : second;
     const ClipChunk<Storage> chunk(array, c);
     const bool is_packed = is_pack_aligned(chunk.source) && is_pack_aligned(chunk.target);
     const int packs_end = is_packed ? chunk.size - chunk.size % pack : 0;
+    // Unrolled further, it spills registers on sm_100.
+#pragma unroll 2
     for (int i = threadIdx.x * pack; i < packs_end; i += clip_threads * pack) {
-      scale_at<pack>(chunk, i, first, second);
+      scale_at<pack>(chunk, i, first, factor);
     }
+#pragma unroll 1
     for (int i = packs_end + threadIdx.x; i < chunk.size; i += clip_threads) {
-      scale_at<1>(chunk, i, first, second);
+      scale_at<1>(chunk, i, first, factor);
     }
   }
 }
