@@ -2,9 +2,16 @@
 
 from typing import TYPE_CHECKING
 
-from gpuopt import optimizers
+from gpuopt import optimizers, schedules
 from gpuopt.autodiff import embedding_lookup, with_gradients, with_torch
 from gpuopt.checkpoint import Saver, latest_checkpoint
+from gpuopt.clipping import (
+    clip_by_average_norm,
+    clip_by_global_norm,
+    clip_by_norm,
+    clip_by_value,
+    global_norm,
+)
 from gpuopt.device import Device
 from gpuopt.distributed import (
     ConditionalAccumulator,
@@ -27,6 +34,7 @@ from gpuopt.optimizer import Optimizer
 from gpuopt.optimizers import *  # noqa: F403
 from gpuopt.rules.sources import CudaSource
 from gpuopt.rules.update_rule import UpdateRule, update_rule
+from gpuopt.schedules import *  # noqa: F403
 from gpuopt.training import ExponentialMovingAverage
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.variable import Variable, global_variables, trainable_variables
@@ -61,8 +69,13 @@ __all__ = [
     "Variable",
     "VariableClippingOptimizer",
     "WorkerFailedError",
+    "clip_by_average_norm",
+    "clip_by_global_norm",
+    "clip_by_norm",
+    "clip_by_value",
     "clip_gradients_by_global_norm",
     "embedding_lookup",
+    "global_norm",
     "global_variables",
     "latest_checkpoint",
     "optimizer_from_torch",
@@ -76,4 +89,4 @@ __all__ = [
 
 # Type checkers cannot evaluate this line; they read the imports above.
 if not TYPE_CHECKING:
-    __all__ += optimizers.__all__
+    __all__ += [*optimizers.__all__, *schedules.__all__]

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from gpuopt.backends.memory_owner import Owner
+from gpuopt.backends.norms import Norms
 from gpuopt.device import Device
 from gpuopt.rules.update_rule import UpdateRule
 
@@ -149,6 +150,9 @@ class Backend(Protocol):
     @property
     def row_flags(self) -> RowFlags | None: ...
 
+    @property
+    def norms(self) -> Norms: ...
+
     def enter(self, *read: Updated) -> AbstractContextManager[Any]:
         """Makes this the current device; work inside waits for the last updates of `read`."""
 
@@ -184,10 +188,13 @@ class Backend(Protocol):
     def hold(self, *arrays: Any) -> None:
         """Keeps arrays alive until the current stream's work so far is done, if need be."""
 
-    def refuse_capture(self) -> None:
+    def refuse_capture(self, call: str = "apply_gradients") -> None:
         """Raises RuntimeError if the current stream is being captured into a CUDA graph.
 
         `enter_reading`, `enter_update` and `full` do so, too.
+
+        Args:
+            call: What is to be called outside of the capture, for the error.
         """
 
     def profiling_range(self, name: str) -> AbstractContextManager[Any]:

@@ -26,6 +26,12 @@ def kernels_of(rule: UpdateRule) -> list[Kernel]:
 def kernels_without_rule() -> list[Kernel]:
     return [
         *(kernels.check_rows(), kernels.gather_rows()),
+        *(
+            make(real)
+            for make in (kernels.evaluate_schedule, kernels.add_squares)
+            for real in ("float32", "float64")
+        ),
+        *(make(dtype) for make in (kernels.sum_squares, kernels.scale_to_norm) for dtype in DTYPES),
         *(kernels.count_digits(source) for source in (*INDICES, *KEYS)),
         *(kernels.move_rows(index, key) for index in INDICES for key in KEYS),
         *(kernels.move_rows(key, key) for key in KEYS),

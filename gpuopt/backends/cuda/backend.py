@@ -21,6 +21,7 @@ from gpuopt.backends.cuda.launch_shapes import (
     num_blocks,
 )
 from gpuopt.backends.cuda.launcher import Launcher, wait_for_event
+from gpuopt.backends.cuda.norms import CudaNorms
 from gpuopt.backends.cuda.order import UpdateOrder
 from gpuopt.backends.cuda.parameters import name_of
 from gpuopt.backends.cuda.row_flags import CudaRowFlags
@@ -35,6 +36,7 @@ from gpuopt.backends.cuda.sparse_launches import (
 from gpuopt.backends.cuda.structs import TableGradient
 from gpuopt.backends.cuda.workspace import Workspace, Workspaces
 from gpuopt.backends.memory_owner import Owner
+from gpuopt.backends.norms import Norms
 from gpuopt.backends.unowned import array_at
 from gpuopt.device import Device
 from gpuopt.locks import Lock
@@ -58,6 +60,7 @@ class CudaBackend:
         self._order = UpdateOrder(launcher)
         self._workspaces = Workspaces(launcher)
         self.row_flags = CudaRowFlags(launcher, self._lock, self._order, self._workspaces)
+        self.norms: Norms = CudaNorms(launcher)
         self._unset_flag = self.row_flags.new()
         with launcher.device():
             # Kernels of all streams read it, and none waits for its stream.
@@ -72,7 +75,7 @@ class CudaBackend:
     @contextmanager
     def enter_reading(self, *read: Updated, kept: Sequence[Any] = ()) -> Iterator[None]:
         with self._launcher.device():
-            self._refuse_capture()
+            self.refuse_capture("what reads, updates or makes variables")
             self._order.follow(read)
             try:
                 yield
@@ -83,7 +86,7 @@ class CudaBackend:
     @contextmanager
     def enter_update(self, *updated: Updated, kept: Sequence[Any] = ()) -> Iterator[None]:
         with self._launcher.device():
-            self._refuse_capture()
+            self.refuse_capture("what reads, updates or makes variables")
             with self._lock:
                 last = self._order.begin(updated)
             try:
@@ -103,15 +106,12 @@ class CudaBackend:
         with self._lock, self._launcher.device():
             self._order.hold(arrays)
 
-    def refuse_capture(self) -> None:
-        self._refuse_capture()
-
-    def _refuse_capture(self) -> None:
+    def refuse_capture(self, call: str = "apply_gradients") -> None:
         if self._launcher.is_capturing():
             raise RuntimeError(
                 f"the current stream of {self.device} is being captured into a CUDA graph, which "
                 "would repeat this call's numbers and addresses for ever, in no order with other "
-                "streams: update and make variables outside of the capture"
+                f"streams: call {call} outside of the capture"
             )
 
     def profiling_range(self, name: str) -> AbstractContextManager[Any]:
@@ -141,7 +141,7 @@ class CudaBackend:
 
     def full(self, shape: tuple[int, ...], dtype: np.dtype[Any], value: Any) -> Any:
         with self.enter():
-            self._refuse_capture()
+            self.refuse_capture("what reads, updates or makes variables")
             storage = self.xp.empty(shape, dtype=dtype)
             if not storage.size:
                 return storage

@@ -20,6 +20,8 @@ LONG_RUN = 2 * PIECE
 STRETCH = 64 * PIECE
 VERY_LONG_RUN = 2 * STRETCH
 ROWS_PER_WORD = 32
+CLIP_THREADS = 256
+CLIP_CHUNK = 16384
 
 # ---- The table of what is chosen here: untuned, no GPU yet. The reasons are expectations.
 

@@ -11,7 +11,7 @@ import numpy as np
 from gpuopt.backends import Target
 from gpuopt.optimizer import Optimizer
 from gpuopt.optimizers.base.arguments import Common, FullSignature, with_defaults
-from gpuopt.optimizers.base.hyperparameters import Hyperparameter, as_scalar
+from gpuopt.optimizers.base.hyperparameters import Hyperparameter
 from gpuopt.quietly import quietly
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.state import Range
@@ -20,6 +20,7 @@ from gpuopt.step.rule_updates import RuleUpdates
 from gpuopt.step.updates import HookUpdates, Updates
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.indexed_slices import IndexedSlices
+from gpuopt.variables.scalars import as_scalar
 from gpuopt.variables.variable import Variable
 
 Finish = TypeVar("Finish", bound=Callable[..., Any])
