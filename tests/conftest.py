@@ -11,6 +11,7 @@ from importlib.util import find_spec
 
 import driver
 import fake_cupy
+import mpi_job
 import pytest
 from build_cache import build_cache
 from emulator import EmulatorLauncher
@@ -46,6 +47,10 @@ NEEDS = {
         "there is no real GPU, or no CuPy",
     ),
     "nvrtc": (has_nvrtc, "cuda-core, NVRTC or nvdisasm is not installed"),
+    "mpi": (
+        lambda: mpi_job.launcher() is not None,
+        "mpi4py, or mpiexec, is not installed: see make test-ranks",
+    ),
     "torch": (lambda: find_spec("torch") is not None, "torch is not installed"),
 }
 

@@ -2,7 +2,13 @@
 
 from gpuopt.distributed.accumulators import ConditionalAccumulator, SparseConditionalAccumulator
 from gpuopt.distributed.communicator import Communicator, RankGroup
-from gpuopt.distributed.communicators import SingleCommunicator, ThreadCommunicator, ThreadGroup
+from gpuopt.distributed.communicators import (
+    MPICommunicator,
+    MPIGroup,
+    SingleCommunicator,
+    ThreadCommunicator,
+    ThreadGroup,
+)
 from gpuopt.distributed.coordinator import Coordinator, WorkerFigures
 from gpuopt.distributed.mirrored import MirroredVariable, PerReplica
 from gpuopt.distributed.strategy import MirroredStrategy
@@ -13,6 +19,8 @@ __all__ = [
     "Communicator",
     "ConditionalAccumulator",
     "Coordinator",
+    "MPICommunicator",
+    "MPIGroup",
     "MirroredStrategy",
     "MirroredVariable",
     "PerReplica",

@@ -115,11 +115,20 @@ class CupyLauncher:
 
     def download(self, source: Any) -> Download:
         stream = cupy.cuda.get_current_stream()
-        with self._page_locked:
-            landing = self._landings.take(source)
+        if source.nbytes > Landings.SIZE:
+            landing = self._land_alone(source)
+        else:
+            with self._page_locked:
+                landing = self._landings.take(source)
         source.data.copy_to_host_async(landing.values.ctypes.data, source.nbytes, stream)
         self.record(landing.event)
         return landing
+
+    def _land_alone(self, source: Any) -> Download:
+        """Returns where a copy of a device array can land, in memory from CuPy's pool."""
+        memory = cupy.cuda.alloc_pinned_memory(source.nbytes)
+        values = np.frombuffer(memory, np.uint8, source.nbytes).view(source.dtype)
+        return Download(values.reshape(source.shape), _new_event())
 
     def copy_of_peer(self, array: Any) -> Any:
         with array.device:

@@ -179,7 +179,10 @@ class Launcher(Protocol):
         """
 
     def download(self, source: Any) -> Download:
-        """Begins to copy a contiguous device array to the host, in order with launches."""
+        """Begins to copy a contiguous device array to page-locked memory, in order with launches.
+
+        A copy of more than a few bytes must be kept until it is done: its memory is the pool's.
+        """
 
     def copy_of_peer(self, array: Any) -> Any:
         """Returns a copy of another device's array, in order with both current streams.

