@@ -106,6 +106,7 @@ class Exchange:
         # Sends go to the next ranks first, so that not all of them go to rank 0 at once.
         self._others = [(self.rank + step) % self.size for step in range(1, self.size)]
         self._run = 0
+        self._is_running = False
         self._number = 0
         self._status = mpi.Status()
         # By rank, in the order in which they were sent.
@@ -123,13 +124,21 @@ class Exchange:
         self._end = WorkerFailedError, text
 
     def begin_run(self) -> None:
-        """Forgets how the last run ended; what is left of its messages will be dropped."""
+        """Forgets how the last run ended; what is left of its messages will be dropped.
+
+        Raises:
+            RuntimeError: the last run goes on.
+        """
+        if self._is_running:
+            raise RuntimeError("a group's `run` was called in a `run` of the same group")
+        self._is_running = True
         self._run += 1
         self._number = 0
         self._end = None
 
     def end_run(self, error: BaseException | None) -> None:
         """Tells all other ranks that this one has failed, by `error`, or finished."""
+        self._is_running = False
         self._tell_end(self._run, error)
         self._finish(CancelledError, f"the run of rank {self.rank} is over")
 
