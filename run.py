@@ -272,17 +272,18 @@ def test_ranks(arguments: Sequence[str]) -> int:
     taken away, and is told so elsewhere.
     """
     environment = {**SINGLE_THREADED, **os.environ, "GPUOPT_REQUIRE": "mpi"}
-    failed = []
+    commands = {}
     for mpi in ("openmpi", "mpich"):
-        print(f"== {mpi}", flush=True)
-        python = set_up_beside(mpi, [], [f"ranks-{mpi}"])
-        command = [str(python), "tests/support/loopback_only.py", str(python), "-m", "pytest"]
-        command += ["-m", "mpi", "--durations=5", "tests/distributed"]
-        if not is_interactive(arguments):
-            command += NO_HANGING
-        status = subprocess.run([*command, *arguments], cwd=ROOT, env=environment).returncode
-        if status and not (status == NO_TESTS and arguments):
-            failed.append(mpi)
+        python = str(set_up_beside(mpi, [], [f"ranks-{mpi}"]))
+        commands[mpi] = [python, "tests/support/loopback_only.py", python, "-m", "pytest"]
+        commands[mpi] += ["-m", "mpi", "-p", "no:cacheprovider", *NO_HANGING]
+        commands[mpi] += ["tests/distributed", *arguments]
+    run_all = run_one_by_one if is_interactive(arguments) else run_side_by_side
+    failed = [
+        mpi
+        for mpi, status in run_all(commands, environment).items()
+        if status and not (status == NO_TESTS and arguments)
+    ]
     if failed:
         print(f"run.py: failed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
@@ -343,16 +344,10 @@ def test_kernels(arguments: Sequence[str], is_full: bool) -> int:
         "ThreadSanitizer": ["tests/support/emulator/sanitized.py", "thread", *sanitized],
     }
     commands = {name: [str(PYTHON), *command, *arguments] for name, command in parts.items()}
-    if is_interactive(arguments):
-        statuses = {
-            name: subprocess.run(command, cwd=ROOT, env=environment).returncode
-            for name, command in commands.items()
-        }
-    else:
-        statuses = run_side_by_side(commands, environment)
+    run_all = run_one_by_one if is_interactive(arguments) else run_side_by_side
     failed = [
         name
-        for name, status in statuses.items()
+        for name, status in run_all(commands, environment).items()
         if status and not (status == NO_TESTS and arguments)
     ]
     if is_full:
@@ -363,6 +358,16 @@ def test_kernels(arguments: Sequence[str], is_full: bool) -> int:
     if failed:
         print(f"run.py: failed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def run_one_by_one(
+    commands: Mapping[str, Sequence[str]], environment: Mapping[str, str]
+) -> dict[str, int]:
+    """Runs commands, which may use the terminal; returns the exit status of each."""
+    return {
+        name: subprocess.run(command, cwd=ROOT, env=environment).returncode
+        for name, command in commands.items()
+    }
 
 
 def run_side_by_side(

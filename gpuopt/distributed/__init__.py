@@ -11,6 +11,7 @@ from gpuopt.distributed.communicators import (
 )
 from gpuopt.distributed.coordinator import Coordinator, WorkerFigures
 from gpuopt.distributed.mirrored import MirroredVariable, PerReplica
+from gpuopt.distributed.stop_request import StopRequest
 from gpuopt.distributed.strategy import MirroredStrategy
 from gpuopt.distributed.sync_replicas import SyncReplicasOptimizer, SyncReplicasWorker
 from gpuopt.distributed.tower import Reduction, TowerOptimizer, replicate
@@ -28,6 +29,7 @@ __all__ = [
     "Reduction",
     "SingleCommunicator",
     "SparseConditionalAccumulator",
+    "StopRequest",
     "SyncReplicasOptimizer",
     "SyncReplicasWorker",
     "ThreadCommunicator",

