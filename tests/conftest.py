@@ -47,10 +47,7 @@ NEEDS = {
         "there is no real GPU, or no CuPy",
     ),
     "nvrtc": (has_nvrtc, "cuda-core, NVRTC or nvdisasm is not installed"),
-    "mpi": (
-        lambda: mpi_job.launcher() is not None,
-        "mpi4py, or mpiexec, is not installed: see make test-ranks",
-    ),
+    "mpi": (lambda: mpi_job.what_is_missing() is None, mpi_job.what_is_missing()),
     "torch": (lambda: find_spec("torch") is not None, "torch is not installed"),
 }
 

@@ -153,6 +153,7 @@ def test_sigterm_to_one_rank_has_all_save_and_end(uninterrupted: str, tmp_path: 
         ends = time.monotonic() + STARTS_WITHIN_S
         process = tmp_path / "pid.2"
         while not (4 in saved_steps(tmp_path) and process.exists()):
+            assert job.poll() is None
             assert time.monotonic() < ends
             time.sleep(0.05)
         os.kill(int(process.read_text()), signal.SIGTERM)

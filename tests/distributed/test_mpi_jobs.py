@@ -8,6 +8,11 @@ from mpi_job import ROOT, run_job
 pytestmark = pytest.mark.mpi
 
 
+def test_a_job_has_no_network_but_the_loopback_device() -> None:
+    job = run_job(1, "-c", "import socket; print([name for _, name in socket.if_nameindex()])")
+    assert job.output.strip() == "['lo']", job
+
+
 def test_what_every_communicator_does_is_done_over_mpi() -> None:
     tests = ROOT / "tests" / "distributed" / "test_communicator.py"
     options = ["-q", "--color=no", "-p", "no:cacheprovider", "-o", "faulthandler_timeout=60"]

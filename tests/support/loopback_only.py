@@ -1,8 +1,8 @@
-"""Runs a command that can reach this machine alone, where the system lets it: a network namespace.
+"""Runs a command that can reach, and be reached from, this machine alone: in a network namespace.
 
     python loopback_only.py COMMAND...
 
-Elsewhere the command keeps its network; `mpi_job.py` tells launchers to use the loopback device.
+Launchers of MPI listen on every network that they find.
 """
 
 from __future__ import annotations
@@ -13,23 +13,35 @@ import os
 import socket
 import struct
 import sys
+from pathlib import Path
 
-CLONE_NEWNET = 0x40000000
+CLONE_NEWNET, CLONE_NEWUSER = 0x40000000, 0x10000000
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
 
 
-def leave_network() -> bool:
-    """Moves this process to a new network, of which only the loopback device is up."""
-    if sys.platform != "linux" or ctypes.CDLL(None).unshare(CLONE_NEWNET) != 0:
-        return False
+def leave_network() -> None:
+    """Moves this process to a new network, of which only the loopback device is up.
+
+    Raises:
+        OSError: the system does not let it.
+    """
+    if sys.platform != "linux":
+        raise OSError("only Linux has network namespaces")
+    libc = ctypes.CDLL(None, use_errno=True)
+    user, group = os.getuid(), os.getgid()
+    if libc.unshare(CLONE_NEWNET) != 0:
+        # Not root: it is one in a namespace of its own.
+        if libc.unshare(CLONE_NEWNET | CLONE_NEWUSER) != 0:
+            raise OSError(ctypes.get_errno(), "this process may not make a network namespace")
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+        Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         request = struct.pack("16sH14s", b"lo", 0, b"")
         _, flags, _ = struct.unpack("16sH14s", fcntl.ioctl(any_socket, SIOCGIFFLAGS, request))
         fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sH14s", b"lo", flags | IFF_UP, b""))
-    return True
 
 
 if __name__ == "__main__":
-    if not leave_network():
-        print("loopback_only.py: this process keeps its network", file=sys.stderr)
+    leave_network()
     os.execvp(sys.argv[1], sys.argv[1:])

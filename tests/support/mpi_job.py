@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -20,20 +21,14 @@ import gpuopt
 ROOT = Path(gpuopt.__file__).parents[1]
 LONGEST_JOB_S = 90.0
 
-# One machine alone, more ranks than cores, and root in a container.
+_ALONE = [sys.executable, str(Path(__file__).with_name("loopback_only.py"))]
+
+# More ranks than cores, and root in a container.
 _ENVIRONMENT = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "OMPI_MCA_btl": "self,sm",
     "OMPI_MCA_mpi_yield_when_idle": "1",
-    "OMPI_MCA_pml": "ob1",
-    "PMIX_MCA_ptl_tcp_if_include": "lo",
-    "PRTE_MCA_oob_tcp_if_include": "lo",
-    "PRTE_MCA_prte_if_include": "lo",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-    "FI_PROVIDER": "shm,tcp",
-    "FI_TCP_IFACE": "lo",
-    "HYDRA_IFACE": "lo",
     "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "support"))),
 }
 
@@ -52,10 +47,17 @@ class Job(NamedTuple):
 
 def launcher() -> str | None:
     """Finds the mpiexec that belongs to this Python, or else the system's."""
-    if find_spec("mpi4py") is None:
-        return None
     beside = Path(sys.executable).with_name("mpiexec")
     return str(beside) if beside.exists() else shutil.which("mpiexec")
+
+
+@cache
+def what_is_missing() -> str | None:
+    """Says why no job can be started here; None if one can."""
+    if find_spec("mpi4py") is None or launcher() is None:
+        return "mpi4py, or mpiexec, is not installed: see make test-ranks"
+    alone = subprocess.run([*_ALONE, "true"], capture_output=True, text=True)
+    return None if alone.returncode == 0 else alone.stderr.strip().splitlines()[-1]
 
 
 def run_job(
@@ -70,7 +72,8 @@ def run_job(
     Raises:
         TimeoutError: it did not end in time; all of it has been killed.
     """
-    command = [launcher() or "mpiexec", "-n", str(num_ranks), sys.executable, *map(str, arguments)]
+    command = [*_ALONE, launcher() or "mpiexec", "-n", str(num_ranks), sys.executable]
+    command += map(str, arguments)
     # A launcher that belongs to a job of its own would take this for a part of it.
     inherited = {
         name: value
