@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from mpi_job import ROOT, run_job
+
+from gpuopt.distributed.communicators.mpi_process import describe_mpi
 
 pytestmark = pytest.mark.mpi
 
@@ -19,3 +26,28 @@ def test_what_every_communicator_does_is_done_over_mpi() -> None:
     job = run_job(3, "-m", "pytest", *options, tests)
     assert job.status == 0, job
     assert job.output.count(" passed") == 3, job
+
+
+def test_the_demo_trains_on_all_ranks_and_prints_one_table(tmp_path: Path) -> None:
+    picture = tmp_path / "curves.png"
+    options = ["--ranks", "--device", "cpu", "--steps", "60", "--output", str(picture)]
+    job = run_job(2, "-m", "mpi4py", "-m", "gpuopt", "demo", *options)
+    assert job.status == 0, job
+    [row] = re.findall(r"cpu .* Adam .* (\d+\.\d)% .* (\d+\.\d)%", job.output)
+    assert float(row[0]) > 90, job  # of the training images
+    assert job.output.count("steps/s") == 1, job
+
+
+def test_mpi_is_described_without_being_started() -> None:
+    assert re.fullmatch(r"usable: mpi4py 4\.\S+, (Open MPI|MPICH).* v?\d+\.\S+", describe_mpi())
+
+
+def test_a_process_of_no_job_is_a_group_of_one() -> None:
+    program = (
+        "import gpuopt.distributed as d; print(d.MPIGroup(9).run(lambda c: c.all_gather(c.size)))"
+    )
+    process = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=ROOT
+    )
+    assert process.stdout.strip() == "[[1]]", process
+    assert process.stderr == ""

@@ -42,6 +42,7 @@ class MPIGroup(RankGroup):
 
     Attributes:
         rank: Of this process.
+        rank_on_host: Its place among the ranks of its host: the GPU that it may take.
         size, local_size: See `RankGroup`.
     """
 
@@ -75,6 +76,8 @@ class MPIGroup(RankGroup):
         versions = [version for version, _, _ in ranks]
         if len(set(versions)) > 1:
             raise ValueError(f"all ranks must have the same gpuopt, got {versions} in rank order")
+        hosts = [host for _, _, host in ranks]
+        self.rank_on_host = hosts[: self.rank].count(hosts[self.rank])
         if self.rank == 0 and self.size > 1:
             lines = [
                 f"gpuopt: rank {rank} is process {process} on {host}\n"
