@@ -38,6 +38,22 @@ def test_the_demo_trains_on_all_ranks_and_prints_one_table(tmp_path: Path) -> No
     assert job.output.count("steps/s") == 1, job
 
 
+def test_the_guides_script_trains_and_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    guide = (ROOT / "docs" / "guides" / "several_processes.md").read_text()
+    [script] = re.findall(r"^```py\n(.*?)^```", guide, re.DOTALL | re.MULTILINE)
+    file = tmp_path / "train.py"
+    file.write_text(script)
+    outputs = []
+    for steps in ("< 100", "< 101"):
+        file.write_text(script.replace("< 100", steps))
+        job = run_job(2, file, folder=tmp_path)
+        assert job.status == 0, job
+        [values] = re.findall(r"\[(.*)\]", job.output)
+        outputs.append([float(value) for value in values.split()])
+    assert outputs[0] == pytest.approx([1, -2, 3, 0.5], abs=0.5)
+    assert {file.stem for file in tmp_path.glob("model*")} == {"model-100", "model-101"}
+
+
 def test_mpi_is_described_without_being_started() -> None:
     assert re.fullmatch(r"usable: mpi4py 4\.\S+, (Open MPI|MPICH).* v?\d+\.\S+", describe_mpi())
 

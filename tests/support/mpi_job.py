@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -64,10 +64,10 @@ def run_job(
     num_ranks: int,
     *arguments: str | Path,
     timeout_s: float = LONGEST_JOB_S,
-    environment: Mapping[str, str] = {},
+    folder: Path | None = None,
     while_it_runs: Callable[[subprocess.Popen[bytes]], None] = lambda process: None,
 ) -> Job:
-    """Runs `python ARGUMENTS...` in each rank.
+    """Runs `python ARGUMENTS...` in each rank, in a folder.
 
     Raises:
         TimeoutError: it did not end in time; all of it has been killed.
@@ -88,7 +88,8 @@ def run_job(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=errors,
-            env={**inherited, **_ENVIRONMENT, **environment},
+            env={**inherited, **_ENVIRONMENT},
+            cwd=folder,
             start_new_session=True,
         )
         try:
