@@ -225,8 +225,8 @@ class Backend(Protocol):
         """Waits for the current stream's work, and returns an array's values for a message.
 
         Returns:
-            A C-contiguous array, which must not be written. On the CPU it may be the given one; of
-            a GPU it is a copy in page-locked memory, to be let go soon.
+            A C-contiguous array. On the CPU it may be the given one, and must not be written; of a
+            GPU it is a copy in page-locked memory, to be let go soon.
         """
 
     def from_host(self, array: np.ndarray[Any, Any]) -> Array:

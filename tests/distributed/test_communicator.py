@@ -480,6 +480,55 @@ def test_a_group_runs_again_after_a_failure(kind: str) -> None:
         assert group.size == 2
 
 
+# What processes do besides.
+
+over_mpi = pytest.mark.skipif(JOB_SIZE == 0, reason="it is about processes: see test_mpi_jobs.py")
+
+
+@over_mpi
+def test_blocks_beyond_what_mpi_counts_are_sent_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpuopt.distributed.communicators import exchange
+
+    monkeypatch.setattr(exchange, "_PIECE_BYTES", 1000)
+    values = np.arange(10_001, dtype=np.float32)
+
+    def reduce(rank: Communicator) -> Any:
+        with pytest.raises(ValueError, match="same call"):  # the pieces are dropped
+            rank.all_reduce(values[rank.rank :])
+        return rank.all_reduce(values)
+
+    for total in succeeded(run_on_ranks("mpi", 3, reduce)):
+        np.testing.assert_array_equal(total, 3 * values)
+
+
+@over_mpi
+def test_python_objects_in_an_array_are_not_sent_as_addresses() -> None:
+    def reduce(rank: Communicator) -> None:
+        for call in (rank.all_reduce, rank.broadcast, lambda array: rank.batch_all_reduce([array])):
+            with pytest.raises(TypeError, match="an array of object holds Python objects"):
+                call(np.array([{}, []], object))
+
+    succeeded(run_on_ranks("mpi", 2, reduce))
+
+
+@over_mpi
+def test_runs_of_a_group_are_not_nested() -> None:
+    group = group_of("mpi", 2)
+    if group is not None:
+        with pytest.raises(RuntimeError, match="in a `run` of the same group"):
+            group.run(lambda rank: group.run(lambda rank: None))
+        assert group.run(lambda rank: rank.size) == [2]
+
+
+@over_mpi
+def test_a_communicator_is_of_no_use_after_its_run() -> None:
+    group = group_of("mpi", 2)
+    if group is not None:
+        [communicator] = group.run(lambda rank: rank)
+        with pytest.raises(CancelledError, match=r"the run of rank \d is over"):
+            communicator.barrier()
+
+
 # What threads do besides.
 
 

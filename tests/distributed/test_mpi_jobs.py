@@ -58,12 +58,57 @@ def test_mpi_is_described_without_being_started() -> None:
     assert re.fullmatch(r"usable: mpi4py 4\.\S+, (Open MPI|MPICH).* v?\d+\.\S+", describe_mpi())
 
 
-def test_a_process_of_no_job_is_a_group_of_one() -> None:
-    program = (
-        "import gpuopt.distributed as d; print(d.MPIGroup(9).run(lambda c: c.all_gather(c.size)))"
-    )
+def run_alone(program: str) -> str:
+    """Runs a program in a process of no job, and returns what it prints."""
     process = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=ROOT
     )
-    assert process.stdout.strip() == "[[1]]", process
-    assert process.stderr == ""
+    assert (process.returncode, process.stderr) == (0, ""), process
+    return process.stdout.strip()
+
+
+def test_a_process_of_no_job_is_a_group_of_one() -> None:
+    program = "from gpuopt.distributed import *; print(MPIGroup(9).run(lambda c: c.all_gather(1)))"
+    assert run_alone(program) == "[[1]]"
+
+
+def test_a_forked_child_is_no_rank() -> None:
+    program = """
+import os
+from gpuopt.distributed import MPIGroup
+
+def run(communicator):
+    child = os.fork()
+    if child:
+        return os.waitpid(child, 0)[1]
+    try:
+        communicator.barrier()
+    except RuntimeError as error:
+        print(error, flush=True)
+    os._exit(0)
+
+MPIGroup(9).run(run)
+"""
+    assert "rank 0 is the process that this child was forked from" in run_alone(program)
+
+
+def test_mpi_for_the_main_thread_alone_is_called_by_no_other() -> None:
+    program = """
+import threading
+import mpi4py
+mpi4py.rc.thread_level = "funneled"
+from gpuopt.distributed import MPIGroup
+
+def run():
+    try:
+        group.run(lambda communicator: communicator.barrier())
+    except RuntimeError as error:
+        print(error)
+
+group = MPIGroup(9)
+group.run(lambda communicator: communicator.barrier())
+thread = threading.Thread(target=run)
+thread.start()
+thread.join()
+"""
+    assert run_alone(program).startswith("MPI was started for calls of the main thread alone")

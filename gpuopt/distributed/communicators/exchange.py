@@ -146,6 +146,11 @@ class Exchange:
         """Tells all other ranks that this process ends, by `error` or not, and joins no run."""
         self._tell_end(_AFTER_ALL_RUNS, error)
 
+    def has_reported(self, error: BaseException) -> bool:
+        """Says whether an error only tells of another rank that has failed or finished."""
+        is_told = isinstance(error, WorkerFailedError | CancelledError)
+        return is_told and self._end == (type(error), str(error))
+
     def ranks_still_there(self) -> list[int]:
         """Returns who has not left yet, or has not received all that was sent to it."""
         self._poll()

@@ -10,6 +10,7 @@ import pickle
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,12 @@ from gpuopt.distributed.communicator import (
     split_aligned,
 )
 from gpuopt.distributed.communicators.exchange import INLINE_BYTES, Bytes, Exchange, Header, Parcel
-from gpuopt.distributed.communicators.mpi_process import connect, end_with_the_job, import_mpi
+from gpuopt.distributed.communicators.mpi_process import (
+    check_thread,
+    connect,
+    end_with_the_job,
+    import_mpi,
+)
 from gpuopt.distributed.communicators.single import SingleCommunicator
 from gpuopt.distributed.waiting import DEFAULT_TIMEOUT_S, check_timeout
 from gpuopt.variables.indexed_slices import IndexedSlices
@@ -65,7 +71,9 @@ class MPIGroup(RankGroup):
         """
         check_timeout(timeout_s)
         mpi = import_mpi(timeout_s)
+        self._mpi = mpi
         comm = mpi.COMM_WORLD if comm is None else comm
+        check_thread(mpi)
         exchanges = end_with_the_job(mpi)
         self._exchange = Exchange(mpi, connect(mpi, comm, timeout_s), timeout_s)
         exchanges.append(self._exchange)
@@ -87,6 +95,7 @@ class MPIGroup(RankGroup):
             sys.stderr.flush()
 
     def run(self, function: Callable[[Communicator], Any]) -> list[Any]:
+        check_thread(self._mpi)
         self._exchange.begin_run()
         try:
             result = function(MPICommunicator(self._exchange))
@@ -115,10 +124,10 @@ class MPICommunicator(Communicator):
     def all_reduce(self, array: Any, op: ReduceOp = "sum") -> Any:
         check_op(op)
         device = device_of(array)
-        staged = _stage(array, device)
-        what = f"all_reduce({op!r}) of {array.dtype}{list(array.shape)}"
-        total = self._reduce(staged.reshape(-1), op, what).reshape(array.shape)
-        return to_device(total, device)
+        flat = _stage(array, device).reshape(-1)
+        what = f"all_reduce({op!r}) of {_name(array.dtype)}{list(array.shape)}"
+        total = self._reduce(flat, np.empty_like(flat), op, what)
+        return to_device(total.reshape(array.shape), device)
 
     def batch_all_reduce(
         self,
@@ -129,7 +138,7 @@ class MPICommunicator(Communicator):
     ) -> list[Any]:
         check_op(op)
         buckets = fill_buckets(arrays, bucket_bytes)
-        forms = ", ".join([f"{array.dtype}{list(array.shape)}" for array in arrays])
+        forms = ", ".join([f"{_name(array.dtype)}{list(array.shape)}" for array in arrays])
         details = f"in buckets of {bucket_bytes} bytes"
         if what is None:
             what = f"batch_all_reduce({op!r}) of [{forms}]"
@@ -141,8 +150,11 @@ class MPICommunicator(Communicator):
         for positions in buckets:
             parts = [arrays[i] for i in positions]
             device = device_of(parts[0])
-            flat = _stage(parts[0] if len(parts) == 1 else join_aligned(parts), device)
-            total = to_device(self._reduce(flat.reshape(-1), op, what, details), device)
+            flat = _stage(parts[0] if len(parts) == 1 else join_aligned(parts), device).reshape(-1)
+            # What was joined is nobody else's, and neither is what was copied from a GPU.
+            is_own = len(parts) > 1 or device.kind == "gpu"
+            total = self._reduce(flat, flat if is_own else np.empty_like(flat), op, what, details)
+            total = to_device(total, device)
             for i, part in zip(positions, split_aligned(total, parts), strict=True):
                 reduced[i] = part
         return reduced
@@ -213,14 +225,24 @@ class MPICommunicator(Communicator):
     def barrier(self, what: str = "barrier") -> None:
         self._exchange.exchange(what, [Parcel()] * self.size)
 
-    def _reduce(self, flat: Any, op: ReduceOp, what: str, details: str = "") -> Any:
-        """Reduces a flat array in host memory, in rank order, to a new one."""
+    def _reduce(self, flat: Any, into: Any, op: ReduceOp, what: str, details: str = "") -> Any:
+        """Reduces flat arrays in host memory, in rank order.
+
+        Args:
+            flat: This rank's array.
+            into: Where the result goes; it may be `flat` itself.
+            op: See `all_reduce`.
+            what: Describes the call.
+            details: See `Exchange.exchange`.
+
+        Returns:
+            `into`.
+        """
         if flat.nbytes <= INLINE_BYTES:
-            headers = self._exchange.exchange(
-                what, [Parcel(flat.tobytes())] * self.size, None, details
-            )
+            parcels = [Parcel(flat.tobytes())] * self.size
+            headers = self._exchange.exchange(what, parcels, details=details)
             parts = [np.frombuffer(header.inline, np.uint8).view(flat.dtype) for header in headers]
-            return _fold(parts, op, np.empty_like(flat))
+            return _fold(parts, op, into, into)
         # Each rank reduces its share of the elements, and sends the result to all.
         bounds = [rank * flat.size // self.size for rank in range(self.size + 1)]
         shares = [slice(*bounds[rank : rank + 2]) for rank in range(self.size)]
@@ -235,14 +257,20 @@ class MPICommunicator(Communicator):
             lambda headers: [[_bytes_of(part)] for part in parts],
             details,
         )
-        total = np.empty_like(flat)
-        block = _bytes_of(_fold(parts, op, total[mine]))
+        # The result may overwrite this rank's part, which is not the first to be added.
+        subtotal = parts[0] if self.rank > 0 else into[mine]
+        block = _bytes_of(_fold(parts, op, subtotal, into[mine]))
         self._exchange.exchange(
             f"the end of {what}",
             [Parcel(blocks=[block])] * self.size,
-            lambda headers: [[_bytes_of(total[share])] for share in shares],
+            lambda headers: [[_bytes_of(into[share])] for share in shares],
         )
-        return total
+        return into
+
+
+@cache
+def _name(dtype: np.dtype[Any]) -> str:
+    return str(dtype)
 
 
 def _stage(array: Any, device: Device) -> Any:
@@ -261,12 +289,22 @@ def _bytes_of(array: Any) -> Bytes:
     return flat
 
 
-def _fold(parts: Sequence[Any], op: ReduceOp, out: Any) -> Any:
-    """Reduces arrays in their order, into `out`."""
+def _fold(parts: Sequence[Any], op: ReduceOp, subtotal: Any, total: Any) -> Any:
+    """Reduces arrays in their order.
+
+    Args:
+        parts: At least one.
+        op: See `all_reduce`.
+        subtotal: Memory for all results but the last one; may be `parts[0]`, or `total`.
+        total: Memory for the last one.
+
+    Returns:
+        `total`.
+    """
     if len(parts) == 1:
-        out[...] = parts[0]
-    else:
-        _FOLDS[op](parts[0], parts[1], out=out)
-    for part in parts[2:]:
-        _FOLDS[op](out, part, out=out)
-    return out
+        total[...] = parts[0]
+    result = parts[0]
+    for place, part in enumerate(parts[1:], 2):
+        target = total if place == len(parts) else subtotal
+        result = _FOLDS[op](result, part, out=target)
+    return total

@@ -18,7 +18,7 @@ import numpy as np
 
 from gpuopt.distributed.communicators.exchange import Exchange
 from gpuopt.distributed.waiting import WaitForRanks
-from gpuopt.errors import CancelledError, DeadlineExceededError, WorkerFailedError
+from gpuopt.errors import DeadlineExceededError, WorkerFailedError
 
 # How long the other ranks have to end by themselves after an exception that nobody caught.
 GRACE_S = 3.0
@@ -80,6 +80,15 @@ def describe_mpi() -> str:
     return f"usable: mpi4py {lines[0]}, {library}"
 
 
+def check_thread(mpi: Any) -> None:
+    """Raises RuntimeError if MPI was started in such a way that this thread must not call it."""
+    if mpi.Query_thread() < mpi.THREAD_SERIALIZED and not mpi.Is_thread_main():
+        raise RuntimeError(
+            "MPI was started for calls of the main thread alone (mpi4py.rc.thread_level), and this "
+            "is another one"
+        )
+
+
 def connect(mpi: Any, comm: Any, timeout_s: float) -> Any:
     """Duplicates a communicator of mpi4py's, when all of its ranks have come.
 
@@ -87,13 +96,7 @@ def connect(mpi: Any, comm: Any, timeout_s: float) -> Any:
 
     Raises:
         DeadlineExceededError: a rank does not come; the message says which.
-        RuntimeError: MPI was started in such a way that this thread must not call it.
     """
-    if mpi.Query_thread() < mpi.THREAD_SERIALIZED and not mpi.Is_thread_main():
-        raise RuntimeError(
-            "MPI was started for calls of the main thread alone (mpi4py.rc.thread_level); make the "
-            "MPIGroup there"
-        )
     others = [rank for rank in range(comm.Get_size()) if rank != comm.Get_rank()]
     hello = np.zeros(1, np.uint8)
     hellos = {rank: comm.Irecv(np.empty(1, np.uint8), rank, _HELLO_TAG) for rank in others}
@@ -145,7 +148,9 @@ class _End:
         That of a rank which ends because another one has is left out: the other one shows its own.
         """
         self._error = error
-        if isinstance(error, WorkerFailedError | CancelledError):
+        if any(exchange.has_reported(error) for exchange in self.exchanges) or (
+            isinstance(error, WorkerFailedError) and error.__cause__ is None
+        ):
             self._say(f"{kind.__name__}: {error}")
         else:
             self._show(kind, error, trace)
