@@ -6,7 +6,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import fake_cupy
@@ -117,13 +117,32 @@ def test_any_dtype_is_summed_to_the_bits_of_a_sequential_replay(
         for array in arrays[1:]:
             expected = (expected + array).astype(dtype)
 
-        def reduce(rank: Communicator, arrays: Any = arrays) -> bytes:
+        def sum_up(rank: Communicator, arrays: Any = arrays) -> bytes:
             total = rank.all_reduce(arrays[rank.rank])
             assert total.dtype == dtype
             return total.tobytes()
 
-        results = succeeded(run_on_ranks(kind, size, reduce))
+        results = succeeded(run_on_ranks(kind, size, sum_up))
         assert results == [expected.tobytes()] * size
+
+
+@kinds_and_sizes
+def test_a_batch_is_summed_to_the_bits_of_a_sequential_replay(kind: str, size: int) -> None:
+    rng = np.random.default_rng(size)
+    shapes = [(300, 7), (5000,), (2,), (40_000,)]
+    arrays = [
+        [rng.standard_normal(shape).astype(np.float32) for shape in shapes] for _ in range(size)
+    ]
+    expected = [reduce(np.add, of_ranks).tobytes() for of_ranks in zip(*arrays, strict=True)]
+
+    def sum_up(rank: Communicator) -> list[bytes]:
+        mine = [array.copy() for array in arrays[rank.rank]]
+        totals = rank.batch_all_reduce(mine, bucket_bytes=50_000)
+        for array, before in zip(mine, arrays[rank.rank], strict=True):
+            np.testing.assert_array_equal(array, before)
+        return [total.tobytes() for total in totals]
+
+    assert succeeded(run_on_ranks(kind, size, sum_up)) == [expected] * size
 
 
 def test_nan_and_infinity_reach_every_rank(on_ranks: OnRanks) -> None:
