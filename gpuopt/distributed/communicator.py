@@ -181,16 +181,16 @@ def split_aligned(joined: Any, arrays: Sequence[Any]) -> list[Any]:
     return parts
 
 
-def say_who_called(calls: Sequence[str]) -> str:
-    """Describes calls that differ, each with its ranks.
+def say_who(brought: Sequence[str]) -> str:
+    """Describes things that differ, each with the ranks that bring it.
 
     Args:
-        calls: What each rank has called.
+        brought: What each rank brings.
     """
-    of_call: dict[str, list[str]] = {}
-    for rank, call in enumerate(calls):
-        of_call.setdefault(call, []).append(str(rank))
-    return "; ".join(f"{call} on rank {', '.join(ranks)}" for call, ranks in of_call.items())
+    of_thing: dict[str, list[str]] = {}
+    for rank, thing in enumerate(brought):
+        of_thing.setdefault(thing, []).append(str(rank))
+    return "; ".join(f"{thing} on rank {', '.join(ranks)}" for thing, ranks in of_thing.items())
 
 
 def fill_buckets(arrays: Sequence[Any], bucket_bytes: int) -> list[list[int]]:

@@ -531,6 +531,38 @@ def test_python_objects_in_an_array_are_not_sent_as_addresses() -> None:
 
 
 @over_mpi
+def test_an_array_that_must_not_be_written_is_not_broadcast_to() -> None:
+    values = np.broadcast_to(np.float32(1), (3,))
+
+    def broadcast(rank: Communicator) -> None:
+        if rank.rank == 1:
+            with pytest.raises(ValueError, match="read-only array"):
+                rank.broadcast(values)
+            raise KeyError("noticed")
+        with pytest.raises(WorkerFailedError, match="KeyError: 'noticed'"):
+            rank.broadcast(values)
+
+    group = group_of("mpi", 2)
+    if group is not None and is_here("mpi", 0):
+        group.run(broadcast)
+    elif group is not None:
+        with pytest.raises(KeyError):
+            group.run(broadcast)
+
+
+@over_mpi
+def test_long_calls_that_differ_at_their_end_are_told_in_full() -> None:
+    def reduce(rank: Communicator) -> str:
+        with pytest.raises(ValueError, match="same call") as error:
+            rank.batch_all_reduce([np.zeros(2)] * 500 + [np.zeros(rank.rank)])
+        return str(error.value)
+
+    for told in succeeded(run_on_ranks("mpi", 2, reduce)):
+        assert "float64[2], float64[0]] in buckets" in told
+        assert "float64[2], float64[1]] in buckets" in told
+
+
+@over_mpi
 def test_runs_of_a_group_are_not_nested() -> None:
     group = group_of("mpi", 2)
     if group is not None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpuopt.distributed.communicator import say_who_called
+from gpuopt.distributed.communicator import say_who
 from gpuopt.distributed.waiting import WaitForRanks
 from gpuopt.errors import CancelledError, DeadlineExceededError, GpuoptError, WorkerFailedError
 from gpuopt.locks import renew_after_fork
@@ -107,6 +107,7 @@ class Exchange:
         self._others = [(self.rank + step) % self.size for step in range(1, self.size)]
         self._run = 0
         self._is_running = False
+        self._is_forked = False
         self._number = 0
         self._status = mpi.Status()
         # By rank, in the order in which they were sent.
@@ -120,6 +121,7 @@ class Exchange:
 
     def after_fork(self) -> None:
         """MPI belongs to the parent."""
+        self._is_forked = True
         text = f"rank {self.rank} is the process that this child was forked from, and not the child"
         self._end = WorkerFailedError, text
 
@@ -128,7 +130,10 @@ class Exchange:
 
         Raises:
             RuntimeError: the last run goes on.
+            WorkerFailedError: this is a forked child.
         """
+        if self._is_forked:
+            self._raise_end()
         if self._is_running:
             raise RuntimeError("a group's `run` was called in a `run` of the same group")
         self._is_running = True
@@ -138,6 +143,8 @@ class Exchange:
 
     def end_run(self, error: BaseException | None) -> None:
         """Tells all other ranks that this one has failed, by `error`, or finished."""
+        if self._is_forked:
+            return
         self._is_running = False
         self._tell_end(self._run, error)
         self._finish(CancelledError, f"the run of rank {self.rank} is over")
@@ -223,26 +230,35 @@ class Exchange:
                 sends += self._move(self._comm.Isend, block, rank)
         try:
             come = self._receive_headers(headers, number, waiting)
+            is_same = all(header.digest == digest for header in come)
+            targets = allot(come) if is_same and allot is not None else []
         except BaseException:
-            self._in_flight += sends
-            self._drop_blocks(headers)
+            self._give_up(sends, headers)
             raise
-        if any(header.digest != digest for header in come):
-            self._in_flight += sends
-            self._drop_blocks(headers)
-            calls = self._exchange(
-                "calls", [Parcel(call.encode()[:INLINE_BYTES])] * self.size, None, ""
-            )
-            texts = [header.inline.decode(errors="replace") for header in calls]
-            raise ValueError(f"all ranks must make the same call, got {say_who_called(texts)}")
+        if not is_same:
+            self._give_up(sends, headers)
+            brought = say_who(self._gather_calls(call))
+            raise ValueError(f"all ranks must make the same call, got {brought}")
         receives = []
-        if allot is not None:
-            for rank, targets in enumerate(allot(come)):
-                if rank != self.rank:
-                    for target in targets:
-                        receives += self._move(self._comm.Irecv, target, rank)
+        for rank, of_rank in enumerate(targets):
+            if rank != self.rank:
+                for target in of_rank:
+                    receives += self._move(self._comm.Irecv, target, rank)
         self._complete([*sends, *receives], waiting)
         return come
+
+    def _gather_calls(self, call: str) -> list[str]:
+        """Returns what each rank has called."""
+        block = np.frombuffer(call.encode(), np.uint8)
+        received: list[list[Bytes]] = []
+
+        def allot(headers: Sequence[Header]) -> list[list[Bytes]]:
+            received.extend([np.empty(each.sizes[0], np.uint8)] for each in headers)
+            received[self.rank] = [block]
+            return received
+
+        self._exchange("the calls that differ", [Parcel(blocks=[block])] * self.size, allot, "")
+        return [text.tobytes().decode() for [text] in received]
 
     def _receive_headers(
         self, headers: list[Header | None], number: int, waiting: WaitForRanks
@@ -338,7 +354,9 @@ class Exchange:
         pieces = [block[i : i + _PIECE_BYTES] for i in range(0, block.nbytes, _PIECE_BYTES)]
         return [(start([piece, self._mpi.BYTE], rank, _BLOCK_TAG), piece) for piece in pieces]
 
-    def _drop_blocks(self, headers: Sequence[Header | None]) -> None:
+    def _give_up(self, sends: list[tuple[Any, Any]], headers: Sequence[Header | None]) -> None:
+        """Leaves an exchange: nobody waits for its blocks, and what comes is dropped."""
+        self._in_flight += sends
         for rank, header in enumerate(headers):
             if header is not None and rank != self.rank:
                 self._drop(rank, header)

@@ -73,23 +73,20 @@ class MPIGroup(RankGroup):
         mpi = import_mpi(timeout_s)
         self._mpi = mpi
         comm = mpi.COMM_WORLD if comm is None else comm
-        check_thread(mpi)
         exchanges = end_with_the_job(mpi)
-        self._exchange = Exchange(mpi, connect(mpi, comm, timeout_s), timeout_s)
+        check_thread(mpi)
+        self._exchange = Exchange(mpi, connect(mpi, comm, timeout_s, __version__), timeout_s)
         exchanges.append(self._exchange)
         self.rank = self._exchange.rank
         self.size = self._exchange.size
-        mine = __version__, os.getpid(), socket.gethostname()
+        mine = os.getpid(), socket.gethostname()
         [ranks] = self.run(lambda communicator: communicator.all_gather(mine, "the start"))
-        versions = [version for version, _, _ in ranks]
-        if len(set(versions)) > 1:
-            raise ValueError(f"all ranks must have the same gpuopt, got {versions} in rank order")
-        hosts = [host for _, _, host in ranks]
+        hosts = [host for _, host in ranks]
         self.rank_on_host = hosts[: self.rank].count(hosts[self.rank])
         if self.rank == 0 and self.size > 1:
             lines = [
                 f"gpuopt: rank {rank} is process {process} on {host}\n"
-                for rank, (_, process, host) in enumerate(ranks)
+                for rank, (process, host) in enumerate(ranks)
             ]
             sys.stderr.write("".join(lines))
             sys.stderr.flush()
@@ -208,8 +205,9 @@ class MPICommunicator(Communicator):
         is_root = self.rank == root
         # A rank that receives may write to the memory of the array itself.
         is_direct = not is_root and device.kind == "cpu" and array.flags.c_contiguous
-        if is_root:
-            _check_sendable(array)
+        _check_sendable(array)
+        if not is_root and device.kind == "cpu" and not array.flags.writeable:
+            raise ValueError(f"broadcast from {root} would write to a read-only array")
         host = _stage(array, device) if is_root or is_direct else np.empty(array.shape, array.dtype)
         block = _bytes_of(host)
         self._exchange.exchange(

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuopt.distributed.communicator import say_who
 from gpuopt.distributed.communicators.exchange import Exchange
 from gpuopt.distributed.waiting import WaitForRanks
 from gpuopt.errors import DeadlineExceededError, WorkerFailedError
@@ -27,6 +28,7 @@ _PRINTING_S = 0.1
 _ASKING_S = 20.0
 
 _HELLO_TAG = 32767  # the greatest that every MPI allows
+_HELLO_BYTES = 64
 _LONGEST_SLEEP_S = 1e-3
 _LONGEST_SLEEP_AT_THE_END_S = 10e-3
 
@@ -52,6 +54,12 @@ def import_mpi(timeout_s: float) -> Any:
 
 def _start_mpi_in_all_ranks() -> Any:
     # The function's name is what is seen if the process is ended here.
+    import mpi4py
+
+    global _must_finalize
+    if mpi4py.rc.finalize is None:
+        # In a forked child MPI's end would hang or crash, so `_End` ends it, in this process alone.
+        mpi4py.rc.finalize, _must_finalize = False, True
     from mpi4py import MPI
 
     return MPI
@@ -89,26 +97,32 @@ def check_thread(mpi: Any) -> None:
         )
 
 
-def connect(mpi: Any, comm: Any, timeout_s: float) -> Any:
+def connect(mpi: Any, comm: Any, timeout_s: float, version: str) -> Any:
     """Duplicates a communicator of mpi4py's, when all of its ranks have come.
 
     Until then, no other message may have the tag 32767.
 
     Raises:
         DeadlineExceededError: a rank does not come; the message says which.
+        ValueError: the ranks have different versions, which may not understand each other.
     """
     others = [rank for rank in range(comm.Get_size()) if rank != comm.Get_rank()]
-    hello = np.zeros(1, np.uint8)
-    hellos = {rank: comm.Irecv(np.empty(1, np.uint8), rank, _HELLO_TAG) for rank in others}
-    sends = [comm.Isend(hello, rank, _HELLO_TAG) for rank in others]
+    hellos = np.zeros((comm.Get_size(), _HELLO_BYTES), np.uint8)
+    mine = hellos[comm.Get_rank()]
+    mine[: len(version)] = np.frombuffer(version.encode(), np.uint8)
+    receives = {rank: comm.Irecv(hellos[rank], rank, _HELLO_TAG) for rank in others}
+    sends = [comm.Isend(mine, rank, _HELLO_TAG) for rank in others]
     waiting = WaitForRanks("MPIGroup", timeout_s)
-    while missing := [rank for rank in others if not hellos[rank].Test()]:
+    while missing := [rank for rank in others if not receives[rank].Test()]:
         if not waiting.pause(_LONGEST_SLEEP_S, missing):
             for rank in missing:
-                hellos[rank].Cancel()
+                receives[rank].Cancel()
             raise DeadlineExceededError(
                 f"MPIGroup: rank {', '.join(map(str, missing))} did not come within {timeout_s:g} s"
             )
+    versions = [hello.tobytes().rstrip(b"\0").decode() for hello in hellos]
+    if len(set(versions)) > 1:
+        raise ValueError(f"all ranks must have the same gpuopt, got {say_who(versions)}")
     duplicate, made = comm.Idup()
     while not (made.Test() and mpi.Request.Testall(sends)):
         if not waiting.pause(_LONGEST_SLEEP_S):
@@ -169,6 +183,8 @@ class _End:
                 time.sleep(_PRINTING_S)
                 self._mpi.COMM_WORLD.Abort(1)
                 os._exit(1)  # MPICH's returns
+        if _must_finalize:
+            self._mpi.Finalize()
 
     def _must_wait(self) -> bool:
         if not self.exchanges:  # nothing is known of the others
@@ -182,6 +198,7 @@ class _End:
 
 
 _end: _End | None = None
+_must_finalize = False
 
 
 @contextmanager

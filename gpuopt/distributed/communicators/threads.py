@@ -17,7 +17,7 @@ from gpuopt.distributed.communicator import (
     ReduceOp,
     check_op,
     check_root,
-    say_who_called,
+    say_who,
 )
 from gpuopt.distributed.reduction import Mark
 from gpuopt.distributed.waiting import DEFAULT_TIMEOUT_S, check_timeout
@@ -247,7 +247,7 @@ class _Meeting:
         calls = [self._brought[rank] for rank in range(self.size)]
         try:
             if any(what != calls[0][0] for what, _ in calls):
-                made = say_who_called([what for what, _ in calls])
+                made = say_who([what for what, _ in calls])
                 raise ValueError(f"all ranks must make the same call, got {made}")
             return combine([value for _, value in calls]), None
         except Exception as error:
