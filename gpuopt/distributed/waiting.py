@@ -12,6 +12,8 @@ from functools import partial
 # Long enough for a slow step; short enough that a hung worker is found out the same minute.
 DEFAULT_TIMEOUT_S = 60.0
 
+# A yield to a busy process takes milliseconds, and most messages come sooner than a sleep's end.
+_SPINS_BEFORE_YIELD = 50
 _YIELDS_BEFORE_SLEEP = 200
 _SHORTEST_SLEEP_S = 20e-6
 
@@ -46,11 +48,11 @@ class WaitForRanks:
 
     def has_progress(self) -> None:
         """Has the next pauses be short again."""
-        self._num_yields = 0
+        self._num_pauses = 0
         self._sleep_s = _SHORTEST_SLEEP_S
 
     def pause(self, longest_s: float, missing: Sequence[int] = ()) -> bool:
-        """Yields the core, and later sleeps for longer and longer.
+        """Returns at once, then yields the core, and later sleeps for longer and longer.
 
         Args:
             longest_s: The longest sleep.
@@ -59,9 +61,10 @@ class WaitForRanks:
         Returns:
             False, without a pause, if the time is over.
         """
-        if self._num_yields < _YIELDS_BEFORE_SLEEP:
-            self._num_yields += 1
-            _yield_core()
+        if self._num_pauses < _SPINS_BEFORE_YIELD + _YIELDS_BEFORE_SLEEP:
+            self._num_pauses += 1
+            if self._num_pauses > _SPINS_BEFORE_YIELD:
+                _yield_core()
             return True
         waited = time.monotonic() - self._began
         if waited >= self._timeout_s:
