@@ -11,6 +11,7 @@ from importlib.util import find_spec
 
 import driver
 import fake_cupy
+import mpi_job
 import pytest
 from build_cache import build_cache
 from emulator import EmulatorLauncher
@@ -46,6 +47,7 @@ NEEDS = {
         "there is no real GPU, or no CuPy",
     ),
     "nvrtc": (has_nvrtc, "cuda-core, NVRTC or nvdisasm is not installed"),
+    "mpi": (lambda: mpi_job.what_is_missing() is None, mpi_job.what_is_missing()),
     "torch": (lambda: find_spec("torch") is not None, "torch is not installed"),
 }
 

@@ -240,6 +240,14 @@ class Backend(Protocol):
     def to_host(self, array: Array) -> np.ndarray[Any, Any]:
         """Waits for the current stream's work, and returns a copy in host memory."""
 
+    def stage(self, array: Array) -> np.ndarray[Any, Any]:
+        """Waits for the current stream's work, and returns an array's values for a message.
+
+        Returns:
+            A C-contiguous array. On the CPU it may be the given one, and must not be written; of a
+            GPU it is a copy in page-locked memory, to be let go soon.
+        """
+
     def from_host(self, array: np.ndarray[Any, Any]) -> Array:
         """Returns a copy, on this device, of an array in host memory."""
 

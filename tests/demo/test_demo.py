@@ -439,6 +439,7 @@ def test_the_command_shows_the_workers_figures(tmp_path: Path) -> None:
     [
         (["--towers", "5"], "5 towers cannot share 96 images evenly"),
         (["--towers", "2", "--workers", "2"], "not allowed with argument"),
+        (["--towers", "2", "--ranks"], "not allowed with argument"),
         (["--workers", "2", "--replicas-to-aggregate", "3"], "must not be more than --workers"),
         (["--workers", "0"], "not a whole number of at least 1"),
     ],

@@ -103,6 +103,10 @@ class CpuBackend:
     def to_host(self, array: Array) -> Array:
         return array.copy()
 
+    def stage(self, array: Array) -> Array:
+        # Unlike ascontiguousarray, this keeps the shape ().
+        return np.asarray(array, order="C")
+
     def from_host(self, array: Array) -> Array:
         return array.copy()
 

@@ -162,6 +162,19 @@ class CudaBackend:
             wait_for_event(self._launcher.record(), f"{self.device}, from which values are read")
             return self.xp.asnumpy(array)  # type: ignore[no-any-return]
 
+    def stage(self, array: Any) -> np.ndarray[Any, Any]:
+        with self.enter():
+            if not array.size:
+                return np.empty(array.shape, array.dtype)
+            landing = self._launcher.download(self.xp.ascontiguousarray(array))
+            try:
+                landing.wait(f"{self.device}, from which a message is read")
+            except BaseException:
+                with self._lock:
+                    self._order.in_flight.hold(landing.event, landing)
+                raise
+            return landing.values.reshape(array.shape)
+
     def from_host(self, array: np.ndarray[Any, Any]) -> Any:
         with self.enter():
             copy = self.xp.empty(array.shape, dtype=array.dtype)

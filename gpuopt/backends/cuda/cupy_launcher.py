@@ -117,18 +117,31 @@ class CupyLauncher:
             part = values[begin : begin + _LARGEST_COPY]
             destination = target.data + begin
             with self._page_locked:
-                staged, event = self._uploads.take(part.size)
-                staged[:] = part
+                block = staged, event = self._uploads.take(part.size)
+                staged[: part.size] = part
                 destination.copy_from_host_async(staged.ctypes.data, part.size, stream)
                 event.record(stream)
+                self._uploads.put_back(block)
 
     def download(self, source: Any) -> Download:
         stream = cupy.cuda.get_current_stream()
-        with self._page_locked:
-            landing = self._landings.take(source)
-        source.data.copy_to_host_async(landing.address, source.nbytes, stream)
+        if source.nbytes > Landings.SIZE:
+            landing = self._land_alone(source)
+            address = landing.values.ctypes.data
+        else:
+            with self._page_locked:
+                landing = self._landings.take(source)
+            address = landing.address
+        source.data.copy_to_host_async(address, source.nbytes, stream)
         self.record(landing.event)
+        landing.is_recorded = True
         return landing
+
+    def _land_alone(self, source: Any) -> Download:
+        """Returns where a copy of a device array can land, in memory from CuPy's pool."""
+        memory = cupy.cuda.alloc_pinned_memory(source.nbytes)
+        values = np.frombuffer(memory, np.uint8, source.nbytes).view(source.dtype)
+        return Download(values.reshape(source.shape), _Event())
 
     def copy_of_peer(self, array: Any) -> Any:
         with array.device:

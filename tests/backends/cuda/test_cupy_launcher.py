@@ -232,6 +232,39 @@ def test_an_upload_waits_for_memory_no_longer_than_the_deadline(
     assert target.host.tolist() == [0, 1, 2]
 
 
+def test_what_an_interrupted_upload_reads_is_not_overwritten(
+    module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher = module.CupyLauncher(0)
+    interrupted, *others = [DeviceArray(np.zeros(3, np.int64)) for _ in range(400)]
+    with monkeypatch.context() as signal, pytest.raises(KeyboardInterrupt):
+        signal.setattr(Event, "record", raise_interrupt)
+        launcher.upload(interrupted, np.arange(3))
+    for target in others:
+        launcher.upload(target, np.array([7, 8, 9]))
+    current_stream().run()
+    assert interrupted.host.tolist() == [0, 1, 2]
+    assert all(target.host.tolist() == [7, 8, 9] for target in others)
+
+
+def test_where_an_interrupted_download_lands_nothing_else_does(
+    module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher = module.CupyLauncher(0)
+    with monkeypatch.context() as signal, pytest.raises(KeyboardInterrupt):
+        signal.setattr(Event, "record", raise_interrupt)
+        launcher.download(DeviceArray(np.array([13], np.uint64)))
+    late = current.streams.pop(0)
+    landed = [launcher.download(DeviceArray(np.array([5], np.uint64))) for _ in range(300)]
+    current_stream().run()
+    late.run()
+    assert all(download.values.tolist() == [5] for download in landed)
+
+
+def raise_interrupt(*arguments: Any) -> None:
+    raise KeyboardInterrupt
+
+
 def test_a_wait_ends_at_once_with_an_error_of_cuda(module: Any) -> None:
     event = module.CupyLauncher(0).record()
     current.status = 700

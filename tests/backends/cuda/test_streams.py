@@ -12,7 +12,9 @@ from gpu_streams import new_stream, require_two_gpus, uploaded, wait_for_gpus
 
 import gpuopt
 from gpuopt import IndexedSlices, Variable
+from gpuopt.backends import backend_for
 from gpuopt.backends.cuda.launcher import Launch
+from gpuopt.device import Device
 from gpuopt.step.replica_context import replica_context
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("every_schedule")]
@@ -537,3 +539,25 @@ def test_variables_can_be_read_in_a_capture_and_not_written(in_use: str) -> None
     captures.synchronize()
     np.testing.assert_array_equal(out.get(), -6 * ones())
     assert_equal(other, 1)
+
+
+# Messages to other processes
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (0, 4), (200, 500)])
+def test_what_is_staged_for_a_message_is_complete_and_page_locked(shape: tuple[int, ...]) -> None:
+    import cupy
+
+    host = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    backend = backend_for(Device.parse("gpu:0"))
+    with new_stream():
+        array = uploaded(host)
+        array += 1
+        staged = [backend.stage(each) for each in (array, array.T)]
+        array -= 1  # comes too late for it
+    for each, expected in zip(staged, (host + 1, (host + 1).T), strict=True):
+        np.testing.assert_array_equal(each, expected)
+        assert each.flags.c_contiguous
+        if each.nbytes:
+            kind = cupy.cuda.runtime.pointerGetAttributes(each.ctypes.data).type
+            assert kind == cupy.cuda.runtime.memoryTypeHost
