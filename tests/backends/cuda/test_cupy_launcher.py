@@ -252,11 +252,12 @@ def test_where_an_interrupted_download_lands_nothing_else_does(
     module: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launcher = module.CupyLauncher(0)
+    interrupted, other = (DeviceArray(np.array([number], np.uint64)) for number in (13, 5))
     with monkeypatch.context() as signal, suppress(KeyboardInterrupt):
         signal.setattr(Event, "record", raise_interrupt)
-        launcher.download(DeviceArray(np.array([13], np.uint64)))
+        launcher.download(interrupted)
     late = current.streams.pop(0)
-    landed = [launcher.download(DeviceArray(np.array([5], np.uint64))) for _ in range(300)]
+    landed = [launcher.download(other) for _ in range(300)]
     current_stream().run()
     late.run()
     assert all(download.values.tolist() == [5] for download in landed)
