@@ -25,6 +25,12 @@ from gpuopt.errors import (
 from gpuopt.interop import optimizer_from_torch, optimizer_to_torch
 from gpuopt.optimizer import Optimizer
 from gpuopt.optimizers import *  # noqa: F403
+from gpuopt.optimizers.base.sign_decay import (
+    get_cosine_decay_fn,
+    get_linear_decay_fn,
+    get_restart_decay_fn,
+)
+from gpuopt.optimizers.base.weight_decay import extend_with_decoupled_weight_decay
 from gpuopt.rules.sources import CudaSource
 from gpuopt.rules.update_rule import UpdateRule, update_rule
 from gpuopt.training import ExponentialMovingAverage
@@ -53,6 +59,10 @@ __all__ = [
     "Variable",
     "WorkerFailedError",
     "embedding_lookup",
+    "extend_with_decoupled_weight_decay",
+    "get_cosine_decay_fn",
+    "get_linear_decay_fn",
+    "get_restart_decay_fn",
     "global_variables",
     "latest_checkpoint",
     "optimizer_from_torch",

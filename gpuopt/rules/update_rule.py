@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.resources.abc import Traversable
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 
@@ -63,6 +63,15 @@ class UpdateRule:
         """The folders where compilers look for headers: gpuopt's first, then the rule's own."""
         return tuple(dict.fromkeys((kernel_root(), self.require_cuda().folder)))
 
+    def own(self, scalars: Mapping[str, np.floating[Any]]) -> Mapping[str, np.floating[Any]]:
+        """Returns those of some scalars that this rule takes."""
+        return {name: scalars[name] for name in self.scalars}
+
+    @property
+    def headers(self) -> tuple[str, ...]:
+        """What C++ includes to have the CUDA form."""
+        return (self.require_cuda().header,)
+
     @property
     def include(self) -> str:
         """C++ that includes the CUDA form, and compiles only if its slots and scalars fit."""
@@ -90,7 +99,7 @@ class UpdateRule:
                 )
                 for place, name in enumerate(self.scalars)
             ]
-        lines = [f'#include "{source.header}"']
+        lines = [f'#include "{header}"' for header in self.headers]
         lines += [f'static_assert({check}, "{what}");' for check, what in checks]
         return "\n".join(lines) + "\n"
 

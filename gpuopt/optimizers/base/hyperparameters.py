@@ -39,6 +39,13 @@ def as_scalar(value: Any, name: str) -> np.floating[Any]:
     return np.float64(array) if keeps_digits else np.float32(array)
 
 
+def with_all_digits(value: Hyperparameter) -> Hyperparameter:
+    """Has `as_scalar` keep all digits of a Python float, also of one that a function returns."""
+    if callable(value):
+        return lambda: with_all_digits(value())
+    return np.float64(value) if type(value) is float else value
+
+
 def require_positive(**hyperparameters: float) -> None:
     """Refuses the values that TensorFlow refuses, and NaN.
 
