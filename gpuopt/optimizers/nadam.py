@@ -14,9 +14,11 @@ from gpuopt.optimizers.base import ours, update_rule
 def nadam(
     var: Any, grad: Any, m: Any, v: Any, *, step_size: Any, beta1: Any, beta2: Any, epsilon: Any
 ) -> None:
-    m += (1 - beta1) * (grad - m)
+    added = (1 - beta1) * grad
+    m *= beta1
+    m += added
     v += (1 - beta2) * (grad * grad - v)
-    var -= step_size * ((1 - beta1) * grad + beta1 * m) / (np.sqrt(v) + epsilon)
+    var -= step_size * (beta1 * m + added) / (np.sqrt(v) + epsilon)
 
 
 @update_rule(cuda=ours("nadam.cuh", "NadamDecay"), squares=("v",))
@@ -28,7 +30,7 @@ def nadam_decay(var: Any, grad: Any, m: Any, v: Any, *, beta1: Any, beta2: Any) 
 class NadamOptimizer(AdamOptimizer):
     """Nadam (Dozat 2016), in TensorFlow's form: Adam whose step looks ahead along `m`.
 
-        m += (1 - beta1) * (g - m)
+        m = beta1 * m + (1 - beta1) * g
         v += (1 - beta2) * (g^2 - v)
         w -= alpha * ((1 - beta1) * g + beta1 * m) / (sqrt(v) + epsilon)
 

@@ -27,7 +27,8 @@ class UpdateRule:
         scalars: Per-step scalar names, in the order both forms take them.
         cuda: The CUDA form. Without one, the rule updates variables in host memory alone, and is
             not compiled there.
-        squares: The slots that sum or average squares, and so are never below 0.
+        squares: The slots that sum or average squares, or keep the largest, and so are never
+            below 0.
     """
 
     apply: Callable[..., None]

@@ -17,10 +17,10 @@ struct Nadam {
   GPUOPT_INLINE static void apply(Real& var, Real grad, Real* slot, const Scalars<Real>& s) {
     Real& m = slot[0];
     Real& v = slot[1];
-    m += (Real(1) - s.beta1) * (grad - m);
+    const Real added = (Real(1) - s.beta1) * grad;
+    m = s.beta1 * m + added;
     v += (Real(1) - s.beta2) * (grad * grad - v);
-    const Real ahead = (Real(1) - s.beta1) * grad + s.beta1 * m;
-    var -= s.step_size * ahead / (square_root(v) + s.epsilon);
+    var -= s.step_size * (s.beta1 * m + added) / (square_root(v) + s.epsilon);
   }
 };
 
