@@ -11,6 +11,7 @@ from gpuopt.optimizers.adam_w import AdamWOptimizer as AdamWOptimizer
 from gpuopt.optimizers.add_sign import AddSignOptimizer as AddSignOptimizer
 from gpuopt.optimizers.ftrl import FtrlOptimizer as FtrlOptimizer
 from gpuopt.optimizers.gradient_descent import GradientDescentOptimizer as GradientDescentOptimizer
+from gpuopt.optimizers.lars import LARSOptimizer as LARSOptimizer
 from gpuopt.optimizers.lazy_adam import LazyAdamOptimizer as LazyAdamOptimizer
 from gpuopt.optimizers.momentum import MomentumOptimizer as MomentumOptimizer
 from gpuopt.optimizers.momentum_w import MomentumWOptimizer as MomentumWOptimizer

@@ -30,6 +30,7 @@ class RuleOptimizer(HookOptimizer, Protocol):
 
     rule: UpdateRule
     rule_of_other_rows: ClassVar[UpdateRule | None]
+    prepares_gradients: ClassVar[bool]
     known: KnownGroups
     row_checks: RowChecks
 
@@ -39,6 +40,8 @@ class RuleOptimizer(HookOptimizer, Protocol):
     def _rules_of(self, variables: Sequence[Any]) -> Sequence[UpdateRule] | None: ...
 
     def _target(self, variable: Variable) -> tuple[Target, list[Identity]]: ...
+
+    def _prepared(self, gradient: Any, variable: Variable) -> Any: ...
 
     def _hint_at_cost(self, table: Variable, num_rows: int) -> None: ...
 
@@ -274,6 +277,12 @@ class RuleUpdates:
             kept = [part.given for part, batch in unit if batch.is_borrowed]
             if part.is_sparse:
                 self._apply_sparse(unit, scalars, refused, kept)
+            elif optimizer.prepares_gradients:
+                pairs = batch.select(list(part.pairs()))
+                prepared = [optimizer._prepared(*pair) for pair in pairs]
+                batch.backend.apply_dense(
+                    part.rule, batch.plan, prepared, scalars, refused=refused, kept=kept
+                )
             else:
                 batch.backend.apply_dense(
                     part.rule,

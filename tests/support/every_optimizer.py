@@ -42,11 +42,16 @@ VARIANTS: dict[str, dict[str, Any]] = {
 DISCONTINUOUS: set[str] = {"AddSignOptimizer", "PowerSignOptimizer"}
 
 
+# Optimizers whose elements do not each step alone; they have tests of their own.
+NOT_ELEMENTWISE = {"LARSOptimizer"}
+
+
 def optimizer_classes() -> dict[str, type[RuleOptimizer]]:
     return {
         name: value
         for name, value in vars(gpuopt).items()
         if inspect.isclass(value) and issubclass(value, RuleOptimizer)
+        if name not in NOT_ELEMENTWISE
     }
 
 

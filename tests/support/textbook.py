@@ -242,6 +242,45 @@ def power_sign(
     return {"var": w, "m": m}
 
 
+def lars(
+    w,
+    history: History,
+    *,
+    learning_rate,
+    momentum=0.9,
+    weight_decay=0.0001,
+    eeta=0.001,
+    epsilon=0.0,
+    skip_list=None,
+    use_nesterov=False,
+) -> State:
+    """You, Gitman & Ginsburg 2017, algorithm 1; TensorFlow adds epsilon, and 1 for a zero norm.
+
+    `w` is a whole variable, and a `skip_list` names it.
+    """
+    velocity = np.zeros_like(w)
+    for _, g in history:
+        rate = learning_rate
+        if not skip_list:
+            norms = np.linalg.norm(w), np.linalg.norm(g)
+            if min(norms) > 0:
+                rate = rate * eeta * norms[0] / (norms[1] + weight_decay * norms[0] + epsilon)
+            g = g + weight_decay * w
+        velocity = momentum * velocity + rate * g
+        w = w - (momentum * velocity + rate * g if use_nesterov else velocity)
+    return {"var": w, "momentum": velocity}
+
+
+_momentum = momentum
+
+
+def sparse_lars(w, history: History, *, learning_rate, momentum=0.9, use_nesterov=False) -> State:
+    """TensorFlow: a step of Momentum on the rows that a gradient names."""
+    return _momentum(
+        w, history, learning_rate=learning_rate, momentum=momentum, use_nesterov=use_nesterov
+    )
+
+
 # A step that does not name a row is not in the row's history.
 lazy_adam = adam
 adam_w, momentum_w, adagrad_w, reg_adagrad = adam, momentum, adagrad, adagrad

@@ -75,12 +75,14 @@ class RuleOptimizer(Optimizer):
             rows that it does not name: with a gradient of zero. None if they stay as they are.
         instead_of_all_rows: The optimizer that does the same for named rows alone, if there is one:
             a hint mentions it.
+        prepares_gradients: Whether the rule gets what `_prepared` makes of a dense gradient.
         known: The cache of groups of variables that were updated together.
     """
 
     rule: UpdateRule
     rule_of_other_rows: ClassVar[UpdateRule | None] = None
     instead_of_all_rows: ClassVar[str] = ""
+    prepares_gradients: ClassVar[bool] = False
     __signature__ = FullSignature()
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -247,6 +249,10 @@ class RuleOptimizer(Optimizer):
             variables: As the caller passed them: not checked yet.
         """
         return None
+
+    def _prepared(self, gradient: Any, variable: Variable) -> Any:
+        """Returns what the rule gets for a dense gradient: an array of the gradient's kind."""
+        return gradient
 
     def _hint_at_cost(self, table: Variable, num_rows: int) -> None:
         """Called before all rows of a table are updated for a gradient of `num_rows` rows."""
