@@ -32,6 +32,12 @@ from gpuopt.errors import (
 from gpuopt.interop import optimizer_from_torch, optimizer_to_torch
 from gpuopt.optimizer import Optimizer
 from gpuopt.optimizers import *  # noqa: F403
+from gpuopt.optimizers.base.sign_decay import (
+    get_cosine_decay_fn,
+    get_linear_decay_fn,
+    get_restart_decay_fn,
+)
+from gpuopt.optimizers.base.weight_decay import extend_with_decoupled_weight_decay
 from gpuopt.rules.sources import CudaSource
 from gpuopt.rules.update_rule import UpdateRule, update_rule
 from gpuopt.schedules import *  # noqa: F403
@@ -75,6 +81,10 @@ __all__ = [
     "clip_by_value",
     "clip_gradients_by_global_norm",
     "embedding_lookup",
+    "extend_with_decoupled_weight_decay",
+    "get_cosine_decay_fn",
+    "get_linear_decay_fn",
+    "get_restart_decay_fn",
     "global_norm",
     "global_variables",
     "latest_checkpoint",

@@ -308,7 +308,7 @@ class Backend(Protocol):
         updates: Sequence[SparseUpdate],
         scalars: Scalars,
         *,
-        touches_all_rows: bool,
+        other_rows: UpdateRule | None,
         refused: Any = None,
         kept: Sequence[Any] = (),
     ) -> None:
@@ -318,8 +318,9 @@ class Backend(Protocol):
             rule: What to compute.
             updates: Of variables of one dtype. A gradient may share memory with its own variable
                 and slots, but with none of another update.
-            scalars: The rule's scalars in the compute type of the variables' dtype.
-            touches_all_rows: Whether rows without a gradient are updated, too, by a gradient of 0.
+            scalars: The scalars of both rules in the compute type of the variables' dtype.
+            other_rows: A rule with the same slots that updates rows without a gradient, by a
+                gradient of 0; None if they stay.
             refused: From `RowFlags.new`: nothing is written if a bad row was found.
             kept: What owns memory that the plan borrows: see `enter_update`.
         """

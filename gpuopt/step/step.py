@@ -35,11 +35,13 @@ class ThisThread(threading.local):
     Attributes:
         hyperparameters: What `_prepare` leaves, by name.
         scalars: What rules are given, by the type that they compute in.
+        global_step: The variable that counts steps, before it is counted up; None if there is none.
     """
 
     def __init__(self) -> None:
         self.hyperparameters: Mapping[str, np.floating[Any]] = {}
         self.scalars: dict[type[np.floating[Any]], Scalars] = {}
+        self.global_step: Variable | None = None
 
 
 class SteppingOptimizer(Protocol):
@@ -92,8 +94,7 @@ class Step:
         """Does the whole step: the updates, `_finish`, the count, and what wrappers add."""
         updates.refuse_shared_memory(self.counter)
         this_thread, adding = self._optimizer.this_thread, additions.this_thread
-        outer = this_thread.hyperparameters, this_thread.scalars
-        added = adding.additions
+        outer, added = vars(this_thread).copy(), adding.additions
         try:
             adding.additions = ()  # of a step inside this one, as of user code
             updates.create_slots()
@@ -108,7 +109,7 @@ class Step:
                 else:
                     self._check_and_call(self._write, updates)
         finally:
-            this_thread.hyperparameters, this_thread.scalars = outer
+            vars(this_thread).update(outer)
             adding.additions = added
 
     def run_in_parts(self, compute: Callable[[Callable[[Updates], None]], None]) -> None:
@@ -146,7 +147,7 @@ class Step:
             self._check_and_call(apply_checked, updates, must_check_first=lambda: True)
 
         this_thread = self._optimizer.this_thread
-        outer = this_thread.hyperparameters, this_thread.scalars
+        outer = vars(this_thread).copy()
         with profiling_range(self.name), writing():
             try:
                 compute(apply)
@@ -155,11 +156,12 @@ class Step:
                 self._note(error, written, unsure)
                 raise
             finally:
-                this_thread.hyperparameters, this_thread.scalars = outer
+                vars(this_thread).update(outer)
 
     def _prepare(self) -> None:
         """Fixes the numbers of this step; steps that user code makes inside have their own."""
         self._optimizer.this_thread.scalars = {}
+        self._optimizer.this_thread.global_step = self.counter
         self._optimizer._prepare()
 
     def _prepare_additions(self, added: Sequence[Addition], updates: Updates) -> Updates:

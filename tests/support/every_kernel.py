@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from every_optimizer import rules_of_other_rows_alone
+
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.kernel import Kernel
 from gpuopt.rules.update_rule import UpdateRule
@@ -12,6 +14,8 @@ KEYS = ["uint32", "uint64"]
 
 
 def kernels_of(rule: UpdateRule) -> list[Kernel]:
+    if rule in rules_of_other_rows_alone():
+        return [kernels.update_other_rows(rule, dtype) for dtype in DTYPES]
     return [
         kernel
         for dtype in DTYPES

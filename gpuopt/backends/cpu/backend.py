@@ -150,13 +150,13 @@ class CpuBackend:
         updates: Sequence[SparseUpdate],
         scalars: Scalars,
         *,
-        touches_all_rows: bool,
+        other_rows: UpdateRule | None,
         refused: Any = None,
         kept: Sequence[Any] = (),
     ) -> None:
         for update in updates:
-            if touches_all_rows:
-                update_all_rows(rule, *update, scalars, self._limits)
+            if other_rows is not None:
+                update_all_rows(rule, other_rows, *update, scalars, self._limits)
             elif len(update.rows):
                 update_touched_rows(rule, *update, scalars, self._limits)
 

@@ -241,7 +241,7 @@ class CudaBackend:
         updates: Sequence[SparseUpdate],
         scalars: Scalars,
         *,
-        touches_all_rows: bool,
+        other_rows: UpdateRule | None,
         refused: Any = None,
         kept: Sequence[Any] = (),
     ) -> None:
@@ -262,11 +262,11 @@ class CudaBackend:
                         plan.fill_stand_ins()
                         table = self._table(plan, values, rows)
                         by_width.setdefault(plan.width, []).append(table)
-                given = kernels.scalars_of(rule, scalars), self._flag_array(refused)
+                given = scalars, self._flag_array(refused)
                 workspace = self._workspaces.take()
                 for width, tables in by_width.items():
                     for some in together(tables):
-                        kind = kind_of(rule, plans[0].dtype, width, some, touches_all_rows)
+                        kind = kind_of(rule, plans[0].dtype, width, some, other_rows)
                         prepare = partial(
                             SparseLaunches, self._launcher, workspace, kind, some, *given
                         )

@@ -5,9 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 # A number, something with a scalar value, or a function without arguments that returns one and is
 # called in each step.
 Hyperparameter = float | Any | Callable[[], Any]
+
+
+def with_all_digits(value: Hyperparameter) -> Hyperparameter:
+    """Has `as_scalar` keep all digits of a Python float, also of one that a function returns."""
+    if callable(value):
+        return lambda: with_all_digits(value())
+    return np.float64(value) if type(value) is float else value
 
 
 def require_positive(**hyperparameters: float) -> None:
