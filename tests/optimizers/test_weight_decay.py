@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
 
@@ -189,15 +190,20 @@ def test_a_frozen_accumulator_and_decay_go_together() -> None:
 @pytest.mark.parametrize(
     ("base", "words"),
     [
-        ("Adam", "base_optimizer must be a class of optimizers, got 'Adam'"),
-        (gpuopt.AdamOptimizer(), "base_optimizer must be a class of optimizers"),
-        (gpuopt.TowerOptimizer, "TowerOptimizer wraps another optimizer: extend the class of that"),
+        (lambda: "Adam", "base_optimizer must be a class of optimizers, got 'Adam'"),
+        (gpuopt.AdamOptimizer, "base_optimizer must be a class of optimizers"),
+        (
+            lambda: gpuopt.TowerOptimizer,
+            "TowerOptimizer wraps another optimizer: extend the class of that",
+        ),
     ],
     ids=["name", "instance", "wrapper"],
 )
-def test_what_is_no_class_of_optimizers_is_not_extended(base: Any, words: str) -> None:
+def test_what_is_no_class_of_optimizers_is_not_extended(
+    base: Callable[[], Any], words: str
+) -> None:
     with pytest.raises(TypeError, match=words):
-        extend_with_decoupled_weight_decay(base)
+        extend_with_decoupled_weight_decay(base())
 
 
 @pytest.mark.parametrize(
