@@ -436,6 +436,21 @@ def test_a_graph_runs_as_often_as_it_is_launched(cupy: Any, add: Any) -> None:
         assert other.get().tolist() == [6] + 7 * [9]
 
 
+def test_memory_may_be_freed_during_a_capture(cupy: Any, add: Any) -> None:
+    stream = non_blocking(cupy)
+    with stream:
+        array = cupy.zeros(8, np.float32)
+        add(array)
+        stream.synchronize()
+        stream.begin_capture()
+        del array  # as by the garbage collection
+        stream.end_capture()
+        assert not driver.take_reports()
+        add(cupy.zeros(8, np.float32))
+        stream.synchronize()
+    assert not driver.take_reports()
+
+
 def captured(cupy: Any, act: Callable[[Any], object], mode: int = 0) -> tuple[str, str]:
     """Returns the error of a call during a capture, and that of the capture's end."""
     stream = cupy.cuda.Stream()

@@ -262,8 +262,9 @@ void part_freed(void* pointer) {
   if (it == parts.end()) return;
   const Part part = it->second;
   parts.erase(it);
-  freed_parts[at] = part;
+  // A capture would take the filling for a part of the graph.
   if (!part.stream || is_capturing(part.stream)) return;
+  freed_parts[at] = part;
   enqueue_own(part.stream, "free", [=] {
     check_canary(part.device, at, part.size, part.room);
     fill(at, part.room, poison);
