@@ -285,22 +285,23 @@ class CudaBackend:
             sequence, self._launcher, workspace, rows, values.dtype, width, gradients, flag
         )
         sequence.start(indices)
-        num_sums = self._read_number(rows.num_runs)
-        sums = self.xp.empty((num_sums, *values.shape[1:]), dtype=real)
+        begins = self._begins_of_runs(rows.keys)
+        sums = self.xp.empty((begins.size, *values.shape[1:]), dtype=real)
         lanes = lanes_per_row(width, 1)
         self._launcher.launch(
             kernels.sum_runs(name_of(values.dtype), name_of(rows.keys.dtype)),
-            num_blocks(sums.shape[0] * lanes, ROW_THREADS, self._launcher.num_multiprocessors),
+            num_blocks(begins.size * lanes, ROW_THREADS, self._launcher.num_multiprocessors),
             ROW_THREADS,
             grad=values,
             rows=rows,
+            begins=begins,
+            num_runs=begins.size,
             parts=parts,
             row_width=width,
             sums=sums,
             lanes_per_row=lanes,
-            refused=flag,
         )
-        first = rows.positions[rows.begins[: sums.shape[0]]]
+        first = rows.positions[begins]
         order = self.xp.argsort(first)
         return sums[order], indices[first[order]]
 
@@ -320,6 +321,14 @@ class CudaBackend:
         if plan.writes_to(self._launcher.address(values), values.nbytes):
             values = values.copy()
         return Table(plan.addresses, plan.height, values, rows)
+
+    def _begins_of_runs(self, keys: Any) -> Any:
+        """Returns where runs of equal keys begin, int64; the host waits for them."""
+        is_first = self.xp.ones(keys.size, bool)
+        is_first[1:] = keys[1:] != keys[:-1]
+        # CuPy would wait for their number, and not let Ctrl-C through.
+        wait_for_event(self._launcher.record(), f"{self.device}, which looks for runs of rows")
+        return self.xp.flatnonzero(is_first)
 
     def _read_number(self, array: Any) -> int:
         """Returns an array's one number; the host waits for it."""

@@ -16,9 +16,8 @@ FEW_ROWS = 2048
 DIGIT_BITS = 8
 NUM_DIGITS = 1 << DIGIT_BITS
 PIECE = 32
-LONG_RUN = 2 * PIECE
-STRETCH = 64 * PIECE
-VERY_LONG_RUN = 2 * STRETCH
+STRETCH = 16 * PIECE
+PIECE_THREADS = 512
 ROWS_PER_WORD = 32
 
 # ---- The table of what is chosen here: untuned, no GPU yet. The reasons are expectations.

@@ -12,13 +12,12 @@ from gpuopt.backends.backend import compute_type
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.launch_sequence import LaunchSequence
 from gpuopt.backends.cuda.launch_shapes import (
-    LONG_RUN,
     PACK_BYTES,
     PIECE,
+    PIECE_THREADS,
     ROW_THREADS,
     ROWS_PER_WORD,
     STRETCH,
-    VERY_LONG_RUN,
     lanes_per_row,
     num_blocks,
 )
@@ -136,7 +135,9 @@ class SparseLaunches:
                 bits = touched[first_key // ROWS_PER_WORD :]
                 self._others.append(self._bind_others(table, bits, scalars, refused))
         if kind.num_rows:
-            rows = self._add_sort(workspace, tables, num_keys, touched, refused)
+            rows = self._add_sort(workspace, tables, num_keys, refused)
+            if touched is not None:
+                self._sort.add(self._bind_marks(rows, touched, refused), ("refused",))
             self._add_update(workspace, rows, tables, touched, scalars, refused)
 
     def start(self, tables: Sequence[Table], scalars: tuple[Any, ...], refused: Any) -> None:
@@ -189,7 +190,6 @@ class SparseLaunches:
         workspace: Workspace,
         tables: Sequence[Table],
         num_keys: int,
-        touched: Any,
         refused: Any,
     ) -> SortedRows:
         rows = tables[0].rows if self._is_single else self._gathered
@@ -206,7 +206,7 @@ class SparseLaunches:
             self._sort.add(launch, ("refused", "lists", "num_lists"))
         # A single table's keys are its rows: they may be as many as 32 bits can number.
         height = tables[0].height if self._is_single else num_keys
-        return add_sort(self._sort, self._launcher, workspace, rows, height, refused, touched)
+        return add_sort(self._sort, self._launcher, workspace, rows, height, refused)
 
     def _add_update(
         self,
@@ -227,7 +227,7 @@ class SparseLaunches:
         lanes = lanes_per_row(kind.width, PACK_BYTES // kind.dtype.itemsize)
         launch = self._launcher.bind(
             kernels.sparse_update(kind.rule, name_of(kind.dtype), name_of(rows.keys.dtype)),
-            self._blocks(min(rows.num_rows, sum(kind.heights)), lanes),
+            self._blocks(rows.num_rows, lanes),
             ROW_THREADS,
             **given,
             num_tables=len(tables),
@@ -240,6 +240,16 @@ class SparseLaunches:
             refused=refused,
         )
         self._update.add(launch, ("refused", "scalars", *given))
+
+    def _bind_marks(self, rows: SortedRows, touched: Any, refused: Any) -> Launch:
+        return self._launcher.bind(
+            kernels.mark_rows(name_of(rows.keys.dtype)),
+            self._blocks(rows.num_rows, 1),
+            ROW_THREADS,
+            rows=rows,
+            touched=touched,
+            refused=refused,
+        )
 
     def _bind_others(
         self, table: Table, touched: Any, scalars: tuple[Any, ...], refused: Any
@@ -273,7 +283,7 @@ def add_pieces(
     gradients: Mapping[str, Any],
     refused: Any,
 ) -> Any:
-    """Adds the sums of long runs' parts; returns the array that they are written to.
+    """Adds the sums of runs' parts; returns the array that they are written to.
 
     Args:
         sequence: Takes `refused`, `only_gradient` and `gradients` anew at each start.
@@ -287,15 +297,13 @@ def add_pieces(
     """
     num_pieces, num_stretches = -(-rows.num_rows // PIECE), -(-rows.num_rows // STRETCH)
     real = np.dtype(compute_type(dtype))
-    parts = workspace.take("parts", 2 * (num_pieces + num_stretches) * width, name_of(real))
-    key_type = name_of(rows.keys.dtype)
-    multiprocessors = launcher.num_multiprocessors
-    if rows.num_rows > LONG_RUN:  # shorter runs have no parts
+    parts = workspace.take("parts", (num_pieces + num_stretches) * width, name_of(real))
+    if num_pieces > 1:  # no run goes on in the first one
         lanes = lanes_per_row(width, PACK_BYTES // dtype.itemsize)
         launch = launcher.bind(
-            kernels.sum_pieces(name_of(dtype), key_type),
-            num_blocks(num_pieces * lanes, ROW_THREADS, multiprocessors),
-            ROW_THREADS,
+            kernels.sum_pieces(name_of(dtype), name_of(rows.keys.dtype)),
+            num_blocks(num_pieces * lanes, PIECE_THREADS, launcher.num_multiprocessors),
+            PIECE_THREADS,
             **gradients,
             rows=rows,
             row_width=width,
@@ -304,17 +312,4 @@ def add_pieces(
             refused=refused,
         )
         sequence.add(launch, ("refused", "only_gradient", "gradients"))
-    if rows.num_rows > VERY_LONG_RUN:
-        lanes = lanes_per_row(width, PACK_BYTES // real.itemsize)
-        launch = launcher.bind(
-            kernels.sum_stretches(name_of(real), key_type),
-            num_blocks(num_stretches * lanes, ROW_THREADS, multiprocessors),
-            ROW_THREADS,
-            rows=rows,
-            row_width=width,
-            parts=parts,
-            lanes_per_row=lanes,
-            refused=refused,
-        )
-        sequence.add(launch, ("refused",))
     return parts

@@ -142,8 +142,8 @@ def test_many_tables_take_as_many_launches_as_one() -> None:
     flag = model.gpu.row_flags.new()
     model.gpu.row_flags.check(flag, [RowCheck(0, rows, 2**12) for _, rows in given])
     model.step(given)
-    # The check, the rows' gathering, three digits, runs, pieces, stretches, the update.
-    assert model.launcher.launches == 1 + 1 + 3 * 2 + 2 + 2 + 1
+    # The check, the rows' gathering, three digits, pieces, the update.
+    assert model.launcher.launches == 1 + 1 + 3 * 2 + 1 + 1
     model.check()
 
 

@@ -64,7 +64,7 @@ def kernels_are_compiled(request: pytest.FixtureRequest) -> None:
         kernel
         for group in (kernels_without_rule(), *map(kernels_of, rules))
         for kernel in group
-        if kernel.function not in ("sparse_update", "sum_pieces", "sum_stretches", "sum_runs")
+        if kernel.function not in ("sparse_update", "sum_pieces", "sum_runs")
         or kernel.types[-1] == "unsigned int"
     )
 
@@ -214,7 +214,7 @@ def test_rows_are_sorted_stably(launcher: EmulatorLauncher, height: int, index: 
 
 
 @pytest.mark.parametrize("exponent", [1.05, 1.5, 3.0])
-def test_runs_of_any_length_are_found(launcher: EmulatorLauncher, exponent: float) -> None:
+def test_runs_of_any_length_are_sorted(launcher: EmulatorLauncher, exponent: float) -> None:
     rows = np.random.default_rng(0).zipf(exponent, 5000 // SCALE) % 1000
     check_sorted(launcher, rows.astype(np.int64), 1000)
 
@@ -320,9 +320,6 @@ def test_rows_beyond_32_bits_are_reached(launcher: EmulatorLauncher) -> None:
     sorted_rows = SortedRows(
         keys=np.array([row], np.uint64),
         positions=np.array([position], np.uint32),
-        begins=np.array([0, 1], np.uint32),
-        num_runs=np.array([1], np.uint32),
-        run_of_piece=np.array([0], np.uint32),
         num_rows=1,
     )
     launcher.launch(
@@ -348,6 +345,22 @@ def test_rows_beyond_32_bits_are_reached(launcher: EmulatorLauncher) -> None:
 def array_at(address: int) -> np.ndarray:
     """A float32 array that is never read through numpy."""
     return np.ctypeslib.as_array((ctypes.c_float * 1).from_address(address))
+
+
+@pytest.mark.parametrize("key", ["uint32", "uint64"])
+def test_the_bits_of_rows_with_a_gradient_are_set(launcher: EmulatorLauncher, key: str) -> None:
+    keys = np.sort(np.random.default_rng(0).zipf(1.3, 1000 // SCALE) % 500).astype(key)
+    touched = np.zeros(16, np.uint32)
+    launcher.launch(
+        kernels.mark_rows(key),
+        3,
+        ROW_THREADS,
+        rows=SortedRows(keys=keys, positions=np.zeros(keys.size, np.uint32), num_rows=keys.size),
+        touched=touched,
+        refused=np.zeros(2, np.uint64),
+    )
+    bits = np.unpackbits(touched.view(np.uint8), bitorder="little")
+    assert np.flatnonzero(bits).tolist() == np.unique(keys).tolist()
 
 
 @pytest.mark.parametrize("width", [1, 4, 6])
@@ -416,7 +429,7 @@ def test_a_refused_call_writes_nothing(launcher: EmulatorLauncher) -> None:
     backend = CudaBackend(Device("gpu"), launcher)
     arrays = Arrays(rule, "float32")
     update, _ = sparse_case(arrays, 9, 4, np.array([7, 2, 7], np.int64))
-    # Afterwards the workspace holds runs, which a kernel could take for this call's.
+    # Afterwards the workspace holds sorted rows, which a kernel could take for this call's.
     apply_sparse(backend, rule, update, arrays.scalars(), True)
     before = copy_of(update)
     flag = backend.row_flags.new()
