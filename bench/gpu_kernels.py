@@ -84,6 +84,13 @@ def bytes_of_moves(launch: Launch, data: Rows, shares: int, counts_read: int) ->
 
 # ---- Rows: the sums, and the update
 
+
+def _check_and_count_digits(launch: Launch, data: Rows) -> Work:
+    begin, tile = SHARED.times(4), one_by_one(DRAM, SHARED.times(4))
+    work = of_tiles(lambda shares: begin, tile, 1024, bytes_of_keys)(launch, data)
+    return work._replace(num_bytes=work.cached_bytes, cached_bytes=0)
+
+
 # Keys and positions of some gradients, and then the gradients.
 GRADIENTS = one_by_one(L2, DRAM)
 
@@ -177,6 +184,8 @@ KERNELS: Mapping[str, WorkOf] = {
     "count_digits": of_tiles(
         lambda shares: SHARED.times(4), one_by_one(L2, SHARED.times(4)), 1024, bytes_of_keys
     ),
+    # Does so for rows that nothing has read before.
+    "check_and_count_digits": _check_and_count_digits,
     # Counts of groups, eight at a time, after those of shares, which are in flight with the keys.
     # Per tile: counts by warp and places (8), four matches together, and four rounds: read, store,
     # advance.

@@ -26,7 +26,6 @@ REVIEW = {
 # Launches of a sparse step that another design would not have: so much could be saved at most.
 _AVOIDABLE = {
     "the move by one digit counts the next one": ["count_digits<unsigned int>"],
-    "the first count checks rows": ["check_rows"],
     "the flag of refused rows lies in the host's memory": ["device to host"],
 }
 _BEGIN, _END = f"<!-- `{COMMAND}` writes from here -->\n\n", "<!-- to here -->\n"

@@ -163,16 +163,7 @@ def test_the_hot_row_of_29a79d3_takes_the_reviews_millisecond_within_15_percent(
     assert longest.us == pytest.approx(1200, rel=0.15)
 
 
-MISSED = {"gpu_sparse_lazyadam"}
-
-
-def within_limit(workload: str) -> Any:
-    reason = "docs/performance.md says what the time goes to"
-    missed = pytest.mark.xfail(strict=True, reason=reason)
-    return pytest.param(workload, marks=missed if workload in MISSED else (), id=workload)
-
-
-@pytest.mark.parametrize("workload", [within_limit(each) for each in LIMITS])
+@pytest.mark.parametrize("workload", LIMITS)
 def test_modelled_times_keep_their_limits_on_an_h200(workload: str) -> None:
     steps = model_workload(read(OURS), "H200", workload, KERNELS)
     assert sum(each.us for each in steps) <= LIMITS[workload]

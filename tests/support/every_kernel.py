@@ -27,6 +27,7 @@ def kernels_without_rule() -> list[Kernel]:
     return [
         *(kernels.check_rows(), kernels.gather_rows()),
         *(kernels.count_digits(source) for source in (*INDICES, *KEYS)),
+        *(kernels.check_and_count_digits(index) for index in INDICES),
         *(kernels.move_rows(index, key) for index in INDICES for key in KEYS),
         *(kernels.move_rows(key, key) for key in KEYS),
         *(kernels.sort_few_rows(index, key) for index in INDICES for key in KEYS),
@@ -48,7 +49,7 @@ def kernels_of_dense_update(rule: UpdateRule, dtype: str) -> list[Kernel]:
 def kernels_of_sparse_update(rule: UpdateRule, dtype: str) -> list[Kernel]:
     """Lists the kernels that a first sparse update may launch, for a table below 2**32 rows."""
     return [
-        *(kernels.check_rows(), kernels.count_digits("int64")),
+        *(kernels.check_rows(), kernels.check_and_count_digits("int64")),
         *(kernels.move_rows("int64", "uint32"), kernels.count_digits("uint32")),
         *(kernels.move_rows("uint32", "uint32"), kernels.sort_few_rows("int64", "uint32")),
         *(kernels.sum_pieces(dtype, "uint32"), kernels.mark_rows("uint32")),

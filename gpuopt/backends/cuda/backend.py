@@ -236,15 +236,22 @@ class CudaBackend:
                         table = self._table(plan, values, rows)
                         used += table.values, table.rows
                         by_width.setdefault(plan.width, []).append(table)
+                is_alone = len(updates) == 1
+                check = (
+                    self.row_flags.take(flags[0], updates[0].rows) if flags and is_alone else None
+                )
                 given = kernels.scalars_of(rule, scalars), self._flag_array(refused)
                 workspace = self._workspaces.take()
                 for width, tables in by_width.items():
                     for some in together(tables):
-                        kind = kind_of(rule, plans[0].dtype, width, some, touches_all_rows)
+                        kind = kind_of(
+                            rule, plans[0].dtype, width, some, touches_all_rows, check is not None
+                        )
                         prepare = partial(
                             SparseLaunches, self._launcher, workspace, kind, some, *given
                         )
-                        workspace.prepared(kind, prepare).start(some, *given)
+                        number = 0 if check is None else check.number
+                        workspace.prepared(kind, prepare).start(some, *given, number)
                 self._workspaces.put_back(workspace)
                 for plan in plans:
                     plan.copy_stand_ins_back()
@@ -337,4 +344,6 @@ class CudaBackend:
         return int(found.values.item())
 
     def _flag_array(self, refused: Any) -> Any:
-        return (self._unset_flag if refused is None else refused).array
+        flag = self._unset_flag if refused is None else refused
+        self.row_flags.settle(flag)
+        return flag.array

@@ -151,6 +151,26 @@ def count_digits(key: str) -> Kernel:
 
 
 @cache
+def check_and_count_digits(index: str) -> Kernel:
+    return Kernel(
+        "check_and_count_digits",
+        {
+            "keys": Pointer(index),
+            "shares": _SHARES,
+            "height": _INT64,
+            "variable": _INT64,
+            "counts": _UINT32S,
+            "group_counts": _UINT32S,
+            "next_group_counts": _UINT32S,
+            "refused": _REFUSED,
+        },
+        (CPP_TYPES[index],),
+        file="sort_rows.cu",
+        constants=_OF_SORT_ROWS,
+    )
+
+
+@cache
 def move_rows(source: str, key: str) -> Kernel:
     return Kernel(
         "move_rows",

@@ -24,7 +24,7 @@ MAX_ROWS = 2**31
 # Keys of so many values have 32 bits.
 MAX_SHORT_KEYS = 2**32
 
-_REFUSED = ("refused",)
+_REFUSED: tuple[str, ...] = ("refused",)
 
 
 def add_sort(
@@ -34,17 +34,20 @@ def add_sort(
     rows: Any,
     height: int,
     refused: Any,
+    checks: bool = False,
 ) -> SortedRows:
     """Adds the launches of the sort.
 
     Args:
-        sequence: Takes `rows` and `refused` anew at each start.
+        sequence: Takes `rows` and `refused` anew at each start, and with `checks`, `variable`.
         launcher: The device's launcher.
         workspace: Provides the arrays that are returned; the next sort overwrites them. After an
             error it must not be used again: counts in it may not be 0 as the next sort needs.
-        rows: int32 or int64 [num_rows], at least one, within [0, height).
+        rows: int32 or int64 [num_rows], at least one, within [0, height) unless they are checked.
         height: How many keys there are: decides how many digits are sorted by.
         refused: A row flag. If it is set, nothing is done.
+        checks: Whether the flag is set, naming `variable`, if a row is not within [0, height). Only
+            for more rows than FEW_ROWS.
 
     Returns:
         What the launches write.
@@ -88,20 +91,25 @@ def add_sort(
         group_counts.append(workspace.take(name, num_group_counts, "uint32"))
     source = rows
     for digit, shift in enumerate(shifts):
-        launch = launcher.bind(
-            kernels.count_digits(name_of(source.dtype)),
-            divided.num_shares,
-            SORT_THREADS,
-            keys=source,
-            shares=divided,
-            shift=shift,
-            counts=counts,
-            group_counts=group_counts[digit],
-            next_group_counts=group_counts[(digit + 1) % len(shifts)],
-            refused=refused,
-        )
+        given = {
+            "keys": source,
+            "shares": divided,
+            "counts": counts,
+            "group_counts": group_counts[digit],
+            "next_group_counts": group_counts[(digit + 1) % len(shifts)],
+            "refused": refused,
+        }
+        if checks and source is rows:
+            kernel = kernels.check_and_count_digits(name_of(rows.dtype))
+            given |= {"height": height, "variable": 0}
+            takes = (*_REFUSED, "variable")
+        else:
+            kernel = kernels.count_digits(name_of(source.dtype))
+            given["shift"] = shift
+            takes = _REFUSED
+        launch = launcher.bind(kernel, divided.num_shares, SORT_THREADS, **given)
         reads = "keys" if source is rows else None
-        sequence.add(launch, _REFUSED, rows=reads)
+        sequence.add(launch, takes, rows=reads)
         # The last digit's pairs go to what is returned.
         side = (len(shifts) - 1 - digit) % 2
         launch = launcher.bind(

@@ -56,6 +56,7 @@ class SparseKind(NamedTuple):
         touches_all_rows: Whether rows without a gradient are updated, too.
         num_rows: How many rows the gradients have in all.
         row_type: numpy's name of the dtype of a single table's rows; "" for several tables.
+        checks: Whether the rows of the single table are checked.
     """
 
     rule: UpdateRule
@@ -65,6 +66,7 @@ class SparseKind(NamedTuple):
     touches_all_rows: bool
     num_rows: int
     row_type: str
+    checks: bool
 
 
 def kind_of(
@@ -73,12 +75,13 @@ def kind_of(
     width: int,
     tables: Sequence[Table],
     touches_all_rows: bool,
+    checks: bool,
 ) -> SparseKind:
     """Returns the kind of these tables, which are updated together."""
     heights = tuple(table.height for table in tables)
     num_rows = sum(table.rows.size for table in tables)
     row_type = name_of(tables[0].rows.dtype) if len(tables) == 1 else ""
-    return SparseKind(rule, dtype, width, heights, touches_all_rows, num_rows, row_type)
+    return SparseKind(rule, dtype, width, heights, touches_all_rows, num_rows, row_type, checks)
 
 
 def together(tables: Iterable[Table]) -> Iterator[list[Table]]:
@@ -140,16 +143,19 @@ class SparseLaunches:
                 self._sort.add(self._bind_marks(rows, touched, refused), ("refused",))
             self._add_update(workspace, rows, tables, touched, scalars, refused)
 
-    def start(self, tables: Sequence[Table], scalars: tuple[Any, ...], refused: Any) -> None:
+    def start(
+        self, tables: Sequence[Table], scalars: tuple[Any, ...], refused: Any, variable: int = 0
+    ) -> None:
         """Updates the tables on the current stream.
 
         Args:
             tables: Of the kind's heights, in its order.
             scalars: From `kernels.scalars_of`.
             refused: A row flag. If it is set, nothing is written.
+            variable: What the flag is to say if the launches find that rows are out of range.
         """
         rows = tables[0].rows if self._is_single else self._gathered
-        self._sort.start(rows, refused=refused, **self._lists_of(tables))
+        self._sort.start(rows, refused=refused, variable=variable, **self._lists_of(tables))
         for table, launch in zip(tables, self._others, strict=False):
             launch.replace(arrays=Arrays(table.addresses), scalars=scalars, refused=refused)
             launch.start()
@@ -206,7 +212,8 @@ class SparseLaunches:
             self._sort.add(launch, ("refused", "lists", "num_lists"))
         # A single table's keys are its rows: they may be as many as 32 bits can number.
         height = tables[0].height if self._is_single else num_keys
-        return add_sort(self._sort, self._launcher, workspace, rows, height, refused)
+        checks = self._kind.checks
+        return add_sort(self._sort, self._launcher, workspace, rows, height, refused, checks)
 
     def _add_update(
         self,

@@ -25,6 +25,7 @@ ADAM = next(rule for rule in RULES if rule.name == "adam")
 # each load has a branch of its own, as it is easily written, it is 9 to 25 times.
 MOST_WAITS = {
     "count_digits": 2,
+    "check_and_count_digits": 2,
     "move_rows": 9,
     "sort_few_rows": 2,
 }
@@ -55,7 +56,8 @@ def test_loads_of_sparse_kernels_are_in_flight_together(architecture: str, tmp_p
         in_flight = loads_in_flight(instructions)
         assert len(in_flight) <= MOST_WAITS[kernel.function], (kernel.expression, in_flight)
         keys = FEW_ROWS if kernel.function == "sort_few_rows" else SORT_TILE
-        assert sum(in_flight) > keys // SORT_THREADS, (kernel.expression, in_flight)
+        reads_flag = kernel.function != "check_and_count_digits"
+        assert sum(in_flight) >= keys // SORT_THREADS + reads_flag, (kernel.expression, in_flight)
 
 
 def test_the_flag_of_refused_rows_and_the_first_chunk_are_in_flight_together(

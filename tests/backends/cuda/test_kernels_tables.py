@@ -208,7 +208,7 @@ def test_keys_of_32_bits_are_sorted_to_the_last(heights: tuple[int, int]) -> Non
         scalars,
         touches_all_rows=False,
     )
-    kind = kind_of(MOMENTUM, np.dtype(np.float32), width, tables, False)
+    kind = kind_of(MOMENTUM, np.dtype(np.float32), width, tables, False, False)
     given = kernels.scalars_of(MOMENTUM, scalars), np.zeros(2, np.uint64)
     SparseLaunches(launcher, Workspace(launcher), kind, tables, *given).start(tables, *given)
     for (var, slot, *_), (expected_var, expected_slot) in zip(variables, expected, strict=True):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -29,14 +30,17 @@ from gpuopt.backends.cpu.backend import CpuBackend
 from gpuopt.backends.cuda import kernels, launch_shapes, structs
 from gpuopt.backends.cuda.backend import CudaBackend
 from gpuopt.backends.cuda.dense_launch import MOST_LISTS
+from gpuopt.backends.cuda.kernel import Kernel
 from gpuopt.backends.cuda.launch_sequence import LaunchSequence
 from gpuopt.backends.cuda.launch_shapes import (
     BLOCKS_PER_MULTIPROCESSOR,
     DENSE_THREADS,
+    FEW_ROWS,
     MAX_CHUNK,
     ROW_THREADS,
     SORT_TILE,
 )
+from gpuopt.backends.cuda.launcher import Launch
 from gpuopt.backends.cuda.sorted_rows import add_sort
 from gpuopt.backends.cuda.structs import FEW_GRADIENTS, FewGradients, SortedRows
 from gpuopt.backends.cuda.workspace import Workspace
@@ -422,6 +426,91 @@ def test_rows_that_are_out_of_range_are_found(
     flag = backend.row_flags.new()
     backend.row_flags.check(flag, [RowCheck(6, np.array([3, row, 1], index), 9)])
     assert flag.array.view(np.int64).tolist() == ([0, 0] if is_there else [7, row])
+
+
+class Recording(EmulatorLauncher):
+    """Notes which kernels are launched."""
+
+    def __init__(self) -> None:
+        super().__init__(seed=1)
+        self.launched: list[str] = []
+
+    def bind(self, kernel: Kernel, blocks: int, threads: int, /, **arguments: Any) -> Launch:
+        launch = super().bind(kernel, blocks, threads, **arguments)
+        start = launch.start
+
+        def noted() -> None:
+            self.launched.append(kernel.function)
+            start()
+
+        return cast(
+            Launch, SimpleNamespace(replace=launch.replace, forget=launch.forget, start=noted)
+        )
+
+
+BY_THE_SORT = ["check_and_count_digits", "move_rows"]
+
+
+@pytest.mark.parametrize("index", [np.int32, np.int64])
+@pytest.mark.parametrize("bad", [None, -1, 300])
+@pytest.mark.parametrize("all_rows", [False, True])
+def test_the_sort_of_many_rows_checks_them(bad: int | None, index: type, all_rows: bool) -> None:
+    launcher = Recording()
+    backend = CudaBackend(Device("gpu"), launcher)
+    arrays = Arrays(BY_NAME["adam"], "float32")
+    scalars = arrays.scalars()
+    flag = backend.row_flags.new()
+    for number, given in ((4, bad), (5, None)):
+        rows = np.random.default_rng(0).integers(300, size=FEW_ROWS + 1).astype(index)
+        if given is not None:
+            rows[1234] = given
+        update, expected = sparse_case(arrays, 300, 3, rows)
+        launcher.launched.clear()
+        backend.row_flags.check(flag, [RowCheck(number, rows, 300)])
+        apply_sparse(backend, arrays.rule, update, scalars, all_rows, flag)
+        assert launcher.launched[:2] == BY_THE_SORT
+        assert "check_rows" not in launcher.launched
+        if bad is None:
+            apply_sparse(CpuBackend(), arrays.rule, expected, scalars, all_rows)
+            check([update], [expected], sum_error=30)
+        else:  # and so the next call
+            assert update.var.tobytes() == expected.var.tobytes()
+        assert flag.array.view(np.int64).tolist() == ([0, 0] if bad is None else [5, bad])
+    backend.row_flags.clear(flag)
+    # The refused calls have left no counts behind.
+    update, expected = sparse_case(arrays, 300, 3, np.arange(FEW_ROWS + 1, dtype=index) % 300)
+    apply_sparse(CpuBackend(), arrays.rule, expected, scalars, all_rows)
+    apply_sparse(backend, arrays.rule, update, scalars, all_rows, flag)
+    check([update], [expected], sum_error=30)
+
+
+def test_rows_are_checked_before_any_other_kernel_reads_the_flag() -> None:
+    launcher = Recording()
+    backend = CudaBackend(Device("gpu"), launcher)
+    arrays = Arrays(BY_NAME["momentum"], "float32")
+    scalars = arrays.scalars()
+    rows = np.full(FEW_ROWS + 1, 7)
+    update, before = sparse_case(arrays, 7, 2, rows)
+    dense = arrays.update(5)
+    dense_before = copy_of(dense)
+    flag = backend.row_flags.new()
+    # A dense update of the same call comes first.
+    backend.row_flags.check(flag, [RowCheck(2, rows, 7)])
+    apply_dense(backend, arrays.rule, [dense], scalars, flag)
+    assert launcher.launched == ["check_rows", "dense_update"]
+    apply_sparse(backend, arrays.rule, update, scalars, False, flag)
+    assert launcher.launched[2:4] == ["count_digits", "move_rows"]
+    for mine, theirs in ((dense, dense_before), (update, before)):
+        assert mine.var.tobytes() == theirs.var.tobytes()
+    backend.row_flags.clear(flag)
+    # Nothing is updated, or other rows are.
+    backend.row_flags.check(flag, [RowCheck(2, rows, 7)])
+    assert backend.row_flags.read(flag).values.view(np.int64).tolist() == [3, 7]
+    backend.row_flags.clear(flag)
+    backend.row_flags.check(flag, [RowCheck(2, rows, 7)])
+    other, other_before = sparse_case(arrays, 7, 2, np.zeros(FEW_ROWS + 1, np.int64))
+    apply_sparse(backend, arrays.rule, other, scalars, False, flag)
+    assert other.var.tobytes() == other_before.var.tobytes()
 
 
 def test_a_refused_call_writes_nothing(launcher: EmulatorLauncher) -> None:
