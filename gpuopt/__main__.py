@@ -67,9 +67,19 @@ def _run(arguments: Sequence[str] | None) -> int:
 def _run_demo(options: argparse.Namespace) -> int:
     from rich.console import Console
 
+    from gpuopt.demo.parallel import Ranks
     from gpuopt.demo.report import print_table, print_workers, save_curves, show_progress
+    from gpuopt.distributed import MPIGroup
 
-    console = Console()
+    ranks = None
+    if options.ranks:
+        try:
+            ranks = Ranks(MPIGroup(), options.device)
+        except ImportError as error:
+            print(f"gpuopt demo: {error}", file=sys.stderr)
+            return 1
+    is_first = ranks is None or ranks.rank == 0
+    console = Console(quiet=not is_first)
     names = NAMES if options.optimizer == "all" else [options.optimizer]
     results = []
     for name in names:
@@ -85,9 +95,12 @@ def _run_demo(options: argparse.Namespace) -> int:
                     workers=options.workers,
                     replicas_to_aggregate=options.replicas_to_aggregate,
                     towers=options.towers,
+                    ranks=ranks,
                     on_step=on_step,
                 )
             )
+    if not is_first:
+        return 0
     print_table(console, results)
     for result in results:
         if result.workers:
@@ -148,6 +161,11 @@ def _make_parser() -> argparse.ArgumentParser:
     )
     parallel.add_argument(
         "--towers", type=_parse_towers, default=1, help="parts that each batch is split into"
+    )
+    parallel.add_argument(
+        "--ranks",
+        action="store_true",
+        help="train with all processes that mpiexec has started; on GPUs, each on one of its own",
     )
     demo.add_argument(
         "--replicas-to-aggregate",

@@ -17,6 +17,7 @@ from gpuopt.backends.cuda.availability import (
     other_flavour,
     why_no_gpu,
 )
+from gpuopt.distributed.communicators.mpi_process import describe_mpi
 
 _LIBRARIES = ("numpy", "ml_dtypes", "rich", "torch", "matplotlib")
 
@@ -37,6 +38,7 @@ def describe() -> list[tuple[str, str]]:
         rows.append(("driver", f"runs CUDA up to {major}.{minor}"))
     rows.append(("cpu", f"usable, {os.cpu_count()} cores"))
     rows.append(("threads", _call_or_explain(lambda: str(num_threads()))))
+    rows.append(("mpi", describe_mpi()))
     rows.append(("rules", _call_or_explain(_describe_rules)))
     reason = why_no_gpu(driver)
     usable = "usable" if reason is None else f"not usable: {reason}"

@@ -6,8 +6,8 @@ import itertools
 import logging
 import warnings
 import weakref
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, Literal, NoReturn, get_args
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, Literal, NoReturn, TypeVar, get_args
 
 from gpuopt.autodiff import engine_of
 from gpuopt.autodiff.engine import Loss
@@ -37,12 +37,24 @@ from gpuopt.variables.variable import Variable, as_variable
 # What to do about a gradient that holds NaN or infinity.
 OnNonfinite = Literal["propagate", "skip", "raise"]
 
+Method = TypeVar("Method", bound=Callable[..., Any])
+
 _logger = logging.getLogger("gpuopt")
 
 # The optimizers that are alive, by a number that grows with each new one.
 _living: weakref.WeakValueDictionary[int, Optimizer] = weakref.WeakValueDictionary()
 _serials = itertools.count()
 _listing = Lock("the list of optimizers")
+
+
+def leaves_gradients_alone(method: Method) -> Method:
+    """Marks a `compute_gradients` or `apply_gradients` that does not look at all gradients at once.
+
+    `minimize` with GATE_NONE does without it. The mark belongs to the function: an override in a
+    subclass has none.
+    """
+    method.__dict__["leaves_gradients_alone"] = True
+    return method
 
 
 class Optimizer(Hooks):
@@ -159,6 +171,7 @@ class Optimizer(Hooks):
             refuse_independent_loss(loss, [variable for _, variable in grads_and_vars])
         self.apply_gradients(grads_and_vars, global_step=global_step, name=name)
 
+    @leaves_gradients_alone
     def compute_gradients(
         self,
         loss: Loss,
@@ -194,6 +207,7 @@ class Optimizer(Hooks):
         checked_gate(gate_gradients)
         return gradients_of(loss, var_list, grad_loss, dtypes_of(self))
 
+    @leaves_gradients_alone
     def apply_gradients(
         self,
         grads_and_vars: Iterable[tuple[Any, Any]],
@@ -361,7 +375,7 @@ class Optimizer(Hooks):
         reasons = [
             f"{cls.__name__} overrides {hook}, which"
             for hook in ("compute_gradients", "apply_gradients")
-            if getattr(cls, hook) is not getattr(Optimizer, hook) or hook in vars(self)
+            if not hasattr(getattr(cls, hook), "leaves_gradients_alone") or hook in vars(self)
         ]
         if self._on_nonfinite != "propagate":
             reasons.append(f'on_nonfinite="{self._on_nonfinite}"')

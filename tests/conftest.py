@@ -11,6 +11,7 @@ from importlib.util import find_spec
 
 import driver
 import fake_cupy
+import mpi_job
 import pytest
 from build_cache import build_cache
 from emulator import EmulatorLauncher
@@ -24,6 +25,7 @@ from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cuda.availability import ask_driver, installed
 from gpuopt.backends.cuda.backend import CudaBackend
 from gpuopt.device import Device
+from gpuopt.optimizer import living_optimizers
 
 
 def has_gpu() -> bool:
@@ -46,6 +48,7 @@ NEEDS = {
         "there is no real GPU, or no CuPy",
     ),
     "nvrtc": (has_nvrtc, "cuda-core, NVRTC or nvdisasm is not installed"),
+    "mpi": (lambda: mpi_job.what_is_missing() is None, mpi_job.what_is_missing()),
     "torch": (lambda: find_spec("torch") is not None, "torch is not installed"),
 }
 
@@ -63,6 +66,12 @@ def pytest_configure(config: pytest.Config) -> None:
     required()
     # Compiled rules are kept from one run to the next, apart from the user's own.
     os.environ.setdefault("GPUOPT_CACHE_DIR", str(build_cache("rules")))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    made = [*global_variables(), *living_optimizers()]
+    if made:
+        raise pytest.UsageError(f"made when tests are collected, and seen by all of them: {made}")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

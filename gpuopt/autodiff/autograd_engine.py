@@ -78,6 +78,7 @@ class AutogradEngine:
             stream = _Stream(on_grad, leaves.values(), _alive(constants))
             _backward(loss._node, seed, leaves, stream.hand_over, stream.copy_if_shared)
             stream.finish()
+        reads.end()
         return loss._value, [(found.get(variable.identity), variable) for variable in variables]
 
 

@@ -81,6 +81,7 @@ class ReadRecorder:
         self._make_constant = make_constant
         self._is_constant = is_constant
         self.leaves: dict[Identity, tuple[Variable, Any]] = {}
+        self._read: dict[Identity, Variable] = {}
         self.lookup = lookup
 
     def watches(self, variable: Variable) -> bool:
@@ -95,11 +96,17 @@ class ReadRecorder:
         if found is not None:
             return found[1]
         variable.follow_updates()
+        self._read[variable.identity] = variable
         if not self.watches(variable):
             return self._make_constant(variable)
         leaf = self._make_leaf(variable)
         self.leaves[variable.identity] = variable, leaf
         return leaf
+
+    def end(self) -> None:
+        """Has next updates of what was read wait for the derivatives, which read it, too."""
+        for variable in self._read.values():
+            variable.note_reading()
 
     def before_write(self, variable: Variable) -> None:
         """Refuses a write that would change gradients of what the loss has read.

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from gpuopt.backends.memory_owner import Owner
+from gpuopt.backends.norms import Norms
 from gpuopt.device import Device
 from gpuopt.rules.update_rule import UpdateRule
 
@@ -111,8 +112,8 @@ class RowFlag(Updated, Protocol):
 class RowFlags(Protocol):
     """Checks rows of sparse gradients on the device, while the host goes on.
 
-    All but `new` are updates of the flag, in order across streams like those of a variable. The
-    first `check` is called on the stream of `new`.
+    All but `new` and `unless_set` are updates of the flag, in order across streams like those of a
+    variable. The first `check` is called on the stream of `new`.
     """
 
     def new(self) -> RowFlag:
@@ -129,6 +130,9 @@ class RowFlags(Protocol):
 
     def clear(self, flag: Any) -> None:
         """Unsets a flag."""
+
+    def unless_set(self, flag: Any, new: Array, old: Array) -> Array:
+        """Returns `new`, or `old` if the flag is set; called inside `enter_reading(flag)`."""
 
 
 class Backend(Protocol):
@@ -148,6 +152,9 @@ class Backend(Protocol):
 
     @property
     def row_flags(self) -> RowFlags | None: ...
+
+    @property
+    def norms(self) -> Norms: ...
 
     def enter(self, *read: Updated) -> AbstractContextManager[Any]:
         """Makes this the current device; work inside waits for the last updates of `read`."""
@@ -175,11 +182,23 @@ class Backend(Protocol):
                 before it is done.
         """
 
+    def note_reading(self, *read: Updated) -> None:
+        """Makes the next updates of `read` wait for the current stream's work so far.
+
+        Nothing is done as long as all calls have come on one stream.
+        """
+
     def hold(self, *arrays: Any) -> None:
         """Keeps arrays alive until the current stream's work so far is done, if need be."""
 
-    def refuse_capture(self) -> None:
-        """Raises RuntimeError if the current stream is being captured into a CUDA graph."""
+    def refuse_capture(self, call: str = "apply_gradients") -> None:
+        """Raises RuntimeError if the current stream is being captured into a CUDA graph.
+
+        `enter_reading`, `enter_update` and `full` do so, too.
+
+        Args:
+            call: What is to be called outside of the capture, for the error.
+        """
 
     def profiling_range(self, name: str) -> AbstractContextManager[Any]:
         """Has the device's profilers show what is done inside under this name."""
@@ -223,6 +242,14 @@ class Backend(Protocol):
 
     def to_host(self, array: Array) -> np.ndarray[Any, Any]:
         """Waits for the current stream's work, and returns a copy in host memory."""
+
+    def stage(self, array: Array) -> np.ndarray[Any, Any]:
+        """Waits for the current stream's work, and returns an array's values for a message.
+
+        Returns:
+            A C-contiguous array. On the CPU it may be the given one, and must not be written; of a
+            GPU it is a copy in page-locked memory, to be let go soon.
+        """
 
     def from_host(self, array: np.ndarray[Any, Any]) -> Array:
         """Returns a copy, on this device, of an array in host memory."""
@@ -284,7 +311,7 @@ class Backend(Protocol):
         updates: Sequence[SparseUpdate],
         scalars: Scalars,
         *,
-        touches_all_rows: bool,
+        other_rows: UpdateRule | None,
         refused: Any = None,
         kept: Sequence[Any] = (),
     ) -> None:
@@ -294,8 +321,9 @@ class Backend(Protocol):
             rule: What to compute.
             updates: Of variables of one dtype. A gradient may share memory with its own variable
                 and slots, but with none of another update.
-            scalars: The rule's scalars in the compute type of the variables' dtype.
-            touches_all_rows: Whether rows without a gradient are updated, too, by a gradient of 0.
+            scalars: The scalars of both rules in the compute type of the variables' dtype.
+            other_rows: A rule with the same slots that updates rows without a gradient, by a
+                gradient of 0; None if they stay.
             refused: From `RowFlags.new`: nothing is written if a bad row was found.
             kept: What owns memory that the plan borrows: see `enter_update`.
         """

@@ -49,12 +49,14 @@ class Restoration(NamedTuple):
     Attributes:
         variables: The variables by their names in the checkpoint.
         values: The variables' values, by the same names.
+        places: The variables that take these values, by the same names.
         states: Each optimizer's state.
         waiting: Values whose variables do not exist yet, by name.
     """
 
     variables: Mapping[str, Variable]
     values: Mapping[str, Array]
+    places: Mapping[str, Variable]
     states: Sequence[tuple[Optimizer, OptimizerState]]
     waiting: dict[str, Array]
 
@@ -69,8 +71,8 @@ class Restoration(NamedTuple):
         for optimizer, state in self.states:
             state_dict.load_state(optimizer.state, state, self.variables)
             optimizer.state.restored_elsewhere = self._restored_elsewhere(optimizer)
-        for name, variable in self.variables.items():
-            variable.assign(self.values[name])
+        for name, place in self.places.items():
+            place.assign(self.values[name])
 
     def _restored_elsewhere(self, optimizer: Optimizer) -> frozenset[str]:
         """Names the variables whose slots only another optimizer of the same name gets."""
@@ -88,6 +90,7 @@ def read_values(
     checkpoint: Readable,
     saved: Sequence[SavedOptimizer],
     named: Mapping[str, Variable],
+    places: Mapping[str, Variable],
     optimizers: Sequence[Optimizer],
     *,
     deferred: bool,
@@ -99,6 +102,7 @@ def read_values(
         checkpoint: The opened checkpoint.
         saved: Which of its tensors belong to which optimizer.
         named: Variables by their names in the checkpoint.
+        places: What takes the value of each of these names.
         optimizers: The optimizers whose state is restored.
         deferred: Whether values without a variable wait for it.
         strict: Whether values without a variable are an error, unless they wait.
@@ -135,10 +139,11 @@ def read_values(
             )
     waiting = extra - own_tensors if deferred else set()
     tensors = checkpoint.read(sorted({*named, *claimed, *waiting}))
-    for name, variable in named.items():
+    for name, variable in places.items():
         check_fits(tensors[name], f'"{name}"', variable.shape, variable.dtype)
     states = [(optimizer, with_values(entry, tensors)) for optimizer, entry in pairs]
-    return Restoration(named, tensors, states, {name: tensors[name].copy() for name in waiting})
+    waiting_values = {name: tensors[name].copy() for name in waiting}
+    return Restoration(named, tensors, places, states, waiting_values)
 
 
 def saved_optimizers(description: Any, names: frozenset[str], path: Path) -> list[SavedOptimizer]:

@@ -237,6 +237,7 @@ class Saver:
             ValueError: nothing waits for a variable, or it, or a slot, has another shape or dtype.
         """
         named = _by_name(variables, "variables")
+        places = self._places(named)
         with between_writes(f"attaching {sorted(named)}", writes=True):
             for name, variable in named.items():
                 if name not in self._waiting:
@@ -247,7 +248,7 @@ class Saver:
                 for optimizer in self._optimizers():
                     state_dict.check_claim(optimizer.state, name, variable)
             for name, variable in named.items():
-                variable.assign(self._waiting.pop(name))
+                places[name].assign(self._waiting.pop(name))
                 for optimizer in self._optimizers():
                     state_dict.claim_state(optimizer.state, name, variable)
                 if self._variables is not None:
@@ -291,13 +292,17 @@ class Saver:
             )
         return {variable.name: variable for variable in named if not variable.is_orphan}
 
+    def _places(self, named: Mapping[str, Variable]) -> Mapping[str, Variable]:
+        """Returns the variables whose values are saved and restored under these names."""
+        return named
+
     def _contents(
         self, read: Callable[[Variable], Array], step: int | None
     ) -> tuple[dict[str, Array], dict[str, Any]]:
         named = self._named()
         if not named and not self._waiting:
             raise ValueError("No variables to save")
-        values = {name: read(variable) for name, variable in named.items()}
+        values = {name: read(place) for name, place in self._places(named).items()}
         values.update(self._waiting)
         # Without a list, an array that has slots and no name is refused, not left out.
         by_name = None if self._variables is None else named
@@ -346,10 +351,12 @@ class Saver:
         deferred: bool,
         strict: bool,
     ) -> None:
+        named = self._named()
         restoration = read_values(
             checkpoint,
             saved,
-            self._named(),
+            named,
+            self._places(named),
             self._optimizers(),
             deferred=deferred,
             strict=strict,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -33,14 +34,20 @@ class WideAndDeep:
         variables: The trained variables.
     """
 
-    def __init__(self, device: Device, dtype: np.dtype[Any], seed: int) -> None:
+    def __init__(
+        self,
+        device: Device,
+        dtype: np.dtype[Any],
+        seed: int,
+        new_variable: Callable[..., Variable] = Variable,
+    ) -> None:
         backend = backend_for(device)
         self._xp = backend.xp
         rng = np.random.default_rng(seed)
 
         def make_variable(name: str, *shape: int, scale: float) -> Variable:
             value = rng.normal(scale=scale, size=shape)
-            return Variable(value, name=name, dtype=dtype, device=device)
+            return new_variable(value, name=name, dtype=dtype, device=device)
 
         table_height = NUM_PIXELS * NUM_INTENSITIES
         self._table = make_variable("embedding", table_height, NUM_CLASSES, scale=0.01)

@@ -1,4 +1,4 @@
-"""Trains the demo's model with several workers, or with several towers."""
+"""Trains the demo's model with several workers, towers or processes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ from time import perf_counter
 from typing import Any
 
 from gpuopt.autodiff import with_gradients
+from gpuopt.backends.cuda.availability import ask_driver
 from gpuopt.device import Device
 from gpuopt.distributed import (
+    MirroredStrategy,
+    MirroredVariable,
+    MPIGroup,
     Reduction,
     SyncReplicasOptimizer,
     SyncReplicasWorker,
@@ -106,3 +110,55 @@ def step_on_towers(
         return train(images, labels), differentiating
 
     return step
+
+
+class Ranks:
+    """The processes of an MPI job, of which each trains on batches of its own.
+
+    Attributes:
+        rank: Of this process.
+        device: Where it trains.
+    """
+
+    def __init__(self, group: MPIGroup, device: Device) -> None:
+        """Takes a device for this process.
+
+        Args:
+            group: All processes.
+            device: The CPU; or any GPU: the processes of a host take its GPUs in turn.
+        """
+        if device.kind == "gpu":
+            device = Device("gpu", group.rank_on_host % max(1, len(ask_driver().gpus)))
+        self.rank = group.rank
+        self.device = device
+        self._strategy = MirroredStrategy([device], group=group)
+        self._mirrored: list[MirroredVariable] = []
+
+    def new_variable(self, value: Any, name: str, dtype: Any, device: Device) -> Variable:
+        """Makes this process's copy of a variable that all processes make."""
+        self._mirrored.append(self._strategy.variable(value, name=name, dtype=dtype))
+        return self._mirrored[-1].replicas[0]
+
+    def step_with(
+        self, optimizer: Optimizer, differentiate: Differentiate, global_step: Variable
+    ) -> Callable[[Any, Any], tuple[float, float]]:
+        """Makes a training step of all processes.
+
+        Returns:
+            A function of images and labels. It returns the mean of all processes' losses, and the
+            seconds that this one spent on gradients.
+        """
+
+        def train_replica(images: Any, labels: Any) -> tuple[float, float]:
+            started = perf_counter()
+            loss, grads_and_vars = differentiate(images, labels)
+            differentiating = perf_counter() - started
+            gradients = {variable: gradient for gradient, variable in grads_and_vars}
+            optimizer.minimize(with_gradients(lambda: (loss, gradients)), global_step)
+            return fmean(self._strategy.communicator.all_gather(loss, "losses")), differentiating
+
+        def step(images: Any, labels: Any) -> tuple[float, float]:
+            [(loss, seconds)] = self._strategy.run(train_replica, (images, labels)).values
+            return loss, seconds
+
+        return step

@@ -27,6 +27,9 @@ _ARGUMENTS: dict[str, dict[str, Any]] = {
     # default of 1e-8, float16 stays near 85%; the other types do not feel the difference.
     "Adam": {"epsilon": 1e-4},
     "LazyAdam": {"epsilon": 1e-4},
+    "AdamW": {"epsilon": 1e-4, "weight_decay": 1e-4},
+    "MomentumW": {"momentum": 0.9, "weight_decay": 1e-4},
+    "Nadam": {"epsilon": 1e-4},
 }
 
 

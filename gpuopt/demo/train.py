@@ -14,7 +14,7 @@ from gpuopt.autodiff import engine_of
 from gpuopt.backends import backend_for, to_device
 from gpuopt.demo.digits import Digits, load_digits
 from gpuopt.demo.model import WideAndDeep
-from gpuopt.demo.parallel import Workers, step_on_towers
+from gpuopt.demo.parallel import Ranks, Workers, step_on_towers
 from gpuopt.demo.settings import make_optimizer
 from gpuopt.device import Device
 from gpuopt.distributed import WorkerFigures
@@ -57,6 +57,7 @@ def train(
     workers: int = 1,
     replicas_to_aggregate: int | None = None,
     towers: int = 1,
+    ranks: Ranks | None = None,
     learning_rate: float | None = None,
     digits: tuple[Digits, Digits] | None = None,
     on_step: Callable[[], None] = lambda: None,
@@ -73,14 +74,17 @@ def train(
         workers: How many threads compute gradients for the same steps.
         replicas_to_aggregate: How many workers' gradients make a step; by default, all.
         towers: How many parts each batch is split into.
+        ranks: The processes that train together, if there are several; `device` is then theirs.
         learning_rate: The optimizer's; by default that of `settings`.
         digits: Images to train with and to test with; by default all that there are.
         on_step: Called once for each step. With several workers, the calls for up to 50 steps come
             together.
     """
+    device = device if ranks is None else ranks.device
     backend = backend_for(device)
     train_set, test_set = digits or load_digits()
-    model = WideAndDeep(device, dtype, seed)
+    new_variable = Variable if ranks is None else ranks.new_variable
+    model = WideAndDeep(device, dtype, seed, new_variable)
     # In host memory, so that reading it does not wait for a GPU.
     global_step = Variable(0, name="global_step", trainable=False, dtype=np.int64)
     tuned = make_optimizer(optimizer, global_step, learning_rate)
@@ -91,7 +95,8 @@ def train(
         with backend.enter():
             return compute(to_device(images, device), to_device(labels, device))
 
-    batches = [_iterate_batches(train_set, stream) for stream in range(seed, seed + workers)]
+    first = seed if ranks is None else seed + ranks.rank
+    batches = [_iterate_batches(train_set, stream) for stream in range(first, first + workers)]
     team = Workers(tuned, differentiate, batches, replicas_to_aggregate or workers)
     on_towers = step_on_towers(tuned, differentiate, global_step, [device] * towers)
 
@@ -103,6 +108,8 @@ def train(
         return loss, differentiating
 
     one_step = step_alone if towers == 1 else on_towers
+    if ranks is not None:
+        one_step = ranks.step_with(tuned, differentiate, global_step)
     for target in [*range(_STEPS_BETWEEN_EVALUATIONS, steps, _STEPS_BETWEEN_EVALUATIONS), steps]:
         if workers > 1:
             started = perf_counter()

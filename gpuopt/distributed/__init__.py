@@ -2,9 +2,16 @@
 
 from gpuopt.distributed.accumulators import ConditionalAccumulator, SparseConditionalAccumulator
 from gpuopt.distributed.communicator import Communicator, RankGroup
-from gpuopt.distributed.communicators import SingleCommunicator, ThreadCommunicator, ThreadGroup
+from gpuopt.distributed.communicators import (
+    MPICommunicator,
+    MPIGroup,
+    SingleCommunicator,
+    ThreadCommunicator,
+    ThreadGroup,
+)
 from gpuopt.distributed.coordinator import Coordinator, WorkerFigures
 from gpuopt.distributed.mirrored import MirroredVariable, PerReplica
+from gpuopt.distributed.stop_request import StopRequest
 from gpuopt.distributed.strategy import MirroredStrategy
 from gpuopt.distributed.sync_replicas import SyncReplicasOptimizer, SyncReplicasWorker
 from gpuopt.distributed.tower import Reduction, TowerOptimizer, replicate
@@ -13,6 +20,8 @@ __all__ = [
     "Communicator",
     "ConditionalAccumulator",
     "Coordinator",
+    "MPICommunicator",
+    "MPIGroup",
     "MirroredStrategy",
     "MirroredVariable",
     "PerReplica",
@@ -20,6 +29,7 @@ __all__ = [
     "Reduction",
     "SingleCommunicator",
     "SparseConditionalAccumulator",
+    "StopRequest",
     "SyncReplicasOptimizer",
     "SyncReplicasWorker",
     "ThreadCommunicator",

@@ -105,26 +105,17 @@ class Communicator(Protocol):
         if what is None:
             forms = ", ".join(f"{array.dtype}{list(array.shape)}" for array in arrays)
             what = f"batch_all_reduce({op!r}) of [{forms}]"
-        buckets = _fill_buckets(arrays, bucket_bytes)
+        buckets = fill_buckets(arrays, bucket_bytes)
         self.barrier(what)
         reduced: list[Any] = [None] * len(arrays)
         for positions in buckets:
             if len(positions) == 1:
                 reduced[positions[0]] = self.all_reduce(arrays[positions[0]], op)
                 continue
-            backend = backend_for(device_of(arrays[positions[0]]))
-            aligned = _ALIGNMENT // arrays[positions[0]].dtype.itemsize
-            with backend.enter():
-                padding = backend.xp.zeros(aligned, arrays[positions[0]].dtype)
-                parts = []
-                for i in positions:
-                    parts += [arrays[i].reshape(-1), padding[: -arrays[i].size % aligned]]
-                joined = backend.xp.concatenate(parts)
-            flat = self.all_reduce(joined, op)
-            start = 0
-            for i in positions:
-                reduced[i] = flat[start : start + arrays[i].size].reshape(arrays[i].shape)
-                start += arrays[i].size + -arrays[i].size % aligned
+            parts = [arrays[i] for i in positions]
+            total = self.all_reduce(join_aligned(parts), op)
+            for i, part in zip(positions, split_aligned(total, parts), strict=True):
+                reduced[i] = part
         return reduced
 
 
@@ -168,7 +159,41 @@ def check_root(root: int, size: int) -> None:
         raise ValueError(f"root must be a rank from 0 to {size - 1}, got {root}")
 
 
-def _fill_buckets(arrays: Sequence[Any], bucket_bytes: int) -> list[list[int]]:
+def join_aligned(arrays: Sequence[Any]) -> Any:
+    """Returns a flat array of the values of arrays of one dtype, aligned to whole cache lines."""
+    dtype = arrays[0].dtype
+    aligned = _ALIGNMENT // dtype.itemsize
+    backend = backend_for(device_of(arrays[0]))
+    with backend.enter():
+        padding = backend.xp.zeros(aligned, dtype)
+        parts = []
+        for array in arrays:
+            parts += [array.reshape(-1), padding[: -array.size % aligned]]
+        return backend.xp.concatenate(parts)
+
+
+def split_aligned(joined: Any, arrays: Sequence[Any]) -> list[Any]:
+    """Returns views of the parts of an array, in the shapes of those that `join_aligned` joined."""
+    parts, start = [], 0
+    for array in arrays:
+        parts.append(joined[start : start + array.size].reshape(array.shape))
+        start += array.size + -array.size % (_ALIGNMENT // array.dtype.itemsize)
+    return parts
+
+
+def say_who(brought: Sequence[str]) -> str:
+    """Describes things that differ, each with the ranks that bring it.
+
+    Args:
+        brought: What each rank brings.
+    """
+    of_thing: dict[str, list[str]] = {}
+    for rank, thing in enumerate(brought):
+        of_thing.setdefault(thing, []).append(str(rank))
+    return "; ".join(f"{thing} on rank {', '.join(ranks)}" for thing, ranks in of_thing.items())
+
+
+def fill_buckets(arrays: Sequence[Any], bucket_bytes: int) -> list[list[int]]:
     """Groups positions of arrays of one dtype, in their order."""
     if bucket_bytes < 1:
         raise ValueError(f"bucket_bytes must be at least 1, got {bucket_bytes}")

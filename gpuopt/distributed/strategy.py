@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -48,7 +49,9 @@ class MirroredStrategy:
     Name one device several times for several replicas on it.
 
     Each replica is a rank of a group, and reduces through the rank's `Communicator`. In each
-    process one replica, the first, updates the copies of all replicas of the process.
+    process one replica, the first, updates the copies of all replicas of the process. If the group
+    has ranks in other processes, as an `MPIGroup` has, all processes make the same strategy, the
+    same variables and the same calls, and have an optimizer each.
     """
 
     def __init__(
@@ -114,7 +117,13 @@ class MirroredStrategy:
             yield
 
     def variable(self, value: Any, name: str = "Variable", **options: Any) -> MirroredVariable:
-        """Makes a variable with a copy on each device; arguments are `Variable`'s."""
+        """Makes a variable with a copy on each device; arguments are `Variable`'s.
+
+        The value of rank 0 counts, in all processes.
+
+        Raises:
+            ValueError: another process makes a variable of another name, shape or dtype.
+        """
         first = Variable(value, name=name, device=self.devices[0], **options)
         others = [
             Variable(first.storage, name=f"{first.name}/replica_{i}", device=device, **options)
@@ -122,6 +131,8 @@ class MirroredStrategy:
             if i > 0
         ]
         mirrored = MirroredVariable([first, *others])
+        if self._group.size > self._group.local_size:
+            self._group.run(partial(_take_value_of_rank_0, mirrored))
         for copy in mirrored.replicas:
             self._mirrored[copy.identity] = weakref.ref(mirrored)
         return mirrored
@@ -168,6 +179,47 @@ class MirroredStrategy:
                 )
 
         return PerReplica(self._group.run(run_replica))
+
+    def call_once(self, function: Callable[[], Any]) -> Any:
+        """Calls `function` in the process of rank 0, and returns its result in every process.
+
+        So that one process writes a checkpoint, or says which one all are to restore. The others
+        wait for it no longer than the group's time limit.
+
+        Args:
+            function: Its result is sent by pickle.
+
+        Raises:
+            Exception: what `function` raised, in the process of rank 0.
+            WorkerFailedError: `function` has raised, in the other processes.
+        """
+        if self._group.size == self._group.local_size:
+            return function()
+
+        def call(communicator: Communicator) -> Any:
+            result = function() if communicator.rank == 0 else None
+            return communicator.all_gather(result, "call_once")[0]
+
+        return self._group.run(call)[0]
+
+    def weight_of(self, num_examples: int) -> float:
+        """Returns what a replica's mean loss is multiplied by if batches differ in size.
+
+        The replicas' gradients are averaged. With these weights, each example counts alike, whoever
+        has it. All replicas make this call.
+
+        Args:
+            num_examples: How many examples this replica has; one without any must differentiate a
+                loss of 0 by the same variables.
+
+        Raises:
+            ValueError: a number is negative, or all are 0.
+        """
+        communicator = self.communicator
+        numbers = communicator.all_gather(num_examples, "weight_of")
+        if min(numbers) < 0 or not any(numbers):
+            raise ValueError(f"weight_of needs numbers of examples, got {numbers} in rank order")
+        return float(num_examples * communicator.size / sum(numbers))
 
     def apply_gradients(
         self,
@@ -275,6 +327,14 @@ class MirroredStrategy:
                 "MirroredStrategy.variable"
             )
         return mirrored
+
+
+def _take_value_of_rank_0(mirrored: MirroredVariable, communicator: Communicator) -> None:
+    copy = mirrored.replicas[communicator.local.rank]
+    communicator.barrier(f'variable "{mirrored.name}" of {copy.dtype}{list(copy.shape)}')
+    value = communicator.broadcast(copy.numpy())
+    if communicator.rank != 0:
+        copy.assign(value)
 
 
 def _describe(gradients: Iterable[Gradient], variables: Iterable[MirroredVariable]) -> str:

@@ -12,6 +12,7 @@ from gpuopt.device import Device, device_of
 from gpuopt.distributed.reduction import sum_gradients
 from gpuopt.distributed.wrapper import OptimizerWrapper, check_optimizer
 from gpuopt.optimizer import Optimizer
+from gpuopt.step import additions
 from gpuopt.step.pairs import Gradient, checked_pairs
 from gpuopt.step.replica_context import ReplicaContext, in_replica
 from gpuopt.step.step import checked_global_step
@@ -33,7 +34,11 @@ class Reduction(StrEnum):
 
 
 class _Call:
-    """One call of a TowerOptimizer's `apply_gradients` in a tower."""
+    """One call of a TowerOptimizer's `apply_gradients` in a tower.
+
+    Attributes:
+        additions: What wrappers around the TowerOptimizer add to the step.
+    """
 
     def __init__(
         self, optimizer: TowerOptimizer, pairs: Pairs, global_step: Any, name: str | None
@@ -42,6 +47,7 @@ class _Call:
         self.pairs = pairs
         self.global_step = global_step
         self.name = name
+        self.additions = additions.this_thread.additions
 
 
 class _Towers:
@@ -79,8 +85,13 @@ class _Towers:
                 )
         summed = [_sum_by_variable(calls) for calls in together]
         for calls, pairs in zip(together, summed, strict=True):
-            last = calls[-1]
-            last.optimizer._inner.apply_gradients(pairs, last.global_step, last.name)
+            last, adding = calls[-1], additions.this_thread
+            outer = adding.additions
+            try:
+                adding.additions = last.additions
+                last.optimizer._inner.apply_gradients(pairs, last.global_step, last.name)
+            finally:
+                adding.additions = outer
 
 
 class _ThisThread(threading.local):

@@ -1,11 +1,24 @@
-"""Time limits of waits for other workers."""
+"""Time limits of waits for other workers, and waits that leave the core to others."""
 
 from __future__ import annotations
 
+import logging
+import os
 import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
 
 # Long enough for a slow step; short enough that a hung worker is found out the same minute.
 DEFAULT_TIMEOUT_S = 60.0
+
+# A yield to a busy process takes milliseconds, and most messages come sooner than a sleep's end.
+_SPINS_BEFORE_YIELD = 50
+_YIELDS_BEFORE_SLEEP = 200
+_SHORTEST_SLEEP_S = 20e-6
+
+_logger = logging.getLogger("gpuopt")
+_yield_core: Callable[[], object] = getattr(os, "sched_yield", partial(time.sleep, 0))
 
 
 def check_timeout(timeout_s: float) -> float:
@@ -17,3 +30,49 @@ def check_timeout(timeout_s: float) -> float:
     if not 0 < timeout_s <= threading.TIMEOUT_MAX:
         raise ValueError(f"timeout_s must be a limited number of seconds above 0, got {timeout_s}")
     return timeout_s
+
+
+class WaitForRanks:
+    """One wait for other processes, which may need this one's core.
+
+    Attributes:
+        what: Describes the call that waits.
+    """
+
+    def __init__(self, what: str, timeout_s: float) -> None:
+        self.what = what
+        self._timeout_s = timeout_s
+        self._began = time.monotonic()
+        self._has_warned = False
+        self.has_progress()
+
+    def has_progress(self) -> None:
+        """Has the next pauses be short again."""
+        self._num_pauses = 0
+        self._sleep_s = _SHORTEST_SLEEP_S
+
+    def pause(self, longest_s: float, missing: Sequence[int] = ()) -> bool:
+        """Returns at once, then yields the core, and later sleeps for longer and longer.
+
+        Args:
+            longest_s: The longest sleep.
+            missing: Who is waited for; logged when half of the time is over.
+
+        Returns:
+            False, without a pause, if the time is over.
+        """
+        if self._num_pauses < _SPINS_BEFORE_YIELD + _YIELDS_BEFORE_SLEEP:
+            self._num_pauses += 1
+            if self._num_pauses > _SPINS_BEFORE_YIELD:
+                _yield_core()
+            return True
+        waited = time.monotonic() - self._began
+        if waited >= self._timeout_s:
+            return False
+        if missing and not self._has_warned and waited >= self._timeout_s / 2:
+            self._has_warned = True
+            ranks = ", ".join(map(str, missing))
+            _logger.warning("%s: waiting for rank %s since %.3g s", self.what, ranks, waited)
+        time.sleep(min(self._sleep_s, longest_s))
+        self._sleep_s = min(2 * self._sleep_s, longest_s)
+        return True

@@ -17,10 +17,10 @@ from gpuopt.optimizers import (
     MomentumOptimizer,
     RMSPropOptimizer,
 )
-from gpuopt.optimizers.base.hyperparameters import as_scalar
 from gpuopt.optimizers.momentum import nesterov_momentum
 from gpuopt.optimizers.rms_prop import centered_rms_prop
 from gpuopt.state.state_dict import OptimizerState
+from gpuopt.variables.scalars import as_scalar
 from gpuopt.variables.variable import Variable, as_variable
 
 Array = np.ndarray[Any, Any]

@@ -2,18 +2,26 @@
 
 from typing import TYPE_CHECKING
 
+from gpuopt.optimizers.ada_max import AdaMaxOptimizer as AdaMaxOptimizer
 from gpuopt.optimizers.adadelta import AdadeltaOptimizer as AdadeltaOptimizer
 from gpuopt.optimizers.adagrad import AdagradOptimizer as AdagradOptimizer
 from gpuopt.optimizers.adagrad_da import AdagradDAOptimizer as AdagradDAOptimizer
 from gpuopt.optimizers.adam import AdamOptimizer as AdamOptimizer
+from gpuopt.optimizers.adam_w import AdamWOptimizer as AdamWOptimizer
+from gpuopt.optimizers.add_sign import AddSignOptimizer as AddSignOptimizer
 from gpuopt.optimizers.ftrl import FtrlOptimizer as FtrlOptimizer
 from gpuopt.optimizers.gradient_descent import GradientDescentOptimizer as GradientDescentOptimizer
+from gpuopt.optimizers.lars import LARSOptimizer as LARSOptimizer
 from gpuopt.optimizers.lazy_adam import LazyAdamOptimizer as LazyAdamOptimizer
 from gpuopt.optimizers.momentum import MomentumOptimizer as MomentumOptimizer
+from gpuopt.optimizers.momentum_w import MomentumWOptimizer as MomentumWOptimizer
+from gpuopt.optimizers.nadam import NadamOptimizer as NadamOptimizer
+from gpuopt.optimizers.power_sign import PowerSignOptimizer as PowerSignOptimizer
 from gpuopt.optimizers.proximal_adagrad import ProximalAdagradOptimizer as ProximalAdagradOptimizer
 from gpuopt.optimizers.proximal_gradient_descent import (
     ProximalGradientDescentOptimizer as ProximalGradientDescentOptimizer,
 )
+from gpuopt.optimizers.reg_adagrad import RegAdagradOptimizer as RegAdagradOptimizer
 from gpuopt.optimizers.rms_prop import RMSPropOptimizer as RMSPropOptimizer
 
 # Type checkers cannot evaluate this line; they read the imports above.

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 
@@ -16,17 +15,13 @@ from gpuopt.optimizers.base import (
     undoable,
     update_rule,
 )
+from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.host_scalar import HostScalar
 from gpuopt.state.state import Range
 from gpuopt.variables.variable import Variable
 
-_logger = logging.getLogger("gpuopt")
-
 # Of the numbers that a power of beta can be.
 _LARGEST_BELOW_1 = float(np.nextafter(np.float32(1), np.float32(0)))
-
-# For tables of at least this height, a warning mentions the cost of moving every row.
-_TALL_TABLE_ROWS = 1_000_000
 
 
 @update_rule(cuda=ours("adam.cuh", "Adam"), squares=("v",))
@@ -61,7 +56,10 @@ class AdamOptimizer(RuleOptimizer):
     """
 
     rule = adam
-    touches_all_rows = True
+    rule_of_other_rows: ClassVar[UpdateRule | None] = adam
+    instead_of_all_rows = "LazyAdamOptimizer"
+    # The hyperparameters whose powers correct the bias of averages that begin at 0.
+    betas: ClassVar[tuple[str, ...]] = ("beta1", "beta2")
 
     def __init__(
         self,
@@ -80,16 +78,15 @@ class AdamOptimizer(RuleOptimizer):
             beta2=beta2,
             epsilon=epsilon,
         )
-        self._hint_given = False
-        # beta1_power and beta2_power, once they are made.
+        # The powers of `betas`, once they are made.
         self._powers: list[HostScalar] = []
 
     def _all_non_slot_names(self) -> list[str]:
-        return ["beta1_power", "beta2_power"]
+        return [f"{beta}_power" for beta in self.betas]
 
     def _state_ranges(self) -> Mapping[str, Range]:
         ranges = dict(super()._state_ranges())
-        for beta in ("beta1", "beta2"):
+        for beta in self.betas:
             value = self.hyperparameters[beta]
             # A beta may be below 0: negative momentum (Gidel et al. 2019). After many steps, the
             # power of any other is 0. At 1, the step would be divided by 0.
@@ -99,7 +96,7 @@ class AdamOptimizer(RuleOptimizer):
         return ranges
 
     def _create_slots(self, var_list: Sequence[Variable]) -> None:
-        for beta in ("beta1", "beta2"):
+        for beta in self.betas:
             if self._get_non_slot_variable(f"{beta}_power") is None:
                 first = min(var_list, key=lambda variable: variable.name)
                 value = np.float32(self._call_if_callable(self.hyperparameters[beta]))
@@ -118,19 +115,8 @@ class AdamOptimizer(RuleOptimizer):
             "epsilon": real(given["epsilon"]),
         }
 
-    def _hint_at_cost(self, table: Variable, num_rows: int) -> None:
-        if not self._hint_given and table.shape[0] >= _TALL_TABLE_ROWS:
-            self._hint_given = True
-            _logger.warning(
-                'AdamOptimizer moves all %d rows of "%s" for a gradient of %d rows, as TensorFlow '
-                "does; LazyAdamOptimizer updates only the rows of the gradient",
-                table.shape[0],
-                table.name,
-                num_rows,
-            )
-
     @undoable
     def _finish(self, update_ops: list[Any], name_scope: str) -> None:
         given = self.this_thread.hyperparameters
-        for power, beta in zip(self._powers, ("beta1", "beta2"), strict=True):
+        for power, beta in zip(self._powers, self.betas, strict=True):
             power.multiply(np.float32(given[beta]))

@@ -13,4 +13,4 @@ class LazyAdamOptimizer(AdamOptimizer):
     `contrib.opt.LazyAdamOptimizer`, and takes `AdamOptimizer`'s arguments.
     """
 
-    touches_all_rows = False
+    rule_of_other_rows = None

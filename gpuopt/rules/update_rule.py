@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.resources.abc import Traversable
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 
@@ -27,7 +27,8 @@ class UpdateRule:
         scalars: Per-step scalar names, in the order both forms take them.
         cuda: The CUDA form. Without one, the rule updates variables in host memory alone, and is
             not compiled there.
-        squares: The slots that sum or average squares, and so are never below 0.
+        squares: The slots that sum or average squares, or keep the largest, and so are never
+            below 0.
     """
 
     apply: Callable[..., None]
@@ -63,6 +64,15 @@ class UpdateRule:
         """The folders where compilers look for headers: gpuopt's first, then the rule's own."""
         return tuple(dict.fromkeys((kernel_root(), self.require_cuda().folder)))
 
+    def own(self, scalars: Mapping[str, np.floating[Any]]) -> Mapping[str, np.floating[Any]]:
+        """Returns those of some scalars that this rule takes."""
+        return {name: scalars[name] for name in self.scalars}
+
+    @property
+    def headers(self) -> tuple[str, ...]:
+        """What C++ includes to have the CUDA form."""
+        return (self.require_cuda().header,)
+
     @property
     def include(self) -> str:
         """C++ that includes the CUDA form, and compiles only if its slots and scalars fit."""
@@ -90,7 +100,7 @@ class UpdateRule:
                 )
                 for place, name in enumerate(self.scalars)
             ]
-        lines = [f'#include "{source.header}"']
+        lines = [f'#include "{header}"' for header in self.headers]
         lines += [f'static_assert({check}, "{what}");' for check, what in checks]
         return "\n".join(lines) + "\n"
 

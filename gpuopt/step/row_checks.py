@@ -42,11 +42,13 @@ class _Call(NamedTuple):
     """A call whose rows the host does not know to be in range yet.
 
     Attributes:
-        reads: The flags of devices that got sparse gradients, on their way to the host.
+        devices: Those that got sparse gradients.
+        reads: Their flags on their way to the host.
         described: (name, height) of the variables with sparse gradients, by number.
         undo: Undoes what the call has left outside of the devices that have refused it.
     """
 
+    devices: Collection[Device]
     reads: dict[Device, FlagRead]
     described: Mapping[int, tuple[str, int]]
     undo: Undo
@@ -78,6 +80,20 @@ class RowChecks:
     def flag(self, device: Device) -> RowFlag | None:
         """Returns the flag that this thread's kernels must read before they write, or None."""
         return self.flags.get(device) if self._thread == threading.get_ident() else None
+
+    def unless_refused(self, device: Device, new: Any, old: Any) -> Any:
+        """Returns what to write beside this call's updates: `old` if `device` refuses its rows.
+
+        Args:
+            device: Where both are.
+            new: An array.
+            old: An array that can be broadcast to its shape.
+        """
+        flag = self.flag(device)
+        if flag is None:
+            return new
+        with backend_for(device).enter_reading(flag, kept=(flag, new, old)):
+            return _row_flags(device).unless_set(flag, new, old)
 
     def call(
         self,
@@ -128,6 +144,7 @@ class RowChecks:
         if not self.calls:
             return
         with undoing(), self._lock:
+            self._read_flags()
             num_good = 0
             for number, call in enumerate(self.calls):
                 is_good = True
@@ -150,6 +167,7 @@ class RowChecks:
         self, checks: Sequence[_Check], write: Callable[[], None], undo: Undo | None = None
     ) -> None:
         """Has the rows checked before `write`, and notes the call, unless nothing came of it."""
+        self._read_flags()
         devices = {check.variable.device for check in checks}
         for device in devices:
             if device not in self.flags:
@@ -165,9 +183,22 @@ class RowChecks:
             undo_call = undo or _nothing_to_undo
         finally:
             self._thread = None
-            reads = {device: _row_flags(device).read(self.flags[device]) for device in devices}
             described = {number: (v.name, v.shape[0]) for number, _, v in checks}
-            self.calls.append(_Call(reads, described, undo_call))
+            self.calls.append(_Call(devices, {}, described, undo_call))
+            self._read_flags()
+
+    def _read_flags(self) -> None:
+        """Begins to read the last call's flags, unless that has been done.
+
+        It may have failed, for lack of memory, or been interrupted. It must come before the next
+        check, which sets the same flags.
+        """
+        if not self.calls:
+            return
+        call = self.calls[-1]
+        for device in call.devices:
+            if device not in call.reads:
+                call.reads[device] = _row_flags(device).read(self.flags[device])
 
     def _refuse(self) -> None:
         """Undoes the first call with a bad row, and all since, which have not been written."""

@@ -29,24 +29,32 @@ class RuleOptimizer(HookOptimizer, Protocol):
     """The part of an optimizer that `RuleUpdates` uses."""
 
     rule: UpdateRule
-    touches_all_rows: ClassVar[bool]
+    rule_of_other_rows: ClassVar[UpdateRule | None]
+    prepares_gradients: ClassVar[bool]
     known: KnownGroups
     row_checks: RowChecks
 
     @property
     def finish_is_undoable(self) -> bool: ...
 
+    def _rules_of(self, variables: Sequence[Any]) -> Sequence[UpdateRule] | None: ...
+
     def _target(self, variable: Variable) -> tuple[Target, list[Identity]]: ...
+
+    def _prepared(self, gradient: Any, variable: Variable) -> Any: ...
 
     def _hint_at_cost(self, table: Variable, num_rows: int) -> None: ...
 
     def _scalars(self, real: type[np.floating[Any]]) -> Scalars: ...
+
+    def _sparse_scalars(self, scalars: Scalars) -> Scalars: ...
 
 
 class _Part:
     """Gradients of one group: dense ones of many variables, or a sparse one of one variable.
 
     Attributes:
+        rule: What updates the variables.
         given: The variables, as the caller passed them.
         gradients: An array for each variable, or the IndexedSlices of the only variable. They fit
             after `check`.
@@ -54,11 +62,16 @@ class _Part:
         versions: The version of each batch's gradients; see `Group.accept`.
     """
 
-    __slots__ = ("given", "gradients", "group", "is_sparse", "versions")
+    __slots__ = ("given", "gradients", "group", "is_sparse", "rule", "versions")
 
     def __init__(
-        self, given: Sequence[Any], gradients: Sequence[Any], group: Group | None = None
+        self,
+        rule: UpdateRule,
+        given: Sequence[Any],
+        gradients: Sequence[Any],
+        group: Group | None,
     ) -> None:
+        self.rule = rule
         self.given = given
         self.gradients = gradients
         self.group = group
@@ -117,7 +130,7 @@ _Unit = list[tuple[_Part, Batch]]
 
 
 class RuleUpdates:
-    """The updates of one step by one rule."""
+    """The updates of one step by rules."""
 
     def __init__(self, optimizer: RuleOptimizer, given: list[Any]) -> None:
         """Divides the pairs into parts and checks them; recognised pairs need few checks."""
@@ -134,7 +147,8 @@ class RuleUpdates:
         self.created: list[Created] = []
         self.read: list[Variable] = []
         given, gradients, variables = _unzip(given)
-        others = _not_plain(gradients)
+        all_plain = array_types.issuperset(map(type, gradients))
+        others = [] if all_plain else _not_plain(gradients)
         if others:
             given = list(given)  # what converts a gradient may change the caller's list
         left: list[int] | None = None
@@ -142,7 +156,7 @@ class RuleUpdates:
             left = sorted(set(range(len(given))).difference(others))
             gradients, variables = [gradients[at] for at in left], [variables[at] for at in left]
         if gradients:
-            self._parts.append(self._dense_part(variables, gradients, left))
+            self._add_dense(variables, gradients, left)
         converted: list[tuple[int, Any, Any]] = []
         for position in others:
             gradient, variable = unpack_pair(position, given[position])
@@ -152,7 +166,8 @@ class RuleUpdates:
             if isinstance(gradient, IndexedSlices):
                 self.has_rows_on_a_gpu |= variable.device.kind == "gpu"
                 group = optimizer.known.find([as_passed], optimizer.state.version.number)
-                part = _Part([as_passed], [gradient], group)
+                [rule] = optimizer._rules_of([as_passed]) or [optimizer.rule]
+                part = _Part(rule, [as_passed], [gradient], group)
                 if group is None:
                     part.check(optimizer)
                 self._parts.append(part)
@@ -163,7 +178,7 @@ class RuleUpdates:
                 converted.append((position, checked, as_passed))
         if converted:
             positions, arrays, listed = zip(*converted, strict=True)
-            self._parts.append(self._dense_part(listed, arrays, positions))
+            self._add_dense(listed, arrays, positions)
         if not self._parts:
             refuse_no_gradients([unpack_pair(*each)[1] for each in enumerate(given)])
 
@@ -252,6 +267,10 @@ class RuleUpdates:
             self._writing = unit
             part, batch = unit[0]
             scalars = self._scalars[batch.real]
+            if part.is_sparse:
+                scalars = optimizer._sparse_scalars(scalars)
+            if part.rule is not optimizer.rule:
+                scalars = part.rule.own(scalars)
             # Rows in host memory have been checked already.
             has_flag = batch.backend.row_flags is not None
             refused = optimizer.row_checks.flag(batch.device) if has_flag else None
@@ -259,9 +278,15 @@ class RuleUpdates:
             kept = [part.given for part, batch in unit if batch.is_borrowed]
             if part.is_sparse:
                 self._apply_sparse(unit, scalars, refused, kept)
+            elif optimizer.prepares_gradients:
+                pairs = batch.select(list(part.pairs()))
+                prepared = [optimizer._prepared(*pair) for pair in pairs]
+                batch.backend.apply_dense(
+                    part.rule, batch.plan, prepared, scalars, refused=refused, kept=kept
+                )
             else:
                 batch.backend.apply_dense(
-                    optimizer.rule,
+                    part.rule,
                     batch.plan,
                     batch.select(part.gradients) if batch.positions else part.gradients,
                     scalars,
@@ -275,39 +300,55 @@ class RuleUpdates:
     def written(self) -> tuple[list[str], list[str]]:
         return _names(self._done), _names(self._writing)
 
-    def _dense_part(
-        self, variables: Sequence[Any], gradients: Sequence[Any], positions: Sequence[int] | None
-    ) -> _Part:
+    def _add_dense(
+        self,
+        variables: Sequence[Any],
+        gradients: Sequence[Any],
+        positions: Sequence[int] | None,
+        rule: UpdateRule | None = None,
+    ) -> None:
         """Finds the group of dense gradients' variables, or checks the gradients for a new one.
 
         Args:
             variables: As the caller passed them.
             gradients: An array on any device for each variable.
             positions: The variables' positions in the caller's list; None if they are all of it.
+            rule: What updates them; None to ask the optimizer. There is a part for each rule.
         """
         optimizer = self._optimizer
+        if rule is None:
+            rules = optimizer._rules_of(variables)
+            if rules is not None:
+                at = positions or range(len(variables))
+                for each in dict.fromkeys(rules):
+                    mine = [i for i, other in enumerate(rules) if other is each]
+                    some, theirs, there = (
+                        [items[i] for i in mine] for items in (variables, gradients, at)
+                    )
+                    self._add_dense(some, theirs, there, each)
+                return
         group = optimizer.known.find(variables, optimizer.state.version.number)
-        part = _Part(variables, gradients, group)
+        part = _Part(rule or optimizer.rule, variables, gradients, group)
         if group is None:
             at = positions or range(len(variables))
             for position, pair in zip(at, zip(gradients, variables, strict=True), strict=True):
                 unpack_pair(position, pair)
             part.check(optimizer)
-        return part
+        self._parts.append(part)
 
     def _apply_sparse(
         self, unit: _Unit, scalars: Scalars, refused: Any, kept: Sequence[Any]
     ) -> None:
-        touches_all_rows = self._optimizer.touches_all_rows
-        if touches_all_rows:
+        other_rows = self._optimizer.rule_of_other_rows
+        if other_rows is not None:
             for part, _ in unit:
                 num_rows = len(part.gradients[0].indices)
                 self._optimizer._hint_at_cost(part.variables()[0], num_rows)
         unit[0][1].backend.apply_sparse(
-            self._optimizer.rule,
+            unit[0][0].rule,
             [SparseUpdate(batch.plan, *part.arrays(batch)) for part, batch in unit],
             scalars,
-            touches_all_rows=touches_all_rows,
+            other_rows=other_rows,
             refused=refused,
             kept=kept,
         )
@@ -315,10 +356,10 @@ class RuleUpdates:
 
 def _units(parts: Sequence[_Part]) -> list[_Unit]:
     units: list[_Unit] = []
-    sparse: dict[tuple[Device, np.dtype[Any]], _Unit] = {}
+    sparse: dict[tuple[UpdateRule, Device, np.dtype[Any]], _Unit] = {}
     for part in parts:
         for batch in part.require_group().batches:
-            key = batch.device, batch.dtype
+            key = part.rule, batch.device, batch.dtype
             if part.is_sparse and key in sparse:
                 sparse[key].append((part, batch))
             else:
@@ -367,8 +408,6 @@ def _unzip(given: list[Any]) -> tuple[list[tuple[Any, Any]], list[Any], list[Any
 
 def _not_plain(gradients: Sequence[Any]) -> list[int]:
     """Returns the positions of gradients that are no plain arrays of a device in use."""
-    if array_types.issuperset(map(type, gradients)):
-        return []
     is_plain = map(array_types.__contains__, map(type, gradients))
     return [position for position, is_dense in enumerate(is_plain) if not is_dense]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, Protocol
@@ -15,6 +15,8 @@ from gpuopt.backends.backend import Scalars
 from gpuopt.device import Device
 from gpuopt.locks import call_locked
 from gpuopt.state.state import State
+from gpuopt.step import additions
+from gpuopt.step.additions import Addition, Forget
 from gpuopt.step.row_checks import RowChecks, Undo
 from gpuopt.step.updates import Updates
 from gpuopt.variables import recording
@@ -33,11 +35,13 @@ class ThisThread(threading.local):
     Attributes:
         hyperparameters: What `_prepare` leaves, by name.
         scalars: What rules are given, by the type that they compute in.
+        global_step: The variable that counts steps, before it is counted up; None if there is none.
     """
 
     def __init__(self) -> None:
         self.hyperparameters: Mapping[str, np.floating[Any]] = {}
         self.scalars: dict[type[np.floating[Any]], Scalars] = {}
+        self.global_step: Variable | None = None
 
 
 class SteppingOptimizer(Protocol):
@@ -82,24 +86,31 @@ class Step:
         self.counter = None if global_step is None else checked_global_step(global_step)
         self._optimizer = optimizer
         self._update_ops: list[Any] = []
+        self._is_counted = False
+        self._additions: list[Addition] = []
+        self._forget_additions: list[Forget] = []
 
     def run(self, updates: Updates) -> None:
-        """Does the whole step: the updates, `_finish`, the count."""
+        """Does the whole step: the updates, `_finish`, the count, and what wrappers add."""
         updates.refuse_shared_memory(self.counter)
-        this_thread = self._optimizer.this_thread
-        outer = this_thread.hyperparameters, this_thread.scalars
+        this_thread, adding = self._optimizer.this_thread, additions.this_thread
+        outer, added = vars(this_thread).copy(), adding.additions
         try:
+            adding.additions = ()  # of a step inside this one, as of user code
             updates.create_slots()
             self._prepare()
             updates.fix_scalars()
             updates.check()
+            if added:
+                updates = self._prepare_additions(added, updates)
             with profiling_range(self.name) if gpu_backends else _nothing, writing():
                 if not self._optimizer.row_checks.flags and not updates.has_rows_on_a_gpu:
                     self._write(updates)
                 else:
                     self._check_and_call(self._write, updates)
         finally:
-            this_thread.hyperparameters, this_thread.scalars = outer
+            vars(this_thread).update(outer)
+            adding.additions = added
 
     def run_in_parts(self, compute: Callable[[Callable[[Updates], None]], None]) -> None:
         """Does a step in parts; the count comes at its end.
@@ -136,7 +147,7 @@ class Step:
             self._check_and_call(apply_checked, updates, must_check_first=lambda: True)
 
         this_thread = self._optimizer.this_thread
-        outer = this_thread.hyperparameters, this_thread.scalars
+        outer = vars(this_thread).copy()
         with profiling_range(self.name), writing():
             try:
                 compute(apply)
@@ -145,12 +156,24 @@ class Step:
                 self._note(error, written, unsure)
                 raise
             finally:
-                this_thread.hyperparameters, this_thread.scalars = outer
+                vars(this_thread).update(outer)
 
     def _prepare(self) -> None:
         """Fixes the numbers of this step; steps that user code makes inside have their own."""
         self._optimizer.this_thread.scalars = {}
+        self._optimizer.this_thread.global_step = self.counter
         self._optimizer._prepare()
+
+    def _prepare_additions(self, added: Sequence[Addition], updates: Updates) -> Updates:
+        self._additions = [each for each in added if each._adds_to(self._optimizer)]
+        try:
+            for addition in self._additions:
+                updates, forget = addition._prepare_updates(self._optimizer, updates)
+                self._forget_additions.append(forget)
+        except BaseException:
+            self._forget(updates)
+            raise
+        return updates
 
     def _check_and_call(
         self,
@@ -159,12 +182,13 @@ class Step:
         must_check_first: Callable[[], bool] | None = None,
     ) -> None:
         """Has GPUs check the rows of `updates`, and calls `write` with them."""
-        was_called = False
+        was_called = is_written = False
 
         def call() -> None:
-            nonlocal was_called
+            nonlocal was_called, is_written
             was_called = True
             write(updates)
+            is_written = True
 
         try:
             self._optimizer.row_checks.call(
@@ -175,15 +199,27 @@ class Step:
             )
         except IndexError:
             if not was_called:
-                self._optimizer.state.forget(updates.created)
+                self._forget(updates)
+            raise
+        except BaseException as error:
+            if is_written:
+                error.add_note(f'The step of "{self.name}" was finished before.')
             raise
 
     def _write(self, updates: Updates) -> None:
+        row_checks = self._optimizer.row_checks
+        missing = [each._what_is_added for each in self._additions if each._what_is_added]
         try:
+            for addition in self._additions:
+                addition._before_update(updates, row_checks)
             self._apply(updates)
             self._finish()
+            for addition in self._additions:
+                addition._after_update(updates, row_checks)
+                if addition._what_is_added:
+                    missing.remove(addition._what_is_added)
         except BaseException as error:
-            self._note(error, *updates.written())
+            self._note(error, *updates.written(), missing)
             raise
 
     def _apply(self, updates: Updates) -> None:
@@ -202,24 +238,39 @@ class Step:
         optimizer._finish(self._update_ops, self.name)
         if self.counter is not None:
             self.counter.assign_add(1, use_locking=optimizer._use_locking)
+            self._is_counted = True
 
-    def _note(self, error: BaseException, written: list[str], unsure: list[str]) -> None:
-        """Has an error say which variables were updated, and which may have been."""
-        if not written and not unsure:
+    def _note(
+        self,
+        error: BaseException,
+        written: list[str],
+        unsure: list[str],
+        missing: Sequence[str] = (),
+    ) -> None:
+        """Has an error say which variables were updated, and what may be half done."""
+        if not written and not unsure and not missing:
             return
         note = f'The step of "{self.name}" was not finished. Updated: {_listed(written)}.'
         if unsure:
             note += f" Updated, in part, or not at all: {_listed(unsure)}."
-        if self.counter is not None:
+        if missing:
+            note += f" Done, in part, or not at all: {', '.join(missing)}."
+        if self.counter is not None and not self._is_counted:
             note += f' "{self.counter.name}" was not counted up.'
         error.add_note(note)
+
+    def _forget(self, updates: Updates) -> None:
+        """Takes back what was made for a step that was refused before anything was written."""
+        self._optimizer.state.forget(updates.created)
+        for forget in self._forget_additions:
+            forget(None)
 
     def _undoing(self, updates: Updates) -> Undo:
         """Called before the step: returns a function that undoes the host's part of it."""
         state = self._optimizer.state
         kept = [(scalar, scalar.numpy()) for scalar in state.host_scalars()]
         # What is undone lives until the GPU has checked the rows: not so the step's gradients.
-        counter, created = self.counter, updates.created
+        counter, created, forgets = self.counter, updates.created, self._forget_additions
 
         def undo(refused: Collection[Device]) -> None:
             for scalar, value in kept:
@@ -227,6 +278,8 @@ class Step:
             if counter is not None:
                 counter.assign_sub(1)
             state.forget(created, refused)
+            for forget in forgets:
+                forget(refused)
 
         return undo
 

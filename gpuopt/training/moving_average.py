@@ -13,8 +13,10 @@ import numpy as np
 from gpuopt.backends import backend_for, refuse_masked, to_device
 from gpuopt.backends.backend import compute_type
 from gpuopt.device import Device, device_of
+from gpuopt.locks import Lock
 from gpuopt.quietly import quietly
 from gpuopt.state.state import new_slot_variable
+from gpuopt.step.row_checks import RowChecks
 from gpuopt.variables.gate import writing
 from gpuopt.variables.identity import Identity, unique_name
 from gpuopt.variables.operators import reading, storage_of
@@ -75,6 +77,7 @@ class ExponentialMovingAverage:
         self._zero_debias = zero_debias
         self._name = name
         self._averages: WeakKeyDictionary[Identity, Variable] = WeakKeyDictionary()
+        self._making = Lock("the making of moving averages")
         self._functions: WeakKeyDictionary[Expression, _ExpressionAverage] = WeakKeyDictionary()
         # A method is a new object each time it is named, and equal to the one before.
         self._other_expressions: dict[Expression, _ExpressionAverage] = {}
@@ -113,11 +116,7 @@ class ExponentialMovingAverage:
         """
         tracked = _tracked(var_list)
         values = [self._read_value(source) for source in tracked]
-        decay = np.float32(self._decay)
-        if self._num_updates is not None:
-            with reading(self._num_updates):
-                updates = np.float32(to_device(storage_of(self._num_updates), Device.cpu))
-            decay = min(decay, (1 + updates) / (10 + updates))
+        decay = self._decay_now()
 
         def move() -> None:
             for source, value in zip(tracked, values, strict=True):
@@ -131,20 +130,54 @@ class ExponentialMovingAverage:
         with writing():
             quietly(move)
 
-    def track(self, var_list: Iterable[Any] | None = None) -> None:
+    def move(self, variables: Iterable[Variable], row_checks: RowChecks) -> None:
+        """Does what `apply` does, as a part of a step.
+
+        Args:
+            variables: Those that have an average.
+            row_checks: Of the step: averages on a device that refuses its rows stay as they are.
+        """
+        decay = self._decay_now()
+
+        def move() -> None:
+            for variable in variables:
+                weight = compute_type(variable.dtype)(1 - decay)
+                _move(self._shadow(variable), variable, weight, row_checks)
+
+        quietly(move)
+
+    def track(self, var_list: Iterable[Any] | None = None) -> list[Variable]:
         """Makes the averages that are missing, from the current values; changes no other average.
 
         Without this call, the first `apply` makes them, from the values after the training step.
 
         Args:
             var_list: As in `apply`.
+
+        Returns:
+            The averages of variables that it has made.
         """
-        for source in _tracked(var_list):
-            value = self._read_value(source)
+        made: list[Variable] = []
+        tracked = _tracked(var_list)
+        values = [self._read_value(source) for source in tracked]
+        for source, value in zip(tracked, values, strict=True):
             if callable(source):
                 self._expression_average(source, value)
             else:
-                self._shadow(as_variable(source))
+                self._shadow(as_variable(source), made)
+        return made
+
+    def forget(self, averages: Iterable[Variable]) -> None:
+        """Drops averages of variables: `track` or `apply` makes new ones."""
+        dropped = set(averages)
+        with self._making:
+            for identity, average in self._made():
+                if average in dropped:
+                    del self._averages[identity]
+
+    def averages_of_variables(self) -> list[Variable]:
+        """Lists the averages of variables made so far, in order of creation."""
+        return sorted((average for _, average in self._made()), key=Variable.serial)
 
     def average(self, var: Any) -> Variable | None:
         """Returns the variable that holds the average of `var`, or None before `apply`."""
@@ -183,6 +216,20 @@ class ExponentialMovingAverage:
         names.update((v.name, v) for v in everything if v.name not in skipped)
         return names
 
+    def _made(self) -> list[tuple[Identity, Variable]]:
+        # At once: other threads make and drop variables meanwhile.
+        identities = [reference() for reference in self._averages.keyrefs()]
+        found = [(each, self._averages.get(each)) for each in identities if each is not None]
+        return [(identity, average) for identity, average in found if average is not None]
+
+    def _decay_now(self) -> np.floating[Any]:
+        decay = np.float32(self._decay)
+        if self._num_updates is None:
+            return decay
+        with reading(self._num_updates):
+            updates = np.float32(to_device(storage_of(self._num_updates), Device.cpu))
+        return min(decay, (1 + updates) / (10 + updates))
+
     def _read_value(self, source: Any) -> Any:
         if callable(source):
             value = source()
@@ -205,13 +252,20 @@ class ExponentialMovingAverage:
             )
         return value
 
-    def _shadow(self, variable: Variable) -> Variable:
+    def _shadow(self, variable: Variable, made: list[Variable] | None = None) -> Variable:
+        """Returns the average of a variable; if it must be made, it is added to `made`."""
         shadow = self._averages.get(variable.identity)
-        if shadow is None:
-            with reading(variable):
-                shadow = new_slot_variable(variable, self._name, variable.storage)
-            self._averages[variable.identity] = shadow
-        return shadow
+        if shadow is not None:
+            return shadow
+        with self._making:
+            shadow = self._averages.get(variable.identity)
+            if shadow is None:
+                with reading(variable):
+                    shadow = new_slot_variable(variable, self._name, variable.storage)
+                self._averages[variable.identity] = shadow
+                if made is not None:
+                    made.append(shadow)
+            return shadow
 
     def _expression_average(self, expression: Expression, value: Any) -> _ExpressionAverage:
         found = self._expressions(expression).get(expression)
@@ -266,10 +320,16 @@ def _name_of(expression: Expression) -> str:
     return getattr(expression, "__name__", type(expression).__name__)
 
 
-def _move(average: Variable, value: Any, weight: np.floating[Any]) -> None:
+def _move(
+    average: Variable, value: Any, weight: np.floating[Any], row_checks: RowChecks | None = None
+) -> None:
     with reading(value, average), backend_for(average.device).enter():
         here = to_device(storage_of(value), average.device)
-        average.assign_sub((average.storage - here) * weight)
+        difference = (average.storage - here) * weight
+        if row_checks is not None:
+            nothing = difference.dtype.type(0)
+            difference = row_checks.unless_refused(average.device, difference, nothing)
+        average.assign_sub(difference)
 
 
 def _move_expression(state: _ExpressionAverage, value: Any, weight: np.floating[Any]) -> None:

@@ -58,14 +58,26 @@ def _reading(operands: Sequence[Any]) -> Iterator[None]:
         yield
 
 
+def having_read(result: Any, *operands: Any) -> Any:
+    """Returns a result; next updates of the variables among the operands wait until it is there."""
+    if gpu_backends:
+        # Not by `_operands_in`, which would take longer than all the rest.
+        for operand in operands:
+            if isinstance(operand, ArrayOperators):
+                cast(Any, operand).note_reading()
+            elif isinstance(operand, list | tuple):
+                having_read(None, *operand)
+    return result
+
+
 def _make_operators(apply: _Binary, in_place: np.ufunc) -> tuple[_Binary, _Binary, _Binary]:
     """Makes `a + v`'s three forms: from the left, from the right, and in place."""
 
     def from_left(self: Any, other: Any) -> Any:
-        return apply(self.value(), value_of(other))
+        return having_read(apply(self.value(), value_of(other)), self, other)
 
     def from_right(self: Any, other: Any) -> Any:
-        return apply(value_of(other), self.value())
+        return having_read(apply(value_of(other), self.value()), self, other)
 
     def into(self: Any, other: Any) -> Any:
         refuse_masked(storage_of(other), f'the operand for "{self.name}"')
@@ -82,7 +94,7 @@ def _make_comparison(apply: _Binary) -> _Binary:
 
 def _method(name: str) -> Callable[..., Any]:
     def call_on_value(self: Any, *args: Any, **options: Any) -> Any:
-        return _call_with_values(getattr(self.value(), name), args, options)
+        return having_read(_call_with_values(getattr(self.value(), name), args, options), self)
 
     call_on_value.__name__ = name
     return call_on_value
@@ -90,7 +102,7 @@ def _method(name: str) -> Callable[..., Any]:
 
 def _make_unary(apply: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def apply_to_value(self: Any) -> Any:
-        return apply(self.value())
+        return having_read(apply(self.value()), self)
 
     return apply_to_value
 
@@ -135,7 +147,7 @@ class ArrayOperators:
             return _call_writing(called, [target], (storage_of(target), *others), options)
         given = options.get("out")
         if given is None:
-            return called(*map(value_of, inputs), **options)
+            return having_read(called(*map(value_of, inputs), **options), *inputs)
         options["out"] = tuple(map(storage_of, given))
         result = _call_writing(called, given, inputs, options)
         return given[0] if len(given) == 1 and isinstance(given[0], ArrayOperators) else result
@@ -160,7 +172,7 @@ class ArrayOperators:
 
 def _call_with_values(function: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
     values = {name: _read_variables(option) for name, option in options.items()}
-    return function(*map(_read_variables, args), **values)
+    return having_read(function(*map(_read_variables, args), **values), args, *options.values())
 
 
 def _call_writing(

@@ -17,7 +17,13 @@ from gpuopt.errors import DeviceUnavailableError
 from gpuopt.variables.gate import writing
 from gpuopt.variables.identity import Identity, identity_of
 from gpuopt.variables.late_errors import raise_late_errors
-from gpuopt.variables.operators import ArrayOperators, reading, storage_of, value_of
+from gpuopt.variables.operators import (
+    ArrayOperators,
+    having_read,
+    reading,
+    storage_of,
+    value_of,
+)
 from gpuopt.variables.recording import before_write, recorder
 from gpuopt.variables.storage import adopt_array, copy_value, describe
 
@@ -203,6 +209,11 @@ class Variable(ArrayOperators):
             with backend_for(self.device).enter(self.identity):
                 pass
 
+    def note_reading(self) -> None:
+        """Has the next update wait for what the current stream of a GPU has been given so far."""
+        if self.identity.last_update is not None:
+            backend_for(self.device).note_reading(self.identity)
+
     def numpy(self) -> np.ndarray[Any, Any]:
         """Returns a copy in host memory; waits for a GPU to finish the updates so far.
 
@@ -322,7 +333,7 @@ class Variable(ArrayOperators):
 
     def __getitem__(self, key: Any) -> Any:
         refuse_masked(key, f'the index for "{self.name}"')
-        return self.value()[value_of(key)]
+        return having_read(self.value()[value_of(key)], self, key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         refuse_masked(key, f'the index for "{self.name}"')

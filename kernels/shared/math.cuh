@@ -17,6 +17,15 @@ GPUOPT_INLINE double absolute(double x) { return fabs(x); }
 GPUOPT_INLINE float power(float x, float exponent) { return powf(x, exponent); }
 GPUOPT_INLINE double power(double x, double exponent) { return pow(x, exponent); }
 
+GPUOPT_INLINE float exponential(float x) { return expf(x); }
+GPUOPT_INLINE double exponential(double x) { return exp(x); }
+
+// The larger of two; NaN if one of them is.
+template <class Real>
+GPUOPT_INLINE Real larger(Real x, Real y) {
+  return x > y || x != x ? x : y;
+}
+
 // The nearest number within [-bound, bound]; NaN stays NaN.
 template <class Real>
 GPUOPT_INLINE Real clip(Real x, Real bound) {

@@ -273,7 +273,7 @@ def test_the_smallest_rate_that_is_as_good_as_the_best_is_found_and_written(
         "Momentum": 0.01,
     }
     assert tune.main(["Adamm"]) == 2
-    assert "Adamm: not among Adadelta" in capsys.readouterr().err
+    assert "Adamm: not among AdaMax" in capsys.readouterr().err
 
 
 # The command line.
@@ -342,7 +342,7 @@ def test_without_matplotlib_the_demo_says_in_one_line_how_to_get_the_picture(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("demo --optimizer Adamm", "'Adamm' is not one of Adadelta, Adagrad, AdagradDA"),
+        ("demo --optimizer Adamm", "'Adamm' is not one of AdaMax, Adadelta, Adagrad"),
         ("demo --steps 0", "'0' is not a whole number of at least 1"),
         ("demo --steps -5", "'-5' is not a whole number of at least 1"),
         ("demo --steps ten", "'ten' is not a whole number of at least 1"),
@@ -439,6 +439,7 @@ def test_the_command_shows_the_workers_figures(tmp_path: Path) -> None:
     [
         (["--towers", "5"], "5 towers cannot share 96 images evenly"),
         (["--towers", "2", "--workers", "2"], "not allowed with argument"),
+        (["--towers", "2", "--ranks"], "not allowed with argument"),
         (["--workers", "2", "--replicas-to-aggregate", "3"], "must not be more than --workers"),
         (["--workers", "0"], "not a whole number of at least 1"),
     ],

@@ -6,82 +6,53 @@ import re
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
+import fake_cupy
+import ml_dtypes
 import numpy as np
 import pytest
-from naive_communicator import NaiveGroup
-
-from gpuopt import CancelledError, DeadlineExceededError, IndexedSlices, WorkerFailedError
-from gpuopt.device import Device
-from gpuopt.distributed import (
-    Communicator,
-    RankGroup,
-    SingleCommunicator,
-    ThreadCommunicator,
-    ThreadGroup,
+from communicator_kinds import (
+    GROUPS,
+    JOB_SIZE,
+    KINDS,
+    KINDS_AND_SIZES,
+    LONG_S,
+    SHORT_S,
+    group_of,
+    is_here,
+    meeting_of,
+    run_on_ranks,
+    succeeded,
 )
+from emulator import EmulatorLauncher
+
+from gpuopt import CancelledError, DeadlineExceededError, IndexedSlices, WorkerFailedError, backends
+from gpuopt.backends.cuda.backend import CudaBackend
+from gpuopt.device import Device, device_of
+from gpuopt.distributed import Communicator, SingleCommunicator, ThreadCommunicator, ThreadGroup
 from gpuopt.distributed.communicators import threads
 from gpuopt.distributed.communicators.threads import run_threads
-
-SHORT_S = 0.2
-LONG_S = 20.0
 
 OnRanks = Callable[..., list[Any]]
 
 
-class SingleGroup(RankGroup):
-    """The only group there is of a SingleCommunicator."""
-
-    size = local_size = 1
-
-    def __init__(self, size: int, timeout_s: float) -> None:
-        assert size == 1
-
-    def run(self, function: Callable[[Communicator], Any]) -> list[Any]:
-        return [function(SingleCommunicator())]
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    """Threads and the like; or, in each process that mpiexec started, MPI."""
+    return request.param
 
 
-GROUPS: dict[str, Callable[[int, float], RankGroup]] = {
-    "single": SingleGroup,
-    "threads": ThreadGroup,
-    "naive": NaiveGroup,
-}
-
-
-def run_on_ranks(
-    kind: str, size: int, function: Callable[[Communicator], Any], timeout_s: float = LONG_S
-) -> list[Any]:
-    """Runs the function on every rank; returns what each returned or raised."""
-
-    def run(communicator: Communicator) -> Any:
-        try:
-            return function(communicator)
-        except Exception as error:
-            return error
-
-    return GROUPS[kind](size, timeout_s).run(run)
-
-
-@pytest.fixture(params=["threads", "naive"])
-def on_ranks(request: pytest.FixtureRequest) -> OnRanks:
-    return partial(run_on_ranks, request.param)
-
-
-def succeeded(outcomes: list[Any]) -> list[Any]:
-    for outcome in outcomes:
-        if isinstance(outcome, Exception):
-            raise outcome
-    return outcomes
+@pytest.fixture
+def on_ranks(kind: str) -> OnRanks:
+    return partial(run_on_ranks, kind)
 
 
 # What every communicator does.
 
-kinds_and_sizes = pytest.mark.parametrize(
-    ("kind", "size"),
-    [("single", 1), *((kind, size) for kind in ("threads", "naive") for size in (1, 2, 3, 5))],
-)
+kinds_and_sizes = pytest.mark.parametrize(("kind", "size"), KINDS_AND_SIZES)
+in_this_process = pytest.mark.skipif(JOB_SIZE > 0, reason="it is about the ranks of one process")
 
 
 @kinds_and_sizes
@@ -101,7 +72,7 @@ def test_all_reduce_folds_in_rank_order_to_the_same_bits(kind: str, size: int, o
     assert not any(np.shares_memory(*pair) for pair in zip(results, arrays, strict=True))
 
 
-@pytest.mark.parametrize(("kind", "size"), [("single", 1), ("threads", 3), ("naive", 3)])
+@pytest.mark.parametrize(("kind", "size"), [each for each in KINDS_AND_SIZES if each[1] in (1, 3)])
 @pytest.mark.parametrize("bucket_bytes", [1, 256, 2**20])
 def test_buckets_change_the_messages_and_not_the_sums(
     kind: str, size: int, bucket_bytes: int
@@ -126,6 +97,133 @@ def test_buckets_change_the_messages_and_not_the_sums(
             assert got.shape == expected.shape
             assert got.dtype == parts[0].dtype
             assert np.array_equal(got, expected)
+
+
+@kinds_and_sizes
+@pytest.mark.parametrize(
+    "dtype",
+    [np.float16, ml_dtypes.bfloat16, np.float32, np.float64, np.int8, np.int64, np.uint16],
+)
+def test_any_dtype_is_summed_to_the_bits_of_a_sequential_replay(
+    kind: str, size: int, dtype: Any
+) -> None:
+    rng = np.random.default_rng(size)
+    for run in range(20):
+        # Less than an MPI's smallest message, and more than most caches hold of one rank.
+        arrays = [
+            (50 * rng.standard_normal(7 if run % 2 else 30_001)).astype(dtype) for _ in range(size)
+        ]
+        expected = arrays[0].copy()
+        for array in arrays[1:]:
+            expected = (expected + array).astype(dtype)
+
+        def sum_up(rank: Communicator, arrays: Any = arrays) -> bytes:
+            total = rank.all_reduce(arrays[rank.rank])
+            assert total.dtype == dtype
+            return total.tobytes()
+
+        results = succeeded(run_on_ranks(kind, size, sum_up))
+        assert results == [expected.tobytes()] * size
+
+
+@kinds_and_sizes
+def test_a_batch_is_summed_to_the_bits_of_a_sequential_replay(kind: str, size: int) -> None:
+    rng = np.random.default_rng(size)
+    shapes = [(300, 7), (5000,), (2,), (40_000,)]
+    arrays = [
+        [rng.standard_normal(shape).astype(np.float32) for shape in shapes] for _ in range(size)
+    ]
+    expected = [reduce(np.add, of_ranks).tobytes() for of_ranks in zip(*arrays, strict=True)]
+
+    def sum_up(rank: Communicator) -> list[bytes]:
+        mine = [array.copy() for array in arrays[rank.rank]]
+        totals = rank.batch_all_reduce(mine, bucket_bytes=50_000)
+        for array, before in zip(mine, arrays[rank.rank], strict=True):
+            np.testing.assert_array_equal(array, before)
+        return [total.tobytes() for total in totals]
+
+    assert succeeded(run_on_ranks(kind, size, sum_up)) == [expected] * size
+
+
+def test_nan_and_infinity_reach_every_rank(on_ranks: OnRanks) -> None:
+    values = np.tile(np.float32([1, np.nan, np.inf, -0.0]), 1000)
+    mine = [values, np.ones_like(values)]
+
+    def reduce(rank: Communicator) -> list[bytes]:
+        return [rank.all_reduce(mine[rank.rank], op).tobytes() for op in ("sum", "min", "max")]
+
+    expected = [f(values, mine[1]).tobytes() for f in (np.add, np.minimum, np.maximum)]
+    assert succeeded(on_ranks(2, reduce)) == [expected] * 2
+
+
+@pytest.mark.parametrize("length", [3, 100_000])
+def test_gathered_values_may_be_of_any_size(on_ranks: OnRanks, length: int) -> None:
+    def gather(rank: Communicator) -> Any:
+        return rank.all_gather({"rank": rank.rank, "values": "ab"[rank.rank] * length})
+
+    expected = [{"rank": i, "values": "ab"[i] * length} for i in range(2)]
+    assert succeeded(on_ranks(2, gather)) == [expected] * 2
+
+
+def test_many_gathered_rows_stand_in_rank_order(on_ranks: OnRanks) -> None:
+    def gather(rank: Communicator) -> tuple[Any, Any]:
+        count = 4000 * rank.rank
+        values = np.asfortranarray(np.arange(3 * count, dtype=np.float16).reshape(count, 3))
+        gathered = rank.all_gather_slices(IndexedSlices(values, np.arange(count), (9000, 3)))
+        return gathered.values, gathered.indices
+
+    counts = [4000 * rank for rank in range(3)]
+    for values, indices in succeeded(on_ranks(3, gather)):
+        expected = [np.arange(3 * n, dtype=np.float16).reshape(n, 3) for n in counts]
+        np.testing.assert_array_equal(values, np.concatenate(expected))
+        np.testing.assert_array_equal(indices, np.concatenate([np.arange(n) for n in counts]))
+
+
+def test_strided_arrays_are_broadcast_to(on_ranks: OnRanks) -> None:
+    def broadcast(rank: Communicator) -> list[Any]:
+        whole = np.full((60, 80), float(rank.rank))
+        arrays = [np.asfortranarray(whole), whole[::2, 1::3], np.full((), float(rank.rank))]
+        for array in arrays:
+            assert rank.broadcast(array, 1) is array
+        return [array.tolist() for array in arrays] + [whole[1::2].tolist()]
+
+    ones = np.ones((60, 80))
+    for rank, (ordered, strided, scalar, untouched) in enumerate(succeeded(on_ranks(2, broadcast))):
+        assert ordered == ones.tolist()
+        assert strided == ones[::2, 1::3].tolist()
+        assert scalar == 1
+        assert untouched == np.full((30, 80), float(rank)).tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS[:1])  # naive ranks have no GPUs
+def test_arrays_on_a_gpu_are_reduced_and_gathered_there(kind: str) -> None:
+    gpu = Device("gpu", 0)
+
+    def run(rank: Communicator) -> list[Any]:
+        with fake_cupy.cuda.Device(0):
+            small = fake_cupy.full((2, 3), rank.rank, np.float32)
+            large = fake_cupy.full(5000, rank.rank, np.float32)
+            rows = IndexedSlices(small, fake_cupy.asarray(np.array([0, 1])), (9, 3))
+            gathered = rank.all_gather_slices(rows)
+            results = [
+                rank.all_reduce(small),
+                *rank.batch_all_reduce([small, large, small[:, :2]]),
+                gathered.values,
+                gathered.indices,
+                rank.broadcast(large, 1),
+            ]
+            assert results[-1] is large
+            assert all(device_of(result) is gpu for result in results)
+            return [fake_cupy.host_memory(result).copy() for result in results]
+
+    with backends.using(gpu, CudaBackend(gpu, EmulatorLauncher(xp=fake_cupy))):
+        outcomes = succeeded(run_on_ranks(kind, 2, run))
+    for total, *batch, values, indices, broadcast in outcomes:
+        assert [total.tolist(), batch[2].tolist()] == [[[1] * 3] * 2, [[1] * 2] * 2]
+        assert [batch[0].tolist(), batch[1].tolist()] == [[[1] * 3] * 2, [1] * 5000]
+        assert values.tolist() == [[0] * 3] * 2 + [[1] * 3] * 2
+        assert indices.tolist() == [0, 1, 0, 1]
+        assert broadcast.tolist() == [1] * 5000
 
 
 def test_small_arrays_of_a_dtype_share_a_message() -> None:
@@ -186,15 +284,16 @@ def test_gathered_values_stand_in_rank_order(kind: str, size: int) -> None:
 
 @kinds_and_sizes
 def test_ranks_of_one_process_are_a_group_that_passes_objects_on(kind: str, size: int) -> None:
-    things = [object() for _ in range(size)]
+    of_process = 1 if kind == "mpi" else size
+    things = [object() for _ in range(of_process)]
 
-    def gather(rank: Communicator) -> list[Any]:
+    def gather(rank: Communicator) -> list[bool]:
         local = rank.local
-        assert (local.rank, local.size) == (rank.rank, size)
-        return local.all_gather(things[local.rank])
+        assert (local.rank, local.size) == (rank.rank % of_process, of_process)
+        gathered = local.all_gather(things[local.rank])
+        return [got is thing for got, thing in zip(gathered, things, strict=True)]
 
-    for gathered in succeeded(run_on_ranks(kind, size, gather)):
-        assert all(got is thing for got, thing in zip(gathered, things, strict=True))
+    assert succeeded(run_on_ranks(kind, size, gather)) == [[True] * of_process] * size
 
 
 def test_gathered_rows_stand_in_rank_order(on_ranks: OnRanks) -> None:
@@ -214,33 +313,30 @@ def test_gathered_rows_stand_in_rank_order(on_ranks: OnRanks) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "size", "root"),
-    [("single", 1, 0), ("threads", 3, 0), ("threads", 3, 2), ("naive", 3, 2)],
+    [(kind, size, root) for kind, size in KINDS_AND_SIZES for root in {0, size - 1} if size != 2],
 )
 def test_broadcast_overwrites_in_place(kind: str, size: int, root: int) -> None:
     arrays = [np.full(3, rank, np.float32) for rank in range(size)]
 
     def broadcast(rank: Communicator) -> Any:
         result = rank.broadcast(arrays[rank.rank], root)
+        assert result is arrays[rank.rank]
         result += rank.rank  # must not be seen by the others
         return result
 
     for rank, result in enumerate(succeeded(run_on_ranks(kind, size, broadcast))):
-        assert result is arrays[rank]
         assert result.tolist() == [root + rank] * 3
 
 
 def test_no_rank_passes_a_barrier_early(on_ranks: OnRanks) -> None:
-    passed: list[int] = []
-    come: list[int] = []
-
-    def run(rank: Communicator) -> None:
+    def run(rank: Communicator) -> tuple[float, float]:
         time.sleep(0.02 * rank.rank)
-        come.append(rank.rank)
+        came = time.monotonic()
         rank.barrier()
-        passed.append(len(come))
+        return came, time.monotonic()
 
-    succeeded(on_ranks(3, run))
-    assert passed == [3, 3, 3]
+    came, passed = zip(*succeeded(on_ranks(3, run)), strict=True)
+    assert min(passed) >= max(came)
 
 
 def test_many_rounds_do_not_mix(on_ranks: OnRanks) -> None:
@@ -295,7 +391,7 @@ def test_a_group_goes_on_after_calls_that_did_not_match(on_ranks: OnRanks) -> No
     assert succeeded(on_ranks(3, run)) == [[0, 1, 2]] * 3
 
 
-@pytest.mark.parametrize("kind", GROUPS)
+@pytest.mark.parametrize("kind", KINDS if JOB_SIZE else GROUPS)
 def test_wrong_arguments_are_refused(kind: str) -> None:
     def call(communicator: Communicator) -> None:
         with pytest.raises(ValueError, match="op must be"):
@@ -306,6 +402,7 @@ def test_wrong_arguments_are_refused(kind: str) -> None:
     succeeded(run_on_ranks(kind, 1, call))
 
 
+@in_this_process
 def test_a_group_needs_a_rank() -> None:
     for make in (ThreadGroup, ThreadCommunicator.group):
         with pytest.raises(ValueError, match="at least 1 rank, got 0"):
@@ -333,13 +430,12 @@ def test_a_group_needs_a_rank() -> None:
     ],
 )
 def test_a_rank_that_never_comes_is_named_within_the_deadline(
-    on_ranks: OnRanks, call: Callable[[Communicator], Any], named: str
+    kind: str, call: Callable[[Communicator], Any], named: str
 ) -> None:
-    everyone_has_started = threading.Barrier(3, timeout=LONG_S)
-    everyone_is_done = threading.Barrier(3, timeout=LONG_S)
+    meet = meeting_of(kind, 3)
 
     def run(rank: Communicator) -> float:
-        everyone_has_started.wait()
+        meet()
         started = time.monotonic()
         if rank.rank != 1:
             with pytest.raises(DeadlineExceededError) as error:
@@ -348,16 +444,16 @@ def test_a_rank_that_never_comes_is_named_within_the_deadline(
             # On a busy machine, more of them may come too late.
             assert re.search(r"rank (0, )?1(, 2)? did not come within 0\.2 s", str(error.value))
         waited = time.monotonic() - started
-        everyone_is_done.wait()
+        meet()
         return waited
 
-    first, _, last = succeeded(on_ranks(3, run, timeout_s=SHORT_S))
+    first, _, last = succeeded(run_on_ranks(kind, 3, run, timeout_s=SHORT_S))
     # Threads give up together, when the first of them does.
     assert SHORT_S <= max(first, last) < SHORT_S + 2
 
 
-def test_a_rank_that_fails_is_an_error_for_the_others_now_and_later(on_ranks: OnRanks) -> None:
-    errors: list[Exception] = []
+def test_a_rank_that_fails_is_an_error_for_the_others_now_and_later(kind: str) -> None:
+    noticed_by: list[int] = []
 
     def run(rank: Communicator) -> None:
         if rank.rank == 1:
@@ -366,11 +462,11 @@ def test_a_rank_that_fails_is_an_error_for_the_others_now_and_later(on_ranks: On
         for _ in range(2):
             with pytest.raises(WorkerFailedError, match="rank 1 has failed: SystemExit: no data"):
                 rank.barrier()
-        errors.append(ValueError("noticed"))
+        noticed_by.append(rank.rank)
 
     with pytest.raises(SystemExit):
-        on_ranks(2, run)
-    assert len(errors) == 1
+        run_on_ranks(kind, 2, run)
+    assert noticed_by == ([0] if is_here(kind, 0) else [])
 
 
 def test_a_rank_that_has_finished_is_not_waited_for(on_ranks: OnRanks) -> None:
@@ -386,25 +482,108 @@ def test_a_rank_that_has_finished_is_not_waited_for(on_ranks: OnRanks) -> None:
     assert on_ranks(2, run) == ["noticed", "finished"]
 
 
-@pytest.mark.parametrize("kind", ["threads", "naive"])
 def test_a_group_runs_again_after_a_failure(kind: str) -> None:
-    group = GROUPS[kind](2, LONG_S)
+    group = group_of(kind, 2)
 
     def fail(rank: Communicator) -> None:
         rank.barrier()
         if rank.rank == 0:
             raise KeyError("lost")
-        rank.barrier()
+        rank.all_reduce(np.zeros(100_000))
 
-    with pytest.raises(KeyError, match="lost"):
-        group.run(fail)
-    assert group.run(lambda rank: rank.all_gather(rank.rank)) == [[0, 1], [0, 1]]
-    assert (group.size, group.local_size) == (2, 2)
+    if group is not None:
+        with pytest.raises(KeyError if is_here(kind, 0) else WorkerFailedError, match="lost"):
+            group.run(fail)
+        gathered = group.run(lambda rank: rank.all_gather(rank.rank))
+        assert gathered == [[0, 1]] * group.local_size
+        assert group.size == 2
+
+
+# What processes do besides.
+
+over_mpi = pytest.mark.skipif(JOB_SIZE == 0, reason="it is about processes: see test_mpi_jobs.py")
+
+
+@over_mpi
+def test_blocks_beyond_what_mpi_counts_are_sent_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpuopt.distributed.communicators import exchange
+
+    monkeypatch.setattr(exchange, "_PIECE_BYTES", 1000)
+    values = np.arange(10_001, dtype=np.float32)
+
+    def reduce(rank: Communicator) -> Any:
+        with pytest.raises(ValueError, match="same call"):  # the pieces are dropped
+            rank.all_reduce(values[rank.rank :])
+        return rank.all_reduce(values)
+
+    for total in succeeded(run_on_ranks("mpi", 3, reduce)):
+        np.testing.assert_array_equal(total, 3 * values)
+
+
+@over_mpi
+def test_python_objects_in_an_array_are_not_sent_as_addresses() -> None:
+    def reduce(rank: Communicator) -> None:
+        for call in (rank.all_reduce, rank.broadcast, lambda array: rank.batch_all_reduce([array])):
+            with pytest.raises(TypeError, match="an array of object holds Python objects"):
+                call(np.array([{}, []], object))
+
+    succeeded(run_on_ranks("mpi", 2, reduce))
+
+
+@over_mpi
+def test_an_array_that_must_not_be_written_is_not_broadcast_to() -> None:
+    values = np.broadcast_to(np.float32(1), (3,))
+
+    def broadcast(rank: Communicator) -> None:
+        if rank.rank == 1:
+            with pytest.raises(ValueError, match="read-only array"):
+                rank.broadcast(values)
+            raise KeyError("noticed")
+        with pytest.raises(WorkerFailedError, match="KeyError: 'noticed'"):
+            rank.broadcast(values)
+
+    group = group_of("mpi", 2)
+    if group is not None and is_here("mpi", 0):
+        group.run(broadcast)
+    elif group is not None:
+        with pytest.raises(KeyError):
+            group.run(broadcast)
+
+
+@over_mpi
+def test_long_calls_that_differ_at_their_end_are_told_in_full() -> None:
+    def reduce(rank: Communicator) -> str:
+        with pytest.raises(ValueError, match="same call") as error:
+            rank.batch_all_reduce([np.zeros(2)] * 500 + [np.zeros(rank.rank)])
+        return str(error.value)
+
+    for told in succeeded(run_on_ranks("mpi", 2, reduce)):
+        assert "float64[2], float64[0]] in buckets" in told
+        assert "float64[2], float64[1]] in buckets" in told
+
+
+@over_mpi
+def test_runs_of_a_group_are_not_nested() -> None:
+    group = group_of("mpi", 2)
+    if group is not None:
+        with pytest.raises(RuntimeError, match="in a `run` of the same group"):
+            group.run(lambda rank: group.run(lambda rank: None))
+        assert group.run(lambda rank: rank.size) == [2]
+
+
+@over_mpi
+def test_a_communicator_is_of_no_use_after_its_run() -> None:
+    group = group_of("mpi", 2)
+    if group is not None:
+        [communicator] = group.run(lambda rank: rank)
+        with pytest.raises(CancelledError, match=r"the run of rank \d is over"):
+            communicator.barrier()
 
 
 # What threads do besides.
 
 
+@in_this_process
 def test_a_reduction_that_takes_too_long_is_given_up_in_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -428,6 +607,7 @@ def test_a_reduction_that_takes_too_long_is_given_up_in_time(
     assert SHORT_S <= max(ThreadGroup(2, SHORT_S).run(run)) < SHORT_S + 2
 
 
+@in_this_process
 def test_a_failure_in_a_thread_is_the_cause_of_the_others_error() -> None:
     cause = ZeroDivisionError("no data")
 
@@ -445,6 +625,7 @@ def test_a_failure_in_a_thread_is_the_cause_of_the_others_error() -> None:
     assert causes == [cause]
 
 
+@in_this_process
 def test_closing_cancels_who_waits_and_who_comes_later() -> None:
     group = ThreadCommunicator.group(2, LONG_S)
     threading.Timer(0.05, group[1].close).start()
@@ -453,6 +634,7 @@ def test_closing_cancels_who_waits_and_who_comes_later() -> None:
             group[0].all_reduce(np.zeros(3))
 
 
+@in_this_process
 def test_threads_return_in_order_and_the_first_cause_is_raised() -> None:
     assert run_threads([lambda: "a", lambda: "b"]) == ["a", "b"]
 
@@ -467,6 +649,7 @@ def test_threads_return_in_order_and_the_first_cause_is_raised() -> None:
         run_threads([noticed, cause])
 
 
+@in_this_process
 def test_a_thread_that_never_ends_does_not_hold_up_anothers_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

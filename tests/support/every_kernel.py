@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from every_optimizer import rules_of_other_rows_alone
+
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.kernel import Kernel
 from gpuopt.rules.update_rule import UpdateRule
@@ -12,6 +14,8 @@ KEYS = ["uint32", "uint64"]
 
 
 def kernels_of(rule: UpdateRule) -> list[Kernel]:
+    if rule in rules_of_other_rows_alone():
+        return [kernels.update_other_rows(rule, dtype) for dtype in DTYPES]
     return [
         kernel
         for dtype in DTYPES
@@ -26,6 +30,12 @@ def kernels_of(rule: UpdateRule) -> list[Kernel]:
 def kernels_without_rule() -> list[Kernel]:
     return [
         *(kernels.check_rows(), kernels.gather_rows()),
+        *(
+            make(real)
+            for make in (kernels.evaluate_schedule, kernels.add_squares)
+            for real in ("float32", "float64")
+        ),
+        *(make(dtype) for make in (kernels.sum_squares, kernels.scale_to_norm) for dtype in DTYPES),
         *(kernels.count_digits(source) for source in (*INDICES, *KEYS)),
         *(kernels.check_and_count_digits(index) for index in INDICES),
         *(kernels.move_rows(index, key) for index in INDICES for key in KEYS),

@@ -8,7 +8,7 @@ import os
 import pkgutil
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -23,19 +23,27 @@ from gpuopt.rules.update_rule import UpdateRule
 # Arguments that have no default, and settings under which ten steps move a weight visibly.
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "AdagradDAOptimizer": {"l1_regularization_strength": 0.001},
+    "AdamWOptimizer": {"weight_decay": 0.01},
     "FtrlOptimizer": {"l1_regularization_strength": 0.01, "beta": 0.1},
     "MomentumOptimizer": {"momentum": 0.9},
+    "MomentumWOptimizer": {"weight_decay": 0.01, "momentum": 0.9},
+    "PowerSignOptimizer": {"base": 2.0},
     "ProximalAdagradOptimizer": {"l1_regularization_strength": 0.01},
     "ProximalGradientDescentOptimizer": {"l1_regularization_strength": 0.01},
     "RMSPropOptimizer": {"momentum": 0.5},
 }
 VARIANTS: dict[str, dict[str, Any]] = {
     "MomentumOptimizer": {"use_nesterov": True},
+    "MomentumWOptimizer": {"use_nesterov": True},
     "RMSPropOptimizer": {"centered": True},
 }
 # Optimizers whose step is no continuous function of its gradient, as with the sign of a sum: where
 # the terms cancel, their rounding decides which way an element moves.
-DISCONTINUOUS: set[str] = set()
+DISCONTINUOUS: set[str] = {"AddSignOptimizer", "PowerSignOptimizer"}
+
+
+# Optimizers whose elements do not each step alone; they have tests of their own.
+NOT_ELEMENTWISE = {"LARSOptimizer"}
 
 
 def optimizer_classes() -> dict[str, type[RuleOptimizer]]:
@@ -43,6 +51,7 @@ def optimizer_classes() -> dict[str, type[RuleOptimizer]]:
         name: value
         for name, value in vars(gpuopt).items()
         if inspect.isclass(value) and issubclass(value, RuleOptimizer)
+        if name not in NOT_ELEMENTWISE
     }
 
 
@@ -62,6 +71,9 @@ def update_rules() -> list[UpdateRule]:
         for value in vars(module).values()
         if isinstance(value, UpdateRule)
     }
+    for _, name, arguments in CONFIGURATIONS:  # some are made of others
+        rule = make(name, arguments).rule
+        rules[rule.name] = rule
     return [rules[name] for name in sorted(rules)]
 
 
@@ -108,6 +120,13 @@ def own_step(optimizer: RuleOptimizer) -> gpuopt.Variable | None:
     return _own_steps.get(optimizer)
 
 
+def rules_of_other_rows_alone() -> set[UpdateRule]:
+    """Returns the rules by which no optimizer updates a row that has a gradient."""
+    optimizers = [make(name, arguments) for _, name, arguments in CONFIGURATIONS]
+    of_others = {optimizer.rule_of_other_rows for optimizer in optimizers}
+    return {rule for rule in of_others if rule} - {optimizer.rule for optimizer in optimizers}
+
+
 def rules_of_each_shape() -> list[UpdateRule]:
     """Returns a rule for each number of slots: the loops around a rule depend on nothing else.
 
@@ -125,13 +144,14 @@ class Shape(NamedTuple):
 
     Attributes:
         num_slots: The number of its rule's slots.
-        touches_all_rows: Whether a sparse gradient updates rows that it does not name.
+        other_rows: Whether a sparse gradient updates rows that it does not name, and whether by the
+            same rule.
         overridden: The methods of RuleOptimizer that its class overrides, but for
             `_initial_slot_values`.
     """
 
     num_slots: int
-    touches_all_rows: bool
+    other_rows: Literal["stay", "same rule", "another rule"]
     overridden: frozenset[str]
 
 
@@ -143,9 +163,11 @@ def shape_of(configuration: Configuration) -> Shape:
         for name, base in inspect.getmembers_static(RuleOptimizer, inspect.isfunction)
         if not name.startswith("__") and inspect.getattr_static(cls, name) is not base
     }
+    of_others = optimizer.rule_of_other_rows
+    is_same = of_others is optimizer.rule
     return Shape(
         len(optimizer.rule.slots),
-        cls.touches_all_rows,
+        "stay" if of_others is None else "same rule" if is_same else "another rule",
         frozenset(overridden - {"_initial_slot_values"}),
     )
 

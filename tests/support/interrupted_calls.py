@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 import gpuopt
+from gpuopt.step import additions
 from gpuopt.variables import recording
 
 # Large enough for threads and for chunks.
@@ -90,6 +91,12 @@ class Trial:
         self.optimizer = gpuopt.MomentumOptimizer(RATE, MOMENTUM, use_locking=True)
         self.adam = gpuopt.AdamOptimizer(0.01)
         self.others = gpuopt.MomentumOptimizer(RATE, MOMENTUM)
+        self.wrapped = gpuopt.MovingAverageOptimizer(
+            gpuopt.VariableClippingOptimizer(
+                gpuopt.MultitaskOptimizerWrapper(self.others), {self.small: [0]}, max_norm=1e3
+            ),
+            average_decay=0.5,
+        )
         self.saver = gpuopt.Saver(
             [*self.variables, self.step], optimizers=[self.optimizer, self.adam], max_to_keep=2
         )
@@ -106,6 +113,7 @@ class Trial:
             "adam": self.step_adam,
             "new": self.step_new,
             "streaming": self.step_streaming,
+            "wrapped": self.step_wrapped,
             "save": self.save,
             "save_async": self.save_async,
             "restore": lambda: self.saver.restore(self.saver.last_checkpoints[-1]),
@@ -154,6 +162,10 @@ class Trial:
             return np.sum(self.small * 0.5) + np.sum(self.large * 0.5 + self.large * 0.5)
 
         self.optimizer.minimize(loss, self.step, [self.small, self.large], gate_gradients=0)
+
+    def step_wrapped(self) -> None:
+        large, small, _ = self.pairs()
+        self.wrapped.apply_gradients([(large * 0, self.large), (small, self.small)], self.step)
 
     def save(self) -> str:
         return self.saver.save(self.folder / "m", self.step)
@@ -207,6 +219,12 @@ class Trial:
         self.compare(expected, momenta)
         self.state = self.optimizer.state_dict()
         self.step_adam()
+        self.wrapped.averages.track([self.small])
+        average = self.wrapped.averages.average(self.small)
+        before = average.numpy()
+        self.step_wrapped()
+        moved = before - (before - self.small.numpy()) * np.float32(0.5)
+        np.testing.assert_array_equal(average.numpy(), moved)
 
     def compare(self, expected: dict[str, Any], momenta: dict[str, Any]) -> None:
         for variable in self.variables:
@@ -234,6 +252,7 @@ class Trial:
             raise errors[0]
         self.check()
         assert recording.recorder() is None
+        assert additions.this_thread.additions == ()
         faulthandler.cancel_dump_traceback_later()
 
     def check_folder(self) -> None:

@@ -51,7 +51,7 @@ def apply_sparse(
         rule,
         [SparseUpdate(plan, update.grad, update.rows)],
         scalars,
-        touches_all_rows=all_rows,
+        other_rows=rule if all_rows else None,
         refused=refused,
     )
 

@@ -10,6 +10,8 @@ import re
 from pathlib import Path
 
 import gpuopt.optimizers
+import gpuopt.wrappers
+from gpuopt import Optimizer
 from gpuopt.optimizers.base import Common, RuleOptimizer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,6 +30,18 @@ each variable.
 |---|---|---|---|
 """
 
+WRAPPERS = """
+## Wrappers
+
+These wrap an optimizer, or another wrapper, and add to its steps. What they add is a part of the
+step: a save sees both or neither, and a step that is skipped or refused has none of it. Slots,
+variables and `state_dict` are those of the optimizer inside
+([TensorFlow's and these](coming_from_tensorflow.md#wrappers-of-contrib)).
+
+| | | arguments |
+|---|---|---|
+"""
+
 
 def optimizers() -> list[type[RuleOptimizer]]:
     return [
@@ -44,7 +58,8 @@ def pages() -> dict[Path, str]:
     row = f"| [Optimizers](docs/optimizers.md) | {names} |"
     text, rows = re.subn(r"^\| \[?Optimizers\b.*$", row, readme.read_text(), flags=re.MULTILINE)
     assert rows == 1, "README.md has no row that begins with | Optimizers"
-    page = PAGE + "".join(map(in_full, optimizers()))
+    rows = map(in_full, optimizers())
+    page = PAGE + "".join(rows) + WRAPPERS + "".join(map(wrapper_in_full, wrappers()))
     return {readme: text, ROOT / "docs" / "optimizers.md": page}
 
 
@@ -67,6 +82,18 @@ def in_full(optimizer: type[RuleOptimizer]) -> str:
     )
     slots = ", ".join(f"`{slot}`" for slot in optimizer.rule.slots)
     return f"| `{optimizer.__name__}` | {summary} | `{arguments}` | {slots} |\n"
+
+
+def wrappers() -> list[type[Optimizer]]:
+    named = (getattr(gpuopt.wrappers, name) for name in gpuopt.wrappers.__all__)
+    return [each for each in named if isinstance(each, type)]
+
+
+def wrapper_in_full(wrapper: type[Optimizer]) -> str:
+    summary = inspect.getdoc(wrapper).partition("\n\n")[0].replace("\n", " ")
+    parameters = inspect.signature(wrapper).parameters.values()
+    arguments = ", ".join(str(each.replace(annotation=each.empty)) for each in parameters)
+    return f"| `{wrapper.__name__}` | {summary} | `{arguments}` |\n"
 
 
 def own_arguments(optimizer: type[RuleOptimizer]) -> list[inspect.Parameter]:

@@ -2,7 +2,8 @@
 
 Each function takes a weight `w` (an array), its history, a list of (step, gradient) with steps
 counted from 1, and hyperparameters under TensorFlow's names. It returns the weight and the slots
-after the last step. A step that does not touch the weight is left out of its history.
+after the last step. A sparse step that does not name the weight is left out of its history; where
+the optimizer does something all the same, the gradient of such a step is None.
 """
 
 from collections.abc import Sequence
@@ -20,20 +21,29 @@ def gradient_descent(w, history: History, *, learning_rate) -> State:
     return {"var": w}
 
 
-def momentum(w, history: History, *, learning_rate, momentum, use_nesterov=False) -> State:
-    """Polyak 1964; Sutskever et al. 2013, section 2, in the form of Bengio et al. 2013, eq. 7."""
+def momentum(
+    w, history: History, *, learning_rate, momentum, use_nesterov=False, weight_decay=0.0
+) -> State:
+    """Polyak 1964; Sutskever et al. 2013, section 2, in the form of Bengio et al. 2013, eq. 7.
+
+    Weight decay: Loshchilov & Hutter 2019, algorithm 1, with w minus the decay in place of w.
+    """
     velocity = np.zeros_like(w)
     for _, g in history:
+        w = w - weight_decay * w
         velocity = momentum * velocity - learning_rate * g
         w = w + (momentum * velocity - learning_rate * g if use_nesterov else velocity)
     # TensorFlow's accumulator is the velocity without the learning rate.
     return {"var": w, "momentum": -velocity / learning_rate}
 
 
-def adagrad(w, history: History, *, learning_rate, initial_accumulator_value=0.1) -> State:
+def adagrad(
+    w, history: History, *, learning_rate, initial_accumulator_value=0.1, weight_decay=0.0
+) -> State:
     """Duchi, Hazan & Singer 2011, figure 1, with a diagonal matrix."""
     squares = np.full_like(w, initial_accumulator_value)
     for _, g in history:
+        w = w - weight_decay * w
         squares = squares + g**2
         w = w - learning_rate * squares**-0.5 * g
     return {"var": w, "accumulator": squares}
@@ -90,11 +100,23 @@ def rms_prop(
 
 
 def adam(
-    w, history: History, *, learning_rate=0.001, beta1=0.9, beta2=0.999, epsilon=1e-8
+    w,
+    history: History,
+    *,
+    learning_rate=0.001,
+    beta1=0.9,
+    beta2=0.999,
+    epsilon=1e-8,
+    weight_decay=0.0,
 ) -> State:
-    """Kingma & Ba 2015, algorithm 1 with the last paragraph of section 2."""
+    """Kingma & Ba 2015, algorithm 1 with the last paragraph of section 2.
+
+    Weight decay: Loshchilov & Hutter 2019, algorithm 2, where lambda is not multiplied by alpha.
+    """
     m, v = np.zeros_like(w), np.zeros_like(w)
-    for step, g in history:
+    for step, given in history:
+        w = w if given is None else w - weight_decay * w
+        g = 0.0 if given is None else given
         m = beta1 * m + (1 - beta1) * g
         v = beta2 * v + (1 - beta2) * g**2
         step_size = learning_rate * np.sqrt(1 - beta2**step) / (1 - beta1**step)
@@ -166,8 +188,102 @@ def proximal_adagrad(
     return {"var": w, "accumulator": squares}
 
 
+def nadam(
+    w, history: History, *, learning_rate=0.001, beta1=0.9, beta2=0.999, epsilon=1e-8
+) -> State:
+    """Dozat 2016, algorithm 2, with a constant mu, and bias correction and epsilon as in `adam`."""
+    m, v = np.zeros_like(w), np.zeros_like(w)
+    for step, given in history:
+        g = 0.0 if given is None else given
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * g**2
+        ahead = beta1 * m + (1 - beta1) * g
+        step_size = learning_rate * np.sqrt(1 - beta2**step) / (1 - beta1**step)
+        w = w if given is None else w - step_size * ahead / (np.sqrt(v) + epsilon)
+    return {"var": w, "m": m, "v": v}
+
+
+def ada_max(
+    w, history: History, *, learning_rate=0.001, beta1=0.9, beta2=0.999, epsilon=1e-8
+) -> State:
+    """Kingma & Ba 2015, algorithm 2; TensorFlow adds epsilon."""
+    m, u = np.zeros_like(w), np.zeros_like(w)
+    for step, g in history:
+        m = beta1 * m + (1 - beta1) * g
+        u = np.maximum(beta2 * u, np.abs(g))
+        w = w - learning_rate / (1 - beta1**step) * m / (u + epsilon)
+    return {"var": w, "m": m, "v": u}
+
+
+def add_sign(
+    w, history: History, *, learning_rate=0.1, alpha=1.0, beta=0.9, sign_decay_fn=None
+) -> State:
+    """Bello et al. 2017, section 4."""
+    m = np.zeros_like(w)
+    for step, given in history:
+        g = np.zeros_like(w) if given is None else given
+        m = beta * m + (1 - beta) * g
+        decay = sign_decay_fn(step - 1) if sign_decay_fn else 1.0
+        agreement = np.sign(g * m)
+        w = w - learning_rate * (alpha + decay * agreement) * g
+    return {"var": w, "m": m}
+
+
+def power_sign(
+    w, history: History, *, learning_rate=0.1, base=np.e, beta=0.9, sign_decay_fn=None
+) -> State:
+    """Bello et al. 2017, section 4."""
+    m = np.zeros_like(w)
+    for step, given in history:
+        g = np.zeros_like(w) if given is None else given
+        m = beta * m + (1 - beta) * g
+        decay = sign_decay_fn(step - 1) if sign_decay_fn else 1.0
+        w = w - learning_rate * base ** (decay * np.sign(g * m)) * g
+    return {"var": w, "m": m}
+
+
+def lars(
+    w,
+    history: History,
+    *,
+    learning_rate,
+    momentum=0.9,
+    weight_decay=0.0001,
+    eeta=0.001,
+    epsilon=0.0,
+    skip_list=None,
+    use_nesterov=False,
+) -> State:
+    """You, Gitman & Ginsburg 2017, algorithm 1; TensorFlow adds epsilon, and 1 for a zero norm.
+
+    `w` is a whole variable, and a `skip_list` names it.
+    """
+    velocity = np.zeros_like(w)
+    for _, g in history:
+        rate = learning_rate
+        if not skip_list:
+            norms = np.linalg.norm(w), np.linalg.norm(g)
+            if min(norms) > 0:
+                rate = rate * eeta * norms[0] / (norms[1] + weight_decay * norms[0] + epsilon)
+            g = g + weight_decay * w
+        velocity = momentum * velocity + rate * g
+        w = w - (momentum * velocity + rate * g if use_nesterov else velocity)
+    return {"var": w, "momentum": velocity}
+
+
+_momentum = momentum
+
+
+def sparse_lars(w, history: History, *, learning_rate, momentum=0.9, use_nesterov=False) -> State:
+    """TensorFlow: a step of Momentum on the rows that a gradient names."""
+    return _momentum(
+        w, history, learning_rate=learning_rate, momentum=momentum, use_nesterov=use_nesterov
+    )
+
+
 # A step that does not name a row is not in the row's history.
 lazy_adam = adam
+adam_w, momentum_w, adagrad_w, reg_adagrad = adam, momentum, adagrad, adagrad
 
 
 def exponential_moving_average(start, values, *, decay) -> np.ndarray:

@@ -13,6 +13,7 @@ from gpuopt.backends.cpu.dense_plan import DensePlan
 from gpuopt.backends.cpu.dense_update import update_dense
 from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cpu.memory import empty
+from gpuopt.backends.cpu.norms import CpuNorms
 from gpuopt.backends.cpu.sparse_update import (
     sum_duplicate_rows,
     update_all_rows,
@@ -20,6 +21,7 @@ from gpuopt.backends.cpu.sparse_update import (
 )
 from gpuopt.backends.cpu.written_memory import WrittenMemory
 from gpuopt.backends.memory_owner import Owner, owner_of
+from gpuopt.backends.norms import Norms
 from gpuopt.backends.unowned import array_at
 from gpuopt.device import Device
 from gpuopt.rules.update_rule import UpdateRule
@@ -45,6 +47,7 @@ class CpuBackend:
 
     def __init__(self, limits: CpuLimits = _DEFAULT_LIMITS) -> None:
         self._limits = limits
+        self.norms: Norms = CpuNorms()
 
     def enter(self, *read: Updated) -> AbstractContextManager[Any]:
         return _nothing
@@ -59,10 +62,13 @@ class CpuBackend:
     ) -> AbstractContextManager[Any]:
         return _nothing
 
+    def note_reading(self, *read: Updated) -> None:
+        pass
+
     def hold(self, *arrays: Any) -> None:
         pass
 
-    def refuse_capture(self) -> None:
+    def refuse_capture(self, call: str = "apply_gradients") -> None:
         pass
 
     def profiling_range(self, name: str) -> AbstractContextManager[Any]:
@@ -96,6 +102,10 @@ class CpuBackend:
 
     def to_host(self, array: Array) -> Array:
         return array.copy()
+
+    def stage(self, array: Array) -> Array:
+        # Unlike ascontiguousarray, this keeps the shape ().
+        return np.asarray(array, order="C")
 
     def from_host(self, array: Array) -> Array:
         return array.copy()
@@ -140,13 +150,13 @@ class CpuBackend:
         updates: Sequence[SparseUpdate],
         scalars: Scalars,
         *,
-        touches_all_rows: bool,
+        other_rows: UpdateRule | None,
         refused: Any = None,
         kept: Sequence[Any] = (),
     ) -> None:
         for update in updates:
-            if touches_all_rows:
-                update_all_rows(rule, *update, scalars, self._limits)
+            if other_rows is not None:
+                update_all_rows(rule, other_rows, *update, scalars, self._limits)
             elif len(update.rows):
                 update_touched_rows(rule, *update, scalars, self._limits)
 

@@ -33,19 +33,20 @@ _ROW_FACTOR = 4
 
 def update_all_rows(
     rule: UpdateRule,
+    other_rows: UpdateRule,
     plan: DensePlan,
     values: Array,
     rows: Array,
     scalars: Scalars,
     limits: CpuLimits,
 ) -> None:
-    """Updates a whole table; rows without a gradient as if theirs were zero."""
+    """Updates a whole table; rows without a gradient by `other_rows` and a gradient of zero."""
     sums, rows = sum_duplicate_rows(values, rows)
     [(var, slots)] = plan.targets
     written = [var, *slots]
     sums = _copied_if_shared(sums, written)
     touched = [array[rows] for array in written]
-    update_with_zero(rule, plan, scalars, limits)
+    update_with_zero(other_rows, plan, other_rows.own(scalars), limits)
     target = Target(touched[0], touched[1:])
     if sums.size < limits.large_elements:
         update_strided(rule, target, sums, scalars)

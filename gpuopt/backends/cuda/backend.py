@@ -21,6 +21,7 @@ from gpuopt.backends.cuda.launch_shapes import (
     num_blocks,
 )
 from gpuopt.backends.cuda.launcher import Launcher, wait_for_event
+from gpuopt.backends.cuda.norms import CudaNorms
 from gpuopt.backends.cuda.order import UpdateOrder
 from gpuopt.backends.cuda.parameters import name_of
 from gpuopt.backends.cuda.row_flags import CudaRowFlags
@@ -35,6 +36,7 @@ from gpuopt.backends.cuda.sparse_launches import (
 from gpuopt.backends.cuda.structs import TableGradient
 from gpuopt.backends.cuda.workspace import Workspace, Workspaces
 from gpuopt.backends.memory_owner import Owner
+from gpuopt.backends.norms import Norms
 from gpuopt.backends.unowned import array_at
 from gpuopt.device import Device
 from gpuopt.locks import Lock
@@ -58,6 +60,7 @@ class CudaBackend:
         self._order = UpdateOrder(launcher)
         self._workspaces = Workspaces(launcher)
         self.row_flags = CudaRowFlags(launcher, self._lock, self._order, self._workspaces)
+        self.norms: Norms = CudaNorms(launcher)
         self._unset_flag = self.row_flags.new()
         with launcher.device():
             # Kernels of all streams read it, and none waits for its stream.
@@ -72,6 +75,7 @@ class CudaBackend:
     @contextmanager
     def enter_reading(self, *read: Updated, kept: Sequence[Any] = ()) -> Iterator[None]:
         with self._launcher.device():
+            self.refuse_capture("what reads, updates or makes variables")
             self._order.follow(read)
             try:
                 yield
@@ -82,6 +86,7 @@ class CudaBackend:
     @contextmanager
     def enter_update(self, *updated: Updated, kept: Sequence[Any] = ()) -> Iterator[None]:
         with self._launcher.device():
+            self.refuse_capture("what reads, updates or makes variables")
             with self._lock:
                 last = self._order.begin(updated)
             try:
@@ -90,16 +95,23 @@ class CudaBackend:
                 with self._lock:
                     self._order.end(last, kept)
 
+    def note_reading(self, *read: Updated) -> None:
+        if self._order.in_flight.holds:
+            with self._lock, self._launcher.device():
+                # What a capture reads, its launches read, of which gpuopt hears nothing.
+                if not self._launcher.is_capturing():
+                    self._order.end_reading(read)
+
     def hold(self, *arrays: Any) -> None:
         with self._lock, self._launcher.device():
             self._order.hold(arrays)
 
-    def refuse_capture(self) -> None:
+    def refuse_capture(self, call: str = "apply_gradients") -> None:
         if self._launcher.is_capturing():
             raise RuntimeError(
-                f"the current stream of {self.device} is being captured into a CUDA graph, "
-                "which would repeat this step's numbers and addresses for ever: call "
-                "apply_gradients outside of the capture"
+                f"the current stream of {self.device} is being captured into a CUDA graph, which "
+                "would repeat this call's numbers and addresses for ever, in no order with other "
+                f"streams: call {call} outside of the capture"
             )
 
     def profiling_range(self, name: str) -> AbstractContextManager[Any]:
@@ -129,6 +141,7 @@ class CudaBackend:
 
     def full(self, shape: tuple[int, ...], dtype: np.dtype[Any], value: Any) -> Any:
         with self.enter():
+            self.refuse_capture("what reads, updates or makes variables")
             storage = self.xp.empty(shape, dtype=dtype)
             if not storage.size:
                 return storage
@@ -148,6 +161,19 @@ class CudaBackend:
         with self.enter():
             wait_for_event(self._launcher.record(), f"{self.device}, from which values are read")
             return self.xp.asnumpy(array)  # type: ignore[no-any-return]
+
+    def stage(self, array: Any) -> np.ndarray[Any, Any]:
+        with self.enter():
+            if not array.size:
+                return np.empty(array.shape, array.dtype)
+            landing = self._launcher.download(self.xp.ascontiguousarray(array))
+            try:
+                landing.wait(f"{self.device}, from which a message is read")
+            except BaseException:
+                with self._lock:
+                    self._order.in_flight.hold(landing.event, landing)
+                raise
+            return landing.values.reshape(array.shape)
 
     def from_host(self, array: np.ndarray[Any, Any]) -> Any:
         with self.enter():
@@ -215,7 +241,7 @@ class CudaBackend:
         updates: Sequence[SparseUpdate],
         scalars: Scalars,
         *,
-        touches_all_rows: bool,
+        other_rows: UpdateRule | None,
         refused: Any = None,
         kept: Sequence[Any] = (),
     ) -> None:
@@ -223,7 +249,8 @@ class CudaBackend:
         if not plans:
             return
         flags = () if refused is None else (refused,)
-        used = [[plan.memory for plan in plans], [each[1:] for each in updates], kept, flags]
+        # Copies of gradients are made on the current stream, which gets their memory back.
+        used = [plan.memory for plan in plans], [each[1:] for each in updates], kept, flags
         with self._lock, self._launcher.device():
             last = self._begin(plans)
             try:
@@ -234,18 +261,17 @@ class CudaBackend:
                     if plan.num_variables:
                         plan.fill_stand_ins()
                         table = self._table(plan, values, rows)
-                        used += table.values, table.rows
                         by_width.setdefault(plan.width, []).append(table)
                 is_alone = len(updates) == 1
                 check = (
                     self.row_flags.take(flags[0], updates[0].rows) if flags and is_alone else None
                 )
-                given = kernels.scalars_of(rule, scalars), self._flag_array(refused)
+                given = scalars, self._flag_array(refused)
                 workspace = self._workspaces.take()
                 for width, tables in by_width.items():
                     for some in together(tables):
                         kind = kind_of(
-                            rule, plans[0].dtype, width, some, touches_all_rows, check is not None
+                            rule, plans[0].dtype, width, some, other_rows, check is not None
                         )
                         prepare = partial(
                             SparseLaunches, self._launcher, workspace, kind, some, *given

@@ -24,6 +24,8 @@ from gpuopt.rules.sources import digest, on_disk
 _DEFAULT, _PER_THREAD = cupy.cuda.Stream.null.ptr, cupy.cuda.Stream.ptds.ptr
 # How many bytes one copy has; a large upload takes several.
 _LARGEST_COPY = 32 * 2**20
+# driver_types.h, cudaError_t.
+_NOT_READY = 600
 
 
 class CupyLauncher:
@@ -38,7 +40,7 @@ class CupyLauncher:
         self.num_multiprocessors = int(attributes["MultiProcessorCount"])
         self._functions: dict[Kernel, Any] = {}
         self._this_thread = _ThisThread()
-        page_locked = f"gpu:{index}", cupy.cuda.alloc_pinned_memory, _new_event
+        page_locked = f"gpu:{index}", cupy.cuda.alloc_pinned_memory, _Event
         self._uploads = UploadBlocks(*page_locked)
         self._landings = Landings(*page_locked)
         self._page_locked = Lock(f"the page-locked memory of gpu:{index}")
@@ -115,18 +117,31 @@ class CupyLauncher:
             part = values[begin : begin + _LARGEST_COPY]
             destination = target.data + begin
             with self._page_locked:
-                staged, event = self._uploads.take(part.size)
-                staged[:] = part
+                block = staged, event = self._uploads.take(part.size)
+                staged[: part.size] = part
                 destination.copy_from_host_async(staged.ctypes.data, part.size, stream)
                 event.record(stream)
+                self._uploads.put_back(block)
 
     def download(self, source: Any) -> Download:
         stream = cupy.cuda.get_current_stream()
-        with self._page_locked:
-            landing = self._landings.take(source)
-        source.data.copy_to_host_async(landing.address, source.nbytes, stream)
+        if source.nbytes > Landings.SIZE:
+            landing = self._land_alone(source)
+            address = landing.values.ctypes.data
+        else:
+            with self._page_locked:
+                landing = self._landings.take(source)
+            address = landing.address
+        source.data.copy_to_host_async(address, source.nbytes, stream)
         self.record(landing.event)
+        landing.is_recorded = True
         return landing
+
+    def _land_alone(self, source: Any) -> Download:
+        """Returns where a copy of a device array can land, in memory from CuPy's pool."""
+        memory = cupy.cuda.alloc_pinned_memory(source.nbytes)
+        values = np.frombuffer(memory, np.uint8, source.nbytes).view(source.dtype)
+        return Download(values.reshape(source.shape), _Event())
 
     def copy_of_peer(self, array: Any) -> Any:
         with array.device:
@@ -145,8 +160,7 @@ class CupyLauncher:
 
     def stream(self) -> Hashable:
         stream = cupy.cuda.get_current_stream().ptr
-        # Each thread has a stream of its own under this one pointer.
-        return stream, threading.get_ident() if stream == _PER_THREAD else 0
+        return stream, self._this_thread.key if stream == _PER_THREAD else None
 
     def is_default_stream(self) -> bool:
         return cupy.cuda.get_current_stream().ptr == _DEFAULT  # type: ignore[no-any-return]
@@ -160,7 +174,7 @@ class CupyLauncher:
 
     def record(self, event: Any = None) -> Any:
         if event is None:
-            event = _new_event()
+            event = _Event()
         event.record(cupy.cuda.get_current_stream())
         return event
 
@@ -171,8 +185,18 @@ class CupyLauncher:
 _launch_kernel = cupy.cuda.driver.launchKernel
 
 
-def _new_event() -> Any:
-    return cupy.cuda.Event(disable_timing=True)
+class _Event(cupy.cuda.Event):  # type: ignore[misc]
+    """CuPy's event, whose own `done` is False for ever after an error of CUDA."""
+
+    def __init__(self) -> None:
+        super().__init__(disable_timing=True)
+
+    @property
+    def done(self) -> bool:
+        status = cupy.cuda.runtime.eventQuery(self.ptr)
+        if status != _NOT_READY:
+            cupy.cuda.runtime.check_status(status)
+        return status != _NOT_READY  # type: ignore[no-any-return]
 
 
 class _ThisThread(threading.local):
@@ -181,9 +205,13 @@ class _ThisThread(threading.local):
     Attributes:
         has_context: Whether the device's context was made the thread's own: CUDA's runtime does so
             in most calls, its driver does not.
+        key: Tells its own stream from those of other threads, which have the same pointer. The ids
+            of threads are used again.
     """
 
-    has_context = False
+    def __init__(self) -> None:
+        self.has_context = False
+        self.key = object()
 
 
 class _ProfilingRange:

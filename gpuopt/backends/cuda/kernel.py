@@ -64,8 +64,8 @@ class Kernel:
     @property
     def includes(self) -> list[str]:
         """The files that a translation unit needs, the function's own last."""
-        rule = [] if self.rule is None else [self.rule.require_cuda().header]
-        return ["shared/declared.cuh", *rule, self.file or f"{self.function}.cu"]
+        of_rule = () if self.rule is None else self.rule.headers
+        return ["shared/declared.cuh", *of_rule, self.file or f"{self.function}.cu"]
 
     @property
     def include_folders(self) -> tuple[Traversable, ...]:

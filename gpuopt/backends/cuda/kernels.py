@@ -10,6 +10,8 @@ from typing import Any
 from gpuopt.backends.backend import Scalars
 from gpuopt.backends.cuda.kernel import Kernel
 from gpuopt.backends.cuda.launch_shapes import (
+    CLIP_CHUNK,
+    CLIP_THREADS,
     DENSE_THREADS,
     DIGIT_BITS,
     FEW_ROWS,
@@ -37,11 +39,19 @@ from gpuopt.backends.cuda.structs import (
     SIZE_ROW,
     VAR_ROW,
     Chunk,
+    ClippedArray,
     FewGradients,
     IndexList,
     Shares,
     SortedRows,
     TableGradient,
+)
+from gpuopt.backends.norms import Clipping
+from gpuopt.rules.schedule_formulas import (
+    FORMULAS,
+    constants_of,
+    functor_of,
+    piecewise_constant,
 )
 from gpuopt.rules.update_rule import UpdateRule
 
@@ -56,6 +66,12 @@ _TABLES: dict[str, Number | Pointer | Struct] = {
     "only_gradient": struct_of(TableGradient),
     "gradients": Pointer("int64", struct_of(TableGradient), is_optional=True),
     "num_tables": _INT64,
+}
+_CLIPPED: dict[str, Number | Pointer | Struct] = {
+    "only": struct_of(ClippedArray),
+    "arrays": Pointer("int64", struct_of(ClippedArray), is_optional=True),
+    "num_arrays": _INT64,
+    "num_chunks": _INT64,
 }
 # Constants in each file that the host relies on.
 _OF_DENSE_UPDATE = {
@@ -78,6 +94,13 @@ _OF_SPARSE_UPDATE = {
     "gpuopt::rows_per_word": ROWS_PER_WORD,
     "gpuopt::warp_size": WARP,
     "gpuopt::pack_bytes": PACK_BYTES,
+}
+_OF_CLIP = {
+    "gpuopt::clip_threads": CLIP_THREADS,
+    "gpuopt::clip_chunk": CLIP_CHUNK,
+    "gpuopt::clip_global_norm": Clipping.GLOBAL_NORM,
+    "gpuopt::clip_norm_of_one": Clipping.NORM,
+    "gpuopt::clip_average_norm": Clipping.AVERAGE_NORM,
 }
 
 
@@ -303,6 +326,60 @@ def update_other_rows(rule: UpdateRule, dtype: str) -> Kernel:
 
 
 @cache
+def sum_squares(dtype: str) -> Kernel:
+    return Kernel(
+        "sum_squares",
+        {**_CLIPPED, "sums": Pointer("float64")},
+        (CPP_TYPES[dtype],),
+        file="clip.cu",
+        constants=_OF_CLIP,
+    )
+
+
+@cache
+def add_squares(real: str) -> Kernel:
+    return Kernel(
+        "add_squares",
+        {
+            "sums": Pointer("float64"),
+            "num_sums": _INT64,
+            "is_root": _INT32,
+            "result": Pointer(real),
+        },
+        (CPP_TYPES[real],),
+        file="clip.cu",
+        constants=_OF_CLIP,
+    )
+
+
+@cache
+def scale_to_norm(dtype: str) -> Kernel:
+    real = _real(dtype)
+    return Kernel(
+        "scale_to_norm",
+        {**_CLIPPED, "norm": Pointer(real), "most": Number(real), "formula": _INT32},
+        (CPP_TYPES[dtype],),
+        file="clip.cu",
+        constants=_OF_CLIP,
+    )
+
+
+@cache
+def evaluate_schedule(real: str) -> Kernel:
+    return Kernel(
+        "evaluate_schedule",
+        {
+            "form": Pointer("float64"),
+            "step": Pointer("int64"),
+            "count": _INT64,
+            "values": Pointer(real),
+        },
+        (CPP_TYPES[real],),
+        constants=_of_formulas(),
+    )
+
+
+@cache
 def _scalars_type(rule: UpdateRule) -> Callable[..., tuple[Any, ...]]:
     return namedtuple("Scalars", rule.scalars)
 
@@ -315,6 +392,18 @@ def scalars_of(rule: UpdateRule, scalars: Scalars) -> tuple[Any, ...]:
 def _of(rule: UpdateRule) -> dict[str, int]:
     """The constants in a rule's header that the host relies on."""
     return {f"{rule.require_cuda().functor}::num_slots": len(rule.slots)}
+
+
+def _of_formulas() -> dict[str, int]:
+    """The kinds of schedules, and the places of their constants."""
+    values = {}
+    for kind, formula in enumerate(FORMULAS):
+        functor = functor_of(formula)
+        values[f"gpuopt::schedule_kind<{functor}>"] = kind
+        for place, name in enumerate(constants_of(formula)):
+            if formula is not piecewise_constant:
+                values[f"{functor}::{name}"] = place
+    return values
 
 
 def _real(dtype: str) -> str:

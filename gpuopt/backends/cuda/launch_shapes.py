@@ -19,6 +19,8 @@ PIECE = 32
 STRETCH = 16 * PIECE
 PIECE_THREADS = 512
 ROWS_PER_WORD = 32
+CLIP_THREADS = 256
+CLIP_CHUNK = 16384
 
 # ---- The table of what is chosen here: untuned, no GPU yet. The reasons are expectations.
 

@@ -18,7 +18,7 @@ class Event(Protocol):
     """A point in a stream's work.
 
     Attributes:
-        done: Whether all work before this point is done.
+        done: Whether all work before this point is done; raises an error of CUDA that has ended it.
     """
 
     done: bool
@@ -31,13 +31,15 @@ class Download:
         values: The copy, in host memory; must not be read before it is done, nor after this object
             is gone.
         event: Recorded at the copy's end.
+        is_recorded: Whether it has been: not if the call that began the copy was interrupted.
     """
 
-    __slots__ = ("event", "values")
+    __slots__ = ("event", "is_recorded", "values")
 
     def __init__(self, values: np.ndarray[Any, Any], event: Event) -> None:
         self.values = values
         self.event = event
+        self.is_recorded = False
 
     @property
     def is_done(self) -> bool:
@@ -59,6 +61,7 @@ def wait_for_event(event: Event, what: str) -> None:
 
     Raises:
         DeadlineExceededError: the work does not end.
+        Exception: CUDA's, at once, if the work has failed.
     """
     if event.done:
         return
@@ -160,7 +163,10 @@ class Launcher(Protocol):
         """
 
     def download(self, source: Any) -> Download:
-        """Begins to copy a contiguous device array to the host, in order with launches."""
+        """Begins to copy a contiguous device array to page-locked memory, in order with launches.
+
+        A copy of more than a few bytes must be kept until it is done: its memory is the pool's.
+        """
 
     def copy_of_peer(self, array: Any) -> Any:
         """Returns a copy of another device's array, in order with both current streams.

@@ -108,7 +108,10 @@ class UpdateOrder:
         return not self.in_flight.holds and self._launcher.is_default_stream()
 
     def _wait(self, last: LastUpdate, stream: Hashable) -> None:
-        if last.event is not None and last.stream != stream:
+        if last.event is None or last.stream == stream:
+            return
+        # A capture cannot wait for what was enqueued before it, and need not if that is done.
+        if not (self._launcher.is_capturing() and last.event.done):
             self._launcher.wait(last.event)
 
 

@@ -42,21 +42,36 @@ class UploadBlocks:
         self._new_event = new_event
         # By size, a power of two; the block that was used the longest time ago comes first.
         self._blocks: dict[int, deque[tuple[Bytes, Event]]] = {}
+        # All of them, as those may still be read that were not put back.
+        self._slabs: list[Any] = []
 
     def take(self, num_bytes: int) -> tuple[Bytes, Any]:
-        """Returns memory that no copy reads any more, and the event to record after the copy."""
+        """Takes out a block that no copy reads any more.
+
+        Returns:
+            Memory of at least `num_bytes`, and the event to record after the copy, before the block
+            is put back. After an error it is not: a copy may be on its way that nothing has
+            recorded.
+        """
         size = max(_SMALLEST, 1 << (num_bytes - 1).bit_length())
         blocks = self._blocks.setdefault(size, deque())
         if not blocks or not blocks[0][1].done:
             slab = max(size, _SLAB_BYTES)
             if len(blocks) + slab // size <= min(_MOST_BLOCKS, _MOST_SLABS * slab // size):
                 parts = np.frombuffer(self._allocate(slab), np.uint8, slab).reshape(-1, size)
+                self._slabs.append(parts)
                 blocks.extendleft((part, self._new_event()) for part in parts)
-            else:
-                wait_for_event(blocks[0][1], f"{self._device}, which reads what was uploaded")
-        memory, event = blocks[0]
-        blocks.rotate(-1)
-        return memory[:num_bytes], event
+        block = blocks.popleft()
+        try:
+            wait_for_event(block[1], f"{self._device}, which reads what was uploaded")
+        except BaseException:
+            blocks.appendleft(block)
+            raise
+        return block
+
+    def put_back(self, block: tuple[Bytes, Any]) -> None:
+        """Lets later uploads have a block when the event recorded last is done."""
+        self._blocks[block[0].size].append(block)
 
 
 class Landing(Download):
@@ -82,7 +97,9 @@ class Landing(Download):
         self._free = free
 
     def __del__(self) -> None:
-        self._free.append((self._memory, self.address, self.event))
+        # Memory that a copy may reach at any time is never used again.
+        if self.is_recorded:
+            self._free.append((self._memory, self.address, self.event))
 
 
 class Landings:

@@ -132,3 +132,7 @@ class CudaRowFlags:
                 self._launcher.upload(flag.array, np.zeros(2, np.uint64))
             finally:
                 self._order.end(last, (flag,))
+
+    def unless_set(self, flag: CudaRowFlag, new: Any, old: Any) -> Any:
+        with self._launcher.device():
+            return self._launcher.xp.where(flag.array[0] == 0, new, old)

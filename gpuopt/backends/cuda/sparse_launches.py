@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpuopt.backends.backend import compute_type
+from gpuopt.backends.backend import Scalars, compute_type
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.launch_sequence import LaunchSequence
 from gpuopt.backends.cuda.launch_shapes import (
@@ -53,7 +53,7 @@ class SparseKind(NamedTuple):
         dtype: The variables'.
         width: How many elements a row has.
         heights: The tables' numbers of rows.
-        touches_all_rows: Whether rows without a gradient are updated, too.
+        other_rows: The rule of rows without a gradient; None if they stay.
         num_rows: How many rows the gradients have in all.
         row_type: numpy's name of the dtype of a single table's rows; "" for several tables.
         checks: Whether the rows of the single table are checked.
@@ -63,7 +63,7 @@ class SparseKind(NamedTuple):
     dtype: np.dtype[Any]
     width: int
     heights: tuple[int, ...]
-    touches_all_rows: bool
+    other_rows: UpdateRule | None
     num_rows: int
     row_type: str
     checks: bool
@@ -74,14 +74,14 @@ def kind_of(
     dtype: np.dtype[Any],
     width: int,
     tables: Sequence[Table],
-    touches_all_rows: bool,
+    other_rows: UpdateRule | None,
     checks: bool,
 ) -> SparseKind:
     """Returns the kind of these tables, which are updated together."""
     heights = tuple(table.height for table in tables)
     num_rows = sum(table.rows.size for table in tables)
     row_type = name_of(tables[0].rows.dtype) if len(tables) == 1 else ""
-    return SparseKind(rule, dtype, width, heights, touches_all_rows, num_rows, row_type, checks)
+    return SparseKind(rule, dtype, width, heights, other_rows, num_rows, row_type, checks)
 
 
 def together(tables: Iterable[Table]) -> Iterator[list[Table]]:
@@ -116,7 +116,7 @@ class SparseLaunches:
         workspace: Workspace,
         kind: SparseKind,
         tables: Sequence[Table],
-        scalars: tuple[Any, ...],
+        scalars: Scalars,
         refused: Any,
     ) -> None:
         """Prepares the launches; the last three arguments are those of the first `start`."""
@@ -129,37 +129,42 @@ class SparseLaunches:
         if not self._is_single:
             self._gathered = workspace.take("gathered", kind.num_rows, "int32")
         touched: Any = None
-        if kind.touches_all_rows:
+        if kind.other_rows is not None:
             touched = workspace.zeros("touched", num_keys // ROWS_PER_WORD, "uint32")
         self._sort, self._update = LaunchSequence(), LaunchSequence()
         self._others: list[Launch] = []
-        if kind.touches_all_rows:
+        if kind.other_rows is not None:
+            given = kernels.scalars_of(kind.other_rows, scalars)
             for table, first_key in zip(tables, self._first_keys, strict=True):
                 bits = touched[first_key // ROWS_PER_WORD :]
-                self._others.append(self._bind_others(table, bits, scalars, refused))
+                self._others.append(self._bind_others(kind.other_rows, table, bits, given, refused))
         if kind.num_rows:
             rows = self._add_sort(workspace, tables, num_keys, refused)
             if touched is not None:
                 self._sort.add(self._bind_marks(rows, touched, refused), ("refused",))
-            self._add_update(workspace, rows, tables, touched, scalars, refused)
+            by_value = kernels.scalars_of(kind.rule, scalars)
+            self._add_update(workspace, rows, tables, touched, by_value, refused)
 
     def start(
-        self, tables: Sequence[Table], scalars: tuple[Any, ...], refused: Any, variable: int = 0
+        self, tables: Sequence[Table], scalars: Scalars, refused: Any, variable: int = 0
     ) -> None:
         """Updates the tables on the current stream.
 
         Args:
             tables: Of the kind's heights, in its order.
-            scalars: From `kernels.scalars_of`.
+            scalars: The scalars of both rules, by name.
             refused: A row flag. If it is set, nothing is written.
             variable: What the flag is to say if the launches find that rows are out of range.
         """
         rows = tables[0].rows if self._is_single else self._gathered
         self._sort.start(rows, refused=refused, variable=variable, **self._lists_of(tables))
-        for table, launch in zip(tables, self._others, strict=False):
-            launch.replace(arrays=Arrays(table.addresses), scalars=scalars, refused=refused)
-            launch.start()
-        self._update.start(scalars=scalars, refused=refused, **self._tables_of(tables))
+        if self._kind.other_rows is not None:
+            given = kernels.scalars_of(self._kind.other_rows, scalars)
+            for table, launch in zip(tables, self._others, strict=True):
+                launch.replace(arrays=Arrays(table.addresses), scalars=given, refused=refused)
+                launch.start()
+        by_value = kernels.scalars_of(self._kind.rule, scalars)
+        self._update.start(scalars=by_value, refused=refused, **self._tables_of(tables))
 
     def _lists_of(self, tables: Sequence[Table]) -> dict[str, Any]:
         """Returns the arguments that say where several tables' rows are."""
@@ -259,13 +264,18 @@ class SparseLaunches:
         )
 
     def _bind_others(
-        self, table: Table, touched: Any, scalars: tuple[Any, ...], refused: Any
+        self,
+        rule: UpdateRule,
+        table: Table,
+        touched: Any,
+        scalars: tuple[Any, ...],
+        refused: Any,
     ) -> Launch:
         kind = self._kind
         size = table.height * kind.width
         packs = size // (PACK_BYTES // kind.dtype.itemsize)
         return self._launcher.bind(
-            kernels.update_other_rows(kind.rule, name_of(kind.dtype)),
+            kernels.update_other_rows(rule, name_of(kind.dtype)),
             self._blocks(packs, 1),
             ROW_THREADS,
             arrays=Arrays(table.addresses),

@@ -58,6 +58,22 @@ class IndexList(NamedTuple):
     variable: Annotated[int, Number("int64")]
 
 
+class ClippedArray(NamedTuple):
+    """One array whose norm is taken, or that is scaled; its twin is in kernels/clip.cu.
+
+    Attributes:
+        source: The array's address.
+        target: The address of the scaled one; 0 if there is none.
+        size: How many elements it has.
+        first_chunk: The number of its first chunk among those of all arrays.
+    """
+
+    source: Annotated[int, Number("int64")]
+    target: Annotated[int, Number("int64")]
+    size: Annotated[int, Number("int64")]
+    first_chunk: Annotated[int, Number("int64")]
+
+
 class TableGradient(NamedTuple):
     """One table's gradient in a sparse update; its twin is in kernels/shared/tables.cuh.
 

@@ -1,10 +1,18 @@
 """Implementations of `Communicator`. Code that trains over one imports the protocol alone."""
 
 from gpuopt.distributed.communicator import RankGroup
+from gpuopt.distributed.communicators.mpi import MPICommunicator, MPIGroup
 from gpuopt.distributed.communicators.single import SingleCommunicator
 from gpuopt.distributed.communicators.threads import ThreadCommunicator, ThreadGroup
 
-__all__ = ["SingleCommunicator", "ThreadCommunicator", "ThreadGroup", "default_group"]
+__all__ = [
+    "MPICommunicator",
+    "MPIGroup",
+    "SingleCommunicator",
+    "ThreadCommunicator",
+    "ThreadGroup",
+    "default_group",
+]
 
 
 def default_group(size: int, timeout_s: float) -> RankGroup:

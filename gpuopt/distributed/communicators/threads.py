@@ -11,7 +11,14 @@ from typing import Any
 
 from gpuopt.backends import backend_for, new_storage, to_device
 from gpuopt.device import Device, device_of
-from gpuopt.distributed.communicator import Communicator, RankGroup, ReduceOp, check_op, check_root
+from gpuopt.distributed.communicator import (
+    Communicator,
+    RankGroup,
+    ReduceOp,
+    check_op,
+    check_root,
+    say_who,
+)
 from gpuopt.distributed.reduction import Mark
 from gpuopt.distributed.waiting import DEFAULT_TIMEOUT_S, check_timeout
 from gpuopt.errors import CancelledError, DeadlineExceededError, WorkerFailedError
@@ -240,9 +247,8 @@ class _Meeting:
         calls = [self._brought[rank] for rank in range(self.size)]
         try:
             if any(what != calls[0][0] for what, _ in calls):
-                raise ValueError(
-                    f"all ranks must make the same call, got {[what for what, _ in calls]}"
-                )
+                made = say_who([what for what, _ in calls])
+                raise ValueError(f"all ranks must make the same call, got {made}")
             return combine([value for _, value in calls]), None
         except Exception as error:
             return None, error

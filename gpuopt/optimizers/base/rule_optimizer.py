@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, ClassVar, TypeVar
@@ -11,7 +12,7 @@ import numpy as np
 from gpuopt.backends import Target
 from gpuopt.optimizer import Optimizer
 from gpuopt.optimizers.base.arguments import Common, FullSignature, with_defaults
-from gpuopt.optimizers.base.hyperparameters import Hyperparameter, as_scalar
+from gpuopt.optimizers.base.hyperparameters import Hyperparameter
 from gpuopt.quietly import quietly
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.state import Range
@@ -20,7 +21,13 @@ from gpuopt.step.rule_updates import RuleUpdates
 from gpuopt.step.updates import HookUpdates, Updates
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.indexed_slices import IndexedSlices
+from gpuopt.variables.scalars import as_scalar
 from gpuopt.variables.variable import Variable
+
+_logger = logging.getLogger("gpuopt")
+
+# For tables of at least this height, a warning mentions the cost of updating every row.
+_TALL_TABLE_ROWS = 1_000_000
 
 Finish = TypeVar("Finish", bound=Callable[..., Any])
 
@@ -37,8 +44,8 @@ _APPLY_HOOKS = (
     "_resource_apply_sparse_duplicate_indices",
 )
 
-
-_hooks_of = attrgetter(*_APPLY_HOOKS)
+# The hooks of a class: equal to those of `RuleOptimizer` if it overrides none.
+hooks_of = attrgetter(*_APPLY_HOOKS)
 _scalars_of = attrgetter("_scalars", "_hyper")
 
 
@@ -66,13 +73,18 @@ class RuleOptimizer(Optimizer):
     Attributes:
         rule: The arithmetic of a step.
         hyperparameters: The hyperparameters by name, as they were given.
-        touches_all_rows: Whether a sparse gradient also updates rows that it does not name, by a
-            gradient of zero.
+        rule_of_other_rows: The rule, with the same slots, by which a sparse gradient also updates
+            rows that it does not name: with a gradient of zero. None if they stay as they are.
+        instead_of_all_rows: The optimizer that does the same for named rows alone, if there is one:
+            a hint mentions it.
+        prepares_gradients: Whether the rule gets what `_prepared` makes of a dense gradient.
         known: The cache of groups of variables that were updated together.
     """
 
     rule: UpdateRule
-    touches_all_rows: ClassVar[bool] = False
+    rule_of_other_rows: ClassVar[UpdateRule | None] = None
+    instead_of_all_rows: ClassVar[str] = ""
+    prepares_gradients: ClassVar[bool] = False
     __signature__ = FullSignature()
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -100,11 +112,12 @@ class RuleOptimizer(Optimizer):
             ValueError: a hyperparameter is an array of numbers, or `Optimizer` refuses an argument.
         """
         super().__init__(**with_defaults(common, type(self)))
+        hyperparameters = self.hyperparameters = self._all_hyperparameters(hyperparameters)
         for key, value in hyperparameters.items():
             if not callable(value):
                 as_scalar(value, key)
-        self.hyperparameters = hyperparameters
         self.known = KnownGroups()
+        self._hint_given = False
         # All others are read in each step: functions, Variables, arrays.
         self._fixed = {
             key: as_scalar(value, key)
@@ -113,6 +126,10 @@ class RuleOptimizer(Optimizer):
         }
         # Of a rule whose scalars are such hyperparameters, by the type that it computes in.
         self._fixed_scalars: dict[type[np.floating[Any]], Mapping[str, np.floating[Any]]] = {}
+
+    def _all_hyperparameters(self, given: dict[str, Hyperparameter]) -> dict[str, Hyperparameter]:
+        """Returns the hyperparameters that `__init__` is given, and any others."""
+        return given
 
     def _initial_slot_values(self) -> Mapping[str, float]:
         """Returns each slot's initial value, in order of creation: by default 0 for every slot."""
@@ -136,6 +153,12 @@ class RuleOptimizer(Optimizer):
     def _scalars(self, real: type[np.floating[Any]]) -> Mapping[str, np.floating[Any]]:
         """Returns the rule's scalars of this step, computed in the type `real`."""
         return {name: real(self._hyper(name)) for name in self.rule.scalars}
+
+    def _sparse_scalars(
+        self, scalars: Mapping[str, np.floating[Any]]
+    ) -> Mapping[str, np.floating[Any]]:
+        """Returns the scalars of sparse updates, given `_scalars`: by default the same."""
+        return scalars
 
     def _hyper(self, name: str) -> np.floating[Any]:
         """Returns a hyperparameter of this step: float64 where it was given so, else float32."""
@@ -222,8 +245,34 @@ class RuleOptimizer(Optimizer):
             )
         return slot
 
+    def _rules_of(self, variables: Sequence[Any]) -> Sequence[UpdateRule] | None:
+        """Returns each variable's rule in this step; None if it is `rule` for all.
+
+        All have the slots of `rule`, and no other scalars than it has.
+
+        Args:
+            variables: As the caller passed them: not checked yet.
+        """
+        return None
+
+    def _prepared(self, gradient: Any, variable: Variable) -> Any:
+        """Returns what the rule gets for a dense gradient: an array of the gradient's kind."""
+        return gradient
+
     def _hint_at_cost(self, table: Variable, num_rows: int) -> None:
         """Called before all rows of a table are updated for a gradient of `num_rows` rows."""
+        if self._hint_given or table.shape[0] < _TALL_TABLE_ROWS:
+            return
+        self._hint_given = True
+        _logger.warning(
+            '%s updates all %d rows of "%s" for a gradient of %d rows, as TensorFlow does%s',
+            type(self).__name__,
+            table.shape[0],
+            table.name,
+            num_rows,
+            self.instead_of_all_rows
+            and f"; {self.instead_of_all_rows} updates only the rows of the gradient",
+        )
 
     def _scalars_for(self, real: type[np.floating[Any]]) -> Mapping[str, np.floating[Any]]:
         fixed = self.this_thread.scalars
@@ -239,6 +288,6 @@ class RuleOptimizer(Optimizer):
 
     def _overrides_apply_hook(self) -> bool:
         """Whether a subclass overrides a hook that gets one variable: then nothing is batched."""
-        return _hooks_of(type(self)) != _hooks_of(RuleOptimizer) or not vars(
-            self
-        ).keys().isdisjoint(_APPLY_HOOKS)
+        return hooks_of(type(self)) != hooks_of(RuleOptimizer) or not vars(self).keys().isdisjoint(
+            _APPLY_HOOKS
+        )

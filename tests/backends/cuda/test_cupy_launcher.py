@@ -10,6 +10,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -43,19 +44,33 @@ class Stream:
 class Event:
     def __init__(self, disable_timing: bool) -> None:
         assert disable_timing
+        self.ptr = self
         self.device = current.device
         self.stream: Stream | None = None
-        self.done = True
+        self.is_over = True
 
     def record(self, stream: Stream) -> None:
         assert stream.device == self.device, "an event is recorded on its own device"
-        self.stream, self.done = stream, False
-        stream.queue.append(lambda: setattr(self, "done", True))
+        self.stream, self.is_over = stream, False
+        stream.queue.append(lambda: setattr(self, "is_over", True))
 
     def synchronize(self) -> None:
-        while not self.done:
+        while not self.is_over:
             assert self.stream is not None
             self.stream.queue.pop(0)()
+
+
+class CUDARuntimeError(RuntimeError):
+    pass
+
+
+def query(event: Event) -> int:
+    return current.status or (0 if event.is_over else 600)
+
+
+def check_status(status: int) -> None:
+    if status:
+        raise CUDARuntimeError(status)
 
 
 class MemoryPointer:
@@ -115,7 +130,7 @@ class Device:
         current.device = self.outer
 
 
-current = SimpleNamespace(device=0, streams={})
+current = SimpleNamespace(device=0, streams={}, status=0)
 
 
 def current_stream() -> Stream:
@@ -139,13 +154,15 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         Stream=SimpleNamespace(null=SimpleNamespace(ptr=0), ptds=SimpleNamespace(ptr=2)),
         alloc_pinned_memory=alloc_pinned_memory,
         get_current_stream=current_stream,
-        runtime=SimpleNamespace(memGetInfo=lambda: (0, 0)),
+        runtime=SimpleNamespace(
+            memGetInfo=lambda: (0, 0), eventQuery=query, check_status=check_status
+        ),
         driver=SimpleNamespace(launchKernel=None),
     )
     name = "gpuopt.backends.cuda.cupy_launcher"
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     monkeypatch.delitem(sys.modules, name, raising=False)
-    current.device, current.streams = 0, {}
+    current.device, current.streams, current.status = 0, {}, 0
     PinnedMemory.made = 0
     imported = importlib.import_module(name)
     monkeypatch.setattr(page_locked, "wait_for_event", lambda event, what: event.synchronize())
@@ -214,6 +231,47 @@ def test_an_upload_waits_for_memory_no_longer_than_the_deadline(
     launcher.upload(target, np.arange(3))
     current_stream().run()
     assert target.host.tolist() == [0, 1, 2]
+
+
+def test_what_an_interrupted_upload_reads_is_not_overwritten(
+    module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher = module.CupyLauncher(0)
+    interrupted, *others = [DeviceArray(np.zeros(3, np.int64)) for _ in range(400)]
+    with monkeypatch.context() as signal, suppress(KeyboardInterrupt):
+        signal.setattr(Event, "record", raise_interrupt)
+        launcher.upload(interrupted, np.arange(3))
+    for target in others:
+        launcher.upload(target, np.array([7, 8, 9]))
+    current_stream().run()
+    assert interrupted.host.tolist() == [0, 1, 2]
+    assert all(target.host.tolist() == [7, 8, 9] for target in others)
+
+
+def test_where_an_interrupted_download_lands_nothing_else_does(
+    module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher = module.CupyLauncher(0)
+    interrupted, other = (DeviceArray(np.array([number], np.uint64)) for number in (13, 5))
+    with monkeypatch.context() as signal, suppress(KeyboardInterrupt):
+        signal.setattr(Event, "record", raise_interrupt)
+        launcher.download(interrupted)
+    late = current.streams.pop(0)
+    landed = [launcher.download(other) for _ in range(300)]
+    current_stream().run()
+    late.run()
+    assert all(download.values.tolist() == [5] for download in landed)
+
+
+def raise_interrupt(*arguments: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_wait_ends_at_once_with_an_error_of_cuda(module: Any) -> None:
+    event = module.CupyLauncher(0).record()
+    current.status = 700
+    with pytest.raises(CUDARuntimeError, match="700"):
+        wait_for_event(event, "a GPU that has failed")
 
 
 def test_an_upload_of_another_size_or_type_is_refused(module: Any) -> None:
@@ -286,12 +344,22 @@ def test_a_copy_from_a_peer_waits_for_it_and_is_waited_for(
 def test_each_thread_has_a_stream_of_its_own_under_ptds(module: Any) -> None:
     launcher = module.CupyLauncher(0)
     assert launcher.is_default_stream()
-    assert launcher.stream() == (0, 0)
+    seen = [launcher.stream()]
+    assert launcher.stream() == seen[0]
     current.streams[0] = Stream(0, 2)
     assert not launcher.is_default_stream()
-    pointer, thread = launcher.stream()
-    assert pointer == 2
-    assert thread != 0
+
+    def see() -> None:
+        seen.append(launcher.stream())
+        assert launcher.stream() == seen[-1]
+
+    see()
+    # One after the other: Python gives them the same id.
+    for _ in range(3):
+        thread = threading.Thread(target=see)
+        thread.start()
+        thread.join()
+    assert len(set(seen)) == len(seen) == 5
 
 
 def test_addresses_of_many_arrays_are_read_in_order(module: Any) -> None:

@@ -551,6 +551,46 @@ def test_rows_are_held_until_another_stream_has_summed_them(
     assert gone() is None
 
 
+@pytest.mark.parametrize("step", [None, 2])
+@pytest.mark.parametrize("strided", ["values", "rows"])
+def test_a_sparse_gradient_is_held_as_the_caller_gave_it(
+    emulated_gpus: list[EmulatorLauncher],
+    monkeypatch: pytest.MonkeyPatch,
+    strided: str,
+    step: int | None,
+) -> None:
+    """Where it is not contiguous, kernels read a copy, and the copy's kernel the original."""
+    table = Variable(np.ones((4, 2), np.float32), device="gpu:0")
+    optimizer = gpuopt.GradientDescentOptimizer(0.1)
+    record = emulated_gpus[0].record
+    events = []
+
+    def pending(event: Any = None) -> Any:
+        event = record(event)
+        event.done = False
+        events.append(event)
+        return event
+
+    length = 2 * (step or 1)
+    values = on_gpu(np.ones((length if strided == "values" else 2, 2), np.float32))
+    rows = on_gpu(np.zeros(length if strided == "rows" else 2, np.int64))
+    gone = weakref.ref(values), weakref.ref(rows)
+    with fake_cupy.cuda.Stream():
+        monkeypatch.setattr(emulated_gpus[0], "record", pending)
+        given = values[::step] if strided == "values" else values
+        named = rows[::step] if strided == "rows" else rows
+        optimizer.apply_gradients([(IndexedSlices(given, named), table)])
+        del values, rows, given, named
+        gc.collect()
+        assert all(each() is not None for each in gone)
+        for event in events:
+            event.done = True
+        optimizer.check()
+        optimizer.apply_gradients([(on_gpu(np.ones((4, 2), np.float32)), table)])
+    gc.collect()
+    assert all(each() is None for each in gone)
+
+
 def test_the_host_waits_for_the_step_before_the_last_on_two_streams(
     emulated_gpus: list[EmulatorLauncher], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -605,6 +645,32 @@ def test_an_update_waits_for_readings_on_other_streams(
     assert waits(emulated_gpus) == [(0, one.ptr)]
     optimizer.apply_gradients([(gradient, read)])
     assert waits(emulated_gpus) == []
+
+
+def test_an_update_waits_for_arithmetic_on_other_streams(
+    emulated_gpus: list[EmulatorLauncher],
+) -> None:
+    w = Variable(np.ones(3, np.float32), device="gpu:0")
+    gradient = on_gpu(np.ones(3, np.float32))
+    optimizer = gpuopt.GradientDescentOptimizer(0.1)
+    optimizer.apply_gradients([(gradient, w)])
+    with fake_cupy.cuda.Stream() as one:
+        w.sum()
+    waits(emulated_gpus)
+    optimizer.apply_gradients([(gradient, w)])
+    assert waits(emulated_gpus) == [(0, one.ptr)]
+    optimizer.apply_gradients([(gradient, w)])
+    assert waits(emulated_gpus) == []
+
+
+def test_arithmetic_in_a_program_with_one_stream_records_nothing(
+    emulated_gpus: list[EmulatorLauncher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    w = Variable(np.ones(3, np.float32), device="gpu:0")
+    events: list[Any] = []
+    monkeypatch.setattr(emulated_gpus[0], "record", lambda event=None: events.append(event))
+    assert (w * 2).get().tolist() == [2, 2, 2]
+    assert events == []
 
 
 def test_what_is_done_is_let_go_by_an_update_of_any_variable() -> None:
@@ -1093,6 +1159,49 @@ def test_a_check_that_fails_leaves_no_flag_set_that_nobody_reads(failing: int) -
     optimizer.check()
     for table in tables:
         assert table.numpy()[:, 0].tolist() == [-1, -1, 0, 0]
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+@pytest.mark.parametrize("row", [1, 9])
+def test_a_flag_whose_reading_fails_is_read_before_the_next_call(
+    emulated_gpus: list[EmulatorLauncher],
+    monkeypatch: pytest.MonkeyPatch,
+    failing: int,
+    row: int,
+) -> None:
+    tables = [
+        Variable(np.zeros((4, 2), np.float32), name=f"table{i}", device=f"gpu:{i}")
+        for i in range(2)
+    ]
+    optimizer = gpuopt.GradientDescentOptimizer(1.0)
+    count = Variable(0)
+
+    def step(*rows: int) -> None:
+        values = [on_gpu(np.ones((1, 2), np.float32), i) for i in range(2)]
+        slices = [IndexedSlices(values[i], on_gpu([rows[i]], i)) for i in range(2)]
+        optimizer.apply_gradients(zip(slices, tables, strict=True), count)
+
+    def download(source: Any) -> Any:
+        raise MemoryError("no page-locked memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(emulated_gpus[failing], "download", download)
+        with pytest.raises(MemoryError) as raised:
+            step(*(row if i == failing else 0 for i in range(2)))
+    assert 'The step of "GradientDescent" was finished before.' in raised.value.__notes__
+    if row == 9:
+        with pytest.raises(IndexError, match=f'"table{failing}": row 9'):
+            step(2, 2)
+        assert int(count) == 0
+    step(3, 3)
+    optimizer.check()
+    for i, table in enumerate(tables):
+        expected = [0, 0, 0, -1]
+        if i != failing:
+            expected[0] = -1
+        elif row == 1:
+            expected[1] = -1
+        assert table.numpy()[:, 0].tolist() == expected
 
 
 # Who a variable is, and where

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from time import sleep
+from time import monotonic, sleep
 from typing import Any
 
 import numpy as np
@@ -399,6 +399,19 @@ def test_with_gpuopt_check_a_row_outside_the_variable_is_an_error_at_once(
     with pytest.raises(IndexError, match='"embedding"'):
         refused.step([3, 10])
     assert_equal(refused.everything(), refused.before)
+
+
+@pytest.mark.driver
+@pytest.mark.usefixtures("every_schedule")
+def test_after_a_kernel_has_failed_a_wait_ends_at_once_with_the_error_of_cuda(cupy: Any) -> None:
+    variable = Variable(np.zeros(4, np.float32), name="weights", device="gpu:0")
+    # Threads that do not all reach a barrier.
+    source = 'extern "C" __global__ void fail() { if (threadIdx.x) __syncthreads(); }'
+    cupy.RawKernel(source, "fail")((1,), (32,), ())
+    began = monotonic()
+    with pytest.raises(cupy.cuda.runtime.CUDARuntimeError, match="cudaErrorLaunchFailure"):
+        variable.numpy()
+    assert monotonic() - began < 60
 
 
 # The first step of a process

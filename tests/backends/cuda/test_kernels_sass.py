@@ -109,6 +109,19 @@ def test_caches_keep_weights_and_parts_and_evict_gradients_and_slots(tmp_path: P
     assert packs(pieces, "STG.E.EF.128") == 0
 
 
+def test_norms_and_what_they_scale_move_16_bytes_at_a_time(tmp_path: Path) -> None:
+    group = [make(t) for make in (kernels.sum_squares, kernels.scale_to_norm) for t in DTYPES]
+    for kernel, instructions in zip(group, compiled(group, "sm_90", tmp_path), strict=True):
+        counted = accesses(instructions)
+        where = (kernel.expression, counted)
+        assert packs(counted, "LDG") >= 1, where
+        assert packs(counted, "STG") >= (kernel.function == "scale_to_norm"), where
+        # The fields of an array's entry, by value or in the table, are read once for a chunk.
+        generic = sum(n for name, n in counted.items() if name.startswith(("LD.", "ST.")))
+        assert generic == counted["LD.E.64"] <= 5, where
+        assert not any(name.startswith(("LDL", "STL")) for name in counted), where
+
+
 def test_sums_of_pieces_move_16_bytes_at_a_time(tmp_path: Path) -> None:
     group = [kernel for kernel in kernels_without_rule() if kernel.function == "sum_pieces"]
     for instructions in compiled(group, "sm_90", tmp_path):

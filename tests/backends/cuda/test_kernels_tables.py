@@ -16,7 +16,6 @@ from every_optimizer import rules_of_each_shape, update_rules
 from gpuopt.backends import Backend, Target
 from gpuopt.backends.backend import RowCheck, SparseUpdate, compute_type
 from gpuopt.backends.cpu.backend import CpuBackend
-from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.backend import CudaBackend
 from gpuopt.backends.cuda.sorted_rows import MAX_ROWS, MAX_SHORT_KEYS
 from gpuopt.backends.cuda.sparse_launches import SparseLaunches, Table, kind_of, together
@@ -84,7 +83,8 @@ class Model:
                 SparseUpdate(plan, values, rows)
                 for plan, (values, rows) in zip(plans, gradients, strict=True)
             ]
-            backend.apply_sparse(self.rule, updates, scalars, touches_all_rows=touches_all_rows)
+            other_rows = self.rule if touches_all_rows else None
+            backend.apply_sparse(self.rule, updates, scalars, other_rows=other_rows)
 
     def check(self, sum_error: float = 200) -> None:
         tolerance = sum_error * float(ml_dtypes.finfo(self.dtype).eps)
@@ -206,10 +206,10 @@ def test_keys_of_32_bits_are_sorted_to_the_last(heights: tuple[int, int]) -> Non
             for (var, slot), (_, _, values, rows) in zip(expected, variables, strict=True)
         ],
         scalars,
-        touches_all_rows=False,
+        other_rows=None,
     )
-    kind = kind_of(MOMENTUM, np.dtype(np.float32), width, tables, False, False)
-    given = kernels.scalars_of(MOMENTUM, scalars), np.zeros(2, np.uint64)
+    kind = kind_of(MOMENTUM, np.dtype(np.float32), width, tables, None, False)
+    given = scalars, np.zeros(2, np.uint64)
     SparseLaunches(launcher, Workspace(launcher), kind, tables, *given).start(tables, *given)
     for (var, slot, *_), (expected_var, expected_slot) in zip(variables, expected, strict=True):
         np.testing.assert_allclose(var, expected_var, rtol=1e-5, atol=1e-6)

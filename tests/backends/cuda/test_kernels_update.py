@@ -12,7 +12,7 @@ import pytest
 from dtypes import DTYPES_BY_NAME
 from emulator.emulator import EmulatorLauncher
 from every_kernel import kernels_of, kernels_without_rule
-from every_optimizer import rules_of_each_shape, update_rules
+from every_optimizer import rules_of_each_shape, rules_of_other_rows_alone, update_rules
 from kernel_updates import (
     Arrays,
     Update,
@@ -55,7 +55,11 @@ SCALE = 10 if SANITIZED else 1
 ORDERS = [7] if SANITIZED else [0, 1, 7]
 HEIGHTS = [1, 2, 255, 256, 257, 2**16, 2**24 + 1, 2**31, 2**32, 2**40]
 FEW_RULES = SANITIZED or bool(os.environ.get("GPUOPT_FEW_RULES"))
-RULES = rules_of_each_shape() if FEW_RULES else update_rules()
+RULES = (
+    rules_of_each_shape()
+    if FEW_RULES
+    else [rule for rule in update_rules() if rule not in rules_of_other_rows_alone()]
+)
 BY_NAME = {rule.name: rule for rule in update_rules()}
 
 

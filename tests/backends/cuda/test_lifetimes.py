@@ -357,6 +357,20 @@ def test_a_loop_on_two_streams_keeps_what_two_steps_use(cupy: Any) -> None:
     assert_equal(variables[0], float(optimizer_reference(35)))
 
 
+def test_what_an_update_has_used_goes_with_the_next_update_of_any_variable(cupy: Any) -> None:
+    large, small = (Variable(np.zeros(n, np.float32), device="gpu:0") for n in (LARGE, 1))
+    optimizer, gradient = sgd(), uploaded(ones(1))
+    pool = cupy.get_default_memory_pool()
+    with new_stream():
+        optimizer.apply_gradients([(gradient, small)])
+        wait_for_gpus()
+        before = pool.used_bytes()
+        optimizer.apply_gradients([(cupy.ones(LARGE, np.float32), large)])
+        wait_for_gpus()
+        optimizer.apply_gradients([(gradient, small)])
+    assert pool.used_bytes() < before + LARGE
+
+
 def optimizer_reference(num_steps: int) -> np.float32:
     value = momentum = np.float32(0)
     for _ in range(num_steps):

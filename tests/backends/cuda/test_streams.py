@@ -12,6 +12,9 @@ from gpu_streams import new_stream, require_two_gpus, uploaded, wait_for_gpus
 
 import gpuopt
 from gpuopt import IndexedSlices, Variable
+from gpuopt.backends import backend_for
+from gpuopt.backends.cuda.launcher import Launch
+from gpuopt.device import Device
 from gpuopt.step.replica_context import replica_context
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("every_schedule")]
@@ -54,6 +57,56 @@ class Model:
 
     def bad(self) -> None:
         self.optimizer.apply_gradients([(IndexedSlices(self.values, self.bad_rows), self.table)])
+
+
+# Updates of the same variables
+
+
+@pytest.mark.parametrize("second", ["both", "the first"])
+def test_updates_are_done_in_the_order_of_their_calls(second: str) -> None:
+    """Whichever streams they are on, and whichever other variables are updated with them."""
+    a, b = new_stream(), new_stream()
+    both = [on_gpu(np.zeros(100, np.float32)) for _ in range(2)]
+    gradients = [uploaded(number * ones()) for number in (1, 10, 100)]
+    optimizer = gpuopt.MomentumOptimizer(1.0, 0.5)
+    wait_for_gpus()
+    for stream, gradient, updated in zip(
+        (a, b, a), gradients, (both, both if second == "both" else both[:1], both), strict=True
+    ):
+        with stream:
+            optimizer.apply_gradients([(gradient, variable) for variable in updated])
+    assert_equal(both[0], -(1 + 10.5 + 105.25))
+    assert_equal(both[1], -(1 + 10.5 + 105.25) if second == "both" else -(1 + 100.5))
+
+
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_an_update_that_is_interrupted_after_its_last_launch_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, is_sparse: bool
+) -> None:
+    a, b = new_stream(), new_stream()
+    table = on_gpu(np.zeros((10, 4), np.float32))
+    gradient = uploaded(ones(10, 4))
+    given = IndexedSlices(gradient, uploaded(np.arange(10))) if is_sparse else gradient
+    optimizer = sgd()
+    wait_for_gpus()
+    start, num_started, last = Launch.start, 0, 0
+
+    def interrupted(launch: Launch) -> None:
+        nonlocal num_started
+        start(launch)
+        num_started += 1
+        if num_started == last:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Launch, "start", interrupted)
+    with a:
+        optimizer.apply_gradients([(given, table)])
+        last = 2 * num_started
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.apply_gradients([(given, table)])
+    with b:
+        table.assign(gradient)
+    assert_equal(table, 1)
 
 
 # Flags of rows
@@ -337,6 +390,53 @@ def test_a_loss_waits_for_the_update_of_a_variable_that_it_reads() -> None:
     np.testing.assert_array_equal(found.get(), 0 * ones())
 
 
+READINGS = {
+    "v + w": lambda v: v + v,
+    "1 + v": lambda v: 1 + v,
+    "-v": lambda v: -v,
+    "v < 1": lambda v: v < 1,
+    "v[rows]": lambda v: v[[3, 1]],
+    "v.sum()": lambda v: v.sum(),
+    "np.sqrt(v)": np.sqrt,
+    "np.concatenate([v, v])": lambda v: np.concatenate([v, v]),
+}
+
+
+@pytest.mark.parametrize("name", READINGS)
+def test_arithmetic_waits_for_an_update_and_the_next_update_for_it(name: str) -> None:
+    a, b = new_stream(), new_stream()
+    variable, gradient, optimizer = on_gpu(ones()), uploaded(ones()), sgd()
+    wait_for_gpus()
+    with a:
+        optimizer.apply_gradients([(gradient, variable)])
+    with b:
+        found = READINGS[name](variable)
+    with a:
+        variable.assign_add(gradient)
+        optimizer.apply_gradients([(gradient, variable)])
+        variable.assign(5 * ones())
+    b.synchronize()
+    np.testing.assert_array_equal(found.get(), READINGS[name](0 * ones()))
+
+
+def test_an_update_waits_for_a_loss_that_reads_its_variable() -> None:
+    pytest.importorskip("autograd")
+    a, b = new_stream(), new_stream()
+    variable, constant = on_gpu(ones()), on_gpu(ones())
+    gradient, optimizer = uploaded(ones()), sgd()
+    wait_for_gpus()
+    with a:
+        optimizer.apply_gradients([(gradient, variable), (gradient, constant)])
+    with b:
+        [(found, _)] = sgd().compute_gradients(
+            lambda: ((variable + 1) * (constant + 2) * constant).sum(), [variable]
+        )
+    with a:
+        constant.assign(5 * ones())
+    b.synchronize()
+    np.testing.assert_array_equal(found.get(), 0 * ones())
+
+
 def test_values_go_from_one_gpu_to_the_other_in_order() -> None:
     require_two_gpus()
     a, b = new_stream(0), new_stream(1)
@@ -405,3 +505,59 @@ def test_a_step_in_a_capture_is_refused_and_leaves_nothing_behind() -> None:
     optimizer.apply_gradients([(model.gradient, model.weight)], step)
     assert_equal(model.weight, -5)
     assert int(step) == 2
+
+
+@pytest.mark.parametrize("in_use", ["one stream", "two streams"])
+def test_variables_can_be_read_in_a_capture_and_not_written(in_use: str) -> None:
+    import cupy
+
+    trains, captures = new_stream(), new_stream()
+    if in_use == "one stream":
+        captures = trains
+    with trains:
+        model = Model()
+        model.dense()
+    other = on_gpu(np.zeros(100, np.float32))
+    wait_for_gpus()
+    with captures:
+        out = cupy.zeros(100, np.float32)
+        captures.begin_capture()
+        cupy.multiply(model.weight.value(), 3, out=out)
+        for write in (
+            lambda: other.assign(model.gradient),
+            lambda: other.assign_add(model.weight),
+            lambda: Variable(model.gradient),
+        ):
+            with pytest.raises(RuntimeError, match="gpu:0 is being captured"):
+                write()
+        graph = captures.end_capture()
+    with trains:
+        other.assign(model.gradient)
+        model.dense()
+    wait_for_gpus()
+    graph.launch(captures)
+    captures.synchronize()
+    np.testing.assert_array_equal(out.get(), -6 * ones())
+    assert_equal(other, 1)
+
+
+# Messages to other processes
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (0, 4), (200, 500)])
+def test_what_is_staged_for_a_message_is_complete_and_page_locked(shape: tuple[int, ...]) -> None:
+    import cupy
+
+    host = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    backend = backend_for(Device.parse("gpu:0"))
+    with new_stream():
+        array = uploaded(host)
+        array += 1
+        staged = [backend.stage(each) for each in (array, array.T)]
+        array -= 1  # comes too late for it
+    for each, expected in zip(staged, (host + 1, (host + 1).T), strict=True):
+        np.testing.assert_array_equal(each, expected)
+        assert each.flags.c_contiguous
+        if each.nbytes:
+            kind = cupy.cuda.runtime.pointerGetAttributes(each.ctypes.data).type
+            assert kind == cupy.cuda.runtime.memoryTypeHost

@@ -242,6 +242,7 @@ using std::min;
 
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 inline double rsqrt(double x) { return 1.0 / sqrt(x); }
+inline double cospi(double x) { return cos(3.14159265358979323846 * x); }
 inline float __saturatef(float x) { return x > 0 ? (x < 1 ? x : 1) : 0; }
 inline float __fdividef(float x, float y) { return x / y; }
 inline float __expf(float x) { return expf(x); }

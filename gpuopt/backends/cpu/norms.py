@@ -1,0 +1,52 @@
+"""Norms of arrays in host memory, by numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from gpuopt.backends.backend import compute_type
+from gpuopt.backends.norms import Clipping
+from gpuopt.quietly import quietly
+
+Array = np.ndarray[Any, Any]
+
+
+class CpuNorms:
+    """See `Norms`."""
+
+    def sum_squares(self, arrays: Sequence[Array]) -> Array:
+        return np.array([sum(map(_sum_squares, arrays), np.float64(0))])
+
+    def norm(self, arrays: Sequence[Array], sums: Sequence[Array], dtype: Any) -> Any:
+        return quietly(_root, [self.sum_squares(arrays), *sums], np.dtype(dtype).type)
+
+    def scale(
+        self, arrays: Sequence[Array], norm: Any, most: np.floating[Any], clipping: Clipping
+    ) -> list[Array]:
+        return [quietly(_scaled, array, norm, most, clipping) for array in arrays]
+
+
+def _sum_squares(array: Array) -> np.float64:
+    values: Any = array.astype(compute_type(array.dtype), copy=False)
+    return np.float64(quietly(lambda: np.sum(values * values)))
+
+
+def _root(sums: Sequence[Array], real: Any) -> Any:
+    # As much as TensorFlow's sum can hold: beyond it, a norm is infinite.
+    return np.sqrt(real(np.sum(sums)))
+
+
+def _scaled(array: Array, norm: Any, most: np.floating[Any], clipping: Clipping) -> Array:
+    real: Any = compute_type(array.dtype)
+    values, n, c = array.astype(real, copy=False), real(norm), real(most)
+    one = real(1)
+    if clipping is Clipping.GLOBAL_NORM:
+        scaled = values * (c * np.minimum(one / n, one / c) + (n - n))
+    elif clipping is Clipping.NORM:
+        scaled = values * c / np.maximum(n, c)
+    else:
+        scaled = values * c * np.minimum(one / n * real(array.size), one / c)
+    return np.asarray(scaled).astype(array.dtype, copy=False)

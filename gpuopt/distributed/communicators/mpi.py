@@ -1,0 +1,308 @@
+"""MPIGroup and MPICommunicator: each rank is a process of an MPI job.
+
+mpi4py is imported here, and nowhere else, when a group is made.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from gpuopt.backends import backend_for, to_device
+from gpuopt.device import Device, device_of
+from gpuopt.distributed.communicator import (
+    BUCKET_BYTES,
+    Communicator,
+    RankGroup,
+    ReduceOp,
+    check_op,
+    check_root,
+    fill_buckets,
+    join_aligned,
+    split_aligned,
+)
+from gpuopt.distributed.communicators.exchange import INLINE_BYTES, Bytes, Exchange, Header, Parcel
+from gpuopt.distributed.communicators.mpi_process import (
+    check_thread,
+    connect,
+    end_with_the_job,
+    import_mpi,
+)
+from gpuopt.distributed.communicators.single import SingleCommunicator
+from gpuopt.distributed.waiting import DEFAULT_TIMEOUT_S, check_timeout
+from gpuopt.variables.indexed_slices import IndexedSlices
+from gpuopt.version import __version__
+
+_FOLDS = {"sum": np.add, "min": np.minimum, "max": np.maximum}
+
+
+class MPIGroup(RankGroup):
+    """The processes of an MPI job, as `mpiexec` or `srun` has started them: one rank each.
+
+    Attributes:
+        rank: Of this process.
+        rank_on_host: Its place among the ranks of its host: the GPU that it may take.
+        size, local_size: See `RankGroup`.
+    """
+
+    local_size = 1
+
+    def __init__(self, timeout_s: float = DEFAULT_TIMEOUT_S, comm: Any = None) -> None:
+        """Joins the other ranks, who make the same group; rank 0 prints which processes they are.
+
+        From now on an exception that nobody catches in one rank ends all of them.
+
+        Args:
+            timeout_s: How long a rank waits for the others, in seconds.
+            comm: A communicator of mpi4py's, which is duplicated; by default `MPI.COMM_WORLD`.
+
+        Raises:
+            ImportError: mpi4py, or an MPI, is not installed.
+            ValueError: the ranks have different versions of gpuopt.
+            DeadlineExceededError: a rank does not make the group.
+            RuntimeError: MPI was started in such a way that this thread must not call it.
+        """
+        check_timeout(timeout_s)
+        mpi = import_mpi(timeout_s)
+        self._mpi = mpi
+        comm = mpi.COMM_WORLD if comm is None else comm
+        exchanges = end_with_the_job(mpi)
+        check_thread(mpi)
+        self._exchange = Exchange(mpi, connect(mpi, comm, timeout_s, __version__), timeout_s)
+        exchanges.append(self._exchange)
+        self.rank = self._exchange.rank
+        self.size = self._exchange.size
+        mine = os.getpid(), socket.gethostname()
+        [ranks] = self.run(lambda communicator: communicator.all_gather(mine, "the start"))
+        hosts = [host for _, host in ranks]
+        self.rank_on_host = hosts[: self.rank].count(hosts[self.rank])
+        if self.rank == 0 and self.size > 1:
+            lines = [
+                f"gpuopt: rank {rank} is process {process} on {host}\n"
+                for rank, (process, host) in enumerate(ranks)
+            ]
+            sys.stderr.write("".join(lines))
+            sys.stderr.flush()
+
+    def run(self, function: Callable[[Communicator], Any]) -> list[Any]:
+        check_thread(self._mpi)
+        self._exchange.begin_run()
+        try:
+            result = function(MPICommunicator(self._exchange))
+        except BaseException as error:
+            self._exchange.end_run(error)
+            raise
+        self._exchange.end_run(None)
+        return [result]
+
+
+class MPICommunicator(Communicator):
+    """A rank that is a process of an MPI job; see `MPIGroup.run`.
+
+    Arrays on GPUs are sent from page-locked memory of the host, and reduced on the host.
+    """
+
+    def __init__(self, exchange: Exchange) -> None:
+        self.rank = exchange.rank
+        self.size = exchange.size
+        self._exchange = exchange
+
+    @property
+    def local(self) -> SingleCommunicator:
+        return SingleCommunicator()
+
+    def all_reduce(self, array: Any, op: ReduceOp = "sum") -> Any:
+        check_op(op)
+        device = device_of(array)
+        flat = _stage(array, device).reshape(-1)
+        what = f"all_reduce({op!r}) of {_name(array.dtype)}{list(array.shape)}"
+        total = self._reduce(flat, np.empty_like(flat), op, what)
+        return to_device(total.reshape(array.shape), device)
+
+    def batch_all_reduce(
+        self,
+        arrays: Sequence[Any],
+        op: ReduceOp = "sum",
+        bucket_bytes: int = BUCKET_BYTES,
+        what: str | None = None,
+    ) -> list[Any]:
+        check_op(op)
+        buckets = fill_buckets(arrays, bucket_bytes)
+        forms = ", ".join([f"{_name(array.dtype)}{list(array.shape)}" for array in arrays])
+        details = f"in buckets of {bucket_bytes} bytes"
+        if what is None:
+            what = f"batch_all_reduce({op!r}) of [{forms}]"
+        else:
+            details = f"as [{forms}] {details}"
+        if not buckets:
+            self._exchange.exchange(what, [Parcel()] * self.size, details=details)
+        reduced: list[Any] = [None] * len(arrays)
+        for positions in buckets:
+            parts = [arrays[i] for i in positions]
+            device = device_of(parts[0])
+            flat = _stage(parts[0] if len(parts) == 1 else join_aligned(parts), device).reshape(-1)
+            # What was joined is nobody else's, and neither is what was copied from a GPU.
+            is_own = len(parts) > 1 or device.kind == "gpu"
+            total = self._reduce(flat, flat if is_own else np.empty_like(flat), op, what, details)
+            total = to_device(total, device)
+            for i, part in zip(positions, split_aligned(total, parts), strict=True):
+                reduced[i] = part
+        return reduced
+
+    def all_gather(self, value: Any, what: str = "all_gather") -> list[Any]:
+        data = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+        blocks = [np.frombuffer(data, np.uint8)]
+        parcel = Parcel(data) if len(data) <= INLINE_BYTES else Parcel(blocks=blocks)
+        received: list[list[Bytes]] = []
+
+        def allot(headers: Sequence[Header]) -> list[list[Bytes]]:
+            received.extend([np.empty(size, np.uint8) for size in each.sizes] for each in headers)
+            return received
+
+        headers = self._exchange.exchange(what, [parcel] * self.size, allot)
+        of_ranks = zip(headers, received, strict=True)
+        pickles = [blocks[0].data if blocks else header.inline for header, blocks in of_ranks]
+        return [
+            value if rank == self.rank else pickle.loads(data) for rank, data in enumerate(pickles)
+        ]
+
+    def all_gather_slices(self, slices: IndexedSlices) -> IndexedSlices:
+        device = slices.device
+        values, indices = _stage(slices.values, device), _stage(slices.indices, device)
+        blocks = [_bytes_of(values), _bytes_of(indices)]
+        all_indices = all_values = None
+
+        def allot(headers: Sequence[Header]) -> list[list[Bytes]]:
+            nonlocal all_indices, all_values
+            counts = [header.sizes[1] // indices.itemsize for header in headers]
+            all_values = np.empty((sum(counts), *values.shape[1:]), values.dtype)
+            all_indices = np.empty(sum(counts), indices.dtype)
+            ends = np.cumsum(counts)
+            places = [slice(end - n, end) for end, n in zip(ends, counts, strict=True)]
+            all_values[places[self.rank]], all_indices[places[self.rank]] = values, indices
+            return [[_bytes_of(all_values[at]), _bytes_of(all_indices[at])] for at in places]
+
+        self._exchange.exchange(
+            f"all_gather_slices of {slices.dtype}[:, {list(slices.values.shape[1:])}]",
+            [Parcel(blocks=blocks)] * self.size,
+            allot,
+            details=f"by {indices.dtype}",
+        )
+        return IndexedSlices(
+            to_device(all_values, device), to_device(all_indices, device), slices.dense_shape
+        )
+
+    def broadcast(self, array: Any, root: int = 0) -> Any:
+        check_root(root, self.size)
+        device = device_of(array)
+        is_root = self.rank == root
+        # A rank that receives may write to the memory of the array itself.
+        is_direct = not is_root and device.kind == "cpu" and array.flags.c_contiguous
+        _check_sendable(array)
+        if not is_root and device.kind == "cpu" and not array.flags.writeable:
+            raise ValueError(f"broadcast from {root} would write to a read-only array")
+        host = _stage(array, device) if is_root or is_direct else np.empty(array.shape, array.dtype)
+        block = _bytes_of(host)
+        self._exchange.exchange(
+            f"broadcast from {root} of {array.dtype}{list(array.shape)}",
+            [Parcel(blocks=[block] if is_root else [])] * self.size,
+            lambda headers: [[block] if rank == root else [] for rank in range(self.size)],
+        )
+        if not is_root and not is_direct:
+            with backend_for(device).enter():
+                array[...] = to_device(host, device)
+        return array
+
+    def barrier(self, what: str = "barrier") -> None:
+        self._exchange.exchange(what, [Parcel()] * self.size)
+
+    def _reduce(self, flat: Any, into: Any, op: ReduceOp, what: str, details: str = "") -> Any:
+        """Reduces flat arrays in host memory, in rank order.
+
+        Args:
+            flat: This rank's array.
+            into: Where the result goes; it may be `flat` itself.
+            op: See `all_reduce`.
+            what: Describes the call.
+            details: See `Exchange.exchange`.
+
+        Returns:
+            `into`.
+        """
+        if flat.nbytes <= INLINE_BYTES:
+            parcels = [Parcel(flat.tobytes())] * self.size
+            headers = self._exchange.exchange(what, parcels, details=details)
+            parts = [np.frombuffer(header.inline, np.uint8).view(flat.dtype) for header in headers]
+            return _fold(parts, op, into, into)
+        # Each rank reduces its share of the elements, and sends the result to all.
+        bounds = [rank * flat.size // self.size for rank in range(self.size + 1)]
+        shares = [slice(*bounds[rank : rank + 2]) for rank in range(self.size)]
+        mine = shares[self.rank]
+        parts = [
+            flat[mine] if rank == self.rank else np.empty(mine.stop - mine.start, flat.dtype)
+            for rank in range(self.size)
+        ]
+        self._exchange.exchange(
+            what,
+            [Parcel(blocks=[_bytes_of(flat[share])]) for share in shares],
+            lambda headers: [[_bytes_of(part)] for part in parts],
+            details,
+        )
+        # The result may overwrite this rank's part, which is not the first to be added.
+        subtotal = parts[0] if self.rank > 0 else into[mine]
+        block = _bytes_of(_fold(parts, op, subtotal, into[mine]))
+        self._exchange.exchange(
+            f"the end of {what}",
+            [Parcel(blocks=[block])] * self.size,
+            lambda headers: [[_bytes_of(into[share])] for share in shares],
+        )
+        return into
+
+
+@cache
+def _name(dtype: np.dtype[Any]) -> str:
+    return str(dtype)
+
+
+def _stage(array: Any, device: Device) -> Any:
+    _check_sendable(array)
+    return backend_for(device).stage(array)
+
+
+def _check_sendable(array: Any) -> None:
+    if array.dtype.hasobject:
+        raise TypeError(f"an array of {array.dtype} holds Python objects, which all_gather sends")
+
+
+def _bytes_of(array: Any) -> Bytes:
+    """Returns the memory of a C-contiguous array."""
+    flat: Bytes = array.reshape(-1).view(np.uint8)
+    return flat
+
+
+def _fold(parts: Sequence[Any], op: ReduceOp, subtotal: Any, total: Any) -> Any:
+    """Reduces arrays in their order.
+
+    Args:
+        parts: At least one.
+        op: See `all_reduce`.
+        subtotal: Memory for all results but the last one; may be `parts[0]`, or `total`.
+        total: Memory for the last one.
+
+    Returns:
+        `total`.
+    """
+    if len(parts) == 1:
+        total[...] = parts[0]
+    result = parts[0]
+    for place, part in enumerate(parts[1:], 2):
+        target = total if place == len(parts) else subtotal
+        result = _FOLDS[op](result, part, out=target)
+    return total

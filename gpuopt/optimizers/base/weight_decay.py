@@ -1,0 +1,200 @@
+"""Decoupled weight decay (Loshchilov & Hutter 2019) for any optimizer."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from gpuopt.autodiff.engine import Loss
+from gpuopt.backends import backend_for
+from gpuopt.backends.backend import compute_type
+from gpuopt.optimizer import Optimizer, leaves_gradients_alone
+from gpuopt.optimizers.base.hyperparameters import Hyperparameter, with_all_digits
+from gpuopt.optimizers.base.rule_optimizer import RuleOptimizer, hooks_of
+from gpuopt.quietly import quietly
+from gpuopt.rules.decayed import decayed
+from gpuopt.rules.update_rule import UpdateRule
+from gpuopt.step.pairs import Gradient
+from gpuopt.step.replica_context import replica_context
+from gpuopt.variables.identity import Identity
+from gpuopt.variables.indexed_slices import IndexedSlices
+from gpuopt.variables.scalars import as_scalar
+from gpuopt.variables.variable import Variable, as_variable, known_identity
+
+
+class _ThisThread(threading.local):
+    # Which variables decay in this thread's call; None for all.
+    decaying: frozenset[Identity] | None = None
+
+
+class WeightDecay(Optimizer):
+    """The part of an optimizer with weight decay that does not depend on how it updates."""
+
+    def __init__(self, weight_decay: Hyperparameter, *args: Any, **kwargs: Any) -> None:
+        self._weight_decay = with_all_digits(weight_decay)
+        if not callable(weight_decay):
+            as_scalar(weight_decay, "weight_decay")
+        self._this_call = _ThisThread()
+        super().__init__(*args, **kwargs)
+
+    def minimize(
+        self,
+        loss: Loss,
+        global_step: Any = None,
+        var_list: Any = None,
+        gate_gradients: int = Optimizer.GATE_OP,
+        aggregation_method: Any = None,
+        colocate_gradients_with_ops: bool = False,
+        name: str | None = None,
+        grad_loss: Any = None,
+        decay_var_list: Iterable[Any] | None = None,
+    ) -> None:
+        """Does what `Optimizer.minimize` does; `apply_gradients` explains `decay_var_list`."""
+        outer = self._this_call.decaying
+        try:
+            self._this_call.decaying = _identities(decay_var_list)
+            super().minimize(
+                loss,
+                global_step=global_step,
+                var_list=var_list,
+                gate_gradients=gate_gradients,
+                aggregation_method=aggregation_method,
+                colocate_gradients_with_ops=colocate_gradients_with_ops,
+                name=name,
+                grad_loss=grad_loss,
+            )
+        finally:
+            self._this_call.decaying = outer
+
+    @leaves_gradients_alone
+    def apply_gradients(  # type: ignore[override]  # TensorFlow's fourth argument
+        self,
+        grads_and_vars: Iterable[tuple[Any, Any]],
+        global_step: Any = None,
+        name: str | None = None,
+        decay_var_list: Iterable[Any] | None = None,
+        skip_gradients_aggregation: bool = False,
+    ) -> None:
+        """Does what `Optimizer.apply_gradients` does.
+
+        `decay_var_list` are the variables that decay, of those that have a gradient. By default all
+        do; an empty list lets none decay.
+
+        Raises:
+            TypeError: `decay_var_list` is no list of variables.
+            ValueError: it is given in a replica, where each variable has several copies.
+        """
+        outer = self._this_call.decaying
+        try:
+            if decay_var_list is not None:
+                self._this_call.decaying = _identities(decay_var_list)
+            super().apply_gradients(grads_and_vars, global_step, name, skip_gradients_aggregation)
+        finally:
+            self._this_call.decaying = outer
+
+    def _decays(self, variable: Any) -> bool:
+        decaying = self._this_call.decaying
+        return decaying is None or known_identity(variable) in decaying
+
+
+class RuleWithWeightDecay(WeightDecay, RuleOptimizer):
+    """Weight decay as a part of the rule: nothing is read or written twice."""
+
+    def __init__(self, weight_decay: Hyperparameter, *args: Any, **kwargs: Any) -> None:
+        super().__init__(weight_decay, *args, **kwargs)
+        self._base_rule = self.rule
+        self.rule = decayed(self._base_rule)
+
+    def _all_hyperparameters(self, given: dict[str, Hyperparameter]) -> dict[str, Hyperparameter]:
+        return {**super()._all_hyperparameters(given), "weight_decay": self._weight_decay}
+
+    def _scalars(self, real: type[np.floating[Any]]) -> Mapping[str, np.floating[Any]]:
+        return {**super()._scalars(real), "weight_decay": real(self._hyper("weight_decay"))}
+
+    def _rules_of(self, variables: Sequence[Any]) -> Sequence[UpdateRule] | None:
+        rules = super()._rules_of(variables)
+        if rules is None and self._this_call.decaying is None:
+            return None
+        rules = rules or [self._base_rule] * len(variables)
+        return [
+            decayed(rule) if self._decays(variable) else rule
+            for rule, variable in zip(rules, variables, strict=True)
+        ]
+
+
+class HooksWithWeightDecay(WeightDecay):
+    """Weight decay before the hooks of an optimizer that updates one variable at a time."""
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        this_thread = self.this_thread
+        decay = as_scalar(self._call_if_callable(self._weight_decay), "weight_decay")
+        this_thread.hyperparameters = {**this_thread.hyperparameters, "weight_decay": decay}
+
+    def _apply_one(self, gradient: Gradient, variable: Variable) -> Any:
+        if self._decays(variable):
+            with backend_for(variable.device).enter(variable.identity):
+                quietly(partial(self._decay, variable.storage, gradient))
+        return super()._apply_one(gradient, variable)
+
+    def _decay(self, array: Any, gradient: Gradient) -> None:
+        real = compute_type(array.dtype)
+        # A row that is named twice is written twice, with the same value.
+        at = gradient.indices if isinstance(gradient, IndexedSlices) else ...
+        weights = array[at].astype(real, copy=False)
+        array[at] = weights - real(self.this_thread.hyperparameters["weight_decay"]) * weights
+
+
+def extend_with_decoupled_weight_decay(base_optimizer: type[Optimizer]) -> Any:
+    """Returns a class: an optimizer with decoupled weight decay.
+
+    Its first argument is `weight_decay`, and the others are those of `base_optimizer`. A step first
+    does `w -= weight_decay * w`, on the rows that a sparse gradient names, and then what
+    `base_optimizer` does. Its `minimize` and `apply_gradients` take `decay_var_list`: the variables
+    that decay, by default all. It is TensorFlow's `contrib.opt.extend_with_decoupled_weight_decay`.
+
+        AdagradW = extend_with_decoupled_weight_decay(AdagradOptimizer)
+        optimizer = AdagradW(weight_decay=0.01, learning_rate=0.1)
+
+    Args:
+        base_optimizer: A class of gpuopt, or of your own.
+
+    Raises:
+        TypeError: `base_optimizer` is no class of optimizers, or one of wrappers around others.
+    """
+    if not (isinstance(base_optimizer, type) and issubclass(base_optimizer, Optimizer)):
+        raise TypeError(f"base_optimizer must be a class of optimizers, got {base_optimizer!r}")
+    if base_optimizer.owner_of_state is not Optimizer.owner_of_state:
+        raise TypeError(
+            f"{base_optimizer.__name__} wraps another optimizer: extend the class of that one"
+        )
+    by_rule = issubclass(base_optimizer, RuleOptimizer) and (
+        hooks_of(base_optimizer) == hooks_of(RuleOptimizer)
+    )
+    name = f"{base_optimizer.__name__.removesuffix('Optimizer')}WOptimizer"
+    bases = (RuleWithWeightDecay if by_rule else HooksWithWeightDecay, base_optimizer)
+    return type(name, bases, {"__doc__": f"{base_optimizer.__name__} with decoupled weight decay."})
+
+
+def _identities(decay_var_list: Iterable[Any] | None) -> frozenset[Identity] | None:
+    if decay_var_list is None:
+        return None
+    if replica_context().strategy is not None:
+        raise ValueError(
+            "decay_var_list cannot be given in a replica of a strategy: the list would have the "
+            "replica's own copies of the variables alone. Use an optimizer for each list"
+        )
+    is_one = isinstance(decay_var_list, str) or hasattr(decay_var_list, "dtype")
+    if is_one or not isinstance(decay_var_list, Iterable):
+        raise TypeError(f"decay_var_list must be a list of variables, got {decay_var_list!r}")
+    identities = set()
+    for position, each in enumerate(decay_var_list):
+        try:
+            identities.add(as_variable(each).identity)
+        except TypeError as error:
+            raise TypeError(f"decay_var_list[{position}]: {error}") from None
+    return frozenset(identities)

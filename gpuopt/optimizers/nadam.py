@@ -1,0 +1,44 @@
+"""Nadam: Adam with Nesterov momentum."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gpuopt.optimizers.adam import AdamOptimizer
+from gpuopt.optimizers.base import ours, update_rule
+
+
+@update_rule(cuda=ours("nadam.cuh", "Nadam"), squares=("v",))
+def nadam(
+    var: Any, grad: Any, m: Any, v: Any, *, step_size: Any, beta1: Any, beta2: Any, epsilon: Any
+) -> None:
+    added = (1 - beta1) * grad
+    m *= beta1
+    m += added
+    v += (1 - beta2) * (grad * grad - v)
+    var -= step_size * (beta1 * m + added) / (np.sqrt(v) + epsilon)
+
+
+@update_rule(cuda=ours("nadam.cuh", "NadamDecay"), squares=("v",))
+def nadam_decay(var: Any, grad: Any, m: Any, v: Any, *, beta1: Any, beta2: Any) -> None:
+    m *= beta1
+    v *= beta2
+
+
+class NadamOptimizer(AdamOptimizer):
+    """Nadam (Dozat 2016), in TensorFlow's form: Adam whose step looks ahead along `m`.
+
+        m = beta1 * m + (1 - beta1) * g
+        v += (1 - beta2) * (g^2 - v)
+        w -= alpha * ((1 - beta1) * g + beta1 * m) / (sqrt(v) + epsilon)
+
+    `alpha` is Adam's step size of this step, so `beta1` does not follow Dozat's schedule. A sparse
+    gradient moves `w` in the rows that it names; `m` and `v` decay in every row, as in TensorFlow.
+    It is TensorFlow's `contrib.opt.NadamOptimizer`, and takes `AdamOptimizer`'s arguments.
+    """
+
+    rule = nadam
+    rule_of_other_rows = nadam_decay
+    instead_of_all_rows = ""

@@ -1,0 +1,64 @@
+"""Adagrad that can leave its accumulator alone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Unpack
+
+import numpy as np
+
+from gpuopt.optimizers.adagrad import AdagradOptimizer
+from gpuopt.optimizers.base import Additions, Hyperparameter, ours, update_rule
+from gpuopt.rules.update_rule import UpdateRule
+
+
+@update_rule(cuda=ours("reg_adagrad.cuh", "FrozenAdagrad"), squares=("accumulator",))
+def frozen_adagrad(var: Any, grad: Any, accumulator: Any, *, learning_rate: Any) -> None:
+    var -= learning_rate * grad / np.sqrt(accumulator)
+
+
+class RegAdagradOptimizer(AdagradOptimizer):
+    """Adagrad with steps that do not count in `n`, as those of a regularization term.
+
+        with optimizer.avoid_updating_slots():
+            optimizer.apply_gradients(...)    # w -= learning_rate * g / sqrt(n)
+
+    All other steps are Adagrad's. It is TensorFlow's `contrib.opt.RegAdagradOptimizer`.
+
+    Args:
+        learning_rate: Step size.
+        initial_accumulator_value: What `n` starts with, above 0.
+        use_locking, name, on_nonfinite: See `Optimizer`.
+
+    Raises:
+        ValueError: `initial_accumulator_value` is not positive.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Hyperparameter,
+        initial_accumulator_value: float = 0.1,
+        use_locking: bool = False,
+        name: str = "RegAdagrad",
+        **common: Unpack[Additions],
+    ) -> None:
+        super().__init__(learning_rate, initial_accumulator_value, use_locking, name, **common)
+        self._avoiding = threading.local()
+
+    @contextmanager
+    def avoid_updating_slots(self) -> Iterator[None]:
+        """Has this thread's steps inside read `n` and not change it."""
+        outer, self._avoiding.now = self._avoids, True
+        try:
+            yield
+        finally:
+            self._avoiding.now = outer
+
+    @property
+    def _avoids(self) -> bool:
+        return getattr(self._avoiding, "now", False)
+
+    def _rules_of(self, variables: Sequence[Any]) -> Sequence[UpdateRule] | None:
+        return [frozen_adagrad] * len(variables) if self._avoids else None

@@ -1,0 +1,43 @@
+"""Rules with weight decay: made of any rule, in both of its forms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from gpuopt.rules.update_rule import UpdateRule
+
+
+@dataclass(frozen=True, eq=False)
+class DecayedRule(UpdateRule):
+    """A rule that shrinks the variable before another rule updates it.
+
+    Attributes:
+        base: The other rule.
+    """
+
+    base: UpdateRule | None = None
+
+    @property
+    def headers(self) -> tuple[str, ...]:
+        assert self.base is not None
+        return (*self.base.headers, "shared/decayed.cuh")
+
+
+@cache
+def decayed(base: UpdateRule) -> DecayedRule:
+    """Returns the rule that does `var -= weight_decay * var`, and then what `base` does.
+
+    It has the slots of `base`, and the scalar `weight_decay` after those of `base`.
+    """
+
+    def apply(var: Any, grad: Any, *slots: Any, weight_decay: Any, **scalars: Any) -> None:
+        var -= weight_decay * var
+        base.apply(var, grad, *slots, **scalars)
+
+    apply.__name__ = f"decayed_{base.name}"
+    apply.__module__ = base.apply.__module__
+    cuda = base.cuda and replace(base.cuda, functor=f"gpuopt::Decayed<{base.cuda.functor}>")
+    scalars = (*base.scalars, "weight_decay")
+    return DecayedRule(apply, base.slots, scalars, cuda, base.squares, base)

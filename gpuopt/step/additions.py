@@ -1,0 +1,65 @@
+"""What wrappers add to the steps of the optimizer inside them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection
+from typing import Any, Protocol
+
+from gpuopt.device import Device
+from gpuopt.step.row_checks import RowChecks
+from gpuopt.step.updates import Updates
+
+# Takes back what was made for a step on the devices that have refused it; None stands for all.
+Forget = Callable[[Collection[Device] | None], None]
+
+
+class Addition(Protocol):
+    """A wrapper, as a step of the optimizer inside it sees it.
+
+    What it writes is seen by a save together with the step, or not at all.
+    """
+
+    @property
+    def _what_is_added(self) -> str:
+        """Says what is written, for the error of a step that was not finished; empty if nothing."""
+
+    def _adds_to(self, optimizer: Any) -> bool:
+        """Whether a step of `optimizer` is one of the optimizer inside."""
+
+    def _prepare_updates(self, optimizer: Any, updates: Updates) -> tuple[Updates, Forget]:
+        """Called when nothing is written yet.
+
+        Returns:
+            The updates to make, these or others; and what takes back what this call has made, if
+            the step is refused.
+        """
+
+    def _before_update(self, updates: Updates, row_checks: RowChecks) -> None:
+        """Writes what comes before the updates."""
+
+    def _after_update(self, updates: Updates, row_checks: RowChecks) -> None:
+        """Writes what follows the updates and the step's count.
+
+        Args:
+            updates: The step's.
+            row_checks: Of the step's optimizer: nothing may be written on a device that refuses
+                rows of this step; see `RowChecks.unless_refused`.
+        """
+
+
+def nothing_to_forget(devices: Collection[Device] | None) -> None:
+    """The `Forget` of who makes nothing."""
+
+
+class _ThisThread(threading.local):
+    """What is to be added to this thread's next steps.
+
+    Attributes:
+        additions: The wrapper that is closest to the optimizer comes first.
+    """
+
+    additions: tuple[Addition, ...] = ()
+
+
+this_thread = _ThisThread()

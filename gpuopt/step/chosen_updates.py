@@ -1,0 +1,75 @@
+"""The updates of a step that leaves some of its variables alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+from gpuopt.step.updates import HookOptimizer, Pair, Updates
+from gpuopt.variables.identity import Identity
+from gpuopt.variables.variable import Variable
+
+
+class ChoosingOptimizer(HookOptimizer, Protocol):
+    """The part of an optimizer that `ChosenUpdates` uses."""
+
+    def _checked_updates(self, given: list[Any]) -> Updates: ...
+
+
+class ChosenUpdates:
+    """Some updates of a step. Those left out are checked like the others, and not written.
+
+    See `Updates` for what each method promises.
+    """
+
+    def __init__(
+        self, optimizer: ChoosingOptimizer, every: Updates, chosen: Sequence[Pair]
+    ) -> None:
+        """Prepares the updates of the chosen variables.
+
+        Args:
+            optimizer: Whose step this is; it has been prepared.
+            every: All of the step's updates, checked.
+            chosen: Those of their pairs that are written; there may be none.
+        """
+        self._every = every
+        self._chosen = optimizer._checked_updates(list(chosen)) if chosen else None
+        self.has_rows_on_a_gpu = every.has_rows_on_a_gpu
+        self.created = every.created
+        self.read = every.read
+        self.create_slots()
+        self.fix_scalars()
+        self.check()
+
+    def pairs(self) -> Sequence[Pair]:
+        return self._every.pairs()
+
+    def sparse_pairs(self) -> Sequence[Pair]:
+        return self._every.sparse_pairs()
+
+    def identities(self) -> Iterable[Identity]:
+        return self._every.identities()
+
+    def refuse_shared_memory(self, counter: Variable | None) -> None:
+        self._every.refuse_shared_memory(counter)
+
+    def create_slots(self) -> None:
+        if self._chosen is not None:
+            self._chosen.create_slots()
+
+    def fix_scalars(self) -> None:
+        if self._chosen is not None:
+            self._chosen.fix_scalars()
+
+    def check(self) -> None:
+        if self._chosen is not None:
+            self._chosen.check()
+
+    def must_check_first(self) -> bool:
+        return self._every.must_check_first()
+
+    def apply(self) -> list[Any]:
+        return [] if self._chosen is None else self._chosen.apply()
+
+    def written(self) -> tuple[list[str], list[str]]:
+        return ([], []) if self._chosen is None else self._chosen.written()

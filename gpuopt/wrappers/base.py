@@ -1,0 +1,95 @@
+"""StepWrapper: an optimizer that adds something to the steps of another one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from gpuopt.distributed.wrapper import OptimizerWrapper, check_optimizer
+from gpuopt.optimizer import Optimizer
+from gpuopt.step import additions
+from gpuopt.step.additions import Forget, nothing_to_forget
+from gpuopt.step.row_checks import RowChecks
+from gpuopt.step.updates import Updates
+
+
+class StepWrapper(OptimizerWrapper):
+    """Base of the wrappers whose work is part of each step of the optimizer inside.
+
+    The step calls this wrapper: so what it adds is seen by a save with the step or not at all, and
+    there is none of it in a step that is refused or skipped. A subclass overrides
+    `_prepare_updates`, `_before_update` or `_after_update`; see `Addition`.
+
+    The optimizer inside may be a wrapper, too. One of a user's own must leave the step to
+    `Optimizer.apply_gradients`, in the call of its own `apply_gradients`.
+    """
+
+    def __init__(self, opt: Optimizer, use_locking: bool = False, name: str | None = None) -> None:
+        """Wraps `opt`.
+
+        Args:
+            opt: Makes the steps; its state is this optimizer's.
+            use_locking: See `Optimizer`.
+            name: This optimizer's; that of `opt` if not given.
+
+        Raises:
+            TypeError: `opt` is no optimizer.
+        """
+        # First, as another thread may save as soon as this optimizer is listed among the living.
+        self._optimizer = check_optimizer(opt)
+        self._has_own_name = name is not None
+        super().__init__(use_locking, type(self).__name__ if name is None else name)
+
+    @property
+    def _inner(self) -> Optimizer:
+        return self._optimizer
+
+    def get_name(self) -> str:
+        return super().get_name() if self._has_own_name else self._inner.get_name()
+
+    def apply_gradients(
+        self,
+        grads_and_vars: Iterable[tuple[Any, Any]],
+        global_step: Any = None,
+        name: str | None = None,
+        skip_gradients_aggregation: bool = False,
+    ) -> None:
+        """Has the optimizer inside make its step, and adds to it; see `Optimizer.apply_gradients`.
+
+        Args:
+            grads_and_vars: See `Optimizer.apply_gradients`.
+            global_step: Likewise.
+            name: Likewise.
+            skip_gradients_aggregation: Likewise.
+        """
+        # Only then: optimizers that TensorFlow's users wrote do not take it.
+        options = {"skip_gradients_aggregation": True} if skip_gradients_aggregation else {}
+        adding = additions.this_thread
+        outer = adding.additions
+        try:
+            adding.additions = (self, *outer)
+            self._inner.apply_gradients(grads_and_vars, global_step, name, **options)
+        finally:
+            adding.additions = outer
+
+    # What the step calls: see `Addition`.
+
+    @property
+    def _what_is_added(self) -> str:
+        return ""
+
+    def _adds_to(self, optimizer: Optimizer) -> bool:
+        # A signal handler may step another optimizer now. Which one a user's own wrapper steps is
+        # not known.
+        owner = self.owner_of_state
+        applies_itself = getattr(owner.apply_gradients, "__func__", None)
+        return optimizer is owner or applies_itself is not Optimizer.apply_gradients
+
+    def _prepare_updates(self, optimizer: Any, updates: Updates) -> tuple[Updates, Forget]:
+        return updates, nothing_to_forget
+
+    def _before_update(self, updates: Updates, row_checks: RowChecks) -> None:
+        pass
+
+    def _after_update(self, updates: Updates, row_checks: RowChecks) -> None:
+        pass

@@ -1,0 +1,186 @@
+// The norm of many arrays, and new arrays that are scaled by it.
+#include "shared/grid.cuh"
+#include "shared/math.cuh"
+#include "shared/storage.cuh"
+
+namespace gpuopt {
+
+constexpr int clip_threads = 256;
+// Elements that a block goes through at once: fixed, so that a sum does not depend on the GPU.
+constexpr int clip_chunk = 16384;
+
+// Mirrors `ClippedArray` in gpuopt/backends/cuda/structs.py.
+struct ClippedArray {
+  long long source;  // the address of the array
+  long long target;  // the address of the scaled one; 0 if there is none
+  long long size;
+  long long first_chunk;  // the number of its first chunk among those of all arrays
+};
+
+// The array that has a chunk. Precondition: the arrays are in order, and none is empty.
+__device__ __forceinline__ const ClippedArray& array_of(const ClippedArray& only,
+                                                        const ClippedArray* arrays,
+                                                        long long num_arrays, long long chunk) {
+  if (num_arrays == 1) return only;
+  long long begin = 0;
+  for (long long end = num_arrays; end - begin > 1;) {
+    const long long middle = (begin + end) / 2;
+    (__ldg(&arrays[middle].first_chunk) <= chunk ? begin : end) = middle;
+  }
+  return arrays[begin];
+}
+
+// Some consecutive elements of an array: a chunk's, or the array's last ones.
+template <class Storage>
+struct ClipChunk {
+  const Storage* source;
+  Storage* target;
+  int size;
+
+  __device__ __forceinline__ ClipChunk(const ClippedArray& array, long long chunk) {
+    const long long begin = (chunk - array.first_chunk) * clip_chunk;
+    source = reinterpret_cast<const Storage*>(array.source) + begin;
+    target = reinterpret_cast<Storage*>(array.target) + begin;
+    const long long left = array.size - begin;
+    size = static_cast<int>(left < clip_chunk ? left : clip_chunk);
+  }
+};
+
+// Loads a pack's elements from `at` on, those past the end as 0.
+template <class Storage>
+__device__ __forceinline__ void load_pack(const ClipChunk<Storage>& chunk, int at,
+                                          Elements<Storage, pack_size<Storage>>& pack) {
+  if (is_pack_aligned(chunk.source) && at + pack_size<Storage> <= chunk.size) {
+    load<Caching::normal>(chunk.source + at, pack);
+    return;
+  }
+#pragma unroll
+  for (int k = 0; k < pack_size<Storage>; ++k) {
+    Elements<Storage, 1> one = {{Storage(0.0f)}};
+    if (at + k < chunk.size) load<Caching::normal>(chunk.source + at + k, one);
+    pack.of[k] = one.of[0];
+  }
+}
+
+// Adds up a number of each thread, always in the same order; every thread of the block must call
+// it. Returns the sum to all.
+template <class Real>
+__device__ __forceinline__ Real sum_of_block(Real mine) {
+  __shared__ Real parts[clip_threads];
+  parts[threadIdx.x] = mine;
+  __syncthreads();
+  for (int half = clip_threads / 2; half > 0; half /= 2) {
+    if (threadIdx.x < half) parts[threadIdx.x] += parts[threadIdx.x + half];
+    __syncthreads();
+  }
+  const Real sum = parts[0];
+  __syncthreads();  // before a next call writes to it
+  return sum;
+}
+
+// Writes the sum of squares of each chunk. A single array is passed by value, as `only`; `arrays`
+// are read if there are more. Precondition: blocks have `clip_threads` threads.
+template <class Storage>
+__global__ void __launch_bounds__(clip_threads)
+    sum_squares(const __grid_constant__ ClippedArray only, const ClippedArray* __restrict__ arrays,
+                long long num_arrays, long long num_chunks, double* __restrict__ sums) {
+  using Real = Compute<Storage>;
+  constexpr int pack = pack_size<Storage>;
+  for (long long c = blockIdx.x; c < num_chunks; c += gridDim.x) {
+    const ClipChunk<Storage> chunk(array_of(only, arrays, num_arrays, c), c);
+    Real mine = 0;
+    for (int i = threadIdx.x * pack; i < chunk.size; i += clip_threads * pack) {
+      Elements<Storage, pack> elements;
+      load_pack(chunk, i, elements);
+#pragma unroll
+      for (int k = 0; k < pack; ++k) mine += Real(elements.of[k]) * Real(elements.of[k]);
+    }
+    const Real sum = sum_of_block(mine);
+    if (threadIdx.x == 0) sums[c] = static_cast<double>(sum);
+  }
+}
+
+// Adds up sums of squares; writes the sum, or its root. Precondition: one block of `clip_threads`
+// threads.
+template <class Real>
+__global__ void __launch_bounds__(clip_threads)
+    add_squares(const double* __restrict__ sums, long long num_sums, int is_root,
+                Real* __restrict__ result) {
+  double mine = 0;
+  for (long long i = threadIdx.x; i < num_sums; i += clip_threads) mine += sums[i];
+  // As much as TensorFlow's sum can hold: beyond it, a norm is infinite.
+  const Real sum = static_cast<Real>(sum_of_block(mine));
+  if (threadIdx.x == 0) *result = is_root ? square_root(sum) : sum;
+}
+
+// The formulas of TensorFlow's functions. Mirrors `Clipping` in gpuopt/backends/norms.py.
+constexpr int clip_global_norm = 0;
+constexpr int clip_norm_of_one = 1;
+constexpr int clip_average_norm = 2;
+
+// The smaller or larger of two numbers; NaN if one is.
+template <class Real>
+__device__ __forceinline__ Real lesser(Real x, Real y) {
+  return x < y || x != x ? x : y;
+}
+template <class Real>
+__device__ __forceinline__ Real greater(Real x, Real y) {
+  return x > y || x != x ? x : y;
+}
+
+// Scales `count` elements from `at` on: one, or a pack.
+template <int count, class Storage>
+__device__ __forceinline__ void scale_at(const ClipChunk<Storage>& chunk, int at,
+                                         Compute<Storage> first, Compute<Storage> second) {
+  using Real = Compute<Storage>;
+  Elements<Storage, count> elements;
+  load<Caching::normal>(chunk.source + at, elements);
+#pragma unroll
+  for (int k = 0; k < count; ++k) {
+    elements.of[k] = Storage(Real(elements.of[k]) * first * second);
+  }
+  using Bits = typename BitsOf<sizeof elements>::type;
+  Bits bits;
+  memcpy(&bits, &elements, sizeof bits);
+  // A store to the L2 cache, as all are; the compiler would cut up an ordinary one of a pack.
+  __stcg(reinterpret_cast<Bits*>(chunk.target + at), bits);
+}
+
+// Writes new arrays: elements are multiplied by one factor and then by another, where the first may
+// overflow as TensorFlow's does. The arguments are as in `sum_squares`; `norm` is one number.
+template <class Storage>
+__global__ void __launch_bounds__(clip_threads)
+    scale_to_norm(const __grid_constant__ ClippedArray only,
+                  const ClippedArray* __restrict__ arrays, long long num_arrays,
+                  long long num_chunks, const Compute<Storage>* __restrict__ norm,
+                  Compute<Storage> most, int formula) {
+  using Real = Compute<Storage>;
+  constexpr int pack = pack_size<Storage>;
+  const Real measured = *norm;
+  const Real limit = Real(1) / most;
+  Real first = most;
+  Real second = Real(1) / (formula == clip_norm_of_one ? greater(measured, most) : measured);
+  if (formula == clip_global_norm) {
+    first = Real(1);
+    second = most * lesser(second, limit) + (measured - measured);
+  }
+  for (long long c = blockIdx.x; c < num_chunks; c += gridDim.x) {
+    const ClippedArray& array = array_of(only, arrays, num_arrays, c);
+    const Real factor =
+        formula == clip_average_norm ? lesser(second * Real(array.size), limit) : second;
+    const ClipChunk<Storage> chunk(array, c);
+    const bool is_packed = is_pack_aligned(chunk.source) && is_pack_aligned(chunk.target);
+    const int packs_end = is_packed ? chunk.size - chunk.size % pack : 0;
+    // Unrolled further, it spills registers on sm_100.
+#pragma unroll 2
+    for (int i = threadIdx.x * pack; i < packs_end; i += clip_threads * pack) {
+      scale_at<pack>(chunk, i, first, factor);
+    }
+#pragma unroll 1
+    for (int i = packs_end + threadIdx.x; i < chunk.size; i += clip_threads) {
+      scale_at<1>(chunk, i, first, factor);
+    }
+  }
+}
+
+}  // namespace gpuopt

@@ -1,0 +1,29 @@
+// Weight decay before any rule (Loshchilov & Hutter 2019, algorithm 2).
+// Mirrors `decayed` in gpuopt/rules/decayed.py.
+#pragma once
+#include "element.cuh"
+
+// The layout of the scalars is checked by offsetof, and every compiler of ours has it right.
+#if !defined(__CUDACC__)
+#pragma GCC diagnostic ignored "-Winvalid-offsetof"
+#endif
+
+namespace gpuopt {
+
+template <class Rule>
+struct Decayed {
+  static constexpr int num_slots = Rule::num_slots;
+
+  template <class Real>
+  struct Scalars : Rule::template Scalars<Real> {
+    Real weight_decay;
+  };
+
+  template <class Real>
+  GPUOPT_INLINE static void apply(Real& var, Real grad, Real* slot, const Scalars<Real>& s) {
+    var -= s.weight_decay * var;
+    Rule::apply(var, grad, slot, s);
+  }
+};
+
+}  // namespace gpuopt

@@ -1,0 +1,117 @@
+"""Jobs that mpiexec starts: they do what all communicators do, and end as promised."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from mpi_job import ROOT, run_job
+
+from gpuopt.distributed.communicators.mpi_process import describe_mpi
+
+pytestmark = pytest.mark.mpi
+
+
+def test_a_job_has_no_network_but_the_loopback_device() -> None:
+    job = run_job(1, "-c", "import socket; print([name for _, name in socket.if_nameindex()])")
+    assert job.output.strip() == "['lo']", job
+
+
+def test_what_every_communicator_does_is_done_over_mpi() -> None:
+    tests = ROOT / "tests" / "distributed" / "test_communicator.py"
+    options = ["-q", "--color=no", "-p", "no:cacheprovider", "-o", "faulthandler_timeout=60"]
+    job = run_job(3, "-m", "pytest", *options, tests)
+    assert job.status == 0, job
+    assert job.output.count(" passed") == 3, job
+
+
+def test_the_demo_trains_on_all_ranks_and_prints_one_table(tmp_path: Path) -> None:
+    picture = tmp_path / "curves.png"
+    options = ["--ranks", "--device", "cpu", "--steps", "60", "--output", str(picture)]
+    job = run_job(2, "-m", "mpi4py", "-m", "gpuopt", "demo", *options)
+    assert job.status == 0, job
+    [row] = re.findall(r"cpu .* Adam .* (\d+\.\d)% .* (\d+\.\d)%", job.output)
+    assert float(row[0]) > 90, job  # of the training images
+    assert job.output.count("steps/s") == 1, job
+
+
+def test_the_guides_script_trains_and_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    guide = (ROOT / "docs" / "guides" / "several_processes.md").read_text()
+    [script] = re.findall(r"^```py\n(.*?)^```", guide, re.DOTALL | re.MULTILINE)
+    file = tmp_path / "train.py"
+    file.write_text(script)
+    outputs = []
+    for steps in ("< 100", "< 101"):
+        file.write_text(script.replace("< 100", steps))
+        job = run_job(2, file, folder=tmp_path)
+        assert job.status == 0, job
+        [values] = re.findall(r"\[(.*)\]", job.output)
+        outputs.append([float(value) for value in values.split()])
+    assert outputs[0] == pytest.approx([1, -2, 3, 0.5], abs=0.5)
+    assert {file.stem for file in tmp_path.glob("model*")} == {"model-100", "model-101"}
+
+
+def test_mpi_is_described_without_being_started() -> None:
+    assert re.fullmatch(r"usable: mpi4py 4\.\S+, (Open MPI|MPICH).* v?\d+\.\S+", describe_mpi())
+
+
+def run_alone(program: str) -> str:
+    """Runs a program in a process of no job, and returns what it prints."""
+    process = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=ROOT
+    )
+    assert (process.returncode, process.stderr) == (0, ""), process
+    return process.stdout.strip()
+
+
+def test_a_process_of_no_job_is_a_group_of_one() -> None:
+    program = "from gpuopt.distributed import *; print(MPIGroup(9).run(lambda c: c.all_gather(1)))"
+    assert run_alone(program) == "[[1]]"
+
+
+def test_a_forked_child_is_no_rank() -> None:
+    program = """
+import os
+from gpuopt.distributed import MPIGroup
+
+def run(communicator):
+    child = os.fork()
+    if child:
+        return os.waitpid(child, 0)[1]
+    communicator.barrier()
+
+group = MPIGroup(9)
+for _ in range(2):  # the child's second time is a run of its own
+    try:
+        group.run(run)
+    except RuntimeError as error:
+        print(error, flush=True)
+"""
+    told = "rank 0 is the process that this child was forked from, and not the child"
+    # Of the first child in both runs, and of the second one in the second.
+    assert run_alone(program).splitlines() == [told] * 3
+
+
+def test_mpi_for_the_main_thread_alone_is_called_by_no_other() -> None:
+    program = """
+import threading
+import mpi4py
+mpi4py.rc.thread_level = "funneled"
+from gpuopt.distributed import MPIGroup
+
+def run():
+    try:
+        group.run(lambda communicator: communicator.barrier())
+    except RuntimeError as error:
+        print(error)
+
+group = MPIGroup(9)
+group.run(lambda communicator: communicator.barrier())
+thread = threading.Thread(target=run)
+thread.start()
+thread.join()
+"""
+    assert run_alone(program).startswith("MPI was started for calls of the main thread alone")

@@ -1,0 +1,82 @@
+"""MirroredStrategy over the processes of a job does what it does over threads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mpi_job import run_job
+from mpi_programs import PROGRAMS, outcomes, uneven_steps
+from mpi_programs import __file__ as program_file
+from rank_process import train
+
+import gpuopt
+
+pytestmark = pytest.mark.mpi
+
+
+@pytest.fixture(scope="module", params=[2, 3, 4])
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """What each rank of a job has got by training."""
+    return run_programs(tmp_path_factory.mktemp("ranks"), ["train_mirrored"], request.param)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where three ranks have written the outcomes of all other programs."""
+    folder = tmp_path_factory.mktemp("ranks")
+    run_programs(folder, [name for name in PROGRAMS if name != "train_mirrored"], 3)
+    return folder
+
+
+def run_programs(folder: Path, names: list[str], num_ranks: int) -> list[Any]:
+    job = run_job(num_ranks, program_file, folder, *names)
+    assert job.status == 0, job
+    return outcomes(folder, names[0])
+
+
+def test_processes_train_to_the_same_bits_as_one(trained: list[Any]) -> None:
+    num_ranks = len(trained)
+    together = train(gpuopt.MirroredStrategy(["cpu"] * num_ranks))
+    bits = together["bits"][::num_ranks]
+    for rank, outcome in enumerate(trained):
+        assert outcome == {"replicas": [[rank, 0]], "step": together["step"], "bits": bits}
+
+
+def test_variables_begin_with_the_values_of_rank_0(folder: Path) -> None:
+    expected = [[[0.0] * 3] * 2, 0.0]
+    assert outcomes(folder, "take_values_of_rank_0") == [expected] * 3
+
+
+def test_processes_that_make_other_variables_are_told_by_name(folder: Path) -> None:
+    for error in outcomes(folder, "make_other_variables"):
+        assert 'variable "w" of float64[2] on rank 0' in error
+        assert 'variable "w" of float64[3] on rank 1' in error
+
+
+def test_a_rank_without_a_gradient_or_with_rows_is_an_error_on_all(folder: Path) -> None:
+    for [no_gradient, rows], total in outcomes(folder, "bring_other_gradients"):
+        assert "['a by ndarray', 'b by ndarray']" in no_gradient
+        assert "['b by ndarray'] as [float32[4, 2]]" in no_gradient
+        assert "on rank 1, 2" in no_gradient
+        assert "['a by IndexedSlices', 'b by ndarray']" in rows
+        assert total == 0
+
+
+def test_uneven_batches_count_by_their_examples(folder: Path) -> None:
+    together = uneven_steps(gpuopt.MirroredStrategy(["cpu"] * 3))
+    assert len(set(together)) == 1
+    assert outcomes(folder, "train_on_uneven_batches") == [together[:1]] * 3
+
+
+def test_all_ranks_clip_alike(folder: Path) -> None:
+    [first, *others] = outcomes(folder, "clip_alike")
+    assert others == [first] * 2
+
+
+def test_one_rank_writes_the_checkpoint_that_all_restore(folder: Path) -> None:
+    [(path, bits, expected), *others] = outcomes(folder, "save_and_restore")
+    assert others == [[path, bits, expected]] * 2
+    assert bits == expected
+    assert sorted(file.name for file in folder.glob("model*")) == [Path(path).name]

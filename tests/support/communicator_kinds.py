@@ -1,0 +1,133 @@
+"""Groups of ranks for tests of what every communicator does.
+
+In a process that `mpiexec` started, all processes run the same tests side by side, and each is one
+rank of a group over MPI. In any other process, the ranks are threads.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from naive_communicator import NaiveGroup
+
+from gpuopt.distributed import Communicator, RankGroup, SingleCommunicator, ThreadGroup
+
+SHORT_S = 0.2
+LONG_S = 20.0
+
+# As Open MPI, MPICH and other launchers by PMI tell a process; 0 for a process of no job.
+JOB_SIZE = int(os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE") or 0)
+
+
+class SingleGroup(RankGroup):
+    """The only group there is of a SingleCommunicator."""
+
+    size = local_size = 1
+
+    def __init__(self, size: int, timeout_s: float) -> None:
+        assert size == 1
+
+    def run(self, function: Callable[[Communicator], Any]) -> list[Any]:
+        return [function(SingleCommunicator())]
+
+
+GROUPS: dict[str, Callable[[int, float], RankGroup]] = {
+    "single": SingleGroup,
+    "threads": ThreadGroup,
+    "naive": NaiveGroup,
+}
+
+# Of several ranks.
+KINDS = ["mpi"] if JOB_SIZE else ["threads", "naive"]
+KINDS_AND_SIZES = [
+    *([] if JOB_SIZE else [("single", 1)]),
+    *((kind, size) for kind in KINDS for size in (1, 2, 3, 5) if size <= (JOB_SIZE or size)),
+]
+
+
+def run_on_ranks(
+    kind: str, size: int, function: Callable[[Communicator], Any], timeout_s: float = LONG_S
+) -> list[Any]:
+    """Runs the function on every rank; returns what each returned or raised, in rank order.
+
+    Over MPI, every process gets all outcomes: its own, and copies of the others'.
+    """
+
+    def run(communicator: Communicator) -> Any:
+        try:
+            return function(communicator)
+        except Exception as error:
+            return error
+
+    if kind != "mpi":
+        return GROUPS[kind](size, timeout_s).run(run)
+    outcome, ended_by = None, None
+    if everyone().rank < size:
+        try:
+            [outcome] = first_ranks(size, timeout_s).run(run)
+        except BaseException as error:
+            ended_by = error
+    outcomes = everyone_gathers((outcome, ended_by))[:size]
+    for _, error in outcomes:
+        if error is not None:
+            raise error
+    return [outcome for outcome, _ in outcomes]
+
+
+def succeeded(outcomes: list[Any]) -> list[Any]:
+    for outcome in outcomes:
+        if isinstance(outcome, Exception):
+            raise outcome
+    return outcomes
+
+
+def group_of(kind: str, size: int) -> RankGroup | None:
+    """Returns a group; None if this process has none of its ranks."""
+    if kind != "mpi":
+        return GROUPS[kind](size, LONG_S)
+    return first_ranks(size, LONG_S) if everyone().rank < size else None
+
+
+def is_here(kind: str, rank: int) -> bool:
+    """Whether a rank runs in this process."""
+    return kind != "mpi" or everyone().rank == rank
+
+
+def meeting_of(kind: str, size: int) -> Callable[[], Any]:
+    """Returns a function that waits until all ranks have called it, whatever their group does."""
+    if kind != "mpi":
+        return threading.Barrier(size, timeout=LONG_S).wait
+    return lambda: _ranks(size, LONG_S, "meeting").run(lambda communicator: communicator.barrier())
+
+
+@cache
+def everyone() -> Any:
+    from gpuopt.distributed import MPIGroup
+
+    return MPIGroup(3 * LONG_S)
+
+
+def everyone_gathers(value: Any) -> list[Any]:
+    [values] = everyone().run(lambda communicator: communicator.all_gather(value))
+    return values
+
+
+def first_ranks(size: int, timeout_s: float) -> Any:
+    return _ranks(size, timeout_s, "tested")
+
+
+@cache
+def _ranks(size: int, timeout_s: float, purpose: str) -> Any:
+    """Makes a group of the first processes of the job; only these may call it, in one order."""
+    from mpi4py import MPI
+
+    from gpuopt.distributed import MPIGroup
+
+    some = MPI.COMM_WORLD.Get_group().Incl(range(size))
+    group = MPIGroup(LONG_S, MPI.COMM_WORLD.Create_group(some))
+    group._exchange._timeout_s = timeout_s  # of its runs, and not of its start
+    return group

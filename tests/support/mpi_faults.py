@@ -1,0 +1,189 @@
+"""Ranks to which something happens: `python mpi_faults.py FAULT FOLDER [TIMEOUT_S]`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+import gpuopt
+from gpuopt.distributed import Communicator, MPIGroup, StopRequest
+
+LONG_S = 60.0
+NUM_STEPS = 12
+
+
+def is_rank(rank: int) -> bool:
+    """Before MPI has started."""
+    return int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"]) == rank
+
+
+def reduce_for_ever(communicator: Communicator) -> None:
+    while True:
+        communicator.all_reduce(np.ones(10_000))
+
+
+def kill_a_rank(folder: Path, timeout_s: float) -> None:
+    group = MPIGroup(timeout_s)
+
+    def run(communicator: Communicator) -> None:
+        if communicator.rank == 1:
+            communicator.barrier()
+            os.kill(os.getpid(), signal.SIGKILL)
+        communicator.barrier()
+        reduce_for_ever(communicator)
+
+    group.run(run)
+
+
+def raise_in_a_run(folder: Path, timeout_s: float) -> None:
+    def run(communicator: Communicator) -> None:
+        if communicator.rank == 1:
+            raise KeyError("lost")
+        reduce_for_ever(communicator)
+
+    MPIGroup(timeout_s).run(run)
+
+
+def raise_between_runs(folder: Path, timeout_s: float) -> None:
+    group = MPIGroup(timeout_s)
+    if group.rank == 1:
+        raise KeyError("lost")
+    group.run(reduce_for_ever)
+
+
+def raise_while_others_compute(folder: Path, timeout_s: float) -> None:
+    group = MPIGroup(timeout_s)
+    if group.rank == 1:
+        raise KeyError("lost")
+    time.sleep(LONG_S)
+
+
+def exit_in_a_run(folder: Path, timeout_s: float) -> None:
+    def run(communicator: Communicator) -> None:
+        if communicator.rank == 1:
+            sys.exit(3)
+        reduce_for_ever(communicator)
+
+    MPIGroup(timeout_s).run(run)
+
+
+def end_before_the_others(folder: Path, timeout_s: float) -> None:
+    """Without an error: the others have something to do that needs no communicator."""
+    group = MPIGroup(timeout_s)
+    if group.rank != 0:
+        time.sleep(timeout_s + 1)
+        (folder / f"done.{group.rank}").touch()
+
+
+def never_start_mpi(folder: Path, timeout_s: float) -> None:
+    if is_rank(1):
+        time.sleep(LONG_S)
+    MPIGroup(timeout_s)
+
+
+def never_make_the_group(folder: Path, timeout_s: float) -> None:
+    from mpi4py import MPI
+
+    if MPI.COMM_WORLD.Get_rank() == 1:
+        time.sleep(LONG_S)
+    MPIGroup(timeout_s)
+
+
+def never_come(folder: Path, timeout_s: float) -> None:
+    def run(communicator: Communicator) -> None:
+        if communicator.rank == 1:
+            time.sleep(LONG_S)
+        communicator.barrier("the meeting")
+
+    MPIGroup(timeout_s).run(run)
+
+
+def come_late(folder: Path, timeout_s: float) -> None:
+    logging.basicConfig()
+
+    def run(communicator: Communicator) -> None:
+        if communicator.rank == 1:
+            time.sleep(0.7 * timeout_s)
+        communicator.barrier("the meeting")
+
+    MPIGroup(timeout_s).run(run)
+
+
+def bring_another_version(folder: Path, timeout_s: float) -> None:
+    from gpuopt.distributed.communicators import mpi
+
+    if is_rank(1):
+        mpi.__version__ = "0.0.1"
+    try:
+        MPIGroup(timeout_s)
+    except ValueError as error:
+        (folder / f"refused.{int(is_rank(1))}").write_text(str(error))
+
+
+def train_with_checkpoints(folder: Path, timeout_s: float) -> None:
+    """Restores the newest checkpoint, if there is one; saves after each fourth step and at a stop.
+
+    Writes the bits of the result when all steps are done. `kill_at` in the folder is the number of
+    the step in which the last rank is killed.
+    """
+    group = MPIGroup(timeout_s)
+    strategy = gpuopt.MirroredStrategy(["cpu"], group=group)
+    w = strategy.variable(np.zeros(50, np.float32), name="w")
+    step = gpuopt.Variable(0, name="global_step", trainable=False, dtype=np.int64)
+    optimizer = gpuopt.AdamOptimizer(0.1)
+    saver = gpuopt.Saver([w.replicas[0], step], optimizers=[optimizer])
+    newest = strategy.call_once(lambda: gpuopt.latest_checkpoint(str(folder)))
+    if newest is not None:
+        saver.restore(newest)
+    kill_at = folder / "kill_at"
+    dies_at = int(kill_at.read_text()) if kill_at.exists() else None
+    (folder / f"pid.{group.rank}").write_text(str(os.getpid()))
+    (folder / f"began_at.{group.rank}").write_text(str(int(step)))
+
+    def train_step() -> bool:
+        if int(step) == dies_at and group.rank == group.size - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        rng = np.random.default_rng((int(step), group.rank))
+        optimizer.apply_gradients([(rng.standard_normal(50).astype(np.float32), w.local)], step)
+        return request.is_agreed(strategy.communicator)
+
+    with StopRequest() as request:
+        while int(step) < NUM_STEPS:
+            is_stopped = strategy.run(train_step).values[0]
+            if int(step) % 4 == 0 or is_stopped:
+                strategy.call_once(lambda: saver.save(folder / "model", step))
+            if is_stopped:
+                return
+            if (folder / "wait").exists() and int(step) >= 5:
+                time.sleep(0.05)  # until SIGTERM comes
+                step.assign(5)
+    (folder / f"result.{group.rank}").write_text(w.numpy().tobytes().hex())
+
+
+FAULTS: dict[str, Callable[[Path, float], None]] = {
+    function.__name__: function
+    for function in (
+        kill_a_rank,
+        raise_in_a_run,
+        raise_between_runs,
+        raise_while_others_compute,
+        exit_in_a_run,
+        end_before_the_others,
+        never_start_mpi,
+        never_make_the_group,
+        never_come,
+        come_late,
+        bring_another_version,
+        train_with_checkpoints,
+    )
+}
+
+if __name__ == "__main__":
+    FAULTS[sys.argv[1]](Path(sys.argv[2]), float(sys.argv[3]) if len(sys.argv) > 3 else LONG_S)

@@ -1,0 +1,118 @@
+"""Starts jobs of several processes over the MPI of this environment, under a time limit."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+import gpuopt
+
+ROOT = Path(gpuopt.__file__).parents[1]
+LONGEST_JOB_S = 90.0
+
+_ALONE = [sys.executable, str(Path(__file__).with_name("loopback_only.py"))]
+
+# More ranks than cores, and root in a container.
+_ENVIRONMENT = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "support"))),
+}
+
+
+class Job(NamedTuple):
+    """What has become of a job."""
+
+    status: int
+    output: str
+    errors: str
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"ended with {self.status} after {self.seconds:.1f} s\n{self.output}\n{self.errors}"
+
+
+def launcher() -> str | None:
+    """Finds the mpiexec that belongs to this Python, or else the system's."""
+    beside = Path(sys.executable).with_name("mpiexec")
+    return str(beside) if beside.exists() else shutil.which("mpiexec")
+
+
+@cache
+def what_is_missing() -> str | None:
+    """Says why no job can be started here; None if one can."""
+    if find_spec("mpi4py") is None or launcher() is None:
+        return "mpi4py, or mpiexec, is not installed: see make test-ranks"
+    alone = subprocess.run([*_ALONE, "true"], capture_output=True, text=True)
+    return None if alone.returncode == 0 else alone.stderr.strip().splitlines()[-1]
+
+
+def run_job(
+    num_ranks: int,
+    *arguments: str | Path,
+    timeout_s: float = LONGEST_JOB_S,
+    folder: Path | None = None,
+    while_it_runs: Callable[[subprocess.Popen[bytes]], None] = lambda process: None,
+) -> Job:
+    """Runs `python ARGUMENTS...` in each rank, in a folder.
+
+    Raises:
+        TimeoutError: it did not end in time; all of it has been killed.
+    """
+    command = [*_ALONE, launcher() or "mpiexec", "-n", str(num_ranks), sys.executable]
+    command += map(str, arguments)
+    # A launcher that belongs to a job of its own would take this for a part of it.
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PMI_", "PMIX_", "OMPI_COMM_", "SLURM_"))
+    }
+    # Into files: a grandchild that is left would keep a pipe open.
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        started = time.monotonic()
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=errors,
+            env={**inherited, **_ENVIRONMENT},
+            cwd=folder,
+            start_new_session=True,
+        )
+        try:
+            while_it_runs(process)
+            process.wait(timeout_s)
+        except BaseException as error:
+            _end(process)
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+        seconds = time.monotonic() - started
+        output.seek(0)
+        errors.seek(0)
+        job = Job(process.returncode, output.read(), errors.read(), seconds)
+    if seconds >= timeout_s:
+        raise TimeoutError(f"{command} {job}")
+    return job
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ends a launcher, which is to end the ranks, and then whatever is left of its group."""
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(5)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

@@ -1,0 +1,68 @@
+"""The wrappers do what TensorFlow's contrib did: every case of contrib_wrappers.json, counted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from golden_cases import error, read_json
+from safetensors.numpy import load_file
+
+import gpuopt
+from gpuopt import IndexedSlices, Variable
+
+FLOAT32_TOLERANCE = 3e-6
+
+CASES = read_json("contrib_wrappers.json")
+AVERAGES = [key for key in CASES if key.startswith("moving_average_")]
+CLIPPING = [key for key in CASES if key.startswith("variable_clipping_")]
+# Of wrappers that are not among these three.
+OTHERS = ["agn_1worker_adam", "elastic_average_1worker", "loss_scale_exponential"]
+OTHERS += ["model_average_1worker"]
+
+
+def test_every_case_is_replayed_here_or_belongs_to_another_wrapper() -> None:
+    assert sorted([*AVERAGES, *CLIPPING, *OTHERS]) == sorted(CASES)
+    assert (len(AVERAGES), len(CLIPPING)) == (2, 5)
+
+
+@pytest.mark.parametrize("key", AVERAGES)
+def test_averages_and_the_swapping_savers_file_are_tensorflows(key: str, tmp_path: Path) -> None:
+    case = CASES[key]
+    assert case["note"] == "SGD(2.0), decay .5, grad [.1,.2], v0=[10,20]"
+    v = Variable([10.0, 20.0], name="v")
+    optimizer = gpuopt.MovingAverageOptimizer(
+        gpuopt.GradientDescentOptimizer(2.0),
+        average_decay=0.5,
+        sequential_update=key.endswith("True"),
+    )
+    for expected in case["steps"]:
+        optimizer.apply_gradients([(np.float32([0.1, 0.2]), v)])
+        assert error(v.numpy(), expected["v"]) <= FLOAT32_TOLERANCE
+        average = optimizer.averages.average(v)
+        assert average is not None
+        assert error(average.numpy(), expected["avg"]) <= FLOAT32_TOLERANCE
+    saved = load_file(optimizer.swapping_saver().save(tmp_path / "model"))
+    assert set(saved) == set(case["swapping_saver_checkpoint"])
+    for name, values in case["swapping_saver_checkpoint"].items():
+        assert error(saved[name], values) <= FLOAT32_TOLERANCE, name
+
+
+@pytest.mark.parametrize("key", CLIPPING)
+def test_clipped_variables_are_tensorflows(key: str) -> None:
+    case = CASES[key]
+    dims = {"dim0": [0], "dim1": [1], "all": [0, 1]}[key.rpartition("_")[2]]
+    assert case["note"].startswith(f"SGD(3.0), max_norm 2, clip dims {dims}, v0=[[0,1],[2,3]")
+    v = Variable([[0.0, 1.0], [2.0, 3.0], [-1.0, 2.0]], name="v")
+    gradient: Any = np.float32([[0.1, 0.1], [-0.4, 0.2], [0.3, -0.5]])
+    if "sparse" in key:
+        gradient = IndexedSlices(gradient[:2], np.array([0, 2]))
+    optimizer = gpuopt.VariableClippingOptimizer(
+        gpuopt.GradientDescentOptimizer(3.0), {v: dims}, max_norm=2.0
+    )
+    assert len(case["v"]) == 3
+    for expected in case["v"]:
+        optimizer.apply_gradients([(gradient, v)])
+        assert error(v.numpy(), np.reshape(expected, (3, 2))) <= FLOAT32_TOLERANCE
