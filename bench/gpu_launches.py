@@ -24,7 +24,7 @@ _SUPPORT = _ROOT / "tests" / "support"
 # After these, nothing is compiled, allocated or uploaded any more.
 _WARM_UP_STEPS = 8
 _KERNEL = re.compile(
-    r"__global__\s+void\s+(?:__launch_bounds__\(\w+\)\s*)?(\w+)\((.*?)\)\s*\{", re.S
+    r"__global__\s+void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\((.*?)\)\s*\{", re.S
 )
 _REGISTERS = re.compile(r"Used (\d+) registers")
 _SHARED = re.compile(r"(\d+) bytes smem")

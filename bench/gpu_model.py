@@ -20,7 +20,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bench.gpu_kernels import KERNELS, KERNELS_OF_29A79D3, WorkOf
+from bench.gpu_kernels import KERNELS, WorkOf
+from bench.gpu_kernels_of_29a79d3 import KERNELS_OF_29A79D3
 from bench.gpu_launches import Recorded, record
 from bench.gpu_model_page import PAGE, REVIEW, make_tables, with_tables
 from bench.gpu_modelled import COMMAND, OURS, REVIEWED, WHAT, as_json, compute

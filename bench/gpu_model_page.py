@@ -26,9 +26,6 @@ REVIEW = {
 # Launches of a sparse step that another design would not have: so much could be saved at most.
 _AVOIDABLE = {
     "the move by one digit counts the next one": ["count_digits<unsigned int>"],
-    "the update finds runs itself": ["count_runs", "write_runs"],
-    "the last block of a stretch's pieces sums the stretch": ["sum_stretches"],
-    "the first count checks rows": ["check_rows"],
     "the flag of refused rows lies in the host's memory": ["device to host"],
 }
 _BEGIN, _END = f"<!-- `{COMMAND}` writes from here -->\n\n", "<!-- to here -->\n"

@@ -1,6 +1,7 @@
 // Reads the rows of sparse gradients as users give them: each variable's in an array of its own.
 #include "shared/grid.cuh"
 #include "shared/ranges.cuh"
+#include "shared/row_check.cuh"
 
 namespace gpuopt {
 
@@ -28,8 +29,7 @@ __device__ __forceinline__ const IndexList& list_of(const IndexList& only, const
   return lists[range_with<&IndexList::first>(lists, num_lists, position)];
 }
 
-// Refuses rows that their variable does not have. The first thread to find one writes
-// {1 + variable, row} to `refused`, which all later kernels of the call read.
+// Refuses rows that their variable does not have.
 //
 // A single list is passed by value, as `only`; `lists` are read if there are more.
 __global__ void check_rows(const __grid_constant__ IndexList only,
@@ -37,13 +37,7 @@ __global__ void check_rows(const __grid_constant__ IndexList only,
                            long long num_rows, unsigned long long* refused) {
   for (long long i = first_item(); i < num_rows; i += items_per_pass()) {
     const IndexList& list = list_of(only, lists, num_lists, i);
-    const long long row = list.row_at(i);
-    if (row < 0 || row >= list.height) {
-      const unsigned long long mine = static_cast<unsigned long long>(list.variable) + 1;
-      if (atomicCAS(refused, 0ull, mine) == 0ull) {
-        atomicExch(refused + 1, static_cast<unsigned long long>(row));
-      }
-    }
+    check_row(list.row_at(i), list.height, list.variable, refused);
   }
 }
 

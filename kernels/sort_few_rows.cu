@@ -1,19 +1,17 @@
-// Sorts rows and finds their runs in one launch of one block, which keeps them in shared memory.
+// Sorts rows in one launch of one block, which keeps them in shared memory.
 #include "shared/digits.cuh"
-#include "shared/run_begins.cuh"
 
 namespace gpuopt {
 
 constexpr int few_rounds = 8;
 constexpr int few_rows = few_rounds * sort_threads;
 
-// Does for up to few_rows rows what the kernels of sort_rows.cu and find_runs.cu do. Sorts by the
-// digits of the lowest `key_bits` bits, which must be at least 1.
+// Does for up to few_rows rows what the kernels of sort_rows.cu do. Sorts by the digits of the
+// lowest `key_bits` bits, which must be at least 1.
 template <class Source, class Key>
 __global__ void __launch_bounds__(sort_threads)
     sort_few_rows(const Source* __restrict__ source, long long num_rows, int key_bits,
-                  Key* sorted_keys, unsigned int* sorted_positions, unsigned int* begins,
-                  unsigned int* num_runs, unsigned int* run_of_piece, unsigned int* touched,
+                  Key* sorted_keys, unsigned int* sorted_positions,
                   const unsigned long long* __restrict__ refused) {
   __shared__ Next next;
   __shared__ Key keys[few_rows];
@@ -37,8 +35,6 @@ __global__ void __launch_bounds__(sort_threads)
       sorted_positions[rows.row(round)] = pairs.positions[round];
     }
   }
-  const FoundRuns runs = {begins, num_runs, run_of_piece, touched, num_rows};
-  write_tile(RunBegins<Key, few_rounds>(keys, 0, num_rows), 0, runs);
 }
 
 }  // namespace gpuopt

@@ -4,20 +4,22 @@
 // pairs. In the second, each block adds up the counts that it needs from other shares, and moves
 // its own pairs. So no block waits for another one of its launch.
 #include "shared/digits.cuh"
+#include "shared/row_check.cuh"
 
 namespace gpuopt {
 
 // counts[share * num_digits + digit] becomes the number of the share's keys with that digit, which
 // is also added to group_counts[group * num_digits + digit], and so must begin as 0.
-// `next_group_counts`, of the same size, becomes 0, for the next digit.
-template <class Key>
-__global__ void __launch_bounds__(sort_threads)
-    count_digits(const Key* __restrict__ keys, const Shares shares, int shift, unsigned int* counts,
-                 unsigned int* group_counts, unsigned int* next_group_counts,
-                 const unsigned long long* __restrict__ refused) {
+// `next_group_counts`, of the same size, becomes 0, for the next digit. Calls check(key) for each
+// key.
+template <class Key, class Check>
+__device__ __forceinline__ void count_in_shares(const Key* __restrict__ keys, const Shares& shares,
+                                                int shift, unsigned int* counts,
+                                                unsigned int* group_counts,
+                                                unsigned int* next_group_counts,
+                                                const unsigned long long is_refused, Check check) {
   __shared__ unsigned int share_counts[num_digits + 1];  // the last: of rows that are not there
   clear(next_group_counts, shares.num_groups() * num_digits);
-  const unsigned long long is_refused = *refused;
   for (long long share = blockIdx.x; share < shares.num_shares; share += gridDim.x) {
     const Range range = shares.rows_of(share);
     share_counts[threadIdx.x] = 0;
@@ -32,6 +34,7 @@ __global__ void __launch_bounds__(sort_threads)
       }
 #pragma unroll
       for (int round = 0; round < rounds_per_tile; ++round) {
+        check(key[round]);
         atomicAdd(&share_counts[rows.has(round) ? digit_of(key[round], shift) : num_digits], 1u);
       }
     }
@@ -44,6 +47,26 @@ __global__ void __launch_bounds__(sort_threads)
       atomicAdd(&group_counts[share / shares_per_group * num_digits + threadIdx.x], count);
     }
   }
+}
+
+template <class Key>
+__global__ void __launch_bounds__(sort_threads)
+    count_digits(const Key* __restrict__ keys, const Shares shares, int shift, unsigned int* counts,
+                 unsigned int* group_counts, unsigned int* next_group_counts,
+                 const unsigned long long* __restrict__ refused) {
+  count_in_shares(keys, shares, shift, counts, group_counts, next_group_counts, *refused,
+                  [](Key) {});
+}
+
+// Counts the first digit, and does what `check_rows` does. It counts also if rows are refused: the
+// next digits clear the counts.
+template <class Row>
+__global__ void __launch_bounds__(sort_threads)
+    check_and_count_digits(const Row* __restrict__ keys, const Shares shares, long long height,
+                           long long variable, unsigned int* counts, unsigned int* group_counts,
+                           unsigned int* next_group_counts, unsigned long long* refused) {
+  count_in_shares(keys, shares, 0, counts, group_counts, next_group_counts, 0,
+                  [&](Row row) { check_row(row, height, variable, refused); });
 }
 
 // Adds up the digit threadIdx.x in the counts of `num` shares or groups, from `first` on: in all of

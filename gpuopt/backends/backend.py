@@ -120,7 +120,10 @@ class RowFlags(Protocol):
         """Returns a flag that is not set."""
 
     def check(self, flag: Any, checks: Sequence[RowCheck]) -> None:
-        """Sets a flag that is not set yet if a row is not in its variable."""
+        """Sets a flag that is not set yet if a row is not in its variable.
+
+        This is done before the next update that gets the flag writes anything, or the next `read`.
+        """
 
     def read(self, flag: Any) -> FlagRead:
         """Begins to copy a flag to the host."""

@@ -84,18 +84,23 @@ __device__ __forceinline__ void move_pairs(const RowsOfThread<rounds>& rows,
                                            Key* sorted_keys, unsigned int* sorted_positions) {
   const int warp = threadIdx.x / warp_size;
   const unsigned int lanes_before = (1u << threadIdx.x % warp_size) - 1;
+  unsigned int alike[rounds];  // the warp's lanes whose keys have the same digit
+#pragma unroll
+  for (int round = 0; round < rounds; ++round) {
+    alike[round] = __match_any_sync(
+        whole_warp, rows.has(round) ? digit_of(pairs.keys[round], shift) : num_digits);
+  }
 #pragma unroll
   for (int round = 0; round < rounds; ++round) {
     const bool is_there = rows.has(round);
-    const unsigned int digit = is_there ? digit_of(pairs.keys[round], shift) : num_digits;
-    const unsigned int alike = __match_any_sync(whole_warp, digit);
+    unsigned int& place_of_first = next[warp][digit_of(pairs.keys[round], shift)];
     if (is_there) {
-      const unsigned int place = next[warp][digit] + __popc(alike & lanes_before);
+      const unsigned int place = place_of_first + __popc(alike[round] & lanes_before);
       sorted_keys[place] = pairs.keys[round];
       sorted_positions[place] = pairs.positions[round];
     }
     __syncwarp();  // all have read `next`
-    if (is_there && (alike & lanes_before) == 0) next[warp][digit] += __popc(alike);
+    if (is_there && (alike[round] & lanes_before) == 0) place_of_first += __popc(alike[round]);
     __syncwarp();
   }
 }

@@ -1,10 +1,12 @@
 // Runs of equal rows among sorted ones, and the sum of a run's gradients in their given order.
 //
-// A run of up to long_run occurrences is summed from its first to its last. A longer one is cut
-// where sorted positions are multiples of piece_size; its pieces are summed apart, and then added
-// up in order. The pieces of a very long run are first added up by stretches, which are cut in the
-// same way. So the order depends on the rows alone, never on the launch. If half of a million rows
-// are the same, 32 + 64 + 244 additions follow one another, of which 8 loads each are in flight.
+// No list says where runs begin: their keys tell. Sorted positions are cut into pieces of
+// piece_size, and pieces into stretches. In the piece that it begins in, a run is summed from its
+// first gradient to its last. What goes on in a next piece is summed apart, as that piece's part,
+// and so are the parts of a stretch if the run has begun before it. To the first sum come the parts
+// of the other pieces of its stretch, and then those of the next stretches. So the order depends on
+// the rows alone, never on the launch. If half of a million rows are the same, 32 + 16 + 1,024
+// additions follow one another, of which 8 loads each are in flight.
 #pragma once
 #include "update.cuh"
 
@@ -14,20 +16,27 @@ namespace gpuopt {
 // pointer in a struct, the compiler cannot know that nothing writes to the memory.
 template <class Key>
 struct SortedRows {
-  const Key* keys;                   // the rows in ascending order, [num_rows]
-  const unsigned int* positions;     // where each row stands in the gradient, [num_rows]
-  const unsigned int* begins;        // where each run begins, and num_rows after the last one
-  const unsigned int* num_runs;      // how many runs there are, [1]
-  const unsigned int* run_of_piece;  // the run that each piece starts in
+  const Key* keys;                // the rows in ascending order, [num_rows]
+  const unsigned int* positions;  // where each row stands in the gradient, [num_rows]
   long long num_rows;
+
+  // Whether a position's run begins there. Both keys are in flight together.
+  __device__ __forceinline__ bool begins_run(long long i) const {
+    const Key before = __ldg(&keys[i > 0 ? i - 1 : 0]);
+    return (i == 0) | (__ldg(&keys[i]) != before);
+  }
+
+  // The end of the part of `size` positions that has a position.
+  template <int size>
+  __device__ __forceinline__ unsigned int end_of_part(unsigned int i) const {
+    const unsigned int end = i / size * size + size;
+    return num_rows < end ? static_cast<unsigned int>(num_rows) : end;
+  }
 };
 
 constexpr int piece_size = 32;
-// A longer run has a part in at least two pieces.
-constexpr int long_run = 2 * piece_size;
-constexpr int stretch_size = 64 * piece_size;
-// A longer run has a part in at least two stretches.
-constexpr int very_long_run = 2 * stretch_size;
+constexpr int pieces_per_stretch = 16;
+constexpr int stretch_size = pieces_per_stretch * piece_size;
 
 // Rows whose bits share an element of an array that has a bit for each row of a variable.
 constexpr int rows_per_word = 32;
@@ -40,43 +49,53 @@ __device__ __forceinline__ unsigned int bit_of(unsigned long long row) {
   return 1u << row % rows_per_word;
 }
 
-// Adds the gradients of sorted positions from `begin` to `end`, for the columns from `column` on.
-// Loads rows_in_flight of them at once, which takes registers for as many, and waits for all.
-template <int rows_in_flight, class Storage, int count>
-__device__ __forceinline__ void sum_gradients(const Storage* __restrict__ grad,
-                                              const unsigned int* __restrict__ positions,
-                                              unsigned int begin, unsigned int end,
-                                              long long row_width, long long column,
-                                              Compute<Storage> (&sum)[count]) {
+// Sums the gradients of the run of `begin`, of sorted positions before `end`, for the columns from
+// `column` on. Returns whether the run has all of these positions. Loads rows_in_flight of them at
+// once, which takes registers for as many, and waits for all.
+template <int rows_in_flight, class Storage, class Key, int count>
+__device__ __forceinline__ bool sum_gradients(const Storage* __restrict__ grad,
+                                              const SortedRows<Key>& rows, unsigned int begin,
+                                              unsigned int end, long long row_width,
+                                              long long column, Compute<Storage> (&sum)[count]) {
+  const Key key = __ldg(&rows.keys[begin]);
   for (int i = 0; i < count; ++i) sum[i] = 0;
+#pragma unroll 1
   for (unsigned int first = begin; first < end; first += rows_in_flight) {
-    // Past the end, the last row is loaded again, so that no load depends on a condition.
-    const Storage* at[rows_in_flight];
+    // Past the end, the last position is read again, so that no load depends on a condition.
+    unsigned int here = 0;  // how many of these positions are the run's
+    unsigned int positions[rows_in_flight];
 #pragma unroll
     for (int k = 0; k < rows_in_flight; ++k) {
       const unsigned int i = first + k < end ? first + k : end - 1;
-      at[k] = grad + __ldg(&positions[i]) * row_width + column;
+      here += (first + k < end) & (__ldg(&rows.keys[i]) == key);
+      positions[k] = __ldg(&rows.positions[i]);
     }
+    if (here == 0) return false;
+    // For what is not the run's, the first gradient is loaded again.
     Elements<Storage, count> gradients[rows_in_flight];
 #pragma unroll
-    for (int k = 0; k < rows_in_flight; ++k) load<Caching::evict_first>(at[k], gradients[k]);
+    for (int k = 0; k < rows_in_flight; ++k) {
+      const unsigned int position = k < here ? positions[k] : positions[0];
+      load<Caching::evict_first>(grad + position * row_width + column, gradients[k]);
+    }
 #pragma unroll
     for (int k = 0; k < rows_in_flight; ++k) {
-      if (first + k < end) {
+      if (k < here) {
 #pragma unroll
         for (int i = 0; i < count; ++i) sum[i] += Compute<Storage>(gradients[k].of[i]);
       }
     }
+    if (here < rows_in_flight) return first + here == end;
   }
+  return true;
 }
 
 // How many numbers of the compute type are stored at once, of `count` columns: one, or a pack.
 template <class Real, int count>
 constexpr int part_pack = count == 1 ? 1 : pack_size<Real>;
 
-// The sums of long runs' parts, [row_width] each. Each piece has room for two: one run may go on
-// from the piece before, and another may begin and go on in the next piece. The parts of stretches
-// come after those of all pieces, in the same way.
+// The sums of runs' parts, [row_width] each: of every piece and of every stretch, the part of the
+// run that goes on from the one before, if there is such a run.
 template <class Real>
 struct Parts {
   Real* of_pieces;
@@ -86,16 +105,13 @@ struct Parts {
   __device__ __forceinline__ Parts(Real* parts, long long num_rows, long long width) {
     const long long num_pieces = (num_rows + piece_size - 1) / piece_size;
     of_pieces = parts;
-    of_stretches = parts + 2 * num_pieces * width;
+    of_stretches = parts + num_pieces * width;
     row_width = width;
   }
 
-  // The part, in the piece or stretch number `number`, of the run that begins at `run_begin`.
   template <int size>
-  __device__ __forceinline__ Real* part(long long number, unsigned int run_begin) const {
-    Real* parts = size == piece_size ? of_pieces : of_stretches;
-    const bool begins_inside = run_begin > number * size;
-    return parts + (2 * number + (begins_inside ? 1 : 0)) * row_width;
+  __device__ __forceinline__ Real* part(long long number) const {
+    return (size == piece_size ? of_pieces : of_stretches) + number * row_width;
   }
 };
 
@@ -111,37 +127,41 @@ __device__ __forceinline__ void store_part(Real* part, const Real (&sum)[count])
   }
 }
 
-// Adds up in order, for the columns from `column` on, the parts that a run has in the pieces or
-// stretches of its sorted positions from `begin` to `end`.
-template <int size, class Stored, class Real, int count>
-__device__ __forceinline__ void sum_parts(const Parts<Stored>& parts, unsigned int run_begin,
-                                          unsigned int begin, unsigned int end, long long column,
-                                          Real (&sum)[count]) {
+// Adds to `sum`, in order and for the columns from `column` on, the parts that the run of `key` has
+// in the pieces or stretches that begin at sorted positions from `begin` to before `end`. Returns
+// whether it has one in each of them.
+template <int size, class Stored, class Key, class Real, int count>
+__device__ __forceinline__ bool add_parts(const Parts<Stored>& parts, const SortedRows<Key>& rows,
+                                          Key key, unsigned int begin, unsigned int end,
+                                          long long column, Real (&sum)[count]) {
   constexpr int pack = part_pack<Real, count>;
   constexpr int packs = count / pack;
   constexpr int in_flight = packs == 1 ? 8 : 4;
-  for (int i = 0; i < count; ++i) sum[i] = 0;
-  const unsigned int last = (end - 1) / size;
+  const unsigned int past_last = (end + size - 1) / size;
 #pragma unroll 1
-  for (unsigned int first = begin / size; first <= last; first += in_flight) {
-    // Past the end, the last part is loaded again, so that no load depends on a condition.
+  for (unsigned int first = (begin + size - 1) / size; first < past_last; first += in_flight) {
+    // Past the end, the last part is loaded again, so that no load depends on a condition; and so
+    // are parts of another run, or of none.
+    unsigned int here = 0;  // how many of these parts are the run's
     Elements<Real, pack> some[in_flight][packs];
 #pragma unroll
     for (int k = 0; k < in_flight; ++k) {
-      const unsigned int number = first + k < last ? first + k : last;
-      const Real* part = parts.template part<size>(number, run_begin) + column;
+      const unsigned int number = first + k < past_last ? first + k : past_last - 1;
+      here += (first + k < past_last) & (__ldg(&rows.keys[number * size]) == key);
+      const Real* part = parts.template part<size>(number) + column;
 #pragma unroll
       for (int p = 0; p < packs; ++p) load<Caching::normal>(part + p * pack, some[k][p]);
     }
-    const unsigned int rest = last - first;
 #pragma unroll
     for (int k = 0; k < in_flight; ++k) {
-      if (k <= rest) {
+      if (k < here) {
 #pragma unroll
         for (int i = 0; i < count; ++i) sum[i] += some[k][i / pack].of[i % pack];
       }
     }
+    if (here < in_flight) return first + here == past_last;
   }
+  return true;
 }
 
 }  // namespace gpuopt

@@ -5,7 +5,7 @@
 
 namespace gpuopt {
 
-// Threads of a block that sorts rows or looks for runs.
+// Threads of a block that sorts rows.
 constexpr int sort_threads = 256;
 constexpr int sort_warps = sort_threads / warp_size;
 // Rows of a tile for each thread. A warp's are consecutive, 32 in each round.

@@ -37,11 +37,11 @@ def kernels_without_rule() -> list[Kernel]:
         ),
         *(make(dtype) for make in (kernels.sum_squares, kernels.scale_to_norm) for dtype in DTYPES),
         *(kernels.count_digits(source) for source in (*INDICES, *KEYS)),
+        *(kernels.check_and_count_digits(index) for index in INDICES),
         *(kernels.move_rows(index, key) for index in INDICES for key in KEYS),
         *(kernels.move_rows(key, key) for key in KEYS),
-        *(make(key) for make in (kernels.count_runs, kernels.write_runs) for key in KEYS),
         *(kernels.sort_few_rows(index, key) for index in INDICES for key in KEYS),
-        *(kernels.sum_stretches(real, key) for real in ("float32", "float64") for key in KEYS),
+        *(kernels.mark_rows(key) for key in KEYS),
         *(
             make(dtype, key)
             for make in (kernels.sum_pieces, kernels.sum_runs)
@@ -59,12 +59,10 @@ def kernels_of_dense_update(rule: UpdateRule, dtype: str) -> list[Kernel]:
 def kernels_of_sparse_update(rule: UpdateRule, dtype: str) -> list[Kernel]:
     """Lists the kernels that a first sparse update may launch, for a table below 2**32 rows."""
     return [
-        *(kernels.check_rows(), kernels.count_digits("int64")),
+        *(kernels.check_rows(), kernels.check_and_count_digits("int64")),
         *(kernels.move_rows("int64", "uint32"), kernels.count_digits("uint32")),
-        *(kernels.move_rows("uint32", "uint32"), kernels.count_runs("uint32")),
-        *(kernels.write_runs("uint32"), kernels.sort_few_rows("int64", "uint32")),
-        kernels.sum_pieces(dtype, "uint32"),
-        kernels.sum_stretches("float64" if dtype == "float64" else "float32", "uint32"),
+        *(kernels.move_rows("uint32", "uint32"), kernels.sort_few_rows("int64", "uint32")),
+        *(kernels.sum_pieces(dtype, "uint32"), kernels.mark_rows("uint32")),
         kernels.update_other_rows(rule, dtype),
         kernels.sparse_update(rule, dtype, "uint32"),
     ]

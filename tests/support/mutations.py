@@ -25,8 +25,6 @@ OF_FILE = {
     "sort_rows.cu": "sorted",
     "sort_few_rows.cu": "sorted",
     "digits.cuh": "sorted",
-    "run_begins.cuh": "sorted or any_length",
-    "find_runs.cu": "sorted or any_length",
     "grid.cuh": "sorted",
     "shares.cuh": "sorted",
     "sorted_rows.py": "sorted or any_length or refused",

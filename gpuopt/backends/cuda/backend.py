@@ -262,15 +262,22 @@ class CudaBackend:
                         plan.fill_stand_ins()
                         table = self._table(plan, values, rows)
                         by_width.setdefault(plan.width, []).append(table)
+                is_alone = len(updates) == 1
+                check = (
+                    self.row_flags.take(flags[0], updates[0].rows) if flags and is_alone else None
+                )
                 given = scalars, self._flag_array(refused)
                 workspace = self._workspaces.take()
                 for width, tables in by_width.items():
                     for some in together(tables):
-                        kind = kind_of(rule, plans[0].dtype, width, some, other_rows)
+                        kind = kind_of(
+                            rule, plans[0].dtype, width, some, other_rows, check is not None
+                        )
                         prepare = partial(
                             SparseLaunches, self._launcher, workspace, kind, some, *given
                         )
-                        workspace.prepared(kind, prepare).start(some, *given)
+                        number = 0 if check is None else check.number
+                        workspace.prepared(kind, prepare).start(some, *given, number)
                 self._workspaces.put_back(workspace)
                 for plan in plans:
                     plan.copy_stand_ins_back()
@@ -311,22 +318,23 @@ class CudaBackend:
             sequence, self._launcher, workspace, rows, values.dtype, width, gradients, flag
         )
         sequence.start(indices)
-        num_sums = self._read_number(rows.num_runs)
-        sums = self.xp.empty((num_sums, *values.shape[1:]), dtype=real)
+        begins = self._begins_of_runs(rows.keys)
+        sums = self.xp.empty((begins.size, *values.shape[1:]), dtype=real)
         lanes = lanes_per_row(width, 1)
         self._launcher.launch(
             kernels.sum_runs(name_of(values.dtype), name_of(rows.keys.dtype)),
-            num_blocks(sums.shape[0] * lanes, ROW_THREADS, self._launcher.num_multiprocessors),
+            num_blocks(begins.size * lanes, ROW_THREADS, self._launcher.num_multiprocessors),
             ROW_THREADS,
             grad=values,
             rows=rows,
+            begins=begins,
+            num_runs=begins.size,
             parts=parts,
             row_width=width,
             sums=sums,
             lanes_per_row=lanes,
-            refused=flag,
         )
-        first = rows.positions[rows.begins[: sums.shape[0]]]
+        first = rows.positions[begins]
         order = self.xp.argsort(first)
         return sums[order], indices[first[order]]
 
@@ -347,6 +355,14 @@ class CudaBackend:
             values = values.copy()
         return Table(plan.addresses, plan.height, values, rows)
 
+    def _begins_of_runs(self, keys: Any) -> Any:
+        """Returns where runs of equal keys begin, int64; the host waits for them."""
+        is_first = self.xp.ones(keys.size, bool)
+        is_first[1:] = keys[1:] != keys[:-1]
+        # CuPy would wait for their number, and not let Ctrl-C through.
+        wait_for_event(self._launcher.record(), f"{self.device}, which looks for runs of rows")
+        return self.xp.flatnonzero(is_first)
+
     def _read_number(self, array: Any) -> int:
         """Returns an array's one number; the host waits for it."""
         found = self._launcher.download(array)
@@ -354,4 +370,6 @@ class CudaBackend:
         return int(found.values.item())
 
     def _flag_array(self, refused: Any) -> Any:
-        return (self._unset_flag if refused is None else refused).array
+        flag = self._unset_flag if refused is None else refused
+        self.row_flags.settle(flag)
+        return flag.array

@@ -15,16 +15,15 @@ from gpuopt.backends.cuda.launch_shapes import (
     DENSE_THREADS,
     DIGIT_BITS,
     FEW_ROWS,
-    LONG_RUN,
     NUM_DIGITS,
     PACK_BYTES,
     PIECE,
+    PIECE_THREADS,
     ROWS_PER_WORD,
     SHARES_PER_GROUP,
     SORT_THREADS,
     SORT_TILE,
     STRETCH,
-    VERY_LONG_RUN,
     WARP,
 )
 from gpuopt.backends.cuda.parameters import (
@@ -88,16 +87,10 @@ _OF_SORT_ROWS = {
     "gpuopt::digit_bits": DIGIT_BITS,
     "gpuopt::num_digits": NUM_DIGITS,
 }
-_OF_FIND_RUNS = {
-    **_OF_SORT_ROWS,
-    "gpuopt::piece_size": PIECE,
-    "gpuopt::rows_per_word": ROWS_PER_WORD,
-}
 _OF_SPARSE_UPDATE = {
     "gpuopt::piece_size": PIECE,
-    "gpuopt::long_run": LONG_RUN,
     "gpuopt::stretch_size": STRETCH,
-    "gpuopt::very_long_run": VERY_LONG_RUN,
+    "gpuopt::piece_threads": PIECE_THREADS,
     "gpuopt::rows_per_word": ROWS_PER_WORD,
     "gpuopt::warp_size": WARP,
     "gpuopt::pack_bytes": PACK_BYTES,
@@ -181,6 +174,26 @@ def count_digits(key: str) -> Kernel:
 
 
 @cache
+def check_and_count_digits(index: str) -> Kernel:
+    return Kernel(
+        "check_and_count_digits",
+        {
+            "keys": Pointer(index),
+            "shares": _SHARES,
+            "height": _INT64,
+            "variable": _INT64,
+            "counts": _UINT32S,
+            "group_counts": _UINT32S,
+            "next_group_counts": _UINT32S,
+            "refused": _REFUSED,
+        },
+        (CPP_TYPES[index],),
+        file="sort_rows.cu",
+        constants=_OF_SORT_ROWS,
+    )
+
+
+@cache
 def move_rows(source: str, key: str) -> Kernel:
     return Kernel(
         "move_rows",
@@ -202,43 +215,6 @@ def move_rows(source: str, key: str) -> Kernel:
 
 
 @cache
-def count_runs(key: str) -> Kernel:
-    return Kernel(
-        "count_runs",
-        {
-            "keys": Pointer(key),
-            "shares": _SHARES,
-            "counts": _UINT32S,
-            "group_counts": _UINT32S,
-            "refused": _REFUSED,
-        },
-        (CPP_TYPES[key],),
-        file="find_runs.cu",
-        constants=_OF_FIND_RUNS,
-    )
-
-
-@cache
-def write_runs(key: str) -> Kernel:
-    return Kernel(
-        "write_runs",
-        {
-            "keys": Pointer(key),
-            "shares": _SHARES,
-            "counts": _UINT32S,
-            "begins": _UINT32S,
-            "num_runs": _UINT32S,
-            "run_of_piece": _UINT32S,
-            "touched": _TOUCHED,
-            "refused": _REFUSED,
-        },
-        (CPP_TYPES[key],),
-        file="find_runs.cu",
-        constants=_OF_FIND_RUNS,
-    )
-
-
-@cache
 def sort_few_rows(source: str, key: str) -> Kernel:
     return Kernel(
         "sort_few_rows",
@@ -248,14 +224,10 @@ def sort_few_rows(source: str, key: str) -> Kernel:
             "key_bits": _INT32,
             "sorted_keys": Pointer(key),
             "sorted_positions": _UINT32S,
-            "begins": _UINT32S,
-            "num_runs": _UINT32S,
-            "run_of_piece": _UINT32S,
-            "touched": _TOUCHED,
             "refused": _REFUSED,
         },
         (CPP_TYPES[source], CPP_TYPES[key]),
-        constants={**_OF_FIND_RUNS, "gpuopt::few_rows": FEW_ROWS},
+        constants={**_OF_SORT_ROWS, "gpuopt::few_rows": FEW_ROWS},
     )
 
 
@@ -278,34 +250,18 @@ def sum_pieces(dtype: str, key: str) -> Kernel:
 
 
 @cache
-def sum_stretches(real: str, key: str) -> Kernel:
-    return Kernel(
-        "sum_stretches",
-        {
-            "rows": struct_of(SortedRows, Key=key),
-            "row_width": _INT64,
-            "parts": Pointer(real),
-            "lanes_per_row": _INT32,
-            "refused": _REFUSED,
-        },
-        (CPP_TYPES[real], CPP_TYPES[key]),
-        file="sparse_update.cu",
-        constants=_OF_SPARSE_UPDATE,
-    )
-
-
-@cache
 def sum_runs(dtype: str, key: str) -> Kernel:
     return Kernel(
         "sum_runs",
         {
             "grad": Pointer(dtype),
             "rows": struct_of(SortedRows, Key=key),
+            "begins": Pointer("int64"),
+            "num_runs": _INT64,
             "parts": Pointer(_real(dtype)),
             "row_width": _INT64,
             "sums": Pointer(_real(dtype)),
             "lanes_per_row": _INT32,
-            "refused": _REFUSED,
         },
         (CPP_TYPES[dtype], CPP_TYPES[key]),
         file="sparse_update.cu",
@@ -332,6 +288,21 @@ def sparse_update(rule: UpdateRule, dtype: str, key: str) -> Kernel:
         (rule.require_cuda().functor, CPP_TYPES[dtype], CPP_TYPES[key]),
         rule,
         constants={**_OF_SPARSE_UPDATE, **_of(rule)},
+    )
+
+
+@cache
+def mark_rows(key: str) -> Kernel:
+    return Kernel(
+        "mark_rows",
+        {
+            "rows": struct_of(SortedRows, Key=key),
+            "touched": _UINT32S,
+            "refused": _REFUSED,
+        },
+        (CPP_TYPES[key],),
+        file="sparse_update.cu",
+        constants=_OF_SPARSE_UPDATE,
     )
 
 

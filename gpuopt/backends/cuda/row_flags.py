@@ -10,7 +10,7 @@ import numpy as np
 
 from gpuopt.backends.backend import RowCheck
 from gpuopt.backends.cuda import kernels
-from gpuopt.backends.cuda.launch_shapes import ROW_THREADS, num_blocks
+from gpuopt.backends.cuda.launch_shapes import FEW_ROWS, ROW_THREADS, num_blocks
 from gpuopt.backends.cuda.launcher import Download, Launcher
 from gpuopt.backends.cuda.order import UpdateOrder
 from gpuopt.backends.cuda.structs import IndexList
@@ -19,13 +19,20 @@ from gpuopt.locks import Lock
 
 
 class CudaRowFlag:
-    """See `RowFlag`."""
+    """See `RowFlag`.
 
-    __slots__ = ("array", "last_update")
+    Attributes:
+        array: In device memory; to be read by kernels after `CudaRowFlags.settle`.
+        unchecked: A check that no kernel has been launched for yet: the sort of the same rows can
+            do it besides.
+    """
+
+    __slots__ = ("array", "last_update", "unchecked")
 
     def __init__(self, array: Any) -> None:
         self.array = array
         self.last_update: Any = None
+        self.unchecked: RowCheck | None = None
 
 
 class CudaRowFlags:
@@ -59,9 +66,28 @@ class CudaRowFlags:
         with self._lock, self._launcher.device():
             last = self._order.begin((flag,), flag.last_update)
             try:
-                self._check(flag, checks)
+                self.settle(flag)
+                if len(checks) == 1 and checks[0].rows.size > FEW_ROWS:
+                    flag.unchecked = checks[0]
+                else:
+                    self._check(flag, checks)
             finally:
                 self._order.end(last, (flag, checks))
+
+    def settle(self, flag: CudaRowFlag) -> None:
+        """Launches the check that waits for a sort of its rows, if there is one."""
+        if flag.unchecked is not None:
+            check, flag.unchecked = flag.unchecked, None
+            self._check(flag, [check])
+            self._order.hold((check,))
+
+    def take(self, flag: CudaRowFlag, rows: Any) -> RowCheck | None:
+        """Returns the check that waits for a sort of these rows, which the caller must do."""
+        check = flag.unchecked
+        if check is None or check.rows is not rows:
+            return None
+        flag.unchecked = None
+        return check
 
     def _check(self, flag: CudaRowFlag, checks: Sequence[RowCheck]) -> None:
         contiguous = [self._launcher.xp.ascontiguousarray(rows) for _, rows, _ in checks]
@@ -94,6 +120,7 @@ class CudaRowFlags:
         with self._lock, self._launcher.device():
             last = self._order.begin((flag,), flag.last_update)
             try:
+                self.settle(flag)
                 return self._launcher.download(flag.array)
             finally:
                 self._order.end(last, (flag,))

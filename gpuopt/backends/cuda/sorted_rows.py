@@ -10,7 +10,6 @@ from gpuopt.backends.cuda.launch_shapes import (
     DIGIT_BITS,
     FEW_ROWS,
     NUM_DIGITS,
-    PIECE,
     SHARES_PER_GROUP,
     SORT_THREADS,
     shares,
@@ -25,7 +24,7 @@ MAX_ROWS = 2**31
 # Keys of so many values have 32 bits.
 MAX_SHORT_KEYS = 2**32
 
-_REFUSED = ("refused",)
+_REFUSED: tuple[str, ...] = ("refused",)
 
 
 def add_sort(
@@ -35,19 +34,20 @@ def add_sort(
     rows: Any,
     height: int,
     refused: Any,
-    touched: Any = None,
+    checks: bool = False,
 ) -> SortedRows:
-    """Adds the launches of the sort, and of the search for runs.
+    """Adds the launches of the sort.
 
     Args:
-        sequence: Takes `rows` and `refused` anew at each start.
+        sequence: Takes `rows` and `refused` anew at each start, and with `checks`, `variable`.
         launcher: The device's launcher.
         workspace: Provides the arrays that are returned; the next sort overwrites them. After an
             error it must not be used again: counts in it may not be 0 as the next sort needs.
-        rows: int32 or int64 [num_rows], at least one, within [0, height).
+        rows: int32 or int64 [num_rows], at least one, within [0, height) unless they are checked.
         height: How many keys there are: decides how many digits are sorted by.
         refused: A row flag. If it is set, nothing is done.
-        touched: uint32, a bit for each key; those of `rows` are set.
+        checks: Whether the flag is set, naming `variable`, if a row is not within [0, height). Only
+            for more rows than FEW_ROWS.
 
     Returns:
         What the launches write.
@@ -63,14 +63,7 @@ def add_sort(
         [workspace.take(f"{name} {side}", size, dtype) for side in ("a", "b")]
         for name, dtype in (("keys", key_type), ("positions", "uint32"))
     )
-    found = SortedRows(
-        keys=keys[0],
-        positions=positions[0],
-        begins=workspace.take("begins", size + 1, "uint32"),
-        num_runs=workspace.take("number of runs", 1, "uint32"),
-        run_of_piece=workspace.take("run of piece", -(-size // PIECE), "uint32"),
-        num_rows=size,
-    )
+    found = SortedRows(keys=keys[0], positions=positions[0], num_rows=size)
     key_bits = max(1, (height - 1).bit_length())
     if size <= FEW_ROWS:
         launch = launcher.bind(
@@ -82,39 +75,41 @@ def add_sort(
             key_bits=key_bits,
             sorted_keys=found.keys,
             sorted_positions=found.positions,
-            begins=found.begins,
-            num_runs=found.num_runs,
-            run_of_piece=found.run_of_piece,
-            touched=touched,
             refused=refused,
         )
         sequence.add(launch, _REFUSED, rows="source")
         return found
     divided = shares(size)
     counts = workspace.take("counts", NUM_DIGITS * divided.num_shares, "uint32")
-    num_groups = -(-divided.num_shares // SHARES_PER_GROUP)
-    # Each digit is counted in one, and clears the other for the next digit.
-    group_counts = [
-        workspace.zeros(f"group counts {side}", NUM_DIGITS * num_groups, "uint32")
-        for side in ("a", "b")
-    ]
-    shifts = range(0, key_bits, DIGIT_BITS)
+    num_group_counts = NUM_DIGITS * -(-divided.num_shares // SHARES_PER_GROUP)
+    # Each digit clears the counts of the next one, and the last digit those of the first one, for
+    # the next sort: so there are two digits or more.
+    shifts = range(0, max(key_bits, DIGIT_BITS + 1), DIGIT_BITS)
+    group_counts = [workspace.zeros("group counts", num_group_counts, "uint32")]
+    for digit in range(1, len(shifts)):
+        name = f"group counts of digit {digit}"
+        group_counts.append(workspace.take(name, num_group_counts, "uint32"))
     source = rows
     for digit, shift in enumerate(shifts):
-        launch = launcher.bind(
-            kernels.count_digits(name_of(source.dtype)),
-            divided.num_shares,
-            SORT_THREADS,
-            keys=source,
-            shares=divided,
-            shift=shift,
-            counts=counts,
-            group_counts=group_counts[digit % 2],
-            next_group_counts=group_counts[1 - digit % 2],
-            refused=refused,
-        )
+        given = {
+            "keys": source,
+            "shares": divided,
+            "counts": counts,
+            "group_counts": group_counts[digit],
+            "next_group_counts": group_counts[(digit + 1) % len(shifts)],
+            "refused": refused,
+        }
+        if checks and source is rows:
+            kernel = kernels.check_and_count_digits(name_of(rows.dtype))
+            given |= {"height": height, "variable": 0}
+            takes = (*_REFUSED, "variable")
+        else:
+            kernel = kernels.count_digits(name_of(source.dtype))
+            given["shift"] = shift
+            takes = _REFUSED
+        launch = launcher.bind(kernel, divided.num_shares, SORT_THREADS, **given)
         reads = "keys" if source is rows else None
-        sequence.add(launch, _REFUSED, rows=reads)
+        sequence.add(launch, takes, rows=reads)
         # The last digit's pairs go to what is returned.
         side = (len(shifts) - 1 - digit) % 2
         launch = launcher.bind(
@@ -126,36 +121,11 @@ def add_sort(
             shares=divided,
             shift=shift,
             counts=counts,
-            group_counts=group_counts[digit % 2],
+            group_counts=group_counts[digit],
             sorted_keys=keys[side],
             sorted_positions=positions[side],
             refused=refused,
         )
         sequence.add(launch, _REFUSED, rows=reads)
         source = keys[side]
-    launch = launcher.bind(
-        kernels.count_runs(key_type),
-        divided.num_shares,
-        SORT_THREADS,
-        keys=found.keys,
-        shares=divided,
-        counts=counts,
-        group_counts=group_counts[0],
-        refused=refused,
-    )
-    sequence.add(launch, _REFUSED)
-    launch = launcher.bind(
-        kernels.write_runs(key_type),
-        divided.num_shares,
-        SORT_THREADS,
-        keys=found.keys,
-        shares=divided,
-        counts=counts,
-        begins=found.begins,
-        num_runs=found.num_runs,
-        run_of_piece=found.run_of_piece,
-        touched=touched,
-        refused=refused,
-    )
-    sequence.add(launch, _REFUSED)
     return found

@@ -12,13 +12,12 @@ from gpuopt.backends.backend import Scalars, compute_type
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.launch_sequence import LaunchSequence
 from gpuopt.backends.cuda.launch_shapes import (
-    LONG_RUN,
     PACK_BYTES,
     PIECE,
+    PIECE_THREADS,
     ROW_THREADS,
     ROWS_PER_WORD,
     STRETCH,
-    VERY_LONG_RUN,
     lanes_per_row,
     num_blocks,
 )
@@ -57,6 +56,7 @@ class SparseKind(NamedTuple):
         other_rows: The rule of rows without a gradient; None if they stay.
         num_rows: How many rows the gradients have in all.
         row_type: numpy's name of the dtype of a single table's rows; "" for several tables.
+        checks: Whether the rows of the single table are checked.
     """
 
     rule: UpdateRule
@@ -66,6 +66,7 @@ class SparseKind(NamedTuple):
     other_rows: UpdateRule | None
     num_rows: int
     row_type: str
+    checks: bool
 
 
 def kind_of(
@@ -74,12 +75,13 @@ def kind_of(
     width: int,
     tables: Sequence[Table],
     other_rows: UpdateRule | None,
+    checks: bool,
 ) -> SparseKind:
     """Returns the kind of these tables, which are updated together."""
     heights = tuple(table.height for table in tables)
     num_rows = sum(table.rows.size for table in tables)
     row_type = name_of(tables[0].rows.dtype) if len(tables) == 1 else ""
-    return SparseKind(rule, dtype, width, heights, other_rows, num_rows, row_type)
+    return SparseKind(rule, dtype, width, heights, other_rows, num_rows, row_type, checks)
 
 
 def together(tables: Iterable[Table]) -> Iterator[list[Table]]:
@@ -137,20 +139,25 @@ class SparseLaunches:
                 bits = touched[first_key // ROWS_PER_WORD :]
                 self._others.append(self._bind_others(kind.other_rows, table, bits, given, refused))
         if kind.num_rows:
-            rows = self._add_sort(workspace, tables, num_keys, touched, refused)
+            rows = self._add_sort(workspace, tables, num_keys, refused)
+            if touched is not None:
+                self._sort.add(self._bind_marks(rows, touched, refused), ("refused",))
             by_value = kernels.scalars_of(kind.rule, scalars)
             self._add_update(workspace, rows, tables, touched, by_value, refused)
 
-    def start(self, tables: Sequence[Table], scalars: Scalars, refused: Any) -> None:
+    def start(
+        self, tables: Sequence[Table], scalars: Scalars, refused: Any, variable: int = 0
+    ) -> None:
         """Updates the tables on the current stream.
 
         Args:
             tables: Of the kind's heights, in its order.
             scalars: The scalars of both rules, by name.
             refused: A row flag. If it is set, nothing is written.
+            variable: What the flag is to say if the launches find that rows are out of range.
         """
         rows = tables[0].rows if self._is_single else self._gathered
-        self._sort.start(rows, refused=refused, **self._lists_of(tables))
+        self._sort.start(rows, refused=refused, variable=variable, **self._lists_of(tables))
         if self._kind.other_rows is not None:
             given = kernels.scalars_of(self._kind.other_rows, scalars)
             for table, launch in zip(tables, self._others, strict=True):
@@ -194,7 +201,6 @@ class SparseLaunches:
         workspace: Workspace,
         tables: Sequence[Table],
         num_keys: int,
-        touched: Any,
         refused: Any,
     ) -> SortedRows:
         rows = tables[0].rows if self._is_single else self._gathered
@@ -211,7 +217,8 @@ class SparseLaunches:
             self._sort.add(launch, ("refused", "lists", "num_lists"))
         # A single table's keys are its rows: they may be as many as 32 bits can number.
         height = tables[0].height if self._is_single else num_keys
-        return add_sort(self._sort, self._launcher, workspace, rows, height, refused, touched)
+        checks = self._kind.checks
+        return add_sort(self._sort, self._launcher, workspace, rows, height, refused, checks)
 
     def _add_update(
         self,
@@ -232,7 +239,7 @@ class SparseLaunches:
         lanes = lanes_per_row(kind.width, PACK_BYTES // kind.dtype.itemsize)
         launch = self._launcher.bind(
             kernels.sparse_update(kind.rule, name_of(kind.dtype), name_of(rows.keys.dtype)),
-            self._blocks(min(rows.num_rows, sum(kind.heights)), lanes),
+            self._blocks(rows.num_rows, lanes),
             ROW_THREADS,
             **given,
             num_tables=len(tables),
@@ -245,6 +252,16 @@ class SparseLaunches:
             refused=refused,
         )
         self._update.add(launch, ("refused", "scalars", *given))
+
+    def _bind_marks(self, rows: SortedRows, touched: Any, refused: Any) -> Launch:
+        return self._launcher.bind(
+            kernels.mark_rows(name_of(rows.keys.dtype)),
+            self._blocks(rows.num_rows, 1),
+            ROW_THREADS,
+            rows=rows,
+            touched=touched,
+            refused=refused,
+        )
 
     def _bind_others(
         self,
@@ -283,7 +300,7 @@ def add_pieces(
     gradients: Mapping[str, Any],
     refused: Any,
 ) -> Any:
-    """Adds the sums of long runs' parts; returns the array that they are written to.
+    """Adds the sums of runs' parts; returns the array that they are written to.
 
     Args:
         sequence: Takes `refused`, `only_gradient` and `gradients` anew at each start.
@@ -297,15 +314,13 @@ def add_pieces(
     """
     num_pieces, num_stretches = -(-rows.num_rows // PIECE), -(-rows.num_rows // STRETCH)
     real = np.dtype(compute_type(dtype))
-    parts = workspace.take("parts", 2 * (num_pieces + num_stretches) * width, name_of(real))
-    key_type = name_of(rows.keys.dtype)
-    multiprocessors = launcher.num_multiprocessors
-    if rows.num_rows > LONG_RUN:  # shorter runs have no parts
+    parts = workspace.take("parts", (num_pieces + num_stretches) * width, name_of(real))
+    if num_pieces > 1:  # no run goes on in the first one
         lanes = lanes_per_row(width, PACK_BYTES // dtype.itemsize)
         launch = launcher.bind(
-            kernels.sum_pieces(name_of(dtype), key_type),
-            num_blocks(num_pieces * lanes, ROW_THREADS, multiprocessors),
-            ROW_THREADS,
+            kernels.sum_pieces(name_of(dtype), name_of(rows.keys.dtype)),
+            num_blocks(num_pieces * lanes, PIECE_THREADS, launcher.num_multiprocessors),
+            PIECE_THREADS,
             **gradients,
             rows=rows,
             row_width=width,
@@ -314,17 +329,4 @@ def add_pieces(
             refused=refused,
         )
         sequence.add(launch, ("refused", "only_gradient", "gradients"))
-    if rows.num_rows > VERY_LONG_RUN:
-        lanes = lanes_per_row(width, PACK_BYTES // real.itemsize)
-        launch = launcher.bind(
-            kernels.sum_stretches(name_of(real), key_type),
-            num_blocks(num_stretches * lanes, ROW_THREADS, multiprocessors),
-            ROW_THREADS,
-            rows=rows,
-            row_width=width,
-            parts=parts,
-            lanes_per_row=lanes,
-            refused=refused,
-        )
-        sequence.add(launch, ("refused",))
     return parts

@@ -101,20 +101,14 @@ class Shares(NamedTuple):
 
 
 class SortedRows(NamedTuple):
-    """A gradient's rows, sorted, and their runs; its twin is in kernels/shared/runs.cuh.
+    """A gradient's rows, sorted; its twin is in kernels/shared/runs.cuh.
 
     Attributes:
         keys: The rows in ascending order, [num_rows], uint32 or uint64.
         positions: Where each row stands in the gradient, [num_rows].
-        begins: Where each run begins, and after the last one `num_rows`.
-        num_runs: How many runs there are, [1].
-        run_of_piece: The run that each piece starts in.
         num_rows: How many rows there are, repeated ones included.
     """
 
     keys: Annotated[Any, Pointer("Key")]
     positions: Annotated[Any, Pointer("uint32")]
-    begins: Annotated[Any, Pointer("uint32")]
-    num_runs: Annotated[Any, Pointer("uint32")]
-    run_of_piece: Annotated[Any, Pointer("uint32")]
     num_rows: Annotated[int, Number("int64")]

@@ -74,9 +74,12 @@ def wrong_declarations() -> dict[str, tuple[Kernel, str]]:
     """Kernels that Python declares otherwise than C++, each with what NVRTC should name."""
     [momentum] = [rule for rule in RULES if rule.name == "momentum"]
     swapped = replace(momentum, scalars=("decay", "learning_rate"))
-    write_runs, sum_runs = kernels.write_runs("uint32"), kernels.sum_runs("float32", "uint32")
+    move_rows, sum_runs = (
+        kernels.move_rows("int64", "uint32"),
+        kernels.sum_runs("float32", "uint32"),
+    )
     rows = struct_of(SortedRows, Key="uint32")
-    begins_first = {"keys": rows.fields["keys"], "begins": rows.fields["begins"], **rows.fields}
+    positions_first = {"positions": rows.fields["positions"], **rows.fields}
     return {
         "scalars swapped": (
             kernels.dense_update(swapped, "float32"),
@@ -91,19 +94,20 @@ def wrong_declarations() -> dict[str, tuple[Kernel, str]]:
             "gpuopt::Momentum::num_slots as 0",
         ),
         "fields swapped": (
-            with_parameters(sum_runs, rows=replace(rows, fields=begins_first)),
-            "gpuopt::SortedRows<unsigned int>::begins as unsigned int* at byte 8",
+            with_parameters(sum_runs, rows=replace(rows, fields=positions_first)),
+            "gpuopt::SortedRows<unsigned int>::positions as unsigned int* at byte 0",
         ),
         "parameter of another type": (
-            with_parameters(write_runs, begins=Pointer("uint64")),
-            "parameter 3 of gpuopt::write_runs<unsigned int>, begins, as unsigned long long*",
+            with_parameters(move_rows, counts=Pointer("uint64")),
+            "parameter 4 of gpuopt::move_rows<long long, unsigned int>, counts, "
+            "as unsigned long long*",
         ),
         "parameter too many": (
-            with_parameters(write_runs, more=Number("int32")),
-            "gpuopt::write_runs<unsigned int> with 9 parameters",
+            with_parameters(move_rows, more=Number("int32")),
+            "gpuopt::move_rows<long long, unsigned int> with 10 parameters",
         ),
         "constant of another value": (
-            replace(write_runs, constants={"gpuopt::tile_size": 2048}),
+            replace(move_rows, constants={"gpuopt::tile_size": 2048}),
             "gpuopt::tile_size as 2048",
         ),
     }

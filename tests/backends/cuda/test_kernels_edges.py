@@ -23,7 +23,6 @@ from gpuopt.backends.cuda.backend import CudaBackend
 from gpuopt.backends.cuda.launch_sequence import LaunchSequence
 from gpuopt.backends.cuda.launch_shapes import (
     FEW_ROWS,
-    LONG_RUN,
     MAX_CHUNK,
     MIN_CHUNK,
     PACK_BYTES,
@@ -31,7 +30,6 @@ from gpuopt.backends.cuda.launch_shapes import (
     SHARES_PER_GROUP,
     SORT_TILE,
     STRETCH,
-    VERY_LONG_RUN,
     dense_blocks,
     dense_chunk,
     dense_threads,
@@ -84,7 +82,7 @@ def test_one_row_more_is_sorted_in_shares() -> None:
     launcher = EmulatorLauncher(seed=1)
     rows = np.random.default_rng(1).integers(300, size=FEW_ROWS + 1).astype(np.int32)
     check_sorted(launcher, rows, 300)
-    assert launcher.launches == 2 * 2 + 2
+    assert launcher.launches == 2 * 2
 
 
 @pytest.mark.parametrize(
@@ -139,7 +137,7 @@ class FlaggingLauncher(EmulatorLauncher):
         super().start(*arguments)
 
 
-@pytest.mark.parametrize("before", range(7))
+@pytest.mark.parametrize("before", range(5))
 @pytest.mark.parametrize("height", [200, 2**16])
 def test_a_sort_is_right_after_one_that_was_refused_on_its_way(
     before: int, height: int, always_in_shares: None
@@ -166,7 +164,7 @@ class FailingLauncher(EmulatorLauncher):
         super().start(*arguments)
 
 
-@pytest.mark.parametrize("fails_at", range(1, 9))
+@pytest.mark.parametrize("fails_at", range(1, 7))
 def test_sums_are_right_after_a_launch_that_failed(fails_at: int, always_in_shares: None) -> None:
     launcher = FailingLauncher()
     backend = CudaBackend(Device("gpu"), launcher)
@@ -197,22 +195,17 @@ def sum_by_cuts(values: np.ndarray, begin: int) -> np.ndarray:
         for start, stop in itertools.pairwise(edges):
             yield parts[start - first : stop - first]
 
-    def by_pieces(parts: np.ndarray, first: int) -> np.ndarray:
-        return in_order(np.stack([in_order(piece) for piece in cut(parts, first, PIECE)]))
+    def of_pieces(parts: np.ndarray, first: int) -> list[np.ndarray]:
+        return [in_order(piece) for piece in cut(parts, first, PIECE)]
 
-    if len(values) <= LONG_RUN:
-        return in_order(values)
-    if len(values) <= VERY_LONG_RUN:
-        return by_pieces(values, begin)
-    sums, first = [], begin
-    for stretch in cut(values, begin, STRETCH):
-        sums.append(by_pieces(stretch, first))
-        first += len(stretch)
+    first_stretch, *others = cut(values, begin, STRETCH)
+    sums = of_pieces(first_stretch, begin)
+    sums += [in_order(np.stack(of_pieces(stretch, 0))) for stretch in others]
     return in_order(np.stack(sums))
 
 
-RUNS = [LONG_RUN, LONG_RUN + 1, VERY_LONG_RUN + 1] + (
-    [] if SANITIZED else [VERY_LONG_RUN - 1, VERY_LONG_RUN, VERY_LONG_RUN + STRETCH]
+RUNS = [1, PIECE, PIECE + 1, STRETCH + 1] + (
+    [] if SANITIZED else [PIECE - 1, STRETCH - 1, STRETCH, 4 * STRETCH, 9 * STRETCH + 5]
 )
 
 

@@ -142,8 +142,8 @@ def test_many_tables_take_as_many_launches_as_one() -> None:
     flag = model.gpu.row_flags.new()
     model.gpu.row_flags.check(flag, [RowCheck(0, rows, 2**12) for _, rows in given])
     model.step(given)
-    # The check, the rows' gathering, three digits, runs, pieces, stretches, the update.
-    assert model.launcher.launches == 1 + 1 + 3 * 2 + 2 + 2 + 1
+    # The check, the rows' gathering, three digits, pieces, the update.
+    assert model.launcher.launches == 1 + 1 + 3 * 2 + 1 + 1
     model.check()
 
 
@@ -208,7 +208,7 @@ def test_keys_of_32_bits_are_sorted_to_the_last(heights: tuple[int, int]) -> Non
         scalars,
         other_rows=None,
     )
-    kind = kind_of(MOMENTUM, np.dtype(np.float32), width, tables, None)
+    kind = kind_of(MOMENTUM, np.dtype(np.float32), width, tables, None, False)
     given = scalars, np.zeros(2, np.uint64)
     SparseLaunches(launcher, Workspace(launcher), kind, tables, *given).start(tables, *given)
     for (var, slot, *_), (expected_var, expected_slot) in zip(variables, expected, strict=True):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -29,14 +30,17 @@ from gpuopt.backends.cpu.backend import CpuBackend
 from gpuopt.backends.cuda import kernels, launch_shapes, structs
 from gpuopt.backends.cuda.backend import CudaBackend
 from gpuopt.backends.cuda.dense_launch import MOST_LISTS
+from gpuopt.backends.cuda.kernel import Kernel
 from gpuopt.backends.cuda.launch_sequence import LaunchSequence
 from gpuopt.backends.cuda.launch_shapes import (
     BLOCKS_PER_MULTIPROCESSOR,
     DENSE_THREADS,
+    FEW_ROWS,
     MAX_CHUNK,
     ROW_THREADS,
     SORT_TILE,
 )
+from gpuopt.backends.cuda.launcher import Launch
 from gpuopt.backends.cuda.sorted_rows import add_sort
 from gpuopt.backends.cuda.structs import FEW_GRADIENTS, FewGradients, SortedRows
 from gpuopt.backends.cuda.workspace import Workspace
@@ -68,7 +72,7 @@ def kernels_are_compiled(request: pytest.FixtureRequest) -> None:
         kernel
         for group in (kernels_without_rule(), *map(kernels_of, rules))
         for kernel in group
-        if kernel.function not in ("sparse_update", "sum_pieces", "sum_stretches", "sum_runs")
+        if kernel.function not in ("sparse_update", "sum_pieces", "sum_runs")
         or kernel.types[-1] == "unsigned int"
     )
 
@@ -218,7 +222,7 @@ def test_rows_are_sorted_stably(launcher: EmulatorLauncher, height: int, index: 
 
 
 @pytest.mark.parametrize("exponent", [1.05, 1.5, 3.0])
-def test_runs_of_any_length_are_found(launcher: EmulatorLauncher, exponent: float) -> None:
+def test_runs_of_any_length_are_sorted(launcher: EmulatorLauncher, exponent: float) -> None:
     rows = np.random.default_rng(0).zipf(exponent, 5000 // SCALE) % 1000
     check_sorted(launcher, rows.astype(np.int64), 1000)
 
@@ -324,9 +328,6 @@ def test_rows_beyond_32_bits_are_reached(launcher: EmulatorLauncher) -> None:
     sorted_rows = SortedRows(
         keys=np.array([row], np.uint64),
         positions=np.array([position], np.uint32),
-        begins=np.array([0, 1], np.uint32),
-        num_runs=np.array([1], np.uint32),
-        run_of_piece=np.array([0], np.uint32),
         num_rows=1,
     )
     launcher.launch(
@@ -352,6 +353,22 @@ def test_rows_beyond_32_bits_are_reached(launcher: EmulatorLauncher) -> None:
 def array_at(address: int) -> np.ndarray:
     """A float32 array that is never read through numpy."""
     return np.ctypeslib.as_array((ctypes.c_float * 1).from_address(address))
+
+
+@pytest.mark.parametrize("key", ["uint32", "uint64"])
+def test_the_bits_of_rows_with_a_gradient_are_set(launcher: EmulatorLauncher, key: str) -> None:
+    keys = np.sort(np.random.default_rng(0).zipf(1.3, 1000 // SCALE) % 500).astype(key)
+    touched = np.zeros(16, np.uint32)
+    launcher.launch(
+        kernels.mark_rows(key),
+        3,
+        ROW_THREADS,
+        rows=SortedRows(keys=keys, positions=np.zeros(keys.size, np.uint32), num_rows=keys.size),
+        touched=touched,
+        refused=np.zeros(2, np.uint64),
+    )
+    bits = np.unpackbits(touched.view(np.uint8), bitorder="little")
+    assert np.flatnonzero(bits).tolist() == np.unique(keys).tolist()
 
 
 @pytest.mark.parametrize("width", [1, 4, 6])
@@ -415,12 +432,97 @@ def test_rows_that_are_out_of_range_are_found(
     assert flag.array.view(np.int64).tolist() == ([0, 0] if is_there else [7, row])
 
 
+class Recording(EmulatorLauncher):
+    """Notes which kernels are launched."""
+
+    def __init__(self) -> None:
+        super().__init__(seed=1)
+        self.launched: list[str] = []
+
+    def bind(self, kernel: Kernel, blocks: int, threads: int, /, **arguments: Any) -> Launch:
+        launch = super().bind(kernel, blocks, threads, **arguments)
+        start = launch.start
+
+        def noted() -> None:
+            self.launched.append(kernel.function)
+            start()
+
+        return cast(
+            Launch, SimpleNamespace(replace=launch.replace, forget=launch.forget, start=noted)
+        )
+
+
+BY_THE_SORT = ["check_and_count_digits", "move_rows"]
+
+
+@pytest.mark.parametrize("index", [np.int32, np.int64])
+@pytest.mark.parametrize("bad", [None, -1, 300])
+@pytest.mark.parametrize("all_rows", [False, True])
+def test_the_sort_of_many_rows_checks_them(bad: int | None, index: type, all_rows: bool) -> None:
+    launcher = Recording()
+    backend = CudaBackend(Device("gpu"), launcher)
+    arrays = Arrays(BY_NAME["adam"], "float32")
+    scalars = arrays.scalars()
+    flag = backend.row_flags.new()
+    for number, given in ((4, bad), (5, None)):
+        rows = np.random.default_rng(0).integers(300, size=FEW_ROWS + 1).astype(index)
+        if given is not None:
+            rows[1234] = given
+        update, expected = sparse_case(arrays, 300, 3, rows)
+        launcher.launched.clear()
+        backend.row_flags.check(flag, [RowCheck(number, rows, 300)])
+        apply_sparse(backend, arrays.rule, update, scalars, all_rows, flag)
+        assert launcher.launched[:2] == BY_THE_SORT
+        assert "check_rows" not in launcher.launched
+        if bad is None:
+            apply_sparse(CpuBackend(), arrays.rule, expected, scalars, all_rows)
+            check([update], [expected], sum_error=30)
+        else:  # and so the next call
+            assert update.var.tobytes() == expected.var.tobytes()
+        assert flag.array.view(np.int64).tolist() == ([0, 0] if bad is None else [5, bad])
+    backend.row_flags.clear(flag)
+    # The refused calls have left no counts behind.
+    update, expected = sparse_case(arrays, 300, 3, np.arange(FEW_ROWS + 1, dtype=index) % 300)
+    apply_sparse(CpuBackend(), arrays.rule, expected, scalars, all_rows)
+    apply_sparse(backend, arrays.rule, update, scalars, all_rows, flag)
+    check([update], [expected], sum_error=30)
+
+
+def test_rows_are_checked_before_any_other_kernel_reads_the_flag() -> None:
+    launcher = Recording()
+    backend = CudaBackend(Device("gpu"), launcher)
+    arrays = Arrays(BY_NAME["momentum"], "float32")
+    scalars = arrays.scalars()
+    rows = np.full(FEW_ROWS + 1, 7)
+    update, before = sparse_case(arrays, 7, 2, rows)
+    dense = arrays.update(5)
+    dense_before = copy_of(dense)
+    flag = backend.row_flags.new()
+    # A dense update of the same call comes first.
+    backend.row_flags.check(flag, [RowCheck(2, rows, 7)])
+    apply_dense(backend, arrays.rule, [dense], scalars, flag)
+    assert launcher.launched == ["check_rows", "dense_update"]
+    apply_sparse(backend, arrays.rule, update, scalars, False, flag)
+    assert launcher.launched[2:4] == ["count_digits", "move_rows"]
+    for mine, theirs in ((dense, dense_before), (update, before)):
+        assert mine.var.tobytes() == theirs.var.tobytes()
+    backend.row_flags.clear(flag)
+    # Nothing is updated, or other rows are.
+    backend.row_flags.check(flag, [RowCheck(2, rows, 7)])
+    assert backend.row_flags.read(flag).values.view(np.int64).tolist() == [3, 7]
+    backend.row_flags.clear(flag)
+    backend.row_flags.check(flag, [RowCheck(2, rows, 7)])
+    other, other_before = sparse_case(arrays, 7, 2, np.zeros(FEW_ROWS + 1, np.int64))
+    apply_sparse(backend, arrays.rule, other, scalars, False, flag)
+    assert other.var.tobytes() == other_before.var.tobytes()
+
+
 def test_a_refused_call_writes_nothing(launcher: EmulatorLauncher) -> None:
     rule = BY_NAME["adam"]
     backend = CudaBackend(Device("gpu"), launcher)
     arrays = Arrays(rule, "float32")
     update, _ = sparse_case(arrays, 9, 4, np.array([7, 2, 7], np.int64))
-    # Afterwards the workspace holds runs, which a kernel could take for this call's.
+    # Afterwards the workspace holds sorted rows, which a kernel could take for this call's.
     apply_sparse(backend, rule, update, arrays.scalars(), True)
     before = copy_of(update)
     flag = backend.row_flags.new()
