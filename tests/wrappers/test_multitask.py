@@ -139,6 +139,26 @@ def test_a_gpu_refuses_rows_of_a_variable_that_would_stay() -> None:
     assert int(step) == 0
 
 
+@pytest.mark.emulator
+@pytest.mark.usefixtures("emulated_gpus")
+@pytest.mark.parametrize("num_rows", [1, 3000])
+def test_averages_wait_for_the_check_of_rows_of_a_variable_that_would_stay(num_rows: int) -> None:
+    b = Variable(np.ones((3, 2), np.float32), name="b", device="gpu:0")
+    average_of = gpuopt.MovingAverageOptimizer(MultitaskOptimizerWrapper(momentum()), 0.5)
+    values = Variable(np.zeros((num_rows, 2), np.float32), device="gpu:0").storage
+    good, bad = (
+        Variable(np.full(num_rows, row), dtype=np.int64, device="gpu:0").storage for row in (2, 5)
+    )
+    average_of.apply_gradients([(IndexedSlices(values, good), b)])
+    b.assign(np.zeros((3, 2), np.float32))
+    average_of.apply_gradients([(IndexedSlices(values, bad), b)])
+    with pytest.raises(IndexError, match=r'gradient for "b": row 5 is not in \[0, 3\)'):
+        average_of.check()
+    average = average_of.averages.average(b)
+    assert average is not None
+    assert np.array_equal(average.numpy(), np.ones((3, 2)))
+
+
 # clip_gradients_by_global_norm
 
 

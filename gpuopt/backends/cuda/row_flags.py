@@ -134,5 +134,6 @@ class CudaRowFlags:
                 self._order.end(last, (flag,))
 
     def unless_set(self, flag: CudaRowFlag, new: Any, old: Any) -> Any:
-        with self._launcher.device():
+        with self._lock, self._launcher.device():
+            self.settle(flag)
             return self._launcher.xp.where(flag.array[0] == 0, new, old)
