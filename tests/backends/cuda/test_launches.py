@@ -89,7 +89,7 @@ def cases(cupy: Any) -> dict[str, tuple[Kernel, Mapping[str, Any]]]:
                 "num_tables": np.int64(2),
                 "only_arrays": Arrays([1, 2, 3]),
                 "arrays": None,
-                "rows": SortedRows(*(words[name] for name in "abcde"), 5),
+                "rows": SortedRows(words["a"], words["b"], 5),
                 "parts": cupy.zeros(64, np.float32),
                 "row_width": np.int64(4),
                 "scalars": scalars,
