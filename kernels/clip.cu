@@ -1,6 +1,7 @@
 // The norm of many arrays, and new arrays that are scaled by it.
 #include "shared/grid.cuh"
 #include "shared/math.cuh"
+#include "shared/ranges.cuh"
 #include "shared/storage.cuh"
 
 namespace gpuopt {
@@ -22,12 +23,7 @@ __device__ __forceinline__ const ClippedArray& array_of(const ClippedArray& only
                                                         const ClippedArray* arrays,
                                                         long long num_arrays, long long chunk) {
   if (num_arrays == 1) return only;
-  long long begin = 0;
-  for (long long end = num_arrays; end - begin > 1;) {
-    const long long middle = (begin + end) / 2;
-    (__ldg(&arrays[middle].first_chunk) <= chunk ? begin : end) = middle;
-  }
-  return arrays[begin];
+  return arrays[range_with<&ClippedArray::first_chunk>(arrays, num_arrays, chunk)];
 }
 
 // Some consecutive elements of an array: a chunk's, or the array's last ones.
