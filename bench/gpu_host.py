@@ -33,21 +33,24 @@ class _Workload(NamedTuple):
     """A step to time.
 
     Attributes:
-        target_us: The most microseconds that it should take.
+        target_us: The most microseconds that it should take, where commit 29a79d3 took `then_us`.
+            On another machine, the same ratio to that commit will do.
+        then_us: See `target_us`.
         given: What the worker is given.
     """
 
     target_us: int
+    then_us: int
     given: dict[str, Any]
 
 
 WORKLOADS = {
-    "dense_adam_1_tensor": _Workload(40, {"shapes": [(1000,)]}),
-    "dense_adam_gpt2": _Workload(60, {"shapes": _GPT2}),
-    "dense_adam_gpt2_three_sets": _Workload(150, {"shapes": _GPT2, "num_sets": 3}),
-    "dense_adam_10000x64": _Workload(1500, {"shapes": [(64,)] * 10_000}),
-    "sparse_adagrad_64k_rows": _Workload(120, {"num_tables": 1}),
-    "sparse_adagrad_26_tables": _Workload(600, {"num_tables": 26}),
+    "dense_adam_1_tensor": _Workload(40, 73, {"shapes": [(1000,)]}),
+    "dense_adam_gpt2": _Workload(60, 103, {"shapes": _GPT2}),
+    "dense_adam_gpt2_three_sets": _Workload(150, 216, {"shapes": _GPT2, "num_sets": 3}),
+    "dense_adam_10000x64": _Workload(1500, 2900, {"shapes": [(64,)] * 10_000}),
+    "sparse_adagrad_64k_rows": _Workload(120, 402, {"num_tables": 1}),
+    "sparse_adagrad_26_tables": _Workload(600, 9400, {"num_tables": 26}),
 }
 
 
@@ -61,25 +64,28 @@ def main() -> None:
     if options.against:
         checkouts["against"] = options.against
     table = Table(title="the host's part of a step, microseconds")
-    for heading in ("workload", "target", *checkouts, "ratio"):
+    for heading in ("workload", "target", *checkouts, "ratio", "target", "met"):
         table.add_column(heading, justify="right")
     measured = {}
-    for workload, (target, given) in WORKLOADS.items():
+    for workload, (target, then, given) in WORKLOADS.items():
         samples: dict[str, list[float]] = {name: [] for name in checkouts}
         for _ in range(options.rounds):
             for name, checkout in checkouts.items():
                 samples[name].append(median(_in_process(checkout, given)))
         medians = {name: round(median(times), 1) for name, times in samples.items()}
         ratio = medians["gpuopt"] / medians["against"] if options.against else None
+        is_met = medians["gpuopt"] <= target or (ratio is not None and ratio <= target / then)
         measured[workload] = {
             "description": f"the host's part of {workload}, without a driver's",
             "target_us": target,
+            "target_ratio": round(target / then, 3),
             "median_us": medians,
             "samples_us": samples,
-            "is_met": medians["gpuopt"] <= target,
+            "is_met": is_met,
         }
         shown = [str(value) for value in medians.values()]
-        table.add_row(workload, str(target), *shown, "" if ratio is None else f"{ratio:.2f}")
+        shown.append("" if ratio is None else f"{ratio:.2f}")
+        table.add_row(workload, str(target), *shown, f"{target / then:.2f}", str(is_met))
     Console().print(table)
     if not options.no_results:
         results = {"against": options.against and describe_commit(Path(options.against))}

@@ -53,12 +53,15 @@ class UpdateOrder:
         _note_reading(read, stream, event)
         self.hold(kept, event)
 
-    def begin(self, updated: Sequence[Updated], last: LastUpdate | None = None) -> LastUpdate:
+    def begin(
+        self, updated: Sequence[Updated], last: LastUpdate | None = None, is_step: bool = True
+    ) -> LastUpdate:
         """Begins an update: makes the current stream wait for the last ones, and for readings.
 
         Args:
             updated: The identities whose arrays are about to be written.
             last: What `begin` returned for the same identities the last time, if it was called.
+            is_step: Whether a second update of the same identities belongs to another step.
 
         Returns:
             The update, for `end`.
@@ -73,7 +76,7 @@ class UpdateOrder:
                 if identity.last_update is not None:
                     identity.last_update.is_superseded = True
                 identity.last_update = last
-        if self.in_flight.is_needed:
+        if is_step and self.in_flight.is_needed:
             last.step = self.in_flight.begin_update(before)
         for each in before:
             self._wait(each, stream)

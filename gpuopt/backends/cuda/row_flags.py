@@ -118,7 +118,7 @@ class CudaRowFlags:
 
     def read(self, flag: CudaRowFlag) -> Download:
         with self._lock, self._launcher.device():
-            last = self._order.begin((flag,), flag.last_update)
+            last = self._order.begin((flag,), flag.last_update, is_step=False)
             try:
                 self.settle(flag)
                 return self._launcher.download(flag.array)
@@ -127,7 +127,7 @@ class CudaRowFlags:
 
     def clear(self, flag: CudaRowFlag) -> None:
         with self._lock, self._launcher.device():
-            last = self._order.begin((flag,), flag.last_update)
+            last = self._order.begin((flag,), flag.last_update, is_step=False)
             try:
                 self._launcher.upload(flag.array, np.zeros(2, np.uint64))
             finally:

@@ -12,7 +12,7 @@ from gpu_streams import new_stream, require_two_gpus, uploaded, wait_for_gpus
 
 import gpuopt
 from gpuopt import IndexedSlices, Variable, backends
-from gpuopt.backends.cuda import cuda_backend
+from gpuopt.backends.cuda import cuda_backend, in_flight
 from gpuopt.device import Device
 from gpuopt.distributed.reduction import sum_gradients
 
@@ -355,6 +355,35 @@ def test_a_loop_on_two_streams_keeps_what_two_steps_use(cupy: Any) -> None:
     wait_for_gpus()
     step()
     assert_equal(variables[0], float(optimizer_reference(35)))
+
+
+def test_the_host_waits_for_the_step_before_the_last_and_for_no_later_one(
+    monkeypatch: pytest.MonkeyPatch, cupy: Any
+) -> None:
+    """Also if steps check rows: the flag, which is written twice a step, does not count."""
+    table = Variable(np.zeros((10, 4), np.float32), device="gpu:0")
+    slices = IndexedSlices(uploaded(ones(10, 4)), uploaded(np.arange(10)))
+    weight, gradient = Variable(ones(), device="gpu:0"), uploaded(ones())
+    optimizer, streams = sgd(), [new_stream(), new_stream()]
+    wait_for_gpus()
+
+    def step(stream: Any) -> None:
+        with stream:
+            optimizer.apply_gradients([(gradient, weight), (slices, table)])
+
+    for stream in streams:
+        step(stream)
+    wait_for_gpus()
+    wait, waits = in_flight.wait_for_event, []
+
+    def waiting(event: Any, what: str) -> None:
+        waits.append(what)
+        wait(event, what)
+
+    monkeypatch.setattr(in_flight, "wait_for_event", waiting)
+    for stream in streams:
+        step(stream)
+    assert not waits
 
 
 def test_what_an_update_has_used_goes_with_the_next_update_of_any_variable(cupy: Any) -> None:
