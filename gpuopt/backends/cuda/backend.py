@@ -203,7 +203,10 @@ class CudaBackend:
             var, slots = targets[position]
             targets[position] = Target(self.unowned(var), slots)
         with self.enter():
-            return DensePlan(self._launcher, targets, updated)
+            plan = DensePlan(self._launcher, targets, updated)
+        if plan.new_memory is not None:
+            self.record_creation(plan.new_memory)
+        return plan
 
     def overlapping(self, plans: Sequence[DensePlan], arrays: Sequence[Any]) -> list[int]:
         return overlapping(self._launcher, plans, arrays)

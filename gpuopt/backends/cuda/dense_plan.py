@@ -50,6 +50,13 @@ class _Accepted(NamedTuple):
     version: int
 
 
+class _NewMemory:
+    """The identity of a plan's own memory."""
+
+    def __init__(self) -> None:
+        self.last_update: Any = None
+
+
 class DensePlan:
     """The tables of one set of variables: made once, as variables and slots stay where they are.
 
@@ -60,7 +67,9 @@ class DensePlan:
         dtype: Of all variables.
         targets: The variables and their slots, in order.
         num_variables: The number of variables that have elements.
-        updated: The identities of the variables and slots.
+        updated: The identities of the variables and slots, and of the stand-ins' memory.
+        new_memory: The identity of the stand-ins' memory, if there are any. It was allocated on one
+            stream, and the first update may be on another.
         memory: Everything that an update writes to, to be kept alive.
         last_update: Theirs, from `UpdateOrder`.
     """
@@ -73,13 +82,14 @@ class DensePlan:
         self.dtype = targets[0].var.dtype
         self._shapes = [var.shape for var, _ in targets]
         self._versions = itertools.count(1)
-        self.updated = updated
         self._positions = [i for i, target in enumerate(targets) if target.var.size]
         self.num_variables = len(self._positions)
         arrays = [[targets[i].var, *targets[i].slots] for i in self._positions]
         # (array, its contiguous stand-in)
         self._stand_ins: list[tuple[Any, Any]] = []
         flat = [[self._contiguous(array) for array in of_variable] for of_variable in arrays]
+        self.new_memory = _NewMemory() if self._stand_ins else None
+        self.updated = (*updated, self.new_memory) if self.new_memory is not None else updated
         self.memory = targets, flat
         table = np.zeros((2 + len(targets[0].slots), len(flat)), np.int64)
         if flat:

@@ -59,8 +59,10 @@ class CudaRowFlags:
         self._workspaces = workspaces
 
     def new(self) -> CudaRowFlag:
-        with self._launcher.device():
-            return CudaRowFlag(self._launcher.xp.zeros(2, dtype=np.uint64))
+        with self._lock, self._launcher.device():
+            flag = CudaRowFlag(self._launcher.xp.zeros(2, dtype=np.uint64))
+            self._order.record_creation(flag)
+            return flag
 
     def check(self, flag: CudaRowFlag, checks: Sequence[RowCheck]) -> None:
         with self._lock, self._launcher.device():

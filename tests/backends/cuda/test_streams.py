@@ -109,6 +109,30 @@ def test_an_update_that_is_interrupted_after_its_last_launch_is_waited_for(
     assert_equal(table, 1)
 
 
+def test_a_stand_in_is_not_written_by_what_had_its_memory_before() -> None:
+    """It is allocated by a step on one stream that fails, and used by a step on another."""
+    a, b = new_stream(), new_stream()
+    weight = Variable(uploaded(np.zeros((100, 2), np.float32))[:, 0], copy=False)
+    gradient = uploaded(ones())
+    is_failing = True
+
+    def rate() -> float:
+        if is_failing:
+            raise ValueError("planted")
+        return 1.0
+
+    optimizer = gpuopt.GradientDescentOptimizer(rate)
+    wait_for_gpus()
+    with a:
+        backend_for(Device("gpu", 0)).xp.full(100, 7, np.float32)  # freed at once
+        with pytest.raises(ValueError, match="planted"):
+            optimizer.apply_gradients([(gradient, weight)])
+    is_failing = False
+    with b:
+        optimizer.apply_gradients([(gradient, weight)])
+    assert_equal(weight, -1)
+
+
 # Flags of rows
 
 
