@@ -96,8 +96,8 @@ class CudaBackend:
                     self._order.end(last, kept)
 
     def note_reading(self, *read: Updated) -> None:
-        if self._order.in_flight.holds:
-            with self._lock, self._launcher.device():
+        with self._lock, self._launcher.device():
+            if self._order.has_several_streams():
                 # What a capture reads, its launches read, of which gpuopt hears nothing.
                 if not self._launcher.is_capturing():
                     self._order.end_reading(read)

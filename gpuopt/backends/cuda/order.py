@@ -106,6 +106,11 @@ class UpdateOrder:
         if kept and self.in_flight.holds:
             self.in_flight.hold(event or self._launcher.record(), kept)
 
+    def has_several_streams(self) -> bool:
+        """Whether calls have come on more than one stream, the current one included."""
+        self.in_flight.current_stream()
+        return self.in_flight.holds
+
     def has_one_stream(self) -> bool:
         """Whether memory that is freed can only go to the current stream, as far as is known."""
         return not self.in_flight.holds and self._launcher.is_default_stream()

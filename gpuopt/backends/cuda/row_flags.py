@@ -61,7 +61,7 @@ class CudaRowFlags:
     def new(self) -> CudaRowFlag:
         with self._lock, self._launcher.device():
             flag = CudaRowFlag(self._launcher.xp.zeros(2, dtype=np.uint64))
-            self._order.record_creation(flag)
+            self._order.end(self._order.begin((flag,)))
             return flag
 
     def check(self, flag: CudaRowFlag, checks: Sequence[RowCheck]) -> None:

@@ -443,6 +443,20 @@ def test_arithmetic_waits_for_an_update_and_the_next_update_for_it(name: str) ->
     np.testing.assert_array_equal(found.get(), READINGS[name](0 * ones()))
 
 
+@pytest.mark.parametrize("name", READINGS)
+def test_the_first_update_of_an_array_waits_for_arithmetic(name: str) -> None:
+    a, b = new_stream(), new_stream()
+    variable = Variable(uploaded(ones()), copy=False)
+    gradient, optimizer = uploaded(ones()), sgd()
+    wait_for_gpus()
+    with b:
+        found = READINGS[name](variable)
+    with a:
+        optimizer.apply_gradients([(gradient, variable)])
+    b.synchronize()
+    np.testing.assert_array_equal(found.get(), READINGS[name](ones()))
+
+
 def test_an_update_waits_for_a_loss_that_reads_its_variable() -> None:
     pytest.importorskip("autograd")
     a, b = new_stream(), new_stream()
