@@ -207,24 +207,31 @@ class State:
 
         Args:
             created: What is removed, unless something else has taken its place.
-            devices: The devices of what is removed; by default all.
+            devices: The devices of slots that are removed; by default all. As long as others are
+                left, the optimizer's own variables belong to them, and stay.
         """
         with writing(), self.lock:
-            for name, owner, variable, restored in created:
-                if devices is not None and variable.device not in devices:
-                    continue
+            others = []
+            for each in created:
+                name, owner, variable, restored = each
                 if owner is None:
-                    if self._others.get(name) is variable:
-                        del self._others[name]
-                        self.version.number += 1
-                        if restored is not None:
-                            self.waiting_others[name] = restored
+                    others.append(each)
+                    continue
+                if devices is not None and variable.device not in devices:
                     continue
                 identity = owner()
                 if identity is not None and self.table(name).get(identity) is variable:
                     del self.table(name)[identity]
                     if restored is not None:
                         self.waiting_slots[name, identity.name] = restored
+            if devices is not None and any(self._tables.values()):
+                return
+            for name, _, variable, restored in others:
+                if self._others.get(name) is variable:
+                    del self._others[name]
+                    self.version.number += 1
+                    if restored is not None:
+                        self.waiting_others[name] = restored
 
     def create_slot(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -250,6 +251,27 @@ def test_a_bad_row_on_one_gpu_leaves_the_other_gpus_slots_and_flags_in_order() -
     optimizer.apply_gradients([(good, models[0].table), (good_too, models[1].table)])
     optimizer.check()
     np.testing.assert_allclose(models[1].table.numpy()[:4, 0], [-0.5, -0.5, -0.5, 0])
+
+
+@pytest.mark.parametrize("bad_gpu", [0, 1])
+def test_slots_that_a_refused_call_leaves_on_the_other_gpu_can_be_restored(
+    bad_gpu: int, tmp_path: Path
+) -> None:
+    require_two_gpus()
+    models = [Model(device) for device in (0, 1)]
+    optimizer = gpuopt.AdamOptimizer()
+    slices = [
+        IndexedSlices(model.values, model.bad_rows if device == bad_gpu else model.rows)
+        for device, model in enumerate(models)
+    ]
+    optimizer.apply_gradients(zip(slices, [model.table for model in models], strict=True))
+    with pytest.raises(IndexError, match=f"gpu:{bad_gpu}"):
+        optimizer.check()
+    assert optimizer.get_slot(models[bad_gpu].table, "m") is None
+    saver = gpuopt.Saver({"good": models[1 - bad_gpu].table}, optimizers=[optimizer])
+    saver.restore(saver.save(tmp_path / "checkpoint"))
+    powers = {name: float(power) for name, power in optimizer.state.others().items()}
+    assert powers == pytest.approx({"beta1_power": 0.9, "beta2_power": 0.999})
 
 
 @pytest.mark.parametrize("waits", [False, True])
