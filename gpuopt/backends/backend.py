@@ -182,10 +182,14 @@ class Backend(Protocol):
                 before it is done.
         """
 
-    def note_reading(self, *read: Updated) -> None:
+    def note_reading(self, *read: Updated, kept: Sequence[Any] = ()) -> None:
         """Makes the next updates of `read` wait for the current stream's work so far.
 
         Nothing is done as long as all calls have come on one stream.
+
+        Args:
+            read: What was read.
+            kept: See `enter_update`.
         """
 
     def hold(self, *arrays: Any) -> None:

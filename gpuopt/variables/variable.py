@@ -211,7 +211,7 @@ class Variable(ArrayOperators):
 
     def note_reading(self) -> None:
         """Has the next update wait for what the current stream of a GPU has been given so far."""
-        backend_for(self.device).note_reading(self.identity)
+        backend_for(self.device).note_reading(self.identity, kept=(self._array,))
 
     def numpy(self) -> np.ndarray[Any, Any]:
         """Returns a copy in host memory; waits for a GPU to finish the updates so far.

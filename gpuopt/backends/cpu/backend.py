@@ -62,7 +62,7 @@ class CpuBackend:
     ) -> AbstractContextManager[Any]:
         return _nothing
 
-    def note_reading(self, *read: Updated) -> None:
+    def note_reading(self, *read: Updated, kept: Sequence[Any] = ()) -> None:
         pass
 
     def hold(self, *arrays: Any) -> None:

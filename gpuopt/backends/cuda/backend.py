@@ -95,12 +95,11 @@ class CudaBackend:
                 with self._lock:
                     self._order.end(last, kept)
 
-    def note_reading(self, *read: Updated) -> None:
+    def note_reading(self, *read: Updated, kept: Sequence[Any] = ()) -> None:
         with self._lock, self._launcher.device():
-            if self._order.has_several_streams():
-                # What a capture reads, its launches read, of which gpuopt hears nothing.
-                if not self._launcher.is_capturing():
-                    self._order.end_reading(read)
+            # What a capture reads, its launches read, of which gpuopt hears nothing.
+            if self._order.has_several_streams() and not self._launcher.is_capturing():
+                self._order.end_reading(read, kept)
 
     def hold(self, *arrays: Any) -> None:
         with self._lock, self._launcher.device():

@@ -66,7 +66,8 @@ class InFlight:
         return stream
 
     def hold(self, event: Event, objects: Any) -> None:
-        """Keeps objects alive until an event is done."""
+        """Keeps objects alive until an event is done; lets go what is done already."""
+        self._let_go()
         self._held.append(_Held(event, self._step, objects))
 
     def begin_update(self, before: Iterable[LastUpdate]) -> int:
@@ -81,8 +82,7 @@ class InFlight:
             The number of the step.
         """
         held = self._held
-        while held and held[0].event.done:
-            held.popleft()
+        self._let_go()
         if any(last.step == self._step for last in before):
             self._step += 1
             while held and held[0].step < self._step - 1:
@@ -94,3 +94,7 @@ class InFlight:
     def is_needed(self) -> bool:
         """Whether updates must call `begin_update`."""
         return self.holds or bool(self._held)
+
+    def _let_go(self) -> None:
+        while self._held and self._held[0].event.done:
+            self._held.popleft()

@@ -188,6 +188,30 @@ def test_a_flag_of_rows_outlives_its_optimizer_until_its_steps_are_done(cupy: An
         assert_equal(array, 100)
 
 
+def test_a_variable_outlives_its_last_reference_until_arithmetic_on_it_is_done(cupy: Any) -> None:
+    owner, other = new_stream(), new_stream()
+    with owner:
+        variable = Variable(ones(), device="gpu:0")
+    wait_for_gpus()
+    with other:
+        doubled = variable + variable
+    del variable
+    with owner:
+        cupy.full(100, 7, np.float32)
+    other.synchronize()
+    assert_equal(doubled, 2)
+
+
+def test_arithmetic_on_two_streams_keeps_no_more_than_is_in_flight() -> None:
+    variable, streams = Variable(ones(), device="gpu:0"), [new_stream(), new_stream()]
+    for number in range(20):
+        with streams[number % 2]:
+            variable.sum()
+        wait_for_gpus()
+    backend = backends.backend_for(Device("gpu", 0))
+    assert len(backend._order.in_flight._held) <= 2
+
+
 def test_a_raw_array_outlives_its_last_reference_until_the_step_is_done(cupy: Any) -> None:
     a, b = new_stream(), new_stream()
     gradient, optimizer = uploaded(ones()), sgd()

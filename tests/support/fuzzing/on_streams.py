@@ -28,6 +28,13 @@ SHAPES = ((6,), (4, 3))
 TABLE = (8, 4)
 RATE = 0.5
 NUM_STREAMS = 3
+READINGS: tuple[Callable[[Any], Any], ...] = (
+    lambda v: v + v,
+    lambda v: 1 - v,
+    lambda v: v[[1, 2]] * 3,
+    lambda v: v.sum(axis=0),
+    lambda v: np.concatenate([v, v]),
+)
 
 
 @functools.cache
@@ -74,24 +81,42 @@ class Trained(NamedTuple):
         return bool(self.given.shape == TABLE)
 
 
+class PlantedError(Exception):
+    pass
+
+
+class Rate:
+    """A learning rate that can fail."""
+
+    def __init__(self) -> None:
+        self.fails = False
+
+    def __call__(self) -> float:
+        if self.fails:
+            raise PlantedError
+        return RATE
+
+
 class Trainer(NamedTuple):
     optimizer: gpuopt.Optimizer
     naive: NaiveOptimizer
+    rate: Rate
     step: Variable
     count: list[int]
 
 
 def new_trainer(kind: int) -> Trainer:
+    rate = Rate()
     made: tuple[gpuopt.Optimizer, NaiveOptimizer]
     if kind == 0:
-        made = gpuopt.GradientDescentOptimizer(RATE), GradientDescent()
+        made = gpuopt.GradientDescentOptimizer(rate), GradientDescent()
     elif kind == 1:
-        made = gpuopt.MomentumOptimizer(RATE, 0.5), Momentum(0.5, False)
+        made = gpuopt.MomentumOptimizer(rate, 0.5), Momentum(0.5, False)
     elif kind == 2:
-        made = gpuopt.AdagradOptimizer(RATE, initial_accumulator_value=0.25), Adagrad()
+        made = gpuopt.AdagradOptimizer(rate, initial_accumulator_value=0.25), Adagrad()
     else:
-        made = gpuopt.AdamOptimizer(RATE, *Adam.betas, epsilon=Adam.epsilon), Adam()
-    return Trainer(*made, Variable(0), [0])
+        made = gpuopt.AdamOptimizer(rate, *Adam.betas, epsilon=Adam.epsilon), Adam()
+    return Trainer(*made, rate, Variable(0), [0])
 
 
 class Program:
@@ -121,7 +146,9 @@ class Program:
         operations: list[tuple[float, Callable[[], str]]] = [
             (8, self._step),
             (3, self._bad_rows),
+            (1.5, self._failing_step),
             (2, self._assign),
+            (1.5, self._arithmetic),
             (2, self._apply_average),
             (1.5, self._threads),
             (1.5, self._replace),
@@ -159,6 +186,18 @@ class Program:
         streams = self._streams()
         self._apply(trainer, chosen, streams)
         return f"step of {type(trainer.naive).__name__} for {[t.label for t in chosen]}"
+
+    def _failing_step(self) -> str:
+        """A step whose user code fails, after everything has been made for it."""
+        trainer = self._choose(self._trainers)
+        trainer.rate.fails = True
+        try:
+            self._apply(trainer, self._trained, self._streams())
+        except PlantedError:
+            return f"failing step of {type(trainer.naive).__name__}"
+        finally:
+            trainer.rate.fails = False
+        raise AssertionError("the step was done without its rate")
 
     def _bad_rows(self) -> str:
         """Calls of one optimizer on one GPU, of which some have a bad row."""
@@ -216,6 +255,16 @@ class Program:
             target.given.assign_add(value)
             self._values[target.label] = self._values[target.label] + expected
         return f"{target.label} added to"
+
+    def _arithmetic(self) -> str:
+        """Arithmetic whose result is looked at later."""
+        trained = self._choose([t for t in self._trained if isinstance(t.given, Variable)])
+        read = self._choose(READINGS)
+        stream = self._choose(streams_of(trained.device))
+        with self._on(trained.device, stream):
+            found = read(trained.given)
+        self._canaries.append((found, trained.device, stream, read(self._values[trained.label])))
+        return f"arithmetic on {trained.label}"
 
     def _apply_average(self) -> str:
         number = int(self._rng.integers(1, len(self._trained) + 1))
