@@ -13,6 +13,7 @@ from gpuopt.distributed.broadcasting import broadcast_all
 from gpuopt.optimizer import Optimizer
 from gpuopt.quietly import quietly
 from gpuopt.step import additions
+from gpuopt.step.additions import Forget
 from gpuopt.step.pairs import Gradient
 from gpuopt.step.row_checks import RowChecks
 from gpuopt.step.updates import Updates
@@ -102,6 +103,14 @@ class AGNOptimizer(PeriodicWrapper):
     def _what_is_added(self) -> str:
         return "sums of gradients"
 
+    def _prepare_updates(self, optimizer: Any, updates: Updates) -> tuple[Updates, Forget]:
+        super()._prepare_updates(optimizer, updates)
+        # As in TensorFlow, from the beginning: checkpoints hold the same slots in every step.
+        centers = [self._getter.center(variable) for _, variable in updates.pairs()]
+        state = optimizer.state
+        created = state.collect_created(lambda: optimizer._create_slots(centers))
+        return updates, lambda devices: state.forget(created, devices)
+
     def _before_update(self, updates: Updates, row_checks: RowChecks) -> None:
         # Before: a gradient may be the memory of a variable that the step updates.
         super()._before_update(updates, row_checks)
@@ -110,11 +119,13 @@ class AGNOptimizer(PeriodicWrapper):
                 quietly(_add, gradient, _sum_of(self._getter.find(variable)), row_checks)
 
     def _exchange(self, trained: Sequence[LocalVariable]) -> Assignments:
+        if not trained:
+            return []
         centers = [each.center for each in trained]
         own = [each for each in trained if each.number in self._trained]
-        if self._num_worker > 1:
-            with writing():
-                self.owner_of_state._create_slots(centers)
+        with writing():
+            # Those that only other workers have trained lack slots.
+            self.owner_of_state._create_slots(centers)
         seen: list[Any] = []
         for rank in range(self._num_worker):
             if rank == self._communicator.rank:

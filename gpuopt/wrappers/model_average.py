@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from gpuopt.backends import backend_for
 from gpuopt.backends.backend import compute_type

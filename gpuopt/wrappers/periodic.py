@@ -110,8 +110,8 @@ class PeriodicWrapper(StepWrapper):
 
         Raises:
             ValueError: a variable was not made by the custom getter, or `ModelAverageOptimizer`
-                gets no global step; nothing has been written then. Or workers meet that have made different numbers of steps, or one of them without a
-                global step.
+                gets no global step; nothing has been written then. Or workers meet that have made
+                different numbers of steps, or of which some have a global step and others none.
             RuntimeError: this is a replica of a strategy, or a tower.
             DeadlineExceededError, WorkerFailedError, CancelledError: see `Communicator`.
 
