@@ -126,9 +126,9 @@ class DropStaleGradientOptimizer(OptimizerWrapper):
             ValueError: no global step is known: the constructor was given none, and this is not
                 part of `minimize`.
         """
-        self._this_thread.local_step = int(
-            _checked_counter(self._this_thread.counter or self._global_step)
-        )
+        counter = self._this_thread.counter
+        counter = _checked_counter(self._global_step if counter is None else counter)
+        self._this_thread.local_step = int(counter)
         return super().compute_gradients(*args, **kwargs)
 
     def apply_gradients(  # type: ignore[override]  # as in TensorFlow: no aggregation to skip

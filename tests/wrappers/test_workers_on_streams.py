@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import workers
 from communicator_kinds import LONG_S
-from gpu_streams import new_stream, require_two_gpus, uploaded
+from gpu_streams import new_stream, require_two_gpus, uploaded, wait_for_gpus
 
 import gpuopt
 from gpuopt import IndexedSlices, Variable
@@ -16,7 +16,11 @@ from gpuopt.distributed import Communicator, ThreadGroup
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("every_schedule")]
 
-every_kind = pytest.mark.parametrize("kind", workers.KINDS)
+
+def cupy_device(number: int) -> Any:
+    import cupy
+
+    return cupy.cuda.Device(number)
 
 
 def train(kind: str, communicator: Communicator, device: str, steps: int = 5) -> Any:
@@ -35,7 +39,7 @@ def train(kind: str, communicator: Communicator, device: str, steps: int = 5) ->
         if not on_gpu:
             optimizer.apply_gradients([(gradient, w), (IndexedSlices(values, rows), table)], step)
             continue
-        with new_stream(number):
+        with cupy_device(number), new_stream(number):
             there = [uploaded(each, None, number) for each in (gradient, values, rows)]
             slices = IndexedSlices(there[1], there[2])
             optimizer.apply_gradients([(there[0], w), (slices, table)], step)
@@ -44,9 +48,11 @@ def train(kind: str, communicator: Communicator, device: str, steps: int = 5) ->
     return [array.tolist() for array in arrays], int(step)
 
 
-@every_kind
-@pytest.mark.parametrize("devices", [["gpu:0"], ["gpu:0", "gpu:0"], ["gpu:0", "gpu:1"]])
-def test_workers_on_gpus_do_what_those_on_the_cpu_do(devices: list[str], kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "devices"),
+    [("agn", ["gpu:0", "gpu:0"]), *((kind, ["gpu:0", "gpu:1"]) for kind in workers.KINDS)],
+)
+def test_workers_on_gpus_do_what_those_on_the_cpu_do(kind: str, devices: list[str]) -> None:
     if "gpu:1" in devices:
         require_two_gpus()
     group = ThreadGroup(len(devices), LONG_S)
@@ -59,7 +65,7 @@ def test_workers_on_gpus_do_what_those_on_the_cpu_do(devices: list[str], kind: s
             np.testing.assert_allclose(array, other, rtol=1e-6, atol=1e-6)
 
 
-@every_kind
+@pytest.mark.parametrize("kind", ["elastic", "agn"])
 def test_a_refused_step_leaves_nothing_and_is_told_before_the_exchange(kind: str) -> None:
     getter = workers.make_getter(kind, device="gpu:0")
     table = getter.variable(np.ones((4, 2), np.float32), name="table")
@@ -81,6 +87,7 @@ def test_stale_gradients_are_dropped_by_a_global_step_on_a_gpu() -> None:
     step = Variable(0, name="global_step", trainable=False, dtype=np.int64, device="gpu:0")
     optimizer = gpuopt.DropStaleGradientOptimizer(gpuopt.GradientDescentOptimizer(1.0), 1)
     gradient = uploaded(-np.ones(3, np.float32))
+    wait_for_gpus()
     for local_step in (0, 0, 0, 2):
         with new_stream():
             optimizer.apply_gradients([(gradient, w)], step, local_step=local_step)
