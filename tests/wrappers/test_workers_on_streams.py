@@ -65,8 +65,30 @@ def test_workers_on_gpus_do_what_those_on_the_cpu_do(kind: str, devices: list[st
             np.testing.assert_allclose(array, other, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["elastic", "agn"])
-def test_a_refused_step_leaves_nothing_and_is_told_before_the_exchange(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["elastic", "model", "agn"])
+def test_an_exchange_reads_what_another_stream_has_written(kind: str) -> None:
+    def train(device: str) -> list[list[float]]:
+        getter = workers.make_getter(kind, device=device)
+        made = [getter.variable(np.full(30, 1.0), name=name) for name in "ab"]
+        optimizer = workers.make_optimizer(kind, getter, gpuopt.GradientDescentOptimizer(0.5))
+        step = Variable(0, name="global_step", trainable=False, dtype=np.int64)
+        for i in range(7):
+            gradient, variable = np.full(30, 1.0 + i), made[i % 2]
+            if device == "cpu":
+                optimizer.apply_gradients([(gradient, variable)], step)
+                continue
+            with new_stream():
+                optimizer.apply_gradients([(uploaded(gradient), variable)], step)
+        everything = [*made, *(getter.center(variable) for variable in made)]
+        return [variable.numpy().tolist() for variable in everything]
+
+    np.testing.assert_allclose(train("gpu:0"), train("cpu"), rtol=1e-12)
+
+
+@pytest.mark.parametrize(("kind", "bad_row"), [("elastic", 4), ("agn", 4), ("agn", -1)])
+def test_a_refused_step_leaves_nothing_and_is_told_before_the_exchange(
+    kind: str, bad_row: int
+) -> None:
     getter = workers.make_getter(kind, device="gpu:0")
     table = getter.variable(np.ones((4, 2), np.float32), name="table")
     optimizer = workers.make_optimizer(kind, getter, gpuopt.GradientDescentOptimizer(1.0), period=2)
@@ -74,8 +96,8 @@ def test_a_refused_step_leaves_nothing_and_is_told_before_the_exchange(kind: str
     values = uploaded(np.ones((2, 2), np.float32))
     optimizer.apply_gradients([(IndexedSlices(values, uploaded([0, 2])), table)], step)
     kept = {v: v.numpy() for v in gpuopt.global_variables()}
-    with pytest.raises(IndexError, match="row 4 is not in"):
-        optimizer.apply_gradients([(IndexedSlices(values, uploaded([0, 4])), table)], step)
+    with pytest.raises(IndexError, match=f"row {bad_row} is not in"):
+        optimizer.apply_gradients([(IndexedSlices(values, uploaded([0, bad_row])), table)], step)
     for variable, value in kept.items():
         np.testing.assert_array_equal(variable.numpy(), value, variable.name)
     optimizer.apply_gradients([(IndexedSlices(values, uploaded([0, 2])), table)], step)
