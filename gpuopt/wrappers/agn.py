@@ -39,7 +39,7 @@ class AGNCustomGetter(LocalVariables):
 
 
 class AGNOptimizer(PeriodicWrapper):
-    """Accumulated gradient normalization (Hermans, Spanakis & Moeckel 2017, algorithm 1).
+    """Accumulated gradient normalization (Hermans, Spanakis & Moeckel 2017).
 
     A worker trains by itself, and sums its gradients. After every `communication_period` local
     steps the center makes one step of the worker's optimizer, by the sum divided by

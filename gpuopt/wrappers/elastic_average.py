@@ -63,7 +63,7 @@ class ElasticAverageOptimizer(PeriodicWrapper):
     are `global_variables()`: a `Saver` saves them; `state_dict` leaves them out.
     """
 
-    # The paper's beta, which its section 5 finds to be good.
+    # TensorFlow's choice of the paper's beta, num_worker * moving_rate * communication_period.
     BETA: ClassVar[float] = 0.9
 
     def __init__(

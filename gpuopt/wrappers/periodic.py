@@ -99,7 +99,7 @@ class PeriodicWrapper(StepWrapper):
     ) -> None:
         """Makes a local step; at the end of a period, waits for all workers and exchanges.
 
-        All workers make the same number of calls.
+        All workers make the same number of calls, each from one thread at a time.
 
         Args:
             grads_and_vars: (gradient, variable) pairs, as of `Optimizer.apply_gradients`, for
