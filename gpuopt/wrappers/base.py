@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+
 from gpuopt.distributed.wrapper import OptimizerWrapper, check_optimizer
 from gpuopt.optimizer import Optimizer
 from gpuopt.step import additions
@@ -104,3 +106,10 @@ def refuse_replicas(optimizer: Optimizer) -> None:
             f'"{optimizer.get_name()}" is for workers that step by themselves; it cannot be used '
             "in a replica of a strategy, or in a tower"
         )
+
+
+def checked_number(name: str, value: Any) -> float:
+    """Returns a number, or raises TypeError."""
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    return float(value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,9 +18,10 @@ from gpuopt.step.pairs import Gradient
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.operators import reading, storage_of
 from gpuopt.variables.scalars import as_scalar
-from gpuopt.variables.variable import Variable, checked_list
+from gpuopt.variables.variable import Variable, as_variable, checked_list
+from gpuopt.wrappers.base import checked_number
 from gpuopt.wrappers.local_variables import LocalVariable, LocalVariables, copies_of
-from gpuopt.wrappers.periodic import Assignments, PeriodicWrapper, checked_number
+from gpuopt.wrappers.periodic import Assignments, PeriodicWrapper
 
 
 class ElasticAverageCustomGetter(LocalVariables):
@@ -183,10 +184,13 @@ class ElasticAverageOptimizer(PeriodicWrapper):
             )
         if var_list is None:
             var_list = list(centers)
-        if not isinstance(var_list, dict):
-            listed = checked_list(var_list, "var_list")
+        if not isinstance(var_list, Mapping):
+            listed = [as_variable(each) for each in checked_list(var_list, "var_list")]
             var_list = {centers[v].name if v in centers else v.name: v for v in listed}
-        swapped = {key: centers[v].center if v in centers else v for key, v in var_list.items()}
+        swapped = {
+            name: centers[v].center if isinstance(v, Variable) and v in centers else v
+            for name, v in var_list.items()
+        }
         return Saver(swapped, **kwargs)
 
     def _exchange(self, trained: Sequence[LocalVariable]) -> Assignments:

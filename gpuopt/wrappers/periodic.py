@@ -237,10 +237,3 @@ def _checked_count(name: str, value: Any) -> int:
     if number < 1:
         raise ValueError(f"{name} must be at least 1, got {number}")
     return number
-
-
-def checked_number(name: str, value: Any) -> float:
-    """Returns a number, or raises TypeError."""
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-        raise TypeError(f"{name} must be a number, got {value!r}")
-    return float(value)

@@ -419,7 +419,7 @@ def test_the_swapping_saver_holds_centers_as_weights(tmp_path: Path) -> None:
     paths = [
         optimizer.swapping_saver().save(tmp_path / "all"),
         optimizer.swapping_saver([w, other]).save(tmp_path / "listed"),
-        optimizer.swapping_saver({"w": w}, max_to_keep=1).save(tmp_path / "mapped"),
+        optimizer.swapping_saver({"w": w, "raw": np.zeros(2)}).save(tmp_path / "mapped"),
     ]
     assert (w.numpy().tolist(), getter.center(w).numpy().tolist()) == ([0.75] * 2, [0.25] * 2)
     for path in paths:
