@@ -46,6 +46,13 @@ from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.variable import Variable, global_variables, trainable_variables
 from gpuopt.version import __version__ as __version__
 from gpuopt.wrappers import (
+    AGNCustomGetter,
+    AGNOptimizer,
+    DropStaleGradientOptimizer,
+    ElasticAverageCustomGetter,
+    ElasticAverageOptimizer,
+    ModelAverageCustomGetter,
+    ModelAverageOptimizer,
     MovingAverageOptimizer,
     MultitaskOptimizerWrapper,
     VariableClippingOptimizer,
@@ -53,6 +60,8 @@ from gpuopt.wrappers import (
 )
 
 __all__ = [
+    "AGNCustomGetter",
+    "AGNOptimizer",
     "CancelledError",
     "CheckpointError",
     "ConditionalAccumulator",
@@ -60,10 +69,15 @@ __all__ = [
     "DeadlineExceededError",
     "Device",
     "DeviceUnavailableError",
+    "DropStaleGradientOptimizer",
+    "ElasticAverageCustomGetter",
+    "ElasticAverageOptimizer",
     "ExponentialMovingAverage",
     "GpuoptError",
     "IndexedSlices",
     "MirroredStrategy",
+    "ModelAverageCustomGetter",
+    "ModelAverageOptimizer",
     "MovingAverageOptimizer",
     "MultitaskOptimizerWrapper",
     "Optimizer",

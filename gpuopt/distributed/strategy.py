@@ -5,13 +5,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from gpuopt.backends import backend_for
 from gpuopt.device import Device
+from gpuopt.distributed.broadcasting import take_value_of_rank_0
 from gpuopt.distributed.communicator import Communicator, RankGroup
 from gpuopt.distributed.communicators import default_group
 from gpuopt.distributed.copies import AlreadySummed, update_copies
@@ -132,7 +132,11 @@ class MirroredStrategy:
         ]
         mirrored = MirroredVariable([first, *others])
         if self._group.size > self._group.local_size:
-            self._group.run(partial(_take_value_of_rank_0, mirrored))
+            self._group.run(
+                lambda communicator: take_value_of_rank_0(
+                    communicator, mirrored.replicas[communicator.local.rank], mirrored.name
+                )
+            )
         for copy in mirrored.replicas:
             self._mirrored[copy.identity] = weakref.ref(mirrored)
         return mirrored
@@ -327,14 +331,6 @@ class MirroredStrategy:
                 "MirroredStrategy.variable"
             )
         return mirrored
-
-
-def _take_value_of_rank_0(mirrored: MirroredVariable, communicator: Communicator) -> None:
-    copy = mirrored.replicas[communicator.local.rank]
-    communicator.barrier(f'variable "{mirrored.name}" of {copy.dtype}{list(copy.shape)}')
-    value = communicator.broadcast(copy.numpy())
-    if communicator.rank != 0:
-        copy.assign(value)
 
 
 def _describe(gradients: Iterable[Gradient], variables: Iterable[MirroredVariable]) -> str:

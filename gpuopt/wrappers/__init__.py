@@ -1,11 +1,22 @@
 """Wrappers of TensorFlow's contrib: optimizers that add something to another one's steps."""
 
+from gpuopt.wrappers.agn import AGNCustomGetter, AGNOptimizer
+from gpuopt.wrappers.drop_stale_gradient import DropStaleGradientOptimizer
+from gpuopt.wrappers.elastic_average import ElasticAverageCustomGetter, ElasticAverageOptimizer
 from gpuopt.wrappers.gradient_clipping import clip_gradients_by_global_norm
+from gpuopt.wrappers.model_average import ModelAverageCustomGetter, ModelAverageOptimizer
 from gpuopt.wrappers.moving_average import MovingAverageOptimizer
 from gpuopt.wrappers.multitask import MultitaskOptimizerWrapper
 from gpuopt.wrappers.variable_clipping import VariableClippingOptimizer
 
 __all__ = [
+    "AGNCustomGetter",
+    "AGNOptimizer",
+    "DropStaleGradientOptimizer",
+    "ElasticAverageCustomGetter",
+    "ElasticAverageOptimizer",
+    "ModelAverageCustomGetter",
+    "ModelAverageOptimizer",
     "MovingAverageOptimizer",
     "MultitaskOptimizerWrapper",
     "VariableClippingOptimizer",

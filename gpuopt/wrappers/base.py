@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+
 from gpuopt.distributed.wrapper import OptimizerWrapper, check_optimizer
 from gpuopt.optimizer import Optimizer
 from gpuopt.step import additions
 from gpuopt.step.additions import Forget, nothing_to_forget
+from gpuopt.step.replica_context import replica_context
 from gpuopt.step.row_checks import RowChecks
 from gpuopt.step.updates import Updates
 
@@ -93,3 +96,20 @@ class StepWrapper(OptimizerWrapper):
 
     def _after_update(self, updates: Updates, row_checks: RowChecks) -> None:
         pass
+
+
+def refuse_replicas(optimizer: Optimizer) -> None:
+    """Raises RuntimeError in a replica of a strategy, and in a tower."""
+    context = replica_context()
+    if context.strategy is not None or context.num_replicas > 1:
+        raise RuntimeError(
+            f'"{optimizer.get_name()}" is for workers that step by themselves; it cannot be used '
+            "in a replica of a strategy, or in a tower"
+        )
+
+
+def checked_number(name: str, value: Any) -> float:
+    """Returns a number, or raises TypeError."""
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    return float(value)

@@ -11,6 +11,7 @@ from gpuopt.clipping import clip_by_global_norm
 from gpuopt.step.pairs import Gradient, as_list, as_pairs, checked_gradient, unpack_pair
 from gpuopt.variables.operators import reading
 from gpuopt.variables.variable import FLOAT_DTYPES
+from gpuopt.wrappers.base import checked_number
 
 
 def clip_gradients_by_global_norm(
@@ -37,8 +38,7 @@ def clip_gradients_by_global_norm(
         TypeError, ValueError: `clip_norm` is no number above 0; or what
             `Optimizer.apply_gradients` raises for a pair.
     """
-    if isinstance(clip_norm, bool) or not isinstance(clip_norm, int | float | np.number):
-        raise TypeError(f"clip_norm must be a number, got {clip_norm!r}")
+    checked_number("clip_norm", clip_norm)
     if not 0 < clip_norm < np.inf:
         raise ValueError(f"clip_norm must be above 0 and finite, got {clip_norm!r}")
     given = as_pairs(as_list(gradients_variables))

@@ -16,7 +16,7 @@ from gpuopt.step.row_checks import RowChecks
 from gpuopt.step.updates import Updates
 from gpuopt.training import ExponentialMovingAverage
 from gpuopt.variables.operators import storage_of
-from gpuopt.wrappers.base import StepWrapper
+from gpuopt.wrappers.base import StepWrapper, checked_number
 
 
 class MovingAverageOptimizer(StepWrapper):
@@ -59,10 +59,7 @@ class MovingAverageOptimizer(StepWrapper):
             TypeError: `opt` is no optimizer, or a number is none.
             ValueError: `average_decay` is not from 0 to 1.
         """
-        if isinstance(average_decay, bool) or not isinstance(
-            average_decay, int | float | np.number
-        ):
-            raise TypeError(f"average_decay must be a number, got {average_decay!r}")
+        checked_number("average_decay", average_decay)
         if not 0 <= average_decay <= 1:
             raise ValueError(f"average_decay must be from 0 to 1, got {average_decay!r}")
         if num_updates is not None:

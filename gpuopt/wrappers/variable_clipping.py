@@ -23,7 +23,7 @@ from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.operators import reading
 from gpuopt.variables.storage import describe
 from gpuopt.variables.variable import Variable
-from gpuopt.wrappers.base import StepWrapper
+from gpuopt.wrappers.base import StepWrapper, checked_number
 
 _logger = logging.getLogger("gpuopt")
 
@@ -71,9 +71,7 @@ class VariableClippingOptimizer(StepWrapper):
         """
         self._dims: WeakKeyDictionary[Identity, tuple[int, ...]] = WeakKeyDictionary()
         self._has_warned_of: WeakKeyDictionary[Identity, bool] = WeakKeyDictionary()
-        if isinstance(max_norm, bool) or not isinstance(max_norm, int | float | np.number):
-            raise TypeError(f"max_norm must be a number, got {max_norm!r}")
-        self._max_norm = float(max_norm)
+        self._max_norm = checked_number("max_norm", max_norm)
         _check_max_norm(self._max_norm, max_norm)
         if not isinstance(vars_to_clip_dims, Mapping):
             raise TypeError(

@@ -13,6 +13,7 @@ import gpuopt.optimizers
 import gpuopt.wrappers
 from gpuopt import Optimizer
 from gpuopt.optimizers.base import Common, RuleOptimizer
+from gpuopt.wrappers.periodic import PeriodicWrapper
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = ".venv/bin/python tests/support/tables.py"
@@ -42,6 +43,18 @@ variables and `state_dict` are those of the optimizer inside
 |---|---|---|
 """
 
+WORKERS = """
+## Optimizers of workers
+
+These wrap an optimizer, too. Several workers train by themselves, and what they have in common
+follows them ([guide](guides/workers_and_towers.md#workers-that-train-by-themselves),
+[TensorFlow's and these](coming_from_tensorflow.md#workers-of-contrib)). A custom getter is of the
+class that is named after the optimizer, as `AGNCustomGetter`.
+
+| | | arguments |
+|---|---|---|
+"""
+
 
 def optimizers() -> list[type[RuleOptimizer]]:
     return [
@@ -59,7 +72,10 @@ def pages() -> dict[Path, str]:
     text, rows = re.subn(r"^\| \[?Optimizers\b.*$", row, readme.read_text(), flags=re.MULTILINE)
     assert rows == 1, "README.md has no row that begins with | Optimizers"
     rows = map(in_full, optimizers())
-    page = PAGE + "".join(rows) + WRAPPERS + "".join(map(wrapper_in_full, wrappers()))
+    of_workers = [each for each in wrappers() if is_for_workers(each)]
+    others = [each for each in wrappers() if each not in of_workers]
+    page = PAGE + "".join(rows) + WRAPPERS + "".join(map(wrapper_in_full, others))
+    page += WORKERS + "".join(map(wrapper_in_full, of_workers))
     return {readme: text, ROOT / "docs" / "optimizers.md": page}
 
 
@@ -86,7 +102,11 @@ def in_full(optimizer: type[RuleOptimizer]) -> str:
 
 def wrappers() -> list[type[Optimizer]]:
     named = (getattr(gpuopt.wrappers, name) for name in gpuopt.wrappers.__all__)
-    return [each for each in named if isinstance(each, type)]
+    return [each for each in named if isinstance(each, type) and issubclass(each, Optimizer)]
+
+
+def is_for_workers(wrapper: type[Optimizer]) -> bool:
+    return issubclass(wrapper, PeriodicWrapper | gpuopt.DropStaleGradientOptimizer)
 
 
 def wrapper_in_full(wrapper: type[Optimizer]) -> str:

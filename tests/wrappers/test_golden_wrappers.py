@@ -18,13 +18,13 @@ FLOAT32_TOLERANCE = 3e-6
 CASES = read_json("contrib_wrappers.json")
 AVERAGES = [key for key in CASES if key.startswith("moving_average_")]
 CLIPPING = [key for key in CASES if key.startswith("variable_clipping_")]
-# Of wrappers that are not among these three.
-OTHERS = ["agn_1worker_adam", "elastic_average_1worker", "loss_scale_exponential"]
-OTHERS += ["model_average_1worker"]
+WORKERS = ["elastic_average_1worker", "model_average_1worker", "agn_1worker_adam"]
+# Of a wrapper that is not here.
+OTHERS = ["loss_scale_exponential"]
 
 
 def test_every_case_is_replayed_here_or_belongs_to_another_wrapper() -> None:
-    assert sorted([*AVERAGES, *CLIPPING, *OTHERS]) == sorted(CASES)
+    assert sorted([*AVERAGES, *CLIPPING, *WORKERS, *OTHERS]) == sorted(CASES)
     assert (len(AVERAGES), len(CLIPPING)) == (2, 5)
 
 
@@ -66,3 +66,57 @@ def test_clipped_variables_are_tensorflows(key: str) -> None:
     for expected in case["v"]:
         optimizer.apply_gradients([(gradient, v)])
         assert error(v.numpy(), np.reshape(expected, (3, 2))) <= FLOAT32_TOLERANCE
+
+
+def test_an_elastic_average_is_tensorflows_bit_by_bit() -> None:
+    case = CASES["elastic_average_1worker"]
+    assert case["note"] == "SGD(1.0), period 3, moving_rate .25, grads v0:[-1,-1] v1:[-2]"
+    getter = gpuopt.ElasticAverageCustomGetter()
+    v0, v1 = getter.variable([0.0, 3.0], name="v0"), getter.variable([1.0], name="v1")
+    step = Variable(0, name="gs", trainable=False)
+    optimizer = gpuopt.ElasticAverageOptimizer(
+        gpuopt.GradientDescentOptimizer(1.0), 1, getter, 3, moving_rate=0.25
+    )
+    named = {variable.name: variable for variable in gpuopt.global_variables()}
+    assert set(named) == {*case["global_vars"], *case["local_vars"]}
+    keys = {
+        "g0": "global_center_variable/v0",
+        "g1": "global_center_variable/v1",
+        "c0": "local_center_variable/v0",
+        "ls": "local_step",
+    }
+    for expected in case["steps"]:
+        optimizer.apply_gradients([(-np.ones(2, np.float32), v0), (np.float32([-2]), v1)], step)
+        for key, value in expected.items():
+            assert named[keys.get(key, key)].numpy().tolist() == value, key
+
+
+def test_a_model_average_is_tensorflows_bit_by_bit() -> None:
+    case = CASES["model_average_1worker"]
+    assert case["note"] == "SGD(1.0), interval 2, grad [-1,-1]"
+    getter = gpuopt.ModelAverageCustomGetter()
+    v0 = getter.variable([0.0, 3.0], name="v0")
+    step = Variable(0, name="gs", trainable=False)
+    optimizer = gpuopt.ModelAverageOptimizer(
+        gpuopt.GradientDescentOptimizer(1.0), 1, True, getter, interval_steps=2
+    )
+    for expected in case["steps"]:
+        optimizer.apply_gradients([(-np.ones(2, np.float32), v0)], step)
+        got = {"v0": v0.numpy().tolist(), "g0": getter.center(v0).numpy().tolist(), "gs": int(step)}
+        assert got == expected
+
+
+def test_accumulated_gradients_move_the_center_as_tensorflows_do() -> None:
+    case = CASES["agn_1worker_adam"]
+    assert case["note"] == "Adam(.2), period 2"
+    getter = gpuopt.AGNCustomGetter()
+    v0 = getter.variable([0.0, 3.0], name="v0")
+    step = Variable(0, name="gs", trainable=False)
+    optimizer = gpuopt.AGNOptimizer(gpuopt.AdamOptimizer(0.2), 1, getter, communication_period=2)
+    [total] = [v for v in gpuopt.global_variables() if v.name == "grad_variable/v0"]
+    for expected in case["steps"]:
+        optimizer.apply_gradients([(np.float32(expected["g"]), v0)], step)
+        assert error(v0.numpy(), expected["v0"]) <= FLOAT32_TOLERANCE
+        assert error(getter.center(v0).numpy(), expected["global0"]) <= FLOAT32_TOLERANCE
+        assert total.numpy().tolist() == expected["acc0"]
+        assert int(step) == expected["gs"]
