@@ -16,18 +16,16 @@ from gpuopt.variables.variable import Variable
 class HostScalar(Variable):
     """A variable on any device whose value is kept in host memory.
 
-    Reading it on the host never waits for a GPU. `storage` and `value()` give an array on the
-    device with the value of that moment: what is written to this array is lost, other than what
-    `assign` and its kin write.
+    Reading it on the host never waits for a GPU. `storage` and `value()` make an array on the
+    device, on its current stream, with the value of that moment: what is written to this array is
+    lost, other than what `assign` and its kin write.
     """
 
-    __slots__ = ("_copy", "_multiplying")
+    __slots__ = ("_multiplying",)
 
     def __init__(self, value: np.generic, name: str, device: Device) -> None:
         super().__init__(value, name=name, trainable=False)
         self.device = device
-        # (value, the array that holds it on the device)
-        self._copy: tuple[bytes, Any] | None = None
         # Python's own: one multiplication long, nobody waits for it.
         self._multiplying = threading.Lock()
         renew_after_fork(self)
@@ -52,7 +50,4 @@ class HostScalar(Variable):
     def storage(self) -> Any:
         if self.device.kind == "cpu":
             return self._array
-        as_bytes = self._array.tobytes()
-        if self._copy is None or self._copy[0] != as_bytes:
-            self._copy = as_bytes, backend_for(self.device).from_host(self._array)
-        return self._copy[1]
+        return backend_for(self.device).from_host(self._array)

@@ -210,18 +210,22 @@ class RowChecks:
         everywhere = set().union(*refused)
         bad, later = calls[first], len(calls) - first - 1
         device, read = next((d, read) for d, read in bad.reads.items() if read.values[0])
-        for call in reversed(calls[first:]):
-            call.undo(everywhere)
-        self.calls.clear()
-        for place in everywhere:
-            _row_flags(place).clear(self.flags[place])
         number, row = int(read.values[0]) - 1, int(read.values.view("int64")[1])
         name, height = bad.described[number]
         since = f", and neither have the {later} calls since" if later else ""
-        raise IndexError(
-            f'gradient for "{name}": row {row} is not in [0, {height}), the variable\'s rows. '
-            f"{device} found this after the call: it has changed nothing there{since}"
-        )
+        # If this is interrupted, the next check finds the calls, and undoes them again.
+        for place in everywhere:
+            _row_flags(place).clear(self.flags[place])
+        for call in reversed(calls[first:]):
+            call.undo(everywhere)
+        try:
+            raise IndexError(
+                f'gradient for "{name}": row {row} is not in [0, {height}), the variable\'s rows. '
+                f"{device} found this after the call: it has changed nothing there{since}"
+            )
+        except IndexError:
+            self.calls.clear()
+            raise
 
 
 def _row_flags(device: Device) -> RowFlags:

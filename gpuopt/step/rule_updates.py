@@ -281,6 +281,8 @@ class RuleUpdates:
             elif optimizer.prepares_gradients:
                 pairs = batch.select(list(part.pairs()))
                 prepared = [optimizer._prepared(*pair) for pair in pairs]
+                # The current stream reads them to prepare others.
+                kept.append(part.gradients)
                 batch.backend.apply_dense(
                     part.rule, batch.plan, prepared, scalars, refused=refused, kept=kept
                 )

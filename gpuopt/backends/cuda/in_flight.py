@@ -87,7 +87,7 @@ class InFlight:
             self._step += 1
             while held and held[0].step < self._step - 1:
                 wait_for_event(held[0].event, "a GPU, which is two steps behind")
-                held.popleft()
+                self._let_go()
         return self._step
 
     @property
@@ -96,5 +96,13 @@ class InFlight:
         return self.holds or bool(self._held)
 
     def _let_go(self) -> None:
-        while self._held and self._held[0].event.done:
-            self._held.popleft()
+        """Lets go what is done.
+
+        A step of a signal handler may come in between, and let go some of it first.
+        """
+        while self._held:
+            oldest = self._held[0]
+            if not oldest.event.done:
+                return
+            if self._held and self._held[0] is oldest:
+                self._held.popleft()

@@ -67,22 +67,25 @@ class UpdateOrder:
             The update, for `end`.
         """
         stream = self.in_flight.current_stream()
-        if last is not None and not last.is_superseded:
-            before = [last]
-        else:
-            before = _distinct(updated)
-            last = LastUpdate(stream)
-            for identity in updated:
-                if identity.last_update is not None:
-                    identity.last_update.is_superseded = True
-                identity.last_update = last
-        if is_step and self.in_flight.is_needed:
-            last.step = self.in_flight.begin_update(before)
+        is_same = last is not None and not last.is_superseded
+        before = [last] if last is not None and is_same else _distinct(updated)
+        step = self.in_flight.begin_update(before) if is_step and self.in_flight.is_needed else 0
         for each in before:
             self._wait(each, stream)
             for reader, event in each.reads.items():
                 if reader != stream:
                     self._launcher.wait(event)
+        if last is None or not is_same:
+            last = LastUpdate(stream)
+            if before:
+                # Until `end`, and after an interrupt: work that came before can be waited for.
+                last.event = self._launcher.record()
+            for identity in updated:
+                if identity.last_update is not None:
+                    identity.last_update.is_superseded = True
+                identity.last_update = last
+        if step:
+            last.step = step
         last.reads.clear()
         return last
 

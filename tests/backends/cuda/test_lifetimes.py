@@ -62,6 +62,44 @@ def test_a_gradient_is_kept_also_if_only_its_copy_is_read(cupy: Any, step: int |
 
 
 @pytest.mark.parametrize("step", [None, 2])
+def test_a_gradient_is_kept_also_if_only_its_copy_is_read(cupy: Any, step: int | None) -> None:
+    a, b = new_stream(), new_stream()
+    variable = Variable(np.zeros(100, np.float32), device="gpu:0")
+    gradient = uploaded(ones(100 * (step or 1)), a)
+    wait_for_gpus()
+    with b:
+        sgd().apply_gradients([(gradient[::step], variable)])
+    del gradient
+    with a:
+        mine = cupy.full(100 * (step or 1), 300, np.float32)
+    assert_equal(variable, -1)
+    a.synchronize()
+    assert_equal(mine, 300)
+
+
+def test_a_gradient_is_kept_from_which_a_step_computes_another(cupy: Any) -> None:
+    owner, other = new_stream(), new_stream()
+    variable, gradient = Variable(ones(), device="gpu:0"), uploaded(ones())
+    optimizer = gpuopt.LARSOptimizer(1.0, momentum=0.0)
+    wait_for_gpus()
+    for stream in (owner, other):
+        with stream:
+            optimizer.apply_gradients([(gradient, variable)])
+    wait_for_gpus()
+    before = variable.numpy()
+    with owner:
+        dropped = uploaded(ones(), owner)
+    wait_for_gpus()
+    with other:
+        optimizer.apply_gradients([(dropped, variable)])
+    del dropped
+    with owner:
+        cupy.full(100, -1, np.float32)  # not a longer one: LARS divides by the length
+    wait_for_gpus()
+    assert (variable.numpy() < before).all()
+
+
+@pytest.mark.parametrize("step", [None, 2])
 def test_a_sparse_gradient_is_kept_also_if_only_its_copy_is_read(
     cupy: Any, step: int | None
 ) -> None:
@@ -408,6 +446,45 @@ def test_the_host_waits_for_the_step_before_the_last_and_for_no_later_one(
     for stream in streams:
         step(stream)
     assert not waits
+
+
+def test_a_step_of_a_signal_handler_lets_go_of_nothing_that_is_in_use(
+    monkeypatch: pytest.MonkeyPatch, cupy: Any
+) -> None:
+    """It comes while the host waits for the step before the last."""
+    owner, other = new_stream(), new_stream()
+    outer, inner = (Variable(0 * ones(), device="gpu:0") for _ in range(2))
+    optimizer, of_handler, gradient = sgd(), sgd(), uploaded(ones())
+    wait_for_gpus()
+    for stream in (owner, other):
+        with stream:
+            optimizer.apply_gradients([(gradient, outer)])
+            of_handler.apply_gradients([(gradient, inner)])
+        wait_for_gpus()
+    with owner:
+        dropped = uploaded(ones(), owner)
+    wait_for_gpus()
+    wait, num_waits = in_flight.wait_for_event, 0
+
+    def waiting(event: Any, what: str) -> None:
+        nonlocal num_waits
+        wait(event, what)
+        num_waits += 1
+        if num_waits == 1:
+            of_handler.apply_gradients([(gradient, inner)])
+
+    monkeypatch.setattr(in_flight, "wait_for_event", waiting)
+    with other:
+        optimizer.apply_gradients([(gradient, outer)])
+        optimizer.apply_gradients([(dropped, outer)])
+        del dropped
+        optimizer.apply_gradients([(gradient, outer)])
+    with owner:
+        cupy.full(100, 100, np.float32)
+    wait_for_gpus()
+    assert num_waits
+    assert_equal(outer, -5)
+    assert_equal(inner, -3)
 
 
 def test_what_an_update_has_used_goes_with_the_next_update_of_any_variable(cupy: Any) -> None:

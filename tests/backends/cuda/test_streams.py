@@ -14,8 +14,12 @@ from gpu_streams import new_stream, require_two_gpus, uploaded, wait_for_gpus
 import gpuopt
 from gpuopt import IndexedSlices, Variable
 from gpuopt.backends import backend_for
+from gpuopt.backends.cuda import in_flight
+from gpuopt.backends.cuda.cupy_launcher import CupyLauncher
 from gpuopt.backends.cuda.launcher import Launch
+from gpuopt.backends.cuda.row_flags import CudaRowFlags
 from gpuopt.device import Device
+from gpuopt.state.state import State
 from gpuopt.step.replica_context import replica_context
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("every_schedule")]
@@ -132,6 +136,73 @@ def test_a_stand_in_is_not_written_by_what_had_its_memory_before() -> None:
     with b:
         optimizer.apply_gradients([(gradient, weight)])
     assert_equal(weight, -1)
+
+
+def test_an_array_is_read_whole_while_its_first_step_is_enqueued(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As by a thread, which needs no lock to read, while the step's kernel is compiled."""
+    a, b = new_stream(), new_stream()
+    gradient, optimizer = uploaded(ones()), sgd()
+    wait_for_gpus()
+    with a:
+        variable = on_gpu(5 * ones())
+    bind, found = CupyLauncher.bind, []
+
+    def reading(launcher: CupyLauncher, *arguments: Any, **named: Any) -> Launch:
+        with b:
+            found.append(variable.value() + 0)
+        return bind(launcher, *arguments, **named)
+
+    monkeypatch.setattr(CupyLauncher, "bind", reading)
+    with a:
+        optimizer.apply_gradients([(gradient, variable)])
+    b.synchronize()
+    assert set(found[0].get().tolist()) <= {4.0, 5.0}
+
+
+@pytest.mark.parametrize("is_step", [False, True])
+def test_a_call_that_is_interrupted_as_it_begins_forgets_no_update(
+    monkeypatch: pytest.MonkeyPatch, is_step: bool
+) -> None:
+    a, b, c = new_stream(), new_stream(), new_stream()
+    first, second, optimizer = on_gpu(0 * ones()), on_gpu(0 * ones()), sgd()
+    gradient, ten = uploaded(ones()), uploaded(10 * ones())
+    wait_for_gpus()
+    for stream in (a, b):
+        with stream:
+            optimizer.apply_gradients([(gradient, first), (gradient, second)])
+    wait_for_gpus()
+    with a:
+        for _ in range(2):
+            optimizer.apply_gradients([(gradient, first), (gradient, second)])
+
+    def interrupted(event: Any, what: str) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, b, pytest.raises(KeyboardInterrupt):
+        patched.setattr(in_flight, "wait_for_event", interrupted)
+        if is_step:
+            optimizer.apply_gradients([(ten, first)])
+        else:
+            first.assign(ten)
+    with c:
+        optimizer.apply_gradients([(ten, first)])
+    assert_equal(first, -14)
+
+
+def test_the_powers_of_beta_can_be_read_on_every_stream() -> None:
+    a, b = new_stream(), new_stream()
+    variable, gradient, optimizer = on_gpu(ones()), uploaded(ones()), gpuopt.AdamOptimizer()
+    optimizer.apply_gradients([(gradient, variable)])
+    wait_for_gpus()
+    power = optimizer.state.others()["beta1_power"]
+    found = []
+    for stream in (a, b):
+        with stream:
+            found.append(power + 0)
+    for stream, each in zip((a, b), found, strict=True):
+        assert each.get(stream=stream) == pytest.approx(0.81)
 
 
 # Flags of rows
@@ -251,6 +322,33 @@ def test_a_bad_row_on_one_gpu_leaves_the_other_gpus_slots_and_flags_in_order() -
     optimizer.apply_gradients([(good, models[0].table), (good_too, models[1].table)])
     optimizer.check()
     np.testing.assert_allclose(models[1].table.numpy()[:4, 0], [-0.5, -0.5, -0.5, 0])
+
+
+def test_the_undoing_of_refused_calls_goes_on_after_an_interrupt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, step = Model(), Variable(0)
+    slices = {
+        rows: IndexedSlices(model.values, getattr(model, rows)) for rows in ("rows", "bad_rows")
+    }
+    for rows in ("rows", "bad_rows", "rows"):
+        model.optimizer.apply_gradients([(slices[rows], model.table)], step)
+    assert int(step) == 3
+
+    def interrupted(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    for owner, name in ((CudaRowFlags, "clear"), (State, "forget")):
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(owner, name, interrupted)
+            model.optimizer.check()
+    with pytest.raises(IndexError, match="row 10"):
+        model.optimizer.check()
+    assert int(step) == 1
+    model.optimizer.apply_gradients([(slices["rows"], model.table)], step)
+    model.optimizer.check()
+    assert int(step) == 2
+    np.testing.assert_array_equal(model.table.numpy()[:4, 0], [-2, -2, -2, 0])
 
 
 @pytest.mark.parametrize("bad_gpu", [0, 1])
