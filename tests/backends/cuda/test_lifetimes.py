@@ -61,22 +61,6 @@ def test_a_gradient_is_kept_also_if_only_its_copy_is_read(cupy: Any, step: int |
     assert_equal(mine, 300)
 
 
-@pytest.mark.parametrize("step", [None, 2])
-def test_a_gradient_is_kept_also_if_only_its_copy_is_read(cupy: Any, step: int | None) -> None:
-    a, b = new_stream(), new_stream()
-    variable = Variable(np.zeros(100, np.float32), device="gpu:0")
-    gradient = uploaded(ones(100 * (step or 1)), a)
-    wait_for_gpus()
-    with b:
-        sgd().apply_gradients([(gradient[::step], variable)])
-    del gradient
-    with a:
-        mine = cupy.full(100 * (step or 1), 300, np.float32)
-    assert_equal(variable, -1)
-    a.synchronize()
-    assert_equal(mine, 300)
-
-
 def test_a_gradient_is_kept_from_which_a_step_computes_another(cupy: Any) -> None:
     owner, other = new_stream(), new_stream()
     variable, gradient = Variable(ones(), device="gpu:0"), uploaded(ones())
