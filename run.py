@@ -5,6 +5,7 @@
     python3 run.py test            run the tests that need no GPU
     python3 run.py test-full       the same, with every optimizer in every form and type
     python3 run.py test-gpu        run the tests that need a GPU: on one, or on a driver without
+    python3 run.py test-gpu-full   the same; without one, streams run in 20 times as many orders
     python3 run.py test-ranks      run the tests of several processes, over Open MPI and MPICH
     python3 run.py test-kernels    run the kernels' own tests on the CPU, under sanitizers
     python3 run.py test-kernels-full    the same, and compile all of them for all GPUs
@@ -55,6 +56,7 @@ GROUPS = {
     "test": ["test"],
     "test-full": ["test"],
     "test-gpu": ["test", "gpu"],
+    "test-gpu-full": ["test", "gpu"],
     "test-ranks": [],
     "test-kernels": ["test", "kernels"],
     "test-kernels-full": ["test", "kernels"],
@@ -88,8 +90,8 @@ def main() -> int:
         return lint()
     if task in ("test", "test-full"):
         return test(arguments, is_full=task.endswith("full"))
-    if task == "test-gpu":
-        return test_gpu(arguments)
+    if task in ("test-gpu", "test-gpu-full"):
+        return test_gpu(arguments, is_full=task.endswith("full"))
     if task == "test-ranks":
         return test_ranks(arguments)
     if task in ("test-kernels", "test-kernels-full"):
@@ -241,11 +243,15 @@ def is_interactive(arguments: Sequence[str]) -> bool:
     return not INTERACTIVE.isdisjoint(arguments)
 
 
-def test_gpu(arguments: Sequence[str]) -> int:
+def test_gpu(arguments: Sequence[str], is_full: bool) -> int:
     """Runs the tests that need a GPU.
 
     Where there is none, they run on tests/support/driver, and those alone are left out that need a
     real one. Then CuPy for CUDA 12 is tried, in an environment of its own.
+
+    Args:
+        arguments: For pytest.
+        is_full: On that driver, streams run in 102 orders instead of 5, for an hour.
     """
     has_gpu = cuda_extra() != "cpu"
     driver = [] if has_gpu else ["tests/support/driver"]
@@ -255,6 +261,8 @@ def test_gpu(arguments: Sequence[str]) -> int:
         command += [*IN_PROCESSES, *NO_HANGING]
     environment = {**SINGLE_THREADED, **os.environ, "PYTHONPATH": str(ROOT)}
     environment["GPUOPT_REQUIRE"] = "gpu" if has_gpu else "gpu,driver"
+    if is_full:
+        environment["GPUOPT_FULL"] = "1"
     status = subprocess.run([*command, *arguments], cwd=ROOT, env=environment).returncode
     if status or has_gpu or arguments:
         return status

@@ -163,6 +163,15 @@ def test_the_hot_row_of_29a79d3_takes_the_reviews_millisecond_within_15_percent(
     assert longest.us == pytest.approx(1200, rel=0.15)
 
 
+def test_a_row_that_is_half_of_a_million_takes_tens_of_microseconds() -> None:
+    result = read(OURS)
+    launches = read_recorded(result, "H200").launches["half_one_row"]
+    data = read_data(result, "half_one_row")
+    kernels = [(each.kernel.partition("<")[0], each) for each in launches if each.grid]
+    longest = {name: KERNELS[name](launch, data).longest.us for name, launch in kernels}
+    assert 10 < longest["sum_pieces"] + longest["sparse_update"] < 100
+
+
 @pytest.mark.parametrize("workload", LIMITS)
 def test_modelled_times_keep_their_limits_on_an_h200(workload: str) -> None:
     steps = model_workload(read(OURS), "H200", workload, KERNELS)

@@ -242,12 +242,14 @@ def test_a_gradient_may_be_freed_while_its_update_waits(
 # Devices
 
 
+@pytest.mark.usefixtures("every_schedule")
 def test_gradients_in_host_memory_are_moved_to_the_gpu(cupy: Any) -> None:
     model = Model(cupy, "AdamOptimizer", {})
     model.step(model.host_gradients)
     assert_equal(model.values(), after_steps(cupy, 1))
 
 
+@pytest.mark.usefixtures("every_schedule")
 def test_variables_in_host_memory_and_on_the_gpu_share_a_step(cupy: Any) -> None:
     start, gradient = np.random.default_rng(0).normal(size=(2, 1000)).astype(np.float32)
     variables = [Variable(cupy.asarray(start)), Variable(start)]
@@ -263,6 +265,7 @@ def test_variables_in_host_memory_and_on_the_gpu_share_a_step(cupy: Any) -> None
         assert optimizer.get_slot(variable, "m").device == variable.device
 
 
+@pytest.mark.usefixtures("every_schedule")
 def test_raw_arrays_are_updated_in_place(cupy: Any) -> None:
     start, gradient = np.random.default_rng(1).normal(size=(2, 1000)).astype(np.float32)
     array, variable = cupy.asarray(start), Variable(cupy.asarray(start))

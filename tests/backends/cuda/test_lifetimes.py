@@ -322,24 +322,28 @@ def page_locked(cupy: Any) -> Iterator[list[int]]:
     cupy.cuda.set_pinned_memory_allocator(pool.malloc)
 
 
-@pytest.mark.parametrize("is_sparse", [False, True])
+@pytest.mark.parametrize("kind", ["one variable", "sparse", "many variables"])
 def test_a_loop_far_ahead_of_the_gpu_allocates_no_page_locked_memory(
-    page_locked: list[int], is_sparse: bool
+    page_locked: list[int], kind: str
 ) -> None:
     rate = 0.5
-    variable = Variable(np.zeros((10, 4), np.float32), device="gpu:0")
+    number_of = 12 if kind == "many variables" else 1
+    variables = [Variable(np.zeros((10, 4), np.float32), device="gpu:0") for _ in range(number_of)]
     optimizer = gpuopt.GradientDescentOptimizer(lambda: rate)
-    gradient: Any = uploaded(ones(10, 4))
-    if is_sparse:
-        gradient = IndexedSlices(gradient, uploaded(np.arange(10)))
-    optimizer.apply_gradients([(gradient, variable)])
+    gradients: list[Any] = [uploaded(ones(10, 4)) for _ in range(2 * number_of)]
+    if kind == "sparse":
+        gradients = [IndexedSlices(each, uploaded(np.arange(10))) for each in gradients]
+    optimizer.apply_gradients(zip(gradients, variables, strict=False))
     page_locked.clear()
     for number in range(300):
-        rate = 1.0 + number  # so that there is something to upload
-        optimizer.apply_gradients([(gradient, variable)])
+        rate = 1.0 + number
+        # From other addresses, which must be uploaded if there are more than five.
+        gradients = gradients[1:] + gradients[:1]
+        optimizer.apply_gradients(zip(gradients, variables, strict=False))
     assert page_locked == []
     optimizer.check()
-    assert_equal(variable, -0.5 - sum(range(1, 301)))
+    for variable in variables:
+        assert_equal(variable, -0.5 - sum(range(1, 301)))
 
 
 # What is kept no longer than needed

@@ -411,10 +411,13 @@ def test_restored_slots_wait_again_after_a_refused_call() -> None:
     np.testing.assert_allclose(accumulator.numpy()[:4, 0], [2.1, 2.1, 2.1, 0.1], rtol=1e-6)
 
 
-def test_calls_of_two_threads_are_refused_as_a_whole_or_not_at_all() -> None:
+@pytest.mark.parametrize("touches_all_rows", [False, True])
+def test_calls_of_two_threads_are_refused_as_a_whole_or_not_at_all(touches_all_rows: bool) -> None:
     """The rows of one thread are bad now and then; the other's are good, with all rows touched."""
     tables = [on_gpu(np.zeros((10, 4), np.float32)) for _ in range(2)]
-    optimizer = gpuopt.GradientDescentOptimizer(1.0)
+    optimizer: gpuopt.Optimizer = gpuopt.GradientDescentOptimizer(1.0)
+    if touches_all_rows:  # other rows decay
+        optimizer = gpuopt.AdamOptimizer(beta1=0.5, beta2=0.5)
     values = uploaded(np.ones((3, 4), np.float32))
     rows, bad_rows = uploaded(np.array([0, 1, 1])), uploaded(np.array([0, 1, 99]))
     wait_for_gpus()
@@ -443,7 +446,13 @@ def test_calls_of_two_threads_are_refused_as_a_whole_or_not_at_all() -> None:
         optimizer.check()
     for table, count in zip(tables, counts, strict=True):
         num_steps = int(count)
-        assert table.numpy()[:, 0].tolist() == [-num_steps, -2 * num_steps, *[0] * 8]
+        if not touches_all_rows:
+            assert table.numpy()[:, 0].tolist() == [-num_steps, -2 * num_steps, *[0] * 8]
+            continue
+        m = optimizer.get_slot(table, "m")
+        assert m is not None
+        expected = [1 - 0.5**num_steps, 2 * (1 - 0.5**num_steps), *[0.0] * 8]
+        np.testing.assert_allclose(m.numpy()[:, 0], expected, rtol=1e-6)
 
 
 # Reading a Variable
