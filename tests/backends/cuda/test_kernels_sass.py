@@ -60,6 +60,16 @@ def test_loads_of_sparse_kernels_are_in_flight_together(architecture: str, tmp_p
         assert sum(in_flight) >= keys // SORT_THREADS + reads_flag, (kernel.expression, in_flight)
 
 
+def test_a_sum_of_a_runs_rows_has_eight_of_them_in_flight(tmp_path: Path) -> None:
+    group = [
+        kernel
+        for kernel in kernels_without_rule()
+        if kernel.expression == "gpuopt::sum_pieces<float, unsigned int>"
+    ]
+    [instructions] = compiled(group, "sm_90", tmp_path)
+    assert sum(count >= 8 for count in loads_in_flight(instructions)) >= 3
+
+
 def test_the_flag_of_refused_rows_and_the_first_chunk_are_in_flight_together(
     tmp_path: Path,
 ) -> None:
