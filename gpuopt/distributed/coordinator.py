@@ -49,6 +49,9 @@ class Coordinator:
     Nobody waits for ever. A ticket ends with a token, or with DeadlineExceededError after
     `timeout_s` seconds, CancelledError after `close`, or WorkerFailedError when no worker is left
     that could still complete the step.
+
+    Attributes:
+        was_stopped: Whether a signal has ended the training; see `StopRequest`.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class Coordinator:
         """
         self.global_step = global_step
         self.belongs_to_run = belongs_to_run
+        self.was_stopped = False
         self.replicas_to_aggregate = replicas_to_aggregate
         self.total_num_replicas = total_num_replicas
         self.tokens_per_step = max(replicas_to_aggregate, total_num_replicas)
@@ -207,24 +211,40 @@ class Coordinator:
             WorkerFailedError: a worker has failed, and no step can be completed without it.
         """
         with self._changed:
-            if not ticket.is_done and self._end is None:
+            if not self._is_over(ticket):
                 started = monotonic()
                 try:
-                    in_time = self._changed.wait_for(
-                        lambda: ticket.is_done or self._end is not None, self._timeout_s
-                    )
+                    in_time = self._changed.wait_for(lambda: self._is_over(ticket), self._timeout_s)
                 finally:
-                    self._figures[ticket.worker].waited_s += monotonic() - started
-                    if not ticket.is_done:
-                        self._queue.waiting.remove(ticket)
+                    self._end_wait(ticket, monotonic() - started)
                 if not in_time:
                     raise DeadlineExceededError(self._say_who_is_missing(ticket))
-            if ticket.token is not None:
-                return ticket.token
-            if ticket.error is not None:
-                raise ticket.error
-            self._raise_end()
-            raise AssertionError("a wait ends with a token or an error")
+            return self._take_token(ticket)
+
+    def ask(self, ticket: Ticket) -> int | None:
+        """Does what `wait` does for a worker of another process, but for the waiting.
+
+        Returns:
+            The token; or None if it may still come in time: then ask again.
+        """
+        with self._changed:
+            is_over, waited_s = self._is_over(ticket), monotonic() - ticket.began
+            if not is_over and waited_s < self._timeout_s:
+                return None
+            self._end_wait(ticket, waited_s)
+            if not is_over:
+                raise DeadlineExceededError(self._say_who_is_missing(ticket))
+            return self._take_token(ticket)
+
+    def give_up(self, ticket: Ticket) -> None:
+        """Ends the wait for a ticket whose worker has left; its gradients stay."""
+        with self._changed:
+            self._end_wait(ticket, monotonic() - ticket.began)
+
+    def stop(self) -> None:
+        """Closes the coordinator because a signal asks for it."""
+        self.was_stopped = True
+        self.close()
 
     def close(self) -> None:
         """Makes all waiting and later calls raise CancelledError.
@@ -246,6 +266,22 @@ class Coordinator:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    def _is_over(self, ticket: Ticket) -> bool:
+        return ticket.is_done or self._end is not None
+
+    def _end_wait(self, ticket: Ticket, waited_s: float) -> None:
+        self._figures[ticket.worker].waited_s += waited_s
+        if not ticket.is_done:
+            self._queue.waiting.remove(ticket)
+
+    def _take_token(self, ticket: Ticket) -> int:
+        if ticket.token is not None:
+            return ticket.token
+        if ticket.error is not None:
+            raise ticket.error
+        self._raise_end()
+        raise AssertionError("a wait ends with a token or an error")
 
     def _accept(self, worker: int, local_step: int, prepared: list[tuple[Any, Any]]) -> Ticket:
         """Adds gradients, or drops them if they are late; returns a place in the queue."""

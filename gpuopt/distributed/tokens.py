@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from time import monotonic
 from typing import Literal
 
 from gpuopt.errors import GpuoptError
@@ -21,15 +22,17 @@ class Ticket:
             when its gradient came too late.
         token: The step to compute the next gradient for, once the worker may go on.
         error: The error that the worker has to raise instead.
+        began: When the ticket was taken, by `time.monotonic`.
     """
 
-    __slots__ = ("error", "last_round", "token", "worker")
+    __slots__ = ("began", "error", "last_round", "token", "worker")
 
     def __init__(self, worker: int, last_round: int) -> None:
         self.worker = worker
         self.last_round = last_round
         self.token: int | None = None
-        self.error: GpuoptError | None = None
+        self.error: Exception | None = None
+        self.began = monotonic()
 
     @property
     def is_done(self) -> bool:
