@@ -99,10 +99,10 @@ class Coordinator:
         renew_after_fork(self)
 
     def after_fork(self) -> None:
-        """The workers are threads of the parent: here nothing could be completed."""
+        """The workers are the parent's: here nothing could be completed."""
         self._updating_worker = None
         if self._end is None:
-            message = f"the workers are threads of process {self._process}, and not of this child"
+            message = f"the workers belong to process {self._process}, and not to this child"
             self._end = WorkerFailedError, message, None
 
     @property
