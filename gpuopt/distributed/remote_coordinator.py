@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -14,6 +15,7 @@ from gpuopt.distributed.stop_request import StopRequest
 from gpuopt.distributed.sync_messages import (
     CHIEF,
     LOOK_S,
+    Ask,
     End,
     Leave,
     Push,
@@ -65,9 +67,9 @@ class RemoteCoordinator(Coordinator):
         self._has_told_stop = False
         self._thread = threading.get_ident()
         self._patience_s = _PATIENCE * timeout_s
-        self._num_pushes = 0
+        self._num_messages = 0
         self._last: End | None = None
-        # By the number of the push; 0 is for the first token.
+        # By the number of the message that is to be answered; 0 is for the first token.
         self._tickets: dict[int, Ticket] = {}
 
     def figures(self) -> list[WorkerFigures]:
@@ -76,7 +78,8 @@ class RemoteCoordinator(Coordinator):
 
     def join(self, worker: int) -> int:
         """Gets the chief's variables; returns the step that the first gradient is for."""
-        return self.wait(self._new_ticket(worker, 0))
+        self._tickets[0] = first = Ticket(worker, last_round=0)
+        return self.wait(first)
 
     def leave(self, worker: int, error: BaseException | None = None) -> None:
         """Tells the chief that the worker has ended, with the error that ended it, if any."""
@@ -97,9 +100,7 @@ class RemoteCoordinator(Coordinator):
                 "called on"
             )
         gradients = self._shared.pack_gradients(pairs)
-        self._num_pushes += 1
-        self._communicator.send(Push(self._num_pushes, local_step, gradients), CHIEF)
-        return self._new_ticket(worker, self._num_pushes)
+        return self._request(worker, Push(self._next_number(), local_step, gradients))
 
     def wait(self, ticket: Ticket) -> int:
         """Waits for the chief's reply; see `Coordinator.wait`.
@@ -112,31 +113,48 @@ class RemoteCoordinator(Coordinator):
             WorkerFailedError: a worker has failed, and no step can be completed without it; or the
                 chief has failed.
         """
-        ends = monotonic() + self._patience_s
-        while not self._is_over(ticket):
-            if monotonic() >= ends:
-                raise DeadlineExceededError(
-                    f"worker {ticket.worker}: the chief, rank {CHIEF}, has not answered within "
-                    f"{self._patience_s:g} s"
-                )
-            self._receive()
+        self._wait_for_reply(ticket)
         return self._take_token(ticket)
 
-    def wait_for_end(self) -> End:
-        """Waits until the training is over, without a time limit: others may train on.
+    def wait_for_end(self, worker: int) -> End:
+        """Waits until the training is over, for as long as others train and the chief answers.
 
         Raises:
+            DeadlineExceededError: the chief does not answer.
             WorkerFailedError: the chief has failed.
         """
-        while self._last is None:
-            if self._end is not None:
-                self._raise_end()
-            self._receive()
+        while self._end is None:
+            self._wait_for_reply(self._request(worker, Ask(self._next_number())))
+            self._receive_until(lambda: self._end is not None, self._timeout_s)
+        if self._last is None:
+            self._raise_end()
+        assert self._last is not None
         return self._last
 
-    def _new_ticket(self, worker: int, number: int) -> Ticket:
-        self._tickets[number] = ticket = Ticket(worker, last_round=0)
+    def _next_number(self) -> int:
+        self._num_messages += 1
+        return self._num_messages
+
+    def _request(self, worker: int, message: Push | Ask) -> Ticket:
+        self._communicator.send(message, CHIEF)
+        self._tickets[message.number] = ticket = Ticket(worker, last_round=0)
         return ticket
+
+    def _wait_for_reply(self, ticket: Ticket) -> None:
+        if not self._receive_until(lambda: self._is_over(ticket), self._patience_s):
+            raise DeadlineExceededError(
+                f"worker {ticket.worker}: the chief, rank {CHIEF}, has not answered within "
+                f"{self._patience_s:g} s"
+            )
+
+    def _receive_until(self, is_done: Callable[[], bool], timeout_s: float) -> bool:
+        """Returns whether `is_done()` holds in the end."""
+        ends = monotonic() + timeout_s
+        while not is_done():
+            if monotonic() >= ends:
+                return False
+            self._receive()
+        return True
 
     def _receive(self) -> None:
         """Does what the chief says, if it says something soon."""
@@ -149,7 +167,7 @@ class RemoteCoordinator(Coordinator):
         message = received[1]
         if isinstance(message, Reply):
             ticket = self._tickets.pop(message.number)
-            if message.error is None:
+            if message.state:
                 self._shared.unpack(message.state)
             ticket.token, ticket.error = message.token, message.error
             return

@@ -14,6 +14,7 @@ from gpuopt.distributed.coordinator import Coordinator
 from gpuopt.distributed.stop_request import StopRequest
 from gpuopt.distributed.sync_messages import (
     LOOK_S,
+    Ask,
     End,
     Leave,
     Push,
@@ -62,8 +63,10 @@ class Chief:
         self._valid_dtypes = valid_dtypes
         self._timeout_s = timeout_s
         self._stop = stop
+        ranks = [_rank_of(worker) for worker in range(coordinator.total_num_replicas)]
+        self._present = set(ranks)  # whose workers have not ended
         # In the order in which their messages are looked for: the last one heard comes last.
-        self._present = [_rank_of(worker) for worker in range(coordinator.total_num_replicas)]
+        self._heard = ranks
         self._tickets: dict[tuple[int, int], Ticket] = {}  # by worker and number of the push
         self._failures: list[tuple[Leave, str]] = []
 
@@ -98,21 +101,25 @@ class Chief:
 
     def _receive(self) -> None:
         """Takes the next message, if one comes soon."""
-        received = self._communicator.receive(self._present, LOOK_S)
+        received = self._communicator.receive(self._heard, LOOK_S)
         if received is None:
             return
         rank, message = received
-        self._present.remove(rank)
-        self._present.append(rank)
         worker = _worker_of(rank)
+        self._heard.remove(rank)
+        if isinstance(message, GpuoptError):  # of a process that has ended
+            if rank in self._present:
+                self._leave(worker, Leave(repr(message), has_failed=True, is_told=True))
+            return
+        self._heard.append(rank)
         if isinstance(message, Push):
             self._push(worker, message)
         elif isinstance(message, Stop):
             self._coordinator.stop()
         elif isinstance(message, Leave):
             self._leave(worker, message)
-        else:  # the process's end, without a word of the worker's
-            self._leave(worker, Leave(repr(message), has_failed=True, is_told=True))
+        elif isinstance(message, Ask):
+            self._send(worker, Reply(message.number, 0, None, b""))
 
     def _push(self, worker: int, message: Push) -> None:
         coordinator = self._coordinator
@@ -168,14 +175,14 @@ class Chief:
             _logger.warning("workers %s have not ended within %g s", late, self._timeout_s)
         figures, was_stopped = coordinator.figures(), coordinator.was_stopped
         last, step_alone = shared.pack(shared.variables), shared.pack([])
-        unaware = set()
+        unaware = []
         for worker in range(coordinator.total_num_replicas):
             rank = _rank_of(worker)
             is_late = rank in self._present  # and so does not wait for this message
             state = step_alone if is_late else last
             self._send(worker, End(figures, failure, was_stopped, state))
-            if not is_late:
-                unaware.add(rank)
+            if not is_late and rank in self._heard:
+                unaware.append(rank)
         ends = monotonic() + self._timeout_s
         while unaware and monotonic() < ends:
             received = self._communicator.receive(unaware, LOOK_S)

@@ -57,6 +57,12 @@ class Leave(NamedTuple):
     is_told: bool = False
 
 
+class Ask(NamedTuple):
+    """From a worker that has ended: whether the chief is still there."""
+
+    number: int
+
+
 class Stop(NamedTuple):
     """From a worker: a signal asks it to end."""
 
@@ -67,7 +73,7 @@ class Reply(NamedTuple):
     Attributes:
         token: See `Ticket`; None if there is an error.
         error: What the worker is to raise.
-        state: See `SharedVariables.pack`; empty if there is an error.
+        state: See `SharedVariables.pack`; empty if there is nothing new.
     """
 
     number: int

@@ -109,7 +109,7 @@ def run_in_process(
         except Exception as error:
             failure = error
         try:
-            end = coordinator.wait_for_end()
+            end = coordinator.wait_for_end(index)
         except GpuoptError:
             if failure is None:
                 raise

@@ -73,7 +73,7 @@ def test_every_setting_equals_its_replay_on_all_ranks(folder: Path) -> None:
     assert len(settings) >= 5
     for aggregate, policy, steps, figures, _ in settings:
         total = len(figures)
-        # With fewer gradients than workers, several may be on their way to step 30.
+        # With fewer gradients than workers, several may be on their way to the last step.
         assert NUM_STEPS <= steps < NUM_STEPS + total, (aggregate, policy)
         assert sum(accepted for accepted, _ in figures) >= aggregate * steps
         if policy == "per_step" and aggregate == total:

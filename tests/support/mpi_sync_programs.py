@@ -26,7 +26,7 @@ from gpuopt.distributed import Coordinator, MPIGroup, StopRequest, SyncReplicasW
 from gpuopt.distributed.communicator import Communicator, MessagingCommunicator
 
 SHORT_S = 0.4
-NUM_STEPS = 30
+NUM_STEPS = 20
 Train = Callable[[SyncReplicasWorker], Any]
 
 
