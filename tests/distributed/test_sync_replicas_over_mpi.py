@@ -45,6 +45,26 @@ def same_of_all(folder: Path, program: str) -> Any:
     return chief
 
 
+def test_messages_come_whole_and_in_their_order_from_whom_one_listens_to(folder: Path) -> None:
+    chief, (first, *others) = workers_and_chief(folder, "send_messages")
+    (is_right, ends, wrong), failed, called = chief
+    last = len(others) + 1
+    assert is_right
+    assert ends == [
+        f"CancelledError: rank {rank} has finished, and will not come" for rank in (1, last, 1)
+    ]
+    assert wrong == [
+        f"ValueError: rank must be another one of {last + 1} ranks, got {rank}"
+        for rank in (0, -1, last + 1)
+    ]
+    told = [1, "rank 1 has failed: KeyError: 'lost'"]
+    assert failed == told
+    assert first[:2] == [[0, "done"], "raised"]
+    assert [other[:2] for other in others] == [[[0, "done"], told]] * len(others)
+    assert called == "ValueError: rank 1 makes another call than to send a message"
+    assert all("has finished, and will not come" in worker[2] for worker in (first, *others))
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["tag"])
 def test_replays_tensorflows_events_as_threads_do(case: dict[str, Any], folder: Path) -> None:
     chief, workers = workers_and_chief(folder, "replay_golden")

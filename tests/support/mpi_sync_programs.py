@@ -106,6 +106,58 @@ def attempt(function: Callable[[], Any]) -> str:
     return "nothing"
 
 
+# Messages.
+
+
+def send_messages(group: MPIGroup, folder: Path) -> Any:
+    """Every rank but the first sends it messages; those of the first and last one are awaited."""
+    sizes = [0, 7, 100_000, 1, 3_000_000, 1_000]  # with and without a block of its own
+
+    def message(rank: int, number: int) -> Any:
+        return number, np.full(sizes[number], rank * 10 + number, np.uint8), "text"
+
+    def talk(communicator: MessagingCommunicator) -> Any:
+        last = communicator.size - 1
+        if communicator.rank > 0:
+            for number in range(len(sizes)):
+                communicator.send(message(communicator.rank, number), 0)
+            return communicator.receive([0], TIMEOUT_S)
+        right = communicator.receive([], 0.01) is None  # nobody is awaited
+        got: dict[int, int] = {1: 0, last: 0}
+        while sum(got.values()) < len(sizes) * len(got):
+            received = communicator.receive(got, TIMEOUT_S)
+            assert received is not None
+            rank, (number, array, text) = received
+            expected = message(rank, got[rank])
+            right &= (number, text) == (expected[0], expected[2])
+            right &= bool(np.array_equal(array, expected[1]))
+            got[rank] += 1
+        right &= communicator.receive(got, 0.01) is None
+        for rank in range(1, communicator.size):
+            communicator.send("done", rank)
+        ends = [communicator.receive([rank], TIMEOUT_S) for rank in (1, last, 1)]
+        wrong = [attempt(lambda r=rank: communicator.send(1, r)) for rank in (0, -1, last + 1)]
+        return right, [f"{type(end[1]).__name__}: {end[1]}" for end in ends if end], wrong
+
+    def fail(communicator: MessagingCommunicator) -> Any:
+        if communicator.rank == 1:
+            raise KeyError("lost")
+        received = communicator.receive([1], TIMEOUT_S)
+        return None if received is None else [received[0], str(received[1])]
+
+    def call(communicator: MessagingCommunicator) -> Any:
+        if communicator.rank > 0:
+            return attempt(communicator.barrier)
+        return attempt(lambda: communicator.receive([1], TIMEOUT_S))
+
+    outcome = [group.run(talk)[0]]
+    try:
+        outcome += group.run(fail)
+    except KeyError:
+        outcome.append("raised")
+    return outcome + group.run(call)
+
+
 # What TensorFlow did.
 
 
@@ -463,6 +515,7 @@ def stop_by_a_worker(group: MPIGroup, folder: Path) -> Any:
 PROGRAMS: dict[str, Callable[[MPIGroup, Path], Any]] = {
     function.__name__: function
     for function in (
+        send_messages,
         replay_golden,
         train_freely,
         begin_with_the_chiefs_values,
