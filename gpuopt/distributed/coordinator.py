@@ -11,7 +11,7 @@ from time import monotonic
 from typing import Any
 
 from gpuopt.distributed.gathering import GatheredGradients, Pairs
-from gpuopt.distributed.tokens import Ticket, TokenPolicy, TokenQueue
+from gpuopt.distributed.tokens import Refusal, Ticket, TokenPolicy, TokenQueue
 from gpuopt.distributed.waiting import check_timeout
 from gpuopt.errors import CancelledError, DeadlineExceededError, GpuoptError, WorkerFailedError
 from gpuopt.locks import Condition, renew_after_fork
@@ -278,8 +278,9 @@ class Coordinator:
     def _take_token(self, ticket: Ticket) -> int:
         if ticket.token is not None:
             return ticket.token
-        if ticket.error is not None:
-            raise ticket.error
+        if ticket.refusal is not None:
+            kind, message, cause = ticket.refusal
+            raise kind(message) from cause
         self._raise_end()
         raise AssertionError("a wait ends with a token or an error")
 
@@ -319,7 +320,7 @@ class Coordinator:
         """Gives tokens to waiting workers; ends all waits with an error if no token can come."""
         is_changed = self._queue.give_tokens()
         if not is_changed and self._is_stuck():
-            self._queue.refuse_all(self._make_stuck_error)
+            self._queue.refuse_all(self._explain_stop())
             is_changed = True
         if is_changed:
             self._changed.notify_all()
@@ -331,16 +332,15 @@ class Coordinator:
         waiting = {ticket.worker for ticket in self._queue.waiting}
         return len(waiting | self._left.keys()) == self.total_num_replicas
 
-    def _make_stuck_error(self) -> GpuoptError:
+    def _explain_stop(self) -> Refusal:
         state = f"{self._describe_step()}, and every other worker waits"
         for worker, error in self._left.items():
             if error is not None:
-                failed = WorkerFailedError(f"worker {worker} has failed: {error!r}; {state}")
-                failed.__cause__ = error
-                return failed
+                text = f"worker {worker} has failed: {error!r}; {state}"
+                return Refusal(WorkerFailedError, text, error)
         if self._left:
-            return CancelledError(f"workers {_join(self._left)} have finished; {state}")
-        return WorkerFailedError(f"no worker can go on: {state}")
+            return Refusal(CancelledError, f"workers {_join(self._left)} have finished; {state}")
+        return Refusal(WorkerFailedError, f"no worker can go on: {state}")
 
     def _say_who_is_missing(self, ticket: Ticket) -> str:
         waited = f"worker {ticket.worker} waited {self._timeout_s:g} s for its token"

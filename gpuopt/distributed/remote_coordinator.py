@@ -25,6 +25,7 @@ from gpuopt.distributed.sync_messages import (
 )
 from gpuopt.distributed.tokens import Ticket
 from gpuopt.errors import CancelledError, DeadlineExceededError, GpuoptError
+from gpuopt.step.additions import this_thread
 from gpuopt.variables.variable import Variable
 
 # The chief says who is missing when the time limit is over; it is waited for longer than that.
@@ -99,6 +100,12 @@ class RemoteCoordinator(Coordinator):
                 f"worker {worker} must apply its gradients on the thread that its function was "
                 "called on"
             )
+        if this_thread.additions:
+            raise RuntimeError(
+                f"{type(this_thread.additions[0]).__name__} adds to the steps of the optimizer that "
+                "it wraps, which the chief makes: wrap the optimizer that is inside of "
+                "SyncReplicasOptimizer"
+            )
         gradients = self._shared.pack_gradients(pairs)
         return self._request(worker, Push(self._next_number(), local_step, gradients))
 
@@ -169,7 +176,7 @@ class RemoteCoordinator(Coordinator):
             ticket = self._tickets.pop(message.number)
             if message.state:
                 self._shared.unpack(message.state)
-            ticket.token, ticket.error = message.token, message.error
+            ticket.token, ticket.refusal = message.token, message.refusal
             return
         finish = partial(self._finish, CancelledError, "the training is over")
         if isinstance(message, End):

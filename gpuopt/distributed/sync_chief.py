@@ -22,7 +22,7 @@ from gpuopt.distributed.sync_messages import (
     Reply,
     SharedVariables,
     Stop,
-    sendable,
+    refusal_of,
 )
 from gpuopt.distributed.tokens import Ticket
 from gpuopt.errors import GpuoptError, WorkerFailedError
@@ -132,7 +132,7 @@ class Chief:
         except Exception as error:
             if coordinator.is_closed and not was_closed:
                 raise  # of the update, which is the chief's
-            self._send(worker, Reply(message.number, None, sendable(error), b""))
+            self._send(worker, Reply(message.number, None, refusal_of(error), b""))
         else:
             self._tickets[worker, message.number] = ticket
 
@@ -143,7 +143,7 @@ class Chief:
             try:
                 token = self._coordinator.ask(ticket)
             except GpuoptError as error:
-                reply = Reply(number, None, sendable(error), b"")
+                reply = Reply(number, None, refusal_of(error), b"")
             else:
                 if token is None:
                     continue

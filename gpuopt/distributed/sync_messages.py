@@ -11,6 +11,7 @@ from gpuopt.distributed.communicator import Communicator, say_who
 from gpuopt.distributed.coordinator import WorkerFigures
 from gpuopt.distributed.gathering import Pairs
 from gpuopt.distributed.reduction import bring_to
+from gpuopt.distributed.tokens import Refusal
 from gpuopt.errors import CancelledError, DeadlineExceededError, GpuoptError, WorkerFailedError
 from gpuopt.step.pairs import Gradient
 from gpuopt.variables.gate import writing
@@ -71,14 +72,14 @@ class Reply(NamedTuple):
     """From the chief: the outcome of push `number`, or the first token if it is 0.
 
     Attributes:
-        token: See `Ticket`; None if there is an error.
-        error: What the worker is to raise.
+        token: See `Ticket`; None if there is a refusal.
+        refusal: What the worker is to raise.
         state: See `SharedVariables.pack`; empty if there is nothing new.
     """
 
     number: int
     token: int | None
-    error: Exception | None
+    refusal: Refusal | None
     state: bytes
 
 
@@ -105,11 +106,11 @@ class RemoteError(GpuoptError):
         return str(self)
 
 
-def sendable(error: Exception) -> Exception:
-    """Returns an error that another process can raise, with the same text."""
+def refusal_of(error: Exception) -> Refusal:
+    """Returns what another process is to raise in place of an error of this one."""
     if type(error) in _SENT_AS_THEY_ARE:
-        return error
-    return WorkerFailedError(f"the chief, rank {CHIEF}, has failed: {error!r}")
+        return Refusal(type(error), str(error))
+    return Refusal(WorkerFailedError, f"the chief, rank {CHIEF}, has failed: {error!r}")
 
 
 class SharedVariables:

@@ -241,12 +241,14 @@ class SyncReplicasOptimizer(OptimizerWrapper):
             if group is not None:
                 run_rank = partial(self._run_rank, train, stop, settings)
                 finished.extend(group.run(run_rank))
-                return
-            coordinator = self._open(*settings, Coordinator)
-            # Not of `self._coordinator`, the next run's if Ctrl-C has ended this one.
-            make_worker = partial(SyncReplicasWorker, self, coordinator)
-            run_in_threads(train, make_worker, coordinator, timeout_s, stop)
-            finished.append(coordinator)
+            else:
+                coordinator = self._open(*settings, Coordinator)
+                # Not of `self._coordinator`, the next run's if Ctrl-C has ended this one.
+                make_worker = partial(SyncReplicasWorker, self, coordinator)
+                run_in_threads(train, make_worker, coordinator, timeout_s, stop)
+                finished.append(coordinator)
+            # They refer to each other: until Python's collector came, all variables would stay.
+            self._coordinator = None
 
         if self._running.is_this_threads or not call_if_free(self._running, run):
             raise RuntimeError(f'"{self._name}" is started already; wait for the end of its run')

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import random
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,7 +37,7 @@ from gpuopt import (
     Variable,
     WorkerFailedError,
 )
-from gpuopt.distributed import Coordinator, SyncReplicasWorker
+from gpuopt.distributed import Coordinator, StopRequest, SyncReplicasWorker
 
 SIZES = [(2, 2), (2, 3), (3, 3), (1, 3)]  # replicas_to_aggregate, total_num_replicas
 
@@ -388,6 +390,34 @@ def test_run_goes_on_without_a_worker_that_it_can_spare(caplog: pytest.LogCaptur
     run(train, step, 2, 3)
     assert int(step) == 5
     assert "worker 1 failed: KeyError('lost')" in caplog.text
+
+
+def test_a_run_keeps_no_variable_alive() -> None:
+    step, w = new_step(), Variable(np.zeros(2, np.float32), name="mortal")
+    alive = weakref.ref(w)
+    gc.disable()  # which would find cycles, at some time
+    try:
+        run(train_until(step, 5, w), step, 1, 2)
+        del w
+        assert alive() is None
+    finally:
+        gc.enable()
+
+
+def test_a_stop_request_ends_a_run() -> None:
+    step, w = new_step(), Variable(np.zeros(2, np.float32), name="w")
+    stop = StopRequest()
+
+    def train(worker: SyncReplicasWorker) -> None:
+        while True:
+            stop.has_come |= worker.local_step == 3
+            worker.apply_gradients([(np.ones(2, np.float32), w)], step)
+
+    sync = SyncReplicasOptimizer(gpuopt.GradientDescentOptimizer(1.0), 2)
+    coordinator = sync.run(train, step, token_policy="per_step", timeout_s=LONG_S, stop=stop)
+    assert coordinator.was_stopped
+    assert int(step) >= 3
+    assert not run(train_until(step, 5, w), step, 2, 2).was_stopped
 
 
 def test_run_leaves_a_worker_behind_that_does_not_end(caplog: pytest.LogCaptureFixture) -> None:

@@ -141,6 +141,7 @@ def test_wrong_pushes_are_refused_and_the_worker_goes_on(folder: Path) -> None:
             'ValueError: gradient for "w" has shape (3,)',
             "ValueError: Global step is required to check staleness",
             'TypeError: global_step "late" must be a scalar number',
+            "RuntimeError: MovingAverageOptimizer adds to the steps",
             f"RuntimeError: worker {index} must apply its gradients on the thread",
         ]
         assert len(errors) == len(expected)

@@ -376,6 +376,8 @@ def push_other_things(group: MPIGroup, folder: Path) -> Any:
             errors.append(attempt(lambda p=pairs: worker.apply_gradients(p, step)))
         errors.append(attempt(lambda: worker.apply_gradients(right)))
         errors.append(attempt(lambda: worker.apply_gradients(right, late)))
+        wrapper = gpuopt.MovingAverageOptimizer(worker)
+        errors.append(attempt(lambda: wrapper.apply_gradients(right, step)))
         in_thread = threading.Thread(
             target=lambda: errors.append(attempt(lambda: worker.apply_gradients(right, step)))
         )
