@@ -102,8 +102,8 @@ class RemoteCoordinator(Coordinator):
             )
         if this_thread.additions:
             raise RuntimeError(
-                f"{type(this_thread.additions[0]).__name__} adds to the steps of the optimizer that "
-                "it wraps, which the chief makes: wrap the optimizer that is inside of "
+                f"{type(this_thread.additions[0]).__name__} adds to steps of the optimizer inside, "
+                "and the chief makes those: wrap the optimizer that is inside of "
                 "SyncReplicasOptimizer"
             )
         gradients = self._shared.pack_gradients(pairs)

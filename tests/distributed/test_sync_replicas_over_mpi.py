@@ -141,7 +141,7 @@ def test_wrong_pushes_are_refused_and_the_worker_goes_on(folder: Path) -> None:
             'ValueError: gradient for "w" has shape (3,)',
             "ValueError: Global step is required to check staleness",
             'TypeError: global_step "late" must be a scalar number',
-            "RuntimeError: MovingAverageOptimizer adds to the steps",
+            "RuntimeError: MovingAverageOptimizer adds to steps",
             f"RuntimeError: worker {index} must apply its gradients on the thread",
         ]
         assert len(errors) == len(expected)
@@ -197,6 +197,10 @@ def test_a_worker_that_never_pushes_is_named_in_time(folder: Path) -> None:
         [error] = errors
         assert f"DeadlineExceededError: worker {index} waited 0.4 s for its token" in error
         assert "worker 1 has not pushed again" in error
+
+
+def test_the_token_of_a_worker_that_left_is_the_others(folder: Path) -> None:
+    assert same_of_all(folder, "leave_while_waiting") == 2
 
 
 def test_a_straggler_is_left_behind_and_its_late_gradient_dropped(folder: Path) -> None:

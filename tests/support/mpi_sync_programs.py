@@ -23,7 +23,7 @@ from sync_training import Problem, new_step
 import gpuopt
 from gpuopt import IndexedSlices, SyncReplicasOptimizer, Variable
 from gpuopt.distributed import Coordinator, MPIGroup, StopRequest, SyncReplicasWorker
-from gpuopt.distributed.communicator import Communicator, MessagingCommunicator
+from gpuopt.distributed.communicator import Communicator, MessagingCommunicator, RankGroup
 
 SHORT_S = 0.4
 NUM_STEPS = 20
@@ -279,7 +279,7 @@ def make_training(**options: Any) -> tuple[Variable, Variable]:
 
 
 def run(
-    group: MPIGroup,
+    group: RankGroup,
     train: Train,
     step: Variable,
     aggregate: int | None = None,
@@ -481,6 +481,24 @@ def leave_a_worker_behind(group: MPIGroup, folder: Path) -> Any:
     return errors, figures_of(first), values, figures_of(last), int(step), w.numpy().tolist()
 
 
+def leave_while_waiting(group: MPIGroup, folder: Path) -> Any:
+    """Worker 1 leaves with a push that is not answered; worker 0 does a second step alone."""
+    w, step = make_training()
+
+    def train(worker: SyncReplicasWorker) -> None:
+        pairs = [(np.ones(2, np.float32), w)]
+        if worker.index == 1:
+            worker._coordinator.push(worker.index, worker.local_step, pairs)
+        if worker.index == 0:
+            for _ in range(3):
+                worker.apply_gradients(pairs, step)
+
+    # The chief hears of both before it listens to worker 0.
+    listening = ListeningGroup(group, [2, 2], lambda rank: None)
+    run(listening, train, step, 2, token_policy="tf", num_tokens=0)
+    return int(step)
+
+
 def be_a_straggler(group: MPIGroup, folder: Path) -> Any:
     """The last worker's first gradient comes when three steps are over, and is dropped."""
     w, step = make_training()
@@ -529,6 +547,7 @@ PROGRAMS: dict[str, Callable[[MPIGroup, Path], Any]] = {
         fail_in_the_update,
         never_push,
         leave_a_worker_behind,
+        leave_while_waiting,
         be_a_straggler,
         stop_by_a_worker,
     )
