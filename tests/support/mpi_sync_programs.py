@@ -67,6 +67,9 @@ class Listening(MessagingCommunicator):
         if self._has_news:
             self._heard(self._last)
             self._has_news = False
+        ranks = list(ranks)
+        if not self._order and self._last in ranks:
+            assert ranks[-1] == self._last  # so that no worker is heard twice before another one
         received = self._inner.receive([self._order[0]] if self._order else ranks, timeout_s)
         if received is not None:
             if self._order:
@@ -459,8 +462,9 @@ def never_push(group: MPIGroup, folder: Path) -> Any:
         else:
             errors.append(attempt(lambda: pushing(w, step, 1)(worker)))
 
-    error = attempt(lambda: run(group, train, step, timeout_s=SHORT_S))
-    return errors, error, int(step)
+    coordinator = run(group, train, step, timeout_s=SHORT_S)
+    has_waited = [figures.waited_s >= SHORT_S for figures in coordinator.figures()]
+    return errors, has_waited, int(step)
 
 
 def leave_a_worker_behind(group: MPIGroup, folder: Path) -> Any:
