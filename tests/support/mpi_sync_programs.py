@@ -67,9 +67,6 @@ class Listening(MessagingCommunicator):
         if self._has_news:
             self._heard(self._last)
             self._has_news = False
-        ranks = list(ranks)
-        if not self._order and self._last in ranks:
-            assert ranks[-1] == self._last  # so that no worker is heard twice before another one
         received = self._inner.receive([self._order[0]] if self._order else ranks, timeout_s)
         if received is not None:
             if self._order:
