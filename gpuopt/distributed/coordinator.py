@@ -158,7 +158,8 @@ class Coordinator:
     def leave(self, worker: int, error: BaseException | None = None) -> None:
         """Notes that a worker has ended, with the error that ended it, if any."""
         with self._changed:
-            self._left[worker] = error
+            # Who was told that all is over has not failed.
+            self._left[worker] = None if isinstance(error, CancelledError) else error
             self._release_or_refuse()
 
     def push(self, worker: int, local_step: int, pairs: Pairs) -> Ticket:
@@ -327,7 +328,7 @@ class Coordinator:
 
     def _is_stuck(self) -> bool:
         """Whether all workers that have not left wait, and no running update could release them."""
-        if not self._queue.waiting or self._updating_worker is not None:
+        if not self._queue.waiting or self._updating_worker is not None or self.is_closed:
             return False
         waiting = {ticket.worker for ticket in self._queue.waiting}
         return len(waiting | self._left.keys()) == self.total_num_replicas

@@ -86,10 +86,8 @@ class RemoteCoordinator(Coordinator):
         """Tells the chief that the worker has ended, with the error that ended it, if any."""
         if self._end is not None:
             return
-        text = None if error is None else repr(error)
-        has_failed = not isinstance(error, CancelledError | None)
-        message = Leave(text, has_failed, isinstance(error, GpuoptError))
-        self._communicator.send(message, CHIEF)
+        text = None if isinstance(error, CancelledError | None) else repr(error)
+        self._communicator.send(Leave(text, isinstance(error, GpuoptError)), CHIEF)
 
     def push(self, worker: int, local_step: int, pairs: Pairs) -> Ticket:
         """Sends gradients to the chief; see `Coordinator.push`. `wait` raises what it refuses."""

@@ -109,7 +109,7 @@ class Chief:
         self._heard.remove(rank)
         if isinstance(message, GpuoptError):  # of a process that has ended
             if rank in self._present:
-                self._leave(worker, Leave(repr(message), has_failed=True, is_told=True))
+                self._leave(worker, Leave(repr(message), is_told=True))
             return
         self._heard.append(rank)
         if isinstance(message, Push):
@@ -159,7 +159,7 @@ class Chief:
         error = None if message.error is None else RemoteError(message.error)
         self._coordinator.leave(worker, error)
         self._present.remove(_rank_of(worker))
-        if not message.has_failed:
+        if error is None:
             return
         if len(self._present) >= self._coordinator.num_workers_needed:
             _logger.warning("worker %d failed: %s", worker, message.error)

@@ -48,13 +48,11 @@ class Leave(NamedTuple):
     """From a worker: it has ended.
 
     Attributes:
-        error: The repr of the error that it ended by, if any.
-        has_failed: Whether it is an error of the worker's, and not that all is over.
+        error: The repr of the error that it ended by; None if it has finished, or all is over.
         is_told: Whether the error only reports another process.
     """
 
     error: str | None = None
-    has_failed: bool = False
     is_told: bool = False
 
 

@@ -410,7 +410,8 @@ def test_a_stop_request_ends_a_run() -> None:
 
     def train(worker: SyncReplicasWorker) -> None:
         while True:
-            stop.has_come |= worker.local_step == 3
+            if worker.local_step == 3:
+                stop.has_come = True
             worker.apply_gradients([(np.ones(2, np.float32), w)], step)
 
     sync = SyncReplicasOptimizer(gpuopt.GradientDescentOptimizer(1.0), 2)
