@@ -58,7 +58,7 @@ def _run(arguments: Sequence[str] | None) -> int:
             print(f"{subject:<12}{answer}")
         return 0
     if options.command == "demo":
-        if (options.replicas_to_aggregate or 1) > options.workers:
+        if options.ranks != "workers" and (options.replicas_to_aggregate or 1) > options.workers:
             parser.error("--replicas-to-aggregate must not be more than --workers")
         return _run_demo(options)
     parser.error("a command is missing: demo or info; --help says more")
@@ -67,18 +67,31 @@ def _run(arguments: Sequence[str] | None) -> int:
 def _run_demo(options: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from gpuopt.demo.parallel import Ranks
+    from gpuopt.demo.parallel import Ranks, choose_device
     from gpuopt.demo.report import print_table, print_workers, save_curves, show_progress
     from gpuopt.distributed import MPIGroup
 
-    ranks = None
+    group = ranks = None
+    device, workers = options.device, options.workers
     if options.ranks:
         try:
-            ranks = Ranks(MPIGroup(), options.device)
+            group = MPIGroup()
         except ImportError as error:
             print(f"gpuopt demo: {error}", file=sys.stderr)
             return 1
-    is_first = ranks is None or ranks.rank == 0
+    is_first = group is None or group.rank == 0
+    if group is not None and options.ranks == "replicas":
+        ranks = Ranks(group, device)
+    elif group is not None:
+        device, workers = choose_device(group, device), group.size - 1
+        if workers < (options.replicas_to_aggregate or 1):
+            if is_first:
+                print(
+                    f"gpuopt demo: {group.size} processes are a chief and {workers} workers; there "
+                    f"must be {options.replicas_to_aggregate or 1} workers or more",
+                    file=sys.stderr,
+                )
+            return 2
     console = Console(quiet=not is_first)
     names = NAMES if options.optimizer == "all" else [options.optimizer]
     results = []
@@ -87,15 +100,16 @@ def _run_demo(options: argparse.Namespace) -> int:
             results.append(
                 train(
                     name,
-                    device=options.device,
+                    device=device,
                     dtype=np.dtype(_DTYPES[options.dtype]),
                     steps=options.steps,
                     seed=options.seed,
                     autodiff=options.autodiff,
-                    workers=options.workers,
+                    workers=workers,
                     replicas_to_aggregate=options.replicas_to_aggregate,
                     towers=options.towers,
                     ranks=ranks,
+                    group=None if ranks else group,
                     on_step=on_step,
                 )
             )
@@ -164,8 +178,11 @@ def _make_parser() -> argparse.ArgumentParser:
     )
     parallel.add_argument(
         "--ranks",
-        action="store_true",
-        help="train with all processes that mpiexec has started; on GPUs, each on one of its own",
+        nargs="?",
+        choices=("replicas", "workers"),
+        const="replicas",
+        help="train with all processes that mpiexec has started, on GPUs each on one of its own: "
+        "as replicas of one step, which is the default, or as workers with the first one as chief",
     )
     demo.add_argument(
         "--replicas-to-aggregate",

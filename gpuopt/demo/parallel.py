@@ -32,9 +32,10 @@ Differentiate = Callable[[Any, Any], tuple[float, list[tuple[Any, Variable]]]]
 
 @dataclass
 class Workers:
-    """Trains with several workers: threads, each with its own batches.
+    """Trains with several workers, each with its own batches: threads, or processes with a chief.
 
     Attributes:
+        group: The processes, if workers are no threads.
         figures: For each worker, how many gradients it computed and how long it waited so far.
     """
 
@@ -42,6 +43,7 @@ class Workers:
     differentiate: Differentiate
     batches: Sequence[Iterator[tuple[Any, Any]]]
     replicas_to_aggregate: int
+    group: MPIGroup | None = None
     figures: list[WorkerFigures] = field(default_factory=list)
 
     def train_until(self, target: int, global_step: Variable) -> tuple[list[float], float]:
@@ -64,7 +66,17 @@ class Workers:
 
         first = int(global_step)
         sync = SyncReplicasOptimizer(self.optimizer, self.replicas_to_aggregate, len(self.batches))
-        figures = sync.run(work, global_step, token_policy="per_step").figures()
+        figures = sync.run(work, global_step, token_policy="per_step", group=self.group).figures()
+        if self.group is not None:
+            mine = dict(losses), optimizer_seconds
+            [of_ranks] = self.group.run(lambda ranks: ranks.all_gather(mine, "losses"))
+            losses.clear()
+            for losses_of_rank, _ in of_ranks:
+                for step, values in losses_of_rank.items():
+                    losses[step] += values
+            optimizer_seconds = [
+                sum(times) for times in zip(*(s for _, s in of_ranks), strict=True)
+            ]
         waited = sum(worker.waited_s for worker in figures)
         earlier = self.figures or [WorkerFigures() for _ in figures]
         self.figures = [
@@ -112,6 +124,18 @@ def step_on_towers(
     return step
 
 
+def choose_device(group: MPIGroup, device: Device) -> Device:
+    """Chooses where this process trains.
+
+    Args:
+        group: All processes.
+        device: The CPU; or any GPU: the processes of a host take its GPUs in turn.
+    """
+    if device.kind == "cpu":
+        return device
+    return Device("gpu", group.rank_on_host % max(1, len(ask_driver().gpus)))
+
+
 class Ranks:
     """The processes of an MPI job, of which each trains on batches of its own.
 
@@ -121,17 +145,10 @@ class Ranks:
     """
 
     def __init__(self, group: MPIGroup, device: Device) -> None:
-        """Takes a device for this process.
-
-        Args:
-            group: All processes.
-            device: The CPU; or any GPU: the processes of a host take its GPUs in turn.
-        """
-        if device.kind == "gpu":
-            device = Device("gpu", group.rank_on_host % max(1, len(ask_driver().gpus)))
+        """Takes a device for this process; see `choose_device`."""
         self.rank = group.rank
-        self.device = device
-        self._strategy = MirroredStrategy([device], group=group)
+        self.device = choose_device(group, device)
+        self._strategy = MirroredStrategy([self.device], group=group)
         self._mirrored: list[MirroredVariable] = []
 
     def new_variable(self, value: Any, name: str, dtype: Any, device: Device) -> Variable:

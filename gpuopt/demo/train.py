@@ -17,7 +17,7 @@ from gpuopt.demo.model import WideAndDeep
 from gpuopt.demo.parallel import Ranks, Workers, step_on_towers
 from gpuopt.demo.settings import make_optimizer
 from gpuopt.device import Device
-from gpuopt.distributed import WorkerFigures
+from gpuopt.distributed import MPIGroup, WorkerFigures
 from gpuopt.variables.variable import Variable
 
 BATCH_SIZE = 96
@@ -58,6 +58,7 @@ def train(
     replicas_to_aggregate: int | None = None,
     towers: int = 1,
     ranks: Ranks | None = None,
+    group: MPIGroup | None = None,
     learning_rate: float | None = None,
     digits: tuple[Digits, Digits] | None = None,
     on_step: Callable[[], None] = lambda: None,
@@ -71,10 +72,12 @@ def train(
         steps: How many batches to train on.
         seed: For the first weights and the order of the images.
         autodiff: Differentiate the loss, instead of using gradients written by hand.
-        workers: How many threads compute gradients for the same steps.
+        workers: How many threads, or processes, compute gradients for the same steps.
         replicas_to_aggregate: How many workers' gradients make a step; by default, all.
         towers: How many parts each batch is split into.
         ranks: The processes that train together, if there are several; `device` is then theirs.
+        group: The processes that the workers are, each on `device`, and before them a chief; by
+            default, workers are threads.
         learning_rate: The optimizer's; by default that of `settings`.
         digits: Images to train with and to test with; by default all that there are.
         on_step: Called once for each step. With several workers, the calls for up to 50 steps come
@@ -97,7 +100,7 @@ def train(
 
     first = seed if ranks is None else seed + ranks.rank
     batches = [_iterate_batches(train_set, stream) for stream in range(first, first + workers)]
-    team = Workers(tuned, differentiate, batches, replicas_to_aggregate or workers)
+    team = Workers(tuned, differentiate, batches, replicas_to_aggregate or workers, group)
     on_towers = step_on_towers(tuned, differentiate, global_step, [device] * towers)
 
     def step_alone(images: Any, labels: Any) -> tuple[float, float]:
@@ -111,7 +114,7 @@ def train(
     if ranks is not None:
         one_step = ranks.step_with(tuned, differentiate, global_step)
     for target in [*range(_STEPS_BETWEEN_EVALUATIONS, steps, _STEPS_BETWEEN_EVALUATIONS), steps]:
-        if workers > 1:
+        if workers > 1 or group is not None:
             started = perf_counter()
             losses, optimizer_seconds = team.train_until(target, global_step)
             result.seconds += perf_counter() - started

@@ -1,7 +1,7 @@
-"""Training on several workers, towers or devices of one process."""
+"""Training on several workers, towers or devices, of one process or of many."""
 
 from gpuopt.distributed.accumulators import ConditionalAccumulator, SparseConditionalAccumulator
-from gpuopt.distributed.communicator import Communicator, RankGroup
+from gpuopt.distributed.communicator import Communicator, MessagingCommunicator, RankGroup
 from gpuopt.distributed.communicators import (
     MPICommunicator,
     MPIGroup,
@@ -22,6 +22,7 @@ __all__ = [
     "Coordinator",
     "MPICommunicator",
     "MPIGroup",
+    "MessagingCommunicator",
     "MirroredStrategy",
     "MirroredVariable",
     "PerReplica",

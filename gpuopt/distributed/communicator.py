@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from gpuopt.backends import backend_for
 from gpuopt.device import device_of
@@ -117,6 +117,42 @@ class Communicator(Protocol):
             for i, part in zip(positions, split_aligned(total, parts), strict=True):
                 reduced[i] = part
         return reduced
+
+
+@runtime_checkable
+class MessagingCommunicator(Communicator, Protocol):
+    """A communicator of processes that also sends messages from one rank to another.
+
+    They are for ranks that do different things. While a rank receives messages, those that it
+    receives from make no other call of the communicator.
+    """
+
+    def send(self, value: Any, rank: int) -> None:
+        """Sends an object to another rank, and never waits; the object may change afterwards.
+
+        Args:
+            value: Any object, which is sent by pickle. Arrays on GPUs that are in it are not waited
+                for.
+            rank: Who is to receive it.
+        """
+        raise NotImplementedError
+
+    def receive(self, ranks: Iterable[int], timeout_s: float) -> tuple[int, Any] | None:
+        """Waits for a message of one of several ranks.
+
+        Args:
+            ranks: Whose messages count; of two that are there, the first one's is returned.
+            timeout_s: How long to wait, in seconds.
+
+        Returns:
+            (rank, object), or None if no message has come in time. In place of an object, a rank
+            that has failed or finished gives the WorkerFailedError or CancelledError that says so,
+            each time it is asked.
+
+        Raises:
+            ValueError: a rank makes another call.
+        """
+        raise NotImplementedError
 
 
 class RankGroup(Protocol):

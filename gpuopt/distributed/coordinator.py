@@ -11,7 +11,7 @@ from time import monotonic
 from typing import Any
 
 from gpuopt.distributed.gathering import GatheredGradients, Pairs
-from gpuopt.distributed.tokens import Ticket, TokenPolicy, TokenQueue
+from gpuopt.distributed.tokens import Refusal, Ticket, TokenPolicy, TokenQueue
 from gpuopt.distributed.waiting import check_timeout
 from gpuopt.errors import CancelledError, DeadlineExceededError, GpuoptError, WorkerFailedError
 from gpuopt.locks import Condition, renew_after_fork
@@ -49,6 +49,9 @@ class Coordinator:
     Nobody waits for ever. A ticket ends with a token, or with DeadlineExceededError after
     `timeout_s` seconds, CancelledError after `close`, or WorkerFailedError when no worker is left
     that could still complete the step.
+
+    Attributes:
+        was_stopped: Whether a signal has ended the training; see `StopRequest`.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class Coordinator:
         """
         self.global_step = global_step
         self.belongs_to_run = belongs_to_run
+        self.was_stopped = False
         self.replicas_to_aggregate = replicas_to_aggregate
         self.total_num_replicas = total_num_replicas
         self.tokens_per_step = max(replicas_to_aggregate, total_num_replicas)
@@ -95,10 +99,10 @@ class Coordinator:
         renew_after_fork(self)
 
     def after_fork(self) -> None:
-        """The workers are threads of the parent: here nothing could be completed."""
+        """The workers are the parent's: here nothing could be completed."""
         self._updating_worker = None
         if self._end is None:
-            message = f"the workers are threads of process {self._process}, and not of this child"
+            message = f"the workers belong to process {self._process}, and not to this child"
             self._end = WorkerFailedError, message, None
 
     @property
@@ -154,7 +158,8 @@ class Coordinator:
     def leave(self, worker: int, error: BaseException | None = None) -> None:
         """Notes that a worker has ended, with the error that ended it, if any."""
         with self._changed:
-            self._left[worker] = error
+            # Who was told that all is over has not failed.
+            self._left[worker] = None if isinstance(error, CancelledError) else error
             self._release_or_refuse()
 
     def push(self, worker: int, local_step: int, pairs: Pairs) -> Ticket:
@@ -207,24 +212,40 @@ class Coordinator:
             WorkerFailedError: a worker has failed, and no step can be completed without it.
         """
         with self._changed:
-            if not ticket.is_done and self._end is None:
+            if not self._is_over(ticket):
                 started = monotonic()
                 try:
-                    in_time = self._changed.wait_for(
-                        lambda: ticket.is_done or self._end is not None, self._timeout_s
-                    )
+                    in_time = self._changed.wait_for(lambda: self._is_over(ticket), self._timeout_s)
                 finally:
-                    self._figures[ticket.worker].waited_s += monotonic() - started
-                    if not ticket.is_done:
-                        self._queue.waiting.remove(ticket)
+                    self._end_wait(ticket, monotonic() - started)
                 if not in_time:
                     raise DeadlineExceededError(self._say_who_is_missing(ticket))
-            if ticket.token is not None:
-                return ticket.token
-            if ticket.error is not None:
-                raise ticket.error
-            self._raise_end()
-            raise AssertionError("a wait ends with a token or an error")
+            return self._take_token(ticket)
+
+    def ask(self, ticket: Ticket) -> int | None:
+        """Does what `wait` does for a worker of another process, but for the waiting.
+
+        Returns:
+            The token; or None if it may still come in time: then ask again.
+        """
+        with self._changed:
+            is_over, waited_s = self._is_over(ticket), monotonic() - ticket.began
+            if not is_over and waited_s < self._timeout_s:
+                return None
+            self._end_wait(ticket, waited_s)
+            if not is_over:
+                raise DeadlineExceededError(self._say_who_is_missing(ticket))
+            return self._take_token(ticket)
+
+    def give_up(self, ticket: Ticket) -> None:
+        """Ends the wait for a ticket whose worker has left; its gradients stay."""
+        with self._changed:
+            self._end_wait(ticket, monotonic() - ticket.began)
+
+    def stop(self) -> None:
+        """Closes the coordinator because a signal asks for it."""
+        self.was_stopped = True
+        self.close()
 
     def close(self) -> None:
         """Makes all waiting and later calls raise CancelledError.
@@ -246,6 +267,23 @@ class Coordinator:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    def _is_over(self, ticket: Ticket) -> bool:
+        return ticket.is_done or self._end is not None
+
+    def _end_wait(self, ticket: Ticket, waited_s: float) -> None:
+        self._figures[ticket.worker].waited_s += waited_s
+        if not ticket.is_done:
+            self._queue.waiting.remove(ticket)
+
+    def _take_token(self, ticket: Ticket) -> int:
+        if ticket.token is not None:
+            return ticket.token
+        if ticket.refusal is not None:
+            kind, message, cause = ticket.refusal
+            raise kind(message) from cause
+        self._raise_end()
+        raise AssertionError("a wait ends with a token or an error")
 
     def _accept(self, worker: int, local_step: int, prepared: list[tuple[Any, Any]]) -> Ticket:
         """Adds gradients, or drops them if they are late; returns a place in the queue."""
@@ -283,28 +321,27 @@ class Coordinator:
         """Gives tokens to waiting workers; ends all waits with an error if no token can come."""
         is_changed = self._queue.give_tokens()
         if not is_changed and self._is_stuck():
-            self._queue.refuse_all(self._make_stuck_error)
+            self._queue.refuse_all(self._explain_stop())
             is_changed = True
         if is_changed:
             self._changed.notify_all()
 
     def _is_stuck(self) -> bool:
         """Whether all workers that have not left wait, and no running update could release them."""
-        if not self._queue.waiting or self._updating_worker is not None:
+        if not self._queue.waiting or self._updating_worker is not None or self.is_closed:
             return False
         waiting = {ticket.worker for ticket in self._queue.waiting}
         return len(waiting | self._left.keys()) == self.total_num_replicas
 
-    def _make_stuck_error(self) -> GpuoptError:
+    def _explain_stop(self) -> Refusal:
         state = f"{self._describe_step()}, and every other worker waits"
         for worker, error in self._left.items():
             if error is not None:
-                failed = WorkerFailedError(f"worker {worker} has failed: {error!r}; {state}")
-                failed.__cause__ = error
-                return failed
+                text = f"worker {worker} has failed: {error!r}; {state}"
+                return Refusal(WorkerFailedError, text, error)
         if self._left:
-            return CancelledError(f"workers {_join(self._left)} have finished; {state}")
-        return WorkerFailedError(f"no worker can go on: {state}")
+            return Refusal(CancelledError, f"workers {_join(self._left)} have finished; {state}")
+        return Refusal(WorkerFailedError, f"no worker can go on: {state}")
 
     def _say_who_is_missing(self, ticket: Ticket) -> str:
         waited = f"worker {ticket.worker} waited {self._timeout_s:g} s for its token"

@@ -21,6 +21,11 @@ class StopRequest:
         with gpuopt.distributed.StopRequest() as request:
             while not request.is_agreed(communicator):
                 train_step()
+
+    `SyncReplicasOptimizer.run` takes a request, and ends training when a signal comes.
+
+    Attributes:
+        has_come: Whether a signal has come to this process.
     """
 
     def __init__(self, signals: Sequence[int] = (signal.SIGTERM,)) -> None:
@@ -31,7 +36,7 @@ class StopRequest:
         """
         self._signals = signals
         self._outer: list[Callable[[int, FrameType | None], Any] | int | None] = []
-        self._has_come = False
+        self.has_come = False
 
     def __enter__(self) -> StopRequest:
         """Begins to note signals; only Python's main thread can.
@@ -53,8 +58,8 @@ class StopRequest:
 
     def is_agreed(self, communicator: Communicator) -> bool:
         """Returns whether a signal has come to any rank; all ranks call this, and get the same."""
-        mine = np.array([self._has_come], np.int8)
+        mine = np.array([self.has_come], np.int8)
         return bool(communicator.all_reduce(mine, "max")[0])
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self._has_come = True
+        self.has_come = True

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
+from gpuopt.distributed.communicator import Communicator, MessagingCommunicator, RankGroup
 from gpuopt.distributed.coordinator import Coordinator
 from gpuopt.distributed.gathering import Pairs
+from gpuopt.distributed.remote_coordinator import RemoteCoordinator
+from gpuopt.distributed.stop_request import StopRequest
+from gpuopt.distributed.sync_chief import Chief
+from gpuopt.distributed.sync_messages import CHIEF, SharedVariables
+from gpuopt.distributed.sync_runs import run_in_process, run_in_threads
 from gpuopt.distributed.tokens import TokenPolicy
 from gpuopt.distributed.waiting import DEFAULT_TIMEOUT_S
 from gpuopt.distributed.wrapper import OptimizerWrapper, check_optimizer
-from gpuopt.errors import CancelledError, GpuoptError
-from gpuopt.locks import Condition, Lock, call_if_free
+from gpuopt.locks import Lock, call_if_free
 from gpuopt.optimizer import Optimizer
 from gpuopt.step.pairs import checked_pairs
 from gpuopt.step.step import checked_global_step
@@ -23,7 +27,7 @@ from gpuopt.step.updates import dtypes_of
 from gpuopt.training import ExponentialMovingAverage
 from gpuopt.variables.gate import writing
 
-_logger = logging.getLogger("gpuopt")
+OpenedCoordinator = TypeVar("OpenedCoordinator", bound=Coordinator)
 
 
 class SyncReplicasOptimizer(OptimizerWrapper):
@@ -116,6 +120,16 @@ class SyncReplicasOptimizer(OptimizerWrapper):
                 `num_tokens` or with more gradients to aggregate than workers.
             RuntimeError: the coordinator started before is still open.
         """
+        return self._open(global_step, num_tokens, token_policy, timeout_s, Coordinator)
+
+    def _open(
+        self,
+        global_step: Any,
+        num_tokens: int,
+        token_policy: TokenPolicy,
+        timeout_s: float,
+        make: Callable[..., OpenedCoordinator],
+    ) -> OpenedCoordinator:
         aggregate, total = self.replicas_to_aggregate, self.total_num_replicas
         if token_policy == "per_step":
             if aggregate > total:
@@ -151,9 +165,9 @@ class SyncReplicasOptimizer(OptimizerWrapper):
             call_if_free(self._running, last.close)
         if last is not None and not last.is_closed:
             raise RuntimeError(f'"{self._name}" is started already; close its coordinator first')
-        if self._variable_averages is not None:
+        if self._variable_averages is not None and make is Coordinator:
             self._variable_averages.track(self._variables_to_average)
-        self._coordinator = coordinator = Coordinator(
+        self._coordinator = coordinator = make(
             partial(self._update, step),
             step,
             replicas_to_aggregate=aggregate,
@@ -185,11 +199,19 @@ class SyncReplicasOptimizer(OptimizerWrapper):
         *,
         token_policy: TokenPolicy = "tf",
         timeout_s: float = DEFAULT_TIMEOUT_S,
+        group: RankGroup | None = None,
+        stop: StopRequest | None = None,
     ) -> Coordinator:
-        """Runs `train(worker)` for every worker, each in its own thread.
+        """Runs `train(worker)` for every worker, each in its own thread, or its own process.
 
         When a worker returns or fails, the others go on as long as they can complete steps without
         it; the failure is logged. After that, the threads have `timeout_s` seconds to end.
+
+        With a group, as `MPIGroup()`, all of its processes call this. Rank 0 is the chief: it calls
+        `train` for nobody, and has the optimizer's state, the accumulators and the tokens. Rank
+        `i + 1` is worker `i`. Variables are those that are trainable when `run` begins, the same by
+        name on all ranks. They and `global_step` begin with the chief's values; a worker gets them
+        anew whenever it may go on, and all ranks have the chief's in the end.
 
         Args:
             train: The function of a worker.
@@ -197,66 +219,78 @@ class SyncReplicasOptimizer(OptimizerWrapper):
             num_tokens: See `start`.
             token_policy: See `start`.
             timeout_s: See `start`.
+            group: The processes; by default each worker is a thread of this one.
+            stop: Ends the training when a signal comes, to any of the processes. The result says
+                that it was stopped, on all ranks.
 
         Returns:
             The coordinator, closed, with its figures.
 
         Raises:
-            Exception: what a worker raised, if the others could not do without it.
+            Exception: what a worker raised, if the others could not do without it; and what the
+                update raised. In other processes than the one that it came from, this is
+                WorkerFailedError.
+            ValueError: the group is not a chief and `total_num_replicas` workers; or the ranks have
+                other variables or arguments.
+            TypeError: the group's ranks cannot send messages, for they are no processes.
         """
         finished: list[Coordinator] = []
+        settings = global_step, num_tokens, token_policy, timeout_s
 
         def run() -> None:
-            coordinator = self.start(
-                global_step, num_tokens, token_policy=token_policy, timeout_s=timeout_s
-            )
-            self._run(train, coordinator, timeout_s)
-            finished.append(coordinator)
+            if group is not None:
+                run_rank = partial(self._run_rank, train, stop, settings)
+                finished.extend(group.run(run_rank))
+            else:
+                coordinator = self._open(*settings, Coordinator)
+                # Not of `self._coordinator`, the next run's if Ctrl-C has ended this one.
+                make_worker = partial(SyncReplicasWorker, self, coordinator)
+                run_in_threads(train, make_worker, coordinator, timeout_s, stop)
+                finished.append(coordinator)
+            # They refer to each other: until Python's collector came, all variables would stay.
+            self._coordinator = None
 
         if self._running.is_this_threads or not call_if_free(self._running, run):
             raise RuntimeError(f'"{self._name}" is started already; wait for the end of its run')
         return finished[0]
 
-    def _run(
+    def _run_rank(
         self,
         train: Callable[[SyncReplicasWorker], Any],
-        coordinator: Coordinator,
-        timeout_s: float,
-    ) -> None:
-        total, needed = self.total_num_replicas, coordinator.num_workers_needed
-        changed = Condition("the ends of workers")
-        ended: set[int] = set()
-        failures: list[BaseException] = []
-
-        def work(index: int) -> None:
-            failure: BaseException | None = None
-            try:
-                # Not of `self._coordinator`, the next run's if Ctrl-C has ended this one.
-                with SyncReplicasWorker(self, coordinator, index) as worker:
-                    train(worker)
-            except CancelledError:
-                pass  # the other workers have finished, or the coordinator was closed
-            except BaseException as error:
-                failure = error
-            with changed:
-                ended.add(index)
-                if failure is not None and total - len(ended) >= needed:
-                    _logger.warning("worker %d failed: %r", index, failure, exc_info=failure)
-                elif failure is not None:
-                    failures.append(failure)
-                changed.notify_all()
-
-        with coordinator:
-            for index in range(total):
-                threading.Thread(target=work, args=(index,), daemon=True).start()
-            with changed:
-                changed.wait_for(lambda: total - len(ended) < needed)
-                changed.wait_for(lambda: len(ended) == total, timeout_s)
-                late = sorted(set(range(total)) - ended)
-        if late:
-            _logger.warning("workers %s have not ended within %g s", late, timeout_s)
-        if failures:
-            raise min(failures, key=lambda error: isinstance(error, GpuoptError))
+        stop: StopRequest | None,
+        settings: tuple[Any, int, TokenPolicy, float],
+        communicator: Communicator,
+    ) -> Coordinator:
+        """Does one process's part of a run: the chief's, or a worker's."""
+        if not isinstance(communicator, MessagingCommunicator):
+            raise TypeError(
+                f'"{self._name}" needs a group of processes that send each other messages, as '
+                f"MPIGroup; got one of {type(communicator).__name__}"
+            )
+        global_step, num_tokens, token_policy, timeout_s = settings
+        same = {
+            "replicas_to_aggregate": self.replicas_to_aggregate,
+            "total_num_replicas": self.total_num_replicas,
+            "num_tokens": num_tokens,
+            "token_policy": token_policy,
+            "timeout_s": timeout_s,
+        }
+        shared = SharedVariables(communicator, checked_global_step(global_step), same)
+        if communicator.size != self.total_num_replicas + 1:
+            raise ValueError(
+                f'"{self._name}" has {self.total_num_replicas} workers (total_num_replicas) and a '
+                f"chief, so it needs {self.total_num_replicas + 1} ranks; the group has "
+                f"{communicator.size}"
+            )
+        if communicator.rank == CHIEF:
+            coordinator = self._open(*settings, Coordinator)
+            valid_dtypes = dtypes_of(self)
+            Chief(communicator, coordinator, shared, valid_dtypes, timeout_s, stop).serve()
+            return coordinator
+        remote = self._open(*settings, partial(RemoteCoordinator, communicator, shared, stop))
+        make_worker = partial(SyncReplicasWorker, self, remote)
+        run_in_process(train, make_worker, remote, communicator.rank - 1)
+        return remote
 
     def apply_gradients(  # type: ignore[override]  # as in TensorFlow: no aggregation to skip
         self,

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from typing import Literal
-
-from gpuopt.errors import GpuoptError
+from time import monotonic
+from typing import Literal, NamedTuple
 
 TokenPolicy = Literal["tf", "per_step"]
+
+
+class Refusal(NamedTuple):
+    """What a worker has to raise: the parts of an error, which it makes itself.
+
+    An error that was raised refers to the frames it came through, and so to all of their variables.
+    """
+
+    kind: type[Exception]
+    message: str
+    cause: BaseException | None = None
 
 
 class Ticket:
@@ -20,20 +29,22 @@ class Ticket:
             "per_step": the one that its gradient went into, or the one whose update was going on
             when its gradient came too late.
         token: The step to compute the next gradient for, once the worker may go on.
-        error: The error that the worker has to raise instead.
+        refusal: What the worker has to raise instead.
+        began: When the ticket was taken, by `time.monotonic`.
     """
 
-    __slots__ = ("error", "last_round", "token", "worker")
+    __slots__ = ("began", "last_round", "refusal", "token", "worker")
 
     def __init__(self, worker: int, last_round: int) -> None:
         self.worker = worker
         self.last_round = last_round
         self.token: int | None = None
-        self.error: GpuoptError | None = None
+        self.refusal: Refusal | None = None
+        self.began = monotonic()
 
     @property
     def is_done(self) -> bool:
-        return self.token is not None or self.error is not None
+        return self.token is not None or self.refusal is not None
 
 
 class TokenQueue:
@@ -87,10 +98,10 @@ class TokenQueue:
                 ticket.token = self._tokens.popleft()
         return self._remove_done()
 
-    def refuse_all(self, make_error: Callable[[], GpuoptError]) -> None:
-        """Ends the wait of all tickets, each with an error of its own."""
+    def refuse_all(self, refusal: Refusal) -> None:
+        """Ends the wait of all tickets."""
         for ticket in self.waiting:
-            ticket.error = make_error()
+            ticket.refusal = refusal
         self._remove_done()
 
     def _remove_done(self) -> bool:

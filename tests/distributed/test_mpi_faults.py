@@ -56,14 +56,19 @@ def test_a_rank_that_is_killed_ends_the_job_and_was_introduced(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    "fault", ["raise_in_a_run", "raise_between_runs", "raise_while_others_compute"]
+    "fault",
+    ["raise_in_a_run", "raise_between_runs", "raise_while_others_compute", "raise_in_a_worker"],
 )
 def test_an_exception_in_one_rank_ends_all_and_is_shown_once(fault: str, tmp_path: Path) -> None:
     job = run_fault(fault, tmp_path)
     assert job.status != 0, job
     assert count_tracebacks(job) == 1, job
     assert re.search(r"^KeyError: 'lost'", job.errors, re.MULTILINE), job
-    if fault != "raise_while_others_compute":
+    if fault == "raise_in_a_worker":
+        for rank in (0, 1):
+            told = rf"gpuopt: rank {rank}: WorkerFailedError: worker 1.* has failed: KeyError"
+            assert re.search(told, job.errors), job
+    elif fault != "raise_while_others_compute":
         for rank in (0, 2):
             told = f"gpuopt: rank {rank}: WorkerFailedError: rank 1 has failed: KeyError: 'lost'"
             assert (fault, told in job.errors) == (fault, True), job
@@ -74,6 +79,23 @@ def test_an_exit_in_one_rank_ends_all(tmp_path: Path) -> None:
     assert job.status != 0, job
     assert count_tracebacks(job) == 0, job
     assert "WorkerFailedError: rank 1 has failed: SystemExit: 3" in job.errors, job
+
+
+def test_ctrl_c_of_the_chief_ends_its_workers(tmp_path: Path) -> None:
+    job = run_fault("interrupt_the_chief", tmp_path)
+    assert job.status != 0, job
+    assert count_tracebacks(job) == 1, job
+    assert re.search("^KeyboardInterrupt", job.errors, re.MULTILINE), job
+    for rank in (1, 2):
+        told = f"gpuopt: rank {rank}: WorkerFailedError: rank 0 has failed: KeyboardInterrupt"
+        assert told in job.errors, job
+
+
+def test_a_chief_that_does_not_answer_ends_the_job(tmp_path: Path) -> None:
+    job = run_fault("freeze_the_chief", tmp_path, SHORT_S)
+    assert job.status != 0, job
+    told = "DeadlineExceededError: worker 1: the chief, rank 0, has not answered within 1 s"
+    assert told in job.errors, job
 
 
 def test_a_rank_that_is_done_waits_for_the_others_without_a_limit(tmp_path: Path) -> None:
@@ -114,12 +136,17 @@ def test_another_version_of_gpuopt_is_refused_by_all(tmp_path: Path) -> None:
 # Training that goes on from its newest checkpoint.
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The bits of training that nothing happens to."""
+TRAININGS = ["train_with_checkpoints", "train_workers_with_checkpoints"]
+
+
+@pytest.fixture(scope="module", params=TRAININGS)
+def training(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, str]:
+    """A training, and the bits of its result if nothing happens to it."""
     folder = tmp_path_factory.mktemp("uninterrupted")
-    assert run_fault("train_with_checkpoints", folder).status == 0
-    return result_of(folder)
+    assert run_fault(request.param, folder).status == 0
+    return request.param, result_of(folder)
 
 
 def result_of(folder: Path) -> str:
@@ -133,21 +160,25 @@ def saved_steps(folder: Path) -> list[int]:
 
 
 def test_a_job_that_lost_a_rank_goes_on_from_the_newest_checkpoint(
-    uninterrupted: str, tmp_path: Path
+    training: tuple[str, str], tmp_path: Path
 ) -> None:
+    name, uninterrupted = training
     (tmp_path / "kill_at").write_text("10")
-    assert run_fault("train_with_checkpoints", tmp_path).status != 0
+    assert run_fault(name, tmp_path).status != 0
     assert saved_steps(tmp_path) == [4, 8]
     (tmp_path / "kill_at").unlink()
-    job = run_fault("train_with_checkpoints", tmp_path)
+    job = run_fault(name, tmp_path)
     assert job.status == 0, job
     assert [(tmp_path / f"began_at.{rank}").read_text() for rank in range(3)] == ["8"] * 3
     assert saved_steps(tmp_path) == [4, 8, NUM_STEPS]
     assert result_of(tmp_path) == uninterrupted
 
 
-@pytest.mark.parametrize("target", ["one rank", "launcher"])
-def test_sigterm_has_all_ranks_save_and_end(target: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [(TRAININGS[0], "one rank"), (TRAININGS[0], "launcher"), (TRAININGS[1], "one rank")],
+)
+def test_sigterm_has_all_ranks_save_and_end(name: str, target: str, tmp_path: Path) -> None:
     (tmp_path / "wait").touch()
 
     def terminate(job: subprocess.Popen[bytes]) -> None:
@@ -160,7 +191,7 @@ def test_sigterm_has_all_ranks_save_and_end(target: str, tmp_path: Path) -> None
         pid = int(process.read_text()) if target == "one rank" else job.pid
         os.kill(pid, signal.SIGTERM)
 
-    job = run_fault("train_with_checkpoints", tmp_path, while_it_runs=terminate)
+    job = run_fault(name, tmp_path, while_it_runs=terminate)
     if target == "one rank":  # Open MPI's launcher fails if it was told to end
         assert job.status == 0, job
     assert len(saved_steps(tmp_path)) == 2, job  # that of the stop, too

@@ -38,11 +38,21 @@ def test_the_demo_trains_on_all_ranks_and_prints_one_table(tmp_path: Path) -> No
     assert job.output.count("steps/s") == 1, job
 
 
+def test_the_demo_trains_on_a_chief_and_workers(tmp_path: Path) -> None:
+    picture = tmp_path / "curves.png"
+    options = ["--ranks", "workers", "--device", "cpu", "--steps", "60", "--output", str(picture)]
+    job = run_job(3, "-m", "mpi4py", "-m", "gpuopt", "demo", *options)
+    assert job.status == 0, job
+    [row] = re.findall(r"cpu .* Adam .* (\d+\.\d)% .* (\d+\.\d)%", job.output)
+    assert float(row[0]) > 90, job  # of the training images
+    assert job.output.count("steps/s") == 1, job
+    assert len(re.findall(r"\b60 .* 0 .* s\b", job.output)) == 2, job  # a line for each worker
+
+
 def test_the_guides_script_trains_and_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     guide = (ROOT / "docs" / "guides" / "several_processes.md").read_text()
-    [script] = re.findall(r"^```py\n(.*?)^```", guide, re.DOTALL | re.MULTILINE)
+    script, *_ = re.findall(r"^```py\n(.*?)^```", guide, re.DOTALL | re.MULTILINE)
     file = tmp_path / "train.py"
-    file.write_text(script)
     outputs = []
     for steps in ("< 100", "< 101"):
         file.write_text(script.replace("< 100", steps))
@@ -52,6 +62,20 @@ def test_the_guides_script_trains_and_goes_on_from_its_checkpoint(tmp_path: Path
         outputs.append([float(value) for value in values.split()])
     assert outputs[0] == pytest.approx([1, -2, 3, 0.5], abs=0.5)
     assert {file.stem for file in tmp_path.glob("model*")} == {"model-100", "model-101"}
+
+
+def test_the_guides_workers_train_and_go_on_from_the_chiefs_checkpoint(tmp_path: Path) -> None:
+    guide = (ROOT / "docs" / "guides" / "several_processes.md").read_text()
+    _, script, *_ = re.findall(r"^```py\n(.*?)^```", guide, re.DOTALL | re.MULTILINE)
+    file = tmp_path / "train.py"
+    file.write_text(script)
+    for num_checkpoints in (2, 3):
+        job = run_job(3, file, folder=tmp_path)
+        assert job.status == 0, job
+        [values] = re.findall(r"\[(.*)\]", job.output)
+        assert [float(value) for value in values.split()] == pytest.approx([1, -2, 3, 0.5], abs=0.5)
+        assert len(re.findall(r"worker \d: \d+ accepted", job.output)) == 2, job
+        assert len(list(tmp_path.glob("model-*"))) == num_checkpoints
 
 
 def test_mpi_is_described_without_being_started() -> None:

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import random
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from golden_cases import check, read_json
-from sync_training import LONG_S, SHORT_S, SLACK_S, Call, SlowDescent, Training, new_step, until
+from sync_golden import CASES, Replay, is_at_rest, num_pushes, replay_in_threads
+from sync_training import (
+    LONG_S,
+    SHORT_S,
+    SLACK_S,
+    Call,
+    Problem,
+    SlowDescent,
+    Training,
+    new_step,
+    until,
+)
 
 import gpuopt
 from gpuopt import (
@@ -25,147 +37,28 @@ from gpuopt import (
     Variable,
     WorkerFailedError,
 )
-from gpuopt.distributed import Coordinator, SyncReplicasWorker
+from gpuopt.distributed import Coordinator, StopRequest, SyncReplicasWorker
 
-FLOAT32_TOLERANCE = 3e-6
 SIZES = [(2, 2), (2, 3), (3, 3), (1, 3)]  # replicas_to_aggregate, total_num_replicas
 
 
 # What TensorFlow did.
 
-GOLDEN_OPTIMIZERS: dict[str, Callable[[], gpuopt.Optimizer]] = {
-    "sgd": lambda: gpuopt.GradientDescentOptimizer(0.5),
-    "momentum": lambda: gpuopt.MomentumOptimizer(0.1, 0.9),
-    "adam": lambda: gpuopt.AdamOptimizer(0.1),
-}
 
-# A sparse Adam's decay needs no gradient, so TensorFlow's queue runner has already done the next
-# step's when it waits for the gradients of that step.
-DECAYED_BEFORE_THE_STEP = {
-    ("adam_2of2_ema", "state/b/Adam"): np.float32(0.9),
-    ("adam_2of2_ema", "state/b/Adam_1"): np.float32(0.999),
-}
-
-
-def golden_gradients(grads: dict[str, Any], a: Variable, b: Variable) -> list[Any]:
-    values = np.array(grads["b_values"], np.float32).reshape(-1, 2)
-    rows = IndexedSlices(values, np.array(grads["b_indices"], np.int64), b.shape)
-    return [(np.array(grads["a"], np.float32), a), (rows, b)]
-
-
-def num_pushes(coordinator: Coordinator) -> int:
-    return sum(figures.accepted + figures.stale for figures in coordinator.figures())
-
-
-def is_at_rest(coordinator: Coordinator, calls: dict[int, list[Call]]) -> bool:
-    """Whether every call is over or waits, and no update goes on."""
-    if coordinator._updating_worker is not None:
-        return False
-    unfinished = sum(not call.is_done for of_worker in calls.values() for call in of_worker)
-    return coordinator.num_waiting() == unfinished
-
-
-@pytest.mark.parametrize("case", read_json("sync_replicas.json"), ids=lambda case: case["tag"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["tag"])
 def test_replays_tensorflows_events(case: dict[str, Any]) -> None:
-    tag = case["tag"]
-    a = Variable(np.array(case["a0"], np.float32), name="a")
-    b = Variable(np.array(case["b0"], np.float32), name="b")
-    step = new_step()
-    averages = gpuopt.ExponentialMovingAverage(0.5) if case["variable_averages"] else None
-    sync = SyncReplicasOptimizer(
-        GOLDEN_OPTIMIZERS[tag.partition("_")[0]](),
-        case["replicas_to_aggregate"],
-        case["total_num_replicas"],
-        averages,
-        [a, b] if averages else None,
-    )
-    coordinator = sync.start(step, case["init_num_tokens_arg"], timeout_s=LONG_S)
-    assert coordinator.tokens_per_step == case["tokens_per_step"]
-    workers = [sync.worker(index) for index in range(case["total_num_replicas"])]
-    calls: dict[int, list[Call]] = {worker.index: [] for worker in workers}
-    for position, event in enumerate(case["events"]):
-        for index in event.get("workers", []):
-            pairs = golden_gradients(event["grads"][str(index)], a, b)
-            pushes = num_pushes(coordinator)
-            calls[index].append(Call(lambda i=index, p=pairs: workers[i].apply_gradients(p, step)))
-            # TensorFlow runs them at the same time; one after the other is one of its orders.
-            until(lambda n=pushes: num_pushes(coordinator) > n and is_at_rest(coordinator, calls))
-        blocked = [index for index in calls if any(not call.is_done for call in calls[index])]
-        key = f"{tag}/{position}"
-        assert blocked == sorted(event.get("blocked_after", [])), key
-        assert int(step) == event["global_step"], key
-        assert coordinator.num_tokens() == event["queue_size"], key
-        assert [coordinator.num_accumulated(v) for v in (a, b)] == event["accumulated"], key
-        assert [worker.local_step for worker in workers] == event["local_steps"], key
-        check("sync_replicas", f"{key}/a", a.numpy(), event["a"], FLOAT32_TOLERANCE)
-        check("sync_replicas", f"{key}/b", b.numpy(), event["b"], FLOAT32_TOLERANCE)
-        if position == 0:
-            continue  # TensorFlow makes its state before the first step
-        state = {variable.name: variable for variable in sync.variables()}
-        if averages is not None:
-            state |= {f"ema/{v.name}": averages.average(v) for v in (a, b)}
-        for name, expected in event.items():
-            if name.startswith("state/"):
-                got = state[name.removeprefix("state/")].numpy()
-                got = got * DECAYED_BEFORE_THE_STEP.get((tag, name), 1)
-                check("sync_replicas", f"{key}/{name}", got, expected, FLOAT32_TOLERANCE)
-    coordinator.close()
-    for call in (call for of in calls.values() for call in of):
-        error = call.join().error
-        assert error is None or isinstance(error, CancelledError)
+    replay = Replay(case)
+
+    def look(position: int, snapshot: Any, blocked: list[int], local_steps: list[int]) -> None:
+        event = case["events"][position]
+        replay.check(position, snapshot)
+        assert blocked == sorted(event.get("blocked_after", [])), position
+        assert local_steps == event["local_steps"], position
+
+    replay_in_threads(replay, look)
 
 
 # Final weights are those of a sequential replay of the accepted gradients, bit by bit.
-
-
-class Problem:
-    """Gradients that depend on who computes them, for which step, and on what was read."""
-
-    def __init__(self) -> None:
-        self.w = Variable(np.zeros(5, np.float32), name="w")
-        self.table = Variable(np.ones((6, 2), np.float32), name="table")
-        self.optimizer = gpuopt.MomentumOptimizer(0.1, 0.9, on_nonfinite="skip")
-
-    def read(self) -> tuple[np.ndarray, np.ndarray]:
-        return self.w.numpy(), self.table.numpy()
-
-    def pairs(self, worker: int, step: int, read: tuple[np.ndarray, np.ndarray]) -> list[Any]:
-        rng = np.random.default_rng((worker, step))
-        rows = rng.integers(0, 6, rng.integers(0, 5))  # in any order, repeated, or none
-        values = rng.standard_normal((len(rows), 2)).astype(np.float32) + read[1][rows]
-        dense = rng.standard_normal(5).astype(np.float32) - read[0]
-        return [(dense, self.w), (IndexedSlices(values, rows, (6, 2)), self.table)]
-
-    def replay(self, log: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
-        """Applies the mean of each step's gradients, one after the other, by loops over rows."""
-        alone = Problem()
-        for step, workers in enumerate(log):
-            computed = [alone.pairs(worker, step, alone.read()) for worker in workers]
-            total = np.zeros(5, np.float32)
-            sums: dict[int, np.ndarray] = {}
-            counts: dict[int, int] = {}
-            for (dense, _), (slices, _) in computed:
-                total = total + dense
-                own: dict[int, np.ndarray] = {}
-                for row, value in zip(slices.indices.tolist(), slices.values, strict=True):
-                    own[row] = own.get(row, np.zeros(2, np.float32)) + value
-                for row, value in own.items():
-                    sums[row] = sums.get(row, np.zeros(2, np.float32)) + value
-                    counts[row] = counts.get(row, 0) + 1
-            rows = sorted(sums)
-            means = [sums[row] / np.float32(counts[row]) for row in rows]
-            mean_rows = np.array(means, np.float32).reshape(-1, 2)
-            alone.optimizer.apply_gradients(
-                [
-                    (total / np.float32(len(workers)), alone.w),
-                    (IndexedSlices(mean_rows, np.array(rows, np.int64)), alone.table),
-                ]
-            )
-        return alone.read()
-
-    def assert_is_replayed_by(self, log: list[list[int]]) -> None:
-        for got, expected in zip(self.read(), self.replay(log), strict=True):
-            assert got.tobytes() == expected.tobytes(), log
 
 
 def fuzzed_interleaving(seed: int) -> None:
@@ -497,6 +390,35 @@ def test_run_goes_on_without_a_worker_that_it_can_spare(caplog: pytest.LogCaptur
     run(train, step, 2, 3)
     assert int(step) == 5
     assert "worker 1 failed: KeyError('lost')" in caplog.text
+
+
+def test_a_run_keeps_no_variable_alive() -> None:
+    step, w = new_step(), Variable(np.zeros(2, np.float32), name="mortal")
+    alive = weakref.ref(w)
+    gc.disable()  # which would find cycles, at some time
+    try:
+        run(train_until(step, 5, w), step, 1, 2)
+        del w
+        assert alive() is None
+    finally:
+        gc.enable()
+
+
+def test_a_stop_request_ends_a_run() -> None:
+    step, w = new_step(), Variable(np.zeros(2, np.float32), name="w")
+    stop = StopRequest()
+
+    def train(worker: SyncReplicasWorker) -> None:
+        while True:
+            if worker.local_step == 3:
+                stop.has_come = True
+            worker.apply_gradients([(np.ones(2, np.float32), w)], step)
+
+    sync = SyncReplicasOptimizer(gpuopt.GradientDescentOptimizer(1.0), 2)
+    coordinator = sync.run(train, step, token_policy="per_step", timeout_s=LONG_S, stop=stop)
+    assert coordinator.was_stopped
+    assert int(step) >= 3
+    assert not run(train_until(step, 5, w), step, 2, 2).was_stopped
 
 
 def test_run_leaves_a_worker_behind_that_does_not_end(caplog: pytest.LogCaptureFixture) -> None:

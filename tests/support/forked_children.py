@@ -438,7 +438,7 @@ def in_replicas(model: Model) -> None:
     group = ThreadGroup(2)
 
     def child() -> None:
-        check_error(lambda: sync.worker(1), gpuopt.WorkerFailedError, "threads of process")
+        check_error(lambda: sync.worker(1), gpuopt.WorkerFailedError, "belong to process")
         coordinator.close()
         assert accumulator.apply_grad(np.ones(3))
         assert (accumulator.take_grad(1) == 1).all()

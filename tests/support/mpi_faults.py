@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 import gpuopt
-from gpuopt.distributed import Communicator, MPIGroup, StopRequest
+from gpuopt.distributed import Communicator, MPIGroup, StopRequest, SyncReplicasWorker
 
 LONG_S = 60.0
 NUM_STEPS = 12
@@ -167,6 +167,107 @@ def train_with_checkpoints(folder: Path, timeout_s: float) -> None:
     (folder / f"result.{group.rank}").write_text(w.numpy().tobytes().hex())
 
 
+def raise_in_a_worker(folder: Path, timeout_s: float) -> None:
+    """Of a SyncReplicasOptimizer, whose other worker needs it."""
+
+    def train(worker: SyncReplicasWorker) -> None:
+        worker.apply_gradients([(np.ones(1, np.float32), w)], step)
+        if worker.index == 1:
+            raise KeyError("lost")
+        worker.apply_gradients([(np.ones(1, np.float32), w)], step)
+
+    group = MPIGroup(timeout_s)
+    w = gpuopt.Variable([0.0], name="w")
+    step = gpuopt.Variable(0, trainable=False, dtype=np.int64)
+    sync = gpuopt.SyncReplicasOptimizer(gpuopt.GradientDescentOptimizer(1.0), group.size - 1)
+    sync.run(train, step, token_policy="per_step", timeout_s=timeout_s, group=group)
+
+
+def interrupt_the_chief(folder: Path, timeout_s: float) -> None:
+    """Ctrl-C reaches a chief whose workers train."""
+
+    def train(worker: SyncReplicasWorker) -> None:
+        while True:
+            worker.apply_gradients([(np.ones(1, np.float32), w)], step)
+            if worker.index == 1 and worker.local_step == 3:
+                os.kill(chief, signal.SIGINT)
+
+    group = MPIGroup(timeout_s)
+    [[chief, *_]] = group.run(lambda communicator: communicator.all_gather(os.getpid()))
+    w = gpuopt.Variable([0.0], name="w")
+    step = gpuopt.Variable(0, trainable=False, dtype=np.int64)
+    sync = gpuopt.SyncReplicasOptimizer(gpuopt.GradientDescentOptimizer(1.0), group.size - 1)
+    sync.run(train, step, 0, timeout_s=timeout_s, group=group)
+
+
+def freeze_the_chief(folder: Path, timeout_s: float) -> None:
+    """The chief is suspended while one worker waits for a token, and one for the end."""
+
+    def train(worker: SyncReplicasWorker) -> None:
+        worker.apply_gradients([(np.ones(1, np.float32), w)], step)
+        if worker.index == 1:
+            os.kill(chief, signal.SIGSTOP)
+            worker.apply_gradients([(np.ones(1, np.float32), w)], step)
+
+    group = MPIGroup(timeout_s)
+    [[chief, *_]] = group.run(lambda communicator: communicator.all_gather(os.getpid()))
+    w = gpuopt.Variable([0.0], name="w")
+    step = gpuopt.Variable(0, trainable=False, dtype=np.int64)
+    sync = gpuopt.SyncReplicasOptimizer(gpuopt.GradientDescentOptimizer(1.0), 1, group.size - 1)
+    sync.run(train, step, 0, timeout_s=timeout_s / 4, group=group)
+
+
+def train_workers_with_checkpoints(folder: Path, timeout_s: float) -> None:
+    """Does what `train_with_checkpoints` does, with a chief and two workers.
+
+    The chief alone restores and saves. Two gradients have the same sum in any order.
+    """
+    group = MPIGroup(timeout_s)
+    w = gpuopt.Variable(np.zeros(50, np.float32), name="w")
+    step = gpuopt.Variable(0, name="global_step", trainable=False, dtype=np.int64)
+    optimizer = gpuopt.AdamOptimizer(0.1)
+    sync = gpuopt.SyncReplicasOptimizer(optimizer, group.size - 1)
+    saver = gpuopt.Saver([w, step], optimizers=[optimizer])
+    newest = gpuopt.latest_checkpoint(str(folder))
+    if group.rank == 0 and newest is not None:
+        saver.restore(newest)
+    kill_at = folder / "kill_at"
+    dies_at = int(kill_at.read_text()) if kill_at.exists() else None
+    began_at = [] if group.rank else [int(step)]
+
+    def train(worker: SyncReplicasWorker) -> None:
+        began_at.append(worker.local_step)
+        target = worker.local_step + 4
+        while worker.local_step < target:
+            if worker.local_step == dies_at and group.rank == group.size - 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            rng = np.random.default_rng((worker.local_step, worker.index))
+            worker.apply_gradients([(rng.standard_normal(50).astype(np.float32), w)], step)
+            if (folder / "wait").exists() and worker.local_step >= 5:
+                (folder / f"pid.{group.rank}").write_text(str(os.getpid()))
+                target += 1  # until SIGTERM comes
+                time.sleep(0.05)
+
+    with StopRequest() as request:
+        while True:
+            ended = sync.run(
+                train,
+                step,
+                token_policy="per_step",
+                timeout_s=timeout_s,
+                group=group,
+                stop=request,
+            )
+            if group.rank == 0:
+                saver.save(folder / "model", step)
+            if ended.was_stopped:
+                return
+            if int(step) >= NUM_STEPS:
+                break
+    (folder / f"began_at.{group.rank}").write_text(str(began_at[0]))
+    (folder / f"result.{group.rank}").write_text(w.numpy().tobytes().hex())
+
+
 FAULTS: dict[str, Callable[[Path, float], None]] = {
     function.__name__: function
     for function in (
@@ -182,6 +283,10 @@ FAULTS: dict[str, Callable[[Path, float], None]] = {
         come_late,
         bring_another_version,
         train_with_checkpoints,
+        raise_in_a_worker,
+        interrupt_the_chief,
+        freeze_the_chief,
+        train_workers_with_checkpoints,
     )
 }
 

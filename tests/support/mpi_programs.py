@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -152,13 +152,16 @@ PROGRAMS: dict[str, Callable[[MPIGroup, Path], Any]] = {
 }
 
 
-def main(folder: Path, programs: list[str]) -> None:
+def run_programs(
+    known: Mapping[str, Callable[[MPIGroup, Path], Any]], folder: Path, programs: Sequence[str]
+) -> None:
+    """Runs programs in this rank, and writes what they return."""
     group = MPIGroup(TIMEOUT_S)
     for program in programs:
-        outcome = PROGRAMS[program](group, folder)
+        outcome = known[program](group, folder)
         (folder / f"{program}.{group.rank}.json").write_text(json.dumps(outcome))
         gc.collect()  # so that the next one's variables can have the same names
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    run_programs(PROGRAMS, Path(sys.argv[1]), sys.argv[2:])

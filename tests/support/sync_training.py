@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import gpuopt
-from gpuopt import SyncReplicasOptimizer, Variable
+from gpuopt import IndexedSlices, SyncReplicasOptimizer, Variable
 
 SHORT_S = 0.3
 LONG_S = 20.0
@@ -101,3 +101,53 @@ class SlowDescent(gpuopt.GradientDescentOptimizer):
         if self.error is not None:
             raise self.error
         super()._apply_dense(grad, var)
+
+
+class Problem:
+    """Gradients that depend on who computes them, for which step, and on what was read."""
+
+    def __init__(self) -> None:
+        self.w = Variable(np.zeros(5, np.float32), name="w")
+        self.table = Variable(np.ones((6, 2), np.float32), name="table")
+        self.optimizer = gpuopt.MomentumOptimizer(0.1, 0.9, on_nonfinite="skip")
+
+    def read(self) -> tuple[np.ndarray, np.ndarray]:
+        return self.w.numpy(), self.table.numpy()
+
+    def pairs(self, worker: int, step: int, read: tuple[np.ndarray, np.ndarray]) -> list[Any]:
+        rng = np.random.default_rng((worker, step))
+        rows = rng.integers(0, 6, rng.integers(0, 5))  # in any order, repeated, or none
+        values = rng.standard_normal((len(rows), 2)).astype(np.float32) + read[1][rows]
+        dense = rng.standard_normal(5).astype(np.float32) - read[0]
+        return [(dense, self.w), (IndexedSlices(values, rows, (6, 2)), self.table)]
+
+    def replay(self, log: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
+        """Applies the mean of each step's gradients, one after the other, by loops over rows."""
+        alone = Problem()
+        for step, workers in enumerate(log):
+            computed = [alone.pairs(worker, step, alone.read()) for worker in workers]
+            total = np.zeros(5, np.float32)
+            sums: dict[int, np.ndarray] = {}
+            counts: dict[int, int] = {}
+            for (dense, _), (slices, _) in computed:
+                total = total + dense
+                own: dict[int, np.ndarray] = {}
+                for row, value in zip(slices.indices.tolist(), slices.values, strict=True):
+                    own[row] = own.get(row, np.zeros(2, np.float32)) + value
+                for row, value in own.items():
+                    sums[row] = sums.get(row, np.zeros(2, np.float32)) + value
+                    counts[row] = counts.get(row, 0) + 1
+            rows = sorted(sums)
+            means = [sums[row] / np.float32(counts[row]) for row in rows]
+            mean_rows = np.array(means, np.float32).reshape(-1, 2)
+            alone.optimizer.apply_gradients(
+                [
+                    (total / np.float32(len(workers)), alone.w),
+                    (IndexedSlices(mean_rows, np.array(rows, np.int64)), alone.table),
+                ]
+            )
+        return alone.read()
+
+    def assert_is_replayed_by(self, log: list[list[int]]) -> None:
+        for got, expected in zip(self.read(), self.replay(log), strict=True):
+            assert got.tobytes() == expected.tobytes(), log

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -23,7 +23,7 @@ INLINE_BYTES = 2048
 _PIECE_BYTES = 2**30
 
 _HEADER_TAG, _BLOCK_TAG = 1, 2
-_CALL, _FAILED, _FINISHED = range(3)
+_CALL, _FAILED, _FINISHED, _MESSAGE = range(4)
 _HEADER = struct.Struct("<BQQ16sQ")
 
 # While blocks are under way, MPI needs to be called to move them.
@@ -32,6 +32,8 @@ _LONGEST_SLEEP_S = 1e-3
 
 # Later than every run: the number of the last header that a rank sends.
 _AFTER_ALL_RUNS = 2**64 - 1
+# The number of a message: that of no exchange.
+_NO_EXCHANGE = 2**64 - 1
 
 
 class Parcel(NamedTuple):
@@ -47,10 +49,10 @@ class Parcel(NamedTuple):
 
 
 class Header(NamedTuple):
-    """The first message of a rank in each exchange, or its last one in a run.
+    """The first message of a rank in each exchange, or its last one in a run, or one to one rank.
 
     Attributes:
-        kind: What has happened: a call, or the rank's end as failed or finished.
+        kind: What has happened: a call, the rank's end as failed or finished, or a message.
         run: The number of the group's run.
         number: The number of the exchange in the run.
         digest: Of the call's description.
@@ -113,6 +115,8 @@ class Exchange:
         # By rank, in the order in which they were sent.
         self._arriving: list[deque[tuple[Any, bytearray]]] = [deque() for _ in range(self.size)]
         self._inbox: list[deque[Header]] = [deque() for _ in range(self.size)]
+        # Blocks of messages that are coming in, by rank.
+        self._incoming: dict[int, list[tuple[Any, Bytes]]] = {}
         # Requests whose end nobody waits for, with the memory that they use.
         self._in_flight: list[tuple[Any, Any]] = []
         # The type and message of the error that ended the run for this rank.
@@ -146,6 +150,9 @@ class Exchange:
         if self._is_forked:
             return
         self._is_running = False
+        for blocks in self._incoming.values():
+            self._in_flight += blocks
+        self._incoming.clear()
         self._tell_end(self._run, error)
         self._finish(CancelledError, f"the run of rank {self.rank} is over")
 
@@ -205,9 +212,60 @@ class Exchange:
         try:
             return self._exchange(what, parcels, allot, details)
         except self._mpi.Exception as error:
-            self._finish(WorkerFailedError, f"{what}: MPI has failed: {error}")
-            self._raise_end()
-            raise
+            self._refuse(what, error)
+
+    def send(self, rank: int, data: bytes) -> None:
+        """Sends a message to one rank, which must `receive` it; never waits.
+
+        Raises:
+            WorkerFailedError: MPI has failed.
+            CancelledError: the run is over.
+        """
+        self._raise_end()
+        is_inline = len(data) <= INLINE_BYTES
+        sizes, inline = ((), data) if is_inline else ((len(data),), b"")
+        try:
+            self._send_header(rank, Header(_MESSAGE, self._run, _NO_EXCHANGE, b"", sizes, inline))
+            if not is_inline:
+                block = np.frombuffer(data, np.uint8)
+                self._in_flight += self._move(self._comm.Isend, block, rank)
+        except self._mpi.Exception as error:
+            self._refuse("send", error)
+
+    def receive(
+        self, ranks: Iterable[int], timeout_s: float
+    ) -> tuple[int, bytes | GpuoptError] | None:
+        """Waits for a message of one of several ranks.
+
+        A rank that is still sending does not hold up the others.
+
+        Args:
+            ranks: Whose messages count; of two that are there, the first one's is returned.
+            timeout_s: How long to wait, in seconds.
+
+        Returns:
+            (rank, message), or None if none has come in time. In place of a message, a rank that
+            has failed or finished gives the error that says so, each time it is asked.
+
+        Raises:
+            ValueError: a rank makes another call.
+            WorkerFailedError: MPI has failed.
+            CancelledError: the run is over.
+        """
+        waiting = WaitForRanks("receive", timeout_s)
+        try:
+            while True:
+                self._raise_end()
+                self._poll()
+                for rank in ranks:
+                    message = self._take_message(rank)
+                    if message is not None:
+                        return rank, message
+                longest_s = _LONGEST_SLEEP_IN_TRANSFER_S if self._incoming else _LONGEST_SLEEP_S
+                if not waiting.pause(longest_s):
+                    return None
+        except self._mpi.Exception as error:
+            self._refuse("receive", error)
 
     def _exchange(
         self, what: str, parcels: Sequence[Parcel], allot: Allot | None, details: str
@@ -286,17 +344,47 @@ class Exchange:
         inbox = self._inbox[rank]
         while inbox:
             header = inbox[0]
-            if header.run >= self._run and header.kind == _FAILED:
-                self._finish(WorkerFailedError, header.inline.decode(errors="replace"))
-                return None
-            if header.run > self._run or (header.run == self._run and header.kind == _FINISHED):
-                self._finish(CancelledError, f"rank {rank} has finished, and will not come")
+            end = self._find_end(rank, header)
+            if end is not None:
+                self._finish(type(end), str(end))
                 return None
             inbox.popleft()
             if header.run == self._run and header.number == number:
                 return header
             self._drop(rank, header)
         return None
+
+    def _find_end(self, rank: int, header: Header) -> GpuoptError | None:
+        """Returns the error if a header says that its rank has failed or finished."""
+        if header.run >= self._run and header.kind == _FAILED:
+            return WorkerFailedError(header.inline.decode(errors="replace"))
+        if header.run > self._run or (header.run == self._run and header.kind == _FINISHED):
+            return CancelledError(f"rank {rank} has finished, and will not come")
+        return None
+
+    def _take_message(self, rank: int) -> bytes | GpuoptError | None:
+        """Takes a rank's next message out of its inbox if all of it is there, or the rank's end."""
+        inbox = self._inbox[rank]
+        while rank not in self._incoming and inbox:
+            header = inbox[0]
+            end = self._find_end(rank, header)
+            if end is not None:
+                return end
+            inbox.popleft()
+            if header.run == self._run and header.kind == _MESSAGE:
+                if not header.sizes:
+                    return header.inline
+                block = np.empty(header.sizes[0], np.uint8)
+                self._incoming[rank] = self._move(self._comm.Irecv, block, rank)
+            else:
+                self._drop(rank, header)
+                if header.run == self._run:
+                    raise ValueError(f"rank {rank} makes another call than to send a message")
+        pieces = self._incoming.get(rank)
+        if pieces is None or not self._mpi.Request.Testall([request for request, _ in pieces]):
+            return None
+        del self._incoming[rank]
+        return b"".join(piece.tobytes() for _, piece in pieces)
 
     def _complete(self, requests: list[tuple[Any, Any]], waiting: WaitForRanks) -> None:
         """Waits until all blocks have been sent and received."""
@@ -365,6 +453,12 @@ class Exchange:
         """Receives the blocks of a header for nobody."""
         for size in header.sizes:
             self._in_flight += self._move(self._comm.Irecv, np.empty(size, np.uint8), rank)
+
+    def _refuse(self, what: str, error: Exception) -> NoReturn:
+        """Ends the run because of an error of MPI's."""
+        self._finish(WorkerFailedError, f"{what}: MPI has failed: {error}")
+        self._raise_end()
+        raise error
 
     def _finish(self, error: type[GpuoptError], message: str) -> None:
         if self._end is None:

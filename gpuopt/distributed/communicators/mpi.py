@@ -9,7 +9,7 @@ import os
 import pickle
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -19,7 +19,7 @@ from gpuopt.backends import backend_for, to_device
 from gpuopt.device import Device, device_of
 from gpuopt.distributed.communicator import (
     BUCKET_BYTES,
-    Communicator,
+    MessagingCommunicator,
     RankGroup,
     ReduceOp,
     check_op,
@@ -37,6 +37,7 @@ from gpuopt.distributed.communicators.mpi_process import (
 )
 from gpuopt.distributed.communicators.single import SingleCommunicator
 from gpuopt.distributed.waiting import DEFAULT_TIMEOUT_S, check_timeout
+from gpuopt.errors import GpuoptError
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.version import __version__
 
@@ -91,7 +92,7 @@ class MPIGroup(RankGroup):
             sys.stderr.write("".join(lines))
             sys.stderr.flush()
 
-    def run(self, function: Callable[[Communicator], Any]) -> list[Any]:
+    def run(self, function: Callable[[MessagingCommunicator], Any]) -> list[Any]:
         check_thread(self._mpi)
         self._exchange.begin_run()
         try:
@@ -103,7 +104,7 @@ class MPIGroup(RankGroup):
         return [result]
 
 
-class MPICommunicator(Communicator):
+class MPICommunicator(MessagingCommunicator):
     """A rank that is a process of an MPI job; see `MPIGroup.run`.
 
     Arrays on GPUs are sent from page-locked memory of the host, and reduced on the host.
@@ -222,6 +223,17 @@ class MPICommunicator(Communicator):
 
     def barrier(self, what: str = "barrier") -> None:
         self._exchange.exchange(what, [Parcel()] * self.size)
+
+    def send(self, value: Any, rank: int) -> None:
+        if rank == self.rank or not 0 <= rank < self.size:
+            raise ValueError(f"rank must be another one of {self.size} ranks, got {rank}")
+        self._exchange.send(rank, pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL))
+
+    def receive(self, ranks: Iterable[int], timeout_s: float) -> tuple[int, Any] | None:
+        received = self._exchange.receive(ranks, timeout_s)
+        if received is None or isinstance(received[1], GpuoptError):
+            return received
+        return received[0], pickle.loads(received[1])
 
     def _reduce(self, flat: Any, into: Any, op: ReduceOp, what: str, details: str = "") -> Any:
         """Reduces flat arrays in host memory, in rank order.

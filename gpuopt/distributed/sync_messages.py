@@ -1,0 +1,198 @@
+"""What the chief and the workers of one training send each other from process to process."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from gpuopt.device import Device
+from gpuopt.distributed.communicator import Communicator, say_who
+from gpuopt.distributed.coordinator import WorkerFigures
+from gpuopt.distributed.gathering import Pairs
+from gpuopt.distributed.reduction import bring_to
+from gpuopt.distributed.tokens import Refusal
+from gpuopt.errors import CancelledError, DeadlineExceededError, GpuoptError, WorkerFailedError
+from gpuopt.step.pairs import Gradient
+from gpuopt.variables.gate import writing
+from gpuopt.variables.identity import Identity
+from gpuopt.variables.variable import Variable, trainable_variables
+
+# The rank with the variables; the worker `index` is rank `index + 1`.
+CHIEF = 0
+
+# Who waits for messages looks for signals and deadlines as often as this.
+LOOK_S = 0.05
+
+# Errors that another process can raise as they are: they are made of their text.
+_SENT_AS_THEY_ARE = (
+    CancelledError,
+    DeadlineExceededError,
+    IndexError,
+    TypeError,
+    ValueError,
+    WorkerFailedError,
+)
+_MOST_DIFFERENCES = 5
+
+
+class Push(NamedTuple):
+    """From a worker: gradients for `local_step`, each with its variable's place."""
+
+    number: int
+    local_step: int
+    gradients: list[tuple[Gradient | None, int]]
+
+
+class Leave(NamedTuple):
+    """From a worker: it has ended.
+
+    Attributes:
+        error: The repr of the error that it ended by; None if it has finished, or all is over.
+        is_told: Whether the error only reports another process.
+    """
+
+    error: str | None = None
+    is_told: bool = False
+
+
+class Ask(NamedTuple):
+    """From a worker that has ended: whether the chief is still there."""
+
+    number: int
+
+
+class Stop(NamedTuple):
+    """From a worker: a signal asks it to end."""
+
+
+class Reply(NamedTuple):
+    """From the chief: the outcome of push `number`, or the first token if it is 0.
+
+    Attributes:
+        token: See `Ticket`; None if there is a refusal.
+        refusal: What the worker is to raise.
+        state: See `SharedVariables.pack`; empty if there is nothing new.
+    """
+
+    number: int
+    token: int | None
+    refusal: Refusal | None
+    state: bytes
+
+
+class End(NamedTuple):
+    """From the chief, last: how the training has ended.
+
+    Attributes:
+        figures: Of each worker.
+        failure: The failure that the workers could not do without, if any.
+        was_stopped: See `Coordinator`.
+        state: See `SharedVariables.pack`.
+    """
+
+    figures: list[WorkerFigures]
+    failure: str | None
+    was_stopped: bool
+    state: bytes
+
+
+class RemoteError(GpuoptError):
+    """An error of another process, of which there is the repr."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def refusal_of(error: Exception) -> Refusal:
+    """Returns what another process is to raise in place of an error of this one."""
+    if type(error) in _SENT_AS_THEY_ARE:
+        return Refusal(type(error), str(error))
+    return Refusal(WorkerFailedError, f"the chief, rank {CHIEF}, has failed: {error!r}")
+
+
+class SharedVariables:
+    """The trainable variables and the global step, of which each process has a copy.
+
+    A variable's place is the same number in all processes.
+    """
+
+    def __init__(
+        self, communicator: Communicator, global_step: Variable, settings: Mapping[str, object]
+    ) -> None:
+        """Compares what all ranks bring; all of them do this.
+
+        Args:
+            communicator: This rank's end of the group.
+            global_step: The variable that counts steps.
+            settings: What else must be the same on all ranks, by name.
+
+        Raises:
+            ValueError: the ranks have other variables or settings.
+        """
+        self._global_step = global_step
+        self._variables = sorted(trainable_variables(), key=lambda variable: variable.name)
+        self._places: dict[Identity, int] = {
+            variable.identity: place for place, variable in enumerate(self._variables)
+        }
+        mine = {name: repr(value) for name, value in settings.items()}
+        mine["the type of global_step"] = str(global_step.dtype)
+        for variable in self._variables:
+            form = f"{variable.dtype}{list(variable.shape)}"
+            mine[f'trainable variable "{variable.name}"'] = form
+        of_ranks = communicator.all_gather(mine, "the start of SyncReplicasOptimizer.run")
+        differences = []
+        for name in dict.fromkeys(name for brought in of_ranks for name in brought):
+            forms = [brought.get(name, "none") for brought in of_ranks]
+            if len(set(forms)) > 1:
+                differences.append(f"{name}: {say_who(forms)}")
+        if differences:
+            shown = ". ".join(differences[:_MOST_DIFFERENCES])
+            more = len(differences) - _MOST_DIFFERENCES
+            shown += f". And {more} more" if more > 0 else ""
+            raise ValueError(f"all ranks must bring the same, got {shown}")
+
+    @property
+    def variables(self) -> list[Variable]:
+        """All trainable variables, by their places."""
+        return list(self._variables)
+
+    def pack_gradients(self, pairs: Pairs) -> list[tuple[Gradient | None, int]]:
+        """Returns gradients in host memory, each with its variable's place.
+
+        Raises:
+            ValueError: a variable is none of these.
+        """
+        return [
+            (
+                None if gradient is None else bring_to(gradient, Device.cpu),
+                self._find_place(variable),
+            )
+            for gradient, variable in pairs
+        ]
+
+    def unpack_gradients(self, gradients: Iterable[tuple[Gradient | None, int]]) -> Pairs:
+        """Returns the pairs that `pack_gradients` was given in another process."""
+        return [(gradient, self._variables[place]) for gradient, place in gradients]
+
+    def pack(self, variables: Iterable[Variable]) -> bytes:
+        """Copies the values of the global step and of some of the variables."""
+        values = [(self._find_place(variable), variable.numpy()) for variable in variables]
+        return pickle.dumps((self._global_step.numpy(), values), pickle.HIGHEST_PROTOCOL)
+
+    def unpack(self, state: bytes) -> None:
+        """Assigns the values that were packed in another process."""
+        step, values = pickle.loads(state)
+        with writing():  # so that a checkpoint holds the variables of one step
+            for place, value in values:
+                self._variables[place].assign(value)
+            self._global_step.assign(step)
+
+    def _find_place(self, variable: Variable) -> int:
+        place = self._places.get(variable.identity)
+        if place is None:
+            raise ValueError(
+                f'"{variable.name}" was not there, as a trainable variable of a name of its own, '
+                "when the run began: make variables before, on all ranks"
+            )
+        return place

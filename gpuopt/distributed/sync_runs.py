@@ -1,0 +1,126 @@
+"""How the workers of a SyncReplicasOptimizer are run: in threads, or one in this process."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
+
+from gpuopt.distributed.coordinator import Coordinator
+from gpuopt.distributed.remote_coordinator import RemoteCoordinator
+from gpuopt.distributed.stop_request import StopRequest
+from gpuopt.distributed.sync_messages import LOOK_S, End
+from gpuopt.errors import CancelledError, GpuoptError, WorkerFailedError
+from gpuopt.locks import Condition
+
+Worker = TypeVar("Worker")
+
+_logger = logging.getLogger("gpuopt")
+
+
+def run_in_threads(
+    train: Callable[[Worker], Any],
+    make_worker: Callable[[int], AbstractContextManager[Worker]],
+    coordinator: Coordinator,
+    timeout_s: float,
+    stop: StopRequest | None,
+) -> None:
+    """Calls `train` for each worker in a thread of its own; see `SyncReplicasOptimizer.run`.
+
+    Args:
+        train: The function of a worker.
+        make_worker: Makes the worker of an index.
+        coordinator: Newly opened; closed in the end.
+        timeout_s: How long the threads have to end when training is over, in seconds.
+        stop: Ends the training when a signal comes.
+
+    Raises:
+        Exception: what a worker raised, if the others could not do without it.
+    """
+    total, needed = coordinator.total_num_replicas, coordinator.num_workers_needed
+    changed = Condition("the ends of workers")
+    ended: set[int] = set()
+    failures: list[BaseException] = []
+
+    def work(index: int) -> None:
+        failure: BaseException | None = None
+        try:
+            with make_worker(index) as worker:
+                train(worker)
+        except CancelledError:
+            pass  # the other workers have finished, or the coordinator was closed
+        except BaseException as error:
+            failure = error
+        with changed:
+            ended.add(index)
+            if failure is not None and total - len(ended) >= needed:
+                _warn_of_failure(index, failure)
+            elif failure is not None:
+                failures.append(failure)
+            changed.notify_all()
+
+    with coordinator:
+        for index in range(total):
+            threading.Thread(target=work, args=(index,), daemon=True).start()
+        with changed:
+            look_s = None if stop is None else LOOK_S
+            while not changed.wait_for(lambda: total - len(ended) < needed, look_s):
+                if stop is not None and stop.has_come:
+                    break
+        if stop is not None and stop.has_come:
+            coordinator.stop()
+        with changed:
+            changed.wait_for(lambda: len(ended) == total, timeout_s)
+            late = sorted(set(range(total)) - ended)
+    if late:
+        _logger.warning("workers %s have not ended within %g s", late, timeout_s)
+    if failures:
+        raise min(failures, key=lambda error: isinstance(error, GpuoptError))
+
+
+def run_in_process(
+    train: Callable[[Worker], Any],
+    make_worker: Callable[[int], AbstractContextManager[Worker]],
+    coordinator: RemoteCoordinator,
+    index: int,
+) -> None:
+    """Calls `train` for this process's worker, and waits until all of the training is over.
+
+    Args:
+        train: The function of a worker.
+        make_worker: Makes the worker of an index.
+        coordinator: Newly opened; closed in the end.
+        index: Of the worker.
+
+    Raises:
+        Exception: what the worker raised, if the others could not do without it.
+        WorkerFailedError: another one has failed, and this one could not do without it.
+    """
+    failure: Exception | None = None
+    end: End | None = None
+    with coordinator:
+        try:
+            with make_worker(index) as worker:
+                train(worker)
+        except CancelledError:
+            pass  # the training is over
+        except Exception as error:
+            failure = error
+        try:
+            end = coordinator.wait_for_end(index)
+        except GpuoptError:
+            if failure is None:
+                raise
+    if failure is None:
+        if end is not None and end.failure is not None:
+            raise WorkerFailedError(end.failure)
+    elif end is None or end.failure is not None:
+        raise failure
+    else:
+        _warn_of_failure(index, failure)
+
+
+def _warn_of_failure(index: int, failure: BaseException) -> None:
+    _logger.warning("worker %d failed: %r", index, failure, exc_info=failure)
