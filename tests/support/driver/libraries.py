@@ -1,10 +1,11 @@
-"""Stand-ins for cuBLAS, cuFFT and cuSOLVER, under the names that CuPy's extensions link to."""
+"""Stand-ins for cuBLAS, cuFFT, cuSOLVER and NCCL, under the names that CuPy's extensions link to."""
 
 from __future__ import annotations
 
 import ctypes
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,12 +13,16 @@ from typing import Any
 from driver.native_library import LIBRARIES, library, shared_library
 
 # For each extension of CuPy: the library that it needs, and what stands in for some of it.
-NEEDED = {
-    "cupy_backends/cuda/libs/cublas.*.so": ("libcublas.so", "blas.cpp"),
-    "cupy/cuda/cufft.*.so": ("libcufft.so", "fft.cpp"),
-    "cupy_backends/cuda/libs/cusolver.*.so": ("libcusolver.so", "solver.cpp"),
-    "cupy_backends/cuda/libs/cusparse.*.so": ("libcusparse.so", None),
-    "cupy_backends/cuda/libs/curand.*.so": ("libcurand.so", None),
+NEEDED: dict[str, tuple[str, list[str]]] = {
+    "cupy_backends/cuda/libs/cublas.*.so": ("libcublas.so", ["blas.cpp"]),
+    "cupy/cuda/cufft.*.so": ("libcufft.so", ["fft.cpp"]),
+    "cupy_backends/cuda/libs/cusolver.*.so": ("libcusolver.so", ["solver.cpp"]),
+    "cupy_backends/cuda/libs/cusparse.*.so": ("libcusparse.so", []),
+    "cupy_backends/cuda/libs/curand.*.so": ("libcurand.so", []),
+    "cupy_backends/cuda/libs/nccl.*.so": (
+        "libnccl.so",
+        ["nccl.cpp", "nccl_calls.cpp", "nccl_ranks.cpp", "nccl_values.cpp"],
+    ),
 }
 
 
@@ -27,34 +32,41 @@ def load(site: Path) -> None:
     Args:
         site: The folder that CuPy is installed in.
     """
-    for pattern, (stem, source) in NEEDED.items():
+    for pattern, (stem, sources) in NEEDED.items():
         for extension in site.glob(pattern):
             soname, functions = _needs(extension, stem)
-            ctypes.CDLL(str(_stand_in(soname, source, functions)))
+            ctypes.CDLL(str(_stand_in(soname, sources, functions)))
             if stem == "libcublas.so":
                 # These are asked for by name, before cuBLAS and cuSOLVER are loaded.
                 for name in ("cublasLt", "nvJitLink"):
-                    ctypes.CDLL(str(_stand_in(soname.replace("cublas", name), None, [])))
+                    ctypes.CDLL(str(_stand_in(soname.replace("cublas", name), [], [])))
     sys.modules["cupy.cuda.thrust"] = _thrust()
 
 
 def _needs(extension: Path, stem: str) -> tuple[str, list[str]]:
     """Returns the library's full name, and the functions that the extension calls."""
+    header = subprocess.check_output(["objdump", "-p", str(extension)], text=True)
+    fields = (line.split() for line in header.splitlines())
+    [soname] = [line[1] for line in fields if line[:1] == ["NEEDED"] and line[1].startswith(stem)]
     listing = subprocess.check_output(["nm", "-D", "--undefined-only", str(extension)], text=True)
-    symbols = [line.split()[-1] for line in listing.splitlines()]
-    [soname] = {symbol.split("@")[1] for symbol in symbols if f"@{stem}" in symbol}
-    return soname, [symbol.split("@")[0] for symbol in symbols if symbol.endswith(soname)]
+    symbols = [line.split()[-1].partition("@") for line in listing.splitlines()]
+    # NCCL's symbols have no version.
+    prefix = stem.removeprefix("lib").removesuffix(".so")
+    return soname, [
+        name
+        for name, has_version, version in symbols
+        if (version == soname if has_version else name.startswith(prefix))
+    ]
 
 
-def _stand_in(soname: str, source: str | None, functions: list[str]) -> Path:
-    """Compiles a library that has these functions; those that `source` lacks refuse."""
+def _stand_in(soname: str, sources: Sequence[str], functions: Sequence[str]) -> Path:
+    """Compiles a library that has these functions; those that `sources` lack refuse."""
     refusals = [
         f'extern "C" __attribute__((weak)) int {name}() {{ return driver::missing("{name}"); }}'
         for name in functions
     ]
     text = "\n".join(['#include "libraries/call.h"', *refusals, ""])
-    sources = [LIBRARIES / source] if source else []
-    return shared_library(soname, sources, text, is_part=False)
+    return shared_library(soname, [LIBRARIES / name for name in sources], text, is_part=False)
 
 
 def _thrust() -> ModuleType:

@@ -2,6 +2,7 @@
 
 #include <stdarg.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include <unordered_map>
 
@@ -26,9 +27,26 @@ std::string format_all(const char* format, va_list arguments) {
 
 }  // namespace
 
-std::recursive_mutex& lock() {
-  static std::recursive_mutex mutex;
-  return mutex;
+void Lock::lock() {
+  mutex.lock();
+  ++depth;
+}
+
+void Lock::unlock() {
+  --depth;
+  mutex.unlock();
+}
+
+void Lock::pause() {
+  const int before = depth;
+  for (int i = 0; i < before; ++i) unlock();
+  usleep(100);
+  for (int i = 0; i < before; ++i) lock();
+}
+
+Lock& lock() {
+  static Lock one;
+  return one;
 }
 
 int current_device() { return device; }

@@ -17,8 +17,21 @@ using Address = uintptr_t;
 // Numbers that both of CUDA's interfaces give the same meaning.
 using Status = cudaError_t;
 
+// A lock that its thread may take again.
+class Lock {
+ public:
+  void lock();
+  void unlock();
+  // Has other threads go on for a moment, however often this one has taken the lock.
+  void pause();
+
+ private:
+  std::recursive_mutex mutex;
+  int depth = 0;
+};
+
 // One lock for everything. Nobody may call Python while holding it.
-std::recursive_mutex& lock();
+Lock& lock();
 
 // The device of each thread, as cudaSetDevice has it.
 int current_device();
@@ -55,7 +68,7 @@ void count(const char* what, long by = 1);
 // Stands at the head of each function of the interface.
 struct Call {
   explicit Call(const char* name) : held(lock()) { count(name); }
-  std::lock_guard<std::recursive_mutex> held;
+  std::lock_guard<Lock> held;
 };
 
 }  // namespace driver

@@ -4,6 +4,7 @@
 #include <time.h>
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "graphs.h"
@@ -24,6 +25,8 @@ uint64_t last_serial = 0;
 int64_t time_gained = 0;
 unsigned num_questions = 0;
 bool is_running = false;
+// Then whatever other ranks were to do will not be done.
+constexpr auto longest_wait = std::chrono::seconds(60);
 
 std::vector<std::unique_ptr<Stream>> streams;
 std::map<void*, Stream*> by_handle;
@@ -59,10 +62,24 @@ Stream* default_stream(int device, uint64_t thread) {
   return stream;
 }
 
-bool can_run(const Stream& stream) {
+// Whether nothing of this process keeps a stream's next operation from running.
+bool has_next(const Stream& stream) {
   if (stream.queue.empty()) return false;
   const auto& after = stream.queue.front().after;
   return std::all_of(after.begin(), after.end(), is_done);
+}
+
+bool can_run(const Stream& stream) {
+  if (!has_next(stream)) return false;
+  const auto& is_ready = stream.queue.front().is_ready;
+  return !is_ready || is_ready();
+}
+
+// Returns a stream whose next operation waits for other threads or processes.
+Stream* waits_for_others() {
+  const auto it = std::find_if(streams.begin(), streams.end(),
+                               [](const auto& stream) { return has_next(*stream); });
+  return it == streams.end() ? nullptr : it->get();
 }
 
 Stream* choose() {
@@ -93,29 +110,48 @@ bool run_one() {
   return true;
 }
 
+// Runs operations until the condition holds. If those that are left wait for other threads or
+// processes, so does the host, or goes on if it is not to wait.
 template <class Condition>
-void run_until(Condition condition) {
+void run_until(Condition condition, bool waits = true) {
+  const auto began = std::chrono::steady_clock::now();
   while (!condition()) {
     if (run_one()) continue;
-    report("deadlock: streams wait for each other");
-    break;
+    Stream* stream = is_running ? nullptr : waits_for_others();
+    if (!stream) {
+      report("deadlock: streams wait for each other");
+      break;
+    }
+    if (!waits) break;
+    if (std::chrono::steady_clock::now() - began > longest_wait) {
+      report("deadlock: %s waits for other ranks", stream->queue.front().what);
+      break;
+    }
+    lock_memory();
+    lock().pause();
   }
   if (!is_running) lock_memory();
 }
 
-void add(Stream* stream, const char* what, std::function<void()> run, std::vector<Point> after) {
+void push(Stream* stream, const char* what, std::function<void()> run, std::vector<Point> after,
+          std::function<bool()> is_ready) {
   for (const Point& point : after) {
     Clock& clock = stream->clock;
     clock[point.stream] = std::max(clock[point.stream], point.number);
   }
   join(stream->clock, host);
   after.erase(std::remove_if(after.begin(), after.end(), is_done), after.end());
-  stream->queue.push_back({++last_serial, what, std::move(after), std::move(run)});
+  stream->queue.push_back(
+      {++last_serial, what, std::move(after), std::move(run), std::move(is_ready)});
   stream->clock[stream] = ++stream->issued;
+}
+
+void add(Stream* stream, const char* what, std::function<void()> run, std::vector<Point> after) {
+  push(stream, what, std::move(run), std::move(after), nullptr);
   if (runs_at_once()) {
     wait_for({stream, stream->issued});
   } else {
-    run_until([stream] { return stream->queue.size() < most_queued; });
+    run_until([stream] { return stream->queue.size() < most_queued; }, false);
   }
 }
 
@@ -205,6 +241,13 @@ void enqueue(Stream* stream, const char* what, std::function<void()> run,
   stream->joining = stream->issued;
 }
 
+void enqueue_waiting(Stream* stream, const char* what, std::function<void()> run,
+                     std::function<bool()> is_ready, std::vector<Point> after) {
+  for (const Point& point : joined(stream)) after.push_back(point);
+  push(stream, what, std::move(run), std::move(after), std::move(is_ready));
+  stream->joining = stream->issued;
+}
+
 void enqueue_own(Stream* stream, const char* what, std::function<void()> run) {
   add(stream, what, std::move(run), joined(stream));
 }
@@ -239,8 +282,8 @@ void wait_for_everything() {
 
 Status query(Point point) {
   if (!is_done(point) && ++num_questions % patience == 0) {
-    wait_for(point);
-    lock_memory();
+    // Who asks may hold a lock that another thread needs on its way to a collective.
+    run_until([=] { return is_done(point); }, false);
   }
   if (!is_done(point)) return cudaErrorNotReady;
   if (point.stream) host[point.stream] = std::max(host[point.stream], point.number);

@@ -25,6 +25,8 @@ struct Operation {
   const char* what;
   std::vector<Point> after;
   std::function<void()> run;
+  // What it waits for besides: other processes and threads. Null if nothing.
+  std::function<bool()> is_ready;
 };
 
 struct Stream {
@@ -70,6 +72,10 @@ Event* find_event(void* handle);
 // each other. In a stream that is captured, it becomes a node of the graph.
 void enqueue(Stream* stream, const char* what, std::function<void()> run,
              std::vector<Point> after = {});
+// Adds an operation that waits for other threads or processes, too, and which the host does not
+// wait for in this call; not in a stream that is captured.
+void enqueue_waiting(Stream* stream, const char* what, std::function<void()> run,
+                     std::function<bool()> is_ready, std::vector<Point> after = {});
 // Adds an operation of the driver's own, for which no other stream waits.
 void enqueue_own(Stream* stream, const char* what, std::function<void()> run);
 
