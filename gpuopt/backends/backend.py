@@ -204,6 +204,15 @@ class Backend(Protocol):
             call: What is to be called outside of the capture, for the error.
         """
 
+    def refuse_reads(self, why: str | None) -> None:
+        """Makes `to_host` and `stage` raise DeadlineExceededError, or allows them again.
+
+        For work that was given up before it was done: what came after it has computed nonsense.
+
+        Args:
+            why: What was not done; None if values may be read.
+        """
+
     def profiling_range(self, name: str) -> AbstractContextManager[Any]:
         """Has the device's profilers show what is done inside under this name."""
 

@@ -1,7 +1,8 @@
 """Groups of ranks for tests of what every communicator does.
 
 In a process that `mpiexec` started, all processes run the same tests side by side, and each is one
-rank of a group over MPI. In any other process, the ranks are threads.
+rank of a group over MPI. In any other process, the ranks are threads; where there are GPUs, also
+threads with a GPU each, whose arrays go over NCCL.
 """
 
 from __future__ import annotations
@@ -12,6 +13,10 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import ml_dtypes
+import numpy as np
+import pytest
+from gpu_ranks import GpuRanks
 from naive_communicator import NaiveGroup
 
 from gpuopt.distributed import Communicator, RankGroup, SingleCommunicator, ThreadGroup
@@ -35,18 +40,51 @@ class SingleGroup(RankGroup):
         return [function(SingleCommunicator())]
 
 
+@cache
+def gpu_ranks(size: int, timeout_s: float) -> GpuRanks:
+    return GpuRanks(size, timeout_s)
+
+
 GROUPS: dict[str, Callable[[int, float], RankGroup]] = {
     "single": SingleGroup,
     "threads": ThreadGroup,
     "naive": NaiveGroup,
+    "nccl": gpu_ranks,
 }
+MARKS = {"nccl": pytest.mark.gpu}
 
 # Of several ranks.
-KINDS = ["mpi"] if JOB_SIZE else ["threads", "naive"]
-KINDS_AND_SIZES = [
+NAMES_OF_KINDS = ["mpi"] if JOB_SIZE else ["threads", "naive", "nccl"]
+SIZES = [size for size in (1, 2, 3, 5) if size <= (JOB_SIZE or size)]
+KINDS_AND_NUMBERS = [
     *([] if JOB_SIZE else [("single", 1)]),
-    *((kind, size) for kind in KINDS for size in (1, 2, 3, 5) if size <= (JOB_SIZE or size)),
+    *((kind, size) for kind in NAMES_OF_KINDS for size in SIZES),
 ]
+
+
+def with_marks(*parameters: Any) -> Any:
+    """Returns a test's parameters, of which the first is a kind."""
+    return pytest.param(*parameters, marks=MARKS.get(parameters[0], ()))
+
+
+KINDS = [with_marks(kind) for kind in NAMES_OF_KINDS]
+KINDS_AND_SIZES = [with_marks(kind, size) for kind, size in KINDS_AND_NUMBERS]
+
+
+def same_sums(kind: str, size: int, results: list[Any], expected: Any) -> bool:
+    """Says whether sums are those of a sequential replay, to the last bit.
+
+    NCCL adds in an order of its own. Sums of three and more floating-point numbers must then be the
+    same on all ranks, and almost those of the replay.
+    """
+    if kind != "nccl" or size < 3 or expected.dtype.kind in "iu":
+        return all(result.tobytes() == expected.tobytes() for result in results)
+    eps = float(ml_dtypes.finfo(expected.dtype).eps)
+    largest = max(1.0, float(abs(expected).max()))
+    near = np.allclose(
+        results[0].astype(np.float64), expected.astype(np.float64), rtol=0, atol=9 * eps * largest
+    )
+    return near and all(result.tobytes() == results[0].tobytes() for result in results)
 
 
 def run_on_ranks(

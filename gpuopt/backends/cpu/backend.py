@@ -71,6 +71,9 @@ class CpuBackend:
     def refuse_capture(self, call: str = "apply_gradients") -> None:
         pass
 
+    def refuse_reads(self, why: str | None) -> None:
+        pass
+
     def profiling_range(self, name: str) -> AbstractContextManager[Any]:
         return _nothing
 

@@ -39,6 +39,7 @@ from gpuopt.backends.memory_owner import Owner
 from gpuopt.backends.norms import Norms
 from gpuopt.backends.unowned import array_at
 from gpuopt.device import Device
+from gpuopt.errors import DeadlineExceededError
 from gpuopt.locks import Lock
 from gpuopt.rules.update_rule import UpdateRule
 
@@ -61,6 +62,7 @@ class CudaBackend:
         self._workspaces = Workspaces(launcher)
         self.row_flags = CudaRowFlags(launcher, self._lock, self._order, self._workspaces)
         self.norms: Norms = CudaNorms(launcher)
+        self._why_no_reads: str | None = None
         self._unset_flag = self.row_flags.new()
         with launcher.device():
             # Kernels of all streams read it, and none waits for its stream.
@@ -113,6 +115,9 @@ class CudaBackend:
                 f"streams: call {call} outside of the capture"
             )
 
+    def refuse_reads(self, why: str | None) -> None:
+        self._why_no_reads = why
+
     def profiling_range(self, name: str) -> AbstractContextManager[Any]:
         return self._launcher.profiling_range(name)
 
@@ -159,6 +164,7 @@ class CudaBackend:
     def to_host(self, array: Any) -> np.ndarray[Any, Any]:
         with self.enter():
             wait_for_event(self._launcher.record(), f"{self.device}, from which values are read")
+            self._check_reads()
             return self.xp.asnumpy(array)  # type: ignore[no-any-return]
 
     def stage(self, array: Any) -> np.ndarray[Any, Any]:
@@ -172,6 +178,7 @@ class CudaBackend:
                 with self._lock:
                     self._order.in_flight.hold(landing.event, landing)
                 raise
+            self._check_reads()
             return landing.values.reshape(array.shape)
 
     def from_host(self, array: np.ndarray[Any, Any]) -> Any:
@@ -370,6 +377,14 @@ class CudaBackend:
         found = self._launcher.download(array)
         found.wait(f"{self.device}, from which a number is read")
         return int(found.values.item())
+
+    def _check_reads(self) -> None:
+        # After the wait, which may have ended because work was given up.
+        if self._why_no_reads is not None:
+            raise DeadlineExceededError(
+                f"{self._why_no_reads}, so that what {self.device} has computed since is not to be "
+                "read: restore all variables from a checkpoint"
+            )
 
     def _flag_array(self, refused: Any) -> Any:
         flag = self._unset_flag if refused is None else refused

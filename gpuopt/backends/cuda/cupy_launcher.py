@@ -40,7 +40,7 @@ class CupyLauncher:
         self.num_multiprocessors = int(attributes["MultiProcessorCount"])
         self._functions: dict[Kernel, Any] = {}
         self._this_thread = _ThisThread()
-        page_locked = f"gpu:{index}", cupy.cuda.alloc_pinned_memory, _Event
+        page_locked = f"gpu:{index}", cupy.cuda.alloc_pinned_memory, CupyEvent
         self._uploads = UploadBlocks(*page_locked)
         self._landings = Landings(*page_locked)
         self._page_locked = Lock(f"the page-locked memory of gpu:{index}")
@@ -141,7 +141,7 @@ class CupyLauncher:
         """Returns where a copy of a device array can land, in memory from CuPy's pool."""
         memory = cupy.cuda.alloc_pinned_memory(source.nbytes)
         values = np.frombuffer(memory, np.uint8, source.nbytes).view(source.dtype)
-        return Download(values.reshape(source.shape), _Event())
+        return Download(values.reshape(source.shape), CupyEvent())
 
     def copy_of_peer(self, array: Any) -> Any:
         with array.device:
@@ -174,7 +174,7 @@ class CupyLauncher:
 
     def record(self, event: Any = None) -> Any:
         if event is None:
-            event = _Event()
+            event = CupyEvent()
         event.record(cupy.cuda.get_current_stream())
         return event
 
@@ -185,7 +185,7 @@ class CupyLauncher:
 _launch_kernel = cupy.cuda.driver.launchKernel
 
 
-class _Event(cupy.cuda.Event):  # type: ignore[misc]
+class CupyEvent(cupy.cuda.Event):  # type: ignore[misc]
     """CuPy's event, whose own `done` is False for ever after an error of CUDA."""
 
     def __init__(self) -> None:

@@ -2,12 +2,15 @@
 
 from gpuopt.distributed.communicator import RankGroup
 from gpuopt.distributed.communicators.mpi import MPICommunicator, MPIGroup
+from gpuopt.distributed.communicators.nccl import NCCLCommunicator, NCCLGroup
 from gpuopt.distributed.communicators.single import SingleCommunicator
 from gpuopt.distributed.communicators.threads import ThreadCommunicator, ThreadGroup
 
 __all__ = [
     "MPICommunicator",
     "MPIGroup",
+    "NCCLCommunicator",
+    "NCCLGroup",
     "SingleCommunicator",
     "ThreadCommunicator",
     "ThreadGroup",

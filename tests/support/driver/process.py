@@ -16,7 +16,7 @@ from driver.native_library import library
 def install() -> None:
     number = os.environ.get
     library().driver_configure(
-        int(number("GPUOPT_DRIVER_DEVICES", "2")),
+        int(number("GPUOPT_DRIVER_DEVICES", "5")),
         int(number("GPUOPT_DRIVER_MULTIPROCESSORS", "6")),
         cuda_of_cupy(),
     )

@@ -45,7 +45,7 @@ void make_context_current();
 constexpr int most_devices = 8;
 
 struct Settings {
-  int num_devices = 2;
+  int num_devices = 5;
   int multiprocessors = 6;
   int cuda_version = 13000;
 };

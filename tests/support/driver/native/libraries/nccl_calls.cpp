@@ -181,17 +181,37 @@ void enqueue_all(const std::vector<std::pair<std::shared_ptr<Comm>, Collective>>
   for (const auto& [comm, collective] : collectives) wait_for(comm->last);
 }
 
-// Waits, without the driver's lock, until all ranks have come.
-Result wait_for_start(const std::vector<std::shared_ptr<Comm>>& starting) {
+// Waits, without the driver's lock, until `has_come` says so of all.
+template <class HasCome>
+Result wait_for_others(const std::vector<std::shared_ptr<Comm>>& waiting, HasCome has_come) {
   const double began = now_s();
-  for (const auto& comm : starting) {
-    while (!comm->ranks->all_have_joined()) {
+  for (const auto& comm : waiting) {
+    while (!has_come(*comm->ranks)) {
       if (comm->is_aborted || now_s() - began > longest_start_s) return system_error;
       usleep(200);
     }
+  }
+  return success;
+}
+
+Result wait_for_start(const std::vector<std::shared_ptr<Comm>>& starting) {
+  const auto has_come = [](const Ranks& ranks) { return ranks.all_have_joined(); };
+  if (const Result result = wait_for_others(starting, has_come)) return result;
+  for (const auto& comm : starting) {
     if (comm->ranks->share_a_device()) return invalid_usage;
   }
   return success;
+}
+
+// A communicator's first collective keeps the host until all ranks have called it.
+Result wait_for_connections(
+    const std::vector<std::pair<std::shared_ptr<Comm>, Collective>>& collectives) {
+  std::vector<std::shared_ptr<Comm>> first;
+  for (const auto& [comm, collective] : collectives) {
+    if (!comm->issued) first.push_back(comm);
+  }
+  for (const auto& comm : first) comm->ranks->connect();
+  return wait_for_others(first, [](const Ranks& ranks) { return ranks.all_have_connected(); });
 }
 
 }  // namespace
@@ -216,6 +236,7 @@ Result end_group() {
   std::swap(ended, group);
   if (ended.result) return ended.result;
   if (const Result result = wait_for_start(ended.starting)) return result;
+  if (const Result result = wait_for_connections(ended.collectives)) return result;
   const std::lock_guard held(lock());
   enqueue_all(ended.collectives);
   return success;

@@ -39,6 +39,7 @@ bool is_alive(int process) {
 struct Ranks::Memory {
   std::atomic<int32_t> size;
   std::atomic<int32_t> joined;
+  std::atomic<int32_t> connected;
   Rank ranks[most_ranks];
 };
 
@@ -76,6 +77,9 @@ bool Ranks::join(int rank, int device) {
 }
 
 bool Ranks::all_have_joined() const { return memory->joined >= memory->size; }
+
+void Ranks::connect() { ++memory->connected; }
+bool Ranks::all_have_connected() const { return memory->connected >= memory->size; }
 
 bool Ranks::share_a_device() const {
   for (int a = 0; a < memory->size; ++a) {

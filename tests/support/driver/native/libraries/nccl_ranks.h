@@ -45,6 +45,9 @@ class Ranks {
   bool all_have_joined() const;
   // Whether two ranks have one device of one process.
   bool share_a_device() const;
+  // Comes with the first collective, for which NCCL connects the ranks.
+  void connect();
+  bool all_have_connected() const;
   // Whether the process of another rank has ended.
   bool has_lost_one(int rank) const;
 

@@ -1,0 +1,355 @@
+"""One rank's end of NCCL: collectives of one GPU on its current stream, and what becomes of them.
+
+CuPy is imported here, and nowhere else in this package, when a group is made.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Any, NamedTuple
+
+from gpuopt.backends import backend_for
+from gpuopt.device import Device
+from gpuopt.distributed.communicator import ReduceOp
+from gpuopt.distributed.communicators.nccl_watchdog import watchdog
+from gpuopt.errors import DeadlineExceededError, WorkerFailedError
+from gpuopt.locks import Lock, call_if_free, renew_after_fork
+
+_ASKING_S = 60.0
+
+
+class State(NamedTuple):
+    """What the ranks compare before they rely on their links.
+
+    Attributes:
+        identity: Of the connection; None if there is none, or it is broken.
+        num_calls: How many collectives this rank has enqueued in it.
+    """
+
+    identity: bytes | None = None
+    num_calls: int = 0
+
+
+class _Pending:
+    """A collective that may not be done.
+
+    Attributes:
+        what: Describes it.
+        begin, end: Recorded on its stream before and after it.
+        began: When its stream was first seen to have reached it.
+    """
+
+    __slots__ = ("began", "begin", "end", "what")
+
+    def __init__(self, what: str, begin: Any, end: Any) -> None:
+        self.what = what
+        self.begin = begin
+        self.end = end
+        self.began: float | None = None
+
+
+class Link:
+    """A rank's NCCL communicator, which is made when it is needed, and anew when it is broken.
+
+    Collectives are enqueued on the GPU's current stream, and the host does not wait for them. A
+    watchdog does: if a stream waits in one for longer than the time limit, the communicator is
+    aborted, which is all that ends such a wait.
+
+    Attributes:
+        state: See `State`.
+        why_broken: Why the communicator was given up; None if it was not.
+        num_lost: How many collectives were enqueued before that.
+        is_needed: Whether other ranks may wait for what this one has enqueued.
+    """
+
+    def __init__(self, device: Device, timeout_s: float) -> None:
+        """Describes a link that is not connected.
+
+        Raises:
+            ImportError: CuPy finds no NCCL.
+        """
+        self._nccl = import_nccl()
+        self.device = device
+        self.state = State()
+        self.why_broken: str | None = None
+        self.num_lost = 0
+        self.is_needed = False
+        self._timeout_s = timeout_s
+        self._comm: Any = None
+        self._pending: deque[_Pending] = deque()
+        self._lock = Lock(f"the collectives of {device}")
+        # What is being enqueued, and since when. The first collective waits for the other ranks.
+        self._calling: tuple[str, float] | None = None
+        self._types = {
+            name: getattr(self._nccl, f"NCCL_{name.upper()}")
+            for name in ("int8", "uint8", "int32", "uint32", "int64", "uint64")
+            + ("float16", "bfloat16", "float32", "float64")
+        }
+        self._ops = {op: getattr(self._nccl, f"NCCL_{op.upper()}") for op in ("sum", "min", "max")}
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        """The GPU, and what runs on it, belong to the parent."""
+        if self._comm is not None:
+            # Its end would be one of the parent's communicator.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._comm))
+        self._comm, self.state = None, State()
+        self._pending.clear()
+        self.why_broken = "this process was forked from the one whose GPU it is"
+
+    def new_identity(self) -> bytes:
+        """Returns what the ranks of a new connection have in common; one of them asks for it."""
+        return self._nccl.get_unique_id()  # type: ignore[no-any-return]
+
+    def place(self) -> str:
+        """Returns the GPU's address on this host's bus, whatever its number in this process."""
+        import cupy
+
+        return cupy.cuda.runtime.deviceGetPCIBusId(self.device.index)  # type: ignore[no-any-return]
+
+    def connect(self, size: int, rank: int, identity: bytes) -> None:
+        """Makes a communicator, together with all other ranks.
+
+        Raises:
+            DeadlineExceededError: a rank does not come in time.
+            WorkerFailedError: NCCL fails.
+        """
+        ended: SimpleQueue[Any] = SimpleQueue()
+
+        def make() -> None:
+            try:
+                with backend_for(self.device).enter():
+                    # In a group, the wait for the other ranks is in its end, where Python goes on.
+                    self._nccl.groupStart()
+                    try:
+                        comm = self._nccl.NcclCommunicator(size, identity, rank)
+                    finally:
+                        self._nccl.groupEnd()
+                ended.put(comm)
+            except Exception as error:
+                ended.put(error)
+
+        # In a thread that can be left behind: NCCL waits for ever.
+        Thread(target=make, daemon=True).start()
+        try:
+            made = ended.get(timeout=self._timeout_s)
+        except Empty:
+            raise DeadlineExceededError(
+                f"NCCL has not connected {self.device}, of rank {rank}, with {size - 1} others "
+                f"within {self._timeout_s:g} s"
+            ) from None
+        if isinstance(made, Exception):
+            raise WorkerFailedError(
+                f"NCCL cannot connect {self.device}, of rank {rank}: {made} (NCCL_DEBUG=WARN in "
+                "the environment has it say more)"
+            ) from made
+        self._comm = made
+        self.state = State(identity)
+        self.why_broken = None
+        backend_for(self.device).refuse_reads(None)
+
+    def all_reduce(self, source: Any, target: Any, op: ReduceOp) -> None:
+        """Reduces contiguous arrays of a type that `can_reduce` allows; both may be the same."""
+        self._comm.allReduce(
+            source.data.ptr,
+            target.data.ptr,
+            source.size,
+            self._types[source.dtype.name],
+            self._ops[op],
+            _stream(),
+        )
+
+    def all_gather(self, source: Any, target: Any) -> None:
+        """Brings all ranks' contiguous arrays, one after the other, into `target`."""
+        type_of_bytes = self._types["uint8"]
+        self._comm.allGather(
+            source.data.ptr, target.data.ptr, source.nbytes, type_of_bytes, _stream()
+        )
+
+    def broadcast(self, source: Any, target: Any, root: int) -> None:
+        """Brings rank `root`'s contiguous `source` into every `target`; both may be the same."""
+        type_of_bytes = self._types["uint8"]
+        self._comm.broadcast(
+            source.data.ptr, target.data.ptr, target.nbytes, type_of_bytes, root, _stream()
+        )
+
+    def can_reduce(self, dtype: Any, op: ReduceOp) -> bool:
+        """Says whether NCCL has this reduction.
+
+        Its least and greatest of a number and NaN are the number (fmin and fmax in NCCL's
+        src/device/reduce_kernel.h).
+        """
+        return dtype.name in self._types and (op == "sum" or dtype.kind in "iu")
+
+    @contextmanager
+    def collectives(self, what: str) -> Iterator[None]:
+        """Enqueues the collectives that are called inside as one, which the watchdog watches.
+
+        Args:
+            what: Describes them, for errors.
+
+        Raises:
+            DeadlineExceededError: the communicator was given up.
+            WorkerFailedError: NCCL fails.
+        """
+        with self._lock, backend_for(self.device).enter():
+            self._raise_broken()
+            pending = _Pending(what, _record(), None)
+            self._calling = what, time.monotonic()
+            watchdog.watch(self)
+            try:
+                self._nccl.groupStart()
+                try:
+                    yield
+                finally:
+                    self._nccl.groupEnd()
+                pending.end = _record()
+            except Exception as error:  # NCCL's; CuPy has no type for some
+                self._raise_broken()
+                self._give_up(f"{what} was not begun: NCCL fails: {error}")
+                raise WorkerFailedError(self.why_broken) from error
+            except BaseException as error:
+                self._give_up(f"{what} was interrupted by {type(error).__name__}")
+                raise
+            finally:
+                self._calling = None
+            self.state = State(self.state.identity, self.state.num_calls + 1)
+            self._pending.append(pending)
+        watchdog.watch(self)
+
+    def look(self) -> bool:
+        """Gives up the communicator if a collective takes too long; the watchdog calls this.
+
+        Returns:
+            Whether there is anything left to look at.
+        """
+        now = time.monotonic()
+        calling = self._calling
+        if calling is not None and now - calling[1] > self._timeout_s:
+            # Without the lock, which the thread that waits in NCCL has.
+            self._give_up(f"{calling[0]} was not begun on all ranks within {self._timeout_s:g} s")
+        call_if_free(self._lock, self._look_at_pending)
+        return bool(self._pending) or self._calling is not None
+
+    def _look_at_pending(self) -> None:
+        try:
+            self._drop_done()
+            if not self._pending:
+                return
+            oldest = self._pending[0]
+            if oldest.began is None and oldest.begin.done:
+                oldest.began = time.monotonic()
+            if oldest.began is not None and time.monotonic() - oldest.began > self._timeout_s:
+                self._give_up(f"{oldest.what} was not done within {self._timeout_s:g} s")
+            elif self._comm is not None:
+                self._comm.check_async_error()
+        except Exception as error:  # CUDA's, or NCCL's
+            self._give_up(f"{self._pending[0].what} was not done: {error}")
+
+    def drop(self) -> str | None:
+        """Ends the connection; returns what of it was not done, if anything."""
+        with self._lock:
+            self._drop_done()
+            lost = self._pending[0].what if self._pending else None
+            if lost is not None:
+                self._give_up(f"{lost} was not done")
+            self._abort()
+            return lost
+
+    def close(self) -> None:
+        """Waits for the collectives that are under way, which other ranks may need, and ends."""
+        while self.is_needed and self.look():
+            time.sleep(watchdog.PAUSE_S)
+        self._abort()
+
+    def _drop_done(self) -> None:
+        while self._pending and self._pending[0].end.done:
+            self._pending.popleft()
+
+    def _give_up(self, why: str) -> None:
+        if self.why_broken is None:
+            self.why_broken, self.num_lost = why, self.state.num_calls
+            # First: when the streams go on, they have not got what they were to.
+            backend_for(self.device).refuse_reads(why)
+        self._pending.clear()
+        self._abort()
+
+    def _abort(self) -> None:
+        comm, self._comm, self.state = self._comm, None, State()
+        if comm is not None:
+            # Not `destroy`, which waits for the other ranks.
+            comm.abort()
+
+    def _raise_broken(self) -> None:
+        if self.why_broken is not None:
+            raise DeadlineExceededError(self.why_broken)
+
+
+def _stream() -> int:
+    import cupy
+
+    return cupy.cuda.get_current_stream().ptr  # type: ignore[no-any-return]
+
+
+def _record() -> Any:
+    import cupy
+
+    from gpuopt.backends.cuda.cupy_launcher import CupyEvent
+
+    event = CupyEvent()
+    event.record(cupy.cuda.get_current_stream())
+    return event
+
+
+def import_nccl() -> Any:
+    """Returns the module `cupy.cuda.nccl`.
+
+    Raises:
+        ImportError: CuPy is not installed, or finds no NCCL.
+    """
+    if find_spec("cupy") is None:
+        raise ImportError("NCCL is used through CuPy, which is not installed: see `gpuopt info`")
+    from cupy.cuda import nccl
+
+    if not nccl.available:
+        raise ImportError(f"CuPy finds no NCCL; install it: {_how_to_install()}")
+    return nccl
+
+
+def describe_nccl() -> str:
+    """Says which NCCL there is, or why there is none; CuPy is imported in no process but its own."""
+    if find_spec("cupy") is None:
+        return "not usable: CuPy is not installed"
+    ask = (
+        "import warnings; warnings.simplefilter('ignore'); from cupy.cuda import nccl; "
+        "print(nccl.get_version() if nccl.available else 0)"
+    )
+    try:
+        asked = subprocess.run(
+            [sys.executable, "-c", ask], capture_output=True, text=True, timeout=_ASKING_S
+        )
+    except subprocess.TimeoutExpired:
+        return f"not usable: CuPy cannot be imported within {_ASKING_S:g} s"
+    if asked.returncode:
+        said = asked.stderr.strip().splitlines() or [f"status {asked.returncode}"]
+        return f"not usable: {said[-1]}"
+    version = int(asked.stdout)
+    if not version:
+        return f"not usable: CuPy finds no NCCL: {_how_to_install()}"
+    return f"usable: NCCL {version // 10000}.{version % 10000 // 100}.{version % 100}"
+
+
+def _how_to_install() -> str:
+    from gpuopt.backends.cuda.availability import installed
+
+    flavour = 12 if installed("cupy-cuda12x") else 13
+    return f"pip install nvidia-nccl-cu{flavour}"
