@@ -52,9 +52,7 @@ class GpuRank(Communicator):
         import cupy
 
         with cupy.cuda.Device(self._device):
-            there = IndexedSlices(
-                to_gpu(slices.values), to_gpu(slices.indices), slices.dense_shape
-            )
+            there = IndexedSlices(to_gpu(slices.values), to_gpu(slices.indices), slices.dense_shape)
             gathered = self._communicator.all_gather_slices(there)
             return IndexedSlices(
                 self._to_host(gathered.values),

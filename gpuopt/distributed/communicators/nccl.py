@@ -109,9 +109,7 @@ class NCCLGroup(RankGroup):
 
         def run_rank(control: Communicator) -> Any:
             link = self._links[control.local.rank]
-            communicator = NCCLCommunicator(
-                control, link, self._check, is_after_failure=has_failed
-            )
+            communicator = NCCLCommunicator(control, link, self._check, is_after_failure=has_failed)
             try:
                 return function(communicator)
             finally:
