@@ -18,6 +18,7 @@ from gpuopt.backends.cuda.availability import (
     why_no_gpu,
 )
 from gpuopt.distributed.communicators.mpi_process import describe_mpi
+from gpuopt.distributed.communicators.nccl_library import describe_nccl
 
 _LIBRARIES = ("numpy", "ml_dtypes", "rich", "torch", "matplotlib")
 
@@ -39,6 +40,7 @@ def describe() -> list[tuple[str, str]]:
     rows.append(("cpu", f"usable, {os.cpu_count()} cores"))
     rows.append(("threads", _call_or_explain(lambda: str(num_threads()))))
     rows.append(("mpi", describe_mpi()))
+    rows.append(("nccl", describe_nccl()))
     rows.append(("rules", _call_or_explain(_describe_rules)))
     reason = why_no_gpu(driver)
     usable = "usable" if reason is None else f"not usable: {reason}"

@@ -2,7 +2,8 @@
 
 from gpuopt.distributed.communicator import RankGroup
 from gpuopt.distributed.communicators.mpi import MPICommunicator, MPIGroup
-from gpuopt.distributed.communicators.nccl import NCCLCommunicator, NCCLGroup
+from gpuopt.distributed.communicators.nccl import NCCLGroup
+from gpuopt.distributed.communicators.nccl_communicator import NCCLCommunicator
 from gpuopt.distributed.communicators.single import SingleCommunicator
 from gpuopt.distributed.communicators.threads import ThreadCommunicator, ThreadGroup
 

@@ -1,18 +1,12 @@
-"""One rank's end of NCCL: collectives of one GPU on its current stream, and what becomes of them.
-
-CuPy is imported here, and nowhere else in this package, when a group is made.
-"""
+"""One rank's end of NCCL: collectives on its GPU's current stream, and what becomes of them."""
 
 from __future__ import annotations
 
 import ctypes
-import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, NamedTuple
@@ -20,11 +14,20 @@ from typing import Any, NamedTuple
 from gpuopt.backends import backend_for
 from gpuopt.device import Device
 from gpuopt.distributed.communicator import ReduceOp
+from gpuopt.distributed.communicators.nccl_library import (
+    current_stream,
+    import_nccl,
+    place_of,
+    record_event,
+)
 from gpuopt.distributed.communicators.nccl_watchdog import watchdog
 from gpuopt.errors import DeadlineExceededError, WorkerFailedError
 from gpuopt.locks import Lock, call_if_free, renew_after_fork
 
-_ASKING_S = 60.0
+_TYPES = (
+    *("int8", "uint8", "int32", "uint32", "int64", "uint64"),
+    *("float16", "bfloat16", "float32", "float64"),
+)
 
 
 class State(NamedTuple):
@@ -89,11 +92,7 @@ class Link:
         self._lock = Lock(f"the collectives of {device}")
         # What is being enqueued, and since when. The first collective waits for the other ranks.
         self._calling: tuple[str, float] | None = None
-        self._types = {
-            name: getattr(self._nccl, f"NCCL_{name.upper()}")
-            for name in ("int8", "uint8", "int32", "uint32", "int64", "uint64")
-            + ("float16", "bfloat16", "float32", "float64")
-        }
+        self._types = {name: getattr(self._nccl, f"NCCL_{name.upper()}") for name in _TYPES}
         self._ops = {op: getattr(self._nccl, f"NCCL_{op.upper()}") for op in ("sum", "min", "max")}
         renew_after_fork(self)
 
@@ -112,9 +111,7 @@ class Link:
 
     def place(self) -> str:
         """Returns the GPU's address on this host's bus, whatever its number in this process."""
-        import cupy
-
-        return cupy.cuda.runtime.deviceGetPCIBusId(self.device.index)  # type: ignore[no-any-return]
+        return place_of(self.device.index)
 
     def connect(self, size: int, rank: int, identity: bytes) -> None:
         """Makes a communicator, together with all other ranks.
@@ -165,21 +162,21 @@ class Link:
             source.size,
             self._types[source.dtype.name],
             self._ops[op],
-            _stream(),
+            current_stream(),
         )
 
     def all_gather(self, source: Any, target: Any) -> None:
         """Brings all ranks' contiguous arrays, one after the other, into `target`."""
         type_of_bytes = self._types["uint8"]
         self._comm.allGather(
-            source.data.ptr, target.data.ptr, source.nbytes, type_of_bytes, _stream()
+            source.data.ptr, target.data.ptr, source.nbytes, type_of_bytes, current_stream()
         )
 
     def broadcast(self, source: Any, target: Any, root: int) -> None:
         """Brings rank `root`'s contiguous `source` into every `target`; both may be the same."""
         type_of_bytes = self._types["uint8"]
         self._comm.broadcast(
-            source.data.ptr, target.data.ptr, target.nbytes, type_of_bytes, root, _stream()
+            source.data.ptr, target.data.ptr, target.nbytes, type_of_bytes, root, current_stream()
         )
 
     def can_reduce(self, dtype: Any, op: ReduceOp) -> bool:
@@ -203,7 +200,7 @@ class Link:
         """
         with self._lock, backend_for(self.device).enter():
             self._raise_broken()
-            pending = _Pending(what, _record(), None)
+            pending = _Pending(what, record_event(), None)
             self._calling = what, time.monotonic()
             watchdog.watch(self)
             try:
@@ -212,7 +209,7 @@ class Link:
                     yield
                 finally:
                     self._nccl.groupEnd()
-                pending.end = _record()
+                pending.end = record_event()
             except Exception as error:  # NCCL's; CuPy has no type for some
                 self._raise_broken()
                 self._give_up(f"{what} was not begun: NCCL fails: {error}")
@@ -292,64 +289,3 @@ class Link:
     def _raise_broken(self) -> None:
         if self.why_broken is not None:
             raise DeadlineExceededError(self.why_broken)
-
-
-def _stream() -> int:
-    import cupy
-
-    return cupy.cuda.get_current_stream().ptr  # type: ignore[no-any-return]
-
-
-def _record() -> Any:
-    import cupy
-
-    from gpuopt.backends.cuda.cupy_launcher import CupyEvent
-
-    event = CupyEvent()
-    event.record(cupy.cuda.get_current_stream())
-    return event
-
-
-def import_nccl() -> Any:
-    """Returns the module `cupy.cuda.nccl`.
-
-    Raises:
-        ImportError: CuPy is not installed, or finds no NCCL.
-    """
-    if find_spec("cupy") is None:
-        raise ImportError("NCCL is used through CuPy, which is not installed: see `gpuopt info`")
-    from cupy.cuda import nccl
-
-    if not nccl.available:
-        raise ImportError(f"CuPy finds no NCCL; install it: {_how_to_install()}")
-    return nccl
-
-
-def describe_nccl() -> str:
-    """Says which NCCL there is, or why there is none; CuPy is imported in no process but its own."""
-    if find_spec("cupy") is None:
-        return "not usable: CuPy is not installed"
-    ask = (
-        "import warnings; warnings.simplefilter('ignore'); from cupy.cuda import nccl; "
-        "print(nccl.get_version() if nccl.available else 0)"
-    )
-    try:
-        asked = subprocess.run(
-            [sys.executable, "-c", ask], capture_output=True, text=True, timeout=_ASKING_S
-        )
-    except subprocess.TimeoutExpired:
-        return f"not usable: CuPy cannot be imported within {_ASKING_S:g} s"
-    if asked.returncode:
-        said = asked.stderr.strip().splitlines() or [f"status {asked.returncode}"]
-        return f"not usable: {said[-1]}"
-    version = int(asked.stdout)
-    if not version:
-        return f"not usable: CuPy finds no NCCL: {_how_to_install()}"
-    return f"usable: NCCL {version // 10000}.{version % 10000 // 100}.{version % 100}"
-
-
-def _how_to_install() -> str:
-    from gpuopt.backends.cuda.availability import installed
-
-    flavour = 12 if installed("cupy-cuda12x") else 13
-    return f"pip install nvidia-nccl-cu{flavour}"

@@ -1,4 +1,4 @@
-"""Stand-ins for cuBLAS, cuFFT, cuSOLVER and NCCL, under the names that CuPy's extensions link to."""
+"""Stand-ins for cuBLAS, cuFFT, cuSOLVER and NCCL, by the names that CuPy's extensions link to."""
 
 from __future__ import annotations
 
