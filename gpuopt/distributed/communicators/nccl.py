@@ -89,20 +89,28 @@ class NCCLGroup(RankGroup):
 
         def run_rank(control: Communicator) -> Any:
             link = self._links[control.local.rank]
-            communicator = NCCLCommunicator(control, link, self._check, is_after_failure=has_failed)
+            communicator = NCCLCommunicator(
+                control, link, self._check, is_after_failure=has_failed or link.is_told
+            )
             try:
                 return function(communicator)
+            except BaseException:
+                end_after_failure()
+                raise
             finally:
                 communicator.end()
 
-        try:
-            for link in self._links:
-                link.is_needed = True
-            return self._control.run(run_rank)
-        except BaseException:
+        def end_after_failure() -> None:
             self._has_failed = True
             for link in self._links:
-                link.is_needed = False
+                link.end_after_failure()
+
+        for link in self._links:
+            link.begin_run()
+        try:
+            return self._control.run(run_rank)
+        except BaseException:
+            end_after_failure()
             raise
         finally:
             self._is_running = False

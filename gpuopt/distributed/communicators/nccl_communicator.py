@@ -48,7 +48,7 @@ class NCCLCommunicator(Communicator):
         self._control = control
         self._link = link
         self._check = check
-        # Whether the last run has told of a link that it broke.
+        # Whether the last run has told that the link is broken, or may be.
         self._is_after_failure = is_after_failure
         self._has_met = False
         # The type and message of the error that ended the run for this rank.
@@ -196,8 +196,8 @@ class NCCLCommunicator(Communicator):
         if self._end is not None:
             error, message = self._end
             raise error(message)
-        is_new = self._is_after_failure and not self._has_met
-        if link.why_broken is not None and not is_new:
+        is_told = self._is_after_failure and not self._has_met
+        if link.why_broken is not None and not is_told:
             self._raise_why_broken()
         for array in arrays:
             if device_of(array) is not link.device:
@@ -210,15 +210,20 @@ class NCCLCommunicator(Communicator):
         if brought is None and not is_asked:
             return []
         told = self._control.all_gather((link.state, brought), f"{call} on GPUs")
-        if len({state for state, _ in told}) > 1 or link.state == State():
-            self._connect()
+        states = {state for state, _ in told}
+        if len(states) > 1 or link.state == State():
+            # Of the same connection; those of a broken one will never be done, or are already.
+            counts = [s.num_calls for s in states if s.identity == link.state.identity]
+            self._connect(min(counts))
         self._has_met = True
         return [of_rank for _, of_rank in told]
 
-    def _connect(self) -> None:
-        lost = self._link.drop()
-        if lost is not None and not self._is_after_failure:
-            self._stop(CancelledError, f"{lost} was not done: other ranks have ended without it")
+    def _connect(self, num_common: int) -> None:
+        is_told = self._is_after_failure or self._link.is_told
+        lost = self._link.drop(num_common)
+        if lost is not None and not is_told:
+            self._link.is_told = True
+            self._stop(CancelledError, lost)
         identity = self._link.new_identity() if self.rank == 0 else None
         mine = identity, f"GPU {self._link.place()} of {socket.gethostname()}"
         told = self._control.all_gather(mine, _CONNECTING)
@@ -229,7 +234,7 @@ class NCCLCommunicator(Communicator):
 
     def _raise_why_broken(self) -> NoReturn:
         """Asks the other ranks what they know of the collective that was given up, and raises."""
-        why = self._link.why_broken
+        why, self._link.is_told = self._link.why_broken, True
         try:
             told = self._control.all_gather(self._link.num_lost, _AFTER_A_BREAK)
         except (ValueError, DeadlineExceededError) as error:

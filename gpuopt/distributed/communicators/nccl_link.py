@@ -24,6 +24,10 @@ from gpuopt.distributed.communicators.nccl_watchdog import watchdog
 from gpuopt.errors import DeadlineExceededError, WorkerFailedError
 from gpuopt.locks import Lock, call_if_free, renew_after_fork
 
+_SHORTEST_PAUSE_S = 0.0005
+# How long a collective may take when a rank of this process has failed, which may have enqueued it.
+_GRACE_S = 3.0
+
 _TYPES = (
     *("int8", "uint8", "int32", "uint32", "int64", "uint64"),
     *("float16", "bfloat16", "float32", "float64"),
@@ -70,8 +74,10 @@ class Link:
     Attributes:
         state: See `State`.
         why_broken: Why the communicator was given up; None if it was not.
+        is_told: Whether the program knows of that.
         num_lost: How many collectives were enqueued before that.
         is_needed: Whether other ranks may wait for what this one has enqueued.
+        limit_s: How long a collective may take, in seconds.
     """
 
     def __init__(self, device: Device, timeout_s: float) -> None:
@@ -84,9 +90,10 @@ class Link:
         self.device = device
         self.state = State()
         self.why_broken: str | None = None
+        self.is_told = False
         self.num_lost = 0
         self.is_needed = False
-        self._timeout_s = timeout_s
+        self.limit_s = self._timeout_s = timeout_s
         self._comm: Any = None
         self._pending: deque[_Pending] = deque()
         self._lock = Lock(f"the collectives of {device}")
@@ -104,6 +111,14 @@ class Link:
         self._comm, self.state = None, State()
         self._pending.clear()
         self.why_broken = "this process was forked from the one whose GPU it is"
+
+    def begin_run(self) -> None:
+        """Lets collectives take as long as they may."""
+        self.is_needed, self.limit_s = True, self._timeout_s
+
+    def end_after_failure(self) -> None:
+        """Does not wait for long any more: a rank has failed that collectives may need."""
+        self.is_needed, self.limit_s = False, min(self._timeout_s, _GRACE_S)
 
     def new_identity(self) -> bytes:
         """Returns what the ranks of a new connection have in common; one of them asks for it."""
@@ -151,7 +166,7 @@ class Link:
             ) from made
         self._comm = made
         self.state = State(identity)
-        self.why_broken = None
+        self.why_broken, self.is_told = None, False
         backend_for(self.device).refuse_reads(None)
 
     def all_reduce(self, source: Any, target: Any, op: ReduceOp) -> None:
@@ -231,9 +246,9 @@ class Link:
         """
         now = time.monotonic()
         calling = self._calling
-        if calling is not None and now - calling[1] > self._timeout_s:
+        if calling is not None and now - calling[1] > self.limit_s:
             # Without the lock, which the thread that waits in NCCL has.
-            self._give_up(f"{calling[0]} was not begun on all ranks within {self._timeout_s:g} s")
+            self._give_up(f"{calling[0]} was not begun on all ranks within {self.limit_s:g} s")
         call_if_free(self._lock, self._look_at_pending)
         return bool(self._pending) or self._calling is not None
 
@@ -245,22 +260,34 @@ class Link:
             oldest = self._pending[0]
             if oldest.began is None and oldest.begin.done:
                 oldest.began = time.monotonic()
-            if oldest.began is not None and time.monotonic() - oldest.began > self._timeout_s:
-                self._give_up(f"{oldest.what} was not done within {self._timeout_s:g} s")
+            if oldest.began is not None and time.monotonic() - oldest.began > self.limit_s:
+                self._give_up(f"{oldest.what} was not done within {self.limit_s:g} s")
             elif self._comm is not None:
                 self._comm.check_async_error()
         except Exception as error:  # CUDA's, or NCCL's
             self._give_up(f"{self._pending[0].what} was not done: {error}")
 
-    def drop(self) -> str | None:
-        """Ends the connection; returns what of it was not done, if anything."""
+    def drop(self, num_common: int) -> str | None:
+        """Ends the connection.
+
+        The host waits for the collectives that other ranks take part in, as long as a GPU may.
+
+        Args:
+            num_common: How many collectives all ranks have enqueued.
+
+        Returns:
+            Why the link is broken, if collectives were lost.
+        """
+        num_lost = max(0, self.state.num_calls - num_common)
+        while len(self._pending) > num_lost and self.look():
+            time.sleep(_SHORTEST_PAUSE_S)
         with self._lock:
-            self._drop_done()
-            lost = self._pending[0].what if self._pending else None
-            if lost is not None:
-                self._give_up(f"{lost} was not done")
+            if self._pending:
+                self._give_up(
+                    f"{self._pending[0].what} was not done: other ranks have ended without it"
+                )
             self._abort()
-            return lost
+        return self.why_broken
 
     def close(self) -> None:
         """Waits for the collectives that are under way, which other ranks may need, and ends."""
