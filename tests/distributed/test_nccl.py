@@ -18,6 +18,7 @@ from rank_process import train
 import gpuopt
 from gpuopt import CancelledError, DeadlineExceededError, IndexedSlices, WorkerFailedError
 from gpuopt.distributed import Communicator, MirroredStrategy, NCCLGroup, ThreadGroup
+from gpuopt.distributed.communicators import nccl_link
 from gpuopt.distributed.communicators.nccl_communicator import CHECKED_CALLS
 
 pytestmark = pytest.mark.gpu
@@ -234,6 +235,19 @@ def test_a_group_needs_a_gpu_for_each_rank() -> None:
         NCCLGroup(["gpu:0"], timeout_s=0)
 
 
+def test_two_ranks_cannot_have_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = group_of()
+    monkeypatch.setattr(nccl_link, "place_of", lambda index: "0000:01:00.0")
+
+    def run(rank: Communicator) -> None:
+        with pytest.raises(ValueError, match="NCCL needs a GPU for each rank, got") as error:
+            rank.all_reduce(ones(rank))
+        assert "GPU 0000:01:00.0 of " in str(error.value)
+        assert str(error.value).endswith("on rank 0, 1")
+
+    group.run(run)
+
+
 def test_runs_of_a_group_are_not_nested_and_communicators_end_with_them() -> None:
     group = group_of(1)
     with pytest.raises(RuntimeError, match="in a `run` of the same group"):
@@ -271,7 +285,7 @@ def test_a_collective_that_one_rank_leaves_out_is_told_and_not_read() -> None:
         if rank.rank == 0:
             total = rank.all_reduce(ones(rank))
             variable.assign(total)
-            with pytest.raises(DeadlineExceededError, match="float32.3. was not done within 0.3"):
+            with pytest.raises(DeadlineExceededError, match="was not done within"):
                 variable.numpy()  # ends when the collective is given up
             rank.all_reduce(ones(rank))
 
@@ -336,8 +350,7 @@ def test_a_failure_reaches_the_others_and_the_next_run_succeeds() -> None:
             raise KeyError("no data")
         rank.all_reduce(ones(rank))  # never done
         with pytest.raises(WorkerFailedError, match="rank 1 has failed: KeyError: 'no data'"):
-            while True:
-                rank.barrier()
+            rank.barrier()
 
     with pytest.raises(KeyError, match="no data"):
         group.run(fail)

@@ -8,22 +8,34 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import driver
 import numpy as np
 from naive_communicator import ProcessGroup
 
 import gpuopt
-from gpuopt.distributed import PerReplica
+from gpuopt.distributed import NCCLGroup, PerReplica, RankGroup
+from gpuopt.distributed.communicators.nccl_communicator import CHECKED_CALLS
 
 LONG_S = 20.0
+SHORT_S = 1.0
 
 
-def run_processes(scenario: str, ranks_of_processes: Sequence[Sequence[int]]) -> list[Any]:
-    """Runs a scenario of this file; returns what each process printed, or its exit status."""
+def run_processes(
+    scenario: str, ranks_of_processes: Sequence[Sequence[int]], kind: str = "cpu"
+) -> list[Any]:
+    """Runs a scenario of this file; returns what each process printed, or its exit status.
+
+    Args:
+        scenario: Its name.
+        ranks_of_processes: The ranks of each process.
+        kind: "cpu"; or "nccl", where each rank has the GPU of its number.
+    """
     sockets: list[dict[str, int]] = [{} for _ in ranks_of_processes]
     ends = []
     for one, other in combinations(range(len(ranks_of_processes)), 2):
@@ -33,10 +45,11 @@ def run_processes(scenario: str, ranks_of_processes: Sequence[Sequence[int]]) ->
                 ends.extend(pair)
                 sockets[one][f"{a},{b}"] = pair[0].fileno()
                 sockets[other][f"{b},{a}"] = pair[1].fileno()
-    environment = {**os.environ, "PYTHONPATH": str(Path(gpuopt.__file__).parents[1])}
+    folders = [str(Path(gpuopt.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
     processes = [
         subprocess.Popen(
-            [sys.executable, __file__, scenario, json.dumps(ranks), json.dumps(mine)],
+            [sys.executable, __file__, scenario, json.dumps(ranks), json.dumps(mine), kind],
             stdout=subprocess.PIPE,
             pass_fds=mine.values(),
             env=environment,
@@ -128,17 +141,53 @@ def lose_a_process(strategy: gpuopt.MirroredStrategy) -> str:
     return "nothing"
 
 
+def lose_a_gpu(strategy: gpuopt.MirroredStrategy) -> str:
+    """The process of the last rank is killed between collectives; returns what the others raised.
+
+    Nobody asks for the ranks, so that only their GPUs wait for each other.
+    """
+
+    def train_replica() -> None:
+        import cupy
+
+        communicator = strategy.communicator
+        with cupy.cuda.Device(communicator.rank):
+            array = cupy.ones(3, np.float32)
+            for number in range(1000):
+                if number == 2 * CHECKED_CALLS and communicator.rank == communicator.size - 1:
+                    cupy.cuda.Device().synchronize()
+                    os.kill(os.getpid(), signal.SIGKILL)
+                array = communicator.all_reduce(array / communicator.size)
+                if number > 2 * CHECKED_CALLS:
+                    time.sleep(0.01)
+
+    try:
+        strategy.run(train_replica)
+    except gpuopt.WorkerFailedError as error:
+        return str(error)
+    return "nothing"
+
+
 SCENARIOS: dict[str, Callable[[gpuopt.MirroredStrategy], Any]] = {
-    function.__name__: function for function in (train, fail_in_one_process, lose_a_process)
+    function.__name__: function
+    for function in (*(train, fail_in_one_process, lose_a_process, lose_a_gpu),)
 }
 
 
-def main(scenario: str, ranks: list[int], sockets: dict[str, int]) -> None:
+def main(scenario: str, ranks: list[int], sockets: dict[str, int], kind: str) -> None:
     pairs = {tuple(map(int, pair.split(","))): fd for pair, fd in sockets.items()}
-    group = ProcessGroup(ranks, pairs, LONG_S)  # type: ignore[arg-type]
-    strategy = gpuopt.MirroredStrategy(["cpu"] * len(ranks), group=group)
-    print(json.dumps(SCENARIOS[scenario](strategy)))
+    group: RankGroup = ProcessGroup(ranks, pairs, LONG_S)  # type: ignore[arg-type]
+    devices = ["cpu"] * len(ranks)
+    if kind == "nccl":
+        devices = [f"gpu:{rank}" for rank in ranks]
+        group = NCCLGroup(devices, group, SHORT_S if scenario == "lose_a_gpu" else LONG_S)
+    strategy = gpuopt.MirroredStrategy(devices, group=group)
+    outcome = json.dumps(SCENARIOS[scenario](strategy))
+    if driver.is_here():
+        reports = driver.take_reports()
+        assert not reports, reports
+    print(outcome)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3]))
+    main(sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3]), sys.argv[4])

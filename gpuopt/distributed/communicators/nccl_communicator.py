@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from gpuopt.backends import backend_for
@@ -19,7 +20,7 @@ from gpuopt.distributed.communicator import (
     say_who,
     split_aligned,
 )
-from gpuopt.distributed.communicators.nccl_link import Link, State
+from gpuopt.distributed.communicators.nccl_link import Link, LinkBrokenError, State
 from gpuopt.errors import CancelledError, DeadlineExceededError, WorkerFailedError
 from gpuopt.variables.indexed_slices import IndexedSlices
 
@@ -109,7 +110,7 @@ class NCCLCommunicator(Communicator):
         if sum(counts):
             # Not padded to the longest and gathered: that would need memory and a copy, and in one
             # group broadcasts go side by side.
-            with self._link.collectives(call):
+            with self._collectives(call):
                 begin = 0
                 for root, count in enumerate(counts):
                     for part, target in zip(parts, gathered, strict=True):
@@ -132,7 +133,7 @@ class NCCLCommunicator(Communicator):
         backend = backend_for(self._link.device)
         with backend.enter():
             flat = _contiguous(backend.xp, array)
-            with self._link.collectives(call):
+            with self._collectives(call):
                 self._link.broadcast(flat, flat, root)
             if flat is not array and self.rank != root:
                 array[...] = flat
@@ -163,7 +164,7 @@ class NCCLCommunicator(Communicator):
                 else:  # what was joined is nobody else's
                     totals.append(source if len(positions) > 1 else xp.empty_like(source))
             if any(source.nbytes for source in sources):
-                with self._link.collectives(call):
+                with self._collectives(call):
                     for source, total in zip(sources, totals, strict=True):
                         if source.nbytes and total.shape == source.shape:
                             self._link.all_reduce(source, total, op)
@@ -180,6 +181,14 @@ class NCCLCommunicator(Communicator):
                     reduced[i] = part
             backend.hold(*arrays)
         return reduced
+
+    @contextmanager
+    def _collectives(self, call: str) -> Iterator[None]:
+        try:
+            with self._link.collectives(call):
+                yield
+        except LinkBrokenError:
+            self._raise_why_broken()
 
     def _begin(self, call: str, arrays: Sequence[Any], brought: int | None = None) -> list[int]:
         """Sees that this rank, and all others if they are asked, can make a call.

@@ -46,6 +46,10 @@ class State(NamedTuple):
     num_calls: int = 0
 
 
+class LinkBrokenError(DeadlineExceededError):
+    """The communicator was given up before; the other ranks may know why."""
+
+
 class _Pending:
     """A collective that may not be done.
 
@@ -210,7 +214,7 @@ class Link:
             what: Describes them, for errors.
 
         Raises:
-            DeadlineExceededError: the communicator was given up.
+            LinkBrokenError: the communicator was given up.
             WorkerFailedError: NCCL fails.
         """
         with self._lock, backend_for(self.device).enter():
@@ -315,4 +319,4 @@ class Link:
 
     def _raise_broken(self) -> None:
         if self.why_broken is not None:
-            raise DeadlineExceededError(self.why_broken)
+            raise LinkBrokenError(self.why_broken)
