@@ -65,9 +65,18 @@ def run_job(
     *arguments: str | Path,
     timeout_s: float = LONGEST_JOB_S,
     folder: Path | None = None,
+    packages: Path | None = None,
     while_it_runs: Callable[[subprocess.Popen[bytes]], None] = lambda process: None,
 ) -> Job:
     """Runs `python ARGUMENTS...` in each rank, in a folder.
+
+    Args:
+        num_ranks: How many.
+        arguments: Python's.
+        timeout_s: When the job is killed.
+        folder: Where it runs.
+        packages: A folder with packages that are not in this environment.
+        while_it_runs: Is given the launcher.
 
     Raises:
         TimeoutError: it did not end in time; all of it has been killed.
@@ -80,6 +89,12 @@ def run_job(
         for name, value in os.environ.items()
         if not name.startswith(("PMI_", "PMIX_", "OMPI_COMM_", "SLURM_"))
     }
+    paths = {}
+    if packages is not None:
+        paths["PYTHONPATH"] = os.pathsep.join([_ENVIRONMENT["PYTHONPATH"], str(packages)])
+        # CUDA's libraries are looked for beside the interpreter, and here.
+        libraries = [*map(str, packages.glob("nvidia/*/lib")), os.environ.get("LD_LIBRARY_PATH")]
+        paths["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, libraries))
     # Into files: a grandchild that is left would keep a pipe open.
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
         started = time.monotonic()
@@ -88,7 +103,7 @@ def run_job(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=errors,
-            env={**inherited, **_ENVIRONMENT},
+            env={**inherited, **_ENVIRONMENT, **paths},
             cwd=folder,
             start_new_session=True,
         )
