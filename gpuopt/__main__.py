@@ -182,7 +182,8 @@ def _make_parser() -> argparse.ArgumentParser:
         choices=("replicas", "workers"),
         const="replicas",
         help="train with all processes that mpiexec has started, on GPUs each on one of its own: "
-        "as replicas of one step, which is the default, or as workers with the first one as chief",
+        "as replicas of one step (over NCCL if it is there), which is the default, or as workers "
+        "with the first one as chief",
     )
     demo.add_argument(
         "--replicas-to-aggregate",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from statistics import fmean
 from time import perf_counter
@@ -16,6 +18,8 @@ from gpuopt.distributed import (
     MirroredStrategy,
     MirroredVariable,
     MPIGroup,
+    NCCLGroup,
+    RankGroup,
     Reduction,
     SyncReplicasOptimizer,
     SyncReplicasWorker,
@@ -23,6 +27,7 @@ from gpuopt.distributed import (
     WorkerFigures,
     replicate,
 )
+from gpuopt.distributed.communicators.nccl_library import place_of
 from gpuopt.optimizer import Optimizer
 from gpuopt.variables.variable import Variable
 
@@ -136,6 +141,18 @@ def choose_device(group: MPIGroup, device: Device) -> Device:
     return Device("gpu", group.rank_on_host % max(1, len(ask_driver().gpus)))
 
 
+def _over_nccl(group: MPIGroup, device: Device) -> RankGroup:
+    """Returns a group over NCCL if it is there, and each process has a GPU of its own."""
+    found, mine = None, None
+    if device.kind == "gpu":
+        with suppress(ImportError):
+            found = NCCLGroup([device], group)
+            mine = socket.gethostname(), place_of(device.index)
+    [told] = group.run(lambda communicator: communicator.all_gather(mine, "GPUs"))
+    has_each = None not in told and len(set(told)) == len(told)
+    return found if found is not None and has_each else group
+
+
 class Ranks:
     """The processes of an MPI job, of which each trains on batches of its own.
 
@@ -148,7 +165,8 @@ class Ranks:
         """Takes a device for this process; see `choose_device`."""
         self.rank = group.rank
         self.device = choose_device(group, device)
-        self._strategy = MirroredStrategy([self.device], group=group)
+        over = _over_nccl(group, self.device)
+        self._strategy = MirroredStrategy([self.device], group=over)
         self._mirrored: list[MirroredVariable] = []
 
     def new_variable(self, value: Any, name: str, dtype: Any, device: Device) -> Variable:

@@ -52,7 +52,10 @@ class Communicator(Protocol):
         raise NotImplementedError
 
     def all_reduce(self, array: Any, op: ReduceOp = "sum") -> Any:
-        """Returns the elementwise sum, least or greatest of all ranks' arrays, in rank order."""
+        """Returns the elementwise sum, least or greatest of all ranks' arrays.
+
+        They are added up in rank order, but by NCCL in another one; NaN is not left out.
+        """
         raise NotImplementedError
 
     def all_gather(self, value: Any, what: str = "all_gather") -> list[Any]:

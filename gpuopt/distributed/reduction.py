@@ -80,7 +80,7 @@ def bring_to(gradient: Gradient, device: Device) -> Gradient:
 def sum_over_ranks(
     communicator: Communicator, gradients: Sequence[Gradient], what: str
 ) -> list[Gradient]:
-    """Adds up each gradient over all ranks, in rank order, to the same bits on every rank.
+    """Adds up each gradient over all ranks, to the same bits on every rank.
 
     Args:
         communicator: This rank's end of the group.

@@ -161,6 +161,7 @@ def test_info_prints_versions_and_devices() -> None:
     rows = dict(line.split(maxsplit=1) for line in finished.stdout.splitlines())
     assert rows["gpuopt"].startswith(gpuopt.__version__)
     assert rows["mpi"].startswith(("usable: mpi4py ", "not usable: mpi4py "))
+    assert rows["nccl"].startswith(("usable: NCCL ", "not usable: CuPy "))
     assert {"python", "numpy", "ml_dtypes", "torch", "matplotlib", "cupy", "cpu"} <= rows.keys()
     assert any(what.startswith("gpu") and what != "gpuopt" for what in rows)
 

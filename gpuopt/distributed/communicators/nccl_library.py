@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -30,6 +31,7 @@ def import_nccl() -> Any:
     return nccl
 
 
+@cache
 def describe_nccl() -> str:
     """Says which NCCL there is, or why there is none; a process of its own imports CuPy."""
     if find_spec("cupy") is None:
