@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import driver
@@ -301,6 +302,25 @@ def test_a_collective_that_one_rank_leaves_out_is_told_and_not_read() -> None:
     outcomes = errors_of(group, lambda rank: rank.all_reduce(ones(rank)).get().tolist())
     assert outcomes == [[2, 2, 2]] * 2
     assert variable.numpy().shape == (3,)
+
+
+def test_the_time_limit_begins_when_the_stream_reaches_a_collective() -> None:
+    link = group_of(1, timeout_s=SHORT_S)._links[0]
+
+    def look_for(seconds: float) -> bool:
+        ends = time.monotonic() + seconds
+        while time.monotonic() < ends:
+            link.look()
+            time.sleep(0.01)
+        return link.why_broken is None
+
+    begin, end = SimpleNamespace(done=False), SimpleNamespace(done=False)
+    link._pending.append(nccl_link._Pending("a late collective", begin, end))
+    assert look_for(2 * SHORT_S)  # the stream has other work
+    begin.done = True
+    assert look_for(SHORT_S / 2)
+    assert not look_for(SHORT_S)
+    assert link.why_broken == "a late collective was not done within 0.3 s"
 
 
 def test_a_rank_that_hangs_is_named_by_those_that_wait_for_it() -> None:

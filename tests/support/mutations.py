@@ -43,6 +43,7 @@ class Mutant(NamedTuple):
         sanitizer: "address" or "thread", if wrong values alone may not show the defect.
         explained: Why no test can notice the defect, if none can.
         tests: The files that should notice it.
+        driver: Whether these tests run on GPUs that are not there.
     """
 
     what: str
@@ -52,6 +53,7 @@ class Mutant(NamedTuple):
     sanitizer: str = ""
     explained: str = ""
     tests: str = "tests/backends/cuda/test_kernels_update.py"
+    driver: bool = False
 
 
 def mutants() -> list[Mutant]:
@@ -69,7 +71,7 @@ def notices(mutant: Mutant, libraries: str) -> str:
     with TemporaryDirectory() as folder:
         copy = Path(folder, "project")
         ignored = shutil.ignore_patterns(
-            ".git", ".venv", ".*_cache", "site", "__pycache__", "results"
+            ".git", ".venv*", ".*_cache", "site", "__pycache__", "results"
         )
         shutil.copytree(ROOT, copy, ignore=ignored)
         path = copy / mutant.file
@@ -77,12 +79,14 @@ def notices(mutant: Mutant, libraries: str) -> str:
         assert text.count(mutant.old) == 1, f"{mutant.what}: {text.count(mutant.old)} places"
         path.write_text(text.replace(mutant.old, mutant.new))
         pytest = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *mutant.tests.split()]
+        python = ["tests/support/driver"] if mutant.driver else []
+        pytest += ["-m", "gpu and not real_gpu"] if mutant.driver else []
         environment = {**os.environ, "PYTHONPATH": str(copy), "TMPDIR": libraries}
         environment["GPUOPT_FEW_RULES"] = "1"
         is_kernels = mutant.tests == Mutant._field_defaults["tests"]
         own = ["-k", OF_FILE[path.name]] if is_kernels and path.name in OF_FILE else []
         for chosen in [own, []] if own else [[]]:
-            if _fails([sys.executable, *pytest, *chosen], copy, environment):
+            if _fails([sys.executable, *python, *pytest, *chosen], copy, environment):
                 return "values"
         if mutant.sanitizer:
             sanitized = ["tests/support/emulator/sanitized.py", mutant.sanitizer]
