@@ -134,14 +134,16 @@ def test_arrays_may_be_dropped_as_soon_as_a_call_returns(every_schedule: str) ->
             totals = []
             for step in range(2 * CHECKED_CALLS):
                 array = uploaded(np.full(3000, step, np.float32), others, rank.rank)
+                table = uploaded(np.full((10, 3), step, np.float32), others, rank.rank)
                 others.synchronize()
                 with mine:
-                    rows = IndexedSlices(array[:30].reshape(10, 3), cupy.arange(10), (10, 3))
+                    rows = IndexedSlices(table, cupy.arange(10), (10, 3))
                     totals.append(rank.all_reduce(array))
                     totals.append(rank.all_gather_slices(rows).values)
-                del array, rows
+                del array, table, rows
                 with others:  # its pool gets the memory back
                     cupy.full(3000, np.nan, np.float32)
+                    cupy.full((10, 3), np.nan, np.float32)
             mine.synchronize()
             return [total.get().ravel()[[0, -1]].tolist() for total in totals]
 

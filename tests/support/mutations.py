@@ -70,9 +70,7 @@ def notices(mutant: Mutant, libraries: str) -> str:
     """
     with TemporaryDirectory() as folder:
         copy = Path(folder, "project")
-        ignored = shutil.ignore_patterns(
-            ".git", ".venv*", ".*_cache", "site", "__pycache__", "results"
-        )
+        ignored = shutil.ignore_patterns(".git", ".venv*", ".*_cache", "__pycache__", "results")
         shutil.copytree(ROOT, copy, ignore=ignored)
         path = copy / mutant.file
         text = path.read_text()
