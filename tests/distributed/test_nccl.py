@@ -380,6 +380,30 @@ def test_a_failure_reaches_the_others_and_the_next_run_succeeds() -> None:
     assert outcomes == [[2, 2, 2]] * 2
 
 
+def test_a_call_that_is_interrupted_is_made_anew_in_the_next_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    group = group_of(timeout_s=SHORT_S)
+
+    def interrupt(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    def run(rank: Communicator) -> None:
+        pass_the_checked_calls(rank)
+        if rank.rank == 1:
+            monkeypatch.setattr(group._links[1], "all_reduce", interrupt)
+        total = rank.all_reduce(ones(rank))
+        with pytest.raises(WorkerFailedError, match="rank 1 has failed: KeyboardInterrupt"):
+            rank.barrier()
+        del total
+
+    with pytest.raises(KeyboardInterrupt):
+        group.run(run)
+    monkeypatch.undo()
+    outcomes = group.run(lambda rank: rank.all_reduce(ones(rank)).get().tolist())
+    assert outcomes == [[2, 2, 2]] * 2
+
+
 def test_a_gpu_that_never_connects_is_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     group = group_of(timeout_s=SHORT_S)
     released = threading.Event()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -164,6 +165,21 @@ def test_info_prints_versions_and_devices() -> None:
     assert rows["nccl"].startswith(("usable: NCCL ", "not usable: CuPy "))
     assert {"python", "numpy", "ml_dtypes", "torch", "matplotlib", "cupy", "cpu"} <= rows.keys()
     assert any(what.startswith("gpu") and what != "gpuopt" for what in rows)
+
+
+def test_nccl_that_is_not_there_is_an_error_that_says_what_to_do() -> None:
+    script = (
+        "from gpuopt.distributed.communicators.nccl_library import describe_nccl, import_nccl\n"
+        "print(describe_nccl()); import_nccl()"
+    )
+    finished = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script], capture_output=True, text=True
+    )
+    if finished.stdout.startswith("usable"):
+        assert finished.returncode == 0, finished.stderr
+        return
+    last = finished.stderr.splitlines()[-1]
+    assert re.match("ImportError: .*(pip install nvidia-nccl-cu1[23]|see `gpuopt info`)$", last)
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -24,7 +25,9 @@ def import_nccl() -> Any:
     """
     if find_spec("cupy") is None:
         raise ImportError("NCCL is used through CuPy, which is not installed: see `gpuopt info`")
-    from cupy.cuda import nccl
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # CuPy's, of what the error tells
+        from cupy.cuda import nccl
 
     if not nccl.available:
         raise ImportError(f"CuPy finds no NCCL; install it: {_how_to_install()}")
