@@ -229,7 +229,8 @@ class NCCLCommunicator(Communicator):
 
     def _connect(self, num_common: int) -> None:
         is_told = self._is_after_failure or self._link.is_told
-        lost = self._link.drop(num_common)
+        # After a failure nothing is waited for: the other ranks wait here.
+        lost = self._link.drop(0 if is_told else num_common)
         if lost is not None and not is_told:
             self._link.is_told = True
             self._stop(CancelledError, lost)
