@@ -98,10 +98,12 @@ def test_ranks_are_tested_over_each_mpi(
 
     def run_side_by_side(commands: Any, environment: Any) -> Any:
         assert environment["GPUOPT_REQUIRE"] == "mpi"
+        assert environment["GPUOPT_CUPY"] == "packages"
         ran.update(commands)
         return dict(zip(commands, statuses, strict=True))
 
     monkeypatch.setattr(run, "set_up_beside", lambda name, *packages: f".venv-{name}/bin/python")
+    monkeypatch.setattr(run.subprocess, "check_output", lambda command, **options: "packages\n")
     monkeypatch.setattr(run, "run_side_by_side", run_side_by_side)
     assert run.test_ranks(["-k", "adam"]) == status
     assert [command[0] for command in ran.values()] == [
