@@ -613,7 +613,7 @@ def test_long_calls_that_differ_at_their_end_are_told_in_full() -> None:
 def test_runs_of_a_group_are_not_nested() -> None:
     group = group_of("mpi", 2)
     if group is not None:
-        with pytest.raises(RuntimeError, match="in a `run` of the same group"):
+        with pytest.raises(RuntimeError, match="same group: in it, use its communicator"):
             group.run(lambda rank: group.run(lambda rank: None))
         assert group.run(lambda rank: rank.size) == [2]
 

@@ -139,7 +139,10 @@ class Exchange:
         if self._is_forked:
             self._raise_end()
         if self._is_running:
-            raise RuntimeError("a group's `run` was called in a `run` of the same group")
+            raise RuntimeError(
+                "a group's `run` was called in a `run` of the same group: in it, use its "
+                "communicator, and call MirroredStrategy's run, variable and call_once outside"
+            )
         self._is_running = True
         self._run += 1
         self._number = 0
