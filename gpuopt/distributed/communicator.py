@@ -220,6 +220,20 @@ def split_aligned(joined: Any, arrays: Sequence[Any]) -> list[Any]:
     return parts
 
 
+def say_error(error: BaseException, write: Callable[[object], str] = repr) -> str:
+    """Returns an error's text for other workers, also if it cannot be written or encoded.
+
+    Args:
+        error: Anybody's: its `__repr__` may raise, and a file's name in it may not be Unicode.
+        write: `repr` or `str`.
+    """
+    try:
+        text = write(error)
+    except Exception as failure:
+        text = f"<{write.__name__}() of {type(error).__name__} raised {type(failure).__name__}>"
+    return text.encode(errors="backslashreplace").decode()
+
+
 def say_who(brought: Sequence[str]) -> str:
     """Describes things that differ, each with the ranks that bring it.
 

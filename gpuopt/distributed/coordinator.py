@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
 
+from gpuopt.distributed.communicator import say_error
 from gpuopt.distributed.gathering import GatheredGradients, Pairs
 from gpuopt.distributed.tokens import Refusal, Ticket, TokenPolicy, TokenQueue
 from gpuopt.distributed.waiting import check_timeout
@@ -194,7 +195,7 @@ class Coordinator:
                 self._update(aggregated)
                 aggregated = self._end_update(worker)
         except BaseException as error:
-            message = f"worker {worker} failed while it {doing}: {error!r}"
+            message = f"worker {worker} failed while it {doing}: {say_error(error)}"
             with self._changed:
                 if self._updating_worker == worker:
                     self._updating_worker = None
@@ -337,7 +338,7 @@ class Coordinator:
         state = f"{self._describe_step()}, and every other worker waits"
         for worker, error in self._left.items():
             if error is not None:
-                text = f"worker {worker} has failed: {error!r}; {state}"
+                text = f"worker {worker} has failed: {say_error(error)}; {state}"
                 return Refusal(WorkerFailedError, text, error)
         if self._left:
             return Refusal(CancelledError, f"workers {_join(self._left)} have finished; {state}")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpuopt.device import Device
-from gpuopt.distributed.communicator import Communicator
+from gpuopt.distributed.communicator import Communicator, say_error
 from gpuopt.distributed.reduction import Mark
 from gpuopt.errors import WorkerFailedError
 
@@ -49,7 +49,7 @@ def call_in_first_rank(
     of_processes = []
     if local.size < communicator.size:
         # As text, because not every exception can be sent to another process.
-        text = None if failure is None else f"{type(failure).__name__}: {failure}"
+        text = None if failure is None else f"{type(failure).__name__}: {say_error(failure, str)}"
         of_processes = communicator.all_gather(text, what)
     if failure is not None:
         raise failure

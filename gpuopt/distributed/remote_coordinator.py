@@ -8,7 +8,7 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
-from gpuopt.distributed.communicator import MessagingCommunicator
+from gpuopt.distributed.communicator import MessagingCommunicator, say_error
 from gpuopt.distributed.coordinator import Coordinator, WorkerFigures
 from gpuopt.distributed.gathering import Pairs
 from gpuopt.distributed.stop_request import StopRequest
@@ -86,7 +86,7 @@ class RemoteCoordinator(Coordinator):
         """Tells the chief that the worker has ended, with the error that ended it, if any."""
         if self._end is not None:
             return
-        text = None if isinstance(error, CancelledError | None) else repr(error)
+        text = None if isinstance(error, CancelledError | None) else say_error(error)
         self._communicator.send(Leave(text, isinstance(error, GpuoptError)), CHIEF)
 
     def push(self, worker: int, local_step: int, pairs: Pairs) -> Ticket:

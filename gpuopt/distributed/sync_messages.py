@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from gpuopt.device import Device
-from gpuopt.distributed.communicator import Communicator, say_who
+from gpuopt.distributed.communicator import Communicator, say_error, say_who
 from gpuopt.distributed.coordinator import WorkerFigures
 from gpuopt.distributed.gathering import Pairs
 from gpuopt.distributed.reduction import bring_to
@@ -107,8 +107,8 @@ class RemoteError(GpuoptError):
 def refusal_of(error: Exception) -> Refusal:
     """Returns what another process is to raise in place of an error of this one."""
     if type(error) in _SENT_AS_THEY_ARE:
-        return Refusal(type(error), str(error))
-    return Refusal(WorkerFailedError, f"the chief, rank {CHIEF}, has failed: {error!r}")
+        return Refusal(type(error), say_error(error, str))
+    return Refusal(WorkerFailedError, f"the chief, rank {CHIEF}, has failed: {say_error(error)}")
 
 
 class SharedVariables:

@@ -119,6 +119,8 @@ class ElasticAverageOptimizer(PeriodicWrapper):
         elif not 0 <= self._rho < np.inf:
             raise ValueError(f"rho must be finite and not negative, got {rho!r}")
         self._synchronous = synchronous
+        if synchronous:  # the center moves by the rate on all ranks
+            self._exchange_settings = f", synchronous, with moving_rate {self._moving_rate}"
 
     def compute_gradients(
         self,

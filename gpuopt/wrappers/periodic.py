@@ -38,6 +38,8 @@ class PeriodicWrapper(StepWrapper):
     # Whether a meeting counts once for each worker in the global step, and not once for all.
     _counts_workers: ClassVar[bool] = True
     _needs_global_step: ClassVar[bool] = False
+    # What must be the same on all workers, beside the period, as text.
+    _exchange_settings: str = ""
 
     def __init__(
         self,
@@ -200,7 +202,8 @@ class PeriodicWrapper(StepWrapper):
         count = None if counter is None else counter.numpy().item()
         of_ranks = self._communicator.all_gather(
             (sorted(self._trained), count),
-            f'the exchange of "{self._name}" after local step {int(self._local_step)}',
+            f'the exchange of "{self._name}" after local step {int(self._local_step)}'
+            f"{self._exchange_settings}",
         )
         counts = [count for _, count in of_ranks]
         if None in counts and counts.count(None) < len(counts):

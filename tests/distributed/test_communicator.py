@@ -483,6 +483,39 @@ def test_a_rank_that_fails_is_an_error_for_the_others_now_and_later(kind: str) -
     assert noticed_by == ([0] if is_here(kind, 0) else [])
 
 
+class Unwritable(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+    __repr__ = __str__
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ValueError("no file \udcff"), r"ValueError: no file \\udcff"),
+        (Unwritable(), "Unwritable: <str.. of Unwritable raised ValueError>"),
+    ],
+)
+def test_a_failure_is_told_to_the_others_whatever_its_text(
+    error: Exception, told: str, kind: str
+) -> None:
+    group = group_of(kind, 2)
+
+    def run(rank: Communicator) -> None:
+        if rank.rank == 1:
+            raise error
+        with pytest.raises(WorkerFailedError, match=told):
+            rank.barrier()
+
+    if group is not None and is_here(kind, 1):
+        with pytest.raises(type(error)) as raised:
+            group.run(run)
+        assert raised.value is error
+    elif group is not None:
+        group.run(run)
+
+
 def test_a_rank_that_has_finished_is_not_waited_for(on_ranks: OnRanks) -> None:
     def run(rank: Communicator) -> str:
         if rank.rank == 1:
@@ -580,7 +613,7 @@ def test_long_calls_that_differ_at_their_end_are_told_in_full() -> None:
 def test_runs_of_a_group_are_not_nested() -> None:
     group = group_of("mpi", 2)
     if group is not None:
-        with pytest.raises(RuntimeError, match="in a `run` of the same group"):
+        with pytest.raises(RuntimeError, match="same group: in it, use its communicator"):
             group.run(lambda rank: group.run(lambda rank: None))
         assert group.run(lambda rank: rank.size) == [2]
 

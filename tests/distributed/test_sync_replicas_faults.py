@@ -332,6 +332,24 @@ def test_a_worker_fails_while_a_step_is_skipped(policy: Any, backups: int) -> No
 # An update that fails
 
 
+def test_an_update_fails_by_an_error_without_a_text() -> None:
+    class Unwritable(Exception):
+        def __repr__(self) -> str:
+            raise ValueError("no text")
+
+    class Failing(gpuopt.GradientDescentOptimizer):
+        def _prepare(self) -> None:
+            raise Unwritable
+
+    training = start("per_step", 0, Failing(1.0))
+    waits = training.in_thread(0, 1.0)
+    with pytest.raises(Unwritable):
+        training.push(1, 1.0)
+    error = waits.join().error
+    assert isinstance(error, WorkerFailedError)
+    assert "failed while it updated the variables: <repr() of Unwritable raised Val" in str(error)
+
+
 @policies
 @backups
 @pytest.mark.parametrize("skips", [False, True])

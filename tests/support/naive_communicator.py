@@ -18,7 +18,7 @@ import numpy as np
 
 from gpuopt import CancelledError, DeadlineExceededError, IndexedSlices, WorkerFailedError
 from gpuopt.distributed import Communicator, RankGroup
-from gpuopt.distributed.communicator import check_op, check_root
+from gpuopt.distributed.communicator import check_op, check_root, say_error
 from gpuopt.distributed.communicators.threads import run_threads
 
 _REDUCTIONS = {"sum": np.add, "min": np.minimum, "max": np.maximum}
@@ -253,7 +253,7 @@ def run_ranks(
         try:
             return function(communicator)
         except BaseException as error:
-            kind, text = "failed", f"{type(error).__name__}: {error}"
+            kind, text = "failed", f"{type(error).__name__}: {say_error(error, str)}"
             raise
         finally:
             for end in (communicator, communicator.local):

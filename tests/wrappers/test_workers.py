@@ -194,6 +194,31 @@ def test_a_variable_of_another_origin_is_refused_before_anything_is_written(kind
         np.testing.assert_array_equal(variable.numpy(), value)
 
 
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ([{"synchronous": True}, {}], "2, synchronous, with moving_rate 0.25 on rank 0; the exc"),
+        (
+            [{"synchronous": True, "moving_rate": rate} for rate in (0.25, 0.5)],
+            "moving_rate 0.25 on rank 0; the exchange of .* moving_rate 0.5 on rank 1",
+        ),
+    ],
+)
+def test_workers_that_meet_together_move_the_center_alike(
+    settings: list[dict[str, Any]], told: str
+) -> None:
+    def train(communicator: Communicator) -> Any:
+        getter = workers.make_getter("elastic", communicator)
+        w = getter.variable(np.zeros(2), name="w")
+        options = {"moving_rate": 0.25, **settings[communicator.rank]}
+        optimizer = gpuopt.ElasticAverageOptimizer(sgd(), 2, getter, 2, **options)
+        for _ in range(2):
+            optimizer.apply_gradients([(np.ones(2), w)])
+
+    with pytest.raises(ValueError, match=told):
+        run(2, train)
+
+
 def test_arguments_that_do_not_fit_are_refused_by_name() -> None:
     elastic, agn = workers.make_getter("elastic"), workers.make_getter("agn")
     model = workers.make_getter("model")

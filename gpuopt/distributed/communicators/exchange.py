@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from gpuopt.distributed.communicator import say_who
+from gpuopt.distributed.communicator import say_error, say_who
 from gpuopt.distributed.waiting import WaitForRanks
 from gpuopt.errors import CancelledError, DeadlineExceededError, GpuoptError, WorkerFailedError
 from gpuopt.locks import renew_after_fork
@@ -139,7 +139,10 @@ class Exchange:
         if self._is_forked:
             self._raise_end()
         if self._is_running:
-            raise RuntimeError("a group's `run` was called in a `run` of the same group")
+            raise RuntimeError(
+                "a group's `run` was called in a `run` of the same group: in it, use its "
+                "communicator, and call MirroredStrategy's run, variable and call_once outside"
+            )
         self._is_running = True
         self._run += 1
         self._number = 0
@@ -177,7 +180,8 @@ class Exchange:
     def _tell_end(self, run: int, error: BaseException | None) -> None:
         kind, text = _FINISHED, ""
         if error is not None:
-            kind, text = _FAILED, f"rank {self.rank} has failed: {type(error).__name__}: {error}"
+            kind = _FAILED
+            text = f"rank {self.rank} has failed: {type(error).__name__}: {say_error(error, str)}"
             if isinstance(error, WorkerFailedError):
                 text = str(error)  # names the rank that failed first
         header = Header(kind, run, self._number, b"", (), text.encode()[:INLINE_BYTES])

@@ -17,6 +17,7 @@ from gpuopt.distributed.communicator import (
     ReduceOp,
     check_op,
     check_root,
+    say_error,
     say_who,
 )
 from gpuopt.distributed.reduction import Mark
@@ -227,7 +228,7 @@ class _Meeting:
 
     def fail(self, rank: int, error: BaseException) -> None:
         """Makes the other ranks' waiting and later calls raise WorkerFailedError."""
-        message = f"rank {rank} has failed: {type(error).__name__}: {error}"
+        message = f"rank {rank} has failed: {type(error).__name__}: {say_error(error, str)}"
         with self._changed:
             self._finish(WorkerFailedError, message, error)
 
