@@ -244,7 +244,8 @@ class MirroredStrategy:
             if gradient is not None:
                 gradients.append(gradient)
                 variables.append(self._find_mirrored(variable, place))
-        what = f"apply_gradients of {_describe(gradients, variables)}"
+        kind = type(optimizer).__name__
+        what = f"apply_gradients of {kind} with {_describe(gradients, variables)}"
         sums = sum_over_ranks(communicator, gradients, what)
 
         def update(sums_of_replicas: list[list[Gradient]]) -> None:

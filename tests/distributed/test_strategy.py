@@ -266,6 +266,19 @@ def test_replicas_that_disagree_are_refused_and_nothing_is_updated(make_strategy
     assert [v.numpy().tolist() for v in (a, b, foreign)] == [[0], [0], [0]]
 
 
+def test_replicas_with_optimizers_of_other_classes_are_refused(make_strategy: Make) -> None:
+    strategy = make_strategy(["cpu", "cpu"])
+    mirrored = strategy.variable(np.ones(2, np.float32), name="w")
+    optimizers = [sgd(), gpuopt.AdamOptimizer()]
+
+    def train() -> None:
+        optimizers[rank()].apply_gradients([(np.ones(2, np.float32), mirrored.local)])
+
+    with pytest.raises(ValueError, match=r"GradientDescentOptimizer.*AdamOptimizer"):
+        strategy.run(train)
+    np.testing.assert_array_equal(mirrored.numpy(), [1, 1])
+
+
 def test_an_update_that_fails_is_the_same_error_in_every_replica(make_strategy: Make) -> None:
     strategy = make_strategy(["cpu"] * 3)
     w = strategy.variable([0.0], name="w")
@@ -305,7 +318,7 @@ def test_a_slow_update_does_not_hold_up_the_others_deadline(make_strategy: Make)
 
     with pytest.raises(
         DeadlineExceededError,
-        match=r"^the update of apply_gradients of \['w by ndarray'\]: rank 0 did not come",
+        match=r"^the update of apply_gradients of \w+ with \['w by ndarray'\]: rank 0 did not come",
     ):
         strategy.run(train)
 
