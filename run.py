@@ -243,7 +243,7 @@ def is_interactive(arguments: Sequence[str]) -> bool:
     return not INTERACTIVE.isdisjoint(arguments)
 
 
-def test_gpu(arguments: Sequence[str], *, is_full: bool = False) -> int:
+def test_gpu(arguments: Sequence[str], *, is_full: bool) -> int:
     """Runs the tests that need a GPU.
 
     Where there is none, they run on tests/support/driver, and those alone are left out that need a

@@ -27,7 +27,7 @@ def test_an_update_that_fails_in_one_process_is_an_error_in_all() -> None:
     assert run_processes("fail_in_one_process", [[0, 1], [2]]) == [
         error,
         "WorkerFailedError: rank 0 has failed in the update of apply_gradients of "
-        f"GradientDescentOptimizer with ['w by ndarray']: {error}",
+        f"Failing with ['w by ndarray']: {error}",
     ]
 
 

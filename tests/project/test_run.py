@@ -52,7 +52,7 @@ def test_gpu_tests_run_on_the_driver_where_there_is_no_gpu(
 
     monkeypatch.setattr(run.subprocess, "run", record)
     monkeypatch.setattr(run, "cuda_extra", lambda: cuda)
-    assert run.test_gpu(["-k", "adam"]) == 0
+    assert run.test_gpu(["-k", "adam"], is_full=False) == 0
     [(command, required)] = calls
     on_driver = cuda == "cpu"
     assert (command[0] == "tests/support/driver") == on_driver
