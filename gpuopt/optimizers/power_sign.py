@@ -60,15 +60,21 @@ class PowerSignOptimizer(SignOptimizer):
         name: str = "PowerSignOptimizer",
         **common: Unpack[Additions],
     ) -> None:
-        if not callable(base):
-            require_positive(base=base)
         super().__init__(
             {"use_locking": use_locking, "name": name, **common},
             sign_decay_fn,
             learning_rate=learning_rate,
-            base=with_all_digits(base),
+            base=base,
             beta=beta,
         )
+
+    @classmethod
+    def _checked(cls, name: str, value: Hyperparameter) -> Hyperparameter:
+        if name != "base":
+            return super()._checked(name, value)
+        if not callable(value):
+            require_positive(base=value)
+        return with_all_digits(super()._checked(name, value))
 
     def _scalars(self, real: type[np.floating[Any]]) -> Mapping[str, np.floating[Any]]:
         base = self._hyper("base")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 
@@ -70,6 +70,7 @@ class RMSPropOptimizer(RuleOptimizer):
     """
 
     rule = rms_prop
+    hyperparameter_of: ClassVar[Mapping[str, str]] = {"momentum_decay": "momentum"}
 
     def __init__(
         self,
@@ -86,7 +87,7 @@ class RMSPropOptimizer(RuleOptimizer):
             {"use_locking": use_locking, "name": name, **common},
             learning_rate=learning_rate,
             decay=decay,
-            momentum_decay=momentum,
+            momentum=momentum,
             epsilon=epsilon,
         )
         if centered:

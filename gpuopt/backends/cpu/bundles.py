@@ -22,32 +22,44 @@ _assign: Any = setitem  # typed as if memoryviews could not be written
 
 
 def bundles(
-    targets: Sequence[Target], positions: Sequence[int], most_elements: int
+    targets: Sequence[Target], groups: Sequence[int], positions: Sequence[int], most_elements: int
 ) -> list[Bundle]:
-    """Joins neighbours in a list.
+    """Joins neighbours in a list, each group by itself.
 
     Args:
         targets: All variables of a plan, and their slots.
+        groups: The number of each one's group.
         positions: Those of `targets` that are joined.
         most_elements: How many elements the variables of a bundle have together, unless one alone
             has more.
     """
     made: list[Bundle] = []
     first = size = 0
+    positions = sorted(positions, key=lambda position: groups[position])
     for last, position in enumerate(positions):
         size += targets[position].var.size
         following = positions[last + 1 : last + 2]
-        if not following or size + targets[following[0]].var.size > most_elements:
+        if (
+            not following
+            or groups[following[0]] != groups[position]
+            or size + targets[following[0]].var.size > most_elements
+        ):
             members = positions[first : last + 1]
-            made.append(Bundle([targets[member] for member in members], members))
+            of_members = [targets[member] for member in members]
+            made.append(Bundle(of_members, members, groups[position]))
             first, size = last + 1, 0
     return made
 
 
 class Bundle:
-    """Small variables that are updated together, as if they were one."""
+    """Small variables that are updated together, as if they were one.
 
-    def __init__(self, targets: Sequence[Target], positions: Sequence[int]) -> None:
+    Attributes:
+        group: The number of their group.
+    """
+
+    def __init__(self, targets: Sequence[Target], positions: Sequence[int], group: int) -> None:
+        self.group = group
         self._positions = positions
         self._size = sum(var.size for var, _ in targets)
         var_and_slots = zip(*[(var, *slots) for var, slots in targets], strict=True)

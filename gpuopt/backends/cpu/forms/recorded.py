@@ -47,6 +47,7 @@ class RecordedRule:
 
     most_elements = 256 * 1024
     update_chunks = None
+    scalars_address = 0
 
     def __init__(
         self, rule: UpdateRule, real: np.dtype[Any], scalars: Scalars, *, zero_grad: bool = False
