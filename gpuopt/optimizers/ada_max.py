@@ -56,9 +56,9 @@ class AdaMaxOptimizer(AdamOptimizer):
 
     def _scalars(self, real: type[np.floating[Any]]) -> Mapping[str, np.floating[Any]]:
         given = self.this_thread.hyperparameters
-        [beta1_power] = self._powers_in(real)
+        [beta1_power] = self._powers[self.this_thread.group]
         return {
-            "step_size": real(given["learning_rate"]) / (1 - beta1_power),
+            "step_size": real(given["learning_rate"]) / (1 - real(beta1_power.numpy())),
             "beta1": real(given["beta1"]),
             "beta2": real(given["beta2"]),
             "epsilon": real(given["epsilon"]),

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Unpack
 
 import numpy as np
 
+from gpuopt.device import Device
 from gpuopt.optimizers.base import (
     Additions,
     Hyperparameter,
@@ -21,7 +22,7 @@ from gpuopt.state.host_scalar import HostScalar
 from gpuopt.state.state import Range
 from gpuopt.variables.variable import Variable
 
-_SMALLEST = np.finfo(np.float32).tiny
+_SMALLEST = float(np.finfo(np.float32).tiny)
 # Of the numbers that a power of beta can be.
 _LARGEST_BELOW_1 = float(np.nextafter(np.float32(1), np.float32(0)))
 
@@ -110,36 +111,38 @@ class AdamOptimizer(RuleOptimizer):
                 ranges[_power_name(beta, group_name)] = Range(low, high, np.float32)
         return ranges
 
-    def _create_slots(self, var_list: Sequence[Variable]) -> None:
-        for beta in self.betas:
-            if self._get_non_slot_variable(_power_name(beta)) is None:
-                first = min(var_list, key=lambda variable: variable.name)
-                value = np.float32(self._call_if_callable(self.hyperparameters[beta]))
-                self.state.create_host_scalar(_power_name(beta), value, first.device)
-        super()._create_slots(var_list)
+    def _has_state(self, name: str) -> bool:
+        return name in self.betas
 
-    def _prepare(self) -> None:
-        # First: a hyperparameter may be a function of a power, as an epsilon that is torch's.
-        powers = [self.state.host_scalar(name) for name in self._all_non_slot_names()]
+    def _create_slots(self, var_list: Sequence[Variable]) -> None:
+        first = min(var_list, key=lambda variable: variable.name)
+        powers = []
+        for beta in self.betas:
+            value = self.hyperparameters[beta]
+            if self.state.other(_power_name(beta)) is None:
+                now = np.float32(self._call_if_callable(value))
+                self.state.create_host_scalar(_power_name(beta), now, first.device)
+            powers.append(self.state.host_scalar(_power_name(beta)))
         self._powers = [powers]
         for group, given in zip(self._grouping, self.groups, strict=True):
             self._powers.append(
                 [
-                    self._power_of_group(beta, group.name, given[beta])
+                    self._power_of_group(beta, group.name, given[beta], power.device)
                     if beta in given.own
                     else power
                     for beta, power in zip(self.betas, powers, strict=True)
                 ]
             )
-        super()._prepare()
+        super()._create_slots(var_list)
 
-    def _power_of_group(self, beta: str, group_name: str, value: Hyperparameter) -> HostScalar:
-        """Returns a group's power of a beta, made if the group, or its beta, is new."""
+    def _power_of_group(
+        self, beta: str, group_name: str, value: Hyperparameter, device: Device
+    ) -> HostScalar:
+        """Returns a group's power of a beta, made if a restored state is of another grouping."""
         name = _power_name(beta, group_name)
         if self.state.other(name) is None:
             steps = self._count_steps()
             beta_now = np.float64(np.float32(self._call_if_callable(value)))
-            device = self._powers[0][0].device
             self.state.create_host_scalar(name, np.float32(beta_now ** (steps + 1)), device)
         return self.state.host_scalar(name)
 
@@ -174,7 +177,9 @@ class AdamOptimizer(RuleOptimizer):
 
     def _scalars(self, real: type[np.floating[Any]]) -> Mapping[str, np.floating[Any]]:
         given = self.this_thread.hyperparameters
-        beta1_power, beta2_power = self._powers_in(real)
+        beta1_power, beta2_power = (
+            real(power.numpy()) for power in self._powers[self.this_thread.group]
+        )
         bias_correction = np.sqrt(1 - beta2_power) / (1 - beta1_power)
         return {
             "step_size": real(given["learning_rate"]) * bias_correction,
@@ -182,10 +187,6 @@ class AdamOptimizer(RuleOptimizer):
             "beta2": real(given["beta2"]),
             "epsilon": real(given["epsilon"]),
         }
-
-    def _powers_in(self, real: type[np.floating[Any]]) -> list[np.floating[Any]]:
-        """Returns the powers of `betas` for the group that is computed, in the type `real`."""
-        return [real(power.numpy()) for power in self._powers[self.this_thread.group]]
 
     @undoable
     def _finish(self, update_ops: list[Any], name_scope: str) -> None:

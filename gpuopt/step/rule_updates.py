@@ -282,7 +282,15 @@ class RuleUpdates:
             numbers = batch.parameter_groups
             if len(unit) > 1:
                 numbers = sorted({number for _, each in unit for number in each.parameter_groups})
-            scalars = [self._scalars_of(part, batch.real, number) for number in numbers]
+            every = self._scalars[batch.real]
+            scalars = [every[number] for number in numbers]
+            if part.is_sparse:
+                scalars = [
+                    optimizer._in_group(number, partial(optimizer._sparse_scalars, each))
+                    for number, each in zip(numbers, scalars, strict=True)
+                ]
+            if part.rule is not optimizer.rule:
+                scalars = [part.rule.own(each) for each in scalars]
             # Rows in host memory have been checked already.
             has_flag = batch.backend.row_flags is not None
             refused = optimizer.row_checks.flag(batch.device) if has_flag else None
@@ -355,14 +363,6 @@ class RuleUpdates:
                 unpack_pair(position, pair)
             part.check(optimizer)
         self._parts.append(part)
-
-    def _scalars_of(self, part: _Part, real: type[np.floating[Any]], number: int) -> Scalars:
-        """Returns what a part's rule is given for a parameter group."""
-        optimizer, scalars = self._optimizer, self._scalars[real][number]
-        if part.is_sparse:
-            of_sparse = partial(optimizer._sparse_scalars, scalars)
-            scalars = optimizer._in_group(number, of_sparse)
-        return scalars if part.rule is optimizer.rule else part.rule.own(scalars)
 
     def _apply_sparse(
         self,

@@ -21,8 +21,11 @@ def kernels_of(rule: UpdateRule) -> list[Kernel]:
         for dtype in DTYPES
         for kernel in (
             kernels.dense_update(rule, dtype),
+            kernels.dense_update(rule, dtype, has_groups=True),
             kernels.update_other_rows(rule, dtype),
             *(kernels.sparse_update(rule, dtype, key) for key in KEYS),
+            # Several tables together have keys of 32 bits.
+            kernels.sparse_update(rule, dtype, "uint32", has_groups=True),
         )
     ]
 

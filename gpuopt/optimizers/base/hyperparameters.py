@@ -25,6 +25,7 @@ class Hyperparameters(Mapping[str, Hyperparameter]):
 
     Attributes:
         own: Those that are not the optimizer's, as they were given.
+        fixed: Their values, if none can change until one is set; else empty.
     """
 
     def __init__(
@@ -46,8 +47,7 @@ class Hyperparameters(Mapping[str, Hyperparameter]):
         self._check = check
         self._settable = settable
         self._base = base
-        self.own = {name: check(name, value) for name, value in own.items()}
-        self._divide()
+        self._keep({name: check(name, value) for name, value in own.items()})
 
     def __getitem__(self, name: str) -> Hyperparameter:
         return self.own[name] if self._base is None or name in self.own else self._base[name]
@@ -61,8 +61,7 @@ class Hyperparameters(Mapping[str, Hyperparameter]):
         """
         if name not in self._settable:
             raise KeyError(f"{name!r} cannot be set; these can: {', '.join(self._settable)}")
-        self.own = {**self.own, name: self._check(name, value)}
-        self._divide()
+        self._keep({**self.own, name: self._check(name, value)})
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.own if self._base is None else self._base)
@@ -74,34 +73,34 @@ class Hyperparameters(Mapping[str, Hyperparameter]):
         return repr(dict(self))
 
     def evaluate(self) -> Mapping[str, np.floating[Any]]:
-        """Returns the values that its own have in this step: functions are called.
-
-        If none can change, it is the same object until one is set.
-        """
-        fixed, others = self._divided
-        if not others:
-            return fixed
+        """Returns the values that its own have in this step: functions are called."""
+        if self.fixed:
+            return self.fixed
+        numbers = self._numbers
         return {
-            **fixed,
-            **{
-                name: as_scalar(value() if callable(value) else value, name)
-                for name, value in others.items()
-            },
+            name: numbers[name]
+            if name in numbers
+            else as_scalar(value() if callable(value) else value, name)
+            for name, value in self.own.items()
         }
 
     def to_save(self) -> dict[str, float | None]:
         """Returns its own as a checkpoint mentions them: None for a function."""
         return {name: None if callable(value) else float(value) for name, value in self.own.items()}
 
-    def _divide(self) -> None:
-        # Other threads may be in a step: they see the old values or the new ones.
-        fixed = {
+    def _keep(self, own: Mapping[str, Hyperparameter]) -> None:
+        # In an order in which a step of another thread takes the old values, or the new ones.
+        numbers = {
             name: as_scalar(value, name)
-            for name, value in self.own.items()
+            for name, value in own.items()
             if type(value) in _NUMBER_TYPES
         }
-        others = {name: value for name, value in self.own.items() if name not in fixed}
-        self._divided = fixed, others
+        self.fixed: Mapping[str, np.floating[Any]] = {}
+        self._numbers: Mapping[str, np.floating[Any]] = {}
+        self.own = own
+        self._numbers = numbers
+        if len(numbers) == len(own):
+            self.fixed = numbers
 
 
 def with_all_digits(value: Hyperparameter) -> Hyperparameter:

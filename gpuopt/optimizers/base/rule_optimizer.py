@@ -152,6 +152,10 @@ class RuleOptimizer(Optimizer):
             as_scalar(value, name)
         return value
 
+    def _has_state(self, name: str) -> bool:
+        """Whether a hyperparameter has state: a group has its own from the beginning, or never."""
+        return False
+
     def _of_group(self, group: ParameterGroup, settable: Sequence[str]) -> Hyperparameters:
         for name in group.hyperparameters:
             if name not in settable:
@@ -163,7 +167,8 @@ class RuleOptimizer(Optimizer):
                 )
         try:
             own = group.hyperparameters
-            return Hyperparameters(own, self._checked, settable, self.hyperparameters)
+            of_its_own = [name for name in settable if name in own or not self._has_state(name)]
+            return Hyperparameters(own, self._checked, of_its_own, self.hyperparameters)
         except (TypeError, ValueError) as error:
             raise type(error)(f'group "{group.name}": {error}') from None
 
@@ -228,7 +233,8 @@ class RuleOptimizer(Optimizer):
 
     def _prepare(self) -> None:
         this_thread = self.this_thread
-        values = [each.evaluate() for each in (self.hyperparameters, *self.groups)]
+        every = (self.hyperparameters, *self.groups)
+        values = [each.fixed or each.evaluate() for each in every]
         this_thread.hyperparameters, *this_thread.of_groups = values
         this_thread.group = 0
         this_thread.scalars = {}
@@ -350,9 +356,11 @@ class RuleOptimizer(Optimizer):
     def _scalars_for(self, real: type[np.floating[Any]]) -> Sequence[Scalars]:
         fixed = self.this_thread.scalars
         if real not in fixed:
-            of_one = partial(self._scalars, real)
-            numbers = range(1 + len(self.groups))
-            fixed[real] = quietly(lambda: [self._in_group(each, of_one) for each in numbers])
+            of_group = partial(self._scalars, real)
+            numbers = range(1, 1 + len(self.groups))
+            fixed[real] = quietly(
+                lambda: [of_group(), *(self._in_group(number, of_group) for number in numbers)]
+            )
         return fixed[real]
 
     @property
