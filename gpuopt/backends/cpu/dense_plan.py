@@ -132,7 +132,7 @@ class DensePlan:
         for bundle in self._bundles:
             join = partial(bundle.join, gradients, self.real)
             grad = join() if self._copies_small else join
-            small.append(partial(bundle.update, forms[bundle.group], self.real, grad))
+            small.append(partial(bundle.update, forms, self.real, grad))
         # One large task first: another thread can run it without the interpreter's lock while this
         # one updates the small variables in Python.
         large = self._large_tasks(forms, flat, threads) if self._large else []
