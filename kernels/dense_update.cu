@@ -79,14 +79,11 @@ __device__ __forceinline__ void update_first(const Target<Rule, Storage>& target
 // does. `scalars_of` returns the scalars for a variable's column of the table.
 // Preconditions: no two variables share memory; there are no more blocks than chunks.
 template <class Rule, class Storage, class ScalarsOf>
-__device__ __forceinline__ void update_chunks(const long long* __restrict__ table,
-                                              long long num_variables,
-                                              const Chunk* __restrict__ chunks,
-                                              long long num_chunks, long long chunk_size,
-                                              const long long* __restrict__ grads,
-                                              const FewGradients& few_grads,
-                                              const ScalarsOf& scalars_of,
-                                              const unsigned long long* __restrict__ refused) {
+__device__ __forceinline__ void update_chunks(
+    const long long* __restrict__ table, long long num_variables, const Chunk* __restrict__ chunks,
+    long long num_chunks, long long chunk_size, const long long* __restrict__ grads,
+    const FewGradients& few_grads, const ScalarsOf& scalars_of,
+    const unsigned long long* __restrict__ refused) {
   const unsigned long long is_refused = *refused;
   Chunk chunk = chunks[blockIdx.x];
   // The chunk is always there; that it is asked for makes its load go beside that of `refused`.

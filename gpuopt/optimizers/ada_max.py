@@ -36,6 +36,7 @@ class AdaMaxOptimizer(AdamOptimizer):
         beta2: Decay of the largest gradient `v`.
         epsilon: Keeps the division finite.
         use_locking, name, on_nonfinite: See `Optimizer`.
+        groups: See `ParameterGroup`.
     """
 
     rule = ada_max

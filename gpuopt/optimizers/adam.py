@@ -58,6 +58,7 @@ class AdamOptimizer(RuleOptimizer):
         beta2: Decay of the squared gradient's average `v`.
         epsilon: Keeps the division finite.
         use_locking, name, on_nonfinite: See `Optimizer`.
+        groups: See `ParameterGroup`.
     """
 
     rule = adam

@@ -78,6 +78,7 @@ class FtrlOptimizer(RuleOptimizer):
         l2_shrinkage_regularization_strength: An L2 penalty on the loss; at least 0.
         beta: The paper's beta, 0 if None.
         use_locking, name, on_nonfinite: See `Optimizer`.
+        groups: See `ParameterGroup`.
 
     Raises:
         ValueError: a number is on the wrong side of 0.

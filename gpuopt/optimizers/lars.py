@@ -44,6 +44,7 @@ class LARSOptimizer(RuleOptimizer):
         eeta: How far a variable moves in a step, in units of its own norm.
         epsilon: Bounds the ratio where gradients are small.
         name, on_nonfinite: See `Optimizer`.
+        groups: See `ParameterGroup`.
         skip_list: Texts, such as "bias".
         use_nesterov: Look ahead along the accumulator.
 

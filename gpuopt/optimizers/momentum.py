@@ -40,6 +40,7 @@ class MomentumOptimizer(RuleOptimizer):
         momentum: What remains of the accumulator after a step.
         use_nesterov: Look ahead along the accumulator.
         use_locking, name, on_nonfinite: See `Optimizer`.
+        groups: See `ParameterGroup`.
     """
 
     rule = momentum

@@ -67,6 +67,7 @@ class RMSPropOptimizer(RuleOptimizer):
         epsilon: Added inside the root.
         centered: Divide by the deviation instead of the root mean square.
         use_locking, name, on_nonfinite: See `Optimizer`.
+        groups: See `ParameterGroup`.
     """
 
     rule = rms_prop

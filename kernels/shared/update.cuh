@@ -9,9 +9,8 @@ using Scalars = typename Rule::template Scalars<Compute<Storage>>;
 
 // How many groups' scalars are passed by value: kernels may have 4 KB of arguments.
 template <class Rule, class Storage>
-constexpr int few_groups = 2048 / sizeof(Scalars<Rule, Storage>) < 64
-                               ? 2048 / sizeof(Scalars<Rule, Storage>)
-                               : 64;
+constexpr int few_groups =
+    2048 / sizeof(Scalars<Rule, Storage>) < 64 ? 2048 / sizeof(Scalars<Rule, Storage>) : 64;
 
 // The scalars of several groups of variables. Mirrors `FewScalars` in
 // gpuopt/backends/cuda/structs.py.
