@@ -37,8 +37,9 @@ class ScalarArguments:
         if not self._has_groups:
             return {"scalars": kernels.scalars_of(self._rule, scalars[0])}
         names = self._rule.scalars
-        rows = np.array([[each[name] for name in names] for each in scalars], self._real)
-        if len(rows) <= self._few:
+        # Quicker than an array of lists.
+        rows = np.fromiter((each[name] for each in scalars for name in names), self._real)
+        if len(scalars) <= self._few:
             return {"few_scalars": FewScalars(rows.tobytes()), "many_scalars": None}
         on_device = self._many.set(rows, self._real)
         return {"few_scalars": FewScalars(b""), "many_scalars": on_device}
