@@ -51,7 +51,9 @@ def _dense_step(
 ) -> Callable[[], None]:
     variables = [gpuopt.Variable(np.zeros(each, np.float32), device="gpu:0") for each in shapes]
     sets = [[(cupy.zeros(v.shape, np.float32), v) for v in variables] for _ in range(num_sets)]
-    more = {} if num_groups == 1 else {"groups": _list_groups(variables, num_groups)}
+    more: dict[str, Any] = (
+        {} if num_groups == 1 else {"groups": _list_groups(variables, num_groups)}
+    )
     optimizer = gpuopt.AdamOptimizer(1e-3, **more)
     turn = 0
 
