@@ -22,7 +22,10 @@ from every_optimizer import (
 )
 
 import gpuopt
-from gpuopt import IndexedSlices, ParameterGroup, Saver, Variable
+from gpuopt import IndexedSlices, ParameterGroup, Saver, Variable, backends
+from gpuopt.backends.cpu.backend import CpuBackend
+from gpuopt.backends.cpu.limits import CpuLimits
+from gpuopt.device import Device
 
 STEPS = 4
 # Another value of each hyperparameter than any optimizer's own.
@@ -125,6 +128,38 @@ def test_each_group_is_updated_as_by_an_optimizer_of_its_own(
         # Where a form works on bundles or rows, it rounds as with one group.
         for a, b in zip(got, state_of(alone, [expected.variables[i] for i in mine]), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.cxx
+@pytest.mark.parametrize("is_compiled", ["0", "1"])
+def test_small_variables_of_several_groups_share_a_bundle(
+    is_compiled: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Recorded forms of two powers need different scratch arrays."""
+    monkeypatch.setenv("GPUOPT_COMPILED", is_compiled)
+    rng = np.random.default_rng(7)
+    starts = [rng.uniform(0.5, 2, size).astype(np.float32) for size in (3, 40, 5, 1, 7)]
+    gradients = [rng.normal(size=start.size).astype(np.float32) for start in starts]
+    own: list[dict[str, Any]] = [{}, {"learning_rate": 0.5}, {"learning_rate_power": -0.7}]
+    number_of = [1, 0, 2, 1, 2]
+    variables = [Variable(start, name=f"b{i}") for i, start in enumerate(starts)]
+    groups = [
+        ParameterGroup(
+            variables=[v for v, mine in zip(variables, number_of, strict=True) if mine == number],
+            **own[number],
+        )
+        for number in (1, 2)
+    ]
+    optimizer = gpuopt.FtrlOptimizer(0.1, groups=groups)
+    with backends.using(Device.cpu, CpuBackend(CpuLimits(large_elements=0))):
+        for _ in range(3):
+            optimizer.apply_gradients(zip(gradients, variables, strict=True))
+    for start, gradient, number, got in zip(starts, gradients, number_of, variables, strict=True):
+        alone = Variable(start)
+        single = gpuopt.FtrlOptimizer(**{"learning_rate": 0.1, **own[number]})
+        for _ in range(3):
+            single.apply_gradients([(gradient, alone)])
+        np.testing.assert_allclose(got.numpy(), alone.numpy(), rtol=1e-6, atol=1e-7)
 
 
 @configurations
