@@ -463,6 +463,25 @@ def test_groups_keep_neither_variables_nor_the_optimizer_alive() -> None:
         gc.enable()
 
 
+@pytest.mark.parametrize("is_listed", [False, True])
+def test_a_group_has_every_replicas_copy_of_a_variable(is_listed: bool) -> None:
+    strategy = gpuopt.MirroredStrategy(["cpu", "cpu"])
+    w, bias = (strategy.variable(np.ones(2, np.float32), name=name) for name in ("w", "bias"))
+    where: dict[str, Any] = {"variables": bias.replicas} if is_listed else {"pattern": "bias"}
+    optimizer = gpuopt.AdamWOptimizer(
+        0.5, beta1=0.5, groups=[ParameterGroup(**where, weight_decay=0.25, beta1=0.75)]
+    )
+
+    def step() -> None:
+        zeros = np.zeros(2, np.float32)
+        optimizer.apply_gradients([(zeros, w.local), (zeros, bias.local)])
+
+    strategy.run(step)
+    assert [copy.numpy()[0] for copy in (*w.replicas, *bias.replicas)] == [0.5, 0.5, 0.75, 0.75]
+    found = powers(optimizer)
+    assert [value for name, value in found.items() if name.startswith("beta1")] == [0.25, 0.5625]
+
+
 # ---- State
 
 
