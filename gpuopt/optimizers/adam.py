@@ -192,11 +192,15 @@ class AdamOptimizer(RuleOptimizer):
     @undoable
     def _finish(self, update_ops: list[Any], name_scope: str) -> None:
         this_thread = self.this_thread
-        given = [this_thread.hyperparameters, *this_thread.of_groups]
-        for powers, values in zip(self._powers, given, strict=True):
+        given = this_thread.hyperparameters
+        powers, *of_groups = self._powers
+        for power, beta in zip(powers, self.betas, strict=True):
+            power.multiply(np.float32(given[beta]))
+        for powers, own in zip(of_groups, this_thread.of_groups, strict=True):
+            # A group has the optimizer's powers of betas that it has not itself.
             for power, beta in zip(powers, self.betas, strict=True):
-                if beta in values:
-                    power.multiply(np.float32(values[beta]))
+                if beta in own:
+                    power.multiply(np.float32(own[beta]))
 
 
 def count_steps(power: float, beta: float) -> int:

@@ -283,7 +283,7 @@ class RuleUpdates:
             if len(unit) > 1:
                 numbers = sorted({number for _, each in unit for number in each.parameter_groups})
             every = self._scalars[batch.real]
-            scalars = [every[number] for number in numbers]
+            scalars = every if len(every) == 1 else [every[number] for number in numbers]
             if part.is_sparse:
                 scalars = [
                     optimizer._in_group(number, partial(optimizer._sparse_scalars, each))

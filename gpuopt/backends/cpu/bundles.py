@@ -93,7 +93,7 @@ class Bundle:
         """
         grad = grad() if callable(grad) else grad
         gathered = [len(each.runs) > 1 or each.dtype != real for each in self._members]
-        first, *others = (forms[group] for group in self._groups)
+        first = forms[self._groups[0]]
         copies = [real] * sum(gathered)
         wanted = [*copies, *first.scratch_dtypes]
         buffers = scratch(wanted, self._size) if wanted else []
@@ -101,10 +101,11 @@ class Bundle:
             each.gather(buffers.pop(0)) if is_gathered else each.runs[0]
             for each, is_gathered in zip(self._members, gathered, strict=True)
         ]
-        if not others:
+        if len(self._groups) == 1:
             first.apply(written, grad, buffers)
         else:
-            self._update_groups([first, *others], written, grad, copies)
+            of_groups = [forms[group] for group in self._groups]
+            self._update_groups(of_groups, written, grad, copies)
         for each, values, is_gathered in zip(self._members, written, gathered, strict=True):
             if is_gathered:
                 each.spread(values)

@@ -232,18 +232,20 @@ class RuleOptimizer(Optimizer):
                     )
 
     def _prepare(self) -> None:
-        this_thread = self.this_thread
-        every = (self.hyperparameters, *self.groups)
-        values = [each.fixed or each.evaluate() for each in every]
-        this_thread.hyperparameters, *this_thread.of_groups = values
-        this_thread.group = 0
-        this_thread.scalars = {}
+        given = self.hyperparameters.fixed or self.hyperparameters.evaluate()
+        of_groups = [each.fixed or each.evaluate() for each in self.groups] if self.groups else []
+        scalars: dict[type[np.floating[Any]], Sequence[Scalars]] = {}
         if _scalars_of(type(self)) == _scalars_of(RuleOptimizer):
-            before, scalars = self._fixed
-            if not before or not all(map(is_, before, values)):
-                scalars = {}
+            before, known = self._fixed
+            values = [given, *of_groups]
+            if before and all(map(is_, before, values)):
+                scalars = known
+            else:
                 self._fixed = values, scalars
-            this_thread.scalars = scalars
+        # Attributes of what threads have apart take several times as long.
+        this_thread = vars(self.this_thread)
+        this_thread["hyperparameters"], this_thread["of_groups"] = given, of_groups
+        this_thread["group"], this_thread["scalars"] = 0, scalars
 
     def _group_of(self, variable: Variable) -> int:
         """Returns the number of a variable's group: 0 for none, else from 1 on."""
@@ -255,7 +257,6 @@ class RuleOptimizer(Optimizer):
 
     def _in_group(self, number: int, compute: Callable[[], Result]) -> Result:
         """Calls a function that sees the hyperparameters of a group."""
-        # Its attributes take several times as long.
         this_thread = vars(self.this_thread)
         given, group = this_thread["hyperparameters"], this_thread["group"]
         if number == group:
@@ -357,11 +358,12 @@ class RuleOptimizer(Optimizer):
     def _scalars_for(self, real: type[np.floating[Any]]) -> Sequence[Scalars]:
         fixed = self.this_thread.scalars
         if real not in fixed:
-            of_group = partial(self._scalars, real)
-            numbers = range(1, 1 + len(self.groups))
-            fixed[real] = quietly(
-                lambda: [of_group(), *(self._in_group(number, of_group) for number in numbers)]
-            )
+            scalars = [quietly(self._scalars, real)]
+            if self.groups:
+                of_group = partial(self._scalars, real)
+                numbers = range(1, 1 + len(self.groups))
+                scalars += quietly(lambda: [self._in_group(each, of_group) for each in numbers])
+            fixed[real] = scalars
         return fixed[real]
 
     @property
