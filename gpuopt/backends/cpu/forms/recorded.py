@@ -88,9 +88,9 @@ def recorded_rule(
     return _recorded(rule, real, values.tobytes(), zero_grad)
 
 
-# Room for several optimizers whose scalars do not change, beside one whose scalars change in each
-# step and push the oldest recordings out.
-@lru_cache(maxsize=32)
+# Room for the groups of several optimizers whose scalars do not change, beside one whose scalars
+# change in each step and push the oldest recordings out.
+@lru_cache(maxsize=256)
 def _recorded(
     rule: UpdateRule, real: np.dtype[Any], scalars: bytes, zero_grad: bool
 ) -> RecordedRule:
