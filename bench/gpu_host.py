@@ -35,18 +35,20 @@ class _Workload(NamedTuple):
     Attributes:
         target_us: The most microseconds that it should take, where commit 29a79d3 took `then_us`.
             On another machine, the same ratio to that commit will do.
-        then_us: See `target_us`.
+        then_us: See `target_us`; None for what that commit had not.
         given: What the worker is given.
     """
 
     target_us: int
-    then_us: int
+    then_us: int | None
     given: dict[str, Any]
 
 
 WORKLOADS = {
     "dense_adam_1_tensor": _Workload(40, 73, {"shapes": [(1000,)]}),
     "dense_adam_gpt2": _Workload(60, 103, {"shapes": _GPT2}),
+    # The host's part hides behind the GPU's, which is modelled as longer for GPT-2's full shapes.
+    "dense_adam_gpt2_40_groups": _Workload(250, None, {"shapes": _GPT2, "num_groups": 40}),
     "dense_adam_gpt2_three_sets": _Workload(150, 216, {"shapes": _GPT2, "num_sets": 3}),
     "dense_adam_10000x64": _Workload(1500, 2900, {"shapes": [(64,)] * 10_000}),
     "sparse_adagrad_64k_rows": _Workload(120, 402, {"num_tables": 1}),
@@ -68,24 +70,29 @@ def main() -> None:
         table.add_column(heading, justify="right")
     measured = {}
     for workload, (target, then, given) in WORKLOADS.items():
-        samples: dict[str, list[float]] = {name: [] for name in checkouts}
+        timed = {"gpuopt": str(ROOT)} if then is None else checkouts
+        samples: dict[str, list[float]] = {name: [] for name in timed}
         for _ in range(options.rounds):
-            for name, checkout in checkouts.items():
+            for name, checkout in timed.items():
                 samples[name].append(median(_in_process(checkout, given)))
         medians = {name: round(median(times), 1) for name, times in samples.items()}
-        ratio = medians["gpuopt"] / medians["against"] if options.against else None
-        is_met = medians["gpuopt"] <= target or (ratio is not None and ratio <= target / then)
+        ratio = medians["gpuopt"] / medians["against"] if "against" in medians else None
+        most = None if then is None else round(target / then, 3)
+        is_met = medians["gpuopt"] <= target or (
+            ratio is not None and most is not None and ratio <= most
+        )
         measured[workload] = {
             "description": f"the host's part of {workload}, without a driver's",
             "target_us": target,
-            "target_ratio": round(target / then, 3),
+            "target_ratio": most,
             "median_us": medians,
             "samples_us": samples,
             "is_met": is_met,
         }
-        shown = [str(value) for value in medians.values()]
+        shown = [str(medians.get(name, "")) for name in checkouts]
         shown.append("" if ratio is None else f"{ratio:.2f}")
-        table.add_row(workload, str(target), *shown, f"{target / then:.2f}", str(is_met))
+        shown.append("" if most is None else f"{most:.2f}")
+        table.add_row(workload, str(target), *shown, str(is_met))
     Console().print(table)
     if not options.no_results:
         results = {"against": options.against and describe_commit(Path(options.against))}

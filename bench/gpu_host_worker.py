@@ -29,7 +29,11 @@ def main() -> None:
 
 
 def make_step(
-    *, shapes: Sequence[Sequence[int]] = (), num_sets: int = 1, num_tables: int = 0
+    *,
+    shapes: Sequence[Sequence[int]] = (),
+    num_sets: int = 1,
+    num_tables: int = 0,
+    num_groups: int = 1,
 ) -> Callable[[], None]:
     """Returns a function that makes one step; lists of pairs are made before.
 
@@ -37,14 +41,20 @@ def make_step(
         shapes: Of variables with dense gradients, for Adam.
         num_sets: How many sets of these gradients take turns.
         num_tables: How many variables with sparse gradients there are instead, for Adagrad.
+        num_groups: How many learning rates the variables with dense gradients have.
     """
-    return _sparse_step(num_tables) if num_tables else _dense_step(shapes, num_sets)
+    return _sparse_step(num_tables) if num_tables else _dense_step(shapes, num_sets, num_groups)
 
 
-def _dense_step(shapes: Sequence[Sequence[int]], num_sets: int) -> Callable[[], None]:
+def _dense_step(
+    shapes: Sequence[Sequence[int]], num_sets: int, num_groups: int
+) -> Callable[[], None]:
     variables = [gpuopt.Variable(np.zeros(each, np.float32), device="gpu:0") for each in shapes]
     sets = [[(cupy.zeros(v.shape, np.float32), v) for v in variables] for _ in range(num_sets)]
-    optimizer = gpuopt.AdamOptimizer(1e-3)
+    more: dict[str, Any] = (
+        {} if num_groups == 1 else {"groups": _list_groups(variables, num_groups)}
+    )
+    optimizer = gpuopt.AdamOptimizer(1e-3, **more)
     turn = 0
 
     def step() -> None:
@@ -53,6 +63,13 @@ def _dense_step(shapes: Sequence[Sequence[int]], num_sets: int) -> Callable[[], 
         optimizer.apply_gradients(sets[turn % num_sets])
 
     return step
+
+
+def _list_groups(variables: Sequence[gpuopt.Variable], num_groups: int) -> list[Any]:
+    return [
+        gpuopt.ParameterGroup(variables=variables[number::num_groups], learning_rate=1e-4 * number)
+        for number in range(1, num_groups)
+    ]
 
 
 def _sparse_step(num_tables: int) -> Callable[[], None]:

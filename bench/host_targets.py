@@ -24,12 +24,14 @@ def _list_targets() -> Sequence[Target]:
         ("sparse_lazy_adam", "torch sparse_adam", 0.8),
         ("sparse_adagrad", "torch sparse_adagrad", 0.9),
         ("all_rows_adam", "torch to_dense, fused", 1.2),
+        ("groups", "one group, numpy alone", 1.05),
     ]
     compiled = [
         *((job, "torch fused", _COMPILED) for job in jobs),
         ("sparse_lazy_adam", "torch sparse_adam", 0.5),
         ("sparse_adagrad", "torch sparse_adam", 0.5),
         ("row_sums", "torch coalesce", 1.0),
+        ("groups", "one group", 1.05),
     ]
     return (
         *(Target(f"host_{job}", "numpy_ratio", peer, limit) for job, peer, limit in numpy_alone),

@@ -24,6 +24,7 @@ Step = Callable[[], object]
 Shapes = Sequence[tuple[int, ...]]
 
 _RATE = 1e-3
+_GROUPS = 40
 _TABLE = (1_000_000, 64)
 _LOOKUPS = 8192
 _ZIPF_EXPONENT = 1.05
@@ -59,6 +60,7 @@ def _make_workloads() -> Iterator[Workload]:
     yield _make_sparse_workload(
         "adagrad", "Adagrad", gpuopt.AdagradOptimizer, _torch_sparse_adagrad, slots=1
     )
+    yield _make_groups_workload()
     yield _make_all_rows_workload()
     yield _make_row_sums_workload()
     yield _make_numba_workload(large)
@@ -193,6 +195,30 @@ def _make_dense_workload(job_name: str, name: str, description: str, shapes: Sha
     elements = sum(gradient.size for gradient in gradients)
     # A step reads and writes the weight and the slots, and reads the gradient.
     return Workload(name, description, elements * 4 * (3 + 2 * job.slots), contenders)
+
+
+def _make_groups_workload() -> Workload:
+    rng = np.random.default_rng(0)
+    gradients = [rng.standard_normal(shape, np.float32) for shape in list_resnet50_shapes()]
+    contenders: dict[str, Step] = {}
+    for title, num_groups in (("gpuopt", _GROUPS), ("one group", 1)):
+        for name, compiled in ((title, True), (f"{title}, numpy alone", False)):
+            variables = [gpuopt.Variable(np.ones_like(gradient)) for gradient in gradients]
+            groups = [
+                gpuopt.ParameterGroup(
+                    variables=variables[i::num_groups], learning_rate=_RATE / i, weight_decay=0.0
+                )
+                for i in range(1, num_groups)
+            ]
+            optimizer = gpuopt.AdamWOptimizer(0.01 * _RATE, _RATE, groups=groups)
+            pairs = list(zip(gradients, variables, strict=True))
+            contenders[name] = _make_our_step(partial(optimizer.apply_gradients, pairs), compiled)
+    return Workload(
+        "host_groups",
+        f"AdamW with {_GROUPS} parameter groups on the 161 tensors of a ResNet-50",
+        sum(gradient.nbytes for gradient in gradients) * 7,
+        contenders,
+    )
 
 
 def _make_our_step(step: Step, compiled: bool) -> Step:

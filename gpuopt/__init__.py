@@ -32,6 +32,7 @@ from gpuopt.errors import (
 from gpuopt.interop import optimizer_from_torch, optimizer_to_torch
 from gpuopt.optimizer import Optimizer
 from gpuopt.optimizers import *  # noqa: F403
+from gpuopt.optimizers.base.groups import ParameterGroup
 from gpuopt.optimizers.base.sign_decay import (
     get_cosine_decay_fn,
     get_linear_decay_fn,
@@ -81,6 +82,7 @@ __all__ = [
     "MovingAverageOptimizer",
     "MultitaskOptimizerWrapper",
     "Optimizer",
+    "ParameterGroup",
     "Saver",
     "SparseConditionalAccumulator",
     "SyncReplicasOptimizer",

@@ -351,6 +351,7 @@ class Optimizer(Hooks):
             self._hyperparameters_to_save(),
             self._all_slot_names(),
             self._all_non_slot_names(),
+            self._non_slot_names_of_groups(),
             self._lists_all_state(),
             self._state_ranges(),
             self._slot_op_name,

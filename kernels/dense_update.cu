@@ -5,9 +5,12 @@ namespace gpuopt {
 
 constexpr int dense_threads = 256;
 
-// Rows of the table, which has a column for each variable. The others are addresses of slots.
+// Rows of the table, which has a column for each variable. The others are addresses of slots, and
+// then, if there are several groups, the number of the variable's.
 constexpr int size_row = 0;
 constexpr int var_row = 1;
+template <class Rule>
+constexpr int group_row = var_row + 1 + Rule::num_slots;
 
 // How many gradients' addresses are passed by value: then a step uploads nothing.
 constexpr int few_gradients = 5;
@@ -73,15 +76,14 @@ __device__ __forceinline__ void update_first(const Target<Rule, Storage>& target
 
 // Updates chunks of `chunk_size` elements: a multiple of a pack, of 32 bits. A variable's last one
 // may have less. `grads` holds the address of each variable's gradient; if it is null, `few_grads`
-// does. Preconditions: no two variables share memory; there are no more blocks than chunks.
-template <class Rule, class Storage>
-__global__ void __launch_bounds__(dense_threads)
-    dense_update(const long long* __restrict__ table, long long num_variables,
-                 const Chunk* __restrict__ chunks, long long num_chunks, long long chunk_size,
-                 const long long* __restrict__ grads,
-                 const __grid_constant__ FewGradients few_grads,
-                 const __grid_constant__ Scalars<Rule, Storage> scalars,
-                 const unsigned long long* __restrict__ refused) {
+// does. `scalars_of` returns the scalars for a variable's column of the table.
+// Preconditions: no two variables share memory; there are no more blocks than chunks.
+template <class Rule, class Storage, class ScalarsOf>
+__device__ __forceinline__ void update_chunks(
+    const long long* __restrict__ table, long long num_variables, const Chunk* __restrict__ chunks,
+    long long num_chunks, long long chunk_size, const long long* __restrict__ grads,
+    const FewGradients& few_grads, const ScalarsOf& scalars_of,
+    const unsigned long long* __restrict__ refused) {
   const unsigned long long is_refused = *refused;
   Chunk chunk = chunks[blockIdx.x];
   // The chunk is always there; that it is asked for makes its load go beside that of `refused`.
@@ -96,8 +98,44 @@ __global__ void __launch_bounds__(dense_threads)
     const Storage* grad = reinterpret_cast<const Storage*>(
         grads == nullptr ? few_grads.of[variable] : __ldg(&grads[variable]));
     const Target<Rule, Storage> target(column + var_row * num_variables, num_variables);
-    update_first(target.from(begin), grad + begin, static_cast<int>(end - begin), scalars);
+    update_first(target.from(begin), grad + begin, static_cast<int>(end - begin),
+                 scalars_of(column));
   }
+}
+
+// Updates variables of one group.
+template <class Rule, class Storage>
+__global__ void __launch_bounds__(dense_threads)
+    dense_update(const long long* __restrict__ table, long long num_variables,
+                 const Chunk* __restrict__ chunks, long long num_chunks, long long chunk_size,
+                 const long long* __restrict__ grads,
+                 const __grid_constant__ FewGradients few_grads,
+                 const __grid_constant__ Scalars<Rule, Storage> scalars,
+                 const unsigned long long* __restrict__ refused) {
+  const auto scalars_of = [&scalars](const long long*) -> const Scalars<Rule, Storage>& {
+    return scalars;
+  };
+  update_chunks<Rule, Storage>(table, num_variables, chunks, num_chunks, chunk_size, grads,
+                               few_grads, scalars_of, refused);
+}
+
+// Updates variables of several groups. `many_scalars` has each group's scalars; if it is null,
+// `few_scalars` has.
+template <class Rule, class Storage>
+__global__ void __launch_bounds__(dense_threads)
+    dense_update_of_groups(const long long* __restrict__ table, long long num_variables,
+                           const Chunk* __restrict__ chunks, long long num_chunks,
+                           long long chunk_size, const long long* __restrict__ grads,
+                           const __grid_constant__ FewGradients few_grads,
+                           const __grid_constant__ FewScalars<Rule, Storage> few_scalars,
+                           const Scalars<Rule, Storage>* __restrict__ many_scalars,
+                           const unsigned long long* __restrict__ refused) {
+  const auto scalars_of = [&](const long long* column) -> Scalars<Rule, Storage> {
+    const long long group = __ldg(&column[group_row<Rule> * num_variables]);
+    return many_scalars == nullptr ? few_scalars.of[group] : many_scalars[group];
+  };
+  update_chunks<Rule, Storage>(table, num_variables, chunks, num_chunks, chunk_size, grads,
+                               few_grads, scalars_of, refused);
 }
 
 }  // namespace gpuopt

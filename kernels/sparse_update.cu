@@ -137,17 +137,16 @@ __device__ __forceinline__ void update_row(const Target<Rule, Storage>& target, 
 // Applies the rule to each touched row and the sum of its gradients. `only_arrays` are the variable
 // and its slots: each at the address that key 0 would have. If there are several tables, `arrays`
 // has the same of each. If `touched` is not null, `mark_rows` has set bits in it, which are cleared
-// again.
-template <class Rule, class Storage, class Key>
-__global__ void sparse_update(const __grid_constant__ TableGradient only_gradient,
-                              const TableGradient* __restrict__ gradients, long long num_tables,
-                              const __grid_constant__ ArraysOf<Rule> only_arrays,
-                              const long long* __restrict__ arrays, const SortedRows<Key> rows,
-                              const Compute<Storage>* __restrict__ parts, long long row_width,
-                              const __grid_constant__ Scalars<Rule, Storage> scalars,
-                              unsigned int* touched, int lanes_per_row,
-                              const unsigned long long* __restrict__ refused) {
-  const Tables tables = {only_gradient, gradients, num_tables};
+// again. `scalars_of` returns the scalars for a table's number.
+template <class Rule, class Storage, class Key, class ScalarsOf>
+__device__ __forceinline__ void update_rows(const Tables& tables, const ArraysOf<Rule>& only_arrays,
+                                            const long long* __restrict__ arrays,
+                                            const SortedRows<Key>& rows,
+                                            const Compute<Storage>* __restrict__ parts,
+                                            long long row_width, const ScalarsOf& scalars_of,
+                                            unsigned int* touched, int lanes_per_row,
+                                            const unsigned long long* __restrict__ refused) {
+  const long long num_tables = tables.count;
   const Lanes lanes(lanes_per_row);
   const Parts<const Compute<Storage>> all(parts, rows.num_rows, row_width);
   const bool is_refused = *refused != 0;
@@ -162,12 +161,47 @@ __global__ void sparse_update(const __grid_constant__ TableGradient only_gradien
                         : Target<Rule, Storage>(arrays + table * (1 + Rule::num_slots), 1);
     if (row_width % pack_size<Storage> == 0 && target.is_pack_aligned() && is_pack_aligned(grad)) {
       update_row<Rule, Storage, pack_size<Storage>>(target, row, grad, rows, all, begin, lanes,
-                                                    scalars);
+                                                    scalars_of(table));
     } else {
-      update_row<Rule, Storage, 1>(target, row, grad, rows, all, begin, lanes, scalars);
+      update_row<Rule, Storage, 1>(target, row, grad, rows, all, begin, lanes, scalars_of(table));
     }
     if (touched != nullptr && lanes.lane == 0) atomicAnd(&touched[word_of(row)], ~bit_of(row));
   }
+}
+
+// Updates tables of one group.
+template <class Rule, class Storage, class Key>
+__global__ void sparse_update(const __grid_constant__ TableGradient only_gradient,
+                              const TableGradient* __restrict__ gradients, long long num_tables,
+                              const __grid_constant__ ArraysOf<Rule> only_arrays,
+                              const long long* __restrict__ arrays, const SortedRows<Key> rows,
+                              const Compute<Storage>* __restrict__ parts, long long row_width,
+                              const __grid_constant__ Scalars<Rule, Storage> scalars,
+                              unsigned int* touched, int lanes_per_row,
+                              const unsigned long long* __restrict__ refused) {
+  const auto scalars_of = [&scalars](long long) -> const Scalars<Rule, Storage>& {
+    return scalars;
+  };
+  update_rows<Rule, Storage>(Tables{only_gradient, gradients, num_tables}, only_arrays, arrays,
+                             rows, parts, row_width, scalars_of, touched, lanes_per_row, refused);
+}
+
+// Updates tables of several groups. `many_scalars` has each table's scalars; if it is null,
+// `few_scalars` has.
+template <class Rule, class Storage, class Key>
+__global__ void sparse_update_of_groups(
+    const __grid_constant__ TableGradient only_gradient,
+    const TableGradient* __restrict__ gradients, long long num_tables,
+    const __grid_constant__ ArraysOf<Rule> only_arrays, const long long* __restrict__ arrays,
+    const SortedRows<Key> rows, const Compute<Storage>* __restrict__ parts, long long row_width,
+    const __grid_constant__ FewScalars<Rule, Storage> few_scalars,
+    const Scalars<Rule, Storage>* __restrict__ many_scalars, unsigned int* touched,
+    int lanes_per_row, const unsigned long long* __restrict__ refused) {
+  const auto scalars_of = [&](long long table) -> Scalars<Rule, Storage> {
+    return many_scalars == nullptr ? few_scalars.of[table] : many_scalars[table];
+  };
+  update_rows<Rule, Storage>(Tables{only_gradient, gradients, num_tables}, only_arrays, arrays,
+                             rows, parts, row_width, scalars_of, touched, lanes_per_row, refused);
 }
 
 // Sets the bit of each row that has a gradient.

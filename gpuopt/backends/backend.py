@@ -46,11 +46,13 @@ class SparseUpdate(NamedTuple):
         plan: From `plan_dense`, of this variable alone.
         values: [num_rows, ...], the gradient's rows. Only read.
         rows: [num_rows], int32 or int64 within range: which row each belongs to.
+        group: The position of the variable's scalars among those that `apply_sparse` is given.
     """
 
     plan: Any
     values: Array
     rows: Array
+    group: int = 0
 
 
 class DensePlan(Protocol):
@@ -275,6 +277,7 @@ class Backend(Protocol):
         targets: Sequence[Target],
         updated: Sequence[Updated] = (),
         borrowed: Sequence[int] = (),
+        groups: Sequence[int] | None = None,
     ) -> DensePlan:
         """Prepares updates of variables of one dtype that share no memory.
 
@@ -283,6 +286,8 @@ class Backend(Protocol):
             updated: The identities of these variables and slots.
             borrowed: The positions of variables in memory of the caller's. The plan does not keep
                 this memory alive, and must not be used once it is gone.
+            groups: For each variable, the position of its scalars among those that `apply_dense` is
+                given; by default there is one group.
 
         Returns:
             The plan for `apply_dense` and, if there is a single variable, for `apply_sparse`. It is
@@ -297,7 +302,7 @@ class Backend(Protocol):
         rule: UpdateRule,
         plan: Any,
         gradients: Sequence[Array],
-        scalars: Scalars,
+        scalars: Sequence[Scalars],
         *,
         version: int | None = None,
         refused: Any = None,
@@ -312,7 +317,8 @@ class Backend(Protocol):
             plan: From `plan_dense`.
             gradients: One for each variable, of its shape and dtype. Only read; may be broadcast
                 views, and share memory with each other and with what is written.
-            scalars: The rule's scalars in the compute type of the variables' dtype.
+            scalars: The rule's scalars in the compute type of the variables' dtype: those of each
+                group of the plan.
             version: Of the gradients, from the plan's `accept`; None if unknown.
             refused: From `RowFlags.new`: nothing is written if a bad row was found.
             kept: What owns memory that the plan borrows: see `enter_update`.
@@ -322,7 +328,7 @@ class Backend(Protocol):
         self,
         rule: UpdateRule,
         updates: Sequence[SparseUpdate],
-        scalars: Scalars,
+        scalars: Sequence[Scalars],
         *,
         other_rows: UpdateRule | None,
         refused: Any = None,
@@ -334,7 +340,8 @@ class Backend(Protocol):
             rule: What to compute.
             updates: Of variables of one dtype. A gradient may share memory with its own variable
                 and slots, but with none of another update.
-            scalars: The scalars of both rules in the compute type of the variables' dtype.
+            scalars: The scalars of both rules in the compute type of the variables' dtype: those of
+                each group of the updates.
             other_rows: A rule with the same slots that updates rows without a gradient, by a
                 gradient of 0; None if they stay.
             refused: From `RowFlags.new`: nothing is written if a bad row was found.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +18,8 @@ from gpuopt.optimizers import (
     MomentumOptimizer,
     RMSPropOptimizer,
 )
+from gpuopt.optimizers.base import ParameterGroup
+from gpuopt.state.state import State
 from gpuopt.state.state_dict import OptimizerState
 from gpuopt.variables.variable import Variable, as_variable
 
@@ -24,6 +27,21 @@ Array = np.ndarray[Any, Any]
 Settings = Mapping[str, Any]
 Imported = tuple[Optimizer, dict[str, list[Array]], dict[str, Array]]
 States = list[dict[str, Array]]
+
+
+class _Part(NamedTuple):
+    """One of torch's parameter groups.
+
+    Attributes:
+        settings: torch's.
+        states: Those of its parameters.
+        variables: Theirs.
+    """
+
+    settings: Settings
+    states: States
+    variables: list[Variable]
+
 
 # torch's settings that gpuopt supports with this value only.
 _NEUTRAL = {"weight_decay": 0, "dampening": 0, "lr_decay": 0, "amsgrad": False, "maximize": False}
@@ -45,6 +63,10 @@ def optimizer_from_torch(
 ) -> Optimizer:
     """Makes an optimizer that continues a run of torch.optim.
 
+    torch's first parameter group is of the optimizer's own hyperparameters, and each other one a
+    `ParameterGroup`. The settings of SGD, RMSprop and Adam may differ between them, as far as the
+    formulas have numbers for them.
+
     Args:
         state_dict: The result of `state_dict()` of torch's Adam, AdamW, SGD, Adagrad or RMSprop.
         variables: One variable or array for each of torch's parameters, in the same order, with
@@ -53,22 +75,28 @@ def optimizer_from_torch(
 
     Raises:
         ValueError: the formulas do not agree, a shape or dtype differs from the variable's, the
-            parameters are at different steps or have different settings, or the state is damaged.
+            parameters are at different steps, their groups differ in more than numbers, or the
+            state is damaged.
     """
     check_layout(state_dict)
     kind, settings = _read_settings(state_dict)
     named = {str(position): as_variable(value) for position, value in enumerate(variables)}
-    indices = [index for group in state_dict["param_groups"] for index in group["params"]]
+    groups = [group["params"] for group in state_dict["param_groups"] if group["params"]]
+    indices = [index for group in groups for index in group]
     if len(indices) != len(named):
         raise ValueError(f"torch's state has {len(indices)} parameters for {len(named)} variables")
     states = [
         {key: _to_array(value) for key, value in state_dict["state"].get(index, {}).items()}
         for index in indices
     ]
-    check_states(kind, settings, states, list(named.values()))
-    optimizer, slots, non_slots = _IMPORTS[kind](
-        settings, states, list(named.values()), allow_epsilon_difference
-    )
+    of_each = [mine for mine, group in zip(settings, groups, strict=True) for _ in group]
+    check_states(kind, of_each, states, list(named.values()))
+    left, variables_left = iter(states), iter(named.values())
+    parts = [
+        _Part(mine, list(islice(left, len(group))), list(islice(variables_left, len(group))))
+        for mine, group in zip(settings, groups, strict=True)
+    ]
+    optimizer, slots, non_slots = _IMPORTS[kind](parts, allow_epsilon_difference)
     state: OptimizerState = {
         "format": 1,
         "optimizer": type(optimizer).__name__,
@@ -84,107 +112,142 @@ def optimizer_from_torch(
 
 
 class EpsilonOfTorch:
-    """torch's epsilon of Adam: added before the bias correction, gpuopt's after it."""
+    """torch's epsilon of Adam: added before the bias correction, gpuopt's after it.
 
-    def __init__(self, eps: float) -> None:
+    Args:
+        eps: torch's.
+        power: The name of the power of beta2 that corrects the bias.
+
+    Attributes:
+        state: The optimizer's, once it is made.
+    """
+
+    def __init__(self, eps: float, power: str) -> None:
         self.eps = eps
-        self.beta2_power: Variable | None = None
+        self.state: State | None = None
+        self._power = power
 
     def __call__(self) -> np.float64:
-        assert self.beta2_power is not None
-        return np.float64(self.eps * math.sqrt(1 - float(self.beta2_power.numpy())))
+        assert self.state is not None
+        beta2_power = self.state.host_scalar(self._power).numpy()
+        return np.float64(self.eps * math.sqrt(1 - float(beta2_power)))
 
 
-def _import_adam(
-    settings: Settings, states: States, variables: list[Variable], _: bool
-) -> Imported:
+def _import_adam(parts: Sequence[_Part], _: bool) -> Imported:
+    states = [state for part in parts for state in part.states]
     steps = {int(state["step"]) if state else 0 for state in states}
     if len(steps) > 1:
         raise ValueError(
             f"torch's parameters are at steps {sorted(steps)}; gpuopt's Adam has one step for all"
         )
-    beta1, beta2 = (np.float64(beta) for beta in settings["betas"])
     [step] = steps
-    powers = {
-        "beta1_power": np.array(beta1 ** (step + 1), np.float32),
-        "beta2_power": np.array(beta2 ** (step + 1), np.float32),
-    }
-    epsilon = EpsilonOfTorch(settings["eps"])
-    optimizer = AdamOptimizer(
-        _to_number(settings["lr"]),
-        beta1,
-        beta2,
-        epsilon,
+    base = parts[0].settings
+    powers: dict[str, Array] = {}
+    epsilons: list[EpsilonOfTorch] = []
+
+    def hyperparameters(settings: Settings, group: str) -> dict[str, Any]:
+        """Returns a group's; those that are the first group's have no powers of their own."""
+        given: dict[str, Any] = {"learning_rate": _to_number(settings["lr"])}
+        at = {}
+        for name, beta, of_base in zip(
+            ("beta1", "beta2"), settings["betas"], base["betas"], strict=True
+        ):
+            at[name] = f"{name}_power{group}" if beta != of_base else f"{name}_power"
+            given[name] = np.float64(beta)
+            powers[at[name]] = np.array(given[name] ** (step + 1), np.float32)
+        given["epsilon"] = EpsilonOfTorch(settings["eps"], at["beta2"])
+        epsilons.append(given["epsilon"])
+        if group and settings["eps"] == base["eps"] and at["beta2"] == "beta2_power":
+            del given["epsilon"]
+        return given
+
+    own = hyperparameters(base, "")
+    groups = _groups(
+        own, [hyperparameters(part.settings, f"/{_name(part)}") for part in parts[1:]], parts
     )
-    first = min(variables, key=lambda variable: variable.name)
-    power = optimizer.state.create_host_scalar(
-        "beta2_power", np.float32(powers["beta2_power"]), first.device
-    )
-    epsilon.beta2_power = power
+    optimizer = AdamOptimizer(**own, groups=groups)
+    for epsilon in epsilons:
+        epsilon.state = optimizer.state
     return (
         optimizer,
-        {
-            "m": _values(states, "exp_avg", variables),
-            "v": _values(states, "exp_avg_sq", variables),
-        },
+        {"m": _values(parts, "exp_avg"), "v": _values(parts, "exp_avg_sq")},
         powers,
     )
 
 
-def _import_sgd(settings: Settings, states: States, variables: list[Variable], _: bool) -> Imported:
-    learning_rate = _to_number(settings["lr"])
-    if not settings["momentum"]:
-        return GradientDescentOptimizer(learning_rate), {}, {}
+def _import_sgd(parts: Sequence[_Part], _: bool) -> Imported:
+    rates = _rates(parts)
+    with_momentum = [part.settings for part in parts if part.settings["momentum"]]
+    if not with_momentum:
+        groups = _groups(rates[0], rates[1:], parts)
+        return GradientDescentOptimizer(**rates[0], groups=groups), {}, {}
+    numbers: list[dict[str, Any]] = [
+        {**rate, "momentum": _to_number(part.settings["momentum"])}
+        for rate, part in zip(rates, parts, strict=True)
+    ]
+    # Without momentum, both forms are one.
+    use_nesterov = _shared("nesterov", with_momentum)
     optimizer = MomentumOptimizer(
-        learning_rate, _to_number(settings["momentum"]), use_nesterov=settings["nesterov"]
+        **numbers[0],
+        use_nesterov=use_nesterov,
+        groups=_groups(numbers[0], numbers[1:], parts),
     )
-    return optimizer, {"momentum": _values(states, "momentum_buffer", variables)}, {}
+    return optimizer, {"momentum": _values(parts, "momentum_buffer")}, {}
 
 
-def _import_adagrad(
-    settings: Settings, states: States, variables: list[Variable], allow: bool
-) -> Imported:
-    sums = _values(states, "sum", variables)
-    # Accumulators only grow: if epsilon is lost in rounding now, it will be in every later step.
-    visible_below = (settings["eps"] / np.finfo(np.float32).epsneg) ** 2
-    smallest = min((values.min() for values in sums if values.size), default=np.inf)
-    if settings["eps"] and smallest < visible_below and not allow:
-        raise ValueError(
-            f"torch's Adagrad adds eps={settings['eps']} to the root, gpuopt's does not; results "
-            f"differ where an accumulator is below {visible_below:.2g}, and one is {smallest:.2g}"
-        )
-    return AdagradOptimizer(_to_number(settings["lr"])), {"accumulator": sums}, {}
+def _import_adagrad(parts: Sequence[_Part], allow: bool) -> Imported:
+    for part in parts:
+        eps = part.settings["eps"]
+        # Accumulators only grow: if epsilon is lost in rounding now, it will be in every later
+        # step.
+        visible_below = (eps / np.finfo(np.float32).epsneg) ** 2
+        sums = (values.min() for values in _values([part], "sum") if values.size)
+        smallest = min(sums, default=np.inf)
+        if eps and smallest < visible_below and not allow:
+            raise ValueError(
+                f"torch's Adagrad adds eps={eps} to the root, gpuopt's does not; results differ "
+                f"where an accumulator is below {visible_below:.2g}, and one is {smallest:.2g}"
+            )
+    rates = _rates(parts)
+    optimizer = AdagradOptimizer(**rates[0], groups=_groups(rates[0], rates[1:], parts))
+    return optimizer, {"accumulator": _values(parts, "sum")}, {}
 
 
-def _import_rms_prop(
-    settings: Settings, states: States, variables: list[Variable], allow: bool
-) -> Imported:
-    if settings["eps"] and not allow:
-        raise ValueError(
-            f"torch's RMSprop adds eps={settings['eps']} outside the root, gpuopt's inside; they "
-            "agree only at eps=0"
-        )
-    learning_rate = _to_number(settings["lr"])
-    optimizer = RMSPropOptimizer(
-        learning_rate,
-        _to_number(settings["alpha"]),
-        _to_number(settings["momentum"]),
-        np.float64(settings["eps"]) ** 2,
-        centered=settings["centered"],
-    )
-    buffers = _values(states, "momentum_buffer", variables)
+def _import_rms_prop(parts: Sequence[_Part], allow: bool) -> Imported:
+    for part in parts:
+        if part.settings["eps"] and not allow:
+            raise ValueError(
+                f"torch's RMSprop adds eps={part.settings['eps']} outside the root, gpuopt's "
+                "inside; they agree only at eps=0"
+            )
+    numbers: list[dict[str, Any]] = [
+        {
+            "learning_rate": _to_number(part.settings["lr"]),
+            "decay": _to_number(part.settings["alpha"]),
+            "momentum": _to_number(part.settings["momentum"]),
+            "epsilon": np.float64(part.settings["eps"]) ** 2,
+        }
+        for part in parts
+    ]
+    centered = _shared("centered", [part.settings for part in parts])
+    groups = _groups(numbers[0], numbers[1:], parts)
+    optimizer = RMSPropOptimizer(**numbers[0], centered=centered, groups=groups)
     slots = {
-        "rms": _values(states, "square_avg", variables),
+        "rms": _values(parts, "square_avg"),
         # gpuopt's momentum slot includes the learning rate.
-        "momentum": [(learning_rate * buffer).astype(buffer.dtype) for buffer in buffers],
+        "momentum": [
+            (given["learning_rate"] * buffer).astype(buffer.dtype)
+            for part, given in zip(parts, numbers, strict=True)
+            for buffer in _values([part], "momentum_buffer")
+        ],
     }
-    if settings["centered"]:
-        slots["mg"] = _values(states, "grad_avg", variables)
+    if centered:
+        slots["mg"] = _values(parts, "grad_avg")
     names = optimizer.state.describe().slot_names or []
     return optimizer, {name: slots[name] for name in names}, {}
 
 
-_IMPORTS: dict[str, Callable[[Settings, States, list[Variable], bool], Imported]] = {
+_IMPORTS: dict[str, Callable[[Sequence[_Part], bool], Imported]] = {
     "Adam": _import_adam,
     "SGD": _import_sgd,
     "Adagrad": _import_adagrad,
@@ -192,37 +255,66 @@ _IMPORTS: dict[str, Callable[[Settings, States, list[Variable], bool], Imported]
 }
 
 
-def _read_settings(state_dict: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Returns the name of torch's optimizer, and the settings that all its parameters share."""
-    groups = [
-        {key: value for key, value in group.items() if key not in ("params", "param_names")}
-        for group in state_dict["param_groups"]
-    ]
-    settings = groups[0]
-    if any(group != settings for group in groups):
-        raise ValueError(
-            "torch's parameter groups have different settings; import each group into an optimizer "
-            "of its own"
-        )
-    kind = next((kind for kind, marks in _MARKS.items() if marks <= set(settings)), None)
+def _read_settings(state_dict: Mapping[str, Any]) -> tuple[str, list[Settings]]:
+    """Returns the name of torch's optimizer, and the settings of each group with parameters."""
+    groups = [group for group in state_dict["param_groups"] if group["params"]]
+    kinds = {
+        next((kind for kind, marks in _MARKS.items() if marks <= set(settings)), None)
+        for settings in groups
+    }
+    [kind] = kinds if len(kinds) == 1 else [None]
     if kind is None:
+        found = sorted(key for key in groups[0] if key not in ("params", "param_names"))
+        raise ValueError(f"settings {found} are not those of torch's {', '.join(_MARKS)} or AdamW")
+    for settings in groups:
+        for key, neutral in _NEUTRAL.items():
+            if settings.get(key, neutral) != neutral:
+                raise ValueError(
+                    f"torch's {kind} has {key}={settings[key]}; gpuopt's formula has no such term"
+                )
+        check_settings(kind, settings)
+    return kind, groups
+
+
+def _rates(parts: Sequence[_Part]) -> list[dict[str, Any]]:
+    return [{"learning_rate": _to_number(part.settings["lr"])} for part in parts]
+
+
+def _shared(name: str, groups: Sequence[Settings]) -> bool:
+    """Returns a setting that chooses the formula."""
+    found = {bool(settings[name]) for settings in groups}
+    if len(found) > 1:
         raise ValueError(
-            f"settings {sorted(settings)} are not those of torch's {', '.join(_MARKS)} or AdamW"
+            f"torch's parameter groups differ in {name}, which chooses the formula: import each "
+            "group into an optimizer of its own"
         )
-    for key, neutral in _NEUTRAL.items():
-        if settings.get(key, neutral) != neutral:
-            raise ValueError(
-                f"torch's {kind} has {key}={settings[key]}; gpuopt's formula has no such term"
-            )
-    check_settings(kind, settings)
-    return kind, settings
+    return found.pop()
 
 
-def _values(states: States, key: str, variables: list[Variable]) -> list[Array]:
+def _groups(
+    own: Mapping[str, Any], others: Sequence[Mapping[str, Any]], parts: Sequence[_Part]
+) -> list[ParameterGroup]:
+    """Returns a group for each part but the first, with what differs from it."""
+    return [
+        ParameterGroup(
+            variables=part.variables,
+            **{name: value for name, value in given.items() if value != own[name]},
+        )
+        for given, part in zip(others, parts[1:], strict=True)
+    ]
+
+
+def _name(part: _Part) -> str:
+    """Returns what the part's `ParameterGroup` is called."""
+    return part.variables[0].name
+
+
+def _values(parts: Sequence[_Part], key: str) -> list[Array]:
     """Returns one state array for each variable; zeros where torch has not made it yet."""
     return [
         state[key] if state.get(key) is not None else np.zeros(variable.shape, variable.dtype)
-        for state, variable in zip(states, variables, strict=True)
+        for part in parts
+        for state, variable in zip(part.states, part.variables, strict=True)
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from gpuopt.optimizers import (
     MomentumOptimizer,
     RMSPropOptimizer,
 )
+from gpuopt.optimizers.adam import count_steps
 from gpuopt.optimizers.momentum import nesterov_momentum
 from gpuopt.optimizers.rms_prop import centered_rms_prop
 from gpuopt.state.state_dict import OptimizerState
@@ -25,6 +27,7 @@ from gpuopt.variables.variable import Variable, as_variable
 
 Array = np.ndarray[Any, Any]
 States = list[dict[str, Array]]
+Given = Mapping[str, Any]
 Exported = tuple[str, dict[str, Any], States]
 
 
@@ -50,33 +53,61 @@ def optimizer_to_torch(
     if export is None:
         raise ValueError(f"{type(optimizer).__name__} has no counterpart in torch.optim")
     named = {str(position): as_variable(value) for position, value in enumerate(variables)}
-    kind, settings, states = export(optimizer, named, allow_epsilon_difference)
-    parameters = [torch.zeros(variable.shape) for variable in named.values()]
-    groups = getattr(torch.optim, kind)(parameters, **settings).state_dict()["param_groups"]
-    return {
-        "state": {
-            position: {key: _to_tensor(value) for key, value in state.items()}
-            for position, state in enumerate(states)
-        },
-        "param_groups": groups,
-    }
+    states: dict[int, dict[str, Any]] = {}
+    parameters: list[dict[str, Any]] = []
+    for given, run in _runs(optimizer, named):
+        kind, settings, of_run = export(optimizer, given, run, allow_epsilon_difference)
+        # Where torch has made no state yet, there are no states.
+        for name, state in zip(run, of_run, strict=False):
+            states[int(name)] = {key: _to_tensor(value) for key, value in state.items()}
+        params = [torch.zeros(variable.shape) for variable in run.values()]
+        parameters.append({"params": params, **settings})
+    defaults = {name: value for name, value in parameters[0].items() if name != "params"}
+    groups = getattr(torch.optim, kind)(parameters, **defaults).state_dict()["param_groups"]
+    return {"state": states, "param_groups": groups}
 
 
-def _export_adam(optimizer: Any, variables: Mapping[str, Variable], allow: bool) -> Exported:
-    epsilon = optimizer.hyperparameters["epsilon"]
-    hyper = _read_numbers(optimizer, ["learning_rate", "beta1", "beta2"])
+def _runs(optimizer: Any, named: Mapping[str, Variable]) -> list[tuple[Given, dict[str, Variable]]]:
+    """Returns each group's hyperparameters and variables: torch numbers them group by group.
+
+    Raises:
+        ValueError: variables of one group do not follow each other.
+    """
+    every = [optimizer.hyperparameters, *optimizer.groups]
+    runs = [
+        (number, dict(run))
+        for number, run in groupby(named.items(), lambda item: optimizer._group_of(item[1]))
+    ]
+    seen: set[int] = set()
+    for number, run in runs:
+        if number in seen:
+            first = next(iter(run.values()))
+            raise ValueError(
+                f'torch\'s parameters come group by group, and "{first.name}" comes after a '
+                "variable of another group than its own"
+            )
+        seen.add(number)
+    return [(every[number], run) for number, run in runs]
+
+
+def _export_adam(
+    optimizer: Any, given: Given, variables: Mapping[str, Variable], allow: bool
+) -> Exported:
+    epsilon = given["epsilon"]
+    hyper = _read_numbers(given, ["learning_rate", "beta1", "beta2"])
     if isinstance(epsilon, EpsilonOfTorch):
         hyper["epsilon"] = epsilon.eps
     else:
-        hyper |= _read_numbers(optimizer, ["epsilon"])
+        hyper |= _read_numbers(given, ["epsilon"])
     if hyper["epsilon"] and not isinstance(epsilon, EpsilonOfTorch) and not allow:
         raise ValueError(
             f"gpuopt's Adam adds epsilon={hyper['epsilon']} after the bias correction, torch's "
             "before it; they agree only at epsilon=0"
         )
     state = optimizer.state_dict(variables)
-    power = float(state["non_slots"]["beta2_power"]) if state["non_slots"] else hyper["beta2"]
-    step = _count_steps(power, hyper["beta2"])
+    beta2 = _read_numbers(optimizer.hyperparameters, ["beta2"])["beta2"]
+    power = float(state["non_slots"]["beta2_power"]) if state["non_slots"] else beta2
+    step = count_steps(power, beta2)
     states: States = [
         {
             "step": np.array(step, np.float32),
@@ -89,15 +120,18 @@ def _export_adam(optimizer: Any, variables: Mapping[str, Variable], allow: bool)
     return "Adam", {"lr": hyper["learning_rate"], "betas": betas, "eps": hyper["epsilon"]}, states
 
 
-def _export_sgd(optimizer: Any, variables: Mapping[str, Variable], _: bool) -> Exported:
+def _export_sgd(
+    optimizer: Any, given: Given, variables: Mapping[str, Variable], _: bool
+) -> Exported:
     state = optimizer.state_dict(variables)
     if isinstance(optimizer, GradientDescentOptimizer):
-        return "SGD", {"lr": _read_numbers(optimizer, ["learning_rate"])["learning_rate"]}, []
-    hyper = _read_numbers(optimizer, ["learning_rate", "decay"])
+        return "SGD", {"lr": _read_numbers(given, ["learning_rate"])["learning_rate"]}, []
+    hyper = _read_numbers(given, ["learning_rate", "momentum"])
     settings = {
         "lr": hyper["learning_rate"],
-        "momentum": hyper["decay"],
-        "nesterov": optimizer.rule is nesterov_momentum,
+        "momentum": hyper["momentum"],
+        # Without momentum, both forms are one, and torch refuses Nesterov's.
+        "nesterov": optimizer.rule is nesterov_momentum and hyper["momentum"] != 0,
     }
     names = _names_with_slots(state, "momentum", variables)
     return (
@@ -107,11 +141,13 @@ def _export_sgd(optimizer: Any, variables: Mapping[str, Variable], _: bool) -> E
     )
 
 
-def _export_adagrad(optimizer: Any, variables: Mapping[str, Variable], _: bool) -> Exported:
+def _export_adagrad(
+    optimizer: Any, given: Given, variables: Mapping[str, Variable], _: bool
+) -> Exported:
     state = optimizer.state_dict(variables)
     names = _names_with_slots(state, "accumulator", variables)
     settings = {
-        "lr": _read_numbers(optimizer, ["learning_rate"])["learning_rate"],
+        "lr": _read_numbers(given, ["learning_rate"])["learning_rate"],
         "eps": 0.0,
         "initial_accumulator_value": float(optimizer.initial_accumulator_value),
     }
@@ -123,8 +159,10 @@ def _export_adagrad(optimizer: Any, variables: Mapping[str, Variable], _: bool) 
     return "Adagrad", settings, [{"step": np.array(0, np.float32), "sum": s} for s in sums]
 
 
-def _export_rms_prop(optimizer: Any, variables: Mapping[str, Variable], allow: bool) -> Exported:
-    hyper = _read_numbers(optimizer, ["learning_rate", "decay", "momentum_decay", "epsilon"])
+def _export_rms_prop(
+    optimizer: Any, given: Given, variables: Mapping[str, Variable], allow: bool
+) -> Exported:
+    hyper = _read_numbers(given, ["learning_rate", "decay", "momentum", "epsilon"])
     if hyper["epsilon"] and not allow:
         raise ValueError(
             f"gpuopt's RMSProp adds epsilon={hyper['epsilon']} inside the root, torch's outside; "
@@ -161,13 +199,13 @@ def _export_rms_prop(optimizer: Any, variables: Mapping[str, Variable], allow: b
         "lr": learning_rate,
         "alpha": hyper["decay"],
         "eps": math.sqrt(hyper["epsilon"]),
-        "momentum": hyper["momentum_decay"],
+        "momentum": hyper["momentum"],
         "centered": centered,
     }
     return "RMSprop", settings, states
 
 
-_EXPORTS: dict[type[Optimizer], Callable[[Any, Mapping[str, Variable], bool], Exported]] = {
+_EXPORTS: dict[type[Optimizer], Callable[[Any, Given, Mapping[str, Variable], bool], Exported]] = {
     AdamOptimizer: _export_adam,
     GradientDescentOptimizer: _export_sgd,
     MomentumOptimizer: _export_sgd,
@@ -176,11 +214,11 @@ _EXPORTS: dict[type[Optimizer], Callable[[Any, Mapping[str, Variable], bool], Ex
 }
 
 
-def _read_numbers(optimizer: Any, names: list[str]) -> dict[str, float]:
+def _read_numbers(given: Given, names: list[str]) -> dict[str, float]:
     """Returns hyperparameters, rounded as gpuopt's steps round them."""
     numbers = {}
     for name in names:
-        value = optimizer.hyperparameters[name]
+        value = given[name]
         if callable(value):
             raise ValueError(f"{name} is a function; torch's settings are numbers")
         numbers[name] = float(as_scalar(value, name))
@@ -197,14 +235,6 @@ def _names_with_slots(
         names = [variables[name].name for name in missing]
         raise ValueError(f'{names} have no slot "{slot_name}" yet, but other variables have one')
     return list(variables) if present else []
-
-
-def _count_steps(power: float, beta: float) -> int:
-    """Returns t such that `power = beta^(t + 1)`; any large t will do where the power is 0."""
-    if not 0 < beta < 1:
-        return 1
-    smallest = float(np.finfo(np.float32).tiny)
-    return max(0, round(math.log(max(power, smallest)) / math.log(beta)) - 1)
 
 
 def _to_tensor(value: Array) -> Any:

@@ -82,7 +82,7 @@ def check_settings(kind: str, settings: Mapping[str, Any]) -> None:
 
 def check_states(
     kind: str,
-    settings: Mapping[str, Any],
+    settings: Sequence[Mapping[str, Any]],
     states: Sequence[Mapping[str, Any]],
     variables: Sequence[Variable],
 ) -> None:
@@ -90,7 +90,7 @@ def check_states(
 
     Args:
         kind: The name of torch's optimizer.
-        settings: The settings that all its parameters share.
+        settings: Those of each parameter.
         states: One for each parameter; empty where torch has made none yet.
         variables: The gpuopt variable for each parameter.
 
@@ -103,11 +103,13 @@ def check_states(
         if variable.identity in names:
             raise ValueError(f'"{variable.name}" is given for two of torch\'s parameters')
         names[variable.identity] = variable.name
-    for position, (state, variable) in enumerate(zip(states, variables, strict=True)):
+    for position, (state, variable, mine) in enumerate(
+        zip(states, variables, settings, strict=True)
+    ):
         where = f'parameter {position} (for "{variable.name}")'
         # torch's Adagrad makes its sums at once, the others at a parameter's first step.
         present = {part: value for part, value in state.items() if value is not None}
-        for part in _parts(kind, settings) if state or kind == "Adagrad" else ():
+        for part in _parts(kind, mine) if state or kind == "Adagrad" else ():
             # torch's SGD itself has None for a momentum that it has not made yet.
             if part not in (state if kind == "SGD" else present):
                 raise ValueError(

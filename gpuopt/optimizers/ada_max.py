@@ -36,6 +36,7 @@ class AdaMaxOptimizer(AdamOptimizer):
         beta2: Decay of the largest gradient `v`.
         epsilon: Keeps the division finite.
         use_locking, name, on_nonfinite: See `Optimizer`.
+        groups: See `ParameterGroup`.
     """
 
     rule = ada_max
@@ -56,7 +57,7 @@ class AdaMaxOptimizer(AdamOptimizer):
 
     def _scalars(self, real: type[np.floating[Any]]) -> Mapping[str, np.floating[Any]]:
         given = self.this_thread.hyperparameters
-        [beta1_power] = self._powers
+        [beta1_power] = self._powers[self.this_thread.group]
         return {
             "step_size": real(given["learning_rate"]) / (1 - real(beta1_power.numpy())),
             "beta1": real(given["beta1"]),

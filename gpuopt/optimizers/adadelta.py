@@ -44,6 +44,7 @@ class AdadeltaOptimizer(RuleOptimizer):
         rho: Decay of both averages.
         epsilon: Added inside both roots; the first steps have about its root's size.
         use_locking, name, on_nonfinite: See `Optimizer`.
+        groups: See `ParameterGroup`.
     """
 
     rule = adadelta

@@ -53,6 +53,7 @@ class AdagradDAOptimizer(RuleOptimizer):
         l1_regularization_strength: Makes weights exactly 0.
         l2_regularization_strength: Makes weights small.
         use_locking, name, on_nonfinite: See `Optimizer`.
+        groups: See `ParameterGroup`.
 
     Raises:
         ValueError: `initial_gradient_squared_accumulator_value` is not positive.

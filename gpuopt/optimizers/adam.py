@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Unpack
 
 import numpy as np
 
+from gpuopt.device import Device
 from gpuopt.optimizers.base import (
     Additions,
     Hyperparameter,
@@ -20,6 +22,7 @@ from gpuopt.state.host_scalar import HostScalar
 from gpuopt.state.state import Range
 from gpuopt.variables.variable import Variable
 
+_SMALLEST = float(np.finfo(np.float32).tiny)
 # Of the numbers that a power of beta can be.
 _LARGEST_BELOW_1 = float(np.nextafter(np.float32(1), np.float32(0)))
 
@@ -45,7 +48,9 @@ class AdamOptimizer(RuleOptimizer):
     gradient keep moving while their `m` lasts. `LazyAdamOptimizer` leaves those rows alone.
 
     `beta1^t` and `beta2^t` are the variables `beta1_power` and `beta2_power`, float32 whatever the
-    type of the weights, shared by all variables and multiplied once in a step.
+    type of the weights, shared by all variables and multiplied once in a step. A group that has a
+    beta of its own has a power of its own, as if its beta had always been what it is: `t` counts
+    the steps of the optimizer.
 
     Args:
         learning_rate: Step size.
@@ -53,6 +58,7 @@ class AdamOptimizer(RuleOptimizer):
         beta2: Decay of the squared gradient's average `v`.
         epsilon: Keeps the division finite.
         use_locking, name, on_nonfinite: See `Optimizer`.
+        groups: See `ParameterGroup`.
     """
 
     rule = adam
@@ -78,35 +84,103 @@ class AdamOptimizer(RuleOptimizer):
             beta2=beta2,
             epsilon=epsilon,
         )
-        # The powers of `betas`, once they are made.
-        self._powers: list[HostScalar] = []
+        # For variables in no group, and then for each group: the powers of `betas`.
+        self._powers: list[list[HostScalar]] = []
 
     def _all_non_slot_names(self) -> list[str]:
-        return [f"{beta}_power" for beta in self.betas]
+        return [_power_name(beta) for beta in self.betas]
+
+    def _non_slot_names_of_groups(self) -> list[str]:
+        return [
+            _power_name(beta, group.name)
+            for group, given in zip(self._grouping, self.groups, strict=True)
+            for beta in self.betas
+            if beta in given.own
+        ]
 
     def _state_ranges(self) -> Mapping[str, Range]:
         ranges = dict(super()._state_ranges())
-        for beta in self.betas:
-            value = self.hyperparameters[beta]
-            # A beta may be below 0: negative momentum (Gidel et al. 2019). After many steps, the
-            # power of any other is 0. At 1, the step would be divided by 0.
-            is_usual = not callable(value) and 0 <= np.float32(value) < 1
-            low, high = (0.0, _LARGEST_BELOW_1) if is_usual else (-1.0, 1.0)
-            ranges[f"{beta}_power"] = Range(low, high, np.float32)
+        of_groups = zip(self._grouping, self.groups, strict=True)
+        every = [(None, self.hyperparameters), *((group.name, own) for group, own in of_groups)]
+        for group_name, given in every:
+            for beta in self.betas:
+                value = given[beta]
+                # A beta may be below 0: negative momentum (Gidel et al. 2019). After many steps,
+                # the power of any other is 0. At 1, the step would be divided by 0.
+                is_usual = not callable(value) and 0 <= np.float32(value) < 1
+                low, high = (0.0, _LARGEST_BELOW_1) if is_usual else (-1.0, 1.0)
+                ranges[_power_name(beta, group_name)] = Range(low, high, np.float32)
         return ranges
 
+    def _has_state(self, name: str) -> bool:
+        return name in self.betas
+
     def _create_slots(self, var_list: Sequence[Variable]) -> None:
+        first = min(var_list, key=lambda variable: variable.name)
+        powers = []
         for beta in self.betas:
-            if self._get_non_slot_variable(f"{beta}_power") is None:
-                first = min(var_list, key=lambda variable: variable.name)
-                value = np.float32(self._call_if_callable(self.hyperparameters[beta]))
-                self.state.create_host_scalar(f"{beta}_power", value, first.device)
-        self._powers = [self.state.host_scalar(name) for name in self._all_non_slot_names()]
+            value = self.hyperparameters[beta]
+            if self.state.other(_power_name(beta)) is None:
+                now = np.float32(self._call_if_callable(value))
+                self.state.create_host_scalar(_power_name(beta), now, first.device)
+            powers.append(self.state.host_scalar(_power_name(beta)))
+        self._powers = [powers]
+        for group, given in zip(self._grouping, self.groups, strict=True):
+            self._powers.append(
+                [
+                    self._power_of_group(beta, group.name, given[beta], power.device)
+                    if beta in given.own
+                    else power
+                    for beta, power in zip(self.betas, powers, strict=True)
+                ]
+            )
         super()._create_slots(var_list)
+
+    def _power_of_group(
+        self, beta: str, group_name: str, value: Hyperparameter, device: Device
+    ) -> HostScalar:
+        """Returns a group's power of a beta, made if a restored state is of another grouping."""
+        name = _power_name(beta, group_name)
+        if self.state.other(name) is None:
+            steps = self._count_steps()
+            beta_now = np.float64(np.float32(self._call_if_callable(value)))
+            self.state.create_host_scalar(name, np.float32(beta_now ** (steps + 1)), device)
+        return self.state.host_scalar(name)
+
+    def _count_steps(self) -> int:
+        """Returns how many steps the optimizer has made, as its powers tell.
+
+        Raises:
+            ValueError: they do not tell, as the betas are functions.
+        """
+        given = zip(
+            self._powers[0], (self.hyperparameters[beta] for beta in self.betas), strict=True
+        )
+        numbers = [
+            (
+                float(np.float32(self._call_if_callable(beta))),
+                float(power.numpy()),
+                not callable(beta),
+            )
+            for power, beta in given
+        ]
+        if all(power == beta for beta, power, _ in numbers):
+            return 0
+        known = [(beta, power) for beta, power, is_fixed in numbers if is_fixed and 0 < beta < 1]
+        if not known:
+            names = " and ".join(self._all_non_slot_names())
+            raise ValueError(
+                f"{names} do not tell how many steps {self.get_name()} has made, as the betas are "
+                "functions; so a group that is new cannot have a beta of its own"
+            )
+        beta, power = max(known)
+        return count_steps(power, beta)
 
     def _scalars(self, real: type[np.floating[Any]]) -> Mapping[str, np.floating[Any]]:
         given = self.this_thread.hyperparameters
-        beta1_power, beta2_power = (real(power.numpy()) for power in self._powers)
+        beta1_power, beta2_power = (
+            real(power.numpy()) for power in self._powers[self.this_thread.group]
+        )
         bias_correction = np.sqrt(1 - beta2_power) / (1 - beta1_power)
         return {
             "step_size": real(given["learning_rate"]) * bias_correction,
@@ -117,6 +191,24 @@ class AdamOptimizer(RuleOptimizer):
 
     @undoable
     def _finish(self, update_ops: list[Any], name_scope: str) -> None:
-        given = self.this_thread.hyperparameters
-        for power, beta in zip(self._powers, self.betas, strict=True):
+        this_thread = self.this_thread
+        given = this_thread.hyperparameters
+        powers, *of_groups = self._powers
+        for power, beta in zip(powers, self.betas, strict=True):
             power.multiply(np.float32(given[beta]))
+        for powers, own in zip(of_groups, this_thread.of_groups, strict=True):
+            # A group has the optimizer's powers of betas that it has not itself.
+            for power, beta in zip(powers, self.betas, strict=True):
+                if beta in own:
+                    power.multiply(np.float32(own[beta]))
+
+
+def count_steps(power: float, beta: float) -> int:
+    """Returns t such that `power = beta^(t + 1)`; any large t will do where the power is 0."""
+    if not 0 < beta < 1:
+        return 1
+    return max(0, round(math.log(max(power, _SMALLEST)) / math.log(beta)) - 1)
+
+
+def _power_name(beta: str, group_name: str | None = None) -> str:
+    return f"{beta}_power" if group_name is None else f"{beta}_power/{group_name}"

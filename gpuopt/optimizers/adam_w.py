@@ -26,6 +26,7 @@ class AdamWOptimizer(RuleWithWeightDecay, AdamOptimizer):
         beta2: Decay of the squared gradient's average `v`.
         epsilon: Keeps the division finite.
         use_locking, name, on_nonfinite: See `Optimizer`.
+        groups: See `ParameterGroup`.
     """
 
     instead_of_all_rows = "extend_with_decoupled_weight_decay(LazyAdamOptimizer)"

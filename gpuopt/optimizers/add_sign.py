@@ -36,6 +36,7 @@ class AddSignOptimizer(SignOptimizer):
         sign_decay_fn: Returns `decay` for the `global_step` that `apply_gradients` is given, before
             it is counted up: `get_linear_decay_fn(...)`, say. Called once in each step.
         use_locking, name, on_nonfinite: See `Optimizer`.
+        groups: See `ParameterGroup`.
 
     Raises:
         TypeError: `sign_decay_fn` is no function.

@@ -18,6 +18,11 @@ from gpuopt.optimizers.base import (
 
 # Keeps beta / learning_rate finite at a learning rate of 0, as TensorFlow does.
 _SMALLEST_LEARNING_RATE = np.float32(1e-36)
+_STRENGTHS = (
+    "l1_regularization_strength",
+    "l2_regularization_strength",
+    "l2_shrinkage_regularization_strength",
+)
 # Lost in the rounding of any sum above 1e-21, in float64 too.
 _SMALLEST_NUMBER = np.finfo(np.float32).tiny
 
@@ -73,6 +78,7 @@ class FtrlOptimizer(RuleOptimizer):
         l2_shrinkage_regularization_strength: An L2 penalty on the loss; at least 0.
         beta: The paper's beta, 0 if None.
         use_locking, name, on_nonfinite: See `Optimizer`.
+        groups: See `ParameterGroup`.
 
     Raises:
         ValueError: a number is on the wrong side of 0.
@@ -95,16 +101,7 @@ class FtrlOptimizer(RuleOptimizer):
         beta: Hyperparameter | None = None,
         **common: Unpack[Additions],
     ) -> None:
-        require_not_negative(
-            initial_accumulator_value=initial_accumulator_value,
-            l1_regularization_strength=l1_regularization_strength,
-            l2_regularization_strength=l2_regularization_strength,
-            l2_shrinkage_regularization_strength=l2_shrinkage_regularization_strength,
-        )
-        if not callable(learning_rate_power) and not float(learning_rate_power) <= 0:
-            raise ValueError(
-                f"learning_rate_power {learning_rate_power} needs to be negative or zero"
-            )
+        require_not_negative(initial_accumulator_value=initial_accumulator_value)
         super().__init__(
             {"use_locking": use_locking, "name": name, **common},
             learning_rate=learning_rate,
@@ -116,6 +113,14 @@ class FtrlOptimizer(RuleOptimizer):
         )
         self.initial_accumulator_value = initial_accumulator_value
         self._op_names = {"accum": accum_name or name, "linear": linear_name or name}
+
+    @classmethod
+    def _checked(cls, name: str, value: Hyperparameter) -> Hyperparameter:
+        if name in _STRENGTHS:
+            require_not_negative(**{name: value})
+        if name == "learning_rate_power" and not callable(value) and not float(value) <= 0:
+            raise ValueError(f"learning_rate_power {value} needs to be negative or zero")
+        return super()._checked(name, value)
 
     def _initial_slot_values(self) -> Mapping[str, float]:
         return {"accum": self.initial_accumulator_value, "linear": 0.0}

@@ -21,6 +21,7 @@ class GradientDescentOptimizer(RuleOptimizer):
     Args:
         learning_rate: Step size.
         use_locking, name, on_nonfinite: See `Optimizer`.
+        groups: See `ParameterGroup`.
     """
 
     rule = gradient_descent

@@ -44,6 +44,7 @@ class LARSOptimizer(RuleOptimizer):
         eeta: How far a variable moves in a step, in units of its own norm.
         epsilon: Bounds the ratio where gradients are small.
         name, on_nonfinite: See `Optimizer`.
+        groups: See `ParameterGroup`.
         skip_list: Texts, such as "bias".
         use_nesterov: Look ahead along the accumulator.
 
@@ -67,28 +68,30 @@ class LARSOptimizer(RuleOptimizer):
         use_nesterov: bool = False,
         **common: Unpack[Additions],
     ) -> None:
-        require_not_negative(momentum=momentum, weight_decay=weight_decay)
         texts = [] if skip_list is None else skip_list
         if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
             raise TypeError(f"skip_list must be a list of texts, got {skip_list!r}")
-        numbers = {
-            "learning_rate": learning_rate,
-            "decay": momentum,
-            "weight_decay": weight_decay,
-            "eeta": eeta,
-            "epsilon": epsilon,
-        }
         super().__init__(
             {"use_locking": False, "name": name, **common},
-            **{key: with_all_digits(value) for key, value in numbers.items()},
+            learning_rate=learning_rate,
+            momentum=momentum,
+            weight_decay=weight_decay,
+            eeta=eeta,
+            epsilon=epsilon,
         )
         self._skipped = tuple(texts)
         if use_nesterov:
             self.rule = nesterov_momentum
 
+    @classmethod
+    def _checked(cls, name: str, value: Hyperparameter) -> Hyperparameter:
+        if name in ("momentum", "weight_decay"):
+            require_not_negative(**{name: value})
+        return with_all_digits(super()._checked(name, value))
+
     def _scalars(self, real: type[np.floating[Any]]) -> Mapping[str, np.floating[Any]]:
         # The learning rate is in the prepared gradients.
-        return {"learning_rate": real(1), "decay": real(self._hyper("decay"))}
+        return {"learning_rate": real(1), "decay": real(self._hyper("momentum"))}
 
     def _sparse_scalars(
         self, scalars: Mapping[str, np.floating[Any]]
@@ -97,7 +100,7 @@ class LARSOptimizer(RuleOptimizer):
         real = type(scalars["decay"])
         return {
             "learning_rate": real(np.float32(self._hyper("learning_rate"))),
-            "decay": real(np.float32(self._hyper("decay"))),
+            "decay": real(np.float32(self._hyper("momentum"))),
         }
 
     def _prepared(self, gradient: Any, variable: Variable) -> Any:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from collections.abc import Mapping
+from typing import Any, ClassVar, Unpack
 
 from gpuopt.optimizers.base import Additions, Hyperparameter, RuleOptimizer, ours, update_rule
 
@@ -39,9 +40,11 @@ class MomentumOptimizer(RuleOptimizer):
         momentum: What remains of the accumulator after a step.
         use_nesterov: Look ahead along the accumulator.
         use_locking, name, on_nonfinite: See `Optimizer`.
+        groups: See `ParameterGroup`.
     """
 
     rule = momentum
+    hyperparameter_of: ClassVar[Mapping[str, str]] = {"decay": "momentum"}
 
     def __init__(
         self,
@@ -55,7 +58,7 @@ class MomentumOptimizer(RuleOptimizer):
         super().__init__(
             {"use_locking": use_locking, "name": name, **common},
             learning_rate=learning_rate,
-            decay=momentum,
+            momentum=momentum,
         )
         if use_nesterov:
             self.rule = nesterov_momentum

@@ -25,6 +25,7 @@ class MomentumWOptimizer(RuleWithWeightDecay, MomentumOptimizer):
         momentum: What remains of the accumulator after a step.
         use_nesterov: Look ahead along the accumulator.
         use_locking, name, on_nonfinite: See `Optimizer`.
+        groups: See `ParameterGroup`.
     """
 
     def __init__(

@@ -40,6 +40,7 @@ class PowerSignOptimizer(SignOptimizer):
         sign_decay_fn: Returns `decay` for the `global_step` that `apply_gradients` is given, before
             it is counted up: `get_linear_decay_fn(...)`, say. Called once in each step.
         use_locking, name, on_nonfinite: See `Optimizer`.
+        groups: See `ParameterGroup`.
 
     Raises:
         TypeError: `sign_decay_fn` is no function.
@@ -60,15 +61,21 @@ class PowerSignOptimizer(SignOptimizer):
         name: str = "PowerSignOptimizer",
         **common: Unpack[Additions],
     ) -> None:
-        if not callable(base):
-            require_positive(base=base)
         super().__init__(
             {"use_locking": use_locking, "name": name, **common},
             sign_decay_fn,
             learning_rate=learning_rate,
-            base=with_all_digits(base),
+            base=base,
             beta=beta,
         )
+
+    @classmethod
+    def _checked(cls, name: str, value: Hyperparameter) -> Hyperparameter:
+        if name != "base":
+            return super()._checked(name, value)
+        if not callable(value):
+            require_positive(base=value)
+        return with_all_digits(super()._checked(name, value))
 
     def _scalars(self, real: type[np.floating[Any]]) -> Mapping[str, np.floating[Any]]:
         base = self._hyper("base")

@@ -31,6 +31,7 @@ class ProximalGradientDescentOptimizer(RuleOptimizer):
         l1_regularization_strength: Makes weights exactly 0.
         l2_regularization_strength: Makes weights small.
         use_locking, name, on_nonfinite: See `Optimizer`.
+        groups: See `ParameterGroup`.
     """
 
     rule = proximal_gradient_descent

@@ -31,6 +31,7 @@ class RegAdagradOptimizer(AdagradOptimizer):
         learning_rate: Step size.
         initial_accumulator_value: What `n` starts with, above 0.
         use_locking, name, on_nonfinite: See `Optimizer`.
+        groups: See `ParameterGroup`.
 
     Raises:
         ValueError: `initial_accumulator_value` is not positive.

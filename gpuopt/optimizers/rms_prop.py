@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 
@@ -67,9 +67,11 @@ class RMSPropOptimizer(RuleOptimizer):
         epsilon: Added inside the root.
         centered: Divide by the deviation instead of the root mean square.
         use_locking, name, on_nonfinite: See `Optimizer`.
+        groups: See `ParameterGroup`.
     """
 
     rule = rms_prop
+    hyperparameter_of: ClassVar[Mapping[str, str]] = {"momentum_decay": "momentum"}
 
     def __init__(
         self,
@@ -86,7 +88,7 @@ class RMSPropOptimizer(RuleOptimizer):
             {"use_locking": use_locking, "name": name, **common},
             learning_rate=learning_rate,
             decay=decay,
-            momentum_decay=momentum,
+            momentum=momentum,
             epsilon=epsilon,
         )
         if centered:

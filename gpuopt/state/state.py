@@ -43,6 +43,8 @@ class Description(NamedTuple):
         slot_names: The names of each variable's slots, in order of creation; such slots have the
             variable's shape and dtype. None if the optimizer does not say.
         other_names: The names of the optimizer's other variables, which exist after any step.
+        names_of_groups: The names of those that belong to a group of variables; a state of another
+            grouping has others.
         lists_all: Whether the optimizer makes nothing that has another name than these.
         ranges: The numbers that slots and other variables can hold, where not all are possible.
         op_name: Returns, for a slot's name, the second part of a slot variable's own name.
@@ -53,6 +55,7 @@ class Description(NamedTuple):
     hyperparameters: dict[str, Any]
     slot_names: list[str] | None
     other_names: list[str]
+    names_of_groups: list[str]
     lists_all: bool
     ranges: Mapping[str, Range]
     op_name: Callable[[str], str]
@@ -313,6 +316,13 @@ class State:
     def host_scalars(self) -> list[HostScalar]:
         """Lists the scalars that the host computes with."""
         return [other for other in self.others().values() if isinstance(other, HostScalar)]
+
+    def drop_other(self, name: str) -> None:
+        """Removes the optimizer's own variable `name`, and a value that waits for it."""
+        with writing(), self.lock:
+            self.waiting_others.pop(name, None)
+            if self._others.pop(name, None) is not None:
+                self.version.number += 1
 
     def _create_other(self, name: str, create: Callable[[], Variable]) -> Variable:
         with writing(), self.lock:

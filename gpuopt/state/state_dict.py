@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 import numpy as np
 
 from gpuopt.backends import refuse_masked
-from gpuopt.state.state import Range, State, check_fits
+from gpuopt.state.state import Description, Range, State, check_fits
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.storage import describe, holds_numbers
 from gpuopt.variables.variable import (
@@ -115,7 +115,13 @@ def load_state(state: State, saved: OptimizerState, variables: Mapping[str, Any]
                     slot.assign(np.asarray(value))
         for name, variable in named.items():
             claim_state(state, name, variable)
+        described = state.describe()
+        for name in described.names_of_groups:
+            if name not in saved["non_slots"]:
+                state.drop_other(name)
         for name, value in saved["non_slots"].items():
+            if _is_of_another_grouping(name, described):
+                continue
             existing = state.other(name)
             if existing is None:
                 state.waiting_others[name] = np.array(value)
@@ -201,7 +207,10 @@ def _check_others(state: State, saved: OptimizerState, what_is_saved: str) -> No
     for name, value in others.items():
         allowed = optimizer.ranges.get(name)
         array = _checked_numbers(value, f'"{name}"', allowed)
-        if name not in optimizer.other_names and optimizer.lists_all:
+        if _is_of_another_grouping(name, optimizer):
+            continue
+        is_listed = name in optimizer.other_names or name in optimizer.names_of_groups
+        if not is_listed and optimizer.lists_all:
             raise ValueError(
                 f'{what_is_saved} has a "{name}"; {optimizer.optimizer} "{optimizer.name}" has '
                 f"{optimizer.other_names or 'nothing but slots'}"
@@ -211,11 +220,20 @@ def _check_others(state: State, saved: OptimizerState, what_is_saved: str) -> No
             check_fits(array, f'"{name}"', existing.shape, existing.dtype)
         elif allowed is not None:
             check_fits(array, f'"{name}"', (), np.dtype(allowed.dtype))
-    needed = set(state.others())
+    needed = set(state.others()).difference(optimizer.names_of_groups)
     if any(saved["slots"].values()):
         needed |= set(optimizer.other_names)
     for name in sorted(needed - set(others)):
         raise ValueError(f'{what_is_saved} has no "{name}"')
+
+
+def _is_of_another_grouping(name: str, optimizer: Description) -> bool:
+    """Whether one of an optimizer's other variables is of a group that it does not have here."""
+    return (
+        name not in optimizer.names_of_groups
+        and name not in optimizer.other_names
+        and name.partition("/")[0] in optimizer.other_names
+    )
 
 
 def _checked_numbers(value: Any, what: str, allowed: Range | None) -> Array:

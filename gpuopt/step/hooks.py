@@ -46,6 +46,13 @@ class Hooks:
         """Returns the names of the optimizer's other variables, which exist after any step."""
         return []
 
+    def _non_slot_names_of_groups(self) -> list[str]:
+        """Returns the names of those that belong to a group: `<name of another>/<group>`.
+
+        A state may lack them, as it may be of another grouping: the next step makes them then.
+        """
+        return []
+
     def _state_ranges(self) -> Mapping[str, Range]:
         """Returns the numbers that slots and other variables can hold, where not all are possible.
 
@@ -67,13 +74,16 @@ class Hooks:
     def _prepare(self) -> None:
         """Evaluates hyperparameters, once in an update and before any variable is written."""
 
-    def _scalars_for(self, real: type[np.floating[Any]]) -> Scalars:
+    def _scalars_for(self, real: type[np.floating[Any]]) -> Sequence[Scalars]:
         """Returns what the optimizer's rule, if it has one, is given in this step besides arrays.
 
         Args:
             real: The type that the rule computes in.
+
+        Returns:
+            What it is given for variables in no group, and then for those of each group.
         """
-        return {}
+        return ()
 
     def _apply_dense(self, grad: Any, var: Variable) -> Any:
         """Updates `var` by a gradient of its shape."""

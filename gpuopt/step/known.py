@@ -43,6 +43,8 @@ class Batch(NamedTuple):
         positions: The variables' positions in the group; None if the batch is the whole group.
         number: The batch's position among the batches of the group.
         is_borrowed: Whether some variables are raw arrays, whose memory the plan does not own.
+        parameter_groups: The numbers of the variables' parameter groups, each once: the plan's
+            groups, in its order.
     """
 
     device: Device
@@ -53,6 +55,7 @@ class Batch(NamedTuple):
     positions: Sequence[int] | None
     number: int
     is_borrowed: bool
+    parameter_groups: Sequence[int]
 
     def select(self, items: Sequence[Any]) -> Sequence[Any]:
         """Returns the items of the batch's variables, given an item for each of the group's."""
@@ -77,6 +80,7 @@ class Group:
         variables: Sequence[Variable],
         state_version: int,
         target_of: Callable[[Variable], tuple[Target, list[Identity]]],
+        parameter_group_of: Callable[[Variable], int],
     ) -> None:
         """Has each device's backend plan the updates.
 
@@ -84,6 +88,7 @@ class Group:
             variables: At least one; they share no memory.
             state_version: The `State.version.number` of the slots that `target_of` finds.
             target_of: Returns a variable's array and slots, and their identities.
+            parameter_group_of: Returns the number of a variable's parameter group.
         """
         self.state_version = state_version
         self.identities = tuple(variable.identity for variable in variables)
@@ -101,12 +106,16 @@ class Group:
                 *(target_of(variables[position]) for position in positions), strict=True
             )
             borrowed = [i for i, at in enumerate(positions) if variables[at].is_raw_array]
-            plan = backend.plan_dense(targets, list(chain.from_iterable(identities)), borrowed)
+            numbers = [parameter_group_of(variables[position]) for position in positions]
+            used = sorted(set(numbers))
+            groups = None if len(used) == 1 else [used.index(each) for each in numbers]
+            updated = list(chain.from_iterable(identities))
+            plan = backend.plan_dense(targets, updated, borrowed, groups)
             is_all = len(by_kind) == 1
             of_group = None if is_all else positions
             number, real = len(self.batches), compute_type(dtype)
             self.batches.append(
-                Batch(device, dtype, backend, real, plan, of_group, number, bool(borrowed))
+                Batch(device, dtype, backend, real, plan, of_group, number, bool(borrowed), used)
             )
         self.is_on_a_cpu = any(batch.device.kind == "cpu" for batch in self.batches)
 

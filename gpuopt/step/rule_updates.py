@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any, ClassVar, Protocol
 
@@ -44,6 +45,12 @@ class RuleOptimizer(HookOptimizer, Protocol):
     def _prepared(self, gradient: Any, variable: Variable) -> Any: ...
 
     def _hint_at_cost(self, table: Variable, num_rows: int) -> None: ...
+
+    def _group_of(self, variable: Variable) -> int: ...
+
+    def _check_groups(self, variables: Sequence[Variable]) -> None: ...
+
+    def _in_group(self, number: int, compute: Callable[[], Any]) -> Any: ...
 
     def _scalars(self, real: type[np.floating[Any]]) -> Scalars: ...
 
@@ -136,8 +143,8 @@ class RuleUpdates:
         """Divides the pairs into parts and checks them; recognised pairs need few checks."""
         self._optimizer = optimizer
         self._parts: list[_Part] = []
-        # By the type that rules compute in.
-        self._scalars: dict[type[np.floating[Any]], Scalars] = {}
+        # By the type that rules compute in; see `ThisThread.scalars`.
+        self._scalars: dict[type[np.floating[Any]], Sequence[Scalars]] = {}
         self._has_constraints = False
         self._is_on_a_cpu = False
         # What is being written, and what has been written.
@@ -220,9 +227,15 @@ class RuleUpdates:
         state = self._optimizer.state
         with writing(), state.lock:
             variables = [v for part in unknown for v in part.variables()]
+            self._optimizer._check_groups(variables)
             self.created += state.collect_created(lambda: self._optimizer._create_slots(variables))
             for part in unknown:
-                group = Group(part.variables(), state.version.number, self._optimizer._target)
+                group = Group(
+                    part.variables(),
+                    state.version.number,
+                    self._optimizer._target,
+                    self._optimizer._group_of,
+                )
                 self._optimizer.known.add(part.given, group)
                 part.group = group
 
@@ -266,21 +279,34 @@ class RuleUpdates:
         for unit in units:
             self._writing = unit
             part, batch = unit[0]
-            scalars = self._scalars[batch.real]
+            numbers = batch.parameter_groups
+            if len(unit) > 1:
+                numbers = sorted({number for _, each in unit for number in each.parameter_groups})
+            every = self._scalars[batch.real]
+            scalars = every if len(every) == 1 else [every[number] for number in numbers]
             if part.is_sparse:
-                scalars = optimizer._sparse_scalars(scalars)
+                scalars = [
+                    optimizer._in_group(number, partial(optimizer._sparse_scalars, each))
+                    for number, each in zip(numbers, scalars, strict=True)
+                ]
             if part.rule is not optimizer.rule:
-                scalars = part.rule.own(scalars)
+                scalars = [part.rule.own(each) for each in scalars]
             # Rows in host memory have been checked already.
             has_flag = batch.backend.row_flags is not None
             refused = optimizer.row_checks.flag(batch.device) if has_flag else None
             # Raw arrays own the memory that the plan writes to.
             kept = [part.given for part, batch in unit if batch.is_borrowed]
             if part.is_sparse:
-                self._apply_sparse(unit, scalars, refused, kept)
+                self._apply_sparse(unit, numbers, scalars, refused, kept)
             elif optimizer.prepares_gradients:
                 pairs = batch.select(list(part.pairs()))
-                prepared = [optimizer._prepared(*pair) for pair in pairs]
+                prepared = [
+                    optimizer._in_group(
+                        optimizer._group_of(variable),
+                        partial(optimizer._prepared, gradient, variable),
+                    )
+                    for gradient, variable in pairs
+                ]
                 # The current stream reads them to prepare others.
                 kept.append(part.gradients)
                 batch.backend.apply_dense(
@@ -339,7 +365,12 @@ class RuleUpdates:
         self._parts.append(part)
 
     def _apply_sparse(
-        self, unit: _Unit, scalars: Scalars, refused: Any, kept: Sequence[Any]
+        self,
+        unit: _Unit,
+        numbers: Sequence[int],
+        scalars: Sequence[Scalars],
+        refused: Any,
+        kept: Sequence[Any],
     ) -> None:
         other_rows = self._optimizer.rule_of_other_rows
         if other_rows is not None:
@@ -348,7 +379,12 @@ class RuleUpdates:
                 self._optimizer._hint_at_cost(part.variables()[0], num_rows)
         unit[0][1].backend.apply_sparse(
             unit[0][0].rule,
-            [SparseUpdate(batch.plan, *part.arrays(batch)) for part, batch in unit],
+            [
+                SparseUpdate(batch.plan, *part.arrays(batch))._replace(
+                    group=numbers.index(batch.parameter_groups[0])
+                )
+                for part, batch in unit
+            ],
             scalars,
             other_rows=other_rows,
             refused=refused,

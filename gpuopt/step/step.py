@@ -33,14 +33,22 @@ class ThisThread(threading.local):
     """The numbers of this thread's step: another thread may be in another step.
 
     Attributes:
-        hyperparameters: What `_prepare` leaves, by name.
-        scalars: What rules are given, by the type that they compute in.
+        hyperparameters: What `_prepare` leaves, by name; while a group of variables is computed,
+            the group's.
+        group: Which one, from 1 on; 0 for variables in no group.
+        of_no_group: The hyperparameters of variables in no group, while a group is computed.
+        of_groups: Those that each group has of its own.
+        scalars: What rules are given, by the type that they compute in: for variables in no group,
+            and then for each group.
         global_step: The variable that counts steps, before it is counted up; None if there is none.
     """
 
     def __init__(self) -> None:
         self.hyperparameters: Mapping[str, np.floating[Any]] = {}
-        self.scalars: dict[type[np.floating[Any]], Scalars] = {}
+        self.group = 0
+        self.of_no_group: Mapping[str, np.floating[Any]] = {}
+        self.of_groups: Sequence[Mapping[str, np.floating[Any]]] = ()
+        self.scalars: dict[type[np.floating[Any]], Sequence[Scalars]] = {}
         self.global_step: Variable | None = None
 
 
@@ -54,7 +62,7 @@ class SteppingOptimizer(Protocol):
 
     def _prepare(self) -> None: ...
 
-    def _scalars_for(self, real: type[np.floating[Any]]) -> Scalars: ...
+    def _scalars_for(self, real: type[np.floating[Any]]) -> Sequence[Scalars]: ...
 
     def _finish(self, update_ops: list[Any], name_scope: str) -> Any: ...
 

@@ -46,12 +46,14 @@ inline void update_element(Real* var, const Slots<Rule, Real>& slots, long long 
   for (int k = 0; k < Rule::num_slots; ++k) slots.of[k][at] = slot[k];
 }
 
-// Equally long parts of a variable, its slots and its gradient. A gradient at nullptr is zero.
+// Equally long parts of a variable, its slots and its gradient, and the scalars of the variable's
+// group. A gradient at nullptr is zero.
 template <class Rule, class Real>
 struct Chunk {
   Real* written[1 + Rule::num_slots];
   const Real* grad;
   std::intptr_t size;
+  const typename Rule::template Scalars<Real>* scalars;
 };
 
 template <class Rule, class Real>
@@ -73,10 +75,9 @@ void update_chunk(const Chunk<Rule, Real>& chunk, typename Rule::template Scalar
 // Updates chunks until all are taken. Threads that call it at once share them; `taken` counts for
 // all of them, from 0.
 template <class Rule, class Real>
-void update_chunks(const Chunk<Rule, Real>* chunks, long long num_chunks, long long* taken,
-                   typename Rule::template Scalars<Real> scalars) {
+void update_chunks(const Chunk<Rule, Real>* chunks, long long num_chunks, long long* taken) {
   for (long long i; (i = __atomic_fetch_add(taken, 1, __ATOMIC_RELAXED)) < num_chunks;)
-    update_chunk(chunks[i], scalars);
+    update_chunk(chunks[i], *chunks[i].scalars);
 }
 
 // Updates rows[first] to rows[last - 1]. Row k receives the values at positions[begins[k]] to

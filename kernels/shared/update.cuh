@@ -7,6 +7,18 @@ namespace gpuopt {
 template <class Rule, class Storage>
 using Scalars = typename Rule::template Scalars<Compute<Storage>>;
 
+// How many groups' scalars are passed by value: kernels may have 4 KB of arguments.
+template <class Rule, class Storage>
+constexpr int few_groups =
+    2048 / sizeof(Scalars<Rule, Storage>) < 64 ? 2048 / sizeof(Scalars<Rule, Storage>) : 64;
+
+// The scalars of several groups of variables. Mirrors `FewScalars` in
+// gpuopt/backends/cuda/structs.py.
+template <class Rule, class Storage>
+struct FewScalars {
+  Scalars<Rule, Storage> of[few_groups<Rule, Storage>];
+};
+
 // The addresses of a variable and its slots, passed by value.
 template <int count>
 struct Arrays {

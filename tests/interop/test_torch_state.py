@@ -61,9 +61,16 @@ def gradients(t: int) -> list[np.ndarray]:
 
 
 class TorchRun:
-    def __init__(self, kind: str, settings: dict[str, Any], start: list[np.ndarray]) -> None:
+    def __init__(
+        self, kind: str, settings: dict[str, Any], start: list[np.ndarray], own: Any = None
+    ) -> None:
+        """Starts a run; with `own`, each parameter is a group with these settings."""
         self.parameters = [torch.nn.Parameter(torch.from_numpy(value.copy())) for value in start]
-        self.optimizer = getattr(torch.optim, kind)(self.parameters, **settings)
+        given: Any = self.parameters
+        if own is not None:
+            pairs = zip(self.parameters, own, strict=True)
+            given = [{"params": [parameter], **each} for parameter, each in pairs]
+        self.optimizer = getattr(torch.optim, kind)(given, **settings)
 
     def train(self, first: int, last: int) -> None:
         for t in range(first, last):
@@ -145,6 +152,63 @@ def test_a_run_of_gpuopt_continues_in_torch(case: str, steps_before: int) -> Non
     assert_agree(variables, run.values(), began)
 
 
+# torch's optimizer, its settings, and the settings of each of two groups.
+GROUPED: dict[str, tuple[str, dict[str, Any], list[dict[str, Any]]]] = {
+    "Adam": ("Adam", {"lr": 0.01}, [{}, {"lr": 0.03}]),
+    "Adam, equal": ("Adam", {"lr": 0.01}, [{}, {}]),
+    "Adam, betas and eps": (
+        "Adam",
+        {"lr": 0.01},
+        [{"eps": 0.1}, {"betas": (0.8, 0.95), "eps": 0.02}],
+    ),
+    "Adam, one beta": ("Adam", {"lr": 0.01}, [{}, {"betas": (0.9, 0.9)}]),
+    "SGD": ("SGD", {"lr": 0.1}, [{"lr": 0.2}, {"lr": 0.05}]),
+    "SGD, momentum in one": ("SGD", {"lr": 0.1}, [{}, {"momentum": 0.9}]),
+    "SGD, Nesterov in one": ("SGD", {"lr": 0.1}, [{"momentum": 0.9, "nesterov": True}, {}]),
+    "Adagrad": ("Adagrad", {"eps": 0.0, "initial_accumulator_value": 0.1}, [{}, {"lr": 0.2}]),
+    "RMSprop": (
+        "RMSprop",
+        {"lr": 0.01, "eps": 0.0, "momentum": 0.5},
+        [{"alpha": 0.9}, {"lr": 0.02, "momentum": 0.7}],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", GROUPED)
+@pytest.mark.parametrize("steps_before", [1, 7])
+def test_a_run_with_groups_continues_in_gpuopt_and_again_in_torch(
+    case: str, steps_before: int
+) -> None:
+    kind, settings, own = GROUPED[case]
+    run = TorchRun(kind, settings, start(), own)
+    run.train(0, steps_before)
+    began = run.values()
+    variables = [Variable(value, name=f"p{i}") for i, value in enumerate(began)]
+    optimizer = optimizer_from_torch(run.optimizer.state_dict(), variables)
+    assert len(optimizer.groups) == 1
+    run.train(steps_before, steps_before + STEPS)
+    train(optimizer, variables, steps_before, steps_before + STEPS)
+    assert_agree(variables, run.values(), began)
+    began = [variable.numpy() for variable in variables]
+    last = TorchRun(kind, {"lr": 1.0}, began, [{}, {}])
+    last.optimizer.load_state_dict(optimizer_to_torch(optimizer, variables))
+    last.train(steps_before + STEPS, steps_before + 2 * STEPS)
+    train(optimizer, variables, steps_before + STEPS, steps_before + 2 * STEPS)
+    assert_agree(variables, last.values(), began)
+
+
+def test_variables_that_do_not_come_group_by_group_are_not_exported() -> None:
+    variables = [Variable(np.ones(2, np.float32), name=name) for name in ("a", "b", "c")]
+    groups = [gpuopt.ParameterGroup("b", learning_rate=0.5)]
+    optimizer = gpuopt.GradientDescentOptimizer(0.1, groups=groups)
+    with pytest.raises(ValueError, match='"c" comes after a variable of another group'):
+        optimizer_to_torch(optimizer, variables)
+    a, b, c = variables
+    exported = optimizer_to_torch(optimizer, [a, c, b])
+    assert [group["params"] for group in exported["param_groups"]] == [[0, 1], [2]]
+    assert [group["lr"] for group in exported["param_groups"]] == pytest.approx([0.1, 0.5])
+
+
 def state_of(kind: str, steps: int = 3, **settings: Any) -> dict[str, Any]:
     run = TorchRun(kind, settings, start())
     run.train(0, steps)
@@ -202,10 +266,18 @@ def test_parameters_at_different_steps_or_settings_are_refused() -> None:
     state["state"][1]["step"] += 1
     with pytest.raises(ValueError, match=r"at steps \[3, 4\]"):
         optimizer_from_torch(state, variables)
-    values = [torch.nn.Parameter(torch.from_numpy(value)) for value in start()]
-    groups = [{"params": [values[0]]}, {"params": [values[1]], "lr": 0.5}]
-    with pytest.raises(ValueError, match="different settings"):
-        optimizer_from_torch(torch.optim.SGD(groups, lr=0.1).state_dict(), variables)
+    own = [{"centered": False}, {"centered": True}]
+    run = TorchRun("RMSprop", {"eps": 0.0}, start(), own)
+    with pytest.raises(ValueError, match="groups differ in centered, which chooses the formula"):
+        optimizer_from_torch(run.optimizer.state_dict(), variables)
+    own = [{"momentum": 0.5}, {"momentum": 0.5, "nesterov": True}]
+    run = TorchRun("SGD", {"lr": 0.1}, start(), own)
+    with pytest.raises(ValueError, match="groups differ in nesterov"):
+        optimizer_from_torch(run.optimizer.state_dict(), variables)
+    own = [{}, {"weight_decay": 0.25}]
+    run = TorchRun("Adam", {}, start(), own)
+    with pytest.raises(ValueError, match=r"weight_decay=0\.25"):
+        optimizer_from_torch(run.optimizer.state_dict(), variables)
     with pytest.raises(ValueError, match="2 parameters for 1 variables"):
         optimizer_from_torch(state_of("Adam"), variables[:1])
     with pytest.raises(ValueError, match="has shape"):

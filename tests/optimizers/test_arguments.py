@@ -60,6 +60,7 @@ def test_common_arguments_show_in_a_new_optimizers_signature() -> None:
         "use_locking": False,
         "name": "Stepwise",
         "on_nonfinite": "propagate",
+        "groups": (),
     }
 
 
@@ -108,7 +109,13 @@ def test_a_constructor_that_annotates_nothing_is_answered_with_the_common_argume
         Own(0.1, nmae="x")
     told, _, known = str(refused.value).partition("; it takes ")
     assert told == "Own takes no nmae"
-    assert sorted(known.split(", ")) == ["learning_rate", "name", "on_nonfinite", "use_locking"]
+    assert sorted(known.split(", ")) == [
+        "groups",
+        "learning_rate",
+        "name",
+        "on_nonfinite",
+        "use_locking",
+    ]
 
 
 def test_a_scalar_that_is_no_hyperparameter_is_refused_by_name() -> None:

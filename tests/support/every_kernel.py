@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from every_optimizer import rules_of_other_rows_alone
+import os
+from functools import cache
+
+from every_optimizer import rules_of_each_shape, rules_of_other_rows_alone, update_rules
 
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.kernel import Kernel
@@ -14,6 +17,7 @@ KEYS = ["uint32", "uint64"]
 
 
 def kernels_of(rule: UpdateRule) -> list[Kernel]:
+    """Those for several groups are the same but for where scalars are: a rule of each shape's."""
     if rule in rules_of_other_rows_alone():
         return [kernels.update_other_rows(rule, dtype) for dtype in DTYPES]
     return [
@@ -23,8 +27,22 @@ def kernels_of(rule: UpdateRule) -> list[Kernel]:
             kernels.dense_update(rule, dtype),
             kernels.update_other_rows(rule, dtype),
             *(kernels.sparse_update(rule, dtype, key) for key in KEYS),
+            *(kernels_of_groups(rule, dtype) if rule in _shapes() else ()),
         )
     ]
+
+
+def kernels_of_groups(rule: UpdateRule, dtype: str) -> list[Kernel]:
+    return [
+        kernels.dense_update(rule, dtype, has_groups=True),
+        # Several tables together have keys of 32 bits.
+        kernels.sparse_update(rule, dtype, "uint32", has_groups=True),
+    ]
+
+
+@cache
+def _shapes() -> list[UpdateRule]:
+    return update_rules() if os.environ.get("GPUOPT_ALL_KERNELS") else rules_of_each_shape()
 
 
 def kernels_without_rule() -> list[Kernel]:

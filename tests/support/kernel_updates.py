@@ -35,7 +35,7 @@ def apply_dense(
     refused: Any = None,
 ) -> None:
     plan = backend.plan_dense([Target(update.var, update.slots) for update in updates])
-    backend.apply_dense(rule, plan, [update.grad for update in updates], scalars, refused=refused)
+    backend.apply_dense(rule, plan, [update.grad for update in updates], [scalars], refused=refused)
 
 
 def apply_sparse(
@@ -50,7 +50,7 @@ def apply_sparse(
     backend.apply_sparse(
         rule,
         [SparseUpdate(plan, update.grad, update.rows)],
-        scalars,
+        [scalars],
         other_rows=rule if all_rows else None,
         refused=refused,
     )

@@ -24,8 +24,8 @@ PAGE = f"""# Optimizers
 
 All of them are classes of `gpuopt`. Each number but an initial value may be a function without
 arguments that returns one; it is called once in each step. Every optimizer also takes
-`use_locking`, `name` and `on_nonfinite`, as `Optimizer` does. Slots are what an optimizer keeps for
-each variable.
+`use_locking`, `name` and `on_nonfinite`, as `Optimizer` does, and `groups`: [other numbers for some
+variables](guides/parameter_groups.md). Slots are what an optimizer keeps for each variable.
 
 | | | arguments | slots |
 |---|---|---|---|

@@ -121,6 +121,7 @@ class CpuBackend:
         targets: Sequence[Target],
         updated: Sequence[Updated] = (),
         borrowed: Sequence[int] = (),
+        groups: Sequence[int] | None = None,
     ) -> DensePlan:
         # From the caller's arrays: those that replace them below do not know their memory's owner.
         memory = WrittenMemory([array for var, slots in targets for array in (var, *slots)])
@@ -128,7 +129,7 @@ class CpuBackend:
         for position in borrowed:
             var, slots = targets[position]
             targets[position] = Target(self.unowned(var), slots)
-        return DensePlan(targets, memory, self._limits)
+        return DensePlan(targets, memory, self._limits, groups)
 
     def overlapping(self, plans: Sequence[DensePlan], arrays: Sequence[Array]) -> list[int]:
         overlaps = WrittenMemory.joined([plan.memory for plan in plans]).overlaps
@@ -139,7 +140,7 @@ class CpuBackend:
         rule: UpdateRule,
         plan: DensePlan,
         gradients: Sequence[Array],
-        scalars: Scalars,
+        scalars: Sequence[Scalars],
         *,
         version: int | None = None,
         refused: Any = None,
@@ -151,17 +152,17 @@ class CpuBackend:
         self,
         rule: UpdateRule,
         updates: Sequence[SparseUpdate],
-        scalars: Scalars,
+        scalars: Sequence[Scalars],
         *,
         other_rows: UpdateRule | None,
         refused: Any = None,
         kept: Sequence[Any] = (),
     ) -> None:
-        for update in updates:
+        for plan, values, rows, group in updates:
             if other_rows is not None:
-                update_all_rows(rule, other_rows, *update, scalars, self._limits)
-            elif len(update.rows):
-                update_touched_rows(rule, *update, scalars, self._limits)
+                update_all_rows(rule, other_rows, plan, values, rows, scalars[group], self._limits)
+            elif len(rows):
+                update_touched_rows(rule, plan, values, rows, scalars[group], self._limits)
 
     def sum_duplicate_rows(self, values: Array, indices: Array) -> tuple[Array, Array]:
         return sum_duplicate_rows(values, indices)

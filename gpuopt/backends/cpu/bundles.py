@@ -6,7 +6,7 @@ import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import repeat
+from itertools import pairwise, repeat
 from operator import setitem
 from typing import Any
 
@@ -22,34 +22,49 @@ _assign: Any = setitem  # typed as if memoryviews could not be written
 
 
 def bundles(
-    targets: Sequence[Target], positions: Sequence[int], most_elements: int
+    targets: Sequence[Target], groups: Sequence[int], positions: Sequence[int], most_elements: int
 ) -> list[Bundle]:
-    """Joins neighbours in a list.
+    """Joins neighbours in a list, with those of one group side by side.
 
     Args:
         targets: All variables of a plan, and their slots.
+        groups: The number of each one's group.
         positions: Those of `targets` that are joined.
         most_elements: How many elements the variables of a bundle have together, unless one alone
             has more.
     """
     made: list[Bundle] = []
     first = size = 0
+    positions = sorted(positions, key=lambda position: groups[position])
     for last, position in enumerate(positions):
         size += targets[position].var.size
         following = positions[last + 1 : last + 2]
         if not following or size + targets[following[0]].var.size > most_elements:
             members = positions[first : last + 1]
-            made.append(Bundle([targets[member] for member in members], members))
+            made.append(
+                Bundle(
+                    [targets[member] for member in members],
+                    [groups[member] for member in members],
+                    members,
+                )
+            )
             first, size = last + 1, 0
     return made
 
 
 class Bundle:
-    """Small variables that are updated together, as if they were one."""
+    """Small variables that are updated together: those of each group as if they were one."""
 
-    def __init__(self, targets: Sequence[Target], positions: Sequence[int]) -> None:
+    def __init__(
+        self, targets: Sequence[Target], groups: Sequence[int], positions: Sequence[int]
+    ) -> None:
         self._positions = positions
         self._size = sum(var.size for var, _ in targets)
+        sizes = [var.size for var, _ in targets]
+        changes = [i for i, group in enumerate(groups) if i == 0 or group != groups[i - 1]]
+        # For each group: its number, and where its elements begin and end.
+        self._groups = [groups[i] for i in changes]
+        self._bounds = [sum(sizes[:i]) for i in [*changes, len(sizes)]]
         var_and_slots = zip(*[(var, *slots) for var, slots in targets], strict=True)
         self._members = [
             _Members(contiguous_runs([array.reshape(-1) for array in arrays]))
@@ -67,27 +82,60 @@ class Bundle:
         return flat.astype(real, copy=False)
 
     def update(
-        self, form: RuleForm, real: np.dtype[Any], grad: Array | Callable[[], Array]
+        self, forms: Sequence[RuleForm], real: np.dtype[Any], grad: Array | Callable[[], Array]
     ) -> None:
         """Updates the variables.
 
         Args:
-            form: The rule's form that updates them.
-            real: The type that the form computes in.
+            forms: The rule's form of each group, all of one kind.
+            real: The type that they compute in.
             grad: The result of `join`, or a function that calls `join` and returns its result.
         """
         grad = grad() if callable(grad) else grad
         gathered = [len(each.runs) > 1 or each.dtype != real for each in self._members]
-        wanted = [*[real] * sum(gathered), *form.scratch_dtypes]
+        first = forms[self._groups[0]]
+        copies = [real] * sum(gathered)
+        wanted = [*copies, *first.scratch_dtypes]
         buffers = scratch(wanted, self._size) if wanted else []
         written = [
             each.gather(buffers.pop(0)) if is_gathered else each.runs[0]
             for each, is_gathered in zip(self._members, gathered, strict=True)
         ]
-        form.apply(written, grad, buffers)
+        if len(self._groups) == 1:
+            first.apply(written, grad, buffers)
+        else:
+            of_groups = [forms[group] for group in self._groups]
+            self._update_groups(of_groups, written, grad, copies)
         for each, values, is_gathered in zip(self._members, written, gathered, strict=True):
             if is_gathered:
                 each.spread(values)
+
+    def _update_groups(
+        self,
+        forms: Sequence[RuleForm],
+        written: Sequence[Array],
+        grad: Array,
+        copies: Sequence[np.dtype[Any]],
+    ) -> None:
+        update_chunks = forms[0].update_chunks
+        if update_chunks is not None:
+            bounds = np.array(self._bounds, np.intp)
+            begins = [
+                array.ctypes.data + array.itemsize * bounds[:-1] for array in (*written, grad)
+            ]
+            scalars = [form.scalars_address for form in forms]
+            table = np.column_stack([*begins, np.diff(bounds), scalars])
+            update_chunks(table, np.zeros(1, np.int64))
+            return
+        for form, (begin, end) in zip(forms, pairwise(self._bounds), strict=True):
+            part = slice(begin, end)
+            # Behind the copies, which stay.
+            buffers = scratch([*copies, *form.scratch_dtypes], self._size)[len(copies) :]
+            form.apply(
+                [array[part] for array in written],
+                grad[part],
+                [array[part] for array in buffers],
+            )
 
 
 class _Members:

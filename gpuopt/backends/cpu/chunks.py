@@ -40,8 +40,9 @@ class Chunks:
         longest: How long a chunk should be at most.
     """
 
-    def __init__(self, targets: Sequence[Target], longest: int) -> None:
+    def __init__(self, targets: Sequence[Target], groups: Sequence[int], longest: int) -> None:
         self.longest = longest
+        self._groups = groups
         self._written = [[array.reshape(-1) for array in (var, *slots)] for var, slots in targets]
         sizes = np.array([var.size for var, _ in targets], np.intp)
         counts = -(-sizes // longest)
@@ -58,7 +59,7 @@ class Chunks:
 
     def update(
         self,
-        form: RuleForm,
+        forms: Sequence[RuleForm],
         real: np.dtype[Any],
         gradients: Sequence[Array | None] | None,
         left: deque[int],
@@ -66,8 +67,8 @@ class Chunks:
         """Updates chunks until none is left; threads that call it at once share them.
 
         Args:
-            form: The rule's form that updates them.
-            real: The type that the form computes in.
+            forms: The rule's form of each group.
+            real: The type that they compute in.
             gradients: A flat gradient for each target, or None to leave the target out. None
                 instead of the sequence stands for gradients that are zero everywhere.
             left: The numbers of the chunks still to be updated, by all callers.
@@ -80,22 +81,25 @@ class Chunks:
             owner, part = self._owners[number], slice(self._starts[number], self._ends[number])
             gradient = None if gradients is None else gradients[owner]
             if gradients is None or gradient is not None:
+                form = forms[self._groups[owner]]
                 written = [array[part] for array in self._written[owner]]
                 _update_chunk(form, real, written, None if gradient is None else gradient[part])
 
-    def table(self, gradients: Sequence[Array | None] | None) -> Array:
+    def table(self, scalars: Sequence[int], gradients: Sequence[Array | None] | None) -> Array:
         """Returns the chunks' addresses, for `CompiledRule.update_chunks`.
 
         Args:
+            scalars: Where each group's scalars are.
             gradients: See `update`.
         """
-        table = self._table
+        table = self._table.copy()
+        table[:, -1] = np.array(scalars, np.intp)[self._chunk_groups]
         if gradients is not None:
             addresses = [0 if gradient is None else gradient.ctypes.data for gradient in gradients]
             grads = np.array(addresses, np.intp)[self._owners]
             present = grads != 0
             table = table[present]
-            table[:, -2] = (grads + self._offsets)[present]
+            table[:, -3] = (grads + self._offsets)[present]
         return table
 
     @computed_once
@@ -105,11 +109,18 @@ class Chunks:
         return offsets
 
     @computed_once
+    def _chunk_groups(self) -> Array:
+        """For each chunk, the number of its group."""
+        groups: Array = np.array(self._groups, np.intp)[self._owners]
+        return groups
+
+    @computed_once
     def _table(self) -> Array:
-        """The chunks' addresses, without gradients."""
+        """The chunks' addresses, without gradients and scalars."""
         addresses = [[array.ctypes.data for array in arrays] for arrays in self._written]
         written = np.array(addresses, np.intp)[self._owners] + self._offsets[:, np.newaxis]
-        return np.column_stack([written, np.zeros_like(self._starts), self._ends - self._starts])
+        none = np.zeros_like(self._starts)
+        return np.column_stack([written, none, self._ends - self._starts, none])
 
 
 def _update_chunk(

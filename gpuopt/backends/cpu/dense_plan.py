@@ -39,22 +39,31 @@ class DensePlan:
         real: The type that rules compute in.
         size: How many elements there are.
         targets: The variables and their slots, in order.
+        groups: For each of them, the number of its group, whose forms and scalars it gets.
         memory: Theirs.
         read_late: The positions of gradients that are read after the first write.
     """
 
-    def __init__(self, targets: Sequence[Target], memory: WrittenMemory, limits: CpuLimits) -> None:
+    def __init__(
+        self,
+        targets: Sequence[Target],
+        memory: WrittenMemory,
+        limits: CpuLimits,
+        groups: Sequence[int] | None = None,
+    ) -> None:
         """Sorts the variables.
 
         Args:
             targets: The variables and their slots.
             memory: The memory of all these arrays.
             limits: See `CpuLimits`.
+            groups: See `Backend.plan_dense`.
         """
         stored = targets[0].var.dtype
         self.real = np.dtype(compute_type(stored))
         self.size = sum(var.size for var, _ in targets)
         self.targets = targets
+        self.groups = groups or [0] * len(targets)
         self.memory = memory
         self._shapes = [var.shape for var, _ in targets]
         self._dtype = stored
@@ -68,8 +77,8 @@ class DensePlan:
                 self._strided.append(position)
             elif var.size:
                 (small if var.size < limits.small_elements else self._large).append(position)
-        self._chunks = Chunks([], 0)
-        self._bundles = bundles(targets, small, _BUNDLE_BYTES // self.real.itemsize)
+        self._chunks = Chunks([], [], 0)
+        self._bundles = bundles(targets, self.groups, small, _BUNDLE_BYTES // self.real.itemsize)
         small_bytes = stored.itemsize * sum(targets[position].var.size for position in small)
         self._copies_small = small_bytes <= _COPIED_BYTES
         # Gradients read after the first write: those that alias a variable or slot are copied.
@@ -95,14 +104,20 @@ class DensePlan:
         return apart
 
     def tasks(
-        self, form: RuleForm, gradients: Sequence[Array], threads: int
-    ) -> tuple[list[Task], list[tuple[Target, Array]]]:
+        self, forms: Sequence[RuleForm], gradients: Sequence[Array], threads: int
+    ) -> tuple[list[Task], list[int]]:
         """Cuts a step into tasks that write to different memory.
 
         The caller keeps the gradients until the tasks are done.
 
+        Args:
+            forms: The rule's form of each group, all of one kind.
+            gradients: One for each target.
+            threads: How many share the tasks.
+
         Returns:
-            (tasks, strided): the targets and gradients of `strided` are not flat in memory.
+            (tasks, strided): the positions of targets that are not flat in memory, or whose
+            gradients are not.
         """
         strided = list(self._strided)
         flat: list[Array | None] = []
@@ -117,28 +132,32 @@ class DensePlan:
         for bundle in self._bundles:
             join = partial(bundle.join, gradients, self.real)
             grad = join() if self._copies_small else join
-            small.append(partial(bundle.update, form, self.real, grad))
+            small.append(partial(bundle.update, forms, self.real, grad))
         # One large task first: another thread can run it without the interpreter's lock while this
         # one updates the small variables in Python.
-        large = self._large_tasks(form, flat, threads) if self._large else []
-        tasks = [*large[:1], *small, *large[1:]]
-        return tasks, [(self.targets[position], gradients[position]) for position in strided]
+        large = self._large_tasks(forms, flat, threads) if self._large else []
+        return [*large[:1], *small, *large[1:]], strided
 
-    def tasks_without_gradients(self, form: RuleForm, threads: int) -> list[Task]:
+    def tasks_without_gradients(self, forms: Sequence[RuleForm], threads: int) -> list[Task]:
         """Cuts a step of large variables, whose gradients are zero everywhere, into tasks."""
-        return self._large_tasks(form, None, threads) if self._large else []
+        return self._large_tasks(forms, None, threads) if self._large else []
 
     def _large_tasks(
-        self, form: RuleForm, gradients: Sequence[Array | None] | None, threads: int
+        self, forms: Sequence[RuleForm], gradients: Sequence[Array | None] | None, threads: int
     ) -> list[Task]:
-        longest = chunk_length(form, self.size, threads, self._converted_bytes)
+        longest = min(
+            chunk_length(form, self.size, threads, self._converted_bytes) for form in forms
+        )
         chunks = self._chunks
         if chunks.longest != longest:
             targets = [self.targets[position] for position in self._large]
-            chunks = self._chunks = Chunks(targets, longest)
+            groups = [self.groups[position] for position in self._large]
+            chunks = self._chunks = Chunks(targets, groups, longest)
         share: Task
-        if form.update_chunks is not None and not self._converted_bytes:
-            share = partial(form.update_chunks, chunks.table(gradients), np.zeros(1, np.int64))
+        update_chunks = forms[0].update_chunks
+        if update_chunks is not None and not self._converted_bytes:
+            table = chunks.table([form.scalars_address for form in forms], gradients)
+            share = partial(update_chunks, table, np.zeros(1, np.int64))
         else:
-            share = partial(chunks.update, form, self.real, gradients, deque(range(len(chunks))))
+            share = partial(chunks.update, forms, self.real, gradients, deque(range(len(chunks))))
         return [share] * min(threads, len(chunks))

@@ -10,7 +10,7 @@ import numpy as np
 from gpuopt.backends.backend import Scalars, Target, compute_type
 from gpuopt.backends.cpu.dense_plan import DensePlan
 from gpuopt.backends.cpu.forms.plain import PlainRule
-from gpuopt.backends.cpu.forms.rule_form import RuleForm, large_form
+from gpuopt.backends.cpu.forms.rule_form import RuleForm, large_forms
 from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cpu.threads import share_out
 from gpuopt.rules.update_rule import UpdateRule
@@ -24,25 +24,26 @@ def update_dense(
     rule: UpdateRule,
     plan: DensePlan,
     gradients: Sequence[Array],
-    scalars: Scalars,
+    scalars: Sequence[Scalars],
     limits: CpuLimits,
 ) -> None:
     """Applies a rule to every element of a plan's variables; see `Backend.apply_dense`."""
-    form: RuleForm
+    forms: Sequence[RuleForm]
     if plan.size < limits.large_elements:
-        threads, form = 1, PlainRule(rule, scalars)
+        threads, forms = 1, [PlainRule(rule, each) for each in scalars]
     else:
-        threads, form = limits.threads_for(plan.size), large_form(rule, plan.real, scalars)
+        threads, forms = limits.threads_for(plan.size), large_forms(rule, plan.real, scalars)
     if plan.read_late:
         gradients = plan.without_overlap(gradients)
-    tasks, strided = plan.tasks(form, gradients, threads)
+    tasks, strided = plan.tasks(forms, gradients, threads)
     if threads == 1:
         for task in tasks:
             task()
     else:
         share_out(lambda task: task(), tasks, threads)
-    for target, gradient in strided:
-        update_strided(rule, target, gradient, scalars)
+    for position in strided:
+        of_group = scalars[plan.groups[position]]
+        update_strided(rule, plan.targets[position], gradients[position], of_group)
 
 
 def update_with_zero(
@@ -58,8 +59,8 @@ def update_with_zero(
     ):
         update_strided(rule, target, np.broadcast_to(var.dtype.type(0), var.shape), scalars)
         return
-    form = large_form(rule, real, scalars, zero_grad=True)
-    tasks = plan.tasks_without_gradients(form, threads)
+    forms = large_forms(rule, real, [scalars], zero_grad=True)
+    tasks = plan.tasks_without_gradients(forms, threads)
     share_out(lambda task: task(), tasks, threads)
 
 

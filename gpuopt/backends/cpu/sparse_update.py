@@ -13,7 +13,7 @@ from gpuopt.backends.backend import Scalars, Target, compute_type
 from gpuopt.backends.cpu.chunks import chunk_length
 from gpuopt.backends.cpu.dense_plan import DensePlan
 from gpuopt.backends.cpu.dense_update import update_dense, update_strided, update_with_zero
-from gpuopt.backends.cpu.forms.compiled import CompiledRule, compiled_rule
+from gpuopt.backends.cpu.forms.compiled import CompiledRule, compiled_rules
 from gpuopt.backends.cpu.forms.plain import PlainRule
 from gpuopt.backends.cpu.forms.recorded import recorded_rule
 from gpuopt.backends.cpu.forms.rule_form import RuleForm
@@ -52,7 +52,7 @@ def update_all_rows(
         update_strided(rule, target, sums, scalars)
     else:
         update_dense(
-            rule, DensePlan([target], WrittenMemory(touched), limits), [sums], scalars, limits
+            rule, DensePlan([target], WrittenMemory(touched), limits), [sums], [scalars], limits
         )
     for array, new_rows in zip(written, touched, strict=True):
         array[rows] = new_rows
@@ -74,9 +74,9 @@ def update_touched_rows(
     if values.size * _ROW_FACTOR >= limits.large_elements and all(
         array.flags.carray and array.dtype == real for array in written
     ):
-        compiled = compiled_rule(rule, real, scalars)
-        if compiled is not None:
-            _update_compiled(compiled, written, values, groups, limits)
+        compiled = compiled_rules(rule, real, [scalars])
+        if compiled:
+            _update_compiled(compiled[0], written, values, groups, limits)
             return
     values = values.astype(real, copy=False)
     if len(groups.rows) == len(rows):

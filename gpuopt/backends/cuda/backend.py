@@ -203,13 +203,14 @@ class CudaBackend:
         targets: Sequence[Target],
         updated: Sequence[Updated] = (),
         borrowed: Sequence[int] = (),
+        groups: Sequence[int] | None = None,
     ) -> DensePlan:
         targets = list(targets)
         for position in borrowed:
             var, slots = targets[position]
             targets[position] = Target(self.unowned(var), slots)
         with self.enter():
-            plan = DensePlan(self._launcher, targets, updated)
+            plan = DensePlan(self._launcher, targets, updated, groups)
         if plan.new_memory is not None:
             self.record_creation(plan.new_memory)
         return plan
@@ -222,7 +223,7 @@ class CudaBackend:
         rule: UpdateRule,
         plan: DensePlan,
         gradients: Sequence[Any],
-        scalars: Scalars,
+        scalars: Sequence[Scalars],
         *,
         version: int | None = None,
         refused: Any = None,
@@ -237,8 +238,8 @@ class CudaBackend:
             try:
                 if flags:
                     self._order.follow(flags)
-                by_value, flag = kernels.scalars_of(rule, scalars), self._flag_array(refused)
-                update, used = plan.begin(rule, gradients, version, by_value, flag)
+                flag = self._flag_array(refused)
+                update, used = plan.begin(rule, gradients, version, scalars, flag)
                 update.launch.start()
                 plan.end(update)
             finally:
@@ -248,28 +249,28 @@ class CudaBackend:
         self,
         rule: UpdateRule,
         updates: Sequence[SparseUpdate],
-        scalars: Scalars,
+        scalars: Sequence[Scalars],
         *,
         other_rows: UpdateRule | None,
         refused: Any = None,
         kept: Sequence[Any] = (),
     ) -> None:
-        plans = [plan for plan, _, _ in updates if plan.num_variables]
+        plans = [each.plan for each in updates if each.plan.num_variables]
         if not plans:
             return
         flags = () if refused is None else (refused,)
         # Copies of gradients are made on the current stream, which gets their memory back.
-        used = [plan.memory for plan in plans], [each[1:] for each in updates], kept, flags
+        used = [plan.memory for plan in plans], [each[1:3] for each in updates], kept, flags
         with self._lock, self._launcher.device():
             last = self._begin(plans)
             try:
                 if flags:
                     self._order.follow(flags)
                 by_width: dict[int, list[Table]] = {}
-                for plan, values, rows in updates:
+                for plan, values, rows, group in updates:
                     if plan.num_variables:
                         plan.fill_stand_ins()
-                        table = self._table(plan, values, rows)
+                        table = self._table(plan, values, rows, group)
                         by_width.setdefault(plan.width, []).append(table)
                 is_alone = len(updates) == 1
                 check = (
@@ -356,13 +357,13 @@ class CudaBackend:
             plan.last_update = last
         return last
 
-    def _table(self, plan: DensePlan, values: Any, rows: Any) -> Table:
+    def _table(self, plan: DensePlan, values: Any, rows: Any, group: int) -> Table:
         """Returns what kernels work on; the gradient is copied if the update would overwrite it."""
         values = self.xp.ascontiguousarray(values)
         rows = self.xp.ascontiguousarray(rows)
         if plan.writes_to(self._launcher.address(values), values.nbytes):
             values = values.copy()
-        return Table(plan.addresses, plan.height, values, rows)
+        return Table(plan.addresses, plan.height, values, rows, group)
 
     def _begins_of_runs(self, keys: Any) -> Any:
         """Returns where runs of equal keys begin, int64; the host waits for them."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from gpuopt.backends.cuda.launcher import Launch, Launcher
+from gpuopt.backends.cuda.scalar_arguments import ScalarArguments
 from gpuopt.backends.cuda.structs import FEW_GRADIENTS, FewGradients
 
 # How many lists of gradients are known: some programs have several sets of buffers in turn, and a
@@ -24,12 +25,16 @@ class DenseLaunch:
 
     Attributes:
         launch: What is started.
+        scalars: Its arguments for them.
         key: What the plan keeps it under.
     """
 
-    def __init__(self, launcher: Launcher, launch: Launch, key: Hashable) -> None:
+    def __init__(
+        self, launcher: Launcher, launch: Launch, scalars: ScalarArguments, key: Hashable
+    ) -> None:
         self._launcher = launcher
         self.launch = launch
+        self.scalars = scalars
         self.key = key
         # By the bytes of the addresses: FewGradients, or the array that has them on the device.
         self._lists: OrderedDict[bytes, Any] = OrderedDict()

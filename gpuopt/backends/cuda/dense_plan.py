@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
-from gpuopt.backends.backend import Target, Updated
+from gpuopt.backends.backend import Scalars, Target, Updated
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.dense_launch import MOST_LISTS, DenseLaunch
 from gpuopt.backends.cuda.in_flight import LastUpdate
@@ -24,6 +24,7 @@ from gpuopt.backends.cuda.launch_shapes import (
 from gpuopt.backends.cuda.launcher import Launch, Launcher
 from gpuopt.backends.cuda.order import MOST_STREAMS
 from gpuopt.backends.cuda.parameters import name_of
+from gpuopt.backends.cuda.scalar_arguments import ScalarArguments
 from gpuopt.backends.cuda.structs import FEW_GRADIENTS, Chunk, FewGradients
 from gpuopt.backends.cuda.structs import SIZE_ROW as _SIZE
 from gpuopt.backends.cuda.structs import VAR_ROW as _VAR
@@ -75,9 +76,14 @@ class DensePlan:
     """
 
     def __init__(
-        self, launcher: Launcher, targets: Sequence[Target], updated: Sequence[Updated]
+        self,
+        launcher: Launcher,
+        targets: Sequence[Target],
+        updated: Sequence[Updated],
+        groups: Sequence[int] | None,
     ) -> None:
         self._launcher = launcher
+        self._has_groups = groups is not None
         self.targets = targets
         self.dtype = targets[0].var.dtype
         self._shapes = [var.shape for var, _ in targets]
@@ -91,20 +97,25 @@ class DensePlan:
         self.new_memory = _NewMemory() if self._stand_ins else None
         self.updated = (*updated, self.new_memory) if self.new_memory is not None else updated
         self.memory = targets, flat
-        table = np.zeros((2 + len(targets[0].slots), len(flat)), np.int64)
+        num_arrays = 1 + len(targets[0].slots)
+        table = np.zeros((_VAR + num_arrays + self._has_groups, len(flat)), np.int64)
+        addresses = table[_VAR : _VAR + num_arrays]
         if flat:
             table[_SIZE] = [of_variable[0].size for of_variable in flat]
-            table[_VAR:] = np.array(
+            addresses[...] = np.array(
                 [[launcher.address(array) for array in of_variable] for of_variable in flat]
             ).T
+        if groups is not None:
+            table[-1] = [groups[i] for i in self._positions]
         self._table = table
+        self._addresses = addresses
         self._sizes = table[_SIZE]
         elements = int(self._sizes.sum())
         self._chunk_size = dense_chunk(elements, launcher.num_multiprocessors)
         self._chunks = _chunks(self._sizes, self._chunk_size)
         pack_size = PACK_BYTES // self.dtype.itemsize
         self._num_threads = dense_threads(elements, max(1, len(self._chunks)), pack_size)
-        self._written = _Memory(table[_VAR:], table[_SIZE] * self.dtype.itemsize)
+        self._written = _Memory(addresses, table[_SIZE] * self.dtype.itemsize)
         # By stream and rule, the latest last.
         self._launches: dict[Hashable, DenseLaunch] = {}
         self.last_update: LastUpdate | None = None
@@ -149,7 +160,7 @@ class DensePlan:
     @computed_once
     def addresses(self) -> list[int]:
         """Where the only variable and its slots, or their stand-ins, are."""
-        return self._table[_VAR:, 0].tolist()  # type: ignore[no-any-return]
+        return self._addresses[:, 0].tolist()  # type: ignore[no-any-return]
 
     @computed_once
     def _written_spans(self) -> list[tuple[int, int]]:
@@ -170,7 +181,7 @@ class DensePlan:
         rule: UpdateRule,
         gradients: Sequence[Any],
         version: int | None,
-        scalars: tuple[Any, ...],
+        scalars: Sequence[Scalars],
         refused: Any,
     ) -> tuple[DenseLaunch, Sequence[Any]]:
         """Fills the stand-ins, and takes out the current stream's launch, to be given to `end`.
@@ -181,7 +192,7 @@ class DensePlan:
             rule: What the launch computes.
             gradients: One for each target.
             version: From `accept`; None if unknown.
-            scalars: From `kernels.scalars_of`.
+            scalars: Those of each group.
             refused: The row flag that the kernel reads.
 
         Returns:
@@ -191,9 +202,11 @@ class DensePlan:
         key = self._launcher.stream(), rule
         update = self._launches.pop(key, None)
         if update is None:
-            update = DenseLaunch(self._launcher, self._bind(rule, scalars, refused), key)
+            arguments = ScalarArguments(self._launcher, rule, self.dtype, self._has_groups)
+            launch = self._bind(rule, arguments.of(scalars), refused)
+            update = DenseLaunch(self._launcher, launch, arguments, key)
         else:
-            update.launch.replace(scalars=scalars, refused=refused)
+            update.launch.replace(**update.scalars.of(scalars), refused=refused)
         if update.point_to_version(version):
             return update, gradients
         ours = [gradients[i] for i in self._positions]
@@ -239,7 +252,7 @@ class DensePlan:
         self._stand_ins.append((array, stand_in))
         return stand_in
 
-    def _bind(self, rule: UpdateRule, scalars: tuple[Any, ...], refused: Any) -> Launch:
+    def _bind(self, rule: UpdateRule, scalars: dict[str, Any], refused: Any) -> Launch:
         # For each stream, as a kernel of this one must not read a table before its upload is done.
         table, chunks = (
             self._launcher.xp.empty(host.shape, dtype=host.dtype)
@@ -248,7 +261,7 @@ class DensePlan:
         self._launcher.upload(table, self._table)
         self._launcher.upload(chunks, self._chunks)
         return self._launcher.bind(
-            kernels.dense_update(rule, name_of(self.dtype)),
+            kernels.dense_update(rule, name_of(self.dtype), self._has_groups),
             dense_blocks(len(self._chunks), self._num_threads, self._launcher.num_multiprocessors),
             self._num_threads,
             table=table,
@@ -258,7 +271,7 @@ class DensePlan:
             chunk_size=self._chunk_size,
             grads=None,
             few_grads=FewGradients([0] * FEW_GRADIENTS),
-            scalars=scalars,
+            **scalars,
             refused=refused,
         )
 

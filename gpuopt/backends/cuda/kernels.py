@@ -30,12 +30,16 @@ from gpuopt.backends.cuda.parameters import (
     CPP_TYPES,
     Number,
     Numbers,
+    Parameter,
     Pointer,
+    Records,
     Struct,
     struct_of,
 )
 from gpuopt.backends.cuda.structs import (
     FEW_GRADIENTS,
+    FEW_GROUPS,
+    FEW_GROUPS_BYTES,
     SIZE_ROW,
     VAR_ROW,
     Chunk,
@@ -105,9 +109,15 @@ _OF_CLIP = {
 
 
 @cache
-def dense_update(rule: UpdateRule, dtype: str) -> Kernel:
+def dense_update(rule: UpdateRule, dtype: str, has_groups: bool = False) -> Kernel:
+    functor = rule.require_cuda().functor
+    scalars: dict[str, Parameter] = {"scalars": _scalars(rule, dtype)}
+    constants = {**_OF_DENSE_UPDATE, **_of(rule)}
+    if has_groups:
+        scalars = _scalars_of_groups(rule, dtype)
+        constants[f"gpuopt::group_row<{functor}>"] = group_row(rule)
     return Kernel(
-        "dense_update",
+        "dense_update_of_groups" if has_groups else "dense_update",
         {
             "table": _ADDRESSES,
             "num_variables": _INT64,
@@ -116,12 +126,13 @@ def dense_update(rule: UpdateRule, dtype: str) -> Kernel:
             "chunk_size": _INT64,
             "grads": Pointer("int64", is_optional=True),
             "few_grads": struct_of(FewGradients),
-            "scalars": _scalars(rule, dtype),
+            **scalars,
             "refused": _REFUSED,
         },
-        (rule.require_cuda().functor, CPP_TYPES[dtype]),
+        (functor, CPP_TYPES[dtype]),
         rule,
-        constants={**_OF_DENSE_UPDATE, **_of(rule)},
+        file="dense_update.cu",
+        constants=constants,
     )
 
 
@@ -270,9 +281,10 @@ def sum_runs(dtype: str, key: str) -> Kernel:
 
 
 @cache
-def sparse_update(rule: UpdateRule, dtype: str, key: str) -> Kernel:
+def sparse_update(rule: UpdateRule, dtype: str, key: str, has_groups: bool = False) -> Kernel:
+    scalars: dict[str, Parameter] = {"scalars": _scalars(rule, dtype)}
     return Kernel(
-        "sparse_update",
+        "sparse_update_of_groups" if has_groups else "sparse_update",
         {
             **_TABLES,
             "only_arrays": _arrays(rule),
@@ -280,13 +292,14 @@ def sparse_update(rule: UpdateRule, dtype: str, key: str) -> Kernel:
             "rows": struct_of(SortedRows, Key=key),
             "parts": Pointer(_real(dtype)),
             "row_width": _INT64,
-            "scalars": _scalars(rule, dtype),
+            **(_scalars_of_groups(rule, dtype) if has_groups else scalars),
             "touched": _TOUCHED,
             "lanes_per_row": _INT32,
             "refused": _REFUSED,
         },
         (rule.require_cuda().functor, CPP_TYPES[dtype], CPP_TYPES[key]),
         rule,
+        file="sparse_update.cu",
         constants={**_OF_SPARSE_UPDATE, **_of(rule)},
     )
 
@@ -389,6 +402,16 @@ def scalars_of(rule: UpdateRule, scalars: Scalars) -> tuple[Any, ...]:
     return _scalars_type(rule)(*(scalars[name] for name in rule.scalars))
 
 
+def few_groups(rule: UpdateRule, dtype: str) -> int:
+    """Returns how many groups' scalars are passed by value."""
+    return min(FEW_GROUPS, FEW_GROUPS_BYTES // _scalars(rule, dtype).size)
+
+
+def group_row(rule: UpdateRule) -> int:
+    """Returns which row of a dense update's table has the numbers of groups."""
+    return VAR_ROW + 1 + len(rule.slots)
+
+
 def _of(rule: UpdateRule) -> dict[str, int]:
     """The constants in a rule's header that the host relies on."""
     return {f"{rule.require_cuda().functor}::num_slots": len(rule.slots)}
@@ -417,6 +440,16 @@ def _scalars(rule: UpdateRule, dtype: str) -> Struct:
     fields = {name: Number(real) for name in rule.scalars}
     functor = rule.require_cuda().functor
     return Struct(f"{functor}::Scalars<{CPP_TYPES[real]}>", fields)
+
+
+def _scalars_of_groups(rule: UpdateRule, dtype: str) -> dict[str, Parameter]:
+    """The scalars of several groups: by value, or on the device."""
+    one = _scalars(rule, dtype)
+    struct = f"gpuopt::FewScalars<{rule.require_cuda().functor}, {CPP_TYPES[dtype]}>"
+    return {
+        "few_scalars": Struct(struct, {"of": Records(one, few_groups(rule, dtype))}),
+        "many_scalars": Pointer(_real(dtype), one, is_optional=True),
+    }
 
 
 def _arrays(rule: UpdateRule) -> Struct:

@@ -124,6 +124,37 @@ class Numbers:
 
 
 @dataclass(frozen=True)
+class Records:
+    """An array of structs inside a struct.
+
+    Attributes:
+        record: One of them.
+        count: How many there are.
+    """
+
+    record: Struct
+    count: int
+
+    def __str__(self) -> str:
+        return f"the bytes of up to {self.count} of {self.record.cpp_type}"
+
+    @property
+    def cpp_type(self) -> str:
+        return f"{self.record.cpp_type}[{self.count}]"
+
+    @property
+    def code(self) -> str:
+        return f"{self.count * self.record.size}s"
+
+    def to_values(self, given: Any, memory: Memory) -> tuple[Any, ...]:
+        """Returns what Python's `struct` packs: those that are missing become 0."""
+        size = self.record.size
+        if type(given) is not bytes or len(given) % size or len(given) > self.count * size:
+            raise _refusal(self, given)
+        return (given,)
+
+
+@dataclass(frozen=True)
 class Pointer:
     """The address of an array on the device.
 
@@ -177,7 +208,7 @@ class Struct:
     """
 
     cpp_type: str
-    fields: Mapping[str, Number | Numbers | Pointer]
+    fields: Mapping[str, Number | Numbers | Records | Pointer]
 
     def __post_init__(self) -> None:
         codes = [field.code for field in self.fields.values()]
@@ -250,7 +281,7 @@ def struct_of(form: type[Any], **types: str) -> Struct:
     return Struct(f"gpuopt::{form.__name__}{f'<{arguments}>' if types else ''}", fields)
 
 
-def _refusal(expected: Parameter | Numbers, given: Any) -> TypeError:
+def _refusal(expected: Parameter | Numbers | Records, given: Any) -> TypeError:
     """Makes the error for a wrong argument; the caller puts the parameter's name before it."""
     got = repr(given)
     if hasattr(given, "dtype") and not isinstance(given, np.generic):

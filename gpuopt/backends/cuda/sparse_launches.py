@@ -23,6 +23,7 @@ from gpuopt.backends.cuda.launch_shapes import (
 )
 from gpuopt.backends.cuda.launcher import Launch, Launcher
 from gpuopt.backends.cuda.parameters import name_of
+from gpuopt.backends.cuda.scalar_arguments import ScalarArguments
 from gpuopt.backends.cuda.sorted_rows import MAX_ROWS, MAX_SHORT_KEYS, add_sort
 from gpuopt.backends.cuda.structs import Arrays, IndexList, SortedRows, TableGradient
 from gpuopt.backends.cuda.workspace import Constants, Workspace
@@ -37,12 +38,14 @@ class Table(NamedTuple):
         height: The variable's number of rows.
         values: [num_rows, ...], contiguous: the gradient's rows.
         rows: int32 or int64 [num_rows], contiguous.
+        group: The position of its scalars among those of all groups.
     """
 
     addresses: Sequence[int]
     height: int
     values: Any
     rows: Any
+    group: int = 0
 
 
 class SparseKind(NamedTuple):
@@ -57,6 +60,7 @@ class SparseKind(NamedTuple):
         num_rows: How many rows the gradients have in all.
         row_type: numpy's name of the dtype of a single table's rows; "" for several tables.
         checks: Whether the rows of the single table are checked.
+        has_groups: Whether the tables are of several groups.
     """
 
     rule: UpdateRule
@@ -67,6 +71,7 @@ class SparseKind(NamedTuple):
     num_rows: int
     row_type: str
     checks: bool
+    has_groups: bool
 
 
 def kind_of(
@@ -81,7 +86,10 @@ def kind_of(
     heights = tuple(table.height for table in tables)
     num_rows = sum(table.rows.size for table in tables)
     row_type = name_of(tables[0].rows.dtype) if len(tables) == 1 else ""
-    return SparseKind(rule, dtype, width, heights, other_rows, num_rows, row_type, checks)
+    groups = {table.group for table in tables}
+    return SparseKind(
+        rule, dtype, width, heights, other_rows, num_rows, row_type, checks, len(groups) > 1
+    )
 
 
 def together(tables: Iterable[Table]) -> Iterator[list[Table]]:
@@ -116,7 +124,7 @@ class SparseLaunches:
         workspace: Workspace,
         kind: SparseKind,
         tables: Sequence[Table],
-        scalars: Scalars,
+        scalars: Sequence[Scalars],
         refused: Any,
     ) -> None:
         """Prepares the launches; the last three arguments are those of the first `start`."""
@@ -134,37 +142,37 @@ class SparseLaunches:
         self._sort, self._update = LaunchSequence(), LaunchSequence()
         self._others: list[Launch] = []
         if kind.other_rows is not None:
-            given = kernels.scalars_of(kind.other_rows, scalars)
             for table, first_key in zip(tables, self._first_keys, strict=True):
                 bits = touched[first_key // ROWS_PER_WORD :]
+                given = kernels.scalars_of(kind.other_rows, scalars[table.group])
                 self._others.append(self._bind_others(kind.other_rows, table, bits, given, refused))
+        self._scalars = ScalarArguments(launcher, kind.rule, kind.dtype, kind.has_groups)
         if kind.num_rows:
             rows = self._add_sort(workspace, tables, num_keys, refused)
             if touched is not None:
                 self._sort.add(self._bind_marks(rows, touched, refused), ("refused",))
-            by_value = kernels.scalars_of(kind.rule, scalars)
-            self._add_update(workspace, rows, tables, touched, by_value, refused)
+            self._add_update(workspace, rows, tables, touched, scalars, refused)
 
     def start(
-        self, tables: Sequence[Table], scalars: Scalars, refused: Any, variable: int = 0
+        self, tables: Sequence[Table], scalars: Sequence[Scalars], refused: Any, variable: int = 0
     ) -> None:
         """Updates the tables on the current stream.
 
         Args:
             tables: Of the kind's heights, in its order.
-            scalars: The scalars of both rules, by name.
+            scalars: The scalars of both rules, by name: those of each group.
             refused: A row flag. If it is set, nothing is written.
             variable: What the flag is to say if the launches find that rows are out of range.
         """
         rows = tables[0].rows if self._is_single else self._gathered
         self._sort.start(rows, refused=refused, variable=variable, **self._lists_of(tables))
         if self._kind.other_rows is not None:
-            given = kernels.scalars_of(self._kind.other_rows, scalars)
             for table, launch in zip(tables, self._others, strict=True):
+                given = kernels.scalars_of(self._kind.other_rows, scalars[table.group])
                 launch.replace(arrays=Arrays(table.addresses), scalars=given, refused=refused)
                 launch.start()
-        by_value = kernels.scalars_of(self._kind.rule, scalars)
-        self._update.start(scalars=by_value, refused=refused, **self._tables_of(tables))
+        of_tables = self._scalars.of([scalars[table.group] for table in tables])
+        self._update.start(**of_tables, refused=refused, **self._tables_of(tables))
 
     def _lists_of(self, tables: Sequence[Table]) -> dict[str, Any]:
         """Returns the arguments that say where several tables' rows are."""
@@ -172,10 +180,11 @@ class SparseLaunches:
             return {}
         lists: list[IndexList] = []
         first = 0
-        for (_, height, _, rows), first_key in zip(tables, self._first_keys, strict=True):
+        for table, first_key in zip(tables, self._first_keys, strict=True):
+            rows = table.rows
             if rows.size:
                 address = self._launcher.address(rows)
-                lists.append(IndexList(address, rows.itemsize, first, first_key, height, 0))
+                lists.append(IndexList(address, rows.itemsize, first, first_key, table.height, 0))
                 first += rows.size
         return {"lists": self._lists.set(lists), "num_lists": len(lists)}
 
@@ -226,10 +235,11 @@ class SparseLaunches:
         rows: SortedRows,
         tables: Sequence[Table],
         touched: Any,
-        scalars: tuple[Any, ...],
+        scalars: Sequence[Scalars],
         refused: Any,
     ) -> None:
         kind = self._kind
+        of_tables = self._scalars.of([scalars[table.group] for table in tables])
         given = {"gradients": None, "arrays": None, **self._tables_of(tables)}
         where = {name: given[name] for name in ("only_gradient", "gradients")}
         where["num_tables"] = len(tables)
@@ -238,7 +248,9 @@ class SparseLaunches:
         )
         lanes = lanes_per_row(kind.width, PACK_BYTES // kind.dtype.itemsize)
         launch = self._launcher.bind(
-            kernels.sparse_update(kind.rule, name_of(kind.dtype), name_of(rows.keys.dtype)),
+            kernels.sparse_update(
+                kind.rule, name_of(kind.dtype), name_of(rows.keys.dtype), kind.has_groups
+            ),
             self._blocks(rows.num_rows, lanes),
             ROW_THREADS,
             **given,
@@ -246,12 +258,12 @@ class SparseLaunches:
             rows=rows,
             parts=parts,
             row_width=kind.width,
-            scalars=scalars,
+            **of_tables,
             touched=touched,
             lanes_per_row=lanes,
             refused=refused,
         )
-        self._update.add(launch, ("refused", "scalars", *given))
+        self._update.add(launch, ("refused", *of_tables, *given))
 
     def _bind_marks(self, rows: SortedRows, touched: Any, refused: Any) -> Launch:
         return self._launcher.bind(

@@ -8,16 +8,29 @@ from typing import Annotated, Any, NamedTuple
 from gpuopt.backends.cuda.parameters import Number, Numbers, Pointer
 
 # Rows of a dense update's table, which has a column for each variable. The rows after these hold
-# the addresses of slots.
+# the addresses of slots, and then, if there are several groups, the number of the variable's.
 SIZE_ROW, VAR_ROW = range(2)
 # How many gradients' addresses a dense update takes by value.
 FEW_GRADIENTS = 5
+# The most groups whose scalars an update takes by value, and the most bytes that these may have.
+FEW_GROUPS = 64
+FEW_GROUPS_BYTES = 2048
 
 
 class FewGradients(NamedTuple):
     """The addresses of gradients, by value; its twin is in kernels/dense_update.cu."""
 
     of: Annotated[Sequence[int], Numbers(Number("int64"), FEW_GRADIENTS)]
+
+
+class FewScalars(NamedTuple):
+    """The scalars of groups, by value; its twin is in kernels/shared/update.cuh.
+
+    Attributes:
+        of: The bytes of [num_groups, num_scalars], in the type that the rule computes in.
+    """
+
+    of: bytes
 
 
 class Arrays(NamedTuple):

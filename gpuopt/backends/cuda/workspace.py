@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
 import numpy as np
@@ -104,13 +104,13 @@ class Constants:
         self._last = b""
         self._array: Any = None
 
-    def set(self, values: Sequence[Sequence[int]]) -> Any:
-        """Returns a device array int64 of these values."""
-        host = np.array(values, np.int64)
+    def set(self, values: Any, dtype: Any = np.int64) -> Any:
+        """Returns a flat device array of these values."""
+        host = np.asarray(values, dtype)
         as_bytes = host.tobytes()
         if self._array is None or as_bytes != self._last:
             if self._array is None or self._array.size != host.size:
-                self._array = self._launcher.xp.empty(host.size, np.int64)
+                self._array = self._launcher.xp.empty(host.size, dtype)
             self._last = b""
             self._launcher.upload(self._array, host)
             self._last = as_bytes

@@ -1,6 +1,7 @@
 """The base class of optimizers with an update rule, and what their modules import."""
 
 from gpuopt.optimizers.base.arguments import Additions, Common
+from gpuopt.optimizers.base.groups import ParameterGroup
 from gpuopt.optimizers.base.hyperparameters import (
     Hyperparameter,
     require_not_negative,
@@ -14,6 +15,7 @@ __all__ = [
     "Additions",
     "Common",
     "Hyperparameter",
+    "ParameterGroup",
     "RuleOptimizer",
     "ours",
     "require_not_negative",

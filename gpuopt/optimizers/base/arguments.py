@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any, TypedDict, Unpack, get_args, get_origin, get_type_hints
 
 from gpuopt.optimizer import OnNonfinite, Optimizer
+from gpuopt.optimizers.base.groups import ParameterGroup
 
 
 class Additions(TypedDict, total=False):
-    """Arguments that every optimizer takes by name beside TensorFlow's; see `Optimizer`."""
+    """Arguments that every optimizer takes by name beside TensorFlow's.
+
+    See `Optimizer`, and for `groups`, `ParameterGroup`.
+    """
 
     on_nonfinite: OnNonfinite
+    groups: Sequence[ParameterGroup]
 
 
 class Common(Additions, total=False):
@@ -25,8 +31,12 @@ class Common(Additions, total=False):
     name: str
 
 
-def with_defaults(common: Common, optimizer_class: type[Optimizer]) -> Common:
-    """Returns the arguments of `Optimizer`. The name is by default the class's, less "Optimizer".
+def with_defaults(
+    common: Common, optimizer_class: type[Optimizer]
+) -> tuple[dict[str, Any], Sequence[ParameterGroup]]:
+    """Returns the arguments of `Optimizer`, and the groups.
+
+    The name is by default the class's, less "Optimizer".
 
     Raises:
         TypeError: an argument is unknown; the message lists those that the class takes.
@@ -38,7 +48,9 @@ def with_defaults(common: Common, optimizer_class: type[Optimizer]) -> Common:
             own = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]
             known = ", ".join(dict.fromkeys([*own, *get_type_hints(Common)]))
             raise TypeError(f"{optimizer_class.__name__} takes no {name}; it takes {known}")
-    return {"use_locking": False, "name": _default_name(optimizer_class), **common}
+    defaults = {"use_locking": False, "name": _default_name(optimizer_class)}
+    given = {name: value for name, value in common.items() if name != "groups"}
+    return {**defaults, **given}, common.get("groups", ())
 
 
 class FullSignature:
@@ -68,6 +80,8 @@ class FullSignature:
 def _default(name: str, optimizer_class: type[Optimizer]) -> Any:
     if name == "name":
         return _default_name(optimizer_class)
+    if name == "groups":
+        return ()
     default = inspect.signature(Optimizer.__init__).parameters[name].default
     return False if default is inspect.Parameter.empty else default
 

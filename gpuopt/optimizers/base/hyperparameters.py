@@ -1,15 +1,106 @@
-"""Hyperparameters: what they may be, and which values are refused."""
+"""Hyperparameters: what they may be, which values are refused, and how they are read and set."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
+from gpuopt.variables.scalars import as_scalar
+
 # A number, something with a scalar value, or a function without arguments that returns one and is
 # called in each step.
 Hyperparameter = float | Any | Callable[[], Any]
+
+# Types of hyperparameters whose value cannot change.
+_NUMBER_TYPES = (float, int, np.float32, np.float64)
+
+
+class Hyperparameters(Mapping[str, Hyperparameter]):
+    """The hyperparameters of an optimizer, or of one of its groups, by name.
+
+    To set one, assign to its name: from the next step on, it has the new value. A group has the
+    optimizer's where it has none of its own.
+
+    Attributes:
+        own: Those that are not the optimizer's, as they were given.
+        fixed: Their values, if none can change until one is set; else empty.
+    """
+
+    def __init__(
+        self,
+        own: Mapping[str, Hyperparameter],
+        check: Callable[[str, Hyperparameter], Hyperparameter],
+        settable: Collection[str],
+        base: Hyperparameters | None = None,
+    ) -> None:
+        """Keeps hyperparameters.
+
+        Args:
+            own: By name.
+            check: Returns a value as it is kept, or raises TypeError or ValueError; it does not
+                hold the optimizer, which holds this.
+            settable: The names of those that can be set.
+            base: The optimizer's, if these are a group's.
+        """
+        self._check = check
+        self._settable = settable
+        self._base = base
+        self._keep({name: check(name, value) for name, value in own.items()})
+
+    def __getitem__(self, name: str) -> Hyperparameter:
+        return self.own[name] if self._base is None or name in self.own else self._base[name]
+
+    def __setitem__(self, name: str, value: Hyperparameter) -> None:
+        """Sets a hyperparameter.
+
+        Raises:
+            KeyError: there is none of this name, or it cannot be set.
+            TypeError, ValueError: the value is refused.
+        """
+        if name not in self._settable:
+            raise KeyError(f"{name!r} cannot be set; these can: {', '.join(self._settable)}")
+        self._keep({**self.own, name: self._check(name, value)})
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.own if self._base is None else self._base)
+
+    def __len__(self) -> int:
+        return len(self.own if self._base is None else self._base)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+    def evaluate(self) -> Mapping[str, np.floating[Any]]:
+        """Returns the values that its own have in this step: functions are called."""
+        if self.fixed:
+            return self.fixed
+        numbers = self._numbers
+        return {
+            name: numbers[name]
+            if name in numbers
+            else as_scalar(value() if callable(value) else value, name)
+            for name, value in self.own.items()
+        }
+
+    def to_save(self) -> dict[str, float | None]:
+        """Returns its own as a checkpoint mentions them: None for a function."""
+        return {name: None if callable(value) else float(value) for name, value in self.own.items()}
+
+    def _keep(self, own: Mapping[str, Hyperparameter]) -> None:
+        # In an order in which a step of another thread takes the old values, or the new ones.
+        numbers = {
+            name: as_scalar(value, name)
+            for name, value in own.items()
+            if type(value) in _NUMBER_TYPES
+        }
+        self.fixed: Mapping[str, np.floating[Any]] = {}
+        self._numbers: Mapping[str, np.floating[Any]] = {}
+        self.own = own
+        self._numbers = numbers
+        if len(numbers) == len(own):
+            self.fixed = numbers
 
 
 def with_all_digits(value: Hyperparameter) -> Hyperparameter:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from operator import attrgetter
+from functools import partial
+from operator import attrgetter, is_
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -12,11 +14,13 @@ import numpy as np
 from gpuopt.backends import Target
 from gpuopt.optimizer import Optimizer
 from gpuopt.optimizers.base.arguments import Common, FullSignature, with_defaults
-from gpuopt.optimizers.base.hyperparameters import Hyperparameter
+from gpuopt.optimizers.base.groups import Groups, ParameterGroup
+from gpuopt.optimizers.base.hyperparameters import Hyperparameter, Hyperparameters
 from gpuopt.quietly import quietly
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.state import Range
 from gpuopt.step.known import KnownGroups
+from gpuopt.step.pairs import Gradient
 from gpuopt.step.rule_updates import RuleUpdates
 from gpuopt.step.updates import HookUpdates, Updates
 from gpuopt.variables.identity import Identity
@@ -30,9 +34,8 @@ _logger = logging.getLogger("gpuopt")
 _TALL_TABLE_ROWS = 1_000_000
 
 Finish = TypeVar("Finish", bound=Callable[..., Any])
-
-# Types of hyperparameters whose value cannot change.
-_NUMBER_TYPES = (float, int, np.float32, np.float64)
+Result = TypeVar("Result")
+Scalars = Mapping[str, "np.floating[Any]"]
 
 _APPLY_HOOKS = (
     "_apply_one",
@@ -72,7 +75,12 @@ class RuleOptimizer(Optimizer):
 
     Attributes:
         rule: The arithmetic of a step.
-        hyperparameters: The hyperparameters by name, as they were given.
+        hyperparameters: The hyperparameters by name, as they were given. They can be set:
+            `optimizer.hyperparameters["learning_rate"] = 0.01`.
+        groups: The same of each `ParameterGroup`, in their order.
+        hyperparameter_of: The hyperparameters that are scalars of the rule, by the names that they
+            have there, where these differ.
+        derived_hyperparameters: The names of those that nobody gives or sets.
         rule_of_other_rows: The rule, with the same slots, by which a sparse gradient also updates
             rows that it does not name: with a gradient of zero. None if they stay as they are.
         instead_of_all_rows: The optimizer that does the same for named rows alone, if there is one:
@@ -83,6 +91,8 @@ class RuleOptimizer(Optimizer):
 
     rule: UpdateRule
     rule_of_other_rows: ClassVar[UpdateRule | None] = None
+    hyperparameter_of: ClassVar[Mapping[str, str]] = {}
+    derived_hyperparameters: ClassVar[tuple[str, ...]] = ()
     instead_of_all_rows: ClassVar[str] = ""
     prepares_gradients: ClassVar[bool] = False
     __signature__ = FullSignature()
@@ -104,32 +114,63 @@ class RuleOptimizer(Optimizer):
 
         Args:
             common: What every optimizer takes, as `Optimizer` does: `use_locking` (False unless
-                given), `name` (by default the class's, less "Optimizer") and `on_nonfinite`.
+                given), `name` (by default the class's, less "Optimizer") and `on_nonfinite`; and
+                `groups`, a list of `ParameterGroup`.
             hyperparameters: By name.
 
         Raises:
-            TypeError: a hyperparameter is no number, or an argument is unknown.
+            TypeError: a hyperparameter is no number, an argument is unknown, or a group names
+                something else than a hyperparameter.
             ValueError: a hyperparameter is an array of numbers, or `Optimizer` refuses an argument.
         """
-        super().__init__(**with_defaults(common, type(self)))
-        hyperparameters = self.hyperparameters = self._all_hyperparameters(hyperparameters)
-        for key, value in hyperparameters.items():
-            if not callable(value):
-                as_scalar(value, key)
+        arguments, groups = with_defaults(common, type(self))
+        self._grouping = Groups(groups)
+        super().__init__(**arguments)
+        every = self._all_hyperparameters(hyperparameters)
+        settable = [name for name in every if name not in self.derived_hyperparameters]
+        self.hyperparameters = Hyperparameters(every, self._checked, settable)
+        self.groups = tuple(self._of_group(group, settable) for group in self._grouping)
         self.known = KnownGroups()
         self._hint_given = False
-        # All others are read in each step: functions, Variables, arrays.
-        self._fixed = {
-            key: as_scalar(value, key)
-            for key, value in hyperparameters.items()
-            if type(value) in _NUMBER_TYPES
-        }
-        # Of a rule whose scalars are such hyperparameters, by the type that it computes in.
-        self._fixed_scalars: dict[type[np.floating[Any]], Mapping[str, np.floating[Any]]] = {}
+        # Values of hyperparameters that do not change, and what `_scalars` has made of them, by
+        # the type that the rule computes in.
+        self._fixed: tuple[list[Scalars], dict[type[np.floating[Any]], Sequence[Scalars]]]
+        self._fixed = [], {}
 
     def _all_hyperparameters(self, given: dict[str, Hyperparameter]) -> dict[str, Hyperparameter]:
         """Returns the hyperparameters that `__init__` is given, and any others."""
         return given
+
+    @classmethod
+    def _checked(cls, name: str, value: Hyperparameter) -> Hyperparameter:
+        """Returns a hyperparameter, the optimizer's or a group's, as it is kept.
+
+        Raises:
+            TypeError, ValueError: it is refused. What a function returns is not known yet.
+        """
+        if not callable(value):
+            as_scalar(value, name)
+        return value
+
+    def _has_state(self, name: str) -> bool:
+        """Whether a hyperparameter has state: a group has its own from the beginning, or never."""
+        return False
+
+    def _of_group(self, group: ParameterGroup, settable: Sequence[str]) -> Hyperparameters:
+        for name in group.hyperparameters:
+            if name not in settable:
+                is_argument = name in inspect.signature(type(self)).parameters
+                problem = "which all variables share" if is_argument else "which does not exist"
+                raise TypeError(
+                    f'group "{group.name}" has {name}, {problem}; a group of {type(self).__name__} '
+                    f"may have {', '.join(settable)}"
+                )
+        try:
+            own = group.hyperparameters
+            of_its_own = [name for name in settable if name in own or not self._has_state(name)]
+            return Hyperparameters(own, self._checked, of_its_own, self.hyperparameters)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f'group "{group.name}": {error}') from None
 
     def _initial_slot_values(self) -> Mapping[str, float]:
         """Returns each slot's initial value, in order of creation: by default 0 for every slot."""
@@ -142,17 +183,21 @@ class RuleOptimizer(Optimizer):
         return dict.fromkeys(self.rule.squares, Range(0.0, np.inf))
 
     def _hyperparameters_to_save(self) -> dict[str, Any]:
+        groups = zip(self._grouping, self.groups, strict=True)
+        of_groups = {group.name: own.to_save() for group, own in groups}
         return {
             "rule": self.rule.name,
-            **{
-                name: None if callable(value) else float(value)
-                for name, value in self.hyperparameters.items()
-            },
+            **self.hyperparameters.to_save(),
+            **({"groups": of_groups} if of_groups else {}),
         }
 
     def _scalars(self, real: type[np.floating[Any]]) -> Mapping[str, np.floating[Any]]:
-        """Returns the rule's scalars of this step, computed in the type `real`."""
-        return {name: real(self._hyper(name)) for name in self.rule.scalars}
+        """Returns the rule's scalars of this step, computed in the type `real`.
+
+        Called for each group, with what `_hyper` returns then.
+        """
+        names = self.hyperparameter_of
+        return {name: real(self._hyper(names.get(name, name))) for name in self.rule.scalars}
 
     def _sparse_scalars(
         self, scalars: Mapping[str, np.floating[Any]]
@@ -161,7 +206,10 @@ class RuleOptimizer(Optimizer):
         return scalars
 
     def _hyper(self, name: str) -> np.floating[Any]:
-        """Returns a hyperparameter of this step: float64 where it was given so, else float32."""
+        """Returns a hyperparameter of this step: float64 where it was given so, else float32.
+
+        While a group is computed, it is the group's.
+        """
         try:
             return self.this_thread.hyperparameters[name]
         except KeyError:
@@ -184,17 +232,48 @@ class RuleOptimizer(Optimizer):
                     )
 
     def _prepare(self) -> None:
-        fixed = self._fixed
-        if len(fixed) < len(self.hyperparameters):
-            fixed = {
-                name: fixed[name]
-                if name in fixed
-                else as_scalar(self._call_if_callable(value), name)
-                for name, value in self.hyperparameters.items()
-            }
-        self.this_thread.hyperparameters = fixed
-        are_fixed = fixed is self._fixed and _scalars_of(type(self)) == _scalars_of(RuleOptimizer)
-        self.this_thread.scalars = self._fixed_scalars if are_fixed else {}
+        given = self.hyperparameters.fixed or self.hyperparameters.evaluate()
+        of_groups = [each.fixed or each.evaluate() for each in self.groups] if self.groups else []
+        scalars: dict[type[np.floating[Any]], Sequence[Scalars]] = {}
+        if _scalars_of(type(self)) == _scalars_of(RuleOptimizer):
+            before, known = self._fixed
+            values = [given, *of_groups]
+            if before and all(map(is_, before, values)):
+                scalars = known
+            else:
+                self._fixed = values, scalars
+        # Attributes of what threads have apart take several times as long.
+        this_thread = vars(self.this_thread)
+        this_thread["hyperparameters"], this_thread["of_groups"] = given, of_groups
+        this_thread["group"], this_thread["scalars"] = 0, scalars
+
+    def _group_of(self, variable: Variable) -> int:
+        """Returns the number of a variable's group: 0 for none, else from 1 on."""
+        return self._grouping.number_of(variable)
+
+    def _check_groups(self, variables: Sequence[Variable]) -> None:
+        """Raises ValueError if variables that are new to the optimizer do not fit its groups."""
+        self._grouping.check(variables)
+
+    def _in_group(self, number: int, compute: Callable[[], Result]) -> Result:
+        """Calls a function that sees the hyperparameters of a group."""
+        this_thread = vars(self.this_thread)
+        given, group = this_thread["hyperparameters"], this_thread["group"]
+        if number == group:
+            return compute()
+        if group == 0:
+            this_thread["of_no_group"] = given
+        own = this_thread["of_groups"][number - 1] if number else {}
+        try:
+            this_thread["hyperparameters"] = {**this_thread["of_no_group"], **own}
+            this_thread["group"] = number
+            return compute()
+        finally:
+            this_thread["hyperparameters"], this_thread["group"] = given, group
+
+    def _apply_one(self, gradient: Gradient, variable: Variable) -> Any:
+        update = partial(super()._apply_one, gradient, variable)
+        return self._in_group(self._group_of(variable), update)
 
     def _apply_dense(self, grad: Any, var: Variable) -> None:
         self._apply_rule(grad, var)
@@ -211,9 +290,11 @@ class RuleOptimizer(Optimizer):
         quietly(updates.write)
 
     def _checked_updates(self, given: list[Any]) -> Updates:
-        return (
-            HookUpdates(self, given) if self._overrides_apply_hook() else RuleUpdates(self, given)
-        )
+        if not self._overrides_apply_hook():
+            return RuleUpdates(self, given)
+        updates = HookUpdates(self, given)
+        self._check_groups([variable for _, variable in updates.pairs()])
+        return updates
 
     def _target(self, variable: Variable) -> tuple[Target, list[Identity]]:
         slots = [self._slot_to_update(variable, name) for name in self.rule.slots]
@@ -274,10 +355,15 @@ class RuleOptimizer(Optimizer):
             and f"; {self.instead_of_all_rows} updates only the rows of the gradient",
         )
 
-    def _scalars_for(self, real: type[np.floating[Any]]) -> Mapping[str, np.floating[Any]]:
+    def _scalars_for(self, real: type[np.floating[Any]]) -> Sequence[Scalars]:
         fixed = self.this_thread.scalars
         if real not in fixed:
-            fixed[real] = quietly(self._scalars, real)
+            scalars = [quietly(self._scalars, real)]
+            if self.groups:
+                of_group = partial(self._scalars, real)
+                numbers = range(1, 1 + len(self.groups))
+                scalars += quietly(lambda: [self._in_group(each, of_group) for each in numbers])
+            fixed[real] = scalars
         return fixed[real]
 
     @property

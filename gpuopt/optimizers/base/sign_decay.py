@@ -19,6 +19,8 @@ SignDecayFunction = Callable[[Any], Any]
 class SignOptimizer(RuleOptimizer):
     """Base of AddSign and PowerSign: has a hyperparameter `decay` that the steps determine."""
 
+    derived_hyperparameters = ("decay",)
+
     def __init__(
         self,
         common: Common,

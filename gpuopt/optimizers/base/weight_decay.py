@@ -82,7 +82,7 @@ class WeightDecay(Optimizer):
         """Does what `Optimizer.apply_gradients` does.
 
         `decay_var_list` are the variables that decay, of those that have a gradient. By default all
-        do; an empty list lets none decay.
+        do; an empty list lets none decay. How much a variable decays, its group says.
 
         Raises:
             TypeError: `decay_var_list` is no list of variables.
@@ -111,6 +111,11 @@ class RuleWithWeightDecay(WeightDecay, RuleOptimizer):
 
     def _all_hyperparameters(self, given: dict[str, Hyperparameter]) -> dict[str, Hyperparameter]:
         return {**super()._all_hyperparameters(given), "weight_decay": self._weight_decay}
+
+    @classmethod
+    def _checked(cls, name: str, value: Hyperparameter) -> Hyperparameter:
+        value = super()._checked(name, value)
+        return with_all_digits(value) if name == "weight_decay" else value
 
     def _scalars(self, real: type[np.floating[Any]]) -> Mapping[str, np.floating[Any]]:
         return {**super()._scalars(real), "weight_decay": real(self._hyper("weight_decay"))}

@@ -13,6 +13,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
+import driver
 import numpy as np
 import pytest
 from every_optimizer import configurations, make, own_step
@@ -180,6 +181,55 @@ def test_from_the_third_step_on_nothing_is_allocated_compiled_or_waited_for(
     assert not counts
     assert not page_locked
     assert clock.runs_ahead(model.step, HELD_MS / 4)
+
+
+@pytest.mark.driver
+@pytest.mark.parametrize("num_groups", [5, 70])
+def test_groups_take_the_launches_of_one_and_no_new_memory(
+    cupy: Any, clock: GpuClock, page_locked: list[int], num_groups: int
+) -> None:
+    """70 are more than a launch takes by value: Adam's scalars are uploaded in each step."""
+    rng = np.random.default_rng(1)
+    starts = [rng.normal(size=(8, 4)).astype(np.float32) for _ in range(2 * num_groups)]
+    dense = [rng.normal(size=(8, 4)).astype(np.float32) for _ in range(num_groups)]
+    sparse = [IndexedSlices(each[:3], np.array([1, 5, 1])) for each in dense]
+    gradients = [*dense, *sparse]
+
+    def program(
+        put: Any, has_groups: bool
+    ) -> tuple[list[Variable], Any, list[tuple[Any, Variable]]]:
+        variables = [Variable(put(start)) for start in starts]
+        groups = [
+            gpuopt.ParameterGroup(variables=variables[i::num_groups], learning_rate=0.001 * i)
+            for i in range(1, num_groups)
+        ]
+        optimizer = gpuopt.LazyAdamOptimizer(0.5, groups=groups if has_groups else ())
+        given = gradients if put is np.array else [on_gpu(cupy, each) for each in gradients]
+        return variables, optimizer, list(zip(given, variables, strict=True))
+
+    _, one, pairs = program(cupy.asarray, False)
+    names = []
+    variables, optimizer, of_groups = program(cupy.asarray, True)
+    on_host, by_numpy, host_pairs = program(np.array, True)
+    for chosen, given in ((one, pairs), (optimizer, of_groups)):
+        for _ in range(2):
+            chosen.apply_gradients(given)
+            clock.synchronize()
+        page_locked.clear()
+        with counted(cupy) as counts, driver.record_launches() as launches:
+            for _ in range(2):
+                chosen.apply_gradients(given)
+                clock.synchronize()
+        assert not counts
+        assert not page_locked
+        names.append([each.name.split("<")[0].replace("_of_groups", "") for each in launches])
+    kernels_of_both = [[each for each in of_one if "update" in each] for of_one in names]
+    assert kernels_of_both[0] == kernels_of_both[1]
+    assert len(kernels_of_both[0]) == 2 * 2
+    for _ in range(4):
+        by_numpy.apply_gradients(host_pairs)
+    for got, expected in zip(variables, on_host, strict=True):
+        np.testing.assert_allclose(got.numpy(), expected.numpy(), rtol=2e-5, atol=1e-6)
 
 
 # Streams

@@ -29,13 +29,16 @@ def max_registers(kernel: Kernel, architecture: str) -> int:
 
     1024 threads with 64 registers, 768 with 80, and in blocks of 128, 640 with 96 and 512 with 128.
     """
-    if kernel.function in ("sparse_update", "sum_pieces") and architecture != ARCHITECTURES[0]:
+    is_sparse_update = kernel.function.startswith("sparse_update")
+    slots = 0 if kernel.rule is None else len(kernel.rule.slots)
+    if kernel.function.endswith("_of_groups") and slots > 1 + is_sparse_update:
+        return 128 if is_sparse_update else 80  # the group's scalars, too
+    if (is_sparse_update or kernel.function == "sum_pieces") and architecture != ARCHITECTURES[0]:
         return 128
     if kernel.function == "sort_few_rows":  # one block
         return 128
-    if kernel.function == "sparse_update":  # several rows' gradients beside the rule's state
-        few = kernel.rule is not None and len(kernel.rule.slots) < 3
-        return 80 if few and "float" in kernel.types else 96
+    if is_sparse_update:  # several rows' gradients beside the rule's state
+        return 80 if slots < 3 and "float" in kernel.types else 96
     return 80 if {"double", "unsigned long long"} & {*kernel.types} else 64
 
 

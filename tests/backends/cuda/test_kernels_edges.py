@@ -240,7 +240,7 @@ def test_a_row_named_70_000_times_is_updated_by_its_sum() -> None:
     plan = backend.plan_dense([Target(var, [])])
     scalars = {"learning_rate": np.float32(0.5)}
     update = SparseUpdate(plan, grad, rows)
-    backend.apply_sparse(rule, [update], scalars, other_rows=None)
+    backend.apply_sparse(rule, [update], [scalars], other_rows=None)
     assert var.tolist() == [[-35_000.0] * 4, [0.0] * 4, [0.0] * 4]
 
 

@@ -84,7 +84,7 @@ class Model:
                 for plan, (values, rows) in zip(plans, gradients, strict=True)
             ]
             other_rows = self.rule if touches_all_rows else None
-            backend.apply_sparse(self.rule, updates, scalars, other_rows=other_rows)
+            backend.apply_sparse(self.rule, updates, [scalars], other_rows=other_rows)
 
     def check(self, sum_error: float = 200) -> None:
         tolerance = sum_error * float(ml_dtypes.finfo(self.dtype).eps)
@@ -205,11 +205,11 @@ def test_keys_of_32_bits_are_sorted_to_the_last(heights: tuple[int, int]) -> Non
             SparseUpdate(cpu.plan_dense([Target(var, [slot])]), values, rows)
             for (var, slot), (_, _, values, rows) in zip(expected, variables, strict=True)
         ],
-        scalars,
+        [scalars],
         other_rows=None,
     )
     kind = kind_of(MOMENTUM, np.dtype(np.float32), width, tables, None, False)
-    given = scalars, np.zeros(2, np.uint64)
+    given = [scalars], np.zeros(2, np.uint64)
     SparseLaunches(launcher, Workspace(launcher), kind, tables, *given).start(tables, *given)
     for (var, slot, *_), (expected_var, expected_slot) in zip(variables, expected, strict=True):
         np.testing.assert_allclose(var, expected_var, rtol=1e-5, atol=1e-6)

@@ -142,7 +142,7 @@ def test_a_second_step_uploads_what_moved_and_allocates_nothing(
     gradients = [update.grad for update in updates]
     others = [[gradients[0].copy(), *gradients[1:]] for _ in range(MOST_LISTS)]
     for given in [*others[1:], gradients]:
-        backend.apply_dense(rule, plan, given, scalars)
+        backend.apply_dense(rule, plan, given, [scalars])
     uploads: list[int] = []
     upload = launcher.upload
 
@@ -152,10 +152,10 @@ def test_a_second_step_uploads_what_moved_and_allocates_nothing(
 
     monkeypatch.setattr(launcher, "upload", counted)
     monkeypatch.setattr(np, "empty", None)
-    backend.apply_dense(rule, plan, gradients, scalars)
-    backend.apply_dense(rule, plan, gradients, arrays.scalars())
+    backend.apply_dense(rule, plan, gradients, [scalars])
+    backend.apply_dense(rule, plan, gradients, [arrays.scalars()])
     assert uploads == []
-    backend.apply_dense(rule, plan, others[0], arrays.scalars())
+    backend.apply_dense(rule, plan, others[0], [arrays.scalars()])
     assert uploads == [len(updates) * 8]
 
 

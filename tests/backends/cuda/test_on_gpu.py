@@ -22,7 +22,6 @@ from every_optimizer import CONFIGURATIONS, FIRST_OF_EACH_SHAPE, configurations
 
 import gpuopt
 from gpuopt import IndexedSlices, Variable
-from gpuopt.backends.backend import SparseUpdate
 from gpuopt.backends.cuda.backend import CudaBackend
 
 dtypes = pytest.mark.parametrize("dtype", DTYPES_BY_NAME)
@@ -115,7 +114,7 @@ def test_a_device_that_skips_the_last_element_or_row_is_found(
         apply_dense(backend, rule, plan, gradients, *rest, **more)
 
     def short_sparse(backend: Any, rule: Any, updates: Any, *rest: Any, **more: Any) -> None:
-        short = [SparseUpdate(plan, values[:-1], rows[:-1]) for plan, values, rows in updates]
+        short = [each._replace(values=each.values[:-1], rows=each.rows[:-1]) for each in updates]
         apply_sparse(backend, rule, short, *rest, **more)
 
     monkeypatch.setattr(CudaBackend, "apply_dense", short_dense)

@@ -277,7 +277,7 @@ def test_the_flag_of_calls_without_sparse_gradients_is_zero_on_every_stream() ->
     with b:
         plan = backend.plan_dense([gpuopt.backends.Target(var, [])])
         scalars = {"learning_rate": np.float32(1)}
-        backend.apply_dense(gradient_descent, plan, [gradient], scalars)
+        backend.apply_dense(gradient_descent, plan, [gradient], [scalars])
     b.synchronize()
     np.testing.assert_array_equal(var.get(), -ones())
 

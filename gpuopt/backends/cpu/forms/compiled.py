@@ -27,9 +27,8 @@ using Real = {real};
 using Scalars = Rule::Scalars<Real>;
 
 extern "C" void update_chunks(
-    const gpuopt::Chunk<Rule, Real>* chunks, long long num_chunks, long long* taken,
-    const Scalars* scalars) {{
-  gpuopt::update_chunks(chunks, num_chunks, taken, *scalars);
+    const gpuopt::Chunk<Rule, Real>* chunks, long long num_chunks, long long* taken) {{
+  gpuopt::update_chunks(chunks, num_chunks, taken);
 }}
 
 extern "C" void update_rows(
@@ -49,31 +48,29 @@ class CompiledRule:
     # Short enough that all threads finish at about the same time.
     most_elements = 128 * 1024
 
-    def __init__(
-        self, library: ctypes.CDLL, rule: UpdateRule, real: np.dtype[Any], scalars: Scalars
-    ) -> None:
+    def __init__(self, library: ctypes.CDLL, scalars: Chunk) -> None:
         self._library = library
-        self._scalars = np.array([scalars[name] for name in rule.scalars], real)
+        self._scalars = scalars
+        self.scalars_address: int = scalars.ctypes.data
 
     def apply(self, written: Sequence[Chunk], grad: Chunk | None, scratch: Sequence[Chunk]) -> None:
         addresses = [0 if array is None else array.ctypes.data for array in (*written, grad)]
-        table = np.array([[*addresses, len(written[0])]], np.intp)
+        table = np.array([[*addresses, len(written[0]), self.scalars_address]], np.intp)
         self.update_chunks(table, np.zeros(1, np.int64))
 
     def update_chunks(self, table: Chunk, taken: Chunk) -> None:
         """Updates chunks until all are taken; threads that call it at once share them.
 
         Args:
-            table: [num_chunks, num_slots + 3] of intp, contiguous. A row holds where a chunk of the
-                variable, of each slot and of the gradient starts in memory, and how many elements
-                it has. A gradient at 0 is zero everywhere.
+            table: [num_chunks, num_slots + 4] of intp, contiguous. A row holds where a chunk of the
+                variable, of each slot and of the gradient starts in memory, how many elements it
+                has, and the `scalars_address` of a form. A gradient at 0 is zero everywhere.
             taken: [1] of int64: how many chunks all callers have taken.
         """
         self._library.update_chunks(
             _address(table),
             ctypes.c_longlong(len(table)),
             _address(taken),
-            _address(self._scalars),
         )
 
     def update_rows(
@@ -99,15 +96,20 @@ class CompiledRule:
         )
 
 
-def compiled_rule(rule: UpdateRule, real: np.dtype[Any], scalars: Scalars) -> CompiledRule | None:
-    """Returns the compiled form of a rule.
+def compiled_rules(
+    rule: UpdateRule, real: np.dtype[Any], scalars: Sequence[Scalars]
+) -> list[CompiledRule]:
+    """Returns the compiled form of a rule, for the scalars of each group.
 
-    None where there is no compiler, or the rule has no C++ to be compiled.
+    There are none without a compiler, or if the rule has no C++ to be compiled.
     """
     if rule.cuda is None or why_not_compiled() is not None:
-        return None
+        return []
     library = _library(rule, real)
-    return None if library is None else CompiledRule(library, rule, real, scalars)
+    if library is None:
+        return []
+    values = np.array([[each[name] for name in rule.scalars] for each in scalars], real)
+    return [CompiledRule(library, of_group) for of_group in values]
 
 
 @cache

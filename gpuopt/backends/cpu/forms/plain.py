@@ -18,6 +18,7 @@ class PlainRule:
 
     scratch_dtypes: tuple[np.dtype[Any], ...] = ()
     update_chunks = None
+    scalars_address = 0
     # The temporaries stay in the second-level cache. Twice as much costs four times the time: each
     # temporary is then fresh memory from the operating system.
     most_elements = 32 * 1024

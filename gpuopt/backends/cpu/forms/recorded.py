@@ -47,6 +47,7 @@ class RecordedRule:
 
     most_elements = 256 * 1024
     update_chunks = None
+    scalars_address = 0
 
     def __init__(
         self, rule: UpdateRule, real: np.dtype[Any], scalars: Scalars, *, zero_grad: bool = False
@@ -87,9 +88,9 @@ def recorded_rule(
     return _recorded(rule, real, values.tobytes(), zero_grad)
 
 
-# Room for several optimizers whose scalars do not change, beside one whose scalars change in each
-# step and push the oldest recordings out.
-@lru_cache(maxsize=32)
+# Room for the groups of several optimizers whose scalars do not change, beside one whose scalars
+# change in each step and push the oldest recordings out.
+@lru_cache(maxsize=256)
 def _recorded(
     rule: UpdateRule, real: np.dtype[Any], scalars: bytes, zero_grad: bool
 ) -> RecordedRule:

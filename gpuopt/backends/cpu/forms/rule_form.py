@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from gpuopt.backends.backend import Scalars
-from gpuopt.backends.cpu.forms.compiled import compiled_rule
+from gpuopt.backends.cpu.forms.compiled import compiled_rules
 from gpuopt.backends.cpu.forms.recorded import recorded_rule
 from gpuopt.rules.update_rule import UpdateRule
 
@@ -23,6 +23,7 @@ class RuleForm(Protocol):
         most_elements: How long a chunk should be at most.
         update_chunks: Updates all of a table of chunks' addresses, in one call from each thread;
             None if this form cannot. See `CompiledRule`.
+        scalars_address: Where that finds the scalars; 0 if it cannot.
     """
 
     @property
@@ -34,6 +35,9 @@ class RuleForm(Protocol):
     @property
     def update_chunks(self) -> Callable[[Array, Array], None] | None: ...
 
+    @property
+    def scalars_address(self) -> int: ...
+
     def apply(self, written: Sequence[Array], grad: Array | None, scratch: Sequence[Array]) -> None:
         """Updates chunks of one length.
 
@@ -44,16 +48,17 @@ class RuleForm(Protocol):
         """
 
 
-def large_form(
-    rule: UpdateRule, real: np.dtype[Any], scalars: Scalars, *, zero_grad: bool = False
-) -> RuleForm:
-    """Returns the quickest form for large work: compiled where that is possible, else recorded.
+def large_forms(
+    rule: UpdateRule, real: np.dtype[Any], scalars: Sequence[Scalars], *, zero_grad: bool = False
+) -> Sequence[RuleForm]:
+    """Returns the quickest forms for large work: compiled where that is possible, else recorded.
 
     Args:
         rule: What to compute.
         real: The type of all chunks.
-        scalars: The rule's scalars, of that type.
+        scalars: The rule's scalars, of that type: those of each group. There is a form for each.
         zero_grad: The gradient is zero everywhere; `apply` and `update_chunks` get none.
     """
-    compiled = compiled_rule(rule, real, scalars)
-    return compiled or recorded_rule(rule, real, scalars, zero_grad=zero_grad)
+    return compiled_rules(rule, real, scalars) or [
+        recorded_rule(rule, real, each, zero_grad=zero_grad) for each in scalars
+    ]
