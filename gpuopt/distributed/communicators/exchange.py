@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import Any, NoReturn
 
 import numpy as np
@@ -252,7 +253,7 @@ class Exchange:
         self._raise_end()
         number, self._number = self._number, self._number + 1
         description = f"{what} {details}".rstrip()
-        digest = hashlib.blake2b(description.encode(), digest_size=16).digest()
+        digest = _digest(description)
         headers = [Header(Kind.CALL, self._run, number, digest, *each) for each in announced]
         return Call(self, description, headers, WaitForRanks(what, self._timeout_s))
 
@@ -400,3 +401,8 @@ class Exchange:
         if self._end is not None:
             error, message = self._end
             raise error(message)
+
+
+@lru_cache(maxsize=256)
+def _digest(description: str) -> bytes:
+    return hashlib.blake2b(description.encode(), digest_size=16).digest()

@@ -133,7 +133,7 @@ class MPICommunicator(MessagingCommunicator):
         what = f"all_reduce({op!r}) of {_name(array.dtype)}{list(array.shape)}"
         [total] = reduce_in_shares(
             self._exchange,
-            [(flat.dtype, flat.size)],
+            ((flat.dtype, flat.size),),
             lambda number: (flat, np.empty_like(flat)),
             op,
             what,
@@ -280,7 +280,7 @@ class _BatchPlan(NamedTuple):
     """
 
     buckets: list[list[int]]
-    sizes: list[tuple[np.dtype[Any], int]]
+    sizes: tuple[tuple[np.dtype[Any], int], ...]
     described: str
 
 
@@ -300,7 +300,7 @@ def _plan_batch(
             of_bucket = [size + count_padding(size, dtype) for size in of_bucket]
         sizes.append((dtype, sum(of_bucket)))
     described = ", ".join([f"{_name(dtype)}{list(shape)}" for dtype, shape in forms])
-    return _BatchPlan(buckets, sizes, described)
+    return _BatchPlan(buckets, tuple(sizes), described)
 
 
 @cache

@@ -7,7 +7,8 @@ Yuan 2009, section 3).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,7 +35,7 @@ def default_bucket_bytes(num_ranks: int) -> int:
 
 def reduce_in_shares(
     exchange: Exchange,
-    buckets: Sequence[tuple[np.dtype[Any], int]],
+    buckets: tuple[tuple[np.dtype[Any], int], ...],
     load: Load,
     op: ReduceOp,
     what: str,
@@ -63,23 +64,57 @@ def reduce_in_shares(
             _fold(parts, op, into, into)
             start += dtype.itemsize * size
         return [into for _, into in loaded]
-    shared = [_SharedBucket(exchange, dtype, size) for dtype, size in buckets]
-    announced = [
-        Announced(tuple([shared[i].count_bytes(rank, result) for i, result in _order(len(shared))]))
-        for rank in range(exchange.size)
+    plan = _plan_shares(buckets, exchange.size, exchange.rank)
+    shared = [
+        _SharedBucket(exchange, dtype, shares)
+        for (dtype, _), shares in zip(buckets, plan.shares, strict=True)
     ]
-    with exchange.call(what, announced, details) as call:
-        for number in range(min(_BUCKETS_AHEAD, len(shared))):
-            shared[number].send(call, *load(number))
+    with exchange.call(what, plan.announced, details) as call:
+        for number, bucket in enumerate(shared[:_BUCKETS_AHEAD]):
+            bucket.send(call, *load(number))
         call.meet()
-        for number in range(min(_BUCKETS_AHEAD, len(shared))):
-            shared[number].receive(call)
+        for bucket in shared[:_BUCKETS_AHEAD]:
+            bucket.receive(call)
         for number, bucket in enumerate(shared):
             bucket.reduce(call, op)
             if (ahead := number + _BUCKETS_AHEAD) < len(shared):
                 shared[ahead].send(call, *load(ahead))
                 shared[ahead].receive(call)
     return [bucket.into for bucket in shared]
+
+
+class _SharesPlan(NamedTuple):
+    """What each rank reduces, and what this one sends.
+
+    Attributes:
+        shares: For each bucket, each rank's share, in bytes.
+        announced: What is sent to each rank.
+    """
+
+    shares: list[list[slice]]
+    announced: list[Announced]
+
+
+@lru_cache(maxsize=64)
+def _plan_shares(
+    buckets: tuple[tuple[np.dtype[Any], int], ...], num_ranks: int, rank: int
+) -> _SharesPlan:
+    """Makes the plan for buckets of given dtypes and sizes: the same ones come in each step."""
+    shares = []
+    for dtype, size in buckets:
+        bounds = [dtype.itemsize * (each * size // num_ranks) for each in range(num_ranks + 1)]
+        shares.append(list(map(slice, bounds[:-1], bounds[1:])))
+    lengths = [[share.stop - share.start for share in of_bucket] for of_bucket in shares]
+    announced = [
+        Announced(
+            tuple(
+                lengths[number][rank if is_result else other]
+                for number, is_result in _order(len(buckets))
+            )
+        )
+        for other in range(num_ranks)
+    ]
+    return _SharesPlan(shares, announced)
 
 
 def _order(num_buckets: int) -> Iterator[tuple[int, bool]]:
@@ -100,19 +135,11 @@ class _SharedBucket:
 
     into: Any
 
-    def __init__(self, exchange: Exchange, dtype: np.dtype[Any], size: int) -> None:
+    def __init__(self, exchange: Exchange, dtype: np.dtype[Any], shares: list[slice]) -> None:
         self._exchange = exchange
         self._dtype = dtype
-        bounds = [
-            dtype.itemsize * (rank * size // exchange.size) for rank in range(exchange.size + 1)
-        ]
-        self._shares = list(map(slice, bounds[:-1], bounds[1:]))
-        self._mine = self._shares[exchange.rank]
-
-    def count_bytes(self, rank: int, is_result: bool) -> int:
-        """Returns how many bytes this rank sends to another, of its own array or of the result."""
-        share = self._mine if is_result else self._shares[rank]
-        return share.stop - share.start
+        self._shares = shares
+        self._mine = shares[exchange.rank]
 
     def send(self, call: Call, flat: Any, into: Any) -> None:
         """Begins to send each other rank its share of this rank's array."""
