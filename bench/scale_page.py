@@ -82,15 +82,14 @@ def _held_against(measured: Mapping[str, Any]) -> str:
                 modelled = 1e3 * on_one_host_s(ranks, num_bytes, message_s, speed, cores)
                 shown = [f"{took:.2f}", "(fitted)" if ranks == 2 else f"{modelled:.2f}"]
                 rows.append([mpi, f"{megabytes} MB", ranks, *shown])
+    headers = " and ".join(
+        f"{1e3 * found[f'ranks_exchange_of_2_over_{mpi}']:.0f} us over {mpi}"
+        for mpi in ("openmpi", "mpich")
+    )
     text = (
         f"## Held against a host of {cores} cores\n\n"
-        f"Tenth percentiles of `bench/results/{measured['file']}`. An exchange of headers between "
-        "two ranks "
-        + " and ".join(
-            f"took {1e3 * found[f'ranks_exchange_of_2_over_{mpi}']:.0f} us over {mpi}"
-            for mpi in ("openmpi", "mpich")
-        )
-        + ".\n\n"
+        f"Tenth percentiles of `bench/results/{measured['file']}`.\n"
+        f"An exchange of headers between two ranks took {headers}.\n\n"
     )
     return text + make_table(["MPI", "arrays", "ranks", "measured, ms", "modelled, ms"], rows)
 
