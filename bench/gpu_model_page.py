@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from bench.gpu_kernels import KERNELS
@@ -10,6 +10,7 @@ from bench.gpu_modelled import COMMAND, OURS, REVIEWED, model_workload, read
 from bench.gpu_timing import COPY_US, ENDS_US, GAP_US, GPUS
 from bench.gpu_work import DRAM_US, L2_US, SHARED_US
 from bench.harness import ROOT
+from bench.page import make_table, replace_between
 
 PAGE = ROOT / "docs" / "performance.md"
 
@@ -28,14 +29,11 @@ _AVOIDABLE = {
     "the move by one digit counts the next one": ["count_digits<unsigned int>"],
     "the flag of refused rows lies in the host's memory": ["device to host"],
 }
-_BEGIN, _END = f"<!-- `{COMMAND}` writes from here -->\n\n", "<!-- to here -->\n"
 
 
 def with_tables(page: str) -> str:
     """Returns the text of docs/performance.md with the tables of the present results."""
-    before, _, rest = page.partition(_BEGIN)
-    _, _, after = rest.partition(_END)
-    return before + _BEGIN + make_tables() + "\n" + _END + after
+    return replace_between(page, COMMAND, make_tables())
 
 
 def make_tables() -> str:
@@ -62,7 +60,7 @@ def _constants() -> str:
             "about 50 cycles: 30 of latency, and what is computed",
         ],
     ]
-    return "## Constants\n\n" + _table(["", "us", "source"], rows)
+    return "## Constants\n\n" + make_table(["", "us", "source"], rows)
 
 
 def _gpus() -> str:
@@ -79,7 +77,7 @@ def _gpus() -> str:
         for short, gpu in GPUS.items()
     ]
     headings = ["GPU", "memory, TB/s", "of it reached", "L2, TB/s", "multiprocessors"]
-    return _table([*headings, "threads of each", "blocks of each"], rows)
+    return make_table([*headings, "threads of each", "blocks of each"], rows)
 
 
 def _all_workloads(ours: Mapping[str, Any]) -> str:
@@ -92,7 +90,7 @@ def _all_workloads(ours: Mapping[str, Any]) -> str:
         rows.append([f"`{workload}`", f"{on_h200['bytes'] / 1e6:,.1f}", launches, loads, *times])
     headings = ["workload", "MB", "launches and copies", "dependent loads"]
     headings += [f"{gpu}, modelled us" for gpu in gpus]
-    return "## Modelled times\n\n" + _table(headings, rows)
+    return "## Modelled times\n\n" + make_table(headings, rows)
 
 
 def _launches(ours: Mapping[str, Any]) -> str:
@@ -108,7 +106,7 @@ def _launches(ours: Mapping[str, Any]) -> str:
         for each in steps
     ]
     headings = ["launch", "MB", "dependent loads", "H200, modelled us", "what takes the time"]
-    return "## One step: `gpu_sparse_lazyadam`\n\n" + _table(headings, rows)
+    return "## One step: `gpu_sparse_lazyadam`\n\n" + make_table(headings, rows)
 
 
 def _limits(ours: Mapping[str, Any]) -> str:
@@ -118,7 +116,7 @@ def _limits(ours: Mapping[str, Any]) -> str:
         verdict = "kept" if us <= limit else "**missed**"
         rows.append([f"`{workload}`", limit, _shown(us), verdict])
     headings = ["workload", "limit, us", "H200, modelled us", ""]
-    return "## Limits\n\n" + _table(headings, rows)
+    return "## Limits\n\n" + make_table(headings, rows)
 
 
 def _avoidable(ours: Mapping[str, Any]) -> str:
@@ -136,7 +134,7 @@ def _avoidable(ours: Mapping[str, Any]) -> str:
         for what, names in _AVOIDABLE.items()
     ]
     headings = ["if", *(f"`{workload}` saves at most, modelled us" for workload in workloads)]
-    return "## What sparse steps could save\n\n" + _table(headings, rows)
+    return "## What sparse steps could save\n\n" + make_table(headings, rows)
 
 
 def _review(reviewed: Mapping[str, Any]) -> str:
@@ -147,13 +145,8 @@ def _review(reviewed: Mapping[str, Any]) -> str:
         differs = us / ((least + most) / 2) - 1
         rows.append([f"`{workload}`", expected, _shown(us), f"{differs:+.0%}"])
     headings = ["workload", "the review's us", "H200, modelled us", "difference"]
-    return "## The model against a review of commit 29a79d3\n\n" + _table(headings, rows)
+    return "## The model against a review of commit 29a79d3\n\n" + make_table(headings, rows)
 
 
 def _shown(us: float) -> str:
     return f"{us:.1f}" if us < 100 else f"{us:,.0f}"
-
-
-def _table(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    lines = [headings, ["---", *["---:"] * (len(headings) - 1)], *rows]
-    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)

@@ -60,6 +60,7 @@ class Timing:
 
     Attributes:
         ratio: The median over all rounds of gpuopt's time divided by this contender's time.
+        extra_ms: The median over all rounds of gpuopt's time less this contender's.
         gb_per_s: `bytes_moved` divided by the median time, in 10^9 bytes a second.
         share_of_copy: `gb_per_s` divided by the measured bandwidth of a copy.
         us_per_operation: The median time divided by `operations`, in microseconds.
@@ -70,6 +71,7 @@ class Timing:
     p10_ms: float
     p90_ms: float
     ratio: float
+    extra_ms: float
     gb_per_s: float | None
     share_of_copy: float | None
     us_per_operation: float | None
@@ -78,9 +80,15 @@ class Timing:
 
 
 def measure(workload: Workload, rounds: int, copy_bytes_per_second: float) -> dict[str, Timing]:
-    """Times every contender once in each round, so that a machine's drift affects all alike.
+    """Times every contender once in each round, so that a machine's drift affects all alike."""
+    return summarize_all(workload, take_samples(workload, rounds), copy_bytes_per_second)
 
-    Each round has a new order, because a contender's data stays in the caches for the next one.
+
+def take_samples(workload: Workload, rounds: int) -> dict[str, list[float]]:
+    """Returns each contender's times in milliseconds, one for each round.
+
+    Each round has a new order, because a contender's data stays in the caches for the next one. The
+    orders are the same in every process.
     """
     shuffled = random.Random(0)
     contenders = list(workload.contenders.items())
@@ -94,6 +102,13 @@ def measure(workload: Workload, rounds: int, copy_bytes_per_second: float) -> di
             workload.settle()
             if round_number >= 0:
                 samples[name].append(elapsed_ms)
+    return samples
+
+
+def summarize_all(
+    workload: Workload, samples: Mapping[str, list[float]], copy_bytes_per_second: float
+) -> dict[str, Timing]:
+    """Computes the statistics of what `take_samples` returned."""
     return {
         name: summarize(
             workload, times, samples["gpuopt"], samples.get(NUMPY_ALONE), copy_bytes_per_second
@@ -119,6 +134,7 @@ def summarize(
         p10_ms=round(deciles[0], 4),
         p90_ms=round(deciles[-1], 4),
         ratio=_median_ratio(ours, times),
+        extra_ms=round(median(a - b for a, b in zip(ours, times, strict=True)), 4),
         gb_per_s=None if speed is None else round(speed / 1e9, 2),
         share_of_copy=None if speed is None else round(speed / copy_bytes_per_second, 3),
         us_per_operation=None if each is None else round(1e6 * each, 2),

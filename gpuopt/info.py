@@ -17,7 +17,7 @@ from gpuopt.backends.cuda.availability import (
     other_flavour,
     why_no_gpu,
 )
-from gpuopt.distributed.communicators.mpi_process import describe_mpi
+from gpuopt.distributed.communicators.mpi_description import describe_mpi
 from gpuopt.distributed.communicators.nccl_library import describe_nccl
 
 _LIBRARIES = ("numpy", "ml_dtypes", "rich", "torch", "matplotlib")

@@ -201,13 +201,17 @@ def check_root(root: int, size: int) -> None:
 def join_aligned(arrays: Sequence[Any]) -> Any:
     """Returns a flat array of the values of arrays of one dtype, aligned to whole cache lines."""
     dtype = arrays[0].dtype
-    aligned = _ALIGNMENT // dtype.itemsize
     backend = backend_for(device_of(arrays[0]))
     with backend.enter():
-        padding = backend.xp.zeros(aligned, dtype)
-        parts = []
-        for array in arrays:
-            parts += [array.reshape(-1), padding[: -array.size % aligned]]
+        parts = [array.reshape(-1) for array in arrays]
+        gaps = [count_padding(part.size, dtype) for part in parts]
+        if any(gaps):
+            padding = backend.xp.zeros(max(gaps), dtype)
+            parts = [
+                each
+                for part, gap in zip(parts, gaps, strict=True)
+                for each in ((part, padding[:gap]) if gap else (part,))
+            ]
         return backend.xp.concatenate(parts)
 
 
@@ -215,8 +219,10 @@ def split_aligned(joined: Any, arrays: Sequence[Any]) -> list[Any]:
     """Returns views of the parts of an array, in the shapes of those that `join_aligned` joined."""
     parts, start = [], 0
     for array in arrays:
-        parts.append(joined[start : start + array.size].reshape(array.shape))
-        start += array.size + -array.size % (_ALIGNMENT // array.dtype.itemsize)
+        end = start + array.size
+        part = joined[start:end]
+        parts.append(part if array.ndim == 1 else part.reshape(array.shape))
+        start = end + count_padding(array.size, joined.dtype)
     return parts
 
 
@@ -234,6 +240,11 @@ def say_error(error: BaseException, write: Callable[[object], str] = repr) -> st
     return text.encode(errors="backslashreplace").decode()
 
 
+def count_padding(size: int, dtype: Any) -> int:
+    """Returns how many elements `join_aligned` puts behind an array of `size` elements."""
+    return -size % (_ALIGNMENT // dtype.itemsize)  # type: ignore[no-any-return]
+
+
 def say_who(brought: Sequence[str]) -> str:
     """Describes things that differ, each with the ranks that bring it.
 
@@ -247,7 +258,7 @@ def say_who(brought: Sequence[str]) -> str:
 
 
 def fill_buckets(arrays: Sequence[Any], bucket_bytes: int) -> list[list[int]]:
-    """Groups positions of arrays of one dtype, in their order."""
+    """Groups positions of arrays of one dtype, in their order, by their `dtype` and `nbytes`."""
     if bucket_bytes < 1:
         raise ValueError(f"bucket_bytes must be at least 1, got {bucket_bytes}")
     buckets: list[list[int]] = []

@@ -553,9 +553,9 @@ over_mpi = pytest.mark.skipif(JOB_SIZE == 0, reason="it is about processes: see 
 
 @over_mpi
 def test_blocks_beyond_what_mpi_counts_are_sent_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpuopt.distributed.communicators import exchange
+    from gpuopt.distributed.communicators import mail
 
-    monkeypatch.setattr(exchange, "_PIECE_BYTES", 1000)
+    monkeypatch.setattr(mail, "_PIECE_BYTES", 1000)
     values = np.arange(10_001, dtype=np.float32)
 
     def reduce(rank: Communicator) -> Any:
@@ -568,11 +568,65 @@ def test_blocks_beyond_what_mpi_counts_are_sent_in_pieces(monkeypatch: pytest.Mo
 
 
 @over_mpi
+@pytest.mark.parametrize("bucket", [0, 2, 4])
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_rank_that_fails_in_the_middle_of_a_sum_is_named_and_the_group_runs_again(
+    size: int, bucket: int
+) -> None:
+    arrays = [np.ones(20_000, np.float32) for _ in range(5)]
+    harmless = [array.copy() for array in arrays]
+    # In the share that rank 1 adds up.
+    arrays[bucket][20_000 // size + 1] = 3e38
+
+    def fail(rank: Communicator) -> str:
+        with np.errstate(over="raise"), pytest.raises(Exception) as error:  # noqa: PT011
+            rank.batch_all_reduce(arrays, bucket_bytes=80_000)
+        with pytest.raises(WorkerFailedError, match="rank 1"):
+            rank.barrier()
+        return f"{type(error.value).__name__}: {error.value}"
+
+    def reduce(rank: Communicator) -> list[float]:
+        return [float(total.sum()) for total in rank.batch_all_reduce(harmless)]
+
+    for _ in range(3):
+        told = succeeded(run_on_ranks("mpi", size, fail))
+        cause = "FloatingPointError: overflow encountered in add"
+        assert told.pop(1) == cause
+        assert told == [f"WorkerFailedError: rank 1 has failed: {cause}"] * (size - 1)
+        sums = succeeded(run_on_ranks("mpi", size, reduce))
+        assert sums == [[20_000.0 * size] * 5] * size
+
+
+@over_mpi
+def test_after_a_sum_that_a_rank_came_too_late_for_the_group_runs_again() -> None:
+    arrays = [np.full(20_000, float(i), np.float32) for i in range(5)]
+    deadline_s = 1.0
+
+    def come_late(rank: Communicator) -> str:
+        if rank.rank == 1:
+            time.sleep(1.3 * deadline_s)
+        with pytest.raises((DeadlineExceededError, WorkerFailedError)) as error:
+            rank.batch_all_reduce(arrays, bucket_bytes=80_000)
+        return str(error.value)
+
+    def reduce(rank: Communicator) -> list[float]:
+        return [float(total.sum()) for total in rank.batch_all_reduce(arrays)]
+
+    told = succeeded(run_on_ranks("mpi", 3, come_late, timeout_s=deadline_s))
+    assert all("rank 1 did not come within 1 s" in told[rank] for rank in (0, 2))
+    sums = succeeded(run_on_ranks("mpi", 3, reduce, timeout_s=deadline_s))
+    assert sums == [[60_000.0 * i for i in range(5)]] * 3
+
+
+@over_mpi
 def test_python_objects_in_an_array_are_not_sent_as_addresses() -> None:
     def reduce(rank: Communicator) -> None:
         for call in (rank.all_reduce, rank.broadcast, lambda array: rank.batch_all_reduce([array])):
             with pytest.raises(TypeError, match="an array of object holds Python objects"):
                 call(np.array([{}, []], object))
+        with pytest.raises(TypeError, match="an array of object holds Python objects"):
+            rank.batch_all_reduce([np.zeros(9000), np.array([{}] * 9000, object)])
+        assert rank.all_reduce(np.ones(9000)).sum() == 18_000  # nothing had been sent
 
     succeeded(run_on_ranks("mpi", 2, reduce))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from mpi_job import ROOT, run_job
 
-from gpuopt.distributed.communicators.mpi_process import describe_mpi
+from gpuopt.distributed.communicators.mpi_description import describe_mpi
 
 pytestmark = pytest.mark.mpi
 
@@ -79,7 +79,14 @@ def test_the_guides_workers_train_and_go_on_from_the_chiefs_checkpoint(tmp_path:
 
 
 def test_mpi_is_described_without_being_started() -> None:
-    assert re.fullmatch(r"usable: mpi4py 4\.\S+, (Open MPI|MPICH).* v?\d+\.\S+", describe_mpi())
+    expected = r"usable: mpi4py 4\.\S+, (Open MPI|MPICH).* v?\d+\.\S+, does not take GPUs' memory"
+    assert re.fullmatch(expected, describe_mpi())
+    loaded = run_alone(
+        "from gpuopt.distributed.communicators.mpi_description import describe_mpi\n"
+        "describe_mpi()\n"
+        "import sys; print('mpi4py.MPI' in sys.modules)"
+    )
+    assert loaded == "False"
 
 
 def run_alone(program: str) -> str:

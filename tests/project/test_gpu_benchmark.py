@@ -392,7 +392,7 @@ def test_slow_contenders_take_fewer_steps_and_rounds() -> None:
 
 
 def one(device_ms: float = 1.0, ratio: float = 1.0, runs_ahead: bool | None = True) -> Measured:
-    timing = Timing(device_ms, 0, 0, ratio, 1.0, 0.95, None, None, [])
+    timing = Timing(device_ms, 0, 0, ratio, 0, 1.0, 0.95, None, None, [])
     return Measured(timing, timing, 100, 1.0, runs_ahead)
 
 
@@ -431,7 +431,7 @@ def test_targets_are_met_missed_or_not_measured(
 def test_the_targets_of_a_cpu_are_judged_by_ratios(
     target: Target, measured: float | None, met: bool | None
 ) -> None:
-    peer = Timing(1.0, 0, 0, 1.06, None, None, None, 1.3, [])
+    peer = Timing(1.0, 0, 0, 1.06, 0, None, None, None, 1.3, [])
     verdict = host_targets.judge(target, {"peer": peer})
     assert (verdict.measured, verdict.met) == (measured, met)
 

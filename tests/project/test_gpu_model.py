@@ -231,7 +231,7 @@ def test_other_gpus_and_workloads_have_none() -> None:
 
 def printed(gpu: str) -> str:
     """The table of a GPU on which, the test pretends, a step took 7 microseconds."""
-    timing = Timing(0.007, 0, 0, 1.0, 1.0, 0.95, None, None, [])
+    timing = Timing(0.007, 0, 0, 1.0, 0, 1.0, 0.95, None, None, [])
     measured = Measured(timing, timing, 100, 1.0, True)
     workload = "gpu_adam_10000x64_same"
     found: dict[str, Any] = {

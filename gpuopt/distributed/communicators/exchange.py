@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import hashlib
-import struct
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, NoReturn
+from functools import lru_cache
+from typing import Any, NoReturn
 
 import numpy as np
 
-from gpuopt.distributed.communicator import say_error, say_who
+from gpuopt.distributed.communicator import say_error
+from gpuopt.distributed.communicators.call import Call
+from gpuopt.distributed.communicators.headers import (
+    INLINE_BYTES,
+    Announced,
+    Bytes,
+    Header,
+    Kind,
+    Parcel,
+)
+from gpuopt.distributed.communicators.mail import Mail, Transfer
 from gpuopt.distributed.waiting import WaitForRanks
 from gpuopt.errors import CancelledError, DeadlineExceededError, GpuoptError, WorkerFailedError
 from gpuopt.locks import renew_after_fork
 
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-
-# What goes with a header in one message; longer blocks follow it in messages of their own.
-INLINE_BYTES = 2048
-# A count of bytes is an int in MPI before version 4.
-_PIECE_BYTES = 2**30
-
-_HEADER_TAG, _BLOCK_TAG = 1, 2
-_CALL, _FAILED, _FINISHED, _MESSAGE = range(4)
-_HEADER = struct.Struct("<BQQ16sQ")
-
+# Most blocks come soon, and one test takes far less than a pause.
+_TESTS_BEFORE_PAUSE = 10
 # While blocks are under way, MPI needs to be called to move them.
 _LONGEST_SLEEP_IN_TRANSFER_S = 100e-6
 _LONGEST_SLEEP_S = 1e-3
@@ -34,49 +34,6 @@ _LONGEST_SLEEP_S = 1e-3
 _AFTER_ALL_RUNS = 2**64 - 1
 # The number of a message: that of no exchange.
 _NO_EXCHANGE = 2**64 - 1
-
-
-class Parcel(NamedTuple):
-    """What one rank sends to another in one exchange.
-
-    Attributes:
-        inline: At most INLINE_BYTES.
-        blocks: Contiguous memory of any size, which must not change before the exchange is over.
-    """
-
-    inline: bytes = b""
-    blocks: Sequence[Bytes] = ()
-
-
-class Header(NamedTuple):
-    """The first message of a rank in each exchange, or its last one in a run, or one to one rank.
-
-    Attributes:
-        kind: What has happened: a call, the rank's end as failed or finished, or a message.
-        run: The number of the group's run.
-        number: The number of the exchange in the run.
-        digest: Of the call's description.
-        sizes: Of the blocks that follow.
-        inline: The parcel's, or the text of a failure.
-    """
-
-    kind: int
-    run: int
-    number: int
-    digest: bytes
-    sizes: tuple[int, ...]
-    inline: bytes
-
-    def pack(self) -> bytes:
-        fixed = _HEADER.pack(self.kind, self.run, self.number, self.digest, len(self.sizes))
-        return fixed + struct.pack(f"<{len(self.sizes)}Q", *self.sizes) + self.inline
-
-    @classmethod
-    def unpack(cls, message: bytes) -> Header:
-        kind, run, number, digest, num_blocks = _HEADER.unpack_from(message)
-        sizes = struct.unpack_from(f"<{num_blocks}Q", message, _HEADER.size)
-        return cls(kind, run, number, digest, sizes, message[_HEADER.size + 8 * num_blocks :])
-
 
 Allot = Callable[[Sequence[Header]], Sequence[Sequence[Bytes]]]
 
@@ -90,6 +47,11 @@ class Exchange:
     deadline or a failure that is so for the next run.
 
     A rank without anything to do yields its core, and then sleeps for longer and longer.
+
+    Attributes:
+        rank: This one.
+        size: How many ranks there are.
+        mail: What it sends and receives.
     """
 
     def __init__(self, mpi: Any, comm: Any, timeout_s: float) -> None:
@@ -100,25 +62,17 @@ class Exchange:
             comm: Its communicator, for these messages alone.
             timeout_s: How long a rank waits for the others, in seconds.
         """
-        self.rank: int = comm.Get_rank()
-        self.size: int = comm.Get_size()
+        self.mail = Mail(mpi, comm)
+        self.rank = self.mail.rank
+        self.size = self.mail.size
         self._mpi = mpi
-        self._comm = comm
         self._timeout_s = timeout_s
-        # Sends go to the next ranks first, so that not all of them go to rank 0 at once.
-        self._others = [(self.rank + step) % self.size for step in range(1, self.size)]
         self._run = 0
         self._is_running = False
         self._is_forked = False
         self._number = 0
-        self._status = mpi.Status()
-        # By rank, in the order in which they were sent.
-        self._arriving: list[deque[tuple[Any, bytearray]]] = [deque() for _ in range(self.size)]
-        self._inbox: list[deque[Header]] = [deque() for _ in range(self.size)]
         # Blocks of messages that are coming in, by rank.
-        self._incoming: dict[int, list[tuple[Any, Bytes]]] = {}
-        # Requests whose end nobody waits for, with the memory that they use.
-        self._in_flight: list[tuple[Any, Any]] = []
+        self._incoming: dict[int, list[Transfer]] = {}
         # The type and message of the error that ended the run for this rank.
         self._end: tuple[type[GpuoptError], str] | None = None
         renew_after_fork(self)
@@ -154,7 +108,7 @@ class Exchange:
             return
         self._is_running = False
         for blocks in self._incoming.values():
-            self._in_flight += blocks
+            self.mail.let_go(blocks)
         self._incoming.clear()
         self._tell_end(self._run, error)
         self._finish(CancelledError, f"the run of rank {self.rank} is over")
@@ -170,23 +124,23 @@ class Exchange:
 
     def ranks_still_there(self) -> list[int]:
         """Returns who has not left yet, or has not received all that was sent to it."""
-        self._poll()
-        for rank, inbox in enumerate(self._inbox):
+        self.mail.poll()
+        for rank, inbox in enumerate(self.mail.inbox):
             while inbox and inbox[0].run != _AFTER_ALL_RUNS:
-                self._drop(rank, inbox.popleft())
-        there = [rank for rank in self._others if not self._inbox[rank]]
-        return sorted(self._others) if self._in_flight and not there else there
+                self.mail.drop(rank, inbox.popleft().sizes)
+        there = [rank for rank in self.mail.others if not self.mail.inbox[rank]]
+        return sorted(self.mail.others) if self.mail.in_flight and not there else there
 
     def _tell_end(self, run: int, error: BaseException | None) -> None:
-        kind, text = _FINISHED, ""
+        kind, text = Kind.FINISHED, ""
         if error is not None:
-            kind = _FAILED
+            kind = Kind.FAILED
             text = f"rank {self.rank} has failed: {type(error).__name__}: {say_error(error, str)}"
             if isinstance(error, WorkerFailedError):
                 text = str(error)  # names the rank that failed first
         header = Header(kind, run, self._number, b"", (), text.encode()[:INLINE_BYTES])
-        for rank in self._others:
-            self._send_header(rank, header)
+        for rank in self.mail.others:
+            self.mail.send_header(rank, header)
 
     def exchange(
         self,
@@ -213,10 +167,21 @@ class Exchange:
             WorkerFailedError: a rank has failed.
             CancelledError: a rank has finished.
         """
-        try:
-            return self._exchange(what, parcels, allot, details)
-        except self._mpi.Exception as error:
-            self._refuse(what, error)
+        announced = [
+            Announced(tuple([block.nbytes for block in parcel.blocks]), parcel.inline)
+            for parcel in parcels
+        ]
+        with self.call(what, announced, details) as call:
+            for rank in self.mail.others:
+                for block in parcels[rank].blocks:
+                    call.send(rank, block)
+            headers = call.meet()
+            if allot is not None:
+                for rank, targets in enumerate(allot(headers)):
+                    if rank != self.rank:
+                        for target in targets:
+                            call.receive(rank, target)
+        return headers
 
     def send(self, rank: int, data: bytes) -> None:
         """Sends a message to one rank, which must `receive` it; never waits.
@@ -229,10 +194,12 @@ class Exchange:
         is_inline = len(data) <= INLINE_BYTES
         sizes, inline = ((), data) if is_inline else ((len(data),), b"")
         try:
-            self._send_header(rank, Header(_MESSAGE, self._run, _NO_EXCHANGE, b"", sizes, inline))
+            self.mail.send_header(
+                rank, Header(Kind.MESSAGE, self._run, _NO_EXCHANGE, b"", sizes, inline)
+            )
             if not is_inline:
                 block = np.frombuffer(data, np.uint8)
-                self._in_flight += self._move(self._comm.Isend, block, rank)
+                self.mail.let_go(self.mail.begin_send(rank, block))
         except self._mpi.Exception as error:
             self._refuse("send", error)
 
@@ -260,7 +227,7 @@ class Exchange:
         try:
             while True:
                 self._raise_end()
-                self._poll()
+                self.mail.poll()
                 for rank in ranks:
                     message = self._take_message(rank)
                     if message is not None:
@@ -271,47 +238,45 @@ class Exchange:
         except self._mpi.Exception as error:
             self._refuse("receive", error)
 
-    def _exchange(
-        self, what: str, parcels: Sequence[Parcel], allot: Allot | None, details: str
-    ) -> list[Header]:
+    def call(self, what: str, announced: Sequence[Announced], details: str = "") -> Call:
+        """Begins a call in which blocks are sent and received one after the other.
+
+        Args:
+            what: See `exchange`.
+            announced: What is sent to each rank.
+            details: See `exchange`.
+
+        Returns:
+            A context, which sends headers at its beginning, and at its end waits for all blocks
+            that are on their way. It raises what `exchange` does.
+        """
         self._raise_end()
         number, self._number = self._number, self._number + 1
-        call = f"{what} {details}".rstrip()
-        digest = hashlib.blake2b(call.encode(), digest_size=16).digest()
-        waiting = WaitForRanks(what, self._timeout_s)
-        sends = []
-        headers: list[Header | None] = [None] * self.size
-        for rank in (*self._others, self.rank):
-            sizes = tuple(block.nbytes for block in parcels[rank].blocks)
-            header = Header(_CALL, self._run, number, digest, sizes, parcels[rank].inline)
-            if rank == self.rank:
-                headers[rank] = header
-                continue
-            self._send_header(rank, header)
-            for block in parcels[rank].blocks:
-                sends += self._move(self._comm.Isend, block, rank)
-        try:
-            come = self._receive_headers(headers, number, waiting)
-            is_same = all(header.digest == digest for header in come)
-            targets = allot(come) if is_same and allot is not None else []
-        except BaseException:
-            self._give_up(sends, headers)
-            raise
-        if not is_same:
-            self._give_up(sends, headers)
-            brought = say_who(self._gather_calls(call))
-            raise ValueError(f"all ranks must make the same call, got {brought}")
-        receives = []
-        for rank, of_rank in enumerate(targets):
-            if rank != self.rank:
-                for target in of_rank:
-                    receives += self._move(self._comm.Irecv, target, rank)
-        self._complete([*sends, *receives], waiting)
-        return come
+        description = f"{what} {details}".rstrip()
+        digest = _digest(description)
+        headers = [Header(Kind.CALL, self._run, number, digest, *each) for each in announced]
+        return Call(self, description, headers, WaitForRanks(what, self._timeout_s))
 
-    def _gather_calls(self, call: str) -> list[str]:
+    def break_off(self, what: str, error: BaseException, is_announced: bool) -> None:
+        """Ends the run if an error in a call keeps this rank from what it has announced.
+
+        Args:
+            what: Describes the call.
+            error: What was raised in it.
+            is_announced: Whether others wait for blocks that will not come.
+
+        Raises:
+            WorkerFailedError: it is an error of MPI's.
+        """
+        if is_announced:
+            self._tell_end(self._run, error)
+            self._finish(WorkerFailedError, f"rank {self.rank} has given up {what}")
+        if isinstance(error, self._mpi.Exception):
+            self._refuse(what, error)
+
+    def gather_calls(self, description: str) -> list[str]:
         """Returns what each rank has called."""
-        block = np.frombuffer(call.encode(), np.uint8)
+        block = np.frombuffer(description.encode(), np.uint8)
         received: list[list[Bytes]] = []
 
         def allot(headers: Sequence[Header]) -> list[list[Bytes]]:
@@ -319,16 +284,16 @@ class Exchange:
             received[self.rank] = [block]
             return received
 
-        self._exchange("the calls that differ", [Parcel(blocks=[block])] * self.size, allot, "")
+        self.exchange("the calls that differ", [Parcel(blocks=[block])] * self.size, allot)
         return [text.tobytes().decode() for [text] in received]
 
-    def _receive_headers(
+    def receive_headers(
         self, headers: list[Header | None], number: int, waiting: WaitForRanks
     ) -> list[Header]:
-        """Fills in the other ranks' headers of exchange `number`, and returns all of them."""
+        """Fills in the other ranks' headers of call `number`, and returns all of them."""
         while True:
-            self._poll()
-            for rank in self._others:
+            self.mail.poll()
+            for rank in self.mail.others:
                 if headers[rank] is None:
                     headers[rank] = self._next_header(rank, number)
             self._raise_end()
@@ -345,7 +310,7 @@ class Exchange:
 
     def _next_header(self, rank: int, number: int) -> Header | None:
         """Takes a rank's header of an exchange out of its inbox, and drops what came before."""
-        inbox = self._inbox[rank]
+        inbox = self.mail.inbox[rank]
         while inbox:
             header = inbox[0]
             end = self._find_end(rank, header)
@@ -355,108 +320,72 @@ class Exchange:
             inbox.popleft()
             if header.run == self._run and header.number == number:
                 return header
-            self._drop(rank, header)
+            self.mail.drop(rank, header.sizes)
         return None
 
     def _find_end(self, rank: int, header: Header) -> GpuoptError | None:
         """Returns the error if a header says that its rank has failed or finished."""
-        if header.run >= self._run and header.kind == _FAILED:
+        if header.run >= self._run and header.kind == Kind.FAILED:
             return WorkerFailedError(header.inline.decode(errors="replace"))
-        if header.run > self._run or (header.run == self._run and header.kind == _FINISHED):
+        if header.run > self._run or (header.run == self._run and header.kind == Kind.FINISHED):
             return CancelledError(f"rank {rank} has finished, and will not come")
         return None
 
     def _take_message(self, rank: int) -> bytes | GpuoptError | None:
         """Takes a rank's next message out of its inbox if all of it is there, or the rank's end."""
-        inbox = self._inbox[rank]
+        inbox = self.mail.inbox[rank]
         while rank not in self._incoming and inbox:
             header = inbox[0]
             end = self._find_end(rank, header)
             if end is not None:
                 return end
             inbox.popleft()
-            if header.run == self._run and header.kind == _MESSAGE:
+            if header.run == self._run and header.kind == Kind.MESSAGE:
                 if not header.sizes:
                     return header.inline
                 block = np.empty(header.sizes[0], np.uint8)
-                self._incoming[rank] = self._move(self._comm.Irecv, block, rank)
+                self._incoming[rank] = self.mail.begin_receive(rank, block)
             else:
-                self._drop(rank, header)
+                self.mail.drop(rank, header.sizes)
                 if header.run == self._run:
                     raise ValueError(f"rank {rank} makes another call than to send a message")
         pieces = self._incoming.get(rank)
-        if pieces is None or not self._mpi.Request.Testall([request for request, _ in pieces]):
+        if pieces is None or not self._mpi.Request.Testall([piece.request for piece in pieces]):
             return None
         del self._incoming[rank]
-        return b"".join(piece.tobytes() for _, piece in pieces)
+        return b"".join(piece.memory.tobytes() for piece in pieces)
 
-    def _complete(self, requests: list[tuple[Any, Any]], waiting: WaitForRanks) -> None:
-        """Waits until all blocks have been sent and received."""
-        pending = requests
-        try:
-            while pending:
-                done = self._mpi.Request.Testsome([request for request, _ in pending])
-                if done:
-                    pending = [each for i, each in enumerate(pending) if i not in set(done)]
-                    waiting.has_progress()
-                    continue
-                self._poll()
-                self._look_for_failure()
-                if not waiting.pause(_LONGEST_SLEEP_IN_TRANSFER_S):
-                    self._finish(
-                        DeadlineExceededError,
-                        f"{waiting.what} was not done within {self._timeout_s:g} s",
-                    )
-                self._raise_end()
-        finally:
-            self._in_flight += pending
+    def complete(self, transfers: Sequence[Transfer], waiting: WaitForRanks) -> None:
+        """Waits until blocks have been sent and received."""
+        pending = [transfer for transfer in transfers if transfer.request]
+        requests = [transfer.request for transfer in pending]
+        statuses = [self._mpi.Status() for _ in requests]
+        test_all = self._mpi.Request.Testall
+        while not any(test_all(requests, statuses) for _ in range(_TESTS_BEFORE_PAUSE)):
+            self._pause(waiting)
+        for transfer, status in zip(pending, statuses, strict=True):
+            if transfer.source is not None:
+                received = status.Get_count(self._mpi.BYTE)
+                while received < transfer.memory.nbytes:
+                    # It has given up, and says why in a header.
+                    self._pause(waiting, [transfer.source])
+
+    def _pause(self, waiting: WaitForRanks, missing: Sequence[int] = ()) -> None:
+        """Lets time pass in which ranks may send; raises if one has failed, or time is over."""
+        self.mail.poll()
+        self._look_for_failure()
+        if not waiting.pause(_LONGEST_SLEEP_IN_TRANSFER_S, missing):
+            self._finish(
+                DeadlineExceededError, f"{waiting.what} was not done within {self._timeout_s:g} s"
+            )
+        self._raise_end()
 
     def _look_for_failure(self) -> None:
         """Ends the run if a rank has failed, whatever it sent before that."""
-        for rank in self._others:
-            for header in self._inbox[rank]:
-                if header.kind == _FAILED and header.run >= self._run:
+        for rank in self.mail.others:
+            for header in self.mail.inbox[rank]:
+                if header.kind == Kind.FAILED and header.run >= self._run:
                     self._finish(WorkerFailedError, header.inline.decode(errors="replace"))
-
-    def _poll(self) -> None:
-        """Receives all headers that have come, and lets go of what has been sent."""
-        mpi = self._mpi
-        while (
-            message := self._comm.Improbe(mpi.ANY_SOURCE, _HEADER_TAG, self._status)
-        ) is not None:
-            text = bytearray(self._status.Get_count(mpi.BYTE))
-            # Not Recv: the sender may be needed for the rest of it, and be busy.
-            request = message.Irecv([text, mpi.BYTE])
-            self._arriving[self._status.Get_source()].append((request, text))
-        for arriving, inbox in zip(self._arriving, self._inbox, strict=True):
-            while arriving and arriving[0][0].Test():
-                inbox.append(Header.unpack(bytes(arriving.popleft()[1])))
-        if self._in_flight:
-            self._in_flight = [each for each in self._in_flight if not each[0].Test()]
-
-    def _send_header(self, rank: int, header: Header) -> None:
-        text = header.pack()
-        request = self._comm.Isend([text, self._mpi.BYTE], rank, _HEADER_TAG)
-        if not request.Test():
-            self._in_flight.append((request, text))
-
-    def _move(
-        self, start: Callable[[Any, int, int], Any], block: Bytes, rank: int
-    ) -> list[tuple[Any, Any]]:
-        pieces = [block[i : i + _PIECE_BYTES] for i in range(0, block.nbytes, _PIECE_BYTES)]
-        return [(start([piece, self._mpi.BYTE], rank, _BLOCK_TAG), piece) for piece in pieces]
-
-    def _give_up(self, sends: list[tuple[Any, Any]], headers: Sequence[Header | None]) -> None:
-        """Leaves an exchange: nobody waits for its blocks, and what comes is dropped."""
-        self._in_flight += sends
-        for rank, header in enumerate(headers):
-            if header is not None and rank != self.rank:
-                self._drop(rank, header)
-
-    def _drop(self, rank: int, header: Header) -> None:
-        """Receives the blocks of a header for nobody."""
-        for size in header.sizes:
-            self._in_flight += self._move(self._comm.Irecv, np.empty(size, np.uint8), rank)
 
     def _refuse(self, what: str, error: Exception) -> NoReturn:
         """Ends the run because of an error of MPI's."""
@@ -472,3 +401,8 @@ class Exchange:
         if self._end is not None:
             error, message = self._end
             raise error(message)
+
+
+@lru_cache(maxsize=256)
+def _digest(description: str) -> bytes:
+    return hashlib.blake2b(description.encode(), digest_size=16).digest()

