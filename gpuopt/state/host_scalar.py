@@ -21,13 +21,13 @@ class HostScalar(Variable):
     lost, other than what `assign` and its kin write.
     """
 
-    __slots__ = ("_multiplying",)
+    __slots__ = ("_changing",)
 
     def __init__(self, value: np.generic, name: str, device: Device) -> None:
         super().__init__(value, name=name, trainable=False)
         self.device = device
-        # Python's own: one multiplication long, nobody waits for it.
-        self._multiplying = threading.Lock()
+        # Python's own: one operation long, nobody waits for it.
+        self._changing = threading.Lock()
         renew_after_fork(self)
 
     @property
@@ -40,11 +40,21 @@ class HostScalar(Variable):
 
     def multiply(self, factor: np.floating[Any]) -> None:
         """Multiplies in place; no product is lost if several threads do so at once."""
-        with self._multiplying:
+        with self._changing:
             self._array *= factor
 
+    def add(self, term: float) -> None:
+        """Adds in place; no sum is lost if several threads do so at once."""
+        with self._changing:
+            self._array += term
+
+    def raise_to(self, value: float) -> None:
+        """Makes the value at least so large, in place."""
+        with self._changing:
+            np.maximum(self._array, value, out=self._array)
+
     def after_fork(self) -> None:
-        self._multiplying = threading.Lock()
+        self._changing = threading.Lock()
 
     @property
     def storage(self) -> Any:

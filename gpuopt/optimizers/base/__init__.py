@@ -8,6 +8,7 @@ from gpuopt.optimizers.base.hyperparameters import (
     require_positive,
 )
 from gpuopt.optimizers.base.rule_optimizer import RuleOptimizer, undoable
+from gpuopt.optimizers.base.step_counting import StepCountingOptimizer
 from gpuopt.rules.sources import ours
 from gpuopt.rules.update_rule import update_rule
 
@@ -17,6 +18,7 @@ __all__ = [
     "Hyperparameter",
     "ParameterGroup",
     "RuleOptimizer",
+    "StepCountingOptimizer",
     "ours",
     "require_not_negative",
     "require_positive",
