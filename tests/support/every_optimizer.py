@@ -24,22 +24,29 @@ from gpuopt.rules.update_rule import UpdateRule
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "AdagradDAOptimizer": {"l1_regularization_strength": 0.001},
     "AdamWOptimizer": {"weight_decay": 0.01},
+    "AdaBeliefOptimizer": {"epsilon_root": 1e-4},
     "FtrlOptimizer": {"l1_regularization_strength": 0.01, "beta": 0.1},
+    "LionOptimizer": {"weight_decay": 0.01},
     "MomentumOptimizer": {"momentum": 0.9},
     "MomentumWOptimizer": {"weight_decay": 0.01, "momentum": 0.9},
     "PowerSignOptimizer": {"base": 2.0},
     "ProximalAdagradOptimizer": {"l1_regularization_strength": 0.01},
     "ProximalGradientDescentOptimizer": {"l1_regularization_strength": 0.01},
     "RMSPropOptimizer": {"momentum": 0.5},
+    "ScheduleFreeAdamWOptimizer": {"weight_decay": 0.01},
+    "ScheduleFreeSGDOptimizer": {"weight_decay": 0.01},
+    "TorchSGDOptimizer": {"momentum": 0.9, "weight_decay": 0.01},
 }
 VARIANTS: dict[str, dict[str, Any]] = {
+    "AMSGradOptimizer": {"form": "optax"},
     "MomentumOptimizer": {"use_nesterov": True},
     "MomentumWOptimizer": {"use_nesterov": True},
     "RMSPropOptimizer": {"centered": True},
+    "TorchSGDOptimizer": {"use_nesterov": True},
 }
 # Optimizers whose step is no continuous function of its gradient, as with the sign of a sum: where
 # the terms cancel, their rounding decides which way an element moves.
-DISCONTINUOUS: set[str] = {"AddSignOptimizer", "PowerSignOptimizer"}
+DISCONTINUOUS: set[str] = {"AddSignOptimizer", "LionOptimizer", "PowerSignOptimizer"}
 
 
 # Optimizers whose elements do not each step alone; they have tests of their own.

@@ -281,6 +281,191 @@ def sparse_lars(w, history: History, *, learning_rate, momentum=0.9, use_nestero
     )
 
 
+def torch_adam_w(
+    w,
+    history: History,
+    *,
+    learning_rate=0.001,
+    beta1=0.9,
+    beta2=0.999,
+    epsilon=1e-8,
+    weight_decay=0.01,
+) -> State:
+    """Loshchilov & Hutter 2019, algorithm 2, with alpha * lambda for lambda."""
+    m, v = np.zeros_like(w), np.zeros_like(w)
+    for step, g in history:
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * g**2
+        m_hat, v_hat = m / (1 - beta1**step), v / (1 - beta2**step)
+        w = (1 - learning_rate * weight_decay) * w - learning_rate * m_hat / (
+            np.sqrt(v_hat) + epsilon
+        )
+    return {"var": w, "m": m, "v": v}
+
+
+def ams_grad(
+    w,
+    history: History,
+    *,
+    learning_rate=0.001,
+    beta1=0.9,
+    beta2=0.999,
+    epsilon=1e-8,
+    form="torch",
+) -> State:
+    """Reddi, Kale & Kumar 2018, algorithm 2, whose v is corrected after or before its maximum."""
+    m, v, largest = np.zeros_like(w), np.zeros_like(w), np.zeros_like(w)
+    for step, g in history:
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * g**2
+        correction = 1 - beta2**step
+        largest = np.maximum(largest, v / correction if form == "optax" else v)
+        v_hat = largest if form == "optax" else largest / correction
+        w = w - learning_rate * m / (1 - beta1**step) / (np.sqrt(v_hat) + epsilon)
+    return {"var": w, "m": m, "v": v, "vhat": largest}
+
+
+def torch_nadam(
+    w,
+    history: History,
+    *,
+    learning_rate=0.002,
+    beta1=0.9,
+    beta2=0.999,
+    epsilon=1e-8,
+    momentum_decay=0.004,
+) -> State:
+    """Dozat 2016, algorithm 2, with the schedule of its section 2.2.2."""
+    m, v = np.zeros_like(w), np.zeros_like(w)
+
+    def mu(step):
+        return beta1 * (1 - 0.5 * 0.96 ** (step * momentum_decay))
+
+    for step, g in history:
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * g**2
+        before, after = (np.prod([mu(k + 1) for k in range(n)]) for n in (step, step + 1))
+        ahead = (1 - mu(step)) * g / (1 - before) + mu(step + 1) * m / (1 - after)
+        w = w - learning_rate * ahead / (np.sqrt(v / (1 - beta2**step)) + epsilon)
+    return {"var": w, "m": m, "v": v}
+
+
+def r_adam(
+    w, history: History, *, learning_rate=0.001, beta1=0.9, beta2=0.999, epsilon=1e-8
+) -> State:
+    """Liu et al. 2020, algorithm 2, with 5 for 4; torch adds epsilon to the root of v itself."""
+    m, v = np.zeros_like(w), np.zeros_like(w)
+    longest = 2 / (1 - beta2) - 1
+    for step, g in history:
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * g**2
+        m_hat = m / (1 - beta1**step)
+        length = longest - 2 * step * beta2**step / (1 - beta2**step)
+        if length > 5:
+            r = (length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length)
+            m_hat = m_hat * np.sqrt(r) * np.sqrt(1 - beta2**step) / (np.sqrt(v) + epsilon)
+        w = w - learning_rate * m_hat
+    return {"var": w, "m": m, "v": v}
+
+
+def lion(
+    w, history: History, *, learning_rate=0.0001, beta1=0.9, beta2=0.99, weight_decay=0.0
+) -> State:
+    """Chen et al. 2023, algorithm 2."""
+    m = np.zeros_like(w)
+    for _, g in history:
+        c = beta1 * m + (1 - beta1) * g
+        w = w - learning_rate * (np.sign(c) + weight_decay * w)
+        m = beta2 * m + (1 - beta2) * g
+    return {"var": w, "m": m}
+
+
+def ada_belief(
+    w,
+    history: History,
+    *,
+    learning_rate=0.001,
+    beta1=0.9,
+    beta2=0.999,
+    epsilon=1e-16,
+    epsilon_root=1e-16,
+) -> State:
+    """Zhuang et al. 2020, algorithm 2, with an epsilon of its own in s."""
+    m, s = np.zeros_like(w), np.zeros_like(w)
+    for step, g in history:
+        m = beta1 * m + (1 - beta1) * g
+        s = beta2 * s + (1 - beta2) * (g - m) ** 2 + epsilon_root
+        m_hat, s_hat = m / (1 - beta1**step), s / (1 - beta2**step)
+        w = w - learning_rate * m_hat / (np.sqrt(s_hat) + epsilon)
+    return {"var": w, "m": m, "s": s}
+
+
+def torch_sgd(
+    w,
+    history: History,
+    *,
+    learning_rate=0.001,
+    momentum=0.0,
+    dampening=0.0,
+    weight_decay=0.0,
+    use_nesterov=False,
+) -> State:
+    """The box in the documentation of torch.optim.SGD."""
+    b = np.zeros_like(w)
+    for step, given in history:
+        g = given + weight_decay * w
+        if momentum:
+            b = momentum * b + (1 - dampening) * g if step > 1 else g
+            g = g + momentum * b if use_nesterov else b
+        w = w - learning_rate * g
+    return {"var": w, "momentum": b}
+
+
+def schedule_free_adam_w(
+    w,
+    history: History,
+    *,
+    learning_rate=0.0025,
+    beta1=0.9,
+    beta2=0.999,
+    epsilon=1e-8,
+    weight_decay=0.0,
+) -> State:
+    """Defazio et al. 2024, algorithm 1, with a constant learning rate; the bias of v is corrected.
+
+    `learning_rate` may be a function of the step, as in a warm-up: weights are squares of the
+    largest so far.
+    """
+
+    def direction(step, g, v):
+        v = beta2 * v + (1 - beta2) * g**2
+        return g / (np.sqrt(v / (1 - beta2**step)) + epsilon), v
+
+    return _schedule_free(w, history, direction, learning_rate, beta1, weight_decay)
+
+
+def schedule_free_sgd(
+    w, history: History, *, learning_rate=1.0, beta1=0.9, weight_decay=0.0
+) -> State:
+    """Defazio et al. 2024, equations 3 to 5, with the weights of its algorithm 1."""
+    return _schedule_free(w, history, lambda _, g, v: (g, v), learning_rate, beta1, weight_decay)
+
+
+def _schedule_free(w, history: History, direction, learning_rate, beta1, weight_decay) -> State:
+    x, y, z, v = w, w, w, np.zeros_like(w)
+    rate_at = learning_rate if callable(learning_rate) else lambda step: learning_rate
+    rates: list[float] = []
+    for step, g in history:
+        rates.append(rate_at(step))
+        u, v = direction(step, g, v)
+        z = z - rates[-1] * (u + weight_decay * y)
+        weights = [max(rates[: k + 1]) ** 2 for k in range(step)]
+        c = weights[-1] / sum(weights)
+        x = (1 - c) * x + c * z
+        y = (1 - beta1) * z + beta1 * x
+    return {"var": y, "z_minus_y": z - y, "v": v, "x": x}
+
+
 # A step that does not name a row is not in the row's history.
 lazy_adam = adam
 adam_w, momentum_w, adagrad_w, reg_adagrad = adam, momentum, adagrad, adagrad

@@ -1,0 +1,87 @@
+"""AdaBelief."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Unpack
+
+import numpy as np
+
+from gpuopt.optimizers.base import (
+    Common,
+    Hyperparameter,
+    StepCountingOptimizer,
+    ours,
+    update_rule,
+)
+
+
+@update_rule(cuda=ours("ada_belief.cuh", "AdaBelief"), squares=("s",))
+def ada_belief(
+    var: Any,
+    grad: Any,
+    m: Any,
+    s: Any,
+    *,
+    step_size: Any,
+    beta1: Any,
+    beta2: Any,
+    epsilon: Any,
+    epsilon_root: Any,
+) -> None:
+    m += (1 - beta1) * (grad - m)
+    s += (1 - beta2) * ((grad - m) * (grad - m) - s) + epsilon_root
+    var -= step_size * m / (np.sqrt(s) + epsilon)
+
+
+class AdaBeliefOptimizer(StepCountingOptimizer):
+    """AdaBelief (Zhuang et al. 2020, algorithm 2): long steps where gradients are as expected.
+
+        m += (1 - beta1) * (g - m)
+        s += (1 - beta2) * ((g - m)^2 - s) + epsilon_root
+        m', s' = m / (1 - beta1^t), s / (1 - beta2^t)
+        w -= learning_rate * m' / (sqrt(s') + epsilon)
+
+    It is `optax.adabelief`, with its defaults; the paper has one epsilon for both, and adds it to
+    `s` in every step, as this does. A sparse gradient updates the rows it names. Python floats keep
+    all digits. `t` is the variable `step`, float64, shared by all variables.
+
+    Args:
+        learning_rate: Step size.
+        beta1: Decay of the gradient's average `m`.
+        beta2: Decay of the average `s` of the squared distance between gradient and `m`.
+        epsilon: Keeps the division finite.
+        epsilon_root: What is added to `s` in every step.
+        use_locking, name, on_nonfinite: See `Optimizer`.
+    """
+
+    rule = ada_belief
+
+    def __init__(
+        self,
+        learning_rate: Hyperparameter = 0.001,
+        beta1: Hyperparameter = 0.9,
+        beta2: Hyperparameter = 0.999,
+        epsilon: Hyperparameter = 1e-16,
+        epsilon_root: Hyperparameter = 1e-16,
+        **common: Unpack[Common],
+    ) -> None:
+        super().__init__(
+            common,
+            learning_rate=learning_rate,
+            beta1=beta1,
+            beta2=beta2,
+            epsilon=epsilon,
+            epsilon_root=epsilon_root,
+        )
+
+    def _scalars(self, real: type[np.floating[Any]]) -> Mapping[str, np.floating[Any]]:
+        learning_rate, epsilon = self._given("learning_rate", "epsilon")
+        root = np.sqrt(self._bias_correction("beta2", real))
+        return {
+            "step_size": real(learning_rate * root / self._bias_correction("beta1", real)),
+            "beta1": real(self._hyper("beta1")),
+            "beta2": real(self._hyper("beta2")),
+            "epsilon": real(epsilon * root),
+            "epsilon_root": real(self._hyper("epsilon_root")),
+        }

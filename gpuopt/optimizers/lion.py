@@ -1,0 +1,64 @@
+"""Lion."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Unpack
+
+import numpy as np
+
+from gpuopt.optimizers.base import (
+    Common,
+    Hyperparameter,
+    StepCountingOptimizer,
+    ours,
+    update_rule,
+)
+from gpuopt.optimizers.base.weight_decay import RuleWithWeightDecay
+
+
+@update_rule(cuda=ours("lion.cuh", "Lion"))
+def lion(var: Any, grad: Any, m: Any, *, learning_rate: Any, beta1: Any, beta2: Any) -> None:
+    var -= learning_rate * np.sign(beta1 * m + (1 - beta1) * grad)
+    m += (1 - beta2) * (grad - m)
+
+
+class LionOptimizer(RuleWithWeightDecay, StepCountingOptimizer):
+    """Lion (Chen et al. 2023, algorithm 2): a step of the same length for every weight.
+
+        w -= learning_rate * weight_decay * w
+        w -= learning_rate * sign(beta1 * m + (1 - beta1) * g)
+        m += (1 - beta2) * (g - m)
+
+    There is one form; it is lion-pytorch's, and optax's `lion` but for its default decay. The paper
+    advises learning rates of a third to a tenth of AdamW's, and a decay as much larger.
+
+    A sparse gradient updates the rows it names, and lets them decay. `minimize` and
+    `apply_gradients` take `decay_var_list`: the variables that decay, by default all. Python floats
+    keep all digits.
+
+    Args:
+        learning_rate: How far each weight moves.
+        beta1: How much of `m`, against the gradient, is in the direction.
+        beta2: Decay of the gradient's average `m`.
+        weight_decay: Times the learning rate, the part of the weights that a step takes away.
+        use_locking, name, on_nonfinite: See `Optimizer`.
+    """
+
+    rule = lion
+
+    def __init__(
+        self,
+        learning_rate: Hyperparameter = 0.0001,
+        beta1: Hyperparameter = 0.9,
+        beta2: Hyperparameter = 0.99,
+        weight_decay: Hyperparameter = 0.0,
+        **common: Unpack[Common],
+    ) -> None:
+        super().__init__(
+            weight_decay, common, learning_rate=learning_rate, beta1=beta1, beta2=beta2
+        )
+
+    def _scalars(self, real: type[np.floating[Any]]) -> Mapping[str, np.floating[Any]]:
+        learning_rate, decay = self._given("learning_rate", "weight_decay")
+        return {**super()._scalars(real), "weight_decay": real(learning_rate * decay)}

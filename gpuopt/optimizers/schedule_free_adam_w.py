@@ -1,0 +1,95 @@
+"""Schedule-Free AdamW."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Unpack
+
+import numpy as np
+
+from gpuopt.optimizers.base import Common, Hyperparameter, ours, update_rule
+from gpuopt.optimizers.base.schedule_free import ScheduleFreeOptimizer
+
+
+@update_rule(cuda=ours("schedule_free_adam_w.cuh", "ScheduleFreeAdamW"), squares=("v",))
+def schedule_free_adam_w(
+    var: Any,
+    grad: Any,
+    z_minus_y: Any,
+    v: Any,
+    *,
+    learning_rate: Any,
+    beta1: Any,
+    beta2: Any,
+    epsilon: Any,
+    weight_decay: Any,
+    weight: Any,
+    root: Any,
+) -> None:
+    v += (1 - beta2) * (grad * grad - v)
+    direction = root * grad / (np.sqrt(v) + epsilon)
+    step = learning_rate * (direction + weight_decay * var)
+    kept = (1 - weight) * (z_minus_y - beta1 * step)
+    var += z_minus_y - step - kept
+    z_minus_y[...] = kept
+
+
+class ScheduleFreeAdamWOptimizer(ScheduleFreeOptimizer):
+    """Schedule-Free AdamW (Defazio et al. 2024, algorithm 1): averages in place of a schedule.
+
+        v += (1 - beta2) * (g^2 - v)
+        z -= learning_rate * (g / (sqrt(v / (1 - beta2^t)) + epsilon) + weight_decay * y)
+        x += c * (z - x)                               c = s(t) / (s(1) + ... + s(t))
+        y = (1 - beta1) * z + beta1 * x                s(t) = (largest learning rate so far)^2
+
+    The variable is `y`, where gradients are computed. A model is evaluated with `x`:
+    `evaluation_weights` computes it. What is kept is `v`, and `z - y` in the slot `z_minus_y`.
+
+    It is `schedulefree.AdamWScheduleFree` with its `r` of 0 and `weight_lr_power` of 2; its warm-up
+    is a schedule of the learning rate here. The paper's algorithm has the warm-up alone in `s`. A
+    sparse gradient updates the rows it names: the average of a row that it does not name stays
+    where it is. Python floats keep all digits. The variables `step`, `weight_sum` and
+    `largest_learning_rate` are float64, and shared by all variables.
+
+    Args:
+        learning_rate: Step size of `z`.
+        beta1: How much of `y` is `x`. Above 0.
+        beta2: Decay of the squared gradient's average `v`.
+        epsilon: Keeps the division finite.
+        weight_decay: Times the learning rate, the part of `y` that a step takes from `z`.
+        use_locking, name, on_nonfinite: See `Optimizer`.
+
+    Raises:
+        ValueError: `beta1` is not positive.
+    """
+
+    rule = schedule_free_adam_w
+
+    def __init__(
+        self,
+        learning_rate: Hyperparameter = 0.0025,
+        beta1: Hyperparameter = 0.9,
+        beta2: Hyperparameter = 0.999,
+        epsilon: Hyperparameter = 1e-8,
+        weight_decay: Hyperparameter = 0.0,
+        **common: Unpack[Common],
+    ) -> None:
+        super().__init__(
+            common,
+            learning_rate=learning_rate,
+            beta1=beta1,
+            beta2=beta2,
+            epsilon=epsilon,
+            weight_decay=weight_decay,
+        )
+
+    def _scalars(self, real: type[np.floating[Any]]) -> Mapping[str, np.floating[Any]]:
+        [epsilon] = self._given("epsilon")
+        root = np.sqrt(self._bias_correction("beta2", real))
+        names = ("learning_rate", "beta1", "beta2", "weight_decay")
+        return {
+            **{name: real(self._hyper(name)) for name in names},
+            "epsilon": real(epsilon * root),
+            "weight": real(self._weight()),
+            "root": real(root),
+        }

@@ -1,0 +1,70 @@
+"""Adam with decoupled weight decay, as torch has it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Unpack
+
+import numpy as np
+
+from gpuopt.optimizers.adam import adam
+from gpuopt.optimizers.base import Common, Hyperparameter, StepCountingOptimizer
+from gpuopt.optimizers.base.weight_decay import RuleWithWeightDecay
+
+
+class TorchAdamWOptimizer(RuleWithWeightDecay, StepCountingOptimizer):
+    """Adam with decoupled weight decay (Loshchilov & Hutter 2019), in torch's form.
+
+        w -= learning_rate * weight_decay * w
+        m += (1 - beta1) * (g - m)
+        v += (1 - beta2) * (g^2 - v)
+        w -= learning_rate * m' / (sqrt(v') + epsilon)
+        m', v' = m / (1 - beta1^t), v / (1 - beta2^t)
+
+    It is `torch.optim.AdamW`, and optax's `adamw`. In `AdamWOptimizer`, which is TensorFlow's, the
+    decay is `weight_decay * w`, and epsilon is added before the correction of `v`. With a
+    `weight_decay` of 0, it is `torch.optim.Adam`.
+
+    A sparse gradient updates the rows it names, and lets them decay. `minimize` and
+    `apply_gradients` take `decay_var_list`: the variables that decay, by default all. Python floats
+    keep all digits. `t` is the variable `step`, float64, shared by all variables.
+
+    Args:
+        learning_rate: Step size.
+        beta1: Decay of the gradient's average `m`.
+        beta2: Decay of the squared gradient's average `v`.
+        epsilon: Keeps the division finite.
+        weight_decay: Times the learning rate, the part of the weights that a step takes away.
+        use_locking, name, on_nonfinite: See `Optimizer`.
+    """
+
+    rule = adam
+
+    def __init__(
+        self,
+        learning_rate: Hyperparameter = 0.001,
+        beta1: Hyperparameter = 0.9,
+        beta2: Hyperparameter = 0.999,
+        epsilon: Hyperparameter = 1e-8,
+        weight_decay: Hyperparameter = 0.01,
+        **common: Unpack[Common],
+    ) -> None:
+        super().__init__(
+            weight_decay,
+            common,
+            learning_rate=learning_rate,
+            beta1=beta1,
+            beta2=beta2,
+            epsilon=epsilon,
+        )
+
+    def _scalars(self, real: type[np.floating[Any]]) -> Mapping[str, np.floating[Any]]:
+        learning_rate, epsilon, decay = self._given("learning_rate", "epsilon", "weight_decay")
+        root = np.sqrt(self._bias_correction("beta2", real))
+        return {
+            "step_size": real(learning_rate * root / self._bias_correction("beta1", real)),
+            "beta1": real(self._hyper("beta1")),
+            "beta2": real(self._hyper("beta2")),
+            "epsilon": real(epsilon * root),
+            "weight_decay": real(learning_rate * decay),
+        }

@@ -1,0 +1,114 @@
+"""NAdam, as torch has it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Unpack
+
+import numpy as np
+
+from gpuopt.optimizers.base import (
+    Common,
+    Hyperparameter,
+    StepCountingOptimizer,
+    ours,
+    require_not_negative,
+    undoable,
+    update_rule,
+)
+from gpuopt.state.state import Range
+
+
+@update_rule(cuda=ours("torch_nadam.cuh", "TorchNadam"), squares=("v",))
+def torch_nadam(
+    var: Any,
+    grad: Any,
+    m: Any,
+    v: Any,
+    *,
+    gradient_step: Any,
+    average_step: Any,
+    beta1: Any,
+    beta2: Any,
+    epsilon: Any,
+) -> None:
+    m += (1 - beta1) * (grad - m)
+    v += (1 - beta2) * (grad * grad - v)
+    var -= (gradient_step * grad + average_step * m) / (np.sqrt(v) + epsilon)
+
+
+class TorchNAdamOptimizer(StepCountingOptimizer):
+    """NAdam (Dozat 2016, algorithm 2), in torch's form: with Dozat's schedule of `mu`.
+
+        m += (1 - beta1) * (g - m)
+        v += (1 - beta2) * (g^2 - v)
+        mu(t) = beta1 * (1 - 0.96^(momentum_decay * t) / 2)
+        ahead = (1 - mu(t)) * g / (1 - mu(1) ... mu(t))
+              + mu(t+1) * m / (1 - mu(1) ... mu(t+1))
+        w -= learning_rate * ahead / (sqrt(v / (1 - beta2^t)) + epsilon)
+
+    It is `torch.optim.NAdam`. In `NadamOptimizer`, which is TensorFlow's contrib's, and in optax's
+    `nadam`, `mu` is `beta1` in every step; torch's takes about half of it at first.
+
+    A sparse gradient updates the rows it names. Python floats keep all digits. `t` is the variable
+    `step`, and the product of `mu` so far `mu_product`; both are float64 and shared by all
+    variables.
+
+    Args:
+        learning_rate: Step size.
+        beta1: Decay of the gradient's average `m`.
+        beta2: Decay of the squared gradient's average `v`.
+        epsilon: Keeps the division finite.
+        momentum_decay: How fast `mu` grows; not below 0.
+        use_locking, name, on_nonfinite: See `Optimizer`.
+
+    Raises:
+        ValueError: `momentum_decay` is below 0.
+    """
+
+    rule = torch_nadam
+    counters: ClassVar[Mapping[str, float]] = {"step": 0.0, "mu_product": 1.0}
+
+    def __init__(
+        self,
+        learning_rate: Hyperparameter = 0.002,
+        beta1: Hyperparameter = 0.9,
+        beta2: Hyperparameter = 0.999,
+        epsilon: Hyperparameter = 1e-8,
+        momentum_decay: Hyperparameter = 0.004,
+        **common: Unpack[Common],
+    ) -> None:
+        require_not_negative(momentum_decay=momentum_decay)
+        super().__init__(
+            common,
+            learning_rate=learning_rate,
+            beta1=beta1,
+            beta2=beta2,
+            epsilon=epsilon,
+            momentum_decay=momentum_decay,
+        )
+
+    def _state_ranges(self) -> Mapping[str, Range]:
+        return {**super()._state_ranges(), "mu_product": Range(-1.0, 1.0, np.float64)}
+
+    def _mu(self, step: np.float64) -> np.float64:
+        beta1, momentum_decay = self._given("beta1", "momentum_decay")
+        return beta1 * (1 - 0.5 * np.float64(0.96) ** (step * momentum_decay))
+
+    def _scalars(self, real: type[np.floating[Any]]) -> Mapping[str, np.floating[Any]]:
+        learning_rate, epsilon = self._given("learning_rate", "epsilon")
+        root = np.sqrt(self._bias_correction("beta2", real))
+        mu, next_mu = self._mu(self._step()), self._mu(self._step() + 1)
+        product = self._counter("mu_product") * mu
+        return {
+            "gradient_step": real(learning_rate * root * (1 - mu) / (1 - product)),
+            "average_step": real(learning_rate * root * next_mu / (1 - product * next_mu)),
+            "beta1": real(self._hyper("beta1")),
+            "beta2": real(self._hyper("beta2")),
+            "epsilon": real(epsilon * root),
+        }
+
+    @undoable
+    def _finish(self, update_ops: list[Any], name_scope: str) -> None:
+        self.state.host_scalar("mu_product").multiply(self._mu(self._step()))
+        super()._finish(update_ops, name_scope)

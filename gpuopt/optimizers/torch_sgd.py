@@ -1,0 +1,115 @@
+"""Gradient descent with momentum, dampening and weight decay, as torch has it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Unpack
+
+import numpy as np
+
+from gpuopt.optimizers.base import (
+    Common,
+    Hyperparameter,
+    StepCountingOptimizer,
+    ours,
+    update_rule,
+)
+
+
+@update_rule(cuda=ours("torch_sgd.cuh", "TorchSgd"))
+def torch_sgd(var: Any, grad: Any, *, learning_rate: Any, weight_decay: Any) -> None:
+    var -= learning_rate * (grad + weight_decay * var)
+
+
+@update_rule(cuda=ours("torch_sgd.cuh", "TorchMomentum"))
+def torch_momentum(
+    var: Any,
+    grad: Any,
+    momentum: Any,
+    *,
+    learning_rate: Any,
+    weight_decay: Any,
+    decay: Any,
+    added: Any,
+) -> None:
+    momentum *= decay
+    momentum += added * (grad + weight_decay * var)
+    var -= learning_rate * momentum
+
+
+@update_rule(cuda=ours("torch_sgd.cuh", "TorchNesterov"))
+def torch_nesterov(
+    var: Any, grad: Any, momentum: Any, *, learning_rate: Any, weight_decay: Any, decay: Any
+) -> None:
+    step = grad + weight_decay * var
+    momentum *= decay
+    momentum += step
+    var -= learning_rate * (step + decay * momentum)
+
+
+class TorchSGDOptimizer(StepCountingOptimizer):
+    """Gradient descent with momentum, in torch's form: with dampening and weight decay.
+
+        g' = g + weight_decay * w
+        a = momentum * a + (1 - dampening) * g'    a = g' in the first step
+        w -= learning_rate * a                     plain
+        w -= learning_rate * (g' + momentum * a)   Nesterov
+        w -= learning_rate * g'                    without momentum; there is no a
+
+    It is `torch.optim.SGD`. The decay is L2 regularization: it goes through the momentum. Without
+    decay and dampening, it is `MomentumOptimizer`. In torch, each parameter has a first step of its
+    own, whose gradient is not dampened; here, the optimizer has.
+
+    A sparse gradient updates the rows it names; `a` does not decay elsewhere. Python floats keep
+    all digits. The variable `step`, float64, counts steps.
+
+    Args:
+        learning_rate: Step size.
+        momentum: What remains of the accumulator after a step.
+        dampening: The part of each gradient, after the first, that is left out of `a`.
+        weight_decay: How much of the weights is added to a gradient.
+        use_nesterov: Look ahead along the accumulator.
+        use_locking, name, on_nonfinite: See `Optimizer`.
+
+    Raises:
+        ValueError: `use_nesterov` is given without momentum, or with dampening.
+    """
+
+    rule = torch_momentum
+
+    def __init__(
+        self,
+        learning_rate: Hyperparameter = 0.001,
+        momentum: Hyperparameter = 0.0,
+        dampening: Hyperparameter = 0.0,
+        weight_decay: Hyperparameter = 0.0,
+        use_nesterov: bool = False,
+        **common: Unpack[Common],
+    ) -> None:
+        has_momentum = callable(momentum) or momentum != 0
+        if use_nesterov and (not has_momentum or callable(dampening) or dampening != 0):
+            raise ValueError(
+                "use_nesterov needs momentum and no dampening, got "
+                f"momentum={momentum!r} and dampening={dampening!r}"
+            )
+        super().__init__(
+            common,
+            learning_rate=learning_rate,
+            momentum=momentum,
+            dampening=dampening,
+            weight_decay=weight_decay,
+        )
+        if use_nesterov:
+            self.rule = torch_nesterov
+        elif not has_momentum:
+            self.rule = torch_sgd
+
+    def _scalars(self, real: type[np.floating[Any]]) -> Mapping[str, np.floating[Any]]:
+        [dampening] = self._given("dampening")
+        every = {
+            "learning_rate": real(self._hyper("learning_rate")),
+            "weight_decay": real(self._hyper("weight_decay")),
+            "decay": real(self._hyper("momentum")),
+            "added": real(1 if self._step() == 1 else 1 - dampening),
+        }
+        return self.rule.own(every)
