@@ -7,6 +7,7 @@
     python3 run.py test-gpu        run the tests that need a GPU: on one, or on a driver without
     python3 run.py test-gpu-full   the same; without one, streams run in 20 times as many orders
     python3 run.py test-ranks      run the tests of several processes, over Open MPI and MPICH
+    python3 run.py test-peers      compare with optimizers of torch, optax and others
     python3 run.py test-kernels    run the kernels' own tests on the CPU, under sanitizers
     python3 run.py test-kernels-full    the same, and compile all of them for all GPUs
     python3 run.py lint            check style, types, layers and the Dockerfile
@@ -58,6 +59,7 @@ GROUPS = {
     "test-gpu": ["test", "gpu"],
     "test-gpu-full": ["test", "gpu"],
     "test-ranks": ["test", "gpu"],
+    "test-peers": [],
     "test-kernels": ["test", "kernels"],
     "test-kernels-full": ["test", "kernels"],
     "lint": ["lint", "test"],
@@ -94,6 +96,8 @@ def main() -> int:
         return test_gpu(arguments, is_full=task.endswith("full"))
     if task == "test-ranks":
         return test_ranks(arguments)
+    if task == "test-peers":
+        return test_peers(arguments)
     if task in ("test-kernels", "test-kernels-full"):
         return test_kernels(arguments, is_full=task.endswith("full"))
     modules = {"demo": ["gpuopt", "demo"], "bench": ["bench"], "docs": ["mkdocs", "build", "-s"]}
@@ -296,6 +300,15 @@ def test_ranks(arguments: Sequence[str]) -> int:
     if failed:
         print(f"run.py: failed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def test_peers(arguments: Sequence[str]) -> int:
+    """Runs the tests that compare with the optimizers of other libraries."""
+    python = set_up_beside("peers", [], ["peers"])
+    command = [str(python), "-m", "pytest", "-m", "peers", "-p", "no:cacheprovider"]
+    environment = {**SINGLE_THREADED, **os.environ, "GPUOPT_REQUIRE": "peers"}
+    command += ["tests/optimizers/test_peers.py", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment).returncode
 
 
 def set_up_beside(name: str, packages: Sequence[str], groups: Sequence[str]) -> Path:

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 import driver
 import fake_cupy
 import mpi_job
+import peers
 import pytest
 from build_cache import build_cache
 from emulator import EmulatorLauncher
@@ -49,6 +50,7 @@ NEEDS = {
     ),
     "nvrtc": (has_nvrtc, "cuda-core, NVRTC or nvdisasm is not installed"),
     "mpi": (lambda: mpi_job.what_is_missing() is None, mpi_job.what_is_missing()),
+    "peers": (lambda: peers.what_is_missing() is None, peers.what_is_missing()),
     "torch": (lambda: find_spec("torch") is not None, "torch is not installed"),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -169,7 +170,8 @@ def extend_with_decoupled_weight_decay(base_optimizer: type[Optimizer]) -> Any:
         base_optimizer: A class of gpuopt, or of your own.
 
     Raises:
-        TypeError: `base_optimizer` is no class of optimizers, or one of wrappers around others.
+        TypeError: `base_optimizer` is no class of optimizers, or one of wrappers around others, or
+            has a weight decay of its own.
     """
     if not (isinstance(base_optimizer, type) and issubclass(base_optimizer, Optimizer)):
         raise TypeError(f"base_optimizer must be a class of optimizers, got {base_optimizer!r}")
@@ -177,6 +179,8 @@ def extend_with_decoupled_weight_decay(base_optimizer: type[Optimizer]) -> Any:
         raise TypeError(
             f"{base_optimizer.__name__} wraps another optimizer: extend the class of that one"
         )
+    if "weight_decay" in inspect.signature(base_optimizer).parameters:
+        raise TypeError(f"{base_optimizer.__name__} has a weight_decay already")
     by_rule = issubclass(base_optimizer, RuleOptimizer) and (
         hooks_of(base_optimizer) == hooks_of(RuleOptimizer)
     )
