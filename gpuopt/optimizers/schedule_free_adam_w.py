@@ -18,17 +18,15 @@ def schedule_free_adam_w(
     z_minus_y: Any,
     v: Any,
     *,
-    learning_rate: Any,
+    step_size: Any,
+    decay: Any,
     beta1: Any,
     beta2: Any,
     epsilon: Any,
-    weight_decay: Any,
     weight: Any,
-    root: Any,
 ) -> None:
     v += (1 - beta2) * (grad * grad - v)
-    direction = root * grad / (np.sqrt(v) + epsilon)
-    step = learning_rate * (direction + weight_decay * var)
+    step = step_size * grad / (np.sqrt(v) + epsilon) + decay * var
     kept = (1 - weight) * (z_minus_y - beta1 * step)
     var += z_minus_y - step - kept
     z_minus_y[...] = kept
@@ -84,12 +82,13 @@ class ScheduleFreeAdamWOptimizer(ScheduleFreeOptimizer):
         )
 
     def _scalars(self, real: type[np.floating[Any]]) -> Mapping[str, np.floating[Any]]:
-        [epsilon] = self._given("epsilon")
+        learning_rate, epsilon, decay = self._given("learning_rate", "epsilon", "weight_decay")
         root = np.sqrt(self._bias_correction("beta2", real))
-        names = ("learning_rate", "beta1", "beta2", "weight_decay")
         return {
-            **{name: real(self._hyper(name)) for name in names},
+            "step_size": real(learning_rate * root),
+            "decay": real(learning_rate * decay),
+            "beta1": real(self._hyper("beta1")),
+            "beta2": real(self._hyper("beta2")),
             "epsilon": real(epsilon * root),
             "weight": real(self._weight()),
-            "root": real(root),
         }

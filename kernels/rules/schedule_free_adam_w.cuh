@@ -10,16 +10,16 @@ struct ScheduleFreeAdamW {
 
   template <class Real>
   struct Scalars {
-    Real learning_rate, beta1, beta2, epsilon, weight_decay, weight, root;
+    Real step_size, decay, beta1, beta2, epsilon, weight;
   };
 
   template <class Real>
   GPUOPT_INLINE static void apply(Real& var, Real grad, Real* slot, const Scalars<Real>& s) {
     Real& z_minus_y = slot[0];
     Real& v = slot[1];
+    const Real decay = s.decay * var;
     v += (Real(1) - s.beta2) * (grad * grad - v);
-    const Real direction = s.root * grad / (square_root(v) + s.epsilon);
-    const Real step = s.learning_rate * (direction + s.weight_decay * var);
+    const Real step = s.step_size * grad / (square_root(v) + s.epsilon) + s.decay * var;
     const Real kept = (Real(1) - s.weight) * (z_minus_y - s.beta1 * step);
     var += z_minus_y - step - kept;
     z_minus_y = kept;

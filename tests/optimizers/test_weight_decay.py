@@ -195,8 +195,10 @@ def test_a_frozen_accumulator_and_decay_go_together() -> None:
             lambda: gpuopt.TowerOptimizer,
             "TowerOptimizer wraps another optimizer: extend the class of that",
         ),
+        (lambda: gpuopt.LARSOptimizer, "LARSOptimizer has a weight_decay already"),
+        (lambda: gpuopt.LionOptimizer, "LionOptimizer has a weight_decay already"),
     ],
-    ids=["name", "instance", "wrapper"],
+    ids=["name", "instance", "wrapper", "decay of its own", "decoupled already"],
 )
 def test_what_is_no_class_of_optimizers_is_not_extended(
     base: Callable[[], Any], words: str

@@ -103,7 +103,7 @@ CASES = [
 
 
 def call(name: str, arguments: dict[str, Any]) -> str:
-    return f"{name}({', '.join(f'{key}={value}' for key, value in arguments.items())})"
+    return f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
 
 
 def what_is_missing() -> str | None:

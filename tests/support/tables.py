@@ -9,6 +9,8 @@ import inspect
 import re
 from pathlib import Path
 
+import peers
+
 import gpuopt.optimizers
 import gpuopt.wrappers
 from gpuopt import Optimizer
@@ -29,6 +31,19 @@ variables](guides/parameter_groups.md). Slots are what an optimizer keeps for ea
 
 | | | arguments | slots |
 |---|---|---|---|
+"""
+
+FORMS = f"""
+## Beside torch, optax and others
+
+Libraries give the same name to different formulas. Here, an optimizer without a library in its name
+has TensorFlow's form, if TensorFlow 1 has it: its docstring says which one is meant. This is how
+far the weights of two optimizers end from each other after {peers.STEPS} steps in float64, relative
+to how far the other library's have moved; at a learning rate of 0.01, with gradients that do not
+depend on the weights. `make test-peers` measures it.
+
+| here | there | distance |
+|---|---|---|
 """
 
 WRAPPERS = """
@@ -74,7 +89,8 @@ def pages() -> dict[Path, str]:
     rows = map(in_full, optimizers())
     of_workers = [each for each in wrappers() if is_for_workers(each)]
     others = [each for each in wrappers() if each not in of_workers]
-    page = PAGE + "".join(rows) + WRAPPERS + "".join(map(wrapper_in_full, others))
+    page = PAGE + "".join(rows) + FORMS + "".join(map(in_comparison, peers.CASES))
+    page += WRAPPERS + "".join(map(wrapper_in_full, others))
     page += WORKERS + "".join(map(wrapper_in_full, of_workers))
     return {readme: text, ROOT / "docs" / "optimizers.md": page}
 
@@ -98,6 +114,15 @@ def in_full(optimizer: type[RuleOptimizer]) -> str:
     )
     slots = ", ".join(f"`{slot}`" for slot in optimizer.rule.slots)
     return f"| `{optimizer.__name__}` | {summary} | `{arguments}` | {slots} |\n"
+
+
+def in_comparison(case: peers.Case) -> str:
+    distance = f"{case.distance:.2g}" if case.distance else "rounding"
+    ours, theirs = (
+        peers.call(name, arguments)
+        for name, arguments in ((case.ours, case.arguments), (case.peer, case.settings))
+    )
+    return f"| `{ours}` | `{theirs}` | {distance} |\n"
 
 
 def wrappers() -> list[type[Optimizer]]:

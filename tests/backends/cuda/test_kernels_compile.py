@@ -39,7 +39,10 @@ def max_registers(kernel: Kernel, architecture: str) -> int:
         return 128
     if is_sparse_update:  # several rows' gradients beside the rule's state
         return 80 if slots < 3 and "float" in kernel.types else 96
-    return 80 if {"double", "unsigned long long"} & {*kernel.types} else 64
+    wide = {"double", "unsigned long long"}
+    if architecture == "sm_75":  # it has no instructions for bfloat16
+        wide |= {"__nv_bfloat16"}
+    return 80 if wide & {*kernel.types} else 64
 
 
 def selected(architecture: str) -> Iterable[UpdateRule]:
