@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,20 @@ from gpuopt.optimizers.base import ours, update_rule
 
 @update_rule(cuda=ours("nadam.cuh", "Nadam"), squares=("v",))
 def nadam(
-    var: Any, grad: Any, m: Any, v: Any, *, step_size: Any, beta1: Any, beta2: Any, epsilon: Any
+    var: Any,
+    grad: Any,
+    m: Any,
+    v: Any,
+    *,
+    gradient_step: Any,
+    average_step: Any,
+    beta1: Any,
+    beta2: Any,
+    epsilon: Any,
 ) -> None:
-    added = (1 - beta1) * grad
-    m *= beta1
-    m += added
+    m += (1 - beta1) * (grad - m)
     v += (1 - beta2) * (grad * grad - v)
-    var -= step_size * (beta1 * m + added) / (np.sqrt(v) + epsilon)
+    var -= (gradient_step * grad + average_step * m) / (np.sqrt(v) + epsilon)
 
 
 @update_rule(cuda=ours("nadam.cuh", "NadamDecay"), squares=("v",))
@@ -42,3 +50,12 @@ class NadamOptimizer(AdamOptimizer):
     rule = nadam
     rule_of_other_rows = nadam_decay
     instead_of_all_rows = ""
+
+    def _scalars(self, real: type[np.floating[Any]]) -> Mapping[str, np.floating[Any]]:
+        scalars = dict(super()._scalars(real))
+        step_size = scalars.pop("step_size")
+        return {
+            **scalars,
+            "gradient_step": step_size * (1 - scalars["beta1"]),
+            "average_step": step_size * scalars["beta1"],
+        }

@@ -11,30 +11,11 @@ from gpuopt.optimizers.base import (
     Common,
     Hyperparameter,
     StepCountingOptimizer,
-    ours,
     require_not_negative,
     undoable,
-    update_rule,
 )
+from gpuopt.optimizers.nadam import nadam
 from gpuopt.state.state import Range
-
-
-@update_rule(cuda=ours("torch_nadam.cuh", "TorchNadam"), squares=("v",))
-def torch_nadam(
-    var: Any,
-    grad: Any,
-    m: Any,
-    v: Any,
-    *,
-    gradient_step: Any,
-    average_step: Any,
-    beta1: Any,
-    beta2: Any,
-    epsilon: Any,
-) -> None:
-    m += (1 - beta1) * (grad - m)
-    v += (1 - beta2) * (grad * grad - v)
-    var -= (gradient_step * grad + average_step * m) / (np.sqrt(v) + epsilon)
 
 
 class TorchNAdamOptimizer(StepCountingOptimizer):
@@ -67,7 +48,7 @@ class TorchNAdamOptimizer(StepCountingOptimizer):
         ValueError: `momentum_decay` is below 0.
     """
 
-    rule = torch_nadam
+    rule = nadam
     counters: ClassVar[Mapping[str, float]] = {"step": 0.0, "mu_product": 1.0}
 
     def __init__(

@@ -1,4 +1,5 @@
-// Nadam (Dozat 2016) with Adam's step size, and what it does to rows without a gradient.
+// Nadam (Dozat 2016) with separate steps along the gradient and its average, and what TensorFlow's
+// does to rows without a gradient.
 // Mirrors `nadam` and `nadam_decay` in gpuopt/optimizers/nadam.py.
 #pragma once
 #include "../shared/math.cuh"
@@ -10,17 +11,16 @@ struct Nadam {
 
   template <class Real>
   struct Scalars {
-    Real step_size, beta1, beta2, epsilon;
+    Real gradient_step, average_step, beta1, beta2, epsilon;
   };
 
   template <class Real>
   GPUOPT_INLINE static void apply(Real& var, Real grad, Real* slot, const Scalars<Real>& s) {
     Real& m = slot[0];
     Real& v = slot[1];
-    const Real added = (Real(1) - s.beta1) * grad;
-    m = s.beta1 * m + added;
+    m += (Real(1) - s.beta1) * (grad - m);
     v += (Real(1) - s.beta2) * (grad * grad - v);
-    var -= s.step_size * (s.beta1 * m + added) / (square_root(v) + s.epsilon);
+    var -= (s.gradient_step * grad + s.average_step * m) / (square_root(v) + s.epsilon);
   }
 };
 
