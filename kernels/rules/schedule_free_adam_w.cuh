@@ -17,7 +17,6 @@ struct ScheduleFreeAdamW {
   GPUOPT_INLINE static void apply(Real& var, Real grad, Real* slot, const Scalars<Real>& s) {
     Real& z_minus_y = slot[0];
     Real& v = slot[1];
-    const Real decay = s.decay * var;
     v += (Real(1) - s.beta2) * (grad * grad - v);
     const Real step = s.step_size * grad / (square_root(v) + s.epsilon) + s.decay * var;
     const Real kept = (Real(1) - s.weight) * (z_minus_y - s.beta1 * step);
