@@ -1,4 +1,4 @@
-"""Copies of rows are numpy's, on the CPU and by the kernel, within the arrays that they are given."""
+"""Copies of rows are numpy's, on the CPU and by the kernel."""
 
 from __future__ import annotations
 
