@@ -132,7 +132,7 @@ class LocalVariables:
     def refuse_row_changes(self, variables: Sequence[Variable]) -> None:
         for made in self.made():
             for each in (made.variable, made.center, made.beside):
-                if each in variables:
+                if each is not None and each in variables:
                     raise ValueError(
                         f'the rows of "{each.name}" stay as they are: workers exchange '
                         f'"{made.name}" with a global center, and those of all ranks have one shape'

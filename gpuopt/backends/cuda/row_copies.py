@@ -22,41 +22,16 @@ def copy_rows(launcher: Launcher, copies: Sequence[RowCopy]) -> None:
     sources: list[Any] = []
     table: list[CopiedRows] = []
     num_chunks = 0
-    for position, (target, source, from_rows, to_rows) in enumerate(copies):
+    for position, copy in enumerate(copies):
         if position in strided:  # an array that a variable has adopted
-            target[... if to_rows is None else to_rows] = (
-                source if from_rows is None else source[from_rows]
-            )
-            continue
-        is_number = not isinstance(source, xp.ndarray)
-        row_bytes = target[:1].nbytes
-        if to_rows is not None or from_rows is not None:
-            num_rows = (from_rows if to_rows is None else to_rows).shape[0]
-        else:
-            num_rows = target.shape[0]
-        if not row_bytes or not num_rows:
-            continue
-        sources.append(source if is_number else xp.ascontiguousarray(source))
-        at, of = launcher.address(target), 0 if is_number else launcher.address(sources[-1])
-        together = at | of | row_bytes
-        word_bytes = min(together & -together, PACK_BYTES)
-        low, high = _repeated(source, target.dtype) if is_number else (0, 0)
-        row_words = row_bytes // word_bytes
-        table.append(
-            CopiedRows(
-                at,
-                of,
-                0 if from_rows is None else launcher.address(from_rows),
-                0 if to_rows is None else launcher.address(to_rows),
-                low,
-                high,
-                word_bytes,
-                row_words,
-                num_rows * row_words,
-                num_chunks,
-            )
-        )
-        num_chunks += -(-num_rows * row_words // COPY_CHUNK)
+            _assign(copy)
+        elif copy.target[:1].nbytes:
+            is_number = not isinstance(copy.source, xp.ndarray)
+            sources.append(copy.source if is_number else xp.ascontiguousarray(copy.source))
+            row = _described(launcher, copy._replace(source=sources[-1]), is_number, num_chunks)
+            if row.num_words:
+                table.append(row)
+                num_chunks += -(-row.num_words // COPY_CHUNK)
     if not table:
         return
     arrays = xp.empty(len(CopiedRows._fields) * len(table), dtype=np.int64)
@@ -68,6 +43,35 @@ def copy_rows(launcher: Launcher, copies: Sequence[RowCopy]) -> None:
         arrays=arrays,
         num_arrays=len(table),
         num_chunks=num_chunks,
+    )
+
+
+def _assign(copy: RowCopy) -> None:
+    target, source, from_rows, to_rows = copy
+    target[... if to_rows is None else to_rows] = source if from_rows is None else source[from_rows]
+
+
+def _described(launcher: Launcher, copy: RowCopy, is_number: bool, first_chunk: int) -> CopiedRows:
+    """Returns what the kernel takes for a copy between contiguous arrays."""
+    target, source, from_rows, to_rows = copy
+    num_rows = next(rows for rows in (from_rows, to_rows, target) if rows is not None).shape[0]
+    row_bytes = target[:1].nbytes
+    from_address = 0 if is_number else launcher.address(source)
+    to_address = launcher.address(target)
+    together = from_address | to_address | row_bytes
+    word_bytes = min(together & -together, PACK_BYTES)
+    low, high = _repeated(source, target.dtype) if is_number else (0, 0)
+    return CopiedRows(
+        target=to_address,
+        source=from_address,
+        from_rows=0 if from_rows is None else launcher.address(from_rows),
+        to_rows=0 if to_rows is None else launcher.address(to_rows),
+        low=low,
+        high=high,
+        word_bytes=word_bytes,
+        row_words=row_bytes // word_bytes,
+        num_words=num_rows * row_bytes // word_bytes,
+        first_chunk=first_chunk,
     )
 
 
