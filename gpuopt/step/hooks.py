@@ -64,7 +64,8 @@ class Hooks:
         """Returns what a slot's row starts with where its variable gets a new row.
 
         A number; or "value", for the variable's row; or None for the number that the slot was made
-        with, if it was made with one.
+        with, if it was made with one. A slot of another shape than the variable's has rows only if
+        this says what they start with.
         """
         return None
 

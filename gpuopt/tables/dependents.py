@@ -58,40 +58,52 @@ def table_of(variable: Variable) -> Table:
         check_claim(optimizer.state, variable.name, variable)
     for optimizer in optimizers:
         claim_state(optimizer.state, variable.name, variable)
-    found: dict[Variable, Dependent] = {}
+    slots: set[Variable] = set()
+    dependents: list[Dependent] = []
     for optimizer in optimizers:
         for slot_name in optimizer.state.slot_names():
             slot = optimizer.state.slot(variable, slot_name)
-            if slot is not None:
-                new_rows = optimizer._new_slot_rows(slot_name)
-                what = f'slot "{slot_name}" of "{variable.name}" under {type(optimizer).__name__}'
-                found[slot] = Dependent(slot, slot.new_rows if new_rows is None else new_rows, what)
+            if slot is None:
+                continue
+            slots.add(slot)
+            new_rows = optimizer._new_slot_rows(slot_name)
+            what = f'slot "{slot_name}" of "{variable.name}" under {type(optimizer).__name__}'
+            if _has_rows(slot, variable, what, is_said=new_rows is not None):
+                known = slot.new_rows if new_rows is None else new_rows
+                dependents.append(Dependent(slot, known, what))
     for each in global_variables():
-        if each.is_beside(variable) and each not in found:
-            found[each] = Dependent(each, each.new_rows, f'"{each.name}"')
-    table = Table(variable, [each for each in found.values() if _has_rows(each, variable)])
+        if each.is_beside(variable) and each not in slots:
+            what = f'"{each.name}"'
+            if _has_rows(each, variable, what):
+                dependents.append(Dependent(each, each.new_rows, what))
+    table = Table(variable, dependents)
     _refuse_other_names(table)
     return table
 
 
-def _has_rows(dependent: Dependent, variable: Variable) -> bool:
+def _has_rows(dependent: Variable, variable: Variable, what: str, is_said: bool = False) -> bool:
     """Whether it has a row for each row of its variable; False for a scalar, which stays as it is.
 
+    Args:
+        dependent: A slot or an average.
+        variable: What it belongs to.
+        what: Describes it.
+        is_said: Whether its optimizer says what a row of it starts with.
+
     Raises:
-        ValueError: it has other dimensions, or they can be taken for those of one row.
+        ValueError: it has another shape, and its optimizer does not say that it has rows.
     """
-    shape = dependent.variable.shape
-    if shape == variable.shape:
-        return True
+    shape = dependent.shape
     if not shape:
         return False
-    if shape[0] != variable.shape[0] or shape == variable.shape[-len(shape) :]:
-        raise ValueError(
-            f'{dependent.what} has shape {shape}, and "{variable.name}" has shape '
-            f"{variable.shape}: it is not known which part of it belongs to a row, so rows cannot "
-            "come or go"
-        )
-    return True
+    # Not by the height alone, which may be that of one row by chance.
+    if shape == variable.shape or (is_said and shape[0] == variable.shape[0]):
+        return True
+    raise ValueError(
+        f'{what} has shape {shape}, and "{variable.name}" has shape {variable.shape}: it is not '
+        "known which part of it belongs to a row, so rows cannot come or go. If it has a row for "
+        "each, override _new_slot_rows of the optimizer, which says what a row starts with"
+    )
 
 
 def _refuse_other_names(table: Table) -> None:

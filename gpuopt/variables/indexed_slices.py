@@ -84,7 +84,7 @@ class IndexedSlices:
             backend.refuse_capture("from_mask")
             indices = backend.true_positions(to_device(is_chosen, backend.device))
             with backend.enter():
-                return cls(of_all.take(indices, axis=0), indices, of_all.shape)
+                return cls(of_all[indices], indices, of_all.shape)
 
     def check(self) -> None:
         """Repeats the constructor's checks: a user may have changed an array in place since."""
