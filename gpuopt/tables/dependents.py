@@ -115,7 +115,11 @@ def _refuse_other_names(table: Table) -> None:
     others = [
         (f'"{each.name}"', backend.layout(each.storage))
         for each in global_variables()
-        if not each.owns_memory and each not in changed and each.device == device and each.size
+        if each not in changed
+        and each.device == device
+        and each.size
+        # Memory of two variables is one's that has adopted it.
+        and not (each.owns_memory and table.variable.owns_memory)
     ]
     others += [(f'the raw array "{name}"', layout) for name, layout in layouts_of_raw_arrays()]
     for name, other in others:

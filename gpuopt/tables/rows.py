@@ -145,7 +145,7 @@ class Rows:
                 new = checked_rows(table.variable, values, len(numbers))
                 if len(np.unique(numbers)) < len(numbers):
                     raise ValueError(
-                        f'rows to reset of "{self._name}": a row that comes twice cannot get two '
+                        f'rows of "{self._name}" to reset: a row that comes twice cannot get two '
                         "values"
                     )
             else:
@@ -155,7 +155,7 @@ class Rows:
         self._change(reset)
 
     def _numbers(self, rows: Any, verb: str, table: Table) -> np.ndarray[Any, Any]:
-        return row_numbers(rows, table.variable.shape[0], f'rows to {verb} of "{self._name}"')
+        return row_numbers(rows, table.variable.shape[0], f'rows of "{self._name}" to {verb}')
 
     def _change(self, prepare: Callable[[Table], _Changed]) -> None:
         """Changes all copies, between two steps.

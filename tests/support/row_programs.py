@@ -258,7 +258,7 @@ class Program:
     def refused(self) -> None:
         rows, height = gpuopt.rows(self.table), len(self.rows)
         self.log.append("refused")
-        with pytest.raises(IndexError, match=f'rows to keep of "table": .* not in \\[0, {height}'):
+        with pytest.raises(IndexError, match=f'rows of "table" to keep: .* not in \\[0, {height}'):
             rows.keep([*range(height), height])
         with pytest.raises(ValueError, match="must have one for each"):
             rows.remove(np.zeros(height + 1, bool))
