@@ -79,12 +79,14 @@ def test_parts_of_arrays_are_copied_to_any_address(copy: Callable[..., None]) ->
         RowCopy(memory[14:20].view(np.int16), source[2:8].view(np.int16)),
         RowCopy(memory[24:40].view(np.float32), source[8:24].view(np.float32)),
         RowCopy(memory[48:64].view(np.float32)[2:], np.float32(2)),
+        RowCopy(np.zeros((2, 4), np.int32), np.arange(9, dtype=np.int32)[1:].reshape(2, 4)),
     ]
     expected = memory.copy()
     expected[1:12], expected[14:20], expected[24:40] = source[3:14], source[2:8], source[8:24]
     expected[56:64] = np.float32([2, 2]).view(np.int8)
     copy(copies)
     np.testing.assert_array_equal(memory, expected)
+    np.testing.assert_array_equal(copies[-1].target.ravel(), range(1, 9))
 
 
 @pytest.mark.parametrize("copy", [copy_on_host, by_kernel])
