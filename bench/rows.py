@@ -19,8 +19,7 @@ def append_rows() -> Workload:
     optimizer.apply_gradients([(np.ones((_HEIGHT, _WIDTH), np.float32), table)])
     rows = gpuopt.rows(table)
     values = np.ones((_MORE, _WIDTH), np.float32)
-    everything = [table, *(optimizer.get_slot(table, name) for name in ("m", "v"))]
-    copies = [variable.numpy() for variable in everything]
+    copies = [variable.numpy() for variable in (table, *optimizer.state.slots_of(table))]
     by_hand = [copy.copy() for copy in copies]
 
     def copy_arrays() -> None:
