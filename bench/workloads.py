@@ -9,6 +9,7 @@ from bench import autodiff, distributed, step_path
 from bench.checkpoints import delay_by_checkpoint, restore_checkpoint, save_checkpoint
 from bench.harness import Workload
 from bench.host_workloads import make_host_workloads
+from bench.rows import append_rows
 
 
 def make_workloads(pattern: str = "*") -> Iterator[Workload]:
@@ -17,8 +18,8 @@ def make_workloads(pattern: str = "*") -> Iterator[Workload]:
     Args:
         pattern: Yields the workloads whose names match.
     """
-    # First, because making one of these writes to the disk.
-    for make in (save_checkpoint, delay_by_checkpoint, restore_checkpoint):
+    # First, because making one of these writes to the disk, or takes gigabytes.
+    for make in (save_checkpoint, delay_by_checkpoint, restore_checkpoint, append_rows):
         if fnmatch(make.__name__, pattern):
             yield make()
     modules = (autodiff.make_workloads, distributed.make_workloads, step_path.make_workloads)

@@ -42,6 +42,7 @@ from gpuopt.optimizers.base.weight_decay import extend_with_decoupled_weight_dec
 from gpuopt.rules.sources import CudaSource
 from gpuopt.rules.update_rule import UpdateRule, update_rule
 from gpuopt.schedules import *  # noqa: F403
+from gpuopt.tables import Rows, rows
 from gpuopt.training import ExponentialMovingAverage
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.variable import Variable, global_variables, trainable_variables
@@ -83,6 +84,7 @@ __all__ = [
     "MultitaskOptimizerWrapper",
     "Optimizer",
     "ParameterGroup",
+    "Rows",
     "Saver",
     "SparseConditionalAccumulator",
     "SyncReplicasOptimizer",
@@ -107,6 +109,7 @@ __all__ = [
     "optimizer_from_torch",
     "optimizer_to_torch",
     "replicate",
+    "rows",
     "trainable_variables",
     "update_rule",
     "with_gradients",

@@ -6,7 +6,7 @@ import itertools
 import logging
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any, ClassVar, Literal, NoReturn, TypeVar, get_args
 
 from gpuopt.autodiff import engine_of
@@ -343,6 +343,9 @@ class Optimizer(Hooks):
     def _checked_updates(self, given: list[Any]) -> Updates:
         """Checks what a user passes to `apply_gradients`: nothing is written yet."""
         return HookUpdates(self, given)
+
+    def forget_plans(self, changed: Set[Identity]) -> None:
+        """Drops what was prepared for updates of variables that have got other arrays."""
 
     def _describe_state(self) -> Description:
         return Description(

@@ -55,6 +55,24 @@ class SparseUpdate(NamedTuple):
     group: int = 0
 
 
+class RowCopy(NamedTuple):
+    """Rows that are written to an array, from one of the same dtype and width, or as a number.
+
+    Attributes:
+        target: [height, ...], contiguous; shares no memory with `source`.
+        source: [num_rows, ...], or a number of the target's dtype.
+        from_rows: int64 [num_rows], on the device: which rows of `source` are copied; None for all
+            of them, in order.
+        to_rows: int64 [num_rows], on the device, without repeats: which rows of `target` they
+            become; None for all of them, in order.
+    """
+
+    target: Array
+    source: Any
+    from_rows: Array | None = None
+    to_rows: Array | None = None
+
+
 class DensePlan(Protocol):
     """What a backend prepares for updates of some variables of one dtype."""
 
@@ -244,6 +262,9 @@ class Backend(Protocol):
             address: Of its first element.
         """
 
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """Returns new aligned storage; see `full`."""
+
     def full(self, shape: tuple[int, ...], dtype: np.dtype[Any], value: Any) -> Array:
         """Returns new aligned storage with `value` written to it.
 
@@ -347,6 +368,19 @@ class Backend(Protocol):
             refused: From `RowFlags.new`: nothing is written if a bad row was found.
             kept: What owns memory that the plan borrows: see `enter_update`.
         """
+
+    def copy_rows(self, copies: Sequence[RowCopy]) -> None:
+        """Copies rows within this device: on a GPU in one launch, and without a check of the rows.
+
+        No signal handler can run between two of the copies.
+
+        Args:
+            copies: Of any dtypes and shapes. What one writes, no other one reads or writes. To be
+                called inside `enter_update` of all targets and sources.
+        """
+
+    def true_positions(self, mask: Array) -> Array:
+        """Returns where a vector of bool is true, int64; the host waits for their number."""
 
     def sum_duplicate_rows(self, values: Array, indices: Array) -> tuple[Array, Array]:
         """Adds up rows of `values` that share an index, in order of appearance.

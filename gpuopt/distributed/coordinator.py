@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
@@ -16,6 +16,7 @@ from gpuopt.distributed.tokens import Refusal, Ticket, TokenPolicy, TokenQueue
 from gpuopt.distributed.waiting import check_timeout
 from gpuopt.errors import CancelledError, DeadlineExceededError, GpuoptError, WorkerFailedError
 from gpuopt.locks import Condition, renew_after_fork
+from gpuopt.variables.row_changes import register
 from gpuopt.variables.variable import Variable
 
 _logger = logging.getLogger("gpuopt")
@@ -97,6 +98,7 @@ class Coordinator:
         self._updating_worker: int | None = None
         self._end: tuple[type[GpuoptError], str, BaseException | None] | None = None
         self._process = os.getpid()
+        register(self)
         renew_after_fork(self)
 
     def after_fork(self) -> None:
@@ -110,6 +112,15 @@ class Coordinator:
     def variables(self) -> list[Variable]:
         """The trained variables: known once the first gradients were pushed."""
         return self._gathered.variables
+
+    def refuse_row_changes(self, variables: Sequence[Variable]) -> None:
+        for each in () if self.is_closed else self.variables:
+            if each in variables:
+                raise ValueError(
+                    f'the rows of "{each.name}" stay as they are while synchronous workers train '
+                    "it, whose gradients are gathered: change them when the workers have ended, "
+                    "before the next start() or run()"
+                )
 
     @property
     def is_closed(self) -> bool:

@@ -30,6 +30,7 @@ from gpuopt.step.replica_context import ReplicaContext, in_replica
 from gpuopt.step.updates import dtypes_of
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.indexed_slices import IndexedSlices
+from gpuopt.variables.row_changes import register
 from gpuopt.variables.storage import describe
 from gpuopt.variables.variable import Variable
 
@@ -90,6 +91,7 @@ class MirroredStrategy:
         self._mirrored: weakref.WeakKeyDictionary[Identity, weakref.ref[MirroredVariable]] = (
             weakref.WeakKeyDictionary()
         )
+        register(self)
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -306,6 +308,16 @@ class MirroredStrategy:
         sums = self.batch_reduce_to("SUM", pairs)
         variables = [variable for _, variable in pairs]
         update_copies(optimizer, zip(sums, variables, strict=True), global_step, name)
+
+    def refuse_row_changes(self, variables: Sequence[Variable]) -> None:
+        for variable in variables:
+            reference = self._mirrored.get(variable.identity)
+            mirrored = None if reference is None else reference()
+            if mirrored is not None and not set(mirrored.replicas).issubset(variables):
+                raise ValueError(
+                    f'"{variable.name}" is one copy of a MirroredVariable, and the others would '
+                    f'keep their rows: pass the MirroredVariable "{mirrored.name}" to gpuopt.rows'
+                )
 
     def _check_gradients(self, value: Any, variable: Any) -> None:
         if not isinstance(variable, MirroredVariable):

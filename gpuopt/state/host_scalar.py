@@ -31,7 +31,7 @@ class HostScalar(Variable):
         renew_after_fork(self)
 
     @property
-    def _memory(self) -> Device:
+    def memory(self) -> Device:
         return Device.cpu
 
     def numpy(self) -> np.ndarray[Any, Any]:

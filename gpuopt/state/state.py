@@ -16,7 +16,7 @@ from gpuopt.locks import Lock
 from gpuopt.state.host_scalar import HostScalar
 from gpuopt.variables.gate import writing
 from gpuopt.variables.identity import Identity
-from gpuopt.variables.variable import Variable, require_known_owner
+from gpuopt.variables.variable import NewRows, Variable, require_known_owner
 
 
 class Range(NamedTuple):
@@ -281,8 +281,11 @@ class State:
                     variable.shape if shape is None else tuple(shape),
                     variable.dtype if dtype is None else np.dtype(dtype),
                 )
-                value = restored
-            slot = new_slot_variable(variable, op_name, value, shape, dtype)
+            # Of a restored slot it may be another number than of a new one.
+            new_rows = float(value) if isinstance(value, int | float | np.number) else None
+            slot = new_slot_variable(
+                variable, op_name, value if restored is None else restored, new_rows, shape, dtype
+            )
             self.table(slot_name)[variable.identity] = slot
             self.waiting_slots.pop(key, None)
             owner = weakref.ref(variable.identity)
@@ -354,10 +357,19 @@ def new_slot_variable(
     variable: Variable,
     op_name: str,
     value: Any,
+    new_rows: NewRows,
     shape: tuple[int, ...] | None = None,
     dtype: Any = None,
 ) -> Variable:
     """Makes an untrainable variable beside `variable`, named `<variable>/<op_name>`.
+
+    Args:
+        variable: What it is beside, and on whose device.
+        op_name: The second part of its name.
+        value: What it starts with: a number, or an array of its shape.
+        new_rows: See `Variable.belongs_to`.
+        shape: The variable's, if not given.
+        dtype: Likewise.
 
     Raises:
         ValueError: a raw array's state would not last; see `require_known_owner`.
@@ -371,6 +383,6 @@ def new_slot_variable(
     )
     slot = Variable(storage, name=f"{variable.name}/{op_name}", trainable=False, copy=False)
     slot.owns_memory = True
-    slot.belongs_to(variable)
+    slot.belongs_to(variable, new_rows)
     backend_for(variable.device).record_creation(slot.identity)
     return slot

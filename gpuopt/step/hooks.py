@@ -15,7 +15,7 @@ from gpuopt.step.pairs import Gradient
 from gpuopt.step.updates import apply_constraint
 from gpuopt.variables.gate import writing
 from gpuopt.variables.indexed_slices import IndexedSlices
-from gpuopt.variables.variable import FLOAT_DTYPES, Variable, as_variable
+from gpuopt.variables.variable import FLOAT_DTYPES, NewRows, Variable, as_variable
 
 
 class Hooks:
@@ -59,6 +59,15 @@ class Hooks:
         A state with other numbers is not restored.
         """
         return {}
+
+    def _new_slot_rows(self, slot_name: str) -> NewRows:
+        """Returns what a slot's row starts with where its variable gets a new row.
+
+        A number; or "value", for the variable's row; or None for the number that the slot was made
+        with, if it was made with one. A slot of another shape than the variable's has rows only if
+        this says what they start with.
+        """
+        return None
 
     def _slot_op_name(self, slot_name: str) -> str:
         """Returns the second part of a slot variable's name, `<variable>/<op_name>`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from functools import partial
 from itertools import chain
 from operator import attrgetter, eq
@@ -26,6 +26,9 @@ _MOST_MEMBERS = 16 * 1024
 _FEW_LISTS = 8
 
 _ID_BYTES = np.dtype(object).itemsize
+
+# In place of a `State.version.number`: of a group that is not used any more.
+_NEVER = -1
 
 # Compared instead of the shape, which follows from strides and size.
 _layout_of = attrgetter("dtype", "strides", "size")
@@ -223,6 +226,20 @@ class KnownGroups:
             self._by_identities[key] = group, references
             if all(isinstance(each, Variable) for each in given):
                 self._recognise(_ids_of(given), given, group)
+
+    def forget(self, changed: Set[Identity]) -> None:
+        """Drops the groups of variables that have got other arrays.
+
+        A step in flight that has found such a group finds it to be of another version.
+        """
+        for ids, recognised in list(self._by_objects.items()):
+            if not changed.isdisjoint(recognised.group.identities):
+                recognised.group.state_version = _NEVER
+                self._by_objects.pop(ids, None)
+        for ids, (group, _) in list(self._by_identities.items()):
+            if not changed.isdisjoint(group.identities):
+                group.state_version = _NEVER
+                self._by_identities.pop(ids, None)
 
     def _recognise(self, ids: bytes, given: Sequence[Any], group: Group) -> None:
         raw = [at for at, each in enumerate(given) if not isinstance(each, Variable)]

@@ -84,7 +84,7 @@ def _refuse_overlap(variables: list[Variable], others: Set[Identity]) -> None:
         later = variables[spans[position][2]]
         for earlier_start, earlier_end, earlier_position in spans[:position]:
             earlier = variables[earlier_position]
-            if earlier_start <= start < earlier_end and _share_memory(
+            if earlier_start <= start < earlier_end and share_memory(
                 layouts[earlier_position], layouts[spans[position][2]]
             ):
                 _refuse_pair(earlier, later, others)
@@ -105,7 +105,8 @@ def _refuse_pair(earlier: Variable, later: Variable, others: Set[Identity]) -> N
     )
 
 
-def _share_memory(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
+def share_memory(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
+    """Returns whether two layouts have an element on the same memory, or may have."""
     try:
         return np.shares_memory(one, other, max_work=_OVERLAP_WORK)  # type: ignore[arg-type]
     except np.exceptions.TooHardError:

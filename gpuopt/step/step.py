@@ -22,6 +22,7 @@ from gpuopt.step.updates import Updates
 from gpuopt.variables import recording
 from gpuopt.variables.gate import writing
 from gpuopt.variables.operators import reading
+from gpuopt.variables.row_changes import changes, refuse_changed
 from gpuopt.variables.variable import Variable, as_variable
 
 # The most names of variables that an error lists.
@@ -93,6 +94,7 @@ class Step:
         self.name = name
         self.counter = None if global_step is None else checked_global_step(global_step)
         self._optimizer = optimizer
+        self._row_change = changes.number
         self._update_ops: list[Any] = []
         self._is_counted = False
         self._additions: list[Addition] = []
@@ -112,6 +114,8 @@ class Step:
             if added:
                 updates = self._prepare_additions(added, updates)
             with profiling_range(self.name) if gpu_backends else _nothing, writing():
+                if changes.number != self._row_change:
+                    refuse_changed((v for _, v in updates.pairs()), self._row_change)
                 if not self._optimizer.row_checks.flags and not updates.has_rows_on_a_gpu:
                     self._write(updates)
                 else:

@@ -257,11 +257,12 @@ class ExponentialMovingAverage:
         shadow = self._averages.get(variable.identity)
         if shadow is not None:
             return shadow
-        with self._making:
+        # The gate, so that the variable's rows do not change meanwhile.
+        with writing(), self._making:
             shadow = self._averages.get(variable.identity)
             if shadow is None:
                 with reading(variable):
-                    shadow = new_slot_variable(variable, self._name, variable.storage)
+                    shadow = new_slot_variable(variable, self._name, variable.storage, "value")
                 self._averages[variable.identity] = shadow
                 if made is not None:
                     made.append(shadow)
@@ -278,9 +279,9 @@ class ExponentialMovingAverage:
             )
             biased = local_step = None
             if self._zero_debias:
-                biased = new_slot_variable(average, "biased", 0)
+                biased = new_slot_variable(average, "biased", 0, 0.0)
                 counting = np.dtype(compute_type(value.dtype))
-                local_step = new_slot_variable(average, "local_step", 0, shape=(), dtype=counting)
+                local_step = new_slot_variable(average, "local_step", 0, None, (), counting)
             found = _ExpressionAverage(average, biased, local_step)
             self._expressions(expression)[expression] = found
             if isinstance(expression, FunctionType):

@@ -86,8 +86,9 @@ def refuse_while_writing() -> None:
     passage = _passages.get(get_ident())
     if passage is not None and passage.lock.locked() and not _closing.is_this_threads():
         raise RuntimeError(
-            "state cannot be saved or restored in the middle of a step, as from a hook of the "
-            "optimizer: half of it is the old step's; do it after apply_gradients"
+            "state cannot be saved or restored, nor get other rows, in the middle of a step, as "
+            "from a hook of the optimizer: half of it is the old step's; do it after "
+            "apply_gradients"
         )
 
 

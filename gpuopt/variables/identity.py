@@ -6,11 +6,12 @@ import ctypes
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from gpuopt.backends import Owner
+from gpuopt.backends.unowned import array_at
 from gpuopt.locks import Lock
 from gpuopt.variables.self_overlap import refuse_self_overlap
 
@@ -24,6 +25,14 @@ _by_memory: dict[MemoryKey, Identity] = {}
 _Byte = ctypes.c_char
 
 
+class _Form(NamedTuple):
+    """The form of an array, without its elements."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
 class Identity:
     """The key of a variable's optimizer state. Lives as long as the Variable or raw array's memory.
 
@@ -31,6 +40,7 @@ class Identity:
         name: Unique among live variables: a second "w" is "w_1", as in TensorFlow.
         lock: Held by updates with `use_locking=True`.
         last_update: The backend's record of the last update, by which streams wait for each other.
+        row_change: The number of the last change of the variable's rows; 0 if there was none.
         unknown_owner: Describes the object that lends a raw array's memory, if gpuopt does not know
             when the memory ends; else None. See `require_known_owner`.
     """
@@ -42,6 +52,7 @@ class Identity:
         "last_update",
         "lock",
         "name",
+        "row_change",
         "unknown_owner",
     )
 
@@ -63,6 +74,7 @@ class Identity:
         self._holder = weakref.ref(holder, on_end)
         self.unknown_owner = unknown_owner
         self.last_update: Any = None
+        self.row_change = 0
         self._next_suffix = 1
         with _guard:
             self.name = unique_name(name)
@@ -141,6 +153,15 @@ def find_identity(array: np.ndarray[Any, Any]) -> Identity | None:
         return None
     found = _by_memory.get((id(owner), address, array.shape, array.strides, array.dtype))
     return found if found is not None and found._holder() is owner else None
+
+
+def layouts_of_raw_arrays() -> list[tuple[str, np.ndarray[Any, Any]]]:
+    """Lists the raw arrays that have an identity: their names and layouts, not to be read."""
+    return [
+        (identity.name, array_at(address, _Form(shape, strides, dtype)))
+        for (_, address, shape, strides, dtype), identity in list(_by_memory.items())
+        if address and identity.holder() is not None
+    ]
 
 
 def _forget(key: MemoryKey, dead: weakref.ref[Any]) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from gpuopt.backends import backend_for, refuse_masked
+from gpuopt.backends import backend_for, refuse_masked, to_device
 from gpuopt.device import Device, device_of
+from gpuopt.variables.operators import reading, storage_of
 
 _INDEX_DTYPES = frozenset(map(np.dtype, (np.int32, np.int64)))
 
@@ -41,6 +42,49 @@ class IndexedSlices:
         self._indices = _as_array(indices, empty_dtype=np.int64)
         self._dense_shape = None if dense_shape is None else _as_shape(dense_shape)
         self.check()
+
+    @classmethod
+    def from_mask(cls, values: Any, mask: Any) -> IndexedSlices:
+        """Makes the gradient of the rows where a mask is true; other rows have none.
+
+        On a GPU, the host waits for the number of these rows.
+
+        Args:
+            values: [num_rows, ...], a gradient for every row of the variable, of which some count:
+                a dense gradient, say. An array or a Variable.
+            mask: [num_rows], bool, on any device.
+
+        Returns:
+            Slices with a copy of these rows, ascending indices, and `values.shape` as their
+            `dense_shape`: they fit no variable with another number of rows.
+
+        Raises:
+            TypeError: the mask is not bool, values are not numbers, or one is masked.
+            ValueError: the mask is no vector, or values have not as many rows as it has elements.
+            RuntimeError: a GPU's current stream is being captured into a CUDA graph.
+        """
+        refuse_masked(values, "IndexedSlices values")
+        refuse_masked(mask, "the mask of rows")
+        with reading(values, mask):
+            of_all, is_chosen = _as_array(storage_of(values)), _as_array(storage_of(mask))
+            if is_chosen.dtype != bool:
+                raise TypeError(
+                    f"a mask of rows must be bool, got {is_chosen.dtype}; for the numbers of rows, "
+                    "use IndexedSlices(values, indices)"
+                )
+            if is_chosen.ndim != 1:
+                raise ValueError(f"a mask of rows must be a vector, got shape {is_chosen.shape}")
+            if of_all.shape[:1] != is_chosen.shape:
+                raise ValueError(
+                    f"values of shape {of_all.shape} for a mask of {is_chosen.size} rows: there "
+                    "must be a gradient for every row. For those of some rows alone, use "
+                    "IndexedSlices(values, indices)"
+                )
+            backend = backend_for(device_of(of_all))
+            backend.refuse_capture("from_mask")
+            indices = backend.true_positions(to_device(is_chosen, backend.device))
+            with backend.enter():
+                return cls(of_all[indices], indices, of_all.shape)
 
     def check(self) -> None:
         """Repeats the constructor's checks: a user may have changed an array in place since."""

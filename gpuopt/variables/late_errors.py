@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from typing import Protocol
-from weakref import WeakSet
 
 from gpuopt.device import Device
-from gpuopt.locks import Lock
+from gpuopt.variables.registry import Registry
 
 
 class LateErrors(Protocol):
@@ -21,20 +20,15 @@ class LateErrors(Protocol):
         """
 
 
-_sources: WeakSet[LateErrors] = WeakSet()
-# Threads make optimizers, which are sources, while others ask. Reentrant, for garbage collections.
-_guard = Lock("the list of sources of late errors")
+_sources: Registry[LateErrors] = Registry("the list of sources of late errors")
 
 
 def register(source: LateErrors) -> None:
     """Has `raise_late_errors` ask this source, for as long as it lives."""
-    with _guard:
-        _sources.add(source)
+    _sources.add(source)
 
 
 def raise_late_errors(device: Device) -> None:
     """Waits for everything enqueued on `device` to be checked, and raises the first error."""
-    with _guard:
-        sources = list(_sources)
-    for source in sources:
+    for source in _sources.listed():
         source.raise_late(device, wait=True)

@@ -6,17 +6,18 @@ import itertools
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, SupportsIndex
+from typing import Any, Literal, SupportsIndex
 
 import ml_dtypes
 import numpy as np
 
-from gpuopt.backends import backend_for, refuse_masked, to_device
+from gpuopt.backends import backend_for, refuse_masked
 from gpuopt.device import Device, device_of
 from gpuopt.errors import DeviceUnavailableError
 from gpuopt.variables.gate import writing
 from gpuopt.variables.identity import Identity, identity_of
 from gpuopt.variables.late_errors import raise_late_errors
+from gpuopt.variables.operands import check_shape, checked_operand
 from gpuopt.variables.operators import (
     ArrayOperators,
     having_read,
@@ -31,6 +32,10 @@ FLOAT_DTYPES = frozenset(
     np.dtype(dtype) for dtype in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)
 )
 
+# What a slot's row, or an average's, starts with where its variable gets a new row: a number, the
+# variable's row, or what is not known.
+NewRows = float | Literal["value"] | None
+
 # Elements of a value that a variable's repr shows.
 _MOST_SHOWN = 8
 
@@ -40,7 +45,9 @@ _serials = itertools.count()
 
 
 class Variable(ArrayOperators):
-    """A named array of fixed shape and dtype that optimizers update in place.
+    """A named array of fixed dtype and shape that optimizers update in place.
+
+    Its number of rows changes by `gpuopt.rows` alone.
 
     Arithmetic works as on the array, from either side, and gives arrays; `+=` and its kin, and
     item assignment, write into the variable. `==` and `hash` go by identity.
@@ -60,6 +67,7 @@ class Variable(ArrayOperators):
         "_array",
         "_beside",
         "_constraint",
+        "_new_rows",
         "_serial",
         "device",
         "identity",
@@ -135,6 +143,7 @@ class Variable(ArrayOperators):
         self._constraint = constraint
         # Of a slot or an average: a reference to its variable's identity.
         self._beside: weakref.ref[Identity] | None = None
+        self._new_rows: NewRows = None
         return self
 
     @property
@@ -149,9 +158,30 @@ class Variable(ArrayOperators):
         """Returns a number that grows with each variable made."""
         return self._serial
 
-    def belongs_to(self, variable: Variable) -> None:
-        """Makes this a slot or an average of another variable."""
+    def belongs_to(self, variable: Variable, new_rows: NewRows) -> None:
+        """Makes this a slot or an average of another variable.
+
+        Args:
+            variable: The other one.
+            new_rows: What a row starts with if the other variable gets one more; None if that is
+                not known.
+        """
         self._beside = weakref.ref(variable.identity)
+        self._new_rows = new_rows
+
+    @property
+    def new_rows(self) -> NewRows:
+        """What was given to `belongs_to`."""
+        return self._new_rows
+
+    @property
+    def is_beside_another(self) -> bool:
+        """Whether this was made for another variable, as a slot or an average."""
+        return self._beside is not None
+
+    def is_beside(self, variable: Variable) -> bool:
+        """Whether this was made for `variable`."""
+        return self._beside is not None and self._beside() is variable.identity
 
     @property
     def is_orphan(self) -> bool:
@@ -221,7 +251,7 @@ class Variable(ArrayOperators):
         """
         if self.device.kind != "cpu":
             raise_late_errors(self.device)
-        backend = backend_for(self._memory)
+        backend = backend_for(self.memory)
         with backend.enter(self.identity):
             return backend.to_host(self._array)
 
@@ -240,30 +270,33 @@ class Variable(ArrayOperators):
             TypeError: `value` has a type of another kind, as float64 for an integer variable.
         """
         with reading(value):
-            value = self._checked_operand(value)
+            value = checked_operand(self, value)
             with writing(), self._lock(use_locking), self._writing(value):
+                check_shape(self, value)
                 self._array[...] = value
         return self
 
     def assign_add(self, delta: Any, use_locking: bool = False) -> Variable:
         """Adds `delta` in place; see `assign`."""
         with reading(delta):
-            delta = self._checked_operand(delta)
+            delta = checked_operand(self, delta)
             with writing(), self._lock(use_locking), self._writing(delta):
+                check_shape(self, delta)
                 np.add(self._array, delta, out=self._array, casting="same_kind")
         return self
 
     def assign_sub(self, delta: Any, use_locking: bool = False) -> Variable:
         """Subtracts `delta` in place; see `assign`."""
         with reading(delta):
-            delta = self._checked_operand(delta)
+            delta = checked_operand(self, delta)
             with writing(), self._lock(use_locking), self._writing(delta):
+                check_shape(self, delta)
                 np.subtract(self._array, delta, out=self._array, casting="same_kind")
         return self
 
     @property
-    def _memory(self) -> Device:
-        """Where `_array` is."""
+    def memory(self) -> Device:
+        """Where the array that is written to is: a `HostScalar`'s is in host memory."""
         return self.device
 
     def _lock(self, use_locking: bool) -> AbstractContextManager[Any]:
@@ -274,33 +307,11 @@ class Variable(ArrayOperators):
         before_write((self,))
         # Variables are kept by `reading`.
         kept = [each for each in operands if not isinstance(each, Variable)]
-        return backend_for(self._memory).enter_update(self.identity, kept=(self._array, kept))
+        return backend_for(self.memory).enter_update(self.identity, kept=(self._array, kept))
 
     def _being_read(self) -> AbstractContextManager[Any]:
-        backend = backend_for(self._memory)
+        backend = backend_for(self.memory)
         return backend.enter_reading(self.identity, kept=(self._array,))
-
-    def _checked_operand(self, value: Any) -> Any:
-        """Checks what is about to be written; Python's numbers take the variable's type."""
-        array = storage_of(value)
-        refuse_masked(array, f'the value for "{self.name}"')
-        if hasattr(array, "dtype"):
-            array = to_device(array, self._memory)
-        else:
-            given = array = np.asarray(array)
-            if array.dtype.kind in ("biu" if self.dtype.kind in "iu" else "biuf"):
-                array = array.astype(self.dtype)
-                if self.dtype.kind in "iu" and np.any(array != given):
-                    raise ValueError(f'the value for "{self.name}" does not fit into {self.dtype}')
-        if array.shape != self.shape:
-            raise ValueError(
-                f'"{self.name}" has shape {self.shape}; the value has shape {array.shape}'
-            )
-        if not np.can_cast(array.dtype, self.dtype, "same_kind"):
-            raise TypeError(
-                f'"{self.name}" has dtype {self.dtype}; the value has dtype {array.dtype}'
-            )
-        return to_device(array, self._memory)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         if self.device.kind != "cpu":
@@ -364,7 +375,7 @@ class Variable(ArrayOperators):
 
     def __repr__(self) -> str:
         value = ""
-        if self.size <= _MOST_SHOWN and self._memory.kind == "cpu":
+        if self.size <= _MOST_SHOWN and self.memory.kind == "cpu":
             shown = np.array2string(self._array, separator=", ", max_line_width=10**6)
             value = f" value={shown.replace(chr(10), '')}"
         return (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from gpuopt.backends import backend_for
@@ -12,6 +12,7 @@ from gpuopt.distributed.communicator import Communicator
 from gpuopt.distributed.communicators import SingleCommunicator
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.operators import reading
+from gpuopt.variables.row_changes import register
 from gpuopt.variables.variable import Variable, as_variable
 
 
@@ -67,6 +68,7 @@ class LocalVariables:
             backend_for(self._device)
         self.communicator = SingleCommunicator() if communicator is None else communicator
         self._made: dict[Identity, LocalVariable] = {}
+        register(self)
 
     def variable(
         self, value: Any, name: str = "Variable", trainable: bool = True, **options: Any
@@ -126,6 +128,15 @@ class LocalVariables:
     def made(self) -> list[LocalVariable]:
         """Lists the worker's trainable variables, in order of creation."""
         return list(self._made.values())
+
+    def refuse_row_changes(self, variables: Sequence[Variable]) -> None:
+        for made in self.made():
+            for each in (made.variable, made.center, made.beside):
+                if each is not None and each in variables:
+                    raise ValueError(
+                        f'the rows of "{each.name}" stay as they are: workers exchange '
+                        f'"{made.name}" with a global center, and those of all ranks have one shape'
+                    )
 
     def initial_value_beside(self, center: Any) -> Any:
         """Returns what the variable beside a worker's starts with.

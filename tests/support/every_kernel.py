@@ -47,7 +47,7 @@ def _shapes() -> list[UpdateRule]:
 
 def kernels_without_rule() -> list[Kernel]:
     return [
-        *(kernels.check_rows(), kernels.gather_rows()),
+        *(kernels.check_rows(), kernels.gather_rows(), kernels.copy_rows()),
         *(
             make(real)
             for make in (kernels.evaluate_schedule, kernels.add_squares)

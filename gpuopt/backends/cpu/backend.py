@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from gpuopt.backends.backend import RowFlags, Scalars, SparseUpdate, Target, Updated
+from gpuopt.backends.backend import RowCopy, RowFlags, Scalars, SparseUpdate, Target, Updated
 from gpuopt.backends.cpu.dense_plan import DensePlan
 from gpuopt.backends.cpu.dense_update import update_dense
 from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cpu.memory import empty
 from gpuopt.backends.cpu.norms import CpuNorms
+from gpuopt.backends.cpu.row_copies import copy_rows
 from gpuopt.backends.cpu.sparse_update import (
     sum_duplicate_rows,
     update_all_rows,
@@ -98,6 +99,9 @@ class CpuBackend:
     def memory_owner(self, array: Array, address: int) -> Owner:
         return owner_of(array, address)
 
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        return empty(shape, dtype)
+
     def full(self, shape: tuple[int, ...], dtype: np.dtype[Any], value: Any) -> Array:
         storage = empty(shape, dtype)
         storage[...] = value
@@ -163,6 +167,12 @@ class CpuBackend:
                 update_all_rows(rule, other_rows, plan, values, rows, scalars[group], self._limits)
             elif len(rows):
                 update_touched_rows(rule, plan, values, rows, scalars[group], self._limits)
+
+    def copy_rows(self, copies: Sequence[RowCopy]) -> None:
+        copy_rows(copies)
+
+    def true_positions(self, mask: Array) -> Array:
+        return np.flatnonzero(mask)
 
     def sum_duplicate_rows(self, values: Array, indices: Array) -> tuple[Array, Array]:
         return sum_duplicate_rows(values, indices)

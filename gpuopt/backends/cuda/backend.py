@@ -10,7 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from gpuopt.backends.backend import Scalars, SparseUpdate, Target, Updated, compute_type
+from gpuopt.backends.backend import (
+    RowCopy,
+    Scalars,
+    SparseUpdate,
+    Target,
+    Updated,
+    compute_type,
+)
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.dense_plan import DensePlan, overlapping
 from gpuopt.backends.cuda.in_flight import LastUpdate
@@ -25,6 +32,7 @@ from gpuopt.backends.cuda.norms import CudaNorms
 from gpuopt.backends.cuda.order import UpdateOrder
 from gpuopt.backends.cuda.page_locked import Landings
 from gpuopt.backends.cuda.parameters import name_of
+from gpuopt.backends.cuda.row_copies import copy_rows
 from gpuopt.backends.cuda.row_flags import CudaRowFlags
 from gpuopt.backends.cuda.sorted_rows import MAX_ROWS, add_sort
 from gpuopt.backends.cuda.sparse_launches import (
@@ -143,6 +151,11 @@ class CudaBackend:
 
     def memory_owner(self, array: Any, address: int) -> Owner:
         return self._launcher.memory_owner(array)
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        with self.enter():
+            self.refuse_capture("what reads, updates or makes variables")
+            return self.xp.empty(shape, dtype=dtype)
 
     def full(self, shape: tuple[int, ...], dtype: np.dtype[Any], value: Any) -> Any:
         with self.enter():
@@ -297,6 +310,14 @@ class CudaBackend:
             finally:
                 self._order.end(last, used, flags)
 
+    def copy_rows(self, copies: Sequence[RowCopy]) -> None:
+        with self.enter():
+            copy_rows(self._launcher, copies)
+
+    def true_positions(self, mask: Any) -> Any:
+        with self.enter():
+            return self._true_positions(mask)
+
     def sum_duplicate_rows(self, values: Any, indices: Any) -> tuple[Any, Any]:
         real = np.dtype(compute_type(values.dtype))
         if not indices.size or not values.size:
@@ -372,9 +393,12 @@ class CudaBackend:
         """Returns where runs of equal keys begin, int64; the host waits for them."""
         is_first = self.xp.ones(keys.size, bool)
         is_first[1:] = keys[1:] != keys[:-1]
+        return self._true_positions(is_first)
+
+    def _true_positions(self, mask: Any) -> Any:
         # CuPy would wait for their number, and not let Ctrl-C through.
-        wait_for_event(self._launcher.record(), f"{self.device}, which looks for runs of rows")
-        return self.xp.flatnonzero(is_first)
+        wait_for_event(self._launcher.record(), f"{self.device}, which looks for rows")
+        return self.xp.flatnonzero(mask)
 
     def _read_number(self, array: Any) -> int:
         """Returns an array's one number; the host waits for it."""

@@ -12,6 +12,8 @@ from gpuopt.backends.cuda.kernel import Kernel
 from gpuopt.backends.cuda.launch_shapes import (
     CLIP_CHUNK,
     CLIP_THREADS,
+    COPY_CHUNK,
+    COPY_THREADS,
     DENSE_THREADS,
     DIGIT_BITS,
     FEW_ROWS,
@@ -44,6 +46,7 @@ from gpuopt.backends.cuda.structs import (
     VAR_ROW,
     Chunk,
     ClippedArray,
+    CopiedRows,
     FewGradients,
     IndexList,
     Shares,
@@ -335,6 +338,19 @@ def update_other_rows(rule: UpdateRule, dtype: str) -> Kernel:
         rule,
         file="sparse_update.cu",
         constants={**_OF_SPARSE_UPDATE, **_of(rule)},
+    )
+
+
+@cache
+def copy_rows() -> Kernel:
+    return Kernel(
+        "copy_rows",
+        {
+            "arrays": Pointer("int64", struct_of(CopiedRows)),
+            "num_arrays": _INT64,
+            "num_chunks": _INT64,
+        },
+        constants={"gpuopt::copy_threads": COPY_THREADS, "gpuopt::copy_chunk": COPY_CHUNK},
     )
 
 

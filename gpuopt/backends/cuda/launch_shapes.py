@@ -21,6 +21,8 @@ PIECE_THREADS = 512
 ROWS_PER_WORD = 32
 CLIP_THREADS = 256
 CLIP_CHUNK = 16384
+COPY_THREADS = 256
+COPY_CHUNK = 4096
 
 # ---- The table of what is chosen here: untuned, no GPU yet. The reasons are expectations.
 

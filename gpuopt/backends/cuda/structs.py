@@ -87,6 +87,33 @@ class ClippedArray(NamedTuple):
     first_chunk: Annotated[int, Number("int64")]
 
 
+class CopiedRows(NamedTuple):
+    """Rows of one array that are copied; its twin is in kernels/copy_rows.cu.
+
+    Attributes:
+        target: The address of what is written.
+        source: The address of what is read; 0 if a number is written.
+        from_rows: The address of the rows of the source, int64; 0 if all are copied, in order.
+        to_rows: The address of the rows of the target, likewise.
+        low, high: The number, repeated in 16 bytes.
+        word_bytes: How much a thread copies at once; it divides addresses and rows.
+        row_words: How many words a row has.
+        num_words: How many words all rows have.
+        first_chunk: The number of its first chunk among those of all arrays.
+    """
+
+    target: Annotated[int, Number("int64")]
+    source: Annotated[int, Number("int64")]
+    from_rows: Annotated[int, Number("int64")]
+    to_rows: Annotated[int, Number("int64")]
+    low: Annotated[int, Number("int64")]
+    high: Annotated[int, Number("int64")]
+    word_bytes: Annotated[int, Number("int64")]
+    row_words: Annotated[int, Number("int64")]
+    num_words: Annotated[int, Number("int64")]
+    first_chunk: Annotated[int, Number("int64")]
+
+
 class TableGradient(NamedTuple):
     """One table's gradient in a sparse update; its twin is in kernels/shared/tables.cuh.
 

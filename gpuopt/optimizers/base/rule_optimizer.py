@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
 from operator import attrgetter, is_
 from typing import Any, ClassVar, TypeVar
@@ -26,7 +26,7 @@ from gpuopt.step.updates import HookUpdates, Updates
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.scalars import as_scalar
-from gpuopt.variables.variable import Variable
+from gpuopt.variables.variable import NewRows, Variable
 
 _logger = logging.getLogger("gpuopt")
 
@@ -176,6 +176,9 @@ class RuleOptimizer(Optimizer):
         """Returns each slot's initial value, in order of creation: by default 0 for every slot."""
         return dict.fromkeys(self.rule.slots, 0.0)
 
+    def _new_slot_rows(self, slot_name: str) -> NewRows:
+        return self._initial_slot_values().get(slot_name)
+
     def _all_slot_names(self) -> list[str]:
         return list(self._initial_slot_values())
 
@@ -295,6 +298,9 @@ class RuleOptimizer(Optimizer):
         updates = HookUpdates(self, given)
         self._check_groups([variable for _, variable in updates.pairs()])
         return updates
+
+    def forget_plans(self, changed: Set[Identity]) -> None:
+        self.known.forget(changed)
 
     def _target(self, variable: Variable) -> tuple[Target, list[Identity]]:
         slots = [self._slot_to_update(variable, name) for name in self.rule.slots]

@@ -1,0 +1,75 @@
+// Copies rows of many arrays, whatever their types, to others, or writes a number to rows.
+#include "shared/grid.cuh"
+#include "shared/ranges.cuh"
+
+namespace gpuopt {
+
+constexpr int copy_threads = 256;
+// Words that a block copies at once.
+constexpr int copy_chunk = 4096;
+
+// Rows of one array. Mirrors `CopiedRows` in gpuopt/backends/cuda/structs.py.
+struct CopiedRows {
+  long long target;     // the address of what is written
+  long long source;     // of what is read; 0 if a number is written
+  long long from_rows;  // of the rows of the source, as long long; 0 if all, in order
+  long long to_rows;    // of the rows of the target, likewise
+  long long low;        // the number, repeated in 16 bytes
+  long long high;
+  long long word_bytes;   // 1, 2, 4, 8 or 16, which divides addresses and rows
+  long long row_words;    // the words of a row
+  long long num_words;    // the words of all rows
+  long long first_chunk;  // the number of its first chunk among those of all arrays
+};
+
+// Returns where a word of row i is, if row i stands for `rows[i]`.
+__device__ __forceinline__ long long place_of(long long word, long long row_words, long long rows) {
+  if (rows == 0) return word;
+  const long long row = word / row_words;
+  const long long named = __ldg(reinterpret_cast<const long long*>(rows) + row);
+  return word + (named - row) * row_words;
+}
+
+// Precondition: an element is no larger than a word if a number is written.
+template <class Word>
+__device__ __forceinline__ void copy_words(const CopiedRows& copied, long long begin) {
+  const Word* source = reinterpret_cast<const Word*>(copied.source);
+  Word* target = reinterpret_cast<Word*>(copied.target);
+  const long long bits[] = {copied.low, copied.high};
+  Word word;
+  memcpy(&word, bits, sizeof word);
+  const long long end =
+      begin + copy_chunk < copied.num_words ? begin + copy_chunk : copied.num_words;
+  for (long long i = begin + threadIdx.x; i < end; i += copy_threads) {
+    if (source) word = source[place_of(i, copied.row_words, copied.from_rows)];
+    target[place_of(i, copied.row_words, copied.to_rows)] = word;
+  }
+}
+
+// Preconditions: the arrays are in order, and none is empty; no word is written twice, or read
+// where it is written; blocks have `copy_threads` threads.
+__global__ void __launch_bounds__(copy_threads)
+    copy_rows(const CopiedRows* __restrict__ arrays, long long num_arrays, long long num_chunks) {
+  for (long long c = blockIdx.x; c < num_chunks; c += gridDim.x) {
+    const CopiedRows& copied = arrays[range_with<&CopiedRows::first_chunk>(arrays, num_arrays, c)];
+    const long long begin = (c - copied.first_chunk) * copy_chunk;
+    switch (copied.word_bytes) {
+      case 16:
+        copy_words<uint4>(copied, begin);
+        break;
+      case 8:
+        copy_words<unsigned long long>(copied, begin);
+        break;
+      case 4:
+        copy_words<unsigned int>(copied, begin);
+        break;
+      case 2:
+        copy_words<unsigned short>(copied, begin);
+        break;
+      default:
+        copy_words<unsigned char>(copied, begin);
+    }
+  }
+}
+
+}  // namespace gpuopt
