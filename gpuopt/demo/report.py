@@ -74,7 +74,7 @@ def save_curves(results: Sequence[Result], path: Path) -> bool:
     from matplotlib.figure import Figure
 
     # Not pyplot, which would choose a window system; a Figure draws with Agg.
-    figure = Figure(figsize=(10, 4), layout="constrained")
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
     losses, accuracies = figure.subplots(1, 2)
     # Even indices first: tab20 alternates strong and pale colors; over ten are needed.
     colors = cycle([colormaps["tab20"](index) for index in (*range(0, 20, 2), *range(1, 20, 2))])
@@ -86,6 +86,7 @@ def save_curves(results: Sequence[Result], path: Path) -> bool:
         accuracies.plot(steps, test, color=color, marker=".", label=result.optimizer)
     losses.set(xlabel="step", ylabel="loss of the batch", yscale="log")
     accuracies.set(xlabel="step", ylabel="accuracy (dotted: training images)", ylim=(0.5, 1.01))
-    accuracies.legend(loc="lower right")
+    # Beside the curves, which it would cover with the names of all optimizers.
+    figure.legend(loc="outside right upper", fontsize="x-small", ncols=1 + len(results) // 25)
     figure.savefig(path, dpi=120)
     return True
