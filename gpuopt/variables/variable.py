@@ -11,7 +11,7 @@ from typing import Any, Literal, SupportsIndex
 import ml_dtypes
 import numpy as np
 
-from gpuopt.backends import backend_for, refuse_masked
+from gpuopt.backends import backend_for, gpu_backends, refuse_masked
 from gpuopt.device import Device, device_of
 from gpuopt.errors import DeviceUnavailableError
 from gpuopt.variables.gate import writing
@@ -241,7 +241,8 @@ class Variable(ArrayOperators):
 
     def note_reading(self) -> None:
         """Has the next update wait for what the current stream of a GPU has been given so far."""
-        backend_for(self.device).note_reading(self.identity, kept=(self._array,))
+        if gpu_backends:
+            backend_for(self.device).note_reading(self.identity, kept=(self._array,))
 
     def numpy(self) -> np.ndarray[Any, Any]:
         """Returns a copy in host memory; waits for a GPU to finish the updates so far.
