@@ -53,6 +53,7 @@ class AdaBeliefOptimizer(StepCountingOptimizer):
         epsilon: Keeps the division finite.
         epsilon_root: What is added to `s` in every step.
         use_locking, name, on_nonfinite: See `Optimizer`.
+        groups: See `ParameterGroup`.
     """
 
     rule = ada_belief

@@ -64,6 +64,7 @@ class AMSGradOptimizer(StepCountingOptimizer):
         epsilon: Keeps the division finite.
         form: "torch" or "optax".
         use_locking, name, on_nonfinite: See `Optimizer`.
+        groups: See `ParameterGroup`.
 
     Raises:
         ValueError: there is no such form.

@@ -43,6 +43,7 @@ class LionOptimizer(RuleWithWeightDecay, StepCountingOptimizer):
         beta2: Decay of the gradient's average `m`.
         weight_decay: Times the learning rate, the part of the weights that a step takes away.
         use_locking, name, on_nonfinite: See `Optimizer`.
+        groups: See `ParameterGroup`.
     """
 
     rule = lion

@@ -47,7 +47,7 @@ class ScheduleFreeAdamWOptimizer(ScheduleFreeOptimizer):
     is a schedule of the learning rate here. The paper's algorithm has the warm-up alone in `s`. A
     sparse gradient updates the rows it names: the average of a row that it does not name stays
     where it is. Python floats keep all digits. The variables `step`, `weight_sum` and
-    `largest_learning_rate` are float64, and shared by all variables.
+    `largest_learning_rate` are float64; of the last two, each group has its own.
 
     Args:
         learning_rate: Step size of `z`.
@@ -56,6 +56,7 @@ class ScheduleFreeAdamWOptimizer(ScheduleFreeOptimizer):
         epsilon: Keeps the division finite.
         weight_decay: Times the learning rate, the part of `y` that a step takes from `z`.
         use_locking, name, on_nonfinite: See `Optimizer`.
+        groups: See `ParameterGroup`.
 
     Raises:
         ValueError: `beta1` is not positive.

@@ -41,14 +41,15 @@ class ScheduleFreeSGDOptimizer(ScheduleFreeOptimizer):
     It is `schedulefree.SGDScheduleFree` with its `r` of 0 and `weight_lr_power` of 2; its warm-up
     is a schedule of the learning rate here. A sparse gradient updates the rows it names: the
     average of a row that it does not name stays where it is. Python floats keep all digits. The
-    variables `step`, `weight_sum` and `largest_learning_rate` are float64, and shared by all
-    variables.
+    variables `step`, `weight_sum` and `largest_learning_rate` are float64; of the last two, each
+    group has its own.
 
     Args:
         learning_rate: Step size of `z`: about ten times that of SGD with momentum.
         beta1: How much of `y` is `x`; peers call it momentum. Above 0.
         weight_decay: How much of `y` is added to a gradient.
         use_locking, name, on_nonfinite: See `Optimizer`.
+        groups: See `ParameterGroup`.
 
     Raises:
         ValueError: `beta1` is not positive.

@@ -36,6 +36,7 @@ class TorchAdamWOptimizer(RuleWithWeightDecay, StepCountingOptimizer):
         epsilon: Keeps the division finite.
         weight_decay: Times the learning rate, the part of the weights that a step takes away.
         use_locking, name, on_nonfinite: See `Optimizer`.
+        groups: See `ParameterGroup`.
     """
 
     rule = adam

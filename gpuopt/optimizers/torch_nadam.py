@@ -12,7 +12,6 @@ from gpuopt.optimizers.base import (
     Hyperparameter,
     StepCountingOptimizer,
     require_not_negative,
-    undoable,
 )
 from gpuopt.optimizers.nadam import nadam
 from gpuopt.state.state import Range
@@ -33,8 +32,8 @@ class TorchNAdamOptimizer(StepCountingOptimizer):
     is about half of that at first. Those two differ in how they correct the bias of what is ahead.
 
     A sparse gradient updates the rows it names. Python floats keep all digits. `t` is the variable
-    `step`, and the product of `mu` so far `mu_product`; both are float64 and shared by all
-    variables.
+    `step`, shared by all variables, and the product of `mu` so far `mu_product`, of which each
+    group has its own; both are float64.
 
     Args:
         learning_rate: Step size.
@@ -43,6 +42,7 @@ class TorchNAdamOptimizer(StepCountingOptimizer):
         epsilon: Keeps the division finite.
         momentum_decay: How fast `mu` grows; not below 0.
         use_locking, name, on_nonfinite: See `Optimizer`.
+        groups: See `ParameterGroup`.
 
     Raises:
         ValueError: `momentum_decay` is below 0.
@@ -60,7 +60,6 @@ class TorchNAdamOptimizer(StepCountingOptimizer):
         momentum_decay: Hyperparameter = 0.004,
         **common: Unpack[Common],
     ) -> None:
-        require_not_negative(momentum_decay=momentum_decay)
         super().__init__(
             common,
             learning_rate=learning_rate,
@@ -70,8 +69,14 @@ class TorchNAdamOptimizer(StepCountingOptimizer):
             momentum_decay=momentum_decay,
         )
 
-    def _state_ranges(self) -> Mapping[str, Range]:
-        return {**super()._state_ranges(), "mu_product": Range(-1.0, 1.0, np.float64)}
+    @classmethod
+    def _checked(cls, name: str, value: Hyperparameter) -> Hyperparameter:
+        if name == "momentum_decay":
+            require_not_negative(momentum_decay=value)
+        return super()._checked(name, value)
+
+    def _counter_ranges(self) -> Mapping[str, Range]:
+        return {"mu_product": Range(-1.0, 1.0, np.float64)}
 
     def _mu(self, step: np.float64) -> np.float64:
         beta1, momentum_decay = self._given("beta1", "momentum_decay")
@@ -81,7 +86,7 @@ class TorchNAdamOptimizer(StepCountingOptimizer):
         learning_rate, epsilon = self._given("learning_rate", "epsilon")
         root = np.sqrt(self._bias_correction("beta2", real))
         mu, next_mu = self._mu(self._step()), self._mu(self._step() + 1)
-        product = self._counter("mu_product") * mu
+        product = self._count("mu_product") * mu
         return {
             "gradient_step": real(learning_rate * root * (1 - mu) / (1 - product)),
             "average_step": real(learning_rate * root * next_mu / (1 - product * next_mu)),
@@ -90,7 +95,5 @@ class TorchNAdamOptimizer(StepCountingOptimizer):
             "epsilon": real(epsilon * root),
         }
 
-    @undoable
-    def _finish(self, update_ops: list[Any], name_scope: str) -> None:
-        self.state.host_scalar("mu_product").multiply(self._mu(self._step()))
-        super()._finish(update_ops, name_scope)
+    def _count_in_group(self) -> None:
+        self._counter("mu_product").multiply(self._mu(self._step()))

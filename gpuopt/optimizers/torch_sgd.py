@@ -70,6 +70,7 @@ class TorchSGDOptimizer(StepCountingOptimizer):
         weight_decay: How much of the weights is added to a gradient.
         use_nesterov: Look ahead along the accumulator.
         use_locking, name, on_nonfinite: See `Optimizer`.
+        groups: See `ParameterGroup`.
 
     Raises:
         ValueError: `use_nesterov` is given without momentum, or with dampening.
@@ -92,24 +93,23 @@ class TorchSGDOptimizer(StepCountingOptimizer):
                 "use_nesterov needs momentum and no dampening, got "
                 f"momentum={momentum!r} and dampening={dampening!r}"
             )
-        super().__init__(
-            common,
-            learning_rate=learning_rate,
-            momentum=momentum,
-            dampening=dampening,
-            weight_decay=weight_decay,
-        )
+        # A group may have those alone that the rule has.
+        hyperparameters = {"learning_rate": learning_rate, "weight_decay": weight_decay}
+        if has_momentum:
+            hyperparameters["momentum"] = momentum
+        if has_momentum and not use_nesterov:
+            hyperparameters["dampening"] = dampening
+        super().__init__(common, **hyperparameters)
         if use_nesterov:
             self.rule = torch_nesterov
         elif not has_momentum:
             self.rule = torch_sgd
 
     def _scalars(self, real: type[np.floating[Any]]) -> Mapping[str, np.floating[Any]]:
-        [dampening] = self._given("dampening")
-        every = {
-            "learning_rate": real(self._hyper("learning_rate")),
-            "weight_decay": real(self._hyper("weight_decay")),
-            "decay": real(self._hyper("momentum")),
-            "added": real(1 if self._step() == 1 else 1 - dampening),
-        }
-        return self.rule.own(every)
+        given = self.this_thread.hyperparameters
+        scalars = {name: real(given[name]) for name in ("learning_rate", "weight_decay")}
+        if "momentum" in given:
+            scalars["decay"] = real(given["momentum"])
+        if "dampening" in given:
+            scalars["added"] = real(1 if self._step() == 1 else 1 - given["dampening"])
+        return scalars

@@ -12,7 +12,7 @@ import pytest
 import textbook
 
 import gpuopt
-from gpuopt import IndexedSlices, Variable
+from gpuopt import IndexedSlices, ParameterGroup, Variable
 
 GRADIENTS = np.random.default_rng(5).normal(size=(20, 3))
 SCHEDULE_FREE = [gpuopt.ScheduleFreeSGDOptimizer, gpuopt.ScheduleFreeAdamWOptimizer]
@@ -124,6 +124,37 @@ def test_a_count_that_no_run_makes_is_refused(make: Any, name: str, value: float
         optimizer.load_state_dict(state, {"w": w})
 
 
+def test_each_group_has_its_own_numbers_but_for_the_step() -> None:
+    optimizer = gpuopt.ScheduleFreeSGDOptimizer(
+        0.5, groups=[ParameterGroup("b", learning_rate=0.25)]
+    )
+    a, b = (Variable(np.ones(2), name=name) for name in "ab")
+    optimizer.apply_gradients([(np.ones(2), a), (np.ones(2), b)])
+    assert {name: float(value) for name, value in others(optimizer).items()} == {
+        "step": 1,
+        "weight_sum": 0.25,
+        "weight_sum/b": 0.0625,
+        "largest_learning_rate": 0.5,
+        "largest_learning_rate/b": 0.25,
+    }
+
+
+def test_a_group_that_is_new_goes_on_from_the_numbers_of_no_group() -> None:
+    w = Variable(np.ones(3), name="w")
+    first, second = (gpuopt.TorchNAdamOptimizer(0.1, name="n") for _ in range(2))
+    for gradient in GRADIENTS[:8]:
+        first.apply_gradients([(gradient, w)])
+    state = first.state_dict({"w": w})
+    copy = Variable(w.numpy(), name="copy")
+    grouped = gpuopt.TorchNAdamOptimizer(0.1, groups=[ParameterGroup("copy", epsilon=1e-8)])
+    grouped.load_state_dict(state, {"w": copy})
+    second.load_state_dict(state, {"w": w})
+    for gradient in GRADIENTS[8:]:
+        second.apply_gradients([(gradient, w)])
+        grouped.apply_gradients([(gradient, copy)])
+    assert np.array_equal(copy.numpy(), w.numpy())
+
+
 def test_all_digits_of_a_number_are_kept_whether_it_is_given_or_returned() -> None:
     for rate in (0.1, lambda: 0.1):
         w = trained(gpuopt.TorchSGDOptimizer(rate), np.ones((1, 1)))
@@ -228,7 +259,21 @@ def test_nesterov_without_momentum_or_with_dampening_is_refused() -> None:
             gpuopt.TorchSGDOptimizer(use_nesterov=True, **settings)
 
 
+def test_a_group_cannot_have_momentum_where_the_rule_has_none() -> None:
+    with pytest.raises(TypeError, match='group "w" has momentum, which all variables share'):
+        gpuopt.TorchSGDOptimizer(groups=[ParameterGroup("w", momentum=0.9)])
+
+
 # Schedule-Free
+
+
+def test_evaluation_weights_of_a_group_are_by_its_own_beta1() -> None:
+    grouped = gpuopt.ScheduleFreeSGDOptimizer(0.1, groups=[ParameterGroup("w", beta1=0.5)])
+    w, alone = Variable(np.ones(3), name="w"), gpuopt.ScheduleFreeSGDOptimizer(0.1, beta1=0.5)
+    expected = trained(alone)
+    for gradient in GRADIENTS:
+        grouped.apply_gradients([(gradient, w)])
+    assert_close(grouped.evaluation_weights(w), alone.evaluation_weights(expected))
 
 
 @pytest.mark.parametrize("make", SCHEDULE_FREE)

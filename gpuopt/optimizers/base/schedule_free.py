@@ -9,9 +9,7 @@ import numpy as np
 
 from gpuopt.backends import backend_for
 from gpuopt.backends.backend import compute_type
-from gpuopt.optimizers.base.arguments import Common
 from gpuopt.optimizers.base.hyperparameters import Hyperparameter, require_positive
-from gpuopt.optimizers.base.rule_optimizer import undoable
 from gpuopt.optimizers.base.step_counting import StepCountingOptimizer
 from gpuopt.quietly import quietly
 from gpuopt.state.state import Range
@@ -33,12 +31,11 @@ class ScheduleFreeOptimizer(StepCountingOptimizer):
         "largest_learning_rate": 0.0,
     }
 
-    def __init__(
-        self, common: Common, /, beta1: Hyperparameter, **hyperparameters: Hyperparameter
-    ) -> None:
-        if not callable(beta1):
-            require_positive(beta1=beta1)
-        super().__init__(common, beta1=beta1, **hyperparameters)
+    @classmethod
+    def _checked(cls, name: str, value: Hyperparameter) -> Hyperparameter:
+        if name == "beta1" and not callable(value):
+            require_positive(beta1=value)
+        return super()._checked(name, value)
 
     def evaluation_weights(self, var: Any) -> Any:
         """Returns `x`, the average with which to evaluate a model.
@@ -59,18 +56,18 @@ class ScheduleFreeOptimizer(StepCountingOptimizer):
         if slot is None:
             return variable.storage.copy()
         real = compute_type(variable.dtype)
-        beta1 = as_scalar(self._call_if_callable(self.hyperparameters["beta1"]), "beta1")
+        number = self._group_of(variable)
+        given = self.groups[number - 1] if number else self.hyperparameters
+        beta1 = as_scalar(self._call_if_callable(given["beta1"]), "beta1")
         y, z_minus_y = (each.storage.astype(real, copy=False) for each in (variable, slot))
         x = y - real(1 / np.float64(beta1) - 1) * z_minus_y
         # Of no dimensions, numpy's results are numbers.
         xp = backend_for(variable.device).xp
         return xp.asarray(x).astype(variable.dtype, copy=False)
 
-    def _state_ranges(self) -> Mapping[str, Range]:
-        sums = dict.fromkeys(
-            ("weight_sum", "largest_learning_rate"), Range(0.0, np.inf, np.float64)
-        )
-        return {**super()._state_ranges(), **sums}
+    def _counter_ranges(self) -> Mapping[str, Range]:
+        not_negative = Range(0.0, np.inf, np.float64)
+        return {"weight_sum": not_negative, "largest_learning_rate": not_negative}
 
     def _this_weight(self) -> np.float64:
         """Returns the square of the largest learning rate so far: how much `z` of this step counts.
@@ -78,17 +75,15 @@ class ScheduleFreeOptimizer(StepCountingOptimizer):
         So the steps of a warm-up count less.
         """
         [learning_rate] = self._given("learning_rate")
-        return np.float64(max(learning_rate, self._counter("largest_learning_rate")) ** 2)
+        return max(learning_rate, self._count("largest_learning_rate")) ** 2
 
     def _weight(self) -> np.float64:
         """Returns the weight of `z` in the average of all steps with this one."""
         weight = self._this_weight()
         # Of learning rates that were all 0, nothing counts.
-        return weight / (self._counter("weight_sum") + weight) if weight else weight
+        return weight / (self._count("weight_sum") + weight) if weight else weight
 
-    @undoable
-    def _finish(self, update_ops: list[Any], name_scope: str) -> None:
+    def _count_in_group(self) -> None:
         [learning_rate] = self._given("learning_rate")
-        self.state.host_scalar("weight_sum").add(self._this_weight())
-        self.state.host_scalar("largest_learning_rate").raise_to(learning_rate)
-        super()._finish(update_ops, name_scope)
+        self._counter("weight_sum").add(self._this_weight())
+        self._counter("largest_learning_rate").raise_to(learning_rate)

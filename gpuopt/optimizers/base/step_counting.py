@@ -7,8 +7,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from gpuopt.device import Device
 from gpuopt.optimizers.base.hyperparameters import Hyperparameter, with_all_digits
 from gpuopt.optimizers.base.rule_optimizer import RuleOptimizer, undoable
+from gpuopt.state.host_scalar import HostScalar
 from gpuopt.state.state import Range
 from gpuopt.variables.variable import Variable
 
@@ -25,39 +27,67 @@ class StepCountingOptimizer(RuleOptimizer):
     the type that the rule computes in.
 
     Attributes:
-        counters: What is shared by all variables beside the hyperparameters, float64, and what it
-            starts with. `step` is the number of steps so far.
+        counters: Numbers of float64 that change with the steps, and what they start with. `step` is
+            the number of steps so far, of all variables; of the others, each group has its own.
     """
 
     counters: ClassVar[Mapping[str, float]] = {"step": 0.0}
 
-    def _all_hyperparameters(self, given: dict[str, Hyperparameter]) -> dict[str, Hyperparameter]:
-        every = super()._all_hyperparameters(given)
-        return {name: with_all_digits(value) for name, value in every.items()}
+    @classmethod
+    def _checked(cls, name: str, value: Hyperparameter) -> Hyperparameter:
+        return with_all_digits(super()._checked(name, value))
 
     def _all_non_slot_names(self) -> list[str]:
         return list(self.counters)
 
+    def _non_slot_names_of_groups(self) -> list[str]:
+        return [_name_in(group.name, name) for group in self._grouping for name in self._of_groups]
+
     def _state_ranges(self) -> Mapping[str, Range]:
-        return {
-            **super()._state_ranges(),
-            **dict.fromkeys(self.counters, Range(-np.inf, np.inf, np.float64)),
-            "step": Range(0.0, _MOST_STEPS, np.float64),
+        of_counters = {**self._counter_ranges(), "step": Range(0.0, _MOST_STEPS, np.float64)}
+        of_groups = {
+            _name_in(group.name, name): of_counters[name]
+            for group in self._grouping
+            for name in self._of_groups
         }
+        return {**super()._state_ranges(), **of_counters, **of_groups}
+
+    def _counter_ranges(self) -> Mapping[str, Range]:
+        """Returns the numbers that the counters beside `step` can be."""
+        return {}
+
+    @property
+    def _of_groups(self) -> list[str]:
+        """The names of the counters that each group has."""
+        return [name for name in self.counters if name != "step"]
 
     def _create_slots(self, var_list: Sequence[Variable]) -> None:
+        first = min(var_list, key=lambda variable: variable.name)
         for name, value in self.counters.items():
-            if self._get_non_slot_variable(name) is None:
-                first = min(var_list, key=lambda variable: variable.name)
-                self.state.create_host_scalar(name, np.float64(value), first.device)
+            self._create_counter(name, value, first.device)
+            # A group that is new to a restored state goes on from the numbers of no group.
+            now = float(self.state.host_scalar(name).numpy())
+            for group in self._grouping if name in self._of_groups else ():
+                self._create_counter(_name_in(group.name, name), now, first.device)
         super()._create_slots(var_list)
 
-    def _counter(self, name: str) -> np.float64:
-        return np.float64(self.state.host_scalar(name).numpy())
+    def _create_counter(self, name: str, value: float, device: Device) -> None:
+        if self.state.other(name) is None:
+            self.state.create_host_scalar(name, np.float64(value), device)
+
+    def _counter(self, name: str) -> HostScalar:
+        """Returns a counter of the group whose hyperparameters `_hyper` returns."""
+        number = self.this_thread.group
+        if number and name in self._of_groups:
+            name = _name_in([*self._grouping][number - 1].name, name)
+        return self.state.host_scalar(name)
+
+    def _count(self, name: str) -> np.float64:
+        return np.float64(self._counter(name).numpy())
 
     def _step(self) -> np.float64:
         """Returns the number of the step that is being made, counted from 1."""
-        return self._counter("step") + 1
+        return self._count("step") + 1
 
     def _given(self, *names: str) -> list[np.float64]:
         """Returns hyperparameters of this step."""
@@ -72,4 +102,14 @@ class StepCountingOptimizer(RuleOptimizer):
 
     @undoable
     def _finish(self, update_ops: list[Any], name_scope: str) -> None:
-        self.state.host_scalar("step").add(1)
+        if self._of_groups:
+            for number in range(1 + len(self.groups)):
+                self._in_group(number, self._count_in_group)
+        self._counter("step").add(1)
+
+    def _count_in_group(self) -> None:
+        """Changes the counters of a group after a step, but not yet `step`."""
+
+
+def _name_in(group_name: str, counter: str) -> str:
+    return f"{counter}/{group_name}"
