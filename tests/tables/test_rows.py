@@ -307,17 +307,21 @@ def test_a_change_in_the_middle_of_a_save_is_refused() -> None:
         assert_refused(model, RuntimeError, "cannot be changed while this thread is saving")
 
 
-def test_a_change_by_the_values_of_a_change_is_refused() -> None:
+def test_a_change_or_a_step_by_the_values_of_a_change_is_refused() -> None:
     model = Model()
 
     class Values:
+        def __init__(self, call: Callable[[], None]) -> None:
+            self._call = call
+
         def __array__(self, *args: Any, **options: Any) -> Any:
-            gpuopt.rows(model.table).keep([0])
+            self._call()
 
     before = model.values()
-    with pytest.raises(RuntimeError, match='while this thread is changing the rows of "table"'):
-        gpuopt.rows(model.table).append(Values())
-    assert_same(model.values(), before)
+    for call in (lambda: CHANGES["keep"](gpuopt.rows(model.table)), lambda: model.step(model.adam)):
+        with pytest.raises(RuntimeError, match='while this thread is changing the rows of "table"'):
+            gpuopt.rows(model.table).append(Values(call))
+        assert_same(model.values(), before)
 
 
 @pytest.mark.parametrize("optimizer_type", [gpuopt.GradientDescentOptimizer, gpuopt.FtrlOptimizer])
