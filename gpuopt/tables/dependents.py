@@ -9,6 +9,7 @@ from gpuopt.backends import backend_for
 from gpuopt.optimizer import living_optimizers
 from gpuopt.state.state_dict import check_claim, claim_state
 from gpuopt.step.overlap import share_memory
+from gpuopt.variables.gate import undoing
 from gpuopt.variables.identity import Identity, layouts_of_raw_arrays
 from gpuopt.variables.variable import NewRows, Variable, global_variables
 
@@ -46,21 +47,30 @@ class Table(NamedTuple):
         return [each.identity for each in self.variables()]
 
 
-def table_of(variable: Variable) -> Table:
-    """Finds what hangs on a variable. Restored slots that wait for it are made.
+def make_waiting_slots(variable: Variable) -> None:
+    """Makes the slots whose restored values wait for a variable.
 
     Raises:
-        ValueError: a slot has another shape, and no row for each of the variable's; a restored
-            value does not fit; or the memory belongs to another variable, too.
+        ValueError: a value does not fit.
     """
-    optimizers = living_optimizers()
-    for optimizer in optimizers:
-        check_claim(optimizer.state, variable.name, variable)
-    for optimizer in optimizers:
-        claim_state(optimizer.state, variable.name, variable)
+    with undoing():
+        optimizers = living_optimizers()
+        for optimizer in optimizers:
+            check_claim(optimizer.state, variable.name, variable)
+        for optimizer in optimizers:
+            claim_state(optimizer.state, variable.name, variable)
+
+
+def table_of(variable: Variable) -> Table:
+    """Finds what hangs on a variable.
+
+    Raises:
+        ValueError: a slot has another shape, and it is not known to have a row for each of the
+            variable's; or the memory belongs to another variable, too.
+    """
     slots: set[Variable] = set()
     dependents: list[Dependent] = []
-    for optimizer in optimizers:
+    for optimizer in living_optimizers():
         for slot_name in optimizer.state.slot_names():
             slot = optimizer.state.slot(variable, slot_name)
             if slot is None:

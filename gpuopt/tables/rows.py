@@ -11,10 +11,10 @@ import numpy as np
 from gpuopt.backends import backend_for
 from gpuopt.backends.backend import RowCopy
 from gpuopt.optimizer import living_optimizers
-from gpuopt.tables.dependents import Dependent, Table, table_of
+from gpuopt.tables.dependents import Dependent, Table, make_waiting_slots, table_of
 from gpuopt.tables.row_numbers import row_numbers
 from gpuopt.variables import recording
-from gpuopt.variables.gate import between_writes, writing
+from gpuopt.variables.gate import between_writes
 from gpuopt.variables.late_errors import raise_late_errors
 from gpuopt.variables.operands import checked_rows
 from gpuopt.variables.row_changes import refuse_row_changes, replace_arrays
@@ -170,7 +170,10 @@ class Rows:
                 "gradient would have the shape of the rows before"
             )
         purpose = f'changing the rows of "{self._name}"'
-        with between_writes(purpose, writes=True), writing():
+        # A signal handler's step would write to arrays that are copied already.
+        with between_writes(purpose, writes=True, admits_steps=False):
+            for each in self._copies:
+                make_waiting_slots(each)
             for device in {each.device for each in self._copies}:
                 raise_late_errors(device)
             refuse_row_changes(self._copies)

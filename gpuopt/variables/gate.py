@@ -49,7 +49,9 @@ def writing() -> AbstractContextManager[None]:
 
 
 def undoing() -> AbstractContextManager[None]:
-    """Does what `writing` does, to undo refused calls; a save that finds such calls does so, too.
+    """Does what `writing` does, also inside a `between_writes` that admits no steps.
+
+    So a save undoes refused calls, and a change of rows makes restored slots.
 
     Raises:
         DeadlineExceededError: a save or a restore by another thread does not end.
@@ -60,13 +62,17 @@ def undoing() -> AbstractContextManager[None]:
     return writing()
 
 
-def between_writes(purpose: str, *, writes: bool = False) -> AbstractContextManager[None]:
+def between_writes(
+    purpose: str, *, writes: bool = False, admits_steps: bool = True
+) -> AbstractContextManager[None]:
     """Waits until no other thread is in the middle of a step, and holds the next steps back.
 
     Args:
         purpose: What is done inside, for the errors of those who wait, as "saving model-1".
         writes: Whether this thread writes state inside, as a restore does. If not, a signal handler
             that tries to write meanwhile gets an error: what is read would be half the old state.
+        admits_steps: Whether it does not, where this thread writes state. If not, what this thread
+            itself writes by way of `writing` goes into `undoing`.
 
     Raises:
         RuntimeError: this thread itself is in the middle of a step.
@@ -78,7 +84,7 @@ def between_writes(purpose: str, *, writes: bool = False) -> AbstractContextMana
         closing.wait_for_writers()  # a signal handler may have come before that was done
         return _inside
     refuse_while_writing()
-    return _Closing(purpose, writes)
+    return _Closing(purpose, writes, writes and admits_steps)
 
 
 def refuse_while_writing() -> None:
@@ -158,13 +164,22 @@ class _Closing:
         last_progress: When its thread was last seen to go on.
     """
 
-    __slots__ = ("_has_waited", "_purpose", "_thread", "_writes", "last_progress", "lock")
+    __slots__ = (
+        "_admits_steps",
+        "_has_waited",
+        "_purpose",
+        "_thread",
+        "_writes",
+        "last_progress",
+        "lock",
+    )
 
     __exit__ = _Release()
 
-    def __init__(self, purpose: str, writes: bool) -> None:
+    def __init__(self, purpose: str, writes: bool, admits_steps: bool) -> None:
         self._purpose = purpose
         self._writes = writes
+        self._admits_steps = admits_steps
         self._has_waited = False
         self._thread = get_ident()
         self.lock = threading.Lock()
@@ -197,8 +212,8 @@ class _Closing:
             )
 
     def refuse_step(self) -> None:
-        """Raises RuntimeError if this thread only reads state."""
-        if not self._writes:
+        """Raises RuntimeError unless this thread may step in the middle."""
+        if not self._admits_steps:
             self.refuse_within(True)
 
     def describe(self) -> str:
@@ -244,7 +259,7 @@ class _Closing:
 # By the thread's identifier. A new thread takes over the passage of an ended one.
 _passages: dict[int, _Passage] = {}
 # The last one; nobody closes the gate any more if it is not locked.
-_closing = _Closing("doing nothing", False)
+_closing = _Closing("doing nothing", False, False)
 # For `_closing`. Reentrant: a signal handler may save in the middle of a guarded block.
 _guard = Lock("the gate")
 
@@ -279,7 +294,7 @@ def _forget_other_threads() -> None:
     _passages.clear()
     _passages.update(own)
     if not _closing.is_this_threads():
-        _closing = _Closing("doing nothing", False)
+        _closing = _Closing("doing nothing", False, False)
 
 
 if hasattr(os, "register_at_fork"):

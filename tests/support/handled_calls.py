@@ -29,7 +29,10 @@ from interrupted_calls import CHECKED_EVERY, DEADLINE_S, Interrupt, Trial
 import gpuopt
 
 DEEPEST = 3
-REFUSALS = "in the middle of", "as by a signal handler", "a signal handler has come", "in a loss"
+REFUSALS = (
+    *("in the middle of", "as by a signal handler", "a signal handler has come", "in a loss"),
+    "came or went while a step",
+)
 
 
 class Handlers:

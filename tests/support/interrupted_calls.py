@@ -114,6 +114,7 @@ class Trial:
             "new": self.step_new,
             "streaming": self.step_streaming,
             "wrapped": self.step_wrapped,
+            "rows": self.change_rows,
             "save": self.save,
             "save_async": self.save_async,
             "restore": lambda: self.saver.restore(self.saver.last_checkpoints[-1]),
@@ -166,6 +167,11 @@ class Trial:
     def step_wrapped(self) -> None:
         large, small, _ = self.pairs()
         self.wrapped.apply_gradients([(large * 0, self.large), (small, self.small)], self.step)
+
+    def change_rows(self) -> None:
+        rows = gpuopt.rows(self.table)
+        rows.keep(self.numbers.permutation(ROWS))
+        rows.reset([1, 2], np.ones((2, WIDTH), np.float32))
 
     def save(self) -> str:
         return self.saver.save(self.folder / "m", self.step)

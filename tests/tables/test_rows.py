@@ -21,7 +21,8 @@ from other_thread import InThread, held
 import gpuopt
 from gpuopt import IndexedSlices, Variable, backends
 from gpuopt.device import Device
-from gpuopt.variables.gate import between_writes
+from gpuopt.variables import variable
+from gpuopt.variables.gate import between_writes, writing
 
 START = np.arange(12, dtype=np.float64).reshape(6, 2)
 
@@ -306,17 +307,21 @@ def test_a_change_in_the_middle_of_a_save_is_refused() -> None:
         assert_refused(model, RuntimeError, "cannot be changed while this thread is saving")
 
 
-def test_a_change_by_the_values_of_a_change_is_refused() -> None:
+def test_a_change_or_a_step_by_the_values_of_a_change_is_refused() -> None:
     model = Model()
 
     class Values:
+        def __init__(self, call: Callable[[], None]) -> None:
+            self._call = call
+
         def __array__(self, *args: Any, **options: Any) -> Any:
-            gpuopt.rows(model.table).keep([0])
+            self._call()
 
     before = model.values()
-    with pytest.raises(RuntimeError, match='while this thread is changing the rows of "table"'):
-        gpuopt.rows(model.table).append(Values())
-    assert_same(model.values(), before)
+    for call in (lambda: CHANGES["keep"](gpuopt.rows(model.table)), lambda: model.step(model.adam)):
+        with pytest.raises(RuntimeError, match='while this thread is changing the rows of "table"'):
+            gpuopt.rows(model.table).append(Values(call))
+        assert_same(model.values(), before)
 
 
 @pytest.mark.parametrize("optimizer_type", [gpuopt.GradientDescentOptimizer, gpuopt.FtrlOptimizer])
@@ -555,6 +560,24 @@ def test_rows_change_between_the_steps_of_other_threads() -> None:
     assert all('"table"' in message for message in refused), refused
     value, slot = table.numpy(), optimizer.get_slot(table, "momentum")
     np.testing.assert_array_equal(value, slot.numpy() * (slot.numpy() - 1) / 2)
+
+
+@pytest.mark.parametrize("assign", ["assign", "assign_add", "assign_sub"])
+def test_an_assignment_that_rows_overtake_is_refused(
+    assign: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Of one row, which numpy would write to all rows.
+    table = Variable(np.zeros((1, 2)), name="table")
+
+    def overtaken() -> Any:
+        monkeypatch.undo()
+        gpuopt.rows(table).append(np.zeros((2, 2)))
+        return writing()
+
+    monkeypatch.setattr(variable, "writing", overtaken)
+    with pytest.raises(ValueError, match=r'"table" has shape \(3, 2\); the value has .* \(1, 2\)'):
+        getattr(table, assign)(np.ones((1, 2)))
+    assert not table.numpy().any()
 
 
 def test_saves_in_flight_keep_the_old_rows(tmp_path: Path) -> None:
