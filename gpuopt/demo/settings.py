@@ -30,6 +30,12 @@ _ARGUMENTS: dict[str, dict[str, Any]] = {
     "AdamW": {"epsilon": 1e-4, "weight_decay": 1e-4},
     "MomentumW": {"momentum": 0.9, "weight_decay": 1e-4},
     "Nadam": {"epsilon": 1e-4},
+    "AMSGrad": {"epsilon": 1e-4},
+    "RAdam": {"epsilon": 1e-4},
+    "ScheduleFreeAdamW": {"epsilon": 1e-4},
+    "TorchAdamW": {"epsilon": 1e-4},
+    "TorchNAdam": {"epsilon": 1e-4},
+    "AdaBelief": {"epsilon": 1e-4},
 }
 
 
