@@ -557,7 +557,7 @@ def test_rows_change_between_the_steps_of_other_threads() -> None:
         stop.set()
         for thread in threads:
             thread.join()
-    assert all('"table"' in message for message in refused), refused
+    assert all(f'"{table.name}"' in message for message in refused), refused
     value, slot = table.numpy(), optimizer.get_slot(table, "momentum")
     np.testing.assert_array_equal(value, slot.numpy() * (slot.numpy() - 1) / 2)
 
