@@ -91,8 +91,9 @@ def forked(call: Callable[[], Any], *, exits: bool = False) -> int:
 
 def end_child(call: Callable[[], Any], *, exits: bool = False) -> NoReturn:
     """Makes a call, and ends this process; an exception is printed."""
-    # Where it hangs, if it does.
-    faulthandler.dump_traceback_later(CHILD_DEADLINE_S / 2)
+    # Says where it hangs, if it does. No timer of faulthandler's: to start one in a child waits for
+    # the thread of its parent's timer, as pytest's, which a child does not have.
+    faulthandler.enable(sys.__stderr__ or 2)
     try:
         call()
         if exits:
@@ -112,7 +113,7 @@ def check_child(child: int) -> None:
             assert os.waitstatus_to_exitcode(status) == 0, f"the child ended with {status}"
             return
         time.sleep(0.005)
-    os.kill(child, signal.SIGKILL)
+    os.kill(child, signal.SIGABRT)
     os.waitpid(child, 0)
     raise AssertionError(f"the child hangs: killed after {CHILD_DEADLINE_S} s")
 
