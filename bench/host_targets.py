@@ -28,6 +28,7 @@ def _list_targets() -> Sequence[Target]:
     ]
     compiled = [
         *((job, "torch fused", _COMPILED) for job in jobs),
+        *((f"adam_w_{size}", "torch fused", 1.1) for size in large),
         ("sparse_lazy_adam", "torch sparse_adam", 0.5),
         ("sparse_adagrad", "torch sparse_adam", 0.5),
         ("row_sums", "torch coalesce", 1.0),

@@ -24,6 +24,7 @@ Step = Callable[[], object]
 Shapes = Sequence[tuple[int, ...]]
 
 _RATE = 1e-3
+_DECAY = 0.01
 _GROUPS = 40
 _TABLE = (1_000_000, 64)
 _LOOKUPS = 8192
@@ -121,6 +122,10 @@ def _rms_prop(w: np.ndarray, g: np.ndarray, r: np.ndarray, b: np.ndarray) -> tup
     return w - b, r, b
 
 
+def _adam_w(w: np.ndarray, g: np.ndarray, m: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, ...]:
+    return _adam(w - _DECAY * _RATE * w, g, m, v)
+
+
 _JOBS: Mapping[str, _Job] = {
     "momentum": _Job(
         "Momentum",
@@ -148,6 +153,16 @@ _JOBS: Mapping[str, _Job] = {
         lambda torch, p, form: torch.optim.Adam(p, lr=_RATE, **form),
         True,
         lambda optax: optax.adam(_RATE),
+    ),
+    # TensorFlow's decay is not scaled by the learning rate.
+    "adam_w": _Job(
+        "AdamW",
+        2,
+        lambda: gpuopt.AdamWOptimizer(_DECAY * _RATE, _RATE),
+        _adam_w,
+        lambda torch, p, form: torch.optim.AdamW(p, lr=_RATE, weight_decay=_DECAY, **form),
+        True,
+        lambda optax: optax.adamw(_RATE, weight_decay=_DECAY),
     ),
     "rms_prop": _Job(
         "RMSProp with momentum",
@@ -210,7 +225,7 @@ def _make_groups_workload() -> Workload:
                 )
                 for i in range(1, num_groups)
             ]
-            optimizer = gpuopt.AdamWOptimizer(0.01 * _RATE, _RATE, groups=groups)
+            optimizer = gpuopt.AdamWOptimizer(_DECAY * _RATE, _RATE, groups=groups)
             pairs = list(zip(gradients, variables, strict=True))
             contenders[name] = _make_our_step(partial(optimizer.apply_gradients, pairs), compiled)
     return Workload(

@@ -25,13 +25,25 @@ class _Call(NamedTuple):
             argument is where the result goes.
         operands: Of the other arguments.
         result: Where the result goes.
-        options: Keyword arguments.
+        options: Names and values of keyword arguments.
     """
 
     function: Callable[..., Any]
     operands: tuple[int, ...]
     result: int
-    options: dict[str, Any]
+    options: tuple[tuple[str, Any], ...]
+
+
+class _Plan(NamedTuple):
+    """How a recording is replayed; the same for all recordings that differ in their constants.
+
+    Attributes:
+        calls: What is called, what chooses its arguments among all arrays, and keyword arguments.
+        scratch_dtypes: See `RecordedRule`.
+    """
+
+    calls: Sequence[tuple[Callable[..., Any], Callable[..., Any], dict[str, Any]]]
+    scratch_dtypes: tuple[np.dtype[Any], ...]
 
 
 class RecordedRule:
@@ -67,11 +79,9 @@ class RecordedRule:
         var, *slots = [tape.new_value(real) for _ in ("var", *rule.slots)]
         grad = real.type(0) if zero_grad else tape.new_value(real, read_only=True)
         quietly(lambda: rule.apply(var, grad, *slots, **scalars))
-        calls, self.scratch_dtypes = tape.with_shared_scratch(2 + len(slots) - zero_grad)
-        self._calls = [
-            (call.function, itemgetter(*call.operands, call.result), call.options) for call in calls
-        ]
-        self._constants = tape.constants
+        self._calls, self.scratch_dtypes = tape.plan(2 + len(slots) - zero_grad)
+        # Their positions count from the end.
+        self._constants = tape.constants[::-1]
 
     def apply(self, written: Sequence[Chunk], grad: Chunk | None, scratch: Sequence[Chunk]) -> None:
         arrays = [*written, *([] if grad is None else [grad]), *scratch, *self._constants]
@@ -158,11 +168,18 @@ class _Tape:
         self, function: Any, inputs: Sequence[Any], out: Any, options: dict[str, Any]
     ) -> Any:
         """Records a call and returns the value that stands for its result."""
-        if any(isinstance(option, _Value) for option in options.values()):
+        if options and any(isinstance(x, _Value | np.ndarray | list) for x in options.values()):
             self.refuse(f"np.{function.__name__} with an array as a keyword argument")
-        examples = [_example(x.dtype) if isinstance(x, _Value) else x for x in inputs]
+        examples, operands, only_scalars = [], [], True
+        for x in inputs:
+            if isinstance(x, _Value):
+                examples.append(_example(x.dtype))
+                operands.append(x.position)
+                only_scalars = False
+            else:
+                examples.append(x)
+                operands.append(self._constant(x))
         example = function(*examples, **options)
-        only_scalars = not any(isinstance(x, _Value) for x in inputs)
         if np.shape(example) != (() if only_scalars else (2,)):
             self.refuse(f"np.{function.__name__}")
         if out is None and not only_scalars:
@@ -171,67 +188,21 @@ class _Tape:
             self.refuse(f"np.{function.__name__} of type {example.dtype} in place")
         elif out.read_only:
             self.refuse("writing to the gradient")
-        operands = tuple(self._operand(x) for x in inputs)
-        self._calls.append(_Call(_with_out(function), operands, out.position, options))
+        call = _Call(_with_out(function), tuple(operands), out.position, tuple(options.items()))
+        self._calls.append(call)
         return out
 
-    def _operand(self, value: Any) -> int:
-        """Returns a value's position; those of constants count down from -1."""
-        if isinstance(value, _Value):
-            return value.position
+    def _constant(self, value: Any) -> int:
+        """Returns a constant's position: they count down from -1."""
         if type(value) in (int, float):
             value = self._real.type(value)
         # A ufunc takes arrays of no dimensions quicker than scalars.
         self.constants.append(np.asarray(value) if isinstance(value, np.generic) else value)
         return -len(self.constants)
 
-    def with_shared_scratch(
-        self, num_arguments: int
-    ) -> tuple[list[_Call], tuple[np.dtype[Any], ...]]:
-        """Replaces positions of values by those of arrays: arguments, scratch, constants.
-
-        A value gets a scratch array from its first call to its last.
-        """
-        calls = self._without_copies(num_arguments)
-        last = {at: i for i, call in enumerate(calls) for at in (*call.operands, call.result)}
-        scratch: list[np.dtype[Any]] = []
-        idle: list[int] = []
-        array_of = {at: at for at in range(num_arguments)}
-        shared = []
-        for i, call in enumerate(calls):
-            operands = [array_of.get(at, at) for at in call.operands]
-            # An operand that is not needed again may be overwritten by the result.
-            ending = {at for at in (*call.operands, call.result) if last[at] == i}
-            idle += [array_of[at] for at in ending if at >= num_arguments and at in array_of]
-            if call.result not in array_of:
-                dtype = self._dtypes[call.result]
-                fitting = [at for at in idle if scratch[at - num_arguments] == dtype]
-                if fitting:
-                    idle.remove(fitting[-1])
-                else:
-                    scratch.append(dtype)
-                array_of[call.result] = fitting[-1] if fitting else num_arguments + len(scratch) - 1
-            shared.append(call._replace(operands=tuple(operands), result=array_of[call.result]))
-        self.constants.reverse()
-        return shared, tuple(scratch)
-
-    def _without_copies(self, num_arguments: int) -> list[_Call]:
-        """Has a call write to `array` itself where `array[...] = result` follows the call."""
-        uses = Counter(at for call in self._calls for at in (*call.operands, call.result))
-        calls: list[_Call] = []
-        for call in self._calls:
-            computed = calls[-1].result if calls else -1
-            if (
-                call.function is np.positive
-                and call.operands == (computed,)
-                and computed >= num_arguments
-                and uses[computed] == 2
-                and self._dtypes[computed] == self._dtypes[call.result]
-            ):
-                calls[-1] = calls[-1]._replace(result=call.result)
-            else:
-                calls.append(call)
-        return calls
+    def plan(self, num_arguments: int) -> _Plan:
+        """Plans the calls of a rule that has so many arrays as arguments."""
+        return _plan(tuple(self._calls), tuple(self._dtypes), num_arguments)
 
     def refuse(self, what: str) -> NoReturn:
         raise TypeError(
@@ -246,6 +217,64 @@ def _example(dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     return np.ones(2, dtype)
 
 
+# The same in each step, while scalars change.
+@lru_cache(maxsize=256)
+def _plan(calls: tuple[_Call, ...], dtypes: tuple[np.dtype[Any], ...], num_arguments: int) -> _Plan:
+    """Replaces positions of values by those of arrays: arguments, scratch, constants.
+
+    A value gets a scratch array from its first call to its last.
+
+    Args:
+        calls: As they were recorded.
+        dtypes: Of all values.
+        num_arguments: How many arrays the rule is given.
+    """
+    calls = _without_copies(calls, dtypes, num_arguments)
+    last = {at: i for i, call in enumerate(calls) for at in (*call.operands, call.result)}
+    scratch: list[np.dtype[Any]] = []
+    idle: list[int] = []
+    array_of = {at: at for at in range(num_arguments)}
+    planned = []
+    for i, call in enumerate(calls):
+        operands = [array_of.get(at, at) for at in call.operands]
+        # An operand that is not needed again may be overwritten by the result.
+        ending = {at for at in (*call.operands, call.result) if last[at] == i}
+        idle += [array_of[at] for at in ending if at >= num_arguments and at in array_of]
+        if call.result not in array_of:
+            dtype = dtypes[call.result]
+            fitting = [at for at in idle if scratch[at - num_arguments] == dtype]
+            if fitting:
+                idle.remove(fitting[-1])
+            else:
+                scratch.append(dtype)
+            array_of[call.result] = fitting[-1] if fitting else num_arguments + len(scratch) - 1
+        arguments_in = itemgetter(*operands, array_of[call.result])
+        planned.append((call.function, arguments_in, dict(call.options)))
+    return _Plan(planned, tuple(scratch))
+
+
+def _without_copies(
+    calls: Sequence[_Call], dtypes: Sequence[np.dtype[Any]], num_arguments: int
+) -> tuple[_Call, ...]:
+    """Has a call write to `array` itself where `array[...] = result` follows the call."""
+    uses = Counter(at for call in calls for at in (*call.operands, call.result))
+    left: list[_Call] = []
+    for call in calls:
+        computed = left[-1].result if left else -1
+        if (
+            call.function is np.positive
+            and call.operands == (computed,)
+            and computed >= num_arguments
+            and uses[computed] == 2
+            and dtypes[computed] == dtypes[call.result]
+        ):
+            left[-1] = left[-1]._replace(result=call.result)
+        else:
+            left.append(call)
+    return tuple(left)
+
+
+@cache
 def _with_out(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a function that puts its result into its last argument."""
     has_out = isinstance(function, np.ufunc) or function is np.clip
