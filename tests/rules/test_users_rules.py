@@ -18,6 +18,7 @@ from emulator import EmulatorLauncher, KernelError
 import gpuopt
 from gpuopt import IndexedSlices, Variable
 from gpuopt.backends.cpu.forms.compiled import compiled_rules
+from gpuopt.backends.cpu.forms.recorded import recorded_rule
 from gpuopt.rules import sources
 
 # Named like a rule of ours, in a module named like ours, and yet another formula.
@@ -334,6 +335,60 @@ def test_a_rule_that_would_train_nothing_is_refused(
 ) -> None:
     with pytest.raises(error, match=words):
         gpuopt.update_rule(apply)
+
+
+def sums(grad: Any) -> Any:
+    return np.cumsum(grad)
+
+
+def reduces(grad: Any) -> Any:
+    return np.add.reduce(grad)
+
+
+def decides(grad: Any) -> Any:
+    return grad if grad > 0 else -grad
+
+
+def masks(grad: Any) -> Any:
+    return np.add(grad, 1, where=np.ones(1, bool))
+
+
+def asks_a_method(grad: Any) -> Any:
+    return grad.mean()
+
+
+@pytest.mark.parametrize(
+    ("compute", "words"),
+    [
+        (sums, r"np\.cumsum"),
+        (reduces, r"np\.add\.reduce"),
+        (decides, "a decision by an array's values"),
+        (masks, r"np\.add with an array as a keyword argument"),
+        (asks_a_method, r"array\.mean"),
+    ],
+)
+def test_a_rule_that_is_no_arithmetic_on_elements_is_refused(compute: Any, words: str) -> None:
+    @gpuopt.update_rule
+    def rule(var: Any, grad: Any, *, rate: Any) -> None:
+        var -= rate * compute(grad)
+
+    real = np.dtype(np.float32)
+    with pytest.raises(TypeError, match=f"rule: an update rule is arithmetic .*: {words}"):
+        recorded_rule(rule, real, {"rate": np.float32(1)})
+
+
+def test_a_recording_has_its_own_scalars_in_the_plan_of_another() -> None:
+    @gpuopt.update_rule
+    def rule(var: Any, grad: Any, *, rate: Any, shift: Any) -> None:
+        var -= np.maximum(rate * grad, shift) if rate < 4 else rate * grad
+
+    real = np.dtype(np.float64)
+    for rate, shift, expected in ((2, 1, -2), (3, 7, -7), (5, 7, -5), (1, 0.5, -1)):
+        scalars = {"rate": np.float64(rate), "shift": np.float64(shift)}
+        form = recorded_rule(rule, real, scalars)
+        var = np.zeros(3)
+        form.apply([var], np.ones(3), [np.empty(3, dtype) for dtype in form.scratch_dtypes])
+        np.testing.assert_array_equal(var, np.full(3, expected))
 
 
 def test_squares_must_be_slots() -> None:

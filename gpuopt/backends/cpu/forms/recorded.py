@@ -180,7 +180,10 @@ class _Tape:
                 examples.append(x)
                 operands.append(self._constant(x))
         example = function(*examples, **options)
-        if np.shape(example) != (() if only_scalars else (2,)):
+        is_known = only_scalars or isinstance(function, np.ufunc)
+        if np.shape(example) != (() if only_scalars else (2,)) or not (
+            is_known or _is_by_element(function, inputs, options)
+        ):
             self.refuse(f"np.{function.__name__}")
         if out is None and not only_scalars:
             out = self.new_value(example.dtype)
@@ -215,6 +218,17 @@ class _Tape:
 def _example(dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     """Two elements are enough to learn a result's type by numpy's own rules."""
     return np.ones(2, dtype)
+
+
+def _is_by_element(function: Any, inputs: Sequence[Any], options: dict[str, Any]) -> bool:
+    """Whether elements of the result depend on the same elements of arrays, and on no others."""
+
+    def call_with(*elements: int) -> Any:
+        arrays = [np.array(elements, x.dtype) if isinstance(x, _Value) else x for x in inputs]
+        return function(*arrays, **options)
+
+    alone = np.stack([call_with(1, 1)[:1], call_with(0, 0)[1:]]).reshape(-1)
+    return np.array_equal(call_with(1, 0), alone, equal_nan=True)
 
 
 # The same in each step, while scalars change.
