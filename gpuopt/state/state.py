@@ -224,17 +224,18 @@ class State:
                     continue
                 identity = owner()
                 if identity is not None and self.table(name).get(identity) is variable:
-                    del self.table(name)[identity]
+                    # Removed last: if this is interrupted, it is called again.
                     if restored is not None:
                         self.waiting_slots[name, identity.name] = restored
+                    del self.table(name)[identity]
             if devices is not None and any(self._tables.values()):
                 return
             for name, _, variable, restored in others:
                 if self._others.get(name) is variable:
-                    del self._others[name]
                     self.version.number += 1
                     if restored is not None:
                         self.waiting_others[name] = restored
+                    del self._others[name]
 
     def create_slot(
         self,

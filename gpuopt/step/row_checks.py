@@ -206,10 +206,11 @@ class RowChecks:
         for place, read in chain.from_iterable(call.reads.items() for call in calls):
             read.wait(f"{place}, which checks rows of sparse gradients")
         refused = [{place for place, read in c.reads.items() if read.values[0]} for c in calls]
-        first = next(number for number, places in enumerate(refused) if places)
+        # Not by generators: Ctrl-C in one that `next` has left is lost.
+        first = [bool(places) for places in refused].index(True)
         everywhere = set().union(*refused)
         bad, later = calls[first], len(calls) - first - 1
-        device, read = next((d, read) for d, read in bad.reads.items() if read.values[0])
+        device, read = [(d, read) for d, read in bad.reads.items() if read.values[0]][0]
         number, row = int(read.values[0]) - 1, int(read.values.view("int64")[1])
         name, height = bad.described[number]
         since = f", and neither have the {later} calls since" if later else ""

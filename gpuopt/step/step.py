@@ -282,16 +282,14 @@ class Step:
         state = self._optimizer.state
         kept = [(scalar, scalar.numpy()) for scalar in state.host_scalars()]
         # What is undone lives until the GPU has checked the rows: not so the step's gradients.
-        counter, created, forgets = self.counter, updates.created, self._forget_additions
-        is_counted = counter is not None
+        created, forgets = updates.created, self._forget_additions
+        counted = [] if self.counter is None else [self.counter]
 
         def undo(refused: Collection[Device]) -> None:  # again, if it was interrupted
-            nonlocal is_counted
             for scalar, value in kept:
                 scalar.assign(value)
-            if counter is not None and is_counted:
-                counter.assign_sub(1)
-                is_counted = False
+            for counter in counted:
+                counter.count_down(counted.clear)
             state.forget(created, refused)
             for forget in forgets:
                 forget(refused)

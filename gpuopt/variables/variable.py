@@ -6,6 +6,8 @@ import itertools
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from operator import call
 from typing import Any, Literal, SupportsIndex
 
 import ml_dtypes
@@ -294,6 +296,18 @@ class Variable(ArrayOperators):
                 check_shape(self, delta)
                 np.subtract(self._array, delta, out=self._array, casting="same_kind")
         return self
+
+    def count_down(self, note: Callable[[], object]) -> None:
+        """Subtracts 1 in place, and calls `note`: both or neither, wherever Ctrl-C comes.
+
+        Args:
+            note: A method of a built-in type.
+        """
+        with writing(), self._writing():
+            one = self.dtype.type(1)
+            subtract = partial(np.subtract, self._array, one, out=self._array)
+            # Built-ins alone: no signal handler runs between them.
+            list(map(call, (subtract, note)))
 
     @property
     def memory(self) -> Device:

@@ -104,6 +104,7 @@ class CudaBackend:
                 yield
             finally:
                 with self._lock:
+                    self._order.put_last(last, updated)
                     self._order.end(last, kept)
 
     def note_reading(self, *read: Updated, kept: Sequence[Any] = ()) -> None:

@@ -188,6 +188,9 @@ _launch_kernel = cupy.cuda.driver.launchKernel
 class CupyEvent(cupy.cuda.Event):  # type: ignore[misc]
     """CuPy's event, whose own `done` is False for ever after an error of CUDA."""
 
+    # Until there is one: CuPy's `__del__` looks at it also if Ctrl-C came before.
+    ptr = 0
+
     def __init__(self) -> None:
         super().__init__(disable_timing=True)
 

@@ -89,6 +89,23 @@ class UpdateOrder:
         last.reads.clear()
         return last
 
+    def put_last(self, last: LastUpdate, updated: Sequence[Updated]) -> None:
+        """Makes an update the last one again, if another thread's has begun since.
+
+        Args:
+            last: From `begin`, after which another thread could call it. `end` is to follow.
+            updated: The same as for `begin`.
+        """
+        stream = self.in_flight.current_stream()
+        others = [each for each in _distinct(updated) if each is not last]
+        for each in others:
+            self._wait(each, stream)
+            last.reads.update(each.reads)
+            each.is_superseded = True
+        if others:
+            for identity in updated:
+                identity.last_update = last
+
     def end(self, last: LastUpdate, kept: Sequence[Any] = (), read: Iterable[Updated] = ()) -> None:
         """Records the end of an update on the current stream, where it has been enqueued.
 

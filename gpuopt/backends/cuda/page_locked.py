@@ -97,8 +97,9 @@ class Landing(Download):
         self._free = free
 
     def __del__(self) -> None:
-        # Memory that a copy may reach at any time is never used again.
-        if self.is_recorded:
+        # Memory that a copy may reach at any time is never used again. Ctrl-C may have come before
+        # there was anything.
+        if getattr(self, "is_recorded", False):
             self._free.append((self._memory, self.address, self.event))
 
 

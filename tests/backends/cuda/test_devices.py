@@ -19,6 +19,7 @@ from emulator import EmulatorLauncher, kernel_library
 from every_optimizer import configurations, make, own_step
 from fake_cupy import host_memory
 from golden_cases import GoldenCase, check, optimizer_cases
+from interrupt_at import Interrupt, InterruptAt
 
 import gpuopt
 from gpuopt import IndexedSlices, Variable, locks
@@ -1137,6 +1138,35 @@ def test_a_launch_that_fails_says_what_was_updated_and_leaves_the_optimizer_usab
     optimizer.check()
     for name, variable in variables.items():
         np.testing.assert_array_equal(variable.numpy(), expected[name])
+
+
+def test_a_refused_call_is_undone_once_wherever_ctrl_c_comes() -> None:
+    """Also what waited to be restored waits again."""
+    trained = Variable(np.zeros((4, 2), np.float32), device="gpu:0")
+    rows = {row: on_gpu([row]) for row in (1, 9)}
+    values = on_gpu(np.ones((1, 2), np.float32))
+    adam = gpuopt.AdamOptimizer(0.1)
+    adam.apply_gradients([(IndexedSlices(values, rows[1]), trained)])
+    for moment in itertools.count(1):
+        table = Variable(np.zeros((4, 2), np.float32), name=f"table{moment}", device="gpu:0")
+        optimizer, step = gpuopt.AdamOptimizer(0.1), Variable(5)
+        optimizer.load_state_dict(adam.state_dict({table.name: trained}), {})
+        optimizer.apply_gradients([(IndexedSlices(values, rows[9]), table)], step)
+        interrupts = InterruptAt(moment)
+        with contextlib.suppress(Interrupt, IndexError), interrupts:
+            optimizer.check()
+        with contextlib.suppress(IndexError):
+            optimizer.check()
+        assert int(step) == 5, moment
+        assert optimizer.variables() == [], moment
+        optimizer.apply_gradients([(IndexedSlices(values, rows[1]), table)], step)
+        optimizer.check()
+        m = optimizer.get_slot(table, "m")
+        assert m is not None
+        assert m.numpy()[:, 0] == pytest.approx([0, 0.19, 0, 0]), moment
+        assert float(optimizer.state.others()["beta1_power"]) == pytest.approx(0.9**3), moment
+        if interrupts.left > 0:
+            break
 
 
 @pytest.mark.parametrize("failing", [0, 1])

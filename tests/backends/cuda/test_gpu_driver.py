@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
 import sys
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
@@ -17,10 +19,12 @@ import driver
 import numpy as np
 import pytest
 from every_optimizer import configurations, make, own_step
+from interrupt_at import Interrupt, InterruptAt
 
 import gpuopt
 from bench.gpu_clock import GpuClock, measure_copy_bytes_per_second
 from gpuopt import IndexedSlices, Variable
+from gpuopt.backends.cuda.page_locked import Landing
 
 pytestmark = pytest.mark.gpu
 
@@ -230,6 +234,22 @@ def test_groups_take_the_launches_of_one_and_no_new_memory(
         by_numpy.apply_gradients(host_pairs)
     for got, expected in zip(variables, on_host, strict=True):
         np.testing.assert_allclose(got.numpy(), expected.numpy(), rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["event", "landing"])
+def test_what_ctrl_c_has_kept_from_being_made_goes_quietly(
+    cupy: Any, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    from gpuopt.backends.cuda.cupy_launcher import CupyEvent
+
+    memory, event = np.zeros(16, np.uint8), CupyEvent()
+    made: Any = partial(Landing, memory, event, memory, memory.ctypes.data, deque())
+    said: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", said.append)
+    with pytest.raises(Interrupt), InterruptAt(1):
+        CupyEvent() if kind == "event" else made()
+    gc.collect()
+    assert not said
 
 
 # Streams

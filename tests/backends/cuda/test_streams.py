@@ -162,6 +162,28 @@ def test_an_array_is_read_whole_while_its_first_step_is_enqueued(
     assert set(found[0].get().tolist()) <= {4.0, 5.0}
 
 
+def test_a_call_after_two_calls_at_once_comes_after_both() -> None:
+    """One thread's step comes in the middle of another's assignment: theirs may be in any order."""
+    a, b, c = (new_stream() for _ in range(3))
+    variable, other, optimizer = on_gpu(0 * ones()), on_gpu(0 * ones()), sgd()
+    gradient, ten = uploaded(ones()), uploaded(10 * ones())
+    wait_for_gpus()
+
+    def step(stream: Any) -> None:
+        with stream:
+            optimizer.apply_gradients([(gradient, variable), (gradient, other)])
+
+    step(b)
+    with a, backend_for(Device("gpu", 0)).enter_update(variable.identity):
+        variable.storage[...] = ten
+        in_the_middle = threading.Thread(target=step, args=(b,))
+        in_the_middle.start()
+        in_the_middle.join()
+    step(c)
+    assert set(variable.numpy().tolist()) <= {9.0, 8.0}
+    assert_equal(other, -3)
+
+
 @pytest.mark.parametrize("is_step", [False, True])
 def test_a_call_that_is_interrupted_as_it_begins_forgets_no_update(
     monkeypatch: pytest.MonkeyPatch, is_step: bool
