@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,8 @@ from gpuopt.backends.cuda.launcher import Launch
 from gpuopt.backends.cuda.sorted_rows import add_sort
 from gpuopt.backends.cuda.workspace import Workspace
 from gpuopt.device import Device
+from gpuopt.rules.sources import CudaSource
+from gpuopt.rules.update_rule import update_rule
 
 pytestmark = pytest.mark.emulator
 
@@ -304,6 +307,58 @@ def test_arrays_at_any_offset_get_the_bits_of_aligned_ones(dtype: str) -> None:
         for mine, aligned in zip(updates, expected, strict=True):
             for a, b in zip((mine.var, *mine.slots), (aligned.var, *aligned.slots), strict=True):
                 assert a.tobytes() == b.tobytes()
+    guarded.check()
+
+
+THREAD_OF = """
+#pragma once
+
+struct ThreadOf {
+  static constexpr int num_slots = 1;
+
+  template <class Real>
+  struct Scalars {
+    Real unused;
+  };
+
+  template <class Real>
+  static __device__ void apply(Real& var, Real, Real*, const Scalars<Real>&) {
+    var = threadIdx.x;
+  }
+};
+"""
+
+
+@pytest.mark.skipif(SANITIZED, reason="is about speed")
+@pytest.mark.parametrize("dtype", DTYPES_BY_NAME)
+def test_one_thread_updates_a_pack_where_variable_and_slots_begin_alike(
+    dtype: str, tmp_path: Path
+) -> None:
+    """Wherever that is, and wherever the gradient begins."""
+    (tmp_path / "thread_of.cuh").write_text(THREAD_OF)
+
+    @update_rule(cuda=CudaSource(tmp_path, "thread_of.cuh", "ThreadOf"))
+    def thread_of(var: Any, grad: Any, slot: Any, *, unused: Any) -> None:
+        raise AssertionError("runs on a GPU alone")
+
+    size, threads, zeros = 45, 32, np.zeros(45, DTYPES_BY_NAME[dtype])
+    pack = PACK_BYTES // zeros.itemsize
+    guarded = Guarded()
+    for of_var, of_slot, of_grad in itertools.product(
+        *[range(0, PACK_BYTES, zeros.itemsize)] * 2, (0, PACK_BYTES - zeros.itemsize)
+    ):
+        var, slot, grad = (guarded.place(zeros, offset) for offset in (of_var, of_slot, of_grad))
+        backend = CudaBackend(Device("gpu"), EmulatorLauncher())
+        unused = {"unused": compute_type(zeros.dtype)(0)}
+        apply_dense(backend, thread_of, [Update(var, grad, [slot])], unused)
+        before, packs = -of_var % PACK_BYTES // zeros.itemsize, 0
+        if of_var == of_slot:
+            packs = (size - before) // pack
+        else:
+            before = 0
+        alone = np.arange(size - packs * pack) % threads
+        expected = [*alone[:before], *np.repeat(np.arange(packs), pack), *alone[before:]]
+        assert var.tolist() == expected, (of_var, of_slot, of_grad)
     guarded.check()
 
 
