@@ -128,6 +128,28 @@ def test_memory_that_a_queued_kernel_writes_must_not_be_freed(cupy: Any, add: An
     check_report("freed memory was written")
 
 
+@pytest.mark.parametrize("keeps", [True, False])
+def test_memory_that_a_queued_kernel_reads_must_not_be_freed(
+    cupy: Any, add: Any, keeps: bool
+) -> None:
+    mine, other = non_blocking(cupy), non_blocking(cupy)
+    copy = cupy.zeros(8, np.float32)
+    kept = []
+
+    def run() -> bool:
+        with mine:
+            array = cupy.full(8, 5, np.float32)
+        driver.synchronize()
+        with other:
+            copy.data.copy_from_device_async(array.data, array.nbytes, other)
+        if keeps:
+            kept.append(array)
+        del array  # goes back to `mine`, and is filled there
+        return bool((copy.get(stream=other) == 5).all())
+
+    assert finds_a_race(run) == (not keeps)
+
+
 def test_memory_in_a_cycle_of_references_is_freed(cupy: Any) -> None:
     pool = cupy.get_default_memory_pool()
     before = pool.used_bytes()

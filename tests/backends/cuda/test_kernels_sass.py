@@ -60,6 +60,19 @@ def test_loads_of_sparse_kernels_are_in_flight_together(architecture: str, tmp_p
         assert sum(in_flight) >= keys // SORT_THREADS + reads_flag, (kernel.expression, in_flight)
 
 
+@pytest.mark.parametrize("architecture", ["sm_90", "sm_75"])
+def test_two_keys_that_tell_where_a_run_begins_are_in_flight_together(
+    architecture: str, tmp_path: Path
+) -> None:
+    """Beside the flag of refused rows, of which the load comes before the loop."""
+    group = [kernel for kernel in kernels_without_rule() if kernel.function == "mark_rows"]
+    group += [kernel for kernel in kernels_of(ADAM) if kernel.function == "sparse_update"]
+    assert {kernel.function for kernel in group} == {"mark_rows", "sparse_update"}
+    for kernel, instructions in zip(group, compiled(group, architecture, tmp_path), strict=True):
+        in_flight = loads_in_flight(instructions)
+        assert in_flight[:2] == [1, 2], (kernel.expression, in_flight)
+
+
 def test_a_sum_of_a_runs_rows_has_eight_of_them_in_flight(tmp_path: Path) -> None:
     group = [
         kernel

@@ -1,18 +1,22 @@
-"""Launches through CuPy: the driver is passed what CuPy's own call of a kernel would pass it."""
+"""Launches through CuPy: the driver is passed what CuPy's own call would pass it, and no more."""
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import driver
 import numpy as np
 import pytest
 
-from gpuopt.backends.cuda import kernels
+import gpuopt
+from gpuopt import IndexedSlices, Variable, backends
+from gpuopt.backends.cuda import cuda_backend, kernels
 from gpuopt.backends.cuda.kernel import Kernel
 from gpuopt.backends.cuda.structs import Arrays, FewGradients, Shares, SortedRows, TableGradient
+from gpuopt.device import Device
 from gpuopt.optimizers.adam import adam
 
 pytestmark = [pytest.mark.gpu, pytest.mark.driver]
@@ -131,6 +135,59 @@ def test_arguments_may_be_replaced_while_the_launch_is_queued(cupy: Any, launche
         launch.start()
     assert [flag.get().tolist() for flag in flags] == [[1, 9]] * 3
     assert refused.get().tolist() == [0, 0]
+
+
+# What asks, and what is counted under another name, too.
+QUERIES = {"cudaGetDevice", "cudaSetDevice", "cudaEventQuery", "cudaStreamIsCapturing"}
+TWICE = {"cuLaunchKernel", "cudaMemcpyAsync", "device to host bytes"}
+
+
+def dense_step(cupy: Any, num_variables: int, num_sets: int) -> Callable[[], None]:
+    variables = [Variable(np.zeros(9, np.float32), device="gpu:0") for _ in range(num_variables)]
+    sets = [[(cupy.zeros(9, np.float32), v) for v in variables] for _ in range(num_sets)]
+    turns, optimizer = itertools.cycle(sets), gpuopt.AdamOptimizer()
+    return lambda: optimizer.apply_gradients(next(turns))
+
+
+def sparse_step(cupy: Any, num_tables: int, num_rows: int) -> Callable[[], None]:
+    values, rows = cupy.zeros((num_rows, 4), np.float32), cupy.zeros(num_rows, np.int64)
+    pairs = [
+        (IndexedSlices(values, rows), Variable(cupy.zeros((10_000, 4), np.float32)))
+        for _ in range(num_tables)
+    ]
+    optimizer = gpuopt.AdagradOptimizer(0.1)
+    return lambda: optimizer.apply_gradients(pairs)
+
+
+# Events end the check, the update, the copy of the flag of refused rows, and what reads the flag.
+OF_ROWS = {"cudaEventRecord": 4, "device to host": 1}
+STEPS: dict[str, tuple[Callable[..., Any], tuple[int, int], dict[str, int]]] = {
+    "one variable": (dense_step, (1, 1), {"launches": 1, "cudaEventRecord": 1}),
+    "148, three sets in turn": (dense_step, (148, 3), {"launches": 1, "cudaEventRecord": 1}),
+    # The check, the sort, the sums of pieces, and the update.
+    "few rows": (sparse_step, (1, 100), {"launches": 4, **OF_ROWS}),
+    # The sort does the check, by two launches for each of two digits.
+    "many rows": (sparse_step, (1, 3000), {"launches": 6, **OF_ROWS}),
+    # The check, the gathering of keys, and three digits.
+    "26 tables": (sparse_step, (26, 3000), {"launches": 10, **OF_ROWS}),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_steady_step_asks_cuda_for_no_more_than_it_needs(cupy: Any, name: str) -> None:
+    make, arguments, expected = STEPS[name]
+    gpu = Device("gpu", 0)
+    # With a backend that has seen no other stream, as other tests' has.
+    with backends.using(gpu, cuda_backend(gpu)):
+        step = make(cupy, *arguments)
+        for _ in range(6):
+            step()
+            driver.synchronize()
+        before = driver.counts()
+        step()
+        after = driver.counts()
+    called = {each: after[each] - before.get(each, 0) for each in after.keys() - QUERIES - TWICE}
+    assert {each: number for each, number in called.items() if number} == expected
 
 
 def test_a_thread_that_has_not_used_the_gpu_launches(cupy: Any, launcher: Any) -> None:
