@@ -78,8 +78,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for name, (is_there, reason) in NEEDS.items():
-        if item.get_closest_marker(name) is None or is_there():
+        marker = item.get_closest_marker(name)
+        if marker is None or is_there():
             continue
+        reason = ", and the test ".join([reason, *marker.args])
         if name in required():
             pytest.fail(f"{reason}, and GPUOPT_REQUIRE asks for it", pytrace=False)
         pytest.skip(reason)

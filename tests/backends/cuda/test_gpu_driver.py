@@ -31,6 +31,8 @@ pytestmark = pytest.mark.gpu
 ROOT = Path(__file__).resolve().parents[3]
 # How long the GPU is kept busy: much longer than the host takes for a step.
 HELD_MS = 300
+# What a step of the largest variable takes.
+HUGE_BYTES = 30e9
 
 
 @pytest.fixture
@@ -372,13 +374,13 @@ def test_variables_of_several_gpus_are_each_updated_on_their_own(cupy: Any) -> N
 @pytest.fixture
 def huge(cupy: Any) -> Any:
     """More float16 elements than 32 bits can count."""
-    if cupy.cuda.runtime.memGetInfo()[0] < 30e9:
-        pytest.skip("the GPU has less than 30 GB of free memory")
+    if cupy.cuda.runtime.memGetInfo()[0] < HUGE_BYTES:
+        pytest.skip(f"the GPU has less than {HUGE_BYTES / 1e9:g} GB of free memory")
     yield cupy.zeros(2**32 + 5, dtype=np.float16)
     cupy.get_default_memory_pool().free_all_blocks()
 
 
-@pytest.mark.real_gpu
+@pytest.mark.real_gpu(f"needs {HUGE_BYTES / 1e9:g} GB of its memory")
 def test_a_variable_may_have_more_elements_than_32_bits_can_count(cupy: Any, huge: Any) -> None:
     gradient = cupy.ones(huge.shape, dtype=np.float16)
     gradient[-2:] = 2
@@ -389,7 +391,7 @@ def test_a_variable_may_have_more_elements_than_32_bits_can_count(cupy: Any, hug
     assert bool((huge[:-2] == small[0]).all())
 
 
-@pytest.mark.real_gpu
+@pytest.mark.real_gpu(f"needs {HUGE_BYTES / 1e9:g} GB of its memory")
 def test_a_table_may_have_more_rows_than_32_bits_can_count(cupy: Any, huge: Any) -> None:
     height = huge.size
     rows = cupy.asarray([height - 1, 3, 2**32, height - 1, 0], dtype=np.int64)
@@ -499,7 +501,7 @@ def first_step(folder: Path, job: str) -> dict[str, Any]:
     return json.loads(finished.stdout)  # type: ignore[no-any-return]
 
 
-@pytest.mark.real_gpu
+@pytest.mark.real_gpu("is about its speed")
 def test_the_first_use_of_a_rule_compiles_in_two_seconds(tmp_path: Path) -> None:
     assert first_step(tmp_path, "adam")["first_step_ms"] < 2000
 
