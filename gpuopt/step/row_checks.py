@@ -210,7 +210,8 @@ class RowChecks:
         first = [bool(places) for places in refused].index(True)
         everywhere = set().union(*refused)
         bad, later = calls[first], len(calls) - first - 1
-        device, read = [(d, read) for d, read in bad.reads.items() if read.values[0]][0]
+        by_bad = {place: read for place, read in bad.reads.items() if read.values[0]}
+        device, read = next(iter(by_bad.items()))
         number, row = int(read.values[0]) - 1, int(read.values.view("int64")[1])
         name, height = bad.described[number]
         since = f", and neither have the {later} calls since" if later else ""

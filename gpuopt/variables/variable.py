@@ -306,8 +306,9 @@ class Variable(ArrayOperators):
         with writing(), self._writing():
             one = self.dtype.type(1)
             subtract = partial(np.subtract, self._array, one, out=self._array)
+            both: list[Callable[[], object]] = [subtract, note]
             # Built-ins alone: no signal handler runs between them.
-            list(map(call, (subtract, note)))
+            list(map(call, both))
 
     @property
     def memory(self) -> Device:
