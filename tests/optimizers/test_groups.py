@@ -20,6 +20,7 @@ from every_optimizer import (
     own_step,
     shape_of,
 )
+from interrupt_at import Interrupt, InterruptAt
 
 import gpuopt
 from gpuopt import IndexedSlices, ParameterGroup, Saver, Variable, backends
@@ -551,6 +552,27 @@ def test_a_state_is_restored_where_the_grouping_has_changed(
         for beta, value in betas[name].items():
             expected[f"{beta}_power/{name}"] = value**7
     assert powers(second) == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_step_that_is_interrupted_leaves_groups_their_powers() -> None:
+    """A variable that is new has the optimizer look for the powers of all groups again."""
+    gradient = np.ones(2, np.float32)
+    # Every third moment: there are hundreds.
+    for moment in range(1, 10_000, 3):
+        w, bias = (Variable(np.ones(2, np.float32), name=name) for name in ("w", "bias"))
+        optimizer = adam([ParameterGroup("bias", beta1=0.5)])
+        optimizer.apply_gradients([(gradient, w), (gradient, bias)])
+        new = Variable(np.ones(2, np.float32), name="new")
+        interrupts = InterruptAt(moment)
+        try:
+            with interrupts:
+                optimizer.apply_gradients([(gradient, new)])
+        except Interrupt:
+            pass
+        optimizer.apply_gradients([(gradient, w), (gradient, bias)])
+        if interrupts.left > 0:
+            break
+    assert moment < 9_000
 
 
 def test_powers_that_no_run_makes_and_unknown_counts_are_refused() -> None:
