@@ -68,6 +68,12 @@ class ParameterGroup:
             raise ValueError(f'a group has the malformed pattern "{pattern}": {error}') from None
         self.name = pattern
 
+    def __repr__(self) -> str:
+        names = sorted(identity.name for identity in self._identities)
+        which = f"variables={names}" if self._pattern is None else repr(self.name)
+        given = [f"{name}={value!r}" for name, value in self.hyperparameters.items()]
+        return f"ParameterGroup({', '.join([which, *given])})"
+
     def has(self, identity: Identity) -> bool:
         """Whether a variable is in this group."""
         if self._pattern is None:
@@ -138,7 +144,9 @@ class Groups:
         for variable in variables:
             self.number_of(variable)
         if self._unknown:
-            known = [*variables, *global_variables()]
+            # A slot may have the pattern in its own part of the name.
+            others = [each for each in global_variables() if not each.is_beside_another]
+            known = [*variables, *others]
             self._unknown = [group for group in self._unknown if group.is_empty(known)]
             for group in self._unknown:
                 names = ", ".join(f'"{each.name}"' for each in variables[:_MOST_NAMES])
