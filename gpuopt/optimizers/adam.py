@@ -8,7 +8,6 @@ from typing import Any, ClassVar, Unpack
 
 import numpy as np
 
-from gpuopt.device import Device
 from gpuopt.optimizers.base import (
     Additions,
     Hyperparameter,
