@@ -521,7 +521,7 @@ def test_groups_keep_neither_variables_nor_the_optimizer_alive() -> None:
 def test_a_group_has_every_replicas_copy_of_a_variable(is_listed: bool) -> None:
     strategy = gpuopt.MirroredStrategy(["cpu", "cpu"])
     w, bias = (strategy.variable(np.ones(2, np.float32), name=name) for name in ("w", "bias"))
-    where: dict[str, Any] = {"variables": bias.replicas} if is_listed else {"pattern": "bias"}
+    where: dict[str, Any] = {"variables": [bias]} if is_listed else {"pattern": "bias"}
     optimizer = gpuopt.AdamWOptimizer(
         0.5, beta1=0.5, groups=[ParameterGroup(**where, weight_decay=0.25, beta1=0.75)]
     )

@@ -28,7 +28,7 @@ class ParameterGroup:
         pattern: A regular expression, searched for in the names of variables, also of those that
             are made later.
         variables: The group's variables or arrays, instead of a pattern; they are not kept alive.
-            Of a mirrored variable, list its `replicas`.
+            A mirrored variable stands for all its copies.
         hyperparameters: As the optimizer's own arguments: numbers, variables, or functions.
 
     Attributes:
@@ -162,14 +162,15 @@ def _identities(variables: Iterable[Any]) -> list[Identity]:
     if is_one or not isinstance(variables, Iterable):
         raise TypeError(f"a group's variables must be a list of variables, got {variables!r}")
     identities: list[Identity] = []
-    for position, each in enumerate(variables):
-        try:
-            identity = as_variable(each).identity
-        except TypeError as error:
-            raise TypeError(f"a group's variables[{position}]: {error}") from None
-        if identity in identities:
-            raise ValueError(f'variable "{identity.name}" is listed twice in a group')
-        identities.append(identity)
+    for position, given in enumerate(variables):
+        for each in getattr(given, "replicas", (given,)):
+            try:
+                identity = as_variable(each).identity
+            except TypeError as error:
+                raise TypeError(f"a group's variables[{position}]: {error}") from None
+            if identity in identities:
+                raise ValueError(f'variable "{identity.name}" is listed twice in a group')
+            identities.append(identity)
     if not identities:
         raise ValueError("a group's list of variables is empty")
     return identities
