@@ -4,12 +4,13 @@ Where both libraries compute the same formula, the next steps agree to float32 r
 
 | torch.optim | gpuopt | agree |
 |---|---|---|
-| Adam, AdamW | AdamOptimizer | from torch, and back to torch: always; else to torch: at epsilon 0 |
+| Adam | AdamOptimizer | from torch, and back to torch: always; else to torch: at epsilon 0 |
+| AdamW | TorchAdamWOptimizer; without decay AdamOptimizer | always; without decay as Adam |
 | SGD | GradientDescentOptimizer, MomentumOptimizer | always |
 | Adagrad | AdagradOptimizer | where epsilon is lost in rounding beside the accumulators |
 | RMSprop | RMSPropOptimizer | at epsilon 0: torch adds it outside the root |
 
-Weight decay, amsgrad, maximize, dampening and lr_decay have no counterpart and are refused.
+Other weight decay, amsgrad, maximize, dampening and lr_decay are refused.
 """
 
 from gpuopt.interop.from_torch import optimizer_from_torch

@@ -5,11 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from gpuopt.interop.torch_checks import check_layout, check_settings, check_states
+from gpuopt.interop.torch_groups import (
+    Array,
+    Part,
+    Settings,
+    groups_of,
+    name_of,
+    rates_of,
+    shared,
+    step_of,
+    to_number,
+    values_of,
+)
 from gpuopt.optimizer import Optimizer
 from gpuopt.optimizers import (
     AdagradOptimizer,
@@ -17,33 +29,16 @@ from gpuopt.optimizers import (
     GradientDescentOptimizer,
     MomentumOptimizer,
     RMSPropOptimizer,
+    TorchAdamWOptimizer,
 )
-from gpuopt.optimizers.base import ParameterGroup
 from gpuopt.state.state import State
 from gpuopt.state.state_dict import OptimizerState
-from gpuopt.variables.variable import Variable, as_variable
+from gpuopt.variables.variable import as_variable
 
-Array = np.ndarray[Any, Any]
-Settings = Mapping[str, Any]
 Imported = tuple[Optimizer, dict[str, list[Array]], dict[str, Array]]
-States = list[dict[str, Array]]
 
 
-class _Part(NamedTuple):
-    """One of torch's parameter groups.
-
-    Attributes:
-        settings: torch's.
-        states: Those of its parameters.
-        variables: Theirs.
-    """
-
-    settings: Settings
-    states: States
-    variables: list[Variable]
-
-
-# torch's settings that gpuopt supports with this value only.
+# torch's settings that gpuopt supports with this value only, but for AdamW's decay.
 _NEUTRAL = {"weight_decay": 0, "dampening": 0, "lr_decay": 0, "amsgrad": False, "maximize": False}
 
 # For each of torch's optimizers: names of settings that no other of them has together.
@@ -64,8 +59,8 @@ def optimizer_from_torch(
     """Makes an optimizer that continues a run of torch.optim.
 
     torch's first parameter group is of the optimizer's own hyperparameters, and each other one a
-    `ParameterGroup`. The settings of SGD, RMSprop and Adam may differ between them, as far as the
-    formulas have numbers for them.
+    `ParameterGroup`. Their settings may differ as far as the formulas have numbers for them. AdamW
+    becomes a `TorchAdamWOptimizer`, and one without decay an `AdamOptimizer`, as Adam does.
 
     Args:
         state_dict: The result of `state_dict()` of torch's Adam, AdamW, SGD, Adagrad or RMSprop.
@@ -93,7 +88,7 @@ def optimizer_from_torch(
     check_states(kind, of_each, states, list(named.values()))
     left, variables_left = iter(states), iter(named.values())
     parts = [
-        _Part(mine, list(islice(left, len(group))), list(islice(variables_left, len(group))))
+        Part(mine, list(islice(left, len(group))), list(islice(variables_left, len(group))))
         for mine, group in zip(settings, groups, strict=True)
     ]
     optimizer, slots, non_slots = _IMPORTS[kind](parts, allow_epsilon_difference)
@@ -133,21 +128,15 @@ class EpsilonOfTorch:
         return np.float64(self.eps * math.sqrt(1 - float(beta2_power)))
 
 
-def _import_adam(parts: Sequence[_Part], _: bool) -> Imported:
-    states = [state for part in parts for state in part.states]
-    steps = {int(state["step"]) if state else 0 for state in states}
-    if len(steps) > 1:
-        raise ValueError(
-            f"torch's parameters are at steps {sorted(steps)}; gpuopt's Adam has one step for all"
-        )
-    [step] = steps
+def _import_adam(parts: Sequence[Part], _: bool) -> Imported:
+    step = step_of(parts)
     base = parts[0].settings
     powers: dict[str, Array] = {}
     epsilons: list[EpsilonOfTorch] = []
 
     def hyperparameters(settings: Settings, group: str) -> dict[str, Any]:
         """Returns a group's; those that are the first group's have no powers of their own."""
-        given: dict[str, Any] = {"learning_rate": _to_number(settings["lr"])}
+        given: dict[str, Any] = {"learning_rate": to_number(settings["lr"])}
         at = {}
         for name, beta, of_base in zip(
             ("beta1", "beta2"), settings["betas"], base["betas"], strict=True
@@ -162,58 +151,79 @@ def _import_adam(parts: Sequence[_Part], _: bool) -> Imported:
         return given
 
     own = hyperparameters(base, "")
-    groups = _groups(
-        own, [hyperparameters(part.settings, f"/{_name(part)}") for part in parts[1:]], parts
+    groups = groups_of(
+        own, [hyperparameters(part.settings, f"/{name_of(part)}") for part in parts[1:]], parts
     )
     optimizer = AdamOptimizer(**own, groups=groups)
     for epsilon in epsilons:
         epsilon.state = optimizer.state
     return (
         optimizer,
-        {"m": _values(parts, "exp_avg"), "v": _values(parts, "exp_avg_sq")},
+        {"m": values_of(parts, "exp_avg"), "v": values_of(parts, "exp_avg_sq")},
         powers,
     )
 
 
-def _import_sgd(parts: Sequence[_Part], _: bool) -> Imported:
-    rates = _rates(parts)
+def _import_adam_w(parts: Sequence[Part], _: bool) -> Imported:
+    numbers: list[dict[str, Any]] = []
+    for part in parts:
+        beta1, beta2 = part.settings["betas"]
+        numbers.append(
+            {
+                "learning_rate": to_number(part.settings["lr"]),
+                "beta1": to_number(beta1),
+                "beta2": to_number(beta2),
+                "epsilon": to_number(part.settings["eps"]),
+                "weight_decay": to_number(part.settings["weight_decay"]),
+            }
+        )
+    optimizer = TorchAdamWOptimizer(**numbers[0], groups=groups_of(numbers[0], numbers[1:], parts))
+    return (
+        optimizer,
+        {"m": values_of(parts, "exp_avg"), "v": values_of(parts, "exp_avg_sq")},
+        {"step": np.array(step_of(parts), np.float64)},
+    )
+
+
+def _import_sgd(parts: Sequence[Part], _: bool) -> Imported:
+    rates = rates_of(parts)
     with_momentum = [part.settings for part in parts if part.settings["momentum"]]
     if not with_momentum:
-        groups = _groups(rates[0], rates[1:], parts)
+        groups = groups_of(rates[0], rates[1:], parts)
         return GradientDescentOptimizer(**rates[0], groups=groups), {}, {}
     numbers: list[dict[str, Any]] = [
-        {**rate, "momentum": _to_number(part.settings["momentum"])}
+        {**rate, "momentum": to_number(part.settings["momentum"])}
         for rate, part in zip(rates, parts, strict=True)
     ]
     # Without momentum, both forms are one.
-    use_nesterov = _shared("nesterov", with_momentum)
+    use_nesterov = shared("nesterov", with_momentum)
     optimizer = MomentumOptimizer(
         **numbers[0],
         use_nesterov=use_nesterov,
-        groups=_groups(numbers[0], numbers[1:], parts),
+        groups=groups_of(numbers[0], numbers[1:], parts),
     )
-    return optimizer, {"momentum": _values(parts, "momentum_buffer")}, {}
+    return optimizer, {"momentum": values_of(parts, "momentum_buffer")}, {}
 
 
-def _import_adagrad(parts: Sequence[_Part], allow: bool) -> Imported:
+def _import_adagrad(parts: Sequence[Part], allow: bool) -> Imported:
     for part in parts:
         eps = part.settings["eps"]
         # Accumulators only grow: if epsilon is lost in rounding now, it will be in every later
         # step.
         visible_below = (eps / np.finfo(np.float32).epsneg) ** 2
-        sums = (values.min() for values in _values([part], "sum") if values.size)
+        sums = (values.min() for values in values_of([part], "sum") if values.size)
         smallest = min(sums, default=np.inf)
         if eps and smallest < visible_below and not allow:
             raise ValueError(
                 f"torch's Adagrad adds eps={eps} to the root, gpuopt's does not; results differ "
                 f"where an accumulator is below {visible_below:.2g}, and one is {smallest:.2g}"
             )
-    rates = _rates(parts)
-    optimizer = AdagradOptimizer(**rates[0], groups=_groups(rates[0], rates[1:], parts))
-    return optimizer, {"accumulator": _values(parts, "sum")}, {}
+    rates = rates_of(parts)
+    optimizer = AdagradOptimizer(**rates[0], groups=groups_of(rates[0], rates[1:], parts))
+    return optimizer, {"accumulator": values_of(parts, "sum")}, {}
 
 
-def _import_rms_prop(parts: Sequence[_Part], allow: bool) -> Imported:
+def _import_rms_prop(parts: Sequence[Part], allow: bool) -> Imported:
     for part in parts:
         if part.settings["eps"] and not allow:
             raise ValueError(
@@ -222,33 +232,34 @@ def _import_rms_prop(parts: Sequence[_Part], allow: bool) -> Imported:
             )
     numbers: list[dict[str, Any]] = [
         {
-            "learning_rate": _to_number(part.settings["lr"]),
-            "decay": _to_number(part.settings["alpha"]),
-            "momentum": _to_number(part.settings["momentum"]),
+            "learning_rate": to_number(part.settings["lr"]),
+            "decay": to_number(part.settings["alpha"]),
+            "momentum": to_number(part.settings["momentum"]),
             "epsilon": np.float64(part.settings["eps"]) ** 2,
         }
         for part in parts
     ]
-    centered = _shared("centered", [part.settings for part in parts])
-    groups = _groups(numbers[0], numbers[1:], parts)
+    centered = shared("centered", [part.settings for part in parts])
+    groups = groups_of(numbers[0], numbers[1:], parts)
     optimizer = RMSPropOptimizer(**numbers[0], centered=centered, groups=groups)
     slots = {
-        "rms": _values(parts, "square_avg"),
+        "rms": values_of(parts, "square_avg"),
         # gpuopt's momentum slot includes the learning rate.
         "momentum": [
             (given["learning_rate"] * buffer).astype(buffer.dtype)
             for part, given in zip(parts, numbers, strict=True)
-            for buffer in _values([part], "momentum_buffer")
+            for buffer in values_of([part], "momentum_buffer")
         ],
     }
     if centered:
-        slots["mg"] = _values(parts, "grad_avg")
+        slots["mg"] = values_of(parts, "grad_avg")
     names = optimizer.state.describe().slot_names or []
     return optimizer, {name: slots[name] for name in names}, {}
 
 
-_IMPORTS: dict[str, Callable[[Sequence[_Part], bool], Imported]] = {
+_IMPORTS: dict[str, Callable[[Sequence[Part], bool], Imported]] = {
     "Adam": _import_adam,
+    "AdamW": _import_adam_w,
     "SGD": _import_sgd,
     "Adagrad": _import_adagrad,
     "RMSprop": _import_rms_prop,
@@ -266,61 +277,25 @@ def _read_settings(state_dict: Mapping[str, Any]) -> tuple[str, list[Settings]]:
     if kind is None:
         found = sorted(key for key in groups[0] if key not in ("params", "param_names"))
         raise ValueError(f"settings {found} are not those of torch's {', '.join(_MARKS)} or AdamW")
+    decays = any(settings.get("weight_decay", 0) != 0 for settings in groups)
+    if kind == "Adam" and decays:
+        if any("decoupled_weight_decay" not in settings for settings in groups):
+            raise ValueError(
+                "torch's state has a weight_decay, and an older torch has not said whether it is "
+                "Adam's or AdamW's. If it is AdamW's, set decoupled_weight_decay=True in each of "
+                "its param_groups"
+            )
+        if all(settings["decoupled_weight_decay"] for settings in groups):
+            kind = "AdamW"
     for settings in groups:
         for key, neutral in _NEUTRAL.items():
-            if settings.get(key, neutral) != neutral:
+            is_known = kind == "AdamW" and key == "weight_decay"
+            if settings.get(key, neutral) != neutral and not is_known:
                 raise ValueError(
                     f"torch's {kind} has {key}={settings[key]}; gpuopt's formula has no such term"
                 )
         check_settings(kind, settings)
     return kind, groups
-
-
-def _rates(parts: Sequence[_Part]) -> list[dict[str, Any]]:
-    return [{"learning_rate": _to_number(part.settings["lr"])} for part in parts]
-
-
-def _shared(name: str, groups: Sequence[Settings]) -> bool:
-    """Returns a setting that chooses the formula."""
-    found = {bool(settings[name]) for settings in groups}
-    if len(found) > 1:
-        raise ValueError(
-            f"torch's parameter groups differ in {name}, which chooses the formula: import each "
-            "group into an optimizer of its own"
-        )
-    return found.pop()
-
-
-def _groups(
-    own: Mapping[str, Any], others: Sequence[Mapping[str, Any]], parts: Sequence[_Part]
-) -> list[ParameterGroup]:
-    """Returns a group for each part but the first, with what differs from it."""
-    return [
-        ParameterGroup(
-            variables=part.variables,
-            **{name: value for name, value in given.items() if value != own[name]},
-        )
-        for given, part in zip(others, parts[1:], strict=True)
-    ]
-
-
-def _name(part: _Part) -> str:
-    """Returns what the part's `ParameterGroup` is called."""
-    return part.variables[0].name
-
-
-def _values(parts: Sequence[_Part], key: str) -> list[Array]:
-    """Returns one state array for each variable; zeros where torch has not made it yet."""
-    return [
-        state[key] if state.get(key) is not None else np.zeros(variable.shape, variable.dtype)
-        for part in parts
-        for state, variable in zip(part.states, part.variables, strict=True)
-    ]
-
-
-def _to_number(value: Any) -> np.float64:
-    """Converts a number or a scalar of torch without losing digits."""
-    return np.float64(float(value))
 
 
 def _to_array(value: Any) -> Any:

@@ -17,6 +17,7 @@ from gpuopt.optimizers import (
     GradientDescentOptimizer,
     MomentumOptimizer,
     RMSPropOptimizer,
+    TorchAdamWOptimizer,
 )
 from gpuopt.optimizers.adam import count_steps
 from gpuopt.optimizers.momentum import nesterov_momentum
@@ -36,8 +37,8 @@ def optimizer_to_torch(
 ) -> dict[str, Any]:
     """Returns a state for `load_state_dict` of a torch optimizer that continues this run.
 
-    torch's Adam and AdamW load the state of Adam, SGD that of GradientDescent and Momentum, Adagrad
-    that of Adagrad, RMSprop that of RMSProp. Needs torch.
+    torch's Adam and AdamW load the state of Adam, AdamW that of TorchAdamW, SGD that of
+    GradientDescent and Momentum, Adagrad that of Adagrad, RMSprop that of RMSProp. Needs torch.
 
     Args:
         optimizer: Of exactly one of these classes (no subclass), with numbers as hyperparameters.
@@ -107,8 +108,24 @@ def _export_adam(
     state = optimizer.state_dict(variables)
     beta2 = _read_numbers(optimizer.hyperparameters, ["beta2"])["beta2"]
     power = float(state["non_slots"]["beta2_power"]) if state["non_slots"] else beta2
-    step = count_steps(power, beta2)
-    states: States = [
+    states = _adams_states(state, count_steps(power, beta2), variables)
+    betas = (hyper["beta1"], hyper["beta2"])
+    return "Adam", {"lr": hyper["learning_rate"], "betas": betas, "eps": hyper["epsilon"]}, states
+
+
+def _export_adam_w(
+    optimizer: Any, given: Given, variables: Mapping[str, Variable], _: bool
+) -> Exported:
+    names = ["learning_rate", "beta1", "beta2", "epsilon", "weight_decay"]
+    learning_rate, beta1, beta2, epsilon, decay = _read_numbers(given, names).values()
+    settings = {"lr": learning_rate, "betas": (beta1, beta2), "eps": epsilon, "weight_decay": decay}
+    state = optimizer.state_dict(variables)
+    step = int(state["non_slots"].get("step", 0))
+    return "AdamW", settings, _adams_states(state, step, variables)
+
+
+def _adams_states(state: OptimizerState, step: int, variables: Mapping[str, Variable]) -> States:
+    return [
         {
             "step": np.array(step, np.float32),
             "exp_avg": state["slots"]["m"][name],
@@ -116,8 +133,6 @@ def _export_adam(
         }
         for name in _names_with_slots(state, "m", variables)
     ]
-    betas = (hyper["beta1"], hyper["beta2"])
-    return "Adam", {"lr": hyper["learning_rate"], "betas": betas, "eps": hyper["epsilon"]}, states
 
 
 def _export_sgd(
@@ -207,6 +222,7 @@ def _export_rms_prop(
 
 _EXPORTS: dict[type[Optimizer], Callable[[Any, Given, Mapping[str, Variable], bool], Exported]] = {
     AdamOptimizer: _export_adam,
+    TorchAdamWOptimizer: _export_adam_w,
     GradientDescentOptimizer: _export_sgd,
     MomentumOptimizer: _export_sgd,
     AdagradOptimizer: _export_adagrad,

@@ -18,6 +18,7 @@ _OF_SQUARES = ("exp_avg_sq", "sum", "square_avg")
 # The settings of torch's optimizers that gpuopt's formulas contain.
 _NUMBERS = {
     "Adam": ["lr", "betas", "eps"],
+    "AdamW": ["lr", "betas", "eps", "weight_decay"],
     "SGD": ["lr", "momentum"],
     "Adagrad": ["lr", "eps"],
     "RMSprop": ["lr", "alpha", "eps", "momentum"],
@@ -139,7 +140,7 @@ def _number(value: Any) -> float:
 
 def _parts(kind: str, settings: Mapping[str, Any]) -> list[str]:
     """Returns the names of the parts of a parameter's state, once the parameter has made a step."""
-    if kind == "Adam":
+    if kind in ("Adam", "AdamW"):
         return ["step", "exp_avg", "exp_avg_sq"]
     if kind == "Adagrad":
         return ["sum"]

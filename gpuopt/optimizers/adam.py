@@ -8,7 +8,6 @@ from typing import Any, ClassVar, Unpack
 
 import numpy as np
 
-from gpuopt.device import Device
 from gpuopt.optimizers.base import (
     Additions,
     Hyperparameter,
@@ -124,38 +123,39 @@ class AdamOptimizer(RuleOptimizer):
                 now = np.float32(self._call_if_callable(value))
                 self.state.create_host_scalar(_power_name(beta), now, first.device)
             powers.append(self.state.host_scalar(_power_name(beta)))
-        self._powers = [powers]
+        every = [powers]
         for group, given in zip(self._grouping, self.groups, strict=True):
-            self._powers.append(
+            every.append(
                 [
-                    self._power_of_group(beta, group.name, given[beta], power.device)
+                    self._power_of_group(beta, group.name, given[beta], powers)
                     if beta in given.own
                     else power
                     for beta, power in zip(self.betas, powers, strict=True)
                 ]
             )
+        # At once: a step of another thread reads them, and an error may end this.
+        self._powers = every
         super()._create_slots(var_list)
 
     def _power_of_group(
-        self, beta: str, group_name: str, value: Hyperparameter, device: Device
+        self, beta: str, group_name: str, value: Hyperparameter, powers: Sequence[HostScalar]
     ) -> HostScalar:
         """Returns a group's power of a beta, made if a restored state is of another grouping."""
         name = _power_name(beta, group_name)
         if self.state.other(name) is None:
-            steps = self._count_steps()
+            steps = self._count_steps(powers)
             beta_now = np.float64(np.float32(self._call_if_callable(value)))
-            self.state.create_host_scalar(name, np.float32(beta_now ** (steps + 1)), device)
+            now = np.float32(beta_now ** (steps + 1))
+            self.state.create_host_scalar(name, now, powers[0].device)
         return self.state.host_scalar(name)
 
-    def _count_steps(self) -> int:
+    def _count_steps(self, powers: Sequence[HostScalar]) -> int:
         """Returns how many steps the optimizer has made, as its powers tell.
 
         Raises:
             ValueError: they do not tell, as the betas are functions.
         """
-        given = zip(
-            self._powers[0], (self.hyperparameters[beta] for beta in self.betas), strict=True
-        )
+        given = zip(powers, (self.hyperparameters[beta] for beta in self.betas), strict=True)
         numbers = [
             (
                 float(np.float32(self._call_if_callable(beta))),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from itertools import pairwise
 from typing import Any
 
@@ -11,9 +11,13 @@ import numpy as np
 
 from gpuopt.quietly import quietly
 from gpuopt.rules import schedule_formulas as formulas
-from gpuopt.rules.schedule_formulas import Formula
+from gpuopt.rules.schedule_formulas import Formula, constants_of
 from gpuopt.schedules.numbers import flag, number, positive, real_of, whole
 from gpuopt.schedules.schedule import Schedule, make
+
+# Arguments that are no numbers of any sign.
+_FLAGS = ("cycle", "staircase")
+_POSITIVE = ("decay_steps", "first_decay_steps", "t_mul")
 
 
 def exponential_decay(
@@ -38,7 +42,7 @@ def exponential_decay(
         TypeError: an argument is not of its type; `global_step` is no scalar variable or array.
         ValueError: a number is not finite, or `decay_steps` is not above 0.
     """
-    return _with_a_rate(formulas.exponential_decay, "exponential_decay", locals(), decay_rate)
+    return _with_arguments(formulas.exponential_decay, locals())
 
 
 def natural_exp_decay(
@@ -56,9 +60,10 @@ def natural_exp_decay(
     """
     given = locals()
     real = real_of(learning_rate, "learning_rate")
-    rate = quietly(np.exp, -np.float64(number(decay_rate, "decay_rate", real)))
-    number(rate, "exp(-decay_rate)", real)
-    return _with_a_rate(formulas.exponential_decay, "natural_exp_decay", given, rate)
+    exact = quietly(np.exp, -np.float64(number(decay_rate, "decay_rate", real)))
+    rate = number(exact, "exp(-decay_rate)", real)
+    name = "natural_exp_decay"
+    return _with_arguments(formulas.exponential_decay, given, name, decay_rate=rate)
 
 
 def inverse_time_decay(
@@ -74,7 +79,7 @@ def inverse_time_decay(
     Raises:
         TypeError, ValueError: See `exponential_decay`.
     """
-    return _with_a_rate(formulas.inverse_time_decay, "inverse_time_decay", locals(), decay_rate)
+    return _with_arguments(formulas.inverse_time_decay, locals())
 
 
 def polynomial_decay(
@@ -101,16 +106,7 @@ def polynomial_decay(
     Raises:
         TypeError, ValueError: See `exponential_decay`.
     """
-    given = locals()
-    real = real_of(learning_rate, "learning_rate")
-    constants = {
-        "learning_rate": number(learning_rate, "learning_rate", real),
-        "decay_steps": positive(decay_steps, "decay_steps", real),
-        "end_learning_rate": number(end_learning_rate, "end_learning_rate", real),
-        "power": number(power, "power", real),
-        "cycle": flag(cycle, "cycle"),
-    }
-    return make(formulas.polynomial_decay, constants, real, "polynomial_decay", given)
+    return _with_arguments(formulas.polynomial_decay, locals())
 
 
 def piecewise_constant(
@@ -131,6 +127,9 @@ def piecewise_constant(
             more than there are boundaries.
     """
     given = locals()
+    for name, pieces in (("boundaries", boundaries), ("values", values)):
+        if not isinstance(pieces, Sized) or np.ndim(pieces) == 0:
+            raise TypeError(f"{name} must be a list of numbers, got {pieces!r}")
     if not len(boundaries) or len(values) != len(boundaries) + 1:
         raise ValueError(
             "piecewise_constant takes one or more boundaries, and one value more: got "
@@ -186,14 +185,9 @@ def cosine_decay(
     given = locals()
     real = real_of(learning_rate, "learning_rate")
     number(alpha, "alpha", real)
-    constants = {
-        "learning_rate": number(learning_rate, "learning_rate", real),
-        "decay_steps": positive(decay_steps, "decay_steps", real),
-        # TensorFlow rounds alpha after the subtraction, and for float64 not at all.
-        "alpha": real(alpha),
-        "rest": real(1 - float(alpha)),
-    }
-    return make(formulas.cosine_decay, constants, real, "cosine_decay", given)
+    # TensorFlow rounds alpha after the subtraction, and for float64 not at all.
+    rounded = {"alpha": real(alpha), "rest": real(1 - float(alpha))}
+    return _with_arguments(formulas.cosine_decay, given, **rounded)
 
 
 def cosine_decay_restarts(
@@ -219,16 +213,7 @@ def cosine_decay_restarts(
     Raises:
         TypeError, ValueError: See `exponential_decay`; or `t_mul` is not above 0.
     """
-    given = locals()
-    real = real_of(learning_rate, "learning_rate")
-    constants = {
-        "learning_rate": number(learning_rate, "learning_rate", real),
-        "first_decay_steps": positive(first_decay_steps, "first_decay_steps", real),
-        "t_mul": positive(t_mul, "t_mul", real),
-        "m_mul": number(m_mul, "m_mul", real),
-        "alpha": number(alpha, "alpha", real),
-    }
-    return make(formulas.cosine_decay_restarts, constants, real, "cosine_decay_restarts", given)
+    return _with_arguments(formulas.cosine_decay_restarts, locals())
 
 
 def linear_cosine_decay(
@@ -248,16 +233,7 @@ def linear_cosine_decay(
     Raises:
         TypeError, ValueError: See `exponential_decay`.
     """
-    given = locals()
-    real = real_of(learning_rate, "learning_rate")
-    constants = {
-        "learning_rate": number(learning_rate, "learning_rate", real),
-        "decay_steps": positive(decay_steps, "decay_steps", real),
-        "num_periods": number(num_periods, "num_periods", real),
-        "alpha": number(alpha, "alpha", real),
-        "beta": number(beta, "beta", real),
-    }
-    return make(formulas.linear_cosine_decay, constants, real, "linear_cosine_decay", given)
+    return _with_arguments(formulas.linear_cosine_decay, locals())
 
 
 def noisy_linear_cosine_decay(
@@ -298,29 +274,30 @@ def noisy_linear_cosine_decay(
     variance = number(initial_variance, "initial_variance", real)
     if variance < 0:
         raise ValueError(f"initial_variance must not be below 0, got {initial_variance!r}")
-    constants = {
-        "learning_rate": number(learning_rate, "learning_rate", real),
-        "decay_steps": positive(decay_steps, "decay_steps", real),
-        "initial_variance": variance,
-        "variance_decay": number(variance_decay, "variance_decay", real),
-        "num_periods": number(num_periods, "num_periods", real),
-        "alpha": number(alpha, "alpha", real),
-        "beta": number(beta, "beta", real),
-        "seed": whole(seed, "seed"),
-    }
-    name = "noisy_linear_cosine_decay"
-    return make(formulas.noisy_linear_cosine_decay, constants, real, name, given)
+    whole_seed = whole(seed, "seed")
+    return _with_arguments(formulas.noisy_linear_cosine_decay, given, seed=whole_seed)
 
 
-def _with_a_rate(
-    formula: Formula, name: str, given: Mapping[str, Any], decay_rate: Any
+def _with_arguments(
+    formula: Formula, given: Mapping[str, Any], name: str | None = None, /, **checked: Any
 ) -> Schedule:
-    """Makes a schedule that decays by a rate in each period of `decay_steps`."""
+    """Makes a schedule whose constants are the arguments of the same names.
+
+    Args:
+        formula: What is computed.
+        given: What the public function was given: its `locals()`.
+        name: The public function, if it is not called as the formula is.
+        **checked: Constants that are something else than the arguments.
+    """
     real = real_of(given["learning_rate"], "learning_rate")
-    constants = {
-        "learning_rate": number(given["learning_rate"], "learning_rate", real),
-        "decay_steps": positive(given["decay_steps"], "decay_steps", real),
-        "decay_rate": number(decay_rate, "decay_rate", real),
-        "staircase": flag(given["staircase"], "staircase"),
-    }
-    return make(formula, constants, real, name, given)
+    constants = {}
+    for each in constants_of(formula):
+        if each in checked:
+            constants[each] = checked[each]
+        elif each in _FLAGS:
+            constants[each] = flag(given[each], each)
+        elif each in _POSITIVE:
+            constants[each] = positive(given[each], each, real)
+        else:
+            constants[each] = number(given[each], each, real)
+    return make(formula, constants, real, name or formula.__name__, given)

@@ -95,7 +95,7 @@ class Schedule:
         """Draws the values into a picture.
 
         Args:
-            steps: How many steps from 0 on, or which ones.
+            steps: How many steps from 0 on, at least one; or which ones.
             path: The file to write; its ending says the format.
 
         Returns:
@@ -103,6 +103,7 @@ class Schedule:
 
         Raises:
             ImportError: matplotlib is not installed.
+            TypeError, ValueError: There are no such steps; see `at`.
             OSError: the file cannot be written.
         """
         if find_spec("matplotlib") is None:
@@ -114,7 +115,10 @@ class Schedule:
         # choose a window system; a Figure draws with Agg.
         from matplotlib.figure import Figure
 
-        counts = np.arange(steps) if isinstance(steps, int) else np.asarray(list(steps))
+        numbers = range(steps) if isinstance(steps, int | np.integer) else steps
+        counts = np.asarray(list(numbers))
+        if not counts.size:
+            raise ValueError(f"a picture needs one step or more, got {steps!r}")
         figure = Figure(figsize=(6, 3), layout="constrained")
         axes = figure.subplots()
         axes.plot(counts, self.at(counts))

@@ -120,7 +120,8 @@ class Group:
             self.batches.append(
                 Batch(device, dtype, backend, real, plan, of_group, number, bool(borrowed), used)
             )
-        self.is_on_a_cpu = any(batch.device.kind == "cpu" for batch in self.batches)
+        # No generator that `any` leaves: an exception from a signal handler in one is lost.
+        self.is_on_a_cpu = "cpu" in {batch.device.kind for batch in self.batches}
 
     def is_known_apart(self, members: Sequence[Group | Identity]) -> bool:
         """Whether `note_apart` was called with these: they share no memory with this group."""

@@ -11,6 +11,7 @@ import numpy as np
 from gpuopt.backends import backend_for
 from gpuopt.backends.backend import RowCopy
 from gpuopt.optimizer import living_optimizers
+from gpuopt.step.replica_context import replica_context
 from gpuopt.tables.dependents import Dependent, Table, make_waiting_slots, table_of
 from gpuopt.tables.row_numbers import row_numbers
 from gpuopt.variables import recording
@@ -49,8 +50,8 @@ class Rows:
             another variable's, too, or a raw array's that was updated; other copies of it would
             keep their rows: it is one copy of a `MirroredVariable`, an elastic or model average's
             variable or center, or trained by the workers of an open `SyncReplicasOptimizer`.
-        RuntimeError: This thread is in the middle of a step, a save or a loss, or captures a CUDA
-            graph.
+        RuntimeError: This thread is in the middle of a step, a save or a loss, or is one of several
+            replicas, or captures a CUDA graph.
         IndexError: A row is not in the variable; or an earlier step on its GPU had such a row.
         TypeError: Rows are neither integers nor bool, or values have a wrong type.
         DeadlineExceededError: Another thread does not end its step, its save or its restore.
@@ -168,6 +169,12 @@ class Rows:
             raise RuntimeError(
                 f'rows of "{self._name}" cannot come or go in a loss that is being recorded: its '
                 "gradient would have the shape of the rows before"
+            )
+        context = replica_context()
+        if context.strategy and not context.is_cross_replica and len(self._copies) > 1:
+            raise RuntimeError(
+                f'rows of "{self._name}" cannot come or go in a replica: each other one would '
+                "change all copies again. Change them once, between two calls of strategy.run"
             )
         purpose = f'changing the rows of "{self._name}"'
         # A signal handler's step would write to arrays that are copied already.

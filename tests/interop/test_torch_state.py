@@ -22,6 +22,12 @@ CASES: dict[str, tuple[str, dict[str, Any], str]] = {
         "AdamOptimizer",
     ),
     "Adam, foreach": ("Adam", {"lr": 0.01, "foreach": True}, "AdamOptimizer"),
+    "AdamW": ("AdamW", {"lr": 0.01, "weight_decay": 0.5}, "TorchAdamWOptimizer"),
+    "AdamW, other betas, large eps": (
+        "AdamW",
+        {"lr": 0.02, "betas": (0.8, 0.95), "eps": 0.01, "weight_decay": 0.5},
+        "TorchAdamWOptimizer",
+    ),
     "AdamW without decay": ("AdamW", {"lr": 0.01, "weight_decay": 0.0}, "AdamOptimizer"),
     "SGD": ("SGD", {"lr": 0.1}, "GradientDescentOptimizer"),
     "SGD, momentum": ("SGD", {"lr": 0.1, "momentum": 0.9}, "MomentumOptimizer"),
@@ -125,6 +131,7 @@ def test_a_run_of_torch_continues_in_gpuopt(case: str, steps_before: int) -> Non
 MINE: dict[str, tuple[Any, str]] = {
     "Adam": (lambda: gpuopt.AdamOptimizer(0.01, epsilon=0.0), "Adam"),
     "Adam to AdamW": (lambda: gpuopt.AdamOptimizer(0.01, 0.8, 0.95, epsilon=0.0), "AdamW"),
+    "TorchAdamW": (lambda: gpuopt.TorchAdamWOptimizer(0.01, 0.8, weight_decay=0.5), "AdamW"),
     "GradientDescent": (lambda: gpuopt.GradientDescentOptimizer(0.1), "SGD"),
     "Momentum": (lambda: gpuopt.MomentumOptimizer(0.1, 0.9), "SGD"),
     "Nesterov": (lambda: gpuopt.MomentumOptimizer(0.1, 0.8, use_nesterov=True), "SGD"),
@@ -162,6 +169,16 @@ GROUPED: dict[str, tuple[str, dict[str, Any], list[dict[str, Any]]]] = {
         [{"eps": 0.1}, {"betas": (0.8, 0.95), "eps": 0.02}],
     ),
     "Adam, one beta": ("Adam", {"lr": 0.01}, [{}, {"betas": (0.9, 0.9)}]),
+    "AdamW, decay in one": (
+        "AdamW",
+        {"lr": 0.01, "weight_decay": 0.5},
+        [{}, {"weight_decay": 0.0}],
+    ),
+    "AdamW, decay in the other, betas": (
+        "AdamW",
+        {"lr": 0.01},
+        [{"weight_decay": 0.0}, {"weight_decay": 0.5, "betas": (0.8, 0.95), "eps": 0.1}],
+    ),
     "SGD": ("SGD", {"lr": 0.1}, [{"lr": 0.2}, {"lr": 0.05}]),
     "SGD, momentum in one": ("SGD", {"lr": 0.1}, [{}, {"momentum": 0.9}]),
     "SGD, Nesterov in one": ("SGD", {"lr": 0.1}, [{"momentum": 0.9, "nesterov": True}, {}]),
@@ -219,7 +236,7 @@ def state_of(kind: str, steps: int = 3, **settings: Any) -> dict[str, Any]:
     ("kind", "settings", "message"),
     [
         ("Adam", {"weight_decay": 0.1}, "weight_decay=0.1"),
-        ("AdamW", {}, "weight_decay=0.01"),
+        ("AdamW", {"amsgrad": True}, "AdamW has amsgrad=True"),
         ("Adam", {"amsgrad": True}, "amsgrad=True"),
         ("Adam", {"maximize": True}, "maximize=True"),
         ("SGD", {"lr": 0.1, "momentum": 0.9, "dampening": 0.5}, "dampening=0.5"),
@@ -235,6 +252,18 @@ def test_formulas_that_differ_are_refused(
     variables = [Variable(value) for value in start()]
     with pytest.raises(ValueError, match=message):
         optimizer_from_torch(state_of(kind, **settings), variables)
+
+
+def test_decay_that_a_state_does_not_call_decoupled_is_refused_until_it_does() -> None:
+    """As those of an older torch."""
+    variables = [Variable(value) for value in start()]
+    state = state_of("AdamW")
+    del state["param_groups"][0]["decoupled_weight_decay"]
+    with pytest.raises(ValueError, match="set decoupled_weight_decay=True in each"):
+        optimizer_from_torch(state, variables)
+    state["param_groups"][0]["decoupled_weight_decay"] = True
+    optimizer = optimizer_from_torch(state, variables)
+    assert type(optimizer) is gpuopt.TorchAdamWOptimizer
 
 
 def test_adagrad_whose_epsilon_changes_the_result_is_refused() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 import weakref
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,12 +22,15 @@ from every_optimizer import (
     own_step,
     shape_of,
 )
+from interrupt_at import Interrupt, InterruptAt
 
 import gpuopt
 from gpuopt import IndexedSlices, ParameterGroup, Saver, Variable, backends
 from gpuopt.backends.cpu.backend import CpuBackend
 from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.device import Device
+from gpuopt.optimizers.base import hyperparameters
+from gpuopt.variables.scalars import as_scalar
 
 STEPS = 4
 # Another value of each hyperparameter than any optimizer's own.
@@ -435,6 +440,52 @@ def test_a_variable_of_two_groups_and_a_pattern_of_none_are_refused_before_any_w
         gpuopt.AdamOptimizer(groups=[ParameterGroup("w"), ParameterGroup(variables=[w])])
 
 
+def test_slots_of_others_do_not_stand_for_a_patterns_variable() -> None:
+    w = Variable(np.ones(2, np.float32), name="w")
+    pairs = [(np.ones(2, np.float32), w)]
+    other = gpuopt.MomentumOptimizer(0.1, 0.9, name="bias_only")
+    other.apply_gradients(pairs)
+    optimizer = gpuopt.MomentumOptimizer(0.1, 0.9, groups=[ParameterGroup("bias")])
+    with pytest.raises(ValueError, match='no variable has the pattern of group "bias"'):
+        optimizer.apply_gradients(pairs)
+
+
+def test_a_bad_number_of_a_groups_function_is_refused_with_the_groups_name() -> None:
+    w = Variable(np.ones(2, np.float32), name="w")
+    groups = [ParameterGroup("w", learning_rate=lambda: "fast")]
+    optimizer = gpuopt.MomentumOptimizer(0.1, 0.9, groups=groups)
+    with pytest.raises(TypeError, match='group "w": learning_rate must be a number'):
+        optimizer.apply_gradients([(np.ones(2, np.float32), w)])
+    assert w.numpy()[0] == 1
+
+
+def test_a_group_shows_what_it_is_of_and_what_it_was_given() -> None:
+    w, bias = (Variable(np.ones(2, np.float32), name=name) for name in ("w", "bias"))
+    assert repr(ParameterGroup("w$", epsilon=0.5)) == "ParameterGroup('w$', epsilon=0.5)"
+    listed = repr(ParameterGroup(variables=[w, bias], beta1=0.5))
+    assert listed == "ParameterGroup(variables=['bias', 'w'], beta1=0.5)"
+
+
+def test_two_threads_set_two_hyperparameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One in the middle of the other's setting."""
+    optimizer = gpuopt.MomentumOptimizer(0.1, 0.9)
+    threads: list[threading.Thread] = []
+
+    def as_scalar_and_set(value: Any, name: str) -> Any:
+        if not threads:
+            set_other = partial(optimizer.hyperparameters.__setitem__, "momentum", 0.75)
+            threads.append(threading.Thread(target=set_other))
+            threads[0].start()
+            threads[0].join(0.1)  # it goes on, or waits for this one
+        return as_scalar(value, name)
+
+    monkeypatch.setattr(hyperparameters, "as_scalar", as_scalar_and_set)
+    optimizer.hyperparameters["learning_rate"] = lambda: 0.5
+    threads[0].join()
+    assert optimizer.hyperparameters["momentum"] == 0.75
+    assert optimizer.hyperparameters.evaluate() == {"learning_rate": 0.5, "momentum": 0.75}
+
+
 def test_a_pattern_may_wait_for_a_variable_that_this_step_does_not_update() -> None:
     w, bias = (Variable(np.ones(2, np.float32), name=name) for name in ("w", "bias"))
     optimizer = gpuopt.GradientDescentOptimizer(
@@ -470,7 +521,7 @@ def test_groups_keep_neither_variables_nor_the_optimizer_alive() -> None:
 def test_a_group_has_every_replicas_copy_of_a_variable(is_listed: bool) -> None:
     strategy = gpuopt.MirroredStrategy(["cpu", "cpu"])
     w, bias = (strategy.variable(np.ones(2, np.float32), name=name) for name in ("w", "bias"))
-    where: dict[str, Any] = {"variables": bias.replicas} if is_listed else {"pattern": "bias"}
+    where: dict[str, Any] = {"variables": [bias]} if is_listed else {"pattern": "bias"}
     optimizer = gpuopt.AdamWOptimizer(
         0.5, beta1=0.5, groups=[ParameterGroup(**where, weight_decay=0.25, beta1=0.75)]
     )
@@ -551,6 +602,27 @@ def test_a_state_is_restored_where_the_grouping_has_changed(
         for beta, value in betas[name].items():
             expected[f"{beta}_power/{name}"] = value**7
     assert powers(second) == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_step_that_is_interrupted_leaves_groups_their_powers() -> None:
+    """A variable that is new has the optimizer look for the powers of all groups again."""
+    gradient = np.ones(2, np.float32)
+    for moment in range(1, 10_000):
+        w, bias = (Variable(np.ones(2, np.float32), name=name) for name in ("w", "bias"))
+        optimizer = adam([ParameterGroup("bias", beta1=0.5)])
+        optimizer.apply_gradients([(gradient, w), (gradient, bias)])
+        new = Variable(np.ones(2, np.float32), name="new")
+        interrupts = InterruptAt(moment)
+        try:
+            with interrupts:
+                optimizer.apply_gradients([(gradient, new)])
+        except Interrupt:
+            assert interrupts.left <= 0
+        else:
+            assert interrupts.left > 0, "the interrupt was lost"
+            break
+        optimizer.apply_gradients([(gradient, w), (gradient, bias)])
+    assert moment > 100
 
 
 def test_powers_that_no_run_makes_and_unknown_counts_are_refused() -> None:

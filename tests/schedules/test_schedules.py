@@ -321,10 +321,13 @@ def test_wrong_arguments_are_refused_by_name(
         ([math.nan], [1.0, 2.0], ValueError, r"boundaries\[0\] must be finite"),
         ([1], [1.0, math.inf], ValueError, r"values\[1\] must be finite"),
         ([1], [1.0, np.float64(2)], TypeError, "values must be of one type"),
+        (1, [1.0, 2.0], TypeError, "boundaries must be a list of numbers, got 1"),
+        ([1], (each for each in [1.0, 2.0]), TypeError, "values must be a list of numbers"),
+        (np.array(1), [1.0, 2.0], TypeError, "boundaries must be a list of numbers"),
     ],
 )
 def test_wrong_pieces_are_refused_by_name(
-    boundaries: list[Any], values: list[Any], error: type[Exception], message: str
+    boundaries: Any, values: Any, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
         gpuopt.piecewise_constant(new_step(), boundaries, values)
@@ -359,6 +362,11 @@ def test_a_picture_takes_one_call(tmp_path: Path) -> None:
     assert line.get_ydata().tolist() == schedule.at(range(120)).tolist()
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
     assert schedule.plot(range(50, 60)).axes[0].lines[0].get_xdata().tolist() == [*range(50, 60)]
+    assert schedule.plot(np.int64(5)).axes[0].lines[0].get_xdata().tolist() == [*range(5)]
+    for none in (0, -5, []):
+        with pytest.raises(ValueError, match="needs one step or more, got"):
+            schedule.plot(none, tmp_path / "empty.png")
+    assert not (tmp_path / "empty.png").exists()
     assert "matplotlib.pyplot" not in sys.modules
 
 

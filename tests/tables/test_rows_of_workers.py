@@ -35,6 +35,19 @@ def test_all_copies_of_a_mirrored_variable_change_together(devices: list[str]) -
         np.testing.assert_array_equal(slot.numpy(), [[2, 2], [3, 3]])
 
 
+def test_a_replica_among_several_does_not_change_the_copies_of_all() -> None:
+    """Each of them would: they run the same function."""
+    strategy = gpuopt.MirroredStrategy(["cpu", "cpu"])
+    table = strategy.variable(np.ones((3, 2)), name="table")
+    with pytest.raises(RuntimeError, match='rows of "table" cannot come or go in a replica'):
+        strategy.run(lambda: gpuopt.rows(table).append(np.zeros((1, 2))))
+    assert [copy.shape for copy in table.replicas] == [(3, 2), (3, 2)]
+    alone = gpuopt.MirroredStrategy(["cpu"])
+    other = alone.variable(np.ones((3, 2)), name="other")
+    alone.run(lambda: gpuopt.rows(other).append(np.zeros((1, 2))))
+    assert other.replicas[0].shape == (4, 2)
+
+
 @pytest.mark.emulator
 @pytest.mark.usefixtures("emulated_gpus")
 def test_one_copy_that_cannot_change_keeps_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ class ParameterGroup:
         pattern: A regular expression, searched for in the names of variables, also of those that
             are made later.
         variables: The group's variables or arrays, instead of a pattern; they are not kept alive.
-            Of a mirrored variable, list its `replicas`.
+            A mirrored variable stands for all its copies.
         hyperparameters: As the optimizer's own arguments: numbers, variables, or functions.
 
     Attributes:
@@ -67,6 +67,12 @@ class ParameterGroup:
         except re.error as error:
             raise ValueError(f'a group has the malformed pattern "{pattern}": {error}') from None
         self.name = pattern
+
+    def __repr__(self) -> str:
+        names = sorted(identity.name for identity in self._identities)
+        which = f"variables={names}" if self._pattern is None else repr(self.name)
+        given = [f"{name}={value!r}" for name, value in self.hyperparameters.items()]
+        return f"ParameterGroup({', '.join([which, *given])})"
 
     def has(self, identity: Identity) -> bool:
         """Whether a variable is in this group."""
@@ -138,7 +144,9 @@ class Groups:
         for variable in variables:
             self.number_of(variable)
         if self._unknown:
-            known = [*variables, *global_variables()]
+            # A slot may have the pattern in its own part of the name.
+            others = [each for each in global_variables() if not each.is_beside_another]
+            known = [*variables, *others]
             self._unknown = [group for group in self._unknown if group.is_empty(known)]
             for group in self._unknown:
                 names = ", ".join(f'"{each.name}"' for each in variables[:_MOST_NAMES])
@@ -154,14 +162,15 @@ def _identities(variables: Iterable[Any]) -> list[Identity]:
     if is_one or not isinstance(variables, Iterable):
         raise TypeError(f"a group's variables must be a list of variables, got {variables!r}")
     identities: list[Identity] = []
-    for position, each in enumerate(variables):
-        try:
-            identity = as_variable(each).identity
-        except TypeError as error:
-            raise TypeError(f"a group's variables[{position}]: {error}") from None
-        if identity in identities:
-            raise ValueError(f'variable "{identity.name}" is listed twice in a group')
-        identities.append(identity)
+    for position, given in enumerate(variables):
+        for each in getattr(given, "replicas", (given,)):
+            try:
+                identity = as_variable(each).identity
+            except TypeError as error:
+                raise TypeError(f"a group's variables[{position}]: {error}") from None
+            if identity in identities:
+                raise ValueError(f'variable "{identity.name}" is listed twice in a group')
+            identities.append(identity)
     if not identities:
         raise ValueError("a group's list of variables is empty")
     return identities

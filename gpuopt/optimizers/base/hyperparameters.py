@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuopt.locks import Lock
 from gpuopt.variables.scalars import as_scalar
 
 # A number, something with a scalar value, or a function without arguments that returns one and is
@@ -15,6 +16,9 @@ Hyperparameter = float | Any | Callable[[], Any]
 
 # Types of hyperparameters whose value cannot change.
 _NUMBER_TYPES = (float, int, np.float32, np.float64)
+
+# Two threads may set two hyperparameters of one optimizer: neither may be lost.
+_setting = Lock("the setting of hyperparameters")
 
 
 class Hyperparameters(Mapping[str, Hyperparameter]):
@@ -34,6 +38,7 @@ class Hyperparameters(Mapping[str, Hyperparameter]):
         check: Callable[[str, Hyperparameter], Hyperparameter],
         settable: Collection[str],
         base: Hyperparameters | None = None,
+        whose: str = "",
     ) -> None:
         """Keeps hyperparameters.
 
@@ -43,8 +48,10 @@ class Hyperparameters(Mapping[str, Hyperparameter]):
                 hold the optimizer, which holds this.
             settable: The names of those that can be set.
             base: The optimizer's, if these are a group's.
+            whose: What errors of a step put before a name.
         """
         self._check = check
+        self._whose = whose
         self._settable = settable
         self._base = base
         self._keep({name: check(name, value) for name, value in own.items()})
@@ -61,7 +68,9 @@ class Hyperparameters(Mapping[str, Hyperparameter]):
         """
         if name not in self._settable:
             raise KeyError(f"{name!r} cannot be set; these can: {', '.join(self._settable)}")
-        self._keep({**self.own, name: self._check(name, value)})
+        checked = self._check(name, value)
+        with _setting:
+            self._keep({**self.own, name: checked})
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.own if self._base is None else self._base)
@@ -80,7 +89,7 @@ class Hyperparameters(Mapping[str, Hyperparameter]):
         return {
             name: numbers[name]
             if name in numbers
-            else as_scalar(value() if callable(value) else value, name)
+            else as_scalar(value() if callable(value) else value, f"{self._whose}{name}")
             for name, value in self.own.items()
         }
 

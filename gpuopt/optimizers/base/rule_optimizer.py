@@ -165,12 +165,13 @@ class RuleOptimizer(Optimizer):
                     f'group "{group.name}" has {name}, {problem}; a group of {type(self).__name__} '
                     f"may have {', '.join(settable)}"
                 )
+        whose = f'group "{group.name}": '
         try:
             own = group.hyperparameters
             of_its_own = [name for name in settable if name in own or not self._has_state(name)]
-            return Hyperparameters(own, self._checked, of_its_own, self.hyperparameters)
+            return Hyperparameters(own, self._checked, of_its_own, self.hyperparameters, whose)
         except (TypeError, ValueError) as error:
-            raise type(error)(f'group "{group.name}": {error}') from None
+            raise type(error)(f"{whose}{error}") from None
 
     def _initial_slot_values(self) -> Mapping[str, float]:
         """Returns each slot's initial value, in order of creation: by default 0 for every slot."""

@@ -1,0 +1,95 @@
+"""torch's parameter groups, and what gpuopt's optimizers are given for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gpuopt.optimizers.base import ParameterGroup
+from gpuopt.variables.variable import Variable
+
+Array = np.ndarray[Any, Any]
+Settings = Mapping[str, Any]
+States = list[dict[str, Array]]
+
+
+class Part(NamedTuple):
+    """One of torch's parameter groups.
+
+    Attributes:
+        settings: torch's.
+        states: Those of its parameters.
+        variables: Theirs.
+    """
+
+    settings: Settings
+    states: States
+    variables: list[Variable]
+
+
+def step_of(parts: Sequence[Part]) -> int:
+    """Returns the number of steps that all parameters have made.
+
+    Raises:
+        ValueError: it is not the same.
+    """
+    steps = {int(state["step"]) if state else 0 for part in parts for state in part.states}
+    if len(steps) > 1:
+        raise ValueError(
+            f"torch's parameters are at steps {sorted(steps)}; gpuopt's Adam has one step for all"
+        )
+    return steps.pop()
+
+
+def rates_of(parts: Sequence[Part]) -> list[dict[str, Any]]:
+    """Returns each part's learning rate, as gpuopt's hyperparameter."""
+    return [{"learning_rate": to_number(part.settings["lr"])} for part in parts]
+
+
+def shared(name: str, groups: Sequence[Settings]) -> bool:
+    """Returns a setting that chooses the formula.
+
+    Raises:
+        ValueError: the groups differ in it.
+    """
+    found = {bool(settings[name]) for settings in groups}
+    if len(found) > 1:
+        raise ValueError(
+            f"torch's parameter groups differ in {name}, which chooses the formula: import each "
+            "group into an optimizer of its own"
+        )
+    return found.pop()
+
+
+def groups_of(
+    own: Mapping[str, Any], others: Sequence[Mapping[str, Any]], parts: Sequence[Part]
+) -> list[ParameterGroup]:
+    """Returns a group for each part but the first, with what differs from it."""
+    return [
+        ParameterGroup(
+            variables=part.variables,
+            **{name: value for name, value in given.items() if value != own[name]},
+        )
+        for given, part in zip(others, parts[1:], strict=True)
+    ]
+
+
+def name_of(part: Part) -> str:
+    """Returns what the part's `ParameterGroup` is called."""
+    return part.variables[0].name
+
+
+def values_of(parts: Sequence[Part], key: str) -> list[Array]:
+    """Returns one state array for each variable; zeros where torch has not made it yet."""
+    return [
+        state[key] if state.get(key) is not None else np.zeros(variable.shape, variable.dtype)
+        for part in parts
+        for state, variable in zip(part.states, part.variables, strict=True)
+    ]
+
+
+def to_number(value: Any) -> np.float64:
+    """Converts a number or a scalar of torch without losing digits."""
+    return np.float64(float(value))
