@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import tempfile
 from collections.abc import Mapping
 from importlib.util import find_spec
 from types import MappingProxyType
@@ -146,11 +147,18 @@ def our_weights(ours: Call, learning_rate: float = 0.01) -> Weights:
 
 
 def peers_weights(peer: Call, learning_rate: float = 0.01) -> Weights:
-    module, _, name = peer.name.rpartition(".")
-    run = {"optax": run_optax, "keras.optimizers": run_keras}.get(module, run_torch)
-    if run is run_keras:
-        os.environ.setdefault("KERAS_BACKEND", "jax")
-    return run(getattr(importlib.import_module(module), name), learning_rate, peer.arguments)
+    library = peer.name.partition(".")[0]
+    run = {"optax": run_optax, "keras": run_keras}.get(library, run_torch)
+    return run(imported(peer.name), learning_rate, peer.arguments)
+
+
+def imported(name: str) -> Any:
+    """Returns an optimizer of an installed library, by its name with its module."""
+    # For Keras, which writes its settings into the user's home otherwise.
+    os.environ.setdefault("KERAS_BACKEND", "jax")
+    os.environ.setdefault("KERAS_HOME", tempfile.gettempdir())
+    module, _, attribute = name.rpartition(".")
+    return getattr(importlib.import_module(module), attribute)
 
 
 def run_torch(make: Any, learning_rate: float, settings: Mapping[str, Any]) -> Weights:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 
 from optimizer_page import exports
@@ -15,16 +16,19 @@ from gpuopt.optimizers.base import RuleOptimizer
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = ".venv/bin/python tests/support/tables.py"
+README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "optimizers.md"
 
 
+@cache
 def pages() -> dict[Path, str]:
     """Returns each file that holds a table, and the text that it should have."""
-    readme = ROOT / "README.md"
     names = ", ".join(map(in_short, exports.optimizers()))
-    row = f"| [Optimizers](docs/optimizers.md) | {names} |"
-    text, rows = re.subn(r"^\| \[?Optimizers\b.*$", row, readme.read_text(), flags=re.MULTILINE)
+    guide = "[which one?](docs/optimizers.md#choosing-one)"
+    row = f"| [Optimizers](docs/optimizers.md) | {names}: {guide} |"
+    text, rows = re.subn(r"^\| \[?Optimizers\b.*$", row, README.read_text(), flags=re.MULTILINE)
     assert rows == 1, "README.md has no row that begins with | Optimizers"
-    return {readme: text, ROOT / "docs" / "optimizers.md": page(COMMAND)}
+    return {README: text, PAGE: page(COMMAND)}
 
 
 def in_short(optimizer: type[RuleOptimizer]) -> str:

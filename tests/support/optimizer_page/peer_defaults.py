@@ -8,9 +8,7 @@ that runs this has TensorFlow 1: what stands in `tf_defaults.toml` was read in i
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import os
 import sys
 import tomllib
 from importlib.metadata import version
@@ -19,6 +17,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import peers
 from optimizer_page import entries, exports
 
 COMMAND = ".venv-peers/bin/python tests/support/optimizer_page/peer_defaults.py"
@@ -66,10 +65,7 @@ def _read(file: Path) -> dict[str, Signature]:
 
 def read_signature(peer: str) -> Signature:
     """Returns the arguments of an installed optimizer that correspond to ours."""
-    if peer.startswith("keras"):
-        os.environ.setdefault("KERAS_BACKEND", "jax")
-    module, _, name = peer.rpartition(".")
-    parameters = inspect.signature(getattr(importlib.import_module(module), name)).parameters
+    parameters = inspect.signature(peers.imported(peer)).parameters
     every = {name: as_toml(parameter.default) for name, parameter in parameters.items()}
     found = (
         beside(argument.name, every)
