@@ -13,6 +13,7 @@
     python3 run.py lint            check style, types, layers and the Dockerfile
     python3 run.py bench           run the benchmarks
     python3 run.py docs            build the documentation
+    python3 run.py gallery         draw the pictures of docs/optimizers.md
 
 Further arguments go to the task: python3 run.py demo --optimizer Ftrl
 
@@ -65,8 +66,9 @@ GROUPS = {
     "lint": ["lint", "test"],
     "bench": [],
     "docs": ["docs"],
+    "gallery": [],
 }
-EXTRAS = {"demo": ["plots"], "test": ["plots"], "test-full": ["plots"]}
+EXTRAS = {"demo": ["plots"], "gallery": ["plots"], "test": ["plots"], "test-full": ["plots"]}
 
 
 def main() -> int:
@@ -100,6 +102,9 @@ def main() -> int:
         return test_peers(arguments)
     if task in ("test-kernels", "test-kernels-full"):
         return test_kernels(arguments, is_full=task.endswith("full"))
+    if task == "gallery":
+        command = [str(PYTHON), "tests/support/gallery.py", *arguments]
+        return subprocess.run(command, cwd=ROOT, env={**SINGLE_THREADED, **os.environ}).returncode
     modules = {"demo": ["gpuopt", "demo"], "bench": ["bench"], "docs": ["mkdocs", "build", "-s"]}
     return subprocess.run([str(PYTHON), "-m", *modules[task], *arguments], cwd=ROOT).returncode
 

@@ -21,7 +21,7 @@ TUNED: dict[str, float] = tomllib.loads(RATES_FILE.read_text())
 UNTUNED_RATE = 0.01
 
 # Arguments beside the learning rate.
-_ARGUMENTS: dict[str, dict[str, Any]] = {
+ARGUMENTS: dict[str, dict[str, Any]] = {
     "Momentum": {"momentum": 0.9},
     # epsilon bounds the step where v, the square of a small gradient, is 0 in float16. With the
     # default of 1e-8, float16 stays near 85%; the other types do not feel the difference.
@@ -51,7 +51,7 @@ def make_optimizer(
     """
     make: Callable[..., Optimizer] = getattr(optimizers, f"{name}Optimizer")
     rate = TUNED.get(name, UNTUNED_RATE) if learning_rate is None else learning_rate
-    arguments = {"learning_rate": rate, **_ARGUMENTS.get(name, {})}
+    arguments = {"learning_rate": rate, **ARGUMENTS.get(name, {})}
     if "global_step" in inspect.signature(make).parameters:
         arguments["global_step"] = global_step
     return make(**arguments)

@@ -89,6 +89,8 @@ def test_the_example_is_named_after_its_class_and_is_in_the_tables_and_the_demo(
     program = "import gpuopt; print(gpuopt.SignDescentOptimizer().get_name())"
     assert run(project, "-c", program) == "SignDescent\n"
     assert "SignDescent," in (project / "README.md").read_text()
-    assert "| `SignDescentOptimizer` | Sign" in (project / "docs" / "optimizers.md").read_text()
+    page = (project / "docs" / "optimizers.md").read_text()
+    assert "| [`SignDescentOptimizer`](#signdescentoptimizer) | Sign" in page
+    assert "```text\nw -= learning_rate * sign(g)\n```" in page
     printed = run(project, "-m", "gpuopt", "demo", "--optimizer", "signdescent", "--steps", "20")
     assert "│ SignDescent " in printed

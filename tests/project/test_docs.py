@@ -123,7 +123,7 @@ def test_the_architecture_shows_the_layers_that_the_linter_checks() -> None:
     assert shown == [set(re.findall(r"gpuopt\.(\w+)", layer)) for layer in layers]
 
 
-@pytest.mark.parametrize("page", tables.pages(), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [tables.README, tables.PAGE], ids=lambda page: page.name)
 def test_tables_of_optimizers_are_those_of_the_exports(page: Path) -> None:
     is_up_to_date = page.read_text() == tables.pages()[page]
-    assert is_up_to_date, f"{page.name} lacks an optimizer or has too many: run {tables.COMMAND}"
+    assert is_up_to_date, f"{page.name} is not what the exports say now: run {tables.COMMAND}"

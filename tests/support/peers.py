@@ -6,104 +6,107 @@ The libraries are imported when they are needed: the table in docs/optimizers.md
 from __future__ import annotations
 
 import importlib
+import os
+import tempfile
+from collections.abc import Mapping
 from importlib.util import find_spec
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 import gpuopt
 
-LIBRARIES = ["torch", "optax", "schedulefree", "lion_pytorch"]
+LIBRARIES = ["torch", "optax", "schedulefree", "lion_pytorch", "keras"]
 STEPS = 20
 # Sums in another order.
 ROUNDING = 1e-12
 Weights = list[np.ndarray]
 
 
-class Case(NamedTuple):
-    """An optimizer of ours, one of a peer's, and what was measured.
+class Call(NamedTuple):
+    """An optimizer as it is written in a program.
 
     Attributes:
-        ours: The name of our optimizer, less "Optimizer".
-        arguments: For ours, beside the learning rate.
-        peer: The peer's, with its module.
-        settings: For the peer's, beside the learning rate.
-        distance: How far apart they end after `STEPS` steps, relative to how far the peer's moved:
-            0 up to `ROUNDING`.
+        name: Of ours, less "Optimizer"; of a peer's, with its module.
+        arguments: Beside the learning rate.
     """
 
-    ours: str
-    arguments: dict[str, Any]
-    peer: str
-    settings: dict[str, Any]
-    distance: float = 0.0
+    name: str
+    arguments: Mapping[str, Any] = MappingProxyType({})
+
+    def __str__(self) -> str:
+        given = (f"{key}={value!r}" for key, value in self.arguments.items())
+        return f"{self.name}({', '.join(given)})"
+
+
+class Case(NamedTuple):
+    """An optimizer of ours, and one of a peer's that is the same.
+
+    Attributes:
+        ours: Our optimizer.
+        peer: The peer's.
+        within: How far apart they may end after `STEPS` steps, relative to how far the peer's
+            moved.
+    """
+
+    ours: Call
+    peer: Call
+    within: float = ROUNDING
 
     @property
     def identifier(self) -> str:
-        return f"{call(self.ours, self.arguments)} - {call(self.peer, self.settings)}"
+        return f"{self.ours} - {self.peer}"
 
+
+# torch keeps a product of TorchNAdam's in float32.
+OF_A_FLOAT32_PRODUCT = 1e-8
 
 CASES = [
-    Case("TorchAdamW", {}, "torch.optim.AdamW", {}),
-    Case("TorchAdamW", {"epsilon": 0.1}, "torch.optim.AdamW", {"eps": 0.1}),
-    Case("TorchAdamW", {}, "optax.adamw", {"weight_decay": 0.01}),
-    Case("TorchAdamW", {"weight_decay": 0.0}, "torch.optim.Adam", {}),
-    Case("AdamW", {"weight_decay": 0.01}, "torch.optim.AdamW", {"weight_decay": 0.01}, 2.4),
-    Case("AMSGrad", {}, "torch.optim.Adam", {"amsgrad": True}),
-    Case("AMSGrad", {"epsilon": 0.1}, "torch.optim.Adam", {"amsgrad": True, "eps": 0.1}),
-    Case("AMSGrad", {"form": "optax"}, "optax.amsgrad", {}),
-    Case("AMSGrad", {"form": "optax", "epsilon": 0.1}, "optax.amsgrad", {"eps": 0.1}),
-    Case("AMSGrad", {}, "optax.amsgrad", {}, 0.21),
-    # torch keeps its product in float32.
-    Case("TorchNAdam", {}, "torch.optim.NAdam", {}, 3.7e-9),
-    Case("TorchNAdam", {"epsilon": 0.1}, "torch.optim.NAdam", {"eps": 0.1}, 3.5e-9),
-    Case("TorchNAdam", {}, "optax.nadam", {}, 0.48),
-    Case("Nadam", {}, "torch.optim.NAdam", {}, 0.9),
-    Case("Nadam", {}, "optax.nadam", {}, 0.16),
-    Case("RAdam", {}, "torch.optim.RAdam", {}),
-    Case("RAdam", {"epsilon": 0.1}, "torch.optim.RAdam", {"eps": 0.1}),
-    Case("RAdam", {}, "optax.radam", {}, 5.6e-9),
-    Case("RAdam", {"epsilon": 0.1}, "optax.radam", {"eps": 0.1}, 0.026),
-    Case("Lion", {"weight_decay": 0.1}, "lion_pytorch.Lion", {"weight_decay": 0.1}),
-    Case("Lion", {"weight_decay": 0.1}, "optax.lion", {"weight_decay": 0.1}),
-    Case("AdaBelief", {}, "optax.adabelief", {}),
+    Case(Call("TorchAdamW"), Call("torch.optim.AdamW")),
+    Case(Call("TorchAdamW", {"epsilon": 0.1}), Call("torch.optim.AdamW", {"eps": 0.1})),
+    Case(Call("TorchAdamW"), Call("optax.adamw", {"weight_decay": 0.01})),
+    Case(Call("TorchAdamW", {"weight_decay": 0.0}), Call("torch.optim.Adam")),
+    Case(Call("AMSGrad"), Call("torch.optim.Adam", {"amsgrad": True})),
     Case(
-        "AdaBelief",
-        {"epsilon": 0.1, "epsilon_root": 0.01},
-        "optax.adabelief",
-        {"eps": 0.1, "eps_root": 0.01},
+        Call("AMSGrad", {"epsilon": 0.1}), Call("torch.optim.Adam", {"amsgrad": True, "eps": 0.1})
     ),
-    Case("TorchSGD", {"weight_decay": 0.1}, "torch.optim.SGD", {"weight_decay": 0.1}),
-    Case("TorchSGD", {"dampening": 0.3}, "torch.optim.SGD", {"dampening": 0.3}),
+    Case(Call("AMSGrad", {"form": "optax"}), Call("optax.amsgrad")),
+    Case(Call("AMSGrad", {"form": "optax", "epsilon": 0.1}), Call("optax.amsgrad", {"eps": 0.1})),
+    Case(Call("TorchNAdam"), Call("torch.optim.NAdam"), OF_A_FLOAT32_PRODUCT),
     Case(
-        "TorchSGD",
-        {"momentum": 0.9, "dampening": 0.3, "weight_decay": 0.1},
-        "torch.optim.SGD",
-        {"momentum": 0.9, "dampening": 0.3, "weight_decay": 0.1},
+        Call("TorchNAdam", {"epsilon": 0.1}),
+        Call("torch.optim.NAdam", {"eps": 0.1}),
+        OF_A_FLOAT32_PRODUCT,
+    ),
+    Case(Call("RAdam"), Call("torch.optim.RAdam")),
+    Case(Call("RAdam", {"epsilon": 0.1}), Call("torch.optim.RAdam", {"eps": 0.1})),
+    Case(Call("Lion", {"weight_decay": 0.1}), Call("lion_pytorch.Lion", {"weight_decay": 0.1})),
+    Case(Call("Lion", {"weight_decay": 0.1}), Call("optax.lion", {"weight_decay": 0.1})),
+    Case(Call("AdaBelief"), Call("optax.adabelief")),
+    Case(
+        Call("AdaBelief", {"epsilon": 0.1, "epsilon_root": 0.01}),
+        Call("optax.adabelief", {"eps": 0.1, "eps_root": 0.01}),
+    ),
+    Case(Call("TorchSGD", {"weight_decay": 0.1}), Call("torch.optim.SGD", {"weight_decay": 0.1})),
+    Case(Call("TorchSGD", {"dampening": 0.3}), Call("torch.optim.SGD", {"dampening": 0.3})),
+    Case(
+        Call("TorchSGD", {"momentum": 0.9, "dampening": 0.3, "weight_decay": 0.1}),
+        Call("torch.optim.SGD", {"momentum": 0.9, "dampening": 0.3, "weight_decay": 0.1}),
     ),
     Case(
-        "TorchSGD",
-        {"momentum": 0.9, "weight_decay": 0.1, "use_nesterov": True},
-        "torch.optim.SGD",
-        {"momentum": 0.9, "weight_decay": 0.1, "nesterov": True},
+        Call("TorchSGD", {"momentum": 0.9, "weight_decay": 0.1, "use_nesterov": True}),
+        Call("torch.optim.SGD", {"momentum": 0.9, "weight_decay": 0.1, "nesterov": True}),
     ),
     Case(
-        "ScheduleFreeSGD",
-        {"weight_decay": 0.1},
-        "schedulefree.SGDScheduleFree",
-        {"weight_decay": 0.1},
+        Call("ScheduleFreeSGD", {"weight_decay": 0.1}),
+        Call("schedulefree.SGDScheduleFree", {"weight_decay": 0.1}),
     ),
     Case(
-        "ScheduleFreeAdamW",
-        {"weight_decay": 0.1},
-        "schedulefree.AdamWScheduleFree",
-        {"weight_decay": 0.1},
+        Call("ScheduleFreeAdamW", {"weight_decay": 0.1}),
+        Call("schedulefree.AdamWScheduleFree", {"weight_decay": 0.1}),
     ),
 ]
-
-
-def call(name: str, arguments: dict[str, Any]) -> str:
-    return f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
 
 
 def what_is_missing() -> str | None:
@@ -123,19 +126,18 @@ def gradients() -> list[Weights]:
     return steps
 
 
-def distance(case: Case, learning_rate: float = 0.01) -> float:
-    ours, peers = our_weights(case, learning_rate), peers_weights(case, learning_rate)
-    return norm_of_difference(ours, peers) / norm_of_difference(peers, start())
+def relative_distance(first: Weights, second: Weights) -> float:
+    """Returns how far two runs ended from each other, relative to how far the second moved."""
+    return norm_of_difference(first, second) / norm_of_difference(second, start())
 
 
 def norm_of_difference(first: Weights, second: Weights) -> float:
     return float(np.sqrt(sum(np.sum((a - b) ** 2) for a, b in zip(first, second, strict=True))))
 
 
-def our_weights(case: Case, learning_rate: float) -> Weights:
-    optimizer = getattr(gpuopt, f"{case.ours}Optimizer")(
-        learning_rate=learning_rate, **case.arguments
-    )
+def our_weights(ours: Call, learning_rate: float = 0.01) -> Weights:
+    make = getattr(gpuopt, f"{ours.name}Optimizer")
+    optimizer = make(learning_rate=learning_rate, **ours.arguments)
     variables = [gpuopt.Variable(w) for w in start()]
     for step in gradients():
         optimizer.apply_gradients(list(zip(step, variables, strict=True)))
@@ -144,14 +146,22 @@ def our_weights(case: Case, learning_rate: float) -> Weights:
     return [variable.numpy() for variable in variables]
 
 
-def peers_weights(case: Case, learning_rate: float) -> Weights:
-    module, _, name = case.peer.rpartition(".")
-    make = getattr(importlib.import_module(module), name)
-    run = run_optax if module == "optax" else run_torch
-    return run(make, learning_rate, case.settings)
+def peers_weights(peer: Call, learning_rate: float = 0.01) -> Weights:
+    library = peer.name.partition(".")[0]
+    run = {"optax": run_optax, "keras": run_keras}.get(library, run_torch)
+    return run(imported(peer.name), learning_rate, peer.arguments)
 
 
-def run_torch(make: Any, learning_rate: float, settings: dict[str, Any]) -> Weights:
+def imported(name: str) -> Any:
+    """Returns an optimizer of an installed library, by its name with its module."""
+    # For Keras, which writes its settings into the user's home otherwise.
+    os.environ.setdefault("KERAS_BACKEND", "jax")
+    os.environ.setdefault("KERAS_HOME", tempfile.gettempdir())
+    module, _, attribute = name.rpartition(".")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def run_torch(make: Any, learning_rate: float, settings: Mapping[str, Any]) -> Weights:
     import torch
 
     parameters = [torch.tensor(w, requires_grad=True) for w in start()]
@@ -168,7 +178,7 @@ def run_torch(make: Any, learning_rate: float, settings: dict[str, Any]) -> Weig
     return [parameter.detach().numpy() for parameter in parameters]
 
 
-def run_optax(make: Any, learning_rate: float, settings: dict[str, Any]) -> Weights:
+def run_optax(make: Any, learning_rate: float, settings: Mapping[str, Any]) -> Weights:
     import jax
     import optax
 
@@ -181,3 +191,16 @@ def run_optax(make: Any, learning_rate: float, settings: dict[str, Any]) -> Weig
             updates, state = transformation.update(step, state, weights)
             weights = optax.apply_updates(weights, updates)
         return [np.asarray(w) for w in weights]
+
+
+def run_keras(make: Any, learning_rate: float, settings: Mapping[str, Any]) -> Weights:
+    import jax
+    import keras
+
+    keras.config.set_floatx("float64")
+    with jax.enable_x64(True):
+        weights = [keras.Variable(w, dtype="float64") for w in start()]
+        optimizer = make(learning_rate=learning_rate, **settings)
+        for step in gradients():
+            optimizer.apply([jax.numpy.asarray(gradient) for gradient in step], weights)
+        return [np.asarray(w.value) for w in weights]

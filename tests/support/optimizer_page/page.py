@@ -1,0 +1,199 @@
+"""Puts docs/optimizers.md together."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Sequence
+
+import peers
+import surfaces
+from optimizer_page import entries, exports, forms, peer_defaults, prose
+from optimizer_page.measured import bytes_of_state, measure, reach
+
+import gpuopt.wrappers
+from gpuopt import Optimizer
+from gpuopt.optimizers.base import RuleOptimizer
+from gpuopt.wrappers.periodic import PeriodicWrapper
+
+# Their names in a sentence.
+LIBRARIES = {"tf": "TensorFlow", "keras": "Keras", "lion_pytorch": "lion-pytorch"}
+
+
+def page(command: str) -> str:
+    optimizers = exports.optimizers()
+    steps = {f"{each.name}_steps": each.steps for each in surfaces.SURFACES}
+    versions = [
+        f"{LIBRARIES.get(library, library)} {version}"
+        for library, version in peer_defaults.versions().items()
+    ]
+    of_workers = [each for each in wrappers() if is_for_workers(each)]
+    others = [each for each in wrappers() if each not in of_workers]
+    return "".join(
+        [
+            prose.BEGINNING.format(command=command),
+            *(row(case, ", ".join(map(link_to, names)), why) for case, names, why in prose.GUIDE),
+            prose.ALL,
+            *map(in_one_row, optimizers),
+            prose.GALLERY.format(**steps),
+            prose.FORMS,
+            *map(family, forms.FAMILIES),
+            prose.SECTIONS.format(versions=listed(versions)),
+            *map(section, optimizers),
+            prose.WRAPPERS,
+            *map(wrapper_in_full, others),
+            prose.WORKERS,
+            *map(wrapper_in_full, of_workers),
+        ]
+    )
+
+
+def row(*cells: str) -> str:
+    assert not any("|" in cell for cell in cells), f"a cell would be divided: {cells}"
+    return f"| {' | '.join(cells)} |\n"
+
+
+def code_cell(text: object) -> str:
+    return f"`{text}`"
+
+
+def listed(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
+
+
+def link_to(short_name: str) -> str:
+    return f"[{short_name}](#{short_name.lower()}optimizer)"
+
+
+def in_one_row(optimizer: type[RuleOptimizer]) -> str:
+    name = optimizer.__name__
+    found = measure(optimizer, {})
+    summary = exports.docstring(optimizer).summary
+    return row(f"[`{name}`](#{name.lower()})", summary, state(optimizer), reach(found))
+
+
+def state(optimizer: type[RuleOptimizer]) -> str:
+    """Says how many bytes the state takes: "8, or 12 with `centered=True`"."""
+    usual = bytes_of_state(measure(optimizer, {}))
+    larger = entries.entry_of(optimizer.__name__).larger
+    if not larger:
+        return usual
+    arguments = ", ".join(f"`{name}={value!r}`" for name, value in larger.items())
+    return f"{usual}, or {bytes_of_state(measure(optimizer, larger))} with {arguments}"
+
+
+def section(optimizer: type[RuleOptimizer]) -> str:
+    """Describes one optimizer."""
+    described = exports.docstring(optimizer)
+    found = measure(optimizer, {})
+    kept = [f"{state(optimizer)} bytes for each float32 parameter"]
+    kept += [f"in the slots {listed(list(map(code_cell, found.slots)))}"] if found.slots else []
+    kept += [f"and {listed(list(map(code_cell, found.others)))} once"] if found.others else []
+    parts = [
+        f"### {optimizer.__name__}",
+        described.summary,
+        f"```text\n{described.formula}\n```",
+        described.text,
+        f"State: {', '.join(kept)}. A sparse step writes {reach(found)}.",
+        f"```python\n{example(optimizer)}\n```",
+        defaults(optimizer),
+        agreement(exports.short_name(optimizer)),
+    ]
+    return "\n" + "\n\n".join(part.rstrip("\n") for part in parts if part) + "\n"
+
+
+def example(optimizer: type[RuleOptimizer]) -> str:
+    given = [f"{name}={value!r}" for name, value in exports.required_arguments(optimizer).items()]
+    if exports.takes_global_step(optimizer):
+        given.append("global_step=step")
+    made = f"optimizer = gpuopt.{optimizer.__name__}({', '.join(given)})"
+    return f"{made}\noptimizer.minimize(loss, global_step=step)"
+
+
+def defaults(optimizer: type[RuleOptimizer]) -> str:
+    """Returns the table of arguments, beside those of other libraries."""
+    meanings = exports.docstring(optimizer).arguments
+    every = peer_defaults.all_signatures()
+    compared = entries.entry_of(optimizer.__name__).peers
+    columns = ["argument", "here", *map(code_cell, compared), ""]
+    rows = [row(*columns), f"|{'---|' * len(columns)}\n"]
+    for argument in exports.own_arguments(optimizer):
+        is_required = argument.default is argument.empty
+        here = peer_defaults.REQUIRED if is_required else in_cell(argument.default)
+        theirs = (their_default(argument.name, every[peer]) for peer in compared)
+        meaning = meanings.get(argument.name, "")
+        rows.append(row(code_cell(argument.name), here, *theirs, meaning))
+    return "".join(rows)
+
+
+def their_default(name: str, signature: peer_defaults.Signature) -> str:
+    found = peer_defaults.beside(name, signature)
+    if found is None:
+        return ""
+    theirs, value = found
+    return in_cell(value) if theirs == name else f"`{theirs}`: {in_cell(value)}"
+
+
+def in_cell(value: object) -> str:
+    return repr(value) if isinstance(value, float) else str(value)
+
+
+def family(family: forms.Family) -> str:
+    """Describes the forms of one name, and their distances."""
+    letters = [chr(ord("A") + index) for index in range(len(family.forms))]
+    columns = ["", "", "here", "elsewhere", *(f"to {letter}" for letter in letters)]
+    rows = [row(*columns), f"|{'---|' * len(columns)}\n"]
+    for letter, form in zip(letters, family.forms, strict=True):
+        elsewhere = [*map(code_cell, form.theirs), *([form.also] if form.also else [])]
+        here = f"[`{form.ours}`](#{form.ours.name.lower()}optimizer)" if form.ours else ""
+        apart = ["" if form is other else distance(form, other) for other in family.forms]
+        rows.append(row(letter, form.description, here, ", ".join(elsewhere), *apart))
+    return f"\n### {family.question}\n\n{family.text}\n\n{''.join(rows)}"
+
+
+def distance(first: forms.Form, second: forms.Form) -> str:
+    return f"{forms.between(first, second):.2g}"
+
+
+def agreement(name: str) -> str:
+    """Returns the table of the optimizers of other libraries that one is or is not."""
+    rows = [
+        row(code_cell(case.ours), code_cell(case.peer), within(case.within))
+        for case in peers.CASES
+        if case.ours.name == name
+    ]
+    for family, form in forms.of_optimizer(name):
+        for other in family.forms:
+            rows += [
+                row(code_cell(form.ours), there, distance(form, other))
+                for there in whose(other)
+                if other is not form
+            ]
+    if not rows:
+        return ""
+    heading = "| here | there | [distance](#one-name-several-formulas) |\n|---|---|---|\n"
+    return heading + "".join(rows)
+
+
+def whose(form: forms.Form) -> Iterable[str]:
+    theirs = [code_cell(each) for each in form.theirs]
+    return [*theirs, *([form.also] if form.also else [])] or [form.description]
+
+
+def within(bound: float) -> str:
+    return "rounding" if bound == peers.ROUNDING else f"below {bound:.0e}"
+
+
+def wrappers() -> list[type[Optimizer]]:
+    named = (getattr(gpuopt.wrappers, name) for name in gpuopt.wrappers.__all__)
+    return [each for each in named if isinstance(each, type) and issubclass(each, Optimizer)]
+
+
+def is_for_workers(wrapper: type[Optimizer]) -> bool:
+    return issubclass(wrapper, PeriodicWrapper | gpuopt.DropStaleGradientOptimizer)
+
+
+def wrapper_in_full(wrapper: type[Optimizer]) -> str:
+    summary = inspect.getdoc(wrapper).partition("\n\n")[0].replace("\n", " ")
+    parameters = inspect.signature(wrapper).parameters.values()
+    arguments = ", ".join(str(each.replace(annotation=each.empty)) for each in parameters)
+    return f"| `{wrapper.__name__}` | {summary} | `{arguments}` |\n"
