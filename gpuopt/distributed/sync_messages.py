@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from gpuopt.device import Device
-from gpuopt.distributed.communicator import Communicator, say_error, say_who
+from gpuopt.distributed.agreement import refuse_differences
+from gpuopt.distributed.communicator import Communicator, say_error
 from gpuopt.distributed.coordinator import WorkerFigures
 from gpuopt.distributed.gathering import Pairs
 from gpuopt.distributed.reduction import bring_to
@@ -33,7 +34,6 @@ _SENT_AS_THEY_ARE = (
     ValueError,
     WorkerFailedError,
 )
-_MOST_DIFFERENCES = 5
 
 
 class Push(NamedTuple):
@@ -141,16 +141,7 @@ class SharedVariables:
             form = f"{variable.dtype}{list(variable.shape)}"
             mine[f'trainable variable "{variable.name}"'] = form
         of_ranks = communicator.all_gather(mine, "the start of SyncReplicasOptimizer.run")
-        differences = []
-        for name in dict.fromkeys(name for brought in of_ranks for name in brought):
-            forms = [brought.get(name, "none") for brought in of_ranks]
-            if len(set(forms)) > 1:
-                differences.append(f"{name}: {say_who(forms)}")
-        if differences:
-            shown = ". ".join(differences[:_MOST_DIFFERENCES])
-            more = len(differences) - _MOST_DIFFERENCES
-            shown += f". And {more} more" if more > 0 else ""
-            raise ValueError(f"all ranks must bring the same, got {shown}")
+        refuse_differences(of_ranks)
 
     @property
     def variables(self) -> list[Variable]:

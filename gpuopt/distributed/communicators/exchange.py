@@ -95,7 +95,7 @@ class Exchange:
         if self._is_running:
             raise RuntimeError(
                 "a group's `run` was called in a `run` of the same group: in it, use its "
-                "communicator, and call MirroredStrategy's run, variable and call_once outside"
+                "communicator, and call MirroredStrategy's run and variable outside"
             )
         self._is_running = True
         self._run += 1
