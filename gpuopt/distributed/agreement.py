@@ -148,5 +148,5 @@ def _digest_values(
 
 def _digest(value: Any) -> str:
     array = np.ascontiguousarray(value.numpy() if isinstance(value, Variable) else value)
-    data = array.reshape(-1).view(np.uint8)
+    data = array.reshape(-1).view(np.uint8).data
     return f"values with digest {hashlib.blake2b(data, digest_size=_DIGEST_BYTES).hexdigest()}"
