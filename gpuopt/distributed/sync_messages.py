@@ -6,6 +6,8 @@ import pickle
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+import numpy as np
+
 from gpuopt.device import Device
 from gpuopt.distributed.agreement import refuse_differences
 from gpuopt.distributed.communicator import Communicator, say_error
@@ -135,7 +137,7 @@ class SharedVariables:
         self._places: dict[Identity, int] = {
             variable.identity: place for place, variable in enumerate(self._variables)
         }
-        mine = {name: repr(value) for name, value in settings.items()}
+        mine = {name: _say_setting(value) for name, value in settings.items()}
         mine["the type of global_step"] = str(global_step.dtype)
         for variable in self._variables:
             form = f"{variable.dtype}{list(variable.shape)}"
@@ -187,3 +189,11 @@ class SharedVariables:
                 "when the run began: make variables before, on all ranks"
             )
         return place
+
+
+def _say_setting(value: object) -> str:
+    """Returns the same text for equal numbers, as 60 and 60.0."""
+    if not isinstance(value, int | float | np.number):
+        return repr(value)
+    number = float(value)
+    return str(int(number)) if number.is_integer() else str(number)

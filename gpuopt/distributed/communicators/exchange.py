@@ -122,6 +122,15 @@ class Exchange:
         is_told = isinstance(error, WorkerFailedError | CancelledError)
         return is_told and self._end == (type(error), str(error))
 
+    def exit_status(self) -> int | None:
+        """Returns the status that another rank has ended a run with, if it did so by `sys.exit`."""
+        if self._is_forked:
+            return None
+        self.mail.poll()
+        headers = (header for inbox in self.mail.inbox for header in inbox)
+        told = [header.digest[0] for header in headers if header.kind == Kind.FAILED]
+        return max(told, default=0) or None
+
     def ranks_still_there(self) -> list[int]:
         """Returns who has not left yet, or has not received all that was sent to it."""
         self.mail.poll()
@@ -132,13 +141,16 @@ class Exchange:
         return sorted(self.mail.others) if self.mail.in_flight and not there else there
 
     def _tell_end(self, run: int, error: BaseException | None) -> None:
-        kind, text = Kind.FINISHED, ""
-        if error is not None:
+        kind, text, status = Kind.FINISHED, "", 0
+        if isinstance(error, SystemExit):
+            status = _exit_status(error)
+        if error is not None and (status or not isinstance(error, SystemExit)):
             kind = Kind.FAILED
             text = f"rank {self.rank} has failed: {type(error).__name__}: {say_error(error, str)}"
             if isinstance(error, WorkerFailedError):
                 text = str(error)  # names the rank that failed first
-        header = Header(kind, run, self._number, b"", (), text.encode()[:INLINE_BYTES])
+                status = self.exit_status() or 0
+        header = Header(kind, run, self._number, bytes([status]), (), text.encode()[:INLINE_BYTES])
         for rank in self.mail.others:
             self.mail.send_header(rank, header)
 
@@ -401,6 +413,13 @@ class Exchange:
         if self._end is not None:
             error, message = self._end
             raise error(message)
+
+
+def _exit_status(error: SystemExit) -> int:
+    """Returns the status that a process ends with by this, as Python does: 1 for a message."""
+    if isinstance(error.code, int):
+        return error.code & 0xFF
+    return 0 if error.code is None else 1
 
 
 @lru_cache(maxsize=256)
