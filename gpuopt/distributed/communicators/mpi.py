@@ -27,6 +27,7 @@ from gpuopt.distributed.communicator import (
     count_padding,
     fill_buckets,
     join_aligned,
+    name_gather,
     split_aligned,
 )
 from gpuopt.distributed.communicators.exchange import Exchange
@@ -193,7 +194,7 @@ class MPICommunicator(MessagingCommunicator):
             value if rank == self.rank else pickle.loads(data) for rank, data in enumerate(pickles)
         ]
 
-    def all_gather_slices(self, slices: IndexedSlices) -> IndexedSlices:
+    def all_gather_slices(self, slices: IndexedSlices, what: str | None = None) -> IndexedSlices:
         device = slices.device
         values, indices = _stage(slices.values, device), _stage(slices.indices, device)
         blocks = [bytes_of(values), bytes_of(indices)]
@@ -210,7 +211,7 @@ class MPICommunicator(MessagingCommunicator):
             return [[bytes_of(all_values[at]), bytes_of(all_indices[at])] for at in places]
 
         self._exchange.exchange(
-            f"all_gather_slices of {slices.dtype}[:, {list(slices.values.shape[1:])}]",
+            name_gather(slices, what),
             [Parcel(blocks=blocks)] * self.size,
             allot,
             details=f"by {indices.dtype}",
