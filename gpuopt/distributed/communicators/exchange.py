@@ -52,6 +52,7 @@ class Exchange:
         rank: This one.
         size: How many ranks there are.
         mail: What it sends and receives.
+        has_core: Whether there is a core for each rank of this host.
     """
 
     def __init__(self, mpi: Any, comm: Any, timeout_s: float) -> None:
@@ -67,6 +68,7 @@ class Exchange:
         self.size = self.mail.size
         self._mpi = mpi
         self._timeout_s = timeout_s
+        self.has_core = True
         self._run = 0
         self._is_running = False
         self._is_forked = False
@@ -235,7 +237,7 @@ class Exchange:
             WorkerFailedError: MPI has failed.
             CancelledError: the run is over.
         """
-        waiting = WaitForRanks("receive", timeout_s)
+        waiting = WaitForRanks("receive", timeout_s, self.has_core)
         try:
             while True:
                 self._raise_end()
@@ -267,7 +269,7 @@ class Exchange:
         description = f"{what} {details}".rstrip()
         digest = _digest(description)
         headers = [Header(Kind.CALL, self._run, number, digest, *each) for each in announced]
-        return Call(self, description, headers, WaitForRanks(what, self._timeout_s))
+        return Call(self, description, headers, WaitForRanks(what, self._timeout_s, self.has_core))
 
     def break_off(self, what: str, error: BaseException, is_announced: bool) -> None:
         """Ends the run if an error in a call keeps this rank from what it has announced.

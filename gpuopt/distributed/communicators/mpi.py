@@ -86,14 +86,16 @@ class MPIGroup(RankGroup):
         exchanges.append(self._exchange)
         self.rank = self._exchange.rank
         self.size = self._exchange.size
-        mine = os.getpid(), socket.gethostname()
+        mine = os.getpid(), socket.gethostname(), _cores()
         [ranks] = self.run(lambda communicator: communicator.all_gather(mine, "the start"))
-        hosts = [host for _, host in ranks]
+        hosts = [host for _, host, _ in ranks]
         self.rank_on_host = hosts[: self.rank].count(hosts[self.rank])
+        cores_here = [cores for _, host, cores in ranks if host == hosts[self.rank]]
+        self._exchange.has_core = len(frozenset().union(*cores_here)) >= len(cores_here)
         if self.rank == 0 and self.size > 1:
             lines = [
                 f"gpuopt: rank {rank} is process {process} on {host}\n"
-                for rank, (process, host) in enumerate(ranks)
+                for rank, (process, host, _) in enumerate(ranks)
             ]
             sys.stderr.write("".join(lines))
             sys.stderr.flush()
@@ -254,6 +256,13 @@ class MPICommunicator(MessagingCommunicator):
         if received is None or isinstance(received[1], GpuoptError):
             return received
         return received[0], pickle.loads(received[1])
+
+
+def _cores() -> frozenset[int]:
+    """Returns the numbers of the cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return frozenset(os.sched_getaffinity(0))
+    return frozenset(range(os.cpu_count() or 1))
 
 
 class _Form(NamedTuple):
