@@ -69,8 +69,13 @@ class Communicator(Protocol):
         """
         raise NotImplementedError
 
-    def all_gather_slices(self, slices: IndexedSlices) -> IndexedSlices:
-        """Returns all ranks' rows, one rank after the other; their numbers may differ."""
+    def all_gather_slices(self, slices: IndexedSlices, what: str | None = None) -> IndexedSlices:
+        """Returns all ranks' rows, one rank after the other; their numbers may differ.
+
+        Args:
+            slices: On this rank's device.
+            what: Describes the call, beside the rows' shape and dtypes; the same on all ranks.
+        """
         raise NotImplementedError
 
     def broadcast(self, array: Any, root: int = 0) -> Any:
@@ -255,6 +260,12 @@ def say_who(brought: Sequence[str]) -> str:
     for rank, thing in enumerate(brought):
         of_thing.setdefault(thing, []).append(str(rank))
     return "; ".join(f"{thing} on rank {', '.join(ranks)}" for thing, ranks in of_thing.items())
+
+
+def name_gather(slices: IndexedSlices, what: str | None) -> str:
+    """Describes a call of `all_gather_slices`, with what the caller says of it."""
+    name = f"all_gather_slices of {slices.dtype}[:, {list(slices.values.shape[1:])}]"
+    return name if what is None else f"{what} by {name}"
 
 
 def fill_buckets(arrays: Sequence[Any], bucket_bytes: int) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""A call that the first rank of each process makes for all ranks of the process."""
+"""Calls that one rank makes for others: for those of its process, or for all."""
 
 from __future__ import annotations
 
@@ -49,10 +49,40 @@ def call_in_first_rank(
     of_processes = []
     if local.size < communicator.size:
         # As text, because not every exception can be sent to another process.
-        text = None if failure is None else f"{type(failure).__name__}: {say_error(failure, str)}"
+        text = None if failure is None else _say(failure)
         of_processes = communicator.all_gather(text, what)
     if failure is not None:
         raise failure
     for rank, text in enumerate(of_processes):
         if text is not None:
             raise WorkerFailedError(f"rank {rank} has failed in {what}: {text}")
+
+
+def call_in_rank_0(communicator: Communicator, function: Callable[[], Any], what: str) -> Any:
+    """Calls `function` in rank 0; all ranks wait for the end, and get its result.
+
+    Args:
+        communicator: This rank's end of the group; all ranks make this call.
+        function: Its result must be one that `all_gather` sends.
+        what: Describes the call, for error messages; the same on all ranks.
+
+    Raises:
+        Exception: what `function` raised, in rank 0.
+        WorkerFailedError: `function` has raised, in the other ranks.
+    """
+    result = failure = text = None
+    if communicator.rank == 0:
+        try:
+            result = function()
+        except Exception as error:
+            failure, text = error, _say(error)
+    result, text = communicator.all_gather((result, text), what)[0]
+    if failure is not None:
+        raise failure
+    if text is not None:
+        raise WorkerFailedError(f"rank 0 has failed in {what}: {text}")
+    return result
+
+
+def _say(error: Exception) -> str:
+    return f"{type(error).__name__}: {say_error(error, str)}"

@@ -91,14 +91,18 @@ def sum_over_ranks(
         This rank's own sums. Those of IndexedSlices have all ranks' rows, one rank after the
         other: repeated rows count as their sum.
     """
-    dense = [gradient for gradient in gradients if not isinstance(gradient, IndexedSlices)]
-    sums = iter(communicator.batch_all_reduce(dense, what=what))
-    return [
-        communicator.all_gather_slices(gradient)
-        if isinstance(gradient, IndexedSlices)
-        else next(sums)
-        for gradient in gradients
-    ]
+    sums: list[Any] = list(gradients)
+    sparse = [place for place, each in enumerate(gradients) if isinstance(each, IndexedSlices)]
+    dense = [place for place, each in enumerate(gradients) if not isinstance(each, IndexedSlices)]
+    # The first call describes all gradients, so that ranks whose gradients differ are told in it.
+    if dense or not sparse:
+        of_dense = communicator.batch_all_reduce([gradients[place] for place in dense], what=what)
+        for place, total in zip(dense, of_dense, strict=True):
+            sums[place] = total
+    for place in sparse:
+        is_first = not dense and place == sparse[0]
+        sums[place] = communicator.all_gather_slices(sums[place], what if is_first else None)
+    return sums
 
 
 def add_up_rows(xp: Any, parts: Sequence[tuple[Any, Any]], *, divide: bool) -> tuple[Any, Any]:

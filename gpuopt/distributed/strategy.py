@@ -11,11 +11,12 @@ import numpy as np
 
 from gpuopt.backends import backend_for
 from gpuopt.device import Device
+from gpuopt.distributed.agreement import Agreement
 from gpuopt.distributed.broadcasting import take_value_of_rank_0
 from gpuopt.distributed.communicator import Communicator, RankGroup
 from gpuopt.distributed.communicators import default_group
 from gpuopt.distributed.copies import AlreadySummed, update_copies
-from gpuopt.distributed.first_rank import call_in_first_rank
+from gpuopt.distributed.first_rank import call_in_first_rank, call_in_rank_0
 from gpuopt.distributed.mirrored import (
     MirroredVariable,
     PerReplica,
@@ -61,6 +62,7 @@ class MirroredStrategy:
         timeout_s: float = DEFAULT_TIMEOUT_S,
         *,
         group: RankGroup | None = None,
+        check: bool = False,
     ) -> None:
         """Makes a strategy of one replica for each device.
 
@@ -69,6 +71,9 @@ class MirroredStrategy:
             timeout_s: How long a replica waits for the others in `apply_gradients`, in seconds.
                 Ignored if `group` is given: it has its own time limit.
             group: The ranks that the replicas are; by default one thread of this process each.
+            check: Whether all processes compare the values of copies and of the optimizer's state
+                before every step, for which the host reads them all. Otherwise they do so before
+                an optimizer's first step alone, and leave out what is on GPUs.
 
         Raises:
             TypeError: `devices` is no list.
@@ -88,6 +93,7 @@ class MirroredStrategy:
                 f"the group has {self._group.local_size} ranks in this process; MirroredStrategy "
                 f"needs one for each of {len(self.devices)} devices"
             )
+        self._agreement = Agreement(check)
         self._mirrored: weakref.WeakKeyDictionary[Identity, weakref.ref[MirroredVariable]] = (
             weakref.WeakKeyDictionary()
         )
@@ -187,26 +193,25 @@ class MirroredStrategy:
         return PerReplica(self._group.run(run_replica))
 
     def call_once(self, function: Callable[[], Any]) -> Any:
-        """Calls `function` in the process of rank 0, and returns its result in every process.
+        """Calls `function` in rank 0 alone, and returns its result to every rank.
 
-        So that one process writes a checkpoint, or says which one all are to restore. The others
-        wait for it no longer than the group's time limit.
+        So that one process writes a checkpoint, or says which one all are to restore. All processes
+        make this call outside of `run`, or all replicas in it. The others wait for rank 0 no longer
+        than the group's time limit.
 
         Args:
-            function: Its result is sent by pickle.
+            function: Its result is sent to other processes by pickle.
 
         Raises:
-            Exception: what `function` raised, in the process of rank 0.
-            WorkerFailedError: `function` has raised, in the other processes.
+            Exception: what `function` raised, in rank 0.
+            WorkerFailedError: `function` has raised, in the other ranks.
         """
+        communicator = find_communicator(self)
+        if communicator is not None:
+            return call_in_rank_0(communicator, function, "call_once")
         if self._group.size == self._group.local_size:
             return function()
-
-        def call(communicator: Communicator) -> Any:
-            result = function() if communicator.rank == 0 else None
-            return communicator.all_gather(result, "call_once")[0]
-
-        return self._group.run(call)[0]
+        return self._group.run(lambda each: call_in_rank_0(each, function, "call_once"))[0]
 
     def weight_of(self, num_examples: int) -> float:
         """Returns what a replica's mean loss is multiplied by if batches differ in size.
@@ -234,7 +239,15 @@ class MirroredStrategy:
         global_step: Any,
         name: Any,
     ) -> None:
-        """Does one replica's part of `optimizer.apply_gradients`; see `ReplicaContext.strategy`."""
+        """Does one replica's part of `optimizer.apply_gradients`; see `ReplicaContext.strategy`.
+
+        Raises:
+            ValueError: processes bring other optimizers, gradients, hyperparameters that are
+                numbers, or values of `global_step` in host memory; or their copies or slots differ,
+                where these are compared (see `__init__`). Nothing is updated then.
+
+        Besides what `Optimizer.apply_gradients` and a `Communicator` raise.
+        """
         communicator = self.communicator
         place = communicator.local.rank
         pairs = [
@@ -248,7 +261,7 @@ class MirroredStrategy:
                 variables.append(self._find_mirrored(variable, place))
         kind = type(optimizer).__name__
         what = f"apply_gradients of {kind} with {_describe(gradients, variables)}"
-        sums = sum_over_ranks(communicator, gradients, what)
+        copies = [(variable.name, variable.replicas[place]) for variable in variables]
 
         def update(sums_of_replicas: list[list[Gradient]]) -> None:
             every_sum = [PerReplica(row) for row in zip(*sums_of_replicas, strict=True)]
@@ -257,8 +270,16 @@ class MirroredStrategy:
             with self.scope():
                 optimizer._distributed_apply(distribution, summed, global_step, name)
 
-        # An optimizer has one state for all copies of its process, so one replica updates them.
-        call_in_first_rank(communicator, update, sums, self.devices, f"the update of {what}")
+        agreement, is_made = self._agreement, False
+        try:
+            settings = agreement.describe_settings(communicator, optimizer, global_step)
+            sums = sum_over_ranks(communicator, gradients, f"{what}{settings}")
+            agreement.compare_values(communicator, optimizer, copies, what)
+            # An optimizer has one state for all copies of its process, so one replica updates them.
+            call_in_first_rank(communicator, update, sums, self.devices, f"the update of {what}")
+            is_made = True
+        finally:
+            agreement.note_step(optimizer, is_made=is_made)
 
     def batch_reduce_to(
         self, op: str, value_destination_pairs: Iterable[tuple[Any, MirroredVariable]]

@@ -6,8 +6,11 @@ import pickle
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+import numpy as np
+
 from gpuopt.device import Device
-from gpuopt.distributed.communicator import Communicator, say_error, say_who
+from gpuopt.distributed.agreement import refuse_differences
+from gpuopt.distributed.communicator import Communicator, say_error
 from gpuopt.distributed.coordinator import WorkerFigures
 from gpuopt.distributed.gathering import Pairs
 from gpuopt.distributed.reduction import bring_to
@@ -33,7 +36,6 @@ _SENT_AS_THEY_ARE = (
     ValueError,
     WorkerFailedError,
 )
-_MOST_DIFFERENCES = 5
 
 
 class Push(NamedTuple):
@@ -135,22 +137,13 @@ class SharedVariables:
         self._places: dict[Identity, int] = {
             variable.identity: place for place, variable in enumerate(self._variables)
         }
-        mine = {name: repr(value) for name, value in settings.items()}
+        mine = {name: _say_setting(value) for name, value in settings.items()}
         mine["the type of global_step"] = str(global_step.dtype)
         for variable in self._variables:
             form = f"{variable.dtype}{list(variable.shape)}"
             mine[f'trainable variable "{variable.name}"'] = form
         of_ranks = communicator.all_gather(mine, "the start of SyncReplicasOptimizer.run")
-        differences = []
-        for name in dict.fromkeys(name for brought in of_ranks for name in brought):
-            forms = [brought.get(name, "none") for brought in of_ranks]
-            if len(set(forms)) > 1:
-                differences.append(f"{name}: {say_who(forms)}")
-        if differences:
-            shown = ". ".join(differences[:_MOST_DIFFERENCES])
-            more = len(differences) - _MOST_DIFFERENCES
-            shown += f". And {more} more" if more > 0 else ""
-            raise ValueError(f"all ranks must bring the same, got {shown}")
+        refuse_differences(of_ranks)
 
     @property
     def variables(self) -> list[Variable]:
@@ -196,3 +189,11 @@ class SharedVariables:
                 "when the run began: make variables before, on all ranks"
             )
         return place
+
+
+def _say_setting(value: object) -> str:
+    """Returns the same text for equal numbers, as 60 and 60.0."""
+    if not isinstance(value, int | float | np.number):
+        return repr(value)
+    number = float(value)
+    return str(int(number)) if number.is_integer() else str(number)

@@ -18,7 +18,7 @@ from gpuopt.distributed.sync_messages import CHIEF, SharedVariables
 from gpuopt.distributed.sync_runs import run_in_process, run_in_threads
 from gpuopt.distributed.tokens import TokenPolicy
 from gpuopt.distributed.waiting import DEFAULT_TIMEOUT_S
-from gpuopt.distributed.wrapper import OptimizerWrapper, check_optimizer
+from gpuopt.distributed.wrapper import OptimizerWrapper, check_inside_of_workers
 from gpuopt.locks import Lock, call_if_free
 from gpuopt.optimizer import Optimizer
 from gpuopt.step.pairs import checked_pairs
@@ -48,6 +48,8 @@ class SyncReplicasOptimizer(OptimizerWrapper):
     `SparseConditionalAccumulator`.
     """
 
+    is_for_workers = True
+
     def __init__(
         self,
         opt: Optimizer,
@@ -71,10 +73,10 @@ class SyncReplicasOptimizer(OptimizerWrapper):
 
         Raises:
             TypeError: `opt` is no optimizer.
-            ValueError: a number is less than 1.
+            ValueError: a number is less than 1, or `opt` is for workers itself.
         """
         # First, as another thread may save as soon as this optimizer is listed among the living.
-        self._optimizer = check_optimizer(opt)
+        self._optimizer = check_inside_of_workers(opt, type(self).__name__)
         super().__init__(use_locking, name)
         self.replicas_to_aggregate = _check_at_least_1(
             replicas_to_aggregate, "replicas_to_aggregate"
@@ -335,6 +337,8 @@ class SyncReplicasWorker(OptimizerWrapper):
         index: Which worker, from 0.
         local_step: The step that the worker's next gradient counts for.
     """
+
+    is_for_workers = True
 
     def __init__(self, sync: SyncReplicasOptimizer, coordinator: Coordinator, index: int) -> None:
         self._sync = sync  # first, as in SyncReplicasOptimizer

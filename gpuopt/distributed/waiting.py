@@ -15,6 +15,8 @@ DEFAULT_TIMEOUT_S = 60.0
 # A yield to a busy process takes milliseconds, and most messages come sooner than a sleep's end.
 _SPINS_BEFORE_YIELD = 50
 _YIELDS_BEFORE_SLEEP = 200
+# With fewer cores than ranks, a rank that spins keeps the one it waits for from its core.
+_SPINS_WITHOUT_CORE = 5
 _SHORTEST_SLEEP_S = 20e-6
 
 _logger = logging.getLogger("gpuopt")
@@ -39,8 +41,18 @@ class WaitForRanks:
         what: Describes the call that waits.
     """
 
-    def __init__(self, what: str, timeout_s: float) -> None:
+    def __init__(self, what: str, timeout_s: float, has_core: bool = True) -> None:
+        """Begins to wait.
+
+        Args:
+            what: Describes the call that waits.
+            timeout_s: How long, in seconds.
+            has_core: Whether there is a core for each rank of this host; else it soon sleeps.
+        """
         self.what = what
+        self._num_quick = (
+            _SPINS_BEFORE_YIELD + _YIELDS_BEFORE_SLEEP if has_core else _SPINS_WITHOUT_CORE
+        )
         self._timeout_s = timeout_s
         self._began = time.monotonic()
         self._has_warned = False
@@ -61,7 +73,7 @@ class WaitForRanks:
         Returns:
             False, without a pause, if the time is over.
         """
-        if self._num_pauses < _SPINS_BEFORE_YIELD + _YIELDS_BEFORE_SLEEP:
+        if self._num_pauses < self._num_quick:
             self._num_pauses += 1
             if self._num_pauses > _SPINS_BEFORE_YIELD:
                 _yield_core()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, ClassVar
 
 from gpuopt.optimizer import Optimizer
 from gpuopt.state.state_dict import OptimizerState
@@ -12,7 +12,13 @@ from gpuopt.variables.variable import Variable
 
 
 class OptimizerWrapper(Optimizer):
-    """Base of optimizers that bring gradients together and leave the update to `_inner`."""
+    """Base of optimizers that bring gradients together and leave the update to `_inner`.
+
+    Attributes:
+        is_for_workers: Whether the optimizer decides when workers go on, or whose gradients count.
+    """
+
+    is_for_workers: ClassVar[bool] = False
 
     @property
     def _inner(self) -> Optimizer:
@@ -56,6 +62,34 @@ class OptimizerWrapper(Optimizer):
 
     def _valid_dtypes(self) -> Iterable[Any]:
         return self._inner._valid_dtypes()
+
+
+def inner_optimizers(optimizer: Optimizer) -> Iterator[Optimizer]:
+    """Yields the optimizer, and those inside of it, as far as they are known."""
+    yield optimizer
+    while isinstance(optimizer, OptimizerWrapper):
+        optimizer = optimizer._inner
+        yield optimizer
+
+
+def check_inside_of_workers(optimizer: Any, outer: str) -> Optimizer:
+    """Returns the optimizer that one for workers is to wrap.
+
+    Args:
+        optimizer: What the user gave.
+        outer: The class of the one for workers.
+
+    Raises:
+        TypeError: it is no optimizer.
+        ValueError: it is for workers itself, or has such a one inside.
+    """
+    for each in inner_optimizers(check_optimizer(optimizer)):
+        if isinstance(each, OptimizerWrapper) and each.is_for_workers:
+            raise ValueError(
+                f"{outer} cannot be around {type(each).__name__}: both decide when workers go on, "
+                "or whose gradients count; use one of them"
+            )
+    return optimizer  # type: ignore[no-any-return]
 
 
 def check_optimizer(optimizer: Any) -> Optimizer:

@@ -10,6 +10,7 @@ import numpy as np
 from gpuopt.backends import backend_for
 from gpuopt.backends.backend import compute_type
 from gpuopt.distributed.broadcasting import broadcast_all
+from gpuopt.distributed.wrapper import inner_optimizers
 from gpuopt.optimizer import Optimizer
 from gpuopt.quietly import quietly
 from gpuopt.step import additions
@@ -21,6 +22,7 @@ from gpuopt.variables.gate import writing
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.operators import reading
 from gpuopt.variables.variable import Variable
+from gpuopt.wrappers.base import StepWrapper
 from gpuopt.wrappers.local_variables import LocalVariable, LocalVariables, copies_of
 from gpuopt.wrappers.periodic import Assignments, PeriodicWrapper
 
@@ -47,7 +49,8 @@ class AGNOptimizer(PeriodicWrapper):
 
     Workers come in the order of their ranks, and each moves the center that the one before has
     moved: TensorFlow's workers come in any order, and here it is always this one, for the same
-    result in each run. An exchange sends the centers and their slots once for each worker.
+    result in each run. An exchange sends the centers, their slots, and their moving averages if
+    `optimizer` keeps some, once for each worker.
 
     One optimizer makes a worker's local steps and its steps of the center: so these have slots of
     their own, and Adam's powers of beta in common, as in TensorFlow. The powers are a worker's own.
@@ -86,8 +89,8 @@ class AGNOptimizer(PeriodicWrapper):
 
         Raises:
             TypeError: `optimizer` is none, the getter is another one, or a number is no integer.
-            ValueError: a number is less than 1, or the getter's communicator has not `num_worker`
-                ranks.
+            ValueError: a number is less than 1, the getter's communicator has not `num_worker`
+                ranks, or `optimizer` is for workers itself.
         """
         super().__init__(
             optimizer,
@@ -124,15 +127,16 @@ class AGNOptimizer(PeriodicWrapper):
         centers = [each.center for each in trained]
         own = [each for each in trained if each.number in self._trained]
         with writing():
-            # Those that only other workers have trained lack slots.
+            # Those that only other workers have trained lack slots, and averages.
             self.owner_of_state._create_slots(centers)
+            beside = self._kept_beside(centers)
         seen: list[Any] = []
         for rank in range(self._num_worker):
             if rank == self._communicator.rank:
                 self._step_center(own)
                 seen = copies_of(centers)
             if self._num_worker > 1:
-                self._take_over(centers, rank)
+                self._take_over([*centers, *beside], rank)
         return [
             *zip((each.variable for each in trained), seen, strict=True),
             *((_sum_of(each), np.zeros(each.center.shape, each.center.dtype)) for each in trained),
@@ -152,10 +156,15 @@ class AGNOptimizer(PeriodicWrapper):
         finally:
             adding.additions = outer
 
-    def _take_over(self, centers: Sequence[Variable], rank: int) -> None:
-        """Has centers and their slots become those of a rank."""
+    def _kept_beside(self, centers: Sequence[Variable]) -> list[Variable]:
+        """Lists the centers' slots, and what wrappers keep beside them, as moving averages."""
         state = self.owner_of_state.state
-        taken = [*centers, *(slot for center in centers for slot in state.slots_of(center))]
+        slots = [slot for center in centers for slot in state.slots_of(center)]
+        wrappers = [each for each in inner_optimizers(self._inner) if isinstance(each, StepWrapper)]
+        return slots + [v for each in wrappers for v in each._variables_beside(centers)]
+
+    def _take_over(self, taken: Sequence[Variable], rank: int) -> None:
+        """Has variables become those of a rank."""
         values = broadcast_all(self._communicator, copies_of(taken), rank)
         if rank != self._communicator.rank:
             with writing():

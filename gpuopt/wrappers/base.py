@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from gpuopt.step.additions import Forget, nothing_to_forget
 from gpuopt.step.replica_context import replica_context
 from gpuopt.step.row_checks import RowChecks
 from gpuopt.step.updates import Updates
+from gpuopt.variables.variable import Variable
 
 
 class StepWrapper(OptimizerWrapper):
@@ -74,6 +75,14 @@ class StepWrapper(OptimizerWrapper):
             self._inner.apply_gradients(grads_and_vars, global_step, name, **options)
         finally:
             adding.additions = outer
+
+    def _variables_beside(self, variables: Sequence[Variable]) -> list[Variable]:
+        """Returns what the wrapper keeps beside variables; makes what is missing.
+
+        Args:
+            variables: Those that the optimizer inside updates on this worker, or on another one.
+        """
+        return []
 
     # What the step calls: see `Addition`.
 

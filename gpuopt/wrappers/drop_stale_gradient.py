@@ -7,8 +7,7 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
-from gpuopt.distributed import SyncReplicasOptimizer, SyncReplicasWorker
-from gpuopt.distributed.wrapper import OptimizerWrapper, check_optimizer
+from gpuopt.distributed.wrapper import OptimizerWrapper, check_inside_of_workers
 from gpuopt.locks import Lock
 from gpuopt.optimizer import Optimizer
 from gpuopt.step.pairs import Gradient
@@ -51,6 +50,8 @@ class DropStaleGradientOptimizer(OptimizerWrapper):
             `state_dict` leaves out.
     """
 
+    is_for_workers = True
+
     def __init__(
         self,
         opt: Optimizer,
@@ -73,15 +74,10 @@ class DropStaleGradientOptimizer(OptimizerWrapper):
 
         Raises:
             TypeError: `opt` is no optimizer, or an argument has a wrong type.
-            ValueError: `opt` is for workers that wait for each other.
+            ValueError: `opt` is for workers itself, as `SyncReplicasOptimizer`.
         """
-        if isinstance(opt, SyncReplicasOptimizer | SyncReplicasWorker):
-            raise ValueError(
-                f"{type(opt).__name__} drops stale gradients itself, and its workers wait for each "
-                "other; DropStaleGradientOptimizer is for workers that do not"
-            )
         # First, as another thread may save as soon as this optimizer is listed among the living.
-        self._optimizer = check_optimizer(opt)
+        self._optimizer = check_inside_of_workers(opt, type(self).__name__)
         try:
             self._staleness = operator.index(staleness)
         except TypeError:

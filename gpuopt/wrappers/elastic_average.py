@@ -97,7 +97,7 @@ class ElasticAverageOptimizer(PeriodicWrapper):
         Raises:
             TypeError: `opt` is no optimizer, the getter is another one, or a number is none.
             ValueError: a number is out of range, the getter's communicator has not `num_worker`
-                ranks, or `opt` has no learning rate and `rho` is not given.
+                ranks, `opt` is for workers itself, or has no learning rate and `rho` is not given.
         """
         super().__init__(
             opt,

@@ -69,7 +69,7 @@ class ModelAverageOptimizer(PeriodicWrapper):
         Raises:
             TypeError: `opt` is no optimizer, the getter is another one, or a number is none.
             ValueError: a number is less than 1, the getter's communicator has not `num_worker`
-                ranks, or `is_chief` is not said of rank 0.
+                ranks, `is_chief` is not said of rank 0, or `opt` is for workers itself.
         """
         super().__init__(
             opt,

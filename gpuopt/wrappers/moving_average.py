@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from gpuopt.step.row_checks import RowChecks
 from gpuopt.step.updates import Updates
 from gpuopt.training import ExponentialMovingAverage
 from gpuopt.variables.operators import storage_of
+from gpuopt.variables.variable import Variable
 from gpuopt.wrappers.base import StepWrapper, checked_number
 
 
@@ -99,6 +100,11 @@ class MovingAverageOptimizer(StepWrapper):
     @property
     def _what_is_added(self) -> str:
         return "moving averages"
+
+    def _variables_beside(self, variables: Sequence[Variable]) -> list[Variable]:
+        self.averages.track(variables)
+        averages = (self.averages.average(variable) for variable in variables)
+        return [average for average in averages if average is not None]
 
     def _prepare_updates(self, optimizer: Any, updates: Updates) -> tuple[Updates, Forget]:
         averages = self.averages

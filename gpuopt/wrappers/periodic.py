@@ -11,6 +11,7 @@ import numpy as np
 
 from gpuopt.distributed.broadcasting import broadcast_all
 from gpuopt.distributed.communicator import say_who
+from gpuopt.distributed.wrapper import check_inside_of_workers
 from gpuopt.optimizer import Optimizer
 from gpuopt.step.additions import Forget, nothing_to_forget
 from gpuopt.step.step import checked_global_step
@@ -34,6 +35,8 @@ class PeriodicWrapper(StepWrapper):
 
     A local step counts for the period even if `opt` has skipped it, so that all workers meet.
     """
+
+    is_for_workers = True
 
     # Whether a meeting counts once for each worker in the global step, and not once for all.
     _counts_workers: ClassVar[bool] = True
@@ -65,12 +68,14 @@ class PeriodicWrapper(StepWrapper):
         Raises:
             TypeError: `opt` is no optimizer, `custom_getter` is something else, or a number is no
                 integer.
-            ValueError: a number is less than 1, or the communicator has not `num_worker` ranks.
+            ValueError: a number is less than 1, the communicator has not `num_worker` ranks, or
+                `opt` is for workers itself.
         """
         if not isinstance(custom_getter, getter_type):
             raise TypeError(
                 f"the custom getter must be of {getter_type.__name__}, got {custom_getter!r}"
             )
+        check_inside_of_workers(opt, type(self).__name__)
         self._getter = custom_getter
         self._communicator = custom_getter.communicator
         self._num_worker = _checked_count("num_worker", num_worker)

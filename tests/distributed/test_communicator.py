@@ -385,6 +385,12 @@ def test_many_rounds_do_not_mix(on_ranks: OnRanks) -> None:
             lambda rank, i: rank.all_gather_slices(IndexedSlices(np.zeros((1, 2 + i)), [0])),
             ["[2]", "[3]"],
         ),
+        (
+            lambda rank, i: rank.all_gather_slices(
+                IndexedSlices(np.zeros((1, 2)), [0]), what=f"rows of {i}"
+            ),
+            ["rows of 0", "rows of 1"],
+        ),
     ],
 )
 def test_calls_that_do_not_match_are_an_error_on_every_rank(

@@ -74,11 +74,28 @@ def test_an_exception_in_one_rank_ends_all_and_is_shown_once(fault: str, tmp_pat
             assert (fault, told in job.errors) == (fault, True), job
 
 
-def test_an_exit_in_one_rank_ends_all(tmp_path: Path) -> None:
-    job = run_fault("exit_in_a_run", tmp_path)
-    assert job.status != 0, job
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("exit_in_a_run", "rank 1 has failed: SystemExit: 3"),
+        ("exit_in_a_worker", r"worker 1, rank 2, has failed: SystemExit\(3\)"),
+    ],
+)
+def test_an_exit_in_one_rank_ends_all_with_its_status(
+    fault: str, told: str, tmp_path: Path
+) -> None:
+    job = run_fault(fault, tmp_path)
+    assert job.status == 3, job
     assert count_tracebacks(job) == 0, job
-    assert "WorkerFailedError: rank 1 has failed: SystemExit: 3" in job.errors, job
+    assert re.search(f"WorkerFailedError: {told}", job.errors), job
+
+
+def test_a_rank_that_exits_without_an_error_has_finished(tmp_path: Path) -> None:
+    job = run_fault("exit_without_an_error", tmp_path)
+    assert job.status == 0, job
+    for rank in (0, 2):
+        told = (tmp_path / f"told.{rank}").read_text()
+        assert told == "rank 1 has finished, and will not come"
 
 
 def test_ctrl_c_of_the_chief_ends_its_workers(tmp_path: Path) -> None:

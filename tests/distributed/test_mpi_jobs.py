@@ -146,3 +146,24 @@ thread.start()
 thread.join()
 """
     assert run_alone(program).startswith("MPI was started for calls of the main thread alone")
+
+
+def test_ranks_know_whether_their_host_has_a_core_for_each() -> None:
+    program = """
+import os
+from mpi4py import MPI
+from gpuopt.distributed import MPIGroup
+
+core = min(os.sched_getaffinity(0)) if MPI.COMM_WORLD.Get_rank() == 0 else None
+core = MPI.COMM_WORLD.bcast(core)
+ranks = range(MPI.COMM_WORLD.Get_size())
+for cores in ({core}, set(range(os.cpu_count()))):
+    os.sched_setaffinity(0, cores)
+    print(len(cores) >= len(ranks), MPIGroup(20)._exchange.has_core)
+"""
+    job = run_job(2, "-c", program)
+    assert job.status == 0, job
+    lines = [line.split() for line in job.output.splitlines()]
+    assert len(lines) == 4, job
+    assert all(expected == found for expected, found in lines), job
+    assert ["False", "False"] in lines, job

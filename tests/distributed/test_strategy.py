@@ -406,12 +406,33 @@ def test_uneven_batches_count_by_their_examples(make_strategy: Make) -> None:
             strategy.run(strategy.weight_of, (PerReplica(numbers),))
 
 
-def test_what_one_process_alone_calls_is_called_once(make_strategy: Make) -> None:
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_what_one_rank_alone_calls_is_called_once(make_strategy: Make, is_inside: bool) -> None:
     calls: list[str] = []
 
     def call() -> str:
         calls.append("once")
         return "result"
 
-    assert make_strategy(["cpu"] * 2).call_once(call) == "result"
+    strategy = make_strategy(["cpu"] * 2)
+    if is_inside:
+        assert strategy.run(lambda: strategy.call_once(call)).values == ("result", "result")
+    else:
+        assert strategy.call_once(call) == "result"
     assert calls == ["once"]
+
+
+def test_what_fails_in_one_rank_alone_is_told_to_the_others_and_training_goes_on(
+    make_strategy: Make,
+) -> None:
+    strategy = make_strategy(["cpu"] * 2)
+
+    def train() -> tuple[str, int]:
+        try:
+            strategy.call_once(lambda: 1 / 0)
+        except (ZeroDivisionError, WorkerFailedError) as error:
+            return f"{type(error).__name__}: {error}", strategy.call_once(lambda: 5)
+        return "nothing", 0
+
+    told = "WorkerFailedError: rank 0 has failed in call_once: ZeroDivisionError: division by zero"
+    assert strategy.run(train).values == (("ZeroDivisionError: division by zero", 5), (told, 5))

@@ -58,7 +58,8 @@ def test_processes_that_make_other_variables_are_told_by_name(folder: Path) -> N
 def test_a_rank_without_a_gradient_or_with_rows_is_an_error_on_all(folder: Path) -> None:
     for [no_gradient, rows], total in outcomes(folder, "bring_other_gradients"):
         assert "['a by ndarray', 'b by ndarray']" in no_gradient
-        assert "['b by ndarray'] as [float32[4, 2]]" in no_gradient
+        assert "with ['b by ndarray'], rule" in no_gradient
+        assert "as [float32[4, 2]] by 'sum'" in no_gradient
         assert "on rank 1, 2" in no_gradient
         assert "['a by IndexedSlices', 'b by ndarray']" in rows
         assert total == 0

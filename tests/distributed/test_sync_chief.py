@@ -7,10 +7,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+import pytest
 
 import gpuopt
 from gpuopt import CancelledError, SyncReplicasOptimizer, Variable
-from gpuopt.distributed import SingleCommunicator, StopRequest
+from gpuopt.distributed import SingleCommunicator, StopRequest, ThreadGroup
 from gpuopt.distributed.sync_chief import Chief
 from gpuopt.distributed.sync_messages import Leave, Push, SharedVariables
 
@@ -54,3 +55,14 @@ def test_a_worker_that_always_pushes_holds_up_nobody() -> None:
     assert figures == [(8, 0), (0, 2)]
     assert w.numpy().tolist() == [-8, -8]
     assert [rank for rank, _ in boxes.sent].count(1) == 1 + 8 + 1
+
+
+def test_equal_numbers_are_the_same_settings() -> None:
+    step = gpuopt.Variable(0, trainable=False, dtype=np.int64)
+    equal = [{"timeout_s": 60}, {"timeout_s": 60.0}, {"timeout_s": np.float32(60)}]
+    ThreadGroup(3, 20.0).run(lambda each: SharedVariables(each, step, equal[each.rank]))
+    other = [{"timeout_s": 60}, {"timeout_s": 60.5}, {"timeout_s": np.float64("inf")}]
+    with pytest.raises(
+        ValueError, match=r"timeout_s: 60 on rank 0; 60\.5 on rank 1; inf on rank 2"
+    ):
+        ThreadGroup(3, 20.0).run(lambda each: SharedVariables(each, step, other[each.rank]))

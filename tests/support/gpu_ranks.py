@@ -48,12 +48,12 @@ class GpuRank(Communicator):
     def all_gather(self, value: Any, what: str = "all_gather") -> list[Any]:
         return self._communicator.all_gather(value, what)
 
-    def all_gather_slices(self, slices: IndexedSlices) -> IndexedSlices:
+    def all_gather_slices(self, slices: IndexedSlices, what: str | None = None) -> IndexedSlices:
         import cupy
 
         with cupy.cuda.Device(self._device):
             there = IndexedSlices(to_gpu(slices.values), to_gpu(slices.indices), slices.dense_shape)
-            gathered = self._communicator.all_gather_slices(there)
+            gathered = self._communicator.all_gather_slices(there, what)
             return IndexedSlices(
                 self._to_host(gathered.values),
                 self._to_host(gathered.indices),

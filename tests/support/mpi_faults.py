@@ -74,6 +74,26 @@ def exit_in_a_run(folder: Path, timeout_s: float) -> None:
     MPIGroup(timeout_s).run(run)
 
 
+def exit_in_a_worker(folder: Path, timeout_s: float) -> None:
+    """Of a SyncReplicasOptimizer, whose other worker needs it."""
+    _train_workers(timeout_s, lambda: sys.exit(3))
+
+
+def exit_without_an_error(folder: Path, timeout_s: float) -> None:
+    """In one rank alone: it has finished."""
+    group = MPIGroup(timeout_s)
+
+    def run(communicator: Communicator) -> None:
+        if communicator.rank == 1:
+            sys.exit()
+        try:
+            communicator.barrier()
+        except gpuopt.CancelledError as error:
+            (folder / f"told.{communicator.rank}").write_text(str(error))
+
+    group.run(run)
+
+
 def end_before_the_others(folder: Path, timeout_s: float) -> None:
     """Without an error: the others have something to do that needs no communicator."""
     group = MPIGroup(timeout_s)
@@ -170,10 +190,19 @@ def train_with_checkpoints(folder: Path, timeout_s: float) -> None:
 def raise_in_a_worker(folder: Path, timeout_s: float) -> None:
     """Of a SyncReplicasOptimizer, whose other worker needs it."""
 
+    def fail() -> None:
+        raise KeyError("lost")
+
+    _train_workers(timeout_s, fail)
+
+
+def _train_workers(timeout_s: float, fail: Callable[[], None]) -> None:
+    """Trains until worker 1, which the other one needs, fails."""
+
     def train(worker: SyncReplicasWorker) -> None:
         worker.apply_gradients([(np.ones(1, np.float32), w)], step)
         if worker.index == 1:
-            raise KeyError("lost")
+            fail()
         worker.apply_gradients([(np.ones(1, np.float32), w)], step)
 
     group = MPIGroup(timeout_s)
@@ -276,6 +305,8 @@ FAULTS: dict[str, Callable[[Path, float], None]] = {
         raise_between_runs,
         raise_while_others_compute,
         exit_in_a_run,
+        exit_in_a_worker,
+        exit_without_an_error,
         end_before_the_others,
         never_start_mpi,
         never_make_the_group,

@@ -122,12 +122,15 @@ def save_and_restore(group: MPIGroup, folder: Path) -> Any:
         gradient = np.full(5, group.rank + int(step), np.float32)
         optimizer.apply_gradients([(gradient, w.local)], step)
 
+    def save() -> Any:
+        return strategy.call_once(lambda: saver.save(folder / "model", step))
+
     def bits() -> list[str]:
         arrays = [w.numpy(), optimizer.get_slot(w.replicas[0], "m").numpy(), step.numpy()]
         return [array.tobytes().hex() for array in arrays]
 
     strategy.run(train_replica)
-    path = strategy.call_once(lambda: saver.save(folder / "model", step))
+    [path] = strategy.run(save).values
     for _ in range(2):
         strategy.run(train_replica)
     expected = bits()

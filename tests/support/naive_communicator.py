@@ -123,9 +123,9 @@ class NaiveCommunicator(Communicator):
             )
         return [value for _, value in messages]
 
-    def all_gather_slices(self, slices: IndexedSlices) -> IndexedSlices:
-        what = f"all_gather_slices of {slices.dtype}[:, {list(slices.values.shape[1:])}]"
-        parts = self.all_gather((slices.values.copy(), slices.indices.copy()), what)
+    def all_gather_slices(self, slices: IndexedSlices, what: str | None = None) -> IndexedSlices:
+        name = f"all_gather_slices of {slices.dtype}[:, {list(slices.values.shape[1:])}], {what}"
+        parts = self.all_gather((slices.values.copy(), slices.indices.copy()), name)
         values, indices = (np.concatenate(of_ranks) for of_ranks in zip(*parts, strict=True))
         return IndexedSlices(values, indices, slices.dense_shape)
 

@@ -124,6 +124,73 @@ def fail_in_one_process(strategy: gpuopt.MirroredStrategy) -> str:
     return ", ".join(sorted(set(strategy.run(train_replica).values)))
 
 
+def differ_in_one_process(strategy: gpuopt.MirroredStrategy) -> list[str]:
+    """The last rank's process differs in one thing at a time; returns what each replica raised."""
+    is_last = strategy.run(lambda: strategy.communicator.rank).values[-1] == (
+        strategy.num_replicas_in_sync - 1
+    )
+    checking = gpuopt.MirroredStrategy(strategy.devices, group=strategy._group, check=True)
+    ones = np.ones(2, np.float32)
+    told = []
+
+    def attempt(
+        optimizer: gpuopt.Optimizer, step: Any, w: Any, over: gpuopt.MirroredStrategy = strategy
+    ) -> None:
+        before = w.numpy().tolist()
+
+        def apply() -> str:
+            try:
+                optimizer.apply_gradients([(ones, w.local)], step)
+            except ValueError as error:
+                return str(error)
+            return "nothing"
+
+        [error] = set(over.run(apply).values)
+        if error != "nothing":
+            assert w.numpy().tolist() == before
+        told.append(error)
+
+    def new(make: Any = gpuopt.GradientDescentOptimizer, over: Any = strategy, **other: Any) -> Any:
+        arguments = {"learning_rate": 0.5, **(other if is_last else {})}
+        step = gpuopt.Variable(0, trainable=False, dtype=np.int64)
+        return make(**arguments), step, over.variable(ones)
+
+    attempt(*new(learning_rate=0.25))
+    attempt(*new(on_nonfinite="skip"))
+    attempt(*new(groups=[gpuopt.ParameterGroup("slow", learning_rate=0.1)]))
+    optimizer, step, w = new(gpuopt.AdamOptimizer)
+    attempt(optimizer, None if is_last else step, w)
+    attempt(optimizer, step, w)
+    saved = optimizer.state_dict({"w": w.replicas[0]})
+    attempt(optimizer, step, w)
+    if is_last:
+        optimizer.load_state_dict(saved, {"w": w.replicas[0]})
+    attempt(optimizer, step, w)
+    if is_last:
+        step.assign(1)
+    attempt(optimizer, step, w)
+    # Restored before the first step: the state still waits for its slots.
+    optimizer, step, w = new(gpuopt.AdagradOptimizer)
+    if is_last:
+        waiting = gpuopt.AdagradOptimizer(0.5)
+        waiting.apply_gradients([(ones, w.replicas[0])])
+        optimizer.load_state_dict(waiting.state_dict({w.name: w.replicas[0]}))
+    attempt(optimizer, step, w)
+    # Values alone, without any number that tells them apart.
+    optimizer, step, w = new()
+    if is_last:
+        w.assign(2 * ones)
+    attempt(optimizer, step, w)
+    w.assign(ones)
+    attempt(optimizer, step, w)
+    optimizer, step, w = new(over=checking)
+    attempt(optimizer, step, w, checking)
+    if is_last:
+        w.assign(2 * ones)
+    attempt(optimizer, step, w, checking)
+    return told
+
+
 def lose_a_process(strategy: gpuopt.MirroredStrategy) -> str:
     """The process of the last rank is killed; returns what the others raised."""
     w = strategy.variable([0.0], name="w")
@@ -170,7 +237,9 @@ def lose_a_gpu(strategy: gpuopt.MirroredStrategy) -> str:
 
 SCENARIOS: dict[str, Callable[[gpuopt.MirroredStrategy], Any]] = {
     function.__name__: function
-    for function in (*(train, fail_in_one_process, lose_a_process, lose_a_gpu),)
+    for function in (
+        *(train, fail_in_one_process, differ_in_one_process, lose_a_process, lose_a_gpu),
+    )
 }
 
 

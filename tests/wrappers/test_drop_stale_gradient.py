@@ -150,8 +150,6 @@ def test_what_it_cannot_know_is_asked_for_by_name() -> None:
         DropStaleGradientOptimizer(sgd(), 1.5)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="the optimizer to wrap must be an Optimizer, got None"):
         DropStaleGradientOptimizer(None, 1)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="SyncReplicasOptimizer drops stale gradients itself"):
-        DropStaleGradientOptimizer(gpuopt.SyncReplicasOptimizer(sgd(), 2), 1)
     with in_replica(ReplicaContext(0, 2)), pytest.raises(RuntimeError, match="in a replica"):
         optimizer.apply_gradients(pairs, step, local_step=0)
     assert (w.numpy().tolist(), int(step), float(optimizer.stale_counter)) == ([0], 0, 0)

@@ -497,6 +497,56 @@ def test_moving_averages_follow_the_workers_own_steps(order: str) -> None:
     assert (of_center is None) == (order == "around")
 
 
+def test_averages_of_a_center_follow_the_steps_of_all_workers() -> None:
+    def train(communicator: Communicator) -> list[float]:
+        rank = communicator.rank
+        getter = workers.make_getter("agn", communicator)
+        w = getter.variable(np.zeros(1), name="w")
+        v = getter.variable(np.ones(1), name="v")
+        inside = gpuopt.MovingAverageOptimizer(sgd(), 0.5)
+        around = gpuopt.MultitaskOptimizerWrapper(inside)
+        optimizer = workers.make_optimizer("agn", getter, around, period=2)
+        # One worker alone trains "v", so that the others must make its center's average to get it.
+        pairs = [(np.full(1, rank + 1.0), each) for each in ([w, v] if rank == 1 else [w])]
+        for _ in range(4):
+            optimizer.apply_gradients(pairs)
+        centers = [getter.center(w), getter.center(v)]
+        averages = [inside.averages.average(center) for center in centers]
+        return [each.numpy().item() for each in (*centers, *averages) if each is not None]
+
+    centers, averages = np.array([0.0, 1.0]), np.array([0.0, 1.0])
+    for rank in [0, 1, 2] * 2:
+        trained = slice(2) if rank == 1 else slice(1)
+        centers[trained] -= rank + 1
+        averages[trained] += 0.5 * (centers[trained] - averages[trained])
+    assert run(3, train) == [[*centers, *averages]] * 3
+
+
+FOR_WORKERS: dict[str, Callable[[gpuopt.Optimizer], gpuopt.Optimizer]] = {
+    "SyncReplicasOptimizer": lambda inside: gpuopt.SyncReplicasOptimizer(inside, 1),
+    "DropStaleGradientOptimizer": lambda inside: gpuopt.DropStaleGradientOptimizer(inside, 1),
+    **{
+        name: partial(workers.make_optimizer, kind, workers.make_getter(kind))
+        for name, kind in (
+            ("ElasticAverageOptimizer", "elastic"),
+            ("ModelAverageOptimizer", "model"),
+            ("AGNOptimizer", "agn"),
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("outer", FOR_WORKERS)
+@pytest.mark.parametrize("inner", FOR_WORKERS)
+def test_of_two_optimizers_for_workers_one_is_not_inside_of_the_other(
+    inner: str, outer: str
+) -> None:
+    inside = gpuopt.MovingAverageOptimizer(FOR_WORKERS[inner](sgd()))
+    for each in (inside, inside._inner):
+        with pytest.raises(ValueError, match=f"{outer} cannot be around {inner}: both decide"):
+            FOR_WORKERS[outer](each)
+
+
 def test_an_optimizer_inside_that_wants_to_know_the_step_is_told() -> None:
     getter = workers.make_getter("agn")
     w = getter.variable(np.ones(1), name="w")

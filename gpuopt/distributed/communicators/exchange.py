@@ -52,6 +52,7 @@ class Exchange:
         rank: This one.
         size: How many ranks there are.
         mail: What it sends and receives.
+        has_core: Whether there is a core for each rank of this host.
     """
 
     def __init__(self, mpi: Any, comm: Any, timeout_s: float) -> None:
@@ -67,6 +68,7 @@ class Exchange:
         self.size = self.mail.size
         self._mpi = mpi
         self._timeout_s = timeout_s
+        self.has_core = True
         self._run = 0
         self._is_running = False
         self._is_forked = False
@@ -95,7 +97,7 @@ class Exchange:
         if self._is_running:
             raise RuntimeError(
                 "a group's `run` was called in a `run` of the same group: in it, use its "
-                "communicator, and call MirroredStrategy's run, variable and call_once outside"
+                "communicator, and call MirroredStrategy's run and variable outside"
             )
         self._is_running = True
         self._run += 1
@@ -122,6 +124,15 @@ class Exchange:
         is_told = isinstance(error, WorkerFailedError | CancelledError)
         return is_told and self._end == (type(error), str(error))
 
+    def exit_status(self) -> int | None:
+        """Returns the status that another rank has ended a run with, if it did so by `sys.exit`."""
+        if self._is_forked:
+            return None
+        self.mail.poll()
+        headers = (header for inbox in self.mail.inbox for header in inbox)
+        told = [header.digest[0] for header in headers if header.kind == Kind.FAILED]
+        return max(told, default=0) or None
+
     def ranks_still_there(self) -> list[int]:
         """Returns who has not left yet, or has not received all that was sent to it."""
         self.mail.poll()
@@ -132,13 +143,16 @@ class Exchange:
         return sorted(self.mail.others) if self.mail.in_flight and not there else there
 
     def _tell_end(self, run: int, error: BaseException | None) -> None:
-        kind, text = Kind.FINISHED, ""
-        if error is not None:
+        kind, text, status = Kind.FINISHED, "", 0
+        if isinstance(error, SystemExit):
+            status = _exit_status(error)
+        if error is not None and (status or not isinstance(error, SystemExit)):
             kind = Kind.FAILED
             text = f"rank {self.rank} has failed: {type(error).__name__}: {say_error(error, str)}"
             if isinstance(error, WorkerFailedError):
                 text = str(error)  # names the rank that failed first
-        header = Header(kind, run, self._number, b"", (), text.encode()[:INLINE_BYTES])
+                status = self.exit_status() or 0
+        header = Header(kind, run, self._number, bytes([status]), (), text.encode()[:INLINE_BYTES])
         for rank in self.mail.others:
             self.mail.send_header(rank, header)
 
@@ -223,7 +237,7 @@ class Exchange:
             WorkerFailedError: MPI has failed.
             CancelledError: the run is over.
         """
-        waiting = WaitForRanks("receive", timeout_s)
+        waiting = WaitForRanks("receive", timeout_s, self.has_core)
         try:
             while True:
                 self._raise_end()
@@ -255,7 +269,7 @@ class Exchange:
         description = f"{what} {details}".rstrip()
         digest = _digest(description)
         headers = [Header(Kind.CALL, self._run, number, digest, *each) for each in announced]
-        return Call(self, description, headers, WaitForRanks(what, self._timeout_s))
+        return Call(self, description, headers, WaitForRanks(what, self._timeout_s, self.has_core))
 
     def break_off(self, what: str, error: BaseException, is_announced: bool) -> None:
         """Ends the run if an error in a call keeps this rank from what it has announced.
@@ -401,6 +415,13 @@ class Exchange:
         if self._end is not None:
             error, message = self._end
             raise error(message)
+
+
+def _exit_status(error: SystemExit) -> int:
+    """Returns the status that a process ends with by this, as Python does: 1 for a message."""
+    if isinstance(error.code, int):
+        return error.code & 0xFF
+    return 0 if error.code is None else 1
 
 
 @lru_cache(maxsize=256)

@@ -55,7 +55,7 @@ class Header(NamedTuple):
         kind: What has happened; a `Kind`.
         run: The number of the group's run.
         number: The number of the exchange in the run.
-        digest: Of the call's description.
+        digest: Of the call's description; of a failure by `sys.exit`, its status, and else 0.
         sizes: Of the blocks that follow.
         inline: The parcel's, or the text of a failure.
     """

@@ -27,6 +27,7 @@ from gpuopt.distributed.communicator import (
     count_padding,
     fill_buckets,
     join_aligned,
+    name_gather,
     split_aligned,
 )
 from gpuopt.distributed.communicators.exchange import Exchange
@@ -85,14 +86,16 @@ class MPIGroup(RankGroup):
         exchanges.append(self._exchange)
         self.rank = self._exchange.rank
         self.size = self._exchange.size
-        mine = os.getpid(), socket.gethostname()
+        mine = os.getpid(), socket.gethostname(), _cores()
         [ranks] = self.run(lambda communicator: communicator.all_gather(mine, "the start"))
-        hosts = [host for _, host in ranks]
+        hosts = [host for _, host, _ in ranks]
         self.rank_on_host = hosts[: self.rank].count(hosts[self.rank])
+        cores_here = [cores for _, host, cores in ranks if host == hosts[self.rank]]
+        self._exchange.has_core = len(frozenset().union(*cores_here)) >= len(cores_here)
         if self.rank == 0 and self.size > 1:
             lines = [
                 f"gpuopt: rank {rank} is process {process} on {host}\n"
-                for rank, (process, host) in enumerate(ranks)
+                for rank, (process, host, _) in enumerate(ranks)
             ]
             sys.stderr.write("".join(lines))
             sys.stderr.flush()
@@ -193,7 +196,7 @@ class MPICommunicator(MessagingCommunicator):
             value if rank == self.rank else pickle.loads(data) for rank, data in enumerate(pickles)
         ]
 
-    def all_gather_slices(self, slices: IndexedSlices) -> IndexedSlices:
+    def all_gather_slices(self, slices: IndexedSlices, what: str | None = None) -> IndexedSlices:
         device = slices.device
         values, indices = _stage(slices.values, device), _stage(slices.indices, device)
         blocks = [bytes_of(values), bytes_of(indices)]
@@ -210,7 +213,7 @@ class MPICommunicator(MessagingCommunicator):
             return [[bytes_of(all_values[at]), bytes_of(all_indices[at])] for at in places]
 
         self._exchange.exchange(
-            f"all_gather_slices of {slices.dtype}[:, {list(slices.values.shape[1:])}]",
+            name_gather(slices, what),
             [Parcel(blocks=blocks)] * self.size,
             allot,
             details=f"by {indices.dtype}",
@@ -253,6 +256,13 @@ class MPICommunicator(MessagingCommunicator):
         if received is None or isinstance(received[1], GpuoptError):
             return received
         return received[0], pickle.loads(received[1])
+
+
+def _cores() -> frozenset[int]:
+    """Returns the numbers of the cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return frozenset(os.sched_getaffinity(0))
+    return frozenset(range(os.cpu_count() or 1))
 
 
 class _Form(NamedTuple):

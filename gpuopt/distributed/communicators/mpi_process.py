@@ -134,12 +134,19 @@ class _End:
         """Shows the traceback of an exception that ends the process.
 
         That of a rank which ends because another one has is left out: the other one shows its own.
+
+        Raises:
+            SystemExit: the other one has ended by that: this one ends with the same status.
         """
         self._error = error
         if any(exchange.has_reported(error) for exchange in self.exchanges) or (
             isinstance(error, WorkerFailedError) and error.__cause__ is None
         ):
             self._say(f"{kind.__name__}: {error}")
+            statuses = [status for each in self.exchanges if (status := each.exit_status())]
+            if statuses:
+                # Python ends this process by it, and so the whole job has that rank's status.
+                raise SystemExit(statuses[0])
         else:
             self._show(kind, error, trace)
 

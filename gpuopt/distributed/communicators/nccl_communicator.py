@@ -17,6 +17,7 @@ from gpuopt.distributed.communicator import (
     check_root,
     fill_buckets,
     join_aligned,
+    name_gather,
     say_who,
     split_aligned,
 )
@@ -92,14 +93,11 @@ class NCCLCommunicator(Communicator):
     def all_gather(self, value: Any, what: str = "all_gather") -> list[Any]:
         return self._control.all_gather(value, what)
 
-    def all_gather_slices(self, slices: IndexedSlices) -> IndexedSlices:
+    def all_gather_slices(self, slices: IndexedSlices, what: str | None = None) -> IndexedSlices:
         if slices.device.kind == "cpu":
-            return self._control.all_gather_slices(slices)
+            return self._control.all_gather_slices(slices, what)
         parts = [slices.values, slices.indices]
-        call = (
-            f"all_gather_slices of {slices.dtype}[:, {list(slices.values.shape[1:])}] by "
-            f"{slices.indices.dtype}"
-        )
+        call = f"{name_gather(slices, what)} by {slices.indices.dtype}"
         counts = self._begin(call, parts, brought=len(slices.indices))
         backend = backend_for(self._link.device)
         with backend.enter():

@@ -25,7 +25,7 @@ class SingleCommunicator(Communicator):
     def all_gather(self, value: Any, what: str = "all_gather") -> list[Any]:
         return [value]
 
-    def all_gather_slices(self, slices: IndexedSlices) -> IndexedSlices:
+    def all_gather_slices(self, slices: IndexedSlices, what: str | None = None) -> IndexedSlices:
         return slices
 
     def broadcast(self, array: Any, root: int = 0) -> Any:

@@ -17,6 +17,7 @@ from gpuopt.distributed.communicator import (
     ReduceOp,
     check_op,
     check_root,
+    name_gather,
     say_error,
     say_who,
 )
@@ -105,11 +106,11 @@ class ThreadCommunicator(Communicator):
         # Each rank has a list of its own.
         return list(self._meeting.meet(self.rank, what, value, list))
 
-    def all_gather_slices(self, slices: IndexedSlices) -> IndexedSlices:
+    def all_gather_slices(self, slices: IndexedSlices, what: str | None = None) -> IndexedSlices:
         device = slices.device
         gathered: list[tuple[IndexedSlices, Mark]] = self._meeting.meet(
             self.rank,
-            f"all_gather_slices of {slices.dtype}[:, {list(slices.values.shape[1:])}]",
+            name_gather(slices, what),
             (slices, Mark(device)),
             list,
         )

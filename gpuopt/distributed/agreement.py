@@ -1,0 +1,152 @@
+"""What all processes of a training must have in common, and the error that says who differs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+from weakref import WeakSet
+
+import numpy as np
+
+from gpuopt.distributed.communicator import Communicator, say_who
+from gpuopt.optimizer import Optimizer
+from gpuopt.step.step import checked_global_step
+from gpuopt.variables.variable import Variable
+
+_MOST_DIFFERENCES = 5
+_DIGEST_BYTES = 8
+
+
+def refuse_differences(of_ranks: Sequence[Mapping[str, str]]) -> None:
+    """Raises ValueError if ranks bring different things.
+
+    Args:
+        of_ranks: What each rank brings, as text by name.
+    """
+    differences = []
+    for name in dict.fromkeys(name for brought in of_ranks for name in brought):
+        forms = [brought.get(name, "none") for brought in of_ranks]
+        if len(set(forms)) > 1:
+            differences.append(f"{name}: {say_who(forms)}")
+    if differences:
+        shown = ". ".join(differences[:_MOST_DIFFERENCES])
+        more = len(differences) - _MOST_DIFFERENCES
+        shown += f". And {more} more" if more > 0 else ""
+        raise ValueError(f"all ranks must bring the same, got {shown}")
+
+
+class Agreement:
+    """Compares what the processes of a `MirroredStrategy` bring to a step.
+
+    Within one process, replicas share the optimizer and the global step: nothing is compared.
+    """
+
+    def __init__(self, check: bool) -> None:
+        """Starts without knowing any optimizer.
+
+        Args:
+            check: Whether values are compared in every step, also those on GPUs.
+        """
+        self._check = check
+        # Those whose first step has been made.
+        self._known: WeakSet[Optimizer] = WeakSet()
+
+    def compare_values(
+        self,
+        communicator: Communicator,
+        optimizer: Optimizer,
+        copies: Sequence[tuple[str, Variable]],
+        what: str,
+    ) -> None:
+        """Compares values of variables and of the optimizer's state, in its first step.
+
+        Args:
+            communicator: This rank's end of the group; all ranks make this call.
+            optimizer: This process's.
+            copies: This rank's copies of the variables, by the names that they have everywhere.
+            what: Describes the step.
+
+        Raises:
+            ValueError: they differ.
+        """
+        is_spread = communicator.local.size < communicator.size
+        if is_spread and (self._check or optimizer not in self._known):
+            mine = _digest_values(optimizer, copies, reads_gpus=self._check)
+            refuse_differences(communicator.all_gather(mine, f"values before {what}"))
+
+    def describe_settings(
+        self, communicator: Communicator, optimizer: Optimizer, global_step: Any
+    ) -> str:
+        """Returns what the first rank of this process brings beside gradients; "" if it is alone.
+
+        Args:
+            communicator: See `compare_values`.
+            optimizer: Likewise.
+            global_step: What counts the step, as the user gave it.
+        """
+        local = communicator.local
+        if local.size == communicator.size:
+            return ""
+        # One rank's: another one's thread may set them meanwhile.
+        mine = _describe_settings(optimizer, global_step) if local.rank == 0 else ""
+        return local.all_gather(mine, "settings")[0]  # type: ignore[no-any-return]
+
+    def note_step(self, optimizer: Optimizer, *, is_made: bool) -> None:
+        """Notes that all processes have made a step, or that they may not have: compare again."""
+        if is_made:
+            self._known.add(optimizer)
+        else:
+            self._known.discard(optimizer)
+
+
+def _describe_settings(optimizer: Optimizer, global_step: Any) -> str:
+    settings = optimizer._hyperparameters_to_save()
+    settings["on_nonfinite"] = optimizer._on_nonfinite
+    for name, other in optimizer.state.others().items():
+        if other.memory.kind == "cpu" and not other.shape:
+            settings[name] = other.numpy().item()
+    described = [f"{name} {value!r}" for name, value in settings.items()]
+    return ", ".join(["", *described, _describe_counter(global_step)])
+
+
+def _describe_counter(global_step: Any) -> str:
+    if global_step is None:
+        return "no global step"
+    try:
+        counter = checked_global_step(global_step)
+    except (TypeError, ValueError):
+        return "a wrong global step"  # which the update refuses
+    if counter.memory.kind == "gpu":
+        return "a global step on a GPU"
+    return f"global step {counter.numpy().item()}"
+
+
+def _digest_values(
+    optimizer: Optimizer, copies: Sequence[tuple[str, Variable]], *, reads_gpus: bool
+) -> dict[str, str]:
+    """Returns a digest of each value, by a name that it has on all ranks."""
+    state = optimizer.state
+    # A restored value counts already while it waits for its slot.
+    values: dict[str, Any] = {f'"{name}"': value for name, value in state.waiting_others.items()}
+    values.update({f'"{name}"': other for name, other in state.others().items()})
+    for name, copy in copies:
+        values[f'"{name}"'] = copy
+        for (slot_name, variable_name), value in list(state.waiting_slots.items()):
+            if variable_name == copy.name:
+                values[f'slot "{slot_name}" of "{name}"'] = value
+        for slot_name in state.slot_names():
+            slot = state.slot(copy, slot_name)
+            if slot is not None:
+                values[f'slot "{slot_name}" of "{name}"'] = slot
+    return {
+        name: _digest(value)
+        for name, value in values.items()
+        if reads_gpus or not isinstance(value, Variable) or value.memory.kind == "cpu"
+    }
+
+
+def _digest(value: Any) -> str:
+    array = np.ascontiguousarray(value.numpy() if isinstance(value, Variable) else value)
+    data = array.reshape(-1).view(np.uint8).data
+    return f"values with digest {hashlib.blake2b(data, digest_size=_DIGEST_BYTES).hexdigest()}"
