@@ -5,8 +5,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, NamedTuple
@@ -15,6 +14,7 @@ from gpuopt.backends import backend_for
 from gpuopt.device import Device
 from gpuopt.distributed.communicator import ReduceOp
 from gpuopt.distributed.communicators.nccl_library import (
+    call_in_group,
     current_stream,
     import_nccl,
     place_of,
@@ -61,10 +61,10 @@ class _Pending:
 
     __slots__ = ("began", "begin", "end", "what")
 
-    def __init__(self, what: str, begin: Any, end: Any) -> None:
+    def __init__(self, what: str, begin: Any) -> None:
         self.what = what
         self.begin = begin
-        self.end = end
+        self.end: Any = None
         self.began: float | None = None
 
 
@@ -145,11 +145,9 @@ class Link:
             try:
                 with backend_for(self.device).enter():
                     # In a group, the wait for the other ranks is in its end, where Python goes on.
-                    self._nccl.groupStart()
-                    try:
-                        comm = self._nccl.NcclCommunicator(size, identity, rank)
-                    finally:
-                        self._nccl.groupEnd()
+                    comm = call_in_group(
+                        self._nccl, lambda: self._nccl.NcclCommunicator(size, identity, rank)
+                    )
                 ended.put(comm)
             except Exception as error:
                 ended.put(error)
@@ -206,41 +204,42 @@ class Link:
         """
         return dtype.name in self._types and (op == "sum" or dtype.kind in "iu")
 
-    @contextmanager
-    def collectives(self, what: str) -> Iterator[None]:
-        """Enqueues the collectives that are called inside as one, which the watchdog watches.
+    def enqueue(self, what: str, collectives: Callable[[], object]) -> None:
+        """Enqueues the collectives that a function calls as one, which the watchdog watches.
 
         Args:
             what: Describes them, for errors.
+            collectives: Calls this link's `all_reduce`, `all_gather` and `broadcast`.
 
         Raises:
             LinkBrokenError: the communicator was given up.
             WorkerFailedError: NCCL fails.
         """
+        # No context manager: Ctrl-C at its beginning would leave the lock and NCCL's group to
+        # whoever keeps the traceback.
         with self._lock, backend_for(self.device).enter():
             self._raise_broken()
-            pending = _Pending(what, record_event(), None)
-            self._calling = what, time.monotonic()
-            watchdog.watch(self)
             try:
-                self._nccl.groupStart()
-                try:
-                    yield
-                finally:
-                    self._nccl.groupEnd()
+                pending = _Pending(what, record_event())
+                self._calling = what, time.monotonic()
+                watchdog.watch(self)
+                call_in_group(self._nccl, collectives)
                 pending.end = record_event()
-            except Exception as error:  # NCCL's; CuPy has no type for some
+                self.state = State(self.state.identity, self.state.num_calls + 1)
+                self._pending.append(pending)
+                watchdog.watch(self)
+                # The watchdog may have given it up in the meantime, without the lock.
                 self._raise_broken()
+            except Exception as error:  # NCCL's; CuPy has no type for some
+                was_broken = self.why_broken is not None
                 self._give_up(f"{what} was not begun: NCCL fails: {error}")
-                raise WorkerFailedError(self.why_broken) from error
+                kind = LinkBrokenError if was_broken else WorkerFailedError
+                raise kind(self.why_broken) from error
             except BaseException as error:
                 self._give_up(f"{what} was interrupted by {type(error).__name__}")
                 raise
             finally:
                 self._calling = None
-            self.state = State(self.state.identity, self.state.num_calls + 1)
-            self._pending.append(pending)
-        watchdog.watch(self)
 
     def look(self) -> bool:
         """Gives up the communicator if a collective takes too long; the watchdog calls this.
@@ -312,7 +311,9 @@ class Link:
         self._abort()
 
     def _abort(self) -> None:
-        comm, self._comm, self.state = self._comm, None, State()
+        self.state = State()
+        # No call in between: a thread that gives it up at the same time must find none.
+        comm, self._comm = self._comm, None
         if comm is not None:
             # Not `destroy`, which waits for the other ranks.
             comm.abort()
