@@ -6,8 +6,8 @@ import ctypes
 import time
 from collections import deque
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
-from threading import Thread
+from contextlib import suppress
+from threading import Event, Thread
 from typing import Any, NamedTuple
 
 from gpuopt.backends import backend_for
@@ -139,34 +139,42 @@ class Link:
             DeadlineExceededError: a rank does not come in time.
             WorkerFailedError: NCCL fails.
         """
-        ended: SimpleQueue[Any] = SimpleQueue()
+        made: list[Any] = []
+        is_made, is_given_up = Event(), Event()
 
         def make() -> None:
             try:
                 with backend_for(self.device).enter():
                     # In a group, the wait for the other ranks is in its end, where Python goes on.
-                    comm = call_in_group(
-                        self._nccl, lambda: self._nccl.NcclCommunicator(size, identity, rank)
+                    made.append(
+                        call_in_group(
+                            self._nccl, lambda: self._nccl.NcclCommunicator(size, identity, rank)
+                        )
                     )
-                ended.put(comm)
             except Exception as error:
-                ended.put(error)
+                made.append(error)
+            is_made.set()
+            if is_given_up.is_set():
+                _abort_late(made)
 
         # In a thread that can be left behind: NCCL waits for ever.
         Thread(target=make, daemon=True).start()
         try:
-            made = ended.get(timeout=self._timeout_s)
-        except Empty:
-            raise DeadlineExceededError(
-                f"NCCL has not connected {self.device}, of rank {rank}, with {size - 1} others "
-                f"within {self._timeout_s:g} s"
-            ) from None
-        if isinstance(made, Exception):
-            raise WorkerFailedError(
-                f"NCCL cannot connect {self.device}, of rank {rank}: {made} (NCCL_DEBUG=WARN in "
-                "the environment has it say more)"
-            ) from made
-        self._comm = made
+            if not is_made.wait(self._timeout_s):
+                raise DeadlineExceededError(
+                    f"NCCL has not connected {self.device}, of rank {rank}, with {size - 1} others "
+                    f"within {self._timeout_s:g} s"
+                )
+            if isinstance(made[0], Exception):
+                raise WorkerFailedError(
+                    f"NCCL cannot connect {self.device}, of rank {rank}: {made[0]} "
+                    "(NCCL_DEBUG=WARN in the environment has it say more)"
+                ) from made[0]
+            self._comm = made[0]
+        except BaseException:
+            is_given_up.set()
+            _abort_late(made)
+            raise
         self.state = State(identity)
         self.why_broken, self.is_told = None, False
         backend_for(self.device).refuse_reads(None)
@@ -321,3 +329,11 @@ class Link:
     def _raise_broken(self) -> None:
         if self.why_broken is not None:
             raise LinkBrokenError(self.why_broken)
+
+
+def _abort_late(made: list[Any]) -> None:
+    """Ends a communicator that nobody waits for any more; its own end would be `destroy`'s."""
+    with suppress(IndexError):  # another thread has ended it, or there is none yet
+        late = made.pop()
+        if not isinstance(late, Exception):
+            late.abort()
