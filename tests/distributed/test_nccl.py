@@ -30,7 +30,8 @@ from gpuopt.distributed import (
     SingleCommunicator,
     ThreadGroup,
 )
-from gpuopt.distributed.communicators import nccl_link
+from gpuopt.distributed.communicators import nccl_communicator, nccl_link
+from gpuopt.distributed.communicators.host import Host
 from gpuopt.distributed.communicators.nccl_communicator import CHECKED_CALLS
 
 pytestmark = pytest.mark.gpu
@@ -260,6 +261,15 @@ def test_two_ranks_cannot_have_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         assert str(error.value).endswith("on rank 0, 1")
 
     group.run(run)
+
+
+def test_hosts_of_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = group_of()
+    hosts = iter([Host("localhost", "one start"), Host("localhost", "another")])
+    monkeypatch.setattr(nccl_link, "place_of", lambda index: "0000:01:00.0")
+    monkeypatch.setattr(nccl_communicator, "this_host", lambda: next(hosts))
+    outcomes = group.run(lambda rank: rank.all_reduce(ones(rank)).get().tolist())
+    assert outcomes == [[2, 2, 2]] * 2
 
 
 def test_runs_of_a_group_are_not_nested_and_communicators_end_with_them() -> None:

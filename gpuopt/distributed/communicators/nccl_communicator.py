@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -19,6 +18,7 @@ from gpuopt.distributed.communicator import (
     say_who,
     split_aligned,
 )
+from gpuopt.distributed.communicators.host import this_host
 from gpuopt.distributed.communicators.nccl_link import Link, LinkBrokenError
 from gpuopt.errors import CancelledError, DeadlineExceededError, WorkerFailedError
 from gpuopt.variables.indexed_slices import IndexedSlices
@@ -238,10 +238,10 @@ class NCCLCommunicator(Communicator):
             self._link.is_told = True
             self._stop(CancelledError, lost)
         identity = self._link.new_identity() if self.rank == 0 else None
-        mine = identity, f"GPU {self._link.place()} of {socket.gethostname()}"
+        mine = identity, self._link.place(), this_host()
         told = self._control.all_gather(mine, _CONNECTING)
-        places = [place for _, place in told]
-        if len(set(places)) < self.size:
+        if len({(place, host) for _, place, host in told}) < self.size:
+            places = [f"GPU {place} of {host.name}" for _, place, host in told]
             raise ValueError(f"NCCL needs a GPU for each rank, got {say_who(places)}")
         self._link.connect(self.size, self.rank, told[0][0])
 
