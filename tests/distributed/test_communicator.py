@@ -21,6 +21,7 @@ from communicator_kinds import (
     KINDS_AND_SIZES,
     LONG_S,
     SHORT_S,
+    everyone,
     group_of,
     is_here,
     meeting_of,
@@ -35,7 +36,8 @@ from gpuopt import CancelledError, DeadlineExceededError, IndexedSlices, WorkerF
 from gpuopt.backends.cuda.backend import CudaBackend
 from gpuopt.device import Device, device_of
 from gpuopt.distributed import Communicator, SingleCommunicator, ThreadCommunicator, ThreadGroup
-from gpuopt.distributed.communicators import threads
+from gpuopt.distributed.communicators import mpi, threads
+from gpuopt.distributed.communicators.host import Host
 from gpuopt.distributed.communicators.threads import run_threads
 
 OnRanks = Callable[..., list[Any]]
@@ -771,3 +773,12 @@ def test_a_thread_that_never_ends_does_not_hold_up_anothers_error(
     assert time.monotonic() - started < SHORT_S + 2
     assert "threads [1] have not ended within 0.2 s" in caplog.text
     release.set()
+
+
+@over_mpi
+def test_the_ranks_of_hosts_of_one_name_are_counted_on_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rank = everyone().rank
+    monkeypatch.setattr(mpi, "this_host", lambda: Host("localhost", f"start {rank % 2}"))
+    assert mpi.MPIGroup(LONG_S).rank_on_host == rank // 2

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
+from operator import methodcaller
 from types import SimpleNamespace
 from typing import Any
 
 import driver
 import numpy as np
 import pytest
+from communicator_kinds import SingleGroup
 from gpu_ranks import require_gpus
 from gpu_streams import new_stream, uploaded, wait_for_gpus
+from interrupt_at import Interrupt, InterruptAt
 from rank_process import train
 
 import gpuopt
 from gpuopt import CancelledError, DeadlineExceededError, IndexedSlices, WorkerFailedError
-from gpuopt.distributed import Communicator, MirroredStrategy, NCCLGroup, ThreadGroup
-from gpuopt.distributed.communicators import nccl_link
+from gpuopt.distributed import (
+    Communicator,
+    MirroredStrategy,
+    NCCLGroup,
+    SingleCommunicator,
+    ThreadGroup,
+)
+from gpuopt.distributed.communicators import nccl_communicator, nccl_link
+from gpuopt.distributed.communicators.host import Host
 from gpuopt.distributed.communicators.nccl_communicator import CHECKED_CALLS
 
 pytestmark = pytest.mark.gpu
@@ -251,6 +263,15 @@ def test_two_ranks_cannot_have_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     group.run(run)
 
 
+def test_hosts_of_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = group_of()
+    hosts = iter([Host("localhost", "one start"), Host("localhost", "another")])
+    monkeypatch.setattr(nccl_link, "place_of", lambda index: "0000:01:00.0")
+    monkeypatch.setattr(nccl_communicator, "this_host", lambda: next(hosts))
+    outcomes = group.run(lambda rank: rank.all_reduce(ones(rank)).get().tolist())
+    assert outcomes == [[2, 2, 2]] * 2
+
+
 def test_runs_of_a_group_are_not_nested_and_communicators_end_with_them() -> None:
     group = group_of(1)
     with pytest.raises(RuntimeError, match="in a `run` of the same group"):
@@ -317,7 +338,9 @@ def test_the_time_limit_begins_when_the_stream_reaches_a_collective() -> None:
         return link.why_broken is None
 
     begin, end = SimpleNamespace(done=False), SimpleNamespace(done=False)
-    link._pending.append(nccl_link._Pending("a late collective", begin, end))
+    pending = nccl_link._Pending("a late collective", begin)
+    pending.end = end
+    link._pending.append(pending)
     assert look_for(2 * SHORT_S)  # the stream has other work
     begin.done = True
     assert look_for(SHORT_S / 2)
@@ -404,6 +427,56 @@ def test_a_call_that_is_interrupted_is_made_anew_in_the_next_run(
     assert outcomes == [[2, 2, 2]] * 2
 
 
+def test_ctrl_c_at_any_moment_of_a_run_leaves_the_group_usable() -> None:
+    require_gpus(1)
+    mine = ones(SingleCommunicator())
+
+    def run(rank: Communicator) -> Any:
+        return rank.broadcast(rank.all_reduce(mine)).get().tolist()
+
+    moment, left = 0, 0
+    while not left:
+        if moment % 5 == 0:  # or it is connected already
+            group = NCCLGroup(["gpu:0"], SingleGroup(1, LONG_S))
+        moment += 1
+        files = "gpuopt/distributed/communicators", "gpuopt/locks", "contextlib"
+        interrupted = InterruptAt(moment, inside=files)
+        try:
+            with interrupted:
+                group.run(run)
+        except Interrupt as error:
+            kept = error  # with the traceback, and what its frames hold
+        left = interrupted.left
+        outcome: list[Any] = []
+        other = threading.Thread(
+            target=lambda group, to: to.append(group.run(run)), args=(group, outcome)
+        )
+        other.start()
+        other.join(LONG_S)
+        assert [*outcome, group.run(run)] == [[[1.0] * 3]] * 2, (moment, kept)
+    assert moment > 50
+
+
+def test_ctrl_c_when_ncclgroupstart_returns_ends_its_group(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    require_gpus(1)
+    group = NCCLGroup(["gpu:0"], SingleGroup(1, LONG_S))
+    [link] = group._links
+
+    def run(rank: Communicator) -> Any:
+        return rank.all_reduce(ones(rank)).get().tolist()
+
+    group.run(run)
+    # Of built-ins alone, as CuPy's own: the signal is handled when all have returned.
+    calls = map(methodcaller("__call__"), [link._nccl.groupStart, _thread.interrupt_main])
+    monkeypatch.setattr(link._nccl, "groupStart", partial(list, calls))
+    with pytest.raises(KeyboardInterrupt):
+        group.run(run)
+    monkeypatch.undo()
+    assert group.run(run) == [[1.0] * 3]  # was never begun, and poison
+
+
 def test_a_gpu_that_never_connects_is_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     group = group_of(timeout_s=SHORT_S)
     released = threading.Event()
@@ -422,9 +495,19 @@ def test_a_gpu_that_never_connects_is_a_deadline(monkeypatch: pytest.MonkeyPatch
         finally:
             released.set()
 
+    before = driver.counts() if driver.is_here() else {}
     outcomes = errors_of(group, run)
     assert "has not connected gpu:0, of rank 0, with 1 others within 0.3 s" in str(outcomes[0])
     assert isinstance(outcomes[0], DeadlineExceededError)
+    # It connects in the end, with a thread that nobody waits for. `destroy` would wait for others.
+    del group, link, outcomes
+    calls = ("ncclCommInitRankConfig", "ncclCommAbort", "ncclCommDestroy")
+    numbers: list[int] = []
+    ends = time.monotonic() + LONG_S
+    while driver.is_here() and numbers != [2, 2, 0] and time.monotonic() < ends:
+        time.sleep(0.01)
+        numbers = [driver.counts().get(call, 0) - before.get(call, 0) for call in calls]
+    assert numbers == [2, 2, 0] or not driver.is_here()
 
 
 @pytest.mark.driver  # a real GPU is of no use to a forked child, not even for an error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -15,12 +16,15 @@ class InterruptAt:
     """Raises in this thread as a signal handler does: at a call's beginning, or after a built-in.
 
     Counts those moments; `moment` says at which. Those inside of `left_out`, a module, are not
-    counted.
+    counted, nor those of files whose paths have none of the names in `inside`.
     """
 
-    def __init__(self, moment: int, left_out: ModuleType | None = None) -> None:
+    def __init__(
+        self, moment: int, left_out: ModuleType | None = None, inside: Sequence[str] = ("",)
+    ) -> None:
         self.left = moment
         self._left_out = left_out and left_out.__file__
+        self._inside = inside
 
     def __enter__(self) -> None:
         sys.setprofile(self)
@@ -31,6 +35,8 @@ class InterruptAt:
     def __call__(self, frame: Any, event: str, argument: Any) -> None:
         code = frame.f_code
         if code is InterruptAt.__exit__.__code__ or code.co_filename == self._left_out:
+            return
+        if not any(name in code.co_filename for name in self._inside):
             return
         if event in ("call", "c_return"):
             self.left -= 1

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import os
 import pickle
-import socket
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, lru_cache
@@ -32,6 +31,7 @@ from gpuopt.distributed.communicator import (
 )
 from gpuopt.distributed.communicators.exchange import Exchange
 from gpuopt.distributed.communicators.headers import INLINE_BYTES, Bytes, Header, Parcel
+from gpuopt.distributed.communicators.host import this_host
 from gpuopt.distributed.communicators.mpi_process import (
     check_thread,
     connect,
@@ -86,7 +86,7 @@ class MPIGroup(RankGroup):
         exchanges.append(self._exchange)
         self.rank = self._exchange.rank
         self.size = self._exchange.size
-        mine = os.getpid(), socket.gethostname(), _cores()
+        mine = os.getpid(), this_host(), _cores()
         [ranks] = self.run(lambda communicator: communicator.all_gather(mine, "the start"))
         hosts = [host for _, host, _ in ranks]
         self.rank_on_host = hosts[: self.rank].count(hosts[self.rank])
@@ -94,7 +94,7 @@ class MPIGroup(RankGroup):
         self._exchange.has_core = len(frozenset().union(*cores_here)) >= len(cores_here)
         if self.rank == 0 and self.size > 1:
             lines = [
-                f"gpuopt: rank {rank} is process {process} on {host}\n"
+                f"gpuopt: rank {rank} is process {process} on {host.name}\n"
                 for rank, (process, host, _) in enumerate(ranks)
             ]
             sys.stderr.write("".join(lines))

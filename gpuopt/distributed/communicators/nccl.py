@@ -13,7 +13,6 @@ from gpuopt.distributed.communicators.nccl_communicator import NCCLCommunicator
 from gpuopt.distributed.communicators.nccl_link import Link
 from gpuopt.distributed.communicators.threads import ThreadGroup
 from gpuopt.distributed.waiting import DEFAULT_TIMEOUT_S, check_timeout
-from gpuopt.locks import Lock
 
 
 class NCCLGroup(RankGroup):
@@ -74,18 +73,24 @@ class NCCLGroup(RankGroup):
             backend_for(device)
         self._check = check
         self._links = [Link(device, timeout_s) for device in parsed]
-        self._lock = Lock("the runs of a group")
-        self._is_running = False
+        # The run that goes on, and those that are about to be refused.
+        self._runs: dict[object, None] = {}
         self._has_failed = False
         finalize(self, _close, self._links)
 
     def run(self, function: Callable[[Communicator], Any]) -> list[Any]:
-        with self._lock:
-            if self._is_running:
+        run = object()
+        try:
+            self._runs[run] = None
+            if next(iter(self._runs.copy())) is not run:
                 raise RuntimeError("a group's `run` was called in a `run` of the same group")
-            self._is_running = True
+            return self._run(function)
+        finally:
+            # A built-in: Ctrl-C before the first line of a function would leave the run there.
+            self._runs.pop(run, None)
 
-        has_failed, self._has_failed = self._has_failed, False
+    def _run(self, function: Callable[[Communicator], Any]) -> list[Any]:
+        has_failed = self._has_failed
 
         def run_rank(control: Communicator) -> Any:
             link = self._links[control.local.rank]
@@ -105,15 +110,14 @@ class NCCLGroup(RankGroup):
             for link in self._links:
                 link.end_after_failure()
 
-        for link in self._links:
-            link.begin_run()
         try:
+            self._has_failed = False
+            for link in self._links:
+                link.begin_run()
             return self._control.run(run_rank)
         except BaseException:
             end_after_failure()
             raise
-        finally:
-            self._is_running = False
 
 
 def _close(links: Sequence[Link]) -> None:

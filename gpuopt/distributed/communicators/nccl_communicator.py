@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from gpuopt.backends import backend_for
@@ -21,7 +19,8 @@ from gpuopt.distributed.communicator import (
     say_who,
     split_aligned,
 )
-from gpuopt.distributed.communicators.nccl_link import Link, LinkBrokenError, State
+from gpuopt.distributed.communicators.host import this_host
+from gpuopt.distributed.communicators.nccl_link import Link, LinkBrokenError
 from gpuopt.errors import CancelledError, DeadlineExceededError, WorkerFailedError
 from gpuopt.variables.indexed_slices import IndexedSlices
 
@@ -108,15 +107,7 @@ class NCCLCommunicator(Communicator):
         if sum(counts):
             # Not padded to the longest and gathered: that would need memory and a copy, and in one
             # group broadcasts go side by side.
-            with self._collectives(call):
-                begin = 0
-                for root, count in enumerate(counts):
-                    for part, target in zip(parts, gathered, strict=True):
-                        place = target[begin : begin + count]
-                        if place.nbytes:
-                            source = part if root == self.rank else place
-                            self._link.broadcast(source, place, root)
-                    begin += count
+            self._enqueue(call, lambda: self._broadcast_parts(parts, gathered, counts))
         backend.hold(slices.values, slices.indices)
         return IndexedSlices(gathered[0], gathered[1], slices.dense_shape)
 
@@ -131,8 +122,7 @@ class NCCLCommunicator(Communicator):
         backend = backend_for(self._link.device)
         with backend.enter():
             flat = _contiguous(backend.xp, array)
-            with self._collectives(call):
-                self._link.broadcast(flat, flat, root)
+            self._enqueue(call, lambda: self._link.broadcast(flat, flat, root))
             if flat is not array and self.rank != root:
                 array[...] = flat
         backend.hold(array)
@@ -161,13 +151,8 @@ class NCCLCommunicator(Communicator):
                     totals.append(xp.empty((self.size, *source.shape), source.dtype))
                 else:  # what was joined is nobody else's
                     totals.append(source if len(positions) > 1 else xp.empty_like(source))
-            if any(source.nbytes for source in sources):
-                with self._collectives(call):
-                    for source, total in zip(sources, totals, strict=True):
-                        if source.nbytes and total.shape == source.shape:
-                            self._link.all_reduce(source, total, op)
-                        elif source.nbytes:
-                            self._link.all_gather(source, total)
+            if sum(source.nbytes for source in sources):
+                self._enqueue(call, lambda: self._reduce_or_gather(sources, totals, op))
             for source, total, positions in zip(sources, totals, buckets, strict=True):
                 if total.shape != source.shape:
                     total = _fold(xp, total, op)
@@ -180,11 +165,29 @@ class NCCLCommunicator(Communicator):
             backend.hold(*arrays)
         return reduced
 
-    @contextmanager
-    def _collectives(self, call: str) -> Iterator[None]:
+    def _reduce_or_gather(
+        self, sources: Sequence[Any], totals: Sequence[Any], op: ReduceOp
+    ) -> None:
+        for source, total in zip(sources, totals, strict=True):
+            if source.nbytes and total.shape == source.shape:
+                self._link.all_reduce(source, total, op)
+            elif source.nbytes:
+                self._link.all_gather(source, total)
+
+    def _broadcast_parts(
+        self, parts: Sequence[Any], gathered: Sequence[Any], counts: Sequence[int]
+    ) -> None:
+        begin = 0
+        for root, count in enumerate(counts):
+            for part, target in zip(parts, gathered, strict=True):
+                place = target[begin : begin + count]
+                if place.nbytes:
+                    self._link.broadcast(part if root == self.rank else place, place, root)
+            begin += count
+
+    def _enqueue(self, call: str, collectives: Callable[[], object]) -> None:
         try:
-            with self._link.collectives(call):
-                yield
+            self._link.enqueue(call, collectives)
         except LinkBrokenError:
             self._raise_why_broken()
 
@@ -218,7 +221,7 @@ class NCCLCommunicator(Communicator):
             return []
         told = self._control.all_gather((link.state, brought), f"{call} on GPUs")
         states = {state for state, _ in told}
-        if len(states) > 1 or link.state == State():
+        if len(states) > 1 or link.state.identity is None:
             # Of the same connection; those of a broken one will never be done, or are already.
             counts = [s.num_calls for s in states if s.identity == link.state.identity]
             self._connect(min(counts))
@@ -233,10 +236,10 @@ class NCCLCommunicator(Communicator):
             self._link.is_told = True
             self._stop(CancelledError, lost)
         identity = self._link.new_identity() if self.rank == 0 else None
-        mine = identity, f"GPU {self._link.place()} of {socket.gethostname()}"
+        mine = identity, self._link.place(), this_host()
         told = self._control.all_gather(mine, _CONNECTING)
-        places = [place for _, place in told]
-        if len(set(places)) < self.size:
+        if len({(place, host) for _, place, host in told}) < self.size:
+            places = [f"GPU {place} of {host.name}" for _, place, host in told]
             raise ValueError(f"NCCL needs a GPU for each rank, got {say_who(places)}")
         self._link.connect(self.size, self.rank, told[0][0])
 

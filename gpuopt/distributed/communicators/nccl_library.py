@@ -8,11 +8,15 @@ from __future__ import annotations
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
-from typing import Any
+from operator import methodcaller
+from typing import Any, TypeVar
 
 from gpuopt.backends.cuda.availability import installed
+
+Result = TypeVar("Result")
 
 _ASKING_S = 60.0
 
@@ -56,6 +60,19 @@ def describe_nccl() -> str:
     if not version:
         return f"not usable: CuPy finds no NCCL: {_how_to_install()}"
     return f"usable: NCCL {version // 10000}.{version % 10000 // 100}.{version % 100}"
+
+
+def call_in_group(nccl: Any, calls: Callable[[], Result]) -> Result:
+    """Makes NCCL's calls as one, which begins when all were made; returns what `calls` does."""
+    begun: list[Any] = []
+    try:
+        # Built-ins alone: Ctrl-C between the beginning and its note would leave the group open, and
+        # what this thread calls later would never begin.
+        begun.extend(map(methodcaller("groupStart"), [nccl]))
+        return calls()
+    finally:
+        if begun:
+            nccl.groupEnd()
 
 
 def current_stream() -> int:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import ctypes
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
-from queue import Empty, SimpleQueue
-from threading import Thread
+from collections.abc import Callable
+from contextlib import suppress
+from threading import Event, Thread
 from typing import Any, NamedTuple
 
 from gpuopt.backends import backend_for
 from gpuopt.device import Device
 from gpuopt.distributed.communicator import ReduceOp
 from gpuopt.distributed.communicators.nccl_library import (
+    call_in_group,
     current_stream,
     import_nccl,
     place_of,
@@ -61,10 +61,10 @@ class _Pending:
 
     __slots__ = ("began", "begin", "end", "what")
 
-    def __init__(self, what: str, begin: Any, end: Any) -> None:
+    def __init__(self, what: str, begin: Any) -> None:
         self.what = what
         self.begin = begin
-        self.end = end
+        self.end: Any = None
         self.began: float | None = None
 
 
@@ -139,36 +139,42 @@ class Link:
             DeadlineExceededError: a rank does not come in time.
             WorkerFailedError: NCCL fails.
         """
-        ended: SimpleQueue[Any] = SimpleQueue()
+        made: list[Any] = []
+        is_made, is_given_up = Event(), Event()
 
         def make() -> None:
             try:
                 with backend_for(self.device).enter():
                     # In a group, the wait for the other ranks is in its end, where Python goes on.
-                    self._nccl.groupStart()
-                    try:
-                        comm = self._nccl.NcclCommunicator(size, identity, rank)
-                    finally:
-                        self._nccl.groupEnd()
-                ended.put(comm)
+                    made.append(
+                        call_in_group(
+                            self._nccl, lambda: self._nccl.NcclCommunicator(size, identity, rank)
+                        )
+                    )
             except Exception as error:
-                ended.put(error)
+                made.append(error)
+            is_made.set()
+            if is_given_up.is_set():
+                _abort_late(made)
 
         # In a thread that can be left behind: NCCL waits for ever.
         Thread(target=make, daemon=True).start()
         try:
-            made = ended.get(timeout=self._timeout_s)
-        except Empty:
-            raise DeadlineExceededError(
-                f"NCCL has not connected {self.device}, of rank {rank}, with {size - 1} others "
-                f"within {self._timeout_s:g} s"
-            ) from None
-        if isinstance(made, Exception):
-            raise WorkerFailedError(
-                f"NCCL cannot connect {self.device}, of rank {rank}: {made} (NCCL_DEBUG=WARN in "
-                "the environment has it say more)"
-            ) from made
-        self._comm = made
+            if not is_made.wait(self._timeout_s):
+                raise DeadlineExceededError(
+                    f"NCCL has not connected {self.device}, of rank {rank}, with {size - 1} others "
+                    f"within {self._timeout_s:g} s"
+                )
+            if isinstance(made[0], Exception):
+                raise WorkerFailedError(
+                    f"NCCL cannot connect {self.device}, of rank {rank}: {made[0]} "
+                    "(NCCL_DEBUG=WARN in the environment has it say more)"
+                ) from made[0]
+            self._comm = made[0]
+        except BaseException:
+            is_given_up.set()
+            _abort_late(made)
+            raise
         self.state = State(identity)
         self.why_broken, self.is_told = None, False
         backend_for(self.device).refuse_reads(None)
@@ -206,41 +212,42 @@ class Link:
         """
         return dtype.name in self._types and (op == "sum" or dtype.kind in "iu")
 
-    @contextmanager
-    def collectives(self, what: str) -> Iterator[None]:
-        """Enqueues the collectives that are called inside as one, which the watchdog watches.
+    def enqueue(self, what: str, collectives: Callable[[], object]) -> None:
+        """Enqueues the collectives that a function calls as one, which the watchdog watches.
 
         Args:
             what: Describes them, for errors.
+            collectives: Calls this link's `all_reduce`, `all_gather` and `broadcast`.
 
         Raises:
             LinkBrokenError: the communicator was given up.
             WorkerFailedError: NCCL fails.
         """
+        # No context manager: Ctrl-C at its beginning would leave the lock and NCCL's group to
+        # whoever keeps the traceback.
         with self._lock, backend_for(self.device).enter():
             self._raise_broken()
-            pending = _Pending(what, record_event(), None)
-            self._calling = what, time.monotonic()
-            watchdog.watch(self)
             try:
-                self._nccl.groupStart()
-                try:
-                    yield
-                finally:
-                    self._nccl.groupEnd()
+                pending = _Pending(what, record_event())
+                self._calling = what, time.monotonic()
+                watchdog.watch(self)
+                call_in_group(self._nccl, collectives)
                 pending.end = record_event()
-            except Exception as error:  # NCCL's; CuPy has no type for some
+                self.state = State(self.state.identity, self.state.num_calls + 1)
+                self._pending.append(pending)
+                watchdog.watch(self)
+                # The watchdog may have given it up in the meantime, without the lock.
                 self._raise_broken()
+            except Exception as error:  # NCCL's; CuPy has no type for some
+                was_broken = self.why_broken is not None
                 self._give_up(f"{what} was not begun: NCCL fails: {error}")
-                raise WorkerFailedError(self.why_broken) from error
+                kind = LinkBrokenError if was_broken else WorkerFailedError
+                raise kind(self.why_broken) from error
             except BaseException as error:
                 self._give_up(f"{what} was interrupted by {type(error).__name__}")
                 raise
             finally:
                 self._calling = None
-            self.state = State(self.state.identity, self.state.num_calls + 1)
-            self._pending.append(pending)
-        watchdog.watch(self)
 
     def look(self) -> bool:
         """Gives up the communicator if a collective takes too long; the watchdog calls this.
@@ -312,7 +319,9 @@ class Link:
         self._abort()
 
     def _abort(self) -> None:
-        comm, self._comm, self.state = self._comm, None, State()
+        self.state = State()
+        # No call in between: a thread that gives it up at the same time must find none.
+        comm, self._comm = self._comm, None
         if comm is not None:
             # Not `destroy`, which waits for the other ranks.
             comm.abort()
@@ -320,3 +329,11 @@ class Link:
     def _raise_broken(self) -> None:
         if self.why_broken is not None:
             raise LinkBrokenError(self.why_broken)
+
+
+def _abort_late(made: list[Any]) -> None:
+    """Ends a communicator that nobody waits for any more; its own end would be `destroy`'s."""
+    with suppress(IndexError):  # another thread has ended it, or there is none yet
+        late = made.pop()
+        if not isinstance(late, Exception):
+            late.abort()
