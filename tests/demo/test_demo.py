@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -21,7 +22,7 @@ from every_optimizer import FIRST_OF_EACH_SHAPE
 import gpuopt
 import gpuopt.__main__ as command_line
 from gpuopt.backends import backend_for
-from gpuopt.demo import settings, tune
+from gpuopt.demo import parallel, settings, tune
 from gpuopt.demo.digits import NUM_CLASSES, NUM_INTENSITIES, NUM_PIXELS, load_digits
 from gpuopt.demo.model import WideAndDeep
 from gpuopt.demo.settings import NAMES, TUNED
@@ -451,3 +452,11 @@ def test_impossible_numbers_of_workers_and_towers_are_refused(
     with pytest.raises(SystemExit):
         command_line.main(["demo", *arguments])
     assert message in capsys.readouterr().err
+
+
+def test_the_ranks_of_a_host_take_its_gpus_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel, "ask_driver", lambda: SimpleNamespace(gpus=("one", "other")))
+    ranks: list[Any] = [SimpleNamespace(rank_on_host=rank) for rank in range(3)]
+    for asked, expected in (("gpu:0", ["gpu:0", "gpu:1", "gpu:0"]), ("cpu", ["cpu"] * 3)):
+        device = Device.parse(asked)
+        assert [str(parallel.choose_device(rank, device)) for rank in ranks] == expected

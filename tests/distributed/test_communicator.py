@@ -176,6 +176,22 @@ def test_gathered_values_may_be_of_any_size(on_ranks: OnRanks, length: int) -> N
     assert succeeded(on_ranks(2, gather)) == [expected] * 2
 
 
+@kinds_and_sizes
+def test_what_is_returned_may_be_written_to(kind: str, size: int) -> None:
+    def write(rank: Communicator) -> list[Any]:
+        mine = np.full((2, 3), rank.rank + 1.0)
+        slices = IndexedSlices(mine, np.arange(2), (9, 3))
+        gathered = rank.all_gather_slices(slices)
+        [batch] = rank.batch_all_reduce([mine])
+        for array in (gathered.values, gathered.indices, batch, rank.all_reduce(mine)):
+            array[...] = 7
+        rank.barrier()
+        return [mine.tolist(), slices.indices.tolist()]
+
+    expected = [[[[number + 1.0] * 3] * 2, [0, 1]] for number in range(size)]
+    assert succeeded(run_on_ranks(kind, size, write)) == expected
+
+
 def test_many_gathered_rows_stand_in_rank_order(on_ranks: OnRanks) -> None:
     def gather(rank: Communicator) -> tuple[Any, Any]:
         count = 4000 * rank.rank

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gpuopt.backends import backend_for
 from gpuopt.distributed.communicator import Communicator, ReduceOp, check_op, check_root
 from gpuopt.variables.indexed_slices import IndexedSlices
 
@@ -26,7 +27,9 @@ class SingleCommunicator(Communicator):
         return [value]
 
     def all_gather_slices(self, slices: IndexedSlices, what: str | None = None) -> IndexedSlices:
-        return slices
+        with backend_for(slices.device).enter():
+            values, indices = slices.values.copy(), slices.indices.copy()
+        return IndexedSlices(values, indices, slices.dense_shape)
 
     def broadcast(self, array: Any, root: int = 0) -> Any:
         check_root(root, self.size)
