@@ -1,28 +1,38 @@
-"""Rows that come and go do what a list of rows does, over random programs."""
+"""Rows that come and go, with groups or without, over random programs beside naive models."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import regrouping_programs
+import row_programs
 from gpu_streams import new_stream
-from row_programs import Program
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_random_programs_on_the_host(seed: int, tmp_path: Path) -> None:
-    Program(seed, tmp_path).run(40)
+def programs(of_rows: range, of_groups: range) -> pytest.MarkDecorator:
+    """Parametrizes with programs' classes and seeds."""
+    cases = [pytest.param(row_programs.Program, seed, id=f"rows-{seed}") for seed in of_rows]
+    regrouping = regrouping_programs.Program
+    cases += [pytest.param(regrouping, seed, id=f"groups-{seed}") for seed in of_groups]
+    return pytest.mark.parametrize(("program", "seed"), cases)
+
+
+@programs(range(30), range(16))
+def test_random_programs_on_the_host(program: Any, seed: int, tmp_path: Path) -> None:
+    program(seed, tmp_path).run(40)
 
 
 @pytest.mark.emulator
 @pytest.mark.usefixtures("emulated_gpus")
-@pytest.mark.parametrize("seed", range(100, 110))
-def test_random_programs_on_emulated_gpus(seed: int, tmp_path: Path) -> None:
-    Program(seed, tmp_path, "gpu:0").run(20)
+@programs(range(100, 110), range(100, 104))
+def test_random_programs_on_emulated_gpus(program: Any, seed: int, tmp_path: Path) -> None:
+    program(seed, tmp_path, "gpu:0").run(20)
 
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("every_schedule")
-@pytest.mark.parametrize("seed", range(200, 206))
-def test_random_programs_on_streams(seed: int, tmp_path: Path) -> None:
-    Program(seed, tmp_path, "gpu:0", [new_stream() for _ in range(3)]).run(15)
+@programs(range(200, 206), range(200, 202))
+def test_random_programs_on_streams(program: Any, seed: int, tmp_path: Path) -> None:
+    program(seed, tmp_path, "gpu:0", [new_stream() for _ in range(3)]).run(15)
