@@ -59,10 +59,14 @@ class IndexedSlices:
             `dense_shape`: they fit no variable with another number of rows.
 
         Raises:
-            TypeError: the mask is not bool, values are not numbers, or one is masked.
+            TypeError: the mask is not bool, values are not numbers or are IndexedSlices, or one is
+                masked.
             ValueError: the mask is no vector, or values have not as many rows as it has elements.
             RuntimeError: a GPU's current stream is being captured into a CUDA graph.
         """
+        if values is None or isinstance(values, IndexedSlices):
+            given = "None" if values is None else "IndexedSlices, which name their rows already"
+            raise TypeError(f"from_mask takes a gradient of all rows, as an array; got {given}")
         refuse_masked(values, "IndexedSlices values")
         refuse_masked(mask, "the mask of rows")
         with reading(values, mask):

@@ -54,6 +54,8 @@ def test_its_rows_are_copies_in_ascending_order() -> None:
         (np.zeros((3, 2)), [1, 0, 1], TypeError, "must be bool, got int64; for the numbers of row"),
         (np.zeros((2, 2)), [[True, False]] * 2, ValueError, r"a vector, got shape \(2, 2\)"),
         (1.0, [True], ValueError, r"values of shape \(\)"),
+        (None, [True], TypeError, "takes a gradient of all rows, as an array; got None"),
+        (IndexedSlices([1.0], [0]), [True], TypeError, "IndexedSlices, which name their rows"),
         (["a"], [True], TypeError, "values must be numbers"),
         (np.ma.zeros(1), [True], TypeError, "masked"),
         (np.zeros(1), np.ma.array([True]), TypeError, "masked"),
