@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
 from gpuopt.optimizer import Optimizer
+from gpuopt.optimizers.base.hyperparameters import Hyperparameters
 from gpuopt.state.state_dict import OptimizerState
 from gpuopt.step.pairs import Gradient
 from gpuopt.variables.variable import Variable
@@ -27,6 +28,20 @@ class OptimizerWrapper(Optimizer):
     @property
     def owner_of_state(self) -> Optimizer:
         return self._inner.owner_of_state
+
+    @property
+    def hyperparameters(self) -> Hyperparameters:
+        """Those of the optimizer inside, to be read and set; one of hooks alone has none."""
+        owner: Any = self.owner_of_state
+        found: Hyperparameters = owner.hyperparameters
+        return found
+
+    @property
+    def groups(self) -> tuple[Hyperparameters, ...]:
+        """Those of the optimizer inside, likewise."""
+        owner: Any = self.owner_of_state
+        found: tuple[Hyperparameters, ...] = owner.groups
+        return found
 
     def compute_gradients(
         self, *args: Any, **kwargs: Any

@@ -56,6 +56,20 @@ def test_variables_may_be_scalars_or_empty(device: str) -> None:
         )
 
 
+def test_hyperparameters_are_set_through_wrappers() -> None:
+    groups = [gpuopt.ParameterGroup("w", learning_rate=0.5)]
+    inner = gpuopt.GradientDescentOptimizer(0.1, groups=groups)
+    optimizer = gpuopt.SyncReplicasOptimizer(
+        gpuopt.MovingAverageOptimizer(gpuopt.MultitaskOptimizerWrapper(inner)), 1, 1
+    )
+    assert optimizer.hyperparameters is inner.hyperparameters
+    optimizer.groups[0]["learning_rate"] = 0.25
+    assert inner.groups[0]["learning_rate"] == 0.25
+    by_hooks = gpuopt.Optimizer(False, "ByHooks")
+    with pytest.raises(AttributeError, match="hyperparameters"):
+        _ = gpuopt.MultitaskOptimizerWrapper(by_hooks).hyperparameters
+
+
 def test_raw_arrays_keep_their_averages_from_view_to_view() -> None:
     flat = np.zeros(100, np.float32)
     optimizer = gpuopt.MovingAverageOptimizer(
