@@ -163,7 +163,8 @@ def draw(
 
 
 def label_of(group: Sequence[Curve], how_it_ends: Callable[[Curve], str]) -> str:
-    names = ", ".join(f"{curve.name} {curve.rate:g}" for curve in group)
+    # A line does not end between a name and its rate.
+    names = ", ".join(f"{curve.name}\N{NO-BREAK SPACE}{curve.rate:g}" for curve in group)
     return textwrap.fill(f"{names}: {how_it_ends(group[0])}", 52)
 
 
