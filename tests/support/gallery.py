@@ -159,11 +159,12 @@ def draw(
         description = "; ".join(map(in_words, curves))
         figure.savefig(path, metadata={"Date": None, "Title": title, "Description": description})
     if path.suffix == ".svg":
-        path.write_text(with_short_numbers(path.read_text()))
+        path.write_text(shortened(path.read_text()))
 
 
 def label_of(group: Sequence[Curve], how_it_ends: Callable[[Curve], str]) -> str:
-    names = ", ".join(f"{curve.name} {curve.rate:g}" for curve in group)
+    # A line does not end between a name and its rate.
+    names = ", ".join(f"{curve.name}\N{NO-BREAK SPACE}{curve.rate:g}" for curve in group)
     return textwrap.fill(f"{names}: {how_it_ends(group[0])}", 52)
 
 
@@ -181,15 +182,15 @@ def said_in(path: Path) -> Mapping[str, Said]:
     }
 
 
-def with_short_numbers(svg: str) -> str:
-    """Rounds the coordinates of paths to a tenth of a point, which nobody sees."""
+def shortened(svg: str) -> str:
+    """Rounds the coordinates of paths to a tenth of a point, and drops turns by nothing."""
 
     def rounded(found: re.Match[str]) -> str:
         short = re.sub(r"-?\d+\.\d+", lambda number: f"{float(number[0]):.1f}", found[0])
         # Lines go on where no command stands.
         return short if "C" in short else re.sub(r" \nL ", " ", short)
 
-    return re.sub(r' d="[^"]*"', rounded, svg)
+    return re.sub(r' transform="rotate\(-0 [^"]*"', "", re.sub(r' d="[^"]*"', rounded, svg))
 
 
 def dress_surface(surface: Surface) -> Callable[[Any], None]:
@@ -198,7 +199,7 @@ def dress_surface(surface: Surface) -> Callable[[Any], None]:
     height = np.log10(surface.value(x, y) + 1)
 
     def dress(panel: Any) -> None:
-        panel.contour(x, y, height, levels=5, colors="#BBBBBB", linewidths=0.5, linestyles="-")
+        panel.contour(x, y, height, levels=4, colors="#BBBBBB", linewidths=0.5, linestyles="-")
         panel.plot(*surface.start, marker="o", color="white", markeredgecolor="black", zorder=5)
         panel.plot(*surface.minimum, marker="*", color="#F0E442", markeredgecolor="black", ms=11)
         panel.set(xlim=(low_x, high_x + MARGIN), ylim=(low_y, high_y + MARGIN))

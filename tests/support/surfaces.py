@@ -94,7 +94,7 @@ SURFACES = (
         start=(-1.4, 0.4),
         minimum=_LOWEST,
         frame=(-1.8, 2.0, -0.8, 2.0),
-        steps=100,
+        steps=80,
     ),
 )
 
