@@ -365,6 +365,17 @@ def test_nothing_runs_before_the_host_waits_and_everything_may_be_asked_for(
         pass
 
 
+def test_who_has_waited_for_a_device_may_ask_as_often_as_before(cupy: Any, add: Any) -> None:
+    array = cupy.zeros(8, np.float32)
+    driver.set_policy("oldest")
+    for _ in range(5):
+        cupy.cuda.Device(0).synchronize()
+        add(array)
+        event = cupy.cuda.Event(disable_timing=True)
+        event.record()
+        assert not any(event.done for _ in range(40))
+
+
 def test_a_copy_from_pageable_memory_is_made_at_once(cupy: Any) -> None:
     driver.set_policy("newest")
     host = np.arange(8)

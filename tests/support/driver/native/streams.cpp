@@ -266,6 +266,7 @@ void wait_for_stream(Stream* stream) {
 }
 
 void wait_for_device(int device) {
+  num_questions = 0;  // so that what a test asks next does not depend on the tests before
   run_until([=] {
     return std::all_of(streams.begin(), streams.end(), [=](const auto& stream) {
       return stream->device != device || stream->queue.empty();
