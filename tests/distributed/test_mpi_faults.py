@@ -42,12 +42,18 @@ def run_fault(
     )
 
 
+def check_ends_soon(folder: Path) -> None:
+    """A job that has just ended must have lost its rank less than the promised time ago."""
+    assert time.time() - (folder / "killed").stat().st_mtime < ENDS_WITHIN_S
+
+
 def count_tracebacks(job: Job) -> int:
     return job.errors.count("Traceback (most recent call last)")
 
 
 def test_a_rank_that_is_killed_ends_the_job_and_was_introduced(tmp_path: Path) -> None:
     job = run_fault("kill_a_rank", tmp_path)
+    check_ends_soon(tmp_path)
     assert job.status != 0, job
     host = re.escape(socket.gethostname())
     for rank in range(3):
@@ -182,6 +188,7 @@ def test_a_job_that_lost_a_rank_goes_on_from_the_newest_checkpoint(
     name, uninterrupted = training
     (tmp_path / "kill_at").write_text("10")
     assert run_fault(name, tmp_path).status != 0
+    check_ends_soon(tmp_path)
     assert saved_steps(tmp_path) == [4, 8]
     (tmp_path / "kill_at").unlink()
     job = run_fault(name, tmp_path)

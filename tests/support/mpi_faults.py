@@ -35,6 +35,7 @@ def kill_a_rank(folder: Path, timeout_s: float) -> None:
     def run(communicator: Communicator) -> None:
         if communicator.rank == 1:
             communicator.barrier()
+            (folder / "killed").touch()
             os.kill(os.getpid(), signal.SIGKILL)
         communicator.barrier()
         reduce_for_ever(communicator)
@@ -169,6 +170,7 @@ def train_with_checkpoints(folder: Path, timeout_s: float) -> None:
 
     def train_step() -> bool:
         if int(step) == dies_at and group.rank == group.size - 1:
+            (folder / "killed").touch()
             os.kill(os.getpid(), signal.SIGKILL)
         rng = np.random.default_rng((int(step), group.rank))
         optimizer.apply_gradients([(rng.standard_normal(50).astype(np.float32), w.local)], step)
@@ -269,6 +271,7 @@ def train_workers_with_checkpoints(folder: Path, timeout_s: float) -> None:
         target = worker.local_step + 4
         while worker.local_step < target:
             if worker.local_step == dies_at and group.rank == group.size - 1:
+                (folder / "killed").touch()
                 os.kill(os.getpid(), signal.SIGKILL)
             rng = np.random.default_rng((worker.local_step, worker.index))
             worker.apply_gradients([(rng.standard_normal(50).astype(np.float32), w)], step)
