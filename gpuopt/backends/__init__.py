@@ -33,7 +33,7 @@ __all__ = [
 
 _cpu_backend: Backend = CpuBackend()
 _backends: dict[Device, Backend] = {Device.cpu: _cpu_backend}
-_lost_in_fork: set[Device] = set()
+_lost_in_fork: dict[Device, Backend] = {}
 _making = Lock("the making of a GPU's backend")
 
 # A plain set instead of a function, because each step reads it.
@@ -135,9 +135,10 @@ def profiling_range(name: str) -> AbstractContextManager[Any]:
 
 def _forget_gpus() -> None:
     """A forked child has no CUDA context: each call would fail in its own words."""
-    gpus = [device for device in _backends if device.kind == "gpu"]
-    _lost_in_fork.update(gpus)
-    for device in gpus:
+    # Kept: the end of an event is a call, too, which may wait for a lock of CUDA's that a thread of
+    # the parent had.
+    _lost_in_fork.update({d: backend for d, backend in _backends.items() if d.kind == "gpu"})
+    for device in _lost_in_fork:
         _use(device, None)
 
 

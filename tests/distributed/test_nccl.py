@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import _thread
 import os
+import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from functools import partial
 from operator import methodcaller
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,7 +33,7 @@ from gpuopt.distributed import (
     SingleCommunicator,
     ThreadGroup,
 )
-from gpuopt.distributed.communicators import nccl_communicator, nccl_link
+from gpuopt.distributed.communicators import nccl_communicator, nccl_library, nccl_link
 from gpuopt.distributed.communicators.host import Host
 from gpuopt.distributed.communicators.nccl_communicator import CHECKED_CALLS
 
@@ -498,6 +501,7 @@ def test_a_gpu_that_never_connects_is_a_deadline(monkeypatch: pytest.MonkeyPatch
     before = driver.counts() if driver.is_here() else {}
     outcomes = errors_of(group, run)
     assert "has not connected gpu:0, of rank 0, with 1 others within 0.3 s" in str(outcomes[0])
+    assert "rank 1 did not come" in str(outcomes[0])
     assert isinstance(outcomes[0], DeadlineExceededError)
     # It connects in the end, with a thread that nobody waits for. `destroy` would wait for others.
     del group, link, outcomes
@@ -510,15 +514,49 @@ def test_a_gpu_that_never_connects_is_a_deadline(monkeypatch: pytest.MonkeyPatch
     assert numbers == [2, 2, 0] or not driver.is_here()
 
 
+def test_a_rank_that_cannot_connect_is_named_to_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    group = group_of(timeout_s=SHORT_S)
+
+    def fail(*arguments: Any) -> None:
+        raise WorkerFailedError("NCCL cannot connect: no memory")
+
+    monkeypatch.setattr(group._links[1], "connect", fail)
+    told: SimpleQueue[str] = SimpleQueue()
+
+    def run(rank: Communicator) -> None:
+        try:
+            rank.all_reduce(ones(rank))
+        except gpuopt.GpuoptError as error:
+            if rank.rank == 0:
+                told.put(str(error))
+            raise
+
+    with pytest.raises(WorkerFailedError, match="no memory"):
+        group.run(run)
+    why = told.get(timeout=LONG_S)
+    assert why.startswith("rank 1 has failed: WorkerFailedError: NCCL cannot connect: no memory; ")
+    assert "has not connected gpu:0" in why
+
+
 @pytest.mark.driver  # a real GPU is of no use to a forked child, not even for an error
 def test_a_forked_child_is_told_and_leaves_the_parents_communicators() -> None:
     group = group_of()
     total = group.run(lambda rank: rank.all_reduce(ones(rank)))
     wait_for_gpus()
+    event = nccl_library.record_event()
+    pending = nccl_link._Pending("a collective", event)
+    pending.end = event
+    group._links[0]._pending.append(pending)
+    # Their ends would call CUDA.
+    kept = [weakref.ref(each) for each in (event, *gpuopt.backends.gpu_backends)]
+    del event, pending
     child = os.fork()
     if not child:
         status = 1
         try:
+            assert all(each() for each in kept)
             group.run(lambda rank: rank.all_reduce(np.ones(1)))  # the host's memory is its own
             link = group._links[0]
             status = 0 if "forked" in str(link.why_broken) and link._comm is None else 2
@@ -527,6 +565,35 @@ def test_a_forked_child_is_told_and_leaves_the_parents_communicators() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     again = group.run(lambda rank: rank.all_reduce(ones(rank)).get().tolist())
     assert [array.get().tolist() for array in total] == again == [[2, 2, 2]] * 2
+
+
+@pytest.mark.driver  # as above
+def test_a_child_forked_in_the_middle_of_a_call_lets_its_group_go() -> None:
+    group = group_of()
+    [link, _] = group._links
+    is_calling, may_end = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        is_calling.set()
+        assert may_end.wait(LONG_S)
+
+    def run(rank: Communicator) -> None:
+        rank.all_reduce(ones(rank))
+        if rank.rank == 0:
+            link.enqueue("a call", wait)
+
+    others = threading.Thread(target=group.run, args=(run,))
+    others.start()
+    assert is_calling.wait(LONG_S)
+    child = os.fork()
+    if not child:
+        signal.alarm(5)  # ends the child, if it waits for the parent's thread
+        link.close()
+        os._exit(0)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    may_end.set()
+    others.join()
+    assert status == 0
 
 
 def test_a_group_that_is_dropped_lets_its_communicators_go() -> None:

@@ -241,11 +241,17 @@ class NCCLCommunicator(Communicator):
         if len({(place, host) for _, place, host in told}) < self.size:
             places = [f"GPU {place} of {host.name}" for _, place, host in told]
             raise ValueError(f"NCCL needs a GPU for each rank, got {say_who(places)}")
-        self._link.connect(self.size, self.rank, told[0][0])
+        try:
+            self._link.connect(self.size, self.rank, told[0][0])
+        except DeadlineExceededError as error:
+            self._raise_with_others(str(error))
 
     def _raise_why_broken(self) -> NoReturn:
-        """Asks the other ranks what they know of the collective that was given up, and raises."""
-        why, self._link.is_told = self._link.why_broken, True
+        self._link.is_told = True
+        self._raise_with_others(str(self._link.why_broken))
+
+    def _raise_with_others(self, why: str) -> NoReturn:
+        """Asks the other ranks what they know of what has not been done, and raises."""
         try:
             told = self._control.all_gather(self._link.num_lost, _AFTER_A_BREAK)
         except (ValueError, DeadlineExceededError) as error:

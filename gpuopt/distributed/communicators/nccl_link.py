@@ -109,11 +109,12 @@ class Link:
 
     def after_fork(self) -> None:
         """The GPU, and what runs on it, belong to the parent."""
-        if self._comm is not None:
-            # Its end would be one of the parent's communicator.
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._comm))
+        # Never freed: that would end the parent's communicator and events, or wait for a lock of
+        # CUDA's that a thread of the parent had.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object((self._comm, self._pending)))
         self._comm, self.state = None, State()
-        self._pending.clear()
+        self._pending = deque()
+        self._calling = None
         self.why_broken = "this process was forked from the one whose GPU it is"
 
     def begin_run(self) -> None:
@@ -302,7 +303,11 @@ class Link:
 
     def close(self) -> None:
         """Waits for the collectives that are under way, which other ranks may need, and ends."""
-        while self.is_needed and self.look():
+        while self.is_needed and self.why_broken is None and self.look():
+            time.sleep(watchdog.PAUSE_S)
+        ends = time.monotonic() + self.limit_s
+        # The watchdog may be asking NCCL. A thread that waits in it ends by the abort alone.
+        while not call_if_free(self._lock, self._abort) and time.monotonic() < ends:
             time.sleep(watchdog.PAUSE_S)
         self._abort()
 
