@@ -167,3 +167,28 @@ for cores in ({core}, set(range(os.cpu_count()))):
     assert len(lines) == 4, job
     assert all(expected == found for expected, found in lines), job
     assert ["False", "False"] in lines, job
+
+
+def test_ctrl_c_anywhere_in_a_run_leaves_the_group_ready_for_the_next() -> None:
+    program = """
+import sys
+sys.path.append("tests/support")
+from interrupt_at import Interrupt, InterruptAt
+from gpuopt.distributed import MPIGroup
+
+group = MPIGroup(20)
+moment = 0
+while True:
+    moment += 1
+    interrupt = InterruptAt(moment, inside=["gpuopt"])
+    try:
+        with interrupt:
+            group.run(lambda communicator: communicator.barrier())
+    except Interrupt:
+        pass
+    assert group.run(lambda communicator: communicator.all_gather(7)) == [[7]], moment
+    if interrupt.left > 0:
+        break
+print(moment)
+"""
+    assert int(run_alone(program)) > 20

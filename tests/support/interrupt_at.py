@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -16,7 +17,8 @@ class InterruptAt:
     """Raises in this thread as a signal handler does: at a call's beginning, or after a built-in.
 
     Counts those moments; `moment` says at which. Those inside of `left_out`, a module, are not
-    counted, nor those of files whose paths have none of the names in `inside`.
+    counted, nor those of files whose paths have none of the names in `inside`. Nor are those inside
+    of `logging`, which an exception leaves with its lock taken.
     """
 
     def __init__(
@@ -34,7 +36,9 @@ class InterruptAt:
 
     def __call__(self, frame: Any, event: str, argument: Any) -> None:
         code = frame.f_code
-        if code is InterruptAt.__exit__.__code__ or code.co_filename == self._left_out:
+        if code is InterruptAt.__exit__.__code__:
+            return
+        if code.co_filename in (self._left_out, logging.__file__):
             return
         if not any(name in code.co_filename for name in self._inside):
             return

@@ -51,6 +51,7 @@ class Exchange:
     Attributes:
         rank: This one.
         size: How many ranks there are.
+        is_running: Whether a run goes on; whoever has begun it sets this to False.
         mail: What it sends and receives.
         has_core: Whether there is a core for each rank of this host.
     """
@@ -70,7 +71,7 @@ class Exchange:
         self._timeout_s = timeout_s
         self.has_core = True
         self._run = 0
-        self._is_running = False
+        self.is_running = False
         self._is_forked = False
         self._number = 0
         # Blocks of messages that are coming in, by rank.
@@ -85,8 +86,8 @@ class Exchange:
         text = f"rank {self.rank} is the process that this child was forked from, and not the child"
         self._end = WorkerFailedError, text
 
-    def begin_run(self) -> None:
-        """Forgets how the last run ended; what is left of its messages will be dropped.
+    def check_no_run(self) -> None:
+        """Raises an error if a run cannot begin.
 
         Raises:
             RuntimeError: the last run goes on.
@@ -94,12 +95,15 @@ class Exchange:
         """
         if self._is_forked:
             self._raise_end()
-        if self._is_running:
+        if self.is_running:
             raise RuntimeError(
                 "a group's `run` was called in a `run` of the same group: in it, use its "
                 "communicator, and call MirroredStrategy's run and variable outside"
             )
-        self._is_running = True
+
+    def begin_run(self) -> None:
+        """Forgets how the last run ended; what is left of its messages will be dropped."""
+        self.is_running = True
         self._run += 1
         self._number = 0
         self._end = None
@@ -108,7 +112,6 @@ class Exchange:
         """Tells all other ranks that this one has failed, by `error`, or finished."""
         if self._is_forked:
             return
-        self._is_running = False
         for blocks in self._incoming.values():
             self.mail.let_go(blocks)
         self._incoming.clear()
@@ -374,9 +377,11 @@ class Exchange:
         pending = [transfer for transfer in transfers if transfer.request]
         requests = [transfer.request for transfer in pending]
         statuses = [self._mpi.Status() for _ in requests]
-        test_all = self._mpi.Request.Testall
-        while not any(test_all(requests, statuses) for _ in range(_TESTS_BEFORE_PAUSE)):
-            self._pause(waiting)
+        tests = 0
+        while not self._mpi.Request.Testall(requests, statuses):
+            tests += 1
+            if tests % _TESTS_BEFORE_PAUSE == 0:
+                self._pause(waiting)
         for transfer, status in zip(pending, statuses, strict=True):
             if transfer.source is not None:
                 received = status.Get_count(self._mpi.BYTE)

@@ -102,14 +102,19 @@ class MPIGroup(RankGroup):
 
     def run(self, function: Callable[[MessagingCommunicator], Any]) -> list[Any]:
         check_thread(self._mpi)
-        self._exchange.begin_run()
+        self._exchange.check_no_run()
         try:
+            self._exchange.begin_run()
             result = function(MPICommunicator(self._exchange))
         except BaseException as error:
             self._exchange.end_run(error)
             raise
-        self._exchange.end_run(None)
-        return [result]
+        else:
+            self._exchange.end_run(None)
+            return [result]
+        finally:
+            # No call comes before it, and so no Ctrl-C.
+            self._exchange.is_running = False
 
 
 class MPICommunicator(MessagingCommunicator):
