@@ -40,4 +40,4 @@ def decayed(base: UpdateRule) -> DecayedRule:
     apply.__module__ = base.apply.__module__
     cuda = base.cuda and replace(base.cuda, functor=f"gpuopt::Decayed<{base.cuda.functor}>")
     scalars = (*base.scalars, "weight_decay")
-    return DecayedRule(apply, base.slots, scalars, cuda, base.squares, base)
+    return DecayedRule(apply, base.slots, scalars, cuda, base.squares, base=base)

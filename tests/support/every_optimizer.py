@@ -50,7 +50,7 @@ DISCONTINUOUS: set[str] = {"AddSignOptimizer", "LionOptimizer", "PowerSignOptimi
 
 
 # Optimizers whose elements do not each step alone; they have tests of their own.
-NOT_ELEMENTWISE = {"LARSOptimizer"}
+NOT_ELEMENTWISE = {"LAMBOptimizer", "LARSOptimizer"}
 
 
 def optimizer_classes() -> dict[str, type[RuleOptimizer]]:

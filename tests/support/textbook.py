@@ -466,6 +466,33 @@ def _schedule_free(w, history: History, direction, learning_rate, beta1, weight_
     return {"var": y, "z_minus_y": z - y, "v": v, "x": x}
 
 
+def lamb(
+    w,
+    history: History,
+    *,
+    learning_rate=0.001,
+    beta1=0.9,
+    beta2=0.999,
+    epsilon=1e-6,
+    weight_decay=0.01,
+    use_nvlamb=False,
+) -> State:
+    """You et al. 2020, algorithm 2, with phi(x) = x; Apex has 1 for the ratio without decay.
+
+    `w` is a whole variable.
+    """
+    m, v = np.zeros_like(w), np.zeros_like(w)
+    for step, g in history:
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * g**2
+        m_hat, v_hat = m / (1 - beta1**step), v / (1 - beta2**step)
+        u = m_hat / (np.sqrt(v_hat) + epsilon) + weight_decay * w
+        norms = np.linalg.norm(w), np.linalg.norm(u)
+        is_adapted = (weight_decay != 0 or use_nvlamb) and min(norms) > 0
+        w = w - learning_rate * (norms[0] / norms[1] if is_adapted else 1) * u
+    return {"var": w, "m": m, "v": v}
+
+
 # A step that does not name a row is not in the row's history.
 lazy_adam = adam
 adam_w, momentum_w, adagrad_w, reg_adagrad = adam, momentum, adagrad, adagrad
