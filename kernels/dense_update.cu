@@ -1,5 +1,5 @@
-// Applies one rule to every element of many variables. Where the rule needs sums over each variable,
-// two kernels before it compute them.
+// Applies one rule to every element of many variables. Where the rule needs sums over each
+// variable, two kernels before it compute them.
 #include "shared/block_sum.cuh"
 #include "shared/update.cuh"
 
@@ -54,8 +54,8 @@ __device__ __forceinline__ void load_gradient(const Storage* grad, bool is_grad_
 }
 
 // Calls `visit` with the state and the gradient of the first `size` elements, and where they are:
-// in packs from where packs of the variable and its slots begin, if they begin at the same elements,
-// and the others one by one.
+// in packs from where packs of the variable and its slots begin, if they begin at the same
+// elements, and the others one by one.
 template <class Rule, class Storage, class Visit>
 __device__ __forceinline__ void visit_first(const Target<Rule, Storage>& target,
                                             const Storage* grad, int size, const Visit& visit) {
@@ -84,10 +84,10 @@ __device__ __forceinline__ void visit_first(const Target<Rule, Storage>& target,
 }
 
 // Calls `visit` with each chunk of this block: its number, the variable's column of the table, the
-// arrays from its first element on, the gradient, and its size. Chunks have `chunk_size` elements: a
-// multiple of a pack, of 32 bits. A variable's last one may have less. `grads` holds the address of
-// each variable's gradient; if it is null, `few_grads` does.
-// Preconditions: no two variables share memory; there are no more blocks than chunks.
+// arrays from its first element on, the gradient, and its size. Chunks have `chunk_size` elements:
+// a multiple of a pack, of 32 bits. A variable's last one may have less. `grads` holds the address
+// of each variable's gradient; if it is null, `few_grads` does. Preconditions: no two variables
+// share memory; there are no more blocks than chunks.
 template <class Rule, class Storage, class Visit>
 __device__ __forceinline__ void visit_chunks(
     const long long* __restrict__ table, long long num_variables, const Chunk* __restrict__ chunks,
@@ -198,10 +198,10 @@ __global__ void __launch_bounds__(dense_threads)
       });
 }
 
-// Adds up the sums over the chunks of each variable, and writes the variable's scalars: those of its
-// group, and the sums from number `first_sum` on. `first_chunks` holds the number of each variable's
-// first chunk, and at the end the number of all chunks.
-// Precondition: the block's threads are a power of 2.
+// Adds up the sums over the chunks of each variable, and writes the variable's scalars: those of
+// its group, and the sums from number `first_sum` on. `first_chunks` holds the number of each
+// variable's first chunk, and at the end the number of all chunks. Precondition: the block's
+// threads are a power of 2.
 template <class Rule, class Storage>
 __global__ void __launch_bounds__(dense_threads)
     add_sums(const long long* __restrict__ table, long long num_variables,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Unpack
 
 from gpuopt.optimizers.base import Additions, Hyperparameter, RuleOptimizer
 from gpuopt.rules.gradient_descent import gradient_descent

@@ -10,4 +10,5 @@ from gpuopt.rules.update_rule import update_rule
 
 @update_rule(cuda=ours("gradient_descent.cuh", "GradientDescent"))
 def gradient_descent(var: Any, grad: Any, *, learning_rate: Any) -> None:
+    """Subtracts the gradient, times a number."""
     var -= learning_rate * grad

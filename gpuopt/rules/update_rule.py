@@ -163,9 +163,7 @@ def update_rule(
     if not isinstance(cuda, CudaSource | None):
         raise TypeError(f"cuda must be a gpuopt.CudaSource, got {cuda!r}")
     if apply is None:
-        return partial(
-            _rule_of, cuda=cuda, squares=tuple(squares), sums=tuple(sums), terms=terms
-        )
+        return partial(_rule_of, cuda=cuda, squares=tuple(squares), sums=tuple(sums), terms=terms)
     return _rule_of(apply, cuda, tuple(squares), tuple(sums), terms)
 
 

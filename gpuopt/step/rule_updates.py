@@ -394,7 +394,6 @@ class RuleUpdates:
             kept=kept,
         )
 
-
     def _apply_as_dense(
         self,
         unit: _Unit,

@@ -65,6 +65,4 @@ def large_forms(
     compiled = compiled_rules(rule, real, scalars)
     if rule.sums and not compiled:
         return [PlainRule(rule, each) for each in scalars]
-    return compiled or [
-        recorded_rule(rule, real, each, zero_grad=zero_grad) for each in scalars
-    ]
+    return compiled or [recorded_rule(rule, real, each, zero_grad=zero_grad) for each in scalars]
