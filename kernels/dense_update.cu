@@ -148,6 +148,15 @@ __global__ void __launch_bounds__(dense_threads)
                                few_grads, scalars_of, refused);
 }
 
+// Returns the scalars of the group of a variable, given its column of the table.
+template <class Rule, class Storage>
+__device__ __forceinline__ Scalars<Rule, Storage> scalars_of_group(
+    const long long* column, long long num_variables, const FewScalars<Rule, Storage>& few_scalars,
+    const Scalars<Rule, Storage>* many_scalars) {
+  const long long group = __ldg(&column[group_row<Rule> * num_variables]);
+  return many_scalars == nullptr ? few_scalars.of[group] : many_scalars[group];
+}
+
 // Updates variables of several groups. `many_scalars` has each group's scalars; if it is null,
 // `few_scalars` has.
 template <class Rule, class Storage>
@@ -160,8 +169,7 @@ __global__ void __launch_bounds__(dense_threads)
                            const Scalars<Rule, Storage>* __restrict__ many_scalars,
                            const unsigned long long* __restrict__ refused) {
   const auto scalars_of = [&](const long long* column) -> Scalars<Rule, Storage> {
-    const long long group = __ldg(&column[group_row<Rule> * num_variables]);
-    return many_scalars == nullptr ? few_scalars.of[group] : many_scalars[group];
+    return scalars_of_group<Rule, Storage>(column, num_variables, few_scalars, many_scalars);
   };
   update_chunks<Rule, Storage>(table, num_variables, chunks, num_chunks, chunk_size, grads,
                                few_grads, scalars_of, refused);
@@ -183,9 +191,8 @@ __global__ void __launch_bounds__(dense_threads)
       table, num_variables, chunks, num_chunks, chunk_size, grads, few_grads, refused,
       [&](long long chunk, const long long* column, const Target<Rule, Storage>& target,
           const Storage* grad, int size) {
-        const long long group = __ldg(&column[group_row<Rule> * num_variables]);
         const Scalars<Rule, Storage> scalars =
-            many_scalars == nullptr ? few_scalars.of[group] : many_scalars[group];
+            scalars_of_group<Rule, Storage>(column, num_variables, few_scalars, many_scalars);
         Compute<Storage> mine[num_sums] = {};
         visit_first(target, grad, size, [&](const auto& state, const auto& gradient, int) {
           state.add_terms(gradient, scalars, mine);
@@ -218,9 +225,8 @@ __global__ void __launch_bounds__(dense_threads)
       for (int k = 0; k < num_sums; ++k) mine[k] += parts[c * num_sums + k];
     }
     if (threadIdx.x == 0) {
-      const long long group = __ldg(&table[group_row<Rule> * num_variables + variable]);
-      of_variables[variable] =
-          many_scalars == nullptr ? few_scalars.of[group] : many_scalars[group];
+      of_variables[variable] = scalars_of_group<Rule, Storage>(table + variable, num_variables,
+                                                               few_scalars, many_scalars);
     }
     Compute<Storage>* sums = reinterpret_cast<Compute<Storage>*>(of_variables + variable);
 #pragma unroll
