@@ -10,33 +10,13 @@ import numpy as np
 import pytest
 import textbook
 from dtypes import every_dtype
+from each_device import variable_on
 
 import gpuopt
 from gpuopt import IndexedSlices, ParameterGroup, Variable
 
 # An epsilon beside which the smallest `v` of 16 bits may be zero.
 NUMBERS = {"learning_rate": 0.125, "beta2": 0.75, "epsilon": 0.25, "weight_decay": 0.25}
-
-
-@pytest.fixture(
-    params=[
-        "host",
-        pytest.param("emulated", marks=pytest.mark.emulator),
-        pytest.param("gpu", marks=pytest.mark.gpu),
-    ]
-)
-def xp(request: pytest.FixtureRequest) -> Any:
-    """The module of a device's arrays."""
-    if request.param == "host":
-        return np
-    if request.param == "emulated":
-        request.getfixturevalue("emulated_gpus")
-        return fake_cupy
-    return pytest.importorskip("cupy")
-
-
-def variable_on(xp: Any, start: np.ndarray, **named: str) -> Variable:
-    return Variable(start, device="cpu" if xp is np else "gpu:0", **named)
 
 
 def check(optimizer: Any, variables: list[Variable], expected: list[dict[str, Any]]) -> None:

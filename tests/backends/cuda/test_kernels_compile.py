@@ -33,7 +33,9 @@ def max_registers(kernel: Kernel, architecture: str) -> int:
     slots = 0 if kernel.rule is None else len(kernel.rule.slots)
     has_groups = kernel.function.endswith("_of_groups") or kernel.function == "sum_terms"
     if has_groups and slots > 1 + is_sparse_update:
-        return 128 if is_sparse_update else 80  # the group's scalars, too
+        if is_sparse_update:
+            return 128
+        return 96 if slots > 2 and "double" in kernel.types else 80  # the group's scalars, too
     if (is_sparse_update or kernel.function == "sum_pieces") and architecture != ARCHITECTURES[0]:
         return 128
     if kernel.function == "sort_few_rows":  # one block
