@@ -1,5 +1,5 @@
-// Steps against the gradient's sign alone (Liang et al. 2024), of any rule whose step does not depend
-// on the variable. Mirrors `cautious` in gpuopt/rules/cautious.py.
+// Steps against the gradient's sign alone (Liang et al. 2024), of any rule whose step does not
+// depend on the variable. Mirrors `cautious` in gpuopt/rules/cautious.py.
 #pragma once
 #include "math.cuh"
 
