@@ -1,4 +1,5 @@
 // The norm of many arrays, and new arrays that are scaled by it.
+#include "shared/block_sum.cuh"
 #include "shared/grid.cuh"
 #include "shared/math.cuh"
 #include "shared/ranges.cuh"
@@ -58,22 +59,6 @@ __device__ __forceinline__ void load_pack(const ClipChunk<Storage>& chunk, int a
   }
 }
 
-// Adds up a number of each thread, always in the same order; every thread of the block must call
-// it. Returns the sum to all.
-template <class Real>
-__device__ __forceinline__ Real sum_of_block(Real mine) {
-  __shared__ Real parts[clip_threads];
-  parts[threadIdx.x] = mine;
-  __syncthreads();
-  for (int half = clip_threads / 2; half > 0; half /= 2) {
-    if (threadIdx.x < half) parts[threadIdx.x] += parts[threadIdx.x + half];
-    __syncthreads();
-  }
-  const Real sum = parts[0];
-  __syncthreads();  // before a next call writes to it
-  return sum;
-}
-
 // Writes the sum of squares of each chunk. A single array is passed by value, as `only`; `arrays`
 // are read if there are more. Precondition: blocks have `clip_threads` threads.
 template <class Storage>
@@ -91,7 +76,7 @@ __global__ void __launch_bounds__(clip_threads)
 #pragma unroll
       for (int k = 0; k < pack; ++k) mine += Real(elements.of[k]) * Real(elements.of[k]);
     }
-    const Real sum = sum_of_block(mine);
+    const Real sum = sum_of_block<clip_threads>(mine);
     if (threadIdx.x == 0) sums[c] = static_cast<double>(sum);
   }
 }
@@ -105,7 +90,7 @@ __global__ void __launch_bounds__(clip_threads)
   double mine = 0;
   for (long long i = threadIdx.x; i < num_sums; i += clip_threads) mine += sums[i];
   // As much as TensorFlow's sum can hold: beyond it, a norm is infinite.
-  const Real sum = static_cast<Real>(sum_of_block(mine));
+  const Real sum = static_cast<Real>(sum_of_block<clip_threads>(mine));
   if (threadIdx.x == 0) *result = is_root ? square_root(sum) : sum;
 }
 

@@ -334,7 +334,8 @@ class Backend(Protocol):
         On the CPU, numpy may warn of NaN and infinity, unless called by `quietly`.
 
         Args:
-            rule: What to compute.
+            rule: What to compute. If it has sums, they are summed first, over each variable in one
+                order, and the host does not wait for them.
             plan: From `plan_dense`.
             gradients: One for each variable, of its shape and dtype. Only read; may be broadcast
                 views, and share memory with each other and with what is written.
@@ -358,7 +359,7 @@ class Backend(Protocol):
         """Applies `rule` to the rows of sparse gradients, with repeated rows summed first.
 
         Args:
-            rule: What to compute.
+            rule: What to compute. If it has sums, they are taken from `scalars`.
             updates: Of variables of one dtype. A gradient may share memory with its own variable
                 and slots, but with none of another update.
             scalars: The scalars of both rules in the compute type of the variables' dtype: those of

@@ -6,11 +6,13 @@ Where both libraries compute the same formula, the next steps agree to float32 r
 |---|---|---|
 | Adam | AdamOptimizer | from torch, and back to torch: always; else to torch: at epsilon 0 |
 | AdamW | TorchAdamWOptimizer; without decay AdamOptimizer | always; without decay as Adam |
-| SGD | GradientDescentOptimizer, MomentumOptimizer | always |
+| Adam with amsgrad | AMSGradOptimizer, of the form "torch" | always |
+| NAdam, RAdam | TorchNAdamOptimizer, RAdamOptimizer | without weight decay |
+| SGD | GradientDescentOptimizer, MomentumOptimizer, TorchSGDOptimizer | always |
 | Adagrad | AdagradOptimizer | where epsilon is lost in rounding beside the accumulators |
 | RMSprop | RMSPropOptimizer | at epsilon 0: torch adds it outside the root |
 
-Other weight decay, amsgrad, maximize, dampening and lr_decay are refused.
+Other weight decay, AdamW with amsgrad, maximize and lr_decay are refused.
 """
 
 from gpuopt.interop.from_torch import optimizer_from_torch

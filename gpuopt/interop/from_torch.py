@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from gpuopt.interop.torch_checks import check_layout, check_settings, check_states
+from gpuopt.interop.torch_forms import FORMS, import_form, import_torch_sgd
 from gpuopt.interop.torch_groups import (
     Array,
+    Imported,
     Part,
     Settings,
     groups_of,
@@ -29,21 +32,25 @@ from gpuopt.optimizers import (
     GradientDescentOptimizer,
     MomentumOptimizer,
     RMSPropOptimizer,
-    TorchAdamWOptimizer,
 )
 from gpuopt.state.state import State
 from gpuopt.state.state_dict import OptimizerState
 from gpuopt.variables.variable import as_variable
 
-Imported = tuple[Optimizer, dict[str, list[Array]], dict[str, Array]]
-
-
-# torch's settings that gpuopt supports with this value only, but for AdamW's decay.
+# torch's settings that gpuopt supports with this value only, but for those of `_TERMS`.
 _NEUTRAL = {"weight_decay": 0, "dampening": 0, "lr_decay": 0, "amsgrad": False, "maximize": False}
+# The terms in formulas that are optimizers of their own here.
+_TERMS = {
+    "AdamW": {"weight_decay"},
+    "Adam with amsgrad": {"amsgrad"},
+    "SGD with decay or dampening": {"weight_decay", "dampening"},
+}
 
-# For each of torch's optimizers: names of settings that no other of them has together.
+# For each of torch's optimizers: names of settings that none of those after it has together.
 _MARKS = {
     "Adam": {"betas", "amsgrad"},
+    "NAdam": {"betas", "momentum_decay"},
+    "RAdam": {"betas", "decoupled_weight_decay"},
     "SGD": {"dampening", "nesterov"},
     "Adagrad": {"lr_decay", "initial_accumulator_value"},
     "RMSprop": {"alpha", "centered"},
@@ -59,11 +66,12 @@ def optimizer_from_torch(
     """Makes an optimizer that continues a run of torch.optim.
 
     torch's first parameter group is of the optimizer's own hyperparameters, and each other one a
-    `ParameterGroup`. Their settings may differ as far as the formulas have numbers for them. AdamW
-    becomes a `TorchAdamWOptimizer`, and one without decay an `AdamOptimizer`, as Adam does.
+    `ParameterGroup`. The settings of SGD, RMSprop and Adam's family may differ between them, as far
+    as the formulas have numbers for them.
 
     Args:
-        state_dict: The result of `state_dict()` of torch's Adam, AdamW, SGD, Adagrad or RMSprop.
+        state_dict: The result of `state_dict()` of torch's Adam, AdamW, NAdam, RAdam, SGD, Adagrad
+            or RMSprop.
         variables: One variable or array for each of torch's parameters, in the same order, with
             the parameters' values. They are not changed.
         allow_epsilon_difference: Accept formulas that differ only in where epsilon is added.
@@ -164,27 +172,6 @@ def _import_adam(parts: Sequence[Part], _: bool) -> Imported:
     )
 
 
-def _import_adam_w(parts: Sequence[Part], _: bool) -> Imported:
-    numbers: list[dict[str, Any]] = []
-    for part in parts:
-        beta1, beta2 = part.settings["betas"]
-        numbers.append(
-            {
-                "learning_rate": to_number(part.settings["lr"]),
-                "beta1": to_number(beta1),
-                "beta2": to_number(beta2),
-                "epsilon": to_number(part.settings["eps"]),
-                "weight_decay": to_number(part.settings["weight_decay"]),
-            }
-        )
-    optimizer = TorchAdamWOptimizer(**numbers[0], groups=groups_of(numbers[0], numbers[1:], parts))
-    return (
-        optimizer,
-        {"m": values_of(parts, "exp_avg"), "v": values_of(parts, "exp_avg_sq")},
-        {"step": np.array(step_of(parts), np.float64)},
-    )
-
-
 def _import_sgd(parts: Sequence[Part], _: bool) -> Imported:
     rates = rates_of(parts)
     with_momentum = [part.settings for part in parts if part.settings["momentum"]]
@@ -259,10 +246,11 @@ def _import_rms_prop(parts: Sequence[Part], allow: bool) -> Imported:
 
 _IMPORTS: dict[str, Callable[[Sequence[Part], bool], Imported]] = {
     "Adam": _import_adam,
-    "AdamW": _import_adam_w,
     "SGD": _import_sgd,
     "Adagrad": _import_adagrad,
     "RMSprop": _import_rms_prop,
+    **{kind: partial(import_form, form) for kind, form in FORMS.items()},
+    "SGD with decay or dampening": import_torch_sgd,
 }
 
 
@@ -277,25 +265,35 @@ def _read_settings(state_dict: Mapping[str, Any]) -> tuple[str, list[Settings]]:
     if kind is None:
         found = sorted(key for key in groups[0] if key not in ("params", "param_names"))
         raise ValueError(f"settings {found} are not those of torch's {', '.join(_MARKS)} or AdamW")
-    decays = any(settings.get("weight_decay", 0) != 0 for settings in groups)
-    if kind == "Adam" and decays:
+    kind = _formula(kind, groups)
+    for settings in groups:
+        for key, neutral in _NEUTRAL.items():
+            if settings.get(key, neutral) != neutral and key not in _TERMS.get(kind, ()):
+                raise ValueError(
+                    f"torch's {kind} has {key}={settings[key]}; gpuopt's formula has no such term"
+                )
+        check_settings(kind, settings)
+    return kind, groups
+
+
+def _formula(kind: str, groups: Sequence[Settings]) -> str:
+    """Returns which of the formulas of torch's optimizer some groups have."""
+    given = {key for settings in groups for key in _NEUTRAL if settings.get(key)}
+    if kind == "SGD" and given & _TERMS["SGD with decay or dampening"]:
+        return "SGD with decay or dampening"
+    if kind == "Adam" and "weight_decay" in given:
         if any("decoupled_weight_decay" not in settings for settings in groups):
             raise ValueError(
                 "torch's state has a weight_decay, and an older torch has not said whether it is "
                 "Adam's or AdamW's. If it is AdamW's, set decoupled_weight_decay=True in each of "
                 "its param_groups"
             )
-        if all(settings["decoupled_weight_decay"] for settings in groups):
-            kind = "AdamW"
-    for settings in groups:
-        for key, neutral in _NEUTRAL.items():
-            is_known = kind == "AdamW" and key == "weight_decay"
-            if settings.get(key, neutral) != neutral and not is_known:
-                raise ValueError(
-                    f"torch's {kind} has {key}={settings[key]}; gpuopt's formula has no such term"
-                )
-        check_settings(kind, settings)
-    return kind, groups
+        is_decoupled = all(settings.get("decoupled_weight_decay") for settings in groups)
+        return "AdamW" if is_decoupled else kind
+    if kind == "Adam" and "amsgrad" in given:
+        shared("amsgrad", groups)
+        return "Adam with amsgrad"
+    return kind
 
 
 def _to_array(value: Any) -> Any:

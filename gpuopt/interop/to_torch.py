@@ -9,7 +9,16 @@ from typing import Any
 
 import numpy as np
 
+from gpuopt.interop.exported import (
+    Array,
+    Exported,
+    Given,
+    States,
+    names_with_slots,
+    read_numbers,
+)
 from gpuopt.interop.from_torch import EpsilonOfTorch
+from gpuopt.interop.torch_forms import EXPORTS as _OF_TORCHS_FORMS
 from gpuopt.optimizer import Optimizer
 from gpuopt.optimizers import (
     AdagradOptimizer,
@@ -17,19 +26,11 @@ from gpuopt.optimizers import (
     GradientDescentOptimizer,
     MomentumOptimizer,
     RMSPropOptimizer,
-    TorchAdamWOptimizer,
 )
 from gpuopt.optimizers.adam import count_steps
 from gpuopt.optimizers.momentum import nesterov_momentum
 from gpuopt.optimizers.rms_prop import centered_rms_prop
-from gpuopt.state.state_dict import OptimizerState
-from gpuopt.variables.scalars import as_scalar
 from gpuopt.variables.variable import Variable, as_variable
-
-Array = np.ndarray[Any, Any]
-States = list[dict[str, Array]]
-Given = Mapping[str, Any]
-Exported = tuple[str, dict[str, Any], States]
 
 
 def optimizer_to_torch(
@@ -37,8 +38,9 @@ def optimizer_to_torch(
 ) -> dict[str, Any]:
     """Returns a state for `load_state_dict` of a torch optimizer that continues this run.
 
-    torch's Adam and AdamW load the state of Adam, AdamW that of TorchAdamW, SGD that of
-    GradientDescent and Momentum, Adagrad that of Adagrad, RMSprop that of RMSProp. Needs torch.
+    torch's Adam and AdamW load the state of Adam, SGD that of GradientDescent, Momentum and
+    TorchSGD, Adagrad that of Adagrad, RMSprop that of RMSProp, AdamW that of TorchAdamW, Adam with
+    amsgrad that of AMSGrad, NAdam and RAdam those of TorchNAdam and RAdam. Needs torch.
 
     Args:
         optimizer: Of exactly one of these classes (no subclass), with numbers as hyperparameters.
@@ -95,44 +97,30 @@ def _export_adam(
     optimizer: Any, given: Given, variables: Mapping[str, Variable], allow: bool
 ) -> Exported:
     epsilon = given["epsilon"]
-    hyper = _read_numbers(given, ["learning_rate", "beta1", "beta2"])
+    hyper = read_numbers(given, ["learning_rate", "beta1", "beta2"])
     if isinstance(epsilon, EpsilonOfTorch):
         hyper["epsilon"] = epsilon.eps
     else:
-        hyper |= _read_numbers(given, ["epsilon"])
+        hyper |= read_numbers(given, ["epsilon"])
     if hyper["epsilon"] and not isinstance(epsilon, EpsilonOfTorch) and not allow:
         raise ValueError(
             f"gpuopt's Adam adds epsilon={hyper['epsilon']} after the bias correction, torch's "
             "before it; they agree only at epsilon=0"
         )
     state = optimizer.state_dict(variables)
-    beta2 = _read_numbers(optimizer.hyperparameters, ["beta2"])["beta2"]
+    beta2 = read_numbers(optimizer.hyperparameters, ["beta2"])["beta2"]
     power = float(state["non_slots"]["beta2_power"]) if state["non_slots"] else beta2
-    states = _adams_states(state, count_steps(power, beta2), variables)
-    betas = (hyper["beta1"], hyper["beta2"])
-    return "Adam", {"lr": hyper["learning_rate"], "betas": betas, "eps": hyper["epsilon"]}, states
-
-
-def _export_adam_w(
-    optimizer: Any, given: Given, variables: Mapping[str, Variable], _: bool
-) -> Exported:
-    names = ["learning_rate", "beta1", "beta2", "epsilon", "weight_decay"]
-    learning_rate, beta1, beta2, epsilon, decay = _read_numbers(given, names).values()
-    settings = {"lr": learning_rate, "betas": (beta1, beta2), "eps": epsilon, "weight_decay": decay}
-    state = optimizer.state_dict(variables)
-    step = int(state["non_slots"].get("step", 0))
-    return "AdamW", settings, _adams_states(state, step, variables)
-
-
-def _adams_states(state: OptimizerState, step: int, variables: Mapping[str, Variable]) -> States:
-    return [
+    step = count_steps(power, beta2)
+    states: States = [
         {
             "step": np.array(step, np.float32),
             "exp_avg": state["slots"]["m"][name],
             "exp_avg_sq": state["slots"]["v"][name],
         }
-        for name in _names_with_slots(state, "m", variables)
+        for name in names_with_slots(state, "m", variables)
     ]
+    betas = (hyper["beta1"], hyper["beta2"])
+    return "Adam", {"lr": hyper["learning_rate"], "betas": betas, "eps": hyper["epsilon"]}, states
 
 
 def _export_sgd(
@@ -140,15 +128,15 @@ def _export_sgd(
 ) -> Exported:
     state = optimizer.state_dict(variables)
     if isinstance(optimizer, GradientDescentOptimizer):
-        return "SGD", {"lr": _read_numbers(given, ["learning_rate"])["learning_rate"]}, []
-    hyper = _read_numbers(given, ["learning_rate", "momentum"])
+        return "SGD", {"lr": read_numbers(given, ["learning_rate"])["learning_rate"]}, []
+    hyper = read_numbers(given, ["learning_rate", "momentum"])
     settings = {
         "lr": hyper["learning_rate"],
         "momentum": hyper["momentum"],
         # Without momentum, both forms are one, and torch refuses Nesterov's.
         "nesterov": optimizer.rule is nesterov_momentum and hyper["momentum"] != 0,
     }
-    names = _names_with_slots(state, "momentum", variables)
+    names = names_with_slots(state, "momentum", variables)
     return (
         "SGD",
         settings,
@@ -160,9 +148,9 @@ def _export_adagrad(
     optimizer: Any, given: Given, variables: Mapping[str, Variable], _: bool
 ) -> Exported:
     state = optimizer.state_dict(variables)
-    names = _names_with_slots(state, "accumulator", variables)
+    names = names_with_slots(state, "accumulator", variables)
     settings = {
-        "lr": _read_numbers(given, ["learning_rate"])["learning_rate"],
+        "lr": read_numbers(given, ["learning_rate"])["learning_rate"],
         "eps": 0.0,
         "initial_accumulator_value": float(optimizer.initial_accumulator_value),
     }
@@ -177,7 +165,7 @@ def _export_adagrad(
 def _export_rms_prop(
     optimizer: Any, given: Given, variables: Mapping[str, Variable], allow: bool
 ) -> Exported:
-    hyper = _read_numbers(given, ["learning_rate", "decay", "momentum", "epsilon"])
+    hyper = read_numbers(given, ["learning_rate", "decay", "momentum", "epsilon"])
     if hyper["epsilon"] and not allow:
         raise ValueError(
             f"gpuopt's RMSProp adds epsilon={hyper['epsilon']} inside the root, torch's outside; "
@@ -191,7 +179,7 @@ def _export_rms_prop(
         )
     centered = optimizer.rule is centered_rms_prop
     state = optimizer.state_dict(variables)
-    names = _names_with_slots(state, "rms", variables)
+    names = names_with_slots(state, "rms", variables)
     # torch's averages start at 0 and gpuopt's at 1, so gpuopt's must be in the state.
     slots = (
         state["slots"]
@@ -222,35 +210,12 @@ def _export_rms_prop(
 
 _EXPORTS: dict[type[Optimizer], Callable[[Any, Given, Mapping[str, Variable], bool], Exported]] = {
     AdamOptimizer: _export_adam,
-    TorchAdamWOptimizer: _export_adam_w,
     GradientDescentOptimizer: _export_sgd,
     MomentumOptimizer: _export_sgd,
     AdagradOptimizer: _export_adagrad,
     RMSPropOptimizer: _export_rms_prop,
+    **_OF_TORCHS_FORMS,
 }
-
-
-def _read_numbers(given: Given, names: list[str]) -> dict[str, float]:
-    """Returns hyperparameters, rounded as gpuopt's steps round them."""
-    numbers = {}
-    for name in names:
-        value = given[name]
-        if callable(value):
-            raise ValueError(f"{name} is a function; torch's settings are numbers")
-        numbers[name] = float(as_scalar(value, name))
-    return numbers
-
-
-def _names_with_slots(
-    state: OptimizerState, slot_name: str, variables: Mapping[str, Variable]
-) -> list[str]:
-    """Returns all names in `variables` if each has the slot, and [] if none has it."""
-    present = state["slots"].get(slot_name, {})
-    missing = [name for name in variables if name not in present]
-    if present and missing:
-        names = [variables[name].name for name in missing]
-        raise ValueError(f'{names} have no slot "{slot_name}" yet, but other variables have one')
-    return list(variables) if present else []
 
 
 def _to_tensor(value: Array) -> Any:

@@ -13,12 +13,16 @@ from gpuopt.state.state import check_fits
 from gpuopt.variables.variable import Variable
 
 # torch's names of sums and averages of squares.
-_OF_SQUARES = ("exp_avg_sq", "sum", "square_avg")
+_OF_SQUARES = ("exp_avg_sq", "max_exp_avg_sq", "sum", "square_avg")
 
 # The settings of torch's optimizers that gpuopt's formulas contain.
 _NUMBERS = {
     "Adam": ["lr", "betas", "eps"],
+    "Adam with amsgrad": ["lr", "betas", "eps"],
     "AdamW": ["lr", "betas", "eps", "weight_decay"],
+    "NAdam": ["lr", "betas", "eps", "momentum_decay"],
+    "RAdam": ["lr", "betas", "eps"],
+    "SGD with decay or dampening": ["lr", "momentum", "dampening", "weight_decay"],
     "SGD": ["lr", "momentum"],
     "Adagrad": ["lr", "eps"],
     "RMSprop": ["lr", "alpha", "eps", "momentum"],
@@ -112,17 +116,20 @@ def check_states(
         present = {part: value for part, value in state.items() if value is not None}
         for part in _parts(kind, mine) if state or kind == "Adagrad" else ():
             # torch's SGD itself has None for a momentum that it has not made yet.
-            if part not in (state if kind == "SGD" else present):
+            if part not in (state if kind.startswith("SGD") else present):
                 raise ValueError(
                     f"torch's state of {where} lacks {part!r}, which its {kind} has; it has "
                     f"{sorted(present)}"
                 )
-            if part in present and part != "step":
+            if part in present and part not in ("step", "mu_product"):
                 array = np.asarray(present[part])
                 check_fits(array, f"torch's {part!r} of {where}", variable.shape, variable.dtype)
         steps = _number(present.get("step", 0))
         if not (math.isfinite(steps) and steps >= 0 and steps.is_integer()):
             raise ValueError(f"torch's {where} is at step {steps:g}, which is no count of steps")
+        product = _number(present.get("mu_product", 1))
+        if not -1 <= product <= 1:
+            raise ValueError(f"torch's {where} has a mu_product of {product:g}, of factors below 1")
         for part in _OF_SQUARES:
             if part in present and (present[part] < 0).any():
                 raise ValueError(
@@ -140,11 +147,12 @@ def _number(value: Any) -> float:
 
 def _parts(kind: str, settings: Mapping[str, Any]) -> list[str]:
     """Returns the names of the parts of a parameter's state, once the parameter has made a step."""
-    if kind in ("Adam", "AdamW"):
-        return ["step", "exp_avg", "exp_avg_sq"]
+    if "betas" in settings:
+        more = {"Adam with amsgrad": ["max_exp_avg_sq"], "NAdam": ["mu_product"]}
+        return ["step", "exp_avg", "exp_avg_sq", *more.get(kind, [])]
     if kind == "Adagrad":
         return ["sum"]
     momentum = ["momentum_buffer"] if settings["momentum"] else []
-    if kind == "SGD":
+    if kind.startswith("SGD"):
         return momentum
     return ["square_avg", *momentum, *(["grad_avg"] if settings["centered"] else [])]

@@ -7,12 +7,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gpuopt.optimizer import Optimizer
 from gpuopt.optimizers.base import ParameterGroup
 from gpuopt.variables.variable import Variable
 
 Array = np.ndarray[Any, Any]
 Settings = Mapping[str, Any]
 States = list[dict[str, Array]]
+# An optimizer, its slots by name, one for each variable, and its other variables.
+Imported = tuple[Optimizer, dict[str, list[Array]], dict[str, Array]]
 
 
 class Part(NamedTuple):

@@ -13,6 +13,7 @@ from gpuopt.optimizers.add_sign import AddSignOptimizer as AddSignOptimizer
 from gpuopt.optimizers.ams_grad import AMSGradOptimizer as AMSGradOptimizer
 from gpuopt.optimizers.ftrl import FtrlOptimizer as FtrlOptimizer
 from gpuopt.optimizers.gradient_descent import GradientDescentOptimizer as GradientDescentOptimizer
+from gpuopt.optimizers.lamb import LAMBOptimizer as LAMBOptimizer
 from gpuopt.optimizers.lars import LARSOptimizer as LARSOptimizer
 from gpuopt.optimizers.lazy_adam import LazyAdamOptimizer as LazyAdamOptimizer
 from gpuopt.optimizers.lion import LionOptimizer as LionOptimizer

@@ -10,10 +10,10 @@ import numpy as np
 from gpuopt.optimizers.base import (
     Common,
     Hyperparameter,
-    StepCountingOptimizer,
     ours,
     update_rule,
 )
+from gpuopt.optimizers.base.caution import CautiousOption
 
 
 @update_rule(cuda=ours("ada_belief.cuh", "AdaBelief"), squares=("s",))
@@ -34,7 +34,7 @@ def ada_belief(
     var -= step_size * m / (np.sqrt(s) + epsilon)
 
 
-class AdaBeliefOptimizer(StepCountingOptimizer):
+class AdaBeliefOptimizer(CautiousOption):
     """AdaBelief (Zhuang et al. 2020, algorithm 2): long steps where gradients are as expected.
 
         m += (1 - beta1) * (g - m)
@@ -52,6 +52,10 @@ class AdaBeliefOptimizer(StepCountingOptimizer):
         beta2: Decay of the average `s` of the squared distance between gradient and `m`.
         epsilon: Keeps the division finite.
         epsilon_root: What is added to `s` in every step.
+        cautious: Whether elements move against their gradient alone: a step `u` becomes
+            `u * k / max(mean(k), 0.001)`, where `k` is 1 if `u * g < 0`, else 0 (Liang et al. 2024,
+            in timm's form; the authors' code multiplies by `size / (sum(k) + 1)`). The mean is over
+            the variable, so that a sparse gradient makes the step of a dense one.
         use_locking, name, on_nonfinite: See `Optimizer`.
         groups: See `ParameterGroup`.
     """
@@ -65,9 +69,11 @@ class AdaBeliefOptimizer(StepCountingOptimizer):
         beta2: Hyperparameter = 0.999,
         epsilon: Hyperparameter = 1e-16,
         epsilon_root: Hyperparameter = 1e-16,
+        cautious: bool = False,
         **common: Unpack[Common],
     ) -> None:
         super().__init__(
+            cautious,
             common,
             learning_rate=learning_rate,
             beta1=beta1,

@@ -10,10 +10,10 @@ import numpy as np
 from gpuopt.optimizers.base import (
     Common,
     Hyperparameter,
-    StepCountingOptimizer,
     ours,
     update_rule,
 )
+from gpuopt.optimizers.base.caution import CautiousOption
 
 
 @update_rule(cuda=ours("ams_grad.cuh", "AmsGrad"), squares=("v", "vhat"))
@@ -36,7 +36,7 @@ def ams_grad(
     var -= step_size * m / (np.sqrt(vhat) + epsilon)
 
 
-class AMSGradOptimizer(StepCountingOptimizer):
+class AMSGradOptimizer(CautiousOption):
     """AMSGrad (Reddi, Kale & Kumar 2018, algorithm 2): Adam whose steps per gradient never grow.
 
         m += (1 - beta1) * (g - m)
@@ -63,6 +63,10 @@ class AMSGradOptimizer(StepCountingOptimizer):
         beta2: Decay of the squared gradient's average `v`.
         epsilon: Keeps the division finite.
         form: "torch" or "optax".
+        cautious: Whether elements move against their gradient alone: a step `u` becomes
+            `u * k / max(mean(k), 0.001)`, where `k` is 1 if `u * g < 0`, else 0 (Liang et al. 2024,
+            in timm's form; the authors' code multiplies by `size / (sum(k) + 1)`). The mean is over
+            the variable, so that a sparse gradient makes the step of a dense one.
         use_locking, name, on_nonfinite: See `Optimizer`.
         groups: See `ParameterGroup`.
 
@@ -79,13 +83,14 @@ class AMSGradOptimizer(StepCountingOptimizer):
         beta2: Hyperparameter = 0.999,
         epsilon: Hyperparameter = 1e-8,
         form: Literal["torch", "optax"] = "torch",
+        cautious: bool = False,
         **common: Unpack[Common],
     ) -> None:
         if form not in ("torch", "optax"):
             raise ValueError(f'form must be "torch" or "optax", got {form!r}')
         self._form = form
         super().__init__(
-            common, learning_rate=learning_rate, beta1=beta1, beta2=beta2, epsilon=epsilon
+            cautious, common, learning_rate=learning_rate, beta1=beta1, beta2=beta2, epsilon=epsilon
         )
 
     def _hyperparameters_to_save(self) -> dict[str, Any]:

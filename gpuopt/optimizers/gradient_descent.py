@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Unpack
 
-from gpuopt.optimizers.base import Additions, Hyperparameter, RuleOptimizer, ours, update_rule
-
-
-@update_rule(cuda=ours("gradient_descent.cuh", "GradientDescent"))
-def gradient_descent(var: Any, grad: Any, *, learning_rate: Any) -> None:
-    var -= learning_rate * grad
+from gpuopt.optimizers.base import Additions, Hyperparameter, RuleOptimizer
+from gpuopt.rules.gradient_descent import gradient_descent
 
 
 class GradientDescentOptimizer(RuleOptimizer):

@@ -10,10 +10,10 @@ import numpy as np
 from gpuopt.optimizers.base import (
     Common,
     Hyperparameter,
-    StepCountingOptimizer,
     ours,
     update_rule,
 )
+from gpuopt.optimizers.base.caution import CautiousOption
 
 # Below so many gradients, the average of their squares says too little.
 _FEWEST = 5.0
@@ -40,7 +40,7 @@ def r_adam(
         var -= step_size * m
 
 
-class RAdamOptimizer(StepCountingOptimizer):
+class RAdamOptimizer(CautiousOption):
     """RAdam (Liu et al. 2020, algorithm 2), in torch's form: Adam without a warm-up.
 
         m += (1 - beta1) * (g - m)
@@ -65,6 +65,10 @@ class RAdamOptimizer(StepCountingOptimizer):
         beta1: Decay of the gradient's average `m`.
         beta2: Decay of the squared gradient's average `v`.
         epsilon: Keeps the division finite.
+        cautious: Whether elements move against their gradient alone: a step `u` becomes
+            `u * k / max(mean(k), 0.001)`, where `k` is 1 if `u * g < 0`, else 0 (Liang et al. 2024,
+            in timm's form; the authors' code multiplies by `size / (sum(k) + 1)`). The mean is over
+            the variable, so that a sparse gradient makes the step of a dense one.
         use_locking, name, on_nonfinite: See `Optimizer`.
         groups: See `ParameterGroup`.
     """
@@ -77,10 +81,11 @@ class RAdamOptimizer(StepCountingOptimizer):
         beta1: Hyperparameter = 0.9,
         beta2: Hyperparameter = 0.999,
         epsilon: Hyperparameter = 1e-8,
+        cautious: bool = False,
         **common: Unpack[Common],
     ) -> None:
         super().__init__(
-            common, learning_rate=learning_rate, beta1=beta1, beta2=beta2, epsilon=epsilon
+            cautious, common, learning_rate=learning_rate, beta1=beta1, beta2=beta2, epsilon=epsilon
         )
 
     def _scalars(self, real: type[np.floating[Any]]) -> Mapping[str, np.floating[Any]]:

@@ -8,11 +8,12 @@ from typing import Any, Unpack
 import numpy as np
 
 from gpuopt.optimizers.adam import adam
-from gpuopt.optimizers.base import Common, Hyperparameter, StepCountingOptimizer
+from gpuopt.optimizers.base import Common, Hyperparameter
+from gpuopt.optimizers.base.caution import CautiousOption
 from gpuopt.optimizers.base.weight_decay import RuleWithWeightDecay
 
 
-class TorchAdamWOptimizer(RuleWithWeightDecay, StepCountingOptimizer):
+class TorchAdamWOptimizer(RuleWithWeightDecay, CautiousOption):
     """Adam with decoupled weight decay (Loshchilov & Hutter 2019), in torch's form.
 
         w -= learning_rate * weight_decay * w
@@ -35,6 +36,10 @@ class TorchAdamWOptimizer(RuleWithWeightDecay, StepCountingOptimizer):
         beta2: Decay of the squared gradient's average `v`.
         epsilon: Keeps the division finite.
         weight_decay: Times the learning rate, the part of the weights that a step takes away.
+        cautious: Whether elements move against their gradient alone: a step `u` becomes
+            `u * k / max(mean(k), 0.001)`, where `k` is 1 if `u * g < 0`, else 0 (Liang et al. 2024,
+            in timm's form; the authors' code multiplies by `size / (sum(k) + 1)`). The mean is over
+            the variable, so that a sparse gradient makes the step of a dense one.
         use_locking, name, on_nonfinite: See `Optimizer`.
         groups: See `ParameterGroup`.
     """
@@ -48,10 +53,12 @@ class TorchAdamWOptimizer(RuleWithWeightDecay, StepCountingOptimizer):
         beta2: Hyperparameter = 0.999,
         epsilon: Hyperparameter = 1e-8,
         weight_decay: Hyperparameter = 0.01,
+        cautious: bool = False,
         **common: Unpack[Common],
     ) -> None:
         super().__init__(
             weight_decay,
+            cautious,
             common,
             learning_rate=learning_rate,
             beta1=beta1,

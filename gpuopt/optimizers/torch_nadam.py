@@ -10,14 +10,14 @@ import numpy as np
 from gpuopt.optimizers.base import (
     Common,
     Hyperparameter,
-    StepCountingOptimizer,
     require_not_negative,
 )
+from gpuopt.optimizers.base.caution import CautiousOption
 from gpuopt.optimizers.nadam import nadam
 from gpuopt.state.state import Range
 
 
-class TorchNAdamOptimizer(StepCountingOptimizer):
+class TorchNAdamOptimizer(CautiousOption):
     """NAdam (Dozat 2016, algorithm 2), in torch's form: with Dozat's schedule of `mu`.
 
         m += (1 - beta1) * (g - m)
@@ -41,6 +41,10 @@ class TorchNAdamOptimizer(StepCountingOptimizer):
         beta2: Decay of the squared gradient's average `v`.
         epsilon: Keeps the division finite.
         momentum_decay: How fast `mu` grows; not below 0.
+        cautious: Whether elements move against their gradient alone: a step `u` becomes
+            `u * k / max(mean(k), 0.001)`, where `k` is 1 if `u * g < 0`, else 0 (Liang et al. 2024,
+            in timm's form; the authors' code multiplies by `size / (sum(k) + 1)`). The mean is over
+            the variable, so that a sparse gradient makes the step of a dense one.
         use_locking, name, on_nonfinite: See `Optimizer`.
         groups: See `ParameterGroup`.
 
@@ -58,9 +62,11 @@ class TorchNAdamOptimizer(StepCountingOptimizer):
         beta2: Hyperparameter = 0.999,
         epsilon: Hyperparameter = 1e-8,
         momentum_decay: Hyperparameter = 0.004,
+        cautious: bool = False,
         **common: Unpack[Common],
     ) -> None:
         super().__init__(
+            cautious,
             common,
             learning_rate=learning_rate,
             beta1=beta1,

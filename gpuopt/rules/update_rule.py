@@ -29,6 +29,10 @@ class UpdateRule:
             not compiled there.
         squares: The slots that sum or average squares, or keep the largest, and so are never
             below 0.
+        sums: Scalars, one after the other, that the optimizer does not give: each variable has its
+            own, which are sums over all its elements.
+        terms: Takes what `apply` does, writes nothing, and returns what is summed, an array for
+            each of `sums`. The scalars that are sums are 0.
     """
 
     apply: Callable[..., None]
@@ -36,6 +40,8 @@ class UpdateRule:
     scalars: tuple[str, ...]
     cuda: CudaSource | None = None
     squares: tuple[str, ...] = ()
+    sums: tuple[str, ...] = ()
+    terms: Callable[..., Sequence[Any]] | None = None
 
     @property
     def name(self) -> str:
@@ -100,6 +106,9 @@ class UpdateRule:
                 )
                 for place, name in enumerate(self.scalars)
             ]
+        if self.sums:
+            sums = as_many.format(f"sums ({', '.join(self.sums)})")
+            checks.append((f"{source.functor}::num_sums == {len(self.sums)}", sums))
         lines = [f'#include "{header}"' for header in self.headers]
         lines += [f'static_assert({check}, "{what}");' for check, what in checks]
         return "\n".join(lines) + "\n"
@@ -111,7 +120,11 @@ def update_rule(apply: Callable[..., None], /) -> UpdateRule: ...
 
 @overload
 def update_rule(
-    *, cuda: CudaSource | None = None, squares: Sequence[str] = ()
+    *,
+    cuda: CudaSource | None = None,
+    squares: Sequence[str] = (),
+    sums: Sequence[str] = (),
+    terms: Callable[..., Sequence[Any]] | None = None,
 ) -> Callable[[Callable[..., None]], UpdateRule]: ...
 
 
@@ -121,6 +134,8 @@ def update_rule(
     *,
     cuda: CudaSource | None = None,
     squares: Sequence[str] = (),
+    sums: Sequence[str] = (),
+    terms: Callable[..., Sequence[Any]] | None = None,
 ) -> UpdateRule | Callable[[Callable[..., None]], UpdateRule]:
     """Makes an update rule of its numpy form; a decorator, with or without arguments.
 
@@ -134,21 +149,30 @@ def update_rule(
         cuda: Where the CUDA form is. With it, the rule also runs on GPUs, and compiled on the CPU.
         squares: The names of the slots that sum or average squares. A state that has numbers below
             0 there is not restored.
+        sums: The names of scalars that stand side by side: they are sums over a whole variable.
+            The CUDA form then has `num_sums`, and `terms` beside `apply`.
+        terms: A function of the rule's arguments that returns an array for each of `sums`, whose
+            elements are summed before the rule is applied.
 
     Raises:
-        TypeError: the signature does not have this form, `cuda` is no CudaSource, or the rule
-            returns something.
-        ValueError: the rule writes to none of its arrays, or `squares` names no slot.
+        TypeError: the signature does not have this form, `cuda` is no CudaSource, the rule
+            returns something, or only one of `sums` and `terms` is given.
+        ValueError: the rule writes to none of its arrays, `squares` names no slot, or `sums` are no
+            scalars side by side.
     """
     if not isinstance(cuda, CudaSource | None):
         raise TypeError(f"cuda must be a gpuopt.CudaSource, got {cuda!r}")
     if apply is None:
-        return partial(_rule_of, cuda=cuda, squares=tuple(squares))
-    return _rule_of(apply, cuda, tuple(squares))
+        return partial(_rule_of, cuda=cuda, squares=tuple(squares), sums=tuple(sums), terms=terms)
+    return _rule_of(apply, cuda, tuple(squares), tuple(sums), terms)
 
 
 def _rule_of(
-    apply: Callable[..., None], cuda: CudaSource | None, squares: tuple[str, ...]
+    apply: Callable[..., None],
+    cuda: CudaSource | None,
+    squares: tuple[str, ...],
+    sums: tuple[str, ...],
+    terms: Callable[..., Sequence[Any]] | None,
 ) -> UpdateRule:
     """Reads a rule's contract from the signature of its numpy form."""
     parameters = list(inspect.signature(apply).parameters.values())
@@ -164,7 +188,14 @@ def _rule_of(
         )
     if not set(squares) <= set(slots):
         raise ValueError(f"{apply.__name__}: squares={squares} must be of its slots, {slots}")
-    rule = UpdateRule(apply, slots, scalars, cuda, squares)
+    if bool(sums) != (terms is not None):
+        raise TypeError(f"{apply.__name__}: sums={sums} and terms={terms} belong together")
+    first = scalars.index(sums[0]) if sums and sums[0] in scalars else 0
+    if scalars[first : first + len(sums)] != sums:
+        raise ValueError(
+            f"{apply.__name__}: sums={sums} must stand side by side among its scalars, {scalars}"
+        )
+    rule = UpdateRule(apply, slots, scalars, cuda, squares, sums, terms)
     _refuse_without_effect(rule)
     return rule
 

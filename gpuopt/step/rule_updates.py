@@ -15,6 +15,7 @@ from gpuopt.device import Device
 from gpuopt.quietly import quietly
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.state import Created
+from gpuopt.step.dense_gradients import as_dense
 from gpuopt.step.known import Batch, Group, KnownGroups
 from gpuopt.step.overlap import refuse_shared_memory
 from gpuopt.step.pairs import as_pairs, checked_gradient, refuse_no_gradients, unpack_pair
@@ -296,7 +297,9 @@ class RuleUpdates:
             refused = optimizer.row_checks.flag(batch.device) if has_flag else None
             # Raw arrays own the memory that the plan writes to.
             kept = [part.given for part, batch in unit if batch.is_borrowed]
-            if part.is_sparse:
+            if part.is_sparse and part.rule.sums:
+                self._apply_as_dense(unit, numbers, scalars, refused, kept)
+            elif part.is_sparse:
                 self._apply_sparse(unit, numbers, scalars, refused, kept)
             elif optimizer.prepares_gradients:
                 pairs = batch.select(list(part.pairs()))
@@ -390,6 +393,25 @@ class RuleUpdates:
             refused=refused,
             kept=kept,
         )
+
+    def _apply_as_dense(
+        self,
+        unit: _Unit,
+        numbers: Sequence[int],
+        scalars: Sequence[Scalars],
+        refused: Any,
+        kept: Sequence[Any],
+    ) -> None:
+        for part, batch in unit:
+            [variable] = part.variables()
+            batch.backend.apply_dense(
+                part.rule,
+                batch.plan,
+                [as_dense(batch.backend, part.gradients[0], variable, refused)],
+                [scalars[numbers.index(batch.parameter_groups[0])]],
+                refused=refused,
+                kept=[*kept, part.gradients],
+            )
 
 
 def _units(parts: Sequence[_Part]) -> list[_Unit]:

@@ -11,9 +11,7 @@
 namespace gpuopt {
 
 template <class Rule>
-struct Decayed {
-  static constexpr int num_slots = Rule::num_slots;
-
+struct Decayed : Rule {
   template <class Real>
   struct Scalars : Rule::template Scalars<Real> {
     Real weight_decay;

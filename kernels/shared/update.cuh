@@ -101,6 +101,23 @@ struct State {
     }
   }
 
+  // Adds to `sums` what the rule sums over a variable, of each element; nothing is changed.
+  template <int num_sums>
+  __device__ __forceinline__ void add_terms(const Real (&gradient)[count],
+                                            const typename Rule::template Scalars<Real>& scalars,
+                                            Real (&sums)[num_sums]) const {
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+      Real slot[slot_capacity<Rule>];
+#pragma unroll
+      for (int k = 0; k < Rule::num_slots; ++k) slot[k] = Real(slots[k].of[i]);
+      Real terms[num_sums];
+      Rule::terms(Real(var.of[i]), gradient[i], slot, scalars, terms);
+#pragma unroll
+      for (int k = 0; k < num_sums; ++k) sums[k] += terms[k];
+    }
+  }
+
   __device__ __forceinline__ void store_to(const Target<Rule, Storage>& target,
                                            long long at) const {
     store<Caching::normal>(target.var + at, var);

@@ -14,6 +14,9 @@ from gpuopt import Variable, optimizer_from_torch, optimizer_to_torch
 ONES = np.ones(2, np.float32)
 ADAM: dict[str, Any] = {"lr": 0.01, "betas": (0.9, 0.999), "eps": 1e-8, "amsgrad": False}
 SGD: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "dampening": 0, "nesterov": False}
+AMSGRAD: dict[str, Any] = {**ADAM, "amsgrad": True}
+NADAM: dict[str, Any] = {"lr": 0.01, "betas": (0.9, 0.999), "eps": 1e-8, "momentum_decay": 0.004}
+DAMPENED: dict[str, Any] = {**SGD, "dampening": 0.5, "weight_decay": 0}
 ADAGRAD: dict[str, Any] = {
     "lr": 0.1,
     "lr_decay": 0,
@@ -57,6 +60,17 @@ DAMAGED: dict[str, tuple[Any, str]] = {
         of_torch(ADAM, {0: adam_state(exp_avg_sq=np.float32([1, -1]))}),
         "'exp_avg_sq' of parameter 0 .*negative",
     ),
+    "no largest average": (of_torch(AMSGRAD, {0: adam_state()}), "lacks 'max_exp_avg_sq'"),
+    "negative largest average": (
+        of_torch(AMSGRAD, {0: adam_state(max_exp_avg_sq=-ONES)}),
+        "'max_exp_avg_sq' .*negative",
+    ),
+    "no product of NAdam": (of_torch(NADAM, {0: adam_state()}), "lacks 'mu_product'"),
+    "product of nan": (
+        of_torch(NADAM, {0: adam_state(mu_product=np.nan)}),
+        "has a mu_product of nan",
+    ),
+    "no dampened momentum": (of_torch(DAMPENED, {0: {"other": ONES}}), "lacks 'momentum_buffer'"),
     "no momentum": (of_torch(SGD, {0: {"other": ONES}}), "lacks 'momentum_buffer'"),
     "no sum": (of_torch(ADAGRAD, {0: {"step": 1.0}}), "lacks 'sum'"),
     "no state of Adagrad": (of_torch(ADAGRAD, {}), "lacks 'sum'"),
@@ -105,6 +119,8 @@ DAMAGED: dict[str, tuple[Any, str]] = {
             (ADAM, "betas", (np.nan, 0.9)),
             (ADAM, "betas", 0.9),
             (RMSPROP, "alpha", np.inf),
+            (NADAM, "momentum_decay", -1.0),
+            (DAMPENED, "weight_decay", np.nan),
         ]
     },
     "negative square_avg": (

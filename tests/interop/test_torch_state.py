@@ -22,11 +22,25 @@ CASES: dict[str, tuple[str, dict[str, Any], str]] = {
         "AdamOptimizer",
     ),
     "Adam, foreach": ("Adam", {"lr": 0.01, "foreach": True}, "AdamOptimizer"),
-    "AdamW": ("AdamW", {"lr": 0.01, "weight_decay": 0.5}, "TorchAdamWOptimizer"),
+    "AdamW": ("AdamW", {"lr": 0.01, "weight_decay": 0.1}, "TorchAdamWOptimizer"),
     "AdamW, other betas, large eps": (
         "AdamW",
         {"lr": 0.02, "betas": (0.8, 0.95), "eps": 0.01, "weight_decay": 0.5},
         "TorchAdamWOptimizer",
+    ),
+    "Adam, amsgrad": ("Adam", {"lr": 0.01, "amsgrad": True, "eps": 0.01}, "AMSGradOptimizer"),
+    "NAdam": ("NAdam", {"lr": 0.01, "momentum_decay": 0.01}, "TorchNAdamOptimizer"),
+    "RAdam": ("RAdam", {"lr": 0.01, "betas": (0.8, 0.9)}, "RAdamOptimizer"),
+    "SGD, decay": ("SGD", {"lr": 0.1, "weight_decay": 0.1}, "TorchSGDOptimizer"),
+    "SGD, dampening": (
+        "SGD",
+        {"lr": 0.1, "momentum": 0.8, "dampening": 0.5},
+        "TorchSGDOptimizer",
+    ),
+    "SGD, Nesterov and decay": (
+        "SGD",
+        {"lr": 0.1, "momentum": 0.8, "nesterov": True, "weight_decay": 0.1},
+        "TorchSGDOptimizer",
     ),
     "AdamW without decay": ("AdamW", {"lr": 0.01, "weight_decay": 0.0}, "AdamOptimizer"),
     "SGD": ("SGD", {"lr": 0.1}, "GradientDescentOptimizer"),
@@ -131,7 +145,19 @@ def test_a_run_of_torch_continues_in_gpuopt(case: str, steps_before: int) -> Non
 MINE: dict[str, tuple[Any, str]] = {
     "Adam": (lambda: gpuopt.AdamOptimizer(0.01, epsilon=0.0), "Adam"),
     "Adam to AdamW": (lambda: gpuopt.AdamOptimizer(0.01, 0.8, 0.95, epsilon=0.0), "AdamW"),
-    "TorchAdamW": (lambda: gpuopt.TorchAdamWOptimizer(0.01, 0.8, weight_decay=0.5), "AdamW"),
+    "TorchAdamW": (lambda: gpuopt.TorchAdamWOptimizer(0.01, weight_decay=0.1), "AdamW"),
+    "AMSGrad": (lambda: gpuopt.AMSGradOptimizer(0.01, epsilon=0.01), "Adam"),
+    "TorchNAdam": (lambda: gpuopt.TorchNAdamOptimizer(0.01, momentum_decay=0.01), "NAdam"),
+    "RAdam": (lambda: gpuopt.RAdamOptimizer(0.01, 0.8, 0.9), "RAdam"),
+    "TorchSGD": (lambda: gpuopt.TorchSGDOptimizer(0.1, weight_decay=0.1), "SGD"),
+    "TorchSGD, dampening": (
+        lambda: gpuopt.TorchSGDOptimizer(0.1, momentum=0.8, dampening=0.5),
+        "SGD",
+    ),
+    "TorchSGD, Nesterov": (
+        lambda: gpuopt.TorchSGDOptimizer(0.1, momentum=0.8, weight_decay=0.1, use_nesterov=True),
+        "SGD",
+    ),
     "GradientDescent": (lambda: gpuopt.GradientDescentOptimizer(0.1), "SGD"),
     "Momentum": (lambda: gpuopt.MomentumOptimizer(0.1, 0.9), "SGD"),
     "Nesterov": (lambda: gpuopt.MomentumOptimizer(0.1, 0.8, use_nesterov=True), "SGD"),
@@ -169,19 +195,24 @@ GROUPED: dict[str, tuple[str, dict[str, Any], list[dict[str, Any]]]] = {
         [{"eps": 0.1}, {"betas": (0.8, 0.95), "eps": 0.02}],
     ),
     "Adam, one beta": ("Adam", {"lr": 0.01}, [{}, {"betas": (0.9, 0.9)}]),
-    "AdamW, decay in one": (
-        "AdamW",
-        {"lr": 0.01, "weight_decay": 0.5},
-        [{}, {"weight_decay": 0.0}],
-    ),
+    "SGD": ("SGD", {"lr": 0.1}, [{"lr": 0.2}, {"lr": 0.05}]),
+    "SGD, momentum in one": ("SGD", {"lr": 0.1}, [{}, {"momentum": 0.9}]),
+    "SGD, Nesterov in one": ("SGD", {"lr": 0.1}, [{"momentum": 0.9, "nesterov": True}, {}]),
+    "AdamW": ("AdamW", {"lr": 0.01}, [{"weight_decay": 0.1}, {"weight_decay": 0.0, "eps": 0.1}]),
+    "Adam, amsgrad": ("Adam", {"lr": 0.01, "amsgrad": True}, [{}, {"betas": (0.8, 0.9)}]),
     "AdamW, decay in the other, betas": (
         "AdamW",
         {"lr": 0.01},
         [{"weight_decay": 0.0}, {"weight_decay": 0.5, "betas": (0.8, 0.95), "eps": 0.1}],
     ),
-    "SGD": ("SGD", {"lr": 0.1}, [{"lr": 0.2}, {"lr": 0.05}]),
-    "SGD, momentum in one": ("SGD", {"lr": 0.1}, [{}, {"momentum": 0.9}]),
-    "SGD, Nesterov in one": ("SGD", {"lr": 0.1}, [{"momentum": 0.9, "nesterov": True}, {}]),
+    "NAdam": ("NAdam", {"lr": 0.01}, [{"betas": (0.8, 0.9)}, {"momentum_decay": 0.1}]),
+    "RAdam": ("RAdam", {"lr": 0.01}, [{}, {"betas": (0.8, 0.9)}]),
+    "SGD, decay in one": ("SGD", {"lr": 0.1}, [{}, {"weight_decay": 0.1}]),
+    "SGD, dampening in one": (
+        "SGD",
+        {"lr": 0.1, "momentum": 0.8},
+        [{"dampening": 0.5}, {"momentum": 0.0}],
+    ),
     "Adagrad": ("Adagrad", {"eps": 0.0, "initial_accumulator_value": 0.1}, [{}, {"lr": 0.2}]),
     "RMSprop": (
         "RMSprop",
@@ -236,13 +267,12 @@ def state_of(kind: str, steps: int = 3, **settings: Any) -> dict[str, Any]:
     ("kind", "settings", "message"),
     [
         ("Adam", {"weight_decay": 0.1}, "weight_decay=0.1"),
-        ("AdamW", {"amsgrad": True}, "AdamW has amsgrad=True"),
-        ("Adam", {"amsgrad": True}, "amsgrad=True"),
+        ("AdamW", {"amsgrad": True}, "amsgrad=True"),
         ("Adam", {"maximize": True}, "maximize=True"),
-        ("SGD", {"lr": 0.1, "momentum": 0.9, "dampening": 0.5}, "dampening=0.5"),
+        ("NAdam", {"weight_decay": 0.1}, "weight_decay=0.1"),
+        ("RAdam", {"weight_decay": 0.1, "decoupled_weight_decay": True}, "weight_decay=0.1"),
         ("Adagrad", {"lr_decay": 0.1}, "lr_decay=0.1"),
         ("RMSprop", {}, "eps=1e-08 outside the root"),
-        ("NAdam", {}, "not those of torch's Adam"),
         ("Adamax", {}, "not those of torch's Adam"),
     ],
 )
@@ -281,11 +311,17 @@ def test_adagrad_whose_epsilon_changes_the_result_is_refused() -> None:
         lambda: gpuopt.LazyAdamOptimizer(0.1),
         lambda: gpuopt.FtrlOptimizer(0.1),
         lambda: gpuopt.GradientDescentOptimizer(lambda: 0.1),
+        lambda: gpuopt.AMSGradOptimizer(0.1, form="optax"),
+        lambda: gpuopt.RAdamOptimizer(0.1, cautious=True),
+        lambda: gpuopt.TorchAdamWOptimizer(lambda: 0.1),
+        lambda: gpuopt.TorchSGDOptimizer(0.1, momentum=lambda: 0.5),
     ],
 )
 def test_a_state_that_torch_cannot_continue_is_not_exported(make: Any) -> None:
     variables = [Variable(value) for value in start()]
-    with pytest.raises(ValueError, match=r"epsilon|no counterpart|is a function"):
+    with pytest.raises(
+        ValueError, match=r'epsilon|no counterpart|is a function|not cautious|not "optax"'
+    ):
         optimizer_to_torch(make(), variables)
 
 
@@ -303,6 +339,18 @@ def test_parameters_at_different_steps_or_settings_are_refused() -> None:
     run = TorchRun("SGD", {"lr": 0.1}, start(), own)
     with pytest.raises(ValueError, match="groups differ in nesterov"):
         optimizer_from_torch(run.optimizer.state_dict(), variables)
+    own = [{}, {"momentum": 0.5}]
+    run = TorchRun("SGD", {"lr": 0.1, "weight_decay": 0.1}, start(), own)
+    with pytest.raises(ValueError, match="first parameter group has no momentum"):
+        optimizer_from_torch(run.optimizer.state_dict(), variables)
+    state = state_of("SGD", momentum=0.5, dampening=0.25)
+    state["state"][1]["momentum_buffer"] = None
+    with pytest.raises(ValueError, match="have made their first step, which is not dampened"):
+        optimizer_from_torch(state, variables)
+    state = state_of("NAdam")
+    state["state"][1]["mu_product"] *= 100
+    with pytest.raises(ValueError, match="mu_product of"):
+        optimizer_from_torch(state, variables)
     own = [{}, {"weight_decay": 0.25}]
     run = TorchRun("Adam", {}, start(), own)
     with pytest.raises(ValueError, match=r"weight_decay=0\.25"):

@@ -10,32 +10,12 @@ import numpy as np
 import pytest
 import textbook
 from dtypes import every_dtype
+from each_device import variable_on
 
 import gpuopt
 from gpuopt import IndexedSlices, Variable
 
 NUMBERS = {"learning_rate": 2.0, "momentum": 0.5, "weight_decay": 0.25, "eeta": 0.125}
-
-
-@pytest.fixture(
-    params=[
-        "host",
-        pytest.param("emulated", marks=pytest.mark.emulator),
-        pytest.param("gpu", marks=pytest.mark.gpu),
-    ]
-)
-def xp(request: pytest.FixtureRequest) -> Any:
-    """The module of a device's arrays."""
-    if request.param == "host":
-        return np
-    if request.param == "emulated":
-        request.getfixturevalue("emulated_gpus")
-        return fake_cupy
-    return pytest.importorskip("cupy")
-
-
-def variable_on(xp: Any, start: np.ndarray, **named: str) -> Variable:
-    return Variable(start, device="cpu" if xp is np else "gpu:0", **named)
 
 
 @pytest.mark.parametrize("use_nesterov", [False, True])

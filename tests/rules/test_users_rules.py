@@ -19,6 +19,7 @@ import gpuopt
 from gpuopt import IndexedSlices, Variable
 from gpuopt.backends.cpu.forms.compiled import compiled_rules
 from gpuopt.backends.cpu.forms.recorded import recorded_rule
+from gpuopt.optimizers.base import RuleOptimizer
 from gpuopt.rules import sources
 
 # Named like a rule of ours, in a module named like ours, and yet another formula.
@@ -389,6 +390,45 @@ def test_a_recording_has_its_own_scalars_in_the_plan_of_another() -> None:
         var = np.zeros(3)
         form.apply([var], np.ones(3), [np.empty(3, dtype) for dtype in form.scratch_dtypes])
         np.testing.assert_array_equal(var, np.full(3, expected))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"sums": ["total"]}, r"sums=\('total',\) and terms=None belong together"),
+        ({"terms": lambda *_, **__: []}, r"sums=\(\) and terms=.* belong together"),
+        ({"sums": ["w"], "terms": lambda *_, **__: []}, r"side by side among its scalars"),
+        ({"sums": ["total", "rate"], "terms": lambda *_, **__: []}, r"side by side"),
+    ],
+)
+def test_sums_must_be_scalars_side_by_side_with_terms(wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=words):
+
+        @gpuopt.update_rule(**wrong)
+        def summed(var: Any, grad: Any, *, rate: Any, total: Any) -> None:
+            var -= rate * total * grad
+
+
+def test_a_rule_of_ones_own_gets_sums_over_each_variable() -> None:
+    def squares(var: Any, grad: Any, *, learning_rate: Any, **_: Any) -> list[Any]:
+        return [grad * grad]
+
+    @gpuopt.update_rule(sums=["squares"], terms=squares)
+    def normalized_descent(var: Any, grad: Any, *, learning_rate: Any, squares: Any) -> None:
+        if squares > 0:
+            learning_rate = learning_rate / np.sqrt(squares)
+        var -= learning_rate * grad
+
+    class NormalizedDescent(RuleOptimizer):
+        rule = normalized_descent
+
+        def __init__(self, learning_rate: float) -> None:
+            super().__init__({}, learning_rate=learning_rate)
+
+    a, b = gpuopt.Variable(np.zeros(2)), gpuopt.Variable(np.zeros((1, 3)))
+    NormalizedDescent(np.float64(5.0)).apply_gradients([([3.0, 4.0], a), (np.zeros((1, 3)), b)])
+    assert a.numpy().tolist() == [-3.0, -4.0]
+    assert b.numpy().tolist() == [[0.0, 0.0, 0.0]]
 
 
 def test_squares_must_be_slots() -> None:

@@ -9,6 +9,7 @@ from every_optimizer import rules_of_each_shape, rules_of_other_rows_alone, upda
 
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.kernel import Kernel
+from gpuopt.rules.gradient_descent import gradient_descent
 from gpuopt.rules.update_rule import UpdateRule
 
 DTYPES = ["float16", "bfloat16", "float32", "float64"]
@@ -20,6 +21,8 @@ def kernels_of(rule: UpdateRule) -> list[Kernel]:
     """Those for several groups are the same but for where scalars are: a rule of each shape's."""
     if rule in rules_of_other_rows_alone():
         return [kernels.update_other_rows(rule, dtype) for dtype in DTYPES]
+    if rule.sums:
+        return [kernel for dtype in DTYPES for kernel in kernels_of_dense_update(rule, dtype)]
     return [
         kernel
         for dtype in DTYPES
@@ -71,11 +74,22 @@ def kernels_without_rule() -> list[Kernel]:
 
 def kernels_of_dense_update(rule: UpdateRule, dtype: str) -> list[Kernel]:
     """Lists the kernels that a first dense update launches."""
+    if rule.sums:
+        return [
+            kernels.sum_terms(rule, dtype),
+            kernels.add_sums(rule, dtype),
+            kernels.dense_update(rule, dtype, has_groups=True),
+        ]
     return [kernels.dense_update(rule, dtype)]
 
 
 def kernels_of_sparse_update(rule: UpdateRule, dtype: str) -> list[Kernel]:
     """Lists the kernels that a first sparse update may launch, for a table below 2**32 rows."""
+    if rule.sums:  # the rows are added up first
+        return [
+            *kernels_of_sparse_update(gradient_descent, dtype),
+            *kernels_of_dense_update(rule, dtype),
+        ]
     return [
         *(kernels.check_rows(), kernels.check_and_count_digits("int64")),
         *(kernels.move_rows("int64", "uint32"), kernels.count_digits("uint32")),

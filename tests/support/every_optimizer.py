@@ -50,7 +50,7 @@ DISCONTINUOUS: set[str] = {"AddSignOptimizer", "LionOptimizer", "PowerSignOptimi
 
 
 # Optimizers whose elements do not each step alone; they have tests of their own.
-NOT_ELEMENTWISE = {"LARSOptimizer"}
+NOT_ELEMENTWISE = {"LAMBOptimizer", "LARSOptimizer"}
 
 
 def optimizer_classes() -> dict[str, type[RuleOptimizer]]:
@@ -81,6 +81,11 @@ def update_rules() -> list[UpdateRule]:
     for _, name, arguments in CONFIGURATIONS:  # some are made of others
         rule = make(name, arguments).rule
         rules[rule.name] = rule
+    for name, cls in optimizer_classes().items():
+        if "cautious" in inspect.signature(cls).parameters:
+            rule = make(name, cautious=True).rule
+            # With decay, some variables may have none.
+            rules |= {each.name: each for each in (rule, getattr(rule, "base", rule)) if each.sums}
     return [rules[name] for name in sorted(rules)]
 
 

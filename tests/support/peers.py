@@ -83,6 +83,14 @@ CASES = [
     Case(Call("RAdam", {"epsilon": 0.1}), Call("torch.optim.RAdam", {"eps": 0.1})),
     Case(Call("Lion", {"weight_decay": 0.1}), Call("lion_pytorch.Lion", {"weight_decay": 0.1})),
     Case(Call("Lion", {"weight_decay": 0.1}), Call("optax.lion", {"weight_decay": 0.1})),
+    Case(
+        Call("LAMB", {"weight_decay": 0.1, "use_nvlamb": True}),
+        Call("optax.lamb", {"weight_decay": 0.1}),
+    ),
+    Case(
+        Call("LAMB", {"epsilon": 0.1, "weight_decay": 0.1}),
+        Call("optax.lamb", {"eps": 0.1, "weight_decay": 0.1}),
+    ),
     Case(Call("AdaBelief"), Call("optax.adabelief")),
     Case(
         Call("AdaBelief", {"epsilon": 0.1, "epsilon_root": 0.01}),

@@ -6,7 +6,7 @@ after the last step. A sparse step that does not name the weight is left out of 
 the optimizer does something all the same, the gradient of such a step is None.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -464,6 +464,51 @@ def _schedule_free(w, history: History, direction, learning_rate, beta1, weight_
         x = (1 - c) * x + c * z
         y = (1 - beta1) * z + beta1 * x
     return {"var": y, "z_minus_y": z - y, "v": v, "x": x}
+
+
+def lamb(
+    w,
+    history: History,
+    *,
+    learning_rate=0.001,
+    beta1=0.9,
+    beta2=0.999,
+    epsilon=1e-6,
+    weight_decay=0.01,
+    use_nvlamb=False,
+) -> State:
+    """You et al. 2020, algorithm 2, with phi(x) = x; Apex has 1 for the ratio without decay.
+
+    `w` is a whole variable.
+    """
+    m, v = np.zeros_like(w), np.zeros_like(w)
+    for step, g in history:
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * g**2
+        m_hat, v_hat = m / (1 - beta1**step), v / (1 - beta2**step)
+        u = m_hat / (np.sqrt(v_hat) + epsilon) + weight_decay * w
+        norms = np.linalg.norm(w), np.linalg.norm(u)
+        is_adapted = (weight_decay != 0 or use_nvlamb) and min(norms) > 0
+        w = w - learning_rate * (norms[0] / norms[1] if is_adapted else 1) * u
+    return {"var": w, "m": m, "v": v}
+
+
+def cautious(
+    base: Callable[..., State], w, history: History, *, weight_decay=0.0, **numbers
+) -> State:
+    """Liang et al. 2024, algorithm 1, with timm's mean, of at least 0.001.
+
+    `w` is a whole variable, and `base` a function of this file whose steps depend on the gradients
+    alone; `weight_decay` is times the learning rate.
+    """
+    before, state = np.zeros_like(w), {}
+    for step, g in history:
+        state = base(np.zeros_like(w), history[:step], **numbers)
+        u, before = before - state["var"], state["var"]
+        agrees = (u * g > 0).astype(float)
+        w = (1 - numbers["learning_rate"] * weight_decay) * w
+        w = w - u * agrees / max(agrees.mean(), 1e-3)
+    return {**state, "var": w}
 
 
 # A step that does not name a row is not in the row's history.

@@ -17,6 +17,7 @@ from gpuopt.backends.cpu.forms.rule_form import RuleForm
 from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cpu.memory import Array
 from gpuopt.backends.cpu.written_memory import WrittenMemory
+from gpuopt.computed_once import computed_once
 
 _BUNDLE_BYTES = 128 * 1024
 # If the small gradients take no more than this together, all are copied before the first update.
@@ -65,6 +66,7 @@ class DensePlan:
         self.targets = targets
         self.groups = groups or [0] * len(targets)
         self.memory = memory
+        self._limits = limits
         self._shapes = [var.shape for var, _ in targets]
         self._dtype = stored
         converted = 0 if stored == self.real else 2 + len(targets[0].slots)
@@ -94,6 +96,11 @@ class DensePlan:
         )
         # The same version for all arrays: their addresses and strides are read in each step.
         return 0 if fit else None
+
+    @computed_once
+    def alone(self) -> DensePlan:
+        """A plan of the same variables, each in a group of its own."""
+        return DensePlan(self.targets, self.memory, self._limits, range(len(self.targets)))
 
     def without_overlap(self, gradients: Sequence[Array]) -> list[Array]:
         """Returns the gradients; those that the step would overwrite before reading are copies."""

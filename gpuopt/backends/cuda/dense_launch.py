@@ -11,6 +11,7 @@ import numpy as np
 from gpuopt.backends.cuda.launcher import Launch, Launcher
 from gpuopt.backends.cuda.scalar_arguments import ScalarArguments
 from gpuopt.backends.cuda.structs import FEW_GRADIENTS, FewGradients
+from gpuopt.backends.cuda.summed_launch import SummedLaunch
 
 # How many lists of gradients are known: some programs have several sets of buffers in turn, and a
 # memory pool gives the same few addresses again and again.
@@ -30,7 +31,11 @@ class DenseLaunch:
     """
 
     def __init__(
-        self, launcher: Launcher, launch: Launch, scalars: ScalarArguments, key: Hashable
+        self,
+        launcher: Launcher,
+        launch: Launch | SummedLaunch,
+        scalars: ScalarArguments,
+        key: Hashable,
     ) -> None:
         self._launcher = launcher
         self.launch = launch

@@ -28,6 +28,7 @@ from gpuopt.backends.cuda.scalar_arguments import ScalarArguments
 from gpuopt.backends.cuda.structs import FEW_GRADIENTS, Chunk, FewGradients
 from gpuopt.backends.cuda.structs import SIZE_ROW as _SIZE
 from gpuopt.backends.cuda.structs import VAR_ROW as _VAR
+from gpuopt.backends.cuda.summed_launch import SummedLaunch
 from gpuopt.backends.cuda.watched import Watched
 from gpuopt.backends.unowned import array_at
 from gpuopt.computed_once import computed_once
@@ -202,7 +203,9 @@ class DensePlan:
         key = self._launcher.stream(), rule
         update = self._launches.pop(key, None)
         if update is None:
-            arguments = ScalarArguments(self._launcher, rule, self.dtype, self._has_groups)
+            # A rule with sums has a form for groups alone.
+            has_groups = self._has_groups or bool(rule.sums)
+            arguments = ScalarArguments(self._launcher, rule, self.dtype, has_groups)
             launch = self._bind(rule, arguments.of(scalars), refused)
             update = DenseLaunch(self._launcher, launch, arguments, key)
         else:
@@ -252,28 +255,36 @@ class DensePlan:
         self._stand_ins.append((array, stand_in))
         return stand_in
 
-    def _bind(self, rule: UpdateRule, scalars: dict[str, Any], refused: Any) -> Launch:
+    def _bind(
+        self, rule: UpdateRule, scalars: dict[str, Any], refused: Any
+    ) -> Launch | SummedLaunch:
+        hosts = [self._table, self._chunks]
+        if rule.sums and not self._has_groups:
+            hosts[0] = np.pad(self._table, [(0, 1), (0, 0)])  # all are in group 0
         # For each stream, as a kernel of this one must not read a table before its upload is done.
-        table, chunks = (
-            self._launcher.xp.empty(host.shape, dtype=host.dtype)
-            for host in (self._table, self._chunks)
-        )
-        self._launcher.upload(table, self._table)
-        self._launcher.upload(chunks, self._chunks)
-        return self._launcher.bind(
-            kernels.dense_update(rule, name_of(self.dtype), self._has_groups),
+        table, chunks = (self._launcher.xp.empty(host.shape, dtype=host.dtype) for host in hosts)
+        for on_device, host in zip((table, chunks), hosts, strict=True):
+            self._launcher.upload(on_device, host)
+        shape = (
             dense_blocks(len(self._chunks), self._num_threads, self._launcher.num_multiprocessors),
             self._num_threads,
-            table=table,
-            num_variables=self.num_variables,
-            chunks=chunks,
-            num_chunks=len(self._chunks),
-            chunk_size=self._chunk_size,
-            grads=None,
-            few_grads=FewGradients([0] * FEW_GRADIENTS),
-            **scalars,
-            refused=refused,
         )
+        arguments = {
+            "num_variables": self.num_variables,
+            "chunks": chunks,
+            "num_chunks": len(self._chunks),
+            "chunk_size": self._chunk_size,
+            "grads": None,
+            "few_grads": FewGradients([0] * FEW_GRADIENTS),
+            "refused": refused,
+        }
+        if rule.sums:
+            variables = self._chunks[:, Chunk._fields.index("variable")]
+            return SummedLaunch(
+                self._launcher, rule, shape, table, variables, self.dtype, scalars, **arguments
+            )
+        kernel = kernels.dense_update(rule, name_of(self.dtype), self._has_groups)
+        return self._launcher.bind(kernel, *shape, table=table, **scalars, **arguments)
 
 
 class _Memory:

@@ -69,6 +69,15 @@ _ADDRESSES = Pointer("int64")
 _REFUSED = Pointer("uint64")
 _TOUCHED = Pointer("uint32", is_optional=True)
 _SHARES = struct_of(Shares)
+_CHUNKS: dict[str, Parameter] = {
+    "table": _ADDRESSES,
+    "num_variables": _INT64,
+    "chunks": Pointer("uint32", struct_of(Chunk)),
+    "num_chunks": _INT64,
+    "chunk_size": _INT64,
+    "grads": Pointer("int64", is_optional=True),
+    "few_grads": struct_of(FewGradients),
+}
 _TABLES: dict[str, Number | Pointer | Struct] = {
     "only_gradient": struct_of(TableGradient),
     "gradients": Pointer("int64", struct_of(TableGradient), is_optional=True),
@@ -113,25 +122,60 @@ _OF_CLIP = {
 
 @cache
 def dense_update(rule: UpdateRule, dtype: str, has_groups: bool = False) -> Kernel:
-    functor = rule.require_cuda().functor
     scalars: dict[str, Parameter] = {"scalars": _scalars(rule, dtype)}
-    constants = {**_OF_DENSE_UPDATE, **_of(rule)}
     if has_groups:
         scalars = _scalars_of_groups(rule, dtype)
-        constants[f"gpuopt::group_row<{functor}>"] = group_row(rule)
-    return Kernel(
+    return _of_dense_update(
         "dense_update_of_groups" if has_groups else "dense_update",
+        {**_CHUNKS, **scalars, "refused": _REFUSED},
+        rule,
+        dtype,
+    )
+
+
+@cache
+def sum_terms(rule: UpdateRule, dtype: str) -> Kernel:
+    return _of_dense_update(
+        "sum_terms",
+        {
+            **_CHUNKS,
+            **_scalars_of_groups(rule, dtype),
+            "parts": Pointer("float64"),
+            "refused": _REFUSED,
+        },
+        rule,
+        dtype,
+    )
+
+
+@cache
+def add_sums(rule: UpdateRule, dtype: str) -> Kernel:
+    return _of_dense_update(
+        "add_sums",
         {
             "table": _ADDRESSES,
             "num_variables": _INT64,
-            "chunks": Pointer("uint32", struct_of(Chunk)),
-            "num_chunks": _INT64,
-            "chunk_size": _INT64,
-            "grads": Pointer("int64", is_optional=True),
-            "few_grads": struct_of(FewGradients),
-            **scalars,
-            "refused": _REFUSED,
+            "first_chunks": Pointer("int64"),
+            "parts": Pointer("float64"),
+            "first_sum": _INT32,
+            **_scalars_of_groups(rule, dtype),
+            "of_variables": Pointer(_real(dtype), _scalars(rule, dtype)),
         },
+        rule,
+        dtype,
+    )
+
+
+def _of_dense_update(
+    function: str, parameters: dict[str, Parameter], rule: UpdateRule, dtype: str
+) -> Kernel:
+    functor = rule.require_cuda().functor
+    constants = {**_OF_DENSE_UPDATE, **_of(rule)}
+    if "few_scalars" in parameters:
+        constants[f"gpuopt::group_row<{functor}>"] = group_row(rule)
+    return Kernel(
+        function,
+        parameters,
         (functor, CPP_TYPES[dtype]),
         rule,
         file="dense_update.cu",
@@ -430,7 +474,9 @@ def group_row(rule: UpdateRule) -> int:
 
 def _of(rule: UpdateRule) -> dict[str, int]:
     """The constants in a rule's header that the host relies on."""
-    return {f"{rule.require_cuda().functor}::num_slots": len(rule.slots)}
+    functor = rule.require_cuda().functor
+    num_sums = {f"{functor}::num_sums": len(rule.sums)} if rule.sums else {}
+    return {f"{functor}::num_slots": len(rule.slots), **num_sums}
 
 
 def _of_formulas() -> dict[str, int]:

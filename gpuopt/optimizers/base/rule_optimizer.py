@@ -196,12 +196,13 @@ class RuleOptimizer(Optimizer):
         }
 
     def _scalars(self, real: type[np.floating[Any]]) -> Mapping[str, np.floating[Any]]:
-        """Returns the rule's scalars of this step, computed in the type `real`.
+        """Returns the rule's scalars of this step, computed in the type `real`, without its sums.
 
         Called for each group, with what `_hyper` returns then.
         """
         names = self.hyperparameter_of
-        return {name: real(self._hyper(names.get(name, name))) for name in self.rule.scalars}
+        given = [name for name in self.rule.scalars if name not in self.rule.sums]
+        return {name: real(self._hyper(names.get(name, name))) for name in given}
 
     def _sparse_scalars(
         self, scalars: Mapping[str, np.floating[Any]]
@@ -370,6 +371,9 @@ class RuleOptimizer(Optimizer):
                 of_group = partial(self._scalars, real)
                 numbers = range(1, 1 + len(self.groups))
                 scalars += quietly(lambda: [self._in_group(each, of_group) for each in numbers])
+            if self.rule.sums:
+                sums = dict.fromkeys(self.rule.sums, real(0))
+                scalars = [{**each, **sums} for each in scalars]
             fixed[real] = scalars
         return fixed[real]
 

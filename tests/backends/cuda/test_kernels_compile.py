@@ -31,8 +31,11 @@ def max_registers(kernel: Kernel, architecture: str) -> int:
     """
     is_sparse_update = kernel.function.startswith("sparse_update")
     slots = 0 if kernel.rule is None else len(kernel.rule.slots)
-    if kernel.function.endswith("_of_groups") and slots > 1 + is_sparse_update:
-        return 128 if is_sparse_update else 80  # the group's scalars, too
+    has_groups = kernel.function.endswith("_of_groups") or kernel.function == "sum_terms"
+    if has_groups and slots > 1 + is_sparse_update:
+        if is_sparse_update:
+            return 128
+        return 96 if slots > 2 and "double" in kernel.types else 80  # the group's scalars, too
     if (is_sparse_update or kernel.function == "sum_pieces") and architecture != ARCHITECTURES[0]:
         return 128
     if kernel.function == "sort_few_rows":  # one block
@@ -51,10 +54,12 @@ def selected(architecture: str) -> Iterable[UpdateRule]:
         return RULES
     # A rule with decay is its base and one more scalar.
     by_slots = sorted(
-        (rule for rule in RULES if not isinstance(rule, DecayedRule)),
+        (rule for rule in RULES if not isinstance(rule, DecayedRule) and not rule.sums),
         key=lambda rule: len(rule.slots),
     )
-    return [by_slots[0], by_slots[-1], max(by_slots, key=lambda rule: len(rule.scalars))]
+    most_scalars = max(by_slots, key=lambda rule: len(rule.scalars))
+    with_sums = max((rule for rule in RULES if rule.sums), key=lambda rule: len(rule.scalars))
+    return [by_slots[0], by_slots[-1], most_scalars, with_sums]
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

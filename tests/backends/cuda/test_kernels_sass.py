@@ -99,8 +99,10 @@ def test_updates_move_16_bytes_at_a_time(rule: UpdateRule, tmp_path: Path) -> No
         where = (kernel.expression, counted)
         # Slots, and except where it is zero, the gradient; AdagradDA does not read the variable.
         has_grad = kernel.function != "update_other_rows"
-        assert packs(counted, "LDG") >= len(rule.slots) + has_grad, where
-        assert packs(counted, "STG") >= 1 + len(rule.slots), where
+        if kernel.function != "add_sums":
+            assert packs(counted, "LDG") >= len(rule.slots) + has_grad, where
+        if kernel.function not in ("sum_terms", "add_sums"):
+            assert packs(counted, "STG") >= 1 + len(rule.slots), where
         assert not any(name.startswith(("LDL", "STL", "LD.", "ST.")) for name in counted), where
 
 

@@ -61,6 +61,7 @@ ENTRIES = {
     "GradientDescentOptimizer": Entry(
         DESCENT, ("torch.optim.SGD", "optax.sgd", "tf.train.GradientDescentOptimizer")
     ),
+    "LAMBOptimizer": Entry(RELATIVES, ("optax.lamb",)),
     "LARSOptimizer": Entry(DESCENT, ("optax.lars", "tf.contrib.opt.LARSOptimizer")),
     "LazyAdamOptimizer": Entry(
         ADAM, ("torch.optim.SparseAdam", "tf.contrib.opt.LazyAdamOptimizer")

@@ -9,6 +9,7 @@ import numpy as np
 
 from gpuopt.backends.backend import Scalars
 from gpuopt.backends.cpu.forms.compiled import compiled_rules
+from gpuopt.backends.cpu.forms.plain import PlainRule
 from gpuopt.backends.cpu.forms.recorded import recorded_rule
 from gpuopt.rules.update_rule import UpdateRule
 
@@ -53,12 +54,15 @@ def large_forms(
 ) -> Sequence[RuleForm]:
     """Returns the quickest forms for large work: compiled where that is possible, else recorded.
 
+    A recording with sums would be used once: such a rule is run as it is written.
+
     Args:
         rule: What to compute.
         real: The type of all chunks.
         scalars: The rule's scalars, of that type: those of each group. There is a form for each.
         zero_grad: The gradient is zero everywhere; `apply` and `update_chunks` get none.
     """
-    return compiled_rules(rule, real, scalars) or [
-        recorded_rule(rule, real, each, zero_grad=zero_grad) for each in scalars
-    ]
+    compiled = compiled_rules(rule, real, scalars)
+    if rule.sums and not compiled:
+        return [PlainRule(rule, each) for each in scalars]
+    return compiled or [recorded_rule(rule, real, each, zero_grad=zero_grad) for each in scalars]

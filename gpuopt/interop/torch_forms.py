@@ -1,0 +1,191 @@
+"""The optimizers in torch's own forms, from torch and to it: formulas and numbers are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gpuopt.interop.exported import Exported, Given, States, names_with_slots, read_numbers
+from gpuopt.interop.torch_groups import (
+    Array,
+    Imported,
+    Part,
+    groups_of,
+    name_of,
+    shared,
+    step_of,
+    to_number,
+    values_of,
+)
+from gpuopt.optimizer import Optimizer
+from gpuopt.optimizers import (
+    AMSGradOptimizer,
+    RAdamOptimizer,
+    TorchAdamWOptimizer,
+    TorchNAdamOptimizer,
+    TorchSGDOptimizer,
+)
+from gpuopt.optimizers.torch_sgd import torch_nesterov
+from gpuopt.variables.variable import Variable
+
+_AVERAGES = {"m": "exp_avg", "v": "exp_avg_sq"}
+
+
+class _Form(NamedTuple):
+    """An optimizer of Adam's family.
+
+    Attributes:
+        optimizer: gpuopt's.
+        kind: The name of torch's.
+        slots: torch's names, by gpuopt's.
+        numbers: Its hyperparameters beside Adam's, of the same name in both.
+        settings: torch's that choose the formula.
+    """
+
+    optimizer: Any
+    kind: str
+    slots: Mapping[str, str] = _AVERAGES
+    numbers: Sequence[str] = ()
+    settings: Mapping[str, Any] = {}
+
+
+# By the name of torch's formula.
+FORMS = {
+    "AdamW": _Form(TorchAdamWOptimizer, "AdamW", numbers=["weight_decay"]),
+    "Adam with amsgrad": _Form(
+        AMSGradOptimizer, "Adam", {**_AVERAGES, "vhat": "max_exp_avg_sq"}, (), {"amsgrad": True}
+    ),
+    "NAdam": _Form(TorchNAdamOptimizer, "NAdam", numbers=["momentum_decay"]),
+    "RAdam": _Form(RAdamOptimizer, "RAdam"),
+}
+_FORM_OF = {form.optimizer: form for form in FORMS.values()}
+
+
+def import_form(form: _Form, parts: Sequence[Part], _: bool) -> Imported:
+    """Makes an optimizer of Adam's family of torch's parameter groups."""
+    step = step_of(parts)
+    numbers = [
+        {
+            "learning_rate": to_number(part.settings["lr"]),
+            "beta1": to_number(part.settings["betas"][0]),
+            "beta2": to_number(part.settings["betas"][1]),
+            "epsilon": to_number(part.settings["eps"]),
+            **{name: to_number(part.settings[name]) for name in form.numbers},
+        }
+        for part in parts
+    ]
+    optimizer = form.optimizer(**numbers[0], groups=groups_of(numbers[0], numbers[1:], parts))
+    counters: dict[str, Array] = {"step": np.array(step, np.float64)}
+    if "mu_product" in optimizer.counters:
+        for part in parts:
+            name = "mu_product" if part is parts[0] else f"mu_product/{name_of(part)}"
+            first = part.states[0]
+            counters[name] = np.array(first["mu_product"] if first else 1, np.float64)
+    return optimizer, {ours: values_of(parts, key) for ours, key in form.slots.items()}, counters
+
+
+def import_torch_sgd(parts: Sequence[Part], _: bool) -> Imported:
+    """Makes a `TorchSGDOptimizer` of torch's parameter groups."""
+    with_momentum = [part for part in parts if part.settings["momentum"]]
+    if with_momentum and not parts[0].settings["momentum"]:
+        raise ValueError(
+            "torch's first parameter group has no momentum, and another one has: import each group "
+            "into an optimizer of its own"
+        )
+    use_nesterov = bool(with_momentum) and shared(
+        "nesterov", [part.settings for part in with_momentum]
+    )
+    states = [state for part in with_momentum for state in part.states]
+    has_begun = [state.get("momentum_buffer") is not None for state in states]
+    is_dampened = any(part.settings["dampening"] for part in with_momentum)
+    if is_dampened and any(has_begun) and not all(has_begun):
+        raise ValueError(
+            "some of torch's parameters have made their first step, which is not dampened, and "
+            "others not; gpuopt's TorchSGD has one step for all"
+        )
+    numbers: list[dict[str, Any]] = []
+    for part in parts:
+        given = {
+            "learning_rate": to_number(part.settings["lr"]),
+            "weight_decay": to_number(part.settings["weight_decay"]),
+        }
+        if with_momentum:
+            given["momentum"] = to_number(part.settings["momentum"])
+        if with_momentum and not use_nesterov:
+            # Without momentum, torch dampens nothing.
+            dampening = part.settings["dampening"] if part.settings["momentum"] else 0
+            given["dampening"] = to_number(dampening)
+        numbers.append(given)
+    groups = groups_of(numbers[0], numbers[1:], parts)
+    optimizer = TorchSGDOptimizer(**numbers[0], use_nesterov=use_nesterov, groups=groups)
+    slots = {"momentum": values_of(parts, "momentum_buffer")} if with_momentum else {}
+    # torch does not count; whether a step is the first is all that matters.
+    return optimizer, slots, {"step": np.array(any(has_begun), np.float64)}
+
+
+def export_form(
+    optimizer: Any, given: Given, variables: Mapping[str, Variable], _: bool
+) -> Exported:
+    """Returns what torch's optimizer of the same formula is to be given."""
+    form = _FORM_OF[type(optimizer)]
+    if optimizer.rule.sums:
+        raise ValueError(f"torch's {form.kind} is not cautious, as this optimizer is")
+    if form.optimizer is AMSGradOptimizer and optimizer._form != "torch":
+        raise ValueError(f'torch has the form "torch" of AMSGrad, not "{optimizer._form}"')
+    hyper = read_numbers(given, ["learning_rate", "beta1", "beta2", "epsilon", *form.numbers])
+    state = optimizer.state_dict(variables)
+    counters = {"step": np.float32(_steps(state))}
+    if "mu_product" in optimizer.counters:
+        of_groups = [f"mu_product/{group.name}" for group in optimizer._grouping]
+        number = optimizer._group_of(next(iter(variables.values())))
+        name = ["mu_product", *of_groups][number]
+        counters["mu_product"] = np.float32(state["non_slots"].get(name, 1))
+    states: States = [
+        {
+            **{key: np.array(value) for key, value in counters.items()},
+            **{key: state["slots"][ours][name] for ours, key in form.slots.items()},
+        }
+        for name in names_with_slots(state, "m", variables)
+    ]
+    settings = {
+        "lr": hyper["learning_rate"],
+        "betas": (hyper["beta1"], hyper["beta2"]),
+        "eps": hyper["epsilon"],
+        **{name: hyper[name] for name in form.numbers},
+        **form.settings,
+    }
+    return form.kind, settings, states
+
+
+def export_torch_sgd(
+    optimizer: Any, given: Given, variables: Mapping[str, Variable], _: bool
+) -> Exported:
+    """Returns what torch's SGD is to be given."""
+    names = [name for name in ("momentum", "dampening") if name in given]
+    hyper = {"momentum": 0.0, "dampening": 0.0}
+    hyper |= read_numbers(given, ["learning_rate", "weight_decay", *names])
+    if hyper["dampening"] and not hyper["momentum"]:
+        raise ValueError("torch's SGD dampens nothing without momentum, gpuopt's TorchSGD does")
+    settings = {
+        "lr": hyper["learning_rate"],
+        "momentum": hyper["momentum"],
+        "dampening": hyper["dampening"],
+        "weight_decay": hyper["weight_decay"],
+        "nesterov": optimizer.rule is torch_nesterov and hyper["momentum"] != 0,
+    }
+    state = optimizer.state_dict(variables)
+    with_slots = names_with_slots(state, "momentum", variables) if _steps(state) else []
+    slots = state["slots"]
+    return "SGD", settings, [{"momentum_buffer": slots["momentum"][name]} for name in with_slots]
+
+
+EXPORTS: dict[type[Optimizer], Callable[[Any, Given, Mapping[str, Variable], bool], Exported]] = {
+    **dict.fromkeys(_FORM_OF, export_form),
+    TorchSGDOptimizer: export_torch_sgd,
+}
+
+
+def _steps(state: Any) -> float:
+    return float(state["non_slots"].get("step", 0))

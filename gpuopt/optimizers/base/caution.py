@@ -1,0 +1,23 @@
+"""Caution (Liang et al. 2024) as an option of optimizers."""
+
+from __future__ import annotations
+
+from gpuopt.optimizers.base.arguments import Common
+from gpuopt.optimizers.base.hyperparameters import Hyperparameter
+from gpuopt.optimizers.base.step_counting import StepCountingOptimizer
+from gpuopt.rules.cautious import cautious as cautious_rule
+
+
+class CautiousOption(StepCountingOptimizer):
+    """Base of optimizers that may leave out what goes along with the gradient.
+
+    Their steps depend on gradients alone. Slots are as without caution. Decay of the weights is not
+    masked. Rows that a sparse gradient does not name stay, but their slots decay.
+    """
+
+    def __init__(
+        self, cautious: bool, common: Common, /, **hyperparameters: Hyperparameter
+    ) -> None:
+        super().__init__(common, **hyperparameters)
+        if cautious:
+            self.rule = cautious_rule(self.rule)

@@ -1,0 +1,66 @@
+"""Cautious rules: made of any rule whose step does not depend on the variable, in both forms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from gpuopt.rules.update_rule import UpdateRule
+
+# The least part of the elements that a step is divided by.
+_LEAST_MEAN = 1e-3
+
+
+@dataclass(frozen=True, eq=False)
+class CautiousRule(UpdateRule):
+    """A rule that leaves out what another rule would do against the gradient.
+
+    Attributes:
+        base: The other rule.
+    """
+
+    base: UpdateRule | None = None
+
+    @property
+    def headers(self) -> tuple[str, ...]:
+        assert self.base is not None
+        return (*self.base.headers, "shared/cautious.cuh")
+
+
+@cache
+def cautious(base: UpdateRule) -> CautiousRule:
+    """Returns the rule that does what `base` does where this goes against the gradient's sign.
+
+    Elsewhere the variable stays. Steps are divided by the part of the elements that move, or 0.001
+    if it is less. It has the slots of `base`, and two sums after its scalars.
+    """
+
+    def step_of(var: Any, grad: Any, slots: Sequence[Any], scalars: dict[str, Any]) -> Any:
+        """Returns the step, and 1 where it is made and 0 where not."""
+        step = np.zeros_like(var)
+        base.apply(step, grad, *slots, **scalars)
+        return step, (np.sign(step) * grad < 0).astype(var.dtype)
+
+    def apply(
+        var: Any, grad: Any, *slots: Any, agreeing: Any, elements: Any, **scalars: Any
+    ) -> None:
+        step, agrees = step_of(var, grad, slots, scalars)
+        var += step * (agrees / np.maximum(agreeing / elements, var.dtype.type(_LEAST_MEAN)))
+
+    def terms(
+        var: Any, grad: Any, *slots: Any, agreeing: Any, elements: Any, **scalars: Any
+    ) -> Sequence[Any]:
+        copies = [slot.copy() for slot in slots]
+        _, agrees = step_of(var, grad, copies, scalars)
+        return agrees, np.ones_like(agrees)
+
+    apply.__name__ = f"cautious_{base.name}"
+    apply.__module__ = base.apply.__module__
+    cuda = base.cuda and replace(base.cuda, functor=f"gpuopt::Cautious<{base.cuda.functor}>")
+    sums = ("agreeing", "elements")
+    scalars = (*base.scalars, *sums)
+    return CautiousRule(apply, base.slots, scalars, cuda, base.squares, sums, terms, base)

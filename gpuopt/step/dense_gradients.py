@@ -1,0 +1,31 @@
+"""Sparse gradients as dense ones, for rules that sum over whole variables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpuopt.backends import Backend, Target
+from gpuopt.backends.backend import SparseUpdate, compute_type
+from gpuopt.rules.gradient_descent import gradient_descent
+from gpuopt.variables.indexed_slices import IndexedSlices
+from gpuopt.variables.variable import Variable
+
+
+def as_dense(backend: Backend, slices: IndexedSlices, variable: Variable, refused: Any) -> Any:
+    """Returns a gradient of a variable's shape, dtype and device; the host does not wait for it.
+
+    Repeated rows are summed as in a sparse update, and then rounded to the dtype.
+
+    Args:
+        backend: The device's.
+        slices: On the device.
+        variable: What they are the gradient of.
+        refused: See `Backend.apply_sparse`.
+    """
+    with backend.enter():
+        dense = backend.xp.zeros(variable.shape, variable.dtype)
+    plan = backend.plan_dense([Target(dense, [])])
+    to_add = {"learning_rate": compute_type(variable.dtype)(-1)}
+    update = SparseUpdate(plan, slices.values, slices.indices)
+    backend.apply_sparse(gradient_descent, [update], [to_add], other_rows=None, refused=refused)
+    return dense
