@@ -90,7 +90,10 @@ def record(
         checkout: The gpuopt to run.
     """
     printed = run_on_driver(
-        [__file__, architecture, str(checkout)], num_multiprocessors, checkout, json.dumps(workloads)
+        [__file__, architecture, str(checkout)],
+        num_multiprocessors,
+        checkout,
+        json.dumps(workloads),
     )
     found = json.loads(printed.splitlines()[-1])
     return Recorded(

@@ -1,7 +1,7 @@
-"""Runs recorded launches in GPGPU-Sim, in a process of its own: its library ends the process if a
-launch goes wrong, and prints its statistics.
+"""Runs recorded launches in GPGPU-Sim.
 
-Between `BEGIN` and `END` is what it prints of a launch.
+In a process of its own: the simulator's library prints its statistics, and ends the process if a
+launch goes wrong. Between `BEGIN` and `END` is what it prints of a launch.
 """
 
 from __future__ import annotations
@@ -56,7 +56,10 @@ class _Nvrtc:
         # CuPy's and its CUDA's own headers are of another version.
         kept = [each for each in options if "site-packages" not in each]
         given = [
-            f"--gpu-architecture={_VIRTUAL_ARCHITECTURE}", "-ftz=true", f"-I{self._headers}", *kept
+            f"--gpu-architecture={_VIRTUAL_ARCHITECTURE}",
+            "-ftz=true",
+            f"-I{self._headers}",
+            *kept,
         ]
         program = ctypes.c_void_p()
         call = self._call
@@ -114,9 +117,7 @@ class _Simulator:
         self._check(self._library.cudaMemcpy(target, source, size, direction))
 
     def launch(self, launch: dict[str, Any]) -> None:
-        values = [
-            ctypes.create_string_buffer(bytes.fromhex(each)) for each in launch["arguments"]
-        ]
+        values = [ctypes.create_string_buffer(bytes.fromhex(each)) for each in launch["arguments"]]
         given = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
         print(f"\n{BEGIN} {launch['kernel']}", flush=True)
         kernel = ctypes.cast(self._keys[launch["kernel"]], ctypes.c_void_p)

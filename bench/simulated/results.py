@@ -18,7 +18,14 @@ OURS, REVIEWED = "gpuopt", "29a79d3"
 PAGE = ROOT / "docs" / "performance.md"
 COMMAND = ".venv/bin/python -m bench.simulated table"
 _WHAT = "Simulated by GPGPU-Sim. Nothing in this file was measured."
-_SORT = ("check_and_count_digits", "count_digits", "move_rows", "check_rows", "count_runs", "write_runs")
+_SORT = (
+    "check_and_count_digits",
+    "count_digits",
+    "move_rows",
+    "check_rows",
+    "count_runs",
+    "write_runs",
+)
 
 
 def add(of: str, commit: str, outcomes: Mapping[str, Outcome]) -> None:

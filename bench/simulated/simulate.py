@@ -113,15 +113,15 @@ def _replay(simulator: Simulator, folder: Path) -> str:
     """Returns what the simulator prints."""
     write_config(simulator, folder)
     where = (folder, simulator.library, simulator.nvrtc, simulator.headers)
-    finished = subprocess.run(
-        [sys.executable, "-m", "bench.simulated.replay", *map(str, where)],
-        cwd=folder,
-        env={**os.environ, **simulator.environment, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    )
+    with (folder / "log").open("w") as log:
+        finished = subprocess.run(
+            [sys.executable, "-m", "bench.simulated.replay", *map(str, where)],
+            cwd=folder,
+            env={**os.environ, **simulator.environment, "PYTHONPATH": str(ROOT)},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    printed = (folder / "log").read_text(errors="replace")
     if finished.returncode or not (folder / "after.bin").exists():
-        raise ValueError(f"the simulator fails:\n{finished.stdout[-4000:]}")
-    return finished.stdout
+        raise ValueError(f"the simulator fails:\n{printed[-4000:]}")
+    return printed

@@ -13,9 +13,7 @@ from typing import NamedTuple
 SOURCE = "https://github.com/accel-sim/gpgpu-sim_distribution"
 COMMIT = "667834cf"
 _PATCHES = sorted((Path(__file__).parent / "patches").glob("*.diff"))
-_WHEELS = [
-    f"nvidia-cuda-{name}-cu11==11.8.89" for name in ("nvrtc", "runtime", "nvcc")
-]
+_WHEELS = [f"nvidia-cuda-{name}-cu11==11.8.89" for name in ("nvrtc", "runtime", "nvcc")]
 _TOOLS = ("bison", "flex", "g++", "git", "make", "makedepend")
 
 # The simulator's own configuration of a V100, a quarter of it: 20 of 80 multiprocessors, 8 of 32
@@ -161,5 +159,7 @@ def _only(folder: Path, pattern: str) -> Path:
     return found[0]
 
 
-def _run(*command: str, folder: Path | None = None, environment: dict[str, str] | None = None) -> None:
+def _run(
+    *command: str, folder: Path | None = None, environment: dict[str, str] | None = None
+) -> None:
     subprocess.run(command, cwd=folder, env={**os.environ, **(environment or {})}, check=True)

@@ -53,7 +53,7 @@ class Dense(NamedTuple):
     def draw(self) -> Arrays:
         """Returns what `recording` takes: state and gradients."""
         rng = np.random.default_rng(0)
-        drawn = {}
+        drawn: Arrays = {}
         for i, size in enumerate(self.sizes):
             drawn |= _draw_state(rng, self.optimizer, self.dtype, (size,), i)
             drawn[f"grad{i}"] = rng.standard_normal(size, np.float32).astype(self.dtype)
@@ -83,7 +83,7 @@ class Sparse(NamedTuple):
         """Returns what `recording` takes: state, and gradients with their rows."""
         rng = np.random.default_rng(1)
         height, width = self.shape
-        drawn = {}
+        drawn: Arrays = {}
         for i in range(self.num_tables):
             if self.exponent:
                 ranks = (rng.zipf(self.exponent, self.num_rows) - 1) % height

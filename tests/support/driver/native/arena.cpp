@@ -72,9 +72,7 @@ void copy_to_child() {
 
 }  // namespace
 
-bool is_on_device(Address at) {
-  return at >= begin_of(0) && at < begin_of(settings().num_devices);
-}
+bool is_on_device(Address at) { return at >= begin_of(0) && at < begin_of(settings().num_devices); }
 
 int device_of(Address at) { return int((at - begin_of(0)) / bytes_of_device); }
 Address begin_of(int device) { return settings().first_address + device * bytes_of_device; }
