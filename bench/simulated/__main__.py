@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 from bench.harness import ROOT
-from bench.simulated.results import OURS, PAGE, add, make_tables, with_tables
+from bench.simulated.results import PAGE, add, make_tables, with_tables
 from bench.simulated.simulate import simulate
 from bench.simulated.simulator import SOURCE, build, default_folder, find
 from bench.simulated.tasks import SETS, TASKS
@@ -32,7 +32,7 @@ def main() -> int:
         PAGE.write_text(with_tables(PAGE.read_text()))
         print(make_tables())
         return 0
-    return _run(options.names, options.folder, options.checkout)
+    return _run(options.names, options.folder)
 
 
 def names_of(given: list[str]) -> list[str]:
@@ -48,24 +48,24 @@ def names_of(given: list[str]) -> list[str]:
     return list(dict.fromkeys(task for name in given for task in SETS.get(name, (name,))))
 
 
-def _run(given: list[str], folder: Path, checkout: Path) -> int:
+def _run(given: list[str], folder: Path) -> int:
     simulator = find(folder)
-    commit = _commit(checkout)
+    commit = _commit()
     wrong = []
     for name in names_of(given):
-        outcome = simulate(TASKS[name], simulator, checkout)
+        outcome = simulate(TASKS[name], simulator)
         cycles = sum(launch.cycles for launch in outcome.launches)
         right = outcome.largest_error <= 1
         verdict = "right" if right else f"WRONG, {outcome.largest_error:.3g} of what is allowed"
         print(f"{name}: {cycles:,} simulated cycles, {verdict}", flush=True)
-        add(OURS if checkout == ROOT else commit, commit, {name: outcome})
+        add(commit, {name: outcome})
         if not right:
             wrong.append(name)
     return 1 if wrong else 0
 
 
-def _commit(checkout: Path) -> str:
-    command = ["git", "-C", str(checkout), "rev-parse", "--short=7", "HEAD"]
+def _commit() -> str:
+    command = ["git", "-C", str(ROOT), "rev-parse", "--short=7", "HEAD"]
     return subprocess.check_output(command, text=True).strip()
 
 
@@ -81,9 +81,6 @@ def _parse(given: list[str]) -> argparse.Namespace:
     builder.add_argument("--source", default=SOURCE, help="the repository to clone")
     runner = commands.add_parser("run", help="simulate sets or tasks")
     runner.add_argument("names", nargs="+", metavar="SET_OR_TASK", help=f"sets: {', '.join(SETS)}")
-    runner.add_argument(
-        "--checkout", type=Path, default=ROOT, help="of another gpuopt, to run that one's launches"
-    )
     commands.add_parser("table", help="write docs/performance.md's tables")
     return parser.parse_args(given)
 

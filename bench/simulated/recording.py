@@ -1,7 +1,7 @@
 """Records a step's launches, and the memory that they find, on the tests' driver.
 
-It runs in a process of its own, also with an older gpuopt, and so imports nothing of the benchmark.
-The driver leaves the kernels out: what they compute is the simulator's to find.
+It runs in a process of its own. The driver leaves the kernels out: what they compute is the
+simulator's to find.
 """
 
 from __future__ import annotations

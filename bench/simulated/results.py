@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench.harness import RESULTS, ROOT
@@ -11,46 +11,48 @@ from bench.page import make_table, replace_between
 from bench.simulated.simulate import Outcome
 from bench.simulated.simulator import COMMIT, CONFIG, DRAM_BYTES_PER_CYCLE
 from bench.simulated.statistics import Simulated
-from bench.simulated.tasks import SETS, TASKS, Dense
+from bench.simulated.tasks import SETS, TASKS, Copy
 
-FOLDER = RESULTS / f"gpgpu-sim-{CONFIG}"
-OURS, REVIEWED = "gpuopt", "29a79d3"
+PATH = RESULTS / f"gpgpu-sim-{CONFIG}" / "gpuopt.json"
 PAGE = ROOT / "docs" / "performance.md"
 COMMAND = ".venv/bin/python -m bench.simulated table"
 _WHAT = "Simulated by GPGPU-Sim. Nothing in this file was measured."
-_SORT = (
-    "check_and_count_digits",
-    "count_digits",
-    "move_rows",
-    "check_rows",
-    "count_runs",
-    "write_runs",
-)
+
+# What a prototype found of commit 29a79d3 in the same configuration, in cycles: a review's figures.
+_REVIEW = {
+    "`adam_2500x64`": 62_373,
+    "`adam_524288`": 115_953,
+    "sort and runs": 31_933,
+    "`sum_pieces`": 33_254,
+    "`sparse_update`": 158_954,
+}
+# The most cycles; of `adam_524288`, as many as a copy's speed of 75 % allows.
+_LIMITS = {"`adam_2500x64`": 26_000, "sort and runs": 25_000, "`sparse_update`": 158_954}
+_LEAST_OF_COPY = 0.75
+# These find runs, too: `sum_pieces` and `sparse_update` do so themselves.
+_SORT = ("check_and_count_digits", "count_digits", "move_rows")
 
 
-def add(of: str, commit: str, outcomes: Mapping[str, Outcome]) -> None:
-    """Adds to a file, or replaces, what came of tasks.
+def add(commit: str, outcomes: Mapping[str, Outcome]) -> None:
+    """Adds to the file, or replaces, what came of tasks.
 
     Args:
-        of: The file's name: whose launches they are.
-        commit: Of the gpuopt that made them.
+        commit: Of the gpuopt that made the launches.
         outcomes: By the tasks' names.
     """
-    path = FOLDER / f"{of}.json"
     result: dict[str, Any] = {"what": _WHAT, "simulator": f"GPGPU-Sim {COMMIT}, {CONFIG}"}
-    result["tasks"] = read(of)
+    result["tasks"] = read()
     for name, outcome in outcomes.items():
         launches = [launch._asdict() for launch in outcome.launches]
         error = round(outcome.largest_error, 3)
         result["tasks"][name] = {"commit": commit, "largest_error": error, "launches": launches}
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n")
+    PATH.parent.mkdir(exist_ok=True)
+    PATH.write_text(json.dumps(result, indent=1) + "\n")
 
 
-def read(of: str) -> dict[str, Any]:
-    """Returns what a file has, by the tasks' names; nothing if it is not there."""
-    path = FOLDER / f"{of}.json"
-    tasks: dict[str, Any] = json.loads(path.read_text())["tasks"] if path.exists() else {}
+def read() -> dict[str, Any]:
+    """Returns what the file has, by the tasks' names; nothing if it is not there."""
+    tasks: dict[str, Any] = json.loads(PATH.read_text())["tasks"] if PATH.exists() else {}
     return tasks
 
 
@@ -65,66 +67,73 @@ def with_tables(page: str) -> str:
 
 
 def make_tables() -> str:
-    ours, reviewed = read(OURS), read(REVIEWED)
-    return "\n".join([_dense(ours), _sparse(ours, reviewed), _results(ours)])
+    """Returns the tables of what has been simulated."""
+    tasks = read()
+    return "\n".join([_dense(tasks), _limits(tasks), _results(tasks)])
 
 
-def _dense(ours: Mapping[str, Any]) -> str:
+def _dense(tasks: Mapping[str, Any]) -> str:
     rows = []
-    for name in SETS["dense"]:
-        if not isinstance(TASKS[name], Dense) or name not in ours:
-            continue
-        [launch], [copy] = launches_of(ours, name), launches_of(ours, f"copy_of_{name}")
-        rows.append(
-            [
-                f"`{name}`",
-                f"{launch.cycles:,}",
-                f"{copy.cycles:,}",
-                f"{copy.cycles / launch.cycles:.0%}",
-                _share(launch),
-                _share(copy),
-            ]
-        )
-    headings = ["step", "simulated cycles", "of a copy", "a copy's speed that it reaches"]
-    headings += ["of memory's bandwidth, simulated", "a copy"]
-    return "## Dense steps, simulated\n\n" + make_table(headings, rows)
+    for name in _dense_steps(tasks):
+        [launch], [copy] = launches_of(tasks, name), launches_of(tasks, f"copy_of_{name}")
+        cycles = [f"{launch.cycles:,}", f"{copy.cycles:,}", f"{copy.cycles / launch.cycles:.0%}"]
+        rows.append([f"`{name}`", *cycles, _share(launch), _share(copy)])
+    headings = ["step", "cycles, simulated", "cycles of a copy", "of the copy's speed"]
+    headings += ["of memory's bandwidth", "a copy's"]
+    return "## Dense steps and copies, simulated\n\n" + make_table(headings, rows)
+
+
+def _dense_steps(tasks: Mapping[str, Any]) -> list[str]:
+    copies = [name for name in SETS["dense"] if isinstance(TASKS[name], Copy)]
+    steps = [name.removeprefix("copy_of_") for name in copies]
+    return [name for name in steps if name in tasks and f"copy_of_{name}" in tasks]
 
 
 def _share(launch: Simulated) -> str:
     return f"{launch.dram_bytes / launch.cycles / DRAM_BYTES_PER_CYCLE:.0%}"
 
 
-def _sparse(ours: Mapping[str, Any], reviewed: Mapping[str, Any]) -> str:
-    """The chain of a sparse step, beside that of the commit that was reviewed."""
-    rows = []
+def _limits(tasks: Mapping[str, Any]) -> str:
+    """What the review asked for, beside what it found."""
+    limits: dict[str, float] = dict(_LIMITS)
+    cycles = {}
+    for name in _dense_steps(tasks):
+        [launch], [copy] = launches_of(tasks, name), launches_of(tasks, f"copy_of_{name}")
+        cycles[f"`{name}`"] = launch.cycles
+        limits.setdefault(f"`{name}`", copy.cycles / _LEAST_OF_COPY)
     for name in SETS["sparse"]:
-        parts = [_parts_of(launches_of(each, name)) for each in (ours, reviewed) if name in each]
-        for part in parts[0]:
-            cycles = [f"{each.get(part, 0):,}" for each in parts]
-            rows.append([f"`{name}`: {part}", *cycles])
-    headings = ["launches", "simulated cycles", f"simulated cycles at {REVIEWED}"]
-    return "## A sparse step, simulated\n\n" + make_table(headings, rows)
+        if name in tasks:
+            cycles |= _parts_of(launches_of(tasks, name))
+    rows = []
+    for part, found in cycles.items():
+        limit, verdict = "", ""
+        if part in limits:
+            limit = f"{limits[part]:,.0f}"
+            verdict = "kept" if found <= limits[part] else "**missed**"
+        rows.append([part, f"{_REVIEW[part]:,}", limit, f"{found:,}", verdict])
+    headings = ["", "cycles at 29a79d3, simulated", "limit", "cycles, simulated", ""]
+    return "## Limits of simulated cycles\n\n" + make_table(headings, rows)
 
 
-def _parts_of(launches: list[Simulated]) -> dict[str, int]:
+def _parts_of(launches: Sequence[Simulated]) -> dict[str, int]:
     """Returns the cycles of the sort, with the search for runs, and of each later kernel."""
     parts = {"sort and runs": 0}
     for launch in launches:
         kernel = launch.kernel.partition("<")[0]
         part = "sort and runs" if kernel in _SORT else f"`{kernel}`"
         parts[part] = parts.get(part, 0) + launch.cycles
-    return {**parts, "all": sum(parts.values())}
+    return parts
 
 
-def _results(ours: Mapping[str, Any]) -> str:
+def _results(tasks: Mapping[str, Any]) -> str:
     rows = [
         [
             f"`{name}`",
-            ", ".join(f"`{launch.kernel}`" for launch in launches_of(ours, name)),
-            f"{ours[name]['largest_error']:.2f}",
+            ", ".join(f"`{launch.kernel}`" for launch in launches_of(tasks, name)),
+            f"{tasks[name]['largest_error']:.2f}",
         ]
         for name in SETS["results"]
-        if name in ours
+        if name in tasks
     ]
     headings = ["step", "kernels", "largest error, of what is allowed"]
     return "## Results in the simulator\n\n" + make_table(headings, rows)

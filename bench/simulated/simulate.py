@@ -37,8 +37,8 @@ class Outcome(NamedTuple):
     largest_error: float
 
 
-def simulate(task: Task, simulator: Simulator, checkout: Path = ROOT) -> Outcome:
-    """Simulates a task with the gpuopt of a checkout.
+def simulate(task: Task, simulator: Simulator) -> Outcome:
+    """Simulates a task.
 
     Raises:
         ValueError: the simulator has not run every launch to its end; its output is in the message.
@@ -50,7 +50,7 @@ def simulate(task: Task, simulator: Simulator, checkout: Path = ROOT) -> Outcome
             _write_copy(task, folder)
         else:
             given = task.draw()
-            _record(task, given, folder, checkout)
+            _record(task, given, folder)
         launches = read_launches(_replay(simulator, folder))
         recorded = json.loads((folder / "launches.json").read_text())
         if len(launches) != len(recorded["launches"]):
@@ -70,7 +70,7 @@ def simulate(task: Task, simulator: Simulator, checkout: Path = ROOT) -> Outcome
     return Outcome(launches, max(errors))
 
 
-def _record(task: Dense | Sparse, given: Arrays, folder: Path, checkout: Path) -> None:
+def _record(task: Dense | Sparse, given: Arrays, folder: Path) -> None:
     optimizer = task.optimizer
     description = {"optimizer": optimizer.name, "arguments": dict(optimizer.arguments)}
     arrays: dict[str, Any] = {"description": json.dumps(description), **given}
@@ -78,7 +78,6 @@ def _record(task: Dense | Sparse, given: Arrays, folder: Path, checkout: Path) -
     run_on_driver(
         [str(_FOLDER / "recording.py"), str(folder)],
         MULTIPROCESSORS,
-        checkout,
         environment={
             "GPUOPT_DRIVER_DEVICES": "1",
             "GPUOPT_DRIVER_FIRST_ADDRESS": hex(_FIRST_ADDRESS),

@@ -9,7 +9,7 @@ import gpuopt
 from bench.simulated.__main__ import names_of
 from bench.simulated.expected import expect, largest_error
 from bench.simulated.replay import BEGIN, END, in_known_words
-from bench.simulated.results import COMMAND, OURS, PAGE, read, with_tables
+from bench.simulated.results import COMMAND, PAGE, read, with_tables
 from bench.simulated.simulator import change, find
 from bench.simulated.statistics import Simulated, read_launches
 from bench.simulated.tasks import SETS, TASKS, Copy, Dense, Sparse
@@ -111,7 +111,7 @@ def test_the_page_has_the_tables_of_the_results() -> None:
 
 
 def test_all_simulated_results_are_right() -> None:
-    tasks = read(OURS)
+    tasks = read()
     assert set(tasks) == set(TASKS)
     assert [name for name, task in tasks.items() if task["largest_error"] > 1] == []
 
