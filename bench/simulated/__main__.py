@@ -65,7 +65,9 @@ def _run(given: list[str], folder: Path) -> int:
 
 
 def _commit() -> str:
-    command = ["git", "-C", str(ROOT), "rev-parse", "--short=7", "HEAD"]
+    """Returns the last commit that has changed what is simulated."""
+    what = ["--", "gpuopt", "kernels"]
+    command = ["git", "-C", str(ROOT), "log", "-1", "--abbrev=7", "--format=%h", *what]
     return subprocess.check_output(command, text=True).strip()
 
 

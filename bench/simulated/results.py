@@ -37,7 +37,7 @@ def add(commit: str, outcomes: Mapping[str, Outcome]) -> None:
     """Adds to the file, or replaces, what came of tasks.
 
     Args:
-        commit: Of the gpuopt that made the launches.
+        commit: The last one that had changed gpuopt or its kernels.
         outcomes: By the tasks' names.
     """
     result: dict[str, Any] = {"what": _WHAT, "simulator": f"GPGPU-Sim {COMMIT}, {CONFIG}"}

@@ -21,7 +21,7 @@ from bench.simulated.tasks import Arrays, Copy, Dense, Sparse, Task
 
 _FOLDER = Path(__file__).parent
 # The simulator's memory begins here, and its loads take addresses of 32 bits.
-_FIRST_ADDRESS = 0xC0000000
+FIRST_ADDRESS = 0xC0000000
 _COPY_THREADS, _PACK_BYTES = 256, 16
 
 
@@ -50,7 +50,7 @@ def simulate(task: Task, simulator: Simulator) -> Outcome:
             _write_copy(task, folder)
         else:
             given = task.draw()
-            _record(task, given, folder)
+            record_step(task, given, folder)
         launches = read_launches(_replay(simulator, folder))
         recorded = json.loads((folder / "launches.json").read_text())
         if len(launches) != len(recorded["launches"]):
@@ -70,7 +70,8 @@ def simulate(task: Task, simulator: Simulator) -> Outcome:
     return Outcome(launches, max(errors))
 
 
-def _record(task: Dense | Sparse, given: Arrays, folder: Path) -> None:
+def record_step(task: Dense | Sparse, given: Arrays, folder: Path) -> None:
+    """Has `recording` write the launches and memory of a task's step, with these arrays."""
     optimizer = task.optimizer
     description = {"optimizer": optimizer.name, "arguments": dict(optimizer.arguments)}
     arrays: dict[str, Any] = {"description": json.dumps(description), **given}
@@ -80,7 +81,7 @@ def _record(task: Dense | Sparse, given: Arrays, folder: Path) -> None:
         MULTIPROCESSORS,
         environment={
             "GPUOPT_DRIVER_DEVICES": "1",
-            "GPUOPT_DRIVER_FIRST_ADDRESS": hex(_FIRST_ADDRESS),
+            "GPUOPT_DRIVER_FIRST_ADDRESS": hex(FIRST_ADDRESS),
         },
     )
 
@@ -92,7 +93,7 @@ def _write_copy(task: Copy, folder: Path) -> None:
     memory[:half] = np.random.default_rng(0).integers(0, 256, half, np.uint8)
     memory.tofile(folder / "memory.bin")
     packs = half // _PACK_BYTES
-    arguments = (_FIRST_ADDRESS, _FIRST_ADDRESS + half, packs)
+    arguments = (FIRST_ADDRESS, FIRST_ADDRESS + half, packs)
     launch = {
         "kernel": "copy_packs",
         "grid": -(-packs // _COPY_THREADS),
@@ -101,7 +102,7 @@ def _write_copy(task: Copy, folder: Path) -> None:
     }
     source = (_FOLDER / "copy.cu").read_text()
     recorded = {
-        "begin": _FIRST_ADDRESS,
+        "begin": FIRST_ADDRESS,
         "launches": [launch],
         "sources": [{"source": source, "options": ["-std=c++17"], "kernels": ["copy_packs"]}],
     }
