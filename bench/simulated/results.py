@@ -30,7 +30,7 @@ _REVIEW = {
 _LIMITS = {"`adam_2500x64`": 26_000, "sort and runs": 25_000, "`sparse_update`": 158_954}
 _LEAST_OF_COPY = 0.75
 # These find runs, too: `sum_pieces` and `sparse_update` do so themselves.
-_SORT = ("check_and_count_digits", "count_digits", "move_rows")
+_SORT = ("`check_and_count_digits`", "`count_digits`", "`move_rows`")
 
 
 def add(commit: str, outcomes: Mapping[str, Outcome]) -> None:
@@ -119,17 +119,21 @@ def _parts_of(launches: Sequence[Simulated]) -> dict[str, int]:
     """Returns the cycles of the sort, with the search for runs, and of each later kernel."""
     parts = {"sort and runs": 0}
     for launch in launches:
-        kernel = launch.kernel.partition("<")[0]
-        part = "sort and runs" if kernel in _SORT else f"`{kernel}`"
+        kernel = _function(launch)
+        part = "sort and runs" if kernel in _SORT else kernel
         parts[part] = parts.get(part, 0) + launch.cycles
     return parts
+
+
+def _function(launch: Simulated) -> str:
+    return f"`{launch.kernel.partition('<')[0]}`"
 
 
 def _results(tasks: Mapping[str, Any]) -> str:
     rows = [
         [
             f"`{name}`",
-            ", ".join(f"`{launch.kernel}`" for launch in launches_of(tasks, name)),
+            ", ".join(dict.fromkeys(map(_function, launches_of(tasks, name)))),
             f"{tasks[name]['largest_error']:.2f}",
         ]
         for name in SETS["results"]
