@@ -89,29 +89,54 @@ def record(
         architecture: For which kernels are compiled, as "90".
         checkout: The gpuopt to run.
     """
+    printed = run_on_driver(
+        [__file__, architecture, str(checkout)],
+        num_multiprocessors,
+        checkout,
+        json.dumps(workloads),
+    )
+    found = json.loads(printed.splitlines()[-1])
+    return Recorded(
+        {name: [Launch(*each) for each in some] for name, some in found["launches"].items()},
+        {name: Resources(*some) for name, some in found["resources"].items()},
+    )
+
+
+def run_on_driver(
+    arguments: Sequence[str],
+    num_multiprocessors: int,
+    checkout: Path = _ROOT,
+    given: str = "",
+    environment: Mapping[str, str] | None = None,
+) -> str:
+    """Runs Python on the driver, without kernels, in another process; returns what it prints.
+
+    Args:
+        arguments: Python's.
+        num_multiprocessors: The GPU's.
+        checkout: The gpuopt to run.
+        given: The process's standard input.
+        environment: More variables of the process's.
+    """
     path = [*map(str, (checkout, _SUPPORT)), os.environ.get("PYTHONPATH", "")]
-    environment = {
+    of_process = {
         **os.environ,
+        **(environment or {}),
         "PYTHONPATH": os.pathsep.join(filter(None, path)),
         "GPUOPT_DRIVER_STREAMS": "nothing",
         "GPUOPT_DRIVER_BLOCKS": "plain",
         "GPUOPT_DRIVER_MULTIPROCESSORS": str(num_multiprocessors),
     }
-    command = [sys.executable, str(_SUPPORT / "driver"), __file__, architecture, str(checkout)]
     finished = subprocess.run(
-        command,
-        input=json.dumps(workloads),
+        [sys.executable, str(_SUPPORT / "driver"), *arguments],
+        input=given,
         cwd=checkout,
-        env=environment,
+        env=of_process,
         stdout=subprocess.PIPE,
         text=True,
         check=True,
     )
-    found = json.loads(finished.stdout.splitlines()[-1])
-    return Recorded(
-        {name: [Launch(*each) for each in some] for name, some in found["launches"].items()},
-        {name: Resources(*some) for name, some in found["resources"].items()},
-    )
+    return finished.stdout
 
 
 def main() -> None:

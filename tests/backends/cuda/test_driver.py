@@ -173,6 +173,14 @@ def test_a_block_that_the_pool_has_given_back_is_gone(cupy: Any) -> None:
     assert "where no block begins" in words
 
 
+def test_the_memory_of_a_device_can_be_copied_as_a_whole(cupy: Any, add: Any) -> None:
+    array = cupy.full(1000, 2, np.float32)
+    add(array, 3)
+    memory = driver.memory()
+    begin = array.data.ptr - memory.begin
+    assert memory.values[begin : begin + array.nbytes] == np.full(1000, 5, np.float32).tobytes()
+
+
 def test_a_copy_must_stay_inside_its_block(cupy: Any) -> None:
     at = cupy.cuda.runtime.malloc(100)
     assert "reaches beyond the end" in error_of(cupy, lambda: cupy.cuda.runtime.memset(at, 0, 101))

@@ -94,6 +94,26 @@ def precedes(done: Mark, device: int, stream: int) -> bool:
     return bool(library().driver_precedes(*arguments, device, ctypes.c_void_p(stream)))
 
 
+class Memory(NamedTuple):
+    """All memory that a device has ever used.
+
+    Attributes:
+        begin: Its address, as the program sees it.
+        values: What it holds.
+    """
+
+    begin: int
+    values: bytes
+
+
+def memory(device: int = 0) -> Memory:
+    """Runs everything that is queued, and copies a device's memory."""
+    synchronize()
+    here, begin, size = ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_size_t()
+    library().driver_memory(device, *map(ctypes.byref, (here, begin, size)))
+    return Memory(begin.value, ctypes.string_at(here.value or 0, size.value))
+
+
 class Launch(NamedTuple):
     """A kernel, copy or fill.
 

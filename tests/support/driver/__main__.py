@@ -1,7 +1,8 @@
 """Runs Python on GPUs that are not there: python tests/support/driver SCRIPT or -m MODULE ...
 
 GPUOPT_DRIVER_STREAMS says how streams run: immediate, oldest (the default), newest or random:SEED.
-GPUOPT_DRIVER_DEVICES and GPUOPT_DRIVER_MULTIPROCESSORS say how much is not there.
+GPUOPT_DRIVER_DEVICES and GPUOPT_DRIVER_MULTIPROCESSORS say how much is not there, and
+GPUOPT_DRIVER_FIRST_ADDRESS where its memory begins.
 """
 
 from __future__ import annotations

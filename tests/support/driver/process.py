@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import json
 import os
@@ -19,6 +20,7 @@ def install() -> None:
         int(number("GPUOPT_DRIVER_DEVICES", "5")),
         int(number("GPUOPT_DRIVER_MULTIPROCESSORS", "6")),
         cuda_of_cupy(),
+        ctypes.c_uint64(int(number("GPUOPT_DRIVER_FIRST_ADDRESS", "0x200000000000"), 16)),
     )
     set_policy(*policy_of_process())
     os.environ.setdefault("CUPY_CACHE_DIR", str(build_cache("cupy")))

@@ -12,7 +12,6 @@ namespace driver {
 
 namespace {
 
-constexpr Address first_address = 0x200000000000;
 constexpr size_t page_size = 4096;
 
 char* alias_begin;
@@ -46,7 +45,7 @@ char* map_memory() {
   const size_t size = bytes_of_device * settings().num_devices;
   const int file = memfd_create("memory of devices", MFD_CLOEXEC);
   if (file < 0 || ftruncate(file, size)) abort();
-  void* wanted = reinterpret_cast<void*>(first_address);
+  void* wanted = reinterpret_cast<void*>(begin_of(0));
   const int flags = MAP_SHARED | MAP_NORESERVE;
   const int where = alias_begin ? MAP_FIXED : MAP_FIXED_NOREPLACE;
   void* there = mmap(wanted, size, PROT_NONE, flags | where, file, 0);
@@ -65,7 +64,7 @@ void copy_to_child() {
   char* const of_parent = alias_begin;
   alias_begin = map_memory();
   for (int i = 0; i < settings().num_devices; ++i) {
-    const size_t offset = begin_of(i) - first_address;
+    const size_t offset = begin_of(i) - begin_of(0);
     memcpy(alias_begin + offset, of_parent + offset, end_of(i) - begin_of(i));
   }
   munmap(of_parent, bytes_of_device * settings().num_devices);
@@ -73,12 +72,10 @@ void copy_to_child() {
 
 }  // namespace
 
-bool is_on_device(Address at) {
-  return at >= first_address && at < first_address + bytes_of_device * settings().num_devices;
-}
+bool is_on_device(Address at) { return at >= begin_of(0) && at < begin_of(settings().num_devices); }
 
-int device_of(Address at) { return int((at - first_address) / bytes_of_device); }
-Address begin_of(int device) { return first_address + device * bytes_of_device; }
+int device_of(Address at) { return int((at - begin_of(0)) / bytes_of_device); }
+Address begin_of(int device) { return settings().first_address + device * bytes_of_device; }
 Address& end_of(int device) { return ends[device]; }
 
 void map_arena() {
@@ -94,7 +91,7 @@ void map_arena() {
 
 char* alias(const void* at) {
   const Address address = reinterpret_cast<Address>(at);
-  return is_on_device(address) ? alias_begin + (address - first_address)
+  return is_on_device(address) ? alias_begin + (address - begin_of(0))
                                : const_cast<char*>(static_cast<const char*>(at));
 }
 

@@ -48,6 +48,7 @@ struct Settings {
   int num_devices = 5;
   int multiprocessors = 6;
   int cuda_version = 13000;
+  Address first_address = 0x200000000000;  // of the first device's memory
 };
 Settings& settings();
 

@@ -214,6 +214,14 @@ void driver_check_memory() {
   check_memory();
 }
 
+// Where the host may read and write all that a device has ever used, and where the program sees it.
+void driver_memory(int device, void** here, uint64_t* begin, size_t* size) {
+  const std::lock_guard held(lock());
+  *begin = begin_of(device);
+  *size = end_of(device) - begin_of(device);
+  *here = alias(reinterpret_cast<void*>(*begin));
+}
+
 void driver_part_taken(int device, void* at, size_t num_bytes, size_t with_canary, void* stream) {
   const std::lock_guard held(lock());
   part_taken(device, at, num_bytes, with_canary, stream);
