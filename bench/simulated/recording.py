@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from bench.simulated.tasks import POOL_ALIGNMENT
+
 # In which everything is compiled, allocated and uploaded.
 _WARM_UP_STEPS = 4
-_ALIGNMENT = 512
 # For tables of addresses, and what kernels leave for others.
 _OTHER_BYTES = 4 * 2**20
 
@@ -25,16 +26,44 @@ _OTHER_BYTES = 4 * 2**20
 def main() -> None:
     """Reads a job from the file that is named, and writes beside it what it finds.
 
-    The job is an npz file of `description`, with the optimizer's name and arguments in JSON; and of
-    each variable `table<i>`, its slots `<slot><i>`, its gradient `grad<i>` and, if that is sparse,
-    `rows<i>`.
+    The job is an npz file of `description`, with the optimizer's name and arguments, and the
+    alignment of arrays, in JSON; and of each variable `table<i>`, its slots `<slot><i>`, its
+    gradient `grad<i>` and, if that is sparse, `rows<i>`.
     """
     folder = Path(sys.argv[1])
     job = dict(np.load(folder / "job.npz"))
     description = json.loads(str(job.pop("description")))
+    alignment = description["alignment"]
+    _lay_out(sum(array.nbytes + alignment for array in job.values()), alignment)
     recorded = _record(description["optimizer"], description["arguments"], job)
     (folder / "memory.bin").write_bytes(recorded.pop("memory"))
     (folder / "launches.json").write_text(json.dumps(recorded))
+
+
+def _lay_out(num_bytes: int, alignment: int) -> None:
+    """Has CuPy's arrays lie one behind the other, each from a multiple of `alignment` on.
+
+    Args:
+        num_bytes: Of all arrays of the job, as they will lie.
+        alignment: That of CuPy's pool, or less.
+    """
+    import cupy
+
+    # As in a program that has run for a while, the pool has a block of memory to divide.
+    block = cupy.cuda.alloc(num_bytes + _OTHER_BYTES)
+    if alignment == POOL_ALIGNMENT:
+        return
+    begin = 0
+
+    def allocate(size: int) -> Any:
+        nonlocal begin
+        allocated = block + begin
+        begin += -(-size // alignment) * alignment
+        if begin > block.mem.size:
+            raise MemoryError(f"{begin} bytes of {block.mem.size}")
+        return allocated
+
+    cupy.cuda.set_allocator(allocate)
 
 
 def _record(
@@ -78,17 +107,10 @@ def _make_step(
     import gpuopt
 
     optimizer = getattr(gpuopt, name)(**arguments)
-    # As in a program that has run for a while, CuPy's pool has a block of memory to divide: arrays
-    # lie one behind the other, each from a multiple of 512 bytes on.
-    num_bytes = sum(
-        array.nbytes // _ALIGNMENT * _ALIGNMENT + _ALIGNMENT for array in given.values()
-    )
-    cupy.empty(num_bytes + _OTHER_BYTES, np.uint8)
-    arrays, pairs = {}, []
-    for i in range(sum(key.startswith("table") for key in given)):
-        table = cupy.empty_like(given[f"table{i}"])
-        variable = gpuopt.Variable(table, copy=False)
-        arrays[f"table{i}"] = table
+    arrays = {key: cupy.empty_like(given[key]) for key in given if key.startswith("table")}
+    pairs = []
+    for i in range(len(arrays)):
+        variable = gpuopt.Variable(arrays[f"table{i}"], copy=False)
         grad: Any = cupy.asarray(given[f"grad{i}"])
         if f"rows{i}" in given:
             grad = gpuopt.IndexedSlices(grad, cupy.asarray(given[f"rows{i}"]))

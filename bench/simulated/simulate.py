@@ -73,7 +73,11 @@ def simulate(task: Task, simulator: Simulator) -> Outcome:
 def record_step(task: Dense | Sparse, given: Arrays, folder: Path) -> None:
     """Has `recording` write the launches and memory of a task's step, with these arrays."""
     optimizer = task.optimizer
-    description = {"optimizer": optimizer.name, "arguments": dict(optimizer.arguments)}
+    description = {
+        "optimizer": optimizer.name,
+        "arguments": dict(optimizer.arguments),
+        "alignment": task.alignment,
+    }
     arrays: dict[str, Any] = {"description": json.dumps(description), **given}
     np.savez(folder / "job.npz", **arrays)
     run_on_driver(
