@@ -132,6 +132,16 @@ __device__ __forceinline__ void update_chunks(
       });
 }
 
+// Gives every variable the same scalars. No lambda: NVRTC 12.0 has one return a local variable.
+template <class Rule, class Storage>
+struct SameScalars {
+  const Scalars<Rule, Storage>& scalars;
+
+  __device__ __forceinline__ const Scalars<Rule, Storage>& operator()(const long long*) const {
+    return scalars;
+  }
+};
+
 // Updates variables of one group.
 template <class Rule, class Storage>
 __global__ void __launch_bounds__(dense_threads)
@@ -141,11 +151,8 @@ __global__ void __launch_bounds__(dense_threads)
                  const __grid_constant__ FewGradients few_grads,
                  const __grid_constant__ Scalars<Rule, Storage> scalars,
                  const unsigned long long* __restrict__ refused) {
-  const auto scalars_of = [&scalars](const long long*) -> const Scalars<Rule, Storage>& {
-    return scalars;
-  };
   update_chunks<Rule, Storage>(table, num_variables, chunks, num_chunks, chunk_size, grads,
-                               few_grads, scalars_of, refused);
+                               few_grads, SameScalars<Rule, Storage>{scalars}, refused);
 }
 
 // Returns the scalars of the group of a variable, given its column of the table.

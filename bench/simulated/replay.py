@@ -53,11 +53,12 @@ class _Nvrtc:
         self, source: str, options: Sequence[str], kernels: Sequence[str]
     ) -> tuple[str, dict[str, str]]:
         """Returns PTX, and the kernels' names there."""
-        # CuPy's and its CUDA's own headers are of another version.
+        # CuPy's and its CUDA's own headers are of another version. The first options are CuPy's own.
         kept = [each for each in options if "site-packages" not in each]
         given = [
             f"--gpu-architecture={_VIRTUAL_ARCHITECTURE}",
             "-ftz=true",
+            "--device-as-default-execution-space",
             f"-I{self._headers}",
             *kept,
         ]

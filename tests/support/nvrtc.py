@@ -24,6 +24,7 @@ def compile_together(group: list[Kernel], architecture: str) -> tuple[Any, str]:
     log = io.StringIO()
     options = ProgramOptions(
         std="c++17",
+        device_as_default_execution_space=True,
         arch=architecture,
         include_path=[*map(str, folders), find_nvidia_header_directory("cudart")],
         ftz=True,

@@ -22,12 +22,21 @@ def main() -> None:
     rows = np.array([1, 3, 1])
     results = []
     for device in ("gpu:0", "cpu"):
-        dense, table = (gpuopt.Variable(gradient, device=device) for _ in range(2))
-        optimizer = gpuopt.AdamOptimizer(0.1)
-        for _ in range(3):
-            slices = gpuopt.IndexedSlices(gradient[rows], rows)
-            optimizer.apply_gradients([(gradient, dense), (slices, table)])
-        results.append((dense.numpy(), table.numpy()))
+        found = []
+        for optimizer in (
+            gpuopt.AdamOptimizer(0.1),
+            gpuopt.LazyAdamOptimizer(0.1, groups=[gpuopt.ParameterGroup("b", learning_rate=0.2)]),
+            gpuopt.LAMBOptimizer(0.1),
+            gpuopt.TorchAdamWOptimizer(0.1, cautious=True),
+        ):
+            dense = gpuopt.Variable(gradient, name="a", device=device)
+            table = gpuopt.Variable(gradient, name="b", device=device)
+            for _ in range(3):
+                slices = gpuopt.IndexedSlices(gradient[rows], rows)
+                optimizer.apply_gradients([(gradient, dense), (slices, table)])
+            found += [dense.numpy(), table.numpy()]
+            del dense, table
+        results.append(found)
     for got, expected in zip(*results, strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-5)
     assert not driver.take_reports()
