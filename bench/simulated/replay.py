@@ -53,8 +53,9 @@ class _Nvrtc:
         self, source: str, options: Sequence[str], kernels: Sequence[str]
     ) -> tuple[str, dict[str, str]]:
         """Returns PTX, and the kernels' names there."""
-        # CuPy's and its CUDA's own headers are of another version. The first options are CuPy's own.
+        # CuPy's and its CUDA's own headers are of another version.
         kept = [each for each in options if "site-packages" not in each]
+        # As CuPy does.
         given = [
             f"--gpu-architecture={_VIRTUAL_ARCHITECTURE}",
             "-ftz=true",

@@ -291,7 +291,7 @@ def test_the_guides_cuda_form_fits_its_rule_on_a_gpu(
     tmp_path: Path, emulated_gpus: list[EmulatorLauncher]
 ) -> None:
     guide = (Path(__file__).parents[2] / "docs" / "guides" / "rules.md").read_text()
-    [python], [header] = (
+    [python, *_], [header] = (
         re.findall(rf"^```{language}\n(.*?)^```", guide, re.DOTALL | re.MULTILINE)
         for language in ("python", "cpp")
     )

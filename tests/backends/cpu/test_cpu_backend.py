@@ -42,7 +42,10 @@ CPU = backend_for(Device.cpu)
 @pytest.mark.parametrize("zero_grad", [False, True], ids=["grad", "zero_grad"])
 @pytest.mark.parametrize("power", [0.5, 0.7], ids=["root", "power"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+# Those with sums have new scalars for each variable in each step, and are not recorded.
+@pytest.mark.parametrize(
+    "rule", [rule for rule in RULES if not rule.sums], ids=lambda rule: rule.name
+)
 def test_a_recorded_rule_computes_the_same_bits(
     rule: UpdateRule, dtype: Any, power: float, zero_grad: bool
 ) -> None:
