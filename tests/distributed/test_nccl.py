@@ -471,11 +471,16 @@ def test_ctrl_c_when_ncclgroupstart_returns_ends_its_group(
         return rank.all_reduce(ones(rank)).get().tolist()
 
     group.run(run)
+    # A program that a shell runs in the background ignores Ctrl-C, and has no handler.
+    outer = signal.signal(signal.SIGINT, signal.default_int_handler)
     # Of built-ins alone, as CuPy's own: the signal is handled when all have returned.
     calls = map(methodcaller("__call__"), [link._nccl.groupStart, _thread.interrupt_main])
     monkeypatch.setattr(link._nccl, "groupStart", partial(list, calls))
-    with pytest.raises(KeyboardInterrupt):
-        group.run(run)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            group.run(run)
+    finally:
+        signal.signal(signal.SIGINT, outer)
     monkeypatch.undo()
     assert group.run(run) == [[1.0] * 3]  # was never begun, and poison
 

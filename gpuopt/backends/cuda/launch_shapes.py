@@ -28,16 +28,16 @@ COPY_CHUNK = 4096
 # are simulated, of a quarter of a V100: see bench/results/gpgpu-sim-v100-quarter/gpuopt.json.
 
 # Shares of rows to sort, a block for each: about four for each multiprocessor. 16,384 rows have 16
-# shares, and are sorted in 22,437 simulated cycles.
+# shares, and are sorted in 22,582 simulated cycles.
 MAX_SHARES = 512
 # Elements of a dense chunk: at least a pass of DENSE_THREADS packs of float32, and at most 16.
 MIN_CHUNK = 1024
 MAX_CHUNK = 16384
 # So that every multiprocessor has work where there are few elements: 524,288 have chunks of 3,072,
-# which take 97,311 simulated cycles; a copy of as many bytes takes 79,804.
+# which take 96,275 simulated cycles; a copy of as many bytes takes 79,804.
 CHUNKS_PER_MULTIPROCESSOR = 8
 # Threads of a block for chunks of a few packs: the others would have nothing to do. 2,500 tensors
-# of 64 elements take 28,866 simulated cycles; a copy takes 21,447.
+# of 64 elements take 29,308 simulated cycles; a copy takes 21,447.
 MIN_DENSE_THREADS = WARP
 # Kernels on rows take many registers, and more of the smaller blocks fit on a multiprocessor.
 ROW_THREADS = 128
