@@ -15,7 +15,6 @@ import gpuopt
 from gpuopt import IndexedSlices, Variable
 from gpuopt.backends import backend_for
 from gpuopt.backends.cuda import in_flight
-from gpuopt.backends.cuda.cupy_launcher import CupyLauncher
 from gpuopt.backends.cuda.launcher import Launch
 from gpuopt.backends.cuda.page_locked import Landings
 from gpuopt.backends.cuda.row_flags import CudaRowFlags
@@ -148,6 +147,8 @@ def test_an_array_is_read_whole_while_its_first_step_is_enqueued(
     wait_for_gpus()
     with a:
         variable = on_gpu(5 * ones())
+    from gpuopt.backends.cuda.cupy_launcher import CupyLauncher
+
     bind, found = CupyLauncher.bind, []
 
     def reading(launcher: CupyLauncher, *arguments: Any, **named: Any) -> Launch:
