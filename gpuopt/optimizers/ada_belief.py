@@ -83,12 +83,4 @@ class AdaBeliefOptimizer(CautiousOption):
         )
 
     def _scalars(self, real: type[np.floating[Any]]) -> Mapping[str, np.floating[Any]]:
-        learning_rate, epsilon = self._given("learning_rate", "epsilon")
-        root = np.sqrt(self._bias_correction("beta2", real))
-        return {
-            "step_size": real(learning_rate * root / self._bias_correction("beta1", real)),
-            "beta1": real(self._hyper("beta1")),
-            "beta2": real(self._hyper("beta2")),
-            "epsilon": real(epsilon * root),
-            "epsilon_root": real(self._hyper("epsilon_root")),
-        }
+        return {**self._bias_corrected(real), "epsilon_root": real(self._hyper("epsilon_root"))}

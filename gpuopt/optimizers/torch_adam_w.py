@@ -67,12 +67,5 @@ class TorchAdamWOptimizer(RuleWithWeightDecay, CautiousOption):
         )
 
     def _scalars(self, real: type[np.floating[Any]]) -> Mapping[str, np.floating[Any]]:
-        learning_rate, epsilon, decay = self._given("learning_rate", "epsilon", "weight_decay")
-        root = np.sqrt(self._bias_correction("beta2", real))
-        return {
-            "step_size": real(learning_rate * root / self._bias_correction("beta1", real)),
-            "beta1": real(self._hyper("beta1")),
-            "beta2": real(self._hyper("beta2")),
-            "epsilon": real(epsilon * root),
-            "weight_decay": real(learning_rate * decay),
-        }
+        learning_rate, decay = self._given("learning_rate", "weight_decay")
+        return {**self._bias_corrected(real), "weight_decay": real(learning_rate * decay)}

@@ -3,36 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import numpy as np
 
+from gpuopt.rules.derived import DerivedRule
 from gpuopt.rules.update_rule import UpdateRule
 
 # The least part of the elements that a step is divided by.
 _LEAST_MEAN = 1e-3
 
 
-@dataclass(frozen=True, eq=False)
-class CautiousRule(UpdateRule):
-    """A rule that leaves out what another rule would do against the gradient.
-
-    Attributes:
-        base: The other rule.
-    """
-
-    base: UpdateRule | None = None
-
-    @property
-    def headers(self) -> tuple[str, ...]:
-        assert self.base is not None
-        return (*self.base.headers, "shared/cautious.cuh")
-
-
 @cache
-def cautious(base: UpdateRule) -> CautiousRule:
+def cautious(base: UpdateRule) -> DerivedRule:
     """Returns the rule that does what `base` does where this goes against the gradient's sign.
 
     Elsewhere the variable stays. Steps are divided by the part of the elements that move, or 0.001
@@ -63,4 +48,14 @@ def cautious(base: UpdateRule) -> CautiousRule:
     cuda = base.cuda and replace(base.cuda, functor=f"gpuopt::Cautious<{base.cuda.functor}>")
     sums = ("agreeing", "elements")
     scalars = (*base.scalars, *sums)
-    return CautiousRule(apply, base.slots, scalars, cuda, base.squares, sums, terms, base)
+    return DerivedRule(
+        apply,
+        base.slots,
+        scalars,
+        cuda,
+        base.squares,
+        sums,
+        terms,
+        base=base,
+        header="shared/cautious.cuh",
+    )

@@ -3,31 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
+from gpuopt.rules.derived import DerivedRule
 from gpuopt.rules.update_rule import UpdateRule
 
 
-@dataclass(frozen=True, eq=False)
-class DecayedRule(UpdateRule):
-    """A rule that shrinks the variable before another rule updates it.
-
-    Attributes:
-        base: The other rule.
-    """
-
-    base: UpdateRule | None = None
-
-    @property
-    def headers(self) -> tuple[str, ...]:
-        assert self.base is not None
-        return (*self.base.headers, "shared/decayed.cuh")
-
-
 @cache
-def decayed(base: UpdateRule) -> DecayedRule:
+def decayed(base: UpdateRule) -> DerivedRule:
     """Returns the rule that does `var -= weight_decay * var`, and then what `base` does.
 
     What `base` sums does not depend on the decay. It has the slots of `base`, and the scalar
@@ -46,7 +31,7 @@ def decayed(base: UpdateRule) -> DecayedRule:
     apply.__module__ = base.apply.__module__
     cuda = base.cuda and replace(base.cuda, functor=f"gpuopt::Decayed<{base.cuda.functor}>")
     scalars = (*base.scalars, "weight_decay")
-    return DecayedRule(
+    return DerivedRule(
         apply,
         base.slots,
         scalars,
@@ -54,5 +39,6 @@ def decayed(base: UpdateRule) -> DecayedRule:
         base.squares,
         base.sums,
         terms if base.sums else None,
-        base,
+        base=base,
+        header="shared/decayed.cuh",
     )

@@ -100,6 +100,21 @@ class StepCountingOptimizer(RuleOptimizer):
         """
         return 1 - np.float64(real(self._hyper(beta))) ** self._step()
 
+    def _bias_corrected(self, real: type[np.floating[Any]]) -> dict[str, np.floating[Any]]:
+        """Returns the scalars by which a rule like Adam's divides corrected averages.
+
+        With `m' = m / (1 - beta1^t)` and `v' = v / (1 - beta2^t)`, the step is
+        `learning_rate * m' / (sqrt(v') + epsilon)`.
+        """
+        learning_rate, epsilon = self._given("learning_rate", "epsilon")
+        root = np.sqrt(self._bias_correction("beta2", real))
+        return {
+            "step_size": real(learning_rate * root / self._bias_correction("beta1", real)),
+            "beta1": real(self._hyper("beta1")),
+            "beta2": real(self._hyper("beta2")),
+            "epsilon": real(epsilon * root),
+        }
+
     @undoable
     def _finish(self, update_ops: list[Any], name_scope: str) -> None:
         if self._of_groups:

@@ -16,7 +16,7 @@ from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.kernel import Kernel
 from gpuopt.backends.cuda.parameters import Number, Parameter, Pointer, struct_of
 from gpuopt.backends.cuda.structs import SortedRows
-from gpuopt.rules.decayed import DecayedRule
+from gpuopt.rules.derived import DerivedRule
 from gpuopt.rules.update_rule import UpdateRule
 
 pytestmark = pytest.mark.nvrtc
@@ -54,7 +54,7 @@ def selected(architecture: str) -> Iterable[UpdateRule]:
         return RULES
     # A rule with decay is its base and one more scalar.
     by_slots = sorted(
-        (rule for rule in RULES if not isinstance(rule, DecayedRule) and not rule.sums),
+        (rule for rule in RULES if not isinstance(rule, DerivedRule) and not rule.sums),
         key=lambda rule: len(rule.slots),
     )
     most_scalars = max(by_slots, key=lambda rule: len(rule.scalars))
