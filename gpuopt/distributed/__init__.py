@@ -15,6 +15,7 @@ from gpuopt.distributed.coordinator import Coordinator, WorkerFigures
 from gpuopt.distributed.mirrored import MirroredVariable, PerReplica
 from gpuopt.distributed.stop_request import StopRequest
 from gpuopt.distributed.strategy import MirroredStrategy
+from gpuopt.distributed.sync_coordinator import SyncCoordinator
 from gpuopt.distributed.sync_replicas import SyncReplicasOptimizer, SyncReplicasWorker
 from gpuopt.distributed.tower import Reduction, TowerOptimizer, replicate
 
@@ -35,6 +36,7 @@ __all__ = [
     "SingleCommunicator",
     "SparseConditionalAccumulator",
     "StopRequest",
+    "SyncCoordinator",
     "SyncReplicasOptimizer",
     "SyncReplicasWorker",
     "ThreadCommunicator",

@@ -1,20 +1,18 @@
-"""Coordinator: gathers the workers' gradients, and lets workers go on when a step is done."""
+"""Coordinator: which workers train, what each has done, and how their training ends."""
 
 from __future__ import annotations
 
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from time import monotonic
-from typing import Any
 
 from gpuopt.distributed.communicator import say_error
-from gpuopt.distributed.gathering import GatheredGradients, Pairs
-from gpuopt.distributed.tokens import Refusal, Ticket, TokenPolicy, TokenQueue
+from gpuopt.distributed.gathering import Pairs
+from gpuopt.distributed.tokens import Ticket
 from gpuopt.distributed.waiting import check_timeout
-from gpuopt.errors import CancelledError, DeadlineExceededError, GpuoptError, WorkerFailedError
+from gpuopt.errors import CancelledError, GpuoptError, WorkerFailedError
 from gpuopt.locks import Condition, renew_after_fork
 from gpuopt.variables.row_changes import register
 from gpuopt.variables.variable import Variable
@@ -38,64 +36,45 @@ class WorkerFigures:
 
 
 class Coordinator:
-    """Owns the variables, their accumulators, the global step and the tokens.
+    """Takes the gradients of workers, which train the same variables.
 
-    A worker pushes its gradients of all variables at once, so that none is split between two steps;
-    takes a ticket; and waits until the ticket has a token. The worker whose gradients complete a
-    step updates the variables, on its own thread, while the others may push and give up in time.
-
-    Gradients are gathered and applied in rounds. A round whose update leaves the global step as it
-    was, as one that is skipped for NaN, is followed by another round for the same step. Whatever an
-    update does to the global step, the accumulators and the tokens follow it.
-
-    Nobody waits for ever. A ticket ends with a token, or with DeadlineExceededError after
-    `timeout_s` seconds, CancelledError after `close`, or WorkerFailedError when no worker is left
-    that could still complete the step.
+    A worker joins, and leaves in the end. In between it pushes its gradients of all variables at
+    once, takes a ticket, and waits until the ticket has a token: the step that its next gradient is
+    for. A subclass says what becomes of gradients, and when there are tokens.
 
     Attributes:
+        global_step: The variable that counts steps.
+        total_num_replicas: How many workers there are.
+        belongs_to_run: Whether an optimizer's `run` has opened it, and closes it.
         was_stopped: Whether a signal has ended the training; see `StopRequest`.
     """
 
     def __init__(
         self,
-        update: Callable[[Pairs], None],
         global_step: Variable,
         *,
-        replicas_to_aggregate: int,
         total_num_replicas: int,
-        num_tokens: int,
-        token_policy: TokenPolicy,
         timeout_s: float,
         belongs_to_run: bool = False,
     ) -> None:
-        """Opens the coordinator; `SyncReplicasOptimizer.start` checks the numbers.
+        """Opens the coordinator. A subclass has what `variables` needs before.
 
         Args:
-            update: Applies the aggregated gradients and lets `global_step` grow by 1; or skips
-                them, and leaves it as it is.
             global_step: A scalar integer variable.
-            replicas_to_aggregate: How many gradients make a step.
             total_num_replicas: How many workers there are.
-            num_tokens: How many tokens there are before the first step.
-            token_policy: See `SyncReplicasOptimizer.start`.
             timeout_s: How long a worker waits for its token, in seconds.
-            belongs_to_run: Whether `SyncReplicasOptimizer.run` has opened it, and closes it.
+            belongs_to_run: See `Coordinator`.
         """
         self.global_step = global_step
+        self.total_num_replicas = total_num_replicas
         self.belongs_to_run = belongs_to_run
         self.was_stopped = False
-        self.replicas_to_aggregate = replicas_to_aggregate
-        self.total_num_replicas = total_num_replicas
-        self.tokens_per_step = max(replicas_to_aggregate, total_num_replicas)
-        self._update = update
         self._timeout_s = check_timeout(timeout_s)
         self._changed = Condition("a coordinator of workers")
-        self._queue = TokenQueue(token_policy, int(global_step), num_tokens, self.tokens_per_step)
-        self._gathered = GatheredGradients()
         self._figures = [WorkerFigures() for _ in range(total_num_replicas)]
         self._threads: dict[int, threading.Thread] = {}
         self._left: dict[int, BaseException | None] = {}
-        self._updating_worker: int | None = None
+        self._updating: set[int] = set()  # the workers whose pushes update the variables
         self._end: tuple[type[GpuoptError], str, BaseException | None] | None = None
         self._process = os.getpid()
         register(self)
@@ -103,7 +82,7 @@ class Coordinator:
 
     def after_fork(self) -> None:
         """The workers are the parent's: here nothing could be completed."""
-        self._updating_worker = None
+        self._updating.clear()
         if self._end is None:
             message = f"the workers belong to process {self._process}, and not to this child"
             self._end = WorkerFailedError, message, None
@@ -111,41 +90,26 @@ class Coordinator:
     @property
     def variables(self) -> list[Variable]:
         """The trained variables: known once the first gradients were pushed."""
-        return self._gathered.variables
+        raise NotImplementedError
 
-    def refuse_row_changes(self, variables: Sequence[Variable]) -> None:
-        for each in () if self.is_closed else self.variables:
-            if each in variables:
-                raise ValueError(
-                    f'the rows of "{each.name}" stay as they are while synchronous workers train '
-                    "it, whose gradients are gathered: change them when the workers have ended, "
-                    "before the next start() or run()"
-                )
+    @property
+    def num_workers_needed(self) -> int:
+        """How many workers must be there to complete steps."""
+        raise NotImplementedError
 
     @property
     def is_closed(self) -> bool:
         """Whether it was closed, or an update has failed."""
         return self._end is not None
 
-    @property
-    def num_workers_needed(self) -> int:
-        """How many workers must be there to complete steps."""
-        aggregate, total = self.replicas_to_aggregate, self.total_num_replicas
-        return aggregate if aggregate <= total else 1
-
-    def num_accumulated(self, variable: Variable) -> int:
-        """Returns how many gradients of `variable` the next step has so far."""
-        return self._gathered.num_accumulated(variable)
-
-    def num_tokens(self) -> int:
-        """Returns how many tokens lie ready."""
-        with self._changed:
-            return self._queue.num_tokens
-
-    def num_waiting(self) -> int:
-        """Returns how many calls wait for a token."""
-        with self._changed:
-            return len(self._queue.waiting)
+    def refuse_row_changes(self, variables: Sequence[Variable]) -> None:
+        for each in () if self.is_closed else self.variables:
+            if each in variables:
+                raise ValueError(
+                    f'the rows of "{each.name}" stay as they are while workers train it, whose '
+                    "gradients are on their way: change them when the workers have ended, before "
+                    "the next start() or run()"
+                )
 
     def figures(self) -> list[WorkerFigures]:
         """Returns what each worker has done so far, by its index."""
@@ -165,74 +129,31 @@ class Coordinator:
                 raise ValueError(f"worker {worker} is there already, in {thread.name}")
             self._left.pop(worker, None)
             self._threads[worker] = threading.current_thread()
-            return self._queue.step
+            return self._first_token()
 
     def leave(self, worker: int, error: BaseException | None = None) -> None:
         """Notes that a worker has ended, with the error that ended it, if any."""
         with self._changed:
             # Who was told that all is over has not failed.
             self._left[worker] = None if isinstance(error, CancelledError) else error
-            self._release_or_refuse()
 
     def push(self, worker: int, local_step: int, pairs: Pairs) -> Ticket:
-        """Adds a worker's gradients, and does the update if they complete a step; never waits.
+        """Takes a worker's gradients; never waits for another worker's.
 
         Args:
             worker: The worker's index.
-            local_step: The step that the gradients were computed for; late ones are dropped.
-            pairs: As `checked_pairs` returns them. All pushes hold the same variables.
+            local_step: The step that the gradients were computed for.
+            pairs: As `checked_pairs` returns them.
 
         Raises:
-            ValueError: the variables are not those of the first push, or one changed between array
-                and IndexedSlices.
+            ValueError: the gradients are refused.
             CancelledError, WorkerFailedError: the coordinator is closed, or an update has failed.
         """
-        with self._changed:
-            self._raise_end()
-            self._threads[worker] = threading.current_thread()
-            self._gathered.check(pairs, self._queue.step)
-        prepared = self._gathered.prepare(pairs)
-        doing = "handed over its gradients"
-        try:
-            with self._changed:
-                self._raise_end()
-                ticket = self._accept(worker, local_step, prepared)
-                aggregated = self._begin_update(worker)
-                if aggregated is None:
-                    self._release_or_refuse()
-            doing = "updated the variables"
-            while aggregated is not None:
-                # Without the lock, so that the others' time limits hold meanwhile.
-                self._update(aggregated)
-                aggregated = self._end_update(worker)
-        except BaseException as error:
-            message = f"worker {worker} failed while it {doing}: {say_error(error)}"
-            with self._changed:
-                if self._updating_worker == worker:
-                    self._updating_worker = None
-                self._finish(WorkerFailedError, message, error)
-            raise
-        return ticket
+        raise NotImplementedError
 
     def wait(self, ticket: Ticket) -> int:
-        """Waits for the ticket's token, and returns it.
-
-        Raises:
-            DeadlineExceededError: the token did not come in time; the message says which workers
-                are missing.
-            CancelledError: the coordinator was closed, or all other workers have finished.
-            WorkerFailedError: a worker has failed, and no step can be completed without it.
-        """
-        with self._changed:
-            if not self._is_over(ticket):
-                started = monotonic()
-                try:
-                    in_time = self._changed.wait_for(lambda: self._is_over(ticket), self._timeout_s)
-                finally:
-                    self._end_wait(ticket, monotonic() - started)
-                if not in_time:
-                    raise DeadlineExceededError(self._say_who_is_missing(ticket))
-            return self._take_token(ticket)
+        """Waits for the ticket's token, and returns it."""
+        raise NotImplementedError
 
     def ask(self, ticket: Ticket) -> int | None:
         """Does what `wait` does for a worker of another process, but for the waiting.
@@ -240,19 +161,11 @@ class Coordinator:
         Returns:
             The token; or None if it may still come in time: then ask again.
         """
-        with self._changed:
-            is_over, waited_s = self._is_over(ticket), monotonic() - ticket.began
-            if not is_over and waited_s < self._timeout_s:
-                return None
-            self._end_wait(ticket, waited_s)
-            if not is_over:
-                raise DeadlineExceededError(self._say_who_is_missing(ticket))
-            return self._take_token(ticket)
+        raise NotImplementedError
 
     def give_up(self, ticket: Ticket) -> None:
         """Ends the wait for a ticket whose worker has left; its gradients stay."""
-        with self._changed:
-            self._end_wait(ticket, monotonic() - ticket.began)
+        raise NotImplementedError
 
     def stop(self) -> None:
         """Closes the coordinator because a signal asks for it."""
@@ -266,11 +179,11 @@ class Coordinator:
         """
         with self._changed:
             self._finish(CancelledError, "the coordinator is closed")
-            if not self._changed.wait_for(lambda: self._updating_worker is None, self._timeout_s):
+            if not self._changed.wait_for(lambda: not self._updating, self._timeout_s):
                 _logger.warning(
                     "the coordinator is closed, and worker %d is still updating the variables "
                     "after %g s",
-                    self._updating_worker,
+                    min(self._updating),
                     self._timeout_s,
                 )
 
@@ -280,13 +193,15 @@ class Coordinator:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _is_over(self, ticket: Ticket) -> bool:
-        return ticket.is_done or self._end is not None
+    def _first_token(self) -> int:
+        raise NotImplementedError
 
-    def _end_wait(self, ticket: Ticket, waited_s: float) -> None:
-        self._figures[ticket.worker].waited_s += waited_s
-        if not ticket.is_done:
-            self._queue.waiting.remove(ticket)
+    def _fail(self, worker: int, doing: str, error: BaseException) -> None:
+        """Has nobody go on, as the variables or gradients may be half written."""
+        message = f"worker {worker} failed while it {doing}: {say_error(error)}"
+        with self._changed:
+            self._updating.discard(worker)
+            self._finish(WorkerFailedError, message, error)
 
     def _take_token(self, ticket: Ticket) -> int:
         if ticket.token is not None:
@@ -297,87 +212,8 @@ class Coordinator:
         self._raise_end()
         raise AssertionError("a wait ends with a token or an error")
 
-    def _accept(self, worker: int, local_step: int, prepared: list[tuple[Any, Any]]) -> Ticket:
-        """Adds gradients, or drops them if they are late; returns a place in the queue."""
-        accepted = self._gathered.accept(prepared, local_step)
-        if accepted:
-            self._figures[worker].accepted += 1
-        else:
-            self._figures[worker].stale += 1
-        gathering = self._queue.num_rounds + (self._updating_worker is not None)
-        ticket = Ticket(worker, gathering if accepted else gathering - 1)
-        self._queue.waiting.append(ticket)
-        return ticket
-
-    def _begin_update(self, worker: int) -> Pairs | None:
-        """Takes all gradients if they make a step and no update is running; else returns None."""
-        if self._updating_worker is not None or not self._gathered.has(self.replicas_to_aggregate):
-            return None
-        self._updating_worker = worker
-        return self._gathered.take()
-
-    def _end_update(self, worker: int) -> Pairs | None:
-        """Lets workers go on; returns the next step's gradients if all are there by now."""
-        with self._changed:
-            self._updating_worker = None
-            # A take lets the accumulators' step grow by 1; an update need not do so.
-            step = int(self.global_step)
-            self._gathered.drop_before(step)
-            self._queue.end_round(step)
-            aggregated = None if self.is_closed else self._begin_update(worker)
-            self._release_or_refuse()
-            self._changed.notify_all()
-            return aggregated
-
-    def _release_or_refuse(self) -> None:
-        """Gives tokens to waiting workers; ends all waits with an error if no token can come."""
-        is_changed = self._queue.give_tokens()
-        if not is_changed and self._is_stuck():
-            self._queue.refuse_all(self._explain_stop())
-            is_changed = True
-        if is_changed:
-            self._changed.notify_all()
-
-    def _is_stuck(self) -> bool:
-        """Whether all workers that have not left wait, and no running update could release them."""
-        if not self._queue.waiting or self._updating_worker is not None or self.is_closed:
-            return False
-        waiting = {ticket.worker for ticket in self._queue.waiting}
-        return len(waiting | self._left.keys()) == self.total_num_replicas
-
-    def _explain_stop(self) -> Refusal:
-        state = f"{self._describe_step()}, and every other worker waits"
-        for worker, error in self._left.items():
-            if error is not None:
-                text = f"worker {worker} has failed: {say_error(error)}; {state}"
-                return Refusal(WorkerFailedError, text, error)
-        if self._left:
-            return Refusal(CancelledError, f"workers {_join(self._left)} have finished; {state}")
-        return Refusal(WorkerFailedError, f"no worker can go on: {state}")
-
-    def _say_who_is_missing(self, ticket: Ticket) -> str:
-        waited = f"worker {ticket.worker} waited {self._timeout_s:g} s for its token"
-        if self._updating_worker is not None:
-            return f"{waited}: worker {self._updating_worker} is still updating the variables"
-        waiting = {other.worker for other in self._queue.waiting} | {ticket.worker}
-        missing = []
-        for worker in range(self.total_num_replicas):
-            if worker in waiting:
-                continue
-            thread = self._threads.get(worker)
-            if worker in self._left:
-                missing.append(f"worker {worker} has left")
-            elif thread is None:
-                missing.append(f"worker {worker} has never come")
-            elif not thread.is_alive():
-                missing.append(f"worker {worker}'s thread has ended")
-            else:
-                missing.append(f"worker {worker} has not pushed again")
-        return f"{waited}: {self._describe_step()}; {', '.join(missing)}"
-
-    def _describe_step(self) -> str:
-        number, required = self._gathered.num_complete(), self.replicas_to_aggregate
-        return f"step {self._queue.step} has {number} of {required} gradients"
+    def _is_over(self, ticket: Ticket) -> bool:
+        return ticket.is_done or self._end is not None
 
     def _finish(
         self, error: type[GpuoptError], message: str, cause: BaseException | None = None
@@ -390,7 +226,3 @@ class Coordinator:
         if self._end is not None:
             error, message, cause = self._end
             raise error(message) from cause
-
-
-def _join(workers: Iterable[int]) -> str:
-    return ", ".join(map(str, sorted(workers)))

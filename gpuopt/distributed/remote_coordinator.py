@@ -6,13 +6,8 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from time import monotonic
-from typing import Any
 
-from gpuopt.distributed.communicator import MessagingCommunicator, say_error
-from gpuopt.distributed.coordinator import Coordinator, WorkerFigures
-from gpuopt.distributed.gathering import Pairs
-from gpuopt.distributed.stop_request import StopRequest
-from gpuopt.distributed.sync_messages import (
+from gpuopt.distributed.chief_messages import (
     CHIEF,
     LOOK_S,
     Ask,
@@ -23,6 +18,10 @@ from gpuopt.distributed.sync_messages import (
     SharedVariables,
     Stop,
 )
+from gpuopt.distributed.communicator import MessagingCommunicator, say_error
+from gpuopt.distributed.coordinator import Coordinator, WorkerFigures
+from gpuopt.distributed.gathering import Pairs
+from gpuopt.distributed.stop_request import StopRequest
 from gpuopt.distributed.tokens import Ticket
 from gpuopt.errors import CancelledError, DeadlineExceededError, GpuoptError
 from gpuopt.step.additions import this_thread
@@ -44,11 +43,11 @@ class RemoteCoordinator(Coordinator):
         communicator: MessagingCommunicator,
         shared: SharedVariables,
         stop: StopRequest | None,
-        update: Any,
+        owner: str,
         global_step: Variable,
         *,
+        total_num_replicas: int,
         timeout_s: float,
-        **settings: Any,
     ) -> None:
         """Takes the chief's first message for granted.
 
@@ -56,14 +55,20 @@ class RemoteCoordinator(Coordinator):
             communicator: This worker's end of the group.
             shared: The variables of the training.
             stop: Ends the training when a signal comes.
-            update: Ignored: the chief updates.
+            owner: The class of the optimizer whose workers these are.
             global_step: See `Coordinator`.
+            total_num_replicas: How many workers there are, in all processes.
             timeout_s: How long a worker waits for its token, in seconds.
-            **settings: See `Coordinator`.
         """
-        super().__init__(update, global_step, timeout_s=timeout_s, **settings)
-        self._communicator = communicator
         self._shared = shared
+        super().__init__(
+            global_step,
+            total_num_replicas=total_num_replicas,
+            timeout_s=timeout_s,
+            belongs_to_run=True,
+        )
+        self._communicator = communicator
+        self._owner = owner
         self._stop = stop
         self._has_told_stop = False
         self._thread = threading.get_ident()
@@ -72,6 +77,11 @@ class RemoteCoordinator(Coordinator):
         self._last: End | None = None
         # By the number of the message that is to be answered; 0 is for the first token.
         self._tickets: dict[int, Ticket] = {}
+
+    @property
+    def variables(self) -> list[Variable]:
+        """All that follow the chief's."""
+        return self._shared.variables
 
     def figures(self) -> list[WorkerFigures]:
         """Returns what each worker has done, by its index; known when the training is over."""
@@ -101,8 +111,7 @@ class RemoteCoordinator(Coordinator):
         if this_thread.additions:
             raise RuntimeError(
                 f"{type(this_thread.additions[0]).__name__} adds to steps of the optimizer inside, "
-                "and the chief makes those: wrap the optimizer that is inside of "
-                "SyncReplicasOptimizer"
+                f"and the chief makes those: wrap the optimizer that is inside of {self._owner}"
             )
         gradients = self._shared.pack_gradients(pairs)
         return self._request(worker, Push(self._next_number(), local_step, gradients))

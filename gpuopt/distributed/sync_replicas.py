@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
-from gpuopt.distributed.communicator import Communicator, MessagingCommunicator, RankGroup
+from gpuopt.distributed.communicator import RankGroup
 from gpuopt.distributed.coordinator import Coordinator
 from gpuopt.distributed.gathering import Pairs
-from gpuopt.distributed.remote_coordinator import RemoteCoordinator
 from gpuopt.distributed.stop_request import StopRequest
-from gpuopt.distributed.sync_chief import Chief
-from gpuopt.distributed.sync_messages import CHIEF, SharedVariables
-from gpuopt.distributed.sync_runs import run_in_process, run_in_threads
+from gpuopt.distributed.sync_coordinator import SyncCoordinator
 from gpuopt.distributed.tokens import TokenPolicy
 from gpuopt.distributed.waiting import DEFAULT_TIMEOUT_S
-from gpuopt.distributed.wrapper import OptimizerWrapper, check_inside_of_workers
-from gpuopt.locks import Lock, call_if_free
+from gpuopt.distributed.workers_optimizer import Worker, WorkersOptimizer, check_counter
 from gpuopt.optimizer import Optimizer
-from gpuopt.step.pairs import checked_pairs
-from gpuopt.step.step import checked_global_step
-from gpuopt.step.updates import dtypes_of
 from gpuopt.training import ExponentialMovingAverage
 from gpuopt.variables.gate import writing
+from gpuopt.variables.variable import Variable
 
-OpenedCoordinator = TypeVar("OpenedCoordinator", bound=Coordinator)
 
-
-class SyncReplicasOptimizer(OptimizerWrapper):
+class SyncReplicasOptimizer(WorkersOptimizer):
     """Aggregates the gradients of several workers before each update (Chen et al. 2016).
 
     Of `total_num_replicas` workers, the first `replicas_to_aggregate` gradients for a step make
@@ -47,8 +37,6 @@ class SyncReplicasOptimizer(OptimizerWrapper):
     A row of IndexedSlices is averaged over the gradients that touch it; see
     `SparseConditionalAccumulator`.
     """
-
-    is_for_workers = True
 
     def __init__(
         self,
@@ -75,9 +63,7 @@ class SyncReplicasOptimizer(OptimizerWrapper):
             TypeError: `opt` is no optimizer.
             ValueError: a number is less than 1, or `opt` is for workers itself.
         """
-        # First, as another thread may save as soon as this optimizer is listed among the living.
-        self._optimizer = check_inside_of_workers(opt, type(self).__name__)
-        super().__init__(use_locking, name)
+        super().__init__(opt, use_locking, name)
         self.replicas_to_aggregate = _check_at_least_1(
             replicas_to_aggregate, "replicas_to_aggregate"
         )
@@ -88,13 +74,6 @@ class SyncReplicasOptimizer(OptimizerWrapper):
         )
         self._variable_averages = variable_averages
         self._variables_to_average = variables_to_average
-        self._coordinator: Coordinator | None = None
-        self._running = Lock(f'the workers of "{name}"')
-        self._this_thread = threading.local()
-
-    @property
-    def _inner(self) -> Optimizer:
-        return self._optimizer
 
     def start(
         self,
@@ -103,7 +82,7 @@ class SyncReplicasOptimizer(OptimizerWrapper):
         *,
         token_policy: TokenPolicy = "tf",
         timeout_s: float = DEFAULT_TIMEOUT_S,
-    ) -> Coordinator:
+    ) -> SyncCoordinator:
         """Opens a coordinator for this optimizer's workers; close it in the end.
 
         Args:
@@ -122,16 +101,26 @@ class SyncReplicasOptimizer(OptimizerWrapper):
                 `num_tokens` or with more gradients to aggregate than workers.
             RuntimeError: the coordinator started before is still open.
         """
-        return self._open(global_step, num_tokens, token_policy, timeout_s, Coordinator)
+        step, num_tokens = self._check_start(global_step, num_tokens, token_policy)
+        self._close_last()
+        if self._variable_averages is not None:
+            self._variable_averages.track(self._variables_to_average)
+        self._coordinator = coordinator = SyncCoordinator(
+            partial(self._update, step),
+            step,
+            replicas_to_aggregate=self.replicas_to_aggregate,
+            total_num_replicas=self.total_num_replicas,
+            num_tokens=num_tokens,
+            token_policy=token_policy,
+            timeout_s=timeout_s,
+            belongs_to_run=self._running.is_this_threads,
+        )
+        return coordinator
 
-    def _open(
-        self,
-        global_step: Any,
-        num_tokens: int,
-        token_policy: TokenPolicy,
-        timeout_s: float,
-        make: Callable[..., OpenedCoordinator],
-    ) -> OpenedCoordinator:
+    def _check_start(
+        self, global_step: Any, num_tokens: int, token_policy: TokenPolicy
+    ) -> tuple[Variable, int]:
+        """Returns the global step's variable, and how many tokens there are in the beginning."""
         aggregate, total = self.replicas_to_aggregate, self.total_num_replicas
         if token_policy == "per_step":
             if aggregate > total:
@@ -155,31 +144,7 @@ class SyncReplicasOptimizer(OptimizerWrapper):
                 f"Too few tokens to finish the first step: {num_tokens} (given) vs "
                 f"{aggregate - total} (needed)"
             )
-        step = checked_global_step(global_step)
-        if step.dtype.kind not in "iu":
-            raise TypeError(
-                f'global_step "{step.name}" must be an integer to tell late gradients, got dtype '
-                f"{step.dtype}"
-            )
-        last = self._coordinator
-        if last is not None and last.belongs_to_run:
-            # Ctrl-C may have ended that run before it has closed its coordinator.
-            call_if_free(self._running, last.close)
-        if last is not None and not last.is_closed:
-            raise RuntimeError(f'"{self._name}" is started already; close its coordinator first')
-        if self._variable_averages is not None and make is Coordinator:
-            self._variable_averages.track(self._variables_to_average)
-        self._coordinator = coordinator = make(
-            partial(self._update, step),
-            step,
-            replicas_to_aggregate=aggregate,
-            total_num_replicas=total,
-            num_tokens=num_tokens,
-            token_policy=token_policy,
-            timeout_s=timeout_s,
-            belongs_to_run=self._running.is_this_threads,
-        )
-        return coordinator
+        return check_counter(global_step, "tell late gradients"), num_tokens
 
     def worker(self, index: int) -> SyncReplicasWorker:
         """Returns the handle of worker `index`, to be used in a `with` statement.
@@ -236,40 +201,6 @@ class SyncReplicasOptimizer(OptimizerWrapper):
                 other variables or arguments.
             TypeError: the group's ranks cannot send messages, for they are no processes.
         """
-        finished: list[Coordinator] = []
-        settings = global_step, num_tokens, token_policy, timeout_s
-
-        def run() -> None:
-            if group is not None:
-                run_rank = partial(self._run_rank, train, stop, settings)
-                finished.extend(group.run(run_rank))
-            else:
-                coordinator = self._open(*settings, Coordinator)
-                # Not of `self._coordinator`, the next run's if Ctrl-C has ended this one.
-                make_worker = partial(SyncReplicasWorker, self, coordinator)
-                run_in_threads(train, make_worker, coordinator, timeout_s, stop)
-                finished.append(coordinator)
-            # They refer to each other: until Python's collector came, all variables would stay.
-            self._coordinator = None
-
-        if self._running.is_this_threads or not call_if_free(self._running, run):
-            raise RuntimeError(f'"{self._name}" is started already; wait for the end of its run')
-        return finished[0]
-
-    def _run_rank(
-        self,
-        train: Callable[[SyncReplicasWorker], Any],
-        stop: StopRequest | None,
-        settings: tuple[Any, int, TokenPolicy, float],
-        communicator: Communicator,
-    ) -> Coordinator:
-        """Does one process's part of a run: the chief's, or a worker's."""
-        if not isinstance(communicator, MessagingCommunicator):
-            raise TypeError(
-                f'"{self._name}" needs a group of processes that send each other messages, as '
-                f"MPIGroup; got one of {type(communicator).__name__}"
-            )
-        global_step, num_tokens, token_policy, timeout_s = settings
         same = {
             "replicas_to_aggregate": self.replicas_to_aggregate,
             "total_num_replicas": self.total_num_replicas,
@@ -277,22 +208,20 @@ class SyncReplicasOptimizer(OptimizerWrapper):
             "token_policy": token_policy,
             "timeout_s": timeout_s,
         }
-        shared = SharedVariables(communicator, checked_global_step(global_step), same)
-        if communicator.size != self.total_num_replicas + 1:
-            raise ValueError(
-                f'"{self._name}" has {self.total_num_replicas} workers (total_num_replicas) and a '
-                f"chief, so it needs {self.total_num_replicas + 1} ranks; the group has "
-                f"{communicator.size}"
-            )
-        if communicator.rank == CHIEF:
-            coordinator = self._open(*settings, Coordinator)
-            valid_dtypes = dtypes_of(self)
-            Chief(communicator, coordinator, shared, valid_dtypes, timeout_s, stop).serve()
-            return coordinator
-        remote = self._open(*settings, partial(RemoteCoordinator, communicator, shared, stop))
-        make_worker = partial(SyncReplicasWorker, self, remote)
-        run_in_process(train, make_worker, remote, communicator.rank - 1)
-        return remote
+        return self._run_workers(
+            train,
+            global_step,
+            self.total_num_replicas,
+            check=partial(self._check_start, global_step, num_tokens, token_policy),
+            open_coordinator=partial(
+                self.start, global_step, num_tokens, token_policy=token_policy, timeout_s=timeout_s
+            ),
+            same=same,
+            beside={},
+            timeout_s=timeout_s,
+            group=group,
+            stop=stop,
+        )
 
     def apply_gradients(  # type: ignore[override]  # as in TensorFlow: no aggregation to skip
         self,
@@ -307,13 +236,16 @@ class SyncReplicasOptimizer(OptimizerWrapper):
                 worker's method raises.
         """
         _check_arguments(grads_and_vars, global_step)
-        worker: SyncReplicasWorker | None = getattr(self._this_thread, "worker", None)
+        worker = self._this_thread.worker
         if worker is None:
             raise ValueError(
                 f'"{self._name}": apply_gradients() must be called inside `with sync.worker(index)'
                 ":`, after start()"
             )
         worker.apply_gradients(grads_and_vars, global_step, name)
+
+    def _make_worker(self, coordinator: Any, index: int) -> SyncReplicasWorker:
+        return SyncReplicasWorker(self, coordinator, index)
 
     def _update(self, global_step: Any, pairs: Pairs) -> None:
         if self._variable_averages is None:
@@ -327,7 +259,7 @@ class SyncReplicasOptimizer(OptimizerWrapper):
                 self._variable_averages.apply(self._variables_to_average)
 
 
-class SyncReplicasWorker(OptimizerWrapper):
+class SyncReplicasWorker(Worker):
     """One worker's end: an optimizer whose `apply_gradients` contributes to the common step.
 
     Use it in a `with` statement: at its end, also by an exception, the other workers stop waiting
@@ -337,19 +269,6 @@ class SyncReplicasWorker(OptimizerWrapper):
         index: Which worker, from 0.
         local_step: The step that the worker's next gradient counts for.
     """
-
-    is_for_workers = True
-
-    def __init__(self, sync: SyncReplicasOptimizer, coordinator: Coordinator, index: int) -> None:
-        self._sync = sync  # first, as in SyncReplicasOptimizer
-        super().__init__(sync._use_locking, sync.get_name())
-        self._coordinator = coordinator
-        self.index = index
-        self.local_step = coordinator.join(index)
-
-    @property
-    def _inner(self) -> Optimizer:
-        return self._sync
 
     def apply_gradients(  # type: ignore[override]  # as in TensorFlow: no aggregation to skip
         self,
@@ -377,28 +296,7 @@ class SyncReplicasWorker(OptimizerWrapper):
             WorkerFailedError: a worker has failed, and the step cannot be completed without it.
         """
         _check_arguments(grads_and_vars, global_step)
-        coordinator = self._coordinator
-        if checked_global_step(global_step).identity is not coordinator.global_step.identity:
-            raise ValueError(
-                f'global_step must be "{coordinator.global_step.name}", with which the coordinator '
-                "was started"
-            )
-        pairs = checked_pairs(grads_and_vars, dtypes_of(self))
-        ticket = coordinator.push(self.index, self.local_step, pairs)
-        self.local_step = coordinator.wait(ticket)
-
-    def __enter__(self) -> SyncReplicasWorker:
-        self._sync._this_thread.worker = self
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._sync._this_thread.worker = None
-        self._coordinator.leave(self.index, error)
+        self._push(grads_and_vars, global_step)
 
 
 def _check_arguments(grads_and_vars: Any, global_step: Any) -> None:

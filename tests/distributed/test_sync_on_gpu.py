@@ -11,7 +11,7 @@ import pytest
 import gpuopt
 from gpuopt import IndexedSlices, Variable
 from gpuopt.distributed import SingleCommunicator
-from gpuopt.distributed.sync_messages import SharedVariables
+from gpuopt.distributed.chief_messages import SharedVariables
 
 pytestmark = pytest.mark.gpu
 
@@ -20,7 +20,7 @@ def test_gradients_and_values_travel_through_host_memory(every_schedule: Any) ->
     w = Variable(np.arange(5.0), name="w", dtype=np.float32, device="gpu:0")
     table = Variable(np.ones((4, 2)), name="table", dtype="bfloat16", device="gpu:0")
     step = Variable(7, name="global_step", trainable=False, dtype=np.int64)
-    shared = SharedVariables(SingleCommunicator(), step, {})
+    shared = SharedVariables(SingleCommunicator(), step, {}, {}, "a test")
 
     optimizer = gpuopt.GradientDescentOptimizer(1.0)
     gradient = w.value() * 2  # still being computed when it is packed

@@ -128,7 +128,7 @@ def test_ranks_that_bring_other_things_are_told_by_name(folder: Path) -> None:
     assert "'tf' on rank 2" in policy
     assert "replicas_to_aggregate: 1 on rank 0, 1" in aggregate
     assert "2 on rank 2" in aggregate
-    assert "5 workers (total_num_replicas) and a chief, so it needs 6 ranks" in size
+    assert "5 workers and a chief, so it needs 6 ranks" in size
 
 
 def test_wrong_pushes_are_refused_and_the_worker_goes_on(folder: Path) -> None:

@@ -90,7 +90,7 @@ def num_pushes(coordinator: Coordinator) -> int:
 
 def is_at_rest(coordinator: Coordinator, calls: dict[int, list[Call]]) -> bool:
     """Whether every call is over or waits, and no update goes on."""
-    if coordinator._updating_worker is not None:
+    if coordinator._updating:
         return False
     unfinished = sum(not call.is_done for of_worker in calls.values() for call in of_worker)
     return coordinator.num_waiting() == unfinished

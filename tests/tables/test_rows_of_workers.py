@@ -77,7 +77,7 @@ def test_variables_of_synchronous_workers_keep_their_rows_until_these_have_ended
     for height in (3, 4):
         with sync.start(step), sync.worker(0) as worker:
             worker.apply_gradients([(-np.ones((height, 2)), table)], step)
-            with pytest.raises(ValueError, match='"table" stay as they are while synchronous'):
+            with pytest.raises(ValueError, match='"table" stay as they are while workers'):
                 gpuopt.rows(table).keep([0])
         gpuopt.rows(table).append(np.zeros((1, 2)))
     np.testing.assert_array_equal(table.numpy()[:, 0], [2, 2, 2, 1, 0])

@@ -114,13 +114,18 @@ def refusal_of(error: Exception) -> Refusal:
 
 
 class SharedVariables:
-    """The trainable variables and the global step, of which each process has a copy.
+    """The trainable variables, the global step, and more, of which each process has a copy.
 
     A variable's place is the same number in all processes.
     """
 
     def __init__(
-        self, communicator: Communicator, global_step: Variable, settings: Mapping[str, object]
+        self,
+        communicator: Communicator,
+        global_step: Variable,
+        settings: Mapping[str, object],
+        beside: Mapping[str, Variable],
+        what: str,
     ) -> None:
         """Compares what all ranks bring; all of them do this.
 
@@ -128,26 +133,29 @@ class SharedVariables:
             communicator: This rank's end of the group.
             global_step: The variable that counts steps.
             settings: What else must be the same on all ranks, by name.
+            beside: More variables, by names that are the same on all ranks, as theirs need not be.
+            what: What they are compared for, for error messages.
 
         Raises:
             ValueError: the ranks have other variables or settings.
         """
         self._global_step = global_step
-        self._variables = sorted(trainable_variables(), key=lambda variable: variable.name)
+        trainable = sorted(trainable_variables(), key=lambda variable: variable.name)
+        self._variables = [*trainable, *beside.values()]
         self._places: dict[Identity, int] = {
             variable.identity: place for place, variable in enumerate(self._variables)
         }
         mine = {name: _say_setting(value) for name, value in settings.items()}
         mine["the type of global_step"] = str(global_step.dtype)
-        for variable in self._variables:
-            form = f"{variable.dtype}{list(variable.shape)}"
-            mine[f'trainable variable "{variable.name}"'] = form
-        of_ranks = communicator.all_gather(mine, "the start of SyncReplicasOptimizer.run")
+        named = {f'trainable variable "{variable.name}"': variable for variable in trainable}
+        for name, variable in {**named, **beside}.items():
+            mine[name] = f"{variable.dtype}{list(variable.shape)}"
+        of_ranks = communicator.all_gather(mine, what)
         refuse_differences(of_ranks)
 
     @property
     def variables(self) -> list[Variable]:
-        """All trainable variables, by their places."""
+        """All but the global step, by their places."""
         return list(self._variables)
 
     def pack_gradients(self, pairs: Pairs) -> list[tuple[Gradient | None, int]]:

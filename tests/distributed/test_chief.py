@@ -12,8 +12,8 @@ import pytest
 import gpuopt
 from gpuopt import CancelledError, SyncReplicasOptimizer, Variable
 from gpuopt.distributed import SingleCommunicator, StopRequest, ThreadGroup
-from gpuopt.distributed.sync_chief import Chief
-from gpuopt.distributed.sync_messages import Leave, Push, SharedVariables
+from gpuopt.distributed.chief import Chief
+from gpuopt.distributed.chief_messages import Leave, Push, SharedVariables
 
 
 class Mailboxes(SingleCommunicator):
@@ -46,7 +46,7 @@ def test_a_worker_that_always_pushes_holds_up_nobody() -> None:
             2: [Push(1, 0, gradients), Push(2, 1, gradients), Leave()],
         }
     )
-    shared = SharedVariables(boxes, step, {})
+    shared = SharedVariables(boxes, step, {}, {}, "a test")
     sync = SyncReplicasOptimizer(gpuopt.GradientDescentOptimizer(1.0), 1, 2)
     coordinator = sync.start(step, token_policy="per_step")
     Chief(boxes, coordinator, shared, {w.dtype}, 10.0, StopRequest()).serve()
@@ -60,9 +60,13 @@ def test_a_worker_that_always_pushes_holds_up_nobody() -> None:
 def test_equal_numbers_are_the_same_settings() -> None:
     step = gpuopt.Variable(0, trainable=False, dtype=np.int64)
     equal = [{"timeout_s": 60}, {"timeout_s": 60.0}, {"timeout_s": np.float32(60)}]
-    ThreadGroup(3, 20.0).run(lambda each: SharedVariables(each, step, equal[each.rank]))
+    ThreadGroup(3, 20.0).run(
+        lambda each: SharedVariables(each, step, equal[each.rank], {}, "a test")
+    )
     other = [{"timeout_s": 60}, {"timeout_s": 60.5}, {"timeout_s": np.float64("inf")}]
     with pytest.raises(
         ValueError, match=r"timeout_s: 60 on rank 0; 60\.5 on rank 1; inf on rank 2"
     ):
-        ThreadGroup(3, 20.0).run(lambda each: SharedVariables(each, step, other[each.rank]))
+        ThreadGroup(3, 20.0).run(
+            lambda each: SharedVariables(each, step, other[each.rank], {}, "a test")
+        )

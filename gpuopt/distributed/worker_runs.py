@@ -1,4 +1,4 @@
-"""How the workers of a SyncReplicasOptimizer are run: in threads, or one in this process."""
+"""How the workers of an optimizer are run: in threads, or one in this process."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
+from gpuopt.distributed.chief_messages import LOOK_S, End
 from gpuopt.distributed.coordinator import Coordinator
 from gpuopt.distributed.remote_coordinator import RemoteCoordinator
 from gpuopt.distributed.stop_request import StopRequest
-from gpuopt.distributed.sync_messages import LOOK_S, End
 from gpuopt.errors import CancelledError, GpuoptError, WorkerFailedError
 from gpuopt.locks import Condition
 

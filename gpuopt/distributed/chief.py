@@ -9,10 +9,7 @@ from time import monotonic
 
 import numpy as np
 
-from gpuopt.distributed.communicator import MessagingCommunicator
-from gpuopt.distributed.coordinator import Coordinator
-from gpuopt.distributed.stop_request import StopRequest
-from gpuopt.distributed.sync_messages import (
+from gpuopt.distributed.chief_messages import (
     LOOK_S,
     Ask,
     End,
@@ -24,6 +21,9 @@ from gpuopt.distributed.sync_messages import (
     Stop,
     refusal_of,
 )
+from gpuopt.distributed.communicator import MessagingCommunicator
+from gpuopt.distributed.coordinator import Coordinator
+from gpuopt.distributed.stop_request import StopRequest
 from gpuopt.distributed.tokens import Ticket
 from gpuopt.errors import GpuoptError, WorkerFailedError
 from gpuopt.step.pairs import checked_pairs

@@ -1,0 +1,238 @@
+"""Optimizers for workers that go through a coordinator, be they threads or processes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+from gpuopt.distributed.chief import Chief
+from gpuopt.distributed.chief_messages import CHIEF, SharedVariables
+from gpuopt.distributed.communicator import Communicator, MessagingCommunicator, RankGroup
+from gpuopt.distributed.coordinator import Coordinator
+from gpuopt.distributed.remote_coordinator import RemoteCoordinator
+from gpuopt.distributed.stop_request import StopRequest
+from gpuopt.distributed.worker_runs import run_in_process, run_in_threads
+from gpuopt.distributed.wrapper import OptimizerWrapper, check_inside_of_workers
+from gpuopt.locks import Lock, call_if_free
+from gpuopt.optimizer import Optimizer
+from gpuopt.step.pairs import checked_pairs
+from gpuopt.step.step import checked_global_step
+from gpuopt.step.updates import dtypes_of
+from gpuopt.variables.variable import Variable
+
+
+class ThisThread(threading.local):
+    """What a thread does with an optimizer.
+
+    Attributes:
+        worker: Whose `with` statement the thread is in, if any.
+    """
+
+    worker: Worker | None = None
+
+
+class WorkersOptimizer(OptimizerWrapper):
+    """Base of optimizers whose coordinator takes the gradients of several workers.
+
+    A subclass makes the coordinator, and a `Worker` for each index.
+    """
+
+    is_for_workers = True
+
+    def __init__(self, opt: Optimizer, use_locking: bool, name: str) -> None:
+        """Wraps `opt`.
+
+        Raises:
+            TypeError: `opt` is no optimizer.
+            ValueError: `opt` is for workers itself.
+        """
+        # First, as another thread may save as soon as this optimizer is listed among the living.
+        self._optimizer = check_inside_of_workers(opt, type(self).__name__)
+        super().__init__(use_locking, name)
+        self._coordinator: Coordinator | None = None
+        self._running = Lock(f'the workers of "{name}"')
+        self._this_thread = ThisThread()
+
+    @property
+    def _inner(self) -> Optimizer:
+        return self._optimizer
+
+    def _make_worker(self, coordinator: Any, index: int) -> Worker:
+        raise NotImplementedError
+
+    def _close_last(self) -> None:
+        """Makes sure that no coordinator of this optimizer is open.
+
+        Raises:
+            RuntimeError: the coordinator started before is still open.
+        """
+        last = self._coordinator
+        if last is not None and last.belongs_to_run:
+            # Ctrl-C may have ended that run before it has closed its coordinator.
+            call_if_free(self._running, last.close)
+        if last is not None and not last.is_closed:
+            raise RuntimeError(f'"{self._name}" is started already; close its coordinator first')
+
+    def _run_workers(
+        self,
+        train: Callable[[Any], Any],
+        global_step: Any,
+        num_workers: int,
+        *,
+        check: Callable[[], object],
+        open_coordinator: Callable[[], Coordinator],
+        same: Mapping[str, object],
+        beside: Mapping[str, Variable],
+        timeout_s: float,
+        group: RankGroup | None,
+        stop: StopRequest | None,
+    ) -> Coordinator:
+        """Runs `train(worker)` for every worker, each in its own thread, or its own process.
+
+        Args:
+            train: The function of a worker.
+            global_step: The variable that counts steps.
+            num_workers: How many workers there are.
+            check: Raises what `open_coordinator` would raise.
+            open_coordinator: Makes the coordinator, and keeps it in `_coordinator`; not called in
+                processes of workers.
+            same: What else must be the same in all processes, by name.
+            beside: Variables that follow the chief's beside those that are trainable, by names of
+                their own.
+            timeout_s: How long a worker waits for its token, in seconds.
+            group: The processes; by default each worker is a thread of this one.
+            stop: Ends the training when a signal comes.
+
+        Returns:
+            The coordinator, closed, with its figures.
+        """
+        finished: list[Coordinator] = []
+
+        def run_rank(communicator: Communicator) -> Coordinator:
+            """Does one process's part of a run: the chief's, or a worker's."""
+            if not isinstance(communicator, MessagingCommunicator):
+                raise TypeError(
+                    f'"{self._name}" needs a group of processes that send each other messages, as '
+                    f"MPIGroup; got one of {type(communicator).__name__}. Workers are threads if "
+                    "no group is given"
+                )
+            step = checked_global_step(global_step)
+            shared = SharedVariables(
+                communicator, step, same, beside, f"the start of {type(self).__name__}.run"
+            )
+            if communicator.size != num_workers + 1:
+                raise ValueError(
+                    f'"{self._name}" has {num_workers} workers and a chief, so it needs '
+                    f"{num_workers + 1} ranks; the group has {communicator.size}"
+                )
+            if communicator.rank == CHIEF:
+                coordinator = open_coordinator()
+                valid_dtypes = dtypes_of(self)
+                Chief(communicator, coordinator, shared, valid_dtypes, timeout_s, stop).serve()
+                return coordinator
+            check()
+            self._close_last()
+            self._coordinator = remote = RemoteCoordinator(
+                communicator,
+                shared,
+                stop,
+                type(self).__name__,
+                step,
+                total_num_replicas=num_workers,
+                timeout_s=timeout_s,
+            )
+            make_worker = partial(self._make_worker, remote)
+            run_in_process(train, make_worker, remote, communicator.rank - 1)
+            return remote
+
+        def run() -> None:
+            if group is not None:
+                finished.extend(group.run(run_rank))
+            else:
+                coordinator = open_coordinator()
+                # Not of `self._coordinator`, the next run's if Ctrl-C has ended this one.
+                make_worker = partial(self._make_worker, coordinator)
+                run_in_threads(train, make_worker, coordinator, timeout_s, stop)
+                finished.append(coordinator)
+            # They refer to each other: until Python's collector came, all variables would stay.
+            self._coordinator = None
+
+        if self._running.is_this_threads or not call_if_free(self._running, run):
+            raise RuntimeError(f'"{self._name}" is started already; wait for the end of its run')
+        return finished[0]
+
+
+class Worker(OptimizerWrapper):
+    """One worker's end: an optimizer whose `apply_gradients` hands gradients to the coordinator.
+
+    Use it in a `with` statement: at its end, also by an exception, the other workers stop waiting
+    for this one.
+
+    Attributes:
+        index: Which worker, from 0.
+        local_step: The step that the worker's next gradients count for.
+    """
+
+    is_for_workers = True
+
+    def __init__(self, owner: WorkersOptimizer, coordinator: Coordinator, index: int) -> None:
+        self._owner = owner  # first, as in WorkersOptimizer
+        super().__init__(owner._use_locking, owner.get_name())
+        self._coordinator = coordinator
+        self.index = index
+        self.local_step = coordinator.join(index)
+
+    @property
+    def _inner(self) -> Optimizer:
+        return self._owner
+
+    @property
+    def global_step(self) -> Variable:
+        """The variable that counts steps."""
+        return self._coordinator.global_step
+
+    def _push(self, grads_and_vars: Iterable[tuple[Any, Any]], global_step: Any) -> None:
+        """Hands gradients to the coordinator, and waits until this worker may go on."""
+        coordinator = self._coordinator
+        if checked_global_step(global_step).identity is not coordinator.global_step.identity:
+            raise ValueError(
+                f'global_step must be "{coordinator.global_step.name}", with which the coordinator '
+                "was started"
+            )
+        pairs = checked_pairs(grads_and_vars, dtypes_of(self))
+        ticket = coordinator.push(self.index, self.local_step, pairs)
+        self.local_step = coordinator.wait(ticket)
+
+    def __enter__(self) -> Self:
+        self._owner._this_thread.worker = self
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._owner._this_thread.worker = None
+        self._coordinator.leave(self.index, error)
+
+
+def check_counter(global_step: Any, why: str) -> Variable:
+    """Returns the variable that counts steps.
+
+    Args:
+        global_step: What the user gave.
+        why: What its being an integer is for.
+
+    Raises:
+        TypeError: it is no scalar integer variable.
+    """
+    step = checked_global_step(global_step)
+    if step.dtype.kind not in "iu":
+        raise TypeError(
+            f'global_step "{step.name}" must be an integer to {why}, got dtype {step.dtype}'
+        )
+    return step
