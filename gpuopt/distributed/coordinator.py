@@ -102,6 +102,11 @@ class Coordinator:
         """Whether it was closed, or an update has failed."""
         return self._end is not None
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether an update has failed, so that nobody can go on."""
+        return self._end is not None and self._end[0] is WorkerFailedError
+
     def refuse_row_changes(self, variables: Sequence[Variable]) -> None:
         for each in () if self.is_closed else self.variables:
             if each in variables:

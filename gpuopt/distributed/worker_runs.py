@@ -55,7 +55,8 @@ def run_in_threads(
             failure = error
         with changed:
             ended.add(index)
-            if failure is not None and total - len(ended) >= needed:
+            can_go_on = total - len(ended) >= needed and not coordinator.has_failed
+            if failure is not None and can_go_on:
                 _warn_of_failure(index, failure)
             elif failure is not None:
                 failures.append(failure)

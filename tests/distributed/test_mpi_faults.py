@@ -51,8 +51,9 @@ def count_tracebacks(job: Job) -> int:
     return job.errors.count("Traceback (most recent call last)")
 
 
-def test_a_rank_that_is_killed_ends_the_job_and_was_introduced(tmp_path: Path) -> None:
-    job = run_fault("kill_a_rank", tmp_path)
+@pytest.mark.parametrize("fault", ["kill_a_rank", "kill_a_worker"])
+def test_a_rank_that_is_killed_ends_the_job_and_was_introduced(fault: str, tmp_path: Path) -> None:
+    job = run_fault(fault, tmp_path)
     check_ends_soon(tmp_path)
     assert job.status != 0, job
     host = re.escape(socket.gethostname())

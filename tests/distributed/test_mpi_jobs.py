@@ -78,6 +78,19 @@ def test_the_guides_workers_train_and_go_on_from_the_chiefs_checkpoint(tmp_path:
         assert len(list(tmp_path.glob("model-*"))) == num_checkpoints
 
 
+def test_the_guides_workers_that_wait_for_nobody_train(tmp_path: Path) -> None:
+    guide = (ROOT / "docs" / "guides" / "several_processes.md").read_text()
+    *_, script, _ = re.findall(r"^```py\n(.*?)^```", guide, re.DOTALL | re.MULTILINE)
+    file = tmp_path / "train.py"
+    file.write_text(script)
+    job = run_job(3, file, folder=tmp_path)
+    assert job.status == 0, job
+    [values] = re.findall(r"\[(.*)\]", job.output)
+    assert [float(value) for value in values.split()] == pytest.approx([1, -2, 3, 0.5], abs=0.5)
+    counts = re.findall(r"worker \d: (\d+) accepted, (\d+) too late", job.output)
+    assert [int(accepted) + int(stale) for accepted, stale in counts] == [50, 50], job
+
+
 def test_mpi_is_described_without_being_started() -> None:
     expected = r"usable: mpi4py 4\.\S+, (Open MPI|MPICH).* v?\d+\.\S+, does not take GPUs' memory"
     assert re.fullmatch(expected, describe_mpi())

@@ -377,6 +377,22 @@ def test_an_update_fails(policy: Any, backups: int, skips: bool) -> None:
     assert num_accumulated(training) == 0
 
 
+@backups
+def test_run_raises_what_the_update_raised(backups: int) -> None:
+    step, w = Variable(0, trainable=False), Variable([0.0], name="w")
+
+    def rate() -> float:
+        raise ZeroDivisionError("no rate")
+
+    sync = SyncReplicasOptimizer(gpuopt.GradientDescentOptimizer(rate), 2, 2 + backups)
+
+    def train(worker: SyncReplicasWorker) -> None:
+        worker.apply_gradients([(np.float32([1]), w)], step)
+
+    with pytest.raises(ZeroDivisionError, match="no rate"):
+        sync.run(train, step, 0, timeout_s=LONG_S)
+
+
 def test_gradients_that_cannot_be_added_up_are_an_error_for_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 
 import gpuopt
 from gpuopt.distributed import Communicator, MPIGroup, StopRequest, SyncReplicasWorker
+from gpuopt.wrappers import DropStaleGradientWorker
 
 LONG_S = 60.0
 NUM_STEPS = 12
@@ -214,6 +215,23 @@ def _train_workers(timeout_s: float, fail: Callable[[], None]) -> None:
     sync.run(train, step, token_policy="per_step", timeout_s=timeout_s, group=group)
 
 
+def kill_a_worker(folder: Path, timeout_s: float) -> None:
+    """Of those whose gradients may be stale, and who do not need each other."""
+
+    def train(worker: DropStaleGradientWorker) -> None:
+        while True:
+            worker.apply_gradients([(np.ones(1, np.float32), w)])
+            if worker.index == 1 and worker.local_step > 3:
+                (folder / "killed").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    group = MPIGroup(timeout_s)
+    w = gpuopt.Variable([0.0], name="w")
+    step = gpuopt.Variable(0, trainable=False, dtype=np.int64)
+    drop = gpuopt.DropStaleGradientOptimizer(gpuopt.GradientDescentOptimizer(1.0), 1)
+    drop.run(train, step, timeout_s=timeout_s, group=group)
+
+
 def interrupt_the_chief(folder: Path, timeout_s: float) -> None:
     """Ctrl-C reaches a chief whose workers train."""
 
@@ -318,6 +336,7 @@ FAULTS: dict[str, Callable[[Path, float], None]] = {
         bring_another_version,
         train_with_checkpoints,
         raise_in_a_worker,
+        kill_a_worker,
         interrupt_the_chief,
         freeze_the_chief,
         train_workers_with_checkpoints,

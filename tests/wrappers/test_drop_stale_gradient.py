@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from stale_training import Training, Turns, new_order, replay
 
 import gpuopt
-from gpuopt import DropStaleGradientOptimizer, Variable
+from gpuopt import DropStaleGradientOptimizer, IndexedSlices, Variable
+from gpuopt.distributed import StopRequest, ThreadGroup
 from gpuopt.step.replica_context import ReplicaContext, in_replica
 
 
@@ -161,3 +163,147 @@ def test_bad_gradients_are_refused_and_do_not_count_as_stale() -> None:
     with pytest.raises(ValueError, match='gradient for "w" has shape'):
         optimizer.apply_gradients([(np.ones(2), w)], step, local_step=0)
     assert (w.numpy().tolist(), int(step), float(optimizer.stale_counter)) == ([0], 0, 0)
+
+
+# Workers that `run` starts, in threads.
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 4])
+@pytest.mark.parametrize("staleness", [0, 1, 3])
+def test_any_order_of_arrivals_equals_its_replay(num_workers: int, staleness: int) -> None:
+    order = new_order(num_workers, seed=staleness)
+    training, turns = Training(staleness), Turns(order)
+    begin = threading.Barrier(num_workers, timeout=20).wait
+    ended = training.optimizer.run(
+        lambda worker: training.train(worker, turns, begin), training.step, num_workers
+    )
+    got = training.outcome(ended.figures())
+    assert got == replay(num_workers, staleness, order)
+    if num_workers == 4 or staleness == 0:
+        assert any(stale for _, stale in got[1]) == (num_workers > 1)
+
+
+def test_workers_minimize_without_waiting_for_each_other() -> None:
+    w, step = Variable(np.zeros(4), name="w"), new_step()
+    optimizer = DropStaleGradientOptimizer(sgd(), 1, global_step=step)
+
+    def train(worker: Any) -> None:
+        for each in (worker, optimizer) * 5:
+            each.minimize(lambda: -w.sum(), var_list=[w])
+
+    ended = optimizer.run(train, num_workers=3)
+    accepted = sum(figures.accepted for figures in ended.figures())
+    assert accepted + float(optimizer.stale_counter) == 30
+    assert (int(step), w.numpy().tolist()) == (accepted, [accepted] * 4)
+    assert all(figures.accepted + figures.stale == 10 for figures in ended.figures())
+
+
+def test_others_go_on_without_a_worker_that_fails(caplog: pytest.LogCaptureFixture) -> None:
+    w, step = Variable(np.zeros(1), name="w"), new_step()
+    optimizer = DropStaleGradientOptimizer(sgd(), 10)
+    has_failed = threading.Event()
+
+    def train(worker: Any) -> None:
+        if worker.index == 0:
+            has_failed.set()
+            raise KeyError("lost")
+        assert has_failed.wait(20)
+        worker.apply_gradients([(np.ones(1), w)])
+
+    optimizer.run(train, step, 3)
+    assert int(step) == 2
+    assert "worker 0 failed: KeyError('lost')" in caplog.text
+    with pytest.raises(KeyError, match="lost"):
+        optimizer.run(train, step, 1)
+
+
+def test_an_update_that_fails_ends_all_workers() -> None:
+    w, step = Variable(np.zeros(1), name="w"), new_step()
+
+    def rate() -> float:
+        raise ZeroDivisionError("no rate")
+
+    optimizer = DropStaleGradientOptimizer(gpuopt.GradientDescentOptimizer(rate), 10)
+
+    def train(worker: Any) -> None:
+        while True:
+            worker.apply_gradients([(np.ones(1), w)])
+
+    with pytest.raises(ZeroDivisionError, match="no rate"):
+        optimizer.run(train, step, 3)
+    assert (int(step), w.numpy().tolist()) == (0, [0])
+
+
+def test_wrong_gradients_are_refused_and_the_worker_goes_on() -> None:
+    table, step = Variable(np.zeros((3, 1)), name="table"), new_step()
+    optimizer = DropStaleGradientOptimizer(sgd(), 10)
+
+    def train(worker: Any) -> None:
+        with pytest.raises(IndexError, match=r'"table": indices\[0\] = 3 is not in'):
+            worker.apply_gradients([(IndexedSlices(np.ones((1, 1)), [3]), table)])
+        with pytest.raises(ValueError, match="No gradients provided for any variable"):
+            worker.apply_gradients([(None, table)])
+        with pytest.raises(ValueError, match='global_step must be "global_step'):
+            worker.apply_gradients([(np.ones((3, 1)), table)], Variable(0, "other", dtype=np.int64))
+        worker.apply_gradients([(IndexedSlices(np.ones((2, 1)), [2, 2]), table)])
+
+    [figures] = optimizer.run(train, step, 1).figures()
+    assert (figures.accepted, figures.stale) == (1, 0)
+    assert table.numpy().tolist() == [[0], [0], [-2]]
+
+
+def test_a_request_ends_the_workers() -> None:
+    w, step = Variable(np.zeros(1), name="w"), new_step()
+    optimizer, stop = DropStaleGradientOptimizer(sgd(), 10), StopRequest()
+
+    def train(worker: Any) -> None:
+        while True:
+            worker.apply_gradients([(np.ones(1), w)])
+            stop.has_come = True
+
+    assert optimizer.run(train, step, 2, stop=stop).was_stopped
+    assert w.numpy().tolist() == [-int(step)]
+
+
+def test_rows_stay_as_they_are_while_workers_train() -> None:
+    table, step = Variable(np.zeros((3, 1)), name="table"), new_step()
+    optimizer = DropStaleGradientOptimizer(sgd(), 10)
+
+    def train(worker: Any) -> None:
+        worker.apply_gradients([(np.ones((3, 1)), table)])
+        with pytest.raises(ValueError, match='rows of "table" stay as they are while workers tra'):
+            gpuopt.rows(table).append(np.zeros((1, 1)))
+
+    optimizer.run(train, step, 1)
+    gpuopt.rows(table).append(np.zeros((1, 1)))
+    assert table.shape == (4, 1)
+
+
+def test_a_run_is_told_how_many_workers_there_are_and_is_one_at_a_time() -> None:
+    w, step = Variable(np.zeros(1), name="w"), new_step()
+    optimizer = DropStaleGradientOptimizer(sgd(), 10)
+    errors: list[str] = []
+
+    def train(worker: Any) -> None:
+        try:
+            optimizer.run(train, step, 1)
+        except RuntimeError as error:
+            errors.append(str(error))
+
+    optimizer.run(train, step, 1)
+    assert errors == ['"DropStaleGradient" is started already; wait for the end of its run']
+    with pytest.raises(ValueError, match="needs num_workers, or a group of processes"):
+        optimizer.run(train, step)
+    with pytest.raises(ValueError, match="needs at least 1 worker, got 0"):
+        optimizer.run(train, step, 0)
+    with pytest.raises(ValueError, match="rank 0 is the chief and no worker"):
+        optimizer.run(train, step, group=ThreadGroup(1))
+    with pytest.raises(TypeError, match="Workers are threads if no group is given"):
+        optimizer.run(train, step, group=ThreadGroup(2))
+    with pytest.raises(ValueError, match="Global step is required to check staleness"):
+        optimizer.run(train, num_workers=1)
+    with pytest.raises(ValueError, match="timeout_s must be a limited number"):
+        optimizer.run(train, step, 1, timeout_s=-1)
+    with in_replica(ReplicaContext(0, 2)), pytest.raises(RuntimeError, match="in a replica"):
+        optimizer.run(train, step, 1)
+    assert (w.numpy().tolist(), int(step)) == ([0], 0)
