@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from mpi_job import run_job
-from mpi_programs import outcomes
+from mpi_programs import same_of_all, workers_and_chief
 from mpi_stale_programs import PROGRAMS, SEEDS
 from mpi_stale_programs import __file__ as program_file
 from stale_training import NUM_PUSHES, new_order, replay
@@ -24,18 +24,6 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     job = run_job(request.param, program_file, folder, *PROGRAMS)
     assert job.status == 0, job
     return folder
-
-
-def workers_and_chief(folder: Path, program: str) -> tuple[Any, list[Any]]:
-    chief, *workers = outcomes(folder, program)
-    return chief, workers
-
-
-def same_of_all(folder: Path, program: str) -> Any:
-    """Returns what all ranks have returned alike."""
-    chief, workers = workers_and_chief(folder, program)
-    assert workers == [chief] * len(workers)
-    return chief
 
 
 @pytest.mark.parametrize("seed", SEEDS)

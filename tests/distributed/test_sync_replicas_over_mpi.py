@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from mpi_job import Job, run_job
-from mpi_programs import outcomes
+from mpi_programs import same_of_all, workers_and_chief
 from mpi_sync_programs import NUM_STEPS, PROGRAMS, figures_of
 from mpi_sync_programs import __file__ as program_file
 from sync_golden import CASES, Replay, replay_in_threads
@@ -31,18 +31,6 @@ def run_programs(num_ranks: int, folder: Path) -> tuple[Path, Job]:
     job = run_job(num_ranks, program_file, folder, *PROGRAMS)
     assert job.status == 0, job
     return folder, job
-
-
-def workers_and_chief(folder: Path, program: str) -> tuple[Any, list[Any]]:
-    chief, *workers = outcomes(folder, program)
-    return chief, workers
-
-
-def same_of_all(folder: Path, program: str) -> Any:
-    """Returns what all ranks have returned alike."""
-    chief, workers = workers_and_chief(folder, program)
-    assert workers == [chief] * len(workers)
-    return chief
 
 
 def test_messages_come_whole_and_in_their_order_from_whom_one_listens_to(folder: Path) -> None:

@@ -26,6 +26,19 @@ def outcomes(folder: Path, program: str) -> list[Any]:
     return [json.loads(file.read_text()) for file in sorted(folder.glob(f"{program}.*.json"))]
 
 
+def workers_and_chief(folder: Path, program: str) -> tuple[Any, list[Any]]:
+    """Reads what a program has returned in rank 0, and in the others."""
+    chief, *workers = outcomes(folder, program)
+    return chief, workers
+
+
+def same_of_all(folder: Path, program: str) -> Any:
+    """Reads what a program has returned alike in all ranks."""
+    chief, workers = workers_and_chief(folder, program)
+    assert workers == [chief] * len(workers)
+    return chief
+
+
 def train_mirrored(group: MPIGroup, folder: Path) -> Any:
     return train(gpuopt.MirroredStrategy(["cpu"], group=group))
 
