@@ -1,7 +1,7 @@
 """Wrappers of TensorFlow's contrib: optimizers that add something to another one's steps."""
 
 from gpuopt.wrappers.agn import AGNCustomGetter, AGNOptimizer
-from gpuopt.wrappers.drop_stale_gradient import DropStaleGradientOptimizer, DropStaleGradientWorker
+from gpuopt.wrappers.drop_stale_gradient import DropStaleGradientOptimizer
 from gpuopt.wrappers.elastic_average import ElasticAverageCustomGetter, ElasticAverageOptimizer
 from gpuopt.wrappers.gradient_clipping import clip_gradients_by_global_norm
 from gpuopt.wrappers.model_average import ModelAverageCustomGetter, ModelAverageOptimizer
@@ -13,7 +13,6 @@ __all__ = [
     "AGNCustomGetter",
     "AGNOptimizer",
     "DropStaleGradientOptimizer",
-    "DropStaleGradientWorker",
     "ElasticAverageCustomGetter",
     "ElasticAverageOptimizer",
     "ModelAverageCustomGetter",

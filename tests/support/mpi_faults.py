@@ -14,7 +14,7 @@ import numpy as np
 
 import gpuopt
 from gpuopt.distributed import Communicator, MPIGroup, StopRequest, SyncReplicasWorker
-from gpuopt.wrappers import DropStaleGradientWorker
+from gpuopt.wrappers.drop_stale_gradient import DropStaleGradientWorker
 
 LONG_S = 60.0
 NUM_STEPS = 12

@@ -26,7 +26,7 @@ import gpuopt
 from gpuopt import DropStaleGradientOptimizer, IndexedSlices, Variable
 from gpuopt.distributed import Coordinator, MPIGroup, StopRequest
 from gpuopt.distributed.communicator import RankGroup
-from gpuopt.wrappers import DropStaleGradientWorker
+from gpuopt.wrappers.drop_stale_gradient import DropStaleGradientWorker
 
 SEEDS = range(4)
 Train = Callable[[DropStaleGradientWorker], Any]
