@@ -68,6 +68,7 @@ class Chief:
         # In the order in which their messages are looked for: the last one heard comes last.
         self._heard = ranks
         self._tickets: dict[tuple[int, int], Ticket] = {}  # by worker and number of the push
+        self._num_finished = 0  # without a failure
         self._failures: list[tuple[Leave, str]] = []
 
     def serve(self) -> None:
@@ -160,8 +161,8 @@ class Chief:
         self._coordinator.leave(worker, error)
         self._present.remove(_rank_of(worker))
         if error is None:
-            return
-        if len(self._present) >= self._coordinator.num_workers_needed:
+            self._num_finished += 1
+        elif self._coordinator.can_go_on_with(len(self._present), self._num_finished):
             _logger.warning("worker %d failed: %s", worker, message.error)
         else:
             text = f"worker {worker}, rank {_rank_of(worker)}, has failed: {message.error}"

@@ -97,6 +97,15 @@ class Coordinator:
         """How many workers must be there to complete steps."""
         raise NotImplementedError
 
+    def can_go_on_with(self, num_present: int, num_finished: int) -> bool:
+        """Returns whether the training is as good without a worker that has failed.
+
+        Args:
+            num_present: How many others are there.
+            num_finished: How many others have ended without a failure.
+        """
+        return num_present >= self.num_workers_needed
+
     @property
     def is_closed(self) -> bool:
         """Whether it was closed, or an update has failed."""

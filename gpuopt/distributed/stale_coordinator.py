@@ -55,6 +55,10 @@ class StaleGradientCoordinator(Coordinator):
     def num_workers_needed(self) -> int:
         return 1
 
+    def can_go_on_with(self, num_present: int, num_finished: int) -> bool:
+        # Not the number of those present alone: who is the last one would be a matter of time.
+        return num_present + num_finished > 0
+
     def push(self, worker: int, local_step: int, pairs: Pairs) -> Ticket:
         """Does the step of these gradients, or drops them; waits for steps of other threads alone.
 

@@ -40,11 +40,13 @@ def run_in_threads(
         Exception: what a worker raised, if the others could not do without it.
     """
     total, needed = coordinator.total_num_replicas, coordinator.num_workers_needed
+    num_finished = 0
     changed = Condition("the ends of workers")
     ended: set[int] = set()
     failures: list[BaseException] = []
 
     def work(index: int) -> None:
+        nonlocal num_finished
         failure: BaseException | None = None
         try:
             with make_worker(index) as worker:
@@ -55,11 +57,13 @@ def run_in_threads(
             failure = error
         with changed:
             ended.add(index)
-            can_go_on = total - len(ended) >= needed and not coordinator.has_failed
-            if failure is not None and can_go_on:
-                _warn_of_failure(index, failure)
-            elif failure is not None:
+            others = total - len(ended), num_finished
+            if failure is None:
+                num_finished += 1
+            elif coordinator.has_failed or not coordinator.can_go_on_with(*others):
                 failures.append(failure)
+            else:
+                _warn_of_failure(index, failure)
             changed.notify_all()
 
     with coordinator:

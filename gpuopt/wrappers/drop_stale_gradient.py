@@ -113,8 +113,8 @@ class DropStaleGradientOptimizer(WorkersOptimizer):
         """Runs `train(worker)` for every worker, each in its own thread, or its own process.
 
         The workers do not wait for each other. When one returns or fails, the others go on; the
-        failure is logged. When the last one is gone, or `stop` asks for it, the threads have
-        `timeout_s` seconds to end.
+        failure is logged, or raised in the end if all workers have failed. When an update fails, or
+        `stop` asks for it, all workers end, and have `timeout_s` seconds to do so.
 
         With a group, as `MPIGroup()`, all of its processes call this. Rank 0 is the chief: it calls
         `train` for nobody, has the optimizer's state, and applies gradients in the order in which
@@ -138,8 +138,8 @@ class DropStaleGradientOptimizer(WorkersOptimizer):
             The coordinator, closed, with its figures.
 
         Raises:
-            Exception: what the last worker raised; and what an update raised. In other processes
-                than the one that it came from, this is WorkerFailedError.
+            Exception: what the last worker raised, if all have failed; and what an update raised.
+                In other processes than the one that it came from, this is WorkerFailedError.
             ValueError: no global step, or no number of workers; the group has another number of
                 them; or the ranks have other variables or arguments.
             TypeError: the group's ranks cannot send messages, for they are no processes.

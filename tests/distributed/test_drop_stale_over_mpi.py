@@ -112,6 +112,14 @@ def test_the_others_go_on_without_a_worker_that_fails(folder: Path) -> None:
     assert chief[1].startswith("WorkerFailedError: worker ")
 
 
+def test_a_worker_that_fails_as_the_last_one_is_no_other_case(folder: Path) -> None:
+    (seen, *rest), workers = workers_and_chief(folder, "fail_when_the_others_have_finished")
+    total = len(workers)
+    assert seen == [rank for rank in range(2, total + 1) for _ in range(2)] + [1]
+    for outcome in ([seen, *rest], *workers):
+        assert outcome[1:] == [total - 1, [1 - total] * 2]
+
+
 def test_an_update_that_fails_is_raised_by_the_chief_and_told_to_the_workers(folder: Path) -> None:
     chief, workers = workers_and_chief(folder, "fail_in_the_update")
     assert chief == "ZeroDivisionError: no rate"

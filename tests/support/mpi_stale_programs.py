@@ -241,6 +241,26 @@ def fail_in_a_worker(group: MPIGroup, folder: Path) -> Any:
     return first, attempt(lambda: run(group, fail, step)).replace(f"worker {group.rank - 1}", "")
 
 
+def fail_when_the_others_have_finished(group: MPIGroup, folder: Path) -> Any:
+    """As before: it is no matter of time whether a failure counts."""
+    w, step = make_training()
+    seen: list[int] = []
+
+    def heard(rank: int | None) -> None:
+        if rank is not None:
+            seen.append(rank)
+
+    def train(worker: DropStaleGradientWorker) -> None:
+        if worker.index == 0:
+            raise KeyError("lost")
+        worker.apply_gradients(ones(w))
+
+    # Each of the others pushes and leaves before the chief listens to worker 0.
+    order = [rank for rank in range(2, group.size) for _ in range(2)]
+    run(ListeningGroup(group, [*order, 1], heard), train, step)
+    return seen[: len(order) + 1], int(step), w.numpy().tolist()
+
+
 def fail_in_the_update(group: MPIGroup, folder: Path) -> Any:
     w, step = make_training()
 
@@ -304,6 +324,7 @@ PROGRAMS: dict[str, Callable[[MPIGroup, Path], Any]] = {
         skip_steps,
         be_late,
         fail_in_a_worker,
+        fail_when_the_others_have_finished,
         fail_in_the_update,
         stop_by_a_worker,
         train_again,

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from stale_training import Training, Turns, new_order, replay
+from sync_training import until
 
 import gpuopt
 from gpuopt import DropStaleGradientOptimizer, IndexedSlices, Variable
@@ -215,6 +216,28 @@ def test_others_go_on_without_a_worker_that_fails(caplog: pytest.LogCaptureFixtu
     assert "worker 0 failed: KeyError('lost')" in caplog.text
     with pytest.raises(KeyError, match="lost"):
         optimizer.run(train, step, 1)
+
+
+def test_a_worker_that_fails_after_the_others_have_finished_is_no_other_case(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    w, step = Variable(np.zeros(1), name="w"), new_step()
+    optimizer = DropStaleGradientOptimizer(sgd(), 10)
+    have_ended = threading.Semaphore(0)
+
+    def train(worker: Any) -> None:
+        if worker.index == 0:
+            assert all(have_ended.acquire(timeout=20) for _ in range(2))
+            coordinator = optimizer._coordinator
+            assert coordinator is not None
+            until(lambda: len(coordinator._left) == 2)
+            raise KeyError("lost")
+        worker.apply_gradients([(np.ones(1), w)])
+        have_ended.release()
+
+    optimizer.run(train, step, 3)
+    assert int(step) == 2
+    assert "worker 0 failed: KeyError('lost')" in caplog.text
 
 
 def test_an_update_that_fails_ends_all_workers() -> None:
