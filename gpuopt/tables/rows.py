@@ -253,7 +253,7 @@ def _reset(table: Table, numbers: np.ndarray[Any, Any], values: Any) -> _Changed
     current = values
     if values is not None:
         copies.append(RowCopy(variable.storage, values, None, to_rows))
-    elif any(dependent.new_rows == "value" for dependent in table.dependents):
+    elif [each for each in table.dependents if each.new_rows == "value"]:
         current = variable.storage[to_rows]
     for dependent in table.dependents:
         start = _start(dependent, current)
