@@ -208,9 +208,11 @@ def _working_on(*arrays: Array) -> Iterator[Any]:
 
 
 def _global_norm(arrays: Sequence[Array]) -> Any:
-    real = np.float64 if any(array.dtype == np.float64 for array in arrays) else np.float32
+    # Not by generators: an exception from a signal handler in one that `any` has left is lost.
+    real = np.float64 if np.float64 in [array.dtype for array in arrays] else np.float32
     devices = list(dict.fromkeys(map(device_of, arrays)))
-    home = next((device for device in devices if device.kind == "gpu"), Device.cpu)
+    gpus = [device for device in devices if device.kind == "gpu"]
+    home = gpus[0] if gpus else Device.cpu
     sums = []
     for device in devices:
         if device is not home:

@@ -10,7 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from gpuopt.interop.torch_checks import check_layout, check_settings, check_states
+from gpuopt.interop.torch_checks import (
+    check_layout,
+    check_settings,
+    check_states,
+    named_variables,
+)
 from gpuopt.interop.torch_forms import FORMS, import_form, import_torch_sgd
 from gpuopt.interop.torch_groups import (
     Array,
@@ -35,7 +40,6 @@ from gpuopt.optimizers import (
 )
 from gpuopt.state.state import State
 from gpuopt.state.state_dict import OptimizerState
-from gpuopt.variables.variable import as_variable
 
 # torch's settings that gpuopt supports with this value only, but for those of `_TERMS`.
 _NEUTRAL = {"weight_decay": 0, "dampening": 0, "lr_decay": 0, "amsgrad": False, "maximize": False}
@@ -76,14 +80,18 @@ def optimizer_from_torch(
             the parameters' values. They are not changed.
         allow_epsilon_difference: Accept formulas that differ only in where epsilon is added.
 
+    Returns:
+        An optimizer with a state: slots of the variables' shapes and dtypes, on their devices.
+
     Raises:
+        TypeError: `state_dict` is no dictionary, or `variables` no list of variables.
         ValueError: the formulas do not agree, a shape or dtype differs from the variable's, the
-            parameters are at different steps, their groups differ in more than numbers, or the
-            state is damaged.
+            parameters are at different steps, their groups differ in more than numbers, a variable
+            is given twice, or the state is damaged.
     """
     check_layout(state_dict)
     kind, settings = _read_settings(state_dict)
-    named = {str(position): as_variable(value) for position, value in enumerate(variables)}
+    named = named_variables(variables)
     groups = [group["params"] for group in state_dict["param_groups"] if group["params"]]
     indices = [index for group in groups for index in group]
     if len(indices) != len(named):

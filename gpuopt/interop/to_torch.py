@@ -18,6 +18,7 @@ from gpuopt.interop.exported import (
     read_numbers,
 )
 from gpuopt.interop.from_torch import EpsilonOfTorch
+from gpuopt.interop.torch_checks import named_variables
 from gpuopt.interop.torch_forms import EXPORTS as _OF_TORCHS_FORMS
 from gpuopt.optimizer import Optimizer
 from gpuopt.optimizers import (
@@ -30,7 +31,7 @@ from gpuopt.optimizers import (
 from gpuopt.optimizers.adam import count_steps
 from gpuopt.optimizers.momentum import nesterov_momentum
 from gpuopt.optimizers.rms_prop import centered_rms_prop
-from gpuopt.variables.variable import Variable, as_variable
+from gpuopt.variables.variable import Variable
 
 
 def optimizer_to_torch(
@@ -47,15 +48,24 @@ def optimizer_to_torch(
         variables: One variable for each of torch's parameters, in the same order.
         allow_epsilon_difference: Accept formulas that differ only in where epsilon is added.
 
+    Returns:
+        `state`, tensors in host memory of the variables' shapes and dtypes, and `param_groups`.
+
     Raises:
-        ValueError: the formulas do not agree, or a hyperparameter is a function.
+        ImportError: torch is not installed.
+        TypeError: `variables` is no list of variables.
+        ValueError: the formulas do not agree, a hyperparameter is a function, some variables have
+            slots and others not, variables of one group do not follow each other, or there are
+            none, or one is given twice.
     """
     import torch
 
     export = _EXPORTS.get(type(optimizer))
     if export is None:
         raise ValueError(f"{type(optimizer).__name__} has no counterpart in torch.optim")
-    named = {str(position): as_variable(value) for position, value in enumerate(variables)}
+    named = named_variables(variables)
+    if not named:
+        raise ValueError("variables is empty, so there is no run to continue")
     states: dict[int, dict[str, Any]] = {}
     parameters: list[dict[str, Any]] = []
     for given, run in _runs(optimizer, named):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from gpuopt.state.state import check_fits
-from gpuopt.variables.variable import Variable
+from gpuopt.variables.variable import Variable, as_variable
 
 # torch's names of sums and averages of squares.
 _OF_SQUARES = ("exp_avg_sq", "max_exp_avg_sq", "sum", "square_avg")
@@ -27,6 +27,36 @@ _NUMBERS = {
     "Adagrad": ["lr", "eps"],
     "RMSprop": ["lr", "alpha", "eps", "momentum"],
 }
+
+
+def named_variables(variables: Any) -> dict[str, Variable]:
+    """Returns the variables that belong to torch's parameters, by their positions as text.
+
+    Raises:
+        TypeError: they are no list of variables.
+        ValueError: one is given twice.
+    """
+    is_one = isinstance(variables, str | Mapping) or hasattr(variables, "dtype")
+    if is_one or not isinstance(variables, Iterable):
+        raise TypeError(
+            "variables must be a list with a variable for each of torch's parameters, got "
+            f"{type(variables).__name__}"
+        )
+    named: dict[str, Variable] = {}
+    positions: dict[Any, int] = {}
+    for position, given in enumerate(variables):
+        try:
+            variable = as_variable(given)
+        except TypeError as error:
+            raise TypeError(f"variables[{position}]: {error}") from None
+        if variable.identity in positions:
+            raise ValueError(
+                f'"{variable.name}" is given for two of torch\'s parameters, as '
+                f"variables[{positions[variable.identity]}] and variables[{position}]"
+            )
+        positions[variable.identity] = position
+        named[str(position)] = variable
+    return named
 
 
 def check_layout(state_dict: Any) -> None:
@@ -101,13 +131,8 @@ def check_states(
 
     Raises:
         ValueError: a part is missing or does not fit its variable, a count of steps is impossible,
-            an average of squares is negative, or a variable is given twice.
+            or an average of squares is negative.
     """
-    names: dict[Any, str] = {}
-    for variable in variables:
-        if variable.identity in names:
-            raise ValueError(f'"{variable.name}" is given for two of torch\'s parameters')
-        names[variable.identity] = variable.name
     for position, (state, variable, mine) in enumerate(
         zip(states, variables, settings, strict=True)
     ):

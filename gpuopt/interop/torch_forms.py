@@ -64,7 +64,18 @@ _FORM_OF = {form.optimizer: form for form in FORMS.values()}
 
 
 def import_form(form: _Form, parts: Sequence[Part], _: bool) -> Imported:
-    """Makes an optimizer of Adam's family of torch's parameter groups."""
+    """Makes an optimizer of Adam's family of torch's parameter groups.
+
+    Args:
+        form: Which one.
+        parts: The groups, the first for the optimizer's own hyperparameters; checked.
+
+    Returns:
+        See `Imported`: slots of the variables' shapes and dtypes, and counters, float64 scalars.
+
+    Raises:
+        ValueError: the parameters are at different steps.
+    """
     step = step_of(parts)
     numbers = [
         {
@@ -87,7 +98,12 @@ def import_form(form: _Form, parts: Sequence[Part], _: bool) -> Imported:
 
 
 def import_torch_sgd(parts: Sequence[Part], _: bool) -> Imported:
-    """Makes a `TorchSGDOptimizer` of torch's parameter groups."""
+    """Makes a `TorchSGDOptimizer` of torch's parameter groups, as `import_form` does.
+
+    Raises:
+        ValueError: the groups differ in more than numbers; or some parameters of a dampened SGD
+            have made their first step, and others not.
+    """
     with_momentum = [part for part in parts if part.settings["momentum"]]
     if with_momentum and not parts[0].settings["momentum"]:
         raise ValueError(
@@ -128,7 +144,21 @@ def import_torch_sgd(parts: Sequence[Part], _: bool) -> Imported:
 def export_form(
     optimizer: Any, given: Given, variables: Mapping[str, Variable], _: bool
 ) -> Exported:
-    """Returns what torch's optimizer of the same formula is to be given."""
+    """Returns what torch's optimizer of the same formula is to be given for one group.
+
+    Args:
+        optimizer: Of a class that a form has.
+        given: The group's hyperparameters.
+        variables: The group's, by their names in a state.
+
+    Returns:
+        See `Exported`: averages of the variables' shapes and dtypes, and counters, float32 scalars;
+        no states where no step has been made.
+
+    Raises:
+        ValueError: torch has no such formula, a hyperparameter is a function, or some variables
+            have slots and others not.
+    """
     form = _FORM_OF[type(optimizer)]
     if optimizer.rule.sums:
         raise ValueError(f"torch's {form.kind} is not cautious, as this optimizer is")
@@ -162,7 +192,12 @@ def export_form(
 def export_torch_sgd(
     optimizer: Any, given: Given, variables: Mapping[str, Variable], _: bool
 ) -> Exported:
-    """Returns what torch's SGD is to be given."""
+    """Returns what torch's SGD is to be given for one group, as `export_form` does.
+
+    Raises:
+        ValueError: as `export_form`; or gradients are dampened without momentum, which torch's SGD
+            does not do.
+    """
     names = [name for name in ("momentum", "dampening") if name in given]
     hyper = {"momentum": 0.0, "dampening": 0.0}
     hyper |= read_numbers(given, ["learning_rate", "weight_decay", *names])

@@ -7,19 +7,60 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from gpuopt.backends import backend_for
-from gpuopt.backends.backend import compute_type
 from gpuopt.optimizers.base import (
     Additions,
     Hyperparameter,
     RuleOptimizer,
+    ours,
     require_not_negative,
+    update_rule,
 )
 from gpuopt.optimizers.base.hyperparameters import with_all_digits
 from gpuopt.optimizers.momentum import momentum as plain_momentum
 from gpuopt.optimizers.momentum import nesterov_momentum
-from gpuopt.quietly import quietly
-from gpuopt.variables.variable import Variable
+from gpuopt.rules.update_rule import UpdateRule
+from gpuopt.variables.variable import known_identity
+
+
+def _lars_terms(var: Any, grad: Any, momentum: Any, **_: Any) -> Sequence[Any]:
+    return var * var, grad * grad
+
+
+@update_rule(
+    cuda=ours("lars.cuh", "Lars"), sums=("weights_squared", "gradient_squared"), terms=_lars_terms
+)
+def lars(
+    var: Any,
+    grad: Any,
+    momentum: Any,
+    *,
+    learning_rate: Any,
+    decay: Any,
+    weight_decay: Any,
+    eeta: Any,
+    epsilon: Any,
+    is_nesterov: Any,
+    weights_squared: Any,
+    gradient_squared: Any,
+) -> None:
+    if weights_squared > 0 and gradient_squared > 0:
+        norm = np.sqrt(weights_squared)
+        scale = np.sqrt(gradient_squared) + weight_decay * norm + epsilon
+        learning_rate = learning_rate * (eeta * norm / scale)
+    _move(var, learning_rate * (grad + weight_decay * var), momentum, decay, is_nesterov)
+
+
+@update_rule(cuda=ours("lars.cuh", "UnscaledLars"))
+def unscaled_lars(
+    var: Any, grad: Any, momentum: Any, *, learning_rate: Any, decay: Any, is_nesterov: Any
+) -> None:
+    _move(var, learning_rate * grad, momentum, decay, is_nesterov)
+
+
+def _move(var: Any, step: Any, momentum: Any, decay: Any, is_nesterov: Any) -> None:
+    momentum *= decay
+    momentum += step
+    var -= step + decay * momentum if is_nesterov else momentum
 
 
 class LARSOptimizer(RuleOptimizer):
@@ -34,8 +75,7 @@ class LARSOptimizer(RuleOptimizer):
     TensorFlow, a sparse gradient makes a step of Momentum, on the rows it names, and then `a` is
     without the learning rate. It is TensorFlow's `contrib.opt.LARSOptimizer`.
 
-    The norms are sums of numpy's or CuPy's, in the same order each time; the host waits for none. A
-    gradient with its decay is rounded to the type of its variable.
+    The norms are over a whole variable, and the host waits for none.
 
     Args:
         learning_rate: Step size.
@@ -53,8 +93,7 @@ class LARSOptimizer(RuleOptimizer):
         TypeError: `skip_list` is no list of texts.
     """
 
-    rule = plain_momentum
-    prepares_gradients = True
+    rule = lars
 
     def __init__(
         self,
@@ -80,8 +119,7 @@ class LARSOptimizer(RuleOptimizer):
             epsilon=epsilon,
         )
         self._skipped = tuple(texts)
-        if use_nesterov:
-            self.rule = nesterov_momentum
+        self._is_nesterov = use_nesterov
 
     @classmethod
     def _checked(cls, name: str, value: Hyperparameter) -> Hyperparameter:
@@ -90,8 +128,12 @@ class LARSOptimizer(RuleOptimizer):
         return with_all_digits(super()._checked(name, value))
 
     def _scalars(self, real: type[np.floating[Any]]) -> Mapping[str, np.floating[Any]]:
-        # The learning rate is in the prepared gradients.
-        return {"learning_rate": real(1), "decay": real(self._hyper("momentum"))}
+        names = ("learning_rate", "weight_decay", "eeta", "epsilon")
+        return {
+            **{name: real(self._hyper(name)) for name in names},
+            "decay": real(self._hyper("momentum")),
+            "is_nesterov": real(self._is_nesterov),
+        }
 
     def _sparse_scalars(
         self, scalars: Mapping[str, np.floating[Any]]
@@ -103,24 +145,14 @@ class LARSOptimizer(RuleOptimizer):
             "decay": real(np.float32(self._hyper("momentum"))),
         }
 
-    def _prepared(self, gradient: Any, variable: Variable) -> Any:
-        with backend_for(variable.device).enter(variable.identity):
-            return quietly(self._scaled, gradient, variable)
+    def _rules_of(self, variables: Sequence[Any], is_sparse: bool) -> Sequence[UpdateRule] | None:
+        if is_sparse:
+            rule = nesterov_momentum if self._is_nesterov else plain_momentum
+            return [rule] * len(variables)
+        if not self._skipped:
+            return None
+        return [unscaled_lars if self._skips(variable) else lars for variable in variables]
 
-    def _scaled(self, gradient: Any, variable: Variable) -> Any:
-        xp = backend_for(variable.device).xp
-        real = compute_type(variable.dtype)
-        learning_rate, weight_decay, eeta, epsilon = (
-            real(self._hyper(key)) for key in ("learning_rate", "weight_decay", "eeta", "epsilon")
-        )
-        g = gradient.astype(real, copy=False)
-        if any(text in variable.name for text in self._skipped):
-            return xp.asarray(learning_rate * g).astype(variable.dtype, copy=False)
-        w = variable.storage.astype(real, copy=False)
-        w_norm, g_norm = xp.sqrt(xp.sum(w * w)), xp.sqrt(xp.sum(g * g))
-        ratio = eeta * w_norm / (g_norm + weight_decay * w_norm + epsilon)
-        # A choice on the device: the host does not learn the norms.
-        ratio = xp.where((w_norm > 0) & (g_norm > 0), ratio, real(1))
-        scaled = (g + weight_decay * w) * (learning_rate * ratio)
-        # Of no dimensions, numpy's results are numbers.
-        return xp.asarray(scaled).astype(variable.dtype, copy=False)
+    def _skips(self, variable: Any) -> bool:
+        identity = known_identity(variable)
+        return identity is not None and bool([t for t in self._skipped if t in identity.name])

@@ -61,5 +61,5 @@ class RegAdagradOptimizer(AdagradOptimizer):
     def _avoids(self) -> bool:
         return getattr(self._avoiding, "now", False)
 
-    def _rules_of(self, variables: Sequence[Any]) -> Sequence[UpdateRule] | None:
+    def _rules_of(self, variables: Sequence[Any], is_sparse: bool) -> Sequence[UpdateRule] | None:
         return [frozen_adagrad] * len(variables) if self._avoids else None

@@ -41,10 +41,8 @@ class TorchNAdamOptimizer(CautiousOption):
         beta2: Decay of the squared gradient's average `v`.
         epsilon: Keeps the division finite.
         momentum_decay: How fast `mu` grows; not below 0.
-        cautious: Whether elements move against their gradient alone: a step `u` becomes
-            `u * k / max(mean(k), 0.001)`, where `k` is 1 if `u * g < 0`, else 0 (Liang et al. 2024,
-            in timm's form; the authors' code multiplies by `size / (sum(k) + 1)`). The mean is over
-            the variable, so that a sparse gradient makes the step of a dense one.
+        cautious: Whether elements move against their gradient alone, as in `TorchAdamWOptimizer`; a
+            sparse gradient then makes the step of a dense one.
         use_locking, name, on_nonfinite: See `Optimizer`.
         groups: See `ParameterGroup`.
 

@@ -32,18 +32,17 @@ class RuleOptimizer(HookOptimizer, Protocol):
 
     rule: UpdateRule
     rule_of_other_rows: ClassVar[UpdateRule | None]
-    prepares_gradients: ClassVar[bool]
     known: KnownGroups
     row_checks: RowChecks
 
     @property
     def finish_is_undoable(self) -> bool: ...
 
-    def _rules_of(self, variables: Sequence[Any]) -> Sequence[UpdateRule] | None: ...
+    def _rules_of(
+        self, variables: Sequence[Any], is_sparse: bool
+    ) -> Sequence[UpdateRule] | None: ...
 
     def _target(self, variable: Variable) -> tuple[Target, list[Identity]]: ...
-
-    def _prepared(self, gradient: Any, variable: Variable) -> Any: ...
 
     def _hint_at_cost(self, table: Variable, num_rows: int) -> None: ...
 
@@ -174,7 +173,7 @@ class RuleUpdates:
             if isinstance(gradient, IndexedSlices):
                 self.has_rows_on_a_gpu |= variable.device.kind == "gpu"
                 group = optimizer.known.find([as_passed], optimizer.state.version.number)
-                [rule] = optimizer._rules_of([as_passed]) or [optimizer.rule]
+                [rule] = optimizer._rules_of([as_passed], True) or [optimizer.rule]
                 part = _Part(rule, [as_passed], [gradient], group)
                 if group is None:
                     part.check(optimizer)
@@ -301,20 +300,6 @@ class RuleUpdates:
                 self._apply_as_dense(unit, numbers, scalars, refused, kept)
             elif part.is_sparse:
                 self._apply_sparse(unit, numbers, scalars, refused, kept)
-            elif optimizer.prepares_gradients:
-                pairs = batch.select(list(part.pairs()))
-                prepared = [
-                    optimizer._in_group(
-                        optimizer._group_of(variable),
-                        partial(optimizer._prepared, gradient, variable),
-                    )
-                    for gradient, variable in pairs
-                ]
-                # The current stream reads them to prepare others.
-                kept.append(part.gradients)
-                batch.backend.apply_dense(
-                    part.rule, batch.plan, prepared, scalars, refused=refused, kept=kept
-                )
             else:
                 batch.backend.apply_dense(
                     part.rule,
@@ -348,7 +333,7 @@ class RuleUpdates:
         """
         optimizer = self._optimizer
         if rule is None:
-            rules = optimizer._rules_of(variables)
+            rules = optimizer._rules_of(variables, False)
             if rules is not None:
                 at = positions or range(len(variables))
                 for each in dict.fromkeys(rules):

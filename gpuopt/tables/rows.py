@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from gpuopt.backends import backend_for
 from gpuopt.backends.backend import RowCopy
+from gpuopt.device import Device
 from gpuopt.optimizer import living_optimizers
 from gpuopt.step.replica_context import replica_context
-from gpuopt.tables.dependents import Dependent, Table, make_waiting_slots, table_of
+from gpuopt.tables.changes import Changed, appended, kept, with_state_reset
+from gpuopt.tables.dependents import Table, make_waiting_slots, table_of
 from gpuopt.tables.row_numbers import row_numbers
 from gpuopt.variables import recording
 from gpuopt.variables.gate import between_writes
@@ -22,8 +25,8 @@ from gpuopt.variables.row_changes import refuse_row_changes, replace_arrays
 from gpuopt.variables.storage import describe
 from gpuopt.variables.variable import Variable
 
-# What happens to a table: copies, and the variables that get other arrays by them.
-_Changed = tuple[list[RowCopy], list[tuple[Variable, Any]]]
+# What prepares that, for a table of the variable of this number.
+_Prepare = Callable[[Table, int], Changed]
 
 
 class Rows:
@@ -40,6 +43,9 @@ class Rows:
     moment. A GPU copies all of them in one launch, in order with the work on its streams; the host
     reads the row numbers, and the results of checks of sparse gradients that are in flight.
 
+    Of several variables, the same rows come and go in one call, as if they were columns of one.
+    Where a method takes values, they are then a list, for each variable its own.
+
     Arrays that were read before keep the old rows. So does an array that the variable has adopted
     (`copy=False`): the variable then has memory of its own. Gradients and checkpoints that were
     made before are refused if the number of rows is another.
@@ -50,20 +56,26 @@ class Rows:
             another variable's, too, or a raw array's that was updated; other copies of it would
             keep their rows: it is one copy of a `MirroredVariable`, an elastic or model average's
             variable or center, or trained by the workers of an open `SyncReplicasOptimizer`.
+            Of several variables, one has more rows than another, or gets more.
         RuntimeError: This thread is in the middle of a step, a save or a loss, or is one of several
             replicas, or captures a CUDA graph.
         IndexError: A row is not in the variable; or an earlier step on its GPU had such a row.
-        TypeError: Rows are neither integers nor bool, or values have a wrong type.
+        TypeError: Rows are neither integers nor bool, or values have a wrong type, or are no list
+            for several variables.
         DeadlineExceededError: Another thread does not end its step, its save or its restore.
     """
 
-    def __init__(self, variable: Any) -> None:
+    def __init__(self, variables: Any) -> None:
         """See `rows`."""
-        copies = getattr(variable, "replicas", (variable,))
-        for each in copies:
+        self._is_list = isinstance(variables, list | tuple)
+        listed = variables if self._is_list else [variables]
+        # The copies of each variable: only a mirrored one has several.
+        self._copies = [getattr(each, "replicas", (each,)) for each in listed]
+        self._all: list[Variable] = []
+        for each in chain.from_iterable(self._copies):
             if not isinstance(each, Variable):
                 raise TypeError(
-                    f"rows come and go in a gpuopt.Variable, got {describe(variable)}: make one of "
+                    f"rows come and go in a gpuopt.Variable, got {describe(each)}: make one of "
                     "an array, by gpuopt.Variable(array)"
                 )
             if each.is_beside_another:
@@ -73,8 +85,12 @@ class Rows:
                 )
             if each.ndim == 0:
                 raise ValueError(f'"{each.name}" is a scalar, which has no rows')
-        self._copies: Sequence[Variable] = copies
-        self._name = copies[0].name
+            if each in self._all:
+                raise ValueError(f'"{each.name}" is listed twice among those whose rows change')
+            self._all.append(each)
+        if not listed:
+            raise ValueError("the list of variables whose rows change is empty")
+        self._names = ", ".join(f'"{copies[0].name}"' for copies in self._copies)
 
     def keep(self, rows: Any) -> None:
         """Keeps some rows, in the given order, and drops all others.
@@ -83,7 +99,8 @@ class Rows:
             rows: Row numbers, a vector of integers in which one may come several times; or a mask,
                 a vector of bool for all rows. On any device.
         """
-        self._change(lambda table: _kept(table, self._numbers(rows, "keep", table)))
+        numbers = self._reader(rows, "keep")
+        self._change(lambda table, _: kept(table, numbers(table)))
 
     def remove(self, rows: Any) -> None:
         """Drops some rows; the others keep their order.
@@ -91,11 +108,12 @@ class Rows:
         Args:
             rows: As in `keep`.
         """
+        numbers = self._reader(rows, "remove")
 
-        def remove(table: Table) -> _Changed:
+        def remove(table: Table, _: int) -> Changed:
             is_left = np.ones(table.variable.shape[0], bool)
-            is_left[self._numbers(rows, "remove", table)] = False
-            return _kept(table, np.flatnonzero(is_left))
+            is_left[numbers(table)] = False
+            return kept(table, np.flatnonzero(is_left))
 
         self._change(remove)
 
@@ -103,7 +121,7 @@ class Rows:
         """Adds rows at the end.
 
         Args:
-            values: [num_rows, ...], the new rows.
+            values: [num_rows, ...], the new rows; of several variables, a list of these.
             state_of: The rows, as in `keep`, whose slots and averages the new rows get, one for
                 each. By default, slots start as they do for a new variable, with Adagrad's
                 `initial_accumulator_value`, say; and averages with the new values.
@@ -112,18 +130,23 @@ class Rows:
             ValueError: It is not known what a slot starts with, for want of a number: pass
                 `state_of`, or override `_new_slot_rows` of the optimizer.
         """
+        of_each = self._of_each(values)
+        numbers = self._reader(state_of, "copy the state of")
+        added: dict[int, str] = {}
 
-        def append(table: Table) -> _Changed:
-            new = checked_rows(table.variable, values, None)
-            numbers = None
-            if state_of is not None:
-                numbers = self._numbers(state_of, "copy the state of", table)
-                if len(numbers) != len(new):
-                    raise ValueError(
-                        f'{len(new)} rows are appended to "{self._name}", with the state of '
-                        f"{len(numbers)}; there must be one for each"
-                    )
-            return _appended(table, new, numbers)
+        def append(table: Table, position: int) -> Changed:
+            new = checked_rows(table.variable, of_each[position], None)
+            added.setdefault(len(new), table.variable.name)
+            _refuse_uneven(added, "would get")
+            if state_of is None:
+                return appended(table, new, None)
+            rows = numbers(table)
+            if len(rows) != len(new):
+                raise ValueError(
+                    f"{len(new)} rows are appended to {self._names}, with the state of "
+                    f"{len(rows)}; there must be one for each"
+                )
+            return appended(table, new, rows)
 
         self._change(append)
 
@@ -132,33 +155,53 @@ class Rows:
 
         Args:
             rows: As in `keep`; no row twice if there are `values`.
-            values: [num_rows, ...], what the rows become, in the order of `rows`. By default they
-                stay.
+            values: [num_rows, ...], what the rows become, in the order of `rows`; of several
+                variables, a list of these. By default they stay.
 
         Raises:
             ValueError: As `append`.
         """
+        of_each = None if values is None else self._of_each(values)
+        numbers = self._reader(rows, "reset")
 
-        def reset(table: Table) -> _Changed:
-            numbers = self._numbers(rows, "reset", table)
-            new = None
-            if values is not None:
-                new = checked_rows(table.variable, values, len(numbers))
-                if len(np.unique(numbers)) < len(numbers):
-                    raise ValueError(
-                        f'rows of "{self._name}" to reset: a row that comes twice cannot get two '
-                        "values"
-                    )
-            else:
-                numbers = np.unique(numbers)
-            return _reset(table, numbers, new)
+        def reset(table: Table, position: int) -> Changed:
+            given = numbers(table)
+            once = np.unique(given)
+            if of_each is None:
+                return with_state_reset(table, once, None)
+            new = checked_rows(table.variable, of_each[position], len(given))
+            if len(once) < len(given):
+                raise ValueError(
+                    f"rows of {self._names} to reset: a row that comes twice cannot get two values"
+                )
+            return with_state_reset(table, given, new)
 
         self._change(reset)
 
-    def _numbers(self, rows: Any, verb: str, table: Table) -> np.ndarray[Any, Any]:
-        return row_numbers(rows, table.variable.shape[0], f'rows of "{self._name}" to {verb}')
+    def _reader(self, rows: Any, verb: str) -> Callable[[Table], np.ndarray[Any, Any]]:
+        """Returns what reads row numbers when it is first called with one of the tables."""
+        read: list[np.ndarray[Any, Any]] = []
 
-    def _change(self, prepare: Callable[[Table], _Changed]) -> None:
+        def numbers(table: Table) -> np.ndarray[Any, Any]:
+            if not read:
+                what = f"rows of {self._names} to {verb}"
+                read.append(row_numbers(rows, table.variable.shape[0], what))
+            return read[0]
+
+        return numbers
+
+    def _of_each(self, values: Any) -> Sequence[Any]:
+        """Returns the values for each variable."""
+        if not self._is_list:
+            return [values]
+        if not isinstance(values, list | tuple) or len(values) != len(self._copies):
+            raise TypeError(
+                f"values for rows of {self._names} must be a list of {len(self._copies)}, one for "
+                f"each, got {describe(values)}"
+            )
+        return values
+
+    def _change(self, prepare: _Prepare) -> None:
         """Changes all copies, between two steps.
 
         Args:
@@ -167,114 +210,70 @@ class Rows:
         """
         if recording.depth():
             raise RuntimeError(
-                f'rows of "{self._name}" cannot come or go in a loss that is being recorded: its '
+                f"rows of {self._names} cannot come or go in a loss that is being recorded: its "
                 "gradient would have the shape of the rows before"
             )
         context = replica_context()
-        if context.strategy and not context.is_cross_replica and len(self._copies) > 1:
+        has_copies = len(self._all) > len(self._copies)
+        if context.strategy and not context.is_cross_replica and has_copies:
             raise RuntimeError(
-                f'rows of "{self._name}" cannot come or go in a replica: each other one would '
+                f"rows of {self._names} cannot come or go in a replica: each other one would "
                 "change all copies again. Change them once, between two calls of strategy.run"
             )
-        purpose = f'changing the rows of "{self._name}"'
+        purpose = f"changing the rows of {self._names}"
         # A signal handler's step would write to arrays that are copied already.
         with between_writes(purpose, writes=True, admits_steps=False):
-            for each in self._copies:
+            for each in self._all:
                 make_waiting_slots(each)
-            for device in {each.device for each in self._copies}:
+            prepared: dict[Device, list[RowCopy]] = {each.device: [] for each in self._all}
+            for device in prepared:
                 raise_late_errors(device)
-            refuse_row_changes(self._copies)
-            tables = [table_of(each) for each in self._copies]
-            backends = [backend_for(each.device) for each in self._copies]
+            refuse_row_changes(self._all)
+            _refuse_uneven({each.shape[0]: each.name for each in self._all}, "has")
+            tables = [(i, table_of(each)) for i, own in enumerate(self._copies) for each in own]
             replaced: list[tuple[Variable, Any]] = []
             with ExitStack() as updates:
-                prepared: list[list[RowCopy]] = []
-                for table, backend in zip(tables, backends, strict=True):
+                for position, table in tables:
+                    device = table.variable.device
                     used: list[Any] = [[each.storage for each in table.variables()]]
-                    update = backend.enter_update(*table.identities(), kept=used)
+                    update = backend_for(device).enter_update(*table.identities(), kept=used)
                     updates.enter_context(update)
-                    copies, new = prepare(table)
+                    copies, new = prepare(table, position)
                     used += copies
-                    prepared.append(copies)
+                    prepared[device] += copies
                     replaced += new
                 # Only now is anything written, by `reset` to the arrays that are in use.
-                for backend, copies in zip(backends, prepared, strict=True):
-                    backend.copy_rows(copies)
+                for device, copies in prepared.items():
+                    backend_for(device).copy_rows(copies)
             identities = {variable.identity for variable, _ in replaced}
             for optimizer in living_optimizers() if replaced else ():
                 optimizer.forget_plans(identities)
             replace_arrays(replaced)
 
 
-def rows(variable: Any) -> Rows:
-    """Returns what changes the rows of a variable.
+def rows(variables: Any) -> Rows:
+    """Returns what changes the rows of a variable, or the same rows of several.
 
-        gpuopt.rows(table).remove(opacity < 0.005)
         gpuopt.rows(table).append(new_values)
+        gpuopt.rows([means, scales, colors]).remove(opacity < 0.005)
 
     Args:
-        variable: A Variable of one dimension or more, not a slot or an average; or a
-            `MirroredVariable`, all of whose copies change, in each process by the same call.
+        variables: A Variable of one dimension or more, not a slot or an average; or a
+            `MirroredVariable`, all of whose copies change, in each process by the same call. Or a
+            list of such, that have equally many rows.
 
     Raises:
-        TypeError: It is something else, as a raw array.
-        ValueError: It is a scalar, a slot or an average.
+        TypeError: One is something else, as a raw array.
+        ValueError: One is a scalar, a slot or an average, or is listed twice, or none is listed.
     """
-    return Rows(variable)
+    return Rows(variables)
 
 
-def _kept(table: Table, numbers: np.ndarray[Any, Any]) -> _Changed:
-    new = [_with_height(each, len(numbers)) for each in table.variables()]
-    from_rows = backend_for(table.variable.device).from_host(numbers)
-    return [RowCopy(array, each.storage, from_rows) for each, array in new], new
-
-
-def _appended(table: Table, values: Any, state_of: np.ndarray[Any, Any] | None) -> _Changed:
-    height = table.variable.shape[0]
-    new = [_with_height(each, height + len(values)) for each in table.variables()]
-    copies = [RowCopy(array[:height], each.storage) for each, array in new]
-    (_, array), *others = new
-    copies.append(RowCopy(array[height:], values))
-    from_rows = None
-    if state_of is not None:
-        from_rows = backend_for(table.variable.device).from_host(state_of)
-    for dependent, (each, array) in zip(table.dependents, others, strict=True):
-        if from_rows is not None:
-            copies.append(RowCopy(array[height:], each.storage, from_rows))
-        else:
-            copies.append(RowCopy(array[height:], _start(dependent, values)))
-    return copies, new
-
-
-def _reset(table: Table, numbers: np.ndarray[Any, Any], values: Any) -> _Changed:
-    variable = table.variable
-    to_rows = backend_for(variable.device).from_host(numbers)
-    copies = []
-    current = values
-    if values is not None:
-        copies.append(RowCopy(variable.storage, values, None, to_rows))
-    elif any(dependent.new_rows == "value" for dependent in table.dependents):
-        current = variable.storage[to_rows]
-    for dependent in table.dependents:
-        start = _start(dependent, current)
-        copies.append(RowCopy(dependent.variable.storage, start, None, to_rows))
-    return copies, []
-
-
-def _start(dependent: Dependent, values: Any) -> Any:
-    """Returns what rows of a slot or an average start with, for `RowCopy`."""
-    dtype = dependent.variable.dtype
-    if dependent.new_rows is None:
+def _refuse_uneven(names: Mapping[int, str], verb: str) -> None:
+    """Refuses variables with other numbers of rows, given a name for each number."""
+    if len(names) > 1:
+        (one, first), (other, second), *_ = names.items()
         raise ValueError(
-            f"it is not known what a new row of {dependent.what} starts with: it was made with an "
-            "array, or restored. Pass rows whose state is copied, append(..., state_of=rows), or "
-            "override _new_slot_rows of the optimizer"
+            f'"{first}" {verb} {one} rows, and "{second}" {other}: rows come and go together in '
+            "variables that have equally many"
         )
-    if dependent.new_rows == "value":
-        return values.astype(dtype, copy=False)
-    return np.asarray(dependent.new_rows).astype(dtype)[()]
-
-
-def _with_height(variable: Variable, height: int) -> tuple[Variable, Any]:
-    shape = (height, *variable.shape[1:])
-    return variable, backend_for(variable.device).empty(shape, variable.dtype)

@@ -47,7 +47,7 @@ def clip_gradients_by_global_norm(
         None if gradient is None else checked_gradient(gradient, variable, FLOAT_DTYPES)
         for gradient, variable in unpacked
     ]
-    if all(gradient is None for gradient in gradients):
+    if not [gradient for gradient in gradients if gradient is not None]:
         return given, np.float32(0)
     with reading(*(gradient for gradient, _ in unpacked)):
         clipped, norm = clip_by_global_norm(gradients, clip_norm)

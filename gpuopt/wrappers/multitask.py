@@ -70,7 +70,7 @@ def _all_zero(pairs: Sequence[Pair]) -> np.ndarray[Any, Any]:
             of_gpus.append(found)
             places += here
     if of_gpus:
-        first = next(device for device in positions if device.kind == "gpu")
+        first, *_ = [device for device in positions if device.kind == "gpu"]
         together = [to_device(found, first) for found in of_gpus]
         backend = backend_for(first)
         with backend.enter():

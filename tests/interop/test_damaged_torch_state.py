@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -143,6 +144,27 @@ def test_a_variable_for_two_parameters_is_refused() -> None:
     v = Variable(ONES, name="v")
     with pytest.raises(ValueError, match=r'"v" is given for two of torch.s parameters'):
         optimizer_from_torch(of_torch(ADAM, {}, (0, 1)), [v, v])
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: Variable(ONES), TypeError, "variables must be a list .* got Variable"),
+        (lambda: {"w": Variable(ONES)}, TypeError, "variables must be a list .* got dict"),
+        (lambda: 5, TypeError, "variables must be a list .* got int"),
+        (lambda: ["w"], TypeError, r"variables\[0\]: expected a Variable or an array, got str"),
+        (lambda: [ONES] * 2, ValueError, r"two of torch.s parameters, as variables\[0\] and .*1\]"),
+    ],
+)
+def test_what_is_no_list_of_variables_is_refused(
+    make: Callable[[], Any], error: type[Exception], message: str
+) -> None:
+    variables = make()
+    with pytest.raises(error, match=message):
+        optimizer_from_torch(of_torch(ADAM, {}, (0,)), variables)
+    if find_spec("torch"):
+        with pytest.raises(error, match=message):
+            optimizer_to_torch(gpuopt.TorchSGDOptimizer(0.1), variables)
 
 
 def test_a_state_without_parameters_is_refused() -> None:

@@ -325,6 +325,11 @@ def test_a_state_that_torch_cannot_continue_is_not_exported(make: Any) -> None:
         optimizer_to_torch(make(), variables)
 
 
+def test_no_variables_are_no_run_for_torch() -> None:
+    with pytest.raises(ValueError, match="variables is empty"):
+        optimizer_to_torch(gpuopt.TorchSGDOptimizer(0.1), [])
+
+
 def test_parameters_at_different_steps_or_settings_are_refused() -> None:
     variables = [Variable(value) for value in start()]
     state = state_of("Adam")

@@ -85,15 +85,15 @@ def test_a_sparse_gradient_makes_a_step_of_momentum(xp: Any) -> None:
 
 
 @pytest.mark.emulator
-@pytest.mark.usefixtures("emulated_gpus")
-def test_the_host_waits_for_no_norm() -> None:
-    w = Variable(np.ones(9, np.float32), device="gpu:0")
-    gradient = fake_cupy.asarray(np.ones(9, np.float32))
-    optimizer = gpuopt.LARSOptimizer(**NUMBERS)
-    optimizer.apply_gradients([(gradient, w)])
-    before = fake_cupy.counts.synchronisations
-    optimizer.apply_gradients([(gradient, w)])
-    assert fake_cupy.counts.synchronisations == before
+def test_all_norms_take_three_launches_and_the_host_waits_for_none(emulated_gpus: Any) -> None:
+    variables = [Variable(np.ones(n, np.float32), device="gpu:0") for n in (9, 5000, 1)]
+    pairs = [(fake_cupy.asarray(np.ones(v.shape, np.float32)), v) for v in variables]
+    optimizer = gpuopt.LARSOptimizer(**NUMBERS, skip_list=["bias"])
+    optimizer.apply_gradients(pairs)
+    waits, launches = fake_cupy.counts.synchronisations, emulated_gpus[0].launches
+    optimizer.apply_gradients(pairs)
+    assert fake_cupy.counts.synchronisations == waits
+    assert emulated_gpus[0].launches == launches + 3
 
 
 def test_a_gradient_in_its_variables_memory_is_read_first() -> None:
@@ -102,6 +102,34 @@ def test_a_gradient_in_its_variables_memory_is_read_first() -> None:
     gpuopt.LARSOptimizer(**NUMBERS).apply_gradients([(array[::-1], array)])
     gpuopt.LARSOptimizer(**NUMBERS).apply_gradients([(start[::-1], apart)])
     assert np.array_equal(array, apart.numpy())
+
+
+@pytest.mark.parametrize(
+    "every_cpu_form",
+    ["plain", "recorded", pytest.param("compiled", marks=pytest.mark.cxx)],
+    indirect=True,
+)
+@pytest.mark.parametrize("use_nesterov", [False, True])
+@every_dtype
+def test_large_and_small_variables_step_in_each_form(
+    dtype: Any, use_nesterov: bool, every_cpu_form: None
+) -> None:
+    rng = np.random.default_rng(4)
+    named = {"kernel": 300_000, "scale": 3, "tall": 40_000, "bias": 30_000}
+    variables = [Variable(rng.normal(size=n).astype(dtype), name=x) for x, n in named.items()]
+    gradients = [rng.normal(size=variable.size).astype(dtype) for variable in variables]
+    states = [variable.numpy().astype(np.float64) for variable in variables]
+    optimizer = gpuopt.LARSOptimizer(**NUMBERS, skip_list=["bias"], use_nesterov=use_nesterov)
+    for _ in range(2):
+        optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
+    tolerance = 6 * float(ml_dtypes.finfo(dtype).eps)
+    for start, gradient, variable in zip(states, gradients, variables, strict=True):
+        history = [(step, gradient.astype(np.float64)) for step in (1, 2)]
+        skipped = ["bias"] if variable.name == "bias" else None
+        own = {"skip_list": skipped, "use_nesterov": use_nesterov}
+        expected = textbook.lars(start, history, **NUMBERS, **own)
+        got = variable.numpy().astype(np.float64)
+        np.testing.assert_allclose(got, expected["var"], rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,9 @@ def test_cuda_rule_computes_what_its_numpy_form_computes(
     scalars = {name: dtype(rng.uniform(0.1, 0.9)) for name in rule.scalars}
     if "power" in scalars:
         scalars["power"] = dtype(power)
+    # A decision is made one way with the one power, and the other way with the other.
+    flags = [name for name in scalars if name.startswith("is_")]
+    scalars |= dict.fromkeys(flags, dtype(power == 0.5))
 
     expected = [array.copy() for array in (var, *slots)]
     with np.errstate(all="ignore"):

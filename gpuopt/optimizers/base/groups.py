@@ -82,7 +82,7 @@ class ParameterGroup:
 
     def is_empty(self, variables: Iterable[Variable]) -> bool:
         """Whether this is a pattern that none of some variables has in its name."""
-        return self._pattern is not None and not any(self.has(each.identity) for each in variables)
+        return self._pattern is not None and not [v for v in variables if self.has(v.identity)]
 
 
 class Groups:

@@ -85,7 +85,6 @@ class RuleOptimizer(Optimizer):
             rows that it does not name: with a gradient of zero. None if they stay as they are.
         instead_of_all_rows: The optimizer that does the same for named rows alone, if there is one:
             a hint mentions it.
-        prepares_gradients: Whether the rule gets what `_prepared` makes of a dense gradient.
         known: The cache of groups of variables that were updated together.
     """
 
@@ -94,7 +93,6 @@ class RuleOptimizer(Optimizer):
     hyperparameter_of: ClassVar[Mapping[str, str]] = {}
     derived_hyperparameters: ClassVar[tuple[str, ...]] = ()
     instead_of_all_rows: ClassVar[str] = ""
-    prepares_gradients: ClassVar[bool] = False
     __signature__ = FullSignature()
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -334,19 +332,16 @@ class RuleOptimizer(Optimizer):
             )
         return slot
 
-    def _rules_of(self, variables: Sequence[Any]) -> Sequence[UpdateRule] | None:
+    def _rules_of(self, variables: Sequence[Any], is_sparse: bool) -> Sequence[UpdateRule] | None:
         """Returns each variable's rule in this step; None if it is `rule` for all.
 
         All have the slots of `rule`, and no other scalars than it has.
 
         Args:
             variables: As the caller passed them: not checked yet.
+            is_sparse: Whether the gradients are; else all are dense.
         """
         return None
-
-    def _prepared(self, gradient: Any, variable: Variable) -> Any:
-        """Returns what the rule gets for a dense gradient: an array of the gradient's kind."""
-        return gradient
 
     def _hint_at_cost(self, table: Variable, num_rows: int) -> None:
         """Called before all rows of a table are updated for a gradient of `num_rows` rows."""

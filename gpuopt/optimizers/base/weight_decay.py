@@ -121,8 +121,8 @@ class RuleWithWeightDecay(WeightDecay, RuleOptimizer):
     def _scalars(self, real: type[np.floating[Any]]) -> Mapping[str, np.floating[Any]]:
         return {**super()._scalars(real), "weight_decay": real(self._hyper("weight_decay"))}
 
-    def _rules_of(self, variables: Sequence[Any]) -> Sequence[UpdateRule] | None:
-        rules = super()._rules_of(variables)
+    def _rules_of(self, variables: Sequence[Any], is_sparse: bool) -> Sequence[UpdateRule] | None:
+        rules = super()._rules_of(variables, is_sparse)
         if rules is None and self._this_call.decaying is None:
             return None
         rules = rules or [self._base_rule] * len(variables)
