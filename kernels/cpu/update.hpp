@@ -15,16 +15,17 @@
 
 namespace gpuopt {
 
-// Columns that are summed at a time: the sums stay in the first-level cache.
-constexpr long long tile_width = 512;
+// Columns that are summed at a time: the sums stay in registers or the first-level cache.
+constexpr long long tile_width = 64;
 
-// Rows lie anywhere in a table, so each is prefetched this many rows before it is used.
-constexpr long long rows_ahead = 4;
+// Rows lie anywhere in a table, so each is prefetched this many rows before it is used: into the
+// second-level cache, which has room for as many.
+constexpr long long rows_ahead = 32;
 
 template <class Real>
 void prefetch(const Real* row, long long width) {
   constexpr long long line = 64 / sizeof(Real);
-  for (long long i = 0; i < width && i < 8 * line; i += line) __builtin_prefetch(row + i);
+  for (long long i = 0; i < width && i < 8 * line; i += line) __builtin_prefetch(row + i, 0, 2);
 }
 
 template <class Rule, class Real>
@@ -80,32 +81,49 @@ void update_chunks(const Chunk<Rule, Real>* chunks, long long num_chunks, long l
     update_chunk(chunks[i], *chunks[i].scalars);
 }
 
+// Updates some columns of one row by the sum of its values at positions[begin] to
+// positions[end - 1]. `values`, the variable and the slots begin at the first of these columns.
+// Inlined: where the compiler knows `tile`, it leaves out everything for other widths.
+template <class Rule, class Real>
+__attribute__((always_inline)) inline void update_tile(
+    Real* var, const Slots<Rule, Real>& slots, long long width, const Real* values,
+    const long long* positions, long long begin, long long end, long long tile,
+    const typename Rule::template Scalars<Real>& scalars) {
+  Real sum[tile_width];
+  const Real* value = values + positions[begin] * width;
+  for (long long i = 0; i < tile; ++i) sum[i] = value[i];
+  for (long long at = begin + 1; at < end; ++at) {
+    value = values + positions[at] * width;
+    for (long long i = 0; i < tile; ++i) sum[i] += value[i];
+  }
+  GPUOPT_INDEPENDENT
+  for (long long i = 0; i < tile; ++i) update_element<Rule>(var, slots, i, sum[i], scalars);
+}
+
 // Updates rows[first] to rows[last - 1]. Row k receives the values at positions[begins[k]] to
 // positions[begins[k + 1] - 1], added up in this order.
 template <class Rule, class Real>
 void update_rows(Real* const* written, long long width, const Real* values, const long long* rows,
                  const long long* positions, const long long* begins, long long first,
                  long long last, typename Rule::template Scalars<Real> scalars) {
-  Real sum[tile_width];
   for (long long row = first; row < last; ++row) {
     if (row + rows_ahead < last) {
       const long long next = row + rows_ahead;
       prefetch(values + positions[begins[next]] * width, width);
       for (int k = 0; k <= Rule::num_slots; ++k) prefetch(written[k] + rows[next] * width, width);
     }
+    const long long begin = begins[row], end = begins[row + 1];
     for (long long left = 0; left < width; left += tile_width) {
-      const long long tile = width - left < tile_width ? width - left : tile_width;
       const long long offset = rows[row] * width + left;
-      const Real* value = values + positions[begins[row]] * width + left;
-      for (long long i = 0; i < tile; ++i) sum[i] = value[i];
-      for (long long at = begins[row] + 1; at < begins[row + 1]; ++at) {
-        value = values + positions[at] * width + left;
-        for (long long i = 0; i < tile; ++i) sum[i] += value[i];
-      }
       Real* const var = written[0] + offset;
       const Slots<Rule, Real> slots = slots_at<Rule>(written, offset);
-      GPUOPT_INDEPENDENT
-      for (long long i = 0; i < tile; ++i) update_element<Rule>(var, slots, i, sum[i], scalars);
+      const auto update = [&](long long tile) __attribute__((always_inline)) {
+        update_tile<Rule>(var, slots, width, values + left, positions, begin, end, tile, scalars);
+      };
+      if (left + tile_width <= width)
+        update(tile_width);
+      else
+        update(width - left);
     }
   }
 }

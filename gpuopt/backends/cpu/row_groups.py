@@ -19,7 +19,7 @@ class RowGroups(NamedTuple):
     """Which positions belong to which row; contiguous arrays of int64.
 
     Attributes:
-        rows: [num_unique], ascending.
+        rows: [num_unique], each once.
         positions: [num_rows]; those of one row follow each other, in order of appearance.
         begins: [num_unique + 1]: row k has positions[begins[k] : begins[k + 1]].
     """
@@ -30,7 +30,7 @@ class RowGroups(NamedTuple):
 
 
 def group_rows(indices: Array) -> RowGroups:
-    """Groups the positions of a vector of non-negative integers by value."""
+    """Groups the positions of a vector of non-negative integers by value; rows are ascending."""
     size = len(indices)
     positions, rows = _sorted(indices)
     is_first = np.empty(size, bool)

@@ -19,7 +19,7 @@ from gpuopt.backends.cpu.forms.recorded import recorded_rule
 from gpuopt.backends.cpu.forms.rule_form import RuleForm
 from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cpu.memory import scratch
-from gpuopt.backends.cpu.row_groups import RowGroups, group_rows, stable_order, sum_rows
+from gpuopt.backends.cpu.row_groups import group_rows, stable_order, sum_rows
 from gpuopt.backends.cpu.threads import share_out
 from gpuopt.backends.cpu.written_memory import WrittenMemory
 from gpuopt.quietly import quietly
@@ -70,15 +70,15 @@ def update_touched_rows(
     [(var, slots)] = plan.targets
     written = [var, *slots]
     real = np.dtype(compute_type(values.dtype))
-    groups = group_rows(rows)
     if values.size * _ROW_FACTOR >= limits.large_elements and all(
         array.flags.carray and array.dtype == real for array in written
     ):
         compiled = compiled_rules(rule, real, [scalars])
         if compiled:
-            _update_compiled(compiled[0], written, values, groups, limits)
+            _update_compiled(compiled[0], written, values, rows, limits)
             return
     values = values.astype(real, copy=False)
+    groups = group_rows(rows)
     if len(groups.rows) == len(rows):
         sums = _copied_if_shared(values, written)
     else:
@@ -108,10 +108,11 @@ def _update_compiled(
     compiled: CompiledRule,
     written: Sequence[Array],
     values: Array,
-    groups: RowGroups,
+    rows: Array,
     limits: CpuLimits,
 ) -> None:
     """Adds up each row's values and updates the row, in one pass."""
+    groups = compiled.group_rows(rows)
     threads = limits.threads_for(values.size * _ROW_FACTOR)
     values = _copied_if_shared(np.require(values, requirements=["C", "ALIGNED"]), written)
     num_rows = len(groups.rows)

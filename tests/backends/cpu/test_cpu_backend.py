@@ -12,6 +12,7 @@ import time
 import tracemalloc
 import weakref
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -25,10 +26,12 @@ import gpuopt
 from gpuopt import IndexedSlices, Variable
 from gpuopt.backends import backend_for
 from gpuopt.backends.cpu import compiler as host_compiler
+from gpuopt.backends.cpu.forms.compiled import compiled_rules
 from gpuopt.backends.cpu.forms.recorded import RecordedRule, recorded_rule
 from gpuopt.backends.cpu.row_groups import group_rows, sum_rows
 from gpuopt.backends.cpu.threads import share_out
 from gpuopt.device import Device
+from gpuopt.rules.gradient_descent import gradient_descent
 from gpuopt.rules.update_rule import UpdateRule, update_rule
 
 RULES = update_rules()
@@ -347,6 +350,24 @@ def test_rows_are_grouped_as_a_sort_would(dtype: Any) -> None:
     np.testing.assert_array_equal(groups.rows, rows)
     np.testing.assert_array_equal(groups.begins, [*begins, len(indices)])
     assert {array.dtype for array in groups} == {np.dtype(np.int64)}
+
+
+@pytest.mark.cxx
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+@pytest.mark.parametrize("num_rows", [1, 2, 5000])
+def test_compiled_rules_group_rows_in_order_of_appearance(num_rows: int, dtype: Any) -> None:
+    scalars = {"learning_rate": np.float32(1)}
+    [compiled] = compiled_rules(gradient_descent, np.dtype(np.float32), [scalars])
+    indices = np.random.default_rng(0).integers(0, 2**31 - 1, (num_rows, 2)).astype(dtype)[:, 0]
+    indices[::3] %= 50
+    want: dict[int, list[int]] = {}
+    for position, row in enumerate(indices.tolist()):
+        want.setdefault(row, []).append(position)
+
+    rows, positions, begins = compiled.group_rows(indices)
+    assert rows.tolist() == list(want)
+    parts = [positions[begin:end].tolist() for begin, end in pairwise(begins)]
+    assert parts == list(want.values())
 
 
 @pytest.mark.parametrize("width", [1, 3, 64, 700])

@@ -11,7 +11,8 @@ import numpy as np
 
 from gpuopt.backends.backend import Scalars
 from gpuopt.backends.cpu.compiler import build, why_not_compiled
-from gpuopt.backends.cpu.row_groups import RowGroups
+from gpuopt.backends.cpu.memory import scratch
+from gpuopt.backends.cpu.row_groups import RowGroups, group_rows
 from gpuopt.rules.update_rule import UpdateRule
 
 Chunk = np.ndarray[Any, Any]
@@ -20,6 +21,7 @@ _REALS = {np.dtype(np.float32): "float", np.dtype(np.float64): "double"}
 
 _SOURCE = """
 {include}
+#include "cpu/row_groups.hpp"
 #include "cpu/update.hpp"
 
 using Rule = {functor};
@@ -38,7 +40,22 @@ extern "C" void update_rows(
   gpuopt::update_rows<Rule>(
       written, width, values, rows, positions, begins, first, last, *scalars);
 }}
+
+extern "C" long long group_rows_int32(
+    const std::int32_t* indices, long long size, std::int32_t* buckets, int bucket_bits,
+    std::int32_t* work, long long* rows, long long* positions, long long* begins) {{
+  return gpuopt::group_rows(indices, size, buckets, bucket_bits, work, rows, positions, begins);
+}}
+
+extern "C" long long group_rows_int64(
+    const std::int64_t* indices, long long size, std::int32_t* buckets, int bucket_bits,
+    std::int32_t* work, long long* rows, long long* positions, long long* begins) {{
+  return gpuopt::group_rows(indices, size, buckets, bucket_bits, work, rows, positions, begins);
+}}
 """
+
+# Of a sparse gradient: its positions are counted in 32 bits.
+_MOST_ROWS = 2**31 - 1
 
 
 class CompiledRule:
@@ -73,6 +90,31 @@ class CompiledRule:
             _address(taken),
         )
 
+    def group_rows(self, indices: Chunk) -> RowGroups:
+        """Does what `row_groups.group_rows` does; rows are in the order of their first appearance.
+
+        Args:
+            indices: [num_rows], non-negative, int32 or int64.
+        """
+        size = len(indices)
+        if size > _MOST_ROWS:
+            return group_rows(indices)
+        indices = np.require(indices, requirements=["C", "ALIGNED"])
+        # A quarter of the buckets is used: few rows share one.
+        bucket_bits = (4 * size).bit_length()
+        buckets = np.zeros(1 << bucket_bits, np.int32)
+        [work] = scratch([np.dtype(np.int32)], 2 * size)
+        rows, positions, begins = np.empty((3, size + 1), np.int64)
+        find = getattr(self._library, f"group_rows_{indices.dtype}")
+        num_rows = find(
+            _address(indices),
+            ctypes.c_longlong(size),
+            _address(buckets),
+            ctypes.c_int(bucket_bits),
+            *map(_address, (work, rows, positions, begins)),
+        )
+        return RowGroups(rows[:num_rows], positions[:size], begins[: num_rows + 1])
+
     def update_rows(
         self, written: Sequence[Chunk], values: Chunk, groups: RowGroups, first: int, last: int
     ) -> None:
@@ -81,7 +123,7 @@ class CompiledRule:
         Args:
             written: [height, ...], variable and slots, contiguous.
             values: [num_rows, ...], contiguous, in other memory.
-            groups: From `group_rows`.
+            groups: From `group_rows`, here or there.
             first: The first of `groups.rows` that is updated.
             last: The one behind the last.
         """
@@ -120,6 +162,8 @@ def _library(rule: UpdateRule, real: np.dtype[Any]) -> ctypes.CDLL | None:
     library = build(f"{rule.name}-{real}", source, rule.include_folders)
     if library is not None:
         library.update_chunks.restype = library.update_rows.restype = None
+        library.group_rows_int32.restype = ctypes.c_longlong
+        library.group_rows_int64.restype = ctypes.c_longlong
     return library
 
 

@@ -1,0 +1,50 @@
+// Groups a sparse gradient's rows by their index, in host memory.
+#pragma once
+#include <cstdint>
+
+namespace gpuopt {
+
+// 2^64 divided by the golden ratio: multiples of it spread evenly (Knuth, The Art of Computer
+// Programming 3, section 6.4). Whatever the indices, a bucket gets about as many of them as there
+// are rows in the table for each bucket, and hardly more.
+constexpr std::uint64_t golden = 0x9E3779B97F4A7C15u;
+
+// Writes each index once to `rows`, in the order in which they first appear: so their values are
+// read almost in the order in which they lie. All positions go to `positions`, those of one row in
+// ascending order; and to `begins` where each row's positions begin, and at last `size`. Returns how
+// many rows there are.
+// Precondition: size < 2^31; `buckets` holds 2^bucket_bits zeros; `work` has room for 2 * size.
+template <class Index>
+long long group_rows(const Index* indices, long long size, std::int32_t* buckets, int bucket_bits,
+                     std::int32_t* work, long long* rows, long long* positions, long long* begins) {
+  // Rows count from 1. Of each: the one before it in its bucket; and of each position, its row.
+  std::int32_t* const before = work;
+  std::int32_t* const row_of = work + size;
+  std::int32_t num_rows = 0;
+  for (long long i = 0; i < size; ++i) {
+    const std::uint64_t index = indices[i];
+    std::int32_t& newest = buckets[index * golden >> (64 - bucket_bits)];
+    std::int32_t row = newest;
+    while (row != 0 && rows[row - 1] != indices[i]) row = before[row - 1];
+    if (row == 0) {
+      rows[num_rows] = indices[i];
+      before[num_rows] = newest;
+      newest = row = ++num_rows;
+      begins[row] = 0;
+    }
+    row_of[i] = row;
+    ++begins[row];
+  }
+  // From how often each row appears to where its positions begin, and then to where they end.
+  long long begin = 0;
+  begins[0] = 0;
+  for (std::int32_t row = 1; row <= num_rows; ++row) {
+    const long long count = begins[row];
+    begins[row] = begin;
+    begin += count;
+  }
+  for (long long i = 0; i < size; ++i) positions[begins[row_of[i]]++] = i;
+  return num_rows;
+}
+
+}  // namespace gpuopt
