@@ -172,9 +172,10 @@ def _checked_slices(slices: IndexedSlices, variable: Variable) -> IndexedSlices:
 def _check_rows(indices: np.ndarray[Any, Any], variable: Variable) -> None:
     """Raises IndexError for rows outside; a GPU checks those that it has itself."""
     height = variable.shape[0]
-    outside = (indices < 0) | (indices >= height)
-    if outside.any():
-        offset = int(outside.argmax())
+    # As unsigned numbers, negative ones are greater than all others: one pass finds both.
+    unsigned = indices.view(f"u{indices.itemsize}")
+    if unsigned.size and unsigned.max() >= height:
+        offset = int((unsigned >= height).argmax())
         raise IndexError(
             f'gradient for "{variable.name}": indices[{offset}] = {indices[offset]} is not in '
             f"[0, {height}), the variable's rows"

@@ -13,17 +13,21 @@ constexpr std::uint64_t golden = 0x9E3779B97F4A7C15u;
 // read almost in the order in which they lie. All positions go to `positions`, those of one row in
 // ascending order; and to `begins` where each row's positions begin, and at last `size`. Returns how
 // many rows there are.
-// Precondition: size < 2^31; `buckets` holds 2^bucket_bits zeros; `work` has room for 2 * size.
+// Precondition: size < 2^31, bucket_bits > 0; `work` has room for 2^bucket_bits + 2 * size.
 template <class Index>
-long long group_rows(const Index* indices, long long size, std::int32_t* buckets, int bucket_bits,
-                     std::int32_t* work, long long* rows, long long* positions, long long* begins) {
-  // Rows count from 1. Of each: the one before it in its bucket; and of each position, its row.
-  std::int32_t* const before = work;
-  std::int32_t* const row_of = work + size;
+long long group_rows(const Index* indices, long long size, int bucket_bits, std::int32_t* work,
+                     long long* rows, long long* positions, long long* begins) {
+  const long long num_buckets = 1ll << bucket_bits;
+  // Rows count from 1. Of each bucket: its newest row; of each row: the one before it in its
+  // bucket; and of each position: its row.
+  std::int32_t* const newest_of = work;
+  std::int32_t* const before = newest_of + num_buckets;
+  std::int32_t* const row_of = before + size;
+  for (long long i = 0; i < num_buckets; ++i) newest_of[i] = 0;
   std::int32_t num_rows = 0;
   for (long long i = 0; i < size; ++i) {
     const std::uint64_t index = indices[i];
-    std::int32_t& newest = buckets[index * golden >> (64 - bucket_bits)];
+    std::int32_t& newest = newest_of[index * golden >> (64 - bucket_bits)];
     std::int32_t row = newest;
     while (row != 0 && rows[row - 1] != indices[i]) row = before[row - 1];
     if (row == 0) {

@@ -116,7 +116,8 @@ def _update_compiled(
     threads = limits.threads_for(values.size * _ROW_FACTOR)
     values = _copied_if_shared(np.require(values, requirements=["C", "ALIGNED"]), written)
     num_rows = len(groups.rows)
-    height = -(-num_rows // (4 * threads))
+    # Threads that share the rows end at about the same time; one alone makes one call.
+    height = -(-num_rows // (4 * threads)) if threads > 1 else num_rows
     share_out(
         lambda first: compiled.update_rows(
             written, values, groups, first, min(first + height, num_rows)

@@ -42,15 +42,15 @@ extern "C" void update_rows(
 }}
 
 extern "C" long long group_rows_int32(
-    const std::int32_t* indices, long long size, std::int32_t* buckets, int bucket_bits,
-    std::int32_t* work, long long* rows, long long* positions, long long* begins) {{
-  return gpuopt::group_rows(indices, size, buckets, bucket_bits, work, rows, positions, begins);
+    const std::int32_t* indices, long long size, int bucket_bits, std::int32_t* work,
+    long long* rows, long long* positions, long long* begins) {{
+  return gpuopt::group_rows(indices, size, bucket_bits, work, rows, positions, begins);
 }}
 
 extern "C" long long group_rows_int64(
-    const std::int64_t* indices, long long size, std::int32_t* buckets, int bucket_bits,
-    std::int32_t* work, long long* rows, long long* positions, long long* begins) {{
-  return gpuopt::group_rows(indices, size, buckets, bucket_bits, work, rows, positions, begins);
+    const std::int64_t* indices, long long size, int bucket_bits, std::int32_t* work,
+    long long* rows, long long* positions, long long* begins) {{
+  return gpuopt::group_rows(indices, size, bucket_bits, work, rows, positions, begins);
 }}
 """
 
@@ -102,14 +102,12 @@ class CompiledRule:
         indices = np.require(indices, requirements=["C", "ALIGNED"])
         # A quarter of the buckets is used: few rows share one.
         bucket_bits = (4 * size).bit_length()
-        buckets = np.zeros(1 << bucket_bits, np.int32)
-        [work] = scratch([np.dtype(np.int32)], 2 * size)
+        [work] = scratch([np.dtype(np.int32)], (1 << bucket_bits) + 2 * size)
         rows, positions, begins = np.empty((3, size + 1), np.int64)
         find = getattr(self._library, f"group_rows_{indices.dtype}")
         num_rows = find(
             _address(indices),
             ctypes.c_longlong(size),
-            _address(buckets),
             ctypes.c_int(bucket_bits),
             *map(_address, (work, rows, positions, begins)),
         )
