@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import Any, Literal, Protocol, runtime_checkable
+
+import numpy as np
 
 from gpuopt.backends import backend_for
 from gpuopt.device import device_of
@@ -264,8 +267,14 @@ def say_who(brought: Sequence[str]) -> str:
 
 def name_gather(slices: IndexedSlices, what: str | None) -> str:
     """Describes a call of `all_gather_slices`, with what the caller says of it."""
-    name = f"all_gather_slices of {slices.dtype}[:, {list(slices.values.shape[1:])}]"
+    name = f"all_gather_slices of {name_type(slices.dtype)}[:, {list(slices.values.shape[1:])}]"
     return name if what is None else f"{what} by {name}"
+
+
+@cache
+def name_type(dtype: np.dtype[Any]) -> str:
+    """Returns a dtype's name: numpy writes it anew each time, in as long as a message takes."""
+    return str(dtype)
 
 
 def fill_buckets(arrays: Sequence[Any], bucket_bytes: int) -> list[list[int]]:

@@ -18,6 +18,9 @@ _YIELDS_BEFORE_SLEEP = 200
 # With fewer cores than ranks, a rank that spins keeps the one it waits for from its core.
 _SPINS_WITHOUT_CORE = 5
 _SHORTEST_SLEEP_S = 20e-6
+# Of the wait so far: a message that comes during a sleep is late by little, and few sleeps end
+# without one.
+_SLEEP_PART = 1 / 8
 
 _logger = logging.getLogger("gpuopt")
 _yield_core: Callable[[], object] = getattr(os, "sched_yield", partial(time.sleep, 0))
@@ -56,12 +59,7 @@ class WaitForRanks:
         self._timeout_s = timeout_s
         self._began = time.monotonic()
         self._has_warned = False
-        self.has_progress()
-
-    def has_progress(self) -> None:
-        """Has the next pauses be short again."""
         self._num_pauses = 0
-        self._sleep_s = _SHORTEST_SLEEP_S
 
     def pause(self, longest_s: float, missing: Sequence[int] = ()) -> bool:
         """Returns at once, then yields the core, and later sleeps for longer and longer.
@@ -85,6 +83,5 @@ class WaitForRanks:
             self._has_warned = True
             ranks = ", ".join(map(str, missing))
             _logger.warning("%s: waiting for rank %s since %.3g s", self.what, ranks, waited)
-        time.sleep(min(self._sleep_s, longest_s))
-        self._sleep_s = min(2 * self._sleep_s, longest_s)
+        time.sleep(min(max(_SLEEP_PART * waited, _SHORTEST_SLEEP_S), longest_s))
         return True

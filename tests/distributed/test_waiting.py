@@ -22,3 +22,25 @@ def test_a_wait_soon_sleeps_where_ranks_share_cores(
         pauses += 1
     assert pauses <= most
     assert (pauses > 10) == has_core
+
+
+def test_a_rank_that_sleeps_comes_late_by_a_small_part_of_its_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+    slept: list[tuple[float, float]] = []
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        slept.append((now, seconds))
+        now += seconds
+
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "sleep", sleep)
+    waiting = WaitForRanks("a call", 60.0, has_core=False)
+    while now < 1.0:
+        assert waiting.pause(1e-3)
+    assert all(seconds <= max(waited / 4, 50e-6) for waited, seconds in slept)
+    # It wakes up about a thousand times a second, and no more than a hundred times before that.
+    assert len(slept) < 1100
+    assert max(seconds for _, seconds in slept) == 1e-3

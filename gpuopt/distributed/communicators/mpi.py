@@ -10,7 +10,7 @@ import os
 import pickle
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +27,7 @@ from gpuopt.distributed.communicator import (
     fill_buckets,
     join_aligned,
     name_gather,
+    name_type,
     split_aligned,
 )
 from gpuopt.distributed.communicators.exchange import Exchange
@@ -138,7 +139,7 @@ class MPICommunicator(MessagingCommunicator):
         check_op(op)
         device = device_of(array)
         flat = _stage(array, device).reshape(-1)
-        what = f"all_reduce({op!r}) of {_name(array.dtype)}{list(array.shape)}"
+        what = f"all_reduce({op!r}) of {name_type(array.dtype)}{list(array.shape)}"
         [total] = reduce_in_shares(
             self._exchange,
             ((flat.dtype, flat.size),),
@@ -221,7 +222,7 @@ class MPICommunicator(MessagingCommunicator):
             name_gather(slices, what),
             [Parcel(blocks=blocks)] * self.size,
             allot,
-            details=f"by {indices.dtype}",
+            details=f"by {name_type(indices.dtype)}",
         )
         return IndexedSlices(
             to_device(all_values, device), to_device(all_indices, device), slices.dense_shape
@@ -314,13 +315,8 @@ def _plan_batch(
         if len(of_bucket) > 1:
             of_bucket = [size + count_padding(size, dtype) for size in of_bucket]
         sizes.append((dtype, sum(of_bucket)))
-    described = ", ".join([f"{_name(dtype)}{list(shape)}" for dtype, shape in forms])
+    described = ", ".join([f"{name_type(dtype)}{list(shape)}" for dtype, shape in forms])
     return _BatchPlan(buckets, tuple(sizes), described)
-
-
-@cache
-def _name(dtype: np.dtype[Any]) -> str:
-    return str(dtype)
 
 
 def _stage(array: Any, device: Device) -> Any:

@@ -104,8 +104,10 @@ class CompiledRule:
         bucket_bits = (4 * size).bit_length()
         [work] = scratch([np.dtype(np.int32)], (1 << bucket_bits) + 2 * size)
         rows, positions, begins = np.empty((3, size + 1), np.int64)
-        find = getattr(self._library, f"group_rows_{indices.dtype}")
-        num_rows = find(
+        group = self._library.group_rows_int32
+        if indices.itemsize == 8:
+            group = self._library.group_rows_int64
+        num_rows = group(
             _address(indices),
             ctypes.c_longlong(size),
             ctypes.c_int(bucket_bits),
