@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from gpuopt.distributed.communicator import Communicator
 from gpuopt.variables.gate import writing
+from gpuopt.variables.identity import Identity
+from gpuopt.variables.row_changes import register
 from gpuopt.variables.variable import Variable
 
 
@@ -56,6 +59,49 @@ class MirroredVariable:
     def numpy(self) -> Any:
         """Returns a copy of the first replica's value in host memory."""
         return self.replicas[0].numpy()
+
+
+class MirroredVariables:
+    """The mirrored variables that a strategy has made, while they live."""
+
+    def __init__(self) -> None:
+        self._of_copies: weakref.WeakKeyDictionary[Identity, weakref.ref[MirroredVariable]] = (
+            weakref.WeakKeyDictionary()
+        )
+        register(self)
+
+    def add(self, mirrored: MirroredVariable) -> None:
+        for copy in mirrored.replicas:
+            self._of_copies[copy.identity] = weakref.ref(mirrored)
+
+    def find(self, variable: Variable, place: int) -> MirroredVariable:
+        """Returns whose copy a variable is.
+
+        Args:
+            variable: The copy of the replica that asks.
+            place: The replica's place in this process.
+
+        Raises:
+            ValueError: it is not that replica's copy of any.
+        """
+        reference = self._of_copies.get(variable.identity)
+        mirrored = None if reference is None else reference()
+        if mirrored is None or mirrored.replicas[place].identity is not variable.identity:
+            raise ValueError(
+                f'"{variable.name}" is not this replica\'s copy of a variable made by '
+                "MirroredStrategy.variable"
+            )
+        return mirrored
+
+    def refuse_row_changes(self, variables: Sequence[Variable]) -> None:
+        for variable in variables:
+            reference = self._of_copies.get(variable.identity)
+            mirrored = None if reference is None else reference()
+            if mirrored is not None and not set(mirrored.replicas).issubset(variables):
+                raise ValueError(
+                    f'"{variable.name}" is one copy of a MirroredVariable, and the others would '
+                    f'keep their rows: pass the MirroredVariable "{mirrored.name}" to gpuopt.rows'
+                )
 
 
 class _ThisThread(threading.local):

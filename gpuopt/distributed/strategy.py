@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +18,7 @@ from gpuopt.distributed.copies import AlreadySummed, update_copies
 from gpuopt.distributed.first_rank import call_in_first_rank, call_in_rank_0
 from gpuopt.distributed.mirrored import (
     MirroredVariable,
+    MirroredVariables,
     PerReplica,
     find_communicator,
     run_as_replica,
@@ -29,9 +29,7 @@ from gpuopt.optimizer import Optimizer
 from gpuopt.step.pairs import Gradient, checked_pairs
 from gpuopt.step.replica_context import ReplicaContext, in_replica
 from gpuopt.step.updates import dtypes_of
-from gpuopt.variables.identity import Identity
 from gpuopt.variables.indexed_slices import IndexedSlices
-from gpuopt.variables.row_changes import register
 from gpuopt.variables.storage import describe
 from gpuopt.variables.variable import Variable
 
@@ -94,10 +92,7 @@ class MirroredStrategy:
                 f"needs one for each of {len(self.devices)} devices"
             )
         self._agreement = Agreement(check)
-        self._mirrored: weakref.WeakKeyDictionary[Identity, weakref.ref[MirroredVariable]] = (
-            weakref.WeakKeyDictionary()
-        )
-        register(self)
+        self._mirrored = MirroredVariables()
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -145,8 +140,7 @@ class MirroredStrategy:
                     communicator, mirrored.replicas[communicator.local.rank], mirrored.name
                 )
             )
-        for copy in mirrored.replicas:
-            self._mirrored[copy.identity] = weakref.ref(mirrored)
+        self._mirrored.add(mirrored)
         return mirrored
 
     def run(
@@ -258,7 +252,7 @@ class MirroredStrategy:
         for gradient, variable in checked_pairs(pairs, dtypes_of(optimizer)):
             if gradient is not None:
                 gradients.append(gradient)
-                variables.append(self._find_mirrored(variable, place))
+                variables.append(self._mirrored.find(variable, place))
         kind = type(optimizer).__name__
         what = f"apply_gradients of {kind} with {_describe(gradients, variables)}"
         copies = [(variable.name, variable.replicas[place]) for variable in variables]
@@ -330,16 +324,6 @@ class MirroredStrategy:
         variables = [variable for _, variable in pairs]
         update_copies(optimizer, zip(sums, variables, strict=True), global_step, name)
 
-    def refuse_row_changes(self, variables: Sequence[Variable]) -> None:
-        for variable in variables:
-            reference = self._mirrored.get(variable.identity)
-            mirrored = None if reference is None else reference()
-            if mirrored is not None and not set(mirrored.replicas).issubset(variables):
-                raise ValueError(
-                    f'"{variable.name}" is one copy of a MirroredVariable, and the others would '
-                    f'keep their rows: pass the MirroredVariable "{mirrored.name}" to gpuopt.rows'
-                )
-
     def _check_gradients(self, value: Any, variable: Any) -> None:
         if not isinstance(variable, MirroredVariable):
             raise TypeError(f"expected a MirroredVariable, got {type(variable).__name__}")
@@ -355,16 +339,6 @@ class MirroredStrategy:
                     f'gradient for "{variable.name}" has shape {np.shape(gradient)}; the variable '
                     f"has shape {shape}"
                 )
-
-    def _find_mirrored(self, variable: Variable, place: int) -> MirroredVariable:
-        reference = self._mirrored.get(variable.identity)
-        mirrored = None if reference is None else reference()
-        if mirrored is None or mirrored.replicas[place].identity is not variable.identity:
-            raise ValueError(
-                f'"{variable.name}" is not this replica\'s copy of a variable made by '
-                "MirroredStrategy.variable"
-            )
-        return mirrored
 
 
 def _describe(gradients: Iterable[Gradient], variables: Iterable[MirroredVariable]) -> str:

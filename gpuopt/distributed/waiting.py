@@ -22,6 +22,10 @@ _SHORTEST_SLEEP_S = 20e-6
 # without one.
 _SLEEP_PART = 1 / 8
 
+LONGEST_SLEEP_S = 1e-3
+# While blocks are under way, MPI needs to be called to move them.
+LONGEST_SLEEP_IN_TRANSFER_S = 100e-6
+
 _logger = logging.getLogger("gpuopt")
 _yield_core: Callable[[], object] = getattr(os, "sched_yield", partial(time.sleep, 0))
 

@@ -266,6 +266,16 @@ def test_two_ranks_cannot_have_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     group.run(run)
 
 
+def test_an_error_of_a_new_connection_says_whose_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise OSError("no network")
+
+    group = group_of()
+    monkeypatch.setattr(nccl_library.import_nccl(), "get_unique_id", refuse)
+    with pytest.raises(WorkerFailedError, match="cannot begin the connection of gpu:0"):
+        group.run(lambda rank: rank.all_reduce(ones(rank)))
+
+
 def test_hosts_of_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     group = group_of()
     hosts = iter([Host("localhost", "one start"), Host("localhost", "another")])

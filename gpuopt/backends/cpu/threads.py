@@ -31,10 +31,17 @@ def num_threads() -> int:
     """
     wanted = os.environ.get("GPUOPT_THREADS", "")
     if not wanted:
-        return min(_cores(), _MOST_BY_DEFAULT)
+        return min(_num_cores(), _MOST_BY_DEFAULT)
     if not wanted.isdecimal() or int(wanted) < 1:
         raise ValueError(f"GPUOPT_THREADS={wanted!r} is not a whole number of at least 1")
     return int(wanted)
+
+
+def cores() -> frozenset[int]:
+    """Returns the numbers of the cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return frozenset(os.sched_getaffinity(0))
+    return frozenset(range(os.cpu_count() or 1))
 
 
 def share_out(work: Callable[[Task], object], tasks: Iterable[Task], threads: int) -> None:
@@ -62,6 +69,11 @@ def share_out(work: Callable[[Task], object], tasks: Iterable[Task], threads: in
         shared.forget_work()
     if shared.errors:
         raise shared.errors[0]
+
+
+@cache
+def _num_cores() -> int:
+    return len(cores())
 
 
 def _nothing_left(task: object) -> None:
@@ -170,13 +182,6 @@ class _Helpers:
             self._calls.get()()
 
 
-@cache
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 _helpers = _Helpers()
 
 
@@ -184,7 +189,7 @@ def _forget_threads() -> None:
     """A forked child has none of its parent's threads. Its cores may be others."""
     global _helpers
     _helpers = _Helpers()
-    _cores.cache_clear()
+    _num_cores.cache_clear()
 
 
 if hasattr(os, "register_at_fork"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NoReturn
 
@@ -20,20 +20,20 @@ from gpuopt.distributed.communicators.headers import (
     Parcel,
 )
 from gpuopt.distributed.communicators.mail import Mail, Transfer
-from gpuopt.distributed.waiting import WaitForRanks
+from gpuopt.distributed.communicators.messages import Messages
+from gpuopt.distributed.waiting import (
+    LONGEST_SLEEP_IN_TRANSFER_S,
+    LONGEST_SLEEP_S,
+    WaitForRanks,
+)
 from gpuopt.errors import CancelledError, DeadlineExceededError, GpuoptError, WorkerFailedError
 from gpuopt.locks import renew_after_fork
 
 # Most blocks come soon, and one test takes far less than a pause.
 _TESTS_BEFORE_PAUSE = 10
-# While blocks are under way, MPI needs to be called to move them.
-_LONGEST_SLEEP_IN_TRANSFER_S = 100e-6
-_LONGEST_SLEEP_S = 1e-3
 
 # Later than every run: the number of the last header that a rank sends.
 _AFTER_ALL_RUNS = 2**64 - 1
-# The number of a message: that of no exchange.
-_NO_EXCHANGE = 2**64 - 1
 
 Allot = Callable[[Sequence[Header]], Sequence[Sequence[Bytes]]]
 
@@ -53,6 +53,8 @@ class Exchange:
         size: How many ranks there are.
         is_running: Whether a run goes on; whoever has begun it sets this to False.
         mail: What it sends and receives.
+        messages: Messages to one rank, beside the exchanges.
+        run: The number of the run.
         has_core: Whether there is a core for each rank of this host.
     """
 
@@ -65,17 +67,16 @@ class Exchange:
             timeout_s: How long a rank waits for the others, in seconds.
         """
         self.mail = Mail(mpi, comm)
+        self.messages = Messages(self, mpi)
         self.rank = self.mail.rank
         self.size = self.mail.size
         self._mpi = mpi
         self._timeout_s = timeout_s
         self.has_core = True
-        self._run = 0
+        self.run = 0
         self.is_running = False
         self._is_forked = False
         self._number = 0
-        # Blocks of messages that are coming in, by rank.
-        self._incoming: dict[int, list[Transfer]] = {}
         # The type and message of the error that ended the run for this rank.
         self._end: tuple[type[GpuoptError], str] | None = None
         renew_after_fork(self)
@@ -94,7 +95,7 @@ class Exchange:
             WorkerFailedError: this is a forked child.
         """
         if self._is_forked:
-            self._raise_end()
+            self.raise_end()
         if self.is_running:
             raise RuntimeError(
                 "a group's `run` was called in a `run` of the same group: in it, use its "
@@ -104,7 +105,7 @@ class Exchange:
     def begin_run(self) -> None:
         """Forgets how the last run ended; what is left of its messages will be dropped."""
         self.is_running = True
-        self._run += 1
+        self.run += 1
         self._number = 0
         self._end = None
 
@@ -112,10 +113,8 @@ class Exchange:
         """Tells all other ranks that this one has failed, by `error`, or finished."""
         if self._is_forked:
             return
-        for blocks in self._incoming.values():
-            self.mail.let_go(blocks)
-        self._incoming.clear()
-        self._tell_end(self._run, error)
+        self.messages.let_go()
+        self._tell_end(self.run, error)
         self._finish(CancelledError, f"the run of rank {self.rank} is over")
 
     def leave(self, error: BaseException | None) -> None:
@@ -200,61 +199,6 @@ class Exchange:
                             call.receive(rank, target)
         return headers
 
-    def send(self, rank: int, data: bytes) -> None:
-        """Sends a message to one rank, which must `receive` it; never waits.
-
-        Raises:
-            WorkerFailedError: MPI has failed.
-            CancelledError: the run is over.
-        """
-        self._raise_end()
-        is_inline = len(data) <= INLINE_BYTES
-        sizes, inline = ((), data) if is_inline else ((len(data),), b"")
-        try:
-            self.mail.send_header(
-                rank, Header(Kind.MESSAGE, self._run, _NO_EXCHANGE, b"", sizes, inline)
-            )
-            if not is_inline:
-                block = np.frombuffer(data, np.uint8)
-                self.mail.let_go(self.mail.begin_send(rank, block))
-        except self._mpi.Exception as error:
-            self._refuse("send", error)
-
-    def receive(
-        self, ranks: Iterable[int], timeout_s: float
-    ) -> tuple[int, bytes | GpuoptError] | None:
-        """Waits for a message of one of several ranks.
-
-        A rank that is still sending does not hold up the others.
-
-        Args:
-            ranks: Whose messages count; of two that are there, the first one's is returned.
-            timeout_s: How long to wait, in seconds.
-
-        Returns:
-            (rank, message), or None if none has come in time. In place of a message, a rank that
-            has failed or finished gives the error that says so, each time it is asked.
-
-        Raises:
-            ValueError: a rank makes another call.
-            WorkerFailedError: MPI has failed.
-            CancelledError: the run is over.
-        """
-        waiting = WaitForRanks("receive", timeout_s, self.has_core)
-        try:
-            while True:
-                self._raise_end()
-                self.mail.poll()
-                for rank in ranks:
-                    message = self._take_message(rank)
-                    if message is not None:
-                        return rank, message
-                longest_s = _LONGEST_SLEEP_IN_TRANSFER_S if self._incoming else _LONGEST_SLEEP_S
-                if not waiting.pause(longest_s):
-                    return None
-        except self._mpi.Exception as error:
-            self._refuse("receive", error)
-
     def call(self, what: str, announced: Sequence[Announced], details: str = "") -> Call:
         """Begins a call in which blocks are sent and received one after the other.
 
@@ -267,11 +211,11 @@ class Exchange:
             A context, which sends headers at its beginning, and at its end waits for all blocks
             that are on their way. It raises what `exchange` does.
         """
-        self._raise_end()
+        self.raise_end()
         number, self._number = self._number, self._number + 1
         description = f"{what} {details}".rstrip()
         digest = _digest(description)
-        headers = [Header(Kind.CALL, self._run, number, digest, *each) for each in announced]
+        headers = [Header(Kind.CALL, self.run, number, digest, *each) for each in announced]
         return Call(self, description, headers, WaitForRanks(what, self._timeout_s, self.has_core))
 
     def break_off(self, what: str, error: BaseException, is_announced: bool) -> None:
@@ -286,10 +230,10 @@ class Exchange:
             WorkerFailedError: it is an error of MPI's.
         """
         if is_announced:
-            self._tell_end(self._run, error)
+            self._tell_end(self.run, error)
             self._finish(WorkerFailedError, f"rank {self.rank} has given up {what}")
         if isinstance(error, self._mpi.Exception):
-            self._refuse(what, error)
+            self.refuse(what, error)
 
     def gather_calls(self, description: str) -> list[str]:
         """Returns what each rank has called."""
@@ -313,64 +257,17 @@ class Exchange:
             for rank in self.mail.others:
                 if headers[rank] is None:
                     headers[rank] = self._next_header(rank, number)
-            self._raise_end()
+            self.raise_end()
             come = [header for header in headers if header is not None]
             if len(come) == self.size:
                 return come
             missing = [rank for rank, header in enumerate(headers) if header is None]
-            if not waiting.pause(_LONGEST_SLEEP_S, missing):
+            if not waiting.pause(LONGEST_SLEEP_S, missing):
                 self._finish(
                     DeadlineExceededError,
                     f"{waiting.what}: rank {', '.join(map(str, missing))} did not come within "
                     f"{self._timeout_s:g} s",
                 )
-
-    def _next_header(self, rank: int, number: int) -> Header | None:
-        """Takes a rank's header of an exchange out of its inbox, and drops what came before."""
-        inbox = self.mail.inbox[rank]
-        while inbox:
-            header = inbox[0]
-            end = self._find_end(rank, header)
-            if end is not None:
-                self._finish(type(end), str(end))
-                return None
-            inbox.popleft()
-            if header.run == self._run and header.number == number:
-                return header
-            self.mail.drop(rank, header.sizes)
-        return None
-
-    def _find_end(self, rank: int, header: Header) -> GpuoptError | None:
-        """Returns the error if a header says that its rank has failed or finished."""
-        if header.run >= self._run and header.kind == Kind.FAILED:
-            return WorkerFailedError(header.inline.decode(errors="replace"))
-        if header.run > self._run or (header.run == self._run and header.kind == Kind.FINISHED):
-            return CancelledError(f"rank {rank} has finished, and will not come")
-        return None
-
-    def _take_message(self, rank: int) -> bytes | GpuoptError | None:
-        """Takes a rank's next message out of its inbox if all of it is there, or the rank's end."""
-        inbox = self.mail.inbox[rank]
-        while rank not in self._incoming and inbox:
-            header = inbox[0]
-            end = self._find_end(rank, header)
-            if end is not None:
-                return end
-            inbox.popleft()
-            if header.run == self._run and header.kind == Kind.MESSAGE:
-                if not header.sizes:
-                    return header.inline
-                block = np.empty(header.sizes[0], np.uint8)
-                self._incoming[rank] = self.mail.begin_receive(rank, block)
-            else:
-                self.mail.drop(rank, header.sizes)
-                if header.run == self._run:
-                    raise ValueError(f"rank {rank} makes another call than to send a message")
-        pieces = self._incoming.get(rank)
-        if pieces is None or not self._mpi.Request.Testall([piece.request for piece in pieces]):
-            return None
-        del self._incoming[rank]
-        return b"".join(piece.memory.tobytes() for piece in pieces)
 
     def complete(self, transfers: Sequence[Transfer], waiting: WaitForRanks) -> None:
         """Waits until blocks have been sent and received."""
@@ -389,37 +286,61 @@ class Exchange:
                     # It has given up, and says why in a header.
                     self._pause(waiting, [transfer.source])
 
+    def find_end(self, rank: int, header: Header) -> GpuoptError | None:
+        """Returns the error if a header says that its rank has failed or finished."""
+        if header.run >= self.run and header.kind == Kind.FAILED:
+            return WorkerFailedError(header.inline.decode(errors="replace"))
+        if header.run > self.run or (header.run == self.run and header.kind == Kind.FINISHED):
+            return CancelledError(f"rank {rank} has finished, and will not come")
+        return None
+
+    def raise_end(self) -> None:
+        """Raises the error that has ended the run for this rank, if one has."""
+        if self._end is not None:
+            error, message = self._end
+            raise error(message)
+
+    def refuse(self, what: str, error: Exception) -> NoReturn:
+        """Ends the run because of an error of MPI's."""
+        self._finish(WorkerFailedError, f"{what}: MPI has failed: {error}")
+        self.raise_end()
+        raise error
+
+    def _next_header(self, rank: int, number: int) -> Header | None:
+        """Takes a rank's header of an exchange out of its inbox, and drops what came before."""
+        inbox = self.mail.inbox[rank]
+        while inbox:
+            header = inbox[0]
+            end = self.find_end(rank, header)
+            if end is not None:
+                self._finish(type(end), str(end))
+                return None
+            inbox.popleft()
+            if header.run == self.run and header.number == number:
+                return header
+            self.mail.drop(rank, header.sizes)
+        return None
+
     def _pause(self, waiting: WaitForRanks, missing: Sequence[int] = ()) -> None:
         """Lets time pass in which ranks may send; raises if one has failed, or time is over."""
         self.mail.poll()
         self._look_for_failure()
-        if not waiting.pause(_LONGEST_SLEEP_IN_TRANSFER_S, missing):
+        if not waiting.pause(LONGEST_SLEEP_IN_TRANSFER_S, missing):
             self._finish(
                 DeadlineExceededError, f"{waiting.what} was not done within {self._timeout_s:g} s"
             )
-        self._raise_end()
+        self.raise_end()
 
     def _look_for_failure(self) -> None:
         """Ends the run if a rank has failed, whatever it sent before that."""
         for rank in self.mail.others:
             for header in self.mail.inbox[rank]:
-                if header.kind == Kind.FAILED and header.run >= self._run:
+                if header.kind == Kind.FAILED and header.run >= self.run:
                     self._finish(WorkerFailedError, header.inline.decode(errors="replace"))
-
-    def _refuse(self, what: str, error: Exception) -> NoReturn:
-        """Ends the run because of an error of MPI's."""
-        self._finish(WorkerFailedError, f"{what}: MPI has failed: {error}")
-        self._raise_end()
-        raise error
 
     def _finish(self, error: type[GpuoptError], message: str) -> None:
         if self._end is None:
             self._end = error, message
-
-    def _raise_end(self) -> None:
-        if self._end is not None:
-            error, message = self._end
-            raise error(message)
 
 
 def _exit_status(error: SystemExit) -> int:

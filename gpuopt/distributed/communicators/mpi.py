@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpuopt.backends import backend_for, to_device
+from gpuopt.backends.cpu.threads import cores
 from gpuopt.device import Device, device_of
 from gpuopt.distributed.communicator import (
     MessagingCommunicator,
@@ -87,11 +88,11 @@ class MPIGroup(RankGroup):
         exchanges.append(self._exchange)
         self.rank = self._exchange.rank
         self.size = self._exchange.size
-        mine = os.getpid(), this_host(), _cores()
+        mine = os.getpid(), this_host(), cores()
         [ranks] = self.run(lambda communicator: communicator.all_gather(mine, "the start"))
         hosts = [host for _, host, _ in ranks]
         self.rank_on_host = hosts[: self.rank].count(hosts[self.rank])
-        cores_here = [cores for _, host, cores in ranks if host == hosts[self.rank]]
+        cores_here = [of_rank for _, host, of_rank in ranks if host == hosts[self.rank]]
         self._exchange.has_core = len(frozenset().union(*cores_here)) >= len(cores_here)
         if self.rank == 0 and self.size > 1:
             lines = [
@@ -255,20 +256,13 @@ class MPICommunicator(MessagingCommunicator):
     def send(self, value: Any, rank: int) -> None:
         if rank == self.rank or not 0 <= rank < self.size:
             raise ValueError(f"rank must be another one of {self.size} ranks, got {rank}")
-        self._exchange.send(rank, pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL))
+        self._exchange.messages.send(rank, pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL))
 
     def receive(self, ranks: Iterable[int], timeout_s: float) -> tuple[int, Any] | None:
-        received = self._exchange.receive(ranks, timeout_s)
+        received = self._exchange.messages.receive(ranks, timeout_s)
         if received is None or isinstance(received[1], GpuoptError):
             return received
         return received[0], pickle.loads(received[1])
-
-
-def _cores() -> frozenset[int]:
-    """Returns the numbers of the cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return frozenset(os.sched_getaffinity(0))
-    return frozenset(range(os.cpu_count() or 1))
 
 
 class _Form(NamedTuple):

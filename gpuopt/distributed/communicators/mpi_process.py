@@ -16,7 +16,7 @@ import numpy as np
 
 from gpuopt.distributed.communicator import say_who
 from gpuopt.distributed.communicators.exchange import Exchange
-from gpuopt.distributed.waiting import WaitForRanks
+from gpuopt.distributed.waiting import LONGEST_SLEEP_S, WaitForRanks
 from gpuopt.errors import DeadlineExceededError, WorkerFailedError
 
 # How long the other ranks have to end by themselves after an exception that nobody caught.
@@ -26,7 +26,6 @@ _PRINTING_S = 0.1
 
 _HELLO_TAG = 32767  # the greatest that every MPI allows
 _HELLO_BYTES = 64
-_LONGEST_SLEEP_S = 1e-3
 _LONGEST_SLEEP_AT_THE_END_S = 10e-3
 
 
@@ -88,7 +87,7 @@ def connect(mpi: Any, comm: Any, timeout_s: float, version: str) -> Any:
     sends = [comm.Isend(mine, rank, _HELLO_TAG) for rank in others]
     waiting = WaitForRanks("MPIGroup", timeout_s)
     while missing := [rank for rank in others if not receives[rank].Test()]:
-        if not waiting.pause(_LONGEST_SLEEP_S, missing):
+        if not waiting.pause(LONGEST_SLEEP_S, missing):
             for rank in missing:
                 receives[rank].Cancel()
             raise DeadlineExceededError(
@@ -99,7 +98,7 @@ def connect(mpi: Any, comm: Any, timeout_s: float, version: str) -> Any:
         raise ValueError(f"all ranks must have the same gpuopt, got {say_who(versions)}")
     duplicate, made = comm.Idup()
     while not (made.Test() and mpi.Request.Testall(sends)):
-        if not waiting.pause(_LONGEST_SLEEP_S):
+        if not waiting.pause(LONGEST_SLEEP_S):
             raise DeadlineExceededError(f"MPIGroup was not made within {timeout_s:g} s")
     return duplicate
 

@@ -6,13 +6,12 @@ import ctypes
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
-from threading import Event, Thread
 from typing import Any, NamedTuple
 
 from gpuopt.backends import backend_for
 from gpuopt.device import Device
 from gpuopt.distributed.communicator import ReduceOp
+from gpuopt.distributed.communicators.nccl_connection import connect, new_identity
 from gpuopt.distributed.communicators.nccl_library import (
     call_in_group,
     current_stream,
@@ -126,8 +125,12 @@ class Link:
         self.is_needed, self.limit_s = False, min(self._timeout_s, _GRACE_S)
 
     def new_identity(self) -> bytes:
-        """Returns what the ranks of a new connection have in common; one of them asks for it."""
-        return self._nccl.get_unique_id()  # type: ignore[no-any-return]
+        """Returns what the ranks of a new connection have in common; one of them asks for it.
+
+        Raises:
+            WorkerFailedError: NCCL fails.
+        """
+        return new_identity(self._nccl, self.device)
 
     def place(self) -> str:
         """Returns the GPU's address on this host's bus, whatever its number in this process."""
@@ -140,42 +143,7 @@ class Link:
             DeadlineExceededError: a rank does not come in time.
             WorkerFailedError: NCCL fails.
         """
-        made: list[Any] = []
-        is_made, is_given_up = Event(), Event()
-
-        def make() -> None:
-            try:
-                with backend_for(self.device).enter():
-                    # In a group, the wait for the other ranks is in its end, where Python goes on.
-                    made.append(
-                        call_in_group(
-                            self._nccl, lambda: self._nccl.NcclCommunicator(size, identity, rank)
-                        )
-                    )
-            except Exception as error:
-                made.append(error)
-            is_made.set()
-            if is_given_up.is_set():
-                _abort_late(made)
-
-        # In a thread that can be left behind: NCCL waits for ever.
-        Thread(target=make, daemon=True).start()
-        try:
-            if not is_made.wait(self._timeout_s):
-                raise DeadlineExceededError(
-                    f"NCCL has not connected {self.device}, of rank {rank}, with {size - 1} others "
-                    f"within {self._timeout_s:g} s"
-                )
-            if isinstance(made[0], Exception):
-                raise WorkerFailedError(
-                    f"NCCL cannot connect {self.device}, of rank {rank}: {made[0]} "
-                    "(NCCL_DEBUG=WARN in the environment has it say more)"
-                ) from made[0]
-            self._comm = made[0]
-        except BaseException:
-            is_given_up.set()
-            _abort_late(made)
-            raise
+        self._comm = connect(self._nccl, self.device, size, rank, identity, self._timeout_s)
         self.state = State(identity)
         self.why_broken, self.is_told = None, False
         backend_for(self.device).refuse_reads(None)
@@ -334,11 +302,3 @@ class Link:
     def _raise_broken(self) -> None:
         if self.why_broken is not None:
             raise LinkBrokenError(self.why_broken)
-
-
-def _abort_late(made: list[Any]) -> None:
-    """Ends a communicator that nobody waits for any more; its own end would be `destroy`'s."""
-    with suppress(IndexError):  # another thread has ended it, or there is none yet
-        late = made.pop()
-        if not isinstance(late, Exception):
-            late.abort()
