@@ -71,7 +71,7 @@ class Agreement:
             ValueError: they differ.
         """
         is_spread = communicator.local.size < communicator.size
-        if is_spread and (self._check or optimizer not in self._known):
+        if is_spread and self._compares_values(optimizer):
             mine = _digest_values(optimizer, copies, reads_gpus=self._check)
             refuse_differences(communicator.all_gather(mine, f"values before {what}"))
 
@@ -90,14 +90,22 @@ class Agreement:
             return ""
         # One rank's: another one's thread may set them meanwhile.
         mine = _describe_settings(optimizer, global_step) if local.rank == 0 else ""
+        if local.rank == 0 and self._compares_values(optimizer):
+            # A rank that has raised alone compares, and the others would not: all hear of it before
+            # any of them updates, and all compare the next time.
+            mine += ", comparing values"
         return local.all_gather(mine, "settings")[0]  # type: ignore[no-any-return]
 
-    def note_step(self, optimizer: Optimizer, *, is_made: bool) -> None:
-        """Notes that all processes have made a step, or that they may not have: compare again."""
-        if is_made:
-            self._known.add(optimizer)
-        else:
-            self._known.discard(optimizer)
+    def note_step(self, optimizer: Optimizer) -> None:
+        """Notes that all processes have made a step with this optimizer."""
+        self._known.add(optimizer)
+
+    def forget_steps(self) -> None:
+        """Has all values compared again: a rank has failed, and may have stayed behind."""
+        self._known.clear()
+
+    def _compares_values(self, optimizer: Optimizer) -> bool:
+        return self._check or optimizer not in self._known
 
 
 def _describe_settings(optimizer: Optimizer, global_step: Any) -> str:

@@ -146,10 +146,9 @@ class Coordinator:
             return self._first_token()
 
     def leave(self, worker: int, error: BaseException | None = None) -> None:
-        """Notes that a worker has ended, with the error that ended it, if any."""
+        """Notes that a worker has ended, with the error that ended it, if any; see `failure_of`."""
         with self._changed:
-            # Who was told that all is over has not failed.
-            self._left[worker] = None if isinstance(error, CancelledError) else error
+            self._left[worker] = failure_of(error)
 
     def push(self, worker: int, local_step: int, pairs: Pairs) -> Ticket:
         """Takes a worker's gradients; never waits for another worker's.
@@ -240,3 +239,15 @@ class Coordinator:
         if self._end is not None:
             error, message, cause = self._end
             raise error(message) from cause
+
+
+def failure_of(error: BaseException | None) -> BaseException | None:
+    """Returns the error if who was ended by it has failed, and else None.
+
+    Who was told that all is over has not failed, nor who has called `sys.exit()` without a status.
+    """
+    if isinstance(error, CancelledError):
+        return None
+    if isinstance(error, SystemExit) and (error.code is None or error.code == 0):
+        return None
+    return error

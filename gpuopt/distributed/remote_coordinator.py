@@ -19,7 +19,7 @@ from gpuopt.distributed.chief_messages import (
     Stop,
 )
 from gpuopt.distributed.communicator import MessagingCommunicator, say_error
-from gpuopt.distributed.coordinator import Coordinator, WorkerFigures
+from gpuopt.distributed.coordinator import Coordinator, WorkerFigures, failure_of
 from gpuopt.distributed.gathering import Pairs
 from gpuopt.distributed.stop_request import StopRequest
 from gpuopt.distributed.tokens import Ticket
@@ -96,8 +96,9 @@ class RemoteCoordinator(Coordinator):
         """Tells the chief that the worker has ended, with the error that ended it, if any."""
         if self._end is not None:
             return
-        text = None if isinstance(error, CancelledError | None) else say_error(error)
-        self._communicator.send(Leave(text, isinstance(error, GpuoptError)), CHIEF)
+        failure = failure_of(error)
+        text = None if failure is None else say_error(failure)
+        self._communicator.send(Leave(text, isinstance(failure, GpuoptError)), CHIEF)
 
     def push(self, worker: int, local_step: int, pairs: Pairs) -> Ticket:
         """Sends gradients to the chief; see `Coordinator.push`. `wait` raises what it refuses."""

@@ -184,7 +184,11 @@ class MirroredStrategy:
                     **{name: choose(value) for name, value in kwargs.items()},
                 )
 
-        return PerReplica(self._group.run(run_replica))
+        try:
+            return PerReplica(self._group.run(run_replica))
+        except BaseException:
+            self._agreement.forget_steps()
+            raise
 
     def call_once(self, function: Callable[[], Any]) -> Any:
         """Calls `function` in rank 0 alone, and returns its result to every rank.
@@ -264,16 +268,17 @@ class MirroredStrategy:
             with self.scope():
                 optimizer._distributed_apply(distribution, summed, global_step, name)
 
-        agreement, is_made = self._agreement, False
+        agreement = self._agreement
         try:
             settings = agreement.describe_settings(communicator, optimizer, global_step)
             sums = sum_over_ranks(communicator, gradients, f"{what}{settings}")
             agreement.compare_values(communicator, optimizer, copies, what)
             # An optimizer has one state for all copies of its process, so one replica updates them.
             call_in_first_rank(communicator, update, sums, self.devices, f"the update of {what}")
-            is_made = True
-        finally:
-            agreement.note_step(optimizer, is_made=is_made)
+        except BaseException:
+            agreement.forget_steps()
+            raise
+        agreement.note_step(optimizer)
 
     def batch_reduce_to(
         self, op: str, value_destination_pairs: Iterable[tuple[Any, MirroredVariable]]

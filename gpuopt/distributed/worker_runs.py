@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from gpuopt.distributed.chief_messages import LOOK_S, End
-from gpuopt.distributed.coordinator import Coordinator
+from gpuopt.distributed.coordinator import Coordinator, failure_of
 from gpuopt.distributed.remote_coordinator import RemoteCoordinator
 from gpuopt.distributed.stop_request import StopRequest
 from gpuopt.errors import CancelledError, GpuoptError, WorkerFailedError
@@ -51,10 +51,8 @@ def run_in_threads(
         try:
             with make_worker(index) as worker:
                 train(worker)
-        except CancelledError:
-            pass  # the other workers have finished, or the coordinator was closed
         except BaseException as error:
-            failure = error
+            failure = failure_of(error)
         with changed:
             ended.add(index)
             others = total - len(ended), num_finished

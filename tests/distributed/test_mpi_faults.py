@@ -105,6 +105,12 @@ def test_a_rank_that_exits_without_an_error_has_finished(tmp_path: Path) -> None
         assert told == "rank 1 has finished, and will not come"
 
 
+def test_a_worker_that_exits_without_an_error_has_finished(tmp_path: Path) -> None:
+    job = run_fault("finish_by_an_exit_in_a_worker", tmp_path)
+    assert job.status == 0, job
+    assert "failed" not in job.errors, job
+
+
 def test_ctrl_c_of_the_chief_ends_its_workers(tmp_path: Path) -> None:
     job = run_fault("interrupt_the_chief", tmp_path)
     assert job.status != 0, job

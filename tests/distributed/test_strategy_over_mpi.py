@@ -71,6 +71,22 @@ def test_uneven_batches_count_by_their_examples(folder: Path) -> None:
     assert outcomes(folder, "train_on_uneven_batches") == [together[:1]] * 3
 
 
+def test_ranks_stay_equal_when_one_fails_alone_and_all_go_on(folder: Path) -> None:
+    failed = "KeyError: 'lost'"
+    values = [[-float(x)] * 3 for x in (3, 3, 7.5, 12.75, 12.75, 18.375)]
+    for rank, outcome in enumerate(outcomes(folder, "fail_alone")):
+        errors, got = zip(*outcome, strict=True)
+        assert list(got) == values, outcome
+        assert errors[0] == errors[2] == errors[5] == "nothing", errors
+        if rank == 1:
+            assert errors[1] == errors[3] == failed
+        else:
+            assert errors[1] == f"WorkerFailedError: rank 1 has failed: {failed}"
+            assert errors[3] == "nothing"
+        # The others know of no failure, and would compare nothing: no rank updates.
+        assert "comparing values" in errors[4]
+
+
 def test_all_ranks_clip_alike(folder: Path) -> None:
     [first, *others] = outcomes(folder, "clip_alike")
     assert others == [first] * 2

@@ -6,6 +6,7 @@ table in docs/guides/workers_and_towers.md.
 
 from __future__ import annotations
 
+import sys
 import threading
 from contextlib import suppress
 from time import monotonic
@@ -278,6 +279,28 @@ def test_a_step_that_is_complete_when_an_update_ends_is_updated_too() -> None:
     assert updates.join().error is None
     assert int(training.step) == 6
     assert training.w.numpy().tolist() == [-3, -3]
+
+
+@pytest.mark.parametrize("status", [None, 0, 3, "lost"])
+def test_a_worker_that_exits_has_failed_if_there_is_a_status(status: Any) -> None:
+    step, w = Variable(0, trainable=False), Variable([0.0], name="w")
+    sync = SyncReplicasOptimizer(gpuopt.GradientDescentOptimizer(1.0), 2)
+
+    def train(worker: SyncReplicasWorker) -> None:
+        worker.apply_gradients([(np.float32([1]), w)], step)
+        if worker.index == 0:
+            sys.exit(status)
+        worker.apply_gradients([(np.float32([1]), w)], step)
+
+    def run() -> None:
+        sync.run(train, step, 0, token_policy="per_step", timeout_s=LONG_S)
+
+    if status:
+        with pytest.raises(SystemExit, match=str(status)):
+            run()
+    else:
+        run()
+    assert int(step) == 1
 
 
 # A worker that fails

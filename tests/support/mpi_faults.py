@@ -81,6 +81,11 @@ def exit_in_a_worker(folder: Path, timeout_s: float) -> None:
     _train_workers(timeout_s, lambda: sys.exit(3))
 
 
+def finish_by_an_exit_in_a_worker(folder: Path, timeout_s: float) -> None:
+    """The other worker, which needs it, is told that it has finished."""
+    _train_workers(timeout_s, sys.exit)
+
+
 def exit_without_an_error(folder: Path, timeout_s: float) -> None:
     """In one rank alone: it has finished."""
     group = MPIGroup(timeout_s)
@@ -327,6 +332,7 @@ FAULTS: dict[str, Callable[[Path, float], None]] = {
         raise_while_others_compute,
         exit_in_a_run,
         exit_in_a_worker,
+        finish_by_an_exit_in_a_worker,
         exit_without_an_error,
         end_before_the_others,
         never_start_mpi,

@@ -104,6 +104,32 @@ def uneven_steps(strategy: gpuopt.MirroredStrategy) -> list[str]:
     return [copy.numpy().tobytes().hex() for copy in w.replicas]
 
 
+def fail_alone(group: MPIGroup, folder: Path) -> Any:
+    """Rank 1 raises before its step, and in another run after it; all go on."""
+    strategy = gpuopt.MirroredStrategy(["cpu"], group=group)
+    w = strategy.variable(np.zeros(3, np.float32), name="w")
+    optimizer = gpuopt.MomentumOptimizer(1.0, 0.5)
+
+    def train_replica(fails: str) -> None:
+        fails = fails if group.rank == 1 else ""
+        if fails == "before":
+            raise KeyError("lost")
+        optimizer.apply_gradients([(np.ones(3, np.float32), w.local)])
+        if fails == "after":
+            raise KeyError("lost")
+
+    outcomes = []
+    for fails in ("", "before", "", "after", "", ""):
+        try:
+            strategy.run(train_replica, (fails,))
+        except Exception as error:
+            outcomes.append([f"{type(error).__name__}: {error}", w.numpy().tolist()])
+        else:
+            outcomes.append(["nothing", w.numpy().tolist()])
+        group.run(lambda communicator: communicator.barrier())
+    return outcomes
+
+
 def clip_alike(group: MPIGroup, folder: Path) -> Any:
     """Every rank clips the sums by their norm, which is the same everywhere."""
     strategy = gpuopt.MirroredStrategy(["cpu"], group=group)
@@ -162,6 +188,7 @@ PROGRAMS: dict[str, Callable[[MPIGroup, Path], Any]] = {
         make_other_variables,
         bring_other_gradients,
         train_on_uneven_batches,
+        fail_alone,
         clip_alike,
         save_and_restore,
     )
