@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Unpack
 
 import numpy as np
@@ -103,12 +103,13 @@ class LARSOptimizer(RuleOptimizer):
         eeta: Hyperparameter = 0.001,
         epsilon: Hyperparameter = 0.0,
         name: str = "LARSOptimizer",
-        skip_list: Sequence[str] | None = None,
+        skip_list: Iterable[str] | None = None,
         use_nesterov: bool = False,
         **common: Unpack[Additions],
     ) -> None:
-        texts = [] if skip_list is None else skip_list
-        if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+        is_one = isinstance(skip_list, str) or not isinstance(skip_list, Iterable | None)
+        texts: list[Any] = [skip_list] if is_one else [*(skip_list or ())]
+        if is_one or [text for text in texts if not isinstance(text, str)]:
             raise TypeError(f"skip_list must be a list of texts, got {skip_list!r}")
         super().__init__(
             {"use_locking": False, "name": name, **common},

@@ -138,6 +138,7 @@ def test_large_and_small_variables_step_in_each_form(
         ({"momentum": -0.1}, "momentum -0.1 needs to be positive or zero"),
         ({"weight_decay": -0.1}, "weight_decay -0.1 needs to be positive or zero"),
         ({"skip_list": "bias"}, "skip_list must be a list of texts, got 'bias'"),
+        ({"skip_list": 3}, "skip_list must be a list of texts, got 3"),
         ({"skip_list": [3]}, r"skip_list must be a list of texts, got \[3\]"),
         ({"eeta": "small"}, "eeta must be a number"),
     ],

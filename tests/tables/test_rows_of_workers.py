@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from emulator.emulator import EmulatorLauncher
 
 import gpuopt
 from gpuopt import Variable
@@ -33,6 +34,26 @@ def test_all_copies_of_a_mirrored_variable_change_together(devices: list[str]) -
         np.testing.assert_array_equal(copy.numpy(), [[5, 5], [-5, -5]])
         slot = optimizer.get_slot(copy, "momentum")
         np.testing.assert_array_equal(slot.numpy(), [[2, 2], [3, 3]])
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("devices", [["cpu", "cpu"], ["gpu:0", "gpu:1"]], ids=str)
+def test_several_mirrored_variables_change_in_one_launch_for_each_device(
+    devices: list[str], emulated_gpus: list[EmulatorLauncher]
+) -> None:
+    strategy = gpuopt.MirroredStrategy(devices)
+    start = np.arange(6, dtype=np.float32)
+    table = strategy.variable(start.reshape(3, 2), name="table")
+    scale = strategy.variable(start[:3], name="scale")
+    before = [gpu.launches for gpu in emulated_gpus]
+    gpuopt.rows([table, scale]).keep([2, 0])
+    launches = [gpu.launches - old for gpu, old in zip(emulated_gpus, before, strict=True)]
+    assert launches == ([0, 0] if devices[0] == "cpu" else [1, 1])
+    for copies, expected in ((table.replicas, [[4, 5], [0, 1]]), (scale.replicas, [2, 0])):
+        for copy in copies:
+            np.testing.assert_array_equal(copy.numpy(), expected)
+    with pytest.raises(RuntimeError, match='rows of "table", "scale" cannot come or go in a rep'):
+        strategy.run(lambda: gpuopt.rows([table, scale]).keep([0]))
 
 
 def test_a_replica_among_several_does_not_change_the_copies_of_all() -> None:
