@@ -7,12 +7,13 @@ namespace gpuopt {
 
 constexpr int dense_threads = 256;
 
-// Rows of the table, which has a column for each variable. The others are addresses of slots, and
-// then, if there are several groups, the number of the variable's.
-constexpr int size_row = 0;
-constexpr int var_row = 1;
+// One variable of many: what a block needs of it lies side by side, in a sector of memory or two.
+// Mirrors `_variables` in gpuopt/backends/cuda/kernels.py.
 template <class Rule>
-constexpr int group_row = var_row + 1 + Rule::num_slots;
+struct Variable {
+  long long size;                         // in elements
+  long long arrays[1 + Rule::num_slots];  // the addresses of the variable and its slots
+};
 
 // How many gradients' addresses are passed by value: then a step uploads nothing.
 constexpr int few_gradients = 5;
@@ -23,7 +24,7 @@ struct FewGradients {
 // Elements of one variable that a block updates in one go. Mirrors `Chunk` in
 // gpuopt/backends/cuda/structs.py.
 struct alignas(8) Chunk {
-  unsigned int variable;  // the number of the variable's column
+  unsigned int variable;  // the variable's number
   unsigned int number;    // among the chunks of the variable
 };
 
@@ -83,48 +84,48 @@ __device__ __forceinline__ void visit_first(const Target<Rule, Storage>& target,
   }
 }
 
-// Calls `visit` with each chunk of this block: its number, the variable's column of the table, the
-// arrays from its first element on, the gradient, and its size. Chunks have `chunk_size` elements:
-// a multiple of a pack, of 32 bits. A variable's last one may have less. `grads` holds the address
-// of each variable's gradient; if it is null, `few_grads` does. Preconditions: no two variables
-// share memory; there are no more blocks than chunks.
+// Calls `visit` with each chunk of this block: its number, the variable's number, the arrays from
+// its first element on, the gradient, and its size. Chunks have `chunk_size` elements: a multiple
+// of a pack, of 32 bits. A variable's last one may have less. `grads` holds the address of each
+// variable's gradient; if it is null, `few_grads` does. Preconditions: no two variables share
+// memory; there are no more blocks than chunks.
 template <class Rule, class Storage, class Visit>
 __device__ __forceinline__ void visit_chunks(
-    const long long* __restrict__ table, long long num_variables, const Chunk* __restrict__ chunks,
-    long long num_chunks, long long chunk_size, const long long* __restrict__ grads,
-    const FewGradients& few_grads, const unsigned long long* __restrict__ refused,
-    const Visit& visit) {
+    const Variable<Rule>* __restrict__ variables, long long num_variables,
+    const Chunk* __restrict__ chunks, long long num_chunks, long long chunk_size,
+    const long long* __restrict__ grads, const FewGradients& few_grads,
+    const unsigned long long* __restrict__ refused, const Visit& visit) {
   const unsigned long long is_refused = *refused;
   Chunk chunk = chunks[blockIdx.x];
   // The chunk is always there; that it is asked for makes its load go beside that of `refused`.
   if ((is_refused != 0) | (chunk.variable >= num_variables)) return;
   for (long long c = blockIdx.x; c < num_chunks; c += gridDim.x) {
     const unsigned int variable = chunk.variable;
-    const long long* column = table + variable;
     const long long begin = chunk.number * chunk_size;
     chunk = chunks[c + gridDim.x < num_chunks ? c + gridDim.x : c];
-    const long long size = column[size_row * num_variables];
+    // A copy, so that all loads are in flight before one is waited for.
+    const Variable<Rule> entry = variables[variable];
+    const long long size = entry.size;
     const long long end = begin + chunk_size < size ? begin + chunk_size : size;
     const Storage* grad = reinterpret_cast<const Storage*>(
         grads == nullptr ? few_grads.of[variable] : __ldg(&grads[variable]));
-    const Target<Rule, Storage> target(column + var_row * num_variables, num_variables);
-    visit(c, column, target.from(begin), grad + begin, static_cast<int>(end - begin));
+    const Target<Rule, Storage> target(entry.arrays);
+    visit(c, variable, target.from(begin), grad + begin, static_cast<int>(end - begin));
   }
 }
 
-// Updates chunks, see `visit_chunks`. `scalars_of` returns the scalars for a variable's column of
-// the table.
+// Updates chunks, see `visit_chunks`. `scalars_of` returns the scalars for a variable's number.
 template <class Rule, class Storage, class ScalarsOf>
 __device__ __forceinline__ void update_chunks(
-    const long long* __restrict__ table, long long num_variables, const Chunk* __restrict__ chunks,
-    long long num_chunks, long long chunk_size, const long long* __restrict__ grads,
-    const FewGradients& few_grads, const ScalarsOf& scalars_of,
+    const Variable<Rule>* __restrict__ variables, long long num_variables,
+    const Chunk* __restrict__ chunks, long long num_chunks, long long chunk_size,
+    const long long* __restrict__ grads, const FewGradients& few_grads, const ScalarsOf& scalars_of,
     const unsigned long long* __restrict__ refused) {
   visit_chunks<Rule, Storage>(
-      table, num_variables, chunks, num_chunks, chunk_size, grads, few_grads, refused,
-      [&](long long, const long long* column, const Target<Rule, Storage>& target,
+      variables, num_variables, chunks, num_chunks, chunk_size, grads, few_grads, refused,
+      [&](long long, unsigned int variable, const Target<Rule, Storage>& target,
           const Storage* grad, int size) {
-        const Scalars<Rule, Storage>& scalars = scalars_of(column);
+        const Scalars<Rule, Storage>& scalars = scalars_of(variable);
         visit_first(target, grad, size, [&](auto& state, const auto& gradient, int at) {
           state.update(gradient, scalars);
           state.store_to(target, at);
@@ -137,7 +138,7 @@ template <class Rule, class Storage>
 struct SameScalars {
   const Scalars<Rule, Storage>& scalars;
 
-  __device__ __forceinline__ const Scalars<Rule, Storage>& operator()(const long long*) const {
+  __device__ __forceinline__ const Scalars<Rule, Storage>& operator()(unsigned int) const {
     return scalars;
   }
 };
@@ -145,22 +146,23 @@ struct SameScalars {
 // Updates variables of one group.
 template <class Rule, class Storage>
 __global__ void __launch_bounds__(dense_threads)
-    dense_update(const long long* __restrict__ table, long long num_variables,
+    dense_update(const Variable<Rule>* __restrict__ variables, long long num_variables,
                  const Chunk* __restrict__ chunks, long long num_chunks, long long chunk_size,
                  const long long* __restrict__ grads,
                  const __grid_constant__ FewGradients few_grads,
                  const __grid_constant__ Scalars<Rule, Storage> scalars,
                  const unsigned long long* __restrict__ refused) {
-  update_chunks<Rule, Storage>(table, num_variables, chunks, num_chunks, chunk_size, grads,
+  update_chunks<Rule, Storage>(variables, num_variables, chunks, num_chunks, chunk_size, grads,
                                few_grads, SameScalars<Rule, Storage>{scalars}, refused);
 }
 
-// Returns the scalars of the group of a variable, given its column of the table.
+// Returns the scalars of the group of a variable, given its number. `groups` holds the number of
+// each variable's group.
 template <class Rule, class Storage>
 __device__ __forceinline__ Scalars<Rule, Storage> scalars_of_group(
-    const long long* column, long long num_variables, const FewScalars<Rule, Storage>& few_scalars,
+    unsigned int variable, const long long* groups, const FewScalars<Rule, Storage>& few_scalars,
     const Scalars<Rule, Storage>* many_scalars) {
-  const long long group = __ldg(&column[group_row<Rule> * num_variables]);
+  const long long group = __ldg(&groups[variable]);
   return many_scalars == nullptr ? few_scalars.of[group] : many_scalars[group];
 }
 
@@ -168,17 +170,18 @@ __device__ __forceinline__ Scalars<Rule, Storage> scalars_of_group(
 // `few_scalars` has.
 template <class Rule, class Storage>
 __global__ void __launch_bounds__(dense_threads)
-    dense_update_of_groups(const long long* __restrict__ table, long long num_variables,
+    dense_update_of_groups(const Variable<Rule>* __restrict__ variables, long long num_variables,
                            const Chunk* __restrict__ chunks, long long num_chunks,
                            long long chunk_size, const long long* __restrict__ grads,
                            const __grid_constant__ FewGradients few_grads,
+                           const long long* __restrict__ groups,
                            const __grid_constant__ FewScalars<Rule, Storage> few_scalars,
                            const Scalars<Rule, Storage>* __restrict__ many_scalars,
                            const unsigned long long* __restrict__ refused) {
-  const auto scalars_of = [&](const long long* column) -> Scalars<Rule, Storage> {
-    return scalars_of_group<Rule, Storage>(column, num_variables, few_scalars, many_scalars);
+  const auto scalars_of = [&](unsigned int variable) -> Scalars<Rule, Storage> {
+    return scalars_of_group<Rule, Storage>(variable, groups, few_scalars, many_scalars);
   };
-  update_chunks<Rule, Storage>(table, num_variables, chunks, num_chunks, chunk_size, grads,
+  update_chunks<Rule, Storage>(variables, num_variables, chunks, num_chunks, chunk_size, grads,
                                few_grads, scalars_of, refused);
 }
 
@@ -187,19 +190,20 @@ __global__ void __launch_bounds__(dense_threads)
 // Precondition: the block's threads are a power of 2.
 template <class Rule, class Storage>
 __global__ void __launch_bounds__(dense_threads)
-    sum_terms(const long long* __restrict__ table, long long num_variables,
+    sum_terms(const Variable<Rule>* __restrict__ variables, long long num_variables,
               const Chunk* __restrict__ chunks, long long num_chunks, long long chunk_size,
               const long long* __restrict__ grads, const __grid_constant__ FewGradients few_grads,
+              const long long* __restrict__ groups,
               const __grid_constant__ FewScalars<Rule, Storage> few_scalars,
               const Scalars<Rule, Storage>* __restrict__ many_scalars, double* __restrict__ parts,
               const unsigned long long* __restrict__ refused) {
   constexpr int num_sums = Rule::num_sums;
   visit_chunks<Rule, Storage>(
-      table, num_variables, chunks, num_chunks, chunk_size, grads, few_grads, refused,
-      [&](long long chunk, const long long* column, const Target<Rule, Storage>& target,
+      variables, num_variables, chunks, num_chunks, chunk_size, grads, few_grads, refused,
+      [&](long long chunk, unsigned int variable, const Target<Rule, Storage>& target,
           const Storage* grad, int size) {
         const Scalars<Rule, Storage> scalars =
-            scalars_of_group<Rule, Storage>(column, num_variables, few_scalars, many_scalars);
+            scalars_of_group<Rule, Storage>(variable, groups, few_scalars, many_scalars);
         Compute<Storage> mine[num_sums] = {};
         visit_first(target, grad, size, [&](const auto& state, const auto& gradient, int) {
           state.add_terms(gradient, scalars, mine);
@@ -218,7 +222,7 @@ __global__ void __launch_bounds__(dense_threads)
 // threads are a power of 2.
 template <class Rule, class Storage>
 __global__ void __launch_bounds__(dense_threads)
-    add_sums(const long long* __restrict__ table, long long num_variables,
+    add_sums(const long long* __restrict__ groups, long long num_variables,
              const long long* __restrict__ first_chunks, const double* __restrict__ parts,
              int first_sum, const __grid_constant__ FewScalars<Rule, Storage> few_scalars,
              const Scalars<Rule, Storage>* __restrict__ many_scalars,
@@ -232,8 +236,8 @@ __global__ void __launch_bounds__(dense_threads)
       for (int k = 0; k < num_sums; ++k) mine[k] += parts[c * num_sums + k];
     }
     if (threadIdx.x == 0) {
-      of_variables[variable] = scalars_of_group<Rule, Storage>(table + variable, num_variables,
-                                                               few_scalars, many_scalars);
+      of_variables[variable] = scalars_of_group<Rule, Storage>(static_cast<unsigned int>(variable),
+                                                               groups, few_scalars, many_scalars);
     }
     Compute<Storage>* sums = reinterpret_cast<Compute<Storage>*>(of_variables + variable);
 #pragma unroll

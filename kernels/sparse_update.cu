@@ -157,8 +157,8 @@ __device__ __forceinline__ void update_rows(const Tables& tables, const ArraysOf
     const long long table = num_tables == 1 ? 0 : tables.number_of(key);
     const Storage* grad = tables.values_of<Storage>(table);
     const Target<Rule, Storage> target =
-        num_tables == 1 ? Target<Rule, Storage>(only_arrays)
-                        : Target<Rule, Storage>(arrays + table * (1 + Rule::num_slots), 1);
+        num_tables == 1 ? Target<Rule, Storage>(only_arrays.of)
+                        : Target<Rule, Storage>(arrays + table * (1 + Rule::num_slots));
     if (row_width % pack_size<Storage> == 0 && target.is_pack_aligned() && is_pack_aligned(grad)) {
       update_row<Rule, Storage, pack_size<Storage>>(target, row, grad, rows, all, begin, lanes,
                                                     scalars_of(table));
@@ -239,7 +239,7 @@ __global__ void update_other_rows(const __grid_constant__ ArraysOf<Rule> arrays,
                                   const unsigned int* __restrict__ touched,
                                   const unsigned long long* __restrict__ refused) {
   if (*refused) return;
-  const Target<Rule, Storage> target(arrays);
+  const Target<Rule, Storage> target(arrays.of);
   if (row_width % pack_size<Storage> == 0 && target.is_pack_aligned()) {
     update_untouched<Rule, Storage, pack_size<Storage>>(target, size, row_width, touched, scalars);
   } else {

@@ -33,18 +33,11 @@ struct Target {
   Storage* var;
   Slots<Rule, Storage> slots;
 
-  __device__ __forceinline__ explicit Target(const ArraysOf<Rule>& arrays) {
-    var = reinterpret_cast<Storage*>(arrays.of[0]);
+  // `arrays` holds the variable's address, and then those of its slots.
+  __device__ __forceinline__ explicit Target(const long long* arrays) {
+    var = reinterpret_cast<Storage*>(arrays[0]);
     for (int k = 0; k < Rule::num_slots; ++k) {
-      slots.of[k] = reinterpret_cast<Storage*>(arrays.of[k + 1]);
-    }
-  }
-
-  // `table` holds the variable's address, and then, each `stride` further, those of its slots.
-  __device__ __forceinline__ Target(const long long* table, long long stride) {
-    var = reinterpret_cast<Storage*>(table[0]);
-    for (int k = 0; k < Rule::num_slots; ++k) {
-      slots.of[k] = reinterpret_cast<Storage*>(table[(k + 1) * stride]);
+      slots.of[k] = reinterpret_cast<Storage*>(arrays[k + 1]);
     }
   }
 

@@ -21,13 +21,11 @@ from gpuopt.backends.cuda.launch_shapes import (
     dense_chunk,
     dense_threads,
 )
-from gpuopt.backends.cuda.launcher import Launch, Launcher
+from gpuopt.backends.cuda.launcher import Launch, Launcher, to_device
 from gpuopt.backends.cuda.order import MOST_STREAMS
 from gpuopt.backends.cuda.parameters import name_of
 from gpuopt.backends.cuda.scalar_arguments import ScalarArguments
 from gpuopt.backends.cuda.structs import FEW_GRADIENTS, Chunk, FewGradients
-from gpuopt.backends.cuda.structs import SIZE_ROW as _SIZE
-from gpuopt.backends.cuda.structs import VAR_ROW as _VAR
 from gpuopt.backends.cuda.summed_launch import SummedLaunch
 from gpuopt.backends.cuda.watched import Watched
 from gpuopt.backends.unowned import array_at
@@ -84,7 +82,6 @@ class DensePlan:
         groups: Sequence[int] | None,
     ) -> None:
         self._launcher = launcher
-        self._has_groups = groups is not None
         self.targets = targets
         self.dtype = targets[0].var.dtype
         self._shapes = [var.shape for var, _ in targets]
@@ -98,25 +95,20 @@ class DensePlan:
         self.new_memory = _NewMemory() if self._stand_ins else None
         self.updated = (*updated, self.new_memory) if self.new_memory is not None else updated
         self.memory = targets, flat
-        num_arrays = 1 + len(targets[0].slots)
-        table = np.zeros((_VAR + num_arrays + self._has_groups, len(flat)), np.int64)
-        addresses = table[_VAR : _VAR + num_arrays]
-        if flat:
-            table[_SIZE] = [of_variable[0].size for of_variable in flat]
-            addresses[...] = np.array(
-                [[launcher.address(array) for array in of_variable] for of_variable in flat]
-            ).T
+        self._sizes = np.array([of_variable[0].size for of_variable in flat], np.int64)
+        # [num_variables, 1 + the number of slots]
+        self._addresses = np.array(
+            [[launcher.address(array) for array in of_variable] for of_variable in flat], np.int64
+        ).reshape(len(flat), 1 + len(targets[0].slots))
+        self._groups = None
         if groups is not None:
-            table[-1] = [groups[i] for i in self._positions]
-        self._table = table
-        self._addresses = addresses
-        self._sizes = table[_SIZE]
+            self._groups = np.array([groups[i] for i in self._positions], np.int64)
         elements = int(self._sizes.sum())
         self._chunk_size = dense_chunk(elements, launcher.num_multiprocessors)
         self._chunks = _chunks(self._sizes, self._chunk_size)
         pack_size = PACK_BYTES // self.dtype.itemsize
         self._num_threads = dense_threads(elements, max(1, len(self._chunks)), pack_size)
-        self._written = _Memory(addresses, table[_SIZE] * self.dtype.itemsize)
+        self._written = _Memory(self._addresses, self._sizes * self.dtype.itemsize)
         # By stream and rule, the latest last.
         self._launches: dict[Hashable, DenseLaunch] = {}
         self.last_update: LastUpdate | None = None
@@ -161,7 +153,7 @@ class DensePlan:
     @computed_once
     def addresses(self) -> list[int]:
         """Where the only variable and its slots, or their stand-ins, are."""
-        return self._addresses[:, 0].tolist()  # type: ignore[no-any-return]
+        return self._addresses[0].tolist()  # type: ignore[no-any-return]
 
     @computed_once
     def _written_spans(self) -> list[tuple[int, int]]:
@@ -204,7 +196,7 @@ class DensePlan:
         update = self._launches.pop(key, None)
         if update is None:
             # A rule with sums has a form for groups alone.
-            has_groups = self._has_groups or bool(rule.sums)
+            has_groups = self._groups is not None or bool(rule.sums)
             arguments = ScalarArguments(self._launcher, rule, self.dtype, has_groups)
             launch = self._bind(rule, arguments.of(scalars), refused)
             update = DenseLaunch(self._launcher, launch, arguments, key)
@@ -258,20 +250,15 @@ class DensePlan:
     def _bind(
         self, rule: UpdateRule, scalars: dict[str, Any], refused: Any
     ) -> Launch | SummedLaunch:
-        hosts = [self._table, self._chunks]
-        if rule.sums and not self._has_groups:
-            hosts[0] = np.pad(self._table, [(0, 1), (0, 0)])  # all are in group 0
         # For each stream, as a kernel of this one must not read a table before its upload is done.
-        table, chunks = (self._launcher.xp.empty(host.shape, dtype=host.dtype) for host in hosts)
-        for on_device, host in zip((table, chunks), hosts, strict=True):
-            self._launcher.upload(on_device, host)
         shape = (
             dense_blocks(len(self._chunks), self._num_threads, self._launcher.num_multiprocessors),
             self._num_threads,
         )
         arguments = {
+            "variables": to_device(self._launcher, np.column_stack((self._sizes, self._addresses))),
             "num_variables": self.num_variables,
-            "chunks": chunks,
+            "chunks": to_device(self._launcher, self._chunks),
             "num_chunks": len(self._chunks),
             "chunk_size": self._chunk_size,
             "grads": None,
@@ -279,27 +266,30 @@ class DensePlan:
             "refused": refused,
         }
         if rule.sums:
-            variables = self._chunks[:, Chunk._fields.index("variable")]
+            of_chunks = self._chunks[:, Chunk._fields.index("variable")]
+            groups = np.zeros_like(self._sizes) if self._groups is None else self._groups
             return SummedLaunch(
-                self._launcher, rule, shape, table, variables, self.dtype, scalars, **arguments
+                self._launcher, rule, shape, of_chunks, groups, self.dtype, scalars, **arguments
             )
-        kernel = kernels.dense_update(rule, name_of(self.dtype), self._has_groups)
-        return self._launcher.bind(kernel, *shape, table=table, **scalars, **arguments)
+        if self._groups is not None:
+            arguments["groups"] = to_device(self._launcher, self._groups)
+        kernel = kernels.dense_update(rule, name_of(self.dtype), self._groups is not None)
+        return self._launcher.bind(kernel, *shape, **scalars, **arguments)
 
 
 class _Memory:
     """Ranges of memory.
 
     Args:
-        starts: int64 [num_rows, num_variables], addresses.
+        starts: int64 [num_variables, num_arrays], addresses.
         sizes: int64 [num_variables], in bytes.
     """
 
     def __init__(self, starts: np.ndarray[Any, Any], sizes: np.ndarray[Any, Any]) -> None:
         self._starts = np.sort(starts, axis=None)
-        self._ends = np.sort(starts + sizes, axis=None)
+        self._ends = np.sort(starts + sizes[:, None], axis=None)
         # An element's gradient may be the variable's own element: it is read before it is written.
-        self._own = starts[0]
+        self._own = starts[:, 0].copy()
 
     def overlaps(self, starts: np.ndarray[Any, Any], sizes: np.ndarray[Any, Any]) -> list[int]:
         """Returns which of other ranges overlap these, unless they are a variable's own."""

@@ -42,8 +42,6 @@ from gpuopt.backends.cuda.structs import (
     FEW_GRADIENTS,
     FEW_GROUPS,
     FEW_GROUPS_BYTES,
-    SIZE_ROW,
-    VAR_ROW,
     Chunk,
     ClippedArray,
     CopiedRows,
@@ -66,11 +64,11 @@ _INT32 = Number("int32")
 _INT64 = Number("int64")
 _UINT32S = Pointer("uint32")
 _ADDRESSES = Pointer("int64")
+_GROUPS = Pointer("int64")
 _REFUSED = Pointer("uint64")
 _TOUCHED = Pointer("uint32", is_optional=True)
 _SHARES = struct_of(Shares)
 _CHUNKS: dict[str, Parameter] = {
-    "table": _ADDRESSES,
     "num_variables": _INT64,
     "chunks": Pointer("uint32", struct_of(Chunk)),
     "num_chunks": _INT64,
@@ -92,8 +90,6 @@ _CLIPPED: dict[str, Number | Pointer | Struct] = {
 # Constants in each file that the host relies on.
 _OF_DENSE_UPDATE = {
     "gpuopt::dense_threads": DENSE_THREADS,
-    "gpuopt::size_row": SIZE_ROW,
-    "gpuopt::var_row": VAR_ROW,
     "gpuopt::few_gradients": FEW_GRADIENTS,
 }
 _OF_SORT_ROWS = {
@@ -124,10 +120,10 @@ _OF_CLIP = {
 def dense_update(rule: UpdateRule, dtype: str, has_groups: bool = False) -> Kernel:
     scalars: dict[str, Parameter] = {"scalars": _scalars(rule, dtype)}
     if has_groups:
-        scalars = _scalars_of_groups(rule, dtype)
+        scalars = {"groups": _GROUPS, **_scalars_of_groups(rule, dtype)}
     return _of_dense_update(
         "dense_update_of_groups" if has_groups else "dense_update",
-        {**_CHUNKS, **scalars, "refused": _REFUSED},
+        {"variables": _variables(rule), **_CHUNKS, **scalars, "refused": _REFUSED},
         rule,
         dtype,
     )
@@ -138,7 +134,9 @@ def sum_terms(rule: UpdateRule, dtype: str) -> Kernel:
     return _of_dense_update(
         "sum_terms",
         {
+            "variables": _variables(rule),
             **_CHUNKS,
+            "groups": _GROUPS,
             **_scalars_of_groups(rule, dtype),
             "parts": Pointer("float64"),
             "refused": _REFUSED,
@@ -153,7 +151,7 @@ def add_sums(rule: UpdateRule, dtype: str) -> Kernel:
     return _of_dense_update(
         "add_sums",
         {
-            "table": _ADDRESSES,
+            "groups": _GROUPS,
             "num_variables": _INT64,
             "first_chunks": Pointer("int64"),
             "parts": Pointer("float64"),
@@ -169,17 +167,13 @@ def add_sums(rule: UpdateRule, dtype: str) -> Kernel:
 def _of_dense_update(
     function: str, parameters: dict[str, Parameter], rule: UpdateRule, dtype: str
 ) -> Kernel:
-    functor = rule.require_cuda().functor
-    constants = {**_OF_DENSE_UPDATE, **_of(rule)}
-    if "few_scalars" in parameters:
-        constants[f"gpuopt::group_row<{functor}>"] = group_row(rule)
     return Kernel(
         function,
         parameters,
-        (functor, CPP_TYPES[dtype]),
+        (rule.require_cuda().functor, CPP_TYPES[dtype]),
         rule,
         file="dense_update.cu",
-        constants=constants,
+        constants={**_OF_DENSE_UPDATE, **_of(rule)},
     )
 
 
@@ -467,11 +461,6 @@ def few_groups(rule: UpdateRule, dtype: str) -> int:
     return min(FEW_GROUPS, FEW_GROUPS_BYTES // _scalars(rule, dtype).size)
 
 
-def group_row(rule: UpdateRule) -> int:
-    """Returns which row of a dense update's table has the numbers of groups."""
-    return VAR_ROW + 1 + len(rule.slots)
-
-
 def _of(rule: UpdateRule) -> dict[str, int]:
     """The constants in a rule's header that the host relies on."""
     functor = rule.require_cuda().functor
@@ -512,6 +501,15 @@ def _scalars_of_groups(rule: UpdateRule, dtype: str) -> dict[str, Parameter]:
         "few_scalars": Struct(struct, {"of": Records(one, few_groups(rule, dtype))}),
         "many_scalars": Pointer(_real(dtype), one, is_optional=True),
     }
+
+
+def _variables(rule: UpdateRule) -> Pointer:
+    """The sizes of variables, and the addresses of each and its slots."""
+    functor, count = rule.require_cuda().functor, 1 + len(rule.slots)
+    variable = Struct(
+        f"gpuopt::Variable<{functor}>", {"size": _INT64, "arrays": Numbers(_INT64, count)}
+    )
+    return Pointer("int64", variable)
 
 
 def _arrays(rule: UpdateRule) -> Struct:

@@ -43,6 +43,10 @@ MIN_DENSE_THREADS = WARP
 ROW_THREADS = 128
 # More than run at once, so that a multiprocessor that is done early finds another block.
 BLOCKS_PER_MULTIPROCESSOR = 16
+# As many as a multiprocessor runs at once, however small they are. A block that goes on to another
+# small chunk has asked for it before; a new block begins by waiting. A block for each of those
+# 2,500 tensors would take FIXME.
+MAX_RESIDENT_BLOCKS = 32
 
 # ---- What follows from it
 
@@ -66,7 +70,9 @@ def dense_threads(num_elements: int, num_chunks: int, pack_size: int) -> int:
 
 def dense_blocks(num_chunks: int, threads: int, num_multiprocessors: int) -> int:
     """Returns how many blocks share the chunks: as many threads as with blocks of DENSE_THREADS."""
-    return num_blocks(num_chunks, 1, num_multiprocessors * DENSE_THREADS // threads)
+    as_many_threads = BLOCKS_PER_MULTIPROCESSOR * DENSE_THREADS // threads
+    most = min(as_many_threads, MAX_RESIDENT_BLOCKS) * num_multiprocessors
+    return max(1, min(num_chunks, most))
 
 
 def shares(num_rows: int) -> Shares:

@@ -195,3 +195,10 @@ class Launcher(Protocol):
 
     def wait(self, event: Event) -> None:
         """Makes later work on the current stream wait for an event of any stream."""
+
+
+def to_device(launcher: Launcher, host: np.ndarray[Any, Any]) -> Any:
+    """Returns a new array on the device with the values of a contiguous one; see `upload`."""
+    array = launcher.xp.empty(host.shape, dtype=host.dtype)
+    launcher.upload(array, host)
+    return array

@@ -11,7 +11,7 @@ from gpuopt.backends.backend import compute_type
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.kernel import Kernel
 from gpuopt.backends.cuda.launch_shapes import CLIP_CHUNK, CLIP_THREADS, num_blocks
-from gpuopt.backends.cuda.launcher import Launcher
+from gpuopt.backends.cuda.launcher import Launcher, to_device
 from gpuopt.backends.cuda.parameters import name_of
 from gpuopt.backends.cuda.structs import ClippedArray
 from gpuopt.backends.norms import Clipping
@@ -121,8 +121,7 @@ class _Table:
         self.only = rows[0]
         self.on_device = None
         if self.num_arrays > 1:
-            self.on_device = launcher.xp.empty(4 * self.num_arrays, dtype=np.int64)
-            launcher.upload(self.on_device, np.array(rows, np.int64))
+            self.on_device = to_device(launcher, np.array(rows, np.int64))
 
 
 def _by_dtype(arrays: Sequence[Array]) -> dict[np.dtype[Any], list[int]]:

@@ -160,7 +160,7 @@ class Pointer:
 
     Attributes:
         dtype: numpy's name of the array's dtype.
-        struct: The struct that C++ reads from the array, one field from each element; None if C++
+        struct: The struct that C++ reads from the array, each number from one element; None if C++
             reads numbers.
         is_optional: Whether None is accepted, too, as a null pointer.
     """
@@ -185,7 +185,7 @@ class Pointer:
             return (0,)
         if not isinstance(given, memory.xp.ndarray) or given.dtype != self._dtype:
             raise _refusal(self, given)
-        if self.struct is not None and given.size % max(1, len(self.struct.fields)):
+        if self.struct is not None and given.nbytes % self.struct.size:
             fields = ", ".join(self.struct.fields)
             raise TypeError(f" must have elements for {fields}; it has {given.size}")
         return (memory.address(given),)

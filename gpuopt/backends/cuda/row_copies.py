@@ -10,7 +10,7 @@ import numpy as np
 from gpuopt.backends.backend import RowCopy
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.launch_shapes import COPY_CHUNK, COPY_THREADS, PACK_BYTES, num_blocks
-from gpuopt.backends.cuda.launcher import Launcher
+from gpuopt.backends.cuda.launcher import Launcher, to_device
 from gpuopt.backends.cuda.structs import CopiedRows
 
 
@@ -34,13 +34,11 @@ def copy_rows(launcher: Launcher, copies: Sequence[RowCopy]) -> None:
                 num_chunks += -(-row.num_words // COPY_CHUNK)
     if not table:
         return
-    arrays = xp.empty(len(CopiedRows._fields) * len(table), dtype=np.int64)
-    launcher.upload(arrays, np.array(table, np.int64))
     launcher.launch(
         kernels.copy_rows(),
         num_blocks(num_chunks, 1, launcher.num_multiprocessors),
         COPY_THREADS,
-        arrays=arrays,
+        arrays=to_device(launcher, np.array(table, np.int64)),
         num_arrays=len(table),
         num_chunks=num_chunks,
     )

@@ -7,9 +7,6 @@ from typing import Annotated, Any, NamedTuple
 
 from gpuopt.backends.cuda.parameters import Number, Numbers, Pointer
 
-# Rows of a dense update's table, which has a column for each variable. The rows after these hold
-# the addresses of slots, and then, if there are several groups, the number of the variable's.
-SIZE_ROW, VAR_ROW = range(2)
 # How many gradients' addresses a dense update takes by value.
 FEW_GRADIENTS = 5
 # The most groups whose scalars an update takes by value, and the most bytes that these may have.
@@ -43,7 +40,7 @@ class Chunk(NamedTuple):
     """Elements that a block updates in one go; its twin is in kernels/dense_update.cu.
 
     Attributes:
-        variable: The number of the variable's column in the table.
+        variable: The variable's number.
         number: The chunk's number among those of the variable.
     """
 

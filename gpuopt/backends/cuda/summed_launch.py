@@ -9,7 +9,7 @@ import numpy as np
 from gpuopt.backends.backend import compute_type
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.launch_shapes import DENSE_THREADS, num_blocks
-from gpuopt.backends.cuda.launcher import Launcher
+from gpuopt.backends.cuda.launcher import Launcher, to_device
 from gpuopt.backends.cuda.parameters import name_of
 from gpuopt.backends.cuda.structs import FewScalars
 from gpuopt.rules.update_rule import UpdateRule
@@ -30,8 +30,8 @@ class SummedLaunch:
         launcher: Launcher,
         rule: UpdateRule,
         shape: tuple[int, int],
-        table: Any,
-        variables: np.ndarray[Any, Any],
+        of_chunks: np.ndarray[Any, Any],
+        groups: np.ndarray[Any, Any],
         dtype: np.dtype[Any],
         scalars: dict[str, Any],
         **chunks: Any,
@@ -42,45 +42,41 @@ class SummedLaunch:
             launcher: Of the device.
             rule: What to compute.
             shape: How many blocks go through the chunks, and how many threads they have.
-            table: That of `dense_update_of_groups`.
-            variables: The number of each chunk's variable, in ascending order.
+            of_chunks: The number of each chunk's variable, in ascending order.
+            groups: The number of each variable's group, int64 [num_variables].
             dtype: Of the variables.
             scalars: The arguments for the groups' scalars.
             **chunks: The other arguments of `dense_update_of_groups`.
         """
-        name, num_variables = name_of(dtype), table.shape[1]
+        name, num_variables = name_of(dtype), len(groups)
         numbers = np.arange(num_variables + 1)
-        first_chunks = launcher.xp.empty(num_variables + 1, np.int64)
-        launcher.upload(first_chunks, np.searchsorted(variables, numbers).astype(np.int64))
-        alone = table.copy()
-        launcher.upload(alone[-1], numbers[:-1])
-        parts = launcher.xp.empty(len(variables) * len(rule.sums), np.float64)
+        first_chunks = to_device(launcher, np.searchsorted(of_chunks, numbers).astype(np.int64))
+        of_groups = {"groups": to_device(launcher, groups), **scalars}
+        parts = launcher.xp.empty(len(of_chunks) * len(rule.sums), np.float64)
         each = launcher.xp.empty(num_variables * len(rule.scalars), compute_type(dtype))
         self._sum = launcher.bind(
             kernels.sum_terms(rule, name),
             *shape,
-            table=table,
             **chunks,
-            **scalars,
+            **of_groups,
             parts=parts,
         )
         self._add = launcher.bind(
             kernels.add_sums(rule, name),
             num_blocks(num_variables, 1, launcher.num_multiprocessors),
             DENSE_THREADS,
-            table=table,
             num_variables=num_variables,
             first_chunks=first_chunks,
             parts=parts,
             first_sum=rule.scalars.index(rule.sums[0]),
-            **scalars,
+            **of_groups,
             of_variables=each,
         )
         self._update = launcher.bind(
             kernels.dense_update(rule, name, has_groups=True),
             *shape,
-            table=alone,
             **chunks,
+            groups=to_device(launcher, numbers[:-1]),
             few_scalars=FewScalars(b""),
             many_scalars=each,
         )

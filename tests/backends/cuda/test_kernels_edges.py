@@ -382,7 +382,7 @@ def test_small_tensors_get_small_blocks_and_few_elements_many_chunks() -> None:
     assert dense_threads(1_024_000, 1000, pack_size=4) == 256
     assert dense_chunk(2**20, 132) == 1024
     assert dense_chunk(160 * 10**6, 132) == 16384
-    assert dense_blocks(10_000, 32, 132) == 10_000
+    assert dense_blocks(10_000, 32, 132) == dense_blocks(10_000, 64, 132) == 32 * 132
     assert dense_blocks(10_000, 256, 132) == 16 * 132
 
 

@@ -196,7 +196,7 @@ def test_elements_beyond_32_bits_are_reached(launcher: EmulatorLauncher) -> None
         kernels.dense_update(rule, "float32"),
         1,
         DENSE_THREADS,
-        table=np.array([before + here, *starts]),
+        variables=np.array([before + here, *starts]),
         num_variables=1,
         chunks=np.array([0, before // MAX_CHUNK], np.uint32),
         num_chunks=1,
