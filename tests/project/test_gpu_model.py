@@ -93,7 +93,7 @@ def dense(chunks: int, block: int) -> Launch:
     return Launch("dense_update<Adam, float>", chunks, block, arguments, 0)
 
 
-def test_a_small_dense_step_waits_for_the_chunk_its_column_and_the_data() -> None:
+def test_a_small_dense_step_waits_for_the_chunk_its_variable_and_the_data() -> None:
     assert step(dense(1, 32), Dense(64, 2)) == pytest.approx(0.8 + 0.4 + 0.2 + 0.2 + 0.7, abs=0.01)
 
 

@@ -37,15 +37,14 @@ MAX_CHUNK = 16384
 # which take 96,275 simulated cycles; a copy of as many bytes takes 79,804.
 CHUNKS_PER_MULTIPROCESSOR = 8
 # Threads of a block for chunks of a few packs: the others would have nothing to do. 2,500 tensors
-# of 64 elements take 29,308 simulated cycles; a copy takes 21,447.
+# of 64 elements take 23,651 simulated cycles; a copy takes 21,447.
 MIN_DENSE_THREADS = WARP
 # Kernels on rows take many registers, and more of the smaller blocks fit on a multiprocessor.
 ROW_THREADS = 128
 # More than run at once, so that a multiprocessor that is done early finds another block.
 BLOCKS_PER_MULTIPROCESSOR = 16
 # As many as a multiprocessor runs at once, however small they are. A block that goes on to another
-# small chunk has asked for it before; a new block begins by waiting. A block for each of those
-# 2,500 tensors would take FIXME.
+# small chunk has asked for it before; a new block begins by waiting.
 MAX_RESIDENT_BLOCKS = 32
 
 # ---- What follows from it
