@@ -167,7 +167,7 @@ class Optimizer(Hooks):
             colocate_gradients_with_ops=colocate_gradients_with_ops,
             grad_loss=grad_loss,
         )
-        if all(gradient is None for gradient, _ in grads_and_vars):
+        if not [gradient for gradient, _ in grads_and_vars if gradient is not None]:
             refuse_independent_loss(loss, [variable for _, variable in grads_and_vars])
         self.apply_gradients(grads_and_vars, global_step=global_step, name=name)
 

@@ -225,7 +225,7 @@ class KnownGroups:
         references = _watch(holders, partial(_drop, weakref.ref(self), "_by_identities", key))
         if references is not None:
             self._by_identities[key] = group, references
-            if all(isinstance(each, Variable) for each in given):
+            if not [each for each in given if not isinstance(each, Variable)]:
                 self._recognise(_ids_of(given), given, group)
 
     def forget(self, changed: Set[Identity]) -> None:

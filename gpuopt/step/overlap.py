@@ -28,7 +28,7 @@ def refuse_shared_memory(
         also_written: What the call also writes: the slots of `variables`, the global step.
     """
     written = [*variables, *also_written]
-    if all(variable.owns_memory for variable in written) and (
+    if not [each for each in written if not each.owns_memory] and (
         len({variable.identity for variable in written}) == len(written)
     ):
         return

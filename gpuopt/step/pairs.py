@@ -39,7 +39,8 @@ def checked_pairs(
     unchecked = [
         unpack_pair(position, pair) for position, pair in enumerate(as_list(grads_and_vars))
     ]
-    if all(gradient is None for gradient, _ in unchecked):
+    # Not by a generator: an exception from a signal handler in one that `all` has left is lost.
+    if not [gradient for gradient, _ in unchecked if gradient is not None]:
         refuse_no_gradients([variable for _, variable in unchecked])
     pairs = [
         (

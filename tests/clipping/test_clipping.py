@@ -15,7 +15,6 @@ from golden_cases import read_json
 from gpu_streams import new_stream, uploaded, wait_for_gpus
 from hypothesis import given
 from hypothesis import strategies as st
-from interrupt_at import Interrupt, InterruptAt
 
 import gpuopt
 from gpuopt import IndexedSlices, Variable, backends
@@ -421,18 +420,3 @@ def test_wrong_arguments_are_refused_by_name(
 ) -> None:
     with pytest.raises(error, match=message):
         call()
-
-
-def test_no_interrupt_of_clipping_is_lost() -> None:
-    arrays = [np.ones(3), np.ones(2, np.float32), None]
-    gpuopt.clip_by_global_norm(arrays, 1.0)
-    for moment in range(1, 10_000):
-        interrupts = InterruptAt(moment)
-        try:
-            with interrupts:
-                gpuopt.clip_by_global_norm(arrays, 1.0)
-        except Interrupt:
-            continue
-        assert interrupts.left > 0, "the interrupt was lost"
-        break
-    assert moment > 100
