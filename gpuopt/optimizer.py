@@ -353,6 +353,7 @@ class Optimizer(Hooks):
             self.get_name(),
             self._hyperparameters_to_save(),
             self._all_slot_names(),
+            self._row_slot_names(),
             self._all_non_slot_names(),
             self._non_slot_names_of_groups(),
             self._lists_all_state(),

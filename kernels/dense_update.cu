@@ -1,6 +1,7 @@
 // Applies one rule to every element of many variables. Where the rule needs sums over each
 // variable, two kernels before it compute them.
 #include "shared/block_sum.cuh"
+#include "shared/row_update.cuh"
 #include "shared/update.cuh"
 
 namespace gpuopt {
@@ -183,6 +184,45 @@ __global__ void __launch_bounds__(dense_threads)
   };
   update_chunks<Rule, Storage>(variables, num_variables, chunks, num_chunks, chunk_size, grads,
                                few_grads, scalars_of, refused);
+}
+
+// Updates variables of several groups, as `dense_update_of_groups` does, by a row-wise rule.
+// `widths` holds how many elements a row of each variable has. A row belongs to the chunk that it
+// begins in.
+template <class Rule, class Storage>
+__global__ void __launch_bounds__(dense_threads, 3)
+    dense_update_of_rows(const Variable<Rule>* __restrict__ variables, long long num_variables,
+                         const Chunk* __restrict__ chunks, long long num_chunks,
+                         long long chunk_size, const long long* __restrict__ grads,
+                         const __grid_constant__ FewGradients few_grads,
+                         const long long* __restrict__ groups, const long long* __restrict__ widths,
+                         const __grid_constant__ FewScalars<Rule, Storage> few_scalars,
+                         const Scalars<Rule, Storage>* __restrict__ many_scalars,
+                         const unsigned long long* __restrict__ refused) {
+  constexpr int pack = pack_size<Storage>;
+  if (*refused != 0) return;
+  for (long long c = blockIdx.x; c < num_chunks; c += gridDim.x) {
+    const Chunk chunk = chunks[c];
+    const unsigned int variable = chunk.variable;
+    const Variable<Rule> entry = variables[variable];
+    const long long width = __ldg(&widths[variable]);
+    const long long begin = chunk.number * chunk_size;
+    const long long end = begin + chunk_size < entry.size ? begin + chunk_size : entry.size;
+    const Storage* grad = reinterpret_cast<const Storage*>(
+        grads == nullptr ? few_grads.of[variable] : __ldg(&grads[variable]));
+    const Target<Rule, Storage> target(entry.arrays);
+    const Lanes lanes(lanes_per_row(width % pack == 0 ? width / pack : width));
+    const long long past_last = (end + width - 1) / width;
+    for (long long row = (begin + width - 1) / width + threadIdx.x / lanes.num_lanes;
+         row < past_last; row += blockDim.x / lanes.num_lanes) {
+      const auto gradient_at = [&](long long at, auto& gradient) {
+        load_gradient(grad + row * width + at, true, 0, gradient);
+      };
+      update_whole_row(
+          target, row, width, lanes, is_pack_aligned(grad), gradient_at,
+          scalars_of_group<Rule, Storage>(variable, groups, few_scalars, many_scalars));
+    }
+  }
 }
 
 // Writes the sums over each chunk of what the rule sums over a variable: Rule::num_sums for each

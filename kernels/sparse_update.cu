@@ -1,27 +1,10 @@
 // Applies one rule to the rows that a sparse gradient names.
-#include "shared/grid.cuh"
+#include "shared/lanes.cuh"
+#include "shared/row_update.cuh"
 #include "shared/runs.cuh"
 #include "shared/tables.cuh"
 
 namespace gpuopt {
-
-// Threads that work on one position or piece together, along a row: each takes every num_lanes-th
-// element, or pack of them.
-struct Lanes {
-  long long group;       // the number of the position or piece that they begin with
-  long long num_groups;  // how many of them all threads work on at once
-  int lane;
-  int num_lanes;
-
-  // Precondition: lanes_per_row is a power of 2, and at most a warp.
-  __device__ __forceinline__ explicit Lanes(int lanes_per_row) {
-    const int shift = __ffs(lanes_per_row) - 1;
-    num_lanes = lanes_per_row;
-    group = first_item() >> shift;
-    num_groups = items_per_pass() >> shift;
-    lane = static_cast<int>(threadIdx.x) & (lanes_per_row - 1);
-  }
-};
 
 // A block sums all pieces of a stretch, with up to a warp for each.
 constexpr int piece_threads = pieces_per_stretch * warp_size;
@@ -137,7 +120,8 @@ __device__ __forceinline__ void update_row(const Target<Rule, Storage>& target, 
 // Applies the rule to each touched row and the sum of its gradients. `only_arrays` are the variable
 // and its slots: each at the address that key 0 would have. If there are several tables, `arrays`
 // has the same of each. If `touched` is not null, `mark_rows` has set bits in it, which are cleared
-// again. `scalars_of` returns the scalars for a table's number.
+// again. `scalars_of` returns the scalars for a table's number. A slot of rows has one number where
+// other arrays have a row.
 template <class Rule, class Storage, class Key, class ScalarsOf>
 __device__ __forceinline__ void update_rows(const Tables& tables, const ArraysOf<Rule>& only_arrays,
                                             const long long* __restrict__ arrays,
@@ -159,7 +143,14 @@ __device__ __forceinline__ void update_rows(const Tables& tables, const ArraysOf
     const Target<Rule, Storage> target =
         num_tables == 1 ? Target<Rule, Storage>(only_arrays.of)
                         : Target<Rule, Storage>(arrays + table * (1 + Rule::num_slots));
-    if (row_width % pack_size<Storage> == 0 && target.is_pack_aligned() && is_pack_aligned(grad)) {
+    if constexpr (num_row_slots<Rule> > 0) {
+      const auto gradient_at = [&](long long column, auto& sum) {
+        sum_run(grad, rows, all, begin, column, sum);
+      };
+      update_whole_row(target, row, row_width, lanes, is_pack_aligned(grad), gradient_at,
+                       scalars_of(table));
+    } else if (row_width % pack_size<Storage> == 0 && target.is_pack_aligned() &&
+               is_pack_aligned(grad)) {
       update_row<Rule, Storage, pack_size<Storage>>(target, row, grad, rows, all, begin, lanes,
                                                     scalars_of(table));
     } else {

@@ -32,7 +32,8 @@ class Target(NamedTuple):
 
     Attributes:
         var: Of any strides.
-        slots: In the rule's order; each of var's shape, and on a GPU of its dtype.
+        slots: In the rule's order; each of var's shape, or of `row_shape` if it is one of the
+            rule's row slots; and on a GPU of its dtype.
     """
 
     var: Array
@@ -335,7 +336,8 @@ class Backend(Protocol):
 
         Args:
             rule: What to compute. If it has sums, they are summed first, over each variable in one
-                order, and the host does not wait for them.
+                order, and the host does not wait for them. If it is row-wise, each entry along a
+                variable's first axis is a row, and a scalar is one row.
             plan: From `plan_dense`.
             gradients: One for each variable, of its shape and dtype. Only read; may be broadcast
                 views, and share memory with each other and with what is written.

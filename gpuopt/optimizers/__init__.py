@@ -20,6 +20,9 @@ from gpuopt.optimizers.lion import LionOptimizer as LionOptimizer
 from gpuopt.optimizers.momentum import MomentumOptimizer as MomentumOptimizer
 from gpuopt.optimizers.momentum_w import MomentumWOptimizer as MomentumWOptimizer
 from gpuopt.optimizers.nadam import NadamOptimizer as NadamOptimizer
+from gpuopt.optimizers.partial_row_wise_adam import (
+    PartialRowWiseAdamOptimizer as PartialRowWiseAdamOptimizer,
+)
 from gpuopt.optimizers.power_sign import PowerSignOptimizer as PowerSignOptimizer
 from gpuopt.optimizers.proximal_adagrad import ProximalAdagradOptimizer as ProximalAdagradOptimizer
 from gpuopt.optimizers.proximal_gradient_descent import (
@@ -28,6 +31,7 @@ from gpuopt.optimizers.proximal_gradient_descent import (
 from gpuopt.optimizers.r_adam import RAdamOptimizer as RAdamOptimizer
 from gpuopt.optimizers.reg_adagrad import RegAdagradOptimizer as RegAdagradOptimizer
 from gpuopt.optimizers.rms_prop import RMSPropOptimizer as RMSPropOptimizer
+from gpuopt.optimizers.row_wise_adagrad import RowWiseAdagradOptimizer as RowWiseAdagradOptimizer
 from gpuopt.optimizers.schedule_free_adam_w import (
     ScheduleFreeAdamWOptimizer as ScheduleFreeAdamWOptimizer,
 )

@@ -39,6 +39,7 @@ def decayed(base: UpdateRule) -> DerivedRule:
         base.squares,
         base.sums,
         terms if base.sums else None,
+        base.row_slots,
         base=base,
         header="shared/decayed.cuh",
     )

@@ -13,6 +13,14 @@ import numpy as np
 
 from gpuopt.rules.sources import CudaSource, kernel_root
 
+# The scalar of a row-wise rule that each row has for itself.
+MEAN_SQUARE = "mean_square"
+
+
+def row_shape(shape: Sequence[int]) -> tuple[int, ...]:
+    """Returns the shape of an array with one number for each row of an array of `shape`."""
+    return (*shape[:1], *[1] * len(shape[1:]))
+
 
 # Compared and hashed by identity, which is fast: each launch finds its kernel by the rule.
 @dataclass(frozen=True, eq=False)
@@ -22,7 +30,8 @@ class UpdateRule:
     Attributes:
         apply: The numpy form. Takes flat chunks of any length and updates `var` and its slots in
             place; the gradient is read-only. It must depend on its arguments alone: for large
-            arrays its numpy calls are recorded, once for the same scalars, and replayed.
+            arrays its numpy calls are recorded, once for the same scalars, and replayed. If it is
+            row-wise, it takes rows, [num_rows, row_width], and a slot's numbers as [num_rows, 1].
         slots: Slot names, in the order both forms take them.
         scalars: Per-step scalar names, in the order both forms take them.
         cuda: The CUDA form. Without one, the rule updates variables in host memory alone, and is
@@ -33,6 +42,8 @@ class UpdateRule:
             own, which are sums over all its elements.
         terms: Takes what `apply` does, writes nothing, and returns what is summed, an array for
             each of `sums`. The scalars that are sums are 0.
+        row_slots: The last slots, if the rule is row-wise: they have one number for each row. Such
+            a rule has a scalar `mean_square`, an array [num_rows, 1]: of each row its own.
     """
 
     apply: Callable[..., None]
@@ -42,10 +53,16 @@ class UpdateRule:
     squares: tuple[str, ...] = ()
     sums: tuple[str, ...] = ()
     terms: Callable[..., Sequence[Any]] | None = None
+    row_slots: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
         return self.apply.__name__
+
+    @property
+    def computed(self) -> tuple[str, ...]:
+        """The scalars that the optimizer does not give."""
+        return (*self.sums, MEAN_SQUARE) if self.row_slots else self.sums
 
     def require_cuda(self, to_update: str = "variables on a GPU") -> CudaSource:
         """Returns the CUDA form.
@@ -69,6 +86,10 @@ class UpdateRule:
     def include_folders(self) -> tuple[Traversable, ...]:
         """The folders where compilers look for headers: gpuopt's first, then the rule's own."""
         return tuple(dict.fromkeys((kernel_root(), self.require_cuda().folder)))
+
+    def slot_shape(self, slot: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Returns the shape of a slot of a variable of `shape`."""
+        return row_shape(shape) if slot in self.row_slots else shape
 
     def own(self, scalars: Mapping[str, np.floating[Any]]) -> Mapping[str, np.floating[Any]]:
         """Returns those of some scalars that this rule takes."""
@@ -106,6 +127,9 @@ class UpdateRule:
                 )
                 for place, name in enumerate(self.scalars)
             ]
+        if self.row_slots:
+            row_slots = as_many.format(f"slots of rows ({', '.join(self.row_slots)})")
+            checks.append((f"{source.functor}::num_row_slots == {len(self.row_slots)}", row_slots))
         if self.sums:
             sums = as_many.format(f"sums ({', '.join(self.sums)})")
             checks.append((f"{source.functor}::num_sums == {len(self.sums)}", sums))
@@ -125,6 +149,7 @@ def update_rule(
     squares: Sequence[str] = (),
     sums: Sequence[str] = (),
     terms: Callable[..., Sequence[Any]] | None = None,
+    row_slots: Sequence[str] = (),
 ) -> Callable[[Callable[..., None]], UpdateRule]: ...
 
 
@@ -136,6 +161,7 @@ def update_rule(
     squares: Sequence[str] = (),
     sums: Sequence[str] = (),
     terms: Callable[..., Sequence[Any]] | None = None,
+    row_slots: Sequence[str] = (),
 ) -> UpdateRule | Callable[[Callable[..., None]], UpdateRule]:
     """Makes an update rule of its numpy form; a decorator, with or without arguments.
 
@@ -153,18 +179,30 @@ def update_rule(
             The CUDA form then has `num_sums`, and `terms` beside `apply`.
         terms: A function of the rule's arguments that returns an array for each of `sums`, whose
             elements are summed before the rule is applied.
+        row_slots: The names of the last slots, if they have one number for each row. The rule then
+            takes the scalar `mean_square`: the mean of a row's squared gradients, of each row its
+            own. What it writes to these slots follows from them and the scalars alone. The CUDA
+            form then has `num_row_slots`.
 
     Raises:
         TypeError: the signature does not have this form, `cuda` is no CudaSource, the rule
             returns something, or only one of `sums` and `terms` is given.
-        ValueError: the rule writes to none of its arrays, `squares` names no slot, or `sums` are no
-            scalars side by side.
+        ValueError: the rule writes to none of its arrays, `squares` names no slot, `sums` are no
+            scalars side by side; or `row_slots` are not the last slots, or the rule has sums beside
+            them, or takes no `mean_square`.
     """
     if not isinstance(cuda, CudaSource | None):
         raise TypeError(f"cuda must be a gpuopt.CudaSource, got {cuda!r}")
     if apply is None:
-        return partial(_rule_of, cuda=cuda, squares=tuple(squares), sums=tuple(sums), terms=terms)
-    return _rule_of(apply, cuda, tuple(squares), tuple(sums), terms)
+        return partial(
+            _rule_of,
+            cuda=cuda,
+            squares=tuple(squares),
+            sums=tuple(sums),
+            terms=terms,
+            row_slots=tuple(row_slots),
+        )
+    return _rule_of(apply, cuda, tuple(squares), tuple(sums), terms, tuple(row_slots))
 
 
 def _rule_of(
@@ -173,6 +211,7 @@ def _rule_of(
     squares: tuple[str, ...],
     sums: tuple[str, ...],
     terms: Callable[..., Sequence[Any]] | None,
+    row_slots: tuple[str, ...],
 ) -> UpdateRule:
     """Reads a rule's contract from the signature of its numpy form."""
     parameters = list(inspect.signature(apply).parameters.values())
@@ -195,9 +234,29 @@ def _rule_of(
         raise ValueError(
             f"{apply.__name__}: sums={sums} must stand side by side among its scalars, {scalars}"
         )
-    rule = UpdateRule(apply, slots, scalars, cuda, squares, sums, terms)
+    if row_slots:
+        _check_row_slots(apply.__name__, slots, scalars, sums, row_slots)
+    rule = UpdateRule(apply, slots, scalars, cuda, squares, sums, terms, row_slots)
     _refuse_without_effect(rule)
     return rule
+
+
+def _check_row_slots(
+    name: str,
+    slots: tuple[str, ...],
+    scalars: tuple[str, ...],
+    sums: tuple[str, ...],
+    row_slots: tuple[str, ...],
+) -> None:
+    if slots[-len(row_slots) :] != row_slots:
+        raise ValueError(f"{name}: row_slots={row_slots} must be the last of its slots, {slots}")
+    if sums:
+        raise ValueError(f"{name}: a rule has sums={sums} or row_slots={row_slots}, not both")
+    if MEAN_SQUARE not in scalars:
+        raise ValueError(
+            f"{name}: a rule with row_slots={row_slots} takes the scalar {MEAN_SQUARE}, the mean "
+            f"of a row's squared gradients; it takes {scalars}"
+        )
 
 
 def _refuse_without_effect(rule: UpdateRule) -> None:

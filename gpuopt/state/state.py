@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakMethod
@@ -42,6 +50,7 @@ class Description(NamedTuple):
         hyperparameters: Numbers by name; None where a function gives the number.
         slot_names: The names of each variable's slots, in order of creation; such slots have the
             variable's shape and dtype. None if the optimizer does not say.
+        row_slots: Those among them that have `row_shape` instead: a number for each row.
         other_names: The names of the optimizer's other variables, which exist after any step.
         names_of_groups: The names of those that belong to a group of variables; a state of another
             grouping has others.
@@ -54,6 +63,7 @@ class Description(NamedTuple):
     name: str
     hyperparameters: dict[str, Any]
     slot_names: list[str] | None
+    row_slots: Sequence[str]
     other_names: list[str]
     names_of_groups: list[str]
     lists_all: bool

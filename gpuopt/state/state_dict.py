@@ -8,6 +8,7 @@ from typing import Any, TypedDict
 import numpy as np
 
 from gpuopt.backends import refuse_masked
+from gpuopt.rules.update_rule import row_shape
 from gpuopt.state.state import Description, Range, State, check_fits
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.storage import describe, holds_numbers
@@ -168,7 +169,9 @@ def _check_slots(
     optimizer = state.describe()
     known = optimizer.slot_names or []
     models: dict[str, Array] = {}
-    for slot_name, by_variable in saved["slots"].items():
+    # Slots of rows last: their shape follows from the others'.
+    names = sorted(saved["slots"], key=optimizer.row_slots.__contains__)
+    for slot_name, by_variable in ((each, saved["slots"][each]) for each in names):
         if slot_name not in known and optimizer.lists_all and by_variable:
             raise ValueError(
                 f'{what_is_saved} has a slot "{slot_name}"; {optimizer.optimizer} '
@@ -181,7 +184,10 @@ def _check_slots(
                 _check_slot(state, variables[name], slot_name, name, array, slot_name in known)
             elif slot_name in known:
                 model = models.setdefault(name, array)
-                check_fits(array, what, model.shape, model.dtype)
+                shape = model.shape
+                if slot_name in optimizer.row_slots and model is not array:
+                    shape = row_shape(shape)
+                check_fits(array, what, shape, model.dtype)
     for (slot_name, name), value in state.waiting_slots.items():
         is_replaced = name in saved["slots"].get(slot_name, ())
         if name in variables and not is_replaced:
@@ -270,13 +276,18 @@ def _check_slot(
         slot_name: The slot's key.
         name: What the state calls the variable.
         value: What the slot is to get.
-        is_known: Whether a missing slot is known to be of the variable's shape and dtype.
+        is_known: Whether a missing slot is known to be of the variable's dtype, and of its shape
+            or `row_shape`.
     """
     require_known_owner(variable)
     slot = state.slot(variable, slot_name)
-    model = variable if slot is None and is_known else slot
-    if model is not None:
-        check_fits(value, f'slot "{slot_name}" of "{name}"', model.shape, model.dtype)
+    what = f'slot "{slot_name}" of "{name}"'
+    if slot is not None:
+        check_fits(value, what, slot.shape, slot.dtype)
+    elif is_known:
+        is_of_rows = slot_name in state.describe().row_slots
+        shape = row_shape(variable.shape) if is_of_rows else variable.shape
+        check_fits(value, what, shape, variable.dtype)
 
 
 def _in_order(state: State, slot_names: Iterable[str]) -> list[str]:

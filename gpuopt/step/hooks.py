@@ -37,10 +37,15 @@ class Hooks:
     def _all_slot_names(self) -> list[str] | None:
         """Returns the names of each variable's slots, in order of creation; None if unknown.
 
-        Slots that are named here have their variable's shape and dtype. Others may only be made by
+        Slots that are named here have their variable's dtype, and its shape unless
+        `_row_slot_names` has them, too. Others may only be made by
         a class that overrides a hook and not this list, nor that of non-slots.
         """
         return None
+
+    def _row_slot_names(self) -> Sequence[str]:
+        """Returns those of `_all_slot_names` that have a number for each row: see `row_shape`."""
+        return ()
 
     def _all_non_slot_names(self) -> list[str]:
         """Returns the names of the optimizer's other variables, which exist after any step."""

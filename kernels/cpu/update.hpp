@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "../shared/element.cuh"
+#include "../shared/row_wise.cuh"
 
 // Each iteration has an element of its own, so that several may run in one instruction.
 #if defined(__clang__)
@@ -81,6 +82,20 @@ void update_chunks(const Chunk<Rule, Real>* chunks, long long num_chunks, long l
     update_chunk(chunks[i], *chunks[i].scalars);
 }
 
+// Adds up some columns of the values at positions[begin] to positions[end - 1]. `values` begin at
+// the first of these columns.
+template <class Real>
+__attribute__((always_inline)) inline void sum_values(long long width, const Real* values,
+                                                      const long long* positions, long long begin,
+                                                      long long end, long long tile, Real* sum) {
+  const Real* value = values + positions[begin] * width;
+  for (long long i = 0; i < tile; ++i) sum[i] = value[i];
+  for (long long at = begin + 1; at < end; ++at) {
+    value = values + positions[at] * width;
+    for (long long i = 0; i < tile; ++i) sum[i] += value[i];
+  }
+}
+
 // Updates some columns of one row by the sum of its values at positions[begin] to
 // positions[end - 1]. `values`, the variable and the slots begin at the first of these columns.
 // Inlined: where the compiler knows `tile`, it leaves out everything for other widths.
@@ -90,14 +105,48 @@ __attribute__((always_inline)) inline void update_tile(
     const long long* positions, long long begin, long long end, long long tile,
     const typename Rule::template Scalars<Real>& scalars) {
   Real sum[tile_width];
-  const Real* value = values + positions[begin] * width;
-  for (long long i = 0; i < tile; ++i) sum[i] = value[i];
-  for (long long at = begin + 1; at < end; ++at) {
-    value = values + positions[at] * width;
-    for (long long i = 0; i < tile; ++i) sum[i] += value[i];
-  }
+  sum_values(width, values, positions, begin, end, tile, sum);
   GPUOPT_INDEPENDENT
   for (long long i = 0; i < tile; ++i) update_element<Rule>(var, slots, i, sum[i], scalars);
+}
+
+// Updates one row by a row-wise rule, and the sum of its values.
+template <class Rule, class Real>
+void update_whole_row(Real* const* written, long long row, long long width, const Real* values,
+                      const long long* positions, long long begin, long long end,
+                      const typename Rule::template Scalars<Real>& scalars) {
+  constexpr int first = OfRow<Rule>::num_slots;
+  constexpr int lanes = 16;
+  const auto tile_at = [width](long long left) {
+    return width - left < tile_width ? width - left : tile_width;
+  };
+  Real sum[tile_width];
+  // Several sums, in one order, so that several additions may run in one instruction.
+  Real squares[lanes] = {};
+  for (long long left = 0; left < width; left += tile_width) {
+    const long long tile = tile_at(left);
+    sum_values(width, values + left, positions, begin, end, tile, sum);
+    long long i = 0;
+    for (; i + lanes <= tile; i += lanes)
+      for (int lane = 0; lane < lanes; ++lane) squares[lane] += sum[i + lane] * sum[i + lane];
+    for (; i < tile; ++i) squares[i % lanes] += sum[i] * sum[i];
+  }
+  for (int lane = 1; lane < lanes; ++lane) squares[0] += squares[lane];
+  typename OfRow<Rule>::template Scalars<Real> of_row;
+  static_cast<typename Rule::template Scalars<Real>&>(of_row) = scalars;
+  of_row.mean_square = squares[0] / static_cast<Real>(width);
+  for (int k = 0; k < Rule::num_row_slots; ++k) of_row.row_slot[k] = written[1 + first + k][row];
+  for (long long left = 0; left < width; left += tile_width) {
+    const long long tile = tile_at(left);
+    if (width > tile_width) sum_values(width, values + left, positions, begin, end, tile, sum);
+    const long long offset = row * width + left;
+    Real* const var = written[0] + offset;
+    const Slots<OfRow<Rule>, Real> slots = slots_at<OfRow<Rule>>(written, offset);
+    GPUOPT_INDEPENDENT
+    for (long long i = 0; i < tile; ++i) update_element<OfRow<Rule>>(var, slots, i, sum[i], of_row);
+  }
+  OfRow<Rule>::update_row_slots(of_row);
+  for (int k = 0; k < Rule::num_row_slots; ++k) written[1 + first + k][row] = of_row.row_slot[k];
 }
 
 // Updates rows[first] to rows[last - 1]. Row k receives the values at positions[begins[k]] to
@@ -110,9 +159,14 @@ void update_rows(Real* const* written, long long width, const Real* values, cons
     if (row + rows_ahead < last) {
       const long long next = row + rows_ahead;
       prefetch(values + positions[begins[next]] * width, width);
-      for (int k = 0; k <= Rule::num_slots; ++k) prefetch(written[k] + rows[next] * width, width);
+      for (int k = 0; k <= Rule::num_slots - num_row_slots<Rule>; ++k)
+        prefetch(written[k] + rows[next] * width, width);
     }
     const long long begin = begins[row], end = begins[row + 1];
+    if constexpr (num_row_slots<Rule> > 0) {
+      update_whole_row<Rule>(written, rows[row], width, values, positions, begin, end, scalars);
+      continue;
+    }
     for (long long left = 0; left < width; left += tile_width) {
       const long long offset = rows[row] * width + left;
       Real* const var = written[0] + offset;

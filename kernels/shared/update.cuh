@@ -41,6 +41,13 @@ struct Target {
     }
   }
 
+  // The variable and the first slots of a target of another rule.
+  template <class Other>
+  __device__ __forceinline__ explicit Target(const Target<Other, Storage>& other) {
+    var = other.var;
+    for (int k = 0; k < Rule::num_slots; ++k) slots.of[k] = other.slots.of[k];
+  }
+
   // The same arrays, from element `begin` on.
   __device__ __forceinline__ Target from(long long begin) const {
     Target shifted = *this;

@@ -23,6 +23,16 @@ def kernels_of(rule: UpdateRule) -> list[Kernel]:
         return [kernels.update_other_rows(rule, dtype) for dtype in DTYPES]
     if rule.sums:
         return [kernel for dtype in DTYPES for kernel in kernels_of_dense_update(rule, dtype)]
+    if rule.row_slots:
+        return [
+            kernel
+            for dtype in DTYPES
+            for kernel in (
+                kernels.dense_update_of_rows(rule, dtype),
+                *(kernels.sparse_update(rule, dtype, key) for key in KEYS),
+                kernels.sparse_update(rule, dtype, "uint32", has_groups=True),
+            )
+        ]
     return [
         kernel
         for dtype in DTYPES
@@ -80,6 +90,8 @@ def kernels_of_dense_update(rule: UpdateRule, dtype: str) -> list[Kernel]:
             kernels.add_sums(rule, dtype),
             kernels.dense_update(rule, dtype, has_groups=True),
         ]
+    if rule.row_slots:
+        return [kernels.dense_update_of_rows(rule, dtype)]
     return [kernels.dense_update(rule, dtype)]
 
 
@@ -95,6 +107,6 @@ def kernels_of_sparse_update(rule: UpdateRule, dtype: str) -> list[Kernel]:
         *(kernels.move_rows("int64", "uint32"), kernels.count_digits("uint32")),
         *(kernels.move_rows("uint32", "uint32"), kernels.sort_few_rows("int64", "uint32")),
         *(kernels.sum_pieces(dtype, "uint32"), kernels.mark_rows("uint32")),
-        kernels.update_other_rows(rule, dtype),
+        *([] if rule.row_slots else [kernels.update_other_rows(rule, dtype)]),
         kernels.sparse_update(rule, dtype, "uint32"),
     ]

@@ -50,7 +50,12 @@ DISCONTINUOUS: set[str] = {"AddSignOptimizer", "LionOptimizer", "PowerSignOptimi
 
 
 # Optimizers whose elements do not each step alone; they have tests of their own.
-NOT_ELEMENTWISE = {"LAMBOptimizer", "LARSOptimizer"}
+NOT_ELEMENTWISE = {
+    "LAMBOptimizer",
+    "LARSOptimizer",
+    "PartialRowWiseAdamOptimizer",
+    "RowWiseAdagradOptimizer",
+}
 
 
 def optimizer_classes() -> dict[str, type[RuleOptimizer]]:

@@ -73,7 +73,10 @@ class Arrays:
     def update(self, *shape: int, grad: Any = None, rows: Any = None) -> Update:
         # A mean's square stays below the mean of squares, lest their difference have no digits.
         ranges = [(0, 0.5) if name == "mg" else (1, 2) for name in self.rule.slots]
-        slots = [self._rng.uniform(*range_, shape).astype(self.dtype) for range_ in ranges]
+        slots = [
+            self._rng.uniform(*range_, self.rule.slot_shape(name, shape)).astype(self.dtype)
+            for name, range_ in zip(self.rule.slots, ranges, strict=True)
+        ]
         grad = self.gradient(*shape) if grad is None else grad
         return Update(self._rng.normal(size=shape).astype(self.dtype), grad, slots, rows)
 

@@ -493,6 +493,49 @@ def lamb(
     return {"var": w, "m": m, "v": v}
 
 
+def row_wise_adagrad(
+    w,
+    history: History,
+    *,
+    learning_rate=0.01,
+    initial_accumulator_value=0.0,
+    epsilon=1e-8,
+    weight_decay=0.0,
+) -> State:
+    """Adagrad with the mean over a row in place of the square; FBGEMM adds epsilon to the root.
+
+    `w` is one row of a table.
+    """
+    total = np.full([1] * w.ndim, float(initial_accumulator_value))
+    for _, g in history:
+        total = total + np.mean(g**2)
+        w = w * (1 - learning_rate * weight_decay) - learning_rate * g / (np.sqrt(total) + epsilon)
+    return {"var": w, "accumulator": total}
+
+
+def partial_row_wise_adam(
+    w,
+    history: History,
+    *,
+    learning_rate=0.01,
+    beta1=0.9,
+    beta2=0.999,
+    epsilon=1e-8,
+    weight_decay=0.0,
+) -> State:
+    """Kingma & Ba 2015, algorithm 1, with the mean over a row in place of the square.
+
+    `w` is one row of a table. FBGEMM has the decay beside Adam's direction.
+    """
+    m, v = np.zeros_like(w), np.zeros([1] * w.ndim)
+    for step, g in history:
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * np.mean(g**2)
+        m_hat, v_hat = m / (1 - beta1**step), v / (1 - beta2**step)
+        w = w - learning_rate * (m_hat / (np.sqrt(v_hat) + epsilon) + weight_decay * w)
+    return {"var": w, "m": m, "v": v}
+
+
 def cautious(
     base: Callable[..., State], w, history: History, *, weight_decay=0.0, **numbers
 ) -> State:

@@ -12,6 +12,7 @@ from gpuopt.backends.cpu.dense_plan import DensePlan
 from gpuopt.backends.cpu.forms.plain import PlainRule
 from gpuopt.backends.cpu.forms.rule_form import RuleForm, large_forms
 from gpuopt.backends.cpu.limits import CpuLimits
+from gpuopt.backends.cpu.row_wise_update import update_every_row
 from gpuopt.backends.cpu.summed_scalars import scalars_with_sums
 from gpuopt.backends.cpu.threads import share_out
 from gpuopt.rules.update_rule import UpdateRule
@@ -29,6 +30,9 @@ def update_dense(
     limits: CpuLimits,
 ) -> None:
     """Applies a rule to every element of a plan's variables; see `Backend.apply_dense`."""
+    if rule.row_slots:
+        update_every_row(rule, plan, gradients, scalars, limits)
+        return
     if rule.sums:
         scalars = scalars_with_sums(rule, plan, gradients, scalars, limits)
         plan = plan.alone

@@ -13,22 +13,20 @@ from gpuopt.backends.backend import Scalars, Target, compute_type
 from gpuopt.backends.cpu.chunks import chunk_length
 from gpuopt.backends.cpu.dense_plan import DensePlan
 from gpuopt.backends.cpu.dense_update import update_dense, update_strided, update_with_zero
-from gpuopt.backends.cpu.forms.compiled import CompiledRule, compiled_rules
+from gpuopt.backends.cpu.forms.compiled import compiled_rules
 from gpuopt.backends.cpu.forms.plain import PlainRule
 from gpuopt.backends.cpu.forms.recorded import recorded_rule
 from gpuopt.backends.cpu.forms.rule_form import RuleForm
 from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cpu.memory import scratch
 from gpuopt.backends.cpu.row_groups import group_rows, stable_order, sum_rows
+from gpuopt.backends.cpu.row_wise_update import ROW_FACTOR, update_compiled, update_rows
 from gpuopt.backends.cpu.threads import share_out
 from gpuopt.backends.cpu.written_memory import WrittenMemory
 from gpuopt.quietly import quietly
 from gpuopt.rules.update_rule import UpdateRule
 
 Array = np.ndarray[Any, Any]
-
-# Loading a row from a random place in memory costs several times as much as its arithmetic.
-_ROW_FACTOR = 4
 
 
 def update_all_rows(
@@ -70,12 +68,15 @@ def update_touched_rows(
     [(var, slots)] = plan.targets
     written = [var, *slots]
     real = np.dtype(compute_type(values.dtype))
-    if values.size * _ROW_FACTOR >= limits.large_elements and all(
+    if values.size * ROW_FACTOR >= limits.large_elements and all(
         array.flags.carray and array.dtype == real for array in written
     ):
         compiled = compiled_rules(rule, real, [scalars])
         if compiled:
-            _update_compiled(compiled[0], written, values, rows, limits)
+            values = _copied_if_shared(np.require(values, requirements=["C", "ALIGNED"]), written)
+            grouped = compiled[0].group_rows(rows)
+            threads = limits.threads_for(values.size * ROW_FACTOR)
+            update_compiled(compiled[0], written, values, grouped, threads)
             return
     values = values.astype(real, copy=False)
     groups = group_rows(rows)
@@ -84,8 +85,11 @@ def update_touched_rows(
     else:
         sums, order = quietly(lambda: sum_rows(values, groups))
         rows = groups.rows[order]
+    if rule.row_slots:
+        update_rows(rule, written, rows, sums, scalars, limits)
+        return
     form: RuleForm
-    if sums.size * _ROW_FACTOR < limits.large_elements:
+    if sums.size * ROW_FACTOR < limits.large_elements:
         form = PlainRule(rule, scalars)
     else:
         form = recorded_rule(rule, real, scalars)
@@ -102,29 +106,6 @@ def sum_duplicate_rows(values: Array, indices: Array) -> tuple[Array, Array]:
     by_appearance = stable_order(groups.positions.take(groups.begins.take(order)))
     rows = groups.rows.take(order.take(by_appearance))
     return sums.take(by_appearance, axis=0), rows.astype(indices.dtype, copy=False)
-
-
-def _update_compiled(
-    compiled: CompiledRule,
-    written: Sequence[Array],
-    values: Array,
-    rows: Array,
-    limits: CpuLimits,
-) -> None:
-    """Adds up each row's values and updates the row, in one pass."""
-    groups = compiled.group_rows(rows)
-    threads = limits.threads_for(values.size * _ROW_FACTOR)
-    values = _copied_if_shared(np.require(values, requirements=["C", "ALIGNED"]), written)
-    num_rows = len(groups.rows)
-    # Threads that share the rows end at about the same time; one alone makes one call.
-    height = -(-num_rows // (4 * threads)) if threads > 1 else num_rows
-    share_out(
-        lambda first: compiled.update_rows(
-            written, values, groups, first, min(first + height, num_rows)
-        ),
-        range(0, num_rows, height),
-        threads,
-    )
 
 
 def _update_gathered(

@@ -100,6 +100,10 @@ class DensePlan:
         self._addresses = np.array(
             [[launcher.address(array) for array in of_variable] for of_variable in flat], np.int64
         ).reshape(len(flat), 1 + len(targets[0].slots))
+        # Of each array: slots of rows are smaller than their variable.
+        self._bytes = np.array(
+            [[array.nbytes for array in of_variable] for of_variable in flat], np.int64
+        ).reshape(self._addresses.shape)
         self._groups = None
         if groups is not None:
             self._groups = np.array([groups[i] for i in self._positions], np.int64)
@@ -108,7 +112,7 @@ class DensePlan:
         self._chunks = _chunks(self._sizes, self._chunk_size)
         pack_size = PACK_BYTES // self.dtype.itemsize
         self._num_threads = dense_threads(elements, max(1, len(self._chunks)), pack_size)
-        self._written = _Memory(self._addresses, self._sizes * self.dtype.itemsize)
+        self._written = _Memory(self._addresses, self._bytes)
         # By stream and rule, the latest last.
         self._launches: dict[Hashable, DenseLaunch] = {}
         self.last_update: LastUpdate | None = None
@@ -158,8 +162,8 @@ class DensePlan:
     @computed_once
     def _written_spans(self) -> list[tuple[int, int]]:
         """Where the only variable and its slots, or their stand-ins, begin and end."""
-        num_bytes = int(self._sizes[0]) * self.dtype.itemsize
-        return [(begin, begin + num_bytes) for begin in self.addresses]
+        sizes = self._bytes[0].tolist()
+        return [(begin, begin + size) for begin, size in zip(self.addresses, sizes, strict=True)]
 
     @computed_once
     def written_bounds(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -195,8 +199,8 @@ class DensePlan:
         key = self._launcher.stream(), rule
         update = self._launches.pop(key, None)
         if update is None:
-            # A rule with sums has a form for groups alone.
-            has_groups = self._groups is not None or bool(rule.sums)
+            # A rule with sums, or with slots of rows, has a form for groups alone.
+            has_groups = self._groups is not None or bool(rule.computed)
             arguments = ScalarArguments(self._launcher, rule, self.dtype, has_groups)
             launch = self._bind(rule, arguments.of(scalars), refused)
             update = DenseLaunch(self._launcher, launch, arguments, key)
@@ -265,14 +269,20 @@ class DensePlan:
             "few_grads": FewGradients([0] * FEW_GRADIENTS),
             "refused": refused,
         }
+        groups = np.zeros_like(self._sizes) if self._groups is None else self._groups
         if rule.sums:
             of_chunks = self._chunks[:, Chunk._fields.index("variable")]
-            groups = np.zeros_like(self._sizes) if self._groups is None else self._groups
             return SummedLaunch(
                 self._launcher, rule, shape, of_chunks, groups, self.dtype, scalars, **arguments
             )
+        if rule.row_slots:
+            widths = np.array([math.prod(self._shapes[i][1:]) for i in self._positions], np.int64)
+            arguments["groups"] = to_device(self._launcher, groups)
+            arguments["widths"] = to_device(self._launcher, widths)
+            of_rows = kernels.dense_update_of_rows(rule, name_of(self.dtype))
+            return self._launcher.bind(of_rows, *shape, **scalars, **arguments)
         if self._groups is not None:
-            arguments["groups"] = to_device(self._launcher, self._groups)
+            arguments["groups"] = to_device(self._launcher, groups)
         kernel = kernels.dense_update(rule, name_of(self.dtype), self._groups is not None)
         return self._launcher.bind(kernel, *shape, **scalars, **arguments)
 
@@ -282,12 +292,12 @@ class _Memory:
 
     Args:
         starts: int64 [num_variables, num_arrays], addresses.
-        sizes: int64 [num_variables], in bytes.
+        sizes: int64 [num_variables, num_arrays], in bytes.
     """
 
     def __init__(self, starts: np.ndarray[Any, Any], sizes: np.ndarray[Any, Any]) -> None:
         self._starts = np.sort(starts, axis=None)
-        self._ends = np.sort(starts + sizes[:, None], axis=None)
+        self._ends = np.sort(starts + sizes, axis=None)
         # An element's gradient may be the variable's own element: it is read before it is written.
         self._own = starts[:, 0].copy()
 

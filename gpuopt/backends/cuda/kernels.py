@@ -130,6 +130,23 @@ def dense_update(rule: UpdateRule, dtype: str, has_groups: bool = False) -> Kern
 
 
 @cache
+def dense_update_of_rows(rule: UpdateRule, dtype: str) -> Kernel:
+    return _of_dense_update(
+        "dense_update_of_rows",
+        {
+            "variables": _variables(rule),
+            **_CHUNKS,
+            "groups": _GROUPS,
+            "widths": Pointer("int64"),
+            **_scalars_of_groups(rule, dtype),
+            "refused": _REFUSED,
+        },
+        rule,
+        dtype,
+    )
+
+
+@cache
 def sum_terms(rule: UpdateRule, dtype: str) -> Kernel:
     return _of_dense_update(
         "sum_terms",
@@ -464,8 +481,11 @@ def few_groups(rule: UpdateRule, dtype: str) -> int:
 def _of(rule: UpdateRule) -> dict[str, int]:
     """The constants in a rule's header that the host relies on."""
     functor = rule.require_cuda().functor
-    num_sums = {f"{functor}::num_sums": len(rule.sums)} if rule.sums else {}
-    return {f"{functor}::num_slots": len(rule.slots), **num_sums}
+    return {
+        f"{functor}::num_slots": len(rule.slots),
+        **({f"{functor}::num_row_slots": len(rule.row_slots)} if rule.row_slots else {}),
+        **({f"{functor}::num_sums": len(rule.sums)} if rule.sums else {}),
+    }
 
 
 def _of_formulas() -> dict[str, int]:

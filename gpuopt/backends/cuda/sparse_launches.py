@@ -190,14 +190,25 @@ class SparseLaunches:
 
     def _tables_of(self, tables: Sequence[Table]) -> dict[str, Any]:
         """Returns the arguments that say where gradients, variables and slots are."""
-        row_bytes = self._kind.width * self._kind.dtype.itemsize
+        item_bytes = self._kind.dtype.itemsize
+        row_bytes = self._kind.width * item_bytes
+        num_row_slots = len(self._kind.rule.row_slots)
         gradients: list[TableGradient] = []
         arrays: list[Arrays] = []
         first = 0
         for table, first_key in zip(tables, self._first_keys, strict=True):
             values = self._launcher.address(table.values)
             gradients.append(TableGradient(first_key, values - first * row_bytes))
-            arrays.append(Arrays([each - first_key * row_bytes for each in table.addresses]))
+            steps = [row_bytes] * len(table.addresses)
+            steps[len(steps) - num_row_slots :] = [item_bytes] * num_row_slots
+            arrays.append(
+                Arrays(
+                    [
+                        address - first_key * step
+                        for address, step in zip(table.addresses, steps, strict=True)
+                    ]
+                )
+            )
             first += table.rows.size
         given: dict[str, Any] = {"only_gradient": gradients[0], "only_arrays": arrays[0]}
         if not self._is_single:

@@ -103,6 +103,12 @@ class RuleOptimizer(Optimizer):
                 f"the rule of {cls.__name__} is a plain function, {rule!r}: decorate it with "
                 "@gpuopt.update_rule"
             )
+        own = getattr(cls, "rule", None)
+        if cls.rule_of_other_rows is not None and isinstance(own, UpdateRule) and own.row_slots:
+            raise TypeError(
+                f"{cls.__name__} has a rule_of_other_rows, and the rule {own.name} with slots of "
+                "rows: such a rule updates no row without a gradient"
+            )
 
     def __init__(self, common: Common, /, **hyperparameters: Hyperparameter) -> None:
         """Keeps the hyperparameters, which the subclass's docstring explains.
@@ -181,6 +187,9 @@ class RuleOptimizer(Optimizer):
     def _all_slot_names(self) -> list[str]:
         return list(self._initial_slot_values())
 
+    def _row_slot_names(self) -> Sequence[str]:
+        return self.rule.row_slots
+
     def _state_ranges(self) -> Mapping[str, Range]:
         return dict.fromkeys(self.rule.squares, Range(0.0, np.inf))
 
@@ -194,12 +203,14 @@ class RuleOptimizer(Optimizer):
         }
 
     def _scalars(self, real: type[np.floating[Any]]) -> Mapping[str, np.floating[Any]]:
-        """Returns the rule's scalars of this step, computed in the type `real`, without its sums.
+        """Returns the rule's scalars of this step, computed in the type `real`.
+
+        Those that are `computed` are left out.
 
         Called for each group, with what `_hyper` returns then.
         """
         names = self.hyperparameter_of
-        given = [name for name in self.rule.scalars if name not in self.rule.sums]
+        given = [name for name in self.rule.scalars if name not in self.rule.computed]
         return {name: real(self._hyper(names.get(name, name))) for name in given}
 
     def _sparse_scalars(
@@ -230,9 +241,9 @@ class RuleOptimizer(Optimizer):
         for slot_name, value in self._initial_slot_values().items():
             for variable in var_list:
                 if self.state.slot(variable, slot_name) is None:
-                    self.state.create_slot(
-                        variable, slot_name, self._slot_op_name(slot_name), value
-                    )
+                    shape = self.rule.slot_shape(slot_name, variable.shape)
+                    op_name = self._slot_op_name(slot_name)
+                    self.state.create_slot(variable, slot_name, op_name, value, shape)
 
     def _prepare(self) -> None:
         given = self.hyperparameters.fixed or self.hyperparameters.evaluate()
@@ -318,9 +329,11 @@ class RuleOptimizer(Optimizer):
                 "updates: _create_slots must make it"
             )
         what = f'slot "{slot_name}" of "{variable.name}"'
-        if slot.shape != variable.shape:
+        expected = self.rule.slot_shape(slot_name, variable.shape)
+        if slot.shape != expected:
+            a_row = f", so it must have {expected}" if expected != variable.shape else ""
             raise ValueError(
-                f"{what} has shape {slot.shape}; the variable has shape {variable.shape}"
+                f"{what} has shape {slot.shape}; the variable has shape {variable.shape}{a_row}"
             )
         if slot.device != variable.device:
             raise ValueError(f"{what} is on {slot.device}; the variable is on {variable.device}")
@@ -366,9 +379,9 @@ class RuleOptimizer(Optimizer):
                 of_group = partial(self._scalars, real)
                 numbers = range(1, 1 + len(self.groups))
                 scalars += quietly(lambda: [self._in_group(each, of_group) for each in numbers])
-            if self.rule.sums:
-                sums = dict.fromkeys(self.rule.sums, real(0))
-                scalars = [{**each, **sums} for each in scalars]
+            if self.rule.computed:
+                computed = dict.fromkeys(self.rule.computed, real(0))
+                scalars = [{**each, **computed} for each in scalars]
             fixed[real] = scalars
         return fixed[real]
 

@@ -31,6 +31,8 @@ def max_registers(kernel: Kernel, architecture: str) -> int:
     """
     is_sparse_update = kernel.function.startswith("sparse_update")
     slots = 0 if kernel.rule is None else len(kernel.rule.slots)
+    if kernel.function == "dense_update_of_rows":
+        return 80
     has_groups = kernel.function.endswith("_of_groups") or kernel.function == "sum_terms"
     if has_groups and slots > 1 + is_sparse_update:
         if is_sparse_update:
@@ -59,7 +61,8 @@ def selected(architecture: str) -> Iterable[UpdateRule]:
     )
     most_scalars = max(by_slots, key=lambda rule: len(rule.scalars))
     with_sums = max((rule for rule in RULES if rule.sums), key=lambda rule: len(rule.scalars))
-    return [by_slots[0], by_slots[-1], most_scalars, with_sums]
+    of_rows = max((rule for rule in RULES if rule.row_slots), key=lambda rule: len(rule.slots))
+    return list(dict.fromkeys([by_slots[0], by_slots[-1], most_scalars, with_sums, of_rows]))
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

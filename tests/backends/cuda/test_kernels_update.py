@@ -61,6 +61,7 @@ RULES = (
     else [rule for rule in update_rules() if rule not in rules_of_other_rows_alone()]
 )
 RULES += [rule for rule in update_rules() if rule.sums and rule not in RULES][:1]
+RULES += [rule for rule in update_rules() if rule.row_slots and rule not in RULES][:1]
 BY_NAME = {rule.name: rule for rule in update_rules()}
 
 
@@ -249,10 +250,16 @@ def test_more_rows_than_32_bits_can_number_are_refused() -> None:
 # Sparse
 
 
-@pytest.mark.parametrize("touches_all_rows", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES_BY_NAME)
 @pytest.mark.parametrize(
-    "rule", [rule for rule in RULES if not rule.sums], ids=lambda rule: rule.name
+    ("rule", "touches_all_rows"),
+    [
+        pytest.param(rule, touches_all_rows, id=f"{rule.name}-{touches_all_rows}")
+        for rule in RULES
+        if not rule.sums
+        for touches_all_rows in (False, True)
+        if not (touches_all_rows and rule.row_slots)
+    ],
 )
 def test_repeated_rows_update_like_their_sum(
     rule: UpdateRule, dtype: str, touches_all_rows: bool

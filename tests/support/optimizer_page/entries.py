@@ -74,6 +74,7 @@ ENTRIES = {
     "NadamOptimizer": Entry(
         RELATIVES, ("optax.nadam", "tf.contrib.opt.NadamOptimizer", "keras.optimizers.Nadam")
     ),
+    "PartialRowWiseAdamOptimizer": Entry(ADAM),
     "PowerSignOptimizer": Entry(SIGNS, ("tf.contrib.opt.PowerSignOptimizer",)),
     "ProximalAdagradOptimizer": Entry(SUMS, ("tf.train.ProximalAdagradOptimizer",)),
     "ProximalGradientDescentOptimizer": Entry(
@@ -86,6 +87,7 @@ ENTRIES = {
         ("torch.optim.RMSprop", "optax.rmsprop", "tf.train.RMSPropOptimizer"),
         {"centered": True},
     ),
+    "RowWiseAdagradOptimizer": Entry(SUMS),
     "ScheduleFreeAdamWOptimizer": Entry(
         RELATIVES, ("schedulefree.AdamWScheduleFree", "optax.contrib.schedule_free_adamw")
     ),

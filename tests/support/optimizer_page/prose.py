@@ -48,9 +48,10 @@ GUIDE = (
     ),
     (
         "Embeddings: few rows in each step",
-        ("LazyAdam", "Adagrad", "TorchAdamW"),
+        ("LazyAdam", "Adagrad", "TorchAdamW", "RowWiseAdagrad", "PartialRowWiseAdam"),
         "A step costs what its rows cost. Those that write every row [below](#all-of-them) go over "
-        "the whole table in each step, as TensorFlow's do.",
+        "the whole table in each step, as TensorFlow's do. The last two keep one mean square for "
+        "each row, for tables that fill the memory.",
     ),
     (
         "Sparse linear models, with weights that are exactly 0",

@@ -1,0 +1,92 @@
+"""Adam whose second average is of whole rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Unpack
+
+import numpy as np
+
+from gpuopt.optimizers.base import (
+    Common,
+    Hyperparameter,
+    StepCountingOptimizer,
+    ours,
+    update_rule,
+)
+from gpuopt.optimizers.base.weight_decay import RuleWithWeightDecay
+
+
+@update_rule(
+    cuda=ours("partial_row_wise_adam.cuh", "PartialRowWiseAdam"),
+    squares=("v",),
+    row_slots=("v",),
+)
+def partial_row_wise_adam(
+    var: Any,
+    grad: Any,
+    m: Any,
+    v: Any,
+    *,
+    step_size: Any,
+    beta1: Any,
+    beta2: Any,
+    epsilon: Any,
+    mean_square: Any,
+) -> None:
+    m += (1 - beta1) * (grad - m)
+    v += (1 - beta2) * (mean_square - v)
+    var -= step_size / (np.sqrt(v) + epsilon) * m
+
+
+class PartialRowWiseAdamOptimizer(RuleWithWeightDecay, StepCountingOptimizer):
+    """Adam with one mean square for each row of a table: FBGEMM's form.
+
+        w[r] -= learning_rate * weight_decay * w[r]
+        m[r] += (1 - beta1) * (g[r] - m[r])
+        v[r] += (1 - beta2) * (mean(g[r]^2) - v[r])
+        w[r] -= learning_rate * m'[r] / (sqrt(v'[r]) + epsilon)
+        m', v' = m / (1 - beta1^t), v / (1 - beta2^t)
+
+    It is FBGEMM's `PARTIAL_ROWWISE_ADAM`, and torchrec's `PartialRowWiseAdam`. A row is an entry
+    along a variable's first axis; the mean is over all its elements. So a vector's steps are those
+    of Adam, and a scalar is one row. A table of 64 columns has 65/128 of Adam's state.
+
+    A sparse gradient updates the rows it names, and lets them decay: gradients of a row are added
+    up before they are squared. `t` counts all steps, also those that do not name a row; it is the
+    variable `step`, float64, shared by all variables. `minimize` and `apply_gradients` take
+    `decay_var_list`: the variables that decay, by default all. Python floats keep all digits.
+
+    Args:
+        learning_rate: Step size.
+        beta1: Decay of the gradient's average `m`.
+        beta2: Decay of the average `v` of a row's mean squares.
+        epsilon: Keeps the division finite.
+        weight_decay: Times the learning rate, the part of the weights that a step takes away.
+        use_locking, name, on_nonfinite: See `Optimizer`.
+        groups: See `ParameterGroup`.
+    """
+
+    rule = partial_row_wise_adam
+
+    def __init__(
+        self,
+        learning_rate: Hyperparameter = 0.01,
+        beta1: Hyperparameter = 0.9,
+        beta2: Hyperparameter = 0.999,
+        epsilon: Hyperparameter = 1e-8,
+        weight_decay: Hyperparameter = 0.0,
+        **common: Unpack[Common],
+    ) -> None:
+        super().__init__(
+            weight_decay,
+            common,
+            learning_rate=learning_rate,
+            beta1=beta1,
+            beta2=beta2,
+            epsilon=epsilon,
+        )
+
+    def _scalars(self, real: type[np.floating[Any]]) -> Mapping[str, np.floating[Any]]:
+        learning_rate, decay = self._given("learning_rate", "weight_decay")
+        return {**self._bias_corrected(real), "weight_decay": real(learning_rate * decay)}

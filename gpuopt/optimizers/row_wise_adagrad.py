@@ -1,0 +1,80 @@
+"""Row-wise Adagrad."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Unpack
+
+import numpy as np
+
+from gpuopt.optimizers.base import (
+    Common,
+    Hyperparameter,
+    StepCountingOptimizer,
+    ours,
+    require_not_negative,
+    update_rule,
+)
+from gpuopt.optimizers.base.weight_decay import RuleWithWeightDecay
+
+
+@update_rule(
+    cuda=ours("row_wise_adagrad.cuh", "RowWiseAdagrad"),
+    squares=("accumulator",),
+    row_slots=("accumulator",),
+)
+def row_wise_adagrad(
+    var: Any, grad: Any, accumulator: Any, *, learning_rate: Any, epsilon: Any, mean_square: Any
+) -> None:
+    accumulator += mean_square
+    var -= learning_rate / (np.sqrt(accumulator) + epsilon) * grad
+
+
+class RowWiseAdagradOptimizer(RuleWithWeightDecay, StepCountingOptimizer):
+    """Adagrad with one number for each row of a table (Gupta et al. 2014): FBGEMM's form.
+
+        w[r] -= learning_rate * weight_decay * w[r]
+        n[r] += mean(g[r]^2)
+        w[r] -= learning_rate * g[r] / (sqrt(n[r]) + epsilon)
+
+    It is FBGEMM's `EXACT_ROWWISE_ADAGRAD`, with no weight decay or the mode `DECOUPLE`, and
+    torchrec's `RowWiseAdagrad`, whose epsilon is 1e-10. A row is an entry along a variable's first
+    axis; the mean is over all its elements. So a vector's steps are those of Adagrad with epsilon,
+    and a scalar is one row. A table of 64 columns has 1/64 of Adagrad's state.
+
+    A sparse gradient updates the rows it names, and lets them decay: gradients of a row are added
+    up before they are squared. `minimize` and `apply_gradients` take `decay_var_list`: the
+    variables that decay, by default all. Python floats keep all digits.
+
+    Args:
+        learning_rate: Step size.
+        initial_accumulator_value: What `n` starts with, 0 or more.
+        epsilon: Keeps the division finite.
+        weight_decay: Times the learning rate, the part of the weights that a step takes away.
+        use_locking, name, on_nonfinite: See `Optimizer`.
+        groups: See `ParameterGroup`.
+
+    Raises:
+        ValueError: `initial_accumulator_value` is negative.
+    """
+
+    rule = row_wise_adagrad
+
+    def __init__(
+        self,
+        learning_rate: Hyperparameter = 0.01,
+        initial_accumulator_value: float = 0.0,
+        epsilon: Hyperparameter = 1e-8,
+        weight_decay: Hyperparameter = 0.0,
+        **common: Unpack[Common],
+    ) -> None:
+        require_not_negative(initial_accumulator_value=initial_accumulator_value)
+        super().__init__(weight_decay, common, learning_rate=learning_rate, epsilon=epsilon)
+        self.initial_accumulator_value = initial_accumulator_value
+
+    def _initial_slot_values(self) -> Mapping[str, float]:
+        return {"accumulator": self.initial_accumulator_value}
+
+    def _scalars(self, real: type[np.floating[Any]]) -> Mapping[str, np.floating[Any]]:
+        learning_rate, decay = self._given("learning_rate", "weight_decay")
+        return {**super()._scalars(real), "weight_decay": real(learning_rate * decay)}

@@ -1,0 +1,84 @@
+// An update of one row by a row-wise rule, by the lanes that share the row.
+#pragma once
+#include "lanes.cuh"
+#include "row_wise.cuh"
+#include "update.cuh"
+
+namespace gpuopt {
+
+// The threads of a warp that are the lanes of one row.
+__device__ __forceinline__ unsigned int mask_of(const Lanes& lanes) {
+  const unsigned int first = threadIdx.x % warp_size - lanes.lane;
+  return (whole_warp >> (warp_size - lanes.num_lanes)) << first;
+}
+
+// Adds up a number of each lane, always in the same order; returns the sum to all of them.
+template <class Real>
+__device__ __forceinline__ Real sum_of_lanes(Real mine, const Lanes& lanes) {
+  for (int distance = lanes.num_lanes / 2; distance > 0; distance /= 2) {
+    mine += __shfl_xor_sync(mask_of(lanes), mine, distance);
+  }
+  return mine;
+}
+
+template <class Rule, class Storage, int count, class GradientAt>
+__device__ __forceinline__ void update_row_by(const Target<OfRow<Rule>, Storage>& elements,
+                                              long long row, long long row_width,
+                                              const Lanes& lanes, const GradientAt& gradient_at,
+                                              Scalars<OfRow<Rule>, Storage>& scalars) {
+  using Real = Compute<Storage>;
+  const long long step = lanes.num_lanes * count;
+  Real squares = 0;
+  for (long long column = lanes.lane * count; column < row_width; column += step) {
+    Real gradient[count];
+    gradient_at(column, gradient);
+#pragma unroll
+    for (int k = 0; k < count; ++k) squares += gradient[k] * gradient[k];
+  }
+  scalars.mean_square = sum_of_lanes(squares, lanes) / static_cast<Real>(row_width);
+#pragma unroll 1  // the state of several packs would take too many registers
+  for (long long column = lanes.lane * count; column < row_width; column += step) {
+    const long long at = row * row_width + column;
+    State<OfRow<Rule>, Storage, count> state(elements, at);
+    Real gradient[count];
+    gradient_at(column, gradient);
+    state.update(gradient, scalars);
+    state.store_to(elements, at);
+  }
+}
+
+// Updates one row. `gradient_at(column, gradient)` writes the gradient of one element, or of a pack
+// if `is_grad_packed`, from a column on; it is called twice for each. Only the first lane reads and
+// writes the row's own numbers.
+template <class Rule, class Storage, class GradientAt>
+__device__ __forceinline__ void update_whole_row(const Target<Rule, Storage>& target, long long row,
+                                                 long long row_width, const Lanes& lanes,
+                                                 bool is_grad_packed, const GradientAt& gradient_at,
+                                                 const Scalars<Rule, Storage>& scalars) {
+  using Real = Compute<Storage>;
+  constexpr int pack = pack_size<Storage>;
+  constexpr int first = OfRow<Rule>::num_slots;
+  Scalars<OfRow<Rule>, Storage> of_row;
+  static_cast<Scalars<Rule, Storage>&>(of_row) = scalars;
+#pragma unroll
+  for (int k = 0; k < Rule::num_row_slots; ++k) {
+    Elements<Storage, 1> mine = {};
+    if (lanes.lane == 0) load<Caching::evict_first>(target.slots.of[first + k] + row, mine);
+    of_row.row_slot[k] = __shfl_sync(mask_of(lanes), Real(mine.of[0]), 0, lanes.num_lanes);
+  }
+  const Target<OfRow<Rule>, Storage> elements(target);
+  if (is_grad_packed && row_width % pack == 0 && elements.is_pack_aligned()) {
+    update_row_by<Rule, Storage, pack>(elements, row, row_width, lanes, gradient_at, of_row);
+  } else {
+    update_row_by<Rule, Storage, 1>(elements, row, row_width, lanes, gradient_at, of_row);
+  }
+  if (lanes.lane != 0) return;
+  OfRow<Rule>::update_row_slots(of_row);
+#pragma unroll
+  for (int k = 0; k < Rule::num_row_slots; ++k) {
+    const Elements<Storage, 1> mine = {Storage(of_row.row_slot[k])};
+    store<Caching::evict_first>(target.slots.of[first + k] + row, mine);
+  }
+}
+
+}  // namespace gpuopt

@@ -1,0 +1,51 @@
+// Rules with slots of rows: one number for each row, and the mean of the row's squared gradients
+// among the scalars. Compiles as CUDA and as plain C++17, as rules do.
+#pragma once
+#include "element.cuh"
+
+namespace gpuopt {
+
+template <class Rule>
+constexpr int count_row_slots(const decltype(Rule::num_row_slots)*) {
+  return Rule::num_row_slots;
+}
+template <class Rule>
+constexpr int count_row_slots(...) {
+  return 0;
+}
+
+// How many of a rule's slots, the last ones, are slots of rows.
+template <class Rule>
+constexpr int num_row_slots = count_row_slots<Rule>(nullptr);
+
+// A row-wise rule within one row: a rule of elements, for which the row's numbers are scalars.
+template <class Rule>
+struct OfRow {
+  static constexpr int num_slots = Rule::num_slots - Rule::num_row_slots;
+
+  template <class Real>
+  struct Scalars : Rule::template Scalars<Real> {
+    Real row_slot[Rule::num_row_slots];
+  };
+
+  template <class Real>
+  GPUOPT_INLINE static void apply(Real& var, Real grad, Real* slot, const Scalars<Real>& s) {
+    Real every[Rule::num_slots];
+    for (int k = 0; k < num_slots; ++k) every[k] = slot[k];
+    for (int k = 0; k < Rule::num_row_slots; ++k) every[num_slots + k] = s.row_slot[k];
+    Rule::apply(var, grad, every, s);
+    for (int k = 0; k < num_slots; ++k) slot[k] = every[k];
+  }
+
+  // What the step makes of the row's own numbers: as from any element, they do not depend on it.
+  template <class Real>
+  GPUOPT_INLINE static void update_row_slots(Scalars<Real>& s) {
+    Real var = 0;
+    Real every[Rule::num_slots] = {};
+    for (int k = 0; k < Rule::num_row_slots; ++k) every[num_slots + k] = s.row_slot[k];
+    Rule::apply(var, Real(0), every, s);
+    for (int k = 0; k < Rule::num_row_slots; ++k) s.row_slot[k] = every[num_slots + k];
+  }
+};
+
+}  // namespace gpuopt
