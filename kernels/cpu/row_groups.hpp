@@ -11,9 +11,9 @@ constexpr std::uint64_t golden = 0x9E3779B97F4A7C15u;
 
 // Writes each index once to `rows`, in the order in which they first appear: so their values are
 // read almost in the order in which they lie. All positions go to `positions`, those of one row in
-// ascending order; and to `begins` where each row's positions begin, and at last `size`. Returns how
-// many rows there are.
-// Precondition: size < 2^31, bucket_bits > 0; `work` has room for 2^bucket_bits + 2 * size.
+// ascending order; and to `begins` where each row's positions begin, and at last `size`. Returns
+// how many rows there are. Precondition: size < 2^31, bucket_bits > 0; `work` has room for
+// 2^bucket_bits + 2 * size.
 template <class Index>
 long long group_rows(const Index* indices, long long size, int bucket_bits, std::int32_t* work,
                      long long* rows, long long* positions, long long* begins) {
