@@ -176,7 +176,7 @@ def _of_groups(shares: int) -> int:
 # By kernel: why it waits.
 KERNELS: Mapping[str, WorkOf] = {
     # The flag of refused rows, and the chunk beside it. Then its variable's entry in the table,
-    # the next chunk beside it; then the data, pass by pass. Several entries share a line of DRAM, so
+    # the next chunk beside it; then the data, pass by pass. Some entries share a line of DRAM, so
     # that all but the first are in L2.
     "dense_update": dense(begin=L2, before_data=L2),
     "check_rows": _check_rows,

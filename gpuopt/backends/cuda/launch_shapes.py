@@ -44,8 +44,8 @@ ROW_THREADS = 128
 # More than run at once, so that a multiprocessor that is done early finds another block.
 BLOCKS_PER_MULTIPROCESSOR = 16
 # As many as a multiprocessor runs at once, however small they are. A block that goes on to another
-# small chunk has asked for it before; a new block begins by waiting. A block for each of those 2,500
-# tensors takes 26,740 simulated cycles.
+# small chunk has asked for it before; a new block begins by waiting. With a block for each, those
+# 2,500 tensors take 26,740 simulated cycles.
 MAX_RESIDENT_BLOCKS = 32
 
 # ---- What follows from it
