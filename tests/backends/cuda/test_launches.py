@@ -74,7 +74,7 @@ def cases(cupy: Any) -> dict[str, tuple[Kernel, Mapping[str, Any]]]:
         "dense_update": (
             kernels.dense_update(adam, "float32"),
             {
-                "table": table,
+                "variables": table,
                 "num_variables": np.int64(3),
                 "chunks": words["a"],
                 "num_chunks": np.int64(1),
