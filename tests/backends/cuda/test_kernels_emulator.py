@@ -276,7 +276,7 @@ def test_every_type_of_argument_arrives() -> None:
         bfloats=np.zeros(4, ml_dtypes.bfloat16),
         longs=np.zeros(4, np.int64),
         words=None,
-        structs=np.zeros(6, np.uint8),
+        structs=np.zeros(40, np.uint8),
         by_value=AllNumbers(0.1, -(2**40), 2**53, floats, 0.25, -7),
         float32=np.float32(0.5),
         float64=0.3,
