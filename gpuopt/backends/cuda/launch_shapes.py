@@ -34,7 +34,7 @@ MAX_SHARES = 512
 MIN_CHUNK = 1024
 MAX_CHUNK = 16384
 # So that every multiprocessor has work where there are few elements: 524,288 have chunks of 3,072,
-# which take 96,275 simulated cycles; a copy of as many bytes takes 79,804.
+# which take 95,894 simulated cycles; a copy of as many bytes takes 79,804.
 CHUNKS_PER_MULTIPROCESSOR = 8
 # Threads of a block for chunks of a few packs: the others would have nothing to do. 2,500 tensors
 # of 64 elements take 23,651 simulated cycles; a copy takes 21,447.
