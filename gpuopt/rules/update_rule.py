@@ -11,6 +11,7 @@ from typing import Any, overload
 
 import numpy as np
 
+from gpuopt.computed_once import computed_once
 from gpuopt.rules.sources import CudaSource, kernel_root
 
 # The scalar of a row-wise rule that each row has for itself.
@@ -59,7 +60,7 @@ class UpdateRule:
     def name(self) -> str:
         return self.apply.__name__
 
-    @property
+    @computed_once
     def computed(self) -> tuple[str, ...]:
         """The scalars that the optimizer does not give."""
         return (*self.sums, MEAN_SQUARE) if self.row_slots else self.sums
