@@ -38,8 +38,8 @@ class Hooks:
         """Returns the names of each variable's slots, in order of creation; None if unknown.
 
         Slots that are named here have their variable's dtype, and its shape unless
-        `_row_slot_names` has them, too. Others may only be made by
-        a class that overrides a hook and not this list, nor that of non-slots.
+        `_row_slot_names` has them, too. Others may only be made by a class that overrides a hook
+        and not this list, nor that of non-slots.
         """
         return None
 

@@ -214,6 +214,18 @@ def test_rows_out_of_range_change_nothing(name: str, xp: Any) -> None:
     assert all(map(np.array_equal, before, [each.numpy() for each in arrays]))
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "every_cpu_form", ["plain", pytest.param("compiled", marks=pytest.mark.cxx)], indirect=True
+)
+@each_optimizer
+def test_rows_without_columns_stay_as_they_are(name: str, every_cpu_form: None) -> None:
+    table, optimizer = Variable(np.ones((4, 0), np.float32)), CLASSES[name](**NUMBERS[name])
+    gradient = IndexedSlices(np.ones((3, 0), np.float32), [1, 1, 2])
+    optimizer.apply_gradients([(gradient, table)])
+    assert not optimizer.get_slot(table, ROW_SLOT[name]).numpy().any()
+
+
 @each_optimizer
 def test_variables_that_do_not_decay_are_listed(name: str) -> None:
     starts = np.random.default_rng(9).normal(size=(2, 4, 2))
@@ -388,6 +400,20 @@ def test_arrays_of_any_strides_are_updated(view: Any, xp: Any) -> None:
     rows = view(gradient)[:2], np.array([3, 3])
     expected = trained("row_wise_adagrad", expected, [rows])["var"]
     np.testing.assert_allclose(w if xp is np else w.get(), expected, rtol=1e-5, atol=1e-6)
+
+
+@each_optimizer
+def test_a_rows_squares_are_added_up_in_the_same_order_however_they_lie(name: str) -> None:
+    # One after the other, the ones would all be lost beside the first square.
+    gradient = np.ones((3, 2000), np.float32)
+    gradient[:, 0] = 2.0**12
+    ends = []
+    for layout in (gradient, np.asfortranarray(gradient)):
+        for given_so in (layout, IndexedSlices(layout, [2, 0, 1])):
+            w, optimizer = Variable(np.ones_like(gradient)), CLASSES[name](**NUMBERS[name])
+            optimizer.apply_gradients([(given_so, w)])
+            ends.append(optimizer.get_slot(w, ROW_SLOT[name]).numpy())
+    assert all(np.array_equal(ends[0], end) for end in ends[1:])
 
 
 @pytest.mark.parametrize(

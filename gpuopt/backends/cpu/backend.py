@@ -165,7 +165,7 @@ class CpuBackend:
         for plan, values, rows, group in updates:
             if other_rows is not None:
                 update_all_rows(rule, other_rows, plan, values, rows, scalars[group], self._limits)
-            elif len(rows):
+            elif values.size:
                 update_touched_rows(rule, plan, values, rows, scalars[group], self._limits)
 
     def copy_rows(self, copies: Sequence[RowCopy]) -> None:

@@ -102,7 +102,7 @@ def update_rows(
 
     def update(first: int) -> None:
         part: Any = slice(first, first + height)
-        grad = sums[part].astype(real, copy=False).reshape(len(sums[part]), -1)
+        grad = sums[part].astype(real, order="C", copy=False).reshape(len(sums[part]), -1)
         if rows is not None:
             part = rows[part]
         shapes = [array[part].shape for array in written]
