@@ -15,7 +15,10 @@ from dtypes import every_dtype
 from each_device import variable_on
 
 import gpuopt
-from gpuopt import IndexedSlices, ParameterGroup, Variable
+from gpuopt import IndexedSlices, ParameterGroup, Variable, backends
+from gpuopt.backends.cpu.backend import CpuBackend
+from gpuopt.backends.cpu.limits import CpuLimits
+from gpuopt.device import Device
 from gpuopt.distributed import PerReplica
 from gpuopt.optimizers.base import RuleOptimizer
 from gpuopt.rules.gradient_descent import gradient_descent
@@ -402,8 +405,15 @@ def test_arrays_of_any_strides_are_updated(view: Any, xp: Any) -> None:
     np.testing.assert_allclose(w if xp is np else w.get(), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "every_cpu_form",
+    ["plain", "recorded", pytest.param("compiled", marks=pytest.mark.cxx)],
+    indirect=True,
+)
 @each_optimizer
-def test_a_rows_squares_are_added_up_in_the_same_order_however_they_lie(name: str) -> None:
+def test_a_rows_squares_are_added_up_in_the_same_order_however_they_lie(
+    name: str, every_cpu_form: None
+) -> None:
     # One after the other, the ones would all be lost beside the first square.
     gradient = np.ones((3, 2000), np.float32)
     gradient[:, 0] = 2.0**12
@@ -427,6 +437,47 @@ def test_a_gradient_in_its_variables_memory_is_read_first(every_cpu_form: None) 
         optimizer.apply_gradients([(gradient(array), array)])
         optimizer.apply_gradients([(gradient(start), apart)])
         assert np.array_equal(array, apart.numpy())
+
+
+WIDTHS = (1, 2, 3, 5, 8, 9, 17, 70, 1100)
+
+
+@pytest.mark.parametrize("is_compiled", [False, pytest.param(True, marks=pytest.mark.cxx)])
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+@each_optimizer
+def test_a_tables_bits_depend_on_no_thread_chunk_or_neighbour(
+    name: str, dtype: Any, is_compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUOPT_COMPILED", str(int(is_compiled)))
+    rng = np.random.default_rng(16)
+    shapes = [(height, width) for width in WIDTHS for height in (1, 301)]
+    starts = [rng.normal(size=shape).astype(dtype) for shape in shapes]
+    gradients = [rng.normal(size=shape).astype(dtype) for shape in shapes]
+
+    def ends(threads: int, small_elements: int, at_once: int) -> list[np.ndarray]:
+        monkeypatch.setenv("GPUOPT_THREADS", str(threads))
+        limits = CpuLimits(small_elements, large_elements=0, elements_per_thread=1)
+        arrays = []
+        with backends.using(Device.cpu, CpuBackend(limits)):
+            for first in range(0, len(starts), at_once):
+                part = slice(first, first + at_once)
+                tables = [Variable(start, name=f"table {i}") for i, start in enumerate(starts)][
+                    part
+                ]
+                own = [table for i, table in enumerate(tables, first) if i % 3 == 1]
+                groups = [ParameterGroup(variables=own, epsilon=1.0)] if own else []
+                optimizer = CLASSES[name](**NUMBERS[name], groups=groups)
+                optimizer.apply_gradients(list(zip(gradients[part], tables, strict=True)))
+                slots = [optimizer.get_slot(table, ROW_SLOT[name]) for table in tables]
+                arrays += [
+                    each.numpy() for pair in zip(tables, slots, strict=True) for each in pair
+                ]
+        return arrays
+
+    alone = ends(threads=1, small_elements=1, at_once=1)
+    for threads, small_elements in [(1, 10**9), (3, 10**9), (3, 1), (7, 600)]:
+        together = ends(threads, small_elements, at_once=len(shapes))
+        assert all(map(np.array_equal, alone, together))
 
 
 # Rules of one's own.
@@ -457,6 +508,28 @@ def test_a_users_rule_may_have_slots_of_rows_and_decay() -> None:
     expected = [first[0] * 0.5 - 0.25 / 3, first[1]]
     np.testing.assert_allclose(w.numpy(), expected, rtol=1e-12)
     assert optimizer.get_slot(w, "largest").numpy().tolist() == [[9.0], [1.0]]
+
+
+def test_small_tables_of_one_width_are_updated_in_one_call() -> None:
+    calls = []
+
+    @gpuopt.update_rule(row_slots=["total"])
+    def counted(var: Any, grad: Any, total: Any, *, learning_rate: Any, mean_square: Any) -> None:
+        calls.append(var.shape)
+        total += mean_square
+        var -= learning_rate * grad
+
+    class CountedOptimizer(LargestOfRowsOptimizer):
+        rule = counted
+
+    calls.clear()
+    heights = [2, 3, 4] * 20
+    tables = [Variable(np.ones((height, 5), np.float32)) for height in heights]
+    biases = [Variable(np.ones(height, np.float32)) for height in heights]
+    pairs = [(np.ones(each.shape, np.float32), each) for each in (*tables, *biases)]
+    CountedOptimizer(0.5).apply_gradients(pairs)
+    assert calls == [(180, 1), (180, 5)]
+    assert all(np.all(each.numpy() == 0.5) for each in (*tables, *biases))
 
 
 def test_slots_of_rows_that_no_rule_can_have_are_refused() -> None:

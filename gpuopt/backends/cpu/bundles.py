@@ -6,7 +6,7 @@ import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import pairwise, repeat
+from itertools import repeat
 from operator import setitem
 from typing import Any
 
@@ -24,7 +24,7 @@ _assign: Any = setitem  # typed as if memoryviews could not be written
 def bundles(
     targets: Sequence[Target], groups: Sequence[int], positions: Sequence[int], most_elements: int
 ) -> list[Bundle]:
-    """Joins neighbours in a list, with those of one group side by side.
+    """Joins neighbours in a list, with those of one group and `Target.row_width` side by side.
 
     Args:
         targets: All variables of a plan, and their slots.
@@ -35,7 +35,8 @@ def bundles(
     """
     made: list[Bundle] = []
     first = size = 0
-    positions = sorted(positions, key=lambda position: groups[position])
+    kinds = {position: (groups[position], targets[position].row_width) for position in positions}
+    positions = sorted(positions, key=kinds.__getitem__)
     for last, position in enumerate(positions):
         size += targets[position].var.size
         following = positions[last + 1 : last + 2]
@@ -44,7 +45,7 @@ def bundles(
             made.append(
                 Bundle(
                     [targets[member] for member in members],
-                    [groups[member] for member in members],
+                    [kinds[member] for member in members],
                     members,
                 )
             )
@@ -53,23 +54,37 @@ def bundles(
 
 
 class Bundle:
-    """Small variables that are updated together: those of each group as if they were one."""
+    """Small variables that are updated together: those of each part as if they were one.
+
+    A part has one group and one `Target.row_width`.
+    """
 
     def __init__(
-        self, targets: Sequence[Target], groups: Sequence[int], positions: Sequence[int]
+        self,
+        targets: Sequence[Target],
+        kinds: Sequence[tuple[int, int]],
+        positions: Sequence[int],
     ) -> None:
+        """Joins variables.
+
+        Args:
+            targets: They and their slots.
+            kinds: The group and the row width of each.
+            positions: Theirs in the plan.
+        """
         self._positions = positions
         self._size = sum(var.size for var, _ in targets)
-        sizes = [var.size for var, _ in targets]
-        changes = [i for i, group in enumerate(groups) if i == 0 or group != groups[i - 1]]
-        # For each group: its number, and where its elements begin and end.
-        self._groups = [groups[i] for i in changes]
-        self._bounds = [sum(sizes[:i]) for i in [*changes, len(sizes)]]
-        var_and_slots = zip(*[(var, *slots) for var, slots in targets], strict=True)
-        self._members = [
-            _Members(contiguous_runs([array.reshape(-1) for array in arrays]))
-            for arrays in var_and_slots
-        ]
+        parts = [i for i, kind in enumerate(kinds) if i == 0 or kind != kinds[i - 1]]
+        self._groups = [kinds[i][0] for i in parts]
+        self._widths = [kinds[i][1] for i in parts]
+        # Of each array, [num_parts + 1]: where the elements of a part begin and end.
+        self._bounds = []
+        self._members = []
+        for arrays in zip(*[(var, *slots) for var, slots in targets], strict=True):
+            ends = np.cumsum([0, *[array.size for array in arrays]])
+            self._bounds.append(ends[[*parts, len(targets)]])
+            flat = [array.reshape(-1) for array in arrays]
+            self._members.append(_Members(contiguous_runs(flat)))
 
     def join(self, gradients: Sequence[Array], real: np.dtype[Any]) -> Array:
         """Copies the gradients into one flat array of the compute type."""
@@ -98,19 +113,19 @@ class Bundle:
         wanted = [*copies, *first.scratch_dtypes]
         buffers = scratch(wanted, self._size) if wanted else []
         written = [
-            each.gather(buffers.pop(0)) if is_gathered else each.runs[0]
-            for each, is_gathered in zip(self._members, gathered, strict=True)
+            each.gather(buffers.pop(0)[: bounds[-1]]) if is_gathered else each.runs[0]
+            for each, bounds, is_gathered in zip(self._members, self._bounds, gathered, strict=True)
         ]
         if len(self._groups) == 1:
             first.apply(written, grad, buffers)
         else:
-            of_groups = [forms[group] for group in self._groups]
-            self._update_groups(of_groups, written, grad, copies)
+            of_parts = [forms[group] for group in self._groups]
+            self._update_parts(of_parts, written, grad, copies)
         for each, values, is_gathered in zip(self._members, written, gathered, strict=True):
             if is_gathered:
                 each.spread(values)
 
-    def _update_groups(
+    def _update_parts(
         self,
         forms: Sequence[RuleForm],
         written: Sequence[Array],
@@ -118,24 +133,21 @@ class Bundle:
         copies: Sequence[np.dtype[Any]],
     ) -> None:
         update_chunks = forms[0].update_chunks
+        given = list(zip([*written, grad], [*self._bounds, self._bounds[0]], strict=True))
         if update_chunks is not None:
-            bounds = np.array(self._bounds, np.intp)
-            begins = [
-                array.ctypes.data + array.itemsize * bounds[:-1] for array in (*written, grad)
-            ]
+            begins = [array.ctypes.data + array.itemsize * bounds[:-1] for array, bounds in given]
+            num_rows = np.diff(self._bounds[-1])
             scalars = [form.scalars_address for form in forms]
-            table = np.column_stack([*begins, np.diff(bounds), scalars])
+            table = np.column_stack([*begins, num_rows, self._widths, scalars])
             update_chunks(table, np.zeros(1, np.int64))
             return
-        for form, (begin, end) in zip(forms, pairwise(self._bounds), strict=True):
-            part = slice(begin, end)
+        for number, form in enumerate(forms):
+            *parts, part_of_grad = [
+                array[bounds[number] : bounds[number + 1]] for array, bounds in given
+            ]
             # Behind the copies, which stay.
             buffers = scratch([*copies, *form.scratch_dtypes], self._size)[len(copies) :]
-            form.apply(
-                [array[part] for array in written],
-                grad[part],
-                [array[part] for array in buffers],
-            )
+            form.apply(parts, part_of_grad, [array[: len(part_of_grad)] for array in buffers])
 
 
 class _Members:

@@ -13,6 +13,8 @@ from gpuopt.backends.cpu.forms.rule_form import RuleForm
 from gpuopt.backends.cpu.memory import Array, scratch
 from gpuopt.computed_once import computed_once
 
+# Columns of a table of chunks: see `CompiledRule.update_chunks`.
+_GRADIENT, _SCALARS = -4, -1
 # The most memory that the scratch arrays of all threads may take together.
 _SCRATCH_BYTES = 6 * 1024 * 1024
 
@@ -34,25 +36,37 @@ def chunk_length(form: RuleForm, size: int, threads: int, converted_bytes: int =
 
 
 class Chunks:
-    """Large variables and their slots, cut into chunks.
+    """Large variables and their slots, cut into chunks of whole rows; see `Target.row_width`.
 
     Attributes:
-        longest: How long a chunk should be at most.
+        longest: As it was given.
     """
 
     def __init__(self, targets: Sequence[Target], groups: Sequence[int], longest: int) -> None:
+        """Cuts variables.
+
+        Args:
+            targets: The variables and their slots, contiguous and not empty.
+            groups: The number of each one's group.
+            longest: How many elements a chunk has at most, unless a single row has more.
+        """
         self.longest = longest
         self._groups = groups
-        self._written = [[array.reshape(-1) for array in (var, *slots)] for var, slots in targets]
+        widths = np.array([target.row_width for target in targets], np.intp)
         sizes = np.array([var.size for var, _ in targets], np.intp)
-        counts = -(-sizes // longest)
-        lengths = -(-sizes // counts)
-        # For each chunk, the position of its variable and the bounds of its elements. Nothing else
-        # is kept: a billion elements are thousands of chunks.
+        heights = sizes // widths
+        self._written = [
+            [array.reshape(height, -1) for array in (var, *slots)]
+            for (var, slots), height in zip(targets, heights, strict=True)
+        ]
+        counts = -(-heights // np.maximum(longest // widths, 1))
+        lengths = -(-heights // counts)
+        # For each chunk, the position of its variable and the bounds of its rows. Nothing else is
+        # kept: a billion elements are thousands of chunks.
         self._owners = np.repeat(np.arange(len(targets)), counts)
         before = np.repeat(np.cumsum(counts) - counts, counts)
         self._starts = (np.arange(len(before)) - before) * lengths[self._owners]
-        self._ends = np.minimum(self._starts + lengths[self._owners], sizes[self._owners])
+        self._ends = np.minimum(self._starts + lengths[self._owners], heights[self._owners])
 
     def __len__(self) -> int:
         return len(self._owners)
@@ -82,8 +96,10 @@ class Chunks:
             gradient = None if gradients is None else gradients[owner]
             if gradients is None or gradient is not None:
                 form = forms[self._groups[owner]]
-                written = [array[part] for array in self._written[owner]]
-                _update_chunk(form, real, written, None if gradient is None else gradient[part])
+                written = [array[part].reshape(-1) for array in self._written[owner]]
+                if gradient is not None:
+                    gradient = gradient.reshape(self._written[owner][0].shape)[part].reshape(-1)
+                _update_chunk(form, real, written, gradient)
 
     def table(self, scalars: Sequence[int], gradients: Sequence[Array | None] | None) -> Array:
         """Returns the chunks' addresses, for `CompiledRule.update_chunks`.
@@ -93,19 +109,20 @@ class Chunks:
             gradients: See `update`.
         """
         table = self._table.copy()
-        table[:, -1] = np.array(scalars, np.intp)[self._chunk_groups]
+        table[:, _SCALARS] = np.array(scalars, np.intp)[self._chunk_groups]
         if gradients is not None:
             addresses = [0 if gradient is None else gradient.ctypes.data for gradient in gradients]
             grads = np.array(addresses, np.intp)[self._owners]
             present = grads != 0
             table = table[present]
-            table[:, -3] = (grads + self._offsets)[present]
+            table[:, _GRADIENT] = (grads + self._offsets[:, 0])[present]
         return table
 
     @computed_once
     def _offsets(self) -> Array:
-        """For each chunk, how many bytes of its arrays lie before it."""
-        offsets: Array = self._starts * self._written[0][0].itemsize
+        """For each chunk, how many bytes of each of its arrays lie before it."""
+        bytes_of_rows = [[array[0].nbytes for array in arrays] for arrays in self._written]
+        offsets: Array = self._starts[:, np.newaxis] * np.array(bytes_of_rows)[self._owners]
         return offsets
 
     @computed_once
@@ -118,9 +135,10 @@ class Chunks:
     def _table(self) -> Array:
         """The chunks' addresses, without gradients and scalars."""
         addresses = [[array.ctypes.data for array in arrays] for arrays in self._written]
-        written = np.array(addresses, np.intp)[self._owners] + self._offsets[:, np.newaxis]
+        written = np.array(addresses, np.intp)[self._owners] + self._offsets
+        widths = np.array([arrays[0][0].size for arrays in self._written])[self._owners]
         none = np.zeros_like(self._starts)
-        return np.column_stack([written, none, self._ends - self._starts, none])
+        return np.column_stack([written, none, self._ends - self._starts, widths, none])
 
 
 def _update_chunk(
@@ -133,7 +151,7 @@ def _update_chunk(
         return
     given = [*written, *([] if grad is None else [grad])]
     arrays = scratch([*[real] * len(given), *form.scratch_dtypes], size)
-    converted = arrays[: len(given)]
+    converted = [array[: len(chunk)] for array, chunk in zip(arrays, given, strict=False)]
     for array, chunk in zip(converted, given, strict=True):
         np.copyto(array, chunk)
     form.apply(

@@ -110,6 +110,13 @@ class DensePlan:
                 apart[position] = apart[position].copy()
         return apart
 
+    def in_rows(self, gradients: Sequence[Array]) -> list[Array]:
+        """Returns the gradients; where large variables have others than rows, copies in rows."""
+        in_rows = list(gradients)
+        for position in self._large:
+            in_rows[position] = np.require(in_rows[position], requirements=["C", "ALIGNED"])
+        return in_rows
+
     def tasks(
         self, forms: Sequence[RuleForm], gradients: Sequence[Array], threads: int
     ) -> tuple[list[Task], list[int]]:

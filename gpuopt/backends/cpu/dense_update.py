@@ -12,7 +12,7 @@ from gpuopt.backends.cpu.dense_plan import DensePlan
 from gpuopt.backends.cpu.forms.plain import PlainRule
 from gpuopt.backends.cpu.forms.rule_form import RuleForm, large_forms
 from gpuopt.backends.cpu.limits import CpuLimits
-from gpuopt.backends.cpu.row_wise_update import update_every_row
+from gpuopt.backends.cpu.row_wise_update import update_rows
 from gpuopt.backends.cpu.summed_scalars import scalars_with_sums
 from gpuopt.backends.cpu.threads import share_out
 from gpuopt.rules.update_rule import UpdateRule
@@ -30,9 +30,6 @@ def update_dense(
     limits: CpuLimits,
 ) -> None:
     """Applies a rule to every element of a plan's variables; see `Backend.apply_dense`."""
-    if rule.row_slots:
-        update_every_row(rule, plan, gradients, scalars, limits)
-        return
     if rule.sums:
         scalars = scalars_with_sums(rule, plan, gradients, scalars, limits)
         plan = plan.alone
@@ -43,6 +40,8 @@ def update_dense(
         threads, forms = limits.threads_for(plan.size), large_forms(rule, plan.real, scalars)
     if plan.read_late:
         gradients = plan.without_overlap(gradients)
+    if rule.row_slots:
+        gradients = plan.in_rows(gradients)
     tasks, strided = plan.tasks(forms, gradients, threads)
     if threads == 1:
         for task in tasks:
@@ -51,7 +50,20 @@ def update_dense(
         share_out(lambda task: task(), tasks, threads)
     for position in strided:
         of_group = scalars[plan.groups[position]]
-        update_strided(rule, plan.targets[position], gradients[position], of_group)
+        if rule.row_slots:
+            update_strided_rows(rule, plan.targets[position], gradients[position], of_group, limits)
+        else:
+            update_strided(rule, plan.targets[position], gradients[position], of_group)
+
+
+def update_strided_rows(
+    rule: UpdateRule, target: Target, gradient: Array, scalars: Scalars, limits: CpuLimits
+) -> None:
+    """Updates a variable of any strides by a row-wise rule."""
+    if target.var.size:
+        # A scalar is one row.
+        written = [np.atleast_1d(array) for array in (target.var, *target.slots)]
+        update_rows(rule, written, None, np.atleast_1d(gradient), scalars, limits)
 
 
 def update_with_zero(

@@ -8,47 +8,17 @@ from typing import Any
 import numpy as np
 
 from gpuopt.backends.backend import Scalars, compute_type
-from gpuopt.backends.cpu.dense_plan import DensePlan
-from gpuopt.backends.cpu.forms.compiled import CompiledRule, compiled_rules
+from gpuopt.backends.cpu.forms.compiled import CompiledRule
 from gpuopt.backends.cpu.forms.plain import PlainRule
 from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cpu.row_groups import RowGroups
 from gpuopt.backends.cpu.threads import share_out
-from gpuopt.rules.update_rule import MEAN_SQUARE, UpdateRule
+from gpuopt.rules.update_rule import UpdateRule
 
 Array = np.ndarray[Any, Any]
 
 # Loading a row from a random place in memory costs several times as much as its arithmetic.
 ROW_FACTOR = 4
-
-
-def update_every_row(
-    rule: UpdateRule,
-    plan: DensePlan,
-    gradients: Sequence[Array],
-    scalars: Sequence[Scalars],
-    limits: CpuLimits,
-) -> None:
-    """Applies a row-wise rule to all rows of a plan's variables; see `Backend.apply_dense`."""
-    overlaps = plan.memory.overlaps
-    apart = [each.copy() if overlaps(each) else each for each in gradients]
-    compiled: Sequence[CompiledRule] = ()
-    if plan.size >= limits.large_elements:
-        compiled = compiled_rules(rule, plan.real, scalars)
-    for (var, slots), gradient, group in zip(plan.targets, apart, plan.groups, strict=True):
-        if not var.size:
-            continue
-        # A scalar is one row.
-        written = [np.atleast_1d(array) for array in (var, *slots)]
-        values = np.atleast_1d(gradient)
-        if compiled and all(each.flags.carray and each.dtype == plan.real for each in written):
-            values = np.require(values, plan.real, ["C", "ALIGNED"])
-            every = np.arange(len(values) + 1)
-            groups = RowGroups(every[:-1], every[:-1], every)
-            threads = limits.threads_for(values.size)
-            update_compiled(compiled[group], written, values, groups, threads)
-        else:
-            update_rows(rule, written, None, values, scalars[group], limits)
 
 
 def update_compiled(
@@ -98,19 +68,18 @@ def update_rows(
         limits: See `CpuLimits`.
     """
     real = compute_type(written[0].dtype)
+    form = PlainRule(rule, scalars)
     height = max(PlainRule.most_elements // max(sums[0].size, 1), 1)
 
     def update(first: int) -> None:
         part: Any = slice(first, first + height)
-        grad = sums[part].astype(real, order="C", copy=False).reshape(len(sums[part]), -1)
+        grad = sums[part].astype(real, copy=False).reshape(-1)
         if rows is not None:
             part = rows[part]
-        shapes = [array[part].shape for array in written]
-        held = [np.array(array[part], real).reshape(len(grad), -1) for array in written]
-        mean_square = np.mean(grad * grad, axis=1, keepdims=True)
-        rule.apply(held[0], grad, *held[1:], **{**scalars, MEAN_SQUARE: mean_square})
-        for array, shape, new in zip(written, shapes, held, strict=True):
-            array[part] = new.reshape(shape)
+        held = [np.array(array[part], real, order="C") for array in written]
+        form.apply([array.reshape(-1) for array in held], grad, [])
+        for array, new in zip(written, held, strict=True):
+            array[part] = new
 
     is_large = sums.size * ROW_FACTOR >= limits.large_elements
     threads = limits.threads_for(sums.size * ROW_FACTOR) if is_large else 1

@@ -72,16 +72,19 @@ class CompiledRule:
 
     def apply(self, written: Sequence[Chunk], grad: Chunk | None, scratch: Sequence[Chunk]) -> None:
         addresses = [0 if array is None else array.ctypes.data for array in (*written, grad)]
-        table = np.array([[*addresses, len(written[0]), self.scalars_address]], np.intp)
+        num_rows = len(written[-1])
+        shape = num_rows, len(written[0]) // num_rows
+        table = np.array([[*addresses, *shape, self.scalars_address]], np.intp)
         self.update_chunks(table, np.zeros(1, np.int64))
 
     def update_chunks(self, table: Chunk, taken: Chunk) -> None:
         """Updates chunks until all are taken; threads that call it at once share them.
 
         Args:
-            table: [num_chunks, num_slots + 4] of intp, contiguous. A row holds where a chunk of the
-                variable, of each slot and of the gradient starts in memory, how many elements it
-                has, and the `scalars_address` of a form. A gradient at 0 is zero everywhere.
+            table: [num_chunks, num_slots + 5] of intp, contiguous. A row holds where a chunk of the
+                variable, of each slot and of the gradient starts in memory, how many rows it has
+                and their `Target.row_width`, and the `scalars_address` of a form. A gradient at 0
+                is zero everywhere.
             taken: [1] of int64: how many chunks all callers have taken.
         """
         self._library.update_chunks(

@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 
 from gpuopt.backends.backend import Scalars
-from gpuopt.rules.update_rule import UpdateRule
+from gpuopt.rules.update_rule import MEAN_SQUARE, UpdateRule
 
 Chunk = np.ndarray[Any, Any]
+
+# Up to this many columns are quicker added up one after the other, each of all rows.
+_FEW_COLUMNS = 8
 
 
 class PlainRule:
@@ -27,4 +30,35 @@ class PlainRule:
         self._rule, self._scalars = rule, scalars
 
     def apply(self, written: Sequence[Chunk], grad: Chunk | None, scratch: Sequence[Chunk]) -> None:
-        self._rule.apply(written[0], grad, *written[1:], **self._scalars)
+        if self._rule.row_slots:
+            assert grad is not None, "no row-wise rule gets a gradient of zeros"
+            self._apply_to_rows(written, grad)
+        else:
+            self._rule.apply(written[0], grad, *written[1:], **self._scalars)
+
+    def _apply_to_rows(self, written: Sequence[Chunk], grad: Chunk) -> None:
+        num_rows = len(written[-1])
+        var, *slots = (array.reshape(num_rows, -1) for array in written)
+        grad = grad.reshape(num_rows, -1)
+        scalars = {**self._scalars, MEAN_SQUARE: _mean_squares(grad)}
+        self._rule.apply(var, grad, *slots, **scalars)
+
+
+def _mean_squares(rows: Chunk) -> Chunk:
+    """Returns the mean of each row's squares, [num_rows, 1]; in what order follows from the width.
+
+    Args:
+        rows: [num_rows, width], contiguous.
+    """
+    squares: Chunk = rows * rows
+    width = squares.shape[1]
+    if width == 1:
+        return squares
+    if width > _FEW_COLUMNS:
+        sums = np.add.reduce(squares, axis=1, keepdims=True)
+    else:
+        sums = squares[:, :1] + squares[:, 1:2]
+        for column in range(2, width):
+            sums += squares[:, column : column + 1]
+    sums /= width
+    return sums

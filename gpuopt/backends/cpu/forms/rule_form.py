@@ -40,12 +40,12 @@ class RuleForm(Protocol):
     def scalars_address(self) -> int: ...
 
     def apply(self, written: Sequence[Array], grad: Array | None, scratch: Sequence[Array]) -> None:
-        """Updates chunks of one length.
+        """Updates chunks of the same rows; see `Target.row_width`.
 
         Args:
-            written: A chunk of the variable and of each slot.
+            written: A flat chunk of the variable and of each slot.
             grad: The gradient's chunk; None if the form was made for a gradient of zeros.
-            scratch: As long as the chunks, of `scratch_dtypes`.
+            scratch: As long as the variable's chunk, of `scratch_dtypes`.
         """
 
 
@@ -54,7 +54,8 @@ def large_forms(
 ) -> Sequence[RuleForm]:
     """Returns the quickest forms for large work: compiled where that is possible, else recorded.
 
-    A recording with sums would be used once: such a rule is run as it is written.
+    A recording with sums would be used once, and one with numbers of rows has two lengths: such a
+    rule is run as it is written.
 
     Args:
         rule: What to compute.
@@ -63,6 +64,6 @@ def large_forms(
         zero_grad: The gradient is zero everywhere; `apply` and `update_chunks` get none.
     """
     compiled = compiled_rules(rule, real, scalars)
-    if rule.sums and not compiled:
+    if rule.computed and not compiled:
         return [PlainRule(rule, each) for each in scalars]
     return compiled or [recorded_rule(rule, real, each, zero_grad=zero_grad) for each in scalars]
