@@ -61,6 +61,13 @@ def _make_workloads() -> Iterator[Workload]:
     yield _make_sparse_workload(
         "adagrad", "Adagrad", gpuopt.AdagradOptimizer, _torch_sparse_adagrad, slots=1
     )
+    for name, what, shapes in (
+        ("vector", "one vector of 4,194,304 elements", [(2**22,)]),
+        ("5_columns", "one table of 800,000 x 5", [(800_000, 5)]),
+        ("64_columns", "one table of 65,536 x 64", [(2**16, 64)]),
+        ("400x40x5", "400 tables of 40 x 5", [(40, 5)] * 400),
+    ):
+        yield _make_row_wise_workload(f"host_row_wise_{name}", what, shapes)
     yield _make_groups_workload()
     yield _make_all_rows_workload()
     yield _make_row_sums_workload()
@@ -234,6 +241,24 @@ def _make_groups_workload() -> Workload:
         sum(gradient.nbytes for gradient in gradients) * 7,
         contenders,
     )
+
+
+def _make_row_wise_workload(name: str, what: str, shapes: Shapes) -> Workload:
+    rng = np.random.default_rng(0)
+    gradients = [rng.standard_normal(shape, np.float32) for shape in shapes]
+    contenders: dict[str, Step] = {}
+    for title, optimizer in (
+        ("gpuopt", gpuopt.RowWiseAdagradOptimizer(_RATE)),
+        ("Adagrad", gpuopt.AdagradOptimizer(_RATE)),
+    ):
+        variables = [gpuopt.Variable(np.ones_like(gradient)) for gradient in gradients]
+        step = partial(optimizer.apply_gradients, list(zip(gradients, variables, strict=True)))
+        contenders[title] = _make_our_step(step, True)
+        alone = NUMPY_ALONE if title == "gpuopt" else f"{title}, numpy alone"
+        contenders[alone] = _make_our_step(step, False)
+    # A step reads and writes the weights, and reads the gradient.
+    num_bytes = 3 * sum(gradient.nbytes for gradient in gradients)
+    return Workload(name, f"Row-wise Adagrad on {what}", num_bytes, contenders)
 
 
 def _make_our_step(step: Step, compiled: bool) -> Step:

@@ -77,6 +77,8 @@ class Optimizer(Hooks):
     GATE_NONE: ClassVar[int] = GATE_NONE
     GATE_OP: ClassVar[int] = GATE_OP
     GATE_GRAPH: ClassVar[int] = GATE_GRAPH
+    # Other variables that the class made once, and makes no more: a saved state may have them.
+    _former_non_slots: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self, use_locking: bool, name: str, *, on_nonfinite: OnNonfinite = "propagate"
@@ -359,6 +361,7 @@ class Optimizer(Hooks):
             self._lists_all_state(),
             self._state_ranges(),
             self._slot_op_name,
+            self._former_non_slots,
         )
 
     def _must_skip(self, updates: Updates) -> bool:

@@ -13,6 +13,7 @@ from gpuopt.optimizers.base import (
     RuleOptimizer,
     ours,
     require_not_negative,
+    require_number,
     update_rule,
 )
 
@@ -101,6 +102,7 @@ class FtrlOptimizer(RuleOptimizer):
         beta: Hyperparameter | None = None,
         **common: Unpack[Additions],
     ) -> None:
+        require_number(initial_accumulator_value=initial_accumulator_value)
         require_not_negative(initial_accumulator_value=initial_accumulator_value)
         super().__init__(
             {"use_locking": use_locking, "name": name, **common},

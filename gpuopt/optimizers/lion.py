@@ -8,9 +8,9 @@ from typing import Any, Unpack
 import numpy as np
 
 from gpuopt.optimizers.base import (
+    AllDigitsOptimizer,
     Common,
     Hyperparameter,
-    StepCountingOptimizer,
     ours,
     update_rule,
 )
@@ -23,7 +23,7 @@ def lion(var: Any, grad: Any, m: Any, *, learning_rate: Any, beta1: Any, beta2: 
     m += (1 - beta2) * (grad - m)
 
 
-class LionOptimizer(RuleWithWeightDecay, StepCountingOptimizer):
+class LionOptimizer(RuleWithWeightDecay, AllDigitsOptimizer):
     """Lion (Chen et al. 2023, algorithm 2): a step of the same length for every weight.
 
         w -= learning_rate * weight_decay * w
@@ -47,6 +47,7 @@ class LionOptimizer(RuleWithWeightDecay, StepCountingOptimizer):
     """
 
     rule = lion
+    _former_non_slots = ("step",)
 
     def __init__(
         self,

@@ -57,6 +57,12 @@ class PartialRowWiseAdamOptimizer(RuleWithWeightDecay, StepCountingOptimizer):
     variable `step`, float64, shared by all variables. `minimize` and `apply_gradients` take
     `decay_var_list`: the variables that decay, by default all. Python floats keep all digits.
 
+    Squares, their sum and the mean are computed in float32 for float16 and bfloat16, else in the
+    variable's type: the sum overflows above 3e38, or 1.8e308 in float64. `v` has the variable's
+    type. So in float16 a row whose `v` comes above 65,504 has infinity there, and NaN after the next
+    step, as in Adam; values of `v` below 6e-8 are 0. Keep tables with such gradients in bfloat16 or
+    float32, or scale their gradients down.
+
     Args:
         learning_rate: Step size.
         beta1: Decay of the gradient's average `m`.

@@ -8,11 +8,12 @@ from typing import Any, Unpack
 import numpy as np
 
 from gpuopt.optimizers.base import (
+    AllDigitsOptimizer,
     Common,
     Hyperparameter,
-    StepCountingOptimizer,
     ours,
     require_not_negative,
+    require_number,
     update_rule,
 )
 from gpuopt.optimizers.base.weight_decay import RuleWithWeightDecay
@@ -30,7 +31,7 @@ def row_wise_adagrad(
     var -= learning_rate / (np.sqrt(accumulator) + epsilon) * grad
 
 
-class RowWiseAdagradOptimizer(RuleWithWeightDecay, StepCountingOptimizer):
+class RowWiseAdagradOptimizer(RuleWithWeightDecay, AllDigitsOptimizer):
     """Adagrad with one number for each row of a table (Gupta et al. 2014): FBGEMM's form.
 
         w[r] -= learning_rate * weight_decay * w[r]
@@ -46,6 +47,12 @@ class RowWiseAdagradOptimizer(RuleWithWeightDecay, StepCountingOptimizer):
     up before they are squared. `minimize` and `apply_gradients` take `decay_var_list`: the
     variables that decay, by default all. Python floats keep all digits.
 
+    Squares, their sum and the mean are computed in float32 for float16 and bfloat16, else in the
+    variable's type: the sum overflows above 3e38, or 1.8e308 in float64. `n` has the variable's
+    type. So in float16 a row whose `n` comes above 65,504 has infinity there, and stays where it
+    is from the next step on, but for its decay; mean squares below 6e-8 are 0. Keep tables with
+    such gradients in bfloat16 or float32, or scale their gradients down.
+
     Args:
         learning_rate: Step size.
         initial_accumulator_value: What `n` starts with, 0 or more.
@@ -55,10 +62,12 @@ class RowWiseAdagradOptimizer(RuleWithWeightDecay, StepCountingOptimizer):
         groups: See `ParameterGroup`.
 
     Raises:
-        ValueError: `initial_accumulator_value` is negative.
+        TypeError: `initial_accumulator_value` is no number.
+        ValueError: `initial_accumulator_value` is negative or NaN.
     """
 
     rule = row_wise_adagrad
+    _former_non_slots = ("step",)
 
     def __init__(
         self,
@@ -68,6 +77,7 @@ class RowWiseAdagradOptimizer(RuleWithWeightDecay, StepCountingOptimizer):
         weight_decay: Hyperparameter = 0.0,
         **common: Unpack[Common],
     ) -> None:
+        require_number(initial_accumulator_value=initial_accumulator_value)
         require_not_negative(initial_accumulator_value=initial_accumulator_value)
         super().__init__(weight_decay, common, learning_rate=learning_rate, epsilon=epsilon)
         self.initial_accumulator_value = initial_accumulator_value

@@ -22,7 +22,17 @@ def cautious(base: UpdateRule) -> DerivedRule:
 
     Elsewhere the variable stays. Steps are divided by the part of the elements that move, or 0.001
     if it is less. It has the slots of `base`, and two sums after its scalars.
+
+    Raises:
+        ValueError: `base` has sums or slots of rows.
     """
+    if base.computed:
+        has = f"row_slots={base.row_slots}" if base.row_slots else f"sums={base.sums}"
+        raise ValueError(
+            f"cautious=True cannot be had with the rule {base.name} of {base.apply.__module__}, "
+            f"which has {has}: which elements move would be counted before its step is known. "
+            "Leave cautious=True out, or give the optimizer another rule"
+        )
 
     def step_of(var: Any, grad: Any, slots: Sequence[Any], scalars: dict[str, Any]) -> Any:
         """Returns the step, and 1 where it is made and 0 where not."""

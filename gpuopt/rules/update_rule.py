@@ -13,6 +13,7 @@ import numpy as np
 
 from gpuopt.computed_once import computed_once
 from gpuopt.rules.sources import CudaSource, kernel_root
+from gpuopt.rules.trial import refuse_by_trial
 
 # The scalar of a row-wise rule that each row has for itself.
 MEAN_SQUARE = "mean_square"
@@ -102,6 +103,34 @@ class UpdateRule:
         return (self.require_cuda().header,)
 
     @property
+    def assertions(self) -> list[str]:
+        """C++ that compiles if the CUDA form has as many slots of rows, and sums, as this one.
+
+        It needs `shared/counts.cuh`. There is a line for each other number that can be: so a
+        message has both.
+        """
+        functor = self.require_cuda().functor
+        lines = []
+        for what, constant, names, most in (
+            ("slots of rows", "num_row_slots", self.row_slots, len(self.slots)),
+            ("sums", "num_sums", self.sums, len(self.scalars)),
+        ):
+            listed = f" ({', '.join(names)})" if names else ""
+            found = f"gpuopt::{constant}<{functor}>"
+            in_python = f"the number of {what} of {self.name} is {len(names)} in Python{listed}"
+            lines += [
+                f'static_assert({found} != {other}, "{in_python}, and {other} in {functor} '
+                f'({constant})");'
+                for other in range(most + 1)
+                if other != len(names)
+            ]
+            lines.append(
+                f'static_assert({found} >= 0 && {found} <= {most}, "{in_python}, and above {most} '
+                f'in {functor} ({constant})");'
+            )
+        return lines
+
+    @property
     def include(self) -> str:
         """C++ that includes the CUDA form, and compiles only if its slots and scalars fit."""
         source = self.require_cuda()
@@ -128,15 +157,9 @@ class UpdateRule:
                 )
                 for place, name in enumerate(self.scalars)
             ]
-        if self.row_slots:
-            row_slots = as_many.format(f"slots of rows ({', '.join(self.row_slots)})")
-            checks.append((f"{source.functor}::num_row_slots == {len(self.row_slots)}", row_slots))
-        if self.sums:
-            sums = as_many.format(f"sums ({', '.join(self.sums)})")
-            checks.append((f"{source.functor}::num_sums == {len(self.sums)}", sums))
-        lines = [f'#include "{header}"' for header in self.headers]
+        lines = [f'#include "{header}"' for header in ("shared/counts.cuh", *self.headers)]
         lines += [f'static_assert({check}, "{what}");' for check, what in checks]
-        return "\n".join(lines) + "\n"
+        return "\n".join([*lines, *self.assertions]) + "\n"
 
 
 @overload
@@ -190,7 +213,7 @@ def update_rule(
             returns something, or only one of `sums` and `terms` is given.
         ValueError: the rule writes to none of its arrays, `squares` names no slot, `sums` are no
             scalars side by side; or `row_slots` are not the last slots, or the rule has sums beside
-            them, or takes no `mean_square`.
+            them, takes no `mean_square`, or writes to one of them what differs within a row.
     """
     if not isinstance(cuda, CudaSource | None):
         raise TypeError(f"cuda must be a gpuopt.CudaSource, got {cuda!r}")
@@ -238,7 +261,7 @@ def _rule_of(
     if row_slots:
         _check_row_slots(apply.__name__, slots, scalars, sums, row_slots)
     rule = UpdateRule(apply, slots, scalars, cuda, squares, sums, terms, row_slots)
-    _refuse_without_effect(rule)
+    refuse_by_trial(rule)
     return rule
 
 
@@ -257,28 +280,4 @@ def _check_row_slots(
         raise ValueError(
             f"{name}: a rule with row_slots={row_slots} takes the scalar {MEAN_SQUARE}, the mean "
             f"of a row's squared gradients; it takes {scalars}"
-        )
-
-
-def _refuse_without_effect(rule: UpdateRule) -> None:
-    grad = np.array([-50.0, -0.25, 0.75, 3.0])
-    var_and_slots = [np.array([0.5, 2.0, -1.0, 10.0]) for _ in range(1 + len(rule.slots))]
-    before = [array.copy() for array in var_and_slots]
-    scalars = dict.fromkeys(rule.scalars, np.float64(0.5))
-    var, *slots = var_and_slots
-    with np.errstate(all="ignore"):
-        try:
-            apply: Callable[..., object] = rule.apply
-            returned = apply(var, grad, *slots, **scalars)
-        except Exception:  # the first step raises it, and says for which variable
-            return
-    if returned is not None:
-        raise TypeError(
-            f"{rule.name}: an update rule writes into its arrays and returns nothing, got "
-            f"{type(returned).__name__}: write `var -= ...` for `return var - ...`"
-        )
-    if all(map(np.array_equal, before, var_and_slots)):
-        raise ValueError(
-            f"{rule.name} writes to none of its arrays, so it would train nothing: write "
-            "`var -= ...` or `var[...] = ...` for `var = ...`"
         )

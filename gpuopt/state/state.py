@@ -57,6 +57,8 @@ class Description(NamedTuple):
         lists_all: Whether the optimizer makes nothing that has another name than these.
         ranges: The numbers that slots and other variables can hold, where not all are possible.
         op_name: Returns, for a slot's name, the second part of a slot variable's own name.
+        former_names: The names of other variables that it does not have any more. A saved state may
+            have them; they are left out.
     """
 
     optimizer: str
@@ -69,6 +71,7 @@ class Description(NamedTuple):
     lists_all: bool
     ranges: Mapping[str, Range]
     op_name: Callable[[str], str]
+    former_names: Sequence[str]
 
 
 class Created(NamedTuple):

@@ -121,7 +121,7 @@ def load_state(state: State, saved: OptimizerState, variables: Mapping[str, Any]
             if name not in saved["non_slots"]:
                 state.drop_other(name)
         for name, value in saved["non_slots"].items():
-            if _is_of_another_grouping(name, described):
+            if name in described.former_names or _is_of_another_grouping(name, described):
                 continue
             existing = state.other(name)
             if existing is None:
@@ -213,7 +213,7 @@ def _check_others(state: State, saved: OptimizerState, what_is_saved: str) -> No
     for name, value in others.items():
         allowed = optimizer.ranges.get(name)
         array = _checked_numbers(value, f'"{name}"', allowed)
-        if _is_of_another_grouping(name, optimizer):
+        if name in optimizer.former_names or _is_of_another_grouping(name, optimizer):
             continue
         is_listed = name in optimizer.other_names or name in optimizer.names_of_groups
         if not is_listed and optimizer.lists_all:

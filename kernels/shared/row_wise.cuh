@@ -1,22 +1,10 @@
 // Rules with slots of rows: one number for each row, and the mean of the row's squared gradients
 // among the scalars. Compiles as CUDA and as plain C++17, as rules do.
 #pragma once
+#include "counts.cuh"
 #include "element.cuh"
 
 namespace gpuopt {
-
-template <class Rule>
-constexpr int count_row_slots(const decltype(Rule::num_row_slots)*) {
-  return Rule::num_row_slots;
-}
-template <class Rule>
-constexpr int count_row_slots(...) {
-  return 0;
-}
-
-// How many of a rule's slots, the last ones, are slots of rows.
-template <class Rule>
-constexpr int num_row_slots = count_row_slots<Rule>(nullptr);
 
 // A row-wise rule within one row: a rule of elements, for which the row's numbers are scalars.
 template <class Rule>

@@ -176,3 +176,32 @@ def test_a_gradient_that_is_no_number_is_not_hidden(xp: Any) -> None:
     optimizer = gpuopt.TorchAdamWOptimizer(0.1, cautious=True)
     optimizer.apply_gradients([(xp.asarray(np.array([1.0, np.nan, 1.0])), w)])
     assert np.isnan(w.numpy()).tolist() == [False, True, False]
+
+
+@gpuopt.update_rule(row_slots=["v"])
+def of_rows(var: Any, grad: Any, m: Any, v: Any, *, learning_rate: Any, mean_square: Any) -> None:
+    v += mean_square
+    m += grad
+    var -= learning_rate / np.sqrt(v) * m
+
+
+@gpuopt.update_rule(sums=["total"], terms=lambda var, grad, *_, **__: [grad])
+def of_sums(var: Any, grad: Any, m: Any, v: Any, *, learning_rate: Any, total: Any) -> None:
+    var -= learning_rate * total * grad
+
+
+@pytest.mark.parametrize(
+    ("users_rule", "words"),
+    [
+        (of_rows, r"cautious=True .* of_rows of .*row_slots=\('v',\)"),
+        (of_sums, r"cautious=True .* of_sums of .*sums=\('total',\)"),
+    ],
+)
+def test_caution_is_refused_where_a_rule_has_numbers_of_rows_or_sums(
+    users_rule: Any, words: str
+) -> None:
+    class OwnOptimizer(gpuopt.AMSGradOptimizer):
+        rule = users_rule
+
+    with pytest.raises(ValueError, match=words):
+        OwnOptimizer(0.5, cautious=True)

@@ -134,8 +134,26 @@ def test_the_accumulator_starts_as_asked(xp: Any) -> None:
     optimizer.apply_gradients([(given(gradient, xp), w)])
     expected = trained("row_wise_adagrad", start, [gradient], initial_accumulator_value=0.5)
     check(optimizer, w, expected)
-    with pytest.raises(ValueError, match=r"initial_accumulator_value -1\.0 needs to be"):
-        gpuopt.RowWiseAdagradOptimizer(initial_accumulator_value=-1.0)
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "words"),
+    [
+        (-1.0, ValueError, r"-1\.0 needs to be positive or zero"),
+        (np.nan, ValueError, "nan needs to be positive or zero"),
+        ("much", TypeError, "must be a number, .*'much'"),
+        (None, TypeError, "must be a number, .*None"),
+        (lambda: 1.0, TypeError, "must be a number, got <function"),
+        (np.ones(2), ValueError, "must be a scalar, got an array"),
+    ],
+    ids=["negative", "NaN", "text", "None", "function", "array"],
+)
+def test_an_accumulator_that_starts_with_no_number_from_0_is_refused(
+    value: Any, error: type[Exception], words: str
+) -> None:
+    for of_class in (gpuopt.RowWiseAdagradOptimizer, gpuopt.FtrlOptimizer):
+        with pytest.raises(error, match=f"initial_accumulator_value {words}"):
+            of_class(learning_rate=0.5, initial_accumulator_value=value)
 
 
 @each_optimizer
@@ -548,6 +566,20 @@ def test_slots_of_rows_that_no_rule_can_have_are_refused() -> None:
         gpuopt.update_rule(row_slots=["row"])(without)
     with pytest.raises(ValueError, match="not both"):
         gpuopt.update_rule(row_slots=["row"], sums=["total"], terms=lambda *_, **__: [])(summed)
+    with pytest.raises(ValueError, match=r'mixed writes numbers of elements to .* "row_m"'):
+
+        @gpuopt.update_rule(row_slots=["row", "row_m"])
+        def mixed(var: Any, grad: Any, row: Any, row_m: Any, *, mean_square: Any) -> None:
+            row += mean_square
+            row_m += grad
+            var -= row_m / row
+
+    with pytest.raises(ValueError, match="passive writes to none of its arrays"):
+
+        @gpuopt.update_rule(row_slots=["row"])
+        def passive(var: Any, grad: Any, row: Any, *, mean_square: Any) -> None:
+            var = var - grad / row
+
     with pytest.raises(TypeError, match="rule largest_of_rows with slots of rows"):
 
         class AllRowsOptimizer(LargestOfRowsOptimizer):

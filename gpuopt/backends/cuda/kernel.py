@@ -65,7 +65,8 @@ class Kernel:
     def includes(self) -> list[str]:
         """The files that a translation unit needs, the function's own last."""
         of_rule = () if self.rule is None else self.rule.headers
-        return ["shared/declared.cuh", *of_rule, self.file or f"{self.function}.cu"]
+        own = self.file or f"{self.function}.cu"
+        return ["shared/declared.cuh", "shared/counts.cuh", *of_rule, own]
 
     @property
     def include_folders(self) -> tuple[Traversable, ...]:
@@ -95,7 +96,7 @@ class Kernel:
                 lines += _layout(pointed)
         for name, value in self.constants.items():
             lines.append(_assertion(f"{name} == {value}", f"{name} as {value}"))
-        return lines
+        return [*lines, *([] if self.rule is None else self.rule.assertions)]
 
     @computed_once
     def source(self) -> str:

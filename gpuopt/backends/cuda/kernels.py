@@ -480,12 +480,7 @@ def few_groups(rule: UpdateRule, dtype: str) -> int:
 
 def _of(rule: UpdateRule) -> dict[str, int]:
     """The constants in a rule's header that the host relies on."""
-    functor = rule.require_cuda().functor
-    return {
-        f"{functor}::num_slots": len(rule.slots),
-        **({f"{functor}::num_row_slots": len(rule.row_slots)} if rule.row_slots else {}),
-        **({f"{functor}::num_sums": len(rule.sums)} if rule.sums else {}),
-    }
+    return {f"{rule.require_cuda().functor}::num_slots": len(rule.slots)}
 
 
 def _of_formulas() -> dict[str, int]:

@@ -1,10 +1,12 @@
 """The base class of optimizers with an update rule, and what their modules import."""
 
+from gpuopt.optimizers.base.all_digits import AllDigitsOptimizer
 from gpuopt.optimizers.base.arguments import Additions, Common
 from gpuopt.optimizers.base.groups import ParameterGroup
 from gpuopt.optimizers.base.hyperparameters import (
     Hyperparameter,
     require_not_negative,
+    require_number,
     require_positive,
 )
 from gpuopt.optimizers.base.rule_optimizer import RuleOptimizer, undoable
@@ -14,6 +16,7 @@ from gpuopt.rules.update_rule import update_rule
 
 __all__ = [
     "Additions",
+    "AllDigitsOptimizer",
     "Common",
     "Hyperparameter",
     "ParameterGroup",
@@ -21,6 +24,7 @@ __all__ = [
     "StepCountingOptimizer",
     "ours",
     "require_not_negative",
+    "require_number",
     "require_positive",
     "undoable",
     "update_rule",

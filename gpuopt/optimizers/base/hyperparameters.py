@@ -119,12 +119,27 @@ def with_all_digits(value: Hyperparameter) -> Hyperparameter:
     return np.float64(value) if type(value) is float else value
 
 
-def require_positive(**hyperparameters: float) -> None:
-    """Refuses the values that TensorFlow refuses, and NaN.
+def require_number(**numbers: float) -> None:
+    """Refuses what is no number, and functions: what a slot starts with is no hyperparameter.
 
     Raises:
+        TypeError: a value is no real number.
+        ValueError: it is an array of numbers.
+    """
+    for name, value in numbers.items():
+        if callable(value):
+            raise TypeError(f"{name} must be a number, got {value!r}")
+        as_scalar(value, name)
+
+
+def require_positive(**hyperparameters: float) -> None:
+    """Refuses the values that TensorFlow refuses, NaN, and what is no number.
+
+    Raises:
+        TypeError: a value is no real number.
         ValueError: a number is not above 0.
     """
+    require_number(**hyperparameters)
     for name, value in hyperparameters.items():
         if not value > 0:
             raise ValueError(f"{name} must be positive: {value}")

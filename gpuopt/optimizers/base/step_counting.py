@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gpuopt.device import Device
-from gpuopt.optimizers.base.hyperparameters import Hyperparameter, with_all_digits
-from gpuopt.optimizers.base.rule_optimizer import RuleOptimizer, undoable
+from gpuopt.optimizers.base.all_digits import AllDigitsOptimizer
+from gpuopt.optimizers.base.rule_optimizer import undoable
 from gpuopt.state.host_scalar import HostScalar
 from gpuopt.state.state import Range
 from gpuopt.variables.variable import Variable
@@ -18,13 +18,8 @@ from gpuopt.variables.variable import Variable
 _MOST_STEPS = 2.0**53
 
 
-class StepCountingOptimizer(RuleOptimizer):
-    """Base of the optimizers that TensorFlow 1 does not have, in the forms of torch and others.
-
-    As those do in float64, they keep all digits of a Python float, which TensorFlow's optimizers
-    round to float32. So they agree with them to the last digits, and a test can tell an epsilon in
-    one place from an epsilon in another. A step's scalars are computed in float64, and rounded to
-    the type that the rule computes in.
+class StepCountingOptimizer(AllDigitsOptimizer):
+    """Base of the optimizers whose steps depend on how many there were.
 
     Attributes:
         counters: Numbers of float64 that change with the steps, and what they start with. `step` is
@@ -32,10 +27,6 @@ class StepCountingOptimizer(RuleOptimizer):
     """
 
     counters: ClassVar[Mapping[str, float]] = {"step": 0.0}
-
-    @classmethod
-    def _checked(cls, name: str, value: Hyperparameter) -> Hyperparameter:
-        return with_all_digits(super()._checked(name, value))
 
     def _all_non_slot_names(self) -> list[str]:
         return list(self.counters)
@@ -88,10 +79,6 @@ class StepCountingOptimizer(RuleOptimizer):
     def _step(self) -> np.float64:
         """Returns the number of the step that is being made, counted from 1."""
         return self._count("step") + 1
-
-    def _given(self, *names: str) -> list[np.float64]:
-        """Returns hyperparameters of this step."""
-        return [np.float64(self._hyper(name)) for name in names]
 
     def _bias_correction(self, beta: str, real: type[np.floating[Any]]) -> np.float64:
         """Returns the sum of the weights of an average's gradients in this step, `1 - beta^t`.
