@@ -59,9 +59,9 @@ class PartialRowWiseAdamOptimizer(RuleWithWeightDecay, StepCountingOptimizer):
 
     Squares, their sum and the mean are computed in float32 for float16 and bfloat16, else in the
     variable's type: the sum overflows above 3e38, or 1.8e308 in float64. `v` has the variable's
-    type. So in float16 a row whose `v` comes above 65,504 has infinity there, and NaN after the next
-    step, as in Adam; values of `v` below 6e-8 are 0. Keep tables with such gradients in bfloat16 or
-    float32, or scale their gradients down.
+    type. So in float16 a row whose `v` comes above 65,504 has infinity there, and NaN after the
+    next step, as in Adam; values of `v` below 6e-8 are 0. Keep tables with such gradients in
+    bfloat16 or float32, or scale their gradients down.
 
     Args:
         learning_rate: Step size.
