@@ -61,13 +61,14 @@ def _make_workloads() -> Iterator[Workload]:
     yield _make_sparse_workload(
         "adagrad", "Adagrad", gpuopt.AdagradOptimizer, _torch_sparse_adagrad, slots=1
     )
-    for name, what, shapes in (
+    row_wise: Sequence[tuple[str, str, Shapes]] = (
         ("vector", "one vector of 4,194,304 elements", [(2**22,)]),
         ("5_columns", "one table of 800,000 x 5", [(800_000, 5)]),
         ("64_columns", "one table of 65,536 x 64", [(2**16, 64)]),
         ("400x40x5", "400 tables of 40 x 5", [(40, 5)] * 400),
-    ):
-        yield _make_row_wise_workload(f"host_row_wise_{name}", what, shapes)
+    )
+    for which, what, of_variables in row_wise:
+        yield _make_row_wise_workload(f"host_row_wise_{which}", what, of_variables)
     yield _make_groups_workload()
     yield _make_all_rows_workload()
     yield _make_row_sums_workload()
