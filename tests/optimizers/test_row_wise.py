@@ -389,7 +389,7 @@ def test_mirrored_replicas_keep_equal_rows(name: str) -> None:
         check(optimizer, copy, expected)
 
 
-@pytest.mark.parametrize("shape", [(300, 20), (3, 1100), (6000,)], ids=str)
+@pytest.mark.parametrize("shape", [(300, 20), (3, 1100), (6000,), (900, 5)], ids=str)
 @pytest.mark.parametrize(
     "every_cpu_form",
     ["plain", "recorded", pytest.param("compiled", marks=pytest.mark.cxx)],
@@ -455,6 +455,12 @@ def test_a_gradient_in_its_variables_memory_is_read_first(every_cpu_form: None) 
         optimizer.apply_gradients([(gradient(array), array)])
         optimizer.apply_gradients([(gradient(start), apart)])
         assert np.array_equal(array, apart.numpy())
+    memory = start.copy()
+    optimizer = gpuopt.RowWiseAdagradOptimizer(**NUMBERS["row_wise_adagrad"])
+    one_row_on, apart = memory[1:], Variable(start[1:])
+    optimizer.apply_gradients([(memory[:-1], one_row_on)])
+    optimizer.apply_gradients([(start[:-1], apart)])
+    assert np.array_equal(one_row_on, apart.numpy())
 
 
 WIDTHS = (1, 2, 3, 5, 8, 9, 17, 70, 1100)
