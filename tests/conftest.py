@@ -11,6 +11,7 @@ from importlib.util import find_spec
 
 import driver
 import fake_cupy
+import gpu_streams
 import mpi_job
 import peers
 import pytest
@@ -126,6 +127,12 @@ def driver_has_nothing_to_report() -> Iterator[None]:
     reports = driver.take_reports()
     driver.repair()
     assert not reports
+
+
+@pytest.fixture(autouse=True)
+def streams_end_with_their_test() -> Iterator[None]:
+    yield
+    gpu_streams.drop_streams()
 
 
 @pytest.fixture(params=["plain", "recorded", pytest.param("compiled", marks=pytest.mark.cxx)])

@@ -16,9 +16,14 @@ def new_stream(device: int = 0) -> Any:
 
     with cupy.cuda.Device(device):
         stream = cupy.cuda.Stream(non_blocking=True)
-    # The driver that is not there does not expect that its handle is given to another.
+    # Until the test ends, so that no two of its streams have one handle after the other.
     _streams.append(stream)
     return stream
+
+
+def drop_streams() -> None:
+    """Destroys the streams of a test that has ended."""
+    _streams.clear()
 
 
 def uploaded(host: Any, stream: Any = None, device: int = 0) -> Any:

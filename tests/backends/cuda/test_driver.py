@@ -432,6 +432,102 @@ def test_what_a_program_may_rely_on_is_known(cupy: Any, add: Any) -> None:
     assert driver.precedes(done, 1, 0)
 
 
+# Streams that are destroyed
+
+
+def test_streams_that_are_gone_cost_nothing_later(cupy: Any, add: Any) -> None:
+    """However much they have waited for, and although memory and events of theirs outlive them."""
+    driver.set_policy("random")
+    array, kept = cupy.zeros(8, np.float32), []
+
+    def use_streams() -> int:
+        for _ in range(20):
+            stream, other = non_blocking(cupy), cupy.cuda.Stream()
+            with stream:
+                kept.append((cupy.zeros(8, np.float32), stream.record()))
+            other.wait_event(kept[-1][1])
+            with other:
+                add(array)
+        del stream, other
+        driver.synchronize()
+        for _, event in kept:
+            cupy.cuda.get_current_stream().wait_event(event)
+        kept.clear()
+        driver.synchronize()
+        return driver.num_remembered()
+
+    assert use_streams() == use_streams() == use_streams()
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_stream_that_is_gone_before_its_work_is_done_is_waited_for_or_found(
+    cupy: Any, add: Any, waits: bool
+) -> None:
+    array, copy = cupy.zeros(8, np.float32), cupy.zeros(8, np.float32)
+
+    def run() -> bool:
+        array.fill(0)
+        driver.synchronize()
+        first = non_blocking(cupy)
+        with first:
+            add(array, 5)
+        done = first.record()
+        del first
+        second = non_blocking(cupy)
+        if waits:
+            second.wait_event(done)
+        copy.data.copy_from_device_async(array.data, array.nbytes, second)
+        return bool((copy.get(stream=second) == 5).all())
+
+    assert finds_a_race(run) == (not waits)
+
+
+def test_memory_of_a_stream_that_is_gone_belongs_to_the_next_with_its_handle(
+    cupy: Any, add: Any
+) -> None:
+    def run() -> bool:
+        stream = non_blocking(cupy)
+        with stream:
+            array = cupy.zeros(8, np.float32)
+        stream.synchronize()
+        handle, address = stream.ptr, array.data.ptr
+        del stream
+        heir = non_blocking(cupy)
+        assert heir.ptr == handle
+        with heir:
+            del array  # is filled before its memory is used again
+            again = cupy.ones(8, np.float32)
+            assert again.data.ptr == address
+            add(again)
+        return bool((again.get(stream=heir) == 2).all()) and not driver.take_reports()
+
+    assert not finds_a_race(run)
+
+
+def test_who_gets_a_handle_by_luck_may_not_rely_on_what_was_done_under_it(
+    cupy: Any, add: Any
+) -> None:
+    driver.set_policy("oldest")
+    array, other = cupy.zeros(8, np.float32), non_blocking(cupy)
+    stream = non_blocking(cupy)
+    with stream:
+        add(array)
+    done, event, handle = driver.mark(0, stream.ptr), stream.record(), stream.ptr
+    del stream
+    other.record().synchronize()  # which happens to come after all that is older
+    heir, third = non_blocking(cupy), non_blocking(cupy)
+    assert heir.ptr == handle
+    with heir:
+        add(array)
+    assert not driver.precedes(done, 0, heir.ptr)
+    third.wait_event(event)
+    assert driver.precedes(done, 0, third.ptr)
+    assert not driver.precedes(driver.mark(0, heir.ptr), 0, third.ptr)
+    event.synchronize()
+    assert driver.precedes(done, 0, heir.ptr)
+    assert not driver.precedes(driver.mark(0, heir.ptr), 0, third.ptr)
+
+
 # Devices together
 
 

@@ -79,10 +79,17 @@ class Mark(NamedTuple):
 
 
 def mark(device: int, stream: int) -> Mark:
-    """Marks the end of a stream's work, by the stream's device and handle."""
-    at, number = ctypes.c_void_p(), ctypes.c_uint64()
-    library().driver_mark(device, ctypes.c_void_p(stream), ctypes.byref(at), ctypes.byref(number))
-    return Mark(at.value or 0, number.value)
+    """Marks the end of a stream's work, by the stream's device and handle.
+
+    Raises:
+        ValueError: the device has no such stream, or it was destroyed.
+    """
+    number_of_stream, number = ctypes.c_uint64(), ctypes.c_uint64()
+    results = map(ctypes.byref, (number_of_stream, number))
+    library().driver_mark(device, ctypes.c_void_p(stream), *results)
+    if not number_of_stream.value:
+        raise ValueError(f"gpu:{device} has no stream {stream:#x}")
+    return Mark(number_of_stream.value, number.value)
 
 
 def precedes(done: Mark, device: int, stream: int) -> bool:
@@ -90,8 +97,13 @@ def precedes(done: Mark, device: int, stream: int) -> bool:
 
     Events, the legacy default stream's rules and waits of the host count; luck does not.
     """
-    arguments = ctypes.c_void_p(done.stream), ctypes.c_uint64(done.number)
+    arguments = ctypes.c_uint64(done.stream), ctypes.c_uint64(done.number)
     return bool(library().driver_precedes(*arguments, device, ctypes.c_void_p(stream)))
+
+
+def num_remembered() -> int:
+    """Counts streams and the entries of vector clocks, on which the time of each call depends."""
+    return library().driver_num_remembered()  # type: ignore[no-any-return]
 
 
 class Memory(NamedTuple):

@@ -38,8 +38,9 @@ void run_nodes(const Graph& graph) {
 
 void add_node(Stream* stream, std::function<void()> run) {
   Graph& graph = *stream->capture;
-  graph.nodes.push_back({std::move(run), graph.tails[stream]});
-  graph.tails[stream] = {graph.nodes.size() - 1};
+  std::vector<size_t>& tails = graph.tails[stream->id];
+  graph.nodes.push_back({std::move(run), tails});
+  tails = {graph.nodes.size() - 1};
 }
 
 Status join_capture(Stream* stream, Event* event) {
@@ -56,7 +57,7 @@ Status join_capture(Stream* stream, Event* event) {
                       "two captures cannot be merged");
   }
   stream->capture = event->capture;
-  std::vector<size_t>& tails = stream->capture->tails[stream];
+  std::vector<size_t>& tails = stream->capture->tails[stream->id];
   tails.insert(tails.end(), event->nodes.begin(), event->nodes.end());
   return cudaSuccess;
 }
@@ -68,7 +69,7 @@ Status begin_capture(Stream* stream, cudaStreamCaptureMode mode) {
   }
   if (stream->capture) return refuse(cudaErrorIllegalState, "the stream is being captured already");
   stream->capture = std::make_shared<Graph>();
-  stream->capture->origin = stream;
+  stream->capture->origin = stream->id;
   stream->capture->mode = mode;
   return cudaSuccess;
 }
@@ -77,7 +78,7 @@ Status end_capture(Stream* stream, void** handle) {
   *handle = nullptr;
   const std::shared_ptr<Graph> graph = stream->capture;
   if (!graph) return refuse(cudaErrorIllegalState, "the stream is not being captured");
-  if (graph->origin != stream) {
+  if (graph->origin != stream->id) {
     return refuse(cudaErrorStreamCaptureUnmatched, "the capture began on another stream");
   }
   // Every stream that has joined must have been joined back.
@@ -85,7 +86,7 @@ Status end_capture(Stream* stream, void** handle) {
   for (const Node& node : graph->nodes) {
     for (size_t i : node.after) is_followed[i] = true;
   }
-  for (size_t i : graph->tails[stream]) is_followed[i] = true;
+  for (size_t i : graph->tails[stream->id]) is_followed[i] = true;
   const bool is_joined =
       std::all_of(is_followed.begin(), is_followed.end(), [](bool b) { return b; });
   graph->is_open = false;

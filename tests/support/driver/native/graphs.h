@@ -12,9 +12,9 @@ struct Node {
 
 struct Graph {
   std::vector<Node> nodes;
-  // Of each captured stream, what its next node follows.
-  std::map<Stream*, std::vector<size_t>> tails;
-  Stream* origin;
+  // Of each captured stream, by its id, what its next node follows.
+  std::map<uint64_t, std::vector<size_t>> tails;
+  uint64_t origin;
   cudaStreamCaptureMode mode;
   bool is_open = true;
   std::string invalidated;  // why, if it is

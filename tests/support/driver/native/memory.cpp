@@ -35,7 +35,7 @@ struct Part {
   int device;
   size_t size;
   size_t room;
-  Stream* stream;
+  std::shared_ptr<Stream> stream;
 };
 
 struct PageLocked {
@@ -247,7 +247,7 @@ void part_taken(int device, void* pointer, size_t num_bytes, size_t with_canary,
     were_freed.push_back(*it);
     it = freed_parts.erase(it);
   }
-  parts[at] = {device, num_bytes, with_canary, stream};
+  parts[at] = {device, num_bytes, with_canary, stream ? stream->shared_from_this() : nullptr};
   if (!stream || is_capturing(stream)) return;
   enqueue_own(stream, "allocate", [=] {
     for (const auto& [begin, part] : were_freed) check_freed(part.device, begin, part.room);
@@ -263,12 +263,18 @@ void part_freed(void* pointer) {
   const Part part = it->second;
   parts.erase(it);
   // A capture would take the filling for a part of the graph.
-  if (!part.stream || is_capturing(part.stream)) return;
+  if (!part.stream || is_capturing(part.stream.get())) return;
   freed_parts[at] = part;
-  enqueue_own(part.stream, "free", [=] {
+  enqueue_own(part.stream.get(), "free", [=] {
     check_canary(part.device, at, part.size, part.room);
     fill(at, part.room, poison);
   });
+}
+
+void parts_inherited(const Stream* gone, Stream* heir) {
+  for (auto& [at, part] : parts) {
+    if (part.stream.get() == gone) part.stream = heir->shared_from_this();
+  }
 }
 
 void check_memory() {

@@ -5,6 +5,8 @@
 
 namespace driver {
 
+struct Stream;
+
 // What freed memory is filled with, and what new memory holds. As floats: -3.7e28; as rows:
 // negative.
 constexpr unsigned char poison = 0xEE;
@@ -40,6 +42,8 @@ uint64_t& writes_to(const void* page_locked);
 // Parts of blocks, as CuPy's pool hands them out.
 void part_taken(int device, void* at, size_t num_bytes, size_t with_canary, void* stream);
 void part_freed(void* at);
+// A stream has the handle of one that is gone, and so the memory that CuPy keeps under it.
+void parts_inherited(const Stream* gone, Stream* heir);
 // Looks at every canary and all freed memory now; what is wrong is reported.
 void check_memory();
 

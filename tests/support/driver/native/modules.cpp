@@ -234,15 +234,21 @@ void driver_part_freed(void* at) {
 
 // The end of what a stream has been given so far; and whether that is certain to be done before
 // whatever another stream is given next.
-void driver_mark(int device, void* handle, Stream** stream, uint64_t* number) {
+void driver_mark(int device, void* handle, uint64_t* id, uint64_t* number) {
   const std::lock_guard held(lock());
-  *stream = find_stream(device, handle);
-  *number = *stream ? (*stream)->issued : 0;
+  const Stream* stream = find_stream(device, handle);
+  *id = stream ? stream->id : 0;
+  *number = stream ? stream->issued : 0;
 }
 
-int driver_precedes(Stream* stream, uint64_t number, int device, void* next) {
+int driver_precedes(uint64_t id, uint64_t number, int device, void* next) {
   const std::lock_guard held(lock());
-  return precedes({stream, number}, find_stream(device, next));
+  return precedes(id, number, find_stream(device, next));
+}
+
+size_t driver_num_remembered() {
+  const std::lock_guard held(lock());
+  return num_remembered();
 }
 
 }  // extern "C"

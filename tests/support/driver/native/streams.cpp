@@ -28,29 +28,73 @@ bool is_running = false;
 // Then whatever other ranks were to do will not be done.
 constexpr auto longest_wait = std::chrono::seconds(60);
 
-std::vector<std::unique_ptr<Stream>> streams;
+// All that are not forgotten, in the order in which they were made.
+std::vector<std::shared_ptr<Stream>> streams;
+// Those that are destroyed, and whose handles nobody has got since.
+std::vector<std::shared_ptr<Stream>> without_heir;
 std::map<void*, Stream*> by_handle;
 // The legacy stream of each device, and each thread's own.
 std::map<std::pair<int, uint64_t>, Stream*> defaults;
 std::map<void*, std::unique_ptr<Event>> events;
 Clock host;
 uintptr_t last_handle = 0x1000;
+uint64_t last_id = 0;
 
 void join(Clock& clock, const Clock& other) {
-  for (const auto& [stream, number] : other) {
-    uint64_t& mine = clock[stream];
+  for (const auto& [id, number] : other) {
+    uint64_t& mine = clock[id];
     mine = std::max(mine, number);
   }
 }
 
+void join(Clock& clock, const Point& point) {
+  if (!point.stream || !point.stream->id) return;
+  uint64_t& mine = clock[point.stream->id];
+  mine = std::max(mine, point.number);
+}
+
+bool holds(const Clock& clock, uint64_t id, uint64_t number) {
+  const auto it = clock.find(id);
+  return it != clock.end() && it->second >= number;
+}
+
+void for_each_clock(const std::function<void(Clock&)>& visit) {
+  visit(host);
+  for (const auto& stream : streams) visit(stream->clock);
+  for (const auto& [handle, event] : events) visit(event->clock);
+}
+
+// Forgets streams that are destroyed, if the host knows that they are done: whatever is enqueued
+// from now on follows them. Called when the host has learned something.
+void forget_streams() {
+  std::vector<uint64_t> forgotten;
+  for (const auto& stream : streams) {
+    if (!stream->is_destroyed || !stream->queue.empty()) continue;
+    if (stream->issued && !holds(host, stream->id, stream->issued)) continue;
+    join(host, stream->clock);
+    stream->clock.clear();
+    forgotten.push_back(std::exchange(stream->id, 0));
+  }
+  if (forgotten.empty()) return;
+  std::erase_if(streams, [](const auto& stream) { return !stream->id; });
+  for_each_clock([&](Clock& clock) {
+    for (uint64_t id : forgotten) clock.erase(id);
+  });
+}
+
+void remember(std::shared_ptr<Stream> stream) {
+  stream->id = ++last_id;
+  streams.push_back(std::move(stream));
+}
+
 Stream* new_stream(void* handle, int device, unsigned flags, bool is_default) {
-  auto stream = std::make_unique<Stream>();
+  auto stream = std::make_shared<Stream>();
   stream->handle = handle;
   stream->device = device;
   stream->flags = flags;
   stream->is_default = is_default;
-  streams.push_back(std::move(stream));
-  return streams.back().get();
+  remember(stream);
+  return stream.get();
 }
 
 Stream* default_stream(int device, uint64_t thread) {
@@ -135,15 +179,14 @@ void run_until(Condition condition, bool waits = true) {
 
 void push(Stream* stream, const char* what, std::function<void()> run, std::vector<Point> after,
           std::function<bool()> is_ready) {
-  for (const Point& point : after) {
-    Clock& clock = stream->clock;
-    clock[point.stream] = std::max(clock[point.stream], point.number);
-  }
+  // Memory may be freed on a stream that is long forgotten.
+  if (!stream->id) remember(stream->shared_from_this());
+  for (const Point& point : after) join(stream->clock, point);
   join(stream->clock, host);
   after.erase(std::remove_if(after.begin(), after.end(), is_done), after.end());
   stream->queue.push_back(
       {++last_serial, what, std::move(after), std::move(run), std::move(is_ready)});
-  stream->clock[stream] = ++stream->issued;
+  stream->clock[stream->id] = ++stream->issued;
 }
 
 void add(Stream* stream, const char* what, std::function<void()> run, std::vector<Point> after) {
@@ -177,6 +220,9 @@ std::vector<Point> joined(Stream* stream) {
 
 }  // namespace
 
+Point::Point(Stream* of, uint64_t given_number)
+    : stream(of ? of->shared_from_this() : nullptr), number(given_number) {}
+
 uint64_t random_number() {
   random_state ^= random_state << 13;
   random_state ^= random_state >> 7;
@@ -202,18 +248,21 @@ Stream* find_stream(int device, void* handle) {
 
 Status make_stream(unsigned flags, void** handle) {
   const int device = current_device();
-  // A handle is given again as soon as its stream is gone and done.
-  const auto old = std::find_if(streams.begin(), streams.end(), [=](const auto& stream) {
-    return stream->is_destroyed && stream->handle && stream->queue.empty() &&
-           stream->device == device && stream->flags == flags;
-  });
-  if (old != streams.end()) {
-    *handle = std::exchange((*old)->handle, nullptr);
+  // A handle is given again as soon as its stream is gone and done; the last one first, as memory is.
+  const auto it =
+      std::find_if(without_heir.rbegin(), without_heir.rend(), [=](const auto& stream) {
+        return stream->queue.empty() && stream->device == device && stream->flags == flags;
+      });
+  if (it == without_heir.rend()) {
+    *handle = reinterpret_cast<void*>(last_handle += 16);
     by_handle[*handle] = new_stream(*handle, device, flags, false);
     return cudaSuccess;
   }
-  *handle = reinterpret_cast<void*>(last_handle += 16);
-  by_handle[*handle] = new_stream(*handle, device, flags, false);
+  const std::shared_ptr<Stream> gone = *it;
+  without_heir.erase(std::prev(it.base()));
+  *handle = gone->handle;
+  Stream* const heir = by_handle[*handle] = new_stream(*handle, device, flags, false);
+  parts_inherited(gone.get(), heir);
   return cudaSuccess;
 }
 
@@ -224,7 +273,9 @@ Status destroy_stream(void* handle) {
   }
   it->second->is_destroyed = true;
   it->second->capture = nullptr;
+  without_heir.push_back(it->second->shared_from_this());
   by_handle.erase(it);
+  forget_streams();
   return cudaSuccess;
 }
 
@@ -252,17 +303,20 @@ void enqueue_own(Stream* stream, const char* what, std::function<void()> run) {
   add(stream, what, std::move(run), joined(stream));
 }
 
-bool is_done(Point point) { return !point.stream || point.stream->done >= point.number; }
+bool is_done(const Point& point) { return !point.stream || point.stream->done >= point.number; }
 
 void wait_for(Point point) {
-  run_until([=] { return is_done(point); });
-  if (point.stream) host[point.stream] = std::max(host[point.stream], point.number);
+  run_until([&] { return is_done(point); });
+  join(host, point);
+  forget_streams();
 }
 
 void wait_for_stream(Stream* stream) {
+  const auto kept = stream->shared_from_this();  // while other threads go on
   for (const Point& point : joined(stream)) wait_for(point);
   wait_for({stream, stream->issued});
   join(host, stream->clock);
+  forget_streams();
 }
 
 void wait_for_device(int device) {
@@ -275,6 +329,7 @@ void wait_for_device(int device) {
   for (const auto& stream : streams) {
     if (stream->device == device) join(host, stream->clock);
   }
+  forget_streams();
 }
 
 void wait_for_everything() {
@@ -284,10 +339,11 @@ void wait_for_everything() {
 Status query(Point point) {
   if (!is_done(point) && ++num_questions % patience == 0) {
     // Who asks may hold a lock that another thread needs on its way to a collective.
-    run_until([=] { return is_done(point); }, false);
+    run_until([&] { return is_done(point); }, false);
   }
   if (!is_done(point)) return cudaErrorNotReady;
-  if (point.stream) host[point.stream] = std::max(host[point.stream], point.number);
+  join(host, point);
+  forget_streams();
   return cudaSuccess;
 }
 
@@ -299,12 +355,12 @@ Status record_event(Event* event, Stream* stream) {
   }
   event->capture = stream->capture;
   if (stream->capture) {
-    event->nodes = stream->capture->tails[stream];
+    event->nodes = stream->capture->tails[stream->id];
     return cudaSuccess;
   }
   // Its number is fixed before it may run.
   enqueue(stream, "record", [event, stream, number = stream->issued + 1] {
-    if (event->point.stream == stream && event->point.number == number) {
+    if (event->point.stream.get() == stream && event->point.number == number) {
       event->time = device_time();
     }
   });
@@ -314,12 +370,10 @@ Status record_event(Event* event, Stream* stream) {
   return cudaSuccess;
 }
 
-bool precedes(Point point, Stream* next) {
-  const auto holds = [&](const Clock& clock) {
-    const auto it = clock.find(point.stream);
-    return it != clock.end() && it->second >= point.number;
-  };
-  if (holds(host) || holds(next->clock)) return true;
+bool precedes(uint64_t id, uint64_t number, Stream* next) {
+  const bool is_forgotten = std::none_of(streams.begin(), streams.end(),
+                                         [=](const auto& stream) { return stream->id == id; });
+  if (is_forgotten || holds(host, id, number) || holds(next->clock, id, number)) return true;
   Clock joined_clock;
   if (next->is_default) {
     for (const auto& other : streams) {
@@ -328,7 +382,13 @@ bool precedes(Point point, Stream* next) {
   } else if (next->is_blocking()) {
     joined_clock = default_stream(next->device, 0)->clock;
   }
-  return holds(joined_clock);
+  return holds(joined_clock, id, number);
+}
+
+size_t num_remembered() {
+  size_t number = streams.size();
+  for_each_clock([&](const Clock& clock) { number += clock.size(); });
+  return number;
 }
 
 Status wait_event(Stream* stream, Event* event) {

@@ -11,14 +11,18 @@ namespace driver {
 struct Graph;
 struct Stream;
 
-// The `number`-th operation of a stream.
+// The `number`-th operation of a stream; none if there is no stream.
 struct Point {
-  Stream* stream;
-  uint64_t number;
+  Point() = default;
+  Point(Stream* of, uint64_t given_number);
+
+  std::shared_ptr<Stream> stream;
+  uint64_t number = 0;
 };
 
-// Of each stream, the last operation that is certain to be done before.
-using Clock = std::map<Stream*, uint64_t>;
+// Of each stream, by its id, the last operation that is certain to be done before. Streams that are
+// forgotten are in none: all that they did is done.
+using Clock = std::map<uint64_t, uint64_t>;
 
 struct Operation {
   uint64_t serial;
@@ -29,7 +33,8 @@ struct Operation {
   std::function<bool()> is_ready;
 };
 
-struct Stream {
+struct Stream : std::enable_shared_from_this<Stream> {
+  uint64_t id;  // never given again; 0 if the stream is forgotten
   void* handle;
   int device;
   unsigned flags;
@@ -49,7 +54,7 @@ struct Event {
   void* handle;
   int device;
   unsigned flags;
-  Point point = {nullptr, 0};  // where it was recorded last
+  Point point;  // where it was recorded last
   Clock clock;
   std::shared_ptr<Graph> capture;  // recorded in a stream that was captured
   std::vector<size_t> nodes;       // the last ones before it
@@ -85,15 +90,17 @@ void wait_for_stream(Stream* stream);
 void wait_for_device(int device);
 void wait_for_everything();
 
-bool is_done(Point point);
+bool is_done(const Point& point);
 // Says no while the program asks, but not for ever.
 Status query(Point point);
 
 Status record_event(Event* event, Stream* stream);
 Status wait_event(Stream* stream, Event* event);
 
-// Whether the program may rely on the point to be done before whatever it enqueues next.
-bool precedes(Point point, Stream* next);
+// Whether the program may rely on an operation to be done before whatever it enqueues next.
+bool precedes(uint64_t stream_id, uint64_t number, Stream* next);
+// How many streams there are, and entries in clocks: every call looks at some of them.
+size_t num_remembered();
 
 bool is_capturing(const Stream* stream);
 void for_each_stream(const std::function<void(Stream*)>& visit);

@@ -29,7 +29,7 @@ struct Buffers {
 };
 
 struct Collective {
-  Stream* stream;
+  std::shared_ptr<Stream> stream;
   std::vector<Buffers> calls;
 };
 
@@ -157,25 +157,26 @@ void spoil(const std::vector<Buffers>& all) {
 void enqueue_all(const std::vector<std::pair<std::shared_ptr<Comm>, Collective>>& collectives) {
   for (const auto& [comm, collective] : collectives) {
     const uint64_t number = ++comm->issued;
-    record_launch("library", "nccl", dim3(0, 0, 0), dim3(0, 0, 0), 0, "", 0, collective.stream);
+    Stream* const stream = collective.stream.get();
+    record_launch("library", "nccl", dim3(0, 0, 0), dim3(0, 0, 0), 0, "", 0, stream);
     // One collective of a communicator follows the other, on whatever streams.
     std::vector<Point> after;
     if (comm->last.stream) after.push_back(comm->last);
     enqueue_waiting(
-        collective.stream, "the beginning of NCCL's collective",
+        stream, "the beginning of NCCL's collective",
         [comm = comm, number, calls = collective.calls] {
           if (!comm->is_aborted) arrive(*comm, number, calls);
         },
         nullptr, after);
     enqueue_waiting(
-        collective.stream, "NCCL's collective",
+        stream, "NCCL's collective",
         [comm = comm, number, calls = collective.calls] {
           comm->is_aborted ? spoil(calls) : take(*comm, number, calls);
         },
         [comm = comm, number] {
           return comm->is_aborted || comm->ranks->all_have_arrived(number);
         });
-    comm->last = {collective.stream, collective.stream->issued};
+    comm->last = {stream, stream->issued};
   }
   if (!runs_at_once()) return;
   for (const auto& [comm, collective] : collectives) wait_for(comm->last);
@@ -288,8 +289,8 @@ Result add(const char* name, void* handle, void* stream_handle, Call call, const
     const auto of_comm =
         std::find_if(all.begin(), all.end(), [&](const auto& each) { return each.first == comm; });
     if (of_comm == all.end()) {
-      all.push_back({comm, {stream, {buffers}}});
-    } else if (of_comm->second.stream == stream) {
+      all.push_back({comm, {stream->shared_from_this(), {buffers}}});
+    } else if (of_comm->second.stream.get() == stream) {
       of_comm->second.calls.push_back(buffers);
     } else {
       report("%s: a group has collectives of one communicator on two streams", name);
