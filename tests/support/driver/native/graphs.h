@@ -1,7 +1,7 @@
 // Capture of streams, and graphs.
 #pragma once
 
-#include "streams.h"
+#include "events.h"
 
 namespace driver {
 

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <utility>
 
+#include "events.h"
 #include "graphs.h"
 #include "memory.h"
 
@@ -35,33 +36,14 @@ std::vector<std::shared_ptr<Stream>> without_heir;
 std::map<void*, Stream*> by_handle;
 // The legacy stream of each device, and each thread's own.
 std::map<std::pair<int, uint64_t>, Stream*> defaults;
-std::map<void*, std::unique_ptr<Event>> events;
 Clock host;
 uintptr_t last_handle = 0x1000;
 uint64_t last_id = 0;
 
-void join(Clock& clock, const Clock& other) {
-  for (const auto& [id, number] : other) {
-    uint64_t& mine = clock[id];
-    mine = std::max(mine, number);
-  }
-}
-
-void join(Clock& clock, const Point& point) {
-  if (!point.stream || !point.stream->id) return;
-  uint64_t& mine = clock[point.stream->id];
-  mine = std::max(mine, point.number);
-}
-
-bool holds(const Clock& clock, uint64_t id, uint64_t number) {
-  const auto it = clock.find(id);
-  return it != clock.end() && it->second >= number;
-}
-
 void for_each_clock(const std::function<void(Clock&)>& visit) {
   visit(host);
   for (const auto& stream : streams) visit(stream->clock);
-  for (const auto& [handle, event] : events) visit(event->clock);
+  for_each_event([&](Event* event) { visit(event->clock); });
 }
 
 // Forgets streams that are destroyed, if the host knows that they are done: whatever is enqueued
@@ -220,9 +202,6 @@ std::vector<Point> joined(Stream* stream) {
 
 }  // namespace
 
-Point::Point(Stream* of, uint64_t given_number)
-    : stream(of ? of->shared_from_this() : nullptr), number(given_number) {}
-
 uint64_t random_number() {
   random_state ^= random_state << 13;
   random_state ^= random_state >> 7;
@@ -248,11 +227,11 @@ Stream* find_stream(int device, void* handle) {
 
 Status make_stream(unsigned flags, void** handle) {
   const int device = current_device();
-  // A handle is given again as soon as its stream is gone and done; the last one first, as memory is.
-  const auto it =
-      std::find_if(without_heir.rbegin(), without_heir.rend(), [=](const auto& stream) {
-        return stream->queue.empty() && stream->device == device && stream->flags == flags;
-      });
+  // A handle is given again as soon as its stream is gone and done; the last one first, as memory
+  // is.
+  const auto it = std::find_if(without_heir.rbegin(), without_heir.rend(), [=](const auto& stream) {
+    return stream->queue.empty() && stream->device == device && stream->flags == flags;
+  });
   if (it == without_heir.rend()) {
     *handle = reinterpret_cast<void*>(last_handle += 16);
     by_handle[*handle] = new_stream(*handle, device, flags, false);
@@ -277,11 +256,6 @@ Status destroy_stream(void* handle) {
   by_handle.erase(it);
   forget_streams();
   return cudaSuccess;
-}
-
-Event* find_event(void* handle) {
-  const auto it = events.find(handle);
-  return it == events.end() ? nullptr : it->second.get();
 }
 
 void enqueue(Stream* stream, const char* what, std::function<void()> run,
@@ -347,29 +321,6 @@ Status query(Point point) {
   return cudaSuccess;
 }
 
-Status record_event(Event* event, Stream* stream) {
-  if (event->device != stream->device) {
-    return refuse(cudaErrorInvalidResourceHandle,
-                  "an event of gpu:%d cannot be recorded on a stream of gpu:%d", event->device,
-                  stream->device);
-  }
-  event->capture = stream->capture;
-  if (stream->capture) {
-    event->nodes = stream->capture->tails[stream->id];
-    return cudaSuccess;
-  }
-  // Its number is fixed before it may run.
-  enqueue(stream, "record", [event, stream, number = stream->issued + 1] {
-    if (event->point.stream.get() == stream && event->point.number == number) {
-      event->time = device_time();
-    }
-  });
-  event->point = {stream, stream->issued};
-  event->clock = stream->clock;
-  if (is_done(event->point)) event->time = device_time();
-  return cudaSuccess;
-}
-
 bool precedes(uint64_t id, uint64_t number, Stream* next) {
   const bool is_forgotten = std::none_of(streams.begin(), streams.end(),
                                          [=](const auto& stream) { return stream->id == id; });
@@ -391,14 +342,6 @@ size_t num_remembered() {
   return number;
 }
 
-Status wait_event(Stream* stream, Event* event) {
-  if (event->capture || is_capturing(stream)) return join_capture(stream, event);
-  if (!event->point.stream) return cudaSuccess;
-  join(stream->clock, event->clock);
-  enqueue(stream, "wait", nullptr, {event->point});
-  return cudaSuccess;
-}
-
 int64_t device_time() {
   timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
@@ -408,30 +351,6 @@ int64_t device_time() {
 void advance_device_time(int64_t by) { time_gained += by; }
 
 bool is_capturing(const Stream* stream) { return stream->capture != nullptr; }
-
-void* make_event(int device, unsigned flags) {
-  auto event = std::make_unique<Event>();
-  void* handle = reinterpret_cast<void*>(last_handle += 16);
-  event->handle = handle;
-  event->device = device;
-  event->flags = flags;
-  events[handle] = std::move(event);
-  return handle;
-}
-
-bool destroy_event(void* handle) {
-  const auto it = events.find(handle);
-  if (it == events.end()) return false;
-  // A record that is queued still refers to it.
-  static std::vector<std::unique_ptr<Event>> gone;
-  gone.push_back(std::move(it->second));
-  events.erase(it);
-  // It may have been recorded on several streams, one after the other.
-  if (std::all_of(streams.begin(), streams.end(), [](const auto& s) { return s->queue.empty(); })) {
-    gone.clear();
-  }
-  return true;
-}
 
 void for_each_stream(const std::function<void(Stream*)>& visit) {
   for (const auto& stream : streams) visit(stream.get());

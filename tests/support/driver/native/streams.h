@@ -4,25 +4,11 @@
 #include <deque>
 #include <memory>
 
-#include "core.h"
+#include "clocks.h"
 
 namespace driver {
 
 struct Graph;
-struct Stream;
-
-// The `number`-th operation of a stream; none if there is no stream.
-struct Point {
-  Point() = default;
-  Point(Stream* of, uint64_t given_number);
-
-  std::shared_ptr<Stream> stream;
-  uint64_t number = 0;
-};
-
-// Of each stream, by its id, the last operation that is certain to be done before. Streams that are
-// forgotten are in none: all that they did is done.
-using Clock = std::map<uint64_t, uint64_t>;
 
 struct Operation {
   uint64_t serial;
@@ -50,17 +36,6 @@ struct Stream : std::enable_shared_from_this<Stream> {
   bool is_blocking() const { return !is_default && !(flags & cudaStreamNonBlocking); }
 };
 
-struct Event {
-  void* handle;
-  int device;
-  unsigned flags;
-  Point point;  // where it was recorded last
-  Clock clock;
-  std::shared_ptr<Graph> capture;  // recorded in a stream that was captured
-  std::vector<size_t> nodes;       // the last ones before it
-  int64_t time = 0;                // on the device's clock
-};
-
 enum class Policy { immediate, oldest, newest, random, nothing };
 void set_policy(Policy policy, uint64_t seed);
 Policy policy();
@@ -71,7 +46,6 @@ bool runs_at_once();
 Stream* find_stream(int device, void* handle);
 Status make_stream(unsigned flags, void** handle);
 Status destroy_stream(void* handle);
-Event* find_event(void* handle);
 
 // Adds an operation of the program: by CUDA's rules, the legacy stream and blocking ones wait for
 // each other. In a stream that is captured, it becomes a node of the graph.
@@ -94,9 +68,6 @@ bool is_done(const Point& point);
 // Says no while the program asks, but not for ever.
 Status query(Point point);
 
-Status record_event(Event* event, Stream* stream);
-Status wait_event(Stream* stream, Event* event);
-
 // Whether the program may rely on an operation to be done before whatever it enqueues next.
 bool precedes(uint64_t stream_id, uint64_t number, Stream* next);
 // How many streams there are, and entries in clocks: every call looks at some of them.
@@ -104,8 +75,6 @@ size_t num_remembered();
 
 bool is_capturing(const Stream* stream);
 void for_each_stream(const std::function<void(Stream*)>& visit);
-void* make_event(int device, unsigned flags);
-bool destroy_event(void* handle);
 uint64_t random_number();
 
 // A device's clock, in nanoseconds. Kernels that wait for it make it go faster.
