@@ -70,6 +70,7 @@ def _run_demo(options: argparse.Namespace) -> int:
     from gpuopt.demo.parallel import Ranks, choose_device
     from gpuopt.demo.report import print_table, print_workers, save_curves, show_progress
     from gpuopt.distributed import MPIGroup
+    from gpuopt.distributed.communicators.launcher import place_in_job
 
     group = ranks = None
     device, workers = options.device, options.workers
@@ -79,6 +80,15 @@ def _run_demo(options: argparse.Namespace) -> int:
         except ImportError as error:
             print(f"gpuopt demo: {error}", file=sys.stderr)
             return 1
+    else:
+        rank, num_processes = place_in_job()
+        if rank == 0 and num_processes > 1:
+            print(
+                f"gpuopt demo: each of {num_processes} processes trains by itself, and prints its "
+                "own table; with --ranks they train together",
+                file=sys.stderr,
+                flush=True,
+            )
     is_first = group is None or group.rank == 0
     if group is not None and options.ranks == "replicas":
         ranks = Ranks(group, device)
