@@ -18,8 +18,8 @@ _YIELDS_BEFORE_SLEEP = 200
 # With fewer cores than ranks, a rank that spins keeps the one it waits for from its core.
 _SPINS_WITHOUT_CORE = 5
 _SHORTEST_SLEEP_S = 20e-6
-# Of the wait so far: a message that comes during a sleep is late by little, and few sleeps end
-# without one.
+# Of the wait since something came: a message that comes during a sleep is late by little, and few
+# sleeps end without one.
 _SLEEP_PART = 1 / 8
 
 LONGEST_SLEEP_S = 1e-3
@@ -57,13 +57,17 @@ class WaitForRanks:
             has_core: Whether there is a core for each rank of this host; else it soon sleeps.
         """
         self.what = what
-        self._num_quick = (
-            _SPINS_BEFORE_YIELD + _YIELDS_BEFORE_SLEEP if has_core else _SPINS_WITHOUT_CORE
-        )
+        self._num_spins = _SPINS_BEFORE_YIELD if has_core else _SPINS_WITHOUT_CORE
+        self._num_quick = self._num_spins + (_YIELDS_BEFORE_SLEEP if has_core else 0)
         self._timeout_s = timeout_s
-        self._began = time.monotonic()
+        self._began = self._latest = time.monotonic()
         self._has_warned = False
         self._num_pauses = 0
+
+    def note_arrival(self) -> None:
+        """Has the next pauses be short again: something has come, and the rest will be soon."""
+        self._num_pauses = 0
+        self._latest = time.monotonic()
 
     def pause(self, longest_s: float, missing: Sequence[int] = ()) -> bool:
         """Returns at once, then yields the core, and later sleeps for longer and longer.
@@ -75,17 +79,20 @@ class WaitForRanks:
         Returns:
             False, without a pause, if the time is over.
         """
-        if self._num_pauses < self._num_quick:
-            self._num_pauses += 1
-            if self._num_pauses > _SPINS_BEFORE_YIELD:
-                _yield_core()
+        self._num_pauses += 1
+        if self._num_pauses <= self._num_spins:
             return True
-        waited = time.monotonic() - self._began
+        now = time.monotonic()
+        waited = now - self._began
         if waited >= self._timeout_s:
             return False
         if missing and not self._has_warned and waited >= self._timeout_s / 2:
             self._has_warned = True
             ranks = ", ".join(map(str, missing))
             _logger.warning("%s: waiting for rank %s since %.3g s", self.what, ranks, waited)
-        time.sleep(min(max(_SLEEP_PART * waited, _SHORTEST_SLEEP_S), longest_s))
+        if self._num_pauses <= self._num_quick:
+            _yield_core()
+        else:
+            since_arrival = now - self._latest
+            time.sleep(min(max(_SLEEP_PART * since_arrival, _SHORTEST_SLEEP_S), longest_s))
         return True

@@ -121,7 +121,7 @@ def send_messages(group: MPIGroup, folder: Path) -> Any:
         if communicator.rank > 0:
             for number in range(len(sizes)):
                 communicator.send(message(communicator.rank, number), 0)
-            return communicator.receive([0], TIMEOUT_S)
+            return communicator.receive(iter([0]), TIMEOUT_S)  # any iterable
         right = communicator.receive([], 0.01) is None  # nobody is awaited
         got: dict[int, int] = {1: 0, last: 0}
         while sum(got.values()) < len(sizes) * len(got):

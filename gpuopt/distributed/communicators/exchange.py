@@ -260,6 +260,7 @@ class Exchange:
             self.raise_end()
             come = [header for header in headers if header is not None]
             if len(come) == self.size:
+                waiting.note_arrival()
                 return come
             missing = [rank for rank, header in enumerate(headers) if header is None]
             if not waiting.pause(LONGEST_SLEEP_S, missing):
@@ -285,6 +286,7 @@ class Exchange:
                 while received < transfer.memory.nbytes:
                     # It has given up, and says why in a header.
                     self._pause(waiting, [transfer.source])
+        waiting.note_arrival()
 
     def find_end(self, rank: int, header: Header) -> GpuoptError | None:
         """Returns the error if a header says that its rank has failed or finished."""

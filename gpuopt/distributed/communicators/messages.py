@@ -80,6 +80,7 @@ class Messages:
             CancelledError: the run is over.
         """
         waiting = WaitForRanks("receive", timeout_s, self._exchange.has_core)
+        ranks = tuple(ranks)  # which are asked again and again
         try:
             while True:
                 self._exchange.raise_end()
