@@ -32,7 +32,13 @@ from gpuopt.distributed.communicator import (
     split_aligned,
 )
 from gpuopt.distributed.communicators.exchange import Exchange
-from gpuopt.distributed.communicators.headers import INLINE_BYTES, Bytes, Header, Parcel
+from gpuopt.distributed.communicators.headers import (
+    INLINE_BYTES,
+    Announced,
+    Bytes,
+    Header,
+    Parcel,
+)
 from gpuopt.distributed.communicators.host import this_host
 from gpuopt.distributed.communicators.mpi_process import (
     check_thread,
@@ -204,27 +210,25 @@ class MPICommunicator(MessagingCommunicator):
         ]
 
     def all_gather_slices(self, slices: IndexedSlices, what: str | None = None) -> IndexedSlices:
-        device = slices.device
+        device, exchange = slices.device, self._exchange
         values, indices = _stage(slices.values, device), _stage(slices.indices, device)
         blocks = [bytes_of(values), bytes_of(indices)]
-        all_indices = all_values = None
-
-        def allot(headers: Sequence[Header]) -> list[list[Bytes]]:
-            nonlocal all_indices, all_values
-            counts = [header.sizes[1] // indices.itemsize for header in headers]
+        announced = [Announced(tuple([block.nbytes for block in blocks]))] * self.size
+        details = f"by {name_type(indices.dtype)}"
+        with exchange.call(name_gather(slices, what), announced, details) as call:
+            for rank in exchange.mail.others:
+                for block in blocks:
+                    call.send(rank, block)
+            counts = [header.sizes[1] // indices.itemsize for header in call.meet()]
             all_values = np.empty((sum(counts), *values.shape[1:]), values.dtype)
             all_indices = np.empty(sum(counts), indices.dtype)
             ends = np.cumsum(counts)
             places = [slice(end - n, end) for end, n in zip(ends, counts, strict=True)]
+            for rank in exchange.mail.others:
+                call.receive(rank, bytes_of(all_values[places[rank]]))
+                call.receive(rank, bytes_of(all_indices[places[rank]]))
+            # While the others' rows come.
             all_values[places[self.rank]], all_indices[places[self.rank]] = values, indices
-            return [[bytes_of(all_values[at]), bytes_of(all_indices[at])] for at in places]
-
-        self._exchange.exchange(
-            name_gather(slices, what),
-            [Parcel(blocks=blocks)] * self.size,
-            allot,
-            details=f"by {name_type(indices.dtype)}",
-        )
         return IndexedSlices(
             to_device(all_values, device), to_device(all_indices, device), slices.dense_shape
         )
