@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import io
+from pathlib import Path
 from typing import Any
 
 from gpuopt.backends.cuda.kernel import Kernel
@@ -13,14 +15,25 @@ ARCHITECTURES = ["sm_90", "sm_75", "sm_80", "sm_86", "sm_89", "sm_100", "sm_120"
 
 
 def compile_together(group: list[Kernel], architecture: str) -> tuple[Any, str]:
-    """Compiles kernels with CuPy's options; returns the code and what ptxas reported."""
-    from cuda.core import Program, ProgramOptions
-    from cuda.pathfinder import find_nvidia_header_directory
+    """Compiles kernels with CuPy's options; returns the code and what ptxas reported.
 
+    The same kernels are compiled once in a process: several tests look at them.
+    """
     lines = dict.fromkeys(line for kernel in group for line in kernel.source.splitlines())
     folders = dict.fromkeys(
         on_disk(folder) for kernel in group for folder in kernel.include_folders
     )
+    names = tuple(kernel.expression for kernel in group)
+    return _compile("\n".join(lines), names, tuple(folders), architecture)
+
+
+@functools.cache
+def _compile(
+    source: str, names: tuple[str, ...], folders: tuple[Path, ...], architecture: str
+) -> tuple[Any, str]:
+    from cuda.core import Program, ProgramOptions
+    from cuda.pathfinder import find_nvidia_header_directory
+
     log = io.StringIO()
     options = ProgramOptions(
         std="c++17",
@@ -30,7 +43,5 @@ def compile_together(group: list[Kernel], architecture: str) -> tuple[Any, str]:
         ftz=True,
         ptxas_options=["-v"],
     )
-    compiled = Program("\n".join(lines), "c++", options).compile(
-        "cubin", name_expressions=tuple(kernel.expression for kernel in group), logs=log
-    )
+    compiled = Program(source, "c++", options).compile("cubin", name_expressions=names, logs=log)
     return compiled, log.getvalue()
