@@ -14,7 +14,7 @@ import pytest
 from every_optimizer import update_rules
 
 from gpuopt.rules.sources import kernel_root
-from gpuopt.rules.update_rule import UpdateRule
+from gpuopt.rules.update_rule import MEAN_SQUARE, UpdateRule
 
 pytestmark = pytest.mark.cxx
 
@@ -72,7 +72,9 @@ def test_cuda_rule_computes_what_its_numpy_form_computes(
 
     expected = [array.copy() for array in (var, *slots)]
     with np.errstate(all="ignore"):
-        rule.apply(expected[0], grad, *expected[1:], **scalars)
+        # Rows of one element.
+        of_rows = {MEAN_SQUARE: grad * grad} if rule.row_slots else {}
+        rule.apply(expected[0], grad, *expected[1:], **{**scalars, **of_rows})
     run(compiled_rules, rule, real, var, slots, grad, scalars)
 
     for got, want in zip((var, *slots), expected, strict=True):
@@ -91,7 +93,8 @@ def run(
     scalars: dict[str, Any],
 ) -> None:
     address = ctypes.c_void_p
-    chunk = np.array([array.ctypes.data for array in (var, *slots, grad)] + [var.size], np.intp)
+    addresses = [array.ctypes.data for array in (var, *slots, grad)]
+    chunk = np.array([*addresses, var.size, 1, 0], np.intp)
     packed = np.array([scalars[name] for name in rule.scalars], var.dtype)
     getattr(library, f"{rule.name}_{real}")(address(chunk.ctypes.data), address(packed.ctypes.data))
 
