@@ -28,7 +28,7 @@ from every_optimizer import (
 
 import gpuopt
 from gpuopt import IndexedSlices, Variable
-from gpuopt.optimizers.base import StepCountingOptimizer
+from gpuopt.optimizers.base import AllDigitsOptimizer
 from gpuopt.rules.derived import DerivedRule
 
 
@@ -99,7 +99,7 @@ def test_dense_step_is_the_textbooks(
 
 
 def keeps_all_digits(name: str) -> bool:
-    return issubclass(optimizer_classes()[name], StepCountingOptimizer)
+    return issubclass(optimizer_classes()[name], AllDigitsOptimizer)
 
 
 def as_float64(value: Any) -> Any:
