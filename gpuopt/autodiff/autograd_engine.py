@@ -52,13 +52,13 @@ class AutogradEngine:
         constants: list[weakref.ref[Any]] = []
 
         def read_outside(variable: Variable) -> Any:
-            return variable.storage if outer is None else outer.read(variable)
+            return variable.unread_storage if outer is None else outer.read(variable)
 
         def leaf_of(variable: Variable) -> Any:
             return new_box(read_outside(variable), trace, LossNode.of_leaf(constants))
 
         def is_constant(variable: Variable) -> bool:
-            return any(overlap(array, variable.storage) for array in _alive(constants))
+            return any(overlap(array, variable.unread_storage) for array in _alive(constants))
 
         reads = ReadRecorder(wanted, leaf_of, read_outside, _traced_lookup, is_constant)
         loss = record(reads, lambda: checked_loss(value_of(loss_fn())))
@@ -140,10 +140,10 @@ class _Stream:
     ) -> None:
         self._on_grad = on_grad
         variables = list(variables)
-        self._of_variables = _Memory([variable.storage for variable in variables])
+        self._of_variables = _Memory([variable.unread_storage for variable in variables])
         # The constants themselves are not kept: the backward pass frees what it no longer needs.
         of_constants = _Memory(list(constants))
-        self._constant = {v.identity for v in variables if of_constants.overlaps(v.storage)}
+        self._constant = {v.identity for v in variables if of_constants.overlaps(v.unread_storage)}
         self._held_back: list[tuple[Any, Variable]] = []
 
     def hand_over(self, gradient: Any, variable: Variable) -> None:
@@ -262,8 +262,8 @@ def _of_variable(gradient: Any, variable: Variable) -> Any:
             return gradient
         values = gradient.values.astype(variable.dtype)
         return IndexedSlices(values, gradient.indices, gradient.dense_shape)
-    if not isinstance(gradient, type(variable.storage)):
-        gradient = array_module(variable.storage).asarray(gradient)
+    if not isinstance(gradient, type(variable.unread_storage)):
+        gradient = array_module(variable.unread_storage).asarray(gradient)
     return gradient if gradient.dtype == variable.dtype else gradient.astype(variable.dtype)
 
 
@@ -281,7 +281,7 @@ derivative(_lookup, _lookup_vjp)
 
 
 def _traced_lookup(table: Any, ids: Any) -> Any:
-    table = table.value() if isinstance(table, Variable) else table
+    table = table.unread_value() if isinstance(table, Variable) else table
     xp = array_module(getval(table))
     # A copy: the gradient outlives the loss, and the caller may fill its array of ids anew.
     return _lookup(table, xp.asarray(ids).astype("int32" if ids.dtype == "int32" else "int64"))

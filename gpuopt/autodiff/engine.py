@@ -114,10 +114,10 @@ class ReadRecorder:
         Raises:
             RuntimeError: the loss has computed with the variable's present value.
         """
-        leaves = (leaf.storage for leaf, _ in self.leaves.values())
+        leaves = (leaf.unread_storage for leaf, _ in self.leaves.values())
         if (
             variable.identity in self.leaves
-            or any(overlap(leaf, variable.storage) for leaf in leaves)
+            or any(overlap(leaf, variable.unread_storage) for leaf in leaves)
             or self._is_constant(variable)
         ):
             raise RuntimeError(

@@ -47,10 +47,12 @@ def embedding_lookup(table: Any, ids: Any) -> Any:
         ids = np.asarray(ids)
     name = f'"{table.name}"' if isinstance(table, Variable) else "the table"
     _check(ids, table.shape[0], name)
+    if isinstance(table, Variable):
+        table.bring_up(ids)
     by = recorder()
     if by is not None:
         return by.lookup(table, ids)
-    return (table.value() if isinstance(table, Variable) else table)[ids]
+    return (table.unread_value() if isinstance(table, Variable) else table)[ids]
 
 
 def _check(ids: Any, height: int, name: str) -> None:

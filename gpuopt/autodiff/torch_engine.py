@@ -58,7 +58,7 @@ class TorchEngine:
             make_constant=constant_of,
             lookup=_lookup,
             is_constant=lambda variable: any(
-                overlap(constant.storage, variable.storage) for constant in constants
+                overlap(constant.unread_storage, variable.unread_storage) for constant in constants
             ),
         )
         with torch.enable_grad():
@@ -104,8 +104,8 @@ def _tensor(variable: Variable) -> Any:
     import torch
 
     if variable.dtype.kind == "V":  # bfloat16, which numpy's DLPack does not know
-        return torch.from_dlpack(variable.storage.view(np.int16)).view(torch.bfloat16)
-    return torch.from_dlpack(variable.storage)
+        return torch.from_dlpack(variable.unread_storage.view(np.int16)).view(torch.bfloat16)
+    return torch.from_dlpack(variable.unread_storage)
 
 
 def _to_array(value: Any) -> Any:
@@ -170,7 +170,7 @@ def _lookup(table: Any, ids: Any) -> Any:
     # A copy: the gradient outlives the loss, and the caller may fill its array of ids anew.
     ids = torch.as_tensor(ids).to(torch.long, copy=True)
     is_variable = isinstance(table, Variable)
-    weight = table.value() if is_variable else table
+    weight = table.unread_value() if is_variable else table
     if is_variable and weight.ndim == 2:
         return torch.nn.functional.embedding(ids, weight, sparse=True)
     return weight[ids]  # torch has sparse gradients of matrices alone

@@ -80,7 +80,7 @@ class LossNode:
         if options:
             given.extend(options.values())
         for value in given:
-            constant = value.storage if isinstance(value, Variable) else value
+            constant = value.unread_storage if isinstance(value, Variable) else value
             self.constants.extend(map(weakref.ref, array_modules.arrays_in(constant)))
 
 
@@ -227,6 +227,7 @@ def _as_read(name: str, otherwise: Callable[[Variable], Any]) -> property:
     """Makes a property that a Variable takes from its box in this thread's loss."""
 
     def get(variable: Variable) -> Any:
+        variable.bring_up()
         by = recorder()
         read = None if by is None else by.read(variable)
         return getattr(read, name) if isbox(read) else otherwise(variable)
@@ -251,7 +252,7 @@ def _register() -> None:
     for name, otherwise in (
         ("_trace", lambda variable: _NO_TRACE),
         ("_node", lambda variable: None),
-        ("_value", lambda variable: variable.storage),
+        ("_value", lambda variable: variable.unread_storage),
     ):
         setattr(Variable, name, _as_read(name, otherwise))
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from gpuopt.backends.catch_up import CatchUp
 from gpuopt.backends.memory_owner import Owner
 from gpuopt.backends.norms import Norms
 from gpuopt.device import Device
@@ -57,12 +58,15 @@ class SparseUpdate(NamedTuple):
         values: [num_rows, ...], the gradient's rows. Only read.
         rows: [num_rows], int32 or int64 within range: which row each belongs to.
         group: The position of the variable's scalars among those that `apply_sparse` is given.
+        catch_up: Of a table whose rows may be behind: those that are named are brought up to date
+            first, and the step is counted. It has room for a step.
     """
 
     plan: Any
     values: Array
     rows: Array
     group: int = 0
+    catch_up: CatchUp | None = None
 
 
 class RowCopy(NamedTuple):
@@ -165,6 +169,22 @@ class RowFlags(Protocol):
         """Returns `new`, or `old` if the flag is set; called inside `enter_reading(flag)`."""
 
 
+class LateRows(Protocol):
+    """Lets rows of a table fall behind, and catch up, on one device."""
+
+    def bring_up(self, plan: Any, catch_up: CatchUp, rows: Array | None = None) -> None:
+        """Brings rows of a table up to date that missed steps.
+
+        Args:
+            plan: From `plan_dense`, of this variable alone.
+            catch_up: The table's.
+            rows: int32 or int64, within range, of any shape; they may repeat. None for all rows.
+        """
+
+    def begin_anew(self, catch_up: CatchUp) -> None:
+        """Forgets the steps of a table all of whose rows are up to date."""
+
+
 class Backend(Protocol):
     """Arrays and updates on one device. Methods may be called whichever device is current.
 
@@ -173,6 +193,7 @@ class Backend(Protocol):
             inside `enter()`.
         device: Where its arrays live.
         row_flags: None if the host can check rows itself.
+        late_rows: None if rows cannot catch up here.
         most_rows: How many rows a sparse gradient may have; None if only memory limits them.
     """
 
@@ -182,6 +203,9 @@ class Backend(Protocol):
 
     @property
     def row_flags(self) -> RowFlags | None: ...
+
+    @property
+    def late_rows(self) -> LateRows | None: ...
 
     @property
     def norms(self) -> Norms: ...
@@ -376,7 +400,7 @@ class Backend(Protocol):
             scalars: The scalars of both rules in the compute type of the variables' dtype: those of
                 each group of the updates.
             other_rows: A rule with the same slots that updates rows without a gradient, by a
-                gradient of 0; None if they stay.
+                gradient of 0; None if they stay, or catch up later.
             refused: From `RowFlags.new`: nothing is written if a bad row was found.
             kept: What owns memory that the plan borrows: see `enter_update`.
         """

@@ -10,8 +10,11 @@ import numpy as np
 
 from gpuopt.optimizers.base import (
     Additions,
+    CatchUpOption,
     Hyperparameter,
+    Movement,
     RuleOptimizer,
+    Unnamed,
     ours,
     undoable,
     update_rule,
@@ -26,7 +29,15 @@ _SMALLEST = float(np.finfo(np.float32).tiny)
 _LARGEST_BELOW_1 = float(np.nextafter(np.float32(1), np.float32(0)))
 
 
-@update_rule(cuda=ours("adam.cuh", "Adam"), squares=("v",))
+# By which slots decay where there is no gradient.
+DECAYS = {"m": "beta1", "v": "beta2"}
+
+
+@update_rule(
+    cuda=ours("adam.cuh", "Adam"),
+    squares=("v",),
+    unnamed=Unnamed(DECAYS, Movement("step_size", "m", "v", "epsilon")),
+)
 def adam(
     var: Any, grad: Any, m: Any, v: Any, *, step_size: Any, beta1: Any, beta2: Any, epsilon: Any
 ) -> None:
@@ -57,6 +68,10 @@ class AdamOptimizer(RuleOptimizer):
         beta2: Decay of the squared gradient's average `v`.
         epsilon: Keeps the division finite.
         use_locking, name, on_nonfinite: See `Optimizer`.
+        catch_up: True updates the rows alone that a sparse gradient names; others catch up when
+            they are next named or read, by what the steps since would have done to them.
+            "stepping" makes these steps one by one. Tables must be variables with memory of their
+            own.
         groups: See `ParameterGroup`.
     """
 
@@ -74,6 +89,8 @@ class AdamOptimizer(RuleOptimizer):
         epsilon: Hyperparameter = 1e-8,
         use_locking: bool = False,
         name: str = "Adam",
+        *,
+        catch_up: CatchUpOption = False,
         **common: Unpack[Additions],
     ) -> None:
         super().__init__(
@@ -83,6 +100,7 @@ class AdamOptimizer(RuleOptimizer):
             beta2=beta2,
             epsilon=epsilon,
         )
+        self._set_catch_up(catch_up)
         # For variables in no group, and then for each group: the powers of `betas`.
         self._powers: list[list[HostScalar]] = []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Unpack
 
 from gpuopt.optimizers.adam import AdamOptimizer
-from gpuopt.optimizers.base import Additions, Hyperparameter
+from gpuopt.optimizers.base import Additions, CatchUpOption, Hyperparameter
 from gpuopt.optimizers.base.weight_decay import RuleWithWeightDecay
 
 
@@ -26,6 +26,10 @@ class AdamWOptimizer(RuleWithWeightDecay, AdamOptimizer):
         beta2: Decay of the squared gradient's average `v`.
         epsilon: Keeps the division finite.
         use_locking, name, on_nonfinite: See `Optimizer`.
+        catch_up: True updates the rows alone that a sparse gradient names; others catch up when
+            they are next named or read, by what the steps since would have done to them.
+            "stepping" makes these steps one by one. Tables must be variables with memory of their
+            own.
         groups: See `ParameterGroup`.
     """
 
@@ -40,8 +44,18 @@ class AdamWOptimizer(RuleWithWeightDecay, AdamOptimizer):
         epsilon: Hyperparameter = 1e-8,
         use_locking: bool = False,
         name: str = "AdamW",
+        *,
+        catch_up: CatchUpOption = False,
         **common: Unpack[Additions],
     ) -> None:
         super().__init__(
-            weight_decay, learning_rate, beta1, beta2, epsilon, use_locking, name, **common
+            weight_decay,
+            learning_rate,
+            beta1,
+            beta2,
+            epsilon,
+            use_locking,
+            name,
+            catch_up=catch_up,
+            **common,
         )

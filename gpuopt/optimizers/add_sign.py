@@ -6,11 +6,18 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from gpuopt.optimizers.base import Additions, Hyperparameter, ours, update_rule
+from gpuopt.optimizers.base import (
+    Additions,
+    CatchUpOption,
+    Hyperparameter,
+    Unnamed,
+    ours,
+    update_rule,
+)
 from gpuopt.optimizers.base.sign_decay import SignDecayFunction, SignOptimizer
 
 
-@update_rule(cuda=ours("add_sign.cuh", "AddSign"))
+@update_rule(cuda=ours("add_sign.cuh", "AddSign"), unnamed=Unnamed({"m": "beta"}))
 def add_sign(
     var: Any, grad: Any, m: Any, *, learning_rate: Any, alpha: Any, beta: Any, decay: Any
 ) -> None:
@@ -36,6 +43,10 @@ class AddSignOptimizer(SignOptimizer):
         sign_decay_fn: Returns `decay` for the `global_step` that `apply_gradients` is given, before
             it is counted up: `get_linear_decay_fn(...)`, say. Called once in each step.
         use_locking, name, on_nonfinite: See `Optimizer`.
+        catch_up: True updates the rows alone that a sparse gradient names; others catch up when
+            they are next named or read, by what the steps since would have done to them.
+            "stepping" makes these steps one by one. Tables must be variables with memory of their
+            own.
         groups: See `ParameterGroup`.
 
     Raises:
@@ -54,6 +65,8 @@ class AddSignOptimizer(SignOptimizer):
         sign_decay_fn: SignDecayFunction | None = None,
         use_locking: bool = False,
         name: str = "AddSignOptimizer",
+        *,
+        catch_up: CatchUpOption = False,
         **common: Unpack[Additions],
     ) -> None:
         super().__init__(
@@ -63,3 +76,4 @@ class AddSignOptimizer(SignOptimizer):
             alpha=alpha,
             beta=beta,
         )
+        self._set_catch_up(catch_up)

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from gpuopt.optimizers.adam import AdamOptimizer
-from gpuopt.optimizers.base import ours, update_rule
+from gpuopt.optimizers.adam import DECAYS, AdamOptimizer
+from gpuopt.optimizers.base import Unnamed, ours, update_rule
 
 
 @update_rule(cuda=ours("nadam.cuh", "Nadam"), squares=("v",))
@@ -29,7 +29,7 @@ def nadam(
     var -= (gradient_step * grad + average_step * m) / (np.sqrt(v) + epsilon)
 
 
-@update_rule(cuda=ours("nadam.cuh", "NadamDecay"), squares=("v",))
+@update_rule(cuda=ours("nadam.cuh", "NadamDecay"), squares=("v",), unnamed=Unnamed(DECAYS))
 def nadam_decay(var: Any, grad: Any, m: Any, v: Any, *, beta1: Any, beta2: Any) -> None:
     m *= beta1
     v *= beta2

@@ -8,12 +8,20 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from gpuopt.optimizers.base import Additions, Hyperparameter, ours, require_positive, update_rule
+from gpuopt.optimizers.base import (
+    Additions,
+    CatchUpOption,
+    Hyperparameter,
+    Unnamed,
+    ours,
+    require_positive,
+    update_rule,
+)
 from gpuopt.optimizers.base.hyperparameters import with_all_digits
 from gpuopt.optimizers.base.sign_decay import SignDecayFunction, SignOptimizer
 
 
-@update_rule(cuda=ours("power_sign.cuh", "PowerSign"))
+@update_rule(cuda=ours("power_sign.cuh", "PowerSign"), unnamed=Unnamed({"m": "beta"}))
 def power_sign(
     var: Any, grad: Any, m: Any, *, learning_rate: Any, exponent: Any, beta: Any
 ) -> None:
@@ -40,6 +48,10 @@ class PowerSignOptimizer(SignOptimizer):
         sign_decay_fn: Returns `decay` for the `global_step` that `apply_gradients` is given, before
             it is counted up: `get_linear_decay_fn(...)`, say. Called once in each step.
         use_locking, name, on_nonfinite: See `Optimizer`.
+        catch_up: True updates the rows alone that a sparse gradient names; others catch up when
+            they are next named or read, by what the steps since would have done to them.
+            "stepping" makes these steps one by one. Tables must be variables with memory of their
+            own.
         groups: See `ParameterGroup`.
 
     Raises:
@@ -59,6 +71,8 @@ class PowerSignOptimizer(SignOptimizer):
         sign_decay_fn: SignDecayFunction | None = None,
         use_locking: bool = False,
         name: str = "PowerSignOptimizer",
+        *,
+        catch_up: CatchUpOption = False,
         **common: Unpack[Additions],
     ) -> None:
         super().__init__(
@@ -68,6 +82,7 @@ class PowerSignOptimizer(SignOptimizer):
             base=base,
             beta=beta,
         )
+        self._set_catch_up(catch_up)
 
     @classmethod
     def _checked(cls, name: str, value: Hyperparameter) -> Hyperparameter:

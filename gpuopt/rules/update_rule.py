@@ -14,6 +14,7 @@ import numpy as np
 from gpuopt.computed_once import computed_once
 from gpuopt.rules.sources import CudaSource, kernel_root
 from gpuopt.rules.trial import refuse_by_trial
+from gpuopt.rules.unnamed import Unnamed
 
 # The scalar of a row-wise rule that each row has for itself.
 MEAN_SQUARE = "mean_square"
@@ -46,6 +47,7 @@ class UpdateRule:
             each of `sums`. The scalars that are sums are 0.
         row_slots: The last slots, if the rule is row-wise: they have one number for each row. Such
             a rule has a scalar `mean_square`, an array [num_rows, 1]: of each row its own.
+        unnamed: What the rule does where the gradient is 0, if rows without one can catch up.
     """
 
     apply: Callable[..., None]
@@ -56,6 +58,7 @@ class UpdateRule:
     sums: tuple[str, ...] = ()
     terms: Callable[..., Sequence[Any]] | None = None
     row_slots: tuple[str, ...] = ()
+    unnamed: Unnamed | None = None
 
     @property
     def name(self) -> str:
@@ -174,6 +177,7 @@ def update_rule(
     sums: Sequence[str] = (),
     terms: Callable[..., Sequence[Any]] | None = None,
     row_slots: Sequence[str] = (),
+    unnamed: Unnamed | None = None,
 ) -> Callable[[Callable[..., None]], UpdateRule]: ...
 
 
@@ -186,6 +190,7 @@ def update_rule(
     sums: Sequence[str] = (),
     terms: Callable[..., Sequence[Any]] | None = None,
     row_slots: Sequence[str] = (),
+    unnamed: Unnamed | None = None,
 ) -> UpdateRule | Callable[[Callable[..., None]], UpdateRule]:
     """Makes an update rule of its numpy form; a decorator, with or without arguments.
 
@@ -207,13 +212,16 @@ def update_rule(
             takes the scalar `mean_square`: the mean of a row's squared gradients, of each row its
             own. What it writes to these slots follows from them and the scalars alone. The CUDA
             form then has `num_row_slots`.
+        unnamed: What the rule does where the gradient is 0. An optimizer of which it is the
+            `rule_of_other_rows` then takes `catch_up`.
 
     Raises:
         TypeError: the signature does not have this form, `cuda` is no CudaSource, the rule
             returns something, or only one of `sums` and `terms` is given.
         ValueError: the rule writes to none of its arrays, `squares` names no slot, `sums` are no
             scalars side by side; or `row_slots` are not the last slots, or the rule has sums beside
-            them, takes no `mean_square`, or writes to one of them what differs within a row.
+            them, takes no `mean_square`, or writes to one of them what differs within a row; or
+            `unnamed` names something else than its slots and scalars.
     """
     if not isinstance(cuda, CudaSource | None):
         raise TypeError(f"cuda must be a gpuopt.CudaSource, got {cuda!r}")
@@ -225,8 +233,9 @@ def update_rule(
             sums=tuple(sums),
             terms=terms,
             row_slots=tuple(row_slots),
+            unnamed=unnamed,
         )
-    return _rule_of(apply, cuda, tuple(squares), tuple(sums), terms, tuple(row_slots))
+    return _rule_of(apply, cuda, tuple(squares), tuple(sums), terms, tuple(row_slots), unnamed)
 
 
 def _rule_of(
@@ -236,6 +245,7 @@ def _rule_of(
     sums: tuple[str, ...],
     terms: Callable[..., Sequence[Any]] | None,
     row_slots: tuple[str, ...],
+    unnamed: Unnamed | None,
 ) -> UpdateRule:
     """Reads a rule's contract from the signature of its numpy form."""
     parameters = list(inspect.signature(apply).parameters.values())
@@ -260,7 +270,9 @@ def _rule_of(
         )
     if row_slots:
         _check_row_slots(apply.__name__, slots, scalars, sums, row_slots)
-    rule = UpdateRule(apply, slots, scalars, cuda, squares, sums, terms, row_slots)
+    if unnamed is not None:
+        unnamed.check(apply.__name__, slots, scalars)
+    rule = UpdateRule(apply, slots, scalars, cuda, squares, sums, terms, row_slots, unnamed)
     refuse_by_trial(rule)
     return rule
 

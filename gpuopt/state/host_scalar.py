@@ -58,6 +58,10 @@ class HostScalar(Variable):
 
     @property
     def storage(self) -> Any:
+        return self.unread_storage
+
+    @property
+    def unread_storage(self) -> Any:
         if self.device.kind == "cpu":
             return self._array
         return backend_for(self.device).from_host(self._array)

@@ -114,11 +114,13 @@ class SlotTable(MutableMapping[Identity, Variable]):
     def __setitem__(self, identity: Identity, slot: Variable) -> None:
         with self._lock:
             if identity in self._slots:
+                self._slots[identity].bring_up()
                 self._version.number += 1
             self._slots[identity] = slot
 
     def __delitem__(self, identity: Identity) -> None:
         with self._lock:
+            self._slots[identity].bring_up()
             del self._slots[identity]
             self._version.number += 1
 

@@ -44,7 +44,7 @@ class Written:
         spans: dict[Device, list[tuple[int, int]]] = {}
         for variable in variables:
             if variable.size:
-                layout = backend_for(variable.device).layout(variable.storage)
+                layout = backend_for(variable.device).layout(variable.unread_storage)
                 spans.setdefault(variable.device, []).append(byte_bounds(layout))
         # For each device, where they begin and where they end, both in ascending order.
         self._bounds = {
@@ -68,7 +68,9 @@ class Written:
 
 def _refuse_overlap(variables: list[Variable], others: Set[Identity]) -> None:
     """Does what `refuse_shared_memory` does, for variables of one device."""
-    layouts = [backend_for(variable.device).layout(variable.storage) for variable in variables]
+    layouts = [
+        backend_for(variable.device).layout(variable.unread_storage) for variable in variables
+    ]
     spans = sorted(
         (*byte_bounds(layouts[position]), position)
         for position, variable in enumerate(variables)

@@ -13,6 +13,7 @@ from gpuopt.backends import Target, array_types
 from gpuopt.backends.backend import Scalars, SparseUpdate
 from gpuopt.device import Device
 from gpuopt.quietly import quietly
+from gpuopt.rules.catch_up import CatchUpOption
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.state import Created
 from gpuopt.step.dense_gradients import as_dense
@@ -20,6 +21,7 @@ from gpuopt.step.known import Batch, Group, KnownGroups
 from gpuopt.step.overlap import refuse_shared_memory
 from gpuopt.step.pairs import as_pairs, checked_gradient, refuse_no_gradients, unpack_pair
 from gpuopt.step.row_checks import RowChecks
+from gpuopt.step.rows_behind import refuse_unseen_reads, table_behind
 from gpuopt.step.updates import HookOptimizer, Pair, apply_constraint, dtypes_of
 from gpuopt.variables.gate import writing
 from gpuopt.variables.identity import Identity
@@ -32,6 +34,7 @@ class RuleOptimizer(HookOptimizer, Protocol):
 
     rule: UpdateRule
     rule_of_other_rows: ClassVar[UpdateRule | None]
+    catch_up: CatchUpOption
     known: KnownGroups
     row_checks: RowChecks
 
@@ -43,6 +46,8 @@ class RuleOptimizer(HookOptimizer, Protocol):
     ) -> Sequence[UpdateRule] | None: ...
 
     def _target(self, variable: Variable) -> tuple[Target, list[Identity]]: ...
+
+    def _slot_to_update(self, variable: Variable, slot_name: str) -> Variable: ...
 
     def _hint_at_cost(self, table: Variable, num_rows: int) -> None: ...
 
@@ -171,6 +176,8 @@ class RuleUpdates:
                 continue
             as_passed = given[position][1]
             if isinstance(gradient, IndexedSlices):
+                if optimizer.catch_up:
+                    refuse_unseen_reads(variable)
                 self.has_rows_on_a_gpu |= variable.device.kind == "gpu"
                 group = optimizer.known.find([as_passed], optimizer.state.version.number)
                 [rule] = optimizer._rules_of([as_passed], True) or [optimizer.rule]
@@ -361,6 +368,10 @@ class RuleUpdates:
         kept: Sequence[Any],
     ) -> None:
         other_rows = self._optimizer.rule_of_other_rows
+        if other_rows is not None and self._optimizer.catch_up:
+            unit = self._left_by_catching_up(unit, other_rows, numbers, scalars)
+            if not unit:
+                return
         if other_rows is not None:
             for part, _ in unit:
                 num_rows = len(part.gradients[0].indices)
@@ -378,6 +389,26 @@ class RuleUpdates:
             refused=refused,
             kept=kept,
         )
+
+    def _left_by_catching_up(
+        self,
+        unit: _Unit,
+        other_rows: UpdateRule,
+        numbers: Sequence[int],
+        scalars: Sequence[Scalars],
+    ) -> _Unit:
+        """Updates tables whose rows may fall behind; returns the others."""
+        optimizer, left = self._optimizer, []
+        for part, batch in unit:
+            [variable] = part.variables()
+            slots = [optimizer._slot_to_update(variable, name) for name in part.rule.slots]
+            table = table_behind(optimizer.state, variable, slots, batch)
+            own = scalars[numbers.index(batch.parameter_groups[0])]
+            update = SparseUpdate(batch.plan, *part.arrays(batch))
+            stepping = optimizer.catch_up == "stepping"
+            if not table.update(part.rule, other_rows, update, own, stepping=stepping):
+                left.append((part, batch))
+        return left
 
     def _apply_as_dense(
         self,

@@ -15,7 +15,7 @@ from gpuopt.backends.backend import Scalars
 from gpuopt.device import Device
 from gpuopt.locks import call_locked
 from gpuopt.state.state import State
-from gpuopt.step import additions
+from gpuopt.step import additions, rows_behind
 from gpuopt.step.additions import Addition, Forget
 from gpuopt.step.row_checks import RowChecks, Undo
 from gpuopt.step.updates import Updates
@@ -235,6 +235,8 @@ class Step:
             raise
 
     def _apply(self, updates: Updates) -> None:
+        if rows_behind.members_of_tables:
+            rows_behind.bring_up_written(updates, self._optimizer.state)
         if recording.this_thread.recorders:  # a step inside a loss
             recording.before_write(variable for _, variable in updates.pairs())
         apply = partial(_apply_reading, updates) if updates.read else updates.apply

@@ -145,7 +145,7 @@ class HookUpdates:
             # A hook's own code has read and written them.
             slots = self._optimizer.state.slots_of(variable)
             backend_for(variable.device).hold(
-                gradient, variable.storage, [slot.storage for slot in slots]
+                gradient, variable.unread_storage, [slot.unread_storage for slot in slots]
             )
             self._num_done += 1
         return update_ops

@@ -121,9 +121,9 @@ def _refuse_other_names(table: Table) -> None:
     changed = table.variables()
     device = table.variable.device
     backend = backend_for(device)
-    layouts = [(each, backend.layout(each.storage)) for each in changed if each.size]
+    layouts = [(each, backend.layout(each.unread_storage)) for each in changed if each.size]
     others = [
-        (f'"{each.name}"', backend.layout(each.storage))
+        (f'"{each.name}"', backend.layout(each.unread_storage))
         for each in global_variables()
         if each not in changed
         and each.device == device

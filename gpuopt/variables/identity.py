@@ -13,6 +13,7 @@ import numpy as np
 from gpuopt.backends import Owner
 from gpuopt.backends.unowned import array_at
 from gpuopt.locks import Lock
+from gpuopt.variables.behind import RowsBehind
 from gpuopt.variables.self_overlap import refuse_self_overlap
 
 # The owner's id, the address, the shape, the strides, and the dtype.
@@ -40,6 +41,8 @@ class Identity:
         name: Unique among live variables: a second "w" is "w_1", as in TensorFlow.
         lock: Held by updates with `use_locking=True`.
         last_update: The backend's record of the last update, by which streams wait for each other.
+        behind: What brings rows up to date, if this is a table, or a slot of one, whose rows may be
+            behind its steps; else None. See `RowsBehind`.
         row_change: The number of the last change of the variable's rows; 0 if there was none.
         unknown_owner: Describes the object that lends a raw array's memory, if gpuopt does not know
             when the memory ends; else None. See `require_known_owner`.
@@ -49,6 +52,7 @@ class Identity:
         "__weakref__",
         "_holder",
         "_next_suffix",
+        "behind",
         "last_update",
         "lock",
         "name",
@@ -74,6 +78,7 @@ class Identity:
         self._holder = weakref.ref(holder, on_end)
         self.unknown_owner = unknown_owner
         self.last_update: Any = None
+        self.behind: RowsBehind | None = None
         self.row_change = 0
         self._next_suffix = 1
         with _guard:

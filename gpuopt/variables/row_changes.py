@@ -57,13 +57,14 @@ def replace_arrays(changed: Iterable[tuple[Variable, Any]]) -> None:
     changed = list(changed)
     number = changes.number + 1
     # Until all are replaced: the end of memory may call Python code.
-    old = [variable.storage for variable, _ in changed]
+    old = [variable.unread_storage for variable, _ in changed]
     assignments: list[tuple[Any, str, Any]] = [(changes, "number", number)]
     for variable, array in changed:
         assignments += [
             (variable, "_array", array),
             (variable, "owns_memory", True),
             (variable.identity, "row_change", number),
+            (variable.identity, "behind", None),
         ]
     # Built-in functions call each other: neither a signal handler nor another thread runs between.
     deque(starmap(setattr, assignments), maxlen=0)

@@ -221,19 +221,40 @@ class Variable(ArrayOperators):
     @property
     def storage(self) -> Any:
         """The array itself; a loss that reads it here gets no gradient for this variable."""
+        behind = self.identity.behind
+        if behind is not None:
+            behind.bring_up()
+        return self._array
+
+    @property
+    def unread_storage(self) -> Any:
+        """The array itself, for its address and its form: its rows may be behind."""
         return self._array
 
     def value(self) -> Any:
         """Returns the array itself, not a copy: it shows every later update.
 
-        Inside a loss that is being differentiated, returns the object that stands for the array. On
-        a GPU, the current stream waits for updates on other streams.
+        Of a table whose rows catch up with their steps, it shows those that were brought up to date
+        since: read such a table again. Inside a loss that is being differentiated, returns the
+        object that stands for the array. On a GPU, the current stream waits for updates on other
+        streams.
         """
+        self.bring_up()
+        return self.unread_value()
+
+    def unread_value(self) -> Any:
+        """Does what `value` does; rows may be behind, other than those of `bring_up(rows)`."""
         by = recorder()
         if by is not None:
             return by.read(self)
         self.follow_updates()
-        return self.storage
+        return self.unread_storage
+
+    def bring_up(self, rows: Any = None) -> None:
+        """Brings rows up to date that are behind the steps so far; see `RowsBehind`."""
+        behind = self.identity.behind
+        if behind is not None:
+            behind.bring_up(rows)
 
     def follow_updates(self) -> None:
         """Has the current stream of a GPU wait for updates on other streams."""
@@ -256,7 +277,7 @@ class Variable(ArrayOperators):
             raise_late_errors(self.device)
         backend = backend_for(self.memory)
         with backend.enter(self.identity):
-            return backend.to_host(self._array)
+            return backend.to_host(self.storage)
 
     def assign(self, value: Any, use_locking: bool = False) -> Variable:
         """Overwrites the value in place.
@@ -321,6 +342,7 @@ class Variable(ArrayOperators):
     def _writing(self, *operands: Any) -> AbstractContextManager[Any]:
         """Work inside writes to the variable, and reads the operands."""
         before_write((self,))
+        self.bring_up()
         # Variables are kept by `reading`.
         kept = [each for each in operands if not isinstance(each, Variable)]
         return backend_for(self.memory).enter_update(self.identity, kept=(self._array, kept))
@@ -340,7 +362,7 @@ class Variable(ArrayOperators):
                 f'"{self.name}" would lose its gradient by becoming a plain array in a loss; '
                 "numpy() gives a constant, and a @ b is what a.dot(b) is"
             )
-        return np.array(self._array, dtype=dtype, copy=copy)
+        return np.array(self.storage, dtype=dtype, copy=copy)
 
     def __dlpack__(self, **options: Any) -> Any:
         return self.storage.__dlpack__(**options)
@@ -392,7 +414,7 @@ class Variable(ArrayOperators):
     def __repr__(self) -> str:
         value = ""
         if self.size <= _MOST_SHOWN and self.memory.kind == "cpu":
-            shown = np.array2string(self._array, separator=", ", max_line_width=10**6)
+            shown = np.array2string(self.storage, separator=", ", max_line_width=10**6)
             value = f" value={shown.replace(chr(10), '')}"
         return (
             f'<Variable "{self.name}" shape={self.shape} dtype={self.dtype} device={self.device}'

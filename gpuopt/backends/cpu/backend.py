@@ -8,7 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from gpuopt.backends.backend import RowCopy, RowFlags, Scalars, SparseUpdate, Target, Updated
+from gpuopt.backends.backend import (
+    LateRows,
+    RowCopy,
+    RowFlags,
+    Scalars,
+    SparseUpdate,
+    Target,
+    Updated,
+)
+from gpuopt.backends.cpu.catch_up import CpuLateRows
 from gpuopt.backends.cpu.dense_plan import DensePlan
 from gpuopt.backends.cpu.dense_update import update_dense
 from gpuopt.backends.cpu.limits import CpuLimits
@@ -18,6 +27,7 @@ from gpuopt.backends.cpu.row_copies import copy_rows
 from gpuopt.backends.cpu.sparse_update import (
     sum_duplicate_rows,
     update_all_rows,
+    update_late_rows,
     update_touched_rows,
 )
 from gpuopt.backends.cpu.written_memory import WrittenMemory
@@ -49,6 +59,7 @@ class CpuBackend:
     def __init__(self, limits: CpuLimits = _DEFAULT_LIMITS) -> None:
         self._limits = limits
         self.norms: Norms = CpuNorms()
+        self.late_rows: LateRows | None = CpuLateRows(limits)
 
     def enter(self, *read: Updated) -> AbstractContextManager[Any]:
         return _nothing
@@ -162,9 +173,11 @@ class CpuBackend:
         refused: Any = None,
         kept: Sequence[Any] = (),
     ) -> None:
-        for plan, values, rows, group in updates:
+        for plan, values, rows, group, catch_up in updates:
             if other_rows is not None:
                 update_all_rows(rule, other_rows, plan, values, rows, scalars[group], self._limits)
+            elif catch_up is not None:
+                update_late_rows(rule, plan, values, rows, scalars[group], catch_up, self._limits)
             elif values.size:
                 update_touched_rows(rule, plan, values, rows, scalars[group], self._limits)
 

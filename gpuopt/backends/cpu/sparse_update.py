@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from gpuopt.backends.backend import Scalars, Target, compute_type
+from gpuopt.backends.catch_up import CatchUp
+from gpuopt.backends.cpu.catch_up import bring_up, count_step
 from gpuopt.backends.cpu.chunks import chunk_length
 from gpuopt.backends.cpu.dense_plan import DensePlan
 from gpuopt.backends.cpu.dense_update import update_dense, update_strided, update_with_zero
@@ -54,6 +56,28 @@ def update_all_rows(
         )
     for array, new_rows in zip(written, touched, strict=True):
         array[rows] = new_rows
+
+
+def update_late_rows(
+    rule: UpdateRule,
+    plan: DensePlan,
+    values: Array,
+    rows: Array,
+    scalars: Scalars,
+    catch_up: CatchUp,
+    limits: CpuLimits,
+) -> None:
+    """Updates those rows of a table that have a gradient, after the steps that they have missed."""
+    [(var, slots)] = plan.targets
+    now = catch_up.now
+    bring_up([var, *slots], catch_up, rows, limits)
+    if values.size:
+        update_touched_rows(rule, plan, values, rows, scalars, limits)
+    # A signal handler may have made a step: then the rows that are named here have missed that.
+    while now != catch_up.now:
+        now = catch_up.now
+        bring_up([var, *slots], catch_up, rows, limits)
+    count_step(catch_up, rows, scalars)
 
 
 def update_touched_rows(

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from gpuopt.backends.backend import (
+    LateRows,
     RowCopy,
     Scalars,
     SparseUpdate,
@@ -71,6 +72,7 @@ class CudaBackend:
         self._workspaces = Workspaces(launcher)
         self.row_flags = CudaRowFlags(launcher, self._lock, self._order, self._workspaces)
         self.norms: Norms = CudaNorms(launcher)
+        self.late_rows: LateRows | None = None
         self._why_no_reads: str | None = None
         self._unset_flag = self.row_flags.new()
         with launcher.device():
@@ -284,7 +286,7 @@ class CudaBackend:
                 if flags:
                     self._order.follow(flags)
                 by_width: dict[int, list[Table]] = {}
-                for plan, values, rows, group in updates:
+                for plan, values, rows, group, _ in updates:
                     if plan.num_variables:
                         plan.fill_stand_ins()
                         table = self._table(plan, values, rows, group)

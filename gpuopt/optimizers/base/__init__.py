@@ -11,17 +11,22 @@ from gpuopt.optimizers.base.hyperparameters import (
 )
 from gpuopt.optimizers.base.rule_optimizer import RuleOptimizer, undoable
 from gpuopt.optimizers.base.step_counting import StepCountingOptimizer
+from gpuopt.rules.catch_up import CatchUpOption
 from gpuopt.rules.sources import ours
+from gpuopt.rules.unnamed import Movement, Unnamed
 from gpuopt.rules.update_rule import update_rule
 
 __all__ = [
     "Additions",
     "AllDigitsOptimizer",
+    "CatchUpOption",
     "Common",
     "Hyperparameter",
+    "Movement",
     "ParameterGroup",
     "RuleOptimizer",
     "StepCountingOptimizer",
+    "Unnamed",
     "ours",
     "require_not_negative",
     "require_number",

@@ -17,10 +17,12 @@ from gpuopt.optimizers.base.arguments import Common, FullSignature, with_default
 from gpuopt.optimizers.base.groups import Groups, ParameterGroup
 from gpuopt.optimizers.base.hyperparameters import Hyperparameter, Hyperparameters
 from gpuopt.quietly import quietly
+from gpuopt.rules.catch_up import CatchUpOption
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.state import Range
 from gpuopt.step.known import KnownGroups
 from gpuopt.step.pairs import Gradient
+from gpuopt.step.rows_behind import bring_up_all
 from gpuopt.step.rule_updates import RuleUpdates
 from gpuopt.step.updates import HookUpdates, Updates
 from gpuopt.variables.identity import Identity
@@ -83,6 +85,8 @@ class RuleOptimizer(Optimizer):
         derived_hyperparameters: The names of those that nobody gives or sets.
         rule_of_other_rows: The rule, with the same slots, by which a sparse gradient also updates
             rows that it does not name: with a gradient of zero. None if they stay as they are.
+        catch_up: Whether rows that a sparse gradient does not name catch up when they are next
+            named or read; "stepping" if they make the steps that they missed one by one.
         instead_of_all_rows: The optimizer that does the same for named rows alone, if there is one:
             a hint mentions it.
         known: The cache of groups of variables that were updated together.
@@ -93,6 +97,7 @@ class RuleOptimizer(Optimizer):
     hyperparameter_of: ClassVar[Mapping[str, str]] = {}
     derived_hyperparameters: ClassVar[tuple[str, ...]] = ()
     instead_of_all_rows: ClassVar[str] = ""
+    catch_up: CatchUpOption = False
     __signature__ = FullSignature()
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -140,6 +145,33 @@ class RuleOptimizer(Optimizer):
         # the type that the rule computes in.
         self._fixed: tuple[list[Scalars], dict[type[np.floating[Any]], Sequence[Scalars]]]
         self._fixed = [], {}
+
+    def flush(self) -> None:
+        """Brings all rows up to date that are behind, where rows catch up with their steps.
+
+        Reads do so themselves, of what they read.
+        """
+        bring_up_all(self.state)
+
+    def _set_catch_up(self, catch_up: CatchUpOption) -> None:
+        """Keeps the option of optimizers that update rows without a gradient.
+
+        Raises:
+            TypeError: it is none of False, True and "stepping".
+            ValueError: this optimizer leaves rows without a gradient alone, or does not say what
+                happens to them.
+        """
+        if catch_up not in (False, True, "stepping"):
+            raise TypeError(f'catch_up must be False, True or "stepping", got {catch_up!r}')
+        other_rows = self.rule_of_other_rows
+        if catch_up and (other_rows is None or other_rows.unnamed is None):
+            why = (
+                "leaves rows without a gradient alone: there is nothing to catch up with"
+                if other_rows is None
+                else f"updates other rows by {other_rows.name}, which has no `unnamed`"
+            )
+            raise ValueError(f"catch_up={catch_up!r}: {type(self).__name__} {why}")
+        self.catch_up = catch_up
 
     def _all_hyperparameters(self, given: dict[str, Hyperparameter]) -> dict[str, Hyperparameter]:
         """Returns the hyperparameters that `__init__` is given, and any others."""
@@ -316,7 +348,7 @@ class RuleOptimizer(Optimizer):
     def _target(self, variable: Variable) -> tuple[Target, list[Identity]]:
         slots = [self._slot_to_update(variable, name) for name in self.rule.slots]
         return (
-            Target(variable.storage, [slot.storage for slot in slots]),
+            Target(variable.unread_storage, [slot.unread_storage for slot in slots]),
             [variable.identity, *(slot.identity for slot in slots)],
         )
 

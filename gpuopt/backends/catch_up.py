@@ -1,0 +1,63 @@
+"""What a backend needs to bring rows of a table up to date that missed steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gpuopt.rules.catch_up import NUM_SUMS, Factors
+from gpuopt.rules.update_rule import UpdateRule
+
+Array = Any
+
+
+class CatchUp:
+    """Which steps each row of a table has made, and what the steps that it has missed would do.
+
+    Row and step count together: `last` of a row says which steps its numbers have made, wherever
+    Ctrl-C comes. A step whose update was not finished is not counted, as if it had named the rows
+    alone that it has written.
+
+    Attributes:
+        rule: The rule of rows without a gradient.
+        factors: By which they are brought up to date.
+        now: How many steps were counted.
+        last: int32 [height]: how many steps each row has made. A row may have made more than were
+            counted, in a step that was not finished.
+        steps: [room], in the type that the rule computes in: the step size of each step; None if
+            rows without a gradient do not move.
+        sums: [4, room], as `steps`: for rows that have made so many steps; None if steps are to be
+            made one by one, or rows do not move.
+        room: How many steps can be counted until all rows must be up to date.
+    """
+
+    __slots__ = ("factors", "last", "now", "room", "rule", "steps", "sums")
+
+    # Of steps that leave nothing behind but their number, which is of 32 bits.
+    MOST_STEPS = 2**31 - 2
+
+    def __init__(self, rule: UpdateRule, factors: Factors, last: Array, zeros: Any) -> None:
+        """Begins to count.
+
+        Args:
+            rule: Of rows without a gradient.
+            factors: Its numbers.
+            last: Zeros.
+            zeros: Returns an array of zeros of a shape, in the type that the rule computes in.
+        """
+        self.rule, self.factors, self.last = rule, factors, last
+        self.now = 0
+        self.steps = self.sums = None
+        self.room = self.MOST_STEPS
+        if factors.weights is not None:
+            self.room = factors.room_for(len(last))
+            self.steps = zeros((self.room,))
+            if factors.tolerance >= 0:
+                self.sums = zeros((NUM_SUMS, self.room))
+
+    def step_size(self, scalars: Any) -> np.floating[Any] | None:
+        """Returns the step size among the rule's scalars; None if rows do not move."""
+        unnamed = self.rule.unnamed
+        assert unnamed is not None
+        return None if unnamed.movement is None else scalars[unnamed.movement.step]

@@ -1,0 +1,208 @@
+"""Tables whose rows may be behind: in a step, those that a gradient names catch up."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+from itertools import starmap
+from operator import is_
+from typing import Any
+
+import numpy as np
+
+from gpuopt.backends import backend_for
+from gpuopt.backends.backend import Scalars, SparseUpdate
+from gpuopt.backends.catch_up import CatchUp
+from gpuopt.locks import Lock
+from gpuopt.rules.catch_up import Factors, key_of
+from gpuopt.rules.update_rule import UpdateRule
+from gpuopt.state.state import State
+from gpuopt.step.known import Batch
+from gpuopt.step.updates import Updates
+from gpuopt.variables.gate import undoing
+from gpuopt.variables.identity import Identity
+from gpuopt.variables.variable import Variable
+
+# The identities of tables that some optimizer lets fall behind, and of their slots. Public, because
+# each step looks whether there are any: a function call would cost time.
+members_of_tables: dict[weakref.ref[Identity], None] = {}
+
+
+class TableBehind:
+    """A table of one optimizer, whose rows may be behind; a `RowsBehind`.
+
+    The table's identity and those of its slots hold it. It holds their arrays, and so goes with
+    them.
+
+    Attributes:
+        is_behind: Whether some rows may be.
+    """
+
+    def __init__(self, state: State, arrays: Sequence[Any], batch: Batch, name: str) -> None:
+        self._state = weakref.ref(state)
+        self._arrays = arrays
+        self._plan, self._backend, self._real = batch.plan, batch.backend, batch.real
+        assert batch.backend.late_rows is not None
+        self._late_rows = batch.backend.late_rows
+        # One step, or one who brings rows up to date, at a time. Taken inside the gate.
+        self._lock = Lock(f'the rows of "{name}" that are behind')
+        self._catch_up: CatchUp | None = None
+        self.is_behind = False
+
+    def belongs_to(self, state: State) -> bool:
+        """Whether it is of the optimizer that has this state."""
+        return self._state() is state
+
+    def is_of(self, state: State, arrays: Sequence[Any]) -> bool:
+        """Whether it is of these arrays, a table's and its slots', under a state."""
+        return self.belongs_to(state) and all(map(is_, self._arrays, arrays))
+
+    def bring_up(self, rows: Any = None) -> None:
+        if not self.is_behind:
+            return
+        with undoing(), self._lock:
+            catch_up = self._catch_up
+            if catch_up is None:
+                return
+            self._late_rows.bring_up(self._plan, catch_up, rows)
+            if rows is None:
+                self.is_behind = False
+
+    def update(
+        self,
+        rule: UpdateRule,
+        other_rows: UpdateRule,
+        update: SparseUpdate,
+        scalars: Scalars,
+        *,
+        stepping: bool,
+    ) -> bool:
+        """Updates the rows of a gradient, after the steps that they have missed.
+
+        Args:
+            rule: What to compute.
+            other_rows: The rule of rows without a gradient.
+            update: Of the table.
+            scalars: Of both rules.
+            stepping: Whether missed steps are to be made one by one.
+
+        Returns:
+            Whether it did: not if all rows have to be updated in each step. Then all are up to
+            date.
+        """
+        with self._lock:
+            catch_up = self._ready(other_rows, scalars, stepping)
+            if not catch_up.factors.fall_behind:
+                return False
+            self.is_behind = True
+            self._backend.apply_sparse(
+                rule, [update._replace(group=0, catch_up=catch_up)], [scalars], other_rows=None
+            )
+            return True
+
+    def _ready(self, other_rows: UpdateRule, scalars: Scalars, stepping: bool) -> CatchUp:
+        """Returns the table's count of steps, by the scalars of this step, with room for it."""
+        catch_up = self._catch_up
+        if catch_up is not None and catch_up.factors.key == key_of(other_rows, scalars):
+            if catch_up.now == catch_up.room:
+                self.bring_up()
+                self._late_rows.begin_anew(catch_up)
+            return catch_up
+        self.bring_up()
+        factors = Factors(other_rows, other_rows.own(scalars), self._real, stepping=stepping)
+        zeros = partial(self._backend.full, dtype=np.dtype(self._real), value=0)
+        last = self._backend.full(self._arrays[0].shape[:1], np.dtype(np.int32), 0)
+        self._catch_up = CatchUp(other_rows, factors, last, zeros)
+        return self._catch_up
+
+
+def table_behind(
+    state: State, variable: Variable, slots: Sequence[Variable], batch: Batch
+) -> TableBehind:
+    """Returns the `TableBehind` of a table, made if there is none of these arrays.
+
+    Args:
+        state: The optimizer's.
+        variable: The table.
+        slots: Its slots, in the rule's order.
+        batch: Of the table alone.
+    """
+    members = [variable, *slots]
+    arrays = [each.unread_storage for each in members]
+    found = variable.identity.behind
+    if isinstance(found, TableBehind) and found.is_of(state, arrays):
+        return found
+    for each in members:
+        each.bring_up()
+    new = TableBehind(state, arrays, batch, variable.name)
+    for each in members:
+        members_of_tables[weakref.ref(each.identity, _forget)] = None
+    # All at once: no signal handler runs between built-in functions.
+    deque(starmap(setattr, [(each.identity, "behind", new) for each in members]), maxlen=0)
+    return new
+
+
+def bring_up_written(updates: Updates, state: State) -> None:
+    """Brings tables up to date that a step is about to write, other than by `TableBehind.update`.
+
+    Args:
+        updates: The step's.
+        state: Of the step's optimizer.
+    """
+    behind = dict(_behind())
+    if not behind:
+        return
+    for _, variable in updates.sparse_pairs():
+        table = behind.get(variable.identity)
+        if table is not None and table.belongs_to(state):
+            del behind[variable.identity]
+    if behind:
+        for identity in updates.identities():
+            if identity in behind:
+                behind[identity].bring_up()
+
+
+def bring_up_all(state: State) -> None:
+    """Brings all tables up to date that an optimizer has let fall behind."""
+    for _, table in _behind():
+        if table.belongs_to(state):
+            table.bring_up()
+
+
+def _behind() -> list[tuple[Identity, TableBehind]]:
+    """Lists the tables and slots that are behind."""
+    members = [
+        (identity, identity.behind) for each in list(members_of_tables) if (identity := each())
+    ]
+    return [
+        (identity, table)
+        for identity, table in members
+        if isinstance(table, TableBehind) and table.is_behind
+    ]
+
+
+def refuse_unseen_reads(variable: Variable) -> None:
+    """Raises ValueError for a table that may be read without being brought up to date first.
+
+    Raises:
+        ValueError: see above.
+        NotImplementedError: rows cannot catch up on its device.
+    """
+    if backend_for(variable.device).late_rows is None:
+        raise NotImplementedError(
+            f'"{variable.name}" is on {variable.device}, where rows cannot catch up yet: leave out '
+            "catch_up, or keep the table in host memory"
+        )
+    if variable.is_raw_array or not variable.owns_memory:
+        what = "is an array" if variable.is_raw_array else "was made with copy=False"
+        raise ValueError(
+            f'catch_up: "{variable.name}" {what}, whose rows would be seen as they were before '
+            "steps that they have missed: nobody notices a read of an array. Make a variable of a "
+            "copy, gpuopt.Variable(array), and read that; or leave out catch_up"
+        )
+
+
+def _forget(dead: weakref.ref[Identity]) -> None:
+    members_of_tables.pop(dead, None)
