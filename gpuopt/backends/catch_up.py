@@ -27,7 +27,7 @@ class CatchUp:
             counted, in a step that was not finished.
         steps: [room], in the type that the rule computes in: the step size of each step; None if
             rows without a gradient do not move.
-        sums: [4, room], as `steps`: for rows that have made so many steps; None if steps are to be
+        sums: [room, 4], as `steps`: for rows that have made so many steps; None if steps are to be
             made one by one, or rows do not move.
         room: How many steps can be counted until all rows must be up to date.
     """
@@ -54,7 +54,7 @@ class CatchUp:
             self.room = factors.room_for(len(last))
             self.steps = zeros((self.room,))
             if factors.tolerance >= 0:
-                self.sums = zeros((NUM_SUMS, self.room))
+                self.sums = zeros((self.room, NUM_SUMS))
 
     def step_size(self, scalars: Any) -> np.floating[Any] | None:
         """Returns the step size among the rule's scalars; None if rows do not move."""

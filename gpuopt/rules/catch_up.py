@@ -46,7 +46,7 @@ class Factors:
         key: Equal for equal numbers.
         decays: Of each slot of the rule, in order, in float64.
         scalars: The rule's, of the step that these were made in.
-        weights: [4, window], in the type that rules compute in: what a step size of 1 adds to the
+        weights: [window, 4], in the type that rules compute in: what a step size of 1 adds to the
             sums of the steps before, the oldest one first. None if rows do not move.
         window: How many steps without a gradient move a row; 0 if rows do not move.
         tolerance: The part of a movement that may be left out; -1 if all steps are made one by one.
@@ -125,4 +125,5 @@ def _weights(ratio: float, square: float, window: int) -> np.ndarray[Any, Any]:
     # Too large ones become infinite: then the bound is, too.
     with np.errstate(all="ignore"):
         powers, growth = ratio**k, np.expm1(-0.5 * math.log(square) * k)
-        return np.array([powers, powers * growth, powers * growth**2, abs(powers) * growth**3])
+        sums = [powers, powers * growth, powers * growth**2, abs(powers) * growth**3]
+        return np.stack(sums, axis=1)

@@ -221,18 +221,22 @@ __attribute__((always_inline)) inline void update_tile(
 }
 
 // Updates rows[first] to rows[last - 1]. Row k receives the values at positions[begins[k]] to
-// positions[begins[k + 1] - 1], added up in this order.
-template <class Rule, class Real>
+// positions[begins[k + 1] - 1], added up in this order. `before.prepare` is called with each row
+// before it is updated, and `before.prefetch` some rows ahead of that.
+template <class Rule, class Real, class Before>
 void update_rows(Real* const* written, long long width, const Real* values, const long long* rows,
                  const long long* positions, const long long* begins, long long first,
-                 long long last, typename Rule::template Scalars<Real> scalars) {
+                 long long last, typename Rule::template Scalars<Real> scalars,
+                 const Before& before) {
   for (long long row = first; row < last; ++row) {
     if (row + rows_ahead < last) {
       const long long next = row + rows_ahead;
       prefetch(values + positions[begins[next]] * width, width);
       for (int k = 0; k <= Rule::num_slots - num_row_slots<Rule>; ++k)
         prefetch(written[k] + rows[next] * width, width);
+      before.prefetch(rows[next]);
     }
+    before.prepare(rows[row]);
     const long long begin = begins[row], end = begins[row + 1];
     if constexpr (num_row_slots<Rule> > 0) {
       Real sum[tile_width];
@@ -259,6 +263,20 @@ void update_rows(Real* const* written, long long width, const Real* values, cons
         update(width - left);
     }
   }
+}
+
+// Rows are updated as they are.
+struct AsTheyAre {
+  void prefetch(long long) const {}
+  void prepare(long long) const {}
+};
+
+template <class Rule, class Real>
+void update_rows(Real* const* written, long long width, const Real* values, const long long* rows,
+                 const long long* positions, const long long* begins, long long first,
+                 long long last, const typename Rule::template Scalars<Real>& scalars) {
+  update_rows<Rule>(written, width, values, rows, positions, begins, first, last, scalars,
+                    AsTheyAre{});
 }
 
 }  // namespace gpuopt

@@ -28,6 +28,7 @@ CASES = [
 TOLERANCE = {"float64": 1e-7, "float32": 3e-6}
 
 
+@pytest.mark.usefixtures("every_cpu_form")
 @pytest.mark.parametrize("catch_up", [True, "stepping"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
 def test_rows_that_catch_up_step_like_tensorflows(case: dict[str, Any], catch_up: Any) -> None:
@@ -42,6 +43,7 @@ def test_rows_that_catch_up_step_like_tensorflows(case: dict[str, Any], catch_up
         assert error(rows, golden.arrays[key][1:]) <= TOLERANCE[case["dtype"]], key
 
 
+@pytest.mark.usefixtures("every_cpu_form")
 @pytest.mark.parametrize("catch_up", [True, "stepping"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("name", OPTIMIZERS)

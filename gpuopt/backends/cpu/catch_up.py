@@ -17,6 +17,7 @@ import numpy as np
 from gpuopt.backends.backend import Scalars, compute_type
 from gpuopt.backends.catch_up import CatchUp
 from gpuopt.backends.cpu.dense_plan import DensePlan
+from gpuopt.backends.cpu.forms.compiled_catch_up import CompiledCatchUp, compiled_catch_up
 from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cpu.threads import share_out
 from gpuopt.quietly import quietly
@@ -69,6 +70,17 @@ def bring_up(
         rows: Which, within range; they may repeat. None for all.
         limits: See `CpuLimits`.
     """
+    real = np.dtype(compute_type(written[0].dtype))
+    size = written[0].size * len(written)
+    if rows is not None:
+        size = len(rows) * written[0][:1].size * len(written)
+    if size >= limits.large_elements and all(
+        array.flags.carray and array.dtype == real for array in written
+    ):
+        compiled = compiled_catch_up(catch_up.rule, catch_up, real)
+        if compiled is not None:
+            _bring_up_compiled(compiled, written, catch_up, rows, limits)
+            return
     now = catch_up.now
     if rows is None:
         late = np.flatnonzero(catch_up.last < now)
@@ -91,6 +103,28 @@ def bring_up(
     share_out(bring_up_chunk, range(0, len(late), height), threads)
 
 
+def _bring_up_compiled(
+    compiled: CompiledCatchUp,
+    written: Sequence[Array],
+    catch_up: CatchUp,
+    rows: Array | None,
+    limits: CpuLimits,
+) -> None:
+    late = None
+    if rows is not None:
+        # In different threads, a row must not be brought up twice.
+        late = np.unique(rows[catch_up.last[rows] < catch_up.now]).astype(np.int64, copy=False)
+    number = len(written[0]) if late is None else len(late)
+    width = max(written[0][:1].size, 1)
+    height = max(compiled.most_elements // width, 1)
+
+    def bring_up_chunk(first: int) -> None:
+        compiled.bring_up_rows(written, late, first, min(first + height, number))
+
+    threads = limits.threads_for(number * width * len(written))
+    share_out(bring_up_chunk, range(0, number, height), threads)
+
+
 def count_step(catch_up: CatchUp, rows: Array, scalars: Scalars) -> None:
     """Counts a step that has updated some rows, which were up to date before.
 
@@ -106,9 +140,9 @@ def count_step(catch_up: CatchUp, rows: Array, scalars: Scalars) -> None:
         calls.append(partial(setitem, steps, now, step_size))
     if sums is not None and factors.weights is not None and step_size is not None:
         count = min(factors.window, now + 1)
-        changed = sums[:, now + 1 - count : now + 1]
-        sizes = np.array([[step_size]] * 3 + [[abs(step_size)]], sums.dtype)
-        added = changed + sizes * factors.weights[:, factors.window - count :]
+        changed = sums[now + 1 - count : now + 1]
+        sizes = np.array([step_size] * 3 + [abs(step_size)], sums.dtype)
+        added = changed + sizes * factors.weights[factors.window - count :]
         calls.append(partial(setitem, changed, ..., added))
     _at_once([*calls, partial(setattr, catch_up, "now", now + 1)])
 
@@ -166,8 +200,8 @@ def _movement(
         slots[rule.slots.index(each)] for each in (movement.average, movement.square)
     )
     assert catch_up.sums is not None
-    sums = catch_up.sums.take(missed.last, axis=1, mode="clip")
-    first, second, third, bound = (each.reshape(alike) for each in sums)
+    sums = catch_up.sums.take(missed.last, axis=0, mode="clip")
+    first, second, third, bound = (each.reshape(alike) for each in sums.T)
     epsilon = catch_up.factors.scalars[movement.epsilon]
     divisor = np.sqrt(square) + epsilon
     part = epsilon / divisor

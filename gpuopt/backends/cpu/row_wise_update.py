@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from gpuopt.backends.backend import Scalars, compute_type
 from gpuopt.backends.cpu.forms.compiled import CompiledRule
+from gpuopt.backends.cpu.forms.compiled_catch_up import CompiledCatchUp
 from gpuopt.backends.cpu.forms.plain import PlainRule
 from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cpu.row_groups import RowGroups
@@ -27,6 +29,7 @@ def update_compiled(
     values: Array,
     groups: RowGroups,
     threads: int,
+    late: CompiledCatchUp | None = None,
 ) -> None:
     """Adds up each row's values and updates the row, in one pass.
 
@@ -36,14 +39,14 @@ def update_compiled(
         values: [num_rows, ...], contiguous, in other memory.
         groups: Which values belong to which row.
         threads: How many share the rows.
+        late: Brings the rows up to date first, in the same pass; None if they are.
     """
+    update = compiled.update_rows if late is None else partial(late.update_rows, compiled)
     num_rows = len(groups.rows)
     # Threads that share the rows end at about the same time; one alone makes one call.
     height = -(-num_rows // (4 * threads)) if threads > 1 else num_rows
     share_out(
-        lambda first: compiled.update_rows(
-            written, values, groups, first, min(first + height, num_rows)
-        ),
+        lambda first: update(written, values, groups, first, min(first + height, num_rows)),
         range(0, num_rows, height),
         threads,
     )

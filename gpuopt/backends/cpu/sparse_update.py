@@ -16,6 +16,7 @@ from gpuopt.backends.cpu.chunks import chunk_length
 from gpuopt.backends.cpu.dense_plan import DensePlan
 from gpuopt.backends.cpu.dense_update import update_dense, update_strided, update_with_zero
 from gpuopt.backends.cpu.forms.compiled import compiled_rules
+from gpuopt.backends.cpu.forms.compiled_catch_up import compiled_catch_up
 from gpuopt.backends.cpu.forms.plain import PlainRule
 from gpuopt.backends.cpu.forms.recorded import recorded_rule
 from gpuopt.backends.cpu.forms.rule_form import RuleForm
@@ -70,9 +71,8 @@ def update_late_rows(
     """Updates those rows of a table that have a gradient, after the steps that they have missed."""
     [(var, slots)] = plan.targets
     now = catch_up.now
-    bring_up([var, *slots], catch_up, rows, limits)
     if values.size:
-        update_touched_rows(rule, plan, values, rows, scalars, limits)
+        update_touched_rows(rule, plan, values, rows, scalars, limits, catch_up)
     # A signal handler may have made a step: then the rows that are named here have missed that.
     while now != catch_up.now:
         now = catch_up.now
@@ -87,8 +87,12 @@ def update_touched_rows(
     rows: Array,
     scalars: Scalars,
     limits: CpuLimits,
+    catch_up: CatchUp | None = None,
 ) -> None:
-    """Updates those rows of a table that have a gradient; at least one has."""
+    """Updates those rows of a table that have a gradient; at least one has.
+
+    With `catch_up`, these rows are brought up to date first.
+    """
     [(var, slots)] = plan.targets
     written = [var, *slots]
     real = np.dtype(compute_type(values.dtype))
@@ -100,8 +104,13 @@ def update_touched_rows(
             values = _copied_if_shared(np.require(values, requirements=["C", "ALIGNED"]), written)
             grouped = compiled[0].group_rows(rows)
             threads = limits.threads_for(values.size * ROW_FACTOR)
-            update_compiled(compiled[0], written, values, grouped, threads)
+            late = None if catch_up is None else compiled_catch_up(rule, catch_up, real)
+            if late is None and catch_up is not None:
+                bring_up(written, catch_up, rows, limits)
+            update_compiled(compiled[0], written, values, grouped, threads, late)
             return
+    if catch_up is not None:
+        bring_up(written, catch_up, rows, limits)
     values = values.astype(real, copy=False)
     groups = group_rows(rows)
     if len(groups.rows) == len(rows):

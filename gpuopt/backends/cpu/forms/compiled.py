@@ -17,7 +17,7 @@ from gpuopt.rules.update_rule import UpdateRule
 
 Chunk = np.ndarray[Any, Any]
 
-_REALS = {np.dtype(np.float32): "float", np.dtype(np.float64): "double"}
+REALS = {np.dtype(np.float32): "float", np.dtype(np.float64): "double"}
 
 _SOURCE = """
 {include}
@@ -59,7 +59,11 @@ _MOST_ROWS = 2**31 - 1
 
 
 class CompiledRule:
-    """A rule with one step's scalars; its calls run without the interpreter's lock."""
+    """A rule with one step's scalars; its calls run without the interpreter's lock.
+
+    Attributes:
+        scalars: Theirs, in the rule's order.
+    """
 
     scratch_dtypes: tuple[np.dtype[Any], ...] = ()
     # Short enough that all threads finish at about the same time.
@@ -67,7 +71,7 @@ class CompiledRule:
 
     def __init__(self, library: ctypes.CDLL, scalars: Chunk) -> None:
         self._library = library
-        self._scalars = scalars
+        self.scalars = scalars
         self.scalars_address: int = scalars.ctypes.data
 
     def apply(self, written: Sequence[Chunk], grad: Chunk | None, scratch: Sequence[Chunk]) -> None:
@@ -88,9 +92,9 @@ class CompiledRule:
             taken: [1] of int64: how many chunks all callers have taken.
         """
         self._library.update_chunks(
-            _address(table),
+            address_of(table),
             ctypes.c_longlong(len(table)),
-            _address(taken),
+            address_of(taken),
         )
 
     def group_rows(self, indices: Chunk) -> RowGroups:
@@ -111,10 +115,10 @@ class CompiledRule:
         if indices.itemsize == 8:
             group = self._library.group_rows_int64
         num_rows = group(
-            _address(indices),
+            address_of(indices),
             ctypes.c_longlong(size),
             ctypes.c_int(bucket_bits),
-            *map(_address, (work, rows, positions, begins)),
+            *map(address_of, (work, rows, positions, begins)),
         )
         return RowGroups(rows[:num_rows], positions[:size], begins[: num_rows + 1])
 
@@ -131,13 +135,13 @@ class CompiledRule:
             last: The one behind the last.
         """
         self._library.update_rows(
-            _addresses(written),
+            addresses(written),
             ctypes.c_longlong(values[0].size),
-            _address(values),
-            *map(_address, groups),
+            address_of(values),
+            *map(address_of, groups),
             ctypes.c_longlong(first),
             ctypes.c_longlong(last),
-            _address(self._scalars),
+            address_of(self.scalars),
         )
 
 
@@ -160,7 +164,7 @@ def compiled_rules(
 @cache
 def _library(rule: UpdateRule, real: np.dtype[Any]) -> ctypes.CDLL | None:
     source = _SOURCE.format(
-        include=rule.include, functor=rule.require_cuda().functor, real=_REALS[real]
+        include=rule.include, functor=rule.require_cuda().functor, real=REALS[real]
     )
     library = build(f"{rule.name}-{real}", source, rule.include_folders)
     if library is not None:
@@ -170,9 +174,11 @@ def _library(rule: UpdateRule, real: np.dtype[Any]) -> ctypes.CDLL | None:
     return library
 
 
-def _addresses(arrays: Sequence[Chunk]) -> Any:
+def addresses(arrays: Sequence[Chunk]) -> Any:
+    """Returns where arrays are in memory, as a C++ function takes it."""
     return (ctypes.c_void_p * len(arrays))(*[array.ctypes.data for array in arrays])
 
 
-def _address(array: Chunk) -> ctypes.c_void_p:
+def address_of(array: Chunk) -> ctypes.c_void_p:
+    """Returns where an array is in memory, as a C++ function takes it."""
     return ctypes.c_void_p(array.ctypes.data)

@@ -1,0 +1,165 @@
+"""Rows that missed steps, brought up to date by C++ compiled from a rule's CUDA header."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from gpuopt.backends.catch_up import CatchUp
+from gpuopt.backends.cpu.compiler import build, why_not_compiled
+from gpuopt.backends.cpu.forms.compiled import REALS, Chunk, CompiledRule, address_of, addresses
+from gpuopt.backends.cpu.row_groups import RowGroups
+from gpuopt.rules.update_rule import UpdateRule
+
+_SOURCE = """
+{include}
+{include_other}
+#include "cpu/catch_up.hpp"
+
+using Rule = {functor};
+using Real = {real};
+using Unnamed = gpuopt::Unnamed<{other}, {moves}, {average}, {square}, {step}>;
+using CatchUp = gpuopt::CatchUp<Unnamed, Real>;
+using Scalars = Rule::Scalars<Real>;
+
+extern "C" void bring_up_rows(
+    Real* const* written, long long width, const long long* rows, long long first, long long last,
+    const CatchUp* catch_up) {{
+  gpuopt::bring_up_rows(written, width, rows, first, last, *catch_up);
+}}
+
+extern "C" void update_late_rows(
+    Real* const* written, long long width, const Real* values, const long long* rows,
+    const long long* positions, const long long* begins, long long first, long long last,
+    const Scalars* scalars, const CatchUp* catch_up) {{
+  gpuopt::update_rows<Rule>(
+      written, width, values, rows, positions, begins, first, last, *scalars,
+      gpuopt::BroughtUp<Unnamed, Real>{{written, width, *catch_up}});
+}}
+"""
+
+_POWERS = 128
+
+
+class _CatchUp(ctypes.Structure):
+    """Mirrors `CatchUp` in kernels/cpu/catch_up.hpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("last", "steps", "sums", "powers", "scalars")),
+        *((name, ctypes.c_longlong) for name in ("now", "window")),
+        *((name, ctypes.c_double) for name in ("tolerance", "epsilon")),
+    )
+
+
+class CompiledCatchUp:
+    """A table's count of steps, as C++ takes it; its calls run without the interpreter's lock."""
+
+    # Of a chunk of rows; see `CompiledRule`.
+    most_elements = CompiledRule.most_elements // 4
+
+    def __init__(self, library: ctypes.CDLL, catch_up: CatchUp, real: np.dtype[Any]) -> None:
+        self._library = library
+        rule, factors = catch_up.rule, catch_up.factors
+        movement = None if rule.unnamed is None else rule.unnamed.movement
+        scalars = np.array([factors.scalars[name] for name in rule.scalars], real)
+        # What the addresses belong to.
+        powers = _powers(factors.decays)
+        self._kept = catch_up.last, catch_up.steps, catch_up.sums, powers, scalars
+        where = [None if array is None else array.ctypes.data for array in self._kept]
+        epsilon = 0.0 if movement is None else float(factors.scalars[movement.epsilon])
+        numbers = catch_up.now, factors.window, factors.tolerance, epsilon
+        self._struct = _CatchUp(*where, *numbers)
+
+    def bring_up_rows(
+        self, written: Sequence[Chunk], rows: Chunk | None, first: int, last: int
+    ) -> None:
+        """Brings rows[first] to rows[last - 1] up to date.
+
+        Args:
+            written: [height, ...], variable and slots, contiguous.
+            rows: int64, contiguous, without repeats; None if row k is k.
+            first: See above.
+            last: See above.
+        """
+        self._library.bring_up_rows(
+            addresses(written),
+            ctypes.c_longlong(written[0][0].size),
+            None if rows is None else address_of(rows),
+            ctypes.c_longlong(first),
+            ctypes.c_longlong(last),
+            ctypes.byref(self._struct),
+        )
+
+    def update_rows(
+        self,
+        rule: CompiledRule,
+        written: Sequence[Chunk],
+        values: Chunk,
+        groups: RowGroups,
+        first: int,
+        last: int,
+    ) -> None:
+        """Does what `CompiledRule.update_rows` does, of rows that are first brought up to date."""
+        self._library.update_late_rows(
+            addresses(written),
+            ctypes.c_longlong(values[0].size),
+            address_of(values),
+            *map(address_of, groups),
+            ctypes.c_longlong(first),
+            ctypes.c_longlong(last),
+            address_of(rule.scalars),
+            ctypes.byref(self._struct),
+        )
+
+
+def compiled_catch_up(
+    rule: UpdateRule, catch_up: CatchUp, real: np.dtype[Any]
+) -> CompiledCatchUp | None:
+    """Returns the compiled form for tables that a rule updates.
+
+    There is none without a compiler, or if a rule has no C++ to be compiled.
+    """
+    if rule.cuda is None or catch_up.rule.cuda is None or why_not_compiled() is not None:
+        return None
+    library = _library(rule, catch_up.rule, real)
+    return None if library is None else CompiledCatchUp(library, catch_up, real)
+
+
+@cache
+def _library(rule: UpdateRule, other: UpdateRule, real: np.dtype[Any]) -> ctypes.CDLL | None:
+    movement = None if other.unnamed is None else other.unnamed.movement
+    places = [0, 0, 0]
+    if movement is not None:
+        places = [other.slots.index(each) for each in (movement.average, movement.square)]
+        places.append(other.scalars.index(movement.step))
+    source = _SOURCE.format(
+        include=rule.include,
+        include_other="" if other is rule else other.include,
+        functor=rule.require_cuda().functor,
+        other=other.require_cuda().functor,
+        real=REALS[real],
+        moves=str(movement is not None).lower(),
+        average=places[0],
+        square=places[1],
+        step=places[2],
+    )
+    folders = dict.fromkeys((*rule.include_folders, *other.include_folders))
+    library = build(f"{rule.name}-catch-up-{real}", source, folders)
+    if library is not None:
+        library.bring_up_rows.restype = library.update_late_rows.restype = None
+    return library
+
+
+@cache
+def _powers(decays: tuple[float, ...]) -> Chunk:
+    """Mirrors `Powers` in kernels/cpu/catch_up.hpp, of each slot."""
+    exponents = np.arange(_POWERS)
+    each = [
+        np.concatenate([decay**exponents, decay ** (_POWERS * exponents), [decay]])
+        for decay in np.array(decays)
+    ]
+    return np.array(each, np.float64)
