@@ -73,8 +73,9 @@ void bring_up_tile(Real* const* written, long long offset, long long tile, long 
     const Real* const average = slots.of[Unnamed::average];
     const Real* const square = slots.of[Unnamed::square];
     Real move[tile_width];
-    Real is_late[tile_width];
-    Real late = 0;
+    // An integer, as floating-point numbers are added up one by one.
+    int is_late[tile_width];
+    int late = 0;
     if (catch_up.sums != nullptr) {
       const MissedSteps<Real> missed = catch_up.sums[last];
       const Real epsilon = static_cast<Real>(catch_up.epsilon);
@@ -82,20 +83,20 @@ void bring_up_tile(Real* const* written, long long offset, long long tile, long 
       GPUOPT_INDEPENDENT
       for (long long i = 0; i < tile; ++i) {
         const bool is_close = movement(missed, average[i], square[i], epsilon, tolerance, move[i]);
-        is_late[i] = is_close ? Real(0) : Real(1);
+        is_late[i] = is_close ? 0 : 1;
       }
-      for (long long i = 0; i < tile; ++i) late += is_late[i];
+      for (long long i = 0; i < tile; ++i) late |= is_late[i];
     } else {
       for (long long i = 0; i < tile; ++i) is_late[i] = late = 1;
     }
-    if (late != Real(0)) {
+    if (late != 0) {
       Columns<Rule, Real> columns;
       for (long long i = 0; i < tile; ++i) columns.var[i] = var[i];
       for (int k = 0; k < Rule::num_slots; ++k)
         for (long long i = 0; i < tile; ++i) columns.slot[k][i] = slots.of[k][i];
       make_steps<Unnamed>(columns, tile, last, gap, catch_up);
       for (long long i = 0; i < tile; ++i) {
-        const bool is_one_by_one = is_late[i] != Real(0);
+        const bool is_one_by_one = is_late[i] != 0;
         var[i] = is_one_by_one ? columns.var[i] : var[i] - move[i];
         for (int k = 0; k < Rule::num_slots; ++k)
           slots.of[k][i] = is_one_by_one ? columns.slot[k][i] : slots.of[k][i] * decay[k];

@@ -203,13 +203,14 @@ def _movement(
     sums = catch_up.sums.take(missed.last, axis=0, mode="clip")
     first, second, third, bound = (each.reshape(alike) for each in sums.T)
     epsilon = catch_up.factors.scalars[movement.epsilon]
-    divisor = np.sqrt(square) + epsilon
-    part = epsilon / divisor
+    inverse = 1 / (np.sqrt(square) + epsilon)
+    part = epsilon * inverse
     series = first - part * (second - part * third)
     left_out = part * part * part * bound
     is_close = left_out <= average.dtype.type(catch_up.factors.tolerance) * abs(first)
     # Subtracted from itself, as the rule does it, infinity is NaN: such elements make each step.
-    return average / divisor * series, (is_close | (average == 0)) & np.isfinite(average + square)
+    is_finite = np.isfinite(average + square + inverse)
+    return average * inverse * series, (is_close | (average == 0)) & is_finite
 
 
 def _stepped(
