@@ -106,6 +106,7 @@ void bring_up_tile(Real* const* written, long long offset, long long tile, long 
     GPUOPT_INDEPENDENT
     for (long long i = 0; i < tile; ++i) var[i] -= move[i];
   }
+  // Loops of their own: in one with what comes before, GCC 12 uses no vectors.
   for (int k = 0; k < Rule::num_slots; ++k) {
     GPUOPT_INDEPENDENT
     for (long long i = 0; i < tile; ++i) slots.of[k][i] *= decay[k];
@@ -147,9 +148,10 @@ void bring_up_rows(Real* const* written, long long width, const long long* rows,
                    long long last, const CatchUp<Unnamed, Real>& catch_up) {
   using Rule = typename Unnamed::Rule;
   for (long long at = first; at < last; ++at) {
-    if (rows != nullptr && at + rows_ahead < last)
-      for (int k = 0; k <= Rule::num_slots; ++k)
-        prefetch(written[k] + rows[at + rows_ahead] * width, width);
+    if (at + rows_ahead < last) {
+      const long long next = rows == nullptr ? at + rows_ahead : rows[at + rows_ahead];
+      for (int k = 0; k <= Rule::num_slots; ++k) prefetch(written[k] + next * width, width);
+    }
     bring_up_row(written, rows == nullptr ? at : rows[at], width, catch_up);
   }
 }
