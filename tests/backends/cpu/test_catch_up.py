@@ -25,13 +25,21 @@ pytestmark = pytest.mark.usefixtures("every_cpu_form")
 class Table:
     """A table of Adam's in host memory, with the steps that its rows have missed."""
 
-    def __init__(self, real: Any, *, stepping: bool, epsilon: float, height: int = HEIGHT) -> None:
+    def __init__(
+        self,
+        real: Any,
+        *,
+        stepping: bool,
+        epsilon: float,
+        height: int = HEIGHT,
+        beta2: float = 0.999,
+    ) -> None:
         self.real = real
         self.backend = backend_for(Device.cpu)
         self.scalars = {
             "step_size": real(0),
             "beta1": real(np.float32(0.9)),
-            "beta2": real(np.float32(0.999)),
+            "beta2": real(np.float32(beta2)),
             "epsilon": real(epsilon),
         }
         self.var, self.m, self.v = (np.zeros((height, 1), real) for _ in range(3))
@@ -56,18 +64,20 @@ class Table:
 class AllRows:
     """TensorFlow's Adam, which moves all rows in each step."""
 
-    def __init__(self, real: Any, epsilon: float, height: int = HEIGHT) -> None:
+    def __init__(
+        self, real: Any, epsilon: float, height: int = HEIGHT, beta2: float = 0.999
+    ) -> None:
         self.real, self.epsilon = real, real(epsilon)
+        # As float32 has them: else they differ in the eighth digit.
+        self.beta1, self.beta2 = real(np.float32(0.9)), real(np.float32(beta2))
         self.var, self.m, self.v = (np.zeros((height, 1), real) for _ in range(3))
 
     def step(self, rows: np.ndarray, values: np.ndarray, step_size: float) -> None:
         real = self.real
-        # As float32 has them: else they differ in the eighth digit.
-        beta1, beta2 = real(np.float32(0.9)), real(np.float32(0.999))
         gradient = np.zeros_like(self.var)
         np.add.at(gradient, rows, values.astype(real))
-        self.m += (1 - beta1) * (gradient - self.m)
-        self.v += (1 - beta2) * (gradient * gradient - self.v)
+        self.m += (1 - self.beta1) * (gradient - self.m)
+        self.v += (1 - self.beta2) * (gradient * gradient - self.v)
         self.var -= real(step_size) * self.m / (np.sqrt(self.v) + self.epsilon)
 
 
@@ -175,7 +185,25 @@ def test_what_is_not_finite_stays_in_its_row(extreme: float, slot: str, *, stepp
         np.testing.assert_allclose(got[0], expected[0], rtol=4e-6)
 
 
-def test_the_bound_sees_what_three_terms_leave_out() -> None:
+@pytest.mark.parametrize("real", [np.float32, np.float64])
+@pytest.mark.parametrize("gradient", [1.0, 1e-3, 1e-6])
+@pytest.mark.parametrize("beta2", [0.99, 0.9])
+def test_the_bound_sees_what_three_terms_leave_out(
+    real: Any, gradient: float, beta2: float
+) -> None:
+    epsilon = 1e-3
+    table = Table(real, stepping=False, epsilon=epsilon, height=2, beta2=beta2)
+    exact = AllRows(np.float64, epsilon, height=2, beta2=beta2)
+    for step in range(1, 60):
+        rows, values = np.array([min(step - 1, 1)]), np.array([[gradient]])
+        for each in (table, exact):
+            each.step(rows, values, step_size(constant, step))
+    np.testing.assert_allclose(
+        table.read()[0], exact.var[0], rtol=2e-6 if real is np.float32 else 1e-7
+    )
+
+
+def test_the_bound_does_not_cancel_with_the_step_sizes() -> None:
     # Step sizes of both signs, which nearly cancel: the bound must not cancel with them.
     table = Table(np.float64, stepping=False, epsilon=1e-3, height=2)
     exact = AllRows(np.float64, 1e-3, height=2)
