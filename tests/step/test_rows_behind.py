@@ -15,6 +15,7 @@ import pytest
 from interrupt_at import Interrupt, InterruptAt
 
 import gpuopt
+from gpuopt.optimizers.base import Movement, RuleOptimizer, Unnamed
 from gpuopt.step import rows_behind
 
 HEIGHT = 40
@@ -501,3 +502,76 @@ def test_optimizers_that_leave_rows_alone_refuse_the_option(make: Any) -> None:
         make(catch_up="yes", **arguments)
     with pytest.raises(TypeError, match="catch_up"):
         gpuopt.MomentumOptimizer(0.1, 0.9, catch_up=True)  # type: ignore[call-arg]
+
+
+def test_copies_of_a_mirrored_table_catch_up_each() -> None:
+    tables, ids = [], np.random.default_rng(8).integers(0, 12, (20, 2, 3))
+    for catch_up in (False, True):
+        strategy = gpuopt.distributed.MirroredStrategy(["cpu", "cpu"])
+        table = strategy.variable(np.ones((12, 2), np.float32), name="mirrored")
+        optimizer = gpuopt.AdamOptimizer(0.01, catch_up=catch_up)
+
+        def train(rows: np.ndarray, table: Any = table, optimizer: Any = optimizer) -> None:
+            def loss() -> Any:
+                return (gpuopt.embedding_lookup(table.local, rows) ** 2).sum()
+
+            optimizer.minimize(loss, var_list=[table.local])
+
+        for rows in ids:
+            strategy.run(train, (gpuopt.distributed.PerReplica(rows),))
+        tables += [copy.numpy() for copy in table.replicas]
+    for other in tables[1:]:
+        close(other, tables[0])
+
+
+@pytest.mark.parametrize(
+    "unnamed",
+    [
+        Unnamed({"n": "beta"}),
+        Unnamed({"m": "gamma"}),
+        Unnamed({"m": "beta"}, Movement("rate", "m", "v", "beta")),
+    ],
+)
+def test_what_a_rule_does_to_other_rows_must_be_of_its_slots_and_scalars(unnamed: Any) -> None:
+    def rule(var: Any, grad: Any, m: Any, *, rate: Any, beta: Any) -> None:
+        m *= beta
+        m += grad
+        var -= rate * m
+
+    with pytest.raises(ValueError, match="must be"):
+        gpuopt.update_rule(unnamed=unnamed)(rule)
+
+
+def test_a_users_rule_may_let_rows_catch_up() -> None:
+    @gpuopt.update_rule(unnamed=Unnamed({"m": "beta"}))
+    def fading(var: Any, grad: Any, m: Any, *, rate: Any, beta: Any) -> None:
+        m *= beta
+        m += grad
+        var -= rate * m * grad
+
+    class Fading(RuleOptimizer):
+        rule = fading
+        rule_of_other_rows = fading
+
+        def __init__(self, catch_up: Any = False, name: str = "Fading") -> None:
+            super().__init__({"name": name}, rate=0.1, beta=0.9)
+            self._set_catch_up(catch_up)
+
+    pair = Pair(Fading)
+    pair.step(20)
+    assert pair.is_behind()
+    pair.late.numpy()
+    pair.check()
+
+
+@pytest.mark.emulator
+@pytest.mark.usefixtures("emulated_gpus")
+def test_a_table_on_a_gpu_is_refused_before_anything_is_written() -> None:
+    table = gpuopt.Variable(np.ones((4, 2), "f4"), device="gpu:0")
+    optimizer = gpuopt.AdamOptimizer(catch_up=True)
+    slices = SLICES(np.ones((1, 2), "f4"), [1])
+    with pytest.raises(NotImplementedError, match="leave out catch_up, or keep the table in host"):
+        optimizer.apply_gradients([(slices, table)])
+    assert not optimizer.variables()
+    np.testing.assert_array_equal(table.numpy(), np.ones((4, 2), "f4"))
+    optimizer.apply_gradients([(np.ones((4, 2), "f4"), table)])  # a dense one is updated
