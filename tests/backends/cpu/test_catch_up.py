@@ -188,8 +188,9 @@ def test_what_is_not_finite_stays_in_its_row(extreme: float, slot: str, *, stepp
 @pytest.mark.parametrize("real", [np.float32, np.float64])
 @pytest.mark.parametrize("gradient", [1.0, 1e-3, 1e-6])
 @pytest.mark.parametrize("beta2", [0.99, 0.9])
+@pytest.mark.parametrize("sign", [1, -1])
 def test_the_bound_sees_what_three_terms_leave_out(
-    real: Any, gradient: float, beta2: float
+    real: Any, gradient: float, beta2: float, sign: int
 ) -> None:
     epsilon = 1e-3
     table = Table(real, stepping=False, epsilon=epsilon, height=2, beta2=beta2)
@@ -197,7 +198,7 @@ def test_the_bound_sees_what_three_terms_leave_out(
     for step in range(1, 60):
         rows, values = np.array([min(step - 1, 1)]), np.array([[gradient]])
         for each in (table, exact):
-            each.step(rows, values, step_size(constant, step))
+            each.step(rows, values, sign * step_size(constant, step))
     np.testing.assert_allclose(
         table.read()[0], exact.var[0], rtol=2e-6 if real is np.float32 else 1e-7
     )
