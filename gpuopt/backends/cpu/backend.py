@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from gpuopt.backends.backend import RowCopy, RowFlags, Scalars, SparseUpdate, Target, Updated
+from gpuopt.backends.clips import Clips
+from gpuopt.backends.cpu.clips import CpuClips
 from gpuopt.backends.cpu.dense_plan import DensePlan
 from gpuopt.backends.cpu.dense_update import update_dense
 from gpuopt.backends.cpu.limits import CpuLimits
@@ -48,7 +50,8 @@ class CpuBackend:
 
     def __init__(self, limits: CpuLimits = _DEFAULT_LIMITS) -> None:
         self._limits = limits
-        self.norms: Norms = CpuNorms()
+        self.norms: Norms = CpuNorms(limits)
+        self.clips: Clips = CpuClips(limits)
 
     def enter(self, *read: Updated) -> AbstractContextManager[Any]:
         return _nothing
@@ -146,6 +149,7 @@ class CpuBackend:
         gradients: Sequence[Array],
         scalars: Sequence[Scalars],
         *,
+        factors: Any = None,
         version: int | None = None,
         refused: Any = None,
         kept: Sequence[Any] = (),
@@ -158,6 +162,7 @@ class CpuBackend:
         updates: Sequence[SparseUpdate],
         scalars: Sequence[Scalars],
         *,
+        factors: Any = None,
         other_rows: UpdateRule | None,
         refused: Any = None,
         kept: Sequence[Any] = (),
