@@ -172,12 +172,14 @@ __global__ void sparse_update_of_groups(
     const __grid_constant__ FewScalars<Rule, Storage> few_scalars,
     const Scalars<Rule, Storage>* __restrict__ many_scalars, unsigned int* touched,
     int lanes_per_row, const unsigned long long* __restrict__ refused) {
+  const auto given_scalars = [&](long long table) -> Scalars<Rule, Storage> {
+    return many_scalars == nullptr ? few_scalars.of[table] : many_scalars[table];
+  };
   const auto scalars_of = [&](long long table) -> Scalars<Rule, Storage> {
     if constexpr (is_clipped<Rule>) {
-      return with_factor<Rule, Storage>(
-          many_scalars == nullptr ? few_scalars.of[table] : many_scalars[table], few_scalars);
+      return with_factor<Rule, Storage>(given_scalars(table), few_scalars);
     } else {
-      return many_scalars == nullptr ? few_scalars.of[table] : many_scalars[table];
+      return given_scalars(table);
     }
   };
   update_rows<Rule, Storage>(Tables{only_gradient, gradients, num_tables}, only_arrays, arrays,

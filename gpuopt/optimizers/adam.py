@@ -58,6 +58,7 @@ class AdamOptimizer(RuleOptimizer):
         epsilon: Keeps the division finite.
         use_locking, name, on_nonfinite: See `Optimizer`.
         groups: See `ParameterGroup`.
+        clip_norm, clip_value, clip_form: See `RuleOptimizer`.
     """
 
     rule = adam

@@ -27,6 +27,7 @@ class AdamWOptimizer(RuleWithWeightDecay, AdamOptimizer):
         epsilon: Keeps the division finite.
         use_locking, name, on_nonfinite: See `Optimizer`.
         groups: See `ParameterGroup`.
+        clip_norm, clip_value, clip_form: See `RuleOptimizer`.
     """
 
     instead_of_all_rows = "extend_with_decoupled_weight_decay(LazyAdamOptimizer)"

@@ -41,6 +41,7 @@ class PowerSignOptimizer(SignOptimizer):
             it is counted up: `get_linear_decay_fn(...)`, say. Called once in each step.
         use_locking, name, on_nonfinite: See `Optimizer`.
         groups: See `ParameterGroup`.
+        clip_norm, clip_value, clip_form: See `RuleOptimizer`.
 
     Raises:
         TypeError: `sign_decay_fn` is no function.

@@ -49,7 +49,8 @@ struct ClipRule {
     ClipResult result;
     result.squares = squares;
     // As much as TensorFlow's sum can hold: beyond it, a norm is infinite.
-    result.norm = is_double ? sqrt(squares) : static_cast<double>(sqrtf(static_cast<float>(squares)));
+    result.norm =
+        is_double ? sqrt(squares) : static_cast<double>(sqrtf(static_cast<float>(squares)));
     result.factor_of_floats = static_cast<double>(
         factor_of(static_cast<float>(result.norm), static_cast<float>(most), form));
     result.factor_of_doubles = factor_of(result.norm, most, form);

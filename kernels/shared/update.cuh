@@ -13,7 +13,7 @@ using Scalars = typename Rule::template Scalars<Compute<Storage>>;
 template <class Rule, class Storage>
 constexpr int few_groups =
     (2048 / sizeof(Scalars<Rule, Storage>) < 64 ? 2048 / sizeof(Scalars<Rule, Storage>) : 64) /
-    (1 + is_clipped<Rule>) * (1 + is_clipped<Rule>);
+    (1 + is_clipped<Rule>)*(1 + is_clipped<Rule>);
 
 // The address of what clipped gradients are multiplied by, from `ClipResult` of clip.cu on.
 template <class Rule, bool = is_clipped<Rule>>
@@ -48,9 +48,9 @@ __device__ __forceinline__ Scalars<Rule, Storage> with_factor(
   scalars.clip_factor = Real(1);
   if (norm >= 0) {
     const ClipResult* results = reinterpret_cast<const ClipResult*>(few_scalars.factors);
-    scalars.clip_factor = static_cast<Real>(sizeof(Real) == sizeof(double)
-                                                ? __ldg(&results[norm].factor_of_doubles)
-                                                : __ldg(&results[norm].factor_of_floats));
+    scalars.clip_factor =
+        static_cast<Real>(sizeof(Real) == sizeof(double) ? __ldg(&results[norm].factor_of_doubles)
+                                                         : __ldg(&results[norm].factor_of_floats));
   }
   return scalars;
 }

@@ -279,13 +279,8 @@ class CudaBackend:
             return
         flags = () if refused is None else (refused,)
         # Copies of gradients are made on the current stream, which gets their memory back.
-        used = (
-            [plan.memory for plan in plans],
-            [each[1:3] for each in updates],
-            factors,
-            kept,
-            flags,
-        )
+        gradients = [each[1:3] for each in updates]
+        used = [plan.memory for plan in plans], gradients, factors, kept, flags
         with self._lock, self._launcher.device():
             last = self._begin(plans)
             try:
