@@ -10,11 +10,16 @@ template <class Real>
 Real sum_chunk(const Real* values, long long size) {
   constexpr int places = 16 / sizeof(Real);
   constexpr int row = square_lanes * places;
+  constexpr int block = 64;
+  const long long rows_end = size / row * row;
   Real sums[row] = {};
-  long long first = 0;
-  for (; first + row <= size; first += row)
-    for (int i = 0; i < row; ++i) add_square(sums[i], values[first + i]);
-  for (int i = 0; first + i < size; ++i) add_square(sums[i], values[first + i]);
+  for (int column = 0; column < row; column += block) {
+    Real mine[block] = {};  // in registers
+    for (long long first = column; first < rows_end; first += row)
+      for (int i = 0; i < block; ++i) add_square(mine[i], values[first + i]);
+    for (int i = 0; i < block; ++i) sums[column + i] = mine[i];
+  }
+  for (long long i = rows_end; i < size; ++i) add_square(sums[i - rows_end], values[i]);
   Real lanes[square_lanes];
   for (int lane = 0; lane < square_lanes; ++lane) {
     Real of_lane[places];
