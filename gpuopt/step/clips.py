@@ -11,6 +11,7 @@ from gpuopt.backends import backend_for, to_device
 from gpuopt.backends.backend import Scalars
 from gpuopt.backends.clips import NORM, ClipForm, ClipLimits, DenseGradients, SparseGradient
 from gpuopt.device import Device
+from gpuopt.quietly import quietly
 from gpuopt.rules.clipped import CLIP_SCALARS, clipped
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.step.known import Batch
@@ -186,8 +187,8 @@ class StepClips:
         extended = []
         for group, each in zip(groups, scalars, strict=True):
             factor = batch.backend.clips.factor_scalar(factors, self._norm_of(group), real)
-            bound = self._bounds.get(group, self._bounds[0])
-            extended.append({**each, **dict(zip(CLIP_SCALARS, (factor, real(bound)), strict=True))})
+            bound: np.floating[Any] = quietly(real, self._bounds.get(group, self._bounds[0]))
+            extended.append({**each, **dict(zip(CLIP_SCALARS, (factor, bound), strict=True))})
         return clipped(rule), extended, factors
 
     def _norm_of(self, group: int) -> int:

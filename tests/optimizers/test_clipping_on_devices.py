@@ -166,6 +166,29 @@ def test_a_bad_row_changes_nothing_where_a_norm_is_taken(
         assert (table.numpy() != 1).any()
 
 
+@pytest.mark.emulator
+def test_gradients_that_are_arrays_and_that_are_variables_have_one_norm(
+    emulated_gpus: list[EmulatorLauncher],
+) -> None:
+    # As many of each: what one launch reads could take the place of what the other one does.
+    gradients = [Variable(np.float32([k]), device="gpu:0") for k in (1, 2, 4, 10)]
+    variables = [Variable(np.float32([0]), device="gpu:0") for _ in gradients]
+    optimizer = gpuopt.GradientDescentOptimizer(1.0, clip_norm=1.1)
+    given = [*(each.storage for each in gradients[:2]), *gradients[2:]]
+    optimizer.apply_gradients(list(zip(given, variables, strict=True)))
+    assert numbers(on_host(optimizer.global_norm)) == 11
+    moved = [variable.numpy()[0] for variable in variables]
+    np.testing.assert_allclose(moved, [-0.1, -0.2, -0.4, -1], rtol=3e-7)
+
+
+def test_a_bound_beyond_the_variables_type_is_no_bound(xp: Any) -> None:
+    w = variable_on(xp, np.zeros(2, np.float32))
+    optimizer = gpuopt.GradientDescentOptimizer(1.0, clip_value=np.float64(1e300))
+    with np.errstate(all="raise"):
+        optimizer.apply_gradients([(xp.asarray(np.float32([3, -1e38])), w)])
+    assert w.numpy().tolist() == np.float32([-3, 1e38]).tolist()
+
+
 def launchers() -> Iterator[EmulatorLauncher]:
     """Of other orders of blocks and threads, and other numbers of multiprocessors."""
     for seed, multiprocessors in ((0, 4), (3, 1), (7, 9)):

@@ -154,14 +154,15 @@ class CudaClips:
         return sums, results
 
     def _dense_sums(self, workspace: Workspace, dense: Sequence[DenseGradients]) -> Iterator[_Sum]:
-        for arrays, norms in dense:
+        for number, (arrays, norms) in enumerate(dense):
             by_norm: dict[int, list[int]] = {}
             for position, norm in enumerate(norms):
                 if norm >= 0 and arrays[position].size:
                     by_norm.setdefault(norm, []).append(position)
             for norm, positions in by_norm.items():
                 dtype = name_of(arrays[positions[0]].dtype)
-                constants = workspace.constants(f"gradients {dtype} {norm}")
+                # All are uploaded before the first launch: those of one dtype must not share.
+                constants = workspace.constants(f"gradients {number} {norm}")
                 table = ClippedArrays(self._launcher, arrays, positions, constants=constants)
                 launch = partial(
                     table.launch,
