@@ -312,6 +312,37 @@ def test_gate_none_gives_way_to_a_norm_of_all_gradients() -> None:
     np.testing.assert_allclose([v.numpy()[0], w.numpy()[0]], [2.4, 3.2], rtol=3e-7)
 
 
+def test_a_group_may_say_that_nothing_is_clipped_where_nothing_is() -> None:
+    w = Variable(np.zeros(2, np.float32), name="w")
+    group = ParameterGroup("w", clip_norm=None)
+    optimizer = gpuopt.GradientDescentOptimizer(1.0, clip_norm=None, groups=[group])
+    optimizer.apply_gradients([(np.float32([3, 4]), w)])
+    assert w.numpy().tolist() == [-3, -4]
+    assert (optimizer.global_norm, optimizer.group_norms) == (None, {})
+    optimizer.groups[0]["clip_norm"] = 1.0
+    optimizer.apply_gradients([(np.float32([3, 4]), w)])
+    np.testing.assert_allclose(w, [-3.6, -4.8], rtol=3e-7)
+
+
+@pytest.mark.parametrize("group", [[], [ParameterGroup("v", clip_value=None)]])
+def test_gate_none_applies_gradients_one_by_one_where_only_elements_are_clipped(
+    group: list[ParameterGroup],
+) -> None:
+    v, w = Variable(np.float32([3.0]), name="v"), Variable(np.float32([4.0]))
+    optimizer = gpuopt.GradientDescentOptimizer(1.0, clip_value=1.0, groups=group)
+    optimizer.minimize(lambda: (v * v + w * w) / 2, gate_gradients=gpuopt.Optimizer.GATE_NONE)
+    assert [v.numpy()[0], w.numpy()[0]] == [0 if group else 2, 3]
+
+
+def test_gate_none_gives_way_to_the_norm_of_a_group() -> None:
+    v, w = Variable(np.float32([3.0]), name="v"), Variable(np.float32([4.0]))
+    group = ParameterGroup("v", clip_norm=0.5)
+    optimizer = gpuopt.GradientDescentOptimizer(1.0, groups=[group])
+    with pytest.warns(UserWarning, match="GATE_NONE gives way to GATE_OP: clip_norm"):
+        optimizer.minimize(lambda: (v * v + w * w) / 2, gate_gradients=gpuopt.Optimizer.GATE_NONE)
+    assert [v.numpy()[0], w.numpy()[0]] == [2.5, 0]
+
+
 def test_what_a_step_was_clipped_to_is_in_the_optimizers_state() -> None:
     w = Variable(np.zeros(2, np.float32), name="w")
     optimizer = gpuopt.MomentumOptimizer(1.0, 0.9, clip_norm=1.5, clip_form="torch")

@@ -15,6 +15,8 @@ from gpuopt.step.clips import CLIP_NORM, CLIP_VALUE, GradientClips, checked_most
 from gpuopt.variables.scalars import as_scalar
 
 CLIPPING = (CLIP_NORM, CLIP_VALUE)
+# How None is kept.
+NO_LIMIT = np.float32(np.inf)
 
 
 def clipping_of(
@@ -41,8 +43,9 @@ def clipping_of(
             f"clip_form must be one of {list(get_args(ClipFormName))}, got {clip_form!r}"
         )
     given = {CLIP_NORM: clip_norm, CLIP_VALUE: clip_value}
-    every = [given, *(group.hyperparameters for group in groups)]
-    named = {name for each in every for name in CLIPPING if each.get(name) is not None}
+    named = {name for name, value in given.items() if value is not None}
+    # A group may name one with None.
+    named |= {name for group in groups for name in CLIPPING if name in group.hyperparameters}
     if clip_form != "tensorflow" and CLIP_NORM not in named:
         raise ValueError(f'clip_form="{clip_form}" is a formula for clip_norm, which is not given')
     _refuse_two(given, "")
@@ -62,7 +65,7 @@ def checked_clipping(name: str, value: Hyperparameter | None) -> Hyperparameter:
         ValueError: it is below 0, or NaN. What a function returns is not known yet.
     """
     if value is None:
-        return np.float32(np.inf)
+        return NO_LIMIT
     if not callable(value):
         checked_most(name, as_scalar(value, name))
     return value

@@ -14,13 +14,13 @@ import numpy as np
 from gpuopt.backends import Target
 from gpuopt.optimizer import Optimizer
 from gpuopt.optimizers.base.arguments import Common, FullSignature, with_defaults
-from gpuopt.optimizers.base.clipping import CLIPPING, checked_clipping, clipping_of
+from gpuopt.optimizers.base.clipping import CLIPPING, NO_LIMIT, checked_clipping, clipping_of
 from gpuopt.optimizers.base.groups import Groups, ParameterGroup
 from gpuopt.optimizers.base.hyperparameters import Hyperparameter, Hyperparameters
 from gpuopt.quietly import quietly
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.state import Range
-from gpuopt.step.clips import StepClips
+from gpuopt.step.clips import CLIP_NORM, StepClips
 from gpuopt.step.known import KnownGroups
 from gpuopt.step.pairs import Gradient
 from gpuopt.step.rule_updates import RuleUpdates
@@ -204,8 +204,12 @@ class RuleOptimizer(Optimizer):
         return self.clips.of_step(this_thread.hyperparameters, this_thread.of_groups, names)
 
     def _looks_at_all_gradients(self) -> list[str]:
-        norm = [] if self.clips is None else ["clip_norm"]
-        return [*super()._looks_at_all_gradients(), *norm]
+        looks = super()._looks_at_all_gradients()
+        if self.clips is not None:
+            most = [each[CLIP_NORM] for each in (self.hyperparameters, *self.groups)]
+            if self.clips.measures_all or [each for each in most if each is not NO_LIMIT]:
+                looks.append(CLIP_NORM)
+        return looks
 
     def _has_state(self, name: str) -> bool:
         """Whether a hyperparameter has state: a group has its own from the beginning, or never."""
