@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from bench import catch_up, rows, step_path
+from bench import catch_up, clipping, rows, step_path
 from bench.harness import Timing
 from bench.targets import Target, Verdict, compare
 
@@ -45,7 +45,13 @@ def _list_targets() -> Sequence[Target]:
     )
 
 
-TARGETS = (*_list_targets(), *step_path.TARGETS, *rows.TARGETS, *catch_up.TARGETS)
+TARGETS = (
+    *_list_targets(),
+    *step_path.TARGETS,
+    *rows.TARGETS,
+    *catch_up.TARGETS,
+    *clipping.TARGETS,
+)
 
 
 def judge(target: Target, contenders: Mapping[str, Timing]) -> Verdict:

@@ -375,6 +375,12 @@ class Optimizer(Hooks):
         _logger.warning("%s; %s skips the step", found, self._name)
         return True
 
+    def _looks_at_all_gradients(self) -> list[str]:
+        """Returns the arguments by which a step looks at all gradients before it writes."""
+        if self._on_nonfinite == "propagate":
+            return []
+        return [f'on_nonfinite="{self._on_nonfinite}"']
+
     def _needs_all_gradients(self) -> bool:
         """Whether gradients must not be applied one by one; warns of the reason, once."""
         if replica_context().strategy is not None:
@@ -385,8 +391,7 @@ class Optimizer(Hooks):
             for hook in ("compute_gradients", "apply_gradients")
             if not hasattr(getattr(cls, hook), "leaves_gradients_alone") or hook in vars(self)
         ]
-        if self._on_nonfinite != "propagate":
-            reasons.append(f'on_nonfinite="{self._on_nonfinite}"')
+        reasons += self._looks_at_all_gradients()
         if reasons and not self._gate_warning_given:
             self._gate_warning_given = True
             warnings.warn(

@@ -1,15 +1,13 @@
 // The norm of many arrays, and new arrays that are scaled by it.
-#include "shared/block_sum.cuh"
 #include "shared/grid.cuh"
-#include "shared/math.cuh"
+#include "shared/norms.cuh"
 #include "shared/ranges.cuh"
 #include "shared/storage.cuh"
 
 namespace gpuopt {
 
-constexpr int clip_threads = 256;
 // Elements that a block goes through at once: fixed, so that a sum does not depend on the GPU.
-constexpr int clip_chunk = 16384;
+constexpr int clip_chunk = square_chunk;
 
 // Mirrors `ClippedArray` in gpuopt/backends/cuda/structs.py.
 struct ClippedArray {
@@ -59,25 +57,58 @@ __device__ __forceinline__ void load_pack(const ClipChunk<Storage>& chunk, int a
   }
 }
 
-// Writes the sum of squares of each chunk. A single array is passed by value, as `only`; `arrays`
-// are read if there are more. Precondition: blocks have `clip_threads` threads.
+// Writes the sum of squares of each chunk of the block. A single array is passed by value, as
+// `only`; `arrays` are read if there are more. Precondition: blocks have `clip_threads` threads.
 template <class Storage>
-__global__ void __launch_bounds__(clip_threads)
-    sum_squares(const __grid_constant__ ClippedArray only, const ClippedArray* __restrict__ arrays,
-                long long num_arrays, long long num_chunks, double* __restrict__ sums) {
+__device__ __forceinline__ void sum_chunks(const ClippedArray& only,
+                                           const ClippedArray* __restrict__ arrays,
+                                           long long num_arrays, long long num_chunks,
+                                           double* sums) {
   using Real = Compute<Storage>;
   constexpr int pack = pack_size<Storage>;
   for (long long c = blockIdx.x; c < num_chunks; c += gridDim.x) {
     const ClipChunk<Storage> chunk(array_of(only, arrays, num_arrays, c), c);
-    Real mine = 0;
+    Real places[pack] = {};
     for (int i = threadIdx.x * pack; i < chunk.size; i += clip_threads * pack) {
       Elements<Storage, pack> elements;
       load_pack(chunk, i, elements);
 #pragma unroll
-      for (int k = 0; k < pack; ++k) mine += Real(elements.of[k]) * Real(elements.of[k]);
+      for (int k = 0; k < pack; ++k) add_square(places[k], Real(elements.of[k]));
     }
-    const Real sum = sum_of_block<clip_threads>(mine);
+    const Real sum = sum_of_block<clip_threads>(add_places(places));
     if (threadIdx.x == 0) sums[c] = static_cast<double>(sum);
+  }
+}
+
+template <class Storage>
+__global__ void __launch_bounds__(clip_threads)
+    sum_squares(const __grid_constant__ ClippedArray only, const ClippedArray* __restrict__ arrays,
+                long long num_arrays, long long num_chunks, double* __restrict__ sums) {
+  sum_chunks<Storage>(only, arrays, num_arrays, num_chunks, sums);
+}
+
+// Adds the squares of gradients to a norm. The last launch of a step also makes results: `results`
+// is null before. `parts` is for a number of each chunk.
+template <class Storage>
+__global__ void __launch_bounds__(clip_threads, 2)
+    measure(const __grid_constant__ ClippedArray only, const ClippedArray* __restrict__ arrays,
+            long long num_arrays, long long num_chunks, double* parts,
+            const __grid_constant__ ClipTotals totals, const __grid_constant__ ClipRule rule,
+            ClipResult* results) {
+  sum_chunks<Storage>(only, arrays, num_arrays, num_chunks, parts);
+  finish_sums(parts, num_chunks, totals, rule, results);
+}
+
+// Makes results of the sums of several devices, [num_devices, num_norms].
+__global__ void __launch_bounds__(clip_threads)
+    join_sums(const double* __restrict__ sums, long long num_devices, long long num_norms,
+              const __grid_constant__ ClipRule rule, ClipResult* __restrict__ results) {
+  for (long long norm = first_item(); norm < num_norms; norm += items_per_pass()) {
+    double sum = 0;
+    for (long long device = 0; device < num_devices; ++device) {
+      sum += sums[device * num_norms + norm];
+    }
+    results[norm] = rule.result(sum, norm);
   }
 }
 
@@ -98,16 +129,6 @@ __global__ void __launch_bounds__(clip_threads)
 constexpr int clip_global_norm = 0;
 constexpr int clip_norm_of_one = 1;
 constexpr int clip_average_norm = 2;
-
-// The smaller or larger of two numbers; NaN if one is.
-template <class Real>
-__device__ __forceinline__ Real lesser(Real x, Real y) {
-  return x < y || x != x ? x : y;
-}
-template <class Real>
-__device__ __forceinline__ Real greater(Real x, Real y) {
-  return x > y || x != x ? x : y;
-}
 
 // Scales `count` elements from `at` on: one, or a pack.
 template <int count, class Storage>

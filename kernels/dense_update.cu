@@ -158,13 +158,26 @@ __global__ void __launch_bounds__(dense_threads)
 }
 
 // Returns the scalars of the group of a variable, given its number. `groups` holds the number of
-// each variable's group.
+// each variable's group. A clipped rule has the number of a norm in the place of the factor.
 template <class Rule, class Storage>
-__device__ __forceinline__ Scalars<Rule, Storage> scalars_of_group(
+__device__ __forceinline__ Scalars<Rule, Storage> given_scalars(
     unsigned int variable, const long long* groups, const FewScalars<Rule, Storage>& few_scalars,
     const Scalars<Rule, Storage>* many_scalars) {
   const long long group = __ldg(&groups[variable]);
   return many_scalars == nullptr ? few_scalars.of[group] : many_scalars[group];
+}
+
+// The same, with the factor.
+template <class Rule, class Storage>
+__device__ __forceinline__ Scalars<Rule, Storage> scalars_of_group(
+    unsigned int variable, const long long* groups, const FewScalars<Rule, Storage>& few_scalars,
+    const Scalars<Rule, Storage>* many_scalars) {
+  if constexpr (is_clipped<Rule>) {
+    return with_factor<Rule, Storage>(
+        given_scalars<Rule, Storage>(variable, groups, few_scalars, many_scalars), few_scalars);
+  } else {
+    return given_scalars<Rule, Storage>(variable, groups, few_scalars, many_scalars);
+  }
 }
 
 // Updates variables of several groups. `many_scalars` has each group's scalars; if it is null,
@@ -276,8 +289,8 @@ __global__ void __launch_bounds__(dense_threads)
       for (int k = 0; k < num_sums; ++k) mine[k] += parts[c * num_sums + k];
     }
     if (threadIdx.x == 0) {
-      of_variables[variable] = scalars_of_group<Rule, Storage>(static_cast<unsigned int>(variable),
-                                                               groups, few_scalars, many_scalars);
+      of_variables[variable] = given_scalars<Rule, Storage>(static_cast<unsigned int>(variable),
+                                                            groups, few_scalars, many_scalars);
     }
     Compute<Storage>* sums = reinterpret_cast<Compute<Storage>*>(of_variables + variable);
 #pragma unroll

@@ -84,22 +84,6 @@ __global__ void __launch_bounds__(piece_threads, 2)
   }
 }
 
-// Sums the gradients of the run that begins at `begin`, for the columns from `column` on.
-template <class Storage, class Key, int count>
-__device__ __forceinline__ void sum_run(const Storage* grad, const SortedRows<Key>& rows,
-                                        const Parts<const Compute<Storage>>& parts,
-                                        unsigned int begin, long long column,
-                                        Compute<Storage> (&sum)[count]) {
-  const Key key = __ldg(&rows.keys[begin]);
-  const unsigned int piece_end = rows.template end_of_part<piece_size>(begin);
-  const unsigned int stretch_end = rows.template end_of_part<stretch_size>(begin);
-  const unsigned int end = static_cast<unsigned int>(rows.num_rows);
-  if (sum_gradients<4>(grad, rows, begin, piece_end, parts.row_width, column, sum) &&
-      add_parts<piece_size>(parts, rows, key, piece_end, stretch_end, column, sum)) {
-    add_parts<stretch_size>(parts, rows, key, stretch_end, end, column, sum);
-  }
-}
-
 template <class Rule, class Storage, int count, class Key>
 __device__ __forceinline__ void update_row(const Target<Rule, Storage>& target, long long row,
                                            const Storage* grad, const SortedRows<Key>& rows,
@@ -188,8 +172,15 @@ __global__ void sparse_update_of_groups(
     const __grid_constant__ FewScalars<Rule, Storage> few_scalars,
     const Scalars<Rule, Storage>* __restrict__ many_scalars, unsigned int* touched,
     int lanes_per_row, const unsigned long long* __restrict__ refused) {
-  const auto scalars_of = [&](long long table) -> Scalars<Rule, Storage> {
+  const auto given_scalars = [&](long long table) -> Scalars<Rule, Storage> {
     return many_scalars == nullptr ? few_scalars.of[table] : many_scalars[table];
+  };
+  const auto scalars_of = [&](long long table) -> Scalars<Rule, Storage> {
+    if constexpr (is_clipped<Rule>) {
+      return with_factor<Rule, Storage>(given_scalars(table), few_scalars);
+    } else {
+      return given_scalars(table);
+    }
   };
   update_rows<Rule, Storage>(Tables{only_gradient, gradients, num_tables}, only_arrays, arrays,
                              rows, parts, row_width, scalars_of, touched, lanes_per_row, refused);

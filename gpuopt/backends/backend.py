@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from gpuopt.backends.catch_up import CatchUp
+from gpuopt.backends.clips import Clips
 from gpuopt.backends.memory_owner import Owner
 from gpuopt.backends.norms import Norms
 from gpuopt.device import Device
@@ -210,6 +211,9 @@ class Backend(Protocol):
     @property
     def norms(self) -> Norms: ...
 
+    @property
+    def clips(self) -> Clips: ...
+
     def enter(self, *read: Updated) -> AbstractContextManager[Any]:
         """Makes this the current device; work inside waits for the last updates of `read`."""
 
@@ -359,6 +363,7 @@ class Backend(Protocol):
         gradients: Sequence[Array],
         scalars: Sequence[Scalars],
         *,
+        factors: Any = None,
         version: int | None = None,
         refused: Any = None,
         kept: Sequence[Any] = (),
@@ -376,6 +381,7 @@ class Backend(Protocol):
                 views, and share memory with each other and with what is written.
             scalars: The rule's scalars in the compute type of the variables' dtype: those of each
                 group of the plan.
+            factors: What the `clip_factor` of a clipped rule is found in: see `Clips`.
             version: Of the gradients, from the plan's `accept`; None if unknown.
             refused: From `RowFlags.new`: nothing is written if a bad row was found.
             kept: What owns memory that the plan borrows: see `enter_update`.
@@ -387,6 +393,7 @@ class Backend(Protocol):
         updates: Sequence[SparseUpdate],
         scalars: Sequence[Scalars],
         *,
+        factors: Any = None,
         other_rows: UpdateRule | None,
         refused: Any = None,
         kept: Sequence[Any] = (),
@@ -399,6 +406,7 @@ class Backend(Protocol):
                 and slots, but with none of another update.
             scalars: The scalars of both rules in the compute type of the variables' dtype: those of
                 each group of the updates.
+            factors: What the `clip_factor` of a clipped rule is found in: see `Clips`.
             other_rows: A rule with the same slots that updates rows without a gradient, by a
                 gradient of 0; None if they stay, or catch up later.
             refused: From `RowFlags.new`: nothing is written if a bad row was found.

@@ -17,13 +17,15 @@ def update_copies(
     name: str | None,
 ) -> None:
     """Updates each copy of this process by the sum of gradients on the copy's device."""
+    sums = list(sums)
     every_copy = [
         (gradient, copy)
         for summed, variable in sums
         for gradient, copy in zip(summed.values, variable.replicas, strict=True)
     ]
     # Outside of all replicas: hyperparameters are evaluated once, and the step grows once.
-    with in_replica(ReplicaContext()):
+    num_copies = max((len(variable.replicas) for _, variable in sums), default=1)
+    with in_replica(ReplicaContext(num_copies=num_copies)):
         optimizer.apply_gradients(every_copy, global_step, name)
 
 

@@ -56,6 +56,7 @@ class AdaBeliefOptimizer(CautiousOption):
             sparse gradient then makes the step of a dense one.
         use_locking, name, on_nonfinite: See `Optimizer`.
         groups: See `ParameterGroup`.
+        clip_norm, clip_value, clip_form: See `RuleOptimizer`.
     """
 
     rule = ada_belief

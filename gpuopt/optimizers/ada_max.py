@@ -37,6 +37,7 @@ class AdaMaxOptimizer(AdamOptimizer):
         epsilon: Keeps the division finite.
         use_locking, name, on_nonfinite: See `Optimizer`.
         groups: See `ParameterGroup`.
+        clip_norm, clip_value, clip_form: See `RuleOptimizer`.
     """
 
     rule = ada_max

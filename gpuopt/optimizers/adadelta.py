@@ -45,6 +45,7 @@ class AdadeltaOptimizer(RuleOptimizer):
         epsilon: Added inside both roots; the first steps have about its root's size.
         use_locking, name, on_nonfinite: See `Optimizer`.
         groups: See `ParameterGroup`.
+        clip_norm, clip_value, clip_form: See `RuleOptimizer`.
     """
 
     rule = adadelta

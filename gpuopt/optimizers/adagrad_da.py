@@ -54,6 +54,7 @@ class AdagradDAOptimizer(RuleOptimizer):
         l2_regularization_strength: Makes weights small.
         use_locking, name, on_nonfinite: See `Optimizer`.
         groups: See `ParameterGroup`.
+        clip_norm, clip_value, clip_form: See `RuleOptimizer`.
 
     Raises:
         ValueError: `initial_gradient_squared_accumulator_value` is not positive.

@@ -73,6 +73,7 @@ class AdamOptimizer(RuleOptimizer):
             "stepping" makes these steps one by one. Tables must be variables with memory of their
             own.
         groups: See `ParameterGroup`.
+        clip_norm, clip_value, clip_form: See `RuleOptimizer`.
     """
 
     rule = adam

@@ -31,6 +31,7 @@ class AdamWOptimizer(RuleWithWeightDecay, AdamOptimizer):
             "stepping" makes these steps one by one. Tables must be variables with memory of their
             own.
         groups: See `ParameterGroup`.
+        clip_norm, clip_value, clip_form: See `RuleOptimizer`.
     """
 
     instead_of_all_rows = "extend_with_decoupled_weight_decay(LazyAdamOptimizer)"

@@ -48,6 +48,7 @@ class AddSignOptimizer(SignOptimizer):
             "stepping" makes these steps one by one. Tables must be variables with memory of their
             own.
         groups: See `ParameterGroup`.
+        clip_norm, clip_value, clip_form: See `RuleOptimizer`.
 
     Raises:
         TypeError: `sign_decay_fn` is no function.

@@ -67,6 +67,7 @@ class AMSGradOptimizer(CautiousOption):
             sparse gradient then makes the step of a dense one.
         use_locking, name, on_nonfinite: See `Optimizer`.
         groups: See `ParameterGroup`.
+        clip_norm, clip_value, clip_form: See `RuleOptimizer`.
 
     Raises:
         ValueError: there is no such form.

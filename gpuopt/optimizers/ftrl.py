@@ -80,6 +80,7 @@ class FtrlOptimizer(RuleOptimizer):
         beta: The paper's beta, 0 if None.
         use_locking, name, on_nonfinite: See `Optimizer`.
         groups: See `ParameterGroup`.
+        clip_norm, clip_value, clip_form: See `RuleOptimizer`.
 
     Raises:
         ValueError: a number is on the wrong side of 0.

@@ -18,6 +18,7 @@ class GradientDescentOptimizer(RuleOptimizer):
         learning_rate: Step size.
         use_locking, name, on_nonfinite: See `Optimizer`.
         groups: See `ParameterGroup`.
+        clip_norm, clip_value, clip_form: See `RuleOptimizer`.
     """
 
     rule = gradient_descent

@@ -78,8 +78,8 @@ class LAMBOptimizer(StepCountingOptimizer):
     The norms are over a whole variable. It is Apex's `FusedLAMB`, with gradients that are averaged
     and decay in `u`. As there, a variable without decay takes the steps `w -= learning_rate * u`,
     unless `use_nvlamb` is True: give biases and norms a group whose `weight_decay` is 0. Apex also
-    scales all gradients to a global norm of 1: see `clip_by_global_norm`. optax's `lamb` has the
-    ratio for all variables, as with `use_nvlamb`, and no decay by default.
+    scales all gradients to a global norm of 1, as `clip_norm=1.0, clip_form="apex"` does. optax's
+    `lamb` has the ratio for all variables, as with `use_nvlamb`, and no decay by default.
 
     A sparse gradient makes the step of a dense one, whose other rows are zero: all rows of `m`, `v`
     and the weights change. It is summed in memory of the variable's size and type. Python floats
@@ -94,6 +94,7 @@ class LAMBOptimizer(StepCountingOptimizer):
         use_nvlamb: Whether variables without decay have the ratio of norms, too.
         use_locking, name, on_nonfinite: See `Optimizer`.
         groups: See `ParameterGroup`.
+        clip_norm, clip_value, clip_form: See `RuleOptimizer`.
     """
 
     rule = lamb

@@ -85,6 +85,7 @@ class LARSOptimizer(RuleOptimizer):
         epsilon: Bounds the ratio where gradients are small.
         name, on_nonfinite: See `Optimizer`.
         groups: See `ParameterGroup`.
+        clip_norm, clip_value, clip_form: See `RuleOptimizer`.
         skip_list: Texts, such as "bias".
         use_nesterov: Look ahead along the accumulator.
 

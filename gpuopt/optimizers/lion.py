@@ -44,6 +44,7 @@ class LionOptimizer(RuleWithWeightDecay, AllDigitsOptimizer):
         weight_decay: Times the learning rate, the part of the weights that a step takes away.
         use_locking, name, on_nonfinite: See `Optimizer`.
         groups: See `ParameterGroup`.
+        clip_norm, clip_value, clip_form: See `RuleOptimizer`.
     """
 
     rule = lion

@@ -41,6 +41,7 @@ class MomentumOptimizer(RuleOptimizer):
         use_nesterov: Look ahead along the accumulator.
         use_locking, name, on_nonfinite: See `Optimizer`.
         groups: See `ParameterGroup`.
+        clip_norm, clip_value, clip_form: See `RuleOptimizer`.
     """
 
     rule = momentum

@@ -26,6 +26,7 @@ class MomentumWOptimizer(RuleWithWeightDecay, MomentumOptimizer):
         use_nesterov: Look ahead along the accumulator.
         use_locking, name, on_nonfinite: See `Optimizer`.
         groups: See `ParameterGroup`.
+        clip_norm, clip_value, clip_form: See `RuleOptimizer`.
     """
 
     def __init__(

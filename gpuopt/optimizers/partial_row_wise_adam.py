@@ -71,6 +71,7 @@ class PartialRowWiseAdamOptimizer(RuleWithWeightDecay, StepCountingOptimizer):
         weight_decay: Times the learning rate, the part of the weights that a step takes away.
         use_locking, name, on_nonfinite: See `Optimizer`.
         groups: See `ParameterGroup`.
+        clip_norm, clip_value, clip_form: See `RuleOptimizer`.
     """
 
     rule = partial_row_wise_adam

@@ -53,6 +53,7 @@ class PowerSignOptimizer(SignOptimizer):
             "stepping" makes these steps one by one. Tables must be variables with memory of their
             own.
         groups: See `ParameterGroup`.
+        clip_norm, clip_value, clip_form: See `RuleOptimizer`.
 
     Raises:
         TypeError: `sign_decay_fn` is no function.

@@ -44,6 +44,7 @@ class ProximalAdagradOptimizer(RuleOptimizer):
         l2_regularization_strength: Makes weights small.
         use_locking, name, on_nonfinite: See `Optimizer`.
         groups: See `ParameterGroup`.
+        clip_norm, clip_value, clip_form: See `RuleOptimizer`.
 
     Raises:
         ValueError: `initial_accumulator_value` is not positive.

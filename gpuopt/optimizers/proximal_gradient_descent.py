@@ -32,6 +32,7 @@ class ProximalGradientDescentOptimizer(RuleOptimizer):
         l2_regularization_strength: Makes weights small.
         use_locking, name, on_nonfinite: See `Optimizer`.
         groups: See `ParameterGroup`.
+        clip_norm, clip_value, clip_form: See `RuleOptimizer`.
     """
 
     rule = proximal_gradient_descent

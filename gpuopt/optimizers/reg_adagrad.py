@@ -32,6 +32,7 @@ class RegAdagradOptimizer(AdagradOptimizer):
         initial_accumulator_value: What `n` starts with, above 0.
         use_locking, name, on_nonfinite: See `Optimizer`.
         groups: See `ParameterGroup`.
+        clip_norm, clip_value, clip_form: See `RuleOptimizer`.
 
     Raises:
         ValueError: `initial_accumulator_value` is not positive.

@@ -68,6 +68,7 @@ class RMSPropOptimizer(RuleOptimizer):
         centered: Divide by the deviation instead of the root mean square.
         use_locking, name, on_nonfinite: See `Optimizer`.
         groups: See `ParameterGroup`.
+        clip_norm, clip_value, clip_form: See `RuleOptimizer`.
     """
 
     rule = rms_prop

@@ -57,6 +57,7 @@ class ScheduleFreeAdamWOptimizer(ScheduleFreeOptimizer):
         weight_decay: Times the learning rate, the part of `y` that a step takes from `z`.
         use_locking, name, on_nonfinite: See `Optimizer`.
         groups: See `ParameterGroup`.
+        clip_norm, clip_value, clip_form: See `RuleOptimizer`.
 
     Raises:
         ValueError: `beta1` is not positive.

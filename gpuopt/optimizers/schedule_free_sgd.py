@@ -50,6 +50,7 @@ class ScheduleFreeSGDOptimizer(ScheduleFreeOptimizer):
         weight_decay: How much of `y` is added to a gradient.
         use_locking, name, on_nonfinite: See `Optimizer`.
         groups: See `ParameterGroup`.
+        clip_norm, clip_value, clip_form: See `RuleOptimizer`.
 
     Raises:
         ValueError: `beta1` is not positive.

@@ -42,6 +42,7 @@ class TorchAdamWOptimizer(RuleWithWeightDecay, CautiousOption):
             the variable, so that a sparse gradient makes the step of a dense one.
         use_locking, name, on_nonfinite: See `Optimizer`.
         groups: See `ParameterGroup`.
+        clip_norm, clip_value, clip_form: See `RuleOptimizer`.
     """
 
     rule = adam

@@ -45,6 +45,7 @@ class TorchNAdamOptimizer(CautiousOption):
             sparse gradient then makes the step of a dense one.
         use_locking, name, on_nonfinite: See `Optimizer`.
         groups: See `ParameterGroup`.
+        clip_norm, clip_value, clip_form: See `RuleOptimizer`.
 
     Raises:
         ValueError: `momentum_decay` is below 0.

@@ -71,6 +71,7 @@ class TorchSGDOptimizer(StepCountingOptimizer):
         use_nesterov: Look ahead along the accumulator.
         use_locking, name, on_nonfinite: See `Optimizer`.
         groups: See `ParameterGroup`.
+        clip_norm, clip_value, clip_form: See `RuleOptimizer`.
 
     Raises:
         ValueError: `use_nesterov` is given without momentum, or with dampening.

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import numpy as np
 
-from gpuopt.rules.derived import DerivedRule
+from gpuopt.rules.derived import DerivedRule, derive
 from gpuopt.rules.update_rule import UpdateRule
 
 # The least part of the elements that a step is divided by.
@@ -40,7 +39,7 @@ def cautious(base: UpdateRule) -> DerivedRule:
         base.apply(step, grad, *slots, **scalars)
         return step, (np.sign(step) * grad < 0).astype(var.dtype)
 
-    def apply(
+    def cautious(
         var: Any, grad: Any, *slots: Any, agreeing: Any, elements: Any, **scalars: Any
     ) -> None:
         step, agrees = step_of(var, grad, slots, scalars)
@@ -53,19 +52,13 @@ def cautious(base: UpdateRule) -> DerivedRule:
         _, agrees = step_of(var, grad, copies, scalars)
         return agrees, np.ones_like(agrees)
 
-    apply.__name__ = f"cautious_{base.name}"
-    apply.__module__ = base.apply.__module__
-    cuda = base.cuda and replace(base.cuda, functor=f"gpuopt::Cautious<{base.cuda.functor}>")
     sums = ("agreeing", "elements")
-    scalars = (*base.scalars, *sums)
-    return DerivedRule(
-        apply,
-        base.slots,
-        scalars,
-        cuda,
-        base.squares,
-        sums,
+    return derive(
+        DerivedRule,
+        base,
+        cautious,
         terms,
-        base=base,
         header="shared/cautious.cuh",
+        scalars=sums,
+        sums=sums,
     )

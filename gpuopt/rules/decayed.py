@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from gpuopt.rules.derived import DerivedRule
+from gpuopt.rules.derived import DerivedRule, derive
 from gpuopt.rules.update_rule import UpdateRule
 
 
@@ -19,7 +18,7 @@ def decayed(base: UpdateRule) -> DerivedRule:
     `weight_decay` after those of `base`.
     """
 
-    def apply(var: Any, grad: Any, *slots: Any, weight_decay: Any, **scalars: Any) -> None:
+    def decayed(var: Any, grad: Any, *slots: Any, weight_decay: Any, **scalars: Any) -> None:
         var -= weight_decay * var
         base.apply(var, grad, *slots, **scalars)
 
@@ -27,19 +26,6 @@ def decayed(base: UpdateRule) -> DerivedRule:
         assert base.terms is not None, "it has sums"
         return base.terms(var, grad, *slots, **scalars)
 
-    apply.__name__ = f"decayed_{base.name}"
-    apply.__module__ = base.apply.__module__
-    cuda = base.cuda and replace(base.cuda, functor=f"gpuopt::Decayed<{base.cuda.functor}>")
-    scalars = (*base.scalars, "weight_decay")
-    return DerivedRule(
-        apply,
-        base.slots,
-        scalars,
-        cuda,
-        base.squares,
-        base.sums,
-        terms if base.sums else None,
-        base.row_slots,
-        base=base,
-        header="shared/decayed.cuh",
+    return derive(
+        DerivedRule, base, decayed, terms, header="shared/decayed.cuh", scalars=("weight_decay",)
     )

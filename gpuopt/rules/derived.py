@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from gpuopt.rules.update_rule import UpdateRule
+
+Derived = TypeVar("Derived", bound="DerivedRule")
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,3 +26,43 @@ class DerivedRule(UpdateRule):
     @property
     def headers(self) -> tuple[str, ...]:
         return (*self.base.headers, self.header)
+
+
+def derive(
+    kind: type[Derived],
+    base: UpdateRule,
+    apply: Callable[..., None],
+    terms: Callable[..., Sequence[Any]],
+    *,
+    header: str,
+    scalars: tuple[str, ...] = (),
+    sums: tuple[str, ...] = (),
+) -> Derived:
+    """Returns a rule with the slots of `base`, and more scalars behind its own.
+
+    Args:
+        kind: The rule's class.
+        base: The rule that it is made of.
+        apply: Its numpy form, named as its functor: `decayed` for `Decayed`.
+        terms: What it sums, if it has sums.
+        header: Has its functor, which is made of that of `base`.
+        scalars: What it takes besides.
+        sums: Those of `scalars` that are sums, in the place of the sums of `base`.
+    """
+    name = apply.__name__
+    functor = f"gpuopt::{name.title()}"
+    apply.__name__ = f"{name}_{base.name}"
+    apply.__module__ = base.apply.__module__
+    all_sums = sums or base.sums
+    return kind(
+        apply,
+        base.slots,
+        (*base.scalars, *scalars),
+        base.cuda and replace(base.cuda, functor=f"{functor}<{base.cuda.functor}>"),
+        base.squares,
+        all_sums,
+        terms if all_sums else None,
+        base.row_slots,
+        base=base,
+        header=header,
+    )

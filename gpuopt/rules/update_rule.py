@@ -100,6 +100,10 @@ class UpdateRule:
         """Returns those of some scalars that this rule takes."""
         return {name: scalars[name] for name in self.scalars}
 
+    def gradient(self, grad: Any, scalars: Mapping[str, Any]) -> Any:
+        """Returns the gradient that this rule computes with: the given one, or a clipped one."""
+        return grad
+
     @property
     def headers(self) -> tuple[str, ...]:
         """What C++ includes to have the CUDA form."""

@@ -46,6 +46,8 @@ class Batch(NamedTuple):
         positions: The variables' positions in the group; None if the batch is the whole group.
         number: The batch's position among the batches of the group.
         is_borrowed: Whether some variables are raw arrays, whose memory the plan does not own.
+        groups: For each variable, the position of its group among `parameter_groups`; None if there
+            is one group.
         parameter_groups: The numbers of the variables' parameter groups, each once: the plan's
             groups, in its order.
     """
@@ -58,6 +60,7 @@ class Batch(NamedTuple):
     positions: Sequence[int] | None
     number: int
     is_borrowed: bool
+    groups: Sequence[int] | None
     parameter_groups: Sequence[int]
 
     def select(self, items: Sequence[Any]) -> Sequence[Any]:
@@ -118,7 +121,18 @@ class Group:
             of_group = None if is_all else positions
             number, real = len(self.batches), compute_type(dtype)
             self.batches.append(
-                Batch(device, dtype, backend, real, plan, of_group, number, bool(borrowed), used)
+                Batch(
+                    device,
+                    dtype,
+                    backend,
+                    real,
+                    plan,
+                    of_group,
+                    number,
+                    bool(borrowed),
+                    groups,
+                    used,
+                )
             )
         # No generator that `any` leaves: an exception from a signal handler in one is lost.
         self.is_on_a_cpu = "cpu" in {batch.device.kind for batch in self.batches}

@@ -2,29 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
 from gpuopt.backends import backend_for
+from gpuopt.backends.clips import DenseGradients
+from gpuopt.device import Device
 from gpuopt.step.pairs import Gradient
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.variable import Variable
 
 
 def first_nonfinite(grads_and_vars: Iterable[tuple[Gradient, Variable]]) -> str | None:
-    """Describes the first gradient that holds NaN or infinity; None if all are finite."""
+    """Describes the first gradient that holds NaN or infinity; None if all are finite.
+
+    The host waits once for each device: for the sum of all squares, which is finite if all are,
+    unless they are too large. Only then are gradients looked at one by one.
+    """
+    by_device: dict[Device, list[tuple[Any, Variable]]] = {}
+    every = []
     for gradient, variable in grads_and_vars:
         values = gradient.values if isinstance(gradient, IndexedSlices) else gradient
-        backend = backend_for(variable.device)
-        with backend.enter():
-            finite = backend.xp.isfinite(values)
-            if backend.to_host(finite.all()):
-                continue
-            first = np.unravel_index(int(finite.argmin()), values.shape)
-            offset = tuple(int(i) for i in first)
-            return (
-                f'gradient for "{variable.name}" is not finite: {values.size - int(finite.sum())} '
-                f"of {values.size} values, the first is {float(values[offset])} at {list(offset)}"
-            )
+        every.append((values, variable))
+        by_device.setdefault(variable.device, []).append((values, variable))
+    looked_at = {
+        device
+        for device, here in by_device.items()
+        if not _have_finite_squares(device, [values for values, _ in here])
+    }
+    for values, variable in every:
+        found = _describe(values, variable) if variable.device in looked_at else None
+        if found is not None:
+            return found
     return None
+
+
+def _have_finite_squares(device: Device, arrays: Sequence[Any]) -> bool:
+    """Whether the sum of all squares is finite; the host waits for it."""
+    backend = backend_for(device)
+    by_dtype: dict[np.dtype[Any], list[Any]] = {}
+    for array in arrays:
+        by_dtype.setdefault(array.dtype, []).append(array)
+    dense = [DenseGradients(same, [0] * len(same)) for same in by_dtype.values()]
+    with backend.enter():
+        sums = backend.clips.sums(dense, [], num_norms=1)
+        return bool(np.isfinite(backend.to_host(sums)).all())
+
+
+def _describe(values: Any, variable: Variable) -> str | None:
+    backend = backend_for(variable.device)
+    with backend.enter():
+        finite = backend.xp.isfinite(values)
+        if backend.to_host(finite.all()):
+            return None
+        first = np.unravel_index(int(finite.argmin()), values.shape)
+        offset = tuple(int(i) for i in first)
+        return (
+            f'gradient for "{variable.name}" is not finite: {values.size - int(finite.sum())} of '
+            f"{values.size} values, the first is {float(values[offset])} at {list(offset)}"
+        )

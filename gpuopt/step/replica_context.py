@@ -30,6 +30,7 @@ class ReplicaContext:
         strategy: The strategy that does the update for `Optimizer.apply_gradients`, if any.
         is_cross_replica: Whether this is not a replica, but TensorFlow's cross-replica context, in
             which code handles all replicas at once.
+        num_copies: How many copies of each variable a step updates, by equal gradients.
     """
 
     replica_id: int = 0
@@ -37,6 +38,7 @@ class ReplicaContext:
     loss_reduction: Literal["mean", "sum"] = "mean"
     strategy: Strategy | None = None
     is_cross_replica: bool = False
+    num_copies: int = 1
 
     @property
     def loss_scale(self) -> float:

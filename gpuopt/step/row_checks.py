@@ -81,6 +81,11 @@ class RowChecks:
         """Returns the flag that this thread's kernels must read before they write, or None."""
         return self.flags.get(device) if self._thread == threading.get_ident() else None
 
+    @property
+    def flags_of_this_thread(self) -> Mapping[Device, RowFlag]:
+        """Those that `flag` returns, by device."""
+        return self.flags if self._thread == threading.get_ident() else {}
+
     def unless_refused(self, device: Device, new: Any, old: Any) -> Any:
         """Returns what to write beside this call's updates: `old` if `device` refuses its rows.
 

@@ -76,6 +76,7 @@ class TableBehind:
         other_rows: UpdateRule,
         update: SparseUpdate,
         scalars: Scalars,
+        factors: Any = None,
         *,
         stepping: bool,
     ) -> bool:
@@ -86,6 +87,7 @@ class TableBehind:
             other_rows: The rule of rows without a gradient.
             update: Of the table.
             scalars: Of both rules.
+            factors: See `Backend.apply_sparse`.
             stepping: Whether missed steps are to be made one by one.
 
         Returns:
@@ -98,7 +100,11 @@ class TableBehind:
                 return False
             self.is_behind = True
             self._backend.apply_sparse(
-                rule, [update._replace(group=0, catch_up=catch_up)], [scalars], other_rows=None
+                rule,
+                [update._replace(group=0, catch_up=catch_up)],
+                [scalars],
+                factors=factors,
+                other_rows=None,
             )
             return True
 

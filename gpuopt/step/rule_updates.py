@@ -16,6 +16,7 @@ from gpuopt.quietly import quietly
 from gpuopt.rules.catch_up import CatchUpOption
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.state import Created
+from gpuopt.step.clips import GradientClips, StepClips
 from gpuopt.step.dense_gradients import as_dense
 from gpuopt.step.known import Batch, Group, KnownGroups
 from gpuopt.step.overlap import refuse_shared_memory
@@ -36,6 +37,7 @@ class RuleOptimizer(HookOptimizer, Protocol):
     rule_of_other_rows: ClassVar[UpdateRule | None]
     catch_up: CatchUpOption
     known: KnownGroups
+    clips: GradientClips | None
     row_checks: RowChecks
 
     @property
@@ -58,6 +60,8 @@ class RuleOptimizer(HookOptimizer, Protocol):
     def _in_group(self, number: int, compute: Callable[[], Any]) -> Any: ...
 
     def _scalars(self, real: type[np.floating[Any]]) -> Scalars: ...
+
+    def _clips_of_step(self) -> StepClips | None: ...
 
     def _sparse_scalars(self, scalars: Scalars) -> Scalars: ...
 
@@ -150,6 +154,7 @@ class RuleUpdates:
         self._parts: list[_Part] = []
         # By the type that rules compute in; see `ThisThread.scalars`.
         self._scalars: dict[type[np.floating[Any]], Sequence[Scalars]] = {}
+        self._clips: StepClips | None = None
         self._has_constraints = False
         self._is_on_a_cpu = False
         # What is being written, and what has been written.
@@ -253,6 +258,8 @@ class RuleUpdates:
         self._is_on_a_cpu = bool([group for group in groups if group.is_on_a_cpu])
         reals = {batch.real for group in groups for batch in group.batches}
         self._scalars = {real: self._optimizer._scalars_for(real) for real in reals}
+        if self._optimizer.clips is not None:
+            self._clips = self._optimizer._clips_of_step()
 
     def check(self) -> None:
         version = self._optimizer.state.version.number
@@ -283,6 +290,9 @@ class RuleUpdates:
         units = _units(self._parts)
         if len(units) > 1 or len(units[0]) > 1:
             _copy_what_is_overwritten(units)
+        if self._clips is not None:
+            every_part = list(chain.from_iterable(units))
+            self._clips.measure(every_part, optimizer.row_checks.flags_of_this_thread)
         for unit in units:
             self._writing = unit
             part, batch = unit[0]
@@ -296,23 +306,27 @@ class RuleUpdates:
                     optimizer._in_group(number, partial(optimizer._sparse_scalars, each))
                     for number, each in zip(numbers, scalars, strict=True)
                 ]
-            if part.rule is not optimizer.rule:
-                scalars = [part.rule.own(each) for each in scalars]
+            rule, factors = part.rule, None
+            if rule is not optimizer.rule:
+                scalars = [rule.own(each) for each in scalars]
+            if self._clips is not None:
+                rule, scalars, factors = self._clips.clip(rule, batch, numbers, scalars)
             # Rows in host memory have been checked already.
             has_flag = batch.backend.row_flags is not None
             refused = optimizer.row_checks.flag(batch.device) if has_flag else None
             # Raw arrays own the memory that the plan writes to.
             kept = [part.given for part, batch in unit if batch.is_borrowed]
-            if part.is_sparse and part.rule.sums:
-                self._apply_as_dense(unit, numbers, scalars, refused, kept)
+            if part.is_sparse and rule.sums:
+                self._apply_as_dense(unit, rule, numbers, scalars, factors, refused, kept)
             elif part.is_sparse:
-                self._apply_sparse(unit, numbers, scalars, refused, kept)
+                self._apply_sparse(unit, rule, numbers, scalars, factors, refused, kept)
             else:
                 batch.backend.apply_dense(
-                    part.rule,
+                    rule,
                     batch.plan,
                     batch.select(part.gradients) if batch.positions else part.gradients,
                     scalars,
+                    factors=factors,
                     version=None if part.versions is None else part.versions[batch.number],
                     refused=refused,
                     kept=kept,
@@ -362,14 +376,16 @@ class RuleUpdates:
     def _apply_sparse(
         self,
         unit: _Unit,
+        rule: UpdateRule,
         numbers: Sequence[int],
         scalars: Sequence[Scalars],
+        factors: Any,
         refused: Any,
         kept: Sequence[Any],
     ) -> None:
         other_rows = self._optimizer.rule_of_other_rows
         if other_rows is not None and self._optimizer.catch_up:
-            unit = self._left_by_catching_up(unit, other_rows, numbers, scalars)
+            unit = self._left_by_catching_up(unit, rule, other_rows, numbers, scalars, factors)
             if not unit:
                 return
         if other_rows is not None:
@@ -377,7 +393,7 @@ class RuleUpdates:
                 num_rows = len(part.gradients[0].indices)
                 self._optimizer._hint_at_cost(part.variables()[0], num_rows)
         unit[0][1].backend.apply_sparse(
-            unit[0][0].rule,
+            rule,
             [
                 SparseUpdate(batch.plan, *part.arrays(batch))._replace(
                     group=numbers.index(batch.parameter_groups[0])
@@ -385,6 +401,7 @@ class RuleUpdates:
                 for part, batch in unit
             ],
             scalars,
+            factors=factors,
             other_rows=other_rows,
             refused=refused,
             kept=kept,
@@ -393,38 +410,43 @@ class RuleUpdates:
     def _left_by_catching_up(
         self,
         unit: _Unit,
+        rule: UpdateRule,
         other_rows: UpdateRule,
         numbers: Sequence[int],
         scalars: Sequence[Scalars],
+        factors: Any,
     ) -> _Unit:
         """Updates tables whose rows may fall behind; returns the others."""
         optimizer, left = self._optimizer, []
         for part, batch in unit:
             [variable] = part.variables()
-            slots = [optimizer._slot_to_update(variable, name) for name in part.rule.slots]
+            slots = [optimizer._slot_to_update(variable, name) for name in rule.slots]
             table = table_behind(optimizer.state, variable, slots, batch)
             own = scalars[numbers.index(batch.parameter_groups[0])]
             update = SparseUpdate(batch.plan, *part.arrays(batch))
             stepping = optimizer.catch_up == "stepping"
-            if not table.update(part.rule, other_rows, update, own, stepping=stepping):
+            if not table.update(rule, other_rows, update, own, factors, stepping=stepping):
                 left.append((part, batch))
         return left
 
     def _apply_as_dense(
         self,
         unit: _Unit,
+        rule: UpdateRule,
         numbers: Sequence[int],
         scalars: Sequence[Scalars],
+        factors: Any,
         refused: Any,
         kept: Sequence[Any],
     ) -> None:
         for part, batch in unit:
             [variable] = part.variables()
             batch.backend.apply_dense(
-                part.rule,
+                rule,
                 batch.plan,
                 [as_dense(batch.backend, part.gradients[0], variable, refused)],
                 [scalars[numbers.index(batch.parameter_groups[0])]],
+                factors=factors,
                 refused=refused,
                 kept=[*kept, part.gradients],
             )

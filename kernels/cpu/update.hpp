@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "../shared/element.cuh"
+#include "../shared/gradient.cuh"
 #include "../shared/row_wise.cuh"
 
 // Each iteration has an element of its own, so that several may run in one instruction.
@@ -56,17 +57,25 @@ inline void update_element(Real* var, const Slots<Rule, Real>& slots, long long 
   for (int k = 0; k < Rule::num_slots; ++k) slots.of[k][at] = slot[k];
 }
 
+// Returns the square of the gradient that a rule computes with.
+template <class Rule, class Real>
+inline Real squared(Real grad, const typename Rule::template Scalars<Real>& scalars) {
+  const Real seen = gradient_of<Rule>(grad, scalars);
+  return seen * seen;
+}
+
 // Adds up the squares of a row. `gradient_at(left, tile)` returns where `tile` columns from `left`
 // on are.
-template <class Real, class GradientAt>
-__attribute__((always_inline)) inline Real sum_of_squares(long long width,
-                                                          const GradientAt& gradient_at) {
+template <class Rule, class Real, class GradientAt>
+__attribute__((always_inline)) inline Real sum_of_squares(
+    long long width, const GradientAt& gradient_at,
+    const typename Rule::template Scalars<Real>& scalars) {
   // Several sums, in one order, so that several additions may run in one instruction.
   constexpr int lanes = 16;
   if (width <= lanes) {  // the same order, as each lane has one square
     const Real* const gradient = gradient_at(0, width);
-    Real sum = gradient[0] * gradient[0];
-    for (long long i = 1; i < width; ++i) sum += gradient[i] * gradient[i];
+    Real sum = squared<Rule>(gradient[0], scalars);
+    for (long long i = 1; i < width; ++i) sum += squared<Rule>(gradient[i], scalars);
     return sum;
   }
   Real squares[lanes] = {};
@@ -76,8 +85,8 @@ __attribute__((always_inline)) inline Real sum_of_squares(long long width,
     long long i = 0;
     for (; i + lanes <= tile; i += lanes)
       for (int lane = 0; lane < lanes; ++lane)
-        squares[lane] += gradient[i + lane] * gradient[i + lane];
-    for (; i < tile; ++i) squares[i % lanes] += gradient[i] * gradient[i];
+        squares[lane] += squared<Rule>(gradient[i + lane], scalars);
+    for (; i < tile; ++i) squares[i % lanes] += squared<Rule>(gradient[i], scalars);
   }
   for (int lane = 1; lane < lanes; ++lane) squares[0] += squares[lane];
   return squares[0];
@@ -91,7 +100,8 @@ __attribute__((always_inline)) inline void update_whole_row(
   constexpr int first = OfRow<Rule>::num_slots;
   typename OfRow<Rule>::template Scalars<Real> of_row;
   static_cast<typename Rule::template Scalars<Real>&>(of_row) = scalars;
-  of_row.mean_square = sum_of_squares<Real>(width, gradient_at) / static_cast<Real>(width);
+  of_row.mean_square =
+      sum_of_squares<Rule, Real>(width, gradient_at, scalars) / static_cast<Real>(width);
   for (int k = 0; k < Rule::num_row_slots; ++k) of_row.row_slot[k] = written[1 + first + k][row];
   for (long long left = 0; left < width; left += tile_width) {
     const long long tile = tile_at(left, width);
@@ -135,8 +145,8 @@ void update_narrow_rows(const Chunk<Rule, Real>& chunk,
   GPUOPT_INDEPENDENT
   for (long long row = 0; row < chunk.num_rows; ++row) {
     const long long at = row * width;
-    Real squares = grad[at] * grad[at];
-    for (int i = 1; i < width; ++i) squares += grad[at + i] * grad[at + i];
+    Real squares = squared<Rule>(grad[at], scalars);
+    for (int i = 1; i < width; ++i) squares += squared<Rule>(grad[at + i], scalars);
     auto of_row = of_chunk;
     of_row.mean_square = squares / Real(width);
     for (int k = 0; k < Rule::num_row_slots; ++k) of_row.row_slot[k] = row_slots[k][row];

@@ -1,5 +1,6 @@
 // An update of one row by a row-wise rule, by the lanes that share the row.
 #pragma once
+#include "gradient.cuh"
 #include "lanes.cuh"
 #include "row_wise.cuh"
 #include "update.cuh"
@@ -33,7 +34,10 @@ __device__ __forceinline__ void update_row_by(const Target<OfRow<Rule>, Storage>
     Real gradient[count];
     gradient_at(column, gradient);
 #pragma unroll
-    for (int k = 0; k < count; ++k) squares += gradient[k] * gradient[k];
+    for (int k = 0; k < count; ++k) {
+      const Real seen = gradient_of<Rule>(gradient[k], scalars);
+      squares += seen * seen;
+    }
   }
   scalars.mean_square = sum_of_lanes(squares, lanes) / static_cast<Real>(row_width);
 #pragma unroll 1  // the state of several packs would take too many registers

@@ -164,4 +164,20 @@ __device__ __forceinline__ bool add_parts(const Parts<Stored>& parts, const Sort
   return true;
 }
 
+// Sums the gradients of the run that begins at `begin`, for the columns from `column` on.
+template <class Storage, class Key, int count>
+__device__ __forceinline__ void sum_run(const Storage* grad, const SortedRows<Key>& rows,
+                                        const Parts<const Compute<Storage>>& parts,
+                                        unsigned int begin, long long column,
+                                        Compute<Storage> (&sum)[count]) {
+  const Key key = __ldg(&rows.keys[begin]);
+  const unsigned int piece_end = rows.template end_of_part<piece_size>(begin);
+  const unsigned int stretch_end = rows.template end_of_part<stretch_size>(begin);
+  const unsigned int end = static_cast<unsigned int>(rows.num_rows);
+  if (sum_gradients<4>(grad, rows, begin, piece_end, parts.row_width, column, sum) &&
+      add_parts<piece_size>(parts, rows, key, piece_end, stretch_end, column, sum)) {
+    add_parts<stretch_size>(parts, rows, key, stretch_end, end, column, sum);
+  }
+}
+
 }  // namespace gpuopt

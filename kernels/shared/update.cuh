@@ -1,5 +1,6 @@
 // One variable's arrays, and an update of one element, or of a pack of them.
 #pragma once
+#include "gradient.cuh"
 #include "storage.cuh"
 
 namespace gpuopt {
@@ -7,17 +8,52 @@ namespace gpuopt {
 template <class Rule, class Storage>
 using Scalars = typename Rule::template Scalars<Compute<Storage>>;
 
-// How many groups' scalars are passed by value: kernels may have 4 KB of arguments.
+// How many groups' scalars are passed by value: kernels may have 4 KB of arguments. Beside an
+// address, an even number has no padding.
 template <class Rule, class Storage>
 constexpr int few_groups =
-    2048 / sizeof(Scalars<Rule, Storage>) < 64 ? 2048 / sizeof(Scalars<Rule, Storage>) : 64;
+    (2048 / sizeof(Scalars<Rule, Storage>) < 64 ? 2048 / sizeof(Scalars<Rule, Storage>) : 64) /
+    (1 + is_clipped<Rule>)*(1 + is_clipped<Rule>);
 
-// The scalars of several groups of variables. Mirrors `FewScalars` in
+// The address of what clipped gradients are multiplied by, from `ClipResult` of clip.cu on.
+template <class Rule, bool = is_clipped<Rule>>
+struct FactorsOf {};
+template <class Rule>
+struct FactorsOf<Rule, true> {
+  long long factors;
+};
+
+// The scalars of several groups of variables. Mirrors `FewScalars` and `ClippedScalars` in
 // gpuopt/backends/cuda/structs.py.
 template <class Rule, class Storage>
-struct FewScalars {
+struct FewScalars : FactorsOf<Rule> {
   Scalars<Rule, Storage> of[few_groups<Rule, Storage>];
 };
+
+// What a kernel writes about a norm. Mirrors the columns of `Clips.factors` in
+// gpuopt/backends/clips.py.
+struct ClipResult {
+  double squares;  // the sum of squares
+  double norm;
+  double factor_of_floats;
+  double factor_of_doubles;
+};
+
+// Returns a clipped rule's scalars with the factor in the place of its norm's number.
+template <class Rule, class Storage>
+__device__ __forceinline__ Scalars<Rule, Storage> with_factor(
+    Scalars<Rule, Storage> scalars, const FewScalars<Rule, Storage>& few_scalars) {
+  using Real = Compute<Storage>;
+  const int norm = static_cast<int>(scalars.clip_factor);
+  scalars.clip_factor = Real(1);
+  if (norm >= 0) {
+    const ClipResult* results = reinterpret_cast<const ClipResult*>(few_scalars.factors);
+    scalars.clip_factor =
+        static_cast<Real>(sizeof(Real) == sizeof(double) ? __ldg(&results[norm].factor_of_doubles)
+                                                         : __ldg(&results[norm].factor_of_floats));
+  }
+  return scalars;
+}
 
 // The addresses of a variable and its slots, passed by value.
 template <int count>

@@ -61,6 +61,9 @@ def test_common_arguments_show_in_a_new_optimizers_signature() -> None:
         "name": "Stepwise",
         "on_nonfinite": "propagate",
         "groups": (),
+        "clip_norm": None,
+        "clip_value": None,
+        "clip_form": "tensorflow",
     }
 
 
@@ -110,6 +113,9 @@ def test_a_constructor_that_annotates_nothing_is_answered_with_the_common_argume
     told, _, known = str(refused.value).partition("; it takes ")
     assert told == "Own takes no nmae"
     assert sorted(known.split(", ")) == [
+        "clip_form",
+        "clip_norm",
+        "clip_value",
         "groups",
         "learning_rate",
         "name",

@@ -47,10 +47,16 @@ def test_rows_that_catch_up_step_like_tensorflows(case: dict[str, Any], catch_up
 @pytest.mark.parametrize("catch_up", [True, "stepping"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_every_optimizer_ends_where_it_ends_without(name: str, dtype: Any, catch_up: Any) -> None:
+@pytest.mark.parametrize("clipping", [{}, {"clip_norm": 0.5}, {"clip_value": 0.3}], ids=str)
+def test_every_optimizer_ends_where_it_ends_without(
+    clipping: dict[str, float], name: str, dtype: Any, catch_up: Any
+) -> None:
     rng = np.random.default_rng(1)
     value = rng.normal(size=(30, 2)).astype(dtype)
-    ways = [(OPTIMIZERS[name](catch_up=way), gpuopt.Variable(value)) for way in (False, catch_up)]
+    ways = [
+        (OPTIMIZERS[name](catch_up=way, **clipping), gpuopt.Variable(value))
+        for way in (False, catch_up)
+    ]
     for _ in range(60):
         slices = gpuopt.IndexedSlices(rng.normal(size=(3, 2)).astype(dtype), rng.integers(0, 9, 3))
         for optimizer, table in ways:

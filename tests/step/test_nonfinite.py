@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import autograd.numpy as anp
+import fake_cupy
 import numpy as np
 import pytest
 from dtypes import every_dtype
@@ -14,6 +15,7 @@ from every_optimizer import configurations, make, optimizer_classes
 
 import gpuopt
 from gpuopt import IndexedSlices, Variable
+from gpuopt.backends import to_device
 
 BAD = [np.nan, np.inf, -np.inf]
 
@@ -98,3 +100,28 @@ def test_minimize_checks_all_gradients_before_it_applies_one(policy: str) -> Non
     with pytest.warns(UserWarning, match="GATE_NONE gives way"):
         minimize()
     np.testing.assert_array_equal(good, [1.0])
+
+
+@pytest.mark.emulator
+def test_the_host_waits_once_for_each_gpu_unless_a_gradient_is_bad(
+    emulated_gpus: list[Any],
+) -> None:
+    variables = [
+        Variable(np.ones((4, 3), dtype), name=f"w{i}", device=f"gpu:{i % 2}")
+        for i, dtype in enumerate([np.float32, np.float64] * 4)
+    ]
+    gradients = [to_device(np.ones((4, 3), v.dtype), v.device) for v in variables]
+    optimizer = gpuopt.GradientDescentOptimizer(0.5, on_nonfinite="raise")
+    optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
+    before = fake_cupy.counts.synchronisations
+    optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
+    assert fake_cupy.counts.synchronisations - before == 2
+
+
+def test_numbers_whose_squares_are_infinite_are_finite() -> None:
+    v, w = Variable(np.zeros(2, np.float32), name="v"), Variable(np.zeros(2, np.float32), name="w")
+    optimizer = gpuopt.GradientDescentOptimizer(1.0, on_nonfinite="raise")
+    optimizer.apply_gradients([(np.float32([1e30, 1]), v), (np.float32([1, 2]), w)])
+    assert v.numpy()[0] == np.float32(-1e30)
+    with pytest.raises(FloatingPointError, match='gradient for "w" is not finite: 1 of 2'):
+        optimizer.apply_gradients([(np.float32([1e30, 1]), v), (np.float32([1, np.nan]), w)])

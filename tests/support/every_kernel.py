@@ -66,7 +66,12 @@ def kernels_without_rule() -> list[Kernel]:
             for make in (kernels.evaluate_schedule, kernels.add_squares)
             for real in ("float32", "float64")
         ),
-        *(make(dtype) for make in (kernels.sum_squares, kernels.scale_to_norm) for dtype in DTYPES),
+        *(
+            make(dtype)
+            for make in (kernels.sum_squares, kernels.scale_to_norm, kernels.measure)
+            for dtype in DTYPES
+        ),
+        kernels.join_sums(),
         *(kernels.count_digits(source) for source in (*INDICES, *KEYS)),
         *(kernels.check_and_count_digits(index) for index in INDICES),
         *(kernels.move_rows(index, key) for index in INDICES for key in KEYS),
@@ -75,7 +80,7 @@ def kernels_without_rule() -> list[Kernel]:
         *(kernels.mark_rows(key) for key in KEYS),
         *(
             make(dtype, key)
-            for make in (kernels.sum_pieces, kernels.sum_runs)
+            for make in (kernels.sum_pieces, kernels.sum_runs, kernels.measure_rows)
             for dtype in DTYPES
             for key in KEYS
         ),

@@ -17,7 +17,9 @@ from gpuopt.backends.backend import (
     Target,
     Updated,
 )
+from gpuopt.backends.clips import Clips
 from gpuopt.backends.cpu.catch_up import CpuLateRows
+from gpuopt.backends.cpu.clips import CpuClips
 from gpuopt.backends.cpu.dense_plan import DensePlan
 from gpuopt.backends.cpu.dense_update import update_dense
 from gpuopt.backends.cpu.limits import CpuLimits
@@ -58,7 +60,8 @@ class CpuBackend:
 
     def __init__(self, limits: CpuLimits = _DEFAULT_LIMITS) -> None:
         self._limits = limits
-        self.norms: Norms = CpuNorms()
+        self.norms: Norms = CpuNorms(limits)
+        self.clips: Clips = CpuClips(limits)
         self.late_rows: LateRows | None = CpuLateRows(limits)
 
     def enter(self, *read: Updated) -> AbstractContextManager[Any]:
@@ -157,6 +160,7 @@ class CpuBackend:
         gradients: Sequence[Array],
         scalars: Sequence[Scalars],
         *,
+        factors: Any = None,
         version: int | None = None,
         refused: Any = None,
         kept: Sequence[Any] = (),
@@ -169,6 +173,7 @@ class CpuBackend:
         updates: Sequence[SparseUpdate],
         scalars: Sequence[Scalars],
         *,
+        factors: Any = None,
         other_rows: UpdateRule | None,
         refused: Any = None,
         kept: Sequence[Any] = (),

@@ -8,17 +8,29 @@ from typing import Any
 import numpy as np
 
 from gpuopt.backends.backend import compute_type
+from gpuopt.backends.cpu.limits import CpuLimits
+from gpuopt.backends.cpu.squares import sum_of_squares
 from gpuopt.backends.norms import Clipping
 from gpuopt.quietly import quietly
 
 Array = np.ndarray[Any, Any]
 
+_DEFAULT_LIMITS = CpuLimits()
+
 
 class CpuNorms:
     """See `Norms`."""
 
+    def __init__(self, limits: CpuLimits = _DEFAULT_LIMITS) -> None:
+        self._limits = limits
+
     def sum_squares(self, arrays: Sequence[Array]) -> Array:
-        return np.array([sum(map(_sum_squares, arrays), np.float64(0))])
+        # Those of one type together, as the kernels do.
+        total = np.float64(0)
+        for dtype in dict.fromkeys(array.dtype for array in arrays):
+            same = [array for array in arrays if array.dtype == dtype]
+            total += sum_of_squares(same, self._limits)
+        return np.array([total])
 
     def norm(self, arrays: Sequence[Array], sums: Sequence[Array], dtype: Any) -> Any:
         return quietly(_root, [self.sum_squares(arrays), *sums], np.dtype(dtype).type)
@@ -27,11 +39,6 @@ class CpuNorms:
         self, arrays: Sequence[Array], norm: Any, most: np.floating[Any], clipping: Clipping
     ) -> list[Array]:
         return [quietly(_scaled, array, norm, most, clipping) for array in arrays]
-
-
-def _sum_squares(array: Array) -> np.float64:
-    values: Any = array.astype(compute_type(array.dtype), copy=False)
-    return np.float64(quietly(lambda: np.sum(values * values)))
 
 
 def _root(sums: Sequence[Array], real: Any) -> Any:

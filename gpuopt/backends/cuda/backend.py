@@ -19,7 +19,9 @@ from gpuopt.backends.backend import (
     Updated,
     compute_type,
 )
+from gpuopt.backends.clips import Clips
 from gpuopt.backends.cuda import kernels
+from gpuopt.backends.cuda.clips import CudaClips
 from gpuopt.backends.cuda.dense_plan import DensePlan, overlapping
 from gpuopt.backends.cuda.in_flight import LastUpdate
 from gpuopt.backends.cuda.launch_sequence import LaunchSequence
@@ -36,13 +38,8 @@ from gpuopt.backends.cuda.parameters import name_of
 from gpuopt.backends.cuda.row_copies import copy_rows
 from gpuopt.backends.cuda.row_flags import CudaRowFlags
 from gpuopt.backends.cuda.sorted_rows import MAX_ROWS, add_sort
-from gpuopt.backends.cuda.sparse_launches import (
-    SparseLaunches,
-    Table,
-    add_pieces,
-    kind_of,
-    together,
-)
+from gpuopt.backends.cuda.sorted_tables import Table, add_pieces, together
+from gpuopt.backends.cuda.sparse_launches import SparseLaunches, kind_of
 from gpuopt.backends.cuda.structs import TableGradient
 from gpuopt.backends.cuda.workspace import Workspace, Workspaces
 from gpuopt.backends.memory_owner import Owner
@@ -73,6 +70,9 @@ class CudaBackend:
         self.row_flags = CudaRowFlags(launcher, self._lock, self._order, self._workspaces)
         self.norms: Norms = CudaNorms(launcher)
         self.late_rows: LateRows | None = None
+        self.clips: Clips = CudaClips(
+            launcher, self._lock, self._order, self._workspaces, self._flag_array
+        )
         self._why_no_reads: str | None = None
         self._unset_flag = self.row_flags.new()
         with launcher.device():
@@ -244,6 +244,7 @@ class CudaBackend:
         gradients: Sequence[Any],
         scalars: Sequence[Scalars],
         *,
+        factors: Any = None,
         version: int | None = None,
         refused: Any = None,
         kept: Sequence[Any] = (),
@@ -258,11 +259,11 @@ class CudaBackend:
                 if flags:
                     self._order.follow(flags)
                 flag = self._flag_array(refused)
-                update, used = plan.begin(rule, gradients, version, scalars, flag)
+                update, used = plan.begin(rule, gradients, version, scalars, factors, flag)
                 update.launch.start()
                 plan.end(update)
             finally:
-                self._order.end(last, (plan.memory, gradients, used, kept, flags), flags)
+                self._order.end(last, (plan.memory, gradients, used, factors, kept, flags), flags)
 
     def apply_sparse(
         self,
@@ -270,6 +271,7 @@ class CudaBackend:
         updates: Sequence[SparseUpdate],
         scalars: Sequence[Scalars],
         *,
+        factors: Any = None,
         other_rows: UpdateRule | None,
         refused: Any = None,
         kept: Sequence[Any] = (),
@@ -279,7 +281,8 @@ class CudaBackend:
             return
         flags = () if refused is None else (refused,)
         # Copies of gradients are made on the current stream, which gets their memory back.
-        used = [plan.memory for plan in plans], [each[1:3] for each in updates], kept, flags
+        gradients = [each[1:3] for each in updates]
+        used = [plan.memory for plan in plans], gradients, factors, kept, flags
         with self._lock, self._launcher.device():
             last = self._begin(plans)
             try:
@@ -295,7 +298,7 @@ class CudaBackend:
                 check = (
                     self.row_flags.take(flags[0], updates[0].rows) if flags and is_alone else None
                 )
-                given = scalars, self._flag_array(refused)
+                given = scalars, factors, self._flag_array(refused)
                 workspace = self._workspaces.take()
                 for width, tables in by_width.items():
                     for some in together(tables):

@@ -30,6 +30,7 @@ from gpuopt.backends.cuda.summed_launch import SummedLaunch
 from gpuopt.backends.cuda.watched import Watched
 from gpuopt.backends.unowned import array_at
 from gpuopt.computed_once import computed_once
+from gpuopt.rules.clipped import ClippedRule
 from gpuopt.rules.update_rule import UpdateRule
 
 _shape_of = attrgetter("shape")
@@ -179,6 +180,7 @@ class DensePlan:
         gradients: Sequence[Any],
         version: int | None,
         scalars: Sequence[Scalars],
+        factors: Any,
         refused: Any,
     ) -> tuple[DenseLaunch, Sequence[Any]]:
         """Fills the stand-ins, and takes out the current stream's launch, to be given to `end`.
@@ -190,6 +192,7 @@ class DensePlan:
             gradients: One for each target.
             version: From `accept`; None if unknown.
             scalars: Those of each group.
+            factors: See `Backend.apply_dense`.
             refused: The row flag that the kernel reads.
 
         Returns:
@@ -199,13 +202,12 @@ class DensePlan:
         key = self._launcher.stream(), rule
         update = self._launches.pop(key, None)
         if update is None:
-            # A rule with sums, or with slots of rows, has a form for groups alone.
-            has_groups = self._groups is not None or bool(rule.computed)
+            has_groups = self._has_groups(rule)
             arguments = ScalarArguments(self._launcher, rule, self.dtype, has_groups)
-            launch = self._bind(rule, arguments.of(scalars), refused)
+            launch = self._bind(rule, arguments.of(scalars, factors), refused)
             update = DenseLaunch(self._launcher, launch, arguments, key)
         else:
-            update.launch.replace(**update.scalars.of(scalars), refused=refused)
+            update.launch.replace(**update.scalars.of(scalars, factors), refused=refused)
         if update.point_to_version(version):
             return update, gradients
         ours = [gradients[i] for i in self._positions]
@@ -251,6 +253,10 @@ class DensePlan:
         self._stand_ins.append((array, stand_in))
         return stand_in
 
+    def _has_groups(self, rule: UpdateRule) -> bool:
+        """Whether a rule's launch is for groups, if only one: some have no other form."""
+        return self._groups is not None or bool(rule.computed) or isinstance(rule, ClippedRule)
+
     def _bind(
         self, rule: UpdateRule, scalars: dict[str, Any], refused: Any
     ) -> Launch | SummedLaunch:
@@ -281,9 +287,10 @@ class DensePlan:
             arguments["widths"] = to_device(self._launcher, widths)
             of_rows = kernels.dense_update_of_rows(rule, name_of(self.dtype))
             return self._launcher.bind(of_rows, *shape, **scalars, **arguments)
-        if self._groups is not None:
+        has_groups = self._has_groups(rule)
+        if has_groups:
             arguments["groups"] = to_device(self._launcher, groups)
-        kernel = kernels.dense_update(rule, name_of(self.dtype), self._groups is not None)
+        kernel = kernels.dense_update(rule, name_of(self.dtype), has_groups)
         return self._launcher.bind(kernel, *shape, **scalars, **arguments)
 
 

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 from gpuopt.backends.backend import Scalars
+from gpuopt.backends.clips import ClipForm
 from gpuopt.backends.cuda.kernel import Kernel
 from gpuopt.backends.cuda.launch_shapes import (
     CLIP_CHUNK,
@@ -17,6 +18,7 @@ from gpuopt.backends.cuda.launch_shapes import (
     DENSE_THREADS,
     DIGIT_BITS,
     FEW_ROWS,
+    MEASURED_ROWS,
     NUM_DIGITS,
     PACK_BYTES,
     PIECE,
@@ -44,6 +46,9 @@ from gpuopt.backends.cuda.structs import (
     FEW_GROUPS_BYTES,
     Chunk,
     ClippedArray,
+    ClipResult,
+    ClipRule,
+    ClipTotals,
     CopiedRows,
     FewGradients,
     IndexList,
@@ -52,6 +57,7 @@ from gpuopt.backends.cuda.structs import (
     TableGradient,
 )
 from gpuopt.backends.norms import Clipping
+from gpuopt.rules.clipped import ClippedRule
 from gpuopt.rules.schedule_formulas import (
     FORMULAS,
     constants_of,
@@ -87,6 +93,12 @@ _CLIPPED: dict[str, Number | Pointer | Struct] = {
     "num_arrays": _INT64,
     "num_chunks": _INT64,
 }
+_SUMMED: dict[str, Parameter] = {
+    "parts": Pointer("float64"),
+    "totals": struct_of(ClipTotals),
+    "rule": struct_of(ClipRule),
+    "results": Pointer("float64", struct_of(ClipResult), is_optional=True),
+}
 # Constants in each file that the host relies on.
 _OF_DENSE_UPDATE = {
     "gpuopt::dense_threads": DENSE_THREADS,
@@ -107,7 +119,19 @@ _OF_SPARSE_UPDATE = {
     "gpuopt::warp_size": WARP,
     "gpuopt::pack_bytes": PACK_BYTES,
 }
+_OF_FACTORS = {
+    "gpuopt::clip_tensorflow": ClipForm.TENSORFLOW,
+    "gpuopt::clip_torch": ClipForm.TORCH,
+    "gpuopt::clip_apex": ClipForm.APEX,
+}
+_OF_MEASURE_ROWS = {
+    "gpuopt::clip_threads": CLIP_THREADS,
+    "gpuopt::measured_rows": MEASURED_ROWS,
+    "gpuopt::warp_size": WARP,
+    **_OF_FACTORS,
+}
 _OF_CLIP = {
+    **_OF_FACTORS,
     "gpuopt::clip_threads": CLIP_THREADS,
     "gpuopt::clip_chunk": CLIP_CHUNK,
     "gpuopt::clip_global_norm": Clipping.GLOBAL_NORM,
@@ -449,6 +473,51 @@ def scale_to_norm(dtype: str) -> Kernel:
 
 
 @cache
+def measure(dtype: str) -> Kernel:
+    return Kernel(
+        "measure",
+        {**_CLIPPED, **_SUMMED},
+        (CPP_TYPES[dtype],),
+        file="clip.cu",
+        constants=_OF_CLIP,
+    )
+
+
+@cache
+def measure_rows(dtype: str, key: str) -> Kernel:
+    return Kernel(
+        "measure_rows",
+        {
+            **_TABLES,
+            "rows": struct_of(SortedRows, Key=key),
+            "run_parts": Pointer(_real(dtype)),
+            "row_width": _INT64,
+            "lanes_per_row": _INT32,
+            "refused": _REFUSED,
+            **_SUMMED,
+        },
+        (CPP_TYPES[dtype], CPP_TYPES[key]),
+        constants=_OF_MEASURE_ROWS,
+    )
+
+
+@cache
+def join_sums() -> Kernel:
+    return Kernel(
+        "join_sums",
+        {
+            "sums": Pointer("float64"),
+            "num_devices": _INT64,
+            "num_norms": _INT64,
+            "rule": struct_of(ClipRule),
+            "results": Pointer("float64", struct_of(ClipResult)),
+        },
+        file="clip.cu",
+        constants=_OF_CLIP,
+    )
+
+
+@cache
 def evaluate_schedule(real: str) -> Kernel:
     return Kernel(
         "evaluate_schedule",
@@ -475,7 +544,8 @@ def scalars_of(rule: UpdateRule, scalars: Scalars) -> tuple[Any, ...]:
 
 def few_groups(rule: UpdateRule, dtype: str) -> int:
     """Returns how many groups' scalars are passed by value."""
-    return min(FEW_GROUPS, FEW_GROUPS_BYTES // _scalars(rule, dtype).size)
+    few = min(FEW_GROUPS, FEW_GROUPS_BYTES // _scalars(rule, dtype).size)
+    return few // 2 * 2 if isinstance(rule, ClippedRule) else few
 
 
 def _of(rule: UpdateRule) -> dict[str, int]:
@@ -512,8 +582,10 @@ def _scalars_of_groups(rule: UpdateRule, dtype: str) -> dict[str, Parameter]:
     """The scalars of several groups: by value, or on the device."""
     one = _scalars(rule, dtype)
     struct = f"gpuopt::FewScalars<{rule.require_cuda().functor}, {CPP_TYPES[dtype]}>"
+    factors = {"factors": _INT64} if isinstance(rule, ClippedRule) else {}
+    records = Records(one, few_groups(rule, dtype))
     return {
-        "few_scalars": Struct(struct, {"of": Records(one, few_groups(rule, dtype))}),
+        "few_scalars": Struct(struct, {**factors, "of": records}),
         "many_scalars": Pointer(_real(dtype), one, is_optional=True),
     }
 

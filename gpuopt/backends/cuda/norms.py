@@ -11,9 +11,10 @@ from gpuopt.backends.backend import compute_type
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.kernel import Kernel
 from gpuopt.backends.cuda.launch_shapes import CLIP_CHUNK, CLIP_THREADS, num_blocks
-from gpuopt.backends.cuda.launcher import Launcher, to_device
+from gpuopt.backends.cuda.launcher import Launcher
 from gpuopt.backends.cuda.parameters import name_of
 from gpuopt.backends.cuda.structs import ClippedArray
+from gpuopt.backends.cuda.workspace import Constants
 from gpuopt.backends.norms import Clipping
 
 Array = Any
@@ -37,11 +38,10 @@ class CudaNorms:
     ) -> list[Array]:
         scaled = [self._xp.empty(array.shape, dtype=array.dtype) for array in arrays]
         for dtype, positions in _by_dtype(arrays).items():
-            given = _Table(self._launcher, arrays, positions, scaled)
+            given = ClippedArrays(self._launcher, arrays, positions, scaled)
             real = compute_type(dtype)
-            self._launch(
+            given.launch(
                 kernels.scale_to_norm(name_of(dtype)),
-                given,
                 norm=norm.astype(real, copy=False).reshape(1),
                 most=real(most),
                 formula=int(clipping),
@@ -52,7 +52,7 @@ class CudaNorms:
         self, arrays: Sequence[Array], sums: Sequence[Array], dtype: np.dtype[Any], is_root: int
     ) -> Array:
         tables = {
-            dtype: _Table(self._launcher, arrays, positions)
+            dtype: ClippedArrays(self._launcher, arrays, positions)
             for dtype, positions in _by_dtype(arrays).items()
         }
         num_chunks = sum(table.num_chunks for table in tables.values())
@@ -60,8 +60,8 @@ class CudaNorms:
         parts = self._xp.empty(max(1, num_sums), dtype=np.float64)
         begin = 0
         for of, table in tables.items():
-            kernel = kernels.sum_squares(name_of(of))
-            self._launch(kernel, table, sums=parts[begin : begin + table.num_chunks])
+            sums_here = parts[begin : begin + table.num_chunks]
+            table.launch(kernels.sum_squares(name_of(of)), sums=sums_here)
             begin += table.num_chunks
         for position, each in enumerate(sums, num_chunks):
             parts[position : position + 1] = each
@@ -77,21 +77,8 @@ class CudaNorms:
         )
         return result
 
-    def _launch(self, kernel: Kernel, table: _Table, **more: Any) -> None:
-        blocks = num_blocks(table.num_chunks, 1, self._launcher.num_multiprocessors)
-        self._launcher.launch(
-            kernel,
-            blocks,
-            CLIP_THREADS,
-            only=table.only,
-            arrays=table.on_device,
-            num_arrays=table.num_arrays,
-            num_chunks=table.num_chunks,
-            **more,
-        )
 
-
-class _Table:
+class ClippedArrays:
     """The arrays of one launch: a single one is passed by value, and more are uploaded.
 
     Attributes:
@@ -107,7 +94,18 @@ class _Table:
         arrays: Sequence[Array],
         positions: Sequence[int],
         targets: Sequence[Array] | None = None,
+        constants: Constants | None = None,
     ) -> None:
+        """Lays out arrays.
+
+        Args:
+            launcher: Of the device.
+            arrays: Of one dtype, those at `positions`.
+            positions: Which are of the launch; they have elements.
+            targets: Where scaled ones are written, beside `arrays`.
+            constants: What keeps the layout on the device, for later launches of the same.
+        """
+        self._launcher = launcher
         # Kept as long as the launches are not enqueued: some may be copies.
         self._sources = [launcher.xp.ascontiguousarray(arrays[i]) for i in positions]
         rows = []
@@ -121,7 +119,20 @@ class _Table:
         self.only = rows[0]
         self.on_device = None
         if self.num_arrays > 1:
-            self.on_device = to_device(launcher, np.array(rows, np.int64))
+            self.on_device = (constants or Constants(launcher)).set(rows)
+
+    def launch(self, kernel: Kernel, **more: Any) -> None:
+        """Launches a kernel on the arrays, with more arguments."""
+        self._launcher.launch(
+            kernel,
+            num_blocks(self.num_chunks, 1, self._launcher.num_multiprocessors),
+            CLIP_THREADS,
+            only=self.only,
+            arrays=self.on_device,
+            num_arrays=self.num_arrays,
+            num_chunks=self.num_chunks,
+            **more,
+        )
 
 
 def _by_dtype(arrays: Sequence[Array]) -> dict[np.dtype[Any], list[int]]:

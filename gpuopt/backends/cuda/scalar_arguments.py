@@ -11,8 +11,9 @@ from gpuopt.backends.backend import Scalars, compute_type
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.launcher import Launcher
 from gpuopt.backends.cuda.parameters import name_of
-from gpuopt.backends.cuda.structs import FewScalars
+from gpuopt.backends.cuda.structs import ClippedScalars, FewScalars
 from gpuopt.backends.cuda.workspace import Constants
+from gpuopt.rules.clipped import ClippedRule
 from gpuopt.rules.update_rule import UpdateRule
 
 
@@ -27,19 +28,30 @@ class ScalarArguments:
         self, launcher: Launcher, rule: UpdateRule, dtype: np.dtype[Any], has_groups: bool
     ) -> None:
         self._rule = rule
+        self._launcher = launcher
         self._has_groups = has_groups
         self._real = compute_type(dtype)
         self._few = kernels.few_groups(rule, name_of(dtype))
         self._many = Constants(launcher)
 
-    def of(self, scalars: Sequence[Scalars]) -> dict[str, Any]:
-        """Returns the kernel's arguments by name, given the scalars of each group."""
+    def of(self, scalars: Sequence[Scalars], factors: Any = None) -> dict[str, Any]:
+        """Returns the kernel's arguments by name.
+
+        Args:
+            scalars: Those of each group.
+            factors: See `Backend.apply_dense`.
+        """
         if not self._has_groups:
             return {"scalars": kernels.scalars_of(self._rule, scalars[0])}
         names = self._rule.scalars
         # Quicker than an array of lists.
         rows = np.fromiter((each[name] for each in scalars for name in names), self._real)
         if len(scalars) <= self._few:
-            return {"few_scalars": FewScalars(rows.tobytes()), "many_scalars": None}
+            return {"few_scalars": self._by_value(rows.tobytes(), factors), "many_scalars": None}
         on_device = self._many.set(rows, self._real)
-        return {"few_scalars": FewScalars(b""), "many_scalars": on_device}
+        return {"few_scalars": self._by_value(b"", factors), "many_scalars": on_device}
+
+    def _by_value(self, rows: bytes, factors: Any) -> FewScalars | ClippedScalars:
+        if not isinstance(self._rule, ClippedRule):
+            return FewScalars(rows)
+        return ClippedScalars(0 if factors is None else self._launcher.address(factors), rows)

@@ -30,6 +30,18 @@ class FewScalars(NamedTuple):
     of: bytes
 
 
+class ClippedScalars(NamedTuple):
+    """The same of a clipped rule.
+
+    Attributes:
+        factors: The address of what `Clips.factors` returned; 0 if no gradient has a norm.
+        of: See `FewScalars`.
+    """
+
+    factors: int
+    of: bytes
+
+
 class Arrays(NamedTuple):
     """The addresses of a variable and its slots; its twin is in kernels/shared/update.cuh."""
 
@@ -82,6 +94,49 @@ class ClippedArray(NamedTuple):
     target: Annotated[int, Number("int64")]
     size: Annotated[int, Number("int64")]
     first_chunk: Annotated[int, Number("int64")]
+
+
+class ClipRule(NamedTuple):
+    """How norms are made of sums of squares; its twin is in kernels/shared/norms.cuh.
+
+    Attributes:
+        most_of: The address of the most of each norm, float64; 0 if there is one norm.
+        only_most: The most of the only norm.
+        form: A `ClipForm`.
+        is_double: Whether norms are float64; else they are rounded to float32.
+    """
+
+    most_of: Annotated[int, Number("int64")]
+    only_most: Annotated[float, Number("float64")]
+    form: Annotated[int, Number("int32")]
+    is_double: Annotated[int, Number("int32")]
+
+
+class ClipResult(NamedTuple):
+    """A row of what `Clips.factors` returns; its twin is in kernels/shared/update.cuh."""
+
+    squares: Annotated[float, Number("float64")]
+    norm: Annotated[float, Number("float64")]
+    factor_of_floats: Annotated[float, Number("float64")]
+    factor_of_doubles: Annotated[float, Number("float64")]
+
+
+class ClipTotals(NamedTuple):
+    """Where the sums of one launch go; its twin is in kernels/shared/norms.cuh.
+
+    Attributes:
+        sums: The address of the sum of squares of each norm, float64.
+        num_done: The address of how many blocks are done: 0 before and after the launch.
+        norm: The number of the norm that the launch adds to.
+        num_norms: How many norms there are.
+        is_first: Whether no launch before it has written sums.
+    """
+
+    sums: Annotated[int, Number("int64")]
+    num_done: Annotated[int, Number("int64")]
+    norm: Annotated[int, Number("int64")]
+    num_norms: Annotated[int, Number("int64")]
+    is_first: Annotated[int, Number("int64")]
 
 
 class CopiedRows(NamedTuple):

@@ -11,7 +11,6 @@ from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.launch_shapes import DENSE_THREADS, num_blocks
 from gpuopt.backends.cuda.launcher import Launcher, to_device
 from gpuopt.backends.cuda.parameters import name_of
-from gpuopt.backends.cuda.structs import FewScalars
 from gpuopt.rules.update_rule import UpdateRule
 
 # The arguments for the groups' scalars.
@@ -77,7 +76,7 @@ class SummedLaunch:
             *shape,
             **chunks,
             groups=to_device(launcher, numbers[:-1]),
-            few_scalars=FewScalars(b""),
+            few_scalars=scalars["few_scalars"]._replace(of=b""),
             many_scalars=each,
         )
 
@@ -86,6 +85,8 @@ class SummedLaunch:
         scalars = {name: arguments.pop(name) for name in _SCALARS if name in arguments}
         self._sum.replace(**arguments, **scalars)
         self._add.replace(**scalars)
+        if scalars:
+            arguments["few_scalars"] = scalars["few_scalars"]._replace(of=b"")
         self._update.replace(**arguments)
 
     def start(self) -> None:

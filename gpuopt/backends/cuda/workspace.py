@@ -57,6 +57,7 @@ class Workspace:
         self._launcher = launcher
         self._buffers: dict[tuple[str, str], Any] = {}
         self.checked_lists = Constants(launcher)
+        self._constants: dict[str, Constants] = {}
         # Prepared launches, by what they are for, the latest last.
         self._sequences: OrderedDict[Hashable, Any] = OrderedDict()
 
@@ -82,6 +83,10 @@ class Workspace:
             found = self._launcher.xp.zeros(max(1, size), dtype=dtype)
             self._buffers[name, dtype] = found
         return found
+
+    def constants(self, name: str) -> Constants:
+        """Returns numbers that stay in device memory until they change."""
+        return self._constants.setdefault(name, Constants(self._launcher))
 
     def prepared(self, kind: Hashable, prepare: Callable[[], Prepared]) -> Prepared:
         """Returns launches that were prepared for this before, or prepares them."""

@@ -4,20 +4,35 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import Any, TypedDict, Unpack, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypedDict, Unpack, get_args, get_origin, get_type_hints
 
 from gpuopt.optimizer import OnNonfinite, Optimizer
 from gpuopt.optimizers.base.groups import ParameterGroup
+from gpuopt.optimizers.base.hyperparameters import Hyperparameter
+
+# By which formula gradients are scaled to a norm.
+ClipFormName = Literal["tensorflow", "torch", "apex"]
+
+# Of the arguments that `RuleOptimizer` takes, and `Optimizer` does not.
+_DEFAULTS: dict[str, Any] = {
+    "groups": (),
+    "clip_norm": None,
+    "clip_value": None,
+    "clip_form": "tensorflow",
+}
 
 
 class Additions(TypedDict, total=False):
     """Arguments that every optimizer takes by name beside TensorFlow's.
 
-    See `Optimizer`, and for `groups`, `ParameterGroup`.
+    See `Optimizer`; for `groups`, `ParameterGroup`; and for the others, `RuleOptimizer`.
     """
 
     on_nonfinite: OnNonfinite
     groups: Sequence[ParameterGroup]
+    clip_norm: Hyperparameter | None
+    clip_value: Hyperparameter | None
+    clip_form: ClipFormName
 
 
 class Common(Additions, total=False):
@@ -33,8 +48,8 @@ class Common(Additions, total=False):
 
 def with_defaults(
     common: Common, optimizer_class: type[Optimizer]
-) -> tuple[dict[str, Any], Sequence[ParameterGroup]]:
-    """Returns the arguments of `Optimizer`, and the groups.
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the arguments of `Optimizer`, and those of `RuleOptimizer` alone.
 
     The name is by default the class's, less "Optimizer".
 
@@ -49,8 +64,10 @@ def with_defaults(
             known = ", ".join(dict.fromkeys([*own, *get_type_hints(Common)]))
             raise TypeError(f"{optimizer_class.__name__} takes no {name}; it takes {known}")
     defaults = {"use_locking": False, "name": _default_name(optimizer_class)}
-    given = {name: value for name, value in common.items() if name != "groups"}
-    return {**defaults, **given}, common.get("groups", ())
+    given = {name: value for name, value in common.items() if name not in _DEFAULTS}
+    return {**defaults, **given}, {
+        name: common.get(name, default) for name, default in _DEFAULTS.items()
+    }
 
 
 class FullSignature:
@@ -80,8 +97,8 @@ class FullSignature:
 def _default(name: str, optimizer_class: type[Optimizer]) -> Any:
     if name == "name":
         return _default_name(optimizer_class)
-    if name == "groups":
-        return ()
+    if name in _DEFAULTS:
+        return _DEFAULTS[name]
     default = inspect.signature(Optimizer.__init__).parameters[name].default
     return False if default is inspect.Parameter.empty else default
 

@@ -14,12 +14,14 @@ import numpy as np
 from gpuopt.backends import Target
 from gpuopt.optimizer import Optimizer
 from gpuopt.optimizers.base.arguments import Common, FullSignature, with_defaults
+from gpuopt.optimizers.base.clipping import CLIPPING, NO_LIMIT, checked_clipping, clipping_of
 from gpuopt.optimizers.base.groups import Groups, ParameterGroup
 from gpuopt.optimizers.base.hyperparameters import Hyperparameter, Hyperparameters
 from gpuopt.quietly import quietly
 from gpuopt.rules.catch_up import CatchUpOption
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.state import Range
+from gpuopt.step.clips import CLIP_NORM, StepClips
 from gpuopt.step.known import KnownGroups
 from gpuopt.step.pairs import Gradient
 from gpuopt.step.rows_behind import bring_up_all
@@ -89,6 +91,7 @@ class RuleOptimizer(Optimizer):
             named or read; "stepping" if they make the steps that they missed one by one.
         instead_of_all_rows: The optimizer that does the same for named rows alone, if there is one:
             a hint mentions it.
+        clips: How gradients are clipped; None if they are not.
         known: The cache of groups of variables that were updated together.
     """
 
@@ -124,7 +127,19 @@ class RuleOptimizer(Optimizer):
         Args:
             common: What every optimizer takes, as `Optimizer` does: `use_locking` (False unless
                 given), `name` (by default the class's, less "Optimizer") and `on_nonfinite`; and
-                `groups`, a list of `ParameterGroup`.
+                `groups`, a list of `ParameterGroup`; and for the clipping of gradients, which are
+                only read:
+                `clip_norm`, the most that the norm of all gradients of a step may be, else they
+                are all scaled down together. A sparse gradient's equal rows are added up first;
+                `clip_value`, the farthest from 0 that an element may be, else it is put there;
+                `clip_form`, the formula for gradients of norm `n` and `clip_norm` `c`. Gradients
+                are multiplied by `c * min(1 / n, 1 / c)` with "tensorflow", which is NaN if the
+                norm is not finite; by `min(c / (n + 1e-6), 1)` with "torch"; and by `1 / (n / c)`
+                if `n > c` with "apex".
+                Of `clip_norm` and `clip_value`, one may be given. They are hyperparameters. A
+                group that has either is clipped for itself, to the norm of its own gradients; one
+                that has None is not clipped. An infinite `clip_norm` clips nothing: `global_norm`
+                is known then.
             hyperparameters: By name.
 
         Raises:
@@ -132,10 +147,11 @@ class RuleOptimizer(Optimizer):
                 something else than a hyperparameter.
             ValueError: a hyperparameter is an array of numbers, or `Optimizer` refuses an argument.
         """
-        arguments, groups = with_defaults(common, type(self))
-        self._grouping = Groups(groups)
+        arguments, ours = with_defaults(common, type(self))
+        self._grouping = Groups(ours.pop("groups"))
         super().__init__(**arguments)
-        every = self._all_hyperparameters(hyperparameters)
+        clipping, self.clips = clipping_of(**ours, groups=self._grouping)
+        every = {**self._all_hyperparameters(hyperparameters), **clipping}
         settable = [name for name in every if name not in self.derived_hyperparameters]
         self.hyperparameters = Hyperparameters(every, self._checked, settable)
         self.groups = tuple(self._of_group(group, settable) for group in self._grouping)
@@ -184,9 +200,48 @@ class RuleOptimizer(Optimizer):
         Raises:
             TypeError, ValueError: it is refused. What a function returns is not known yet.
         """
+        if name in CLIPPING:
+            return checked_clipping(name, value)
         if not callable(value):
             as_scalar(value, name)
         return value
+
+    @property
+    def global_norm(self) -> Any:
+        """The norm of the gradients of the last step, before they were clipped.
+
+        Those of groups with a clipping of their own are left out: see `group_norms`. It is a
+        scalar: float64 if a variable is, else float32. On a GPU it is an array there, on the
+        current stream, and the host waits where its value is used. None before the first step, and
+        unless `clip_norm` is given.
+        """
+        return self._measured_norm(0)
+
+    @property
+    def group_norms(self) -> dict[str, Any]:
+        """The same of each group with a `clip_norm` of its own, by the group's name."""
+        norms = {g.name: self._measured_norm(n) for n, g in enumerate(self._grouping, 1)}
+        return {name: norm for name, norm in norms.items() if norm is not None}
+
+    def _measured_norm(self, group: int) -> Any:
+        measured = None if self.clips is None else self.clips.measured
+        return None if measured is None else measured.norm(group)
+
+    def _clips_of_step(self) -> StepClips | None:
+        """Returns how this step's gradients are clipped, by the values that `_prepare` found."""
+        if self.clips is None:
+            return None
+        names = [group.name for group in self._grouping]
+        this_thread = self.this_thread
+        return self.clips.of_step(this_thread.hyperparameters, this_thread.of_groups, names)
+
+    def _looks_at_all_gradients(self) -> list[str]:
+        looks = super()._looks_at_all_gradients()
+        if self.clips is not None:
+            most = [each[CLIP_NORM] for each in (self.hyperparameters, *self.groups)]
+            if self.clips.measures_all or [each for each in most if each is not NO_LIMIT]:
+                looks.append(CLIP_NORM)
+        return looks
 
     def _has_state(self, name: str) -> bool:
         """Whether a hyperparameter has state: a group has its own from the beginning, or never."""
@@ -231,6 +286,7 @@ class RuleOptimizer(Optimizer):
         return {
             "rule": self.rule.name,
             **self.hyperparameters.to_save(),
+            **({} if self.clips is None else {"clip_form": self.clips.form.name.lower()}),
             **({"groups": of_groups} if of_groups else {}),
         }
 
@@ -338,6 +394,12 @@ class RuleOptimizer(Optimizer):
     def _checked_updates(self, given: list[Any]) -> Updates:
         if not self._overrides_apply_hook():
             return RuleUpdates(self, given)
+        if self.clips is not None:
+            raise NotImplementedError(
+                f"{type(self).__name__} overrides a hook that updates one variable at a time, "
+                "which clip_norm and clip_value do not reach: clip by hand, with "
+                "gpuopt.clip_by_global_norm"
+            )
         updates = HookUpdates(self, given)
         self._check_groups([variable for _, variable in updates.pairs()])
         return updates

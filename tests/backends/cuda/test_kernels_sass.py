@@ -15,12 +15,14 @@ from sass import Instruction, disassemble, loads_in_flight
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.kernel import Kernel
 from gpuopt.backends.cuda.launch_shapes import FEW_ROWS, PACK_BYTES, SORT_THREADS, SORT_TILE
+from gpuopt.rules.clipped import clipped
 from gpuopt.rules.update_rule import UpdateRule
 
 pytestmark = pytest.mark.nvrtc
 
 RULES = update_rules()
 ADAM = next(rule for rule in RULES if rule.name == "adam")
+CLIPPED = clipped(ADAM)
 # The most times that a thread waits for loads on its way through the kernel, from end to end: where
 # each load has a branch of its own, as it is easily written, it is 9 to 25 times.
 MOST_WAITS = {
@@ -147,6 +149,28 @@ def test_norms_and_what_they_scale_move_16_bytes_at_a_time(tmp_path: Path) -> No
         generic = sum(n for name, n in counted.items() if name.startswith(("LD.", "ST.")))
         assert generic == counted["LD.E.64"] <= 5, where
         assert not any(name.startswith(("LDL", "STL")) for name in counted), where
+
+
+@pytest.mark.parametrize("architecture", ["sm_90", "sm_75"])
+def test_a_clipped_rule_loads_its_two_scalars_and_the_factor_besides(
+    architecture: str, tmp_path: Path
+) -> None:
+    group = [kernels.dense_update(rule, "float32", has_groups=True) for rule in (ADAM, CLIPPED)]
+    plain, clipping = compiled(group, architecture, tmp_path)
+    before, after = accesses(plain), accesses(clipping)
+    more = after - before
+    assert sum(more.values()) == 3, (before, after)
+    assert all("CONSTANT" in name for name in more), more
+    assert not before - after
+
+
+def test_norms_of_gradients_move_16_bytes_at_a_time(tmp_path: Path) -> None:
+    group = [kernels.measure(dtype) for dtype in DTYPES]
+    group += [kernels.measure_rows(dtype, "uint32") for dtype in DTYPES]
+    for kernel, instructions in zip(group, compiled(group, "sm_90", tmp_path), strict=True):
+        counted = accesses(instructions)
+        assert packs(counted, "LDG") >= 1, (kernel.expression, counted)
+        assert not any(name.startswith(("LDL", "STL")) for name in counted), kernel.expression
 
 
 def test_sums_of_pieces_move_16_bytes_at_a_time(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ from gpuopt.backends.backend import RowCheck, SparseUpdate, compute_type
 from gpuopt.backends.cpu.backend import CpuBackend
 from gpuopt.backends.cuda.backend import CudaBackend
 from gpuopt.backends.cuda.sorted_rows import MAX_ROWS, MAX_SHORT_KEYS
-from gpuopt.backends.cuda.sparse_launches import SparseLaunches, Table, kind_of, together
+from gpuopt.backends.cuda.sorted_tables import Table, together
+from gpuopt.backends.cuda.sparse_launches import SparseLaunches, kind_of
 from gpuopt.backends.cuda.workspace import Workspace
 from gpuopt.device import Device
 from gpuopt.rules.update_rule import UpdateRule
@@ -209,7 +210,7 @@ def test_keys_of_32_bits_are_sorted_to_the_last(heights: tuple[int, int]) -> Non
         other_rows=None,
     )
     kind = kind_of(MOMENTUM, np.dtype(np.float32), width, tables, None, False)
-    given = [scalars], np.zeros(2, np.uint64)
+    given = [scalars], None, np.zeros(2, np.uint64)
     SparseLaunches(launcher, Workspace(launcher), kind, tables, *given).start(tables, *given)
     for (var, slot, *_), (expected_var, expected_slot) in zip(variables, expected, strict=True):
         np.testing.assert_allclose(var, expected_var, rtol=1e-5, atol=1e-6)

@@ -40,7 +40,8 @@ class PlainRule:
         num_rows = len(written[-1])
         var, *slots = (array.reshape(num_rows, -1) for array in written)
         grad = grad.reshape(num_rows, -1)
-        scalars = {**self._scalars, MEAN_SQUARE: _mean_squares(grad)}
+        mean_squares = _mean_squares(self._rule.gradient(grad, self._scalars))
+        scalars = {**self._scalars, MEAN_SQUARE: mean_squares}
         self._rule.apply(var, grad, *slots, **scalars)
 
 

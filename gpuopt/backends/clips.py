@@ -1,0 +1,125 @@
+"""The protocol of norms of a step's gradients, and the factors that clip gradients to them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+Array = Any
+
+
+class ClipForm(IntEnum):
+    """What gradients of norm `n` are multiplied by, where `c` is the most that is allowed.
+
+    kernels/clip.cu has the same numbers.
+    """
+
+    TENSORFLOW = 0
+    """`c * min(1 / n, 1 / c)`, and NaN if `n` is infinite or NaN."""
+    TORCH = 1
+    """`min(c / (n + 1e-6), 1)`, and so 0 if `n` is infinite."""
+    APEX = 2
+    """`1 / (n / c)` if `n` is more than `c`."""
+
+
+# The columns of factors: see `Clips.factors`.
+SQUARES, NORM, FACTOR_OF_FLOAT32, FACTOR_OF_FLOAT64 = range(4)
+
+
+class DenseGradients(NamedTuple):
+    """Gradients of one dtype.
+
+    Attributes:
+        arrays: The gradients, of any shapes and strides.
+        norms: The number of the norm that each belongs to; below 0 if it belongs to none.
+    """
+
+    arrays: Sequence[Array]
+    norms: Sequence[int]
+
+
+class SparseGradient(NamedTuple):
+    """One variable's sparse gradient.
+
+    Attributes:
+        values: [num_rows, ...], the gradient's rows.
+        rows: [num_rows], int32 or int64 within range.
+        height: The variable's number of rows.
+        norm: The number of the norm that it belongs to, from 0.
+    """
+
+    values: Array
+    rows: Array
+    height: int
+    norm: int
+
+
+class ClipLimits(NamedTuple):
+    """The most that norms may be, and what is done about it.
+
+    Attributes:
+        most: The most of each norm, by number; infinite if it is only measured.
+        form: The formula.
+        is_double: Whether norms are float64; else they are rounded to float32.
+    """
+
+    most: Sequence[np.floating[Any]]
+    form: ClipForm
+    is_double: bool
+
+
+class Clips(Protocol):
+    """Norms of floating-point arrays of one device, which are only read.
+
+    An array's squares are added up in its compute type, in chunks of one size, and chunks in
+    float64, always in the same order. A sparse gradient's equal rows are added up first. The caller
+    is inside the backend's `enter`. On a GPU the host waits for nothing.
+    """
+
+    def sums(
+        self,
+        dense: Sequence[DenseGradients],
+        sparse: Sequence[SparseGradient],
+        num_norms: int,
+        refused: Any = None,
+    ) -> Array:
+        """Returns the sums of squares of each norm, float64 [num_norms].
+
+        Args:
+            dense: Gradients of all dtypes.
+            sparse: Gradients of all dtypes.
+            num_norms: How many norms there are.
+            refused: See `Backend.apply_sparse`: what is returned then is no sum.
+        """
+
+    def measure(
+        self,
+        dense: Sequence[DenseGradients],
+        sparse: Sequence[SparseGradient],
+        limits: ClipLimits,
+        refused: Any = None,
+    ) -> Array:
+        """Returns `factors` of `sums`: for gradients of this device alone."""
+
+    def factors(self, sums: Sequence[Array], limits: ClipLimits) -> Array:
+        """Returns what gradients are multiplied by, float64 [num_norms, 4].
+
+        Args:
+            sums: From `sums` of all devices, each brought to this one.
+            limits: The most of each norm.
+
+        Returns:
+            For each norm: its sum of squares, the norm, and the factor as computed in float32 and
+            in float64. On a GPU, the host has not waited for them.
+        """
+
+    def factor_scalar(
+        self, factors: Array, norm: int, real: type[np.floating[Any]]
+    ) -> np.floating[Any]:
+        """Returns the scalar `clip_factor` of gradients that belong to a norm, or to none.
+
+        In host memory it is the factor. Kernels take the norm's number, and the factors besides.
+        """

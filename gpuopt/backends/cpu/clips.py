@@ -1,0 +1,88 @@
+"""Norms of a step's gradients in host memory, and the factors that clip gradients to them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from gpuopt.backends.clips import (
+    FACTOR_OF_FLOAT32,
+    FACTOR_OF_FLOAT64,
+    ClipForm,
+    ClipLimits,
+    DenseGradients,
+    SparseGradient,
+)
+from gpuopt.backends.cpu.limits import CpuLimits
+from gpuopt.backends.cpu.sparse_update import sum_duplicate_rows
+from gpuopt.backends.cpu.squares import sum_of_squares
+from gpuopt.quietly import quietly
+
+Array = np.ndarray[Any, Any]
+
+
+class CpuClips:
+    """See `Clips`."""
+
+    def __init__(self, limits: CpuLimits) -> None:
+        self._limits = limits
+
+    def sums(
+        self,
+        dense: Sequence[DenseGradients],
+        sparse: Sequence[SparseGradient],
+        num_norms: int,
+        refused: Any = None,
+    ) -> Array:
+        sums = np.zeros(num_norms)
+        for arrays, norms in dense:
+            for norm in range(num_norms):
+                mine = [array for array, of in zip(arrays, norms, strict=True) if of == norm]
+                sums[norm] += sum_of_squares(mine, self._limits)
+        for each in sparse:
+            summed, _ = sum_duplicate_rows(each.values, each.rows)
+            sums[each.norm] += sum_of_squares([summed], self._limits)
+        return sums
+
+    def measure(
+        self,
+        dense: Sequence[DenseGradients],
+        sparse: Sequence[SparseGradient],
+        limits: ClipLimits,
+        refused: Any = None,
+    ) -> Array:
+        return self.factors([self.sums(dense, sparse, len(limits.most), refused)], limits)
+
+    def factors(self, sums: Sequence[Array], limits: ClipLimits) -> Array:
+        return quietly(_factors, sums, limits)
+
+    def factor_scalar(
+        self, factors: Array, norm: int, real: type[np.floating[Any]]
+    ) -> np.floating[Any]:
+        if norm < 0:
+            return real(1)
+        column = FACTOR_OF_FLOAT64 if real is np.float64 else FACTOR_OF_FLOAT32
+        return real(factors[norm, column])
+
+
+def _factors(sums: Sequence[Array], limits: ClipLimits) -> Array:
+    rows = []
+    for squares, most in zip(np.sum(sums, axis=0), limits.most, strict=True):
+        # As much as TensorFlow's sum can hold: beyond it, a norm is infinite.
+        norm = np.sqrt(squares) if limits.is_double else np.sqrt(np.float32(squares))
+        factors = [_factor(real, norm, most, limits.form) for real in (np.float32, np.float64)]
+        rows.append([squares, norm, *factors])
+    return np.array(rows, np.float64)
+
+
+def _factor(real: Any, norm: Any, most: Any, form: ClipForm) -> Any:
+    n, c, one = real(norm), real(most), real(1)
+    if np.isinf(c):
+        return one
+    if form is ClipForm.TENSORFLOW:
+        return c * np.minimum(one / n, one / c) + (n - n)
+    if form is ClipForm.TORCH:
+        return np.minimum(c / (n + real(1e-6)), one)
+    return one / (n / c) if n > c else one

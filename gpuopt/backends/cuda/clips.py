@@ -1,0 +1,201 @@
+"""Norms of a step's gradients on a GPU, and the factors that clip gradients to them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gpuopt.backends.clips import ClipLimits, DenseGradients, SparseGradient
+from gpuopt.backends.cuda import kernels
+from gpuopt.backends.cuda.launch_shapes import CLIP_THREADS, num_blocks
+from gpuopt.backends.cuda.launcher import Launcher
+from gpuopt.backends.cuda.measured_tables import MeasuredTables
+from gpuopt.backends.cuda.norms import ClippedArrays
+from gpuopt.backends.cuda.order import UpdateOrder
+from gpuopt.backends.cuda.parameters import name_of
+from gpuopt.backends.cuda.sorted_tables import Table, tables_kind_of, together
+from gpuopt.backends.cuda.structs import ClipResult, ClipRule, ClipTotals
+from gpuopt.backends.cuda.workspace import Workspace, Workspaces
+from gpuopt.locks import Lock
+
+Array = Any
+
+_NO_RULE = ClipRule(0, 0.0, 0, 0)
+
+
+class _Sum(NamedTuple):
+    """What one launch adds to a norm.
+
+    Attributes:
+        norm: The norm's number.
+        launch: Launches it, given arguments for where sums go.
+    """
+
+    norm: int
+    launch: Callable[..., None]
+
+
+class CudaClips:
+    """See `Clips`. A launch for each norm, and dtype or width of rows.
+
+    The last block of each adds up what all its blocks have found, so that no launch is for that
+    alone, and no block waits for another one.
+    """
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        lock: Lock,
+        order: UpdateOrder,
+        workspaces: Workspaces,
+        flag_array: Callable[[Any], Any],
+    ) -> None:
+        """Launches nothing.
+
+        Args:
+            launcher: The device's launcher.
+            lock: Lets one thread at a time enqueue work.
+            order: The order of updates, which holds what the launches read.
+            workspaces: Those of the device's streams.
+            flag_array: Returns what kernels read of a row flag, or of None.
+        """
+        self._launcher = launcher
+        self._lock = lock
+        self._order = order
+        self._workspaces = workspaces
+        self._flag_array = flag_array
+
+    def measure(
+        self,
+        dense: Sequence[DenseGradients],
+        sparse: Sequence[SparseGradient],
+        limits: ClipLimits,
+        refused: Any = None,
+    ) -> Array:
+        return self._sum(dense, sparse, len(limits.most), refused, limits)[1]
+
+    def sums(
+        self,
+        dense: Sequence[DenseGradients],
+        sparse: Sequence[SparseGradient],
+        num_norms: int,
+        refused: Any = None,
+    ) -> Array:
+        return self._sum(dense, sparse, num_norms, refused, None)[0]
+
+    def factors(self, sums: Sequence[Array], limits: ClipLimits) -> Array:
+        num_norms = len(limits.most)
+        joined = self._launcher.xp.empty((len(sums), num_norms), np.float64)
+        for row, each in zip(joined, sums, strict=True):
+            row[...] = each
+        results = self._results(num_norms)
+        with self._lock, self._launcher.device():
+            workspace = self._workspaces.take()
+            self._launcher.launch(
+                kernels.join_sums(),
+                num_blocks(num_norms, CLIP_THREADS, self._launcher.num_multiprocessors),
+                CLIP_THREADS,
+                sums=joined,
+                num_devices=len(sums),
+                num_norms=num_norms,
+                rule=self._rule(workspace, limits),
+                results=results,
+            )
+            self._workspaces.put_back(workspace)
+            self._order.hold((joined, sums, results))
+        return results
+
+    def factor_scalar(
+        self, factors: Array, norm: int, real: type[np.floating[Any]]
+    ) -> np.floating[Any]:
+        return real(norm)
+
+    def _sum(
+        self,
+        dense: Sequence[DenseGradients],
+        sparse: Sequence[SparseGradient],
+        num_norms: int,
+        refused: Any,
+        limits: ClipLimits | None,
+    ) -> tuple[Array, Array]:
+        """Returns the sums, and if there are limits, the results."""
+        sums = self._launcher.xp.empty(num_norms, np.float64)
+        results = None if limits is None else self._results(num_norms)
+        with self._lock, self._launcher.device():
+            if refused is not None:
+                self._order.follow((refused,))
+            flag = self._flag_array(refused)
+            workspace = self._workspaces.take()
+            every = [*self._dense_sums(workspace, dense)]
+            every += self._sparse_sums(workspace, sparse, flag)
+            rule = _NO_RULE if limits is None else self._rule(workspace, limits)
+            num_done = workspace.zeros("num_done", 1, "uint32")
+            for number, each in enumerate(every):
+                is_last = number == len(every) - 1
+                address = self._launcher.address
+                totals = ClipTotals(
+                    address(sums), address(num_done), each.norm, num_norms, int(number == 0)
+                )
+                each.launch(
+                    totals=totals,
+                    rule=rule if is_last else _NO_RULE,
+                    results=results if is_last else None,
+                )
+            self._workspaces.put_back(workspace)
+            self._order.hold((sums, results, dense, sparse))
+        if not every:
+            sums[...] = 0
+            if limits is not None:
+                results = self.factors([sums], limits)
+        return sums, results
+
+    def _dense_sums(self, workspace: Workspace, dense: Sequence[DenseGradients]) -> Iterator[_Sum]:
+        for number, (arrays, norms) in enumerate(dense):
+            by_norm: dict[int, list[int]] = {}
+            for position, norm in enumerate(norms):
+                if norm >= 0 and arrays[position].size:
+                    by_norm.setdefault(norm, []).append(position)
+            for norm, positions in by_norm.items():
+                dtype = name_of(arrays[positions[0]].dtype)
+                # All are uploaded before the first launch: those of one dtype must not share.
+                constants = workspace.constants(f"gradients {number} {norm}")
+                table = ClippedArrays(self._launcher, arrays, positions, constants=constants)
+                launch = partial(
+                    table.launch,
+                    kernels.measure(dtype),
+                    parts=workspace.take("squares", table.num_chunks, "float64"),
+                )
+                yield _Sum(norm, launch)
+
+    def _sparse_sums(
+        self, workspace: Workspace, sparse: Sequence[SparseGradient], flag: Any
+    ) -> Iterator[_Sum]:
+        by_kind: dict[tuple[int, np.dtype[Any], int], list[Table]] = {}
+        contiguous = self._launcher.xp.ascontiguousarray
+        for values, rows, height, norm in sparse:
+            if values.size:
+                key = norm, values.dtype, math.prod(values.shape[1:])
+                table = Table((), height, contiguous(values), contiguous(rows))
+                by_kind.setdefault(key, []).append(table)
+        for (norm, dtype, width), tables in by_kind.items():
+            for some in together(tables):
+                kind = tables_kind_of(dtype, width, some, checks=False)
+                prepare = partial(MeasuredTables, self._launcher, workspace, kind, some, flag)
+                # Those of the updates that follow are of another kind.
+                launches = workspace.prepared((MeasuredTables, kind), prepare)
+                yield _Sum(norm, partial(launches.start, some, flag))
+
+    def _rule(self, workspace: Workspace, limits: ClipLimits) -> ClipRule:
+        most = [float(each) for each in limits.most]
+        address = 0
+        if len(most) > 1:
+            on_device = workspace.constants("most").set(most, np.float64)
+            address = self._launcher.address(on_device)
+        return ClipRule(address, most[0], int(limits.form), int(limits.is_double))
+
+    def _results(self, num_norms: int) -> Array:
+        return self._launcher.xp.empty((num_norms, len(ClipResult._fields)), np.float64)

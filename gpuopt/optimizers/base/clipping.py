@@ -1,0 +1,77 @@
+"""Clipping of gradients as options of every optimizer, and of its groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, get_args
+
+import numpy as np
+
+from gpuopt.backends.clips import ClipForm
+from gpuopt.optimizers.base.arguments import ClipFormName
+from gpuopt.optimizers.base.groups import ParameterGroup
+from gpuopt.optimizers.base.hyperparameters import Hyperparameter
+from gpuopt.step.clips import CLIP_NORM, CLIP_VALUE, GradientClips, checked_most, refuse_both
+from gpuopt.variables.scalars import as_scalar
+
+CLIPPING = (CLIP_NORM, CLIP_VALUE)
+# How None is kept.
+NO_LIMIT = np.float32(np.inf)
+
+
+def clipping_of(
+    clip_norm: Hyperparameter | None,
+    clip_value: Hyperparameter | None,
+    clip_form: ClipFormName,
+    groups: Iterable[ParameterGroup],
+) -> tuple[dict[str, Hyperparameter], GradientClips | None]:
+    """Returns the hyperparameters of clipping, and what clips; neither if nothing is to be clipped.
+
+    Args:
+        clip_norm: The largest norm; None if there is none.
+        clip_value: The largest element; None if there is none.
+        clip_form: The formula of norms.
+        groups: Groups that may have their own.
+
+    Raises:
+        TypeError: a number is none.
+        ValueError: one is below 0 or NaN, both would clip, or the formula is unknown, or there is
+            no norm that it could be for.
+    """
+    if clip_form not in get_args(ClipFormName):
+        raise ValueError(
+            f"clip_form must be one of {list(get_args(ClipFormName))}, got {clip_form!r}"
+        )
+    given = {CLIP_NORM: clip_norm, CLIP_VALUE: clip_value}
+    named = {name for name, value in given.items() if value is not None}
+    # A group may name one with None.
+    named |= {name for group in groups for name in CLIPPING if name in group.hyperparameters}
+    if clip_form != "tensorflow" and CLIP_NORM not in named:
+        raise ValueError(f'clip_form="{clip_form}" is a formula for clip_norm, which is not given')
+    _refuse_two(given, "")
+    for group in groups:
+        _refuse_two(group.hyperparameters, f'group "{group.name}": ')
+    if not named:
+        return {}, None
+    clips = GradientClips(ClipForm[clip_form.upper()], clip_norm is not None)
+    return {name: given[name] for name in CLIPPING}, clips
+
+
+def checked_clipping(name: str, value: Hyperparameter | None) -> Hyperparameter:
+    """Returns the largest norm or element as it is kept: infinite for None.
+
+    Raises:
+        TypeError: it is no number.
+        ValueError: it is below 0, or NaN. What a function returns is not known yet.
+    """
+    if value is None:
+        return NO_LIMIT
+    if not callable(value):
+        checked_most(name, as_scalar(value, name))
+    return value
+
+
+def _refuse_two(given: Mapping[str, Any], whose: str) -> None:
+    """Raises ValueError if two numbers would both clip; functions are not called."""
+    if not [name for name in CLIPPING if given.get(name) is None or callable(given[name])]:
+        refuse_both(whose, *(checked_most(name, as_scalar(given[name], name)) for name in CLIPPING))

@@ -1,0 +1,228 @@
+"""Clipping of a step's gradients, by value and to norms over many variables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from gpuopt.backends import backend_for, to_device
+from gpuopt.backends.backend import Scalars
+from gpuopt.backends.clips import NORM, ClipForm, ClipLimits, DenseGradients, SparseGradient
+from gpuopt.device import Device
+from gpuopt.quietly import quietly
+from gpuopt.rules.clipped import CLIP_SCALARS, clipped
+from gpuopt.rules.update_rule import UpdateRule
+from gpuopt.step.known import Batch
+from gpuopt.step.replica_context import replica_context
+
+CLIP_NORM, CLIP_VALUE = "clip_norm", "clip_value"
+
+# In place of a norm's number: the gradient belongs to no norm.
+_NONE = -1
+
+
+class ClippedPart(Protocol):
+    """Gradients of one group of variables; see `RuleUpdates`."""
+
+    is_sparse: bool
+    gradients: Sequence[Any]
+
+    def arrays(self, batch: Batch) -> Sequence[Any]: ...
+
+
+class Measured(NamedTuple):
+    """The norms of one step, on a device.
+
+    Attributes:
+        factors: From `Clips.factors` of the device's backend.
+        device: Where they are.
+        is_double: See `ClipLimits`.
+        norms: By the number of a parameter group with a clipping of its own, or 0, the number of
+            its norm; below 0 if it has none.
+    """
+
+    factors: Any
+    device: Device
+    is_double: bool
+    norms: Mapping[int, int]
+
+    def norm(self, group: int) -> Any:
+        """Returns a scalar, on a GPU as an array; None if it was not measured."""
+        at = self.norms.get(group, _NONE)
+        if at == _NONE:
+            return None
+        real = np.float64 if self.is_double else np.float32
+        with backend_for(self.device).enter():
+            return self.factors[at, NORM].astype(real)
+
+
+class GradientClips:
+    """How an optimizer clips gradients, and what norms they had.
+
+    Attributes:
+        form: The formula of norms.
+        measures_all: Whether the optimizer's own norm is asked for, also where it clips nothing.
+        measured: The norms of the last step that has measured any.
+    """
+
+    def __init__(self, form: ClipForm, measures_all: bool) -> None:
+        self.form = form
+        self.measures_all = measures_all
+        self.measured: Measured | None = None
+
+    def of_step(
+        self, own: Scalars, of_groups: Sequence[Scalars], names: Sequence[str]
+    ) -> StepClips:
+        """Returns the clipping of one step.
+
+        Args:
+            own: The optimizer's hyperparameters, with `clip_norm` and `clip_value`.
+            of_groups: Those that each parameter group has of its own. One that has either of the
+                two is clipped apart.
+            names: The groups' names.
+
+        Raises:
+            ValueError: a function has returned a number below 0 or NaN, or both clip.
+        """
+        apart = {0: own}
+        for number, values in enumerate(of_groups, 1):
+            if CLIP_NORM in values or CLIP_VALUE in values:
+                apart[number] = values
+        limits: list[np.floating[Any]] = []
+        norms, bounds = {}, {}
+        for number, values in apart.items():
+            whose = f'group "{names[number - 1]}": ' if number else ""
+            most, bound = (
+                checked_most(f"{whose}{name}", values.get(name, np.float32(np.inf)))
+                for name in (CLIP_NORM, CLIP_VALUE)
+            )
+            refuse_both(whose, most, bound)
+            norms[number], bounds[number] = _NONE, bound
+            if np.isfinite(most) or (number == 0 and self.measures_all):
+                norms[number] = len(limits)
+                limits.append(most)
+        return StepClips(self, limits, norms, bounds)
+
+
+class StepClips:
+    """The clipping of one step's gradients."""
+
+    def __init__(
+        self,
+        clips: GradientClips,
+        most: Sequence[np.floating[Any]],
+        norms: Mapping[int, int],
+        bounds: Mapping[int, np.floating[Any]],
+    ) -> None:
+        """Takes what is known before the gradients are.
+
+        Args:
+            clips: The optimizer's.
+            most: The most of each norm.
+            norms: See `Measured`.
+            bounds: The largest element, by the same numbers.
+        """
+        self._clips = clips
+        self._most = most
+        self._norms = norms
+        self._bounds = bounds
+        # By device; see `Clips.factors`.
+        self._factors: dict[Device, Any] = {}
+
+    def measure(
+        self, parts: Sequence[tuple[ClippedPart, Batch]], refused: Mapping[Device, Any]
+    ) -> None:
+        """Computes the norms of gradients, before anything is written.
+
+        Args:
+            parts: All gradients of the step, with what updates them.
+            refused: By device, the row flag that kernels read.
+        """
+        if not self._most:
+            return
+        if replica_context().num_copies > 1:
+            raise NotImplementedError(
+                "clip_norm does not reach variables of which one process has several copies: their "
+                "gradients would count as often. Clip by hand, with gpuopt.clip_by_global_norm"
+            )
+        is_double = np.float64 in [batch.real for _, batch in parts]
+        limits = ClipLimits(self._most, self._clips.form, is_double)
+        backends = {batch.device: batch.backend for _, batch in parts}
+        sums = []
+        for device, backend in backends.items():
+            here = [(part, batch) for part, batch in parts if batch.device == device]
+            dense = [self._dense(*each) for each in here if not each[0].is_sparse]
+            sparse = [
+                self._sparse(*each)
+                for each in here
+                if each[0].is_sparse and self._norm_of(each[1].parameter_groups[0]) != _NONE
+            ]
+            flag = refused.get(device)
+            with backend.enter():
+                if len(backends) == 1:
+                    self._factors[device] = backend.clips.measure(dense, sparse, limits, flag)
+                else:
+                    sums.append(backend.clips.sums(dense, sparse, len(self._most), flag))
+        for device, backend in backends.items() if sums else ():
+            brought = [to_device(each, device) for each in sums]
+            with backend.enter():
+                self._factors[device] = backend.clips.factors(brought, limits)
+        home = next((each for each in backends if each.kind == "gpu"), Device.cpu)
+        self._clips.measured = Measured(self._factors[home], home, is_double, self._norms)
+
+    def clip(
+        self, rule: UpdateRule, batch: Batch, groups: Sequence[int], scalars: Sequence[Scalars]
+    ) -> tuple[UpdateRule, Sequence[Scalars], Any]:
+        """Returns the clipped form of a rule, its scalars, and the factors that kernels read.
+
+        Args:
+            rule: What updates the batch.
+            batch: Variables of one device and dtype.
+            groups: The numbers of the parameter groups that scalars are given for.
+            scalars: The rule's.
+        """
+        factors, real = self._factors.get(batch.device), batch.real
+        extended = []
+        for group, each in zip(groups, scalars, strict=True):
+            factor = batch.backend.clips.factor_scalar(factors, self._norm_of(group), real)
+            bound: np.floating[Any] = quietly(real, self._bounds.get(group, self._bounds[0]))
+            extended.append({**each, **dict(zip(CLIP_SCALARS, (factor, bound), strict=True))})
+        return clipped(rule), extended, factors
+
+    def _norm_of(self, group: int) -> int:
+        """Returns the number of the norm of a parameter group's gradients."""
+        return self._norms.get(group, self._norms[0])
+
+    def _dense(self, part: ClippedPart, batch: Batch) -> DenseGradients:
+        arrays = part.arrays(batch)
+        of_groups = [self._norm_of(group) for group in batch.parameter_groups]
+        if batch.groups is None:
+            return DenseGradients(arrays, of_groups * len(arrays))
+        return DenseGradients(arrays, [of_groups[at] for at in batch.groups])
+
+    def _sparse(self, part: ClippedPart, batch: Batch) -> SparseGradient:
+        values, rows = part.arrays(batch)
+        norm = self._norm_of(batch.parameter_groups[0])
+        return SparseGradient(values, rows, part.gradients[0].dense_shape[0], norm)
+
+
+def checked_most(name: str, value: Any) -> Any:
+    """Returns the most that something may be.
+
+    Raises:
+        ValueError: it is below 0, or NaN.
+    """
+    if not value >= 0:
+        raise ValueError(f"{name} must be a number from 0, or None, got {value!r}")
+    return value
+
+
+def refuse_both(whose: str, most: Any, bound: Any) -> None:
+    """Raises ValueError if gradients would be clipped by value and to a norm."""
+    if np.isfinite(most) and np.isfinite(bound):
+        raise ValueError(
+            f"{whose}{CLIP_NORM}={most!s} and {CLIP_VALUE}={bound!s} cannot both clip: give one of "
+            "them, or clip by hand before, with gpuopt.clip_by_value"
+        )

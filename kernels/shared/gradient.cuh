@@ -1,0 +1,27 @@
+// The gradient that a rule computes with: the given one, or a clipped one.
+#pragma once
+#include "element.cuh"
+
+namespace gpuopt {
+
+template <class Rule>
+constexpr bool clips(const decltype(Rule::is_clipped)*) {
+  return true;
+}
+template <class Rule>
+constexpr bool clips(...) {
+  return false;
+}
+
+// Whether a rule clips its gradient.
+template <class Rule>
+constexpr bool is_clipped = clips<Rule>(nullptr);
+
+// For loops around rules that compute something of the gradient themselves.
+template <class Rule, class Real>
+GPUOPT_INLINE Real gradient_of(Real grad, const typename Rule::template Scalars<Real>& scalars) {
+  if constexpr (is_clipped<Rule>) return Rule::gradient(grad, scalars);
+  return grad;
+}
+
+}  // namespace gpuopt

@@ -1,0 +1,104 @@
+// The sum of what blocks have added up, by the block that is done last, and what gradients are
+// multiplied by.
+#pragma once
+#include "block_sum.cuh"
+#include "math.cuh"
+#include "squares.cuh"
+#include "update.cuh"
+
+namespace gpuopt {
+
+constexpr int clip_threads = square_lanes;
+
+// The smaller or larger of two numbers; NaN if one is.
+template <class Real>
+__device__ __forceinline__ Real lesser(Real x, Real y) {
+  return x < y || x != x ? x : y;
+}
+template <class Real>
+__device__ __forceinline__ Real greater(Real x, Real y) {
+  return x > y || x != x ? x : y;
+}
+
+// The formulas of factors. Mirrors `ClipForm` in gpuopt/backends/clips.py.
+constexpr int clip_tensorflow = 0;
+constexpr int clip_torch = 1;
+constexpr int clip_apex = 2;
+
+// What gradients of a norm are multiplied by, if `most` is allowed.
+template <class Real>
+__device__ __forceinline__ Real factor_of(Real norm, Real most, int form) {
+  const Real one = Real(1);
+  if (isinf(most)) return one;
+  if (form == clip_tensorflow) return most * lesser(one / norm, one / most) + (norm - norm);
+  if (form == clip_torch) return lesser(most / (norm + Real(1e-6)), one);
+  return norm > most ? one / (norm / most) : one;
+}
+
+// How norms are made of sums. `most_of` has the most of each norm; if it is null, there is one norm
+// that may be `only_most`. Mirrors `ClipRule` in gpuopt/backends/cuda/structs.py.
+struct ClipRule {
+  long long most_of;  // an address
+  double only_most;
+  int form;
+  int is_double;  // else norms are rounded to float
+
+  __device__ __forceinline__ ClipResult result(double squares, long long norm) const {
+    const double* every = reinterpret_cast<const double*>(most_of);
+    const double most = every == nullptr ? only_most : every[norm];
+    ClipResult result;
+    result.squares = squares;
+    // As much as TensorFlow's sum can hold: beyond it, a norm is infinite.
+    result.norm =
+        is_double ? sqrt(squares) : static_cast<double>(sqrtf(static_cast<float>(squares)));
+    result.factor_of_floats = static_cast<double>(
+        factor_of(static_cast<float>(result.norm), static_cast<float>(most), form));
+    result.factor_of_doubles = factor_of(result.norm, most, form);
+    return result;
+  }
+};
+
+// Where the sums of one launch go. Mirrors `ClipTotals` in gpuopt/backends/cuda/structs.py.
+struct ClipTotals {
+  long long sums;      // the address of the sum of squares of each norm
+  long long num_done;  // the address of how many blocks are done: 0 before and after the launch
+  long long norm;      // the number of the norm that this launch adds to
+  long long num_norms;
+  long long is_first;  // whether no launch before it has written sums
+};
+
+// Adds up the sums of chunks in the block that is done last, and makes results of all sums, unless
+// `results` is null. Every thread of the block must call it, after thread 0 has written to `parts`.
+// Nobody waits for another block.
+__device__ __forceinline__ void finish_sums(const double* parts, long long num_parts,
+                                            const ClipTotals& totals, const ClipRule& rule,
+                                            ClipResult* results) {
+  __shared__ bool is_last;
+  unsigned int* num_done = reinterpret_cast<unsigned int*>(totals.num_done);
+  if (threadIdx.x == 0) {
+    __threadfence();
+    is_last = atomicAdd(num_done, 1u) == gridDim.x - 1;
+  }
+  __syncthreads();
+  if (!is_last) return;
+  __threadfence();
+  double* sums = reinterpret_cast<double*>(totals.sums);
+  double mine = 0;
+  for (long long i = threadIdx.x; i < num_parts; i += clip_threads) mine += __ldcg(&parts[i]);
+  const double sum = sum_of_block<clip_threads>(mine);
+  if (threadIdx.x == 0) {
+    *num_done = 0;
+    sums[totals.norm] = (totals.is_first ? 0.0 : sums[totals.norm]) + sum;
+  }
+  for (long long norm = threadIdx.x; totals.is_first && norm < totals.num_norms;
+       norm += clip_threads) {
+    if (norm != totals.norm) sums[norm] = 0;
+  }
+  if (results == nullptr) return;
+  __syncthreads();
+  for (long long norm = threadIdx.x; norm < totals.num_norms; norm += clip_threads) {
+    results[norm] = rule.result(sums[norm], norm);
+  }
+}
+
+}  // namespace gpuopt

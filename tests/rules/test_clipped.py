@@ -1,0 +1,41 @@
+"""A clipped rule sees the clipped gradient, in both of its forms and in sums over rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from every_optimizer import update_rules
+
+from gpuopt.optimizers.row_wise_adagrad import row_wise_adagrad
+from gpuopt.rules.clipped import CLIP_SCALARS, clipped
+from gpuopt.rules.update_rule import UpdateRule
+
+
+@pytest.mark.parametrize("rule", update_rules(), ids=lambda rule: rule.name)
+def test_a_clipped_rule_is_its_base_with_another_gradient(rule: UpdateRule) -> None:
+    rng = np.random.default_rng(3)
+    var, grad = rng.normal(size=(2, 40, 1))
+    # A mean's square stays below the mean of squares.
+    ranges = [(0, 0.5) if name == "mg" else (1, 2) for name in rule.slots]
+    slots = [rng.uniform(*range_, var.shape) for range_ in ranges]
+    scalars = {name: np.float64(rng.uniform(0.1, 0.9)) for name in rule.scalars}
+    mine = clipped(rule)
+    assert mine is clipped(rule)
+    assert (mine.slots, mine.sums, mine.row_slots) == (rule.slots, rule.sums, rule.row_slots)
+    assert mine.scalars == (*rule.scalars, *CLIP_SCALARS)
+    clipping = dict(zip(CLIP_SCALARS, np.float64([0.5, 0.25]), strict=True))
+    seen = np.clip(grad * 0.5, -0.25, 0.25)
+    if rule.terms is not None and mine.terms is not None:
+        got = mine.terms(var, grad, *slots, **scalars, **clipping)
+        np.testing.assert_array_equal(got, rule.terms(var, seen, *slots, **scalars))
+    expected = [array.copy() for array in (var, *slots)]
+    rule.apply(expected[0], seen, *expected[1:], **scalars)
+    mine.apply(var, grad, *slots, **scalars, **clipping)
+    np.testing.assert_array_equal([var, *slots], expected)
+
+
+def test_a_row_wise_rule_takes_the_mean_square_of_the_clipped_gradient() -> None:
+    grad, scalars = np.float64([[4.0, -1.0]]), dict(zip(CLIP_SCALARS, (0.5, 1.0), strict=True))
+    assert row_wise_adagrad.gradient(grad, scalars) is grad
+    seen = clipped(row_wise_adagrad).gradient(grad, scalars)
+    np.testing.assert_array_equal(seen, [[1.0, -0.5]])
