@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -32,30 +32,43 @@ class ClippedPart(Protocol):
     def arrays(self, batch: Batch) -> Sequence[Any]: ...
 
 
-class Measured(NamedTuple):
+class Measured:
     """The norms of one step, on a device.
 
     Attributes:
-        factors: From `Clips.factors` of the device's backend.
-        device: Where they are.
-        is_double: See `ClipLimits`.
-        norms: By the number of a parameter group with a clipping of its own, or 0, the number of
-            its norm; below 0 if it has none.
+        last_update: When they were computed: see `Updated`.
     """
 
-    factors: Any
-    device: Device
-    is_double: bool
-    norms: Mapping[int, int]
+    def __init__(
+        self, factors: Any, device: Device, is_double: bool, norms: Mapping[int, int]
+    ) -> None:
+        """Takes norms that are computed on the current stream.
+
+        Args:
+            factors: From `Clips.factors` of the device's backend.
+            device: Where they are.
+            is_double: See `ClipLimits`.
+            norms: By the number of a parameter group with a clipping of its own, or 0, the number
+                of its norm; below 0 if it has none.
+        """
+        self._factors = factors
+        self._device = device
+        self._is_double = is_double
+        self._norms = norms
+        self.last_update: Any = None
+        backend_for(device).record_creation(self)
 
     def norm(self, group: int) -> Any:
         """Returns a scalar, on a GPU as an array; None if it was not measured."""
-        at = self.norms.get(group, _NONE)
+        at = self._norms.get(group, _NONE)
         if at == _NONE:
             return None
-        real = np.float64 if self.is_double else np.float32
-        with backend_for(self.device).enter():
-            return self.factors[at, NORM].astype(real)
+        real = np.float64 if self._is_double else np.float32
+        backend = backend_for(self._device)
+        with backend.enter(self):
+            norm = self._factors[at, NORM].astype(real)
+        backend.note_reading(self, kept=[self._factors])
+        return norm
 
 
 class GradientClips:

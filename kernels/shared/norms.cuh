@@ -25,12 +25,20 @@ constexpr int clip_tensorflow = 0;
 constexpr int clip_torch = 1;
 constexpr int clip_apex = 2;
 
+// The reciprocal of the smallest normal number. More has a subnormal one, which GPUs may take for
+// 0, and is beyond every norm of this type's elements.
+template <class Real>
+constexpr Real largest_most = static_cast<Real>(sizeof(Real) == sizeof(float) ? 0x1p126 : 0x1p1022);
+
 // What gradients of a norm are multiplied by, if `most` is allowed.
 template <class Real>
 __device__ __forceinline__ Real factor_of(Real norm, Real most, int form) {
   const Real one = Real(1);
   if (isinf(most)) return one;
-  if (form == clip_tensorflow) return most * lesser(one / norm, one / most) + (norm - norm);
+  if (form == clip_tensorflow) {
+    const bool is_reached = most <= largest_most<Real>;
+    return (is_reached ? most * lesser(one / norm, one / most) : one) + (norm - norm);
+  }
   if (form == clip_torch) return lesser(most / (norm + Real(1e-6)), one);
   return norm > most ? one / (norm / most) : one;
 }

@@ -166,6 +166,16 @@ def test_a_bad_row_changes_nothing_where_a_norm_is_taken(
         assert (table.numpy() != 1).any()
 
 
+@every_dtype
+def test_a_norm_that_no_gradient_reaches_leaves_them_alone(dtype: Any, xp: Any) -> None:
+    # Its reciprocal is subnormal: kernels, compiled to flush those to 0, would multiply by that.
+    most = np.finfo(compute_type(np.dtype(dtype))).max
+    w = variable_on(xp, np.zeros(2, dtype))
+    optimizer = gpuopt.GradientDescentOptimizer(1.0, clip_norm=most)
+    optimizer.apply_gradients([(xp.asarray(np.array([3, 4], dtype)), w)])
+    assert numbers(w).tolist() == [-3, -4]
+
+
 @pytest.mark.emulator
 def test_gradients_that_are_arrays_and_that_are_variables_have_one_norm(
     emulated_gpus: list[EmulatorLauncher],
@@ -229,7 +239,7 @@ def test_sums_have_the_same_bits_in_every_order_at_any_address_and_on_the_host(d
 def test_factors_are_the_hosts_for_all_numbers(form: ClipForm) -> None:
     host, backend = CpuClips(CpuLimits()), CudaBackend(Device("gpu", 0), EmulatorLauncher())
     squares = np.float64([0, 1e-20, 4, 9, 1e39, 1e300, np.inf, np.nan])
-    for most in (0.0, 0.5, 2.0, 3.0, np.inf):
+    for most in (0.0, 0.5, 2.0, 3.0, 2.0**126, 3e38, 1.7e308, np.inf):
         for is_double in (False, True):
             limits = ClipLimits([np.float64(most)] * len(squares), form, is_double)
             got = backend.clips.factors([squares, 0 * np.ones_like(squares)], limits)

@@ -82,7 +82,9 @@ def _factor(real: Any, norm: Any, most: Any, form: ClipForm) -> Any:
     if np.isinf(c):
         return one
     if form is ClipForm.TENSORFLOW:
-        return c * np.minimum(one / n, one / c) + (n - n)
+        # As the kernels do: beyond it, 1 / c is subnormal, and so 0 on a GPU.
+        is_reached = c <= one / np.finfo(real).tiny
+        return (c * np.minimum(one / n, one / c) if is_reached else one) + (n - n)
     if form is ClipForm.TORCH:
         return np.minimum(c / (n + real(1e-6)), one)
     return one / (n / c) if n > c else one

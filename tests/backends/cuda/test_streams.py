@@ -227,6 +227,18 @@ def test_the_powers_of_beta_can_be_read_on_every_stream() -> None:
         assert each.get(stream=stream) == pytest.approx(0.81)
 
 
+def test_the_norm_of_a_step_can_be_read_on_every_stream() -> None:
+    a, b = new_stream(), new_stream()
+    variable, gradient = on_gpu(ones()), uploaded(ones())
+    optimizer = gpuopt.GradientDescentOptimizer(1.0, clip_norm=1.0)
+    wait_for_gpus()
+    with a:
+        optimizer.apply_gradients([(gradient, variable)])
+    with b:
+        norm = optimizer.global_norm
+    assert norm.get(stream=b) == 10
+
+
 # Flags of rows
 
 
