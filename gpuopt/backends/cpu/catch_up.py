@@ -209,7 +209,8 @@ def _movement(
     left_out = part * part * part * bound
     is_close = left_out <= average.dtype.type(catch_up.factors.tolerance) * abs(first)
     # Subtracted from itself, as the rule does it, infinity is NaN: such elements make each step.
-    is_finite = np.isfinite(average + square + inverse)
+    # So do those for which there is no finite sum: 0 times that were NaN.
+    is_finite = np.isfinite(average + square + inverse + series)
     return average * inverse * series, (is_close | (average == 0)) & is_finite
 
 
