@@ -23,6 +23,7 @@ class CatchUp:
         rule: The rule of rows without a gradient.
         factors: By which they are brought up to date.
         now: How many steps were counted.
+        made_by_all: How many of them all rows have made, at least.
         last: int32 [height]: how many steps each row has made. A row may have made more than were
             counted, in a step that was not finished.
         steps: [room], in the type that the rule computes in: the step size of each step; None if
@@ -32,7 +33,7 @@ class CatchUp:
         room: How many steps can be counted until all rows must be up to date.
     """
 
-    __slots__ = ("factors", "last", "now", "room", "rule", "steps", "sums")
+    __slots__ = ("factors", "last", "made_by_all", "now", "room", "rule", "steps", "sums")
 
     # Of steps that leave nothing behind but their number, which is of 32 bits.
     MOST_STEPS = 2**31 - 2
@@ -47,7 +48,7 @@ class CatchUp:
             zeros: Returns an array of zeros of a shape, in the type that the rule computes in.
         """
         self.rule, self.factors, self.last = rule, factors, last
-        self.now = 0
+        self.now = self.made_by_all = 0
         self.steps = self.sums = None
         self.room = self.MOST_STEPS
         if factors.weights is not None:

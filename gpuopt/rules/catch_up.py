@@ -75,13 +75,16 @@ class Factors:
         self.scalars = dict(scalars)
         decay_of = {slot: float(scalars[name]) for slot, name in unnamed.decays.items()}
         self.decays = tuple(decay_of.get(slot, 1.0) for slot in rule.slots)
-        self.tolerance = -1.0 if stepping else _TOLERANCE[real]
+        self.tolerance = _TOLERANCE[real]
         self.weights: np.ndarray[Any, Any] | None = None
         self.window = 0
         self.fall_behind = all(map(math.isfinite, self.decays))
         movement = unnamed.movement
         if movement is None or not self.fall_behind:
             return
+        # The bound holds where `y` is not negative.
+        if stepping or scalars[movement.epsilon] < 0:
+            self.tolerance = -1.0
         average, square = decay_of[movement.average], decay_of[movement.square]
         ratio = average / math.sqrt(square) if square > 0 else math.inf
         self.window = _window(abs(ratio), _NOTHING[real])

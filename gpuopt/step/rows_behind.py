@@ -35,9 +35,6 @@ class TableBehind:
 
     The table's identity and those of its slots hold it. It holds their arrays, and so goes with
     them.
-
-    Attributes:
-        is_behind: Whether some rows may be.
     """
 
     def __init__(self, state: State, arrays: Sequence[Any], batch: Batch, name: str) -> None:
@@ -49,7 +46,12 @@ class TableBehind:
         # One step, or one who brings rows up to date, at a time. Taken inside the gate.
         self._lock = Lock(f'the rows of "{name}" that are behind')
         self._catch_up: CatchUp | None = None
-        self.is_behind = False
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether some rows may be."""
+        catch_up = self._catch_up
+        return catch_up is not None and catch_up.made_by_all != catch_up.now
 
     def belongs_to(self, state: State) -> bool:
         """Whether it is of the optimizer that has this state."""
@@ -66,9 +68,11 @@ class TableBehind:
             catch_up = self._catch_up
             if catch_up is None:
                 return
+            # Before: a signal handler may make a step meanwhile, which rows may not have made then.
+            now = catch_up.now
             self._late_rows.bring_up(self._plan, catch_up, rows)
             if rows is None:
-                self.is_behind = False
+                catch_up.made_by_all = now
 
     def update(
         self,
@@ -98,7 +102,6 @@ class TableBehind:
             catch_up = self._ready(other_rows, scalars, stepping)
             if not catch_up.factors.fall_behind:
                 return False
-            self.is_behind = True
             self._backend.apply_sparse(
                 rule,
                 [update._replace(group=0, catch_up=catch_up)],

@@ -35,9 +35,10 @@ GPUOPT_INLINE bool movement(const MissedSteps<Real>& missed, Real average, Real 
                             Real epsilon, Real tolerance, Real& move) {
   const Real inverse = Real(1) / (square_root(square) + epsilon);
   const Real part = epsilon * inverse;
-  move = average * inverse * (missed.first - part * (missed.second - part * missed.third));
+  const Real series = missed.first - part * (missed.second - part * missed.third);
+  move = average * inverse * series;
   const Real left_out = part * part * part * missed.bound;
-  const bool is_finite = (average + square + inverse) * Real(0) == Real(0);
+  const bool is_finite = (average + square + inverse + series) * Real(0) == Real(0);
   const bool is_close = left_out <= tolerance * absolute(missed.first);
   return is_finite & (is_close | (average == Real(0)));
 }

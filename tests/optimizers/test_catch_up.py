@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -95,3 +96,34 @@ def test_16_bit_tables_step_like_the_textbook(dtype: Any, epsilon: float) -> Non
         # Stored in 16 bits whenever it was named: 7 times or so.
         bound = 16 * float(ml_dtypes.finfo(dtype).eps)
         np.testing.assert_allclose(got[row], expected["var"], rtol=bound, atol=bound)
+
+
+@pytest.mark.usefixtures("every_cpu_form")
+@pytest.mark.parametrize(
+    "scalars",
+    [{"beta1": 0.2, "beta2": 0.1}, {"beta1": 0.05, "beta2": 0.01}, {"epsilon": math.inf}],
+    ids=str,
+)
+def test_rows_that_were_never_named_stay_though_sums_are_infinite(scalars: Any) -> None:
+    table = gpuopt.Variable(np.ones((6, 2), np.float32))
+    optimizer = gpuopt.AdamOptimizer(catch_up=True, **scalars)
+    for _ in range(100):
+        gradient = gpuopt.IndexedSlices(np.ones((1, 2), np.float32), [1])
+        optimizer.apply_gradients([(gradient, table)])
+    np.testing.assert_array_equal(np.delete(table.numpy(), 1, axis=0), 1)
+
+
+def test_an_epsilon_below_0_is_stepped() -> None:
+    rng = np.random.default_rng(3)
+    value = rng.normal(size=(12, 2))
+    late, exact = gpuopt.Variable(value), gpuopt.Variable(value)
+    optimizers = [
+        gpuopt.AdamOptimizer(epsilon=-1e-3, catch_up=True),
+        gpuopt.AdamOptimizer(epsilon=-1e-3),
+    ]
+    for step in range(80):
+        rows = rng.integers(0, 4 if step > 3 else 12, 4)
+        gradient = gpuopt.IndexedSlices(rng.normal(size=(4, 2)), rows)
+        for optimizer, table in zip(optimizers, (late, exact), strict=True):
+            optimizer.apply_gradients([(gradient, table)])
+    np.testing.assert_allclose(late.numpy(), exact.numpy(), rtol=1e-11)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import gc
+import sys
 import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -433,6 +435,62 @@ def test_a_step_that_is_interrupted_leaves_other_rows_to_catch_up() -> None:
     assert moment > 60
 
 
+class _HandleAt:
+    """Calls a signal handler at a moment, counted as `InterruptAt` does."""
+
+    def __init__(self, moment: int, handler: Callable[[], Any]) -> None:
+        inside = ("catch_up.py", "rows_behind.py", "sparse_update.py")
+        self._interrupt = InterruptAt(moment, inside=inside)
+        self._handler = handler
+
+    def __enter__(self) -> None:
+        sys.setprofile(self)
+
+    def __exit__(self, *error: Any) -> None:
+        sys.setprofile(None)
+
+    def __call__(self, *event: Any) -> None:
+        try:
+            self._interrupt(*event)
+        except Interrupt:
+            sys.setprofile(None)
+            self._handler()
+
+    @property
+    def is_over(self) -> bool:
+        return self._interrupt.left > 0
+
+
+@pytest.mark.usefixtures("every_cpu_form")
+@pytest.mark.parametrize(
+    ("call", "handler"), [("read", "read"), ("read", "step"), ("step", "read"), ("step", "look up")]
+)
+def test_a_signal_handler_may_come_at_any_moment(call: str, handler: str) -> None:
+    others = np.arange(HEIGHT // 4, HEIGHT)
+    slices = SLICES(np.full((2, 3), 2, np.float32), [1, 19])
+    calls: dict[str, Callable[[Any, Any], Any]] = {
+        "read": lambda optimizer, table: table.numpy(),
+        "look up": lambda optimizer, table: gpuopt.embedding_lookup(table, [0, 17]),
+        "step": lambda optimizer, table: optimizer.apply_gradients([(slices, table)]),
+    }
+    moment, is_over = 1, False
+    while not is_over:
+        pair = Pair()
+        pair.step(12)
+        pair.apply(SLICES(np.ones((len(others), 3), "f4"), others))
+        pair.step(3)
+        handle = _HandleAt(moment, partial(calls[handler], pair.optimizer, pair.late))
+        with handle:
+            calls[call](pair.optimizer, pair.late)
+        is_over = handle.is_over
+        for each in (call, *[handler] * (not is_over)):
+            calls[each](pair.all_rows, pair.exact)
+        pair.late.numpy()
+        pair.check()
+        moment += 3
+    assert moment > 20
+
+
 def test_threads_may_read_while_another_steps() -> None:
     pair = Pair(height=400)
     pair.step()
@@ -500,6 +558,9 @@ def test_optimizers_that_leave_rows_alone_refuse_the_option(make: Any) -> None:
         TypeError, match='must be False, True or "stepping", got "yes"'.replace('"yes"', "'yes'")
     ):
         make(catch_up="yes", **arguments)
+    for wrong in (1, None, np.ones(2)):
+        with pytest.raises(TypeError, match='must be False, True or "stepping", got'):
+            make(catch_up=wrong, **arguments)
     with pytest.raises(TypeError, match="catch_up"):
         gpuopt.MomentumOptimizer(0.1, 0.9, catch_up=True)  # type: ignore[call-arg]
 

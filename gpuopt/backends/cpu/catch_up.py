@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from operator import call, setitem
+from itertools import chain, compress, repeat
+from operator import attrgetter, call, eq, getitem, methodcaller, setitem
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,7 +57,8 @@ class CpuLateRows:
     def begin_anew(self, catch_up: CatchUp) -> None:
         arrays = [catch_up.last, catch_up.steps, catch_up.sums]
         calls = [partial(setitem, each, ..., 0) for each in arrays if each is not None]
-        _at_once([*calls, partial(setattr, catch_up, "now", 0)])
+        numbers = [partial(setattr, catch_up, name, 0) for name in ("now", "made_by_all")]
+        _at_once([*calls, *numbers])
 
 
 def bring_up(
@@ -91,16 +93,35 @@ def bring_up(
 
     def bring_up_chunk(first: int) -> None:
         some = late[first : first + height]
-        last = catch_up.last[some]
-        new = _up_to_date([array[some] for array in written], catch_up, _Missed(last, now - last))
-        new.append(np.full(len(some), now, np.int32))
-        targets = (*written, catch_up.last)
-        _at_once(
-            [partial(setitem, *each) for each in zip(targets, [some] * len(new), new, strict=True)]
-        )
+        while not _bring_up_some(written, catch_up, some):
+            some = some[catch_up.last[some] < catch_up.now]
 
     threads = limits.threads_for(len(late) * width * len(written))
     share_out(bring_up_chunk, range(0, len(late), height), threads)
+
+
+def _bring_up_some(written: Sequence[Array], catch_up: CatchUp, some: Array) -> bool:
+    """Brings rows up to date that are all behind.
+
+    Returns:
+        Whether it did: not if a signal handler has brought up or written any of them meanwhile, or
+        made a step.
+    """
+    now, targets = catch_up.now, (*written, catch_up.last)
+    # All at once, as they are written: see `_at_once`.
+    *stored, last = list(map(getitem, targets, repeat(some)))
+    if (last >= now).any():
+        return False
+    new = _up_to_date(stored, catch_up, _Missed(last, now - last))
+    new.append(np.full(len(some), now, np.int32))
+    calls = [partial(setitem, *each) for each in zip(targets, repeat(some), new)]
+    counts = zip(
+        map(attrgetter("now"), [catch_up]),
+        map(methodcaller("tobytes"), map(getitem, [catch_up.last], [some])),
+        strict=True,
+    )
+    are_same = map(eq, [(now, last.tobytes())], counts)
+    return bool(list(map(call, chain.from_iterable(compress([calls], are_same)))))
 
 
 def _bring_up_compiled(
@@ -209,7 +230,8 @@ def _movement(
     left_out = part * part * part * bound
     is_close = left_out <= average.dtype.type(catch_up.factors.tolerance) * abs(first)
     # Subtracted from itself, as the rule does it, infinity is NaN: such elements make each step.
-    is_finite = np.isfinite(average + square + inverse)
+    # So do those for which there is no finite sum: 0 times that were NaN.
+    is_finite = np.isfinite(average + square + inverse + series)
     return average * inverse * series, (is_close | (average == 0)) & is_finite
 
 

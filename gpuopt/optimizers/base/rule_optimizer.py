@@ -177,7 +177,9 @@ class RuleOptimizer(Optimizer):
             ValueError: this optimizer leaves rows without a gradient alone, or does not say what
                 happens to them.
         """
-        if catch_up not in (False, True, "stepping"):
+        if not isinstance(catch_up, bool) and not (
+            isinstance(catch_up, str) and catch_up == "stepping"
+        ):
             raise TypeError(f'catch_up must be False, True or "stepping", got {catch_up!r}')
         other_rows = self.rule_of_other_rows
         if catch_up and (other_rows is None or other_rows.unnamed is None):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from functools import cache
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from operator import attrgetter, call
 from typing import Any
 
 import numpy as np
@@ -62,7 +64,7 @@ class CompiledCatchUp:
     most_elements = CompiledRule.most_elements // 4
 
     def __init__(self, library: ctypes.CDLL, catch_up: CatchUp, real: np.dtype[Any]) -> None:
-        self._library = library
+        self._library, self._catch_up = library, catch_up
         rule, factors = catch_up.rule, catch_up.factors
         movement = None if rule.unnamed is None else rule.unnamed.movement
         scalars = np.array([factors.scalars[name] for name in rule.scalars], real)
@@ -85,13 +87,13 @@ class CompiledCatchUp:
             first: See above.
             last: See above.
         """
-        self._library.bring_up_rows(
+        self._call(
+            self._library.bring_up_rows,
             addresses(written),
             ctypes.c_longlong(written[0][0].size),
             None if rows is None else address_of(rows),
             ctypes.c_longlong(first),
             ctypes.c_longlong(last),
-            ctypes.byref(self._struct),
         )
 
     def update_rows(
@@ -104,7 +106,8 @@ class CompiledCatchUp:
         last: int,
     ) -> None:
         """Does what `CompiledRule.update_rows` does, of rows that are first brought up to date."""
-        self._library.update_late_rows(
+        self._call(
+            self._library.update_late_rows,
             addresses(written),
             ctypes.c_longlong(values[0].size),
             address_of(values),
@@ -112,8 +115,17 @@ class CompiledCatchUp:
             ctypes.c_longlong(first),
             ctypes.c_longlong(last),
             address_of(rule.scalars),
-            ctypes.byref(self._struct),
         )
+
+    def _call(self, function: Callable[..., object], *arguments: Any) -> None:
+        """Calls C++ with as many steps as were counted by now.
+
+        Built-in functions alone: a signal handler may make a step before, but not between.
+        """
+        count = map(setattr, [self._struct], ["now"], map(attrgetter("now"), [self._catch_up]))
+        update = partial(function, *arguments, ctypes.byref(self._struct))
+        calls: list[Callable[[], object]] = [partial(list, count), update]
+        deque(map(call, calls), maxlen=0)
 
 
 def compiled_catch_up(
