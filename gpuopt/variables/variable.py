@@ -277,7 +277,8 @@ class Variable(ArrayOperators):
             raise_late_errors(self.device)
         backend = backend_for(self.memory)
         with backend.enter(self.identity):
-            return backend.to_host(self.storage)
+            self.bring_up()
+            return backend.to_host(self._array)
 
     def assign(self, value: Any, use_locking: bool = False) -> Variable:
         """Overwrites the value in place.
@@ -362,7 +363,8 @@ class Variable(ArrayOperators):
                 f'"{self.name}" would lose its gradient by becoming a plain array in a loss; '
                 "numpy() gives a constant, and a @ b is what a.dot(b) is"
             )
-        return np.array(self.storage, dtype=dtype, copy=copy)
+        self.bring_up()
+        return np.array(self._array, dtype=dtype, copy=copy)
 
     def __dlpack__(self, **options: Any) -> Any:
         return self.storage.__dlpack__(**options)
@@ -414,7 +416,8 @@ class Variable(ArrayOperators):
     def __repr__(self) -> str:
         value = ""
         if self.size <= _MOST_SHOWN and self.memory.kind == "cpu":
-            shown = np.array2string(self.storage, separator=", ", max_line_width=10**6)
+            self.bring_up()
+            shown = np.array2string(self._array, separator=", ", max_line_width=10**6)
             value = f" value={shown.replace(chr(10), '')}"
         return (
             f'<Variable "{self.name}" shape={self.shape} dtype={self.dtype} device={self.device}'
