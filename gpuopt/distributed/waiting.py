@@ -16,11 +16,11 @@ DEFAULT_TIMEOUT_S = 60.0
 _SPINS_BEFORE_YIELD = 50
 _YIELDS_BEFORE_SLEEP = 200
 # With fewer cores than ranks, a rank that spins keeps the one it waits for from its core.
-_SPINS_WITHOUT_CORE = 5
+_SPINS_WITHOUT_CORE = 2
 _SHORTEST_SLEEP_S = 20e-6
 # Of the wait since something came: a message that comes during a sleep is late by little, and few
 # sleeps end without one.
-_SLEEP_PART = 1 / 8
+_SLEEP_PART = 1 / 16
 
 LONGEST_SLEEP_S = 1e-3
 # While blocks are under way, MPI needs to be called to move them.
