@@ -40,6 +40,14 @@ class DenseGradients(NamedTuple):
     arrays: Sequence[Array]
     norms: Sequence[int]
 
+    def positions(self) -> dict[int, list[int]]:
+        """Lists the positions of the gradients of each norm, but for empty ones."""
+        by_norm: dict[int, list[int]] = {}
+        for position, norm in enumerate(self.norms):
+            if norm >= 0 and self.arrays[position].size:
+                by_norm.setdefault(norm, []).append(position)
+        return by_norm
+
 
 class SparseGradient(NamedTuple):
     """One variable's sparse gradient.

@@ -18,6 +18,8 @@ from gpuopt.step.known import Batch
 from gpuopt.step.replica_context import replica_context
 
 CLIP_NORM, CLIP_VALUE = "clip_norm", "clip_value"
+# How None is kept.
+NO_LIMIT = np.float32(np.inf)
 
 # In place of a norm's number: the gradient belongs to no norm.
 _NONE = -1
@@ -108,7 +110,7 @@ class GradientClips:
         for number, values in apart.items():
             whose = f'group "{names[number - 1]}": ' if number else ""
             most, bound = (
-                checked_most(f"{whose}{name}", values.get(name, np.float32(np.inf)))
+                checked_most(f"{whose}{name}", values.get(name, NO_LIMIT))
                 for name in (CLIP_NORM, CLIP_VALUE)
             )
             refuse_both(whose, most, bound)

@@ -37,9 +37,9 @@ class CpuClips:
         refused: Any = None,
     ) -> Array:
         sums = np.zeros(num_norms)
-        for arrays, norms in dense:
-            for norm in range(num_norms):
-                mine = [array for array, of in zip(arrays, norms, strict=True) if of == norm]
+        for gradients in dense:
+            for norm, positions in gradients.positions().items():
+                mine = [gradients.arrays[position] for position in positions]
                 sums[norm] += sum_of_squares(mine, self._limits)
         for each in sparse:
             summed, _ = sum_duplicate_rows(each.values, each.rows)

@@ -154,12 +154,9 @@ class CudaClips:
         return sums, results
 
     def _dense_sums(self, workspace: Workspace, dense: Sequence[DenseGradients]) -> Iterator[_Sum]:
-        for number, (arrays, norms) in enumerate(dense):
-            by_norm: dict[int, list[int]] = {}
-            for position, norm in enumerate(norms):
-                if norm >= 0 and arrays[position].size:
-                    by_norm.setdefault(norm, []).append(position)
-            for norm, positions in by_norm.items():
+        for number, gradients in enumerate(dense):
+            arrays = gradients.arrays
+            for norm, positions in gradients.positions().items():
                 dtype = name_of(arrays[positions[0]].dtype)
                 # All are uploaded before the first launch: those of one dtype must not share.
                 constants = workspace.constants(f"gradients {number} {norm}")

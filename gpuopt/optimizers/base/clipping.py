@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, get_args
 
-import numpy as np
-
 from gpuopt.backends.clips import ClipForm
 from gpuopt.optimizers.base.arguments import ClipFormName
 from gpuopt.optimizers.base.groups import ParameterGroup
 from gpuopt.optimizers.base.hyperparameters import Hyperparameter
-from gpuopt.step.clips import CLIP_NORM, CLIP_VALUE, GradientClips, checked_most, refuse_both
+from gpuopt.step.clips import (
+    CLIP_NORM,
+    CLIP_VALUE,
+    NO_LIMIT,
+    GradientClips,
+    checked_most,
+    refuse_both,
+)
 from gpuopt.variables.scalars import as_scalar
 
 CLIPPING = (CLIP_NORM, CLIP_VALUE)
-# How None is kept.
-NO_LIMIT = np.float32(np.inf)
 
 
 def clipping_of(

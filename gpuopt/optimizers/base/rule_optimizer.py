@@ -14,14 +14,14 @@ import numpy as np
 from gpuopt.backends import Target
 from gpuopt.optimizer import Optimizer
 from gpuopt.optimizers.base.arguments import Common, FullSignature, with_defaults
-from gpuopt.optimizers.base.clipping import CLIPPING, NO_LIMIT, checked_clipping, clipping_of
+from gpuopt.optimizers.base.clipping import CLIPPING, checked_clipping, clipping_of
 from gpuopt.optimizers.base.groups import Groups, ParameterGroup
 from gpuopt.optimizers.base.hyperparameters import Hyperparameter, Hyperparameters
 from gpuopt.quietly import quietly
 from gpuopt.rules.catch_up import CatchUpOption
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.state import Range
-from gpuopt.step.clips import CLIP_NORM, StepClips
+from gpuopt.step.clips import CLIP_NORM, NO_LIMIT, StepClips
 from gpuopt.step.known import KnownGroups
 from gpuopt.step.pairs import Gradient
 from gpuopt.step.rows_behind import bring_up_all
@@ -241,7 +241,7 @@ class RuleOptimizer(Optimizer):
         looks = super()._looks_at_all_gradients()
         if self.clips is not None:
             most = [each[CLIP_NORM] for each in (self.hyperparameters, *self.groups)]
-            if self.clips.measures_all or [each for each in most if each is not NO_LIMIT]:
+            if self.clips.measures_all or any(each is not NO_LIMIT for each in most):
                 looks.append(CLIP_NORM)
         return looks
 
