@@ -137,12 +137,13 @@ def _bring_up_compiled(
         late = np.unique(rows[catch_up.last[rows] < catch_up.now]).astype(np.int64, copy=False)
     number = len(written[0]) if late is None else len(late)
     width = max(written[0][:1].size, 1)
-    height = max(compiled.most_elements // width, 1)
+    threads = limits.threads_for(number * width * len(written))
+    # In a tall table, a call for each few rows would take longer than what it computes.
+    height = max(compiled.most_elements // width, number // (16 * threads), 1)
 
     def bring_up_chunk(first: int) -> None:
         compiled.bring_up_rows(written, late, first, min(first + height, number))
 
-    threads = limits.threads_for(number * width * len(written))
     share_out(bring_up_chunk, range(0, number, height), threads)
 
 
