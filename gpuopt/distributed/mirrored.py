@@ -37,6 +37,9 @@ class MirroredVariable:
 
     def __init__(self, replicas: Sequence[Variable]) -> None:
         self.replicas = tuple(replicas)
+        identities = [copy.identity for copy in self.replicas]
+        for own in identities:
+            own.copies = [weakref.ref(other) for other in identities if other is not own]
 
     @property
     def name(self) -> str:

@@ -103,12 +103,25 @@ class Factors:
 
 def key_of(rule: UpdateRule, scalars: Mapping[str, np.floating[Any]]) -> tuple[float, ...]:
     """Returns the scalars that `Factors` depend on: all but the step size."""
+    return tuple([float(scalars[name]) for name in _names_of_factors(rule)])
+
+
+def may_be_missed(rule: UpdateRule, scalars: Mapping[str, np.floating[Any]]) -> bool:
+    """Returns whether rows may miss a step that has these scalars.
+
+    Not if a step size is infinite or NaN: a row moves by it, however long ago it was named.
+    """
+    steady = _names_of_factors(rule)
+    return all(name in steady or math.isfinite(scalars[name]) for name in rule.scalars)
+
+
+def _names_of_factors(rule: UpdateRule) -> list[str]:
     unnamed = rule.unnamed
     assert unnamed is not None
     names = [*unnamed.decays.values()]
     if unnamed.movement is not None:
         names.append(unnamed.movement.epsilon)
-    return tuple([float(scalars[name]) for name in names])
+    return names
 
 
 def _window(ratio: float, nothing: float) -> int:

@@ -22,7 +22,7 @@ from gpuopt.backends import backend_for, new_storage
 from gpuopt.device import Device
 from gpuopt.locks import Lock
 from gpuopt.state.host_scalar import HostScalar
-from gpuopt.variables.gate import writing
+from gpuopt.variables.gate import undoing, writing
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.variable import NewRows, Variable, require_known_owner
 
@@ -112,14 +112,15 @@ class SlotTable(MutableMapping[Identity, Variable]):
         return self._slots[identity]
 
     def __setitem__(self, identity: Identity, slot: Variable) -> None:
-        with self._lock:
+        # The gate first, as `bring_up` passes it: a save takes the lock while the gate is closed.
+        with undoing(), self._lock:
             if identity in self._slots:
                 self._slots[identity].bring_up()
                 self._version.number += 1
             self._slots[identity] = slot
 
     def __delitem__(self, identity: Identity) -> None:
-        with self._lock:
+        with undoing(), self._lock:
             self._slots[identity].bring_up()
             del self._slots[identity]
             self._version.number += 1

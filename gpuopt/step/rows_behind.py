@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from itertools import starmap
 from operator import is_
@@ -12,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from gpuopt.backends import backend_for
+from gpuopt.backends import backend_for, to_device
 from gpuopt.backends.backend import Scalars, SparseUpdate
 from gpuopt.backends.catch_up import CatchUp
 from gpuopt.locks import Lock
-from gpuopt.rules.catch_up import Factors, key_of
+from gpuopt.rules.catch_up import Factors, key_of, may_be_missed
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.state import State
 from gpuopt.step.known import Batch
@@ -28,6 +29,8 @@ from gpuopt.variables.variable import Variable
 # The identities of tables that some optimizer lets fall behind, and of their slots. Public, because
 # each step looks whether there are any: a function call would cost time.
 members_of_tables: dict[weakref.ref[Identity], None] = {}
+# Taken around the lock of the table that is replaced.
+_replacing = Lock("tables whose rows may fall behind")
 
 
 class TableBehind:
@@ -37,14 +40,17 @@ class TableBehind:
     them.
     """
 
-    def __init__(self, state: State, arrays: Sequence[Any], batch: Batch, name: str) -> None:
+    def __init__(
+        self, state: State, arrays: Sequence[Any], batch: Batch, identity: Identity
+    ) -> None:
         self._state = weakref.ref(state)
         self._arrays = arrays
+        self._identity = weakref.ref(identity)
         self._plan, self._backend, self._real = batch.plan, batch.backend, batch.real
         assert batch.backend.late_rows is not None
         self._late_rows = batch.backend.late_rows
         # One step, or one who brings rows up to date, at a time. Taken inside the gate.
-        self._lock = Lock(f'the rows of "{name}" that are behind')
+        self._lock = Lock(f'the rows of "{identity.name}" that are behind')
         self._catch_up: CatchUp | None = None
 
     @property
@@ -61,7 +67,27 @@ class TableBehind:
         """Whether it is of these arrays, a table's and its slots', under a state."""
         return self.belongs_to(state) and all(map(is_, self._arrays, arrays))
 
+    @property
+    def is_replaced(self) -> bool:
+        """Whether another optimizer's has taken its place, or one of other slots."""
+        identity = self._identity()
+        return identity is not None and identity.behind is not self
+
     def bring_up(self, rows: Any = None) -> None:
+        self.bring_up_alone(rows)
+        identity = self._identity()
+        # Of copies, the same rows: so they have made the same steps at once, and agree to the bit.
+        for reference in () if identity is None else identity.copies:
+            copy = reference()
+            if copy is not None and isinstance(copy.behind, TableBehind):
+                copy.behind.bring_up_alone(copy.behind.rows_here(rows))
+
+    def rows_here(self, rows: Any) -> Any:
+        """Returns rows, or None, as its device takes them."""
+        return None if rows is None else to_device(rows, self._backend.device)
+
+    def bring_up_alone(self, rows: Any = None) -> None:
+        """Does what `bring_up` does, and leaves other copies of a mirrored table alone."""
         if not self.is_behind:
             return
         with undoing(), self._lock:
@@ -83,7 +109,7 @@ class TableBehind:
         factors: Any = None,
         *,
         stepping: bool,
-    ) -> bool:
+    ) -> bool | None:
         """Updates the rows of a gradient, after the steps that they have missed.
 
         Args:
@@ -95,10 +121,15 @@ class TableBehind:
             stepping: Whether missed steps are to be made one by one.
 
         Returns:
-            Whether it did: not if all rows have to be updated in each step. Then all are up to
-            date.
+            Whether it did: not if all rows have to be updated in this step. Then all are up to
+            date. None if it is replaced, and has done nothing.
         """
         with self._lock:
+            if self.is_replaced:
+                return None
+            if not may_be_missed(other_rows, scalars):
+                self.bring_up_alone()
+                return False
             catch_up = self._ready(other_rows, scalars, stepping)
             if not catch_up.factors.fall_behind:
                 return False
@@ -109,6 +140,9 @@ class TableBehind:
                 factors=factors,
                 other_rows=None,
             )
+            if self.is_replaced or self._catch_up is not catch_up:
+                # By a signal handler's step: nobody will bring up rows by these numbers later.
+                self._late_rows.bring_up(self._plan, catch_up)
             return True
 
     def _ready(self, other_rows: UpdateRule, scalars: Scalars, stepping: bool) -> CatchUp:
@@ -116,10 +150,10 @@ class TableBehind:
         catch_up = self._catch_up
         if catch_up is not None and catch_up.factors.key == key_of(other_rows, scalars):
             if catch_up.now == catch_up.room:
-                self.bring_up()
+                self.bring_up_alone()
                 self._late_rows.begin_anew(catch_up)
             return catch_up
-        self.bring_up()
+        self.bring_up_alone()
         factors = Factors(other_rows, other_rows.own(scalars), self._real, stepping=stepping)
         zeros = partial(self._backend.full, dtype=np.dtype(self._real), value=0)
         last = self._backend.full(self._arrays[0].shape[:1], np.dtype(np.int32), 0)
@@ -143,13 +177,16 @@ def table_behind(
     found = variable.identity.behind
     if isinstance(found, TableBehind) and found.is_of(state, arrays):
         return found
-    for each in members:
-        each.bring_up()
-    new = TableBehind(state, arrays, batch, variable.name)
+    new = TableBehind(state, arrays, batch, variable.identity)
     for each in members:
         members_of_tables[weakref.ref(each.identity, _forget)] = None
-    # All at once: no signal handler runs between built-in functions.
-    deque(starmap(setattr, [(each.identity, "behind", new) for each in members]), maxlen=0)
+    # A step of another thread by the table that is replaced comes before, or finds that it is.
+    with _replacing, found._lock if isinstance(found, TableBehind) else nullcontext():
+        for each in members:
+            if isinstance(each.identity.behind, TableBehind):
+                each.identity.behind.bring_up_alone()
+        # All at once: no signal handler runs between built-in functions.
+        deque(starmap(setattr, [(each.identity, "behind", new) for each in members]), maxlen=0)
     return new
 
 

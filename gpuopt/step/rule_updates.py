@@ -421,11 +421,14 @@ class RuleUpdates:
         for part, batch in unit:
             [variable] = part.variables()
             slots = [optimizer._slot_to_update(variable, name) for name in rule.slots]
-            table = table_behind(optimizer.state, variable, slots, batch)
             own = scalars[numbers.index(batch.parameter_groups[0])]
             update = SparseUpdate(batch.plan, *part.arrays(batch))
             stepping = optimizer.catch_up == "stepping"
-            if not table.update(rule, other_rows, update, own, factors, stepping=stepping):
+            is_updated = None
+            while is_updated is None:  # the table is another optimizer's by now
+                table = table_behind(optimizer.state, variable, slots, batch)
+                is_updated = table.update(rule, other_rows, update, own, factors, stepping=stepping)
+            if not is_updated:
                 left.append((part, batch))
         return left
 

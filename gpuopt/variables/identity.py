@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -43,6 +43,7 @@ class Identity:
         last_update: The backend's record of the last update, by which streams wait for each other.
         behind: What brings rows up to date, if this is a table, or a slot of one, whose rows may be
             behind its steps; else None. See `RowsBehind`.
+        copies: The identities of a mirrored variable's other copies in this process.
         row_change: The number of the last change of the variable's rows; 0 if there was none.
         unknown_owner: Describes the object that lends a raw array's memory, if gpuopt does not know
             when the memory ends; else None. See `require_known_owner`.
@@ -53,6 +54,7 @@ class Identity:
         "_holder",
         "_next_suffix",
         "behind",
+        "copies",
         "last_update",
         "lock",
         "name",
@@ -79,6 +81,7 @@ class Identity:
         self.unknown_owner = unknown_owner
         self.last_update: Any = None
         self.behind: RowsBehind | None = None
+        self.copies: Sequence[weakref.ref[Identity]] = ()
         self.row_change = 0
         self._next_suffix = 1
         with _guard:

@@ -319,6 +319,16 @@ class Variable(ArrayOperators):
                 np.subtract(self._array, delta, out=self._array, casting="same_kind")
         return self
 
+    def assign_rows(self, rows: Any, value: Any) -> None:
+        """Overwrites some rows in place; others may stay behind their steps.
+
+        Args:
+            rows: Integers within range; of a row that is there twice, the values are equal.
+            value: An array [len(rows), ...] on the variable's device.
+        """
+        with writing(), reading(rows, value), self._writing(rows, value, rows=rows):
+            self._array[rows] = value
+
     def count_down(self, note: Callable[[], object]) -> None:
         """Subtracts 1 in place, and calls `note`: both or neither, wherever Ctrl-C comes.
 
@@ -340,10 +350,10 @@ class Variable(ArrayOperators):
     def _lock(self, use_locking: bool) -> AbstractContextManager[Any]:
         return self.identity.lock if use_locking else nullcontext()
 
-    def _writing(self, *operands: Any) -> AbstractContextManager[Any]:
-        """Work inside writes to the variable, and reads the operands."""
+    def _writing(self, *operands: Any, rows: Any = None) -> AbstractContextManager[Any]:
+        """Work inside writes to the variable, or to some rows, and reads the operands."""
         before_write((self,))
-        self.bring_up()
+        self.bring_up(rows)
         # Variables are kept by `reading`.
         kept = [each for each in operands if not isinstance(each, Variable)]
         return backend_for(self.memory).enter_update(self.identity, kept=(self._array, kept))

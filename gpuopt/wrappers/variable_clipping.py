@@ -132,7 +132,8 @@ class VariableClippingOptimizer(StepWrapper):
                     if row_checks.flag(variable.device) is not None:
                         # The GPU may be about to find some that are not there.
                         rows = backend.xp.clip(rows, 0, variable.shape[0] - 1)
-                    old = variable.storage[rows]
+                    variable.bring_up(rows)
+                    old = variable.unread_storage[rows]
                 clipped = _clipped_by_norm(backend.xp, old.astype(real), real(self._max_norm), dims)
                 new = row_checks.unless_refused(
                     variable.device, clipped.astype(variable.dtype), old
@@ -140,7 +141,7 @@ class VariableClippingOptimizer(StepWrapper):
             if rows is None:
                 variable.assign(new)
             else:
-                variable[rows] = new  # a row that is there twice has the same value twice
+                variable.assign_rows(rows, new)
 
 
 def _clipped_by_norm(xp: Any, values: Any, max_norm: Any, dims: tuple[int, ...]) -> Any:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import gc
+import math
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -17,8 +19,11 @@ import pytest
 from interrupt_at import Interrupt, InterruptAt
 
 import gpuopt
+from gpuopt import locks
 from gpuopt.optimizers.base import Movement, RuleOptimizer, Unnamed
-from gpuopt.step import rows_behind
+from gpuopt.rules.catch_up import Factors
+from gpuopt.step import rows_behind, rule_updates
+from gpuopt.variables.gate import between_writes
 
 HEIGHT = 40
 SLICES = gpuopt.IndexedSlices
@@ -476,9 +481,9 @@ def test_a_signal_handler_may_come_at_any_moment(call: str, handler: str) -> Non
     moment, is_over = 1, False
     while not is_over:
         pair = Pair()
-        pair.step(12)
-        pair.apply(SLICES(np.ones((len(others), 3), "f4"), others))
         pair.step(3)
+        pair.apply(SLICES(np.ones((len(others), 3), "f4"), others))
+        pair.step(2)
         handle = _HandleAt(moment, partial(calls[handler], pair.optimizer, pair.late))
         with handle:
             calls[call](pair.optimizer, pair.late)
@@ -563,6 +568,151 @@ def test_optimizers_that_leave_rows_alone_refuse_the_option(make: Any) -> None:
             make(catch_up=wrong, **arguments)
     with pytest.raises(TypeError, match="catch_up"):
         gpuopt.MomentumOptimizer(0.1, 0.9, catch_up=True)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("rate", [math.inf, math.nan])
+@pytest.mark.parametrize("make", [gpuopt.AdamOptimizer, gpuopt.AddSignOptimizer])
+def test_a_step_size_that_is_not_finite_moves_every_row(make: Any, rate: float) -> None:
+    pair = Pair(make, learning_rate=0.01)
+    pair.apply(SLICES(np.ones((1, 3), "f4"), [30]))
+    pair.step(500)
+    pair.apply(SLICES(np.ones((1, 3), "f4"), [31]))
+    pair.step(2)
+    for optimizer in (pair.optimizer, pair.all_rows):
+        optimizer.hyperparameters["learning_rate"] = rate
+    pair.step()
+    for optimizer in (pair.optimizer, pair.all_rows):
+        optimizer.hyperparameters["learning_rate"] = 0.01
+    pair.step(3)
+    pair.late.numpy()
+    assert not np.isfinite(pair.exact.numpy()).any()
+    pair.check()
+
+
+def test_a_slot_is_replaced_while_another_thread_saves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locks, "DEADLINE_S", 5.0)
+    pair = Pair()
+    pair.step(10)
+    slots = pair.optimizer.state.table("m")
+    errors: list[BaseException] = []
+
+    def replace() -> None:
+        try:
+            slots[pair.late.identity] = gpuopt.Variable(np.ones((HEIGHT, 3), "f4"))
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=replace)
+    with between_writes("saving"):
+        thread.start()
+        time.sleep(0.1)
+        with pair.optimizer.state.lock:  # as a save takes it
+            pass
+    thread.join()
+    assert not errors
+    close(pair.late._array, pair.exact)
+
+
+def test_two_threads_may_step_by_optimizers_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair, exact = Pair(), gpuopt.AdamOptimizer(0.01)
+    late = gpuopt.AdamOptimizer(0.01, catch_up=True)
+    slices = SLICES(np.ones((1, 3), "f4"), [30])
+    late.apply_gradients([(slices, pair.late)])
+    exact.apply_gradients([(slices, pair.exact)])
+    pair.step(10)
+    table_of = rule_updates.table_behind
+
+    def replaced_by_another_thread(*arguments: Any) -> Any:
+        monkeypatch.undo()
+        table = table_of(*arguments)
+        step = partial(late.apply_gradients, [(slices, pair.late)])
+        thread = threading.Thread(target=step)
+        thread.start()
+        thread.join()
+        return table
+
+    monkeypatch.setattr(rule_updates, "table_behind", replaced_by_another_thread)
+    pair.apply(SLICES(np.ones((1, 3), "f4"), [20]))
+    exact.apply_gradients([(slices, pair.exact)])
+    pair.late.numpy()
+    pair.check()
+
+
+@pytest.mark.parametrize("steps", [4, 5, 6])
+def test_a_signal_handler_may_take_the_last_room(
+    steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Factors, "room_for", lambda self, height: 6)
+    value = np.full((2, 3), 2, np.float32)
+    slices, others = SLICES(value, [1, 19]), SLICES(value, [2, 18])
+    moment, is_over = 1, False
+    while not is_over:
+        pair = Pair()
+        pair.step(steps)
+        handle = _HandleAt(moment, partial(pair.optimizer.apply_gradients, [(others, pair.late)]))
+        with handle:
+            pair.optimizer.apply_gradients([(slices, pair.late)])
+        is_over = handle.is_over
+        for each in [slices] if is_over else [slices, others]:
+            pair.all_rows.apply_gradients([(each, pair.exact)])
+        # Of rows that neither names: the order of the steps is the handler's. One step that is lost
+        # makes ten times the difference that their numbers make.
+        got, expected = (
+            np.delete(table.numpy(), [1, 2, 18, 19], axis=0) for table in (pair.late, pair.exact)
+        )
+        np.testing.assert_allclose(got, expected, atol=5e-5)
+        moment += 3
+    assert moment > 20
+
+
+@pytest.mark.parametrize("in_hooks", [False, True])
+@pytest.mark.parametrize("what", ["clipping", "decay"])
+def test_a_step_around_another_brings_up_its_rows_alone(what: str, *, in_hooks: bool) -> None:
+    def apply(self: Any, grad: Any, var: Any) -> Any:
+        return gpuopt.AdamOptimizer._apply_sparse(self, grad, var)
+
+    made = type("Hooked", (gpuopt.AdamOptimizer,), {"_apply_sparse": apply} if in_hooks else {})
+    if what == "decay":
+        made = partial(gpuopt.extend_with_decoupled_weight_decay(made), 0.01)
+    pair = Pair(made)
+    if what == "clipping":
+        pair.optimizer, pair.all_rows = (
+            gpuopt.VariableClippingOptimizer(each, {table: [1]}, 1.0)
+            for each, table in ((pair.optimizer, pair.late), (pair.all_rows, pair.exact))
+        )
+    pair.apply(SLICES(np.ones((1, 3), "f4"), [30]))
+    pair.step(4)
+    behind: Any = pair.late.identity.behind
+    assert behind._catch_up.last[30] == 1
+    pair.late.numpy()
+    pair.check()
+
+
+def test_copies_of_a_mirrored_table_agree_to_the_bit_whoever_reads() -> None:
+    strategy = gpuopt.distributed.MirroredStrategy(["cpu", "cpu"])
+    table = strategy.variable(np.ones((12, 2), np.float32), name="mirrored")
+    optimizer = gpuopt.AdamOptimizer(0.01, catch_up=True)
+    rng = np.random.default_rng(8)
+    for step in range(30):
+
+        def train(ids: Any, seen: Any, reads_all: bool) -> None:
+            gpuopt.embedding_lookup(table.local, seen)
+            if reads_all:
+                optimizer.get_slot(table.local, "m").numpy()
+
+            def loss() -> Any:
+                return (gpuopt.embedding_lookup(table.local, ids) ** 2).sum()
+
+            optimizer.minimize(loss, var_list=[table.local])
+
+        ids, seen = rng.integers(0, 12, (2, 2, 3))
+        of_replicas = [ids, seen, [False, step % 7 == 3]]
+        strategy.run(train, [gpuopt.distributed.PerReplica(each) for each in of_replicas])
+        gpuopt.embedding_lookup(table.replicas[1], [step % 12])
+    for name in ("m", "v"):
+        slots = [optimizer.get_slot(copy, name).numpy() for copy in table.replicas]
+        np.testing.assert_array_equal(*slots)
+    np.testing.assert_array_equal(*[copy.numpy() for copy in table.replicas])
 
 
 def test_copies_of_a_mirrored_table_catch_up_each() -> None:

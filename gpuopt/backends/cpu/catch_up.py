@@ -6,7 +6,6 @@ that neither Ctrl-C nor a signal handler that reads the table sees one without t
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain, compress, repeat
@@ -55,10 +54,7 @@ class CpuLateRows:
         quietly(partial(bring_up, [var, *slots], catch_up, rows, self._limits))
 
     def begin_anew(self, catch_up: CatchUp) -> None:
-        arrays = [catch_up.last, catch_up.steps, catch_up.sums]
-        calls = [partial(setitem, each, ..., 0) for each in arrays if each is not None]
-        numbers = [partial(setattr, catch_up, name, 0) for name in ("now", "made_by_all")]
-        _at_once([*calls, *numbers])
+        begin_anew(catch_up)
 
 
 def bring_up(
@@ -137,24 +133,38 @@ def _bring_up_compiled(
         late = np.unique(rows[catch_up.last[rows] < catch_up.now]).astype(np.int64, copy=False)
     number = len(written[0]) if late is None else len(late)
     width = max(written[0][:1].size, 1)
-    height = max(compiled.most_elements // width, 1)
+    threads = limits.threads_for(number * width * len(written))
+    # In a tall table, a call for each few rows would take longer than what it computes.
+    height = max(compiled.most_elements // width, number // (16 * threads), 1)
 
     def bring_up_chunk(first: int) -> None:
         compiled.bring_up_rows(written, late, first, min(first + height, number))
 
-    threads = limits.threads_for(number * width * len(written))
     share_out(bring_up_chunk, range(0, number, height), threads)
 
 
-def count_step(catch_up: CatchUp, rows: Array, scalars: Scalars) -> None:
+def begin_anew(catch_up: CatchUp) -> None:
+    """See `LateRows.begin_anew`."""
+    arrays = [catch_up.last, catch_up.steps, catch_up.sums]
+    calls = [partial(setitem, each, ..., 0) for each in arrays if each is not None]
+    numbers = [partial(setattr, catch_up, name, 0) for name in ("now", "made_by_all")]
+    # Not if a signal handler has begun anew, and counted a step of its own.
+    _at_once([*calls, *numbers], catch_up, catch_up.room)
+
+
+def count_step(catch_up: CatchUp, rows: Array, scalars: Scalars, now: int) -> bool:
     """Counts a step that has updated some rows, which were up to date before.
 
     Args:
         catch_up: The table's, with room for a step.
         rows: Which; they may repeat.
         scalars: Of the step.
+        now: How many steps these rows had made.
+
+    Returns:
+        Whether it did: not if a signal handler has counted another meanwhile.
     """
-    now, factors = catch_up.now, catch_up.factors
+    factors = catch_up.factors
     step_size, steps, sums = catch_up.step_size(scalars), catch_up.steps, catch_up.sums
     calls = [partial(setitem, catch_up.last, rows, np.int32(now + 1))]
     if steps is not None:
@@ -165,12 +175,17 @@ def count_step(catch_up: CatchUp, rows: Array, scalars: Scalars) -> None:
         sizes = np.array([step_size] * 3 + [abs(step_size)], sums.dtype)
         added = changed + sizes * factors.weights[factors.window - count :]
         calls.append(partial(setitem, changed, ..., added))
-    _at_once([*calls, partial(setattr, catch_up, "now", now + 1)])
+    return _at_once([*calls, partial(setattr, catch_up, "now", now + 1)], catch_up, now)
 
 
-def _at_once(calls: Sequence[Callable[[], object]]) -> None:
-    """Calls built-in functions; no signal handler runs between them."""
-    deque(map(call, calls), maxlen=0)
+def _at_once(calls: Sequence[Callable[[], object]], catch_up: CatchUp, now: int) -> bool:
+    """Calls built-in functions if so many steps were counted; no signal handler runs between.
+
+    Returns:
+        Whether it called them.
+    """
+    are_as_many = map(eq, [now], map(attrgetter("now"), [catch_up]))
+    return bool(list(map(call, chain.from_iterable(compress([calls], are_as_many)))))
 
 
 def _up_to_date(stored: Sequence[Array], catch_up: CatchUp, missed: _Missed) -> list[Array]:

@@ -143,14 +143,16 @@ class HooksWithWeightDecay(WeightDecay):
 
     def _apply_one(self, gradient: Gradient, variable: Variable) -> Any:
         if self._decays(variable):
+            rows = gradient.indices if isinstance(gradient, IndexedSlices) else None
             with backend_for(variable.device).enter(variable.identity):
-                quietly(partial(self._decay, variable.storage, gradient))
+                variable.bring_up(rows)
+                quietly(partial(self._decay, variable.unread_storage, rows))
         return super()._apply_one(gradient, variable)
 
-    def _decay(self, array: Any, gradient: Gradient) -> None:
+    def _decay(self, array: Any, rows: Any) -> None:
         real = compute_type(array.dtype)
         # A row that is named twice is written twice, with the same value.
-        at = gradient.indices if isinstance(gradient, IndexedSlices) else ...
+        at = ... if rows is None else rows
         weights = array[at].astype(real, copy=False)
         array[at] = weights - real(self.this_thread.hyperparameters["weight_decay"]) * weights
 

@@ -13,6 +13,8 @@ import pytest
 from gpuopt.backends import Target, backend_for
 from gpuopt.backends.backend import SparseUpdate
 from gpuopt.backends.catch_up import CatchUp
+from gpuopt.backends.cpu.forms.compiled_catch_up import CompiledCatchUp
+from gpuopt.backends.cpu.threads import num_threads
 from gpuopt.device import Device
 from gpuopt.optimizers.adam import adam
 from gpuopt.rules.catch_up import Factors
@@ -225,6 +227,22 @@ def test_steps_take_20_bytes_each_in_float32() -> None:
 def test_a_hundred_small_tables_share_little_memory() -> None:
     table = Table(np.float32, stepping=False, epsilon=1e-8, height=1_000)
     assert 100 * (table.catch_up.steps.nbytes + table.catch_up.sums.nbytes) < 4e6
+
+
+def test_a_tall_table_is_brought_up_in_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    bring_up_rows = CompiledCatchUp.bring_up_rows
+
+    def count(self: CompiledCatchUp, *arguments: Any) -> None:
+        calls.append(1)
+        bring_up_rows(self, *arguments)
+
+    monkeypatch.setattr(CompiledCatchUp, "bring_up_rows", count)
+    table = Table(np.float32, stepping=False, epsilon=1e-8, height=2**21)
+    table.step(np.array([0]), np.ones((1, 1)), 1e-3)
+    table.read()
+    assert (table.catch_up.last == 1).all()
+    assert len(calls) <= 16 * num_threads() + 1
 
 
 def test_rows_do_not_fall_behind_where_steps_count_for_ever() -> None:
