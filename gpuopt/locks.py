@@ -53,11 +53,11 @@ class Lock:
 
     __exit__ = _Exit()
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: object) -> None:
         """Makes an open lock.
 
         Args:
-            what: What it guards, for the error of who waits too long.
+            what: What it guards, as text in the error of who waits too long.
         """
         self._what = what
         self._lock = threading.RLock()

@@ -350,6 +350,7 @@ class State:
             if existing is not None:
                 return existing
             variable = create()
+            variable.identity.was_named_by_gpuopt()
             restored = self.waiting_others.get(name)
             if restored is not None:
                 check_fits(restored, f'"{name}"', variable.shape, variable.dtype)

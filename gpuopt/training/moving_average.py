@@ -18,7 +18,8 @@ from gpuopt.quietly import quietly
 from gpuopt.state.state import new_slot_variable
 from gpuopt.step.row_checks import RowChecks
 from gpuopt.variables.gate import writing
-from gpuopt.variables.identity import Identity, unique_name
+from gpuopt.variables.identity import Identity
+from gpuopt.variables.names import unique_name
 from gpuopt.variables.operators import reading, storage_of
 from gpuopt.variables.variable import (
     FLOAT_DTYPES,

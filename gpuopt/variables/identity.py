@@ -14,14 +14,14 @@ from gpuopt.backends import Owner
 from gpuopt.backends.unowned import array_at
 from gpuopt.locks import Lock
 from gpuopt.variables.behind import RowsBehind
+from gpuopt.variables.names import Name
 from gpuopt.variables.self_overlap import refuse_self_overlap
 
 # The owner's id, the address, the shape, the strides, and the dtype.
 MemoryKey = tuple[int, int, tuple[int, ...], tuple[int, ...], np.dtype[Any]]
 
 # Reentrant: a garbage collection inside a guarded block may run Python code on the same thread.
-_guard = Lock("the names of variables")
-_named: weakref.WeakValueDictionary[str, Identity] = weakref.WeakValueDictionary()
+_guard = Lock("the identities of raw arrays")
 _by_memory: dict[MemoryKey, Identity] = {}
 _Byte = ctypes.c_char
 
@@ -38,7 +38,6 @@ class Identity:
     """The key of a variable's optimizer state. Lives as long as the Variable or raw array's memory.
 
     Attributes:
-        name: Unique among live variables: a second "w" is "w_1", as in TensorFlow.
         lock: Held by updates with `use_locking=True`.
         last_update: The backend's record of the last update, by which streams wait for each other.
         behind: What brings rows up to date, if this is a table, or a slot of one, whose rows may be
@@ -52,12 +51,11 @@ class Identity:
     __slots__ = (
         "__weakref__",
         "_holder",
-        "_next_suffix",
+        "_name",
         "behind",
         "copies",
         "last_update",
         "lock",
-        "name",
         "row_change",
         "unknown_owner",
     )
@@ -68,6 +66,8 @@ class Identity:
         holder: Any,
         unknown_owner: str | None = None,
         on_end: Callable[[weakref.ref[Any]], None] | None = None,
+        *,
+        is_named: bool = True,
     ) -> None:
         """Takes a name.
 
@@ -76,6 +76,7 @@ class Identity:
             holder: See `holder`; it is not kept alive.
             unknown_owner: See above.
             on_end: Called at the holder's end.
+            is_named: Whether this is a variable with a name that the user chose.
         """
         self._holder = weakref.ref(holder, on_end)
         self.unknown_owner = unknown_owner
@@ -83,15 +84,17 @@ class Identity:
         self.behind: RowsBehind | None = None
         self.copies: Sequence[weakref.ref[Identity]] = ()
         self.row_change = 0
-        self._next_suffix = 1
-        with _guard:
-            self.name = unique_name(name)
-            self.lock = Lock(f'variable "{self.name}"')
-            namesake = _named.get(name)
-            if namesake is not None:
-                # Makes a thousand variables of one name cheap; it goes when the first of them does.
-                namesake._next_suffix = int(self.name[len(name) + 1 :]) + 1
-            _named[self.name] = self
+        self._name = Name(name, is_named)
+        self.lock = Lock(self._name)
+
+    @property
+    def name(self) -> str:
+        """Unique among live variables: a second "w" is "w_1", as in TensorFlow; see `Name`."""
+        return self._name.text
+
+    def was_named_by_gpuopt(self) -> None:
+        """Notes that the user has not chosen the name."""
+        self._name.is_given = False
 
     def holder(self) -> Any:
         """Returns the object with which the identity dies, or None if it is gone.
@@ -104,18 +107,6 @@ class Identity:
 
     def __repr__(self) -> str:
         return f"Identity({self.name!r})"
-
-
-def unique_name(name: str) -> str:
-    """Returns `name`, or the name with the suffix that a new variable of this name would get."""
-    with _guard:
-        namesake = _named.get(name)
-        if namesake is None:
-            return name
-        suffix = namesake._next_suffix
-        while f"{name}_{suffix}" in _named:
-            suffix += 1
-        return f"{name}_{suffix}"
 
 
 def identity_of(layout: np.ndarray[Any, Any], address: int, owner: Owner) -> Identity:
@@ -140,7 +131,8 @@ def identity_of(layout: np.ndarray[Any, Any], address: int, owner: Owner) -> Ide
     with _guard:
         found = _by_memory.get(key)
         if found is None or found.holder() is not owner.watched:
-            found = Identity("array", owner.watched, owner.unknown, partial(_forget, key))
+            forget = partial(_forget, key)
+            found = Identity("array", owner.watched, owner.unknown, forget, is_named=False)
             _by_memory[key] = found
         return found
 

@@ -28,6 +28,7 @@ from gpuopt.variables.operators import (
     value_of,
 )
 from gpuopt.variables.recording import before_write, recorder
+from gpuopt.variables.shown import shown_value
 from gpuopt.variables.storage import adopt_array, copy_value, describe
 
 FLOAT_DTYPES = frozenset(
@@ -37,9 +38,6 @@ FLOAT_DTYPES = frozenset(
 # What a slot's row, or an average's, starts with where its variable gets a new row: a number, the
 # variable's row, or what is not known.
 NewRows = float | Literal["value"] | None
-
-# Elements of a value that a variable's repr shows.
-_MOST_SHOWN = 8
 
 # In order of creation. Slot variables are among them; raw arrays are not.
 _live: weakref.WeakValueDictionary[int, Variable] = weakref.WeakValueDictionary()
@@ -55,7 +53,8 @@ class Variable(ArrayOperators):
     item assignment, write into the variable. `==` and `hash` go by identity.
 
     Attributes:
-        name: Unique among live variables: a second "w" becomes "w_1".
+        name: Unique among live variables: a second "w" becomes "w_1". It is fixed when it is first
+            asked for: a variable that takes the place of another one of its name has the same.
         trainable: Whether `trainable_variables()` lists it.
         constraint: Called with the array after each dense update; returns what to store.
         device: Where the array lives.
@@ -170,6 +169,7 @@ class Variable(ArrayOperators):
         """
         self._beside = weakref.ref(variable.identity)
         self._new_rows = new_rows
+        self.identity.was_named_by_gpuopt()
 
     @property
     def new_rows(self) -> NewRows:
@@ -424,14 +424,11 @@ class Variable(ArrayOperators):
         return _copy, (self.numpy(), self.name, self.trainable, self._constraint, self.device)
 
     def __repr__(self) -> str:
-        value = ""
-        if self.size <= _MOST_SHOWN and self.memory.kind == "cpu":
-            self.bring_up()
-            shown = np.array2string(self._array, separator=", ", max_line_width=10**6)
-            value = f" value={shown.replace(chr(10), '')}"
+        """Shows the value, abbreviated as by numpy; on a GPU, the host waits for it once."""
+        array, memory = self._array, backend_for(self.memory)
         return (
-            f'<Variable "{self.name}" shape={self.shape} dtype={self.dtype} device={self.device}'
-            f"{value}>"
+            f'<Variable "{self.name}" shape={self.shape} dtype={self.dtype} device={self.device} '
+            f"value={shown_value(array, self.identity, memory, self.identity.behind)}>"
         )
 
 

@@ -10,6 +10,7 @@ import threading
 import weakref
 from typing import Any
 
+import fake_cupy
 import ml_dtypes
 import numpy as np
 import pytest
@@ -273,7 +274,42 @@ def test_variable_says_what_it_is() -> None:
     assert text == '<Variable "w" shape=(2,) dtype=float32 device=cpu value=[1., 2.]>'
     matrix = repr(Variable(np.eye(2), name="w"))
     assert matrix.endswith("device=cpu value=[[1., 0.], [0., 1.]]>")
-    assert repr(Variable(np.zeros(1000), name="w")).endswith("device=cpu>")
+
+
+def test_a_large_value_is_shown_by_its_corners() -> None:
+    numbers = Variable(np.arange(1000), name="w")
+    assert repr(numbers).endswith("device=cpu value=[0, 1, 2, ..., 997, 998, 999]>")
+    table = np.arange(300.0).reshape(100, 3)
+    assert repr(Variable(table)).endswith(
+        "value=\n" + np.array2string(table, separator=", ", threshold=0).replace("array", "") + ">"
+    )
+    assert repr(Variable(np.zeros((0, 3)))).endswith("value=[]>")
+    assert repr(Variable(np.arange(99).astype(ml_dtypes.bfloat16))).endswith("96, 97, 98]>")
+    assert len(repr(Variable(np.zeros((60, 60, 60, 60), np.int8)))) < 10_000
+
+
+@pytest.mark.emulator
+def test_a_gpus_value_is_shown_for_one_wait_however_large_it_is(
+    emulated_gpus: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher = emulated_gpus[1]
+    with launcher.device():
+        array = launcher.xp.asarray(np.arange(60_000, dtype=np.float32).reshape(300, 200))
+    table = Variable(array, name="table")
+    copied: list[int] = []
+    asnumpy = launcher.xp.asnumpy
+
+    def asnumpy_counted(device_array: Any) -> Any:
+        copied.append(device_array.size)
+        return asnumpy(device_array)
+
+    monkeypatch.setattr(launcher.xp, "asnumpy", asnumpy_counted)
+    before = fake_cupy.counts.synchronisations
+    shown = repr(table)
+    assert fake_cupy.counts.synchronisations == before + 1
+    assert copied == [49]
+    assert "device=gpu:1 value=\n[[0.0000e+00, 1.0000e+00, 2.0000e+00, ...," in shown
+    assert shown.endswith("5.9999e+04]]>")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,146 @@
+"""Names of variables: when they are fixed, and whom they depend on."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gpuopt
+from gpuopt import Variable
+from gpuopt.variables import names
+
+
+@pytest.fixture(autouse=True)
+def collects_at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No earlier test has used up the time for collections; Python collects nothing by itself."""
+    monkeypatch.setattr(names, "_next_collection", 0.0)
+    gc.collect()
+    thresholds = gc.get_threshold()
+    gc.set_threshold(10**9)
+    yield
+    gc.set_threshold(*thresholds)
+
+
+def test_a_cell_that_is_run_again_makes_variables_and_slots_of_the_same_names() -> None:
+    notebook: dict[str, Any] = {"gpuopt": gpuopt, "np": np}
+    cell = """
+w = gpuopt.Variable(np.ones(3, np.float32), name="w")
+unnamed = gpuopt.Variable(1.0)
+opt = gpuopt.AdamOptimizer(0.1)
+opt.minimize(lambda: np.sum(w**2) * unnamed)
+found = [v.name for v in gpuopt.global_variables()]
+"""
+    runs = []
+    for _ in range(3):
+        exec(cell, notebook)
+        runs.append(notebook.pop("found"))
+    assert runs[0][:2] == ["w", "Variable"]
+    assert runs[0] == runs[1] == runs[2]
+
+
+class Model:
+    """Refers to itself, so that Python's garbage collection alone ends it."""
+
+    def __init__(self) -> None:
+        self.w = Variable([1.0, 2.0], name="w")
+        self.b = Variable([1.0, 2.0], name="w")
+        self.loss = lambda: np.sum(self.w + self.b)
+
+
+def test_names_of_a_model_made_again_do_not_depend_on_when_garbage_is_collected() -> None:
+    for _ in range(3):
+        names._next_collection = 0.0
+        model = Model()
+        assert (model.w.name, model.b.name) == ("w", "w_1")
+
+
+def test_nothing_is_collected_where_garbage_collection_is_off() -> None:
+    garbage = Model()
+    assert garbage.w.name == "w"
+    del garbage
+    gc.disable()
+    try:
+        assert Model().w.name == "w_2"
+    finally:
+        gc.enable()
+
+
+def test_variables_with_slots_of_one_name_collect_no_garbage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(names, "_collect_garbage", lambda: pytest.fail("collects garbage"))
+    w = Variable([1.0, 2.0], name="w")
+    optimizers = [gpuopt.AdamOptimizer(0.1) for _ in range(2)]
+    arrays = [np.ones(2, np.float32) for _ in range(3)]
+    for optimizer in optimizers:
+        optimizer.apply_gradients([([1.0, 1.0], each) for each in (w, *arrays)])
+    assert "w/Adam_3" in [v.name for v in gpuopt.global_variables()]
+
+
+def test_collections_take_a_small_part_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    collected: list[float] = []
+
+    def collect() -> None:
+        collected.append(now[0])
+        now[0] += 1.0
+
+    monkeypatch.setattr(names.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(names.gc, "collect", collect)
+    kept = []
+    for _ in range(50):
+        kept.append(Variable(1.0, name="w"))
+        assert kept[-1].name
+        now[0] += 1.0
+    assert collected == [1.0, 22.0, 43.0]
+
+
+def test_names_follow_the_order_of_creation_whoever_is_asked_first() -> None:
+    first, second = Variable(1.0, name="w"), Variable(1.0, name="w")
+    explicit = Variable(1.0, name="w_1")
+    assert [explicit.name, second.name, first.name] == ["w_1_1", "w_1", "w"]
+
+
+def test_a_name_stays_when_a_variable_of_that_name_goes() -> None:
+    first, second = Variable(1.0, name="w"), Variable(1.0, name="w")
+    assert second.name == "w_1"
+    del first
+    assert second.name == "w_1"
+    third = Variable(1.0, name="w")
+    assert third.name == "w"
+
+
+def test_a_name_that_an_interrupt_left_half_fixed_is_the_same_afterwards() -> None:
+    class Interrupted(Exception):
+        pass
+
+    class Table(type(names._named)):  # type: ignore[misc]
+        def __setitem__(self, text: str, name: Any) -> None:
+            super().__setitem__(text, name)
+            raise Interrupted
+
+    kept = Variable(1.0, name="w")
+    assert kept.name == "w"
+    second = Variable(1.0, name="w")
+    plain = names._named
+    try:
+        names._named = Table(plain)
+        with pytest.raises(Interrupted):
+            second.name  # noqa: B018
+        half_fixed = names._named
+    finally:
+        names._named = plain
+    plain.update(half_fixed)
+    assert second.name == "w_1"
+    assert Variable(1.0, name="w").name == "w_2"
+
+
+def test_a_lock_is_described_by_the_name() -> None:
+    kept = Variable(1.0, name="w")
+    second = Variable(1.0, name="w")
+    assert str(second.identity.lock._what) == 'variable "w_1"'
+    assert kept.name == "w"
