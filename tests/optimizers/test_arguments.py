@@ -120,6 +120,8 @@ def test_a_constructor_that_annotates_nothing_is_answered_with_the_common_argume
         "learning_rate",
         "name",
         "on_nonfinite",
+        "slot_bits",
+        "slot_form",
         "use_locking",
     ]
 
