@@ -64,6 +64,8 @@ def test_common_arguments_show_in_a_new_optimizers_signature() -> None:
         "clip_norm": None,
         "clip_value": None,
         "clip_form": "tensorflow",
+        "slot_bits": 32,
+        "slot_form": "root",
     }
 
 
