@@ -362,6 +362,7 @@ class Optimizer(Hooks):
             self._state_ranges(),
             self._slot_op_name,
             self._former_non_slots,
+            self.slot_codes,
         )
 
     def _must_skip(self, updates: Updates) -> bool:

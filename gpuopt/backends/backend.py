@@ -13,6 +13,7 @@ from gpuopt.backends.clips import Clips
 from gpuopt.backends.memory_owner import Owner
 from gpuopt.backends.norms import Norms
 from gpuopt.device import Device
+from gpuopt.rules.slot_codes import Coding
 from gpuopt.rules.update_rule import UpdateRule
 
 Array = Any
@@ -35,7 +36,8 @@ class Target(NamedTuple):
     Attributes:
         var: Of any strides.
         slots: In the rule's order; each of var's shape, or of `row_shape` if it is one of the
-            rule's row slots; and on a GPU of its dtype.
+            rule's row slots; and on a GPU of its dtype. Where they are in 8 bits, the codes of
+            each, and then the scales of each: see `CodedValues`.
     """
 
     var: Array
@@ -337,6 +339,7 @@ class Backend(Protocol):
         updated: Sequence[Updated] = (),
         borrowed: Sequence[int] = (),
         groups: Sequence[int] | None = None,
+        codings: Sequence[Coding] = (),
     ) -> DensePlan:
         """Prepares updates of variables of one dtype that share no memory.
 
@@ -347,6 +350,7 @@ class Backend(Protocol):
                 this memory alive, and must not be used once it is gone.
             groups: For each variable, the position of its scalars among those that `apply_dense` is
                 given; by default there is one group.
+            codings: Those of the rule's slots, if they are in 8 bits.
 
         Returns:
             The plan for `apply_dense` and, if there is a single variable, for `apply_sparse`. It is

@@ -137,7 +137,9 @@ def by_tensorflows_names(
 
     for optimizer in optimizers:
         described = optimizer.state.describe()
-        slot_names = described.slot_names
+        # TensorFlow has none in 8 bits.
+        codes = described.slot_codes
+        slot_names = described.slot_names if codes is None else list(codes.slots)
         if slot_names is None:
             raise ValueError(
                 f"{described.optimizer} does not say which slots it has, so they cannot be "

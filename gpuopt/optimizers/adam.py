@@ -36,6 +36,7 @@ DECAYS = {"m": "beta1", "v": "beta2"}
 @update_rule(
     cuda=ours("adam.cuh", "Adam"),
     squares=("v",),
+    eight_bit=("m", "v"),
     unnamed=Unnamed(DECAYS, Movement("step_size", "m", "v", "epsilon")),
 )
 def adam(

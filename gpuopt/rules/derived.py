@@ -63,6 +63,7 @@ def derive(
         all_sums,
         terms if all_sums else None,
         base.row_slots,
+        eight_bit=base.eight_bit,
         base=base,
         header=header,
     )

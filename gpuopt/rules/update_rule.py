@@ -48,6 +48,7 @@ class UpdateRule:
         row_slots: The last slots, if the rule is row-wise: they have one number for each row. Such
             a rule has a scalar `mean_square`, an array [num_rows, 1]: of each row its own.
         unnamed: What the rule does where the gradient is 0, if rows without one can catch up.
+        eight_bit: The slots that may be stored in 8 bits.
     """
 
     apply: Callable[..., None]
@@ -59,6 +60,7 @@ class UpdateRule:
     terms: Callable[..., Sequence[Any]] | None = None
     row_slots: tuple[str, ...] = ()
     unnamed: Unnamed | None = None
+    eight_bit: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -182,6 +184,7 @@ def update_rule(
     terms: Callable[..., Sequence[Any]] | None = None,
     row_slots: Sequence[str] = (),
     unnamed: Unnamed | None = None,
+    eight_bit: Sequence[str] = (),
 ) -> Callable[[Callable[..., None]], UpdateRule]: ...
 
 
@@ -195,6 +198,7 @@ def update_rule(
     terms: Callable[..., Sequence[Any]] | None = None,
     row_slots: Sequence[str] = (),
     unnamed: Unnamed | None = None,
+    eight_bit: Sequence[str] = (),
 ) -> UpdateRule | Callable[[Callable[..., None]], UpdateRule]:
     """Makes an update rule of its numpy form; a decorator, with or without arguments.
 
@@ -218,14 +222,17 @@ def update_rule(
             form then has `num_row_slots`.
         unnamed: What the rule does where the gradient is 0. An optimizer of which it is the
             `rule_of_other_rows` then takes `catch_up`.
+        eight_bit: The names of the slots that may be stored in 8 bits: small errors of theirs do
+            not add up, and 0 is what they start with. If these are all, its optimizer takes
+            `slot_bits`.
 
     Raises:
         TypeError: the signature does not have this form, `cuda` is no CudaSource, the rule
             returns something, or only one of `sums` and `terms` is given.
-        ValueError: the rule writes to none of its arrays, `squares` names no slot, `sums` are no
-            scalars side by side; or `row_slots` are not the last slots, or the rule has sums beside
-            them, takes no `mean_square`, or writes to one of them what differs within a row; or
-            `unnamed` names something else than its slots and scalars.
+        ValueError: the rule writes to none of its arrays, `squares` or `eight_bit` names no slot,
+            `sums` are no scalars side by side; or `row_slots` are not the last slots, or the rule
+            has sums beside them, takes no `mean_square`, or writes to one of them what differs
+            within a row; or `unnamed` names something else than its slots and scalars.
     """
     if not isinstance(cuda, CudaSource | None):
         raise TypeError(f"cuda must be a gpuopt.CudaSource, got {cuda!r}")
@@ -238,8 +245,10 @@ def update_rule(
             terms=terms,
             row_slots=tuple(row_slots),
             unnamed=unnamed,
+            eight_bit=tuple(eight_bit),
         )
-    return _rule_of(apply, cuda, tuple(squares), tuple(sums), terms, tuple(row_slots), unnamed)
+    of_slots = tuple(squares), tuple(sums), terms, tuple(row_slots), unnamed, tuple(eight_bit)
+    return _rule_of(apply, cuda, *of_slots)
 
 
 def _rule_of(
@@ -250,6 +259,7 @@ def _rule_of(
     terms: Callable[..., Sequence[Any]] | None,
     row_slots: tuple[str, ...],
     unnamed: Unnamed | None,
+    eight_bit: tuple[str, ...],
 ) -> UpdateRule:
     """Reads a rule's contract from the signature of its numpy form."""
     parameters = list(inspect.signature(apply).parameters.values())
@@ -263,8 +273,9 @@ def _rule_of(
             f"{apply.__name__}: after (var, grad), an update rule takes slots by position and "
             "scalars by keyword, without defaults"
         )
-    if not set(squares) <= set(slots):
-        raise ValueError(f"{apply.__name__}: squares={squares} must be of its slots, {slots}")
+    for what, named in (("squares", squares), ("eight_bit", eight_bit)):
+        if not set(named) <= set(slots):
+            raise ValueError(f"{apply.__name__}: {what}={named} must be of its slots, {slots}")
     if bool(sums) != (terms is not None):
         raise TypeError(f"{apply.__name__}: sums={sums} and terms={terms} belong together")
     first = scalars.index(sums[0]) if sums and sums[0] in scalars else 0
@@ -276,7 +287,9 @@ def _rule_of(
         _check_row_slots(apply.__name__, slots, scalars, sums, row_slots)
     if unnamed is not None:
         unnamed.check(apply.__name__, slots, scalars)
-    rule = UpdateRule(apply, slots, scalars, cuda, squares, sums, terms, row_slots, unnamed)
+    rule = UpdateRule(
+        apply, slots, scalars, cuda, squares, sums, terms, row_slots, unnamed, eight_bit
+    )
     refuse_by_trial(rule)
     return rule
 

@@ -21,6 +21,7 @@ import numpy as np
 from gpuopt.backends import backend_for, new_storage
 from gpuopt.device import Device
 from gpuopt.locks import Lock
+from gpuopt.rules.slot_codes import SlotCodes
 from gpuopt.state.host_scalar import HostScalar
 from gpuopt.variables.gate import undoing, writing
 from gpuopt.variables.identity import Identity
@@ -59,6 +60,7 @@ class Description(NamedTuple):
         op_name: Returns, for a slot's name, the second part of a slot variable's own name.
         former_names: The names of other variables that it does not have any more. A saved state may
             have them; they are left out.
+        slot_codes: How slots are stored in 8 bits; None if they are not.
     """
 
     optimizer: str
@@ -72,6 +74,7 @@ class Description(NamedTuple):
     ranges: Mapping[str, Range]
     op_name: Callable[[str], str]
     former_names: Sequence[str]
+    slot_codes: SlotCodes | None
 
 
 class Created(NamedTuple):

@@ -9,6 +9,8 @@ import numpy as np
 
 from gpuopt.backends import refuse_masked
 from gpuopt.rules.update_rule import row_shape
+from gpuopt.state.coded_conversion import as_stored
+from gpuopt.state.coded_slots import replace_scales, stored_shape
 from gpuopt.state.state import Description, Range, State, check_fits
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.storage import describe, holds_numbers
@@ -106,12 +108,15 @@ def load_state(state: State, saved: OptimizerState, variables: Mapping[str, Any]
     with state.lock:
         named = _named(variables)
         check_state(state, saved, named)
+        saved = as_stored(saved, state.describe().slot_codes, named)
         state.restored_elsewhere = frozenset()
         for slot_name in _in_order(state, saved["slots"]):
             for name, value in saved["slots"][slot_name].items():
                 slot = state.slot(named[name], slot_name) if name in named else None
                 if slot is None:
                     state.waiting_slots[slot_name, name] = np.array(value)
+                elif slot.shape != np.shape(value):
+                    replace_scales(state, named[name], slot_name, np.asarray(value))
                 else:
                     slot.assign(np.asarray(value))
         for name, variable in named.items():
@@ -158,6 +163,7 @@ def claim_state(state: State, name: str, variable: Variable) -> None:
 def check_state(state: State, saved: OptimizerState, variables: Mapping[str, Variable]) -> None:
     """Raises TypeError or ValueError unless all of a saved state fits, and what waits already."""
     _check_form(saved)
+    saved = as_stored(saved, state.describe().slot_codes, variables)
     what_is_saved = f'state of {saved["optimizer"]} "{saved["name"]}"'
     _check_slots(state, saved, variables, what_is_saved)
     _check_others(state, saved, what_is_saved)
@@ -184,10 +190,10 @@ def _check_slots(
                 _check_slot(state, variables[name], slot_name, name, array, slot_name in known)
             elif slot_name in known:
                 model = models.setdefault(name, array)
-                shape = model.shape
-                if slot_name in optimizer.row_slots and model is not array:
-                    shape = row_shape(shape)
-                check_fits(array, what, shape, model.dtype)
+                shape, dtype = model.shape, model.dtype
+                if model is not array:
+                    shape, dtype = _expected(optimizer, slot_name, shape, dtype, array)
+                check_fits(array, what, shape, dtype)
     for (slot_name, name), value in state.waiting_slots.items():
         is_replaced = name in saved["slots"].get(slot_name, ())
         if name in variables and not is_replaced:
@@ -282,12 +288,25 @@ def _check_slot(
     require_known_owner(variable)
     slot = state.slot(variable, slot_name)
     what = f'slot "{slot_name}" of "{name}"'
-    if slot is not None:
+    described = state.describe()
+    if slot is not None and not (is_known and described.slot_codes):
         check_fits(value, what, slot.shape, slot.dtype)
     elif is_known:
-        is_of_rows = slot_name in state.describe().row_slots
-        shape = row_shape(variable.shape) if is_of_rows else variable.shape
-        check_fits(value, what, shape, variable.dtype)
+        shape, dtype = variable.shape, variable.dtype
+        check_fits(value, what, *_expected(described, slot_name, shape, dtype, value))
+
+
+def _expected(
+    optimizer: Description,
+    slot_name: str,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    value: Array,
+) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Returns the shape and dtype of a slot that the optimizer lists, given its variable's."""
+    if optimizer.slot_codes is not None:
+        return stored_shape(optimizer.slot_codes, slot_name, shape, value)
+    return row_shape(shape) if slot_name in optimizer.row_slots else shape, dtype
 
 
 def _in_order(state: State, slot_names: Iterable[str]) -> list[str]:

@@ -10,6 +10,7 @@ import numpy as np
 from gpuopt.backends import backend_for
 from gpuopt.backends.backend import Scalars
 from gpuopt.quietly import quietly
+from gpuopt.rules.slot_codes import SlotCodes
 from gpuopt.state.state import Range, SlotTable, State
 from gpuopt.step.pairs import Gradient
 from gpuopt.step.updates import apply_constraint
@@ -23,9 +24,11 @@ class Hooks:
 
     Attributes:
         state: The optimizer's slots and other variables.
+        slot_codes: How slots are stored in 8 bits; None if they are not.
     """
 
     state: State
+    slot_codes: SlotCodes | None = None
     _name: str
 
     # What a subclass overrides.

@@ -14,6 +14,7 @@ import numpy as np
 from gpuopt.backends import Backend, Target, backend_for
 from gpuopt.backends.backend import compute_type
 from gpuopt.device import Device
+from gpuopt.rules.slot_codes import Coding
 from gpuopt.variables.identity import Identity, find_identity
 from gpuopt.variables.variable import Variable, known_identity
 
@@ -87,6 +88,7 @@ class Group:
         state_version: int,
         target_of: Callable[[Variable], tuple[Target, list[Identity]]],
         parameter_group_of: Callable[[Variable], int],
+        codings: Sequence[Coding] = (),
     ) -> None:
         """Has each device's backend plan the updates.
 
@@ -95,6 +97,7 @@ class Group:
             state_version: The `State.version.number` of the slots that `target_of` finds.
             target_of: Returns a variable's array and slots, and their identities.
             parameter_group_of: Returns the number of a variable's parameter group.
+            codings: Those of the rule's slots, if they are in 8 bits.
         """
         self.state_version = state_version
         self.identities = tuple(variable.identity for variable in variables)
@@ -116,7 +119,7 @@ class Group:
             used = sorted(set(numbers))
             groups = None if len(used) == 1 else [used.index(each) for each in numbers]
             updated = list(chain.from_iterable(identities))
-            plan = backend.plan_dense(targets, updated, borrowed, groups)
+            plan = backend.plan_dense(targets, updated, borrowed, groups, codings)
             is_all = len(by_kind) == 1
             of_group = None if is_all else positions
             number, real = len(self.batches), compute_type(dtype)

@@ -14,7 +14,13 @@ from gpuopt.backends.backend import Scalars, SparseUpdate
 from gpuopt.device import Device
 from gpuopt.quietly import quietly
 from gpuopt.rules.catch_up import CatchUpOption
+from gpuopt.rules.slot_codes import SlotCodes
 from gpuopt.rules.update_rule import UpdateRule
+from gpuopt.state.coded_slots import (
+    check_coded_variables,
+    create_coded_slots,
+    end_blocks_at_rows,
+)
 from gpuopt.state.state import Created
 from gpuopt.step.clips import GradientClips, StepClips
 from gpuopt.step.dense_gradients import as_dense
@@ -39,6 +45,7 @@ class RuleOptimizer(HookOptimizer, Protocol):
     known: KnownGroups
     clips: GradientClips | None
     row_checks: RowChecks
+    slot_codes: SlotCodes | None
 
     @property
     def finish_is_undoable(self) -> bool: ...
@@ -230,6 +237,8 @@ class RuleUpdates:
         refuse_shared_memory(variables, [*slots, *([] if counter is None else [counter])])
 
     def create_slots(self) -> None:
+        codes = self._optimizer.slot_codes
+        tables = [] if codes is None else self._tables_with_codes(codes)
         unknown = [part for part in self._parts if part.group is None]
         if not unknown:
             return
@@ -240,6 +249,11 @@ class RuleUpdates:
         with writing(), state.lock:
             variables = [v for part in unknown for v in part.variables()]
             self._optimizer._check_groups(variables)
+            if codes is not None:
+                check_coded_variables(variables)
+                for table in tables:
+                    create = partial(create_coded_slots, state, table, codes, by_rows=True)
+                    self.created += state.collect_created(create)
             self.created += state.collect_created(lambda: self._optimizer._create_slots(variables))
             for part in unknown:
                 group = Group(
@@ -247,9 +261,31 @@ class RuleUpdates:
                     state.version.number,
                     self._optimizer._target,
                     self._optimizer._group_of,
+                    () if codes is None else codes.codings,
                 )
                 self._optimizer.known.add(part.given, group)
                 part.group = group
+
+    def _tables_with_codes(self, codes: SlotCodes) -> list[Variable]:
+        """Returns the variables with sparse gradients; their slots, if made, have blocks of rows.
+
+        Raises:
+            NotImplementedError: the form has none such.
+        """
+        tables = [part.variables()[0] for part in self._parts if part.is_sparse]
+        if tables and codes.form == "bitsandbytes":
+            raise NotImplementedError(
+                f'the gradient of "{tables[0].name}" is IndexedSlices, and slots in 8 bits of the '
+                'form "bitsandbytes" have blocks that end at no rows: give slot_form="root"'
+            )
+        state = self._optimizer.state
+        version = state.version.number
+        for table in tables:
+            end_blocks_at_rows(state, table, codes)
+        if state.version.number != version:
+            for part in self._parts:
+                part.group = None
+        return tables
 
     def fix_scalars(self) -> None:
         groups = [part.require_group() for part in self._parts]

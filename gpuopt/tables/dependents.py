@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from gpuopt.backends import backend_for
 from gpuopt.optimizer import living_optimizers
+from gpuopt.state.coded_slots import end_blocks_at_rows
 from gpuopt.state.state_dict import check_claim, claim_state
 from gpuopt.step.overlap import share_memory
 from gpuopt.variables.gate import undoing
@@ -48,7 +49,7 @@ class Table(NamedTuple):
 
 
 def make_waiting_slots(variable: Variable) -> None:
-    """Makes the slots whose restored values wait for a variable.
+    """Makes the slots whose restored values wait for a variable; blocks of codes end at its rows.
 
     Raises:
         ValueError: a value does not fit.
@@ -59,6 +60,8 @@ def make_waiting_slots(variable: Variable) -> None:
             check_claim(optimizer.state, variable.name, variable)
         for optimizer in optimizers:
             claim_state(optimizer.state, variable.name, variable)
+            if optimizer.slot_codes is not None:
+                end_blocks_at_rows(optimizer.state, variable, optimizer.slot_codes)
 
 
 def table_of(variable: Variable) -> Table:

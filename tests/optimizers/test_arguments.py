@@ -64,6 +64,8 @@ def test_common_arguments_show_in_a_new_optimizers_signature() -> None:
         "clip_norm": None,
         "clip_value": None,
         "clip_form": "tensorflow",
+        "slot_bits": 32,
+        "slot_form": "root",
     }
 
 
@@ -120,6 +122,8 @@ def test_a_constructor_that_annotates_nothing_is_answered_with_the_common_argume
         "learning_rate",
         "name",
         "on_nonfinite",
+        "slot_bits",
+        "slot_form",
         "use_locking",
     ]
 

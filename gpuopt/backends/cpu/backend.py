@@ -20,6 +20,7 @@ from gpuopt.backends.backend import (
 from gpuopt.backends.clips import Clips
 from gpuopt.backends.cpu.catch_up import CpuLateRows
 from gpuopt.backends.cpu.clips import CpuClips
+from gpuopt.backends.cpu.coded_update import CodedPlan, update_coded, update_coded_rows
 from gpuopt.backends.cpu.dense_plan import DensePlan
 from gpuopt.backends.cpu.dense_update import update_dense
 from gpuopt.backends.cpu.limits import CpuLimits
@@ -37,6 +38,7 @@ from gpuopt.backends.memory_owner import Owner, owner_of
 from gpuopt.backends.norms import Norms
 from gpuopt.backends.unowned import array_at
 from gpuopt.device import Device
+from gpuopt.rules.slot_codes import Coding
 from gpuopt.rules.update_rule import UpdateRule
 
 Array = np.ndarray[Any, Any]
@@ -140,6 +142,7 @@ class CpuBackend:
         updated: Sequence[Updated] = (),
         borrowed: Sequence[int] = (),
         groups: Sequence[int] | None = None,
+        codings: Sequence[Coding] = (),
     ) -> DensePlan:
         # From the caller's arrays: those that replace them below do not know their memory's owner.
         memory = WrittenMemory([array for var, slots in targets for array in (var, *slots)])
@@ -147,6 +150,8 @@ class CpuBackend:
         for position in borrowed:
             var, slots = targets[position]
             targets[position] = Target(self.unowned(var), slots)
+        if codings:
+            return CodedPlan(targets, memory, self._limits, groups, codings)
         return DensePlan(targets, memory, self._limits, groups)
 
     def overlapping(self, plans: Sequence[DensePlan], arrays: Sequence[Array]) -> list[int]:
@@ -165,7 +170,10 @@ class CpuBackend:
         refused: Any = None,
         kept: Sequence[Any] = (),
     ) -> None:
-        update_dense(rule, plan, gradients, scalars, self._limits)
+        if isinstance(plan, CodedPlan):
+            update_coded(rule, plan, gradients, scalars, self._limits)
+        else:
+            update_dense(rule, plan, gradients, scalars, self._limits)
 
     def apply_sparse(
         self,
@@ -179,7 +187,10 @@ class CpuBackend:
         kept: Sequence[Any] = (),
     ) -> None:
         for plan, values, rows, group, catch_up in updates:
-            if other_rows is not None:
+            if isinstance(plan, CodedPlan):
+                given = values, rows, scalars[group], self._limits
+                update_coded_rows(rule, other_rows, plan, *given)
+            elif other_rows is not None:
                 update_all_rows(rule, other_rows, plan, values, rows, scalars[group], self._limits)
             elif catch_up is not None:
                 update_late_rows(rule, plan, values, rows, scalars[group], catch_up, self._limits)

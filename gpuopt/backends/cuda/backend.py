@@ -48,6 +48,7 @@ from gpuopt.backends.unowned import array_at
 from gpuopt.device import Device
 from gpuopt.errors import DeadlineExceededError
 from gpuopt.locks import Lock
+from gpuopt.rules.slot_codes import Coding
 from gpuopt.rules.update_rule import UpdateRule
 
 
@@ -223,7 +224,13 @@ class CudaBackend:
         updated: Sequence[Updated] = (),
         borrowed: Sequence[int] = (),
         groups: Sequence[int] | None = None,
+        codings: Sequence[Coding] = (),
     ) -> DensePlan:
+        if codings:
+            raise NotImplementedError(
+                f"slot_bits=8 is for variables in host memory, and one is on {self.device}: keep "
+                "it there, or leave slot_bits=8 out"
+            )
         targets = list(targets)
         for position in borrowed:
             var, slots = targets[position]

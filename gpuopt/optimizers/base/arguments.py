@@ -9,6 +9,8 @@ from typing import Any, Literal, TypedDict, Unpack, get_args, get_origin, get_ty
 from gpuopt.optimizer import OnNonfinite, Optimizer
 from gpuopt.optimizers.base.groups import ParameterGroup
 from gpuopt.optimizers.base.hyperparameters import Hyperparameter
+from gpuopt.optimizers.base.slot_bits import SlotBits
+from gpuopt.rules.slot_codes import SlotForm
 
 # By which formula gradients are scaled to a norm.
 ClipFormName = Literal["tensorflow", "torch", "apex"]
@@ -19,6 +21,8 @@ _DEFAULTS: dict[str, Any] = {
     "clip_norm": None,
     "clip_value": None,
     "clip_form": "tensorflow",
+    "slot_bits": 32,
+    "slot_form": "root",
 }
 
 
@@ -33,6 +37,8 @@ class Additions(TypedDict, total=False):
     clip_norm: Hyperparameter | None
     clip_value: Hyperparameter | None
     clip_form: ClipFormName
+    slot_bits: SlotBits
+    slot_form: SlotForm
 
 
 class Common(Additions, total=False):

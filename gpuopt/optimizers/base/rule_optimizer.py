@@ -17,9 +17,17 @@ from gpuopt.optimizers.base.arguments import Common, FullSignature, with_default
 from gpuopt.optimizers.base.clipping import CLIPPING, checked_clipping, clipping_of
 from gpuopt.optimizers.base.groups import Groups, ParameterGroup
 from gpuopt.optimizers.base.hyperparameters import Hyperparameter, Hyperparameters
+from gpuopt.optimizers.base.slot_bits import (
+    LARGEST_SCALE,
+    check_coded_slot,
+    slot_codes_of,
+)
 from gpuopt.quietly import quietly
 from gpuopt.rules.catch_up import CatchUpOption
+from gpuopt.rules.slot_codes import scales_name
 from gpuopt.rules.update_rule import UpdateRule
+from gpuopt.state.coded_conversion import described_codes
+from gpuopt.state.coded_slots import coded_slot, create_coded_slots
 from gpuopt.state.state import Range
 from gpuopt.step.clips import CLIP_NORM, NO_LIMIT, StepClips
 from gpuopt.step.known import KnownGroups
@@ -30,7 +38,7 @@ from gpuopt.step.updates import HookUpdates, Updates
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.scalars import as_scalar
-from gpuopt.variables.variable import NewRows, Variable
+from gpuopt.variables.variable import NewRows, Variable, as_variable
 
 _logger = logging.getLogger("gpuopt")
 
@@ -140,6 +148,11 @@ class RuleOptimizer(Optimizer):
                 group that has either is clipped for itself, to the norm of its own gradients; one
                 that has None is not clipped. An infinite `clip_norm` clips nothing: `global_norm`
                 is known then.
+                `slot_bits`, 8 to store each slot in a byte, with a scale for each 256: of Momentum,
+                Adam, Lion and those with their rules. Steps are computed in float32, from slots
+                before they are rounded. An element whose slots would not be finite has 0 there.
+                `slot_form`, how a sum of squares is then stored: its square root with "root", or
+                as it is with "bitsandbytes", for dense gradients alone, as that library does.
             hyperparameters: By name.
 
         Raises:
@@ -150,6 +163,8 @@ class RuleOptimizer(Optimizer):
         arguments, ours = with_defaults(common, type(self))
         self._grouping = Groups(ours.pop("groups"))
         super().__init__(**arguments)
+        bits, form = ours.pop("slot_bits"), ours.pop("slot_form")
+        self.slot_codes = slot_codes_of(bits, form, self.rule, type(self).__name__)
         clipping, self.clips = clipping_of(**ours, groups=self._grouping)
         every = {**self._all_hyperparameters(hyperparameters), **clipping}
         settable = [name for name in every if name not in self.derived_hyperparameters]
@@ -189,6 +204,11 @@ class RuleOptimizer(Optimizer):
                 else f"updates other rows by {other_rows.name}, which has no `unnamed`"
             )
             raise ValueError(f"catch_up={catch_up!r}: {type(self).__name__} {why}")
+        if catch_up and self.slot_codes is not None:
+            raise ValueError(
+                f"catch_up={catch_up!r} cannot be had with slot_bits=8: steps that rows make at "
+                "once would be of slots that are rounded once. Leave one of them out"
+            )
         self.catch_up = catch_up
 
     def _all_hyperparameters(self, given: dict[str, Hyperparameter]) -> dict[str, Hyperparameter]:
@@ -270,16 +290,44 @@ class RuleOptimizer(Optimizer):
         """Returns each slot's initial value, in order of creation: by default 0 for every slot."""
         return dict.fromkeys(self.rule.slots, 0.0)
 
+    def get_slot(self, var: Any, name: str) -> Any:
+        """Returns the slot `name` of `var`, or None if it was never created.
+
+        It is a Variable; with `slot_bits=8` a `CodedSlot`, which reads as float32, takes `assign`,
+        and has the Variables `codes` and `scales`.
+        """
+        codes = self.slot_codes
+        if codes is None or name not in codes.slots:
+            return super().get_slot(var, name)
+        return coded_slot(self.state, as_variable(var), name, codes)
+
+    def get_slot_names(self) -> list[str]:
+        names = super().get_slot_names()
+        codes = self.slot_codes
+        return names if codes is None else [name for name in names if name in codes.slots]
+
+    def _stored_slots(self) -> Sequence[str]:
+        """Returns the names that state has for what the rule's slots are stored in, in order."""
+        return self.rule.slots if self.slot_codes is None else list(self.slot_codes.stored)
+
     def _new_slot_rows(self, slot_name: str) -> NewRows:
+        if self.slot_codes is not None:
+            coding = self.slot_codes.stored.get(slot_name)
+            return 0.0 if coding is None else float(coding.zero)
         return self._initial_slot_values().get(slot_name)
 
     def _all_slot_names(self) -> list[str]:
+        if self.slot_codes is not None:
+            return list(self.slot_codes.stored)
         return list(self._initial_slot_values())
 
     def _row_slot_names(self) -> Sequence[str]:
         return self.rule.row_slots
 
     def _state_ranges(self) -> Mapping[str, Range]:
+        if self.slot_codes is not None:
+            scales = map(scales_name, self.slot_codes.slots)
+            return dict.fromkeys(scales, Range(0.0, LARGEST_SCALE))
         return dict.fromkeys(self.rule.squares, Range(0.0, np.inf))
 
     def _hyperparameters_to_save(self) -> dict[str, Any]:
@@ -289,6 +337,7 @@ class RuleOptimizer(Optimizer):
             "rule": self.rule.name,
             **self.hyperparameters.to_save(),
             **({} if self.clips is None else {"clip_form": self.clips.form.name.lower()}),
+            **({} if self.slot_codes is None else described_codes(self.slot_codes)),
             **({"groups": of_groups} if of_groups else {}),
         }
 
@@ -328,6 +377,10 @@ class RuleOptimizer(Optimizer):
             for variable in var_list:
                 if variable.device.kind == "gpu" and not self._overrides_apply_hook():
                     self.rule.require_cuda(f'"{variable.name}" on {variable.device}')
+        if self.slot_codes is not None:
+            for variable in var_list:
+                create_coded_slots(self.state, variable, self.slot_codes)
+            return
         for slot_name, value in self._initial_slot_values().items():
             for variable in var_list:
                 if self.state.slot(variable, slot_name) is None:
@@ -402,6 +455,11 @@ class RuleOptimizer(Optimizer):
                 "which clip_norm and clip_value do not reach: clip by hand, with "
                 "gpuopt.clip_by_global_norm"
             )
+        if self.slot_codes is not None:
+            raise NotImplementedError(
+                f"{type(self).__name__} overrides a hook that updates one variable at a time, "
+                "which has no slots in 8 bits: leave slot_bits=8 out"
+            )
         updates = HookUpdates(self, given)
         self._check_groups([variable for _, variable in updates.pairs()])
         return updates
@@ -410,7 +468,7 @@ class RuleOptimizer(Optimizer):
         self.known.forget(changed)
 
     def _target(self, variable: Variable) -> tuple[Target, list[Identity]]:
-        slots = [self._slot_to_update(variable, name) for name in self.rule.slots]
+        slots = [self._slot_to_update(variable, name) for name in self._stored_slots()]
         return (
             Target(variable.unread_storage, [slot.unread_storage for slot in slots]),
             [variable.identity, *(slot.identity for slot in slots)],
@@ -424,6 +482,9 @@ class RuleOptimizer(Optimizer):
                 f'"{variable.name}" has no slot "{slot_name}", which the rule "{self.rule.name}" '
                 "updates: _create_slots must make it"
             )
+        if self.slot_codes is not None:
+            check_coded_slot(self.slot_codes, slot_name, slot, variable)
+            return slot
         what = f'slot "{slot_name}" of "{variable.name}"'
         expected = self.rule.slot_shape(slot_name, variable.shape)
         if slot.shape != expected:

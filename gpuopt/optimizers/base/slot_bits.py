@@ -1,0 +1,54 @@
+"""Slots in 8 bits as an option of optimizers."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from gpuopt.rules.slot_codes import SlotCodes, SlotForm, slot_codes
+from gpuopt.rules.update_rule import UpdateRule
+from gpuopt.state.coded_slots import stored_shape
+from gpuopt.variables.variable import Variable
+
+SlotBits = Literal[8, 32]
+
+# The largest finite scale.
+LARGEST_SCALE = float(np.finfo(np.float32).max)
+
+
+def slot_codes_of(
+    slot_bits: SlotBits, slot_form: SlotForm, rule: UpdateRule, optimizer: str
+) -> SlotCodes | None:
+    """Returns how slots are stored in 8 bits; None if they are to be as they are.
+
+    Args:
+        slot_bits: The option.
+        slot_form: The form of squares.
+        rule: The optimizer's.
+        optimizer: Its class's name, for errors.
+
+    Raises:
+        ValueError: an option has another value, or the rule's slots are not stored in 8 bits.
+    """
+    if isinstance(slot_bits, bool) or slot_bits not in (8, 32):
+        raise ValueError(f"slot_bits must be 8 or 32, got {slot_bits!r}")
+    if slot_bits == 32:
+        if slot_form != "root":
+            raise ValueError(f"slot_form={slot_form!r} is for slot_bits=8, which is not given")
+        return None
+    try:
+        return slot_codes(rule, slot_form)
+    except ValueError as error:
+        raise ValueError(f"{optimizer}: {error}") from None
+
+
+def check_coded_slot(codes: SlotCodes, slot_name: str, slot: Variable, variable: Variable) -> None:
+    """Raises ValueError if user code has put something else in the place of a slot's codes."""
+    shape, dtype = stored_shape(codes, slot_name, variable.shape, slot.unread_storage)
+    if (slot.shape, slot.dtype, slot.device) != (shape, dtype, variable.device):
+        raise ValueError(
+            f'slot "{slot_name}" of "{variable.name}" is in 8 bits: it must be {dtype} of shape '
+            f"{shape} on {variable.device}; it is {slot.dtype} of shape {slot.shape} on "
+            f"{slot.device}"
+        )

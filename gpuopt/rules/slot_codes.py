@@ -1,0 +1,293 @@
+"""Slots in 8 bits: the maps from codes to numbers, and blocks of codes with a scale for each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from functools import cache
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+
+from gpuopt.rules.update_rule import UpdateRule
+
+Array = np.ndarray[Any, Any]
+
+# How the second moment is stored.
+SlotForm = Literal["root", "bitsandbytes"]
+
+# How many codes share a scale.
+BLOCK = 256
+# As states name the map and what belongs to a slot: the codes have the slot's own name.
+MAP = "dynamic"
+SCALES = "_absmax"
+
+# Of float32's bits, those that the place of a number in a map is looked up by: exponent and seven
+# digits. Below the first, all are nearest to 0.
+_DROPPED_BITS = 16
+_FIRST_PLACE = (127 - 23) << 7
+_NUM_PLACES = (127 << 7) - _FIRST_PLACE + 1
+_DECADES = 7
+
+
+class Coding(IntEnum):
+    """What the codes of a slot stand for. Mirrors `coding` in kernels/shared/slot_codes.cuh.
+
+    Attributes:
+        SIGNED: Numbers of both signs.
+        SQUARES: Numbers that are not below 0.
+        ROOTS: Their square roots.
+    """
+
+    SIGNED = 0
+    SQUARES = 1
+    ROOTS = 2
+
+    @property
+    def zero(self) -> int:
+        """The code of 0."""
+        return 127 if self is Coding.SIGNED else 0
+
+    @property
+    def magnitudes(self) -> Array:
+        """The numbers that are not below 0, float32, ascending from 0 to 1."""
+        return _magnitudes(self is Coding.SIGNED)
+
+    @property
+    def bounds(self) -> Array:
+        """Between neighbours of `magnitudes`: up to and with a bound, the lower one is nearer."""
+        return (self.magnitudes[:-1] + self.magnitudes[1:]) / np.float32(2)
+
+    @property
+    def values(self) -> Array:
+        """The number of each of the 256 codes, float32: bitsandbytes' `create_dynamic_map`."""
+        magnitudes = self.magnitudes
+        if self is not Coding.SIGNED:
+            return magnitudes
+        # There is no -1.
+        return np.concatenate([-magnitudes[-2:0:-1], magnitudes])
+
+
+class CodedValues(NamedTuple):
+    """Numbers in 8 bits.
+
+    Attributes:
+        codes: uint8, of the numbers' shape.
+        scales: float32: the largest magnitude of each block of `BLOCK` codes, in C order:
+            [num_blocks]. Where blocks end at rows, [num_rows, blocks of a row].
+    """
+
+    codes: Array
+    scales: Array
+
+
+class SlotCodes(NamedTuple):
+    """How an optimizer's slots are stored in 8 bits.
+
+    Attributes:
+        form: How squares are.
+        slots: The rule's slots.
+        codings: Theirs.
+    """
+
+    form: SlotForm
+    slots: tuple[str, ...]
+    codings: tuple[Coding, ...]
+
+    @property
+    def stored(self) -> dict[str, Coding | None]:
+        """The names that state has, in order; None as the coding of those of scales."""
+        codes: dict[str, Coding | None] = dict(zip(self.slots, self.codings, strict=True))
+        return {**codes, **dict.fromkeys(map(scales_name, self.slots))}
+
+
+def slot_codes(rule: UpdateRule, form: SlotForm) -> SlotCodes:
+    """Returns how the slots of a rule are stored in 8 bits.
+
+    Raises:
+        ValueError: the form is unknown, or the rule does not say that all its slots may be.
+    """
+    if form not in get_args(SlotForm):
+        raise ValueError(f"slot_form must be one of {list(get_args(SlotForm))}, got {form!r}")
+    others = [name for name in rule.slots if name not in rule.eight_bit]
+    if others or not rule.slots:
+        has = f"has the slots {others}, which are not stored in 8 bits" if others else "has none"
+        raise ValueError(f"slot_bits=8 is for slots, and the rule {rule.name} {has}")
+    of_squares = Coding.ROOTS if form == "root" else Coding.SQUARES
+    codings = [of_squares if name in rule.squares else Coding.SIGNED for name in rule.slots]
+    return SlotCodes(form, rule.slots, tuple(codings))
+
+
+def scales_name(slot_name: str) -> str:
+    """Returns the name that state has for the scales of a slot."""
+    return f"{slot_name}{SCALES}"
+
+
+def scales_shape(shape: Sequence[int], *, by_rows: bool) -> tuple[int, ...]:
+    """Returns the shape of the scales of a slot of `shape`; see `CodedValues`."""
+    size = int(np.prod(shape, dtype=np.int64))
+    if not by_rows:
+        return (-(-size // BLOCK),)
+    width = int(np.prod(shape[1:], dtype=np.int64))
+    return shape[0], -(-width // BLOCK)
+
+
+def encoded(values: Array, coding: Coding, *, by_rows: bool = False) -> CodedValues:
+    """Stores numbers in 8 bits: the nearest codes.
+
+    Numbers that are not finite become 0.
+
+    Args:
+        values: Of any shape and type.
+        coding: What codes stand for. Numbers below 0 become 0 unless it is SIGNED.
+        by_rows: Whether blocks end at entries along the first axis.
+    """
+    codes = np.empty(values.shape, np.uint8)
+    scales = np.empty(scales_shape(values.shape, by_rows=by_rows), np.float32)
+    stored = np.array(values, np.float32)
+    stored[~np.isfinite(stored)] = 0
+    for (numbers, of_numbers), [theirs] in blocks_of([stored, codes], [scales]):
+        of_numbers[...], theirs[...] = encode(numbers, coding)
+    return CodedValues(codes, scales)
+
+
+def decoded(coded: CodedValues, coding: Coding) -> Array:
+    """Returns the numbers that are stored, float32."""
+    values = np.empty(coded.codes.shape, np.float32)
+    for (numbers, codes), [scales] in blocks_of([values, coded.codes], [coded.scales]):
+        numbers[...] = decode(codes, scales, coding)
+    return values
+
+
+class Blocks(NamedTuple):
+    """Blocks of equal length, at the same places of several arrays.
+
+    Attributes:
+        arrays: Views [num_blocks, length].
+        scales: Views [num_blocks].
+    """
+
+    arrays: list[Array]
+    scales: list[Array]
+
+    def part(self, first: int, last: int) -> Blocks:
+        """Returns the blocks from `first` to the one before `last`."""
+        rows = slice(first, last)
+        return Blocks([each[rows] for each in self.arrays], [each[rows] for each in self.scales])
+
+
+def blocks_of(arrays: Sequence[Array], scales: Sequence[Array]) -> list[Blocks]:
+    """Views arrays of one shape as blocks; those of one length are together.
+
+    Args:
+        arrays: Contiguous.
+        scales: Of some of them, all of one shape; see `CodedValues`.
+    """
+    if not arrays[0].size:
+        return []
+    if scales[0].ndim == 1:
+        flat = [array.reshape(-1) for array in arrays]
+        count = flat[0].size // BLOCK
+        end = count * BLOCK
+        whole = [array[:end].reshape(count, BLOCK) for array in flat], [s[:count] for s in scales]
+        last = [array[end:].reshape(1, -1) for array in flat], [s[count:] for s in scales]
+        return [Blocks(*each) for each in (whole, last) if each[0][0].size]
+    rows = [array.reshape(len(array), -1) for array in arrays]
+    return [
+        Blocks(
+            [array[:, number * BLOCK : (number + 1) * BLOCK] for array in rows],
+            [each[:, number] for each in scales],
+        )
+        for number in range(scales[0].shape[1])
+    ]
+
+
+def encode(values: Array, coding: Coding) -> tuple[Array, Array]:
+    """Returns the codes [num_blocks, length] and scales [num_blocks] of blocks of finite numbers.
+
+    Args:
+        values: float32 [num_blocks, length].
+        coding: What codes stand for.
+    """
+    if coding is not Coding.SIGNED:
+        values = np.maximum(values, np.float32(0))
+    if coding is Coding.ROOTS:
+        values = np.sqrt(values)
+    magnitudes = np.abs(values)
+    scales = magnitudes.max(axis=1)
+    # In a block of zeros, all are 0 of any scale.
+    magnitudes /= np.where(scales > 0, scales, np.float32(1))[:, np.newaxis]
+    tables = SlotTables.of(coding)
+    bits = magnitudes.view(np.uint32) >> np.uint32(_DROPPED_BITS)
+    places = np.maximum(bits, np.uint32(_FIRST_PLACE)) - np.uint32(_FIRST_PLACE)
+    codes = tables.first.take(places)
+    codes += magnitudes > tables.bounds.take(codes)
+    if coding is Coding.SIGNED:
+        below = np.uint8(127) - np.minimum(codes, np.uint8(127))
+        codes = np.where(values < 0, below, codes + np.uint8(127))
+    return codes, scales
+
+
+def decode(codes: Array, scales: Array, coding: Coding) -> Array:
+    """Returns the numbers of blocks of codes, float32; see `encode`."""
+    values: Array = SlotTables.of(coding).values.take(codes) * scales[:, np.newaxis]
+    return values * values if coding is Coding.ROOTS else values
+
+
+class SlotTables(NamedTuple):
+    """What encoding and decoding look up. Mirrors `SlotTables` in kernels/shared/slot_codes.cuh.
+
+    Attributes:
+        values: float32 [256], of each code.
+        bounds: float32 [256], and behind the last one infinity.
+        first: uint8 [_NUM_PLACES]: for the first digits of a magnitude, the number of bounds below
+            all that have these: for what is above one bound more, it is one less.
+    """
+
+    values: Array
+    bounds: Array
+    first: Array
+
+    @staticmethod
+    @cache
+    def of(coding: Coding) -> SlotTables:
+        bounds = np.full(256, np.inf, np.float32)
+        bounds[: len(coding.bounds)] = coding.bounds
+        places = np.arange(_NUM_PLACES, dtype=np.uint32) + np.uint32(_FIRST_PLACE)
+        lowest = (places << np.uint32(_DROPPED_BITS)).view(np.float32)
+        lowest[0] = 0
+        first = np.searchsorted(coding.bounds, lowest).astype(np.uint8)
+        return SlotTables(coding.values, bounds, first)
+
+
+def packed_codings(codings: Sequence[Coding]) -> int:
+    """Returns codings as kernels are compiled for them: two bits for each slot."""
+    return sum(coding << 2 * number for number, coding in enumerate(codings))
+
+
+@cache
+def packed_tables() -> Array:
+    """Returns uint8 [2, bytes]: the `SlotTables` of signed numbers, and of others."""
+    every = [SlotTables.of(coding) for coding in (Coding.SIGNED, Coding.SQUARES)]
+    padding = np.zeros(-_NUM_PLACES % 4, np.uint8)
+    rows = [[each.view(np.uint8) for each in (*tables, padding)] for tables in every]
+    return np.stack([np.concatenate(row) for row in rows])
+
+
+@cache
+def _magnitudes(is_signed: bool) -> Array:
+    """Returns the published map: in each decade twice as many numbers, the middles of intervals."""
+    decades = [np.zeros(1, np.float32)]
+    for decade in range(_DECADES):
+        count = 2 ** (decade + (0 if is_signed else 1))
+        step = float((np.float32(1) - np.float32(0.1)) / np.float32(count))
+        # From both ends, and rounded once, as torch's linspace does.
+        numbers = np.arange(count + 1)
+        up, down = float(np.float32(0.1)) + step * numbers, 1 - step * (count - numbers)
+        edges = np.where(numbers < (count + 1) // 2, up, down).astype(np.float32)
+        middles = (edges[:-1] + edges[1:]) / np.float32(2)
+        decades.append(np.float32(10.0 ** (decade + 1 - _DECADES)) * middles)
+    decades.append(np.ones(1, np.float32))
+    magnitudes = np.concatenate(decades)
+    magnitudes.flags.writeable = False
+    return magnitudes
