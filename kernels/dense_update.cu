@@ -37,22 +37,22 @@ struct Count {
 
 // Loads the gradient of `count` elements from `at` on: one by one if they are not at the address of
 // a pack, beside the packs of the variable and its slots.
-template <int count, class Storage>
-__device__ __forceinline__ void load_gradient(const Storage* grad, bool is_grad_packed, int at,
-                                              Compute<Storage> (&gradient)[count]) {
-  Elements<Storage, count> stored;
+template <int count, class Gradient>
+__device__ __forceinline__ void load_gradient(const Gradient* grad, bool is_grad_packed, int at,
+                                              Compute<Gradient> (&gradient)[count]) {
+  Elements<Gradient, count> stored;
   if (is_grad_packed) {
     load<Caching::evict_first>(grad + at, stored);
   } else {
 #pragma unroll
     for (int k = 0; k < count; ++k) {
-      Elements<Storage, 1> one;
+      Elements<Gradient, 1> one;
       load<Caching::evict_first>(grad + at + k, one);
       stored.of[k] = one.of[0];
     }
   }
 #pragma unroll
-  for (int k = 0; k < count; ++k) gradient[k] = Compute<Storage>(stored.of[k]);
+  for (int k = 0; k < count; ++k) gradient[k] = Compute<Gradient>(stored.of[k]);
 }
 
 // Calls `visit` with the state and the gradient of the first `size` elements, and where they are:
@@ -60,12 +60,14 @@ __device__ __forceinline__ void load_gradient(const Storage* grad, bool is_grad_
 // elements, and the others one by one.
 template <class Rule, class Storage, class Visit>
 __device__ __forceinline__ void visit_first(const Target<Rule, Storage>& target,
-                                            const Storage* grad, int size, const Visit& visit) {
+                                            const StoredGradient<Storage>* grad, int size,
+                                            const Visit& visit) {
   constexpr int pack = pack_size<Storage>;
   int packs_begin = 0;
   int packs_end = 0;
   if (target.has_common_packs()) {
-    packs_begin = elements_to_pack(target.var) < size ? elements_to_pack(target.var) : size;
+    const int before = elements_to_pack<Storage>(target.var);
+    packs_begin = before < size ? before : size;
     packs_end = size - (size - packs_begin) % pack;
   }
   const auto visit_at = [&](auto count, bool is_grad_packed, int at) {
@@ -74,7 +76,7 @@ __device__ __forceinline__ void visit_first(const Target<Rule, Storage>& target,
     load_gradient(grad, is_grad_packed, at, gradient);
     visit(state, gradient, at);
   };
-  const bool is_grad_packed = pack_offset(grad) == pack_offset(target.var);
+  const bool is_grad_packed = offset_in_pack<Storage>(grad) == offset_in_pack<Storage>(target.var);
   for (int i = packs_begin + threadIdx.x * pack; i < packs_end; i += blockDim.x * pack) {
     visit_at(Count<pack>(), is_grad_packed, i);
   }
@@ -108,7 +110,7 @@ __device__ __forceinline__ void visit_chunks(
     const Variable<Rule> entry = variables[variable];
     const long long size = entry.size;
     const long long end = begin + chunk_size < size ? begin + chunk_size : size;
-    const Storage* grad = reinterpret_cast<const Storage*>(
+    const StoredGradient<Storage>* grad = reinterpret_cast<const StoredGradient<Storage>*>(
         grads == nullptr ? few_grads.of[variable] : __ldg(&grads[variable]));
     const Target<Rule, Storage> target(entry.arrays);
     visit(c, variable, target.from(begin), grad + begin, static_cast<int>(end - begin));
@@ -125,7 +127,7 @@ __device__ __forceinline__ void update_chunks(
   visit_chunks<Rule, Storage>(
       variables, num_variables, chunks, num_chunks, chunk_size, grads, few_grads, refused,
       [&](long long, unsigned int variable, const Target<Rule, Storage>& target,
-          const Storage* grad, int size) {
+          const StoredGradient<Storage>* grad, int size) {
         const Scalars<Rule, Storage>& scalars = scalars_of(variable);
         visit_first(target, grad, size, [&](auto& state, const auto& gradient, int at) {
           state.update(gradient, scalars);
@@ -221,7 +223,7 @@ __global__ void __launch_bounds__(dense_threads, 3)
     const long long width = __ldg(&widths[variable]);
     const long long begin = chunk.number * chunk_size;
     const long long end = begin + chunk_size < entry.size ? begin + chunk_size : entry.size;
-    const Storage* grad = reinterpret_cast<const Storage*>(
+    const StoredGradient<Storage>* grad = reinterpret_cast<const StoredGradient<Storage>*>(
         grads == nullptr ? few_grads.of[variable] : __ldg(&grads[variable]));
     const Target<Rule, Storage> target(entry.arrays);
     const Lanes lanes(lanes_per_row(width % pack == 0 ? width / pack : width));
@@ -232,7 +234,7 @@ __global__ void __launch_bounds__(dense_threads, 3)
         load_gradient(grad + row * width + at, true, 0, gradient);
       };
       update_whole_row(
-          target, row, width, lanes, is_pack_aligned(grad), gradient_at,
+          target, row, width, lanes, begins_pack<Storage>(grad), gradient_at,
           scalars_of_group<Rule, Storage>(variable, groups, few_scalars, many_scalars));
     }
   }
@@ -254,7 +256,7 @@ __global__ void __launch_bounds__(dense_threads)
   visit_chunks<Rule, Storage>(
       variables, num_variables, chunks, num_chunks, chunk_size, grads, few_grads, refused,
       [&](long long chunk, unsigned int variable, const Target<Rule, Storage>& target,
-          const Storage* grad, int size) {
+          const StoredGradient<Storage>* grad, int size) {
         const Scalars<Rule, Storage> scalars =
             scalars_of_group<Rule, Storage>(variable, groups, few_scalars, many_scalars);
         Compute<Storage> mine[num_sums] = {};

@@ -86,7 +86,8 @@ __global__ void __launch_bounds__(piece_threads, 2)
 
 template <class Rule, class Storage, int count, class Key>
 __device__ __forceinline__ void update_row(const Target<Rule, Storage>& target, long long row,
-                                           const Storage* grad, const SortedRows<Key>& rows,
+                                           const StoredGradient<Storage>* grad,
+                                           const SortedRows<Key>& rows,
                                            const Parts<const Compute<Storage>>& parts,
                                            unsigned int begin, const Lanes& lanes,
                                            const Scalars<Rule, Storage>& scalars) {
@@ -123,7 +124,7 @@ __device__ __forceinline__ void update_rows(const Tables& tables, const ArraysOf
     const Key key = __ldg(&rows.keys[begin]);
     const long long row = static_cast<long long>(key);
     const long long table = num_tables == 1 ? 0 : tables.number_of(key);
-    const Storage* grad = tables.values_of<Storage>(table);
+    const StoredGradient<Storage>* grad = tables.values_of<StoredGradient<Storage>>(table);
     const Target<Rule, Storage> target =
         num_tables == 1 ? Target<Rule, Storage>(only_arrays.of)
                         : Target<Rule, Storage>(arrays + table * (1 + Rule::num_slots));
@@ -131,10 +132,10 @@ __device__ __forceinline__ void update_rows(const Tables& tables, const ArraysOf
       const auto gradient_at = [&](long long column, auto& sum) {
         sum_run(grad, rows, all, begin, column, sum);
       };
-      update_whole_row(target, row, row_width, lanes, is_pack_aligned(grad), gradient_at,
+      update_whole_row(target, row, row_width, lanes, begins_pack<Storage>(grad), gradient_at,
                        scalars_of(table));
     } else if (row_width % pack_size<Storage> == 0 && target.is_pack_aligned() &&
-               is_pack_aligned(grad)) {
+               begins_pack<Storage>(grad)) {
       update_row<Rule, Storage, pack_size<Storage>>(target, row, grad, rows, all, begin, lanes,
                                                     scalars_of(table));
     } else {

@@ -381,8 +381,9 @@ class Backend(Protocol):
                 order, and the host does not wait for them. If it is row-wise, each entry along a
                 variable's first axis is a row, and a scalar is one row.
             plan: From `plan_dense`.
-            gradients: One for each variable, of its shape and dtype. Only read; may be broadcast
-                views, and share memory with each other and with what is written.
+            gradients: One for each variable, of its shape, all of one dtype: the variables', or
+                where both have at most 32 bits, another. Only read; may be broadcast views, and
+                share memory with each other and with what is written.
             scalars: The rule's scalars in the compute type of the variables' dtype: those of each
                 group of the plan.
             factors: What the `clip_factor` of a clipped rule is found in: see `Clips`.
@@ -406,8 +407,9 @@ class Backend(Protocol):
 
         Args:
             rule: What to compute. If it has sums, they are taken from `scalars`.
-            updates: Of variables of one dtype. A gradient may share memory with its own variable
-                and slots, but with none of another update.
+            updates: Of variables of one dtype, by gradients of one dtype: see `apply_dense`. A
+                gradient may share memory with its own variable and slots, but with none of another
+                update.
             scalars: The scalars of both rules in the compute type of the variables' dtype: those of
                 each group of the updates.
             factors: What the `clip_factor` of a clipped rule is found in: see `Clips`.

@@ -66,7 +66,7 @@ __device__ __forceinline__ void update_whole_row(const Target<Rule, Storage>& ta
   static_cast<Scalars<Rule, Storage>&>(of_row) = scalars;
 #pragma unroll
   for (int k = 0; k < Rule::num_row_slots; ++k) {
-    Elements<Storage, 1> mine = {};
+    Elements<StoredSlot<Storage>, 1> mine = {};
     if (lanes.lane == 0) load<Caching::evict_first>(target.slots.of[first + k] + row, mine);
     of_row.row_slot[k] = __shfl_sync(mask_of(lanes), Real(mine.of[0]), 0, lanes.num_lanes);
   }
@@ -80,7 +80,7 @@ __device__ __forceinline__ void update_whole_row(const Target<Rule, Storage>& ta
   OfRow<Rule>::update_row_slots(of_row);
 #pragma unroll
   for (int k = 0; k < Rule::num_row_slots; ++k) {
-    const Elements<Storage, 1> mine = {Storage(of_row.row_slot[k])};
+    const Elements<StoredSlot<Storage>, 1> mine = {StoredSlot<Storage>(of_row.row_slot[k])};
     store<Caching::evict_first>(target.slots.of[first + k] + row, mine);
   }
 }

@@ -1,4 +1,5 @@
-// The 16-bit types, which are stored but not computed in; and packs: 16 bytes of any type.
+// The 16-bit types, which are stored but not computed in; updates whose arrays are of several
+// types; and packs: 16 bytes of any type.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -16,15 +17,47 @@ struct ComputeType<__nv_bfloat16> {
   using type = float;
 };
 
-// A pack: as many elements as one memory instruction moves.
+// Stands for `Storage` where a variable, its slots and its gradient are not all of one type: each
+// is float or a 16-bit type.
+template <class Var, class Slot, class Gradient>
+struct Mixed {};
+template <class Var, class Slot, class Gradient>
+struct ComputeType<Mixed<Var, Slot, Gradient>> {
+  using type = float;
+};
+
+// The types of the arrays of an update.
+template <class Storage>
+struct Stored {
+  using Var = Storage;
+  using Slot = Storage;
+  using Gradient = Storage;
+  static constexpr int widest = sizeof(Storage);  // of an element, in bytes
+};
+template <class VarType, class SlotType, class GradientType>
+struct Stored<Mixed<VarType, SlotType, GradientType>> {
+  using Var = VarType;
+  using Slot = SlotType;
+  using Gradient = GradientType;
+  static constexpr int widest = sizeof(Var) + sizeof(Slot) + sizeof(Gradient) == 6 ? 2 : 4;
+};
+template <class Storage>
+using StoredVar = typename Stored<Storage>::Var;
+template <class Storage>
+using StoredSlot = typename Stored<Storage>::Slot;
+template <class Storage>
+using StoredGradient = typename Stored<Storage>::Gradient;
+
+// A pack: as many elements as one memory instruction moves, of the widest of an update's types.
 constexpr int pack_bytes = 16;
 template <class Storage>
-constexpr int pack_size = pack_bytes / sizeof(Storage);
+constexpr int pack_size = pack_bytes / Stored<Storage>::widest;
 
 // One element, or a pack of them.
 template <class Storage, int count>
 struct Elements {
-  static_assert(count == 1 || count == pack_size<Storage>, "one element, or a pack");
+  static_assert(count == 1 || count == pack_size<Storage> || count * sizeof(Storage) == 8,
+                "one element, or a pack");
   Storage of[count];
 };
 
@@ -82,21 +115,28 @@ __device__ __forceinline__ void store(Storage* at, const Elements<Storage, count
   }
 }
 
-// How many bytes an address is past a multiple of a pack's.
-template <class Storage>
-__device__ __forceinline__ int pack_offset(const Storage* at) {
-  return static_cast<int>(reinterpret_cast<unsigned long long>(at) % pack_bytes);
+// How far an address is past a multiple of a pack of an update's, in bytes of its widest type.
+template <class Storage, class Element>
+__device__ __forceinline__ int offset_in_pack(const Element* at) {
+  constexpr int scale = Stored<Storage>::widest / sizeof(Element);
+  return static_cast<int>(reinterpret_cast<unsigned long long>(at) % (pack_bytes / scale)) * scale;
 }
 
 // How many elements there are before the next pack.
-template <class Storage>
-__device__ __forceinline__ int elements_to_pack(const Storage* at) {
-  return (pack_bytes - pack_offset(at)) % pack_bytes / static_cast<int>(sizeof(Storage));
+template <class Storage, class Element>
+__device__ __forceinline__ int elements_to_pack(const Element* at) {
+  return (pack_bytes - offset_in_pack<Storage>(at)) % pack_bytes / Stored<Storage>::widest;
 }
 
-template <class Storage>
-__device__ __forceinline__ bool is_pack_aligned(const Storage* at) {
-  return pack_offset(at) == 0;
+template <class Storage, class Element>
+__device__ __forceinline__ bool begins_pack(const Element* at) {
+  return offset_in_pack<Storage>(at) == 0;
+}
+
+// The same, of an array alone.
+template <class Element>
+__device__ __forceinline__ bool is_pack_aligned(const Element* at) {
+  return begins_pack<Element>(at);
 }
 
 }  // namespace gpuopt

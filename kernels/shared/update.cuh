@@ -66,14 +66,14 @@ using ArraysOf = Arrays<1 + Rule::num_slots>;
 // A variable and its slots.
 template <class Rule, class Storage>
 struct Target {
-  Storage* var;
-  Slots<Rule, Storage> slots;
+  StoredVar<Storage>* var;
+  Slots<Rule, StoredSlot<Storage>> slots;
 
   // `arrays` holds the variable's address, and then those of its slots.
   __device__ __forceinline__ explicit Target(const long long* arrays) {
-    var = reinterpret_cast<Storage*>(arrays[0]);
+    var = reinterpret_cast<StoredVar<Storage>*>(arrays[0]);
     for (int k = 0; k < Rule::num_slots; ++k) {
-      slots.of[k] = reinterpret_cast<Storage*>(arrays[k + 1]);
+      slots.of[k] = reinterpret_cast<StoredSlot<Storage>*>(arrays[k + 1]);
     }
   }
 
@@ -96,13 +96,13 @@ struct Target {
   __device__ __forceinline__ bool has_common_packs() const {
     bool common = true;
     for (int k = 0; k < Rule::num_slots; ++k) {
-      common &= pack_offset(slots.of[k]) == pack_offset(var);
+      common &= offset_in_pack<Storage>(slots.of[k]) == offset_in_pack<Storage>(var);
     }
     return common;
   }
 
   __device__ __forceinline__ bool is_pack_aligned() const {
-    return has_common_packs() && gpuopt::is_pack_aligned(var);
+    return has_common_packs() && begins_pack<Storage>(var);
   }
 };
 
@@ -112,8 +112,8 @@ template <class Rule, class Storage, int count>
 struct State {
   using Real = Compute<Storage>;
 
-  Elements<Storage, count> var;
-  Elements<Storage, count> slots[slot_capacity<Rule>];
+  Elements<StoredVar<Storage>, count> var;
+  Elements<StoredSlot<Storage>, count> slots[slot_capacity<Rule>];
 
   __device__ __forceinline__ State(const Target<Rule, Storage>& target, long long at) {
     load<Caching::normal>(target.var + at, var);
@@ -131,9 +131,9 @@ struct State {
 #pragma unroll
       for (int k = 0; k < Rule::num_slots; ++k) slot[k] = Real(slots[k].of[i]);
       Rule::apply(value, gradient[i], slot, scalars);
-      var.of[i] = Storage(value);
+      var.of[i] = StoredVar<Storage>(value);
 #pragma unroll
-      for (int k = 0; k < Rule::num_slots; ++k) slots[k].of[i] = Storage(slot[k]);
+      for (int k = 0; k < Rule::num_slots; ++k) slots[k].of[i] = StoredSlot<Storage>(slot[k]);
     }
   }
 

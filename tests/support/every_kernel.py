@@ -9,12 +9,22 @@ from every_optimizer import rules_of_each_shape, rules_of_other_rows_alone, upda
 
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.kernel import Kernel
+from gpuopt.backends.cuda.mixed import Mixed
+from gpuopt.rules.clipped import clipped
 from gpuopt.rules.gradient_descent import gradient_descent
 from gpuopt.rules.update_rule import UpdateRule
 
 DTYPES = ["float16", "bfloat16", "float32", "float64"]
 INDICES = ["int32", "int64"]
 KEYS = ["uint32", "uint64"]
+# Of a variable and its slots, and of a gradient.
+MIXTURES = [
+    ("float16", "float32"),
+    ("bfloat16", "float32"),
+    ("float32", "float16"),
+    ("float32", "bfloat16"),
+    ("bfloat16", "float16"),
+]
 
 
 def kernels_of(rule: UpdateRule) -> list[Kernel]:
@@ -56,6 +66,24 @@ def kernels_of_groups(rule: UpdateRule, dtype: str) -> list[Kernel]:
 @cache
 def _shapes() -> list[UpdateRule]:
     return update_rules() if os.environ.get("GPUOPT_ALL_KERNELS") else rules_of_each_shape()
+
+
+def kernels_of_several_types() -> list[Kernel]:
+    """Lists kernels of updates whose arrays have several types: of a rule of each kind."""
+    by_name = {rule.name: rule for rule in update_rules()}
+    adam, lamb, row_wise = (by_name[name] for name in ("adam", "lamb", "row_wise_adagrad"))
+    return [
+        kernel
+        for var, gradient in MIXTURES[1:4]
+        for storage in [Mixed(var, var, gradient)]
+        for kernel in (
+            kernels.dense_update(adam, storage),
+            kernels.dense_update(clipped(adam), storage, has_groups=True),
+            kernels.sum_terms(lamb, storage),
+            kernels.dense_update_of_rows(row_wise, storage),
+            kernels.sparse_update(adam, storage, "uint32"),
+        )
+    ]
 
 
 def kernels_without_rule() -> list[Kernel]:

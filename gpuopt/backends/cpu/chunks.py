@@ -145,19 +145,19 @@ def _update_chunk(
     form: RuleForm, real: np.dtype[Any], written: Sequence[Array], grad: Array | None
 ) -> None:
     """Updates chunks of any type that converts to `real`, and back."""
-    size = len(written[0])
-    if written[0].dtype == real:
-        form.apply(written, grad, scratch(form.scratch_dtypes, size))
-        return
     given = [*written, *([] if grad is None else [grad])]
-    arrays = scratch([*[real] * len(given), *form.scratch_dtypes], size)
-    converted = [array[: len(chunk)] for array, chunk in zip(arrays, given, strict=False)]
+    others = [chunk for chunk in given if chunk.dtype != real]
+    arrays = scratch([*[real] * len(others), *form.scratch_dtypes], len(written[0]))
+    copies = iter(arrays)
+    converted = [chunk if chunk.dtype == real else next(copies)[: len(chunk)] for chunk in given]
     for array, chunk in zip(converted, given, strict=True):
-        np.copyto(array, chunk)
+        if array is not chunk:
+            np.copyto(array, chunk, casting="unsafe")
     form.apply(
         converted[: len(written)],
         None if grad is None else converted[-1],
-        arrays[len(given) :],
+        arrays[len(others) :],
     )
     for array, chunk in zip(converted, written, strict=False):
-        np.copyto(chunk, array, casting="unsafe")
+        if array is not chunk:
+            np.copyto(chunk, array, casting="unsafe")

@@ -159,9 +159,9 @@ class DensePlan:
     def _large_tasks(
         self, forms: Sequence[RuleForm], gradients: Sequence[Array | None] | None, threads: int
     ) -> list[Task]:
-        longest = min(
-            chunk_length(form, self.size, threads, self._converted_bytes) for form in forms
-        )
+        types = {each.dtype for each in gradients or () if each is not None}
+        converted_bytes = self._converted_bytes or len(types - {self.real}) * self.real.itemsize
+        longest = min(chunk_length(form, self.size, threads, converted_bytes) for form in forms)
         chunks = self._chunks
         if chunks.longest != longest:
             targets = [self.targets[position] for position in self._large]
@@ -169,7 +169,7 @@ class DensePlan:
             chunks = self._chunks = Chunks(targets, groups, longest)
         share: Task
         update_chunks = forms[0].update_chunks
-        if update_chunks is not None and not self._converted_bytes:
+        if update_chunks is not None and not converted_bytes:
             table = chunks.table([form.scalars_address for form in forms], gradients)
             share = partial(update_chunks, table, np.zeros(1, np.int64))
         else:

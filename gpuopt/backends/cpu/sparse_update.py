@@ -97,13 +97,14 @@ def update_touched_rows(
     """
     [(var, slots)] = plan.targets
     written = [var, *slots]
-    real = np.dtype(compute_type(values.dtype))
+    real = np.dtype(compute_type(var.dtype))
     if values.size * ROW_FACTOR >= limits.large_elements and all(
         array.flags.carray and array.dtype == real for array in written
     ):
         compiled = compiled_rules(rule, real, [scalars])
         if compiled:
-            values = _copied_if_shared(np.require(values, requirements=["C", "ALIGNED"]), written)
+            values = np.require(values, real, ["C", "ALIGNED"])
+            values = _copied_if_shared(values, written)
             grouped = compiled[0].group_rows(rows)
             threads = limits.threads_for(values.size * ROW_FACTOR)
             late = None if catch_up is None else compiled_catch_up(rule, catch_up, real)

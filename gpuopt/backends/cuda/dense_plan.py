@@ -22,8 +22,8 @@ from gpuopt.backends.cuda.launch_shapes import (
     dense_threads,
 )
 from gpuopt.backends.cuda.launcher import Launch, Launcher, to_device
+from gpuopt.backends.cuda.mixed import Storage, storage_of
 from gpuopt.backends.cuda.order import MOST_STREAMS
-from gpuopt.backends.cuda.parameters import name_of
 from gpuopt.backends.cuda.scalar_arguments import ScalarArguments
 from gpuopt.backends.cuda.structs import FEW_GRADIENTS, Chunk, FewGradients
 from gpuopt.backends.cuda.summed_launch import SummedLaunch
@@ -199,12 +199,12 @@ class DensePlan:
             (the launch, arrays to keep until it is enqueued).
         """
         self.fill_stand_ins()
-        key = self._launcher.stream(), rule
+        key = self._launcher.stream(), rule, gradients[0].dtype
         update = self._launches.pop(key, None)
         if update is None:
-            has_groups = self._has_groups(rule)
-            arguments = ScalarArguments(self._launcher, rule, self.dtype, has_groups)
-            launch = self._bind(rule, arguments.of(scalars, factors), refused)
+            has_groups, storage = self._has_groups(rule), storage_of(self.dtype, key[-1])
+            arguments = ScalarArguments(self._launcher, rule, storage, has_groups)
+            launch = self._bind(rule, storage, arguments.of(scalars, factors), refused)
             update = DenseLaunch(self._launcher, launch, arguments, key)
         else:
             update.launch.replace(**update.scalars.of(scalars, factors), refused=refused)
@@ -217,7 +217,9 @@ class DensePlan:
         addresses = self._launcher.addresses(ours)
         if update.point_to_addresses(addresses, version):
             return update, ours
-        for position in self._written.overlaps(addresses, self._sizes * self.dtype.itemsize):
+        item_bytes = ours[0].dtype.itemsize
+        is_as_wide = item_bytes == self.dtype.itemsize
+        for position in self._written.overlaps(addresses, self._sizes * item_bytes, is_as_wide):
             ours[position] = ours[position].copy()
             addresses[position] = self._launcher.address(ours[position])
             version = None
@@ -258,7 +260,7 @@ class DensePlan:
         return self._groups is not None or bool(rule.computed) or isinstance(rule, ClippedRule)
 
     def _bind(
-        self, rule: UpdateRule, scalars: dict[str, Any], refused: Any
+        self, rule: UpdateRule, storage: Storage, scalars: dict[str, Any], refused: Any
     ) -> Launch | SummedLaunch:
         # For each stream, as a kernel of this one must not read a table before its upload is done.
         shape = (
@@ -279,18 +281,18 @@ class DensePlan:
         if rule.sums:
             of_chunks = self._chunks[:, Chunk._fields.index("variable")]
             return SummedLaunch(
-                self._launcher, rule, shape, of_chunks, groups, self.dtype, scalars, **arguments
+                self._launcher, rule, shape, of_chunks, groups, storage, scalars, **arguments
             )
         if rule.row_slots:
             widths = np.array([math.prod(self._shapes[i][1:]) for i in self._positions], np.int64)
             arguments["groups"] = to_device(self._launcher, groups)
             arguments["widths"] = to_device(self._launcher, widths)
-            of_rows = kernels.dense_update_of_rows(rule, name_of(self.dtype))
+            of_rows = kernels.dense_update_of_rows(rule, storage)
             return self._launcher.bind(of_rows, *shape, **scalars, **arguments)
         has_groups = self._has_groups(rule)
         if has_groups:
             arguments["groups"] = to_device(self._launcher, groups)
-        kernel = kernels.dense_update(rule, name_of(self.dtype), has_groups)
+        kernel = kernels.dense_update(rule, storage, has_groups)
         return self._launcher.bind(kernel, *shape, **scalars, **arguments)
 
 
@@ -308,10 +310,18 @@ class _Memory:
         # An element's gradient may be the variable's own element: it is read before it is written.
         self._own = starts[:, 0].copy()
 
-    def overlaps(self, starts: np.ndarray[Any, Any], sizes: np.ndarray[Any, Any]) -> list[int]:
-        """Returns which of other ranges overlap these, unless they are a variable's own."""
+    def overlaps(
+        self, starts: np.ndarray[Any, Any], sizes: np.ndarray[Any, Any], is_as_wide: bool
+    ) -> list[int]:
+        """Returns which of other ranges overlap these, unless they are a variable's own.
+
+        Args:
+            starts: Where the ranges begin.
+            sizes: Theirs, in bytes.
+            is_as_wide: Whether elements there are as wide as those of variables.
+        """
         overlap = _overlap(self._starts, self._ends, starts, starts + sizes)
-        return np.flatnonzero(overlap & (starts != self._own)).tolist()
+        return np.flatnonzero(overlap & ((starts != self._own) | (not is_as_wide))).tolist()
 
 
 def _overlap(

@@ -30,6 +30,7 @@ from gpuopt.backends.cuda.launch_shapes import (
     STRETCH,
     WARP,
 )
+from gpuopt.backends.cuda.mixed import Storage, cpp_storage, real_of
 from gpuopt.backends.cuda.parameters import (
     CPP_TYPES,
     Number,
@@ -141,20 +142,20 @@ _OF_CLIP = {
 
 
 @cache
-def dense_update(rule: UpdateRule, dtype: str, has_groups: bool = False) -> Kernel:
-    scalars: dict[str, Parameter] = {"scalars": _scalars(rule, dtype)}
+def dense_update(rule: UpdateRule, storage: Storage, has_groups: bool = False) -> Kernel:
+    scalars: dict[str, Parameter] = {"scalars": _scalars(rule, storage)}
     if has_groups:
-        scalars = {"groups": _GROUPS, **_scalars_of_groups(rule, dtype)}
+        scalars = {"groups": _GROUPS, **_scalars_of_groups(rule, storage)}
     return _of_dense_update(
         "dense_update_of_groups" if has_groups else "dense_update",
         {"variables": _variables(rule), **_CHUNKS, **scalars, "refused": _REFUSED},
         rule,
-        dtype,
+        storage,
     )
 
 
 @cache
-def dense_update_of_rows(rule: UpdateRule, dtype: str) -> Kernel:
+def dense_update_of_rows(rule: UpdateRule, storage: Storage) -> Kernel:
     return _of_dense_update(
         "dense_update_of_rows",
         {
@@ -162,33 +163,33 @@ def dense_update_of_rows(rule: UpdateRule, dtype: str) -> Kernel:
             **_CHUNKS,
             "groups": _GROUPS,
             "widths": Pointer("int64"),
-            **_scalars_of_groups(rule, dtype),
+            **_scalars_of_groups(rule, storage),
             "refused": _REFUSED,
         },
         rule,
-        dtype,
+        storage,
     )
 
 
 @cache
-def sum_terms(rule: UpdateRule, dtype: str) -> Kernel:
+def sum_terms(rule: UpdateRule, storage: Storage) -> Kernel:
     return _of_dense_update(
         "sum_terms",
         {
             "variables": _variables(rule),
             **_CHUNKS,
             "groups": _GROUPS,
-            **_scalars_of_groups(rule, dtype),
+            **_scalars_of_groups(rule, storage),
             "parts": Pointer("float64"),
             "refused": _REFUSED,
         },
         rule,
-        dtype,
+        storage,
     )
 
 
 @cache
-def add_sums(rule: UpdateRule, dtype: str) -> Kernel:
+def add_sums(rule: UpdateRule, storage: Storage) -> Kernel:
     return _of_dense_update(
         "add_sums",
         {
@@ -197,21 +198,21 @@ def add_sums(rule: UpdateRule, dtype: str) -> Kernel:
             "first_chunks": Pointer("int64"),
             "parts": Pointer("float64"),
             "first_sum": _INT32,
-            **_scalars_of_groups(rule, dtype),
-            "of_variables": Pointer(_real(dtype), _scalars(rule, dtype)),
+            **_scalars_of_groups(rule, storage),
+            "of_variables": Pointer(real_of(storage), _scalars(rule, storage)),
         },
         rule,
-        dtype,
+        storage,
     )
 
 
 def _of_dense_update(
-    function: str, parameters: dict[str, Parameter], rule: UpdateRule, dtype: str
+    function: str, parameters: dict[str, Parameter], rule: UpdateRule, storage: Storage
 ) -> Kernel:
     return Kernel(
         function,
         parameters,
-        (rule.require_cuda().functor, CPP_TYPES[dtype]),
+        (rule.require_cuda().functor, cpp_storage(storage)),
         rule,
         file="dense_update.cu",
         constants={**_OF_DENSE_UPDATE, **_of(rule)},
@@ -332,7 +333,7 @@ def sum_pieces(dtype: str, key: str) -> Kernel:
             **_TABLES,
             "rows": struct_of(SortedRows, Key=key),
             "row_width": _INT64,
-            "parts": Pointer(_real(dtype)),
+            "parts": Pointer(real_of(dtype)),
             "lanes_per_row": _INT32,
             "refused": _REFUSED,
         },
@@ -351,9 +352,9 @@ def sum_runs(dtype: str, key: str) -> Kernel:
             "rows": struct_of(SortedRows, Key=key),
             "begins": Pointer("int64"),
             "num_runs": _INT64,
-            "parts": Pointer(_real(dtype)),
+            "parts": Pointer(real_of(dtype)),
             "row_width": _INT64,
-            "sums": Pointer(_real(dtype)),
+            "sums": Pointer(real_of(dtype)),
             "lanes_per_row": _INT32,
         },
         (CPP_TYPES[dtype], CPP_TYPES[key]),
@@ -363,8 +364,8 @@ def sum_runs(dtype: str, key: str) -> Kernel:
 
 
 @cache
-def sparse_update(rule: UpdateRule, dtype: str, key: str, has_groups: bool = False) -> Kernel:
-    scalars: dict[str, Parameter] = {"scalars": _scalars(rule, dtype)}
+def sparse_update(rule: UpdateRule, storage: Storage, key: str, has_groups: bool = False) -> Kernel:
+    scalars: dict[str, Parameter] = {"scalars": _scalars(rule, storage)}
     return Kernel(
         "sparse_update_of_groups" if has_groups else "sparse_update",
         {
@@ -372,14 +373,14 @@ def sparse_update(rule: UpdateRule, dtype: str, key: str, has_groups: bool = Fal
             "only_arrays": _arrays(rule),
             "arrays": Pointer("int64", is_optional=True),
             "rows": struct_of(SortedRows, Key=key),
-            "parts": Pointer(_real(dtype)),
+            "parts": Pointer(real_of(storage)),
             "row_width": _INT64,
-            **(_scalars_of_groups(rule, dtype) if has_groups else scalars),
+            **(_scalars_of_groups(rule, storage) if has_groups else scalars),
             "touched": _TOUCHED,
             "lanes_per_row": _INT32,
             "refused": _REFUSED,
         },
-        (rule.require_cuda().functor, CPP_TYPES[dtype], CPP_TYPES[key]),
+        (rule.require_cuda().functor, cpp_storage(storage), CPP_TYPES[key]),
         rule,
         file="sparse_update.cu",
         constants={**_OF_SPARSE_UPDATE, **_of(rule)},
@@ -402,18 +403,18 @@ def mark_rows(key: str) -> Kernel:
 
 
 @cache
-def update_other_rows(rule: UpdateRule, dtype: str) -> Kernel:
+def update_other_rows(rule: UpdateRule, storage: Storage) -> Kernel:
     return Kernel(
         "update_other_rows",
         {
             "arrays": _arrays(rule),
             "size": _INT64,
             "row_width": _INT64,
-            "scalars": _scalars(rule, dtype),
+            "scalars": _scalars(rule, storage),
             "touched": _UINT32S,
             "refused": _REFUSED,
         },
-        (rule.require_cuda().functor, CPP_TYPES[dtype]),
+        (rule.require_cuda().functor, cpp_storage(storage)),
         rule,
         file="sparse_update.cu",
         constants={**_OF_SPARSE_UPDATE, **_of(rule)},
@@ -462,7 +463,7 @@ def add_squares(real: str) -> Kernel:
 
 @cache
 def scale_to_norm(dtype: str) -> Kernel:
-    real = _real(dtype)
+    real = real_of(dtype)
     return Kernel(
         "scale_to_norm",
         {**_CLIPPED, "norm": Pointer(real), "most": Number(real), "formula": _INT32},
@@ -490,7 +491,7 @@ def measure_rows(dtype: str, key: str) -> Kernel:
         {
             **_TABLES,
             "rows": struct_of(SortedRows, Key=key),
-            "run_parts": Pointer(_real(dtype)),
+            "run_parts": Pointer(real_of(dtype)),
             "row_width": _INT64,
             "lanes_per_row": _INT32,
             "refused": _REFUSED,
@@ -542,9 +543,9 @@ def scalars_of(rule: UpdateRule, scalars: Scalars) -> tuple[Any, ...]:
     return _scalars_type(rule)(*(scalars[name] for name in rule.scalars))
 
 
-def few_groups(rule: UpdateRule, dtype: str) -> int:
+def few_groups(rule: UpdateRule, storage: Storage) -> int:
     """Returns how many groups' scalars are passed by value."""
-    few = min(FEW_GROUPS, FEW_GROUPS_BYTES // _scalars(rule, dtype).size)
+    few = min(FEW_GROUPS, FEW_GROUPS_BYTES // _scalars(rule, storage).size)
     return few // 2 * 2 if isinstance(rule, ClippedRule) else few
 
 
@@ -565,28 +566,23 @@ def _of_formulas() -> dict[str, int]:
     return values
 
 
-def _real(dtype: str) -> str:
-    """What a rule computes in for storage of `dtype`."""
-    return "float64" if dtype == "float64" else "float32"
-
-
-def _scalars(rule: UpdateRule, dtype: str) -> Struct:
+def _scalars(rule: UpdateRule, storage: Storage) -> Struct:
     """The rule's scalars, in the struct of its header."""
-    real = _real(dtype)
+    real = real_of(storage)
     fields = {name: Number(real) for name in rule.scalars}
     functor = rule.require_cuda().functor
     return Struct(f"{functor}::Scalars<{CPP_TYPES[real]}>", fields)
 
 
-def _scalars_of_groups(rule: UpdateRule, dtype: str) -> dict[str, Parameter]:
+def _scalars_of_groups(rule: UpdateRule, storage: Storage) -> dict[str, Parameter]:
     """The scalars of several groups: by value, or on the device."""
-    one = _scalars(rule, dtype)
-    struct = f"gpuopt::FewScalars<{rule.require_cuda().functor}, {CPP_TYPES[dtype]}>"
+    one = _scalars(rule, storage)
+    struct = f"gpuopt::FewScalars<{rule.require_cuda().functor}, {cpp_storage(storage)}>"
     factors = {"factors": _INT64} if isinstance(rule, ClippedRule) else {}
-    records = Records(one, few_groups(rule, dtype))
+    records = Records(one, few_groups(rule, storage))
     return {
         "few_scalars": Struct(struct, {**factors, "of": records}),
-        "many_scalars": Pointer(_real(dtype), one, is_optional=True),
+        "many_scalars": Pointer(real_of(storage), one, is_optional=True),
     }
 
 

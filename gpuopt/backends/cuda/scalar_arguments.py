@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from gpuopt.backends.backend import Scalars, compute_type
+from gpuopt.backends.backend import Scalars
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.launcher import Launcher
-from gpuopt.backends.cuda.parameters import name_of
+from gpuopt.backends.cuda.mixed import Storage, real_of
 from gpuopt.backends.cuda.structs import ClippedScalars, FewScalars
 from gpuopt.backends.cuda.workspace import Constants
 from gpuopt.rules.clipped import ClippedRule
@@ -25,13 +25,13 @@ class ScalarArguments:
     """
 
     def __init__(
-        self, launcher: Launcher, rule: UpdateRule, dtype: np.dtype[Any], has_groups: bool
+        self, launcher: Launcher, rule: UpdateRule, storage: Storage, has_groups: bool
     ) -> None:
         self._rule = rule
         self._launcher = launcher
         self._has_groups = has_groups
-        self._real = compute_type(dtype)
-        self._few = kernels.few_groups(rule, name_of(dtype))
+        self._real = np.dtype(real_of(storage))
+        self._few = kernels.few_groups(rule, storage)
         self._many = Constants(launcher)
 
     def of(self, scalars: Sequence[Scalars], factors: Any = None) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from gpuopt.backends.cuda.launch_shapes import (
     lanes_per_row,
 )
 from gpuopt.backends.cuda.launcher import Launch, Launcher
+from gpuopt.backends.cuda.mixed import element_bytes, storage_of
 from gpuopt.backends.cuda.parameters import name_of
 from gpuopt.backends.cuda.scalar_arguments import ScalarArguments
 from gpuopt.backends.cuda.sorted_tables import (
@@ -37,6 +38,7 @@ class SparseKind(NamedTuple):
 
     Attributes:
         tables: What is sorted.
+        dtype: The variables' and slots'.
         rule: What is computed.
         other_rows: The rule of rows without a gradient; None if they stay.
         has_groups: Whether the tables are of several groups, or the rule has a form for groups
@@ -44,6 +46,7 @@ class SparseKind(NamedTuple):
     """
 
     tables: TablesKind
+    dtype: np.dtype[Any]
     rule: UpdateRule
     other_rows: UpdateRule | None
     has_groups: bool
@@ -59,7 +62,8 @@ def kind_of(
 ) -> SparseKind:
     """Returns the kind of these tables, which are updated together."""
     has_groups = len({table.group for table in tables}) > 1 or isinstance(rule, ClippedRule)
-    return SparseKind(tables_kind_of(dtype, width, tables, checks), rule, other_rows, has_groups)
+    of_tables = tables_kind_of(tables[0].values.dtype, width, tables, checks)
+    return SparseKind(of_tables, dtype, rule, other_rows, has_groups)
 
 
 class SparseLaunches:
@@ -78,6 +82,7 @@ class SparseLaunches:
         """Prepares the launches; the last four arguments are those of the first `start`."""
         self._launcher = launcher
         self._kind = kind
+        self._storage = storage_of(kind.dtype, kind.tables.dtype)
         self._tables = SortedTables(launcher, workspace, kind.tables)
         self._arrays = Constants(launcher)
         touched: Any = None
@@ -91,7 +96,7 @@ class SparseLaunches:
                 bits = touched[first_key // ROWS_PER_WORD :]
                 given = kernels.scalars_of(kind.other_rows, scalars[table.group])
                 self._others.append(self._bind_others(kind.other_rows, table, bits, given, refused))
-        self._scalars = ScalarArguments(launcher, kind.rule, kind.tables.dtype, kind.has_groups)
+        self._scalars = ScalarArguments(launcher, kind.rule, self._storage, kind.has_groups)
         if kind.tables.num_rows:
             rows = self._tables.add_sort(workspace, tables, refused)
             if touched is not None:
@@ -126,7 +131,7 @@ class SparseLaunches:
 
     def _arguments_of(self, tables: Sequence[Table]) -> dict[str, Any]:
         """Returns the arguments that say where gradients, variables and slots are."""
-        item_bytes = self._kind.tables.dtype.itemsize
+        item_bytes = self._kind.dtype.itemsize
         row_bytes = self._kind.tables.width * item_bytes
         num_row_slots = len(self._kind.rule.row_slots)
         arrays: list[Arrays] = []
@@ -164,11 +169,11 @@ class SparseLaunches:
         parts = add_pieces(
             self._update, self._launcher, workspace, rows, kind.dtype, kind.width, where, refused
         )
-        lanes = lanes_per_row(kind.width, PACK_BYTES // kind.dtype.itemsize)
+        lanes = lanes_per_row(kind.width, PACK_BYTES // element_bytes(self._storage))
         launch = self._launcher.bind(
             kernels.sparse_update(
                 self._kind.rule,
-                name_of(kind.dtype),
+                self._storage,
                 name_of(rows.keys.dtype),
                 self._kind.has_groups,
             ),
@@ -206,9 +211,9 @@ class SparseLaunches:
     ) -> Launch:
         kind = self._kind.tables
         size = table.height * kind.width
-        packs = size // (PACK_BYTES // kind.dtype.itemsize)
+        packs = size // (PACK_BYTES // element_bytes(self._storage))
         return self._launcher.bind(
-            kernels.update_other_rows(rule, name_of(kind.dtype)),
+            kernels.update_other_rows(rule, self._storage),
             self._tables.blocks(packs, 1),
             ROW_THREADS,
             arrays=Arrays(table.addresses),

@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from gpuopt.backends.backend import compute_type
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.launch_shapes import DENSE_THREADS, num_blocks
 from gpuopt.backends.cuda.launcher import Launcher, to_device
-from gpuopt.backends.cuda.parameters import name_of
+from gpuopt.backends.cuda.mixed import Storage, real_of
 from gpuopt.rules.update_rule import UpdateRule
 
 # The arguments for the groups' scalars.
@@ -31,7 +30,7 @@ class SummedLaunch:
         shape: tuple[int, int],
         of_chunks: np.ndarray[Any, Any],
         groups: np.ndarray[Any, Any],
-        dtype: np.dtype[Any],
+        storage: Storage,
         scalars: dict[str, Any],
         **chunks: Any,
     ) -> None:
@@ -43,25 +42,25 @@ class SummedLaunch:
             shape: How many blocks go through the chunks, and how many threads they have.
             of_chunks: The number of each chunk's variable, in ascending order.
             groups: The number of each variable's group, int64 [num_variables].
-            dtype: Of the variables.
+            storage: What kernels are compiled for.
             scalars: The arguments for the groups' scalars.
             **chunks: The other arguments of `dense_update_of_groups`.
         """
-        name, num_variables = name_of(dtype), len(groups)
+        num_variables = len(groups)
         numbers = np.arange(num_variables + 1)
         first_chunks = to_device(launcher, np.searchsorted(of_chunks, numbers).astype(np.int64))
         of_groups = {"groups": to_device(launcher, groups), **scalars}
         parts = launcher.xp.empty(len(of_chunks) * len(rule.sums), np.float64)
-        each = launcher.xp.empty(num_variables * len(rule.scalars), compute_type(dtype))
+        each = launcher.xp.empty(num_variables * len(rule.scalars), real_of(storage))
         self._sum = launcher.bind(
-            kernels.sum_terms(rule, name),
+            kernels.sum_terms(rule, storage),
             *shape,
             **chunks,
             **of_groups,
             parts=parts,
         )
         self._add = launcher.bind(
-            kernels.add_sums(rule, name),
+            kernels.add_sums(rule, storage),
             num_blocks(num_variables, 1, launcher.num_multiprocessors),
             DENSE_THREADS,
             num_variables=num_variables,
@@ -72,7 +71,7 @@ class SummedLaunch:
             of_variables=each,
         )
         self._update = launcher.bind(
-            kernels.dense_update(rule, name, has_groups=True),
+            kernels.dense_update(rule, storage, has_groups=True),
             *shape,
             **chunks,
             groups=to_device(launcher, numbers[:-1]),

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
-from every_kernel import kernels_of, kernels_without_rule
+from every_kernel import kernels_of, kernels_of_several_types, kernels_without_rule
 from every_optimizer import update_rules
 from nvrtc import ARCHITECTURES, compile_together
 
@@ -49,7 +49,8 @@ def max_registers(kernel: Kernel, architecture: str) -> int:
     wide = {"double", "unsigned long long"}
     if architecture == "sm_75":  # it has no instructions for bfloat16
         wide |= {"__nv_bfloat16"}
-    return 80 if wide & {*kernel.types} else 64
+    storage = re.findall(r"__nv_bfloat16", kernel.types[-1]) if kernel.types else []
+    return 80 if wide & {*kernel.types, *storage} else 64
 
 
 def selected(architecture: str) -> Iterable[UpdateRule]:
@@ -71,15 +72,24 @@ def selected(architecture: str) -> Iterable[UpdateRule]:
 def test_kernels_compile_without_spills_within_their_registers(architecture: str) -> None:
     groups = [kernels_without_rule(), *(kernels_of(rule) for rule in selected(architecture))]
     for group in groups:
-        compiled, log = compile_together(group, architecture)
-        reports = resources(log)
-        for kernel in group:
-            report = reports[compiled.symbol_mapping[kernel.expression].decode()]
-            assert report["stack"] == report["spilled"] == 0, (kernel.expression, report)
-            assert report["registers"] <= max_registers(kernel, architecture), (
-                kernel.expression,
-                report,
-            )
+        check_registers(group, architecture)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_kernels_of_several_types_keep_to_the_same_registers(architecture: str) -> None:
+    check_registers(kernels_of_several_types(), architecture)
+
+
+def check_registers(group: list[Kernel], architecture: str) -> None:
+    compiled, log = compile_together(group, architecture)
+    reports = resources(log)
+    for kernel in group:
+        report = reports[compiled.symbol_mapping[kernel.expression].decode()]
+        assert report["stack"] == report["spilled"] == 0, (kernel.expression, report)
+        assert report["registers"] <= max_registers(kernel, architecture), (
+            kernel.expression,
+            report,
+        )
 
 
 def with_parameters(kernel: Kernel, **changed: Parameter) -> Kernel:
