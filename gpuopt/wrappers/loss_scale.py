@@ -6,6 +6,7 @@ import logging
 import operator
 import threading
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from gpuopt.autodiff.engine import Loss
 from gpuopt.distributed.tower import TowerOptimizer
 from gpuopt.distributed.wrapper import OptimizerWrapper, inner_optimizers
 from gpuopt.optimizer import Optimizer
+from gpuopt.quietly import quietly
 from gpuopt.rules.loss_scaling import ScaleRule, ScaleState, after_step
 from gpuopt.state.state_dict import OptimizerState, load_state
 from gpuopt.step import additions
@@ -266,7 +268,9 @@ class LossScaleOptimizer(StepWrapper):
         if isinstance(grad_loss, list | tuple):
             grad_loss = np.asarray(grad_loss, np.float32)
         seed = scale if grad_loss is None else grad_loss * scale
-        return self._inner.compute_gradients(loss, var_list=var_list, grad_loss=seed)
+        compute = partial(self._inner.compute_gradients, loss, var_list=var_list, grad_loss=seed)
+        # What overflows is looked for in any case.
+        return quietly(compute)
 
     def _refuse_inside(self) -> None:
         """Raises ValueError if something inside decides about gradients otherwise."""

@@ -11,6 +11,7 @@ import pytest
 
 import gpuopt
 from gpuopt import IndexedSlices, LossScaleOptimizer, Variable
+from gpuopt.step.replica_context import replica_context
 
 MANAGERS: dict[str, Callable[[], gpuopt.LossScaleManager]] = {
     "fixed": lambda: gpuopt.FixedLossScaleManager(1024.0),
@@ -331,3 +332,62 @@ def test_small_gradients_of_16_bits_do_not_vanish() -> None:
     scaled.manager.variables["loss_scale"].assign(2.0**10)
     scaled.minimize(losses[0], var_list=[w])
     np.testing.assert_array_equal(w.numpy(), np.float16(1 - 2.0**-8))
+
+
+def test_replicas_decide_about_their_sum_and_alike() -> None:
+    strategy = gpuopt.MirroredStrategy(["cpu", "cpu"])
+    w, step = strategy.variable(np.float32([1, 2]), name="w"), Variable(0, name="step")
+    optimizer = make("exponential", gpuopt.GradientDescentOptimizer(0.5, clip_norm=10.0))
+    for bad in (1.0, np.inf, 1.0):
+
+        def train() -> None:
+            at = replica_context().replica_id
+            # One of the two overflows. The loss is averaged.
+            gradient = np.float32([1, 1]) * np.float32(bad if at else 1)  # noqa: B023
+            optimizer.apply_gradients([(gradient * 8, w)], step, loss_scale=16)
+
+        strategy.run(train)
+    for copy in w.replicas:
+        assert copy.numpy().tolist() == [0, 1]
+    assert (int(step), optimizer.num_skipped, optimizer.loss_scale) == (2, 1, 8)
+
+
+def test_the_loss_of_each_replica_is_scaled() -> None:
+    strategy = gpuopt.MirroredStrategy(["cpu", "cpu"])
+    w = strategy.variable(np.float32([1, 2]), name="w")
+    optimizer = make("fixed", gpuopt.GradientDescentOptimizer(0.5))
+
+    def train() -> None:
+        mine = w.replicas[replica_context().replica_id]
+        optimizer.minimize(lambda: np.sum(mine.value() * 2), var_list=[mine])
+
+    strategy.run(train)
+    for copy in w.replicas:
+        assert copy.numpy().tolist() == [0, 1]
+
+
+def test_workers_and_towers_decide_about_what_all_bring() -> None:
+    w, step = Variable([1.0, 2.0], name="w"), Variable(0, name="step")
+    optimizer = make(opt=gpuopt.GradientDescentOptimizer(0.5))
+    tower = gpuopt.TowerOptimizer(optimizer)
+
+    def model(factor: Any) -> Any:
+        tower.minimize(lambda: np.sum(w.value()) * np.float32(factor[0]), step, [w])
+        return factor[0]
+
+    train = gpuopt.replicate(model, "weighted_sum", devices=["cpu", "cpu"])
+    for bad in (1.0, np.inf, 1.0):
+        train(np.float32([1, bad]))
+    assert (w.numpy().tolist(), int(step), optimizer.num_skipped) == ([-1, 0], 2, 1)
+
+
+def test_workers_go_on_after_a_step_that_was_skipped() -> None:
+    w, step = Variable([1.0, 2.0], name="w"), Variable(0, name="step")
+    optimizer = make(opt=gpuopt.GradientDescentOptimizer(0.5))
+    sync = gpuopt.SyncReplicasOptimizer(optimizer, 1, 1)
+    gradients = [np.float32(each) for each in ([1, 1], [1, np.inf], [1, 1])]
+    with sync.start(step, num_tokens=0), sync.worker(0) as worker:
+        for gradient in gradients:
+            worker.apply_gradients([(gradient, w)], step)
+    assert w.numpy().tolist() == [0, 1]
+    assert optimizer.num_skipped == 1
