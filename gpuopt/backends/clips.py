@@ -72,11 +72,16 @@ class ClipLimits(NamedTuple):
         most: The most of each norm, by number; infinite if it is only measured.
         form: The formula.
         is_double: Whether norms are float64; else they are rounded to float32.
+        unscale: What gradients are multiplied by before all else: norms are of the products, and
+            factors include it.
+        num_copies: How often each gradient comes: equal ones of copies of a variable count once.
     """
 
     most: Sequence[np.floating[Any]]
     form: ClipForm
     is_double: bool
+    unscale: float = 1.0
+    num_copies: int = 1
 
 
 class Clips(Protocol):

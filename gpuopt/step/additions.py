@@ -35,6 +35,12 @@ class Addition(Protocol):
             the step is refused.
         """
 
+    def _makes_step(self, updates: Updates) -> bool:
+        """Called inside the gate before anything is written: whether the step is made.
+
+        If not, nothing is written, nor counted, and no addition's other methods are called.
+        """
+
     def _before_update(self, updates: Updates, row_checks: RowChecks) -> None:
         """Writes what comes before the updates."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
+from gpuopt.step.nonfinite import first_nonfinite
 from gpuopt.step.updates import HookOptimizer, Pair, Updates
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.variable import Variable
@@ -70,6 +71,13 @@ class ChosenUpdates:
 
     def apply(self) -> list[Any]:
         return [] if self._chosen is None else self._chosen.apply()
+
+    def unscale(self, factor: float) -> None:
+        if self._chosen is not None:
+            self._chosen.unscale(factor)
+
+    def find_nonfinite(self) -> str | None:
+        return first_nonfinite(self._every.pairs())
 
     def written(self) -> tuple[list[str], list[str]]:
         return ([], []) if self._chosen is None else self._chosen.written()

@@ -9,7 +9,14 @@ import numpy as np
 
 from gpuopt.backends import backend_for, to_device
 from gpuopt.backends.backend import Scalars
-from gpuopt.backends.clips import NORM, ClipForm, ClipLimits, DenseGradients, SparseGradient
+from gpuopt.backends.clips import (
+    NORM,
+    SQUARES,
+    ClipForm,
+    ClipLimits,
+    DenseGradients,
+    SparseGradient,
+)
 from gpuopt.device import Device
 from gpuopt.quietly import quietly
 from gpuopt.rules.clipped import CLIP_SCALARS, clipped
@@ -88,7 +95,11 @@ class GradientClips:
         self.measured: Measured | None = None
 
     def of_step(
-        self, own: Scalars, of_groups: Sequence[Scalars], names: Sequence[str]
+        self,
+        own: Scalars,
+        of_groups: Sequence[Scalars],
+        names: Sequence[str],
+        unscale: float | None = None,
     ) -> StepClips:
         """Returns the clipping of one step.
 
@@ -97,6 +108,8 @@ class GradientClips:
             of_groups: Those that each parameter group has of its own. One that has either of the
                 two is clipped apart.
             names: The groups' names.
+            unscale: What all gradients are multiplied by before they are clipped, and that all are
+                to be measured; None if they are not scaled.
 
         Raises:
             ValueError: a function has returned a number below 0 or NaN, or both clip.
@@ -106,7 +119,7 @@ class GradientClips:
             if CLIP_NORM in values or CLIP_VALUE in values:
                 apart[number] = values
         limits: list[np.floating[Any]] = []
-        norms, bounds = {}, {}
+        norms, shown, bounds = {}, {}, {}
         for number, values in apart.items():
             whose = f'group "{names[number - 1]}": ' if number else ""
             most, bound = (
@@ -114,11 +127,13 @@ class GradientClips:
                 for name in (CLIP_NORM, CLIP_VALUE)
             )
             refuse_both(whose, most, bound)
-            norms[number], bounds[number] = _NONE, bound
-            if np.isfinite(most) or (number == 0 and self.measures_all):
-                norms[number] = len(limits)
+            bounds[number] = bound
+            is_asked_for = np.isfinite(most) or (number == 0 and self.measures_all)
+            norms[number] = len(limits) if is_asked_for or unscale is not None else _NONE
+            shown[number] = norms[number] if is_asked_for else _NONE
+            if norms[number] != _NONE:
                 limits.append(most)
-        return StepClips(self, limits, norms, bounds)
+        return StepClips(self, limits, norms, shown, bounds, 1.0 if unscale is None else unscale)
 
 
 class StepClips:
@@ -129,7 +144,9 @@ class StepClips:
         clips: GradientClips,
         most: Sequence[np.floating[Any]],
         norms: Mapping[int, int],
+        shown: Mapping[int, int],
         bounds: Mapping[int, np.floating[Any]],
+        unscale: float,
     ) -> None:
         """Takes what is known before the gradients are.
 
@@ -137,12 +154,16 @@ class StepClips:
             clips: The optimizer's.
             most: The most of each norm.
             norms: See `Measured`.
+            shown: Those of them that were asked for.
             bounds: The largest element, by the same numbers.
+            unscale: See `ClipLimits`.
         """
         self._clips = clips
         self._most = most
         self._norms = norms
+        self._shown = shown
         self._bounds = bounds
+        self._unscale = unscale
         # By device; see `Clips.factors`.
         self._factors: dict[Device, Any] = {}
 
@@ -157,13 +178,9 @@ class StepClips:
         """
         if not self._most:
             return
-        if replica_context().num_copies > 1:
-            raise NotImplementedError(
-                "clip_norm does not reach variables of which one process has several copies: their "
-                "gradients would count as often. Clip by hand, with gpuopt.clip_by_global_norm"
-            )
         is_double = np.float64 in [batch.real for _, batch in parts]
-        limits = ClipLimits(self._most, self._clips.form, is_double)
+        num_copies = replica_context().num_copies
+        limits = ClipLimits(self._most, self._clips.form, is_double, self._unscale, num_copies)
         backends = {batch.device: batch.backend for _, batch in parts}
         sums = []
         for device, backend in backends.items():
@@ -185,7 +202,19 @@ class StepClips:
             with backend.enter():
                 self._factors[device] = backend.clips.factors(brought, limits)
         home = next((each for each in backends if each.kind == "gpu"), Device.cpu)
-        self._clips.measured = Measured(self._factors[home], home, is_double, self._norms)
+        self._clips.measured = Measured(self._factors[home], home, is_double, self._shown)
+
+    def is_all_finite(self) -> bool:
+        """Whether no gradient holds NaN or infinity; the host waits for the sums of squares.
+
+        False does not mean that one does: squares may be too large, too.
+        """
+        for device, factors in self._factors.items():
+            backend = backend_for(device)
+            with backend.enter():
+                if not np.isfinite(backend.to_host(factors)[:, SQUARES]).all():
+                    return False
+        return True
 
     def clip(
         self, rule: UpdateRule, batch: Batch, groups: Sequence[int], scalars: Sequence[Scalars]

@@ -25,6 +25,7 @@ from gpuopt.state.state import Created
 from gpuopt.step.clips import GradientClips, StepClips
 from gpuopt.step.dense_gradients import as_dense
 from gpuopt.step.known import Batch, Group, KnownGroups
+from gpuopt.step.nonfinite import first_nonfinite
 from gpuopt.step.overlap import refuse_shared_memory
 from gpuopt.step.pairs import as_pairs, checked_gradient, refuse_no_gradients, unpack_pair
 from gpuopt.step.row_checks import RowChecks
@@ -68,7 +69,7 @@ class RuleOptimizer(HookOptimizer, Protocol):
 
     def _scalars(self, real: type[np.floating[Any]]) -> Scalars: ...
 
-    def _clips_of_step(self) -> StepClips | None: ...
+    def _clips_of_step(self, unscale: float | None = None) -> StepClips | None: ...
 
     def _sparse_scalars(self, scalars: Scalars) -> Scalars: ...
 
@@ -162,6 +163,9 @@ class RuleUpdates:
         # By the type that rules compute in; see `ThisThread.scalars`.
         self._scalars: dict[type[np.floating[Any]], Sequence[Scalars]] = {}
         self._clips: StepClips | None = None
+        # What backends write at once, if it is known because gradients are measured already.
+        self._units: Sequence[_Unit] = ()
+        self._host_decides = False
         self._has_constraints = False
         self._is_on_a_cpu = False
         # What is being written, and what has been written.
@@ -307,7 +311,8 @@ class RuleUpdates:
             part.check(self._optimizer)
 
     def must_check_first(self) -> bool:
-        return self._has_constraints or not self._optimizer.finish_is_undoable
+        needs_host = self._has_constraints or self._host_decides
+        return needs_host or not self._optimizer.finish_is_undoable
 
     def apply(self) -> list[Any]:
         if self._is_on_a_cpu:
@@ -323,12 +328,9 @@ class RuleUpdates:
     def write(self) -> None:
         """Applies the rule, without constraints; to be called by `quietly` if on a CPU."""
         optimizer = self._optimizer
-        units = _units(self._parts)
-        if len(units) > 1 or len(units[0]) > 1:
-            _copy_what_is_overwritten(units)
-        if self._clips is not None:
-            every_part = list(chain.from_iterable(units))
-            self._clips.measure(every_part, optimizer.row_checks.flags_of_this_thread)
+        units = self._units or _units(self._parts)
+        if self._clips is not None and not self._units:
+            self._measure(units)
         for unit in units:
             self._writing = unit
             part, batch = unit[0]
@@ -369,6 +371,22 @@ class RuleUpdates:
                 )
             self._done += unit
         self._writing = []
+
+    def unscale(self, factor: float) -> None:
+        self._clips = self._optimizer._clips_of_step(factor)
+        self._host_decides = True
+
+    def find_nonfinite(self) -> str | None:
+        assert self._clips is not None, "unscale comes first"
+        self._units = _units(self._parts)
+        quietly(self._measure, self._units)
+        return None if self._clips.is_all_finite() else first_nonfinite(self.pairs())
+
+    def _measure(self, units: Sequence[_Unit]) -> None:
+        """Computes the norms of the gradients of what is to be written."""
+        assert self._clips is not None, "they are asked for"
+        every_part = list(chain.from_iterable(units))
+        self._clips.measure(every_part, self._optimizer.row_checks.flags_of_this_thread)
 
     def written(self) -> tuple[list[str], list[str]]:
         return _names(self._done), _names(self._writing)
@@ -492,6 +510,7 @@ class RuleUpdates:
 
 
 def _units(parts: Sequence[_Part]) -> list[_Unit]:
+    """Returns what backends write at once; none overwrites gradients that are read later."""
     units: list[_Unit] = []
     sparse: dict[tuple[UpdateRule, Device, np.dtype[Any]], _Unit] = {}
     for part in parts:
@@ -503,6 +522,8 @@ def _units(parts: Sequence[_Part]) -> list[_Unit]:
                 units.append([(part, batch)])
                 if part.is_sparse:
                     sparse[key] = units[-1]
+    if len(units) > 1 or len(units[0]) > 1:
+        _copy_what_is_overwritten(units)
     return units
 
 

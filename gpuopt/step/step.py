@@ -220,6 +220,9 @@ class Step:
 
     def _write(self, updates: Updates) -> None:
         row_checks = self._optimizer.row_checks
+        for addition in self._additions:
+            if not addition._makes_step(updates):
+                return
         missing = [each._what_is_added for each in self._additions if each._what_is_added]
         try:
             for addition in self._additions:

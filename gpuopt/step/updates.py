@@ -11,8 +11,10 @@ import numpy as np
 from gpuopt.backends import backend_for
 from gpuopt.backends.backend import Scalars, compute_type
 from gpuopt.state.state import Created, State
+from gpuopt.step.nonfinite import first_nonfinite
 from gpuopt.step.overlap import Written, refuse_shared_memory
 from gpuopt.step.pairs import Gradient, as_pairs, checked_pairs
+from gpuopt.step.unscaled import unscaled
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.variable import Variable
@@ -69,6 +71,18 @@ class Updates(Protocol):
 
     def written(self) -> tuple[list[str], list[str]]:
         """Returns the names of variables that were updated, and of those that may be half done."""
+
+    def unscale(self, factor: float) -> None:
+        """Has gradients multiplied by a factor before all else, and measured before any write.
+
+        Called after `check`. The host reads what is measured, by `find_nonfinite`.
+        """
+
+    def find_nonfinite(self) -> str | None:
+        """Describes the first gradient that holds NaN or infinity; None if all are finite.
+
+        Called after `unscale`, inside the gate. The host waits for GPUs.
+        """
 
 
 class HookOptimizer(Protocol):
@@ -149,6 +163,13 @@ class HookUpdates:
             )
             self._num_done += 1
         return update_ops
+
+    def unscale(self, factor: float) -> None:
+        if factor != 1:
+            self._pairs = [(unscaled(gradient, factor), v) for gradient, v in self._pairs]
+
+    def find_nonfinite(self) -> str | None:
+        return first_nonfinite(self._pairs)
 
     def written(self) -> tuple[list[str], list[str]]:
         names = [variable.name for _, variable in self._pairs]

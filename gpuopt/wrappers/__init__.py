@@ -4,6 +4,13 @@ from gpuopt.wrappers.agn import AGNCustomGetter, AGNOptimizer
 from gpuopt.wrappers.drop_stale_gradient import DropStaleGradientOptimizer
 from gpuopt.wrappers.elastic_average import ElasticAverageCustomGetter, ElasticAverageOptimizer
 from gpuopt.wrappers.gradient_clipping import clip_gradients_by_global_norm
+from gpuopt.wrappers.loss_scale import LossScaleOptimizer
+from gpuopt.wrappers.loss_scale_managers import (
+    DynamicLossScale,
+    ExponentialUpdateLossScaleManager,
+    FixedLossScaleManager,
+    LossScaleManager,
+)
 from gpuopt.wrappers.model_average import ModelAverageCustomGetter, ModelAverageOptimizer
 from gpuopt.wrappers.moving_average import MovingAverageOptimizer
 from gpuopt.wrappers.multitask import MultitaskOptimizerWrapper
@@ -13,8 +20,13 @@ __all__ = [
     "AGNCustomGetter",
     "AGNOptimizer",
     "DropStaleGradientOptimizer",
+    "DynamicLossScale",
     "ElasticAverageCustomGetter",
     "ElasticAverageOptimizer",
+    "ExponentialUpdateLossScaleManager",
+    "FixedLossScaleManager",
+    "LossScaleManager",
+    "LossScaleOptimizer",
     "ModelAverageCustomGetter",
     "ModelAverageOptimizer",
     "MovingAverageOptimizer",

@@ -100,6 +100,9 @@ class StepWrapper(OptimizerWrapper):
     def _prepare_updates(self, optimizer: Any, updates: Updates) -> tuple[Updates, Forget]:
         return updates, nothing_to_forget
 
+    def _makes_step(self, updates: Updates) -> bool:
+        return True
+
     def _before_update(self, updates: Updates, row_checks: RowChecks) -> None:
         pass
 

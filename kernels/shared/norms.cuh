@@ -48,10 +48,13 @@ __device__ __forceinline__ Real factor_of(Real norm, Real most, int form) {
 struct ClipRule {
   long long most_of;  // an address
   double only_most;
+  double unscale;     // what gradients are multiplied by before all else
+  double num_copies;  // how often each gradient comes
   int form;
   int is_double;  // else norms are rounded to float
 
-  __device__ __forceinline__ ClipResult result(double squares, long long norm) const {
+  __device__ __forceinline__ ClipResult result(double scaled, long long norm) const {
+    const double squares = scaled * unscale * unscale / num_copies;
     const double* every = reinterpret_cast<const double*>(most_of);
     const double most = every == nullptr ? only_most : every[norm];
     ClipResult result;
@@ -60,8 +63,9 @@ struct ClipRule {
     result.norm =
         is_double ? sqrt(squares) : static_cast<double>(sqrtf(static_cast<float>(squares)));
     result.factor_of_floats = static_cast<double>(
+        static_cast<float>(unscale) *
         factor_of(static_cast<float>(result.norm), static_cast<float>(most), form));
-    result.factor_of_doubles = factor_of(result.norm, most, form);
+    result.factor_of_doubles = unscale * factor_of(result.norm, most, form);
     return result;
   }
 };

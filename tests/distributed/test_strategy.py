@@ -438,13 +438,15 @@ def test_what_fails_in_one_rank_alone_is_told_to_the_others_and_training_goes_on
     assert strategy.run(train).values == (("ZeroDivisionError: division by zero", 5), (told, 5))
 
 
-def test_a_norm_of_several_copies_in_one_process_is_refused_by_name() -> None:
+def test_a_norm_counts_each_gradient_of_several_copies_once() -> None:
     strategy = gpuopt.MirroredStrategy(["cpu", "cpu"])
     v = strategy.variable(np.zeros(2, np.float32), name="v")
     optimizer = gpuopt.GradientDescentOptimizer(1.0, clip_norm=1.0)
-    with pytest.raises(NotImplementedError, match="clip_norm does not reach variables of which"):
-        strategy.run(lambda: optimizer.apply_gradients([(np.float32([3, 4]), v)]))
-    assert v.numpy().tolist() == [0, 0]
+    strategy.run(lambda: optimizer.apply_gradients([(np.float32([3, 4]), v)]))
+    assert optimizer.global_norm == 10  # of the sum of two replicas
+    for copy in v.replicas:
+        np.testing.assert_allclose(copy.numpy(), [-0.6, -0.8], rtol=1e-6)
+        copy.assign(np.zeros(2, np.float32))
     bounded = gpuopt.GradientDescentOptimizer(1.0, clip_value=1.5)
     strategy.run(lambda: bounded.apply_gradients([(np.float32([3, 4]), v)]))
     assert v.numpy().tolist() == [-1.5, -1.5]

@@ -19,12 +19,11 @@ CASES = read_json("contrib_wrappers.json")
 AVERAGES = [key for key in CASES if key.startswith("moving_average_")]
 CLIPPING = [key for key in CASES if key.startswith("variable_clipping_")]
 WORKERS = ["elastic_average_1worker", "model_average_1worker", "agn_1worker_adam"]
-# Of a wrapper that is not here.
-OTHERS = ["loss_scale_exponential"]
+SCALED = "loss_scale_exponential"
 
 
 def test_every_case_is_replayed_here_or_belongs_to_another_wrapper() -> None:
-    assert sorted([*AVERAGES, *CLIPPING, *WORKERS, *OTHERS]) == sorted(CASES)
+    assert sorted([*AVERAGES, *CLIPPING, *WORKERS, SCALED]) == sorted(CASES)
     assert (len(AVERAGES), len(CLIPPING)) == (2, 5)
 
 
@@ -120,3 +119,39 @@ def test_accumulated_gradients_move_the_center_as_tensorflows_do() -> None:
         assert error(getter.center(v0).numpy(), expected["global0"]) <= FLOAT32_TOLERANCE
         assert total.numpy().tolist() == expected["acc0"]
         assert int(step) == expected["gs"]
+
+
+@pytest.mark.parametrize("by", ["minimize", "apply_gradients", "state_dict"])
+def test_a_loss_scale_is_tensorflows_bit_by_bit(by: str) -> None:
+    case = CASES[SCALED]
+    assert case["note"] == (
+        "SGD(0.1), v0=[1,2], loss=sum(v*g); manager(init 8, incr_every 2, decr_every 2, incr 2.0, "
+        "decr 0.5)"
+    )
+    v = Variable([1.0, 2.0], name="v")
+    step = Variable(0, name="gs", trainable=False)
+
+    def make() -> gpuopt.LossScaleOptimizer:
+        manager = gpuopt.ExponentialUpdateLossScaleManager(8, 2, 2, 2.0, 0.5)
+        return gpuopt.LossScaleOptimizer(gpuopt.GradientDescentOptimizer(0.1), manager)
+
+    optimizer = make()
+    for expected in case["steps"]:
+        gradient = np.float32([float(number) for number in expected["grad"]])
+        if by == "minimize":
+            optimizer.minimize(lambda: np.sum(v.value() * gradient), step, [v])  # noqa: B023
+        else:
+            optimizer.apply_gradients([(gradient, v)], step)
+        if by == "state_dict":  # as if each step were in a new process
+            state, optimizer = optimizer.state_dict(), make()
+            optimizer.load_state_dict(state)
+        counts = optimizer.manager.variables
+        got = {
+            "v": v.numpy().tolist(),
+            "scale": optimizer.loss_scale,
+            "good": int(counts["good_steps"]),
+            "bad": int(counts["bad_steps"]),
+            "global_step": int(step),
+        }
+        assert got == {name: expected[name] for name in got}
+    assert (optimizer.num_skipped, optimizer.skipped_in_a_row) == (15, 0)

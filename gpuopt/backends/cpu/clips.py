@@ -69,10 +69,15 @@ class CpuClips:
 
 def _factors(sums: Sequence[Array], limits: ClipLimits) -> Array:
     rows = []
-    for squares, most in zip(np.sum(sums, axis=0), limits.most, strict=True):
+    unscale = np.float64(limits.unscale)
+    for scaled, most in zip(np.sum(sums, axis=0), limits.most, strict=True):
+        squares = scaled * unscale * unscale / limits.num_copies
         # As much as TensorFlow's sum can hold: beyond it, a norm is infinite.
         norm = np.sqrt(squares) if limits.is_double else np.sqrt(np.float32(squares))
-        factors = [_factor(real, norm, most, limits.form) for real in (np.float32, np.float64)]
+        factors = [
+            real(unscale) * _factor(real, norm, most, limits.form)
+            for real in (np.float32, np.float64)
+        ]
         rows.append([squares, norm, *factors])
     return np.array(rows, np.float64)
 

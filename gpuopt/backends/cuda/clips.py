@@ -24,7 +24,7 @@ from gpuopt.locks import Lock
 
 Array = Any
 
-_NO_RULE = ClipRule(0, 0.0, 0, 0)
+_NO_RULE = ClipRule(0, 0.0, 1.0, 1.0, 0, 0)
 
 
 class _Sum(NamedTuple):
@@ -192,7 +192,14 @@ class CudaClips:
         if len(most) > 1:
             on_device = workspace.constants("most").set(most, np.float64)
             address = self._launcher.address(on_device)
-        return ClipRule(address, most[0], int(limits.form), int(limits.is_double))
+        return ClipRule(
+            address,
+            most[0],
+            float(limits.unscale),
+            float(limits.num_copies),
+            int(limits.form),
+            int(limits.is_double),
+        )
 
     def _results(self, num_norms: int) -> Array:
         return self._launcher.xp.empty((num_norms, len(ClipResult._fields)), np.float64)

@@ -21,7 +21,7 @@ from gpuopt.backends.cuda.structs import ClipRule, ClipTotals
 from gpuopt.backends.cuda.workspace import Workspace
 
 _NOWHERE = ClipTotals(0, 0, 0, 0, 0)
-_NO_RULE = ClipRule(0, 0.0, 0, 0)
+_NO_RULE = ClipRule(0, 0.0, 1.0, 1.0, 0, 0)
 
 
 class MeasuredTables:

@@ -102,12 +102,16 @@ class ClipRule(NamedTuple):
     Attributes:
         most_of: The address of the most of each norm, float64; 0 if there is one norm.
         only_most: The most of the only norm.
+        unscale: What gradients are multiplied by before all else.
+        num_copies: How often each gradient comes.
         form: A `ClipForm`.
         is_double: Whether norms are float64; else they are rounded to float32.
     """
 
     most_of: Annotated[int, Number("int64")]
     only_most: Annotated[float, Number("float64")]
+    unscale: Annotated[float, Number("float64")]
+    num_copies: Annotated[float, Number("float64")]
     form: Annotated[int, Number("int32")]
     is_double: Annotated[int, Number("int32")]
 

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from gpuopt.backends import Target
+from gpuopt.backends.clips import ClipForm
 from gpuopt.optimizer import Optimizer
 from gpuopt.optimizers.base.arguments import Common, FullSignature, with_defaults
 from gpuopt.optimizers.base.clipping import CLIPPING, checked_clipping, clipping_of
@@ -29,7 +30,7 @@ from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.coded_conversion import described_codes
 from gpuopt.state.coded_slots import coded_slot, create_coded_slots
 from gpuopt.state.state import Range
-from gpuopt.step.clips import CLIP_NORM, NO_LIMIT, StepClips
+from gpuopt.step.clips import CLIP_NORM, NO_LIMIT, GradientClips, StepClips
 from gpuopt.step.known import KnownGroups
 from gpuopt.step.pairs import Gradient
 from gpuopt.step.rows_behind import bring_up_all
@@ -249,13 +250,20 @@ class RuleOptimizer(Optimizer):
         measured = None if self.clips is None else self.clips.measured
         return None if measured is None else measured.norm(group)
 
-    def _clips_of_step(self) -> StepClips | None:
-        """Returns how this step's gradients are clipped, by the values that `_prepare` found."""
-        if self.clips is None:
+    def _clips_of_step(self, unscale: float | None = None) -> StepClips | None:
+        """Returns how this step's gradients are clipped, by the values that `_prepare` found.
+
+        Args:
+            unscale: See `GradientClips.of_step`.
+        """
+        clips = self.clips
+        if clips is None and unscale is not None:
+            clips = GradientClips(ClipForm.TENSORFLOW, measures_all=False)
+        if clips is None:
             return None
         names = [group.name for group in self._grouping]
         this_thread = self.this_thread
-        return self.clips.of_step(this_thread.hyperparameters, this_thread.of_groups, names)
+        return clips.of_step(this_thread.hyperparameters, this_thread.of_groups, names, unscale)
 
     def _looks_at_all_gradients(self) -> list[str]:
         looks = super()._looks_at_all_gradients()

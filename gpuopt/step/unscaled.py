@@ -1,0 +1,31 @@
+"""Gradients of a scaled loss, divided by the scale."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpuopt.backends import backend_for
+from gpuopt.backends.backend import compute_type
+from gpuopt.device import device_of
+from gpuopt.quietly import quietly
+from gpuopt.variables.indexed_slices import IndexedSlices
+
+
+def unscaled(gradient: Any, factor: Any) -> Any:
+    """Returns a new gradient, the product with a factor, in the gradient's dtype.
+
+    Args:
+        gradient: An array of any device, or IndexedSlices; it is only read.
+        factor: A number, or a scalar array of the gradient's device.
+    """
+    if isinstance(gradient, IndexedSlices):
+        values = unscaled(gradient.values, factor)
+        return IndexedSlices(values, gradient.indices, gradient.dense_shape)
+
+    def multiply() -> Any:
+        real = compute_type(gradient.dtype)
+        at_once = factor.astype(real) if hasattr(factor, "astype") else real(factor)
+        return (gradient.astype(real, copy=False) * at_once).astype(gradient.dtype, copy=False)
+
+    with backend_for(device_of(gradient)).enter():
+        return quietly(multiply)

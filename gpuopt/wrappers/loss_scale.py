@@ -1,0 +1,345 @@
+"""LossScaleOptimizer: scales the loss, and leaves out steps whose gradients are not finite."""
+
+from __future__ import annotations
+
+import logging
+import operator
+import threading
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from gpuopt.autodiff import engine_of
+from gpuopt.autodiff.engine import Loss
+from gpuopt.distributed.tower import TowerOptimizer
+from gpuopt.distributed.wrapper import OptimizerWrapper, inner_optimizers
+from gpuopt.optimizer import Optimizer
+from gpuopt.quietly import quietly
+from gpuopt.rules.loss_scaling import ScaleRule, ScaleState, after_step
+from gpuopt.state.state_dict import OptimizerState, load_state
+from gpuopt.step import additions
+from gpuopt.step.additions import Forget, nothing_to_forget
+from gpuopt.step.loss import GATE_NONE, GATE_OP, checked_gate, refuse_independent_loss
+from gpuopt.step.pairs import Gradient, as_list, as_pairs
+from gpuopt.step.replica_context import replica_context
+from gpuopt.step.unscaled import unscaled
+from gpuopt.step.updates import Updates
+from gpuopt.variables.gate import between_writes
+from gpuopt.variables.variable import Variable
+from gpuopt.wrappers.base import StepWrapper
+from gpuopt.wrappers.loss_scale_managers import LossScaleManager, RuleManager
+
+_logger = logging.getLogger("gpuopt")
+
+_NO_RULE = ScaleRule()
+
+
+class _ThisThread(threading.local):
+    """What a step of this thread is to know.
+
+    Attributes:
+        loss_scale: What the loss of its gradients was multiplied by.
+    """
+
+    loss_scale: Any = np.float32(1)
+
+
+class LossScaleOptimizer(StepWrapper):
+    """Multiplies the loss so that small gradients do not vanish in 16 bits, as contrib's does.
+
+    Gradients are those of the loss times `loss_scale`, and are divided by it again. If one of them
+    is not finite then, the step is left out: variables, slots, averages, powers of beta and the
+    global step stay as they are. `loss_scale_manager` hears of each step and changes the scale.
+
+        manager = ExponentialUpdateLossScaleManager(2.0**15, incr_every_n_steps=2000)
+        optimizer = LossScaleOptimizer(AdamOptimizer(), manager)
+        optimizer.minimize(loss, global_step)
+
+    `minimize` divides while it updates, so that gradients are only read. `compute_gradients`
+    divides and returns new arrays, and `apply_gradients` takes such. Both may be used by
+    `SyncReplicasOptimizer`, `TowerOptimizer` and other wrappers around this one, and by
+    `MirroredStrategy`: then the decision is about the gradients of all, and the same for all.
+
+    The scale, the manager's counts, and those of skipped steps are variables, which a `Saver`
+    saves; `state_dict` has them, too.
+
+    Attributes:
+        manager: Chooses the scale.
+        last_nonfinite: Describes the first gradient that was not finite in the last step that had
+            one; None before.
+    """
+
+    def __init__(
+        self,
+        opt: Optimizer,
+        loss_scale_manager: LossScaleManager,
+        *,
+        accept_after: int | None = None,
+    ) -> None:
+        """Wraps `opt`.
+
+        Args:
+            opt: Makes the steps; its name is this optimizer's.
+            loss_scale_manager: Chooses the scale.
+            accept_after: After so many skipped steps in a row, a step is made with what is not
+                finite; None for never.
+
+        Raises:
+            TypeError: `opt` is no optimizer, the manager is none, or `accept_after` is no whole
+                number.
+            ValueError: `accept_after` is negative; `opt` gathers the gradients of several workers
+                or towers, which goes around this optimizer; it scales a loss itself; or it decides
+                about gradients that are not finite, by `on_nonfinite`.
+        """
+        if not isinstance(loss_scale_manager, LossScaleManager):
+            raise TypeError(
+                f"loss_scale_manager must be a LossScaleManager, got {loss_scale_manager!r}"
+            )
+        if accept_after is not None:
+            accept_after = _checked_count(accept_after)
+        super().__init__(opt)
+        self._refuse_inside()
+        self.manager = loss_scale_manager
+        self.last_nonfinite: str | None = None
+        self._accept_after = accept_after
+        self._this_thread = _ThisThread()
+        self._counts = {
+            name: Variable(np.int64(0), name=f"loss_scale/{name}", trainable=False)
+            for name in ("num_skipped", "skipped_in_a_row")
+        }
+
+    @property
+    def loss_scale(self) -> float:
+        """What the next loss is multiplied by."""
+        return float(self.manager.get_loss_scale())
+
+    @property
+    def num_skipped(self) -> int:
+        """How many steps were left out."""
+        return int(self._counts["num_skipped"])
+
+    @property
+    def skipped_in_a_row(self) -> int:
+        """How many of them since the last step that was made."""
+        return int(self._counts["skipped_in_a_row"])
+
+    def minimize(
+        self,
+        loss: Loss,
+        global_step: Any = None,
+        var_list: Any = None,
+        gate_gradients: int = GATE_OP,
+        aggregation_method: Any = None,
+        colocate_gradients_with_ops: bool = False,
+        name: str | None = None,
+        grad_loss: Any = None,
+    ) -> None:
+        """Makes a step by the gradients of the scaled loss; see `Optimizer.minimize`.
+
+        Args:
+            loss: See `Optimizer.compute_gradients`; its own value is not scaled.
+            global_step: Grows by 1 unless the step is left out.
+            var_list: See `Optimizer.compute_gradients`.
+            gate_gradients: With GATE_NONE, a warning says that all gradients are needed at once.
+            aggregation_method: Ignored.
+            colocate_gradients_with_ops: Ignored.
+            name: See `Optimizer.apply_gradients`.
+            grad_loss: What gradients are multiplied by besides.
+
+        Raises:
+            ValueError: no variable has a gradient.
+        """
+        if checked_gate(gate_gradients) == GATE_NONE and engine_of(loss).streams:
+            self._needs_all_gradients()
+        scale = self._scale()
+        pairs = self._scaled_gradients(loss, var_list, grad_loss, scale)
+        if not [gradient for gradient, _ in pairs if gradient is not None]:
+            refuse_independent_loss(loss, [variable for _, variable in pairs])
+        self.apply_gradients(pairs, global_step, name, loss_scale=scale)
+
+    def compute_gradients(
+        self,
+        loss: Loss,
+        var_list: Any = None,
+        gate_gradients: int = GATE_OP,
+        aggregation_method: Any = None,
+        colocate_gradients_with_ops: bool = False,
+        grad_loss: Any = None,
+    ) -> list[tuple[Gradient | None, Variable]]:
+        """Returns the gradients of the scaled loss, divided by the scale, as new arrays.
+
+        The arguments are those of `Optimizer.compute_gradients`.
+        """
+        checked_gate(gate_gradients)
+        scale = self._scale()
+        return _unscaled(self._scaled_gradients(loss, var_list, grad_loss, scale), scale)
+
+    def apply_gradients(
+        self,
+        grads_and_vars: Iterable[tuple[Any, Any]],
+        global_step: Any = None,
+        name: str | None = None,
+        skip_gradients_aggregation: bool = False,
+        *,
+        loss_scale: Any = None,
+    ) -> None:
+        """Makes a step if all gradients are finite; see `Optimizer.apply_gradients`.
+
+        Args:
+            grads_and_vars: (gradient, variable) pairs; a gradient may be None.
+            global_step: Grows by 1 unless the step is left out.
+            name: See `Optimizer.apply_gradients`.
+            skip_gradients_aggregation: Likewise.
+            loss_scale: What the gradients are divided by while they are read: what their loss was
+                multiplied by. 1 if not given, as for those of `compute_gradients`.
+
+        Raises:
+            RuntimeError: workers that meet after a number of steps are around this optimizer.
+        """
+        for outer in additions.this_thread.additions:
+            if isinstance(outer, OptimizerWrapper) and outer.is_for_workers:
+                raise RuntimeError(
+                    f"{type(outer).__name__} cannot be around LossScaleOptimizer: its workers meet "
+                    "after a number of steps, and each of them would skip others"
+                )
+        context = replica_context()
+        if context.strategy is not None and not skip_gradients_aggregation:
+            if loss_scale is not None:
+                grads_and_vars = _unscaled(as_pairs(as_list(grads_and_vars)), loss_scale)
+            # The strategy adds up the replicas' gradients, and calls this again.
+            Optimizer.apply_gradients(self, grads_and_vars, global_step, name)
+            return
+        this_thread = self._this_thread
+        before = this_thread.loss_scale
+        try:
+            this_thread.loss_scale = np.float32(1 if loss_scale is None else loss_scale)
+            super().apply_gradients(grads_and_vars, global_step, name, skip_gradients_aggregation)
+        finally:
+            this_thread.loss_scale = before
+
+    def state_dict(self, variables: Mapping[str, Any] | None = None) -> OptimizerState:
+        """Copies the state of the optimizer inside, with the scale and the counts.
+
+        See `Optimizer.state_dict`.
+        """
+        with between_writes(f'reading the state of optimizer "{self.get_name()}"'):
+            state = super().state_dict(variables)
+            own = {name: variable.numpy() for name, variable in self._own_variables().items()}
+            state["non_slots"] = {**state["non_slots"], **own}
+            return state
+
+    def load_state_dict(
+        self, state: OptimizerState, variables: Mapping[str, Any] | None = None
+    ) -> None:
+        """Takes over a state of `state_dict`; see `Optimizer.load_state_dict`.
+
+        Raises:
+            ValueError: the state has no scale, as of an optimizer without this one around it, or a
+                number that no run makes.
+        """
+        others = dict(state["non_slots"])
+        taken = {}
+        for name, variable in self._own_variables().items():
+            if name not in others:
+                raise ValueError(
+                    f'the state has no "{name}": it was saved without this LossScaleOptimizer; the '
+                    "optimizer inside can load it"
+                )
+            taken[variable] = _checked_value(name, others.pop(name), variable)
+        inner: Any = {**state, "non_slots": others}
+        with between_writes(f'loading the state of optimizer "{self.get_name()}"', writes=True):
+            load_state(self.owner_of_state.state, inner, variables)
+            for variable, value in taken.items():
+                variable.assign(value)
+
+    def _own_variables(self) -> dict[str, Variable]:
+        """Returns the variables of the manager and of this optimizer, by name."""
+        managed = self.manager.variables if isinstance(self.manager, RuleManager) else {}
+        return {**managed, **self._counts}
+
+    def _scale(self) -> Any:
+        return np.float32(self.manager.get_loss_scale())
+
+    def _scaled_gradients(
+        self, loss: Loss, var_list: Any, grad_loss: Any, scale: Any
+    ) -> list[tuple[Gradient | None, Variable]]:
+        if isinstance(grad_loss, list | tuple):
+            grad_loss = np.asarray(grad_loss, np.float32)
+        seed = scale if grad_loss is None else grad_loss * scale
+        compute = partial(self._inner.compute_gradients, loss, var_list=var_list, grad_loss=seed)
+        # What overflows is looked for in any case.
+        return quietly(compute)
+
+    def _refuse_inside(self) -> None:
+        """Raises ValueError if something inside decides about gradients otherwise."""
+        for each in inner_optimizers(self._inner):
+            kind = type(each).__name__
+            if isinstance(each, LossScaleOptimizer):
+                raise ValueError("a LossScaleOptimizer cannot be around another one: use one")
+            is_for_workers = isinstance(each, OptimizerWrapper) and each.is_for_workers
+            if is_for_workers or isinstance(each, TowerOptimizer):
+                raise ValueError(
+                    f"LossScaleOptimizer cannot be around {kind}, which brings together the "
+                    f"gradients that it decides about: write {kind}(LossScaleOptimizer(...), ...)"
+                )
+            if each._on_nonfinite != "propagate":
+                raise ValueError(
+                    f'on_nonfinite="{each._on_nonfinite}" of {kind} and LossScaleOptimizer both '
+                    "decide about gradients that are not finite: use one of them"
+                )
+
+    # What the step calls: see `Addition`.
+
+    def _prepare_updates(self, optimizer: Any, updates: Updates) -> tuple[Updates, Forget]:
+        updates.unscale(float(np.float32(1) / self._this_thread.loss_scale))
+        return updates, nothing_to_forget
+
+    def _makes_step(self, updates: Updates) -> bool:
+        found = updates.find_nonfinite()
+        if found is not None:
+            self.last_nonfinite = found
+        self.manager.update_loss_scale(found is None)
+        return self._count(found is None)
+
+    def _count(self, is_finite: bool) -> bool:
+        """Counts a step; returns whether it is made."""
+        before = ScaleState(np.float32(1), 0, 0, self.num_skipped, self.skipped_in_a_row)
+        after, makes_step = after_step(before, _NO_RULE, is_finite, self._accept_after)
+        if after != before:
+            self._counts["num_skipped"].assign(np.int64(after.num_skipped))
+            self._counts["skipped_in_a_row"].assign(np.int64(after.skipped_in_a_row))
+        if not makes_step:
+            _logger.info("%s; %s skips the step", self.last_nonfinite, self.get_name())
+        return makes_step
+
+
+def _unscaled(pairs: Iterable[tuple[Any, Any]], loss_scale: Any) -> list[tuple[Any, Any]]:
+    factor = np.float32(1) / np.float32(loss_scale)
+    return [
+        (None if gradient is None else unscaled(gradient, factor), variable)
+        for gradient, variable in pairs
+    ]
+
+
+def _checked_count(value: Any) -> int:
+    try:
+        count = operator.index(value)
+    except TypeError:
+        raise TypeError(f"accept_after must be a whole number or None, got {value!r}") from None
+    if count < 0:
+        raise ValueError(f"accept_after must not be negative, got {value!r}")
+    return count
+
+
+def _checked_value(name: str, value: Any, variable: Variable) -> Any:
+    """Returns a saved number, or raises ValueError."""
+    given = np.asarray(value)
+    least = 1 if name == "loss_scale" else 0
+    if given.shape != () or given.dtype != variable.dtype or not least <= given < np.inf:
+        raise ValueError(
+            f'"{name}" must be a number of {variable.dtype} from {least}, and finite; the saved '
+            f"value is {value!r}"
+        )
+    return given[()]

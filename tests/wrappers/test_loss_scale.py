@@ -1,0 +1,393 @@
+"""LossScaleOptimizer and its managers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gpuopt
+from gpuopt import IndexedSlices, LossScaleOptimizer, Variable
+from gpuopt.step.replica_context import replica_context
+
+MANAGERS: dict[str, Callable[[], gpuopt.LossScaleManager]] = {
+    "fixed": lambda: gpuopt.FixedLossScaleManager(1024.0),
+    "exponential": lambda: gpuopt.ExponentialUpdateLossScaleManager(8, 2, 2, 3.0, 0.7),
+    "dynamic": lambda: gpuopt.DynamicLossScale(4.0, 3, 2.5),
+}
+
+
+class HostRule:
+    """The managers' rules, as their documentation says them."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.scale = np.float32({"fixed": 1024, "exponential": 8, "dynamic": 4}[kind])
+        self.good = self.bad = 0
+
+    def step(self, is_finite: bool) -> None:
+        every, up, patience = {"exponential": (2, 3.0, 2), "dynamic": (3, 2.5, 1)}.get(
+            self.kind, (10**9, 1.0, 10**9)
+        )
+        if is_finite:
+            self.good += 1
+            if self.good == every:
+                self.good = self.bad = 0
+                self.scale = np.float32(self.scale * np.float32(up))
+            return
+        self.good = 0
+        self.bad += 1
+        if self.bad == patience:
+            self.bad = 0
+            smaller = {
+                "exponential": self.scale * np.float32(0.7),
+                "dynamic": self.scale / np.float32(2.5),
+            }[self.kind]
+            self.scale = max(np.float32(1), np.float32(smaller))
+
+
+def make(manager: str = "dynamic", opt: Any = None, **options: Any) -> LossScaleOptimizer:
+    return LossScaleOptimizer(
+        gpuopt.AdamOptimizer(0.1) if opt is None else opt, MANAGERS[manager](), **options
+    )
+
+
+@pytest.mark.parametrize("manager", MANAGERS)
+@pytest.mark.parametrize("kind", ["dense", "sparse", "mixed"])
+@pytest.mark.parametrize("clip", [{}, {"clip_norm": 0.5}, {"clip_value": 0.25}])
+def test_skipped_steps_are_as_if_they_had_not_been(manager: str, kind: str, clip: Any) -> None:
+    rng = np.random.default_rng(7)
+    start = {"w": rng.normal(size=(4, 3)), "table": rng.normal(size=(6, 2))}
+    ours = {n: Variable(v.astype(np.float32), name=n) for n, v in start.items()}
+    plain = {n: Variable(v.astype(np.float32), name=f"{n}_plain") for n, v in start.items()}
+    step, plain_step = Variable(0, name="step"), Variable(0, name="plain_step")
+    optimizer = make(manager, gpuopt.AdamOptimizer(0.1, **clip))
+    other, rule = gpuopt.AdamOptimizer(0.1, **clip), HostRule(manager)
+    skipped = 0
+    for number in range(40):
+        dense = rng.normal(size=(4, 3)).astype(np.float32)
+        values = rng.normal(size=(5, 2)).astype(np.float32)
+        rows = rng.integers(0, 6, 5)
+        is_bad = rng.random() < 0.4
+        if is_bad:
+            bad = dense if kind == "dense" or (kind == "mixed" and number % 2) else values
+            bad[-1, -1] = rng.choice([np.inf, -np.inf, np.nan])
+
+        def pairs(of: dict[str, Variable], scale: Any) -> list[tuple[Any, Variable]]:
+            given = [
+                (dense * scale, of["w"]),  # noqa: B023
+                (IndexedSlices(values * scale, rows), of["table"]),  # noqa: B023
+            ]
+            return {"dense": given[:1], "sparse": given[1:], "mixed": given}[kind]
+
+        scale = np.float32(optimizer.loss_scale)
+        assert scale == rule.scale
+        optimizer.apply_gradients(pairs(ours, scale), step, loss_scale=scale)
+        rule.step(not is_bad)
+        skipped += is_bad
+        if not is_bad:
+            other.apply_gradients(pairs(plain, np.float32(1)), plain_step)
+        assert int(step) == int(plain_step)
+        assert optimizer.num_skipped == skipped
+        for name in start:
+            every = [(ours[name], plain[name])]
+            for slot in ("m", "v"):
+                of_ours = optimizer.get_slot(ours[name], slot)
+                of_plain = other.get_slot(plain[name], slot)
+                if of_ours is not None and of_plain is not None:
+                    every.append((of_ours, of_plain))
+            for got, expected in every:
+                np.testing.assert_allclose(got.numpy(), expected.numpy(), rtol=2e-5, atol=1e-7)
+    for name in ("beta1_power", "beta2_power"):
+        assert optimizer.state_dict()["non_slots"][name] == other.state_dict()["non_slots"][name]
+    assert skipped > 5
+
+
+def test_a_skipped_steps_averages_stay_and_the_gradient_is_named() -> None:
+    w, u = Variable([1.0, 2.0], name="w"), Variable([1.0], name="u")
+    averages = gpuopt.MovingAverageOptimizer(gpuopt.AdamOptimizer(0.1), 0.5)
+    optimizer = make(opt=averages)
+    assert optimizer.last_nonfinite is None
+    optimizer.apply_gradients([(np.float32([1, 2]), w), (np.float32([1]), u)])
+    before = averages.averages.average(w).numpy()
+    optimizer.apply_gradients([(np.float32([1, np.nan]), w), (np.float32([np.inf]), u)])
+    np.testing.assert_array_equal(averages.averages.average(w).numpy(), before)
+    assert (optimizer.num_skipped, optimizer.skipped_in_a_row) == (1, 1)
+    assert optimizer.last_nonfinite == (
+        'gradient for "w" is not finite: 1 of 2 values, the first is nan at [1]'
+    )
+    optimizer.apply_gradients([(np.float32([1, 2]), w), (np.float32([1]), u)])
+    assert (optimizer.num_skipped, optimizer.skipped_in_a_row) == (1, 0)
+    assert (averages.averages.average(w).numpy() != before).all()
+
+
+def test_finite_gradients_whose_squares_are_infinite_make_a_step() -> None:
+    w = Variable([1.0, 2.0], name="w")
+    optimizer = make(opt=gpuopt.GradientDescentOptimizer(np.float32(1e-30)))
+    optimizer.apply_gradients([(np.float32([3e38, 1]), w)])
+    assert optimizer.num_skipped == 0
+    np.testing.assert_allclose(w.numpy(), np.float32([1 - 3e8, 2]))
+
+
+def test_a_step_is_made_after_so_many_that_were_skipped() -> None:
+    w, step = Variable([1.0], name="w"), Variable(0, name="step")
+    optimizer = make(opt=gpuopt.GradientDescentOptimizer(0.5), accept_after=2)
+    bad, good = [(np.float32([-np.inf]), w)], [(np.float32([1]), w)]
+    seen = []
+    for pairs in (bad, good, bad, bad, bad, bad, good):
+        optimizer.apply_gradients(pairs, step)
+        seen.append((float(w.numpy()[0]), int(step), optimizer.skipped_in_a_row))
+    inf = np.inf
+    expected = [(1, 0, 1), (0.5, 1, 0), (0.5, 1, 1), (0.5, 1, 2)]
+    assert seen == [*expected, (inf, 2, 2), (inf, 3, 2), (inf, 4, 0)]
+    assert optimizer.num_skipped == 3
+
+
+class _HookMomentum(gpuopt.MomentumOptimizer):
+    def _apply_dense(self, grad: Any, var: Any) -> None:
+        super()._apply_dense(grad, var)
+
+
+def test_an_optimizer_of_hooks_gets_unscaled_gradients() -> None:
+    w, step = Variable([1.0, 2.0], name="w"), Variable(0, name="step")
+    optimizer = make("fixed", _HookMomentum(0.5, 0.5))
+    gradient = np.float32([1024, -2048])
+    optimizer.apply_gradients([(gradient, w)], step, loss_scale=1024)
+    np.testing.assert_array_equal(w.numpy(), np.float32([0.5, 3]))
+    optimizer.apply_gradients([(np.float32([np.nan, 1]), w)], step, loss_scale=1024)
+    np.testing.assert_array_equal(w.numpy(), np.float32([0.5, 3]))
+    assert gradient.tolist() == [1024, -2048]
+    assert (int(step), optimizer.num_skipped) == (1, 1)
+
+
+class _Users(gpuopt.LossScaleManager):
+    def __init__(self) -> None:
+        self.seen: list[bool] = []
+
+    def get_loss_scale(self) -> float:
+        return 2.0 + len(self.seen)
+
+    def update_loss_scale(self, finite_grads: Any) -> None:
+        self.seen.append(finite_grads)
+
+
+def test_a_manager_of_a_users_own_hears_of_each_step() -> None:
+    w, manager = Variable([1.0], name="w"), _Users()
+    optimizer = LossScaleOptimizer(gpuopt.GradientDescentOptimizer(1.0), manager)
+    for factor in (1, np.inf, 2):
+        scale = manager.get_loss_scale()
+        optimizer.apply_gradients([(np.float32([factor * scale]), w)], loss_scale=scale)
+    assert manager.seen == [True, False, True]
+    assert w.numpy().tolist() == [-2]
+    assert set(optimizer.state_dict()["non_slots"]) == {"num_skipped", "skipped_in_a_row"}
+
+
+def test_a_saver_restores_in_the_middle_of_growth(tmp_path: Path) -> None:
+    w, step = Variable([1.0, 2.0], name="w"), Variable(0, name="step")
+    optimizer = make("exponential")
+    gradients = [np.float32([k, 1]) for k in (1, 2, np.nan, 3, 4, 5, np.inf, np.inf, 6)]
+    saver, seen = gpuopt.Saver(max_to_keep=None), []
+
+    def go_on(begin: int) -> list[Any]:
+        got = []
+        for gradient in gradients[begin:]:
+            optimizer.apply_gradients([(gradient, w)], step)
+            got.append((w.numpy().tolist(), optimizer.loss_scale, int(step), optimizer.num_skipped))
+        return got
+
+    for at, gradient in enumerate(gradients):
+        optimizer.apply_gradients([(gradient, w)], step)
+        seen.append((w.numpy().tolist(), optimizer.loss_scale, int(step), optimizer.num_skipped))
+        saver.save(tmp_path / f"after-{at}")
+    for at in range(len(gradients)):
+        saver.restore(tmp_path / f"after-{at}")
+        assert go_on(at + 1) == seen[at + 1 :]
+
+
+@pytest.mark.parametrize(
+    ("make_wrong", "error", "message"),
+    [
+        (lambda: gpuopt.FixedLossScaleManager(0.5), ValueError, "loss_scale must be at least 1"),
+        (lambda: gpuopt.FixedLossScaleManager(np.inf), ValueError, "loss_scale must be at least 1"),
+        (lambda: gpuopt.FixedLossScaleManager(1e39), ValueError, "finite in float32, got 1e"),
+        (lambda: gpuopt.FixedLossScaleManager("8"), TypeError, "loss_scale must be a number"),
+        (
+            lambda: gpuopt.ExponentialUpdateLossScaleManager(0.9, 2),
+            ValueError,
+            "init_loss_scale must be at least 1",
+        ),
+        (
+            lambda: gpuopt.ExponentialUpdateLossScaleManager(2, 0),
+            ValueError,
+            "incr_every_n_steps must be at least 1, got 0",
+        ),
+        (
+            lambda: gpuopt.ExponentialUpdateLossScaleManager(2, 2, 1.5),
+            TypeError,
+            "decr_every_n_nan_or_inf must be a whole number",
+        ),
+        (
+            lambda: gpuopt.ExponentialUpdateLossScaleManager(2, 2, incr_ratio=1),
+            ValueError,
+            "incr_ratio must be above 1",
+        ),
+        (
+            lambda: gpuopt.ExponentialUpdateLossScaleManager(2, 2, decr_ratio=1.0),
+            ValueError,
+            "decr_ratio must be between 0 and 1",
+        ),
+        (
+            lambda: gpuopt.DynamicLossScale(2, 2, np.nan),
+            ValueError,
+            "multiplier must be above 1",
+        ),
+        (lambda: gpuopt.DynamicLossScale(2, True), ValueError, "increment_period must be at least"),
+        (
+            lambda: LossScaleOptimizer(gpuopt.AdamOptimizer(), 8.0),
+            TypeError,
+            "loss_scale_manager must be a LossScaleManager, got 8.0",
+        ),
+        (lambda: LossScaleOptimizer(3, MANAGERS["fixed"]()), TypeError, "must be an Optimizer"),
+        (lambda: make(accept_after=-1), ValueError, "accept_after must not be negative"),
+        (lambda: make(accept_after=0.5), TypeError, "accept_after must be a whole number or None"),
+        (lambda: make(opt=make()), ValueError, "cannot be around another one"),
+        (
+            lambda: make(opt=gpuopt.AdamOptimizer(on_nonfinite="skip")),
+            ValueError,
+            'on_nonfinite="skip" of AdamOptimizer and LossScaleOptimizer both',
+        ),
+        (
+            lambda: make(opt=gpuopt.TowerOptimizer(gpuopt.AdamOptimizer())),
+            ValueError,
+            r"write TowerOptimizer\(LossScaleOptimizer\(\.\.\.\)",
+        ),
+        (
+            lambda: make(opt=gpuopt.SyncReplicasOptimizer(gpuopt.AdamOptimizer(), 1)),
+            ValueError,
+            r"write SyncReplicasOptimizer\(LossScaleOptimizer\(\.\.\.\)",
+        ),
+    ],
+)
+def test_bad_values_are_refused_by_name(make_wrong: Any, error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
+        make_wrong()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("loss_scale", 0.5), ("loss_scale", np.nan), ("good_steps", -1), ("num_skipped", -1)],
+)
+def test_a_state_that_no_run_makes_is_refused(name: str, value: float) -> None:
+    w = Variable([1.0], name="w")
+    optimizer = make()
+    optimizer.apply_gradients([(np.float32([1]), w)])
+    state: Any = optimizer.state_dict()
+    wrong = {**state["non_slots"], name: np.array(value, state["non_slots"][name].dtype)}
+    with pytest.raises(ValueError, match=f'"{name}" must be a number'):
+        optimizer.load_state_dict({**state, "non_slots": wrong})
+    del state["non_slots"][name]
+    with pytest.raises(ValueError, match=f'has no "{name}": it was saved without'):
+        optimizer.load_state_dict(state)
+
+
+def test_workers_that_meet_are_refused_around_a_loss_scale() -> None:
+    getter = gpuopt.AGNCustomGetter()
+    v = getter.variable([0.0, 3.0], name="v")
+    optimizer = gpuopt.AGNOptimizer(make(), 1, getter, communication_period=2)
+    with pytest.raises(RuntimeError, match="AGNOptimizer cannot be around LossScaleOptimizer"):
+        optimizer.apply_gradients([(np.float32([1, 2]), v)])
+    assert v.numpy().tolist() == [0, 3]
+
+
+def test_all_gradients_are_needed_at_once() -> None:
+    w = Variable([1.0, 2.0], name="w")
+    optimizer = make()
+    with pytest.warns(UserWarning, match="GATE_NONE gives way to GATE_OP"):
+        optimizer.minimize(
+            lambda: np.sum(w.value() ** 2), var_list=[w], gate_gradients=optimizer.GATE_NONE
+        )
+
+
+def test_gradients_that_are_asked_for_are_divided_by_the_scale() -> None:
+    w = Variable([1.0, 2.0], name="w")
+    optimizer = make("fixed")
+    [(gradient, _)] = optimizer.compute_gradients(lambda: np.sum(w.value() ** 2), [w])
+    assert gradient.tolist() == [2, 4]
+    given = optimizer.compute_gradients(lambda: w.value() ** 2, [w], grad_loss=np.float32([0.5, 1]))
+    assert given[0][0].tolist() == [1, 4]
+
+
+def test_small_gradients_of_16_bits_do_not_vanish() -> None:
+    w = Variable(np.ones(2, np.float16), name="w")
+    losses = [lambda: np.sum(w.value() * np.float16(2**-14)) * np.float16(2**-12)]
+    plain, scaled = (
+        gpuopt.GradientDescentOptimizer(2.0**18),
+        make(opt=gpuopt.GradientDescentOptimizer(2.0**18)),
+    )
+    plain.minimize(losses[0], var_list=[w])
+    assert w.numpy().tolist() == [1, 1]
+    scaled.manager.variables["loss_scale"].assign(2.0**10)
+    scaled.minimize(losses[0], var_list=[w])
+    np.testing.assert_array_equal(w.numpy(), np.float16(1 - 2.0**-8))
+
+
+def test_replicas_decide_about_their_sum_and_alike() -> None:
+    strategy = gpuopt.MirroredStrategy(["cpu", "cpu"])
+    w, step = strategy.variable(np.float32([1, 2]), name="w"), Variable(0, name="step")
+    optimizer = make("exponential", gpuopt.GradientDescentOptimizer(0.5, clip_norm=10.0))
+    for bad in (1.0, np.inf, 1.0):
+
+        def train() -> None:
+            at = replica_context().replica_id
+            # One of the two overflows. The loss is averaged.
+            gradient = np.float32([1, 1]) * np.float32(bad if at else 1)  # noqa: B023
+            optimizer.apply_gradients([(gradient * 8, w)], step, loss_scale=16)
+
+        strategy.run(train)
+    for copy in w.replicas:
+        assert copy.numpy().tolist() == [0, 1]
+    assert (int(step), optimizer.num_skipped, optimizer.loss_scale) == (2, 1, 8)
+
+
+def test_the_loss_of_each_replica_is_scaled() -> None:
+    strategy = gpuopt.MirroredStrategy(["cpu", "cpu"])
+    w = strategy.variable(np.float32([1, 2]), name="w")
+    optimizer = make("fixed", gpuopt.GradientDescentOptimizer(0.5))
+
+    def train() -> None:
+        mine = w.replicas[replica_context().replica_id]
+        optimizer.minimize(lambda: np.sum(mine.value() * 2), var_list=[mine])
+
+    strategy.run(train)
+    for copy in w.replicas:
+        assert copy.numpy().tolist() == [0, 1]
+
+
+def test_workers_and_towers_decide_about_what_all_bring() -> None:
+    w, step = Variable([1.0, 2.0], name="w"), Variable(0, name="step")
+    optimizer = make(opt=gpuopt.GradientDescentOptimizer(0.5))
+    tower = gpuopt.TowerOptimizer(optimizer)
+
+    def model(factor: Any) -> Any:
+        tower.minimize(lambda: np.sum(w.value()) * np.float32(factor[0]), step, [w])
+        return factor[0]
+
+    train = gpuopt.replicate(model, "weighted_sum", devices=["cpu", "cpu"])
+    for bad in (1.0, np.inf, 1.0):
+        train(np.float32([1, bad]))
+    assert (w.numpy().tolist(), int(step), optimizer.num_skipped) == ([-1, 0], 2, 1)
+
+
+def test_workers_go_on_after_a_step_that_was_skipped() -> None:
+    w, step = Variable([1.0, 2.0], name="w"), Variable(0, name="step")
+    optimizer = make(opt=gpuopt.GradientDescentOptimizer(0.5))
+    sync = gpuopt.SyncReplicasOptimizer(optimizer, 1, 1)
+    gradients = [np.float32(each) for each in ([1, 1], [1, np.inf], [1, 1])]
+    with sync.start(step, num_tokens=0), sync.worker(0) as worker:
+        for gradient in gradients:
+            worker.apply_gradients([(gradient, w)], step)
+    assert w.numpy().tolist() == [0, 1]
+    assert optimizer.num_skipped == 1
