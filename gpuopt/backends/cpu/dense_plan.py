@@ -159,8 +159,10 @@ class DensePlan:
     def _large_tasks(
         self, forms: Sequence[RuleForm], gradients: Sequence[Array | None] | None, threads: int
     ) -> list[Task]:
+        # Forms of one kind differ in their scratch arrays alone.
+        distinct = {tuple(form.scratch_dtypes): form for form in forms}.values()
         longest = min(
-            chunk_length(form, self.size, threads, self._converted_bytes) for form in forms
+            chunk_length(form, self.size, threads, self._converted_bytes) for form in distinct
         )
         chunks = self._chunks
         if chunks.longest != longest:
