@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from gpuopt.backends.backend import Target
+from gpuopt.backends.cpu.forms.recorded import form_of_parts
 from gpuopt.backends.cpu.forms.rule_form import RuleForm
 from gpuopt.backends.cpu.memory import Array, contiguous_runs, scratch
 
@@ -76,15 +77,20 @@ class Bundle:
         self._size = sum(var.size for var, _ in targets)
         parts = [i for i, kind in enumerate(kinds) if i == 0 or kind != kinds[i - 1]]
         self._groups = [kinds[i][0] for i in parts]
-        self._widths = [kinds[i][1] for i in parts]
-        # Of each array, [num_parts + 1]: where the elements of a part begin and end.
-        self._bounds = []
-        self._members = []
-        for arrays in zip(*[(var, *slots) for var, slots in targets], strict=True):
-            ends = np.cumsum([0, *[array.size for array in arrays]])
-            self._bounds.append(ends[[*parts, len(targets)]])
-            flat = [array.reshape(-1) for array in arrays]
-            self._members.append(_Members(contiguous_runs(flat)))
+        every = list(zip(*[(var, *slots) for var, slots in targets], strict=True))
+        self._members = [
+            _Members(contiguous_runs([array.reshape(-1) for array in arrays])) for arrays in every
+        ]
+        ends = [np.cumsum([0, *[array.size for array in arrays]]) for arrays in every]
+        # [num_arrays + 1, num_parts + 1]: where the elements of each part begin and end in the
+        # variable, the slots and the gradient.
+        self._bounds = np.array([each[[*parts, len(targets)]] for each in [*ends, ends[0]]])
+        # A table for `CompiledRule.update_chunks`, less what a step adds.
+        widths = [kinds[i][1] for i in parts]
+        num_rows = np.diff(self._bounds[-2])
+        self._chunks = np.column_stack(
+            [self._bounds[:, :-1].T, num_rows, widths, np.zeros_like(num_rows)]
+        ).astype(np.intp, copy=False)
 
     def join(self, gradients: Sequence[Array], real: np.dtype[Any]) -> Array:
         """Copies the gradients into one flat array of the compute type."""
@@ -114,16 +120,32 @@ class Bundle:
         buffers = scratch(wanted, self._size) if wanted else []
         written = [
             each.gather(buffers.pop(0)[: bounds[-1]]) if is_gathered else each.runs[0]
-            for each, bounds, is_gathered in zip(self._members, self._bounds, gathered, strict=True)
+            for each, bounds, is_gathered in zip(
+                self._members, self._bounds[:-1], gathered, strict=True
+            )
         ]
-        if len(self._groups) == 1:
-            first.apply(written, grad, buffers)
+        whole: RuleForm | None = first
+        if len(self._groups) > 1:
+            whole = form_of_parts(forms, self._groups, np.diff(self._bounds[-1]))
+        if whole is not None:
+            whole.apply(written, grad, buffers)
+        elif first.update_chunks is not None:
+            table = self._table(forms, [*written, grad])
+            first.update_chunks(table, np.zeros(1, np.int64))
         else:
-            of_parts = [forms[group] for group in self._groups]
-            self._update_parts(of_parts, written, grad, copies)
+            self._update_parts(forms, written, grad, copies)
         for each, values, is_gathered in zip(self._members, written, gathered, strict=True):
             if is_gathered:
                 each.spread(values)
+
+    def _table(self, forms: Sequence[RuleForm], arrays: Sequence[Array]) -> Array:
+        """Returns the parts as chunks, for `CompiledRule.update_chunks`."""
+        table = self._chunks.copy()
+        begins = table[:, : len(arrays)]
+        begins *= arrays[0].itemsize
+        begins += [array.ctypes.data for array in arrays]
+        table[:, -1] = [forms[group].scalars_address for group in self._groups]
+        return table
 
     def _update_parts(
         self,
@@ -132,18 +154,12 @@ class Bundle:
         grad: Array,
         copies: Sequence[np.dtype[Any]],
     ) -> None:
-        update_chunks = forms[0].update_chunks
-        given = list(zip([*written, grad], [*self._bounds, self._bounds[0]], strict=True))
-        if update_chunks is not None:
-            begins = [array.ctypes.data + array.itemsize * bounds[:-1] for array, bounds in given]
-            num_rows = np.diff(self._bounds[-1])
-            scalars = [form.scalars_address for form in forms]
-            table = np.column_stack([*begins, num_rows, self._widths, scalars])
-            update_chunks(table, np.zeros(1, np.int64))
-            return
-        for number, form in enumerate(forms):
+        arrays = [*written, grad]
+        for number, group in enumerate(self._groups):
+            form = forms[group]
             *parts, part_of_grad = [
-                array[bounds[number] : bounds[number + 1]] for array, bounds in given
+                array[bounds[number] : bounds[number + 1]]
+                for array, bounds in zip(arrays, self._bounds, strict=True)
             ]
             # Behind the copies, which stay.
             buffers = scratch([*copies, *form.scratch_dtypes], self._size)[len(copies) :]

@@ -161,7 +161,9 @@ class DensePlan:
     ) -> list[Task]:
         types = {each.dtype for each in gradients or () if each is not None}
         converted_bytes = self._converted_bytes or len(types - {self.real}) * self.real.itemsize
-        longest = min(chunk_length(form, self.size, threads, converted_bytes) for form in forms)
+        # Forms of one kind differ in their scratch arrays alone.
+        distinct = {tuple(form.scratch_dtypes): form for form in forms}.values()
+        longest = min(chunk_length(form, self.size, threads, converted_bytes) for form in distinct)
         chunks = self._chunks
         if chunks.longest != longest:
             targets = [self.targets[position] for position in self._large]

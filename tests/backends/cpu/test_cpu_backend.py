@@ -27,7 +27,7 @@ from gpuopt import IndexedSlices, Variable
 from gpuopt.backends import backend_for
 from gpuopt.backends.cpu import compiler as host_compiler
 from gpuopt.backends.cpu.forms.compiled import compiled_rules
-from gpuopt.backends.cpu.forms.recorded import RecordedRule, recorded_rule
+from gpuopt.backends.cpu.forms.recorded import recorded_rules
 from gpuopt.backends.cpu.row_groups import group_rows, sum_rows
 from gpuopt.backends.cpu.threads import share_out
 from gpuopt.device import Device
@@ -67,7 +67,7 @@ def test_a_recorded_rule_computes_the_same_bits(
     expected = [array.copy() for array in (var, *slots)]
     with np.errstate(all="ignore"):
         rule.apply(expected[0], grad, *expected[1:], **scalars)
-        recorded = RecordedRule(rule, np.dtype(dtype), scalars, zero_grad=zero_grad)
+        [recorded] = recorded_rules(rule, np.dtype(dtype), [scalars], zero_grad=zero_grad)
         scratch = [np.full(size, 7, dtype) for dtype in recorded.scratch_dtypes]
         recorded.apply([var, *slots], None if zero_grad else grad, scratch)
     for got, want in zip((var, *slots), expected, strict=True):
@@ -90,7 +90,7 @@ def test_a_users_rule_may_use_any_function_of_elements() -> None:
     var, grad, memory = rng.normal(size=(3, 100)).astype(np.float32)
     expected = var.copy(), memory.copy()
     roundabout.apply(expected[0], grad, expected[1], bound=np.float32(0.3))
-    recorded = RecordedRule(roundabout, np.dtype(np.float32), {"bound": np.float32(0.3)})
+    [recorded] = recorded_rules(roundabout, np.dtype(np.float32), [{"bound": np.float32(0.3)}])
     scratch = [np.empty(100, dtype) for dtype in recorded.scratch_dtypes]
     recorded.apply([var, memory], grad, scratch)
     np.testing.assert_array_equal((var, memory), expected)
@@ -115,14 +115,15 @@ def test_a_rule_that_is_not_elementwise_is_refused_by_name(what: str, body: Any)
         body(var, grad)
 
     with pytest.raises(TypeError, match=f"^apply: .*{what}"):
-        RecordedRule(update_rule(apply), np.dtype(np.float32), {})
+        recorded_rules(update_rule(apply), np.dtype(np.float32), [{}])
 
 
 def test_a_rule_is_recorded_again_only_for_other_scalars() -> None:
     rule = gpuopt.GradientDescentOptimizer.rule
 
     def recorded(rate: Any) -> Any:
-        return recorded_rule(rule, np.dtype(type(rate)), {"learning_rate": rate})
+        [form] = recorded_rules(rule, np.dtype(type(rate)), [{"learning_rate": rate}])
+        return form
 
     assert recorded(np.float32(0)) is recorded(np.float32(0))
     others = [np.float32(-0.0), np.float32(1), np.float32(np.nan), np.float64(0)]

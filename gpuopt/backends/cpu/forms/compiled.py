@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from functools import cache
+from itertools import count, repeat
 from typing import Any
 
 import numpy as np
@@ -69,10 +70,10 @@ class CompiledRule:
     # Short enough that all threads finish at about the same time.
     most_elements = 128 * 1024
 
-    def __init__(self, library: ctypes.CDLL, scalars: Chunk) -> None:
+    def __init__(self, library: ctypes.CDLL, scalars: Chunk, scalars_address: int) -> None:
         self._library = library
         self.scalars = scalars
-        self.scalars_address: int = scalars.ctypes.data
+        self.scalars_address = scalars_address
 
     def apply(self, written: Sequence[Chunk], grad: Chunk | None, scratch: Sequence[Chunk]) -> None:
         addresses = [0 if array is None else array.ctypes.data for array in (*written, grad)]
@@ -158,7 +159,9 @@ def compiled_rules(
     if library is None:
         return []
     values = np.array([[each[name] for name in rule.scalars] for each in scalars], real)
-    return [CompiledRule(library, of_group) for of_group in values]
+    # numpy takes longer to say where an array is than Python to add.
+    places = count(values.ctypes.data, values.strides[0])
+    return list(map(CompiledRule, repeat(library), values, places))
 
 
 @cache

@@ -2,58 +2,29 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from operator import itemgetter
-from typing import Any, NamedTuple, NoReturn
+from typing import Any
 
 import numpy as np
 
 from gpuopt.backends.backend import Scalars
-from gpuopt.quietly import quietly
+from gpuopt.backends.cpu.forms.recording import Recording, record
+from gpuopt.backends.cpu.forms.scalar_of_groups import GroupsDiffer, ScalarOfGroups
 from gpuopt.rules.update_rule import UpdateRule
 
 Chunk = np.ndarray[Any, Any]
 
 
-class _Call(NamedTuple):
-    """One recorded call. Operands and result are positions among the values of the recording.
-
-    Attributes:
-        function: A ufunc, or another of numpy's functions that work element by element; its last
-            argument is where the result goes.
-        operands: Of the other arguments.
-        result: Where the result goes.
-        options: Names and values of keyword arguments.
-    """
-
-    function: Callable[..., Any]
-    operands: tuple[int, ...]
-    result: int
-    options: tuple[tuple[str, Any], ...]
-
-
-class _Plan(NamedTuple):
-    """How a recording is replayed; the same for all recordings that differ in their constants.
-
-    Attributes:
-        calls: What is called, what chooses its arguments among all arrays, and keyword arguments.
-        scratch_dtypes: See `RecordedRule`.
-    """
-
-    calls: Sequence[tuple[Callable[..., Any], Callable[..., Any], dict[str, Any]]]
-    scratch_dtypes: tuple[np.dtype[Any], ...]
-
-
 class RecordedRule:
     """A rule whose results go to scratch arrays instead of new memory.
 
-    The rule runs once, on stand-ins for chunks that record the calls made on them. Arithmetic among
-    scalars is done then. The recorded calls are replayed on each chunk, one by one, so that each
-    rounds as in the rule. A scratch array is used again when its value is no longer needed.
+    The recorded calls are replayed on each chunk, one by one, so that each rounds as in the rule. A
+    scratch array is used again when its value is no longer needed.
 
     Attributes:
+        recording: What the rule does.
         scratch_dtypes: The types of the scratch arrays that `apply` wants.
     """
 
@@ -61,27 +32,17 @@ class RecordedRule:
     update_chunks = None
     scalars_address = 0
 
-    def __init__(
-        self, rule: UpdateRule, real: np.dtype[Any], scalars: Scalars, *, zero_grad: bool = False
-    ) -> None:
-        """Records the rule.
+    def __init__(self, recording: Recording, constants: Sequence[Any]) -> None:
+        """Keeps what is replayed.
 
         Args:
-            rule: What to compute.
-            real: The type of all chunks.
-            scalars: The rule's scalars, of that type.
-            zero_grad: The gradient is zero everywhere, and not given to `apply`.
-
-        Raises:
-            TypeError: the rule is not arithmetic on elements, or writes to the gradient.
+            recording: The calls.
+            constants: The recording's, with an array for each `ScalarOfGroups`: of one number, or
+                of one for each element of a chunk.
         """
-        tape = _Tape(rule.name, real)
-        var, *slots = [tape.new_value(real) for _ in ("var", *rule.slots)]
-        grad = real.type(0) if zero_grad else tape.new_value(real, read_only=True)
-        quietly(lambda: rule.apply(var, grad, *slots, **scalars))
-        self._calls, self.scratch_dtypes = tape.plan(2 + len(slots) - zero_grad)
-        # Their positions count from the end.
-        self._constants = tape.constants[::-1]
+        self.recording = recording
+        self._calls, self.scratch_dtypes = recording.plan
+        self._constants = constants
 
     def apply(self, written: Sequence[Chunk], grad: Chunk | None, scratch: Sequence[Chunk]) -> None:
         arrays = [*written, *([] if grad is None else [grad]), *scratch, *self._constants]
@@ -90,217 +51,68 @@ class RecordedRule:
             function(*arguments_in(arrays), **options)
 
 
-def recorded_rule(
-    rule: UpdateRule, real: np.dtype[Any], scalars: Scalars, *, zero_grad: bool = False
-) -> RecordedRule:
-    """Returns a `RecordedRule` of these arguments, from a cache if it was recorded before."""
-    values = np.array([scalars[name] for name in rule.scalars], real)
-    return _recorded(rule, real, values.tobytes(), zero_grad)
+def recorded_rules(
+    rule: UpdateRule, real: np.dtype[Any], scalars: Sequence[Scalars], *, zero_grad: bool = False
+) -> Sequence[RecordedRule]:
+    """Returns the recorded form of a rule, for the scalars of each group.
 
-
-# Room for the groups of several optimizers whose scalars do not change, beside one whose scalars
-# change in each step and push the oldest recordings out.
-@lru_cache(maxsize=256)
-def _recorded(
-    rule: UpdateRule, real: np.dtype[Any], scalars: bytes, zero_grad: bool
-) -> RecordedRule:
-    named = dict(zip(rule.scalars, np.frombuffer(scalars, real), strict=True))
-    return RecordedRule(rule, real, named, zero_grad=zero_grad)
-
-
-class _Value(np.lib.mixins.NDArrayOperatorsMixin):
-    """Stands for a chunk, or for what was computed from chunks, while a rule is recorded."""
-
-    def __init__(self, tape: _Tape, position: int, dtype: np.dtype[Any], read_only: bool) -> None:
-        self.tape, self.position, self.dtype, self.read_only = tape, position, dtype, read_only
-
-    def __array_ufunc__(
-        self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = None, **options: Any
-    ) -> Any:
-        if method != "__call__" or ufunc.nout != 1:
-            self.tape.refuse(f"np.{ufunc.__name__}.{method}")
-        return self.tape.record(ufunc, inputs, None if out is None else out[0], options)
-
-    def __array_function__(
-        self, function: Any, types: Any, inputs: Sequence[Any], options: dict[str, Any]
-    ) -> Any:
-        others = {name: value for name, value in options.items() if name != "out"}
-        return self.tape.record(function, inputs, options.get("out"), others)
-
-    def __pow__(self, exponent: Any) -> Any:
-        # numpy's arrays do the same: a root and a square are much faster than a power.
-        if np.ndim(exponent) == 0 and exponent in (0.5, 2):
-            return np.sqrt(self) if exponent == 0.5 else np.square(self)
-        return np.power(self, exponent)
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        if key is not Ellipsis:
-            self.tape.refuse(f"array[{key!r}] = ...")
-        self.tape.record(np.positive, [value], self, {})
-
-    def __bool__(self) -> bool:
-        self.tape.refuse("a decision by an array's values")
-
-    def __array__(self, *arguments: Any, **options: Any) -> Any:
-        self.tape.refuse("a conversion to another array")
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        self.tape.refuse(f"array.{name}")
-
-
-class _Tape:
-    """A recording: values by position, the rule's arguments first, and the calls."""
-
-    def __init__(self, rule_name: str, real: np.dtype[Any]) -> None:
-        self.constants: list[Any] = []
-        self._rule_name = rule_name
-        self._real = real
-        self._dtypes: list[np.dtype[Any]] = []
-        self._calls: list[_Call] = []
-
-    def new_value(self, dtype: np.dtype[Any], read_only: bool = False) -> _Value:
-        self._dtypes.append(dtype)
-        return _Value(self, len(self._dtypes) - 1, dtype, read_only)
-
-    def record(
-        self, function: Any, inputs: Sequence[Any], out: Any, options: dict[str, Any]
-    ) -> Any:
-        """Records a call and returns the value that stands for its result."""
-        if options and any(isinstance(x, _Value | np.ndarray | list) for x in options.values()):
-            self.refuse(f"np.{function.__name__} with an array as a keyword argument")
-        examples, operands, only_scalars = [], [], True
-        for x in inputs:
-            if isinstance(x, _Value):
-                examples.append(_example(x.dtype))
-                operands.append(x.position)
-                only_scalars = False
-            else:
-                examples.append(x)
-                operands.append(self._constant(x))
-        example = function(*examples, **options)
-        is_known = only_scalars or isinstance(function, np.ufunc)
-        if np.shape(example) != (() if only_scalars else (2,)) or not (
-            is_known or _is_by_element(function, inputs, options)
-        ):
-            self.refuse(f"np.{function.__name__}")
-        if out is None and not only_scalars:
-            out = self.new_value(example.dtype)
-        elif not isinstance(out, _Value) or not np.can_cast(example.dtype, out.dtype, "same_kind"):
-            self.refuse(f"np.{function.__name__} of type {example.dtype} in place")
-        elif out.read_only:
-            self.refuse("writing to the gradient")
-        call = _Call(_with_out(function), tuple(operands), out.position, tuple(options.items()))
-        self._calls.append(call)
-        return out
-
-    def _constant(self, value: Any) -> int:
-        """Returns a constant's position: they count down from -1."""
-        if type(value) in (int, float):
-            value = self._real.type(value)
-        # A ufunc takes arrays of no dimensions quicker than scalars.
-        self.constants.append(np.asarray(value) if isinstance(value, np.generic) else value)
-        return -len(self.constants)
-
-    def plan(self, num_arguments: int) -> _Plan:
-        """Plans the calls of a rule that has so many arrays as arguments."""
-        return _plan(tuple(self._calls), tuple(self._dtypes), num_arguments)
-
-    def refuse(self, what: str) -> NoReturn:
-        raise TypeError(
-            f"{self._rule_name}: an update rule is arithmetic on the elements of equally long "
-            f"arrays; it cannot do this: {what}"
-        )
-
-
-@cache
-def _example(dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """Two elements are enough to learn a result's type by numpy's own rules."""
-    return np.ones(2, dtype)
-
-
-def _is_by_element(function: Any, inputs: Sequence[Any], options: dict[str, Any]) -> bool:
-    """Whether elements of the result depend on the same elements of arrays, and on no others."""
-
-    def call_with(*elements: int) -> Any:
-        arrays = [np.array(elements, x.dtype) if isinstance(x, _Value) else x for x in inputs]
-        return function(*arrays, **options)
-
-    alone = np.stack([call_with(1, 1)[:1], call_with(0, 0)[1:]]).reshape(-1)
-    return np.array_equal(call_with(1, 0), alone, equal_nan=True)
-
-
-# The same in each step, while scalars change.
-@lru_cache(maxsize=256)
-def _plan(calls: tuple[_Call, ...], dtypes: tuple[np.dtype[Any], ...], num_arguments: int) -> _Plan:
-    """Replaces positions of values by those of arrays: arguments, scratch, constants.
-
-    A value gets a scratch array from its first call to its last.
+    They come from a cache if they were recorded before.
 
     Args:
-        calls: As they were recorded.
-        dtypes: Of all values.
-        num_arguments: How many arrays the rule is given.
+        rule: What to compute.
+        real: The type of all chunks.
+        scalars: The rule's scalars, of that type: those of each group.
+        zero_grad: The gradient is zero everywhere, and not given to `apply`.
+
+    Raises:
+        TypeError: the rule is not arithmetic on elements, or writes to the gradient.
     """
-    calls = _without_copies(calls, dtypes, num_arguments)
-    last = {at: i for i, call in enumerate(calls) for at in (*call.operands, call.result)}
-    scratch: list[np.dtype[Any]] = []
-    idle: list[int] = []
-    array_of = {at: at for at in range(num_arguments)}
-    planned = []
-    for i, call in enumerate(calls):
-        operands = [array_of.get(at, at) for at in call.operands]
-        # An operand that is not needed again may be overwritten by the result.
-        ending = {at for at in (*call.operands, call.result) if last[at] == i}
-        idle += [array_of[at] for at in ending if at >= num_arguments and at in array_of]
-        if call.result not in array_of:
-            dtype = dtypes[call.result]
-            fitting = [at for at in idle if scratch[at - num_arguments] == dtype]
-            if fitting:
-                idle.remove(fitting[-1])
-            else:
-                scratch.append(dtype)
-            array_of[call.result] = fitting[-1] if fitting else num_arguments + len(scratch) - 1
-        arguments_in = itemgetter(*operands, array_of[call.result])
-        planned.append((call.function, arguments_in, dict(call.options)))
-    return _Plan(planned, tuple(scratch))
+    values = np.array([[each[name] for name in rule.scalars] for each in scalars], real)
+    return _recorded(rule, real, values.tobytes(), len(scalars), zero_grad)
 
 
-def _without_copies(
-    calls: Sequence[_Call], dtypes: Sequence[np.dtype[Any]], num_arguments: int
-) -> tuple[_Call, ...]:
-    """Has a call write to `array` itself where `array[...] = result` follows the call."""
-    uses = Counter(at for call in calls for at in (*call.operands, call.result))
-    left: list[_Call] = []
-    for call in calls:
-        computed = left[-1].result if left else -1
-        if (
-            call.function is np.positive
-            and call.operands == (computed,)
-            and computed >= num_arguments
-            and uses[computed] == 2
-            and dtypes[computed] == dtypes[call.result]
-        ):
-            left[-1] = left[-1]._replace(result=call.result)
-        else:
-            left.append(call)
-    return tuple(left)
+# Room for several optimizers whose scalars do not change, beside one whose scalars change in each
+# step and push the oldest recordings out.
+@lru_cache(maxsize=256)
+def _recorded(
+    rule: UpdateRule, real: np.dtype[Any], scalars: bytes, num_groups: int, zero_grad: bool
+) -> Sequence[RecordedRule]:
+    values = np.frombuffer(scalars, real).reshape(num_groups, len(rule.scalars))
+    bits = values.view(f"u{real.itemsize}")
+    are_equal = (bits == bits[0]).all(axis=0)
+    named = {
+        name: values[0, at] if are_equal[at] else ScalarOfGroups(values[:, at])
+        for at, name in enumerate(rule.scalars)
+    }
+    try:
+        recording = record(rule, real, named, zero_grad=zero_grad)
+    except GroupsDiffer:
+        one_by_one = [_recorded(rule, real, own.tobytes(), 1, zero_grad) for own in values]
+        return [form for [form] in one_by_one]
+    return [_form(recording, itemgetter((group, ...))) for group in range(num_groups)]
 
 
-@cache
-def _with_out(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function that puts its result into its last argument."""
-    has_out = isinstance(function, np.ufunc) or function is np.clip
-    # By position it is quickest; numpy deprecates that for these two alone.
-    if has_out and function not in (np.maximum, np.minimum):
-        return function
+def form_of_parts(
+    forms: Sequence[object], groups: Sequence[int], lengths: Sequence[int] | Chunk
+) -> RecordedRule | None:
+    """Returns a form that updates parts of several groups as one chunk, or None if there is none.
 
-    def into_last(*arguments: Any, **options: Any) -> None:
-        *operands, out = arguments
-        if has_out:
-            function(*operands, out=out, **options)
-        else:
-            np.copyto(out, function(*operands, **options))
+    There is one if the groups' forms are recorded, and make the same calls.
 
-    return into_last
+    Args:
+        forms: The form of each group.
+        groups: The number of each part's group.
+        lengths: How many elements each part has.
+    """
+    recorded = [form for form in map(forms.__getitem__, groups) if isinstance(form, RecordedRule)]
+    if len({id(form.recording) for form in recorded}) != 1:
+        return None
+    return _form(recorded[0].recording, lambda values: values.take(groups).repeat(lengths))
+
+
+def _form(recording: Recording, choose: Callable[[Chunk], Chunk]) -> RecordedRule:
+    constants = [
+        choose(each.values) if isinstance(each, ScalarOfGroups) else each
+        for each in recording.constants
+    ]
+    return RecordedRule(recording, constants)

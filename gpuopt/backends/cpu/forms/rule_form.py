@@ -10,7 +10,7 @@ import numpy as np
 from gpuopt.backends.backend import Scalars
 from gpuopt.backends.cpu.forms.compiled import compiled_rules
 from gpuopt.backends.cpu.forms.plain import PlainRule
-from gpuopt.backends.cpu.forms.recorded import recorded_rule
+from gpuopt.backends.cpu.forms.recorded import recorded_rules
 from gpuopt.rules.update_rule import UpdateRule
 
 Array = np.ndarray[Any, Any]
@@ -66,4 +66,4 @@ def large_forms(
     compiled = compiled_rules(rule, real, scalars)
     if rule.computed and not compiled:
         return [PlainRule(rule, each) for each in scalars]
-    return compiled or [recorded_rule(rule, real, each, zero_grad=zero_grad) for each in scalars]
+    return compiled or recorded_rules(rule, real, scalars, zero_grad=zero_grad)
