@@ -633,9 +633,33 @@ def test_two_threads_may_step_by_optimizers_of_their_own(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(rule_updates, "table_behind", replaced_by_another_thread)
     pair.apply(SLICES(np.ones((1, 3), "f4"), [20]))
+    # Made anew, under the lock of the table that the other thread's step came by.
+    behind: Any = pair.late.identity.behind
+    assert behind.belongs_to(pair.optimizer.state)
     exact.apply_gradients([(slices, pair.exact)])
     pair.late.numpy()
     pair.check()
+
+
+def test_a_signal_handler_may_step_by_another_optimizer() -> None:
+    value = np.full((2, 3), 2, np.float32)
+    slices, others = SLICES(value, [1, 19]), SLICES(value, [2, 18])
+    moment, is_over = 1, False
+    while not is_over:
+        pair = Pair(learning_rate=0.1)
+        late, exact = gpuopt.AdamOptimizer(catch_up=True), gpuopt.AdamOptimizer()
+        pair.step(4)
+        handle = _HandleAt(moment, partial(late.apply_gradients, [(others, pair.late)]))
+        with handle:
+            pair.optimizer.apply_gradients([(slices, pair.late)])
+        is_over = handle.is_over
+        pair.all_rows.apply_gradients([(slices, pair.exact)])
+        if not is_over:
+            exact.apply_gradients([(others, pair.exact)])
+        # Of rows that the step in whose middle the handler comes does not name.
+        close(*(np.delete(table.numpy(), [1, 19], axis=0) for table in (pair.late, pair.exact)))
+        moment += 3
+    assert moment > 20
 
 
 @pytest.mark.parametrize("steps", [4, 5, 6])
