@@ -194,7 +194,6 @@ class Backend(Protocol):
             inside `enter()`.
         device: Where its arrays live.
         row_flags: None if the host can check rows itself.
-        late_rows: None if rows cannot catch up here.
         most_rows: How many rows a sparse gradient may have; None if only memory limits them.
     """
 
@@ -206,7 +205,7 @@ class Backend(Protocol):
     def row_flags(self) -> RowFlags | None: ...
 
     @property
-    def late_rows(self) -> LateRows | None: ...
+    def late_rows(self) -> LateRows: ...
 
     @property
     def norms(self) -> Norms: ...

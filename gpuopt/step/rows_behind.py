@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from gpuopt.backends import backend_for
 from gpuopt.backends.backend import Scalars, SparseUpdate
 from gpuopt.backends.catch_up import CatchUp
 from gpuopt.locks import Lock
@@ -41,7 +40,6 @@ class TableBehind:
         self._state = weakref.ref(state)
         self._arrays = arrays
         self._plan, self._backend, self._real = batch.plan, batch.backend, batch.real
-        assert batch.backend.late_rows is not None
         self._late_rows = batch.backend.late_rows
         # One step, or one who brings rows up to date, at a time. Taken inside the gate.
         self._lock = Lock(f'the rows of "{name}" that are behind')
@@ -82,6 +80,7 @@ class TableBehind:
         scalars: Scalars,
         factors: Any = None,
         *,
+        refused: Any = None,
         stepping: bool,
     ) -> bool:
         """Updates the rows of a gradient, after the steps that they have missed.
@@ -92,6 +91,7 @@ class TableBehind:
             update: Of the table.
             scalars: Of both rules.
             factors: See `Backend.apply_sparse`.
+            refused: See `Backend.apply_sparse`.
             stepping: Whether missed steps are to be made one by one.
 
         Returns:
@@ -108,6 +108,7 @@ class TableBehind:
                 [scalars],
                 factors=factors,
                 other_rows=None,
+                refused=refused,
             )
             return True
 
@@ -123,8 +124,10 @@ class TableBehind:
         factors = Factors(other_rows, other_rows.own(scalars), self._real, stepping=stepping)
         zeros = partial(self._backend.full, dtype=np.dtype(self._real), value=0)
         last = self._backend.full(self._arrays[0].shape[:1], np.dtype(np.int32), 0)
-        self._catch_up = CatchUp(other_rows, factors, last, zeros)
-        return self._catch_up
+        catch_up = CatchUp(other_rows, factors, last, zeros)
+        self._backend.record_creation(catch_up)
+        self._catch_up = catch_up
+        return catch_up
 
 
 def table_behind(
@@ -197,13 +200,7 @@ def refuse_unseen_reads(variable: Variable) -> None:
 
     Raises:
         ValueError: see above.
-        NotImplementedError: rows cannot catch up on its device.
     """
-    if backend_for(variable.device).late_rows is None:
-        raise NotImplementedError(
-            f'"{variable.name}" is on {variable.device}, where rows cannot catch up yet: leave out '
-            "catch_up, or keep the table in host memory"
-        )
     if variable.is_raw_array or not variable.owns_memory:
         what = "is an array" if variable.is_raw_array else "was made with copy=False"
         raise ValueError(

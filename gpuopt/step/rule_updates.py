@@ -385,7 +385,9 @@ class RuleUpdates:
     ) -> None:
         other_rows = self._optimizer.rule_of_other_rows
         if other_rows is not None and self._optimizer.catch_up:
-            unit = self._left_by_catching_up(unit, rule, other_rows, numbers, scalars, factors)
+            unit = self._left_by_catching_up(
+                unit, rule, other_rows, numbers, scalars, factors, refused
+            )
             if not unit:
                 return
         if other_rows is not None:
@@ -415,6 +417,7 @@ class RuleUpdates:
         numbers: Sequence[int],
         scalars: Sequence[Scalars],
         factors: Any,
+        refused: Any,
     ) -> _Unit:
         """Updates tables whose rows may fall behind; returns the others."""
         optimizer, left = self._optimizer, []
@@ -425,7 +428,9 @@ class RuleUpdates:
             own = scalars[numbers.index(batch.parameter_groups[0])]
             update = SparseUpdate(batch.plan, *part.arrays(batch))
             stepping = optimizer.catch_up == "stepping"
-            if not table.update(rule, other_rows, update, own, factors, stepping=stepping):
+            if not table.update(
+                rule, other_rows, update, own, factors, refused=refused, stepping=stepping
+            ):
                 left.append((part, batch))
         return left
 
