@@ -179,7 +179,8 @@ class LateRows(Protocol):
         Args:
             plan: From `plan_dense`, of this variable alone.
             catch_up: The table's.
-            rows: int32 or int64, within range, of any shape; they may repeat. None for all rows.
+            rows: Integers on the device, within range, of any shape; they may repeat. None for all
+                rows. A GPU leaves out those that are not within range.
         """
 
     def begin_anew(self, catch_up: CatchUp) -> None:

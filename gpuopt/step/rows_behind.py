@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuopt.backends import to_device
 from gpuopt.backends.backend import Scalars, SparseUpdate
 from gpuopt.backends.catch_up import CatchUp
 from gpuopt.locks import Lock
@@ -68,7 +69,8 @@ class TableBehind:
                 return
             # Before: a signal handler may make a step meanwhile, which rows may not have made then.
             now = catch_up.now
-            self._late_rows.bring_up(self._plan, catch_up, rows)
+            here = None if rows is None else to_device(rows, self._backend.device)
+            self._late_rows.bring_up(self._plan, catch_up, here)
             if rows is None:
                 catch_up.made_by_all = now
 

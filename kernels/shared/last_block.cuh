@@ -11,7 +11,7 @@ __device__ __forceinline__ bool is_last_block(unsigned int* num_done) {
   if (threadIdx.x == 0) {
     __threadfence();
     is_last = atomicAdd(num_done, 1u) == gridDim.x - 1;
-    if (is_last) *num_done = 0;
+    if (is_last) atomicExch(num_done, 0u);
   }
   __syncthreads();
   if (is_last) __threadfence();

@@ -45,7 +45,7 @@ class CudaLateRows:
                     "a table has rows that missed steps, which a capture into a CUDA graph would "
                     "make again with each launch: read it before, or call flush()"
                 )
-            given = None if rows is None else self._on_device(rows)
+            given = None if rows is None else self._readable(rows)
             if given is not None and not given.size:
                 return
             last = self._order.begin(plan.updated, plan.last_update, is_step=False)
@@ -94,17 +94,7 @@ class CudaLateRows:
             launch.forget("rows")
         self._workspaces.put_back(workspace)
 
-    def _on_device(self, rows: Any) -> Any:
+    def _readable(self, rows: Any) -> Any:
         """Returns rows as a kernel reads them."""
-        xp = self._launcher.xp
-        if not isinstance(rows, xp.ndarray):
-            host = np.ascontiguousarray(rows)
-            host = host if host.dtype in _INDICES else host.astype(np.int64)
-            given = xp.empty(host.size, dtype=host.dtype)
-            if host.size:
-                self._launcher.upload(given, host.reshape(-1))
-            return given
-        if not self._launcher.owns([rows]):
-            rows = self._launcher.copy_of_peer(rows)
         rows = rows if rows.dtype in _INDICES else rows.astype(np.int64)
-        return xp.ascontiguousarray(rows).reshape(-1)
+        return self._launcher.xp.ascontiguousarray(rows).reshape(-1)
