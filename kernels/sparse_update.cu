@@ -1,8 +1,5 @@
 // Applies one rule to the rows that a sparse gradient names.
-#include "shared/lanes.cuh"
-#include "shared/row_update.cuh"
-#include "shared/runs.cuh"
-#include "shared/tables.cuh"
+#include "shared/touched_rows.cuh"
 
 namespace gpuopt {
 
@@ -84,67 +81,6 @@ __global__ void __launch_bounds__(piece_threads, 2)
   }
 }
 
-template <class Rule, class Storage, int count, class Key>
-__device__ __forceinline__ void update_row(const Target<Rule, Storage>& target, long long row,
-                                           const StoredGradient<Storage>* grad,
-                                           const SortedRows<Key>& rows,
-                                           const Parts<const Compute<Storage>>& parts,
-                                           unsigned int begin, const Lanes& lanes,
-                                           const Scalars<Rule, Storage>& scalars) {
-  for (long long column = lanes.lane * count; column < parts.row_width;
-       column += lanes.num_lanes * count) {
-    const long long at = row * parts.row_width + column;
-    State<Rule, Storage, count> state(target, at);
-    Compute<Storage> sum[count];
-    sum_run(grad, rows, parts, begin, column, sum);
-    state.update(sum, scalars);
-    state.store_to(target, at);
-  }
-}
-
-// Applies the rule to each touched row and the sum of its gradients. `only_arrays` are the variable
-// and its slots: each at the address that key 0 would have. If there are several tables, `arrays`
-// has the same of each. If `touched` is not null, `mark_rows` has set bits in it, which are cleared
-// again. `scalars_of` returns the scalars for a table's number. A slot of rows has one number where
-// other arrays have a row.
-template <class Rule, class Storage, class Key, class ScalarsOf>
-__device__ __forceinline__ void update_rows(const Tables& tables, const ArraysOf<Rule>& only_arrays,
-                                            const long long* __restrict__ arrays,
-                                            const SortedRows<Key>& rows,
-                                            const Compute<Storage>* __restrict__ parts,
-                                            long long row_width, const ScalarsOf& scalars_of,
-                                            unsigned int* touched, int lanes_per_row,
-                                            const unsigned long long* __restrict__ refused) {
-  const long long num_tables = tables.count;
-  const Lanes lanes(lanes_per_row);
-  const Parts<const Compute<Storage>> all(parts, rows.num_rows, row_width);
-  const bool is_refused = *refused != 0;
-  for (long long begin = lanes.group; begin < rows.num_rows; begin += lanes.num_groups) {
-    if (is_refused | !rows.begins_run(begin)) continue;
-    const Key key = __ldg(&rows.keys[begin]);
-    const long long row = static_cast<long long>(key);
-    const long long table = num_tables == 1 ? 0 : tables.number_of(key);
-    const StoredGradient<Storage>* grad = tables.values_of<StoredGradient<Storage>>(table);
-    const Target<Rule, Storage> target =
-        num_tables == 1 ? Target<Rule, Storage>(only_arrays.of)
-                        : Target<Rule, Storage>(arrays + table * (1 + Rule::num_slots));
-    if constexpr (num_row_slots<Rule> > 0) {
-      const auto gradient_at = [&](long long column, auto& sum) {
-        sum_run(grad, rows, all, begin, column, sum);
-      };
-      update_whole_row(target, row, row_width, lanes, begins_pack<Storage>(grad), gradient_at,
-                       scalars_of(table));
-    } else if (row_width % pack_size<Storage> == 0 && target.is_pack_aligned() &&
-               begins_pack<Storage>(grad)) {
-      update_row<Rule, Storage, pack_size<Storage>>(target, row, grad, rows, all, begin, lanes,
-                                                    scalars_of(table));
-    } else {
-      update_row<Rule, Storage, 1>(target, row, grad, rows, all, begin, lanes, scalars_of(table));
-    }
-    if (touched != nullptr && lanes.lane == 0) atomicAnd(&touched[word_of(row)], ~bit_of(row));
-  }
-}
-
 // Updates tables of one group.
 template <class Rule, class Storage, class Key>
 __global__ void sparse_update(const __grid_constant__ TableGradient only_gradient,
@@ -155,11 +91,9 @@ __global__ void sparse_update(const __grid_constant__ TableGradient only_gradien
                               const __grid_constant__ Scalars<Rule, Storage> scalars,
                               unsigned int* touched, int lanes_per_row,
                               const unsigned long long* __restrict__ refused) {
-  const auto scalars_of = [&scalars](long long) -> const Scalars<Rule, Storage>& {
-    return scalars;
-  };
   update_rows<Rule, Storage>(Tables{only_gradient, gradients, num_tables}, only_arrays, arrays,
-                             rows, parts, row_width, scalars_of, touched, lanes_per_row, refused);
+                             rows, parts, row_width, ScalarsOfOne<Rule, Storage>{scalars},
+                             TablesUpToDate(), touched, lanes_per_row, refused);
 }
 
 // Updates tables of several groups. `many_scalars` has each table's scalars; if it is null,
@@ -173,18 +107,10 @@ __global__ void sparse_update_of_groups(
     const __grid_constant__ FewScalars<Rule, Storage> few_scalars,
     const Scalars<Rule, Storage>* __restrict__ many_scalars, unsigned int* touched,
     int lanes_per_row, const unsigned long long* __restrict__ refused) {
-  const auto given_scalars = [&](long long table) -> Scalars<Rule, Storage> {
-    return many_scalars == nullptr ? few_scalars.of[table] : many_scalars[table];
-  };
-  const auto scalars_of = [&](long long table) -> Scalars<Rule, Storage> {
-    if constexpr (is_clipped<Rule>) {
-      return with_factor<Rule, Storage>(given_scalars(table), few_scalars);
-    } else {
-      return given_scalars(table);
-    }
-  };
   update_rows<Rule, Storage>(Tables{only_gradient, gradients, num_tables}, only_arrays, arrays,
-                             rows, parts, row_width, scalars_of, touched, lanes_per_row, refused);
+                             rows, parts, row_width,
+                             ScalarsOfGroups<Rule, Storage>{few_scalars, many_scalars},
+                             TablesUpToDate(), touched, lanes_per_row, refused);
 }
 
 // Sets the bit of each row that has a gradient.

@@ -181,7 +181,8 @@ class LateRows(Protocol):
         Args:
             plan: From `plan_dense`, of this variable alone.
             catch_up: The table's.
-            rows: int32 or int64, within range, of any shape; they may repeat. None for all rows.
+            rows: Integers on the device, within range, of any shape; they may repeat. None for all
+                rows. A GPU leaves out those that are not within range.
         """
 
     def begin_anew(self, catch_up: CatchUp) -> None:
@@ -196,7 +197,6 @@ class Backend(Protocol):
             inside `enter()`.
         device: Where its arrays live.
         row_flags: None if the host can check rows itself.
-        late_rows: None if rows cannot catch up here.
         most_rows: How many rows a sparse gradient may have; None if only memory limits them.
     """
 
@@ -208,7 +208,7 @@ class Backend(Protocol):
     def row_flags(self) -> RowFlags | None: ...
 
     @property
-    def late_rows(self) -> LateRows | None: ...
+    def late_rows(self) -> LateRows: ...
 
     @property
     def norms(self) -> Norms: ...

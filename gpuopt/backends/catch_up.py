@@ -22,7 +22,7 @@ class CatchUp:
     Attributes:
         rule: The rule of rows without a gradient.
         factors: By which they are brought up to date.
-        now: How many steps were counted.
+        now: How many steps were counted; where a GPU may refuse them, at most so many.
         made_by_all: How many of them all rows have made, at least.
         last: int32 [height]: how many steps each row has made. A row may have made more than were
             counted, in a step that was not finished.
@@ -31,9 +31,22 @@ class CatchUp:
         sums: [room, 4], as `steps`: for rows that have made so many steps; None if steps are to be
             made one by one, or rows do not move.
         room: How many steps can be counted until all rows must be up to date.
+        on_device: What a backend keeps beside it; None at first.
+        last_update: Of when it was made, in the order of updates; see `Updated`.
     """
 
-    __slots__ = ("factors", "last", "made_by_all", "now", "room", "rule", "steps", "sums")
+    __slots__ = (
+        "factors",
+        "last",
+        "last_update",
+        "made_by_all",
+        "now",
+        "on_device",
+        "room",
+        "rule",
+        "steps",
+        "sums",
+    )
 
     # Of steps that leave nothing behind but their number, which is of 32 bits.
     MOST_STEPS = 2**31 - 2
@@ -50,6 +63,8 @@ class CatchUp:
         self.rule, self.factors, self.last = rule, factors, last
         self.now = self.made_by_all = 0
         self.steps = self.sums = None
+        self.on_device: Any = None
+        self.last_update: Any = None
         self.room = self.MOST_STEPS
         if factors.weights is not None:
             self.room = factors.room_for(len(last))

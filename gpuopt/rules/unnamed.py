@@ -33,6 +33,21 @@ class Unnamed:
     decays: Mapping[str, str] = field(hash=False)
     movement: Movement | None = None
 
+    def cpp_type(self, functor: str, slots: tuple[str, ...], scalars: tuple[str, ...]) -> str:
+        """Returns the type in kernels/shared/catch_up.cuh that says the same.
+
+        Args:
+            functor: The rule's.
+            slots: The rule's.
+            scalars: The rule's.
+        """
+        movement, places = self.movement, [0, 0, 0]
+        if movement is not None:
+            places = [slots.index(each) for each in (movement.average, movement.square)]
+            places.append(scalars.index(movement.step))
+        moves = str(movement is not None).lower()
+        return f"gpuopt::Unnamed<{functor}, {moves}, {', '.join(map(str, places))}>"
+
     def check(self, name: str, slots: tuple[str, ...], scalars: tuple[str, ...]) -> None:
         """Raises ValueError if it does not fit a rule.
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuopt.backends import backend_for, to_device
+from gpuopt.backends import to_device
 from gpuopt.backends.backend import Scalars, SparseUpdate
 from gpuopt.backends.catch_up import CatchUp
 from gpuopt.locks import Lock
@@ -47,7 +47,6 @@ class TableBehind:
         self._arrays = arrays
         self._identity = weakref.ref(identity)
         self._plan, self._backend, self._real = batch.plan, batch.backend, batch.real
-        assert batch.backend.late_rows is not None
         self._late_rows = batch.backend.late_rows
         # One step, or one who brings rows up to date, at a time. Taken inside the gate.
         self._lock = Lock(f'the rows of "{identity.name}" that are behind')
@@ -80,11 +79,7 @@ class TableBehind:
         for reference in () if identity is None else identity.copies:
             copy = reference()
             if copy is not None and isinstance(copy.behind, TableBehind):
-                copy.behind.bring_up_alone(copy.behind.rows_here(rows))
-
-    def rows_here(self, rows: Any) -> Any:
-        """Returns rows, or None, as its device takes them."""
-        return None if rows is None else to_device(rows, self._backend.device)
+                copy.behind.bring_up_alone(rows)
 
     def bring_up_alone(self, rows: Any = None) -> None:
         """Does what `bring_up` does, and leaves other copies of a mirrored table alone."""
@@ -96,7 +91,8 @@ class TableBehind:
                 return
             # Before: a signal handler may make a step meanwhile, which rows may not have made then.
             now = catch_up.now
-            self._late_rows.bring_up(self._plan, catch_up, rows)
+            here = None if rows is None else to_device(rows, self._backend.device)
+            self._late_rows.bring_up(self._plan, catch_up, here)
             if rows is None:
                 catch_up.made_by_all = now
 
@@ -108,6 +104,7 @@ class TableBehind:
         scalars: Scalars,
         factors: Any = None,
         *,
+        refused: Any = None,
         stepping: bool,
     ) -> bool | None:
         """Updates the rows of a gradient, after the steps that they have missed.
@@ -118,6 +115,7 @@ class TableBehind:
             update: Of the table.
             scalars: Of both rules.
             factors: See `Backend.apply_sparse`.
+            refused: See `Backend.apply_sparse`.
             stepping: Whether missed steps are to be made one by one.
 
         Returns:
@@ -139,6 +137,7 @@ class TableBehind:
                 [scalars],
                 factors=factors,
                 other_rows=None,
+                refused=refused,
             )
             if self.is_replaced or self._catch_up is not catch_up:
                 # By a signal handler's step: nobody will bring up rows by these numbers later.
@@ -157,8 +156,10 @@ class TableBehind:
         factors = Factors(other_rows, other_rows.own(scalars), self._real, stepping=stepping)
         zeros = partial(self._backend.full, dtype=np.dtype(self._real), value=0)
         last = self._backend.full(self._arrays[0].shape[:1], np.dtype(np.int32), 0)
-        self._catch_up = CatchUp(other_rows, factors, last, zeros)
-        return self._catch_up
+        catch_up = CatchUp(other_rows, factors, last, zeros)
+        self._backend.record_creation(catch_up)
+        self._catch_up = catch_up
+        return catch_up
 
 
 def table_behind(
@@ -234,13 +235,7 @@ def refuse_unseen_reads(variable: Variable) -> None:
 
     Raises:
         ValueError: see above.
-        NotImplementedError: rows cannot catch up on its device.
     """
-    if backend_for(variable.device).late_rows is None:
-        raise NotImplementedError(
-            f'"{variable.name}" is on {variable.device}, where rows cannot catch up yet: leave out '
-            "catch_up, or keep the table in host memory"
-        )
     if variable.is_raw_array or not variable.owns_memory:
         what = "is an array" if variable.is_raw_array else "was made with copy=False"
         raise ValueError(

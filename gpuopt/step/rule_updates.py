@@ -439,7 +439,9 @@ class RuleUpdates:
     ) -> None:
         other_rows = self._optimizer.rule_of_other_rows
         if other_rows is not None and self._optimizer.catch_up:
-            unit = self._left_by_catching_up(unit, rule, other_rows, numbers, scalars, factors)
+            unit = self._left_by_catching_up(
+                unit, rule, other_rows, numbers, scalars, factors, refused
+            )
             if not unit:
                 return
         if other_rows is not None:
@@ -469,6 +471,7 @@ class RuleUpdates:
         numbers: Sequence[int],
         scalars: Sequence[Scalars],
         factors: Any,
+        refused: Any,
     ) -> _Unit:
         """Updates tables whose rows may fall behind; returns the others."""
         optimizer, left = self._optimizer, []
@@ -481,7 +484,9 @@ class RuleUpdates:
             is_updated = None
             while is_updated is None:  # the table is another optimizer's by now
                 table = table_behind(optimizer.state, variable, slots, batch)
-                is_updated = table.update(rule, other_rows, update, own, factors, stepping=stepping)
+                is_updated = table.update(
+                    rule, other_rows, update, own, factors, refused=refused, stepping=stepping
+                )
             if not is_updated:
                 left.append((part, batch))
         return left

@@ -29,4 +29,10 @@ struct Lanes {
   }
 };
 
+// The threads of a warp that are the lanes of one row.
+__device__ __forceinline__ unsigned int mask_of(const Lanes& lanes) {
+  const unsigned int first = threadIdx.x % warp_size - lanes.lane;
+  return (whole_warp >> (warp_size - lanes.num_lanes)) << first;
+}
+
 }  // namespace gpuopt

@@ -2,6 +2,7 @@
 // multiplied by.
 #pragma once
 #include "block_sum.cuh"
+#include "last_block.cuh"
 #include "math.cuh"
 #include "squares.cuh"
 #include "update.cuh"
@@ -85,21 +86,12 @@ struct ClipTotals {
 __device__ __forceinline__ void finish_sums(const double* parts, long long num_parts,
                                             const ClipTotals& totals, const ClipRule& rule,
                                             ClipResult* results) {
-  __shared__ bool is_last;
-  unsigned int* num_done = reinterpret_cast<unsigned int*>(totals.num_done);
-  if (threadIdx.x == 0) {
-    __threadfence();
-    is_last = atomicAdd(num_done, 1u) == gridDim.x - 1;
-  }
-  __syncthreads();
-  if (!is_last) return;
-  __threadfence();
+  if (!is_last_block(reinterpret_cast<unsigned int*>(totals.num_done))) return;
   double* sums = reinterpret_cast<double*>(totals.sums);
   double mine = 0;
   for (long long i = threadIdx.x; i < num_parts; i += clip_threads) mine += __ldcg(&parts[i]);
   const double sum = sum_of_block<clip_threads>(mine);
   if (threadIdx.x == 0) {
-    *num_done = 0;
     sums[totals.norm] = (totals.is_first ? 0.0 : sums[totals.norm]) + sum;
   }
   for (long long norm = threadIdx.x; totals.is_first && norm < totals.num_norms;

@@ -7,12 +7,6 @@
 
 namespace gpuopt {
 
-// The threads of a warp that are the lanes of one row.
-__device__ __forceinline__ unsigned int mask_of(const Lanes& lanes) {
-  const unsigned int first = threadIdx.x % warp_size - lanes.lane;
-  return (whole_warp >> (warp_size - lanes.num_lanes)) << first;
-}
-
 // Adds up a number of each lane, always in the same order; returns the sum to all of them.
 template <class Real>
 __device__ __forceinline__ Real sum_of_lanes(Real mine, const Lanes& lanes) {

@@ -797,16 +797,3 @@ def test_a_users_rule_may_let_rows_catch_up() -> None:
     assert pair.is_behind()
     pair.late.numpy()
     pair.check()
-
-
-@pytest.mark.emulator
-@pytest.mark.usefixtures("emulated_gpus")
-def test_a_table_on_a_gpu_is_refused_before_anything_is_written() -> None:
-    table = gpuopt.Variable(np.ones((4, 2), "f4"), device="gpu:0")
-    optimizer = gpuopt.AdamOptimizer(catch_up=True)
-    slices = SLICES(np.ones((1, 2), "f4"), [1])
-    with pytest.raises(NotImplementedError, match="leave out catch_up, or keep the table in host"):
-        optimizer.apply_gradients([(slices, table)])
-    assert not optimizer.variables()
-    np.testing.assert_array_equal(table.numpy(), np.ones((4, 2), "f4"))
-    optimizer.apply_gradients([(np.ones((4, 2), "f4"), table)])  # a dense one is updated

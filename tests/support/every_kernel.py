@@ -5,7 +5,12 @@ from __future__ import annotations
 import os
 from functools import cache
 
-from every_optimizer import rules_of_each_shape, rules_of_other_rows_alone, update_rules
+from every_optimizer import (
+    rules_of_each_shape,
+    rules_of_missed_steps,
+    rules_of_other_rows_alone,
+    update_rules,
+)
 
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.kernel import Kernel
@@ -51,6 +56,7 @@ def kernels_of(rule: UpdateRule) -> list[Kernel]:
             kernels.update_other_rows(rule, dtype),
             *(kernels.sparse_update(rule, dtype, key) for key in KEYS),
             *(kernels_of_groups(rule, dtype) if rule in _shapes() else ()),
+            *kernels_of_late_rows(rule, dtype),
         )
     ]
 
@@ -61,6 +67,20 @@ def kernels_of_groups(rule: UpdateRule, dtype: str) -> list[Kernel]:
         # Several tables together have keys of 32 bits.
         kernels.sparse_update(rule, dtype, "uint32", has_groups=True),
     ]
+
+
+def kernels_of_late_rows(rule: UpdateRule, dtype: str) -> list[Kernel]:
+    missed = _missed().get(rule)
+    if missed is None:
+        return []
+    return [
+        *(kernels.late_update(rule, missed, dtype, key) for key in KEYS),
+        kernels.late_update(rule, missed, dtype, "uint32", has_groups=True),
+        *(kernels.bring_up_rows(missed, dtype, index) for index in INDICES),
+    ]
+
+
+_missed = cache(rules_of_missed_steps)
 
 
 @cache
@@ -82,6 +102,7 @@ def kernels_of_several_types() -> list[Kernel]:
             kernels.sum_terms(lamb, storage),
             kernels.dense_update_of_rows(row_wise, storage),
             kernels.sparse_update(adam, storage, "uint32"),
+            kernels.late_update(adam, adam, storage, "uint32"),
         )
     ]
 

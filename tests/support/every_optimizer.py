@@ -144,6 +144,13 @@ def rules_of_other_rows_alone() -> set[UpdateRule]:
     return {rule for rule in of_others if rule} - {optimizer.rule for optimizer in optimizers}
 
 
+def rules_of_missed_steps() -> dict[UpdateRule, UpdateRule]:
+    """Returns, for the rules of optimizers whose rows can catch up, that of the steps they miss."""
+    optimizers = [make(name, arguments) for _, name, arguments in CONFIGURATIONS]
+    of_others = [(each.rule, each.rule_of_other_rows) for each in optimizers]
+    return {rule: other for rule, other in of_others if other and other.unnamed}
+
+
 def rules_of_each_shape() -> list[UpdateRule]:
     """Returns a rule for each number of slots: the loops around a rule depend on nothing else.
 

@@ -64,7 +64,7 @@ class CpuBackend:
         self._limits = limits
         self.norms: Norms = CpuNorms(limits)
         self.clips: Clips = CpuClips(limits)
-        self.late_rows: LateRows | None = CpuLateRows(limits)
+        self.late_rows: LateRows = CpuLateRows(limits)
 
     def enter(self, *read: Updated) -> AbstractContextManager[Any]:
         return _nothing

@@ -21,7 +21,9 @@ from gpuopt.backends.backend import (
 )
 from gpuopt.backends.clips import Clips
 from gpuopt.backends.cuda import kernels
+from gpuopt.backends.cuda.catch_up import CudaLateRows
 from gpuopt.backends.cuda.clips import CudaClips
+from gpuopt.backends.cuda.count_of_steps import CountOfSteps
 from gpuopt.backends.cuda.dense_plan import DensePlan, overlapping
 from gpuopt.backends.cuda.in_flight import LastUpdate
 from gpuopt.backends.cuda.launch_sequence import LaunchSequence
@@ -70,7 +72,7 @@ class CudaBackend:
         self._workspaces = Workspaces(launcher)
         self.row_flags = CudaRowFlags(launcher, self._lock, self._order, self._workspaces)
         self.norms: Norms = CudaNorms(launcher)
-        self.late_rows: LateRows | None = None
+        self.late_rows: LateRows = CudaLateRows(launcher, self._lock, self._order, self._workspaces)
         self.clips: Clips = CudaClips(
             launcher, self._lock, self._order, self._workspaces, self._flag_array
         )
@@ -289,18 +291,23 @@ class CudaBackend:
         flags = () if refused is None else (refused,)
         # Copies of gradients are made on the current stream, which gets their memory back.
         gradients = [each[1:3] for each in updates]
-        used = [plan.memory for plan in plans], gradients, factors, kept, flags
+        used: list[Any] = [[plan.memory for plan in plans], gradients, factors, kept, flags]
         with self._lock, self._launcher.device():
             last = self._begin(plans)
             try:
                 if flags:
                     self._order.follow(flags)
                 by_width: dict[int, list[Table]] = {}
-                for plan, values, rows, group, _ in updates:
+                for update in updates:
+                    plan = update.plan
                     if plan.num_variables:
                         plan.fill_stand_ins()
-                        table = self._table(plan, values, rows, group)
+                        table = self._table(update)
                         by_width.setdefault(plan.width, []).append(table)
+                        if update.catch_up is not None:
+                            used.append(update.catch_up.on_device.arrays)
+                            # Before: it is at least as many as kernels count.
+                            update.catch_up.now += 1
                 is_alone = len(updates) == 1
                 check = (
                     self.row_flags.take(flags[0], updates[0].rows) if flags and is_alone else None
@@ -394,13 +401,21 @@ class CudaBackend:
             plan.last_update = last
         return last
 
-    def _table(self, plan: DensePlan, values: Any, rows: Any, group: int) -> Table:
+    def _table(self, update: SparseUpdate) -> Table:
         """Returns what kernels work on; the gradient is copied if the update would overwrite it."""
-        values = self.xp.ascontiguousarray(values)
-        rows = self.xp.ascontiguousarray(rows)
+        plan, catch_up = update.plan, update.catch_up
+        values = self.xp.ascontiguousarray(update.values)
+        rows = self.xp.ascontiguousarray(update.rows)
         if plan.writes_to(self._launcher.address(values), values.nbytes):
             values = values.copy()
-        return Table(plan.addresses, plan.height, values, rows, group)
+        count: CountOfSteps | None = None
+        if catch_up is not None:
+            self._order.follow((catch_up,))
+            count = catch_up.on_device
+            if count is None:
+                real = compute_type(plan.dtype)
+                count = catch_up.on_device = CountOfSteps(self._launcher, plan, catch_up, real)
+        return Table(plan.addresses, plan.height, values, rows, update.group, count)
 
     def _begins_of_runs(self, keys: Any) -> Any:
         """Returns where runs of equal keys begin, int64; the host waits for them."""

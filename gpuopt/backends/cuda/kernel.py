@@ -44,6 +44,7 @@ class Kernel:
         parameters: What it takes, in order, under the names that they have in C++.
         types: C++ template arguments.
         rule: The rule whose functor is one of them.
+        other_rows: The rule of rows without a gradient, if its functor is one of them, too.
         file: Where the function stands.
         constants: The values of constants in C++ that the host relies on.
     """
@@ -54,6 +55,7 @@ class Kernel:
     rule: UpdateRule | None = None
     file: str = ""
     constants: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    other_rows: UpdateRule | None = None
 
     @computed_once
     def expression(self) -> str:
@@ -62,16 +64,22 @@ class Kernel:
         return f"gpuopt::{self.function}{arguments}"
 
     @property
+    def rules(self) -> list[UpdateRule]:
+        """The rules whose functors are among the types."""
+        return [rule for rule in (self.rule, self.other_rows) if rule is not None]
+
+    @property
     def includes(self) -> list[str]:
         """The files that a translation unit needs, the function's own last."""
-        of_rule = () if self.rule is None else self.rule.headers
+        of_rules = [header for rule in self.rules for header in rule.headers]
         own = self.file or f"{self.function}.cu"
-        return ["shared/declared.cuh", "shared/counts.cuh", *of_rule, own]
+        return ["shared/declared.cuh", "shared/counts.cuh", *of_rules, own]
 
     @property
     def include_folders(self) -> tuple[Traversable, ...]:
         """Where the compiler looks for what `source` includes."""
-        return (kernel_root(),) if self.rule is None else self.rule.include_folders
+        of_rules = [folder for rule in self.rules for folder in rule.include_folders]
+        return tuple(dict.fromkeys((kernel_root(), *of_rules)))
 
     @property
     def assertions(self) -> list[str]:
@@ -96,7 +104,7 @@ class Kernel:
                 lines += _layout(pointed)
         for name, value in self.constants.items():
             lines.append(_assertion(f"{name} == {value}", f"{name} as {value}"))
-        return [*lines, *([] if self.rule is None else self.rule.assertions)]
+        return [*lines, *(line for rule in self.rules for line in rule.assertions)]
 
     @computed_once
     def source(self) -> str:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import numpy as np
+
 from gpuopt.backends.backend import Scalars
 from gpuopt.backends.clips import ClipForm
 from gpuopt.backends.cuda.kernel import Kernel
@@ -20,9 +22,11 @@ from gpuopt.backends.cuda.launch_shapes import (
     FEW_ROWS,
     MEASURED_ROWS,
     NUM_DIGITS,
+    NUM_POWERS,
     PACK_BYTES,
     PIECE,
     PIECE_THREADS,
+    POWER_BITS,
     ROWS_PER_WORD,
     SHARES_PER_GROUP,
     SORT_THREADS,
@@ -53,6 +57,7 @@ from gpuopt.backends.cuda.structs import (
     CopiedRows,
     FewGradients,
     IndexList,
+    LateTable,
     Shares,
     SortedRows,
     TableGradient,
@@ -75,6 +80,7 @@ _GROUPS = Pointer("int64")
 _REFUSED = Pointer("uint64")
 _TOUCHED = Pointer("uint32", is_optional=True)
 _SHARES = struct_of(Shares)
+_LATE_TABLE = struct_of(LateTable)
 _CHUNKS: dict[str, Parameter] = {
     "num_variables": _INT64,
     "chunks": Pointer("uint32", struct_of(Chunk)),
@@ -112,13 +118,18 @@ _OF_SORT_ROWS = {
     "gpuopt::digit_bits": DIGIT_BITS,
     "gpuopt::num_digits": NUM_DIGITS,
 }
-_OF_SPARSE_UPDATE = {
+_OF_TOUCHED_ROWS = {
     "gpuopt::piece_size": PIECE,
     "gpuopt::stretch_size": STRETCH,
-    "gpuopt::piece_threads": PIECE_THREADS,
     "gpuopt::rows_per_word": ROWS_PER_WORD,
     "gpuopt::warp_size": WARP,
     "gpuopt::pack_bytes": PACK_BYTES,
+}
+_OF_SPARSE_UPDATE = {**_OF_TOUCHED_ROWS, "gpuopt::piece_threads": PIECE_THREADS}
+_OF_CATCH_UP = {
+    **_OF_TOUCHED_ROWS,
+    "gpuopt::power_bits": POWER_BITS,
+    "gpuopt::num_powers": NUM_POWERS,
 }
 _OF_FACTORS = {
     "gpuopt::clip_tensorflow": ClipForm.TENSORFLOW,
@@ -388,6 +399,66 @@ def sparse_update(rule: UpdateRule, storage: Storage, key: str, has_groups: bool
 
 
 @cache
+def late_update(
+    rule: UpdateRule, other_rows: UpdateRule, storage: Storage, key: str, has_groups: bool = False
+) -> Kernel:
+    numbers: dict[str, Parameter] = {
+        "scalars": _scalars(rule, storage),
+        "only_late": _LATE_TABLE,
+    }
+    if has_groups:
+        numbers = {
+            **_scalars_of_groups(rule, storage),
+            "late_tables": Pointer("int64", _LATE_TABLE),
+        }
+    return Kernel(
+        "late_update_of_groups" if has_groups else "late_update",
+        {
+            **_TABLES,
+            "only_arrays": _arrays(rule),
+            "arrays": Pointer("int64", is_optional=True),
+            "rows": struct_of(SortedRows, Key=key),
+            "parts": Pointer(real_of(storage)),
+            "row_width": _INT64,
+            **numbers,
+            "num_done": _UINT32S,
+            "lanes_per_row": _INT32,
+            "refused": _REFUSED,
+        },
+        (
+            rule.require_cuda().functor,
+            *_unnamed(rule, other_rows),
+            cpp_storage(storage),
+            CPP_TYPES[key],
+        ),
+        rule,
+        file="catch_up.cu",
+        constants={**_OF_CATCH_UP, **_of(rule), **_of_late_numbers(other_rows, storage)},
+        other_rows=other_rows,
+    )
+
+
+@cache
+def bring_up_rows(other_rows: UpdateRule, dtype: str, index: str) -> Kernel:
+    return Kernel(
+        "bring_up_rows",
+        {
+            "arrays": _arrays(other_rows),
+            "rows": Pointer(index, is_optional=True),
+            "num_rows": _INT64,
+            "height": _INT64,
+            "row_width": _INT64,
+            "late": _LATE_TABLE,
+            "lanes_per_row": _INT32,
+        },
+        (_unnamed(other_rows, other_rows)[0], CPP_TYPES[dtype], CPP_TYPES[index]),
+        file="catch_up.cu",
+        constants={**_OF_CATCH_UP, **_of_late_numbers(other_rows, dtype)},
+        other_rows=other_rows,
+    )
+
+
+@cache
 def mark_rows(key: str) -> Kernel:
     return Kernel(
         "mark_rows",
@@ -552,6 +623,26 @@ def few_groups(rule: UpdateRule, storage: Storage) -> int:
 def _of(rule: UpdateRule) -> dict[str, int]:
     """The constants in a rule's header that the host relies on."""
     return {f"{rule.require_cuda().functor}::num_slots": len(rule.slots)}
+
+
+def _unnamed(rule: UpdateRule, other_rows: UpdateRule) -> tuple[str, str]:
+    """What happens to rows without a gradient: a type of C++, and which scalar is the step size."""
+    unnamed = other_rows.unnamed
+    assert unnamed is not None, "an optimizer without it refuses the option"
+    functor, movement = other_rows.require_cuda().functor, unnamed.movement
+    step_scalar = -1 if movement is None else rule.scalars.index(movement.step)
+    return unnamed.cpp_type(functor, other_rows.slots, other_rows.scalars), str(step_scalar)
+
+
+def _of_late_numbers(other_rows: UpdateRule, storage: Storage) -> dict[str, int]:
+    """The size of what `LateTable.numbers` points to."""
+    real = real_of(storage)
+    functor = other_rows.require_cuda().functor
+    numbers = f"gpuopt::LateNumbers<{functor}, {CPP_TYPES[real]}>"
+    return {
+        **_of(other_rows),
+        f"sizeof({numbers})": (2 + len(other_rows.scalars)) * np.dtype(real).itemsize,
+    }
 
 
 def _of_formulas() -> dict[str, int]:

@@ -24,6 +24,8 @@ CLIP_CHUNK = 16384
 MEASURED_ROWS = 256
 COPY_THREADS = 256
 COPY_CHUNK = 4096
+POWER_BITS = 8
+NUM_POWERS = 4 << POWER_BITS
 
 # ---- The table of what is chosen here: untuned, no GPU yet. The reasons are expectations. Cycles
 # are simulated, of a quarter of a V100: see bench/results/gpgpu-sim-v100-quarter/gpuopt.json.

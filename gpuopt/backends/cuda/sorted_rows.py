@@ -27,6 +27,12 @@ MAX_SHORT_KEYS = 2**32
 _REFUSED: tuple[str, ...] = ("refused",)
 
 
+def no_rows(workspace: Workspace) -> SortedRows:
+    """Returns what a sort of no row would."""
+    keys, positions = (workspace.take(f"{name} a", 0, "uint32") for name in ("keys", "positions"))
+    return SortedRows(keys=keys, positions=positions, num_rows=0)
+
+
 def add_sort(
     sequence: LaunchSequence,
     launcher: Launcher,

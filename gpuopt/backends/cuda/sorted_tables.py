@@ -10,6 +10,7 @@ import numpy as np
 
 from gpuopt.backends.backend import compute_type
 from gpuopt.backends.cuda import kernels
+from gpuopt.backends.cuda.count_of_steps import CountOfSteps
 from gpuopt.backends.cuda.launch_sequence import LaunchSequence
 from gpuopt.backends.cuda.launch_shapes import (
     PACK_BYTES,
@@ -37,6 +38,7 @@ class Table(NamedTuple):
         values: [num_rows, ...], contiguous: the gradient's rows.
         rows: int32 or int64 [num_rows], contiguous.
         group: The position of its scalars among those of all groups.
+        behind: The count of its steps, if its rows may have missed some.
     """
 
     addresses: Sequence[int]
@@ -44,6 +46,7 @@ class Table(NamedTuple):
     values: Any
     rows: Any
     group: int = 0
+    behind: CountOfSteps | None = None
 
 
 class TablesKind(NamedTuple):

@@ -20,6 +20,7 @@ from gpuopt.backends.cuda.launcher import Launch, Launcher
 from gpuopt.backends.cuda.mixed import element_bytes, storage_of
 from gpuopt.backends.cuda.parameters import name_of
 from gpuopt.backends.cuda.scalar_arguments import ScalarArguments
+from gpuopt.backends.cuda.sorted_rows import no_rows
 from gpuopt.backends.cuda.sorted_tables import (
     SortedTables,
     Table,
@@ -40,15 +41,17 @@ class SparseKind(NamedTuple):
         tables: What is sorted.
         dtype: The variables' and slots'.
         rule: What is computed.
-        other_rows: The rule of rows without a gradient; None if they stay.
+        other_rows: The rule of rows without a gradient; None if they stay, or catch up later.
+        missed: The rule of the steps that rows may have missed; None if they are up to date.
         has_groups: Whether the tables are of several groups, or the rule has a form for groups
-            alone.
+            alone; or rows of several tables may have missed steps.
     """
 
     tables: TablesKind
     dtype: np.dtype[Any]
     rule: UpdateRule
     other_rows: UpdateRule | None
+    missed: UpdateRule | None
     has_groups: bool
 
 
@@ -61,9 +64,15 @@ def kind_of(
     checks: bool,
 ) -> SparseKind:
     """Returns the kind of these tables, which are updated together."""
-    has_groups = len({table.group for table in tables}) > 1 or isinstance(rule, ClippedRule)
+    count = tables[0].behind
+    missed = None if count is None else count.rule
+    has_groups = (
+        len({table.group for table in tables}) > 1
+        or isinstance(rule, ClippedRule)
+        or (missed is not None and len(tables) > 1)
+    )
     of_tables = tables_kind_of(tables[0].values.dtype, width, tables, checks)
-    return SparseKind(of_tables, dtype, rule, other_rows, has_groups)
+    return SparseKind(of_tables, dtype, rule, other_rows, missed, has_groups)
 
 
 class SparseLaunches:
@@ -84,7 +93,7 @@ class SparseLaunches:
         self._kind = kind
         self._storage = storage_of(kind.dtype, kind.tables.dtype)
         self._tables = SortedTables(launcher, workspace, kind.tables)
-        self._arrays = Constants(launcher)
+        self._arrays, self._late_tables = Constants(launcher), Constants(launcher)
         touched: Any = None
         if kind.other_rows is not None:
             num_words = self._tables.num_keys // ROWS_PER_WORD
@@ -101,7 +110,11 @@ class SparseLaunches:
             rows = self._tables.add_sort(workspace, tables, refused)
             if touched is not None:
                 self._tables.sort.add(self._bind_marks(rows, touched, refused), ("refused",))
-            self._add_update(workspace, rows, tables, touched, (scalars, factors), refused)
+        elif kind.missed is not None:  # a step of no row is counted
+            rows = no_rows(workspace)
+        else:
+            return
+        self._add_update(workspace, rows, tables, touched, (scalars, factors), refused)
 
     def start(
         self,
@@ -130,7 +143,7 @@ class SparseLaunches:
         self._update.start(**of_tables, refused=refused, **self._arguments_of(tables))
 
     def _arguments_of(self, tables: Sequence[Table]) -> dict[str, Any]:
-        """Returns the arguments that say where gradients, variables and slots are."""
+        """Returns the arguments that say where gradients, variables, slots and counts are."""
         item_bytes = self._kind.dtype.itemsize
         row_bytes = self._kind.tables.width * item_bytes
         num_row_slots = len(self._kind.rule.row_slots)
@@ -149,6 +162,16 @@ class SparseLaunches:
         given = {**self._tables.gradients_of(tables), "only_arrays": arrays[0]}
         if not self._tables.is_single:
             given["arrays"] = self._arrays.set([each.of for each in arrays])
+        if self._kind.missed is not None:
+            late = [
+                table.behind.table_from(first_key)
+                for table, first_key in zip(tables, self._tables.first_keys, strict=True)
+                if table.behind is not None
+            ]
+            if self._kind.has_groups:
+                given["late_tables"] = self._late_tables.set(late)
+            else:
+                given["only_late"] = late[0]
         return given
 
     def _add_update(
@@ -164,6 +187,12 @@ class SparseLaunches:
         every, factors = scalars
         of_tables = self._scalars.of([every[table.group] for table in tables], factors)
         given = {"gradients": None, "arrays": None, **self._arguments_of(tables)}
+        form = self._storage, name_of(rows.keys.dtype), self._kind.has_groups
+        if self._kind.missed is None:
+            kernel, more = kernels.sparse_update(self._kind.rule, *form), {"touched": touched}
+        else:
+            kernel = kernels.late_update(self._kind.rule, self._kind.missed, *form)
+            more = {"num_done": workspace.zeros("num_done", 1, "uint32")}
         where = {name: given[name] for name in ("only_gradient", "gradients")}
         where["num_tables"] = len(tables)
         parts = add_pieces(
@@ -171,12 +200,7 @@ class SparseLaunches:
         )
         lanes = lanes_per_row(kind.width, PACK_BYTES // element_bytes(self._storage))
         launch = self._launcher.bind(
-            kernels.sparse_update(
-                self._kind.rule,
-                self._storage,
-                name_of(rows.keys.dtype),
-                self._kind.has_groups,
-            ),
+            kernel,
             self._tables.blocks(rows.num_rows, lanes),
             ROW_THREADS,
             **given,
@@ -185,7 +209,7 @@ class SparseLaunches:
             parts=parts,
             row_width=kind.width,
             **of_tables,
-            touched=touched,
+            **more,
             lanes_per_row=lanes,
             refused=refused,
         )

@@ -182,6 +182,30 @@ class TableGradient(NamedTuple):
     values: Annotated[int, Number("int64")]
 
 
+class LateTable(NamedTuple):
+    """What is known of a table's rows that missed steps; its twin is in shared/late_rows.cuh.
+
+    Attributes:
+        last: The address of how many steps each row has made, int32: the one that key 0 would have.
+        now: The address of how many steps were counted, int64.
+        steps: The address of the step sizes; 0 if rows without a gradient do not move.
+        sums: The address of the sums of steps; 0 if missed steps are made one by one.
+        weights: The address of what a step of size 1 adds to them.
+        powers: The address of powers of the slots' decays, float64 [num_slots, NUM_POWERS].
+        numbers: The address of the tolerance, epsilon, and the scalars of rows without a gradient.
+        window: How many steps without a gradient move a row.
+    """
+
+    last: Annotated[int, Number("int64")]
+    now: Annotated[int, Number("int64")]
+    steps: Annotated[int, Number("int64")]
+    sums: Annotated[int, Number("int64")]
+    weights: Annotated[int, Number("int64")]
+    powers: Annotated[int, Number("int64")]
+    numbers: Annotated[int, Number("int64")]
+    window: Annotated[int, Number("int64")]
+
+
 class Shares(NamedTuple):
     """How the rows to sort are divided among blocks; its twin is in kernels/shared/shares.cuh.
 

@@ -31,6 +31,11 @@ def max_registers(kernel: Kernel, architecture: str) -> int:
     """
     is_sparse_update = kernel.function.startswith("sparse_update")
     slots = 0 if kernel.rule is None else len(kernel.rule.slots)
+    if kernel.function.startswith("late_update"):  # besides, what rows have missed
+        is_wide = "double" in kernel.types or kernel.function.endswith("_of_groups")
+        return 128 if is_wide or architecture != ARCHITECTURES[0] else 96
+    if kernel.function == "bring_up_rows":
+        return 80 if architecture == ARCHITECTURES[0] else 96
     if kernel.function == "dense_update_of_rows":
         return 80
     has_groups = kernel.function.endswith("_of_groups") or kernel.function == "sum_terms"

@@ -1,0 +1,100 @@
+"""Rows that missed steps are brought up to date, in a GPU's memory."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from gpuopt.backends.catch_up import CatchUp
+from gpuopt.backends.cuda import kernels
+from gpuopt.backends.cuda.count_of_steps import CountOfSteps
+from gpuopt.backends.cuda.dense_plan import DensePlan
+from gpuopt.backends.cuda.launch_shapes import PACK_BYTES, ROW_THREADS, lanes_per_row, num_blocks
+from gpuopt.backends.cuda.launcher import Launcher
+from gpuopt.backends.cuda.order import UpdateOrder
+from gpuopt.backends.cuda.parameters import name_of
+from gpuopt.backends.cuda.structs import Arrays
+from gpuopt.backends.cuda.workspace import Workspaces
+from gpuopt.locks import Lock
+
+# What `bring_up_rows` reads as it is.
+_INDICES = (np.dtype(np.int32), np.dtype(np.int64))
+
+
+class CudaLateRows:
+    """See `LateRows`. A row is moved by the first of the threads that find it behind."""
+
+    def __init__(
+        self, launcher: Launcher, lock: Lock, order: UpdateOrder, workspaces: Workspaces
+    ) -> None:
+        """Prepares nothing; see `CudaRowFlags` for the arguments."""
+        self._launcher = launcher
+        self._lock = lock
+        self._order = order
+        self._workspaces = workspaces
+
+    def bring_up(self, plan: DensePlan, catch_up: CatchUp, rows: Any = None) -> None:
+        count: CountOfSteps | None = catch_up.on_device
+        if count is None or not plan.num_variables:
+            return
+        with self._lock, self._launcher.device():
+            if self._launcher.is_capturing():
+                raise RuntimeError(
+                    "a table has rows that missed steps, which a capture into a CUDA graph would "
+                    "make again with each launch: read it before, or call flush()"
+                )
+            given = None if rows is None else self._readable(rows)
+            if given is not None and not given.size:
+                return
+            last = self._order.begin(plan.updated, plan.last_update, is_step=False)
+            plan.last_update = last
+            try:
+                plan.fill_stand_ins()
+                self._launch(plan, count, given)
+                plan.copy_stand_ins_back()
+            finally:
+                self._order.end(last, (plan.memory, count.arrays, given, rows))
+
+    def begin_anew(self, catch_up: CatchUp) -> None:
+        count: CountOfSteps | None = catch_up.on_device
+        if count is not None:
+            plan = count.plan
+            with self._lock, self._launcher.device():
+                last = self._order.begin(plan.updated, plan.last_update, is_step=False)
+                plan.last_update = last
+                try:
+                    count.clear(catch_up)
+                finally:
+                    self._order.end(last, count.arrays)
+        catch_up.now = catch_up.made_by_all = 0
+
+    def _launch(self, plan: DensePlan, count: CountOfSteps, rows: Any) -> None:
+        num_rows = plan.height if rows is None else rows.size
+        lanes = lanes_per_row(plan.width, PACK_BYTES // plan.dtype.itemsize)
+        blocks = num_blocks(num_rows * lanes, ROW_THREADS, self._launcher.num_multiprocessors)
+        index = name_of(_INDICES[-1] if rows is None else rows.dtype)
+        kernel = kernels.bring_up_rows(count.rule, name_of(plan.dtype), index)
+        given = {
+            "arrays": Arrays(plan.addresses),
+            "rows": rows,
+            "num_rows": num_rows,
+            "height": plan.height,
+            "row_width": plan.width,
+            "late": count.table,
+            "lanes_per_row": lanes,
+        }
+        workspace = self._workspaces.take()
+        bind = partial(self._launcher.bind, kernel, blocks, ROW_THREADS, **given)
+        launch = workspace.prepared((kernel, blocks), bind)
+        launch.replace(**given)
+        launch.start()
+        if rows is not None:
+            launch.forget("rows")
+        self._workspaces.put_back(workspace)
+
+    def _readable(self, rows: Any) -> Any:
+        """Returns rows as a kernel reads them."""
+        rows = rows if rows.dtype in _INDICES else rows.astype(np.int64)
+        return self._launcher.xp.ascontiguousarray(rows).reshape(-1)

@@ -1,0 +1,264 @@
+// Rows of a table that missed steps make them in registers; see catch_up.cuh.
+#pragma once
+#include "catch_up.cuh"
+#include "lanes.cuh"
+#include "update.cuh"
+
+namespace gpuopt {
+
+// Powers of a decay: decay^k is the product of one of them for each 8 bits of k.
+constexpr int power_bits = 8;
+constexpr int num_powers = 4 << power_bits;  // k is below 2^31
+
+// Numbers of a table, which stay as long as its rule's scalars do.
+template <class Rule, class Real>
+struct LateNumbers {
+  Real tolerance, epsilon;
+  typename Rule::template Scalars<Real> scalars;
+};
+
+// A table's count of steps: addresses, and a number. Mirrors `LateTable` in
+// gpuopt/backends/cuda/structs.py.
+struct LateTable {
+  long long last;     // int of each key: how many steps its row has made
+  long long now;      // one long long: how many steps were counted
+  long long steps;    // the step size of each step; 0 if rows without a gradient do not move
+  long long sums;     // MissedSteps for each number of steps; 0 if steps are made one by one
+  long long weights;  // what a step size of 1 adds to the sums before it, the oldest first
+  long long powers;   // [num_slots, num_powers], double
+  long long numbers;  // LateNumbers
+  long long window;   // how many steps without a gradient move a row
+};
+
+template <class Value>
+__device__ __forceinline__ Value* array_at(long long address) {
+  return reinterpret_cast<Value*>(address);
+}
+
+// Where a table has how many steps the row of a key has made.
+__device__ __forceinline__ int* last_of(const LateTable& table, long long row) {
+  return array_at<int>(table.last) + row;
+}
+
+// Returns the power of a slot's decay.
+__device__ __forceinline__ double power_of(const LateTable& table, int slot, int exponent) {
+  const double* powers = array_at<const double>(table.powers) + slot * num_powers;
+  double power = 1;
+#pragma unroll 1
+  for (; exponent > 0; exponent >>= power_bits, powers += 1 << power_bits) {
+    power *= __ldg(powers + (exponent & ((1 << power_bits) - 1)));
+  }
+  return power;
+}
+
+// How many steps were counted, of a table on which no step is counted meanwhile.
+__device__ __forceinline__ int steps_of(const LateTable& table) {
+  return static_cast<int>(__ldg(array_at<const long long>(table.now)));
+}
+
+// Sums, by packs: element `number` of an array.
+template <class Real>
+struct PackedSums {
+  static constexpr int pack = pack_size<Real>;
+  static constexpr int packs = sizeof(MissedSteps<Real>) / pack_bytes;
+
+  __device__ __forceinline__ static Real* at(long long address, long long number) {
+    return array_at<Real>(address) + number * (packs * pack);
+  }
+
+  __device__ __forceinline__ static MissedSteps<Real> load(long long address, long long number) {
+    Elements<Real, pack> parts[packs];
+#pragma unroll
+    for (int i = 0; i < packs; ++i) {
+      gpuopt::load<Caching::normal>(at(address, number) + i * pack, parts[i]);
+    }
+    MissedSteps<Real> sums;
+    memcpy(&sums, parts, sizeof sums);
+    return sums;
+  }
+
+  __device__ __forceinline__ static void store(long long address, long long number,
+                                               const MissedSteps<Real>& sums) {
+    Elements<Real, pack> parts[packs];
+    memcpy(parts, &sums, sizeof sums);
+#pragma unroll
+    for (int i = 0; i < packs; ++i) {
+      gpuopt::store<Caching::normal>(at(address, number) + i * pack, parts[i]);
+    }
+  }
+};
+
+// Moves the elements of a row for which the sums are close enough; returns bits of those that are
+// left. The row has made `last` steps.
+template <class Unnamed, class Rule, class Storage, int count>
+__device__ __forceinline__ unsigned int move_by_sums(const LateTable& table, int last,
+                                                     State<Rule, Storage, count>& state) {
+  using Real = Compute<Storage>;
+  const auto* numbers = array_at<const LateNumbers<typename Unnamed::Rule, Real>>(table.numbers);
+  const MissedSteps<Real> missed = PackedSums<Real>::load(table.sums, last);
+  const Real epsilon = __ldg(&numbers->epsilon);
+  const Real tolerance = __ldg(&numbers->tolerance);
+  unsigned int left = 0;
+#pragma unroll
+  for (int i = 0; i < count; ++i) {
+    Real moved;
+    if (movement(missed, Real(state.slots[Unnamed::average].of[i]),
+                 Real(state.slots[Unnamed::square].of[i]), epsilon, tolerance, moved)) {
+      state.var.of[i] = StoredVar<Storage>(Real(state.var.of[i]) - moved);
+    } else {
+      left |= 1u << i;
+    }
+  }
+  return left;
+}
+
+// Makes the first `made` steps that a row has missed, one by one, with the elements that are left.
+// Their slots only decay after that, over `rest` steps.
+template <class Unnamed, class Rule, class Storage, int count>
+__device__ __forceinline__ void make_steps(const LateTable& table, int last, int made, int rest,
+                                           unsigned int left, State<Rule, Storage, count>& state) {
+  using Real = Compute<Storage>;
+  using Other = typename Unnamed::Rule;
+  using Numbers = LateNumbers<Other, Real>;
+  constexpr int num_scalars = sizeof(Scalars<Other, Storage>) / sizeof(Real);
+  Scalars<Other, Storage> scalars;
+#pragma unroll
+  for (int i = 0; i < num_scalars; ++i) {
+    const auto* given = &array_at<const Numbers>(table.numbers)->scalars;
+    reinterpret_cast<Real*>(&scalars)[i] = __ldg(reinterpret_cast<const Real*>(given) + i);
+  }
+  const Real* steps = array_at<const Real>(table.steps) + last;
+  Real var[count];
+  Real slots[count][slot_capacity<Other>];
+#pragma unroll
+  for (int i = 0; i < count; ++i) {
+    var[i] = Real(state.var.of[i]);
+#pragma unroll
+    for (int k = 0; k < Other::num_slots; ++k) slots[i][k] = Real(state.slots[k].of[i]);
+  }
+#pragma unroll 1
+  for (int step = 0; step < made; ++step) {
+    Unnamed::template set_step_size<Real>(scalars, __ldg(steps + step));
+#pragma unroll
+    for (int i = 0; i < count; ++i) Other::apply(var[i], Real(0), slots[i], scalars);
+  }
+#pragma unroll
+  for (int k = 0; k < Other::num_slots; ++k) {
+    const Real decay = static_cast<Real>(power_of(table, k, rest));
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+      if (left >> i & 1) state.slots[k].of[i] = StoredSlot<Storage>(slots[i][k] * decay);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < count; ++i) {
+    if (left >> i & 1) state.var.of[i] = StoredVar<Storage>(var[i]);
+  }
+}
+
+// A row that may have missed steps, of which a thread has some columns.
+template <class Unnamed>
+struct LateRow {
+  const LateTable& table;
+  long long row;
+  int last;  // how many steps it has made
+  int now;   // how many there were
+
+  // Makes the steps that the row has missed.
+  template <class Rule, class Storage, int count>
+  __device__ __forceinline__ void bring_up(State<Rule, Storage, count>& state) const {
+    using Real = Compute<Storage>;
+    constexpr int num_slots = Unnamed::Rule::num_slots;
+    static_assert(Rule::num_slots == num_slots, "rows with and without a gradient have one form");
+    const int gap = now - last;
+    if (gap <= 0) return;
+    unsigned int left = 0;
+    if constexpr (Unnamed::moves) {
+      left = table.sums != 0 ? move_by_sums<Unnamed>(table, last, state) : (1u << count) - 1;
+    }
+#pragma unroll
+    for (int k = 0; k < num_slots; ++k) {
+      const Real decay = static_cast<Real>(power_of(table, k, gap));
+#pragma unroll
+      for (int i = 0; i < count; ++i) {
+        if ((left >> i & 1) == 0) {
+          state.slots[k].of[i] = StoredSlot<Storage>(Real(state.slots[k].of[i]) * decay);
+        }
+      }
+    }
+    if constexpr (Unnamed::moves) {
+      if (left != 0) {
+        const int made = gap < table.window ? gap : static_cast<int>(table.window);
+        make_steps<Unnamed>(table, last, made, gap - made, left, state);
+      }
+    }
+  }
+
+  // Notes, once all lanes are done, that the row has made `steps`.
+  __device__ __forceinline__ void note(int steps, const Lanes& lanes) const {
+    __syncwarp(mask_of(lanes));
+    if (lanes.lane == 0) store<Caching::normal>(last_of(table, row), Elements<int, 1>{steps});
+  }
+
+  // Notes the step that is being made, too.
+  __device__ __forceinline__ void count_step(const Lanes& lanes) const { note(now + 1, lanes); }
+};
+
+// Returns a row with the steps that it has made.
+template <class Unnamed>
+__device__ __forceinline__ LateRow<Unnamed> late_row(const LateTable& table, long long row) {
+  Elements<int, 1> last;
+  load<Caching::normal>(last_of(table, row), last);
+  return {table, row, last.of[0], steps_of(table)};
+}
+
+// For `update_rows`: a table's rows that missed steps, or those of several tables.
+template <class Unnamed>
+struct OneLateTable {
+  const LateTable& only;
+
+  __device__ __forceinline__ const LateTable& table(long long) const { return only; }
+  __device__ __forceinline__ LateRow<Unnamed> row(long long, long long row) const {
+    return late_row<Unnamed>(only, row);
+  }
+};
+template <class Unnamed>
+struct LateTables {
+  const LateTable* __restrict__ every;
+
+  __device__ __forceinline__ const LateTable& table(long long number) const {
+    return every[number];
+  }
+  __device__ __forceinline__ LateRow<Unnamed> row(long long number, long long row) const {
+    return late_row<Unnamed>(every[number], row);
+  }
+};
+
+// Counts a step of a table, and adds it to the sums of the steps before it. Every thread of one
+// block must call it, and no other one reads the counts meanwhile.
+template <class Real>
+__device__ __forceinline__ void count_step(const LateTable& table, Real step_size) {
+  using Sums = PackedSums<Real>;
+  Elements<long long, 1> now;
+  load<Caching::normal>(array_at<long long>(table.now), now);
+  const long long step = now.of[0];
+  if (table.sums != 0) {
+    for (long long k = threadIdx.x; k < table.window && k <= step; k += blockDim.x) {
+      const MissedSteps<Real> weight = Sums::load(table.weights, table.window - 1 - k);
+      MissedSteps<Real> sums = Sums::load(table.sums, step - k);
+      sums.first += step_size * weight.first;
+      sums.second += step_size * weight.second;
+      sums.third += step_size * weight.third;
+      sums.bound += absolute(step_size) * weight.bound;
+      Sums::store(table.sums, step - k, sums);
+    }
+  }
+  __syncthreads();  // all have read `now`
+  if (threadIdx.x != 0) return;
+  if (table.steps != 0) {
+    store<Caching::normal>(array_at<Real>(table.steps) + step, Elements<Real, 1>{step_size});
+  }
+  store<Caching::normal>(array_at<long long>(table.now), Elements<long long, 1>{step + 1});
+}
+
+}  // namespace gpuopt

@@ -1,0 +1,158 @@
+"""Rows of tables on GPUs catch up as those in host memory do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from dtypes import DTYPES_BY_NAME
+from emulator import EmulatorLauncher
+
+import gpuopt
+from gpuopt import IndexedSlices, Variable
+from gpuopt.step import rows_behind
+
+HEIGHT = 24
+
+on_gpus = pytest.mark.parametrize(
+    "gpus",
+    [
+        pytest.param("gpu", marks=pytest.mark.gpu),
+        pytest.param("emulated", marks=pytest.mark.emulator),
+    ],
+    indirect=True,
+)
+ways = pytest.mark.parametrize("catch_up", [True, "stepping"])
+
+
+@pytest.fixture
+def gpus(request: pytest.FixtureRequest) -> Any:
+    """The launchers of emulated GPUs; None on others."""
+    if request.param == "gpu":
+        return None
+    return request.getfixturevalue("emulated_gpus")
+
+
+def slices_of(rng: np.random.Generator, number: int, width: int, dtype: Any) -> IndexedSlices:
+    """Rows of the first third, which may repeat; others were named once or never."""
+    rows = rng.integers(0, HEIGHT // 3, number)
+    return IndexedSlices(rng.normal(size=(number, width)).astype(dtype), rows)
+
+
+def trained(device: str, catch_up: Any, dtype: Any, width: int, number: int) -> list[np.ndarray]:
+    """Returns tables and their slots after steps of no row, of one, and of several."""
+    rng = np.random.default_rng(1)
+    value = rng.normal(size=(HEIGHT, width)).astype(dtype)
+    tables = [Variable(value, device=device) for _ in range(number)]
+    optimizer = gpuopt.AdamOptimizer(0.01, catch_up=catch_up)
+    every_row = IndexedSlices(np.ones((HEIGHT - 1, width), dtype), np.arange(HEIGHT - 1))
+    optimizer.apply_gradients([(every_row, table) for table in tables])
+    for step in range(30):
+        rows = [0, 1, 3, 9][step % 4]
+        optimizer.apply_gradients([(slices_of(rng, rows, width, dtype), each) for each in tables])
+        if step % 11 == 5:
+            gpuopt.embedding_lookup(tables[0], np.array([1, 1, HEIGHT - 1, 2]))
+    arrays = [table.numpy() for table in tables]
+    for slot in optimizer.get_slot_names():
+        arrays += [optimizer.get_slot(table, slot).numpy() for table in tables]
+    return [array.astype(np.float64) for array in arrays]
+
+
+@on_gpus
+@ways
+@pytest.mark.parametrize(("width", "number"), [(1, 1), (3, 2), (8, 1), (40, 2)])
+@pytest.mark.parametrize("dtype", DTYPES_BY_NAME.values(), ids=DTYPES_BY_NAME)
+def test_rows_catch_up_as_numpys(
+    gpus: Any, dtype: Any, width: int, number: int, catch_up: Any
+) -> None:
+    got = trained("gpu:0", catch_up, dtype, width, number)
+    expected = trained("cpu", catch_up, dtype, width, number)
+    # A row is stored up to 20 times; in 16 bits, a sum may round to the number beside it.
+    bound = 4 * float(ml_dtypes.finfo(dtype).eps)
+    for one, other in zip(got, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=bound, atol=bound)
+
+
+@on_gpus
+@ways
+@pytest.mark.parametrize("gap", [0, 1, 255, 256, 257, 1500])
+def test_a_row_catches_up_over_a_gap(gpus: Any, gap: int, catch_up: Any) -> None:
+    """Beyond 1,024 steps there is no room for more until all rows are up to date."""
+    ends = []
+    for device in ("cpu", "gpu:0"):
+        table = Variable(np.ones((HEIGHT, 2)), device=device)
+        optimizer = gpuopt.AdamOptimizer(0.01, catch_up=catch_up)
+        first = IndexedSlices(np.array([[0.5, 1e-9]]), [5])
+        other = IndexedSlices(np.array([[1.0, 1.0]]), [2])
+        optimizer.apply_gradients([(first, table)])
+        for _ in range(gap):
+            optimizer.apply_gradients([(other, table)])
+        optimizer.apply_gradients([(first, table)])
+        ends.append(table.numpy())
+    np.testing.assert_allclose(ends[1], ends[0], rtol=1e-12)
+
+
+@on_gpus
+def test_a_refused_step_is_not_counted(gpus: Any) -> None:
+    ends = []
+    for catch_up in (False, True):
+        rng = np.random.default_rng(3)
+        table = Variable(np.ones((HEIGHT, 3), "f4"), device="gpu:0")
+        optimizer = gpuopt.AdamOptimizer(0.01, catch_up=catch_up, on_nonfinite="skip")
+        for step in range(12):
+            gradient = slices_of(rng, 3, 3, np.float32)
+            if step % 4 == 2:
+                gradient.values[0] = np.nan
+            optimizer.apply_gradients([(gradient, table)])
+        ends.append(table.numpy())
+    np.testing.assert_allclose(ends[1], ends[0], rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_step_launches_as_many_kernels_as_lazy_adams(
+    emulated_gpus: list[EmulatorLauncher], number: int
+) -> None:
+    launches = []
+    for optimizer in (gpuopt.LazyAdamOptimizer(), gpuopt.AdamOptimizer(catch_up=True)):
+        rng = np.random.default_rng(4)
+        table = Variable(np.ones((HEIGHT, 3), "f4"), device="gpu:0")
+        for _ in range(number):
+            before = emulated_gpus[0].launches
+            optimizer.apply_gradients([(slices_of(rng, 5, 3, np.float32), table)])
+            launches.append(emulated_gpus[0].launches - before)
+    assert launches[:number] == launches[number:]
+
+
+@pytest.mark.emulator
+def test_a_lookup_writes_its_rows_alone(emulated_gpus: list[EmulatorLauncher]) -> None:
+    rng = np.random.default_rng(5)
+    table = Variable(np.ones((HEIGHT, 3), "f4"), device="gpu:0")
+    optimizer = gpuopt.AdamOptimizer(0.1, catch_up=True)
+    for _ in range(20):
+        optimizer.apply_gradients([(slices_of(rng, 4, 3, np.float32), table)])
+    before = table.unread_storage.get()
+    gpuopt.embedding_lookup(table, [0, 6, 6])
+    after = table.unread_storage.get()
+    changed = np.flatnonzero((before != after).any(axis=1))
+    assert set(changed) <= {0, 6}
+    assert changed.size
+    assert any(each.is_behind for _, each in rows_behind._behind())
+
+
+@pytest.mark.emulator
+def test_a_read_is_refused_in_a_capture(
+    emulated_gpus: list[EmulatorLauncher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = Variable(np.ones((HEIGHT, 3), "f4"), device="gpu:0")
+    optimizer = gpuopt.AdamOptimizer(0.1, catch_up=True)
+    gradient = IndexedSlices(np.ones((1, 3), "f4"), [1])
+    for _ in range(2):
+        optimizer.apply_gradients([(gradient, table)])
+    before = table.unread_storage.get()
+    monkeypatch.setattr(emulated_gpus[0], "is_capturing", lambda: True, raising=False)
+    with pytest.raises(RuntimeError, match=r"read it before, or call flush\(\)"):
+        table.storage  # noqa: B018
+    np.testing.assert_array_equal(table.unread_storage.get(), before)

@@ -1,0 +1,108 @@
+"""A table whose rows catch up, and one that makes all steps: of Adam's, and without optimizers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from gpuopt.backends import Target, backend_for
+from gpuopt.backends.backend import SparseUpdate
+from gpuopt.backends.catch_up import CatchUp
+from gpuopt.device import Device
+from gpuopt.optimizers.adam import adam
+from gpuopt.rules.catch_up import Factors
+
+HEIGHT = 120
+
+
+class Table:
+    """A table of Adam's, with the steps that its rows have missed."""
+
+    def __init__(
+        self,
+        real: Any,
+        *,
+        stepping: bool,
+        epsilon: float,
+        height: int = HEIGHT,
+        beta2: float = 0.999,
+        backend: Any = None,
+    ) -> None:
+        self.real = real
+        self.backend = backend or backend_for(Device.cpu)
+        self.scalars = {
+            "step_size": real(0),
+            "beta1": real(np.float32(0.9)),
+            "beta2": real(np.float32(beta2)),
+            "epsilon": real(epsilon),
+        }
+        self.var, self.m, self.v = (np.zeros((height, 1), real) for _ in range(3))
+        self.plan = self.backend.plan_dense([Target(self.var, [self.m, self.v])])
+        factors = Factors(adam, self.scalars, real, stepping=stepping)
+        zeros = partial(np.zeros, dtype=real)
+        self.catch_up = CatchUp(adam, factors, np.zeros(height, np.int32), zeros)
+
+    def step(self, rows: np.ndarray, values: np.ndarray, step_size: float) -> None:
+        if self.catch_up.now == self.catch_up.room:
+            self.read()
+            self.backend.late_rows.begin_anew(self.catch_up)
+        scalars = {**self.scalars, "step_size": self.real(step_size)}
+        update = SparseUpdate(self.plan, values.astype(self.real), rows, 0, self.catch_up)
+        self.backend.apply_sparse(adam, [update], [scalars], other_rows=None)
+
+    def read(self, rows: Any = None) -> np.ndarray:
+        self.backend.late_rows.bring_up(self.plan, self.catch_up, rows)
+        return self.var
+
+
+class AllRows:
+    """TensorFlow's Adam, which moves all rows in each step."""
+
+    def __init__(
+        self, real: Any, epsilon: float, height: int = HEIGHT, beta2: float = 0.999
+    ) -> None:
+        self.real, self.epsilon = real, real(epsilon)
+        # As float32 has them: else they differ in the eighth digit.
+        self.beta1, self.beta2 = real(np.float32(0.9)), real(np.float32(beta2))
+        self.var, self.m, self.v = (np.zeros((height, 1), real) for _ in range(3))
+
+    def step(self, rows: np.ndarray, values: np.ndarray, step_size: float) -> None:
+        real = self.real
+        gradient = np.zeros_like(self.var)
+        np.add.at(gradient, rows, values.astype(real))
+        self.m += (1 - self.beta1) * (gradient - self.m)
+        self.v += (1 - self.beta2) * (gradient * gradient - self.v)
+        self.var -= real(step_size) * self.m / (np.sqrt(self.v) + self.epsilon)
+
+
+def constant(step: int) -> float:
+    return 1e-2
+
+
+def cosine(step: int) -> float:
+    return 1e-2 * (0.5 + 0.5 * math.cos(math.pi * step / 10_000))
+
+
+def waves(step: int) -> float:
+    """Falls, rises, is 0 for a while, and turns its sign."""
+    return 0.0 if step % 97 < 20 else 1e-2 * math.sin(step / 31)
+
+
+def step_size(rate: Callable[[int], float], step: int) -> float:
+    return rate(step) * math.sqrt(1 - 0.999**step) / (1 - 0.9**step)
+
+
+def zipf_steps(steps: int, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    rng = np.random.default_rng(seed)
+    shares = 1 / np.arange(1, HEIGHT + 1)
+    named = rng.choice(HEIGHT, (steps, 6), p=shares / shares.sum())
+    return list(zip(named, rng.normal(0.2, 1, (steps, 6, 1)), strict=True))
+
+
+def distance(one: np.ndarray, other: np.ndarray) -> float:
+    """Of two tables that began at 0, as a part of the movement of the second."""
+    return float(np.linalg.norm(one - other) / np.linalg.norm(other))
