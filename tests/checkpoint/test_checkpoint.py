@@ -708,14 +708,15 @@ def test_a_checkpoint_saved_while_threads_train_is_the_state_between_two_steps(
 @pytest.mark.skipif(
     importlib.util.find_spec("tensorflow") is None, reason="tensorflow is not installed"
 )
-def test_tensorflows_checkpoint_is_continued_as_tensorflow_did() -> None:
+@pytest.mark.parametrize("catch_up", [False, True])
+def test_tensorflows_checkpoint_is_continued_as_tensorflow_did(*, catch_up: bool) -> None:
     """tests/golden/make_tf1_checkpoint.py made it, with real TensorFlow."""
     with np.load(GOLDEN / "tf1_checkpoint" / "continued.npz") as archive:
         golden = dict(archive)
     kernel = Variable(np.zeros((4, 3), np.float32), name="net/kernel")
     table = Variable(np.zeros((6, 2), np.float32), name="table")
     step = Variable(0, name="global_step", trainable=False, dtype=np.int64)
-    adam = gpuopt.AdamOptimizer(0.05)
+    adam = gpuopt.AdamOptimizer(0.05, catch_up=catch_up)
     momentum = gpuopt.MomentumOptimizer(0.1, 0.9)
     Saver().restore(GOLDEN / "tf1_checkpoint" / "model.ckpt-3")
     assert int(step) == 3
