@@ -119,7 +119,10 @@ class Group:
             used = sorted(set(numbers))
             groups = None if len(used) == 1 else [used.index(each) for each in numbers]
             updated = list(chain.from_iterable(identities))
-            plan = backend.plan_dense(targets, updated, borrowed, groups, codings)
+            copies = []
+            if targets[0].var.dtype != dtype:  # they are master copies
+                copies = [variables[position].unread_storage for position in positions]
+            plan = backend.plan_dense(targets, updated, borrowed, groups, codings, copies)
             is_all = len(by_kind) == 1
             of_group = None if is_all else positions
             number, real = len(self.batches), compute_type(dtype)

@@ -21,6 +21,8 @@ from gpuopt.state.coded_slots import (
     create_coded_slots,
     end_blocks_at_rows,
 )
+from gpuopt.state.master_conversion import kept_dtype
+from gpuopt.state.masters import Masters, check_variables
 from gpuopt.state.state import Created
 from gpuopt.step.clips import GradientClips, StepClips
 from gpuopt.step.dense_gradients import as_dense
@@ -47,6 +49,7 @@ class RuleOptimizer(HookOptimizer, Protocol):
     clips: GradientClips | None
     row_checks: RowChecks
     slot_codes: SlotCodes | None
+    masters: Masters | None
 
     @property
     def finish_is_undoable(self) -> bool: ...
@@ -253,6 +256,8 @@ class RuleUpdates:
         with writing(), state.lock:
             variables = [v for part in unknown for v in part.variables()]
             self._optimizer._check_groups(variables)
+            if self._optimizer.masters is not None:
+                check_variables(state, variables)
             if codes is not None:
                 check_coded_variables(variables)
                 for table in tables:
@@ -503,10 +508,11 @@ class RuleUpdates:
     ) -> None:
         for part, batch in unit:
             [variable] = part.variables()
+            dtype = kept_dtype(variable.dtype, self._optimizer.masters)
             batch.backend.apply_dense(
                 rule,
                 batch.plan,
-                [as_dense(batch.backend, part.gradients[0], variable, refused)],
+                [as_dense(batch.backend, part.gradients[0], variable, dtype, refused)],
                 [scalars[numbers.index(batch.parameter_groups[0])]],
                 factors=factors,
                 refused=refused,

@@ -94,14 +94,17 @@ def kernels_of_several_types() -> list[Kernel]:
     adam, lamb, row_wise = (by_name[name] for name in ("adam", "lamb", "row_wise_adagrad"))
     return [
         kernel
-        for var, gradient in MIXTURES[1:4]
-        for storage in [Mixed(var, var, gradient)]
+        for storage in [
+            *(Mixed(var, var, gradient) for var, gradient in MIXTURES[1:4]),
+            *(Mixed("float32", "float32", copy, copy) for copy in ("float16", "bfloat16")),
+        ]
         for kernel in (
             kernels.dense_update(adam, storage),
             kernels.dense_update(clipped(adam), storage, has_groups=True),
             kernels.sum_terms(lamb, storage),
             kernels.dense_update_of_rows(row_wise, storage),
             kernels.sparse_update(adam, storage, "uint32"),
+            kernels.update_other_rows(adam, storage),
             kernels.late_update(adam, adam, storage, "uint32"),
         )
     ]

@@ -24,6 +24,7 @@ from gpuopt.backends.cpu.coded_update import CodedPlan, update_coded, update_cod
 from gpuopt.backends.cpu.dense_plan import DensePlan
 from gpuopt.backends.cpu.dense_update import update_dense
 from gpuopt.backends.cpu.limits import CpuLimits
+from gpuopt.backends.cpu.master_copies import write_copies
 from gpuopt.backends.cpu.memory import empty
 from gpuopt.backends.cpu.norms import CpuNorms
 from gpuopt.backends.cpu.row_copies import copy_rows
@@ -143,16 +144,18 @@ class CpuBackend:
         borrowed: Sequence[int] = (),
         groups: Sequence[int] | None = None,
         codings: Sequence[Coding] = (),
+        copies: Sequence[Array] = (),
     ) -> DensePlan:
         # From the caller's arrays: those that replace them below do not know their memory's owner.
-        memory = WrittenMemory([array for var, slots in targets for array in (var, *slots)])
+        written = [array for var, slots in targets for array in (var, *slots)]
+        memory = WrittenMemory([*written, *copies])
         targets = list(targets)
         for position in borrowed:
             var, slots = targets[position]
             targets[position] = Target(self.unowned(var), slots)
         if codings:
             return CodedPlan(targets, memory, self._limits, groups, codings)
-        return DensePlan(targets, memory, self._limits, groups)
+        return DensePlan(targets, memory, self._limits, groups, copies)
 
     def overlapping(self, plans: Sequence[DensePlan], arrays: Sequence[Array]) -> list[int]:
         overlaps = WrittenMemory.joined([plan.memory for plan in plans]).overlaps
@@ -174,6 +177,8 @@ class CpuBackend:
             update_coded(rule, plan, gradients, scalars, self._limits)
         else:
             update_dense(rule, plan, gradients, scalars, self._limits)
+            if plan.copies:
+                write_copies(plan, self._limits)
 
     def apply_sparse(
         self,
@@ -196,6 +201,8 @@ class CpuBackend:
                 update_late_rows(rule, plan, values, rows, scalars[group], catch_up, self._limits)
             elif values.size:
                 update_touched_rows(rule, plan, values, rows, scalars[group], self._limits)
+            if plan.copies:
+                write_copies(plan, self._limits, None if other_rows is not None else rows)
 
     def copy_rows(self, copies: Sequence[RowCopy]) -> None:
         copy_rows(copies)

@@ -227,6 +227,7 @@ class CudaBackend:
         borrowed: Sequence[int] = (),
         groups: Sequence[int] | None = None,
         codings: Sequence[Coding] = (),
+        copies: Sequence[Any] = (),
     ) -> DensePlan:
         if codings:
             raise NotImplementedError(
@@ -238,7 +239,7 @@ class CudaBackend:
             var, slots = targets[position]
             targets[position] = Target(self.unowned(var), slots)
         with self.enter():
-            plan = DensePlan(self._launcher, targets, updated, groups)
+            plan = DensePlan(self._launcher, targets, updated, groups, copies)
         if plan.new_memory is not None:
             self.record_creation(plan.new_memory)
         return plan
@@ -317,7 +318,7 @@ class CudaBackend:
                 for width, tables in by_width.items():
                     for some in together(tables):
                         kind = kind_of(
-                            rule, plans[0].dtype, width, some, other_rows, check is not None
+                            rule, plans[0].types, width, some, other_rows, check is not None
                         )
                         prepare = partial(
                             SparseLaunches, self._launcher, workspace, kind, some, *given

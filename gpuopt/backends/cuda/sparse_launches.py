@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from gpuopt.backends.backend import Scalars
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.launch_sequence import LaunchSequence
@@ -17,7 +15,7 @@ from gpuopt.backends.cuda.launch_shapes import (
     lanes_per_row,
 )
 from gpuopt.backends.cuda.launcher import Launch, Launcher
-from gpuopt.backends.cuda.mixed import element_bytes, storage_of
+from gpuopt.backends.cuda.mixed import WrittenTypes, element_bytes
 from gpuopt.backends.cuda.parameters import name_of
 from gpuopt.backends.cuda.scalar_arguments import ScalarArguments
 from gpuopt.backends.cuda.sorted_rows import no_rows
@@ -39,7 +37,7 @@ class SparseKind(NamedTuple):
 
     Attributes:
         tables: What is sorted.
-        dtype: The variables' and slots'.
+        types: The dtypes of variables, slots, and what is beside them.
         rule: What is computed.
         other_rows: The rule of rows without a gradient; None if they stay, or catch up later.
         missed: The rule of the steps that rows may have missed; None if they are up to date.
@@ -48,7 +46,7 @@ class SparseKind(NamedTuple):
     """
 
     tables: TablesKind
-    dtype: np.dtype[Any]
+    types: WrittenTypes
     rule: UpdateRule
     other_rows: UpdateRule | None
     missed: UpdateRule | None
@@ -57,7 +55,7 @@ class SparseKind(NamedTuple):
 
 def kind_of(
     rule: UpdateRule,
-    dtype: np.dtype[Any],
+    types: WrittenTypes,
     width: int,
     tables: Sequence[Table],
     other_rows: UpdateRule | None,
@@ -72,7 +70,7 @@ def kind_of(
         or (missed is not None and len(tables) > 1)
     )
     of_tables = tables_kind_of(tables[0].values.dtype, width, tables, checks)
-    return SparseKind(of_tables, dtype, rule, other_rows, missed, has_groups)
+    return SparseKind(of_tables, types, rule, other_rows, missed, has_groups)
 
 
 class SparseLaunches:
@@ -91,7 +89,16 @@ class SparseLaunches:
         """Prepares the launches; the last four arguments are those of the first `start`."""
         self._launcher = launcher
         self._kind = kind
-        self._storage = storage_of(kind.dtype, kind.tables.dtype)
+        rule, width = kind.rule, kind.tables.width
+        row_sizes = [width, *(1 if name in rule.row_slots else width for name in rule.slots), width]
+        # From a row to the next one in each array, in bytes.
+        self._steps = [
+            size * row_size
+            for size, row_size in zip(
+                kind.types.item_bytes(len(rule.slots)), row_sizes, strict=False
+            )
+        ]
+        self._storage = kind.types.storage(kind.tables.dtype)
         self._tables = SortedTables(launcher, workspace, kind.tables)
         self._arrays, self._late_tables = Constants(launcher), Constants(launcher)
         touched: Any = None
@@ -144,18 +151,13 @@ class SparseLaunches:
 
     def _arguments_of(self, tables: Sequence[Table]) -> dict[str, Any]:
         """Returns the arguments that say where gradients, variables, slots and counts are."""
-        item_bytes = self._kind.dtype.itemsize
-        row_bytes = self._kind.tables.width * item_bytes
-        num_row_slots = len(self._kind.rule.row_slots)
         arrays: list[Arrays] = []
         for table, first_key in zip(tables, self._tables.first_keys, strict=True):
-            steps = [row_bytes] * len(table.addresses)
-            steps[len(steps) - num_row_slots :] = [item_bytes] * num_row_slots
             arrays.append(
                 Arrays(
                     [
                         address - first_key * step
-                        for address, step in zip(table.addresses, steps, strict=True)
+                        for address, step in zip(table.addresses, self._steps, strict=True)
                     ]
                 )
             )
