@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -14,6 +14,7 @@ from gpuopt.backends import backend_for
 from gpuopt.backends.backend import compute_type
 from gpuopt.locks import Lock
 from gpuopt.quietly import quietly
+from gpuopt.variables.behind import RowsBehind
 from gpuopt.variables.gate import undoing
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.variable import Variable
@@ -21,15 +22,15 @@ from gpuopt.variables.variable import Variable
 if TYPE_CHECKING:
     from gpuopt.state.state import State
 
-Masters = Literal["float32"]
+Masters = Literal["float32", "remainder"]
 
 # The name of the slot.
 MASTER: Final = "master"
 
-# Pairs of which one was written since the other. Public, as `owners` is, because each step looks
-# whether there are any: a function call would cost time.
-unequal: dict[MasterPair, None] = {}
-# The states of optimizers that keep master copies.
+# Pairs that a step has to settle, as one of the two was written.
+unequal: weakref.WeakSet[MasterPair] = weakref.WeakSet()
+# The states of optimizers that keep master copies. Public, because each step looks whether there
+# are any: a function call would cost time.
 owners: dict[weakref.ref[State], None] = {}
 
 
@@ -57,6 +58,10 @@ class MasterPair:
         """Whether this is the master copy."""
         return self._master() is master.identity
 
+    def behind_of_master(self) -> RowsBehind:
+        """Returns what the identity of the copy holds."""
+        return self
+
     @property
     def is_alive(self) -> bool:
         """Whether variable and copy still exist."""
@@ -65,7 +70,7 @@ class MasterPair:
     def note_written(self, written: Identity) -> None:
         """Notes that the variable or the copy is being written, or was."""
         self._is_written = written
-        unequal[self] = None
+        unequal.add(self)
 
     @contextmanager
     def while_written(self, written: Any, work: AbstractContextManager[Any]) -> Iterator[None]:
@@ -83,17 +88,24 @@ class MasterPair:
             variable, master = self._living()
             written = self._is_written
             if written is not None and variable is not None and master is not None:
-                is_master = written is master.identity
-                source, target = (master, variable) if is_master else (variable, master)
-                arrays = source.unread_storage, target.unread_storage
-                backend = backend_for(variable.device)
-                with (
-                    backend.enter_reading(source.identity, kept=arrays),
-                    backend.enter_update(target.identity, kept=arrays),
-                ):
-                    quietly(partial(_round if is_master else _follow, *arrays, backend.xp))
+                self._agree(written, variable, master)
             self._is_written = None
-            unequal.pop(self, None)
+
+    def settle(self) -> None:
+        """Has variable and copy agree before a step."""
+        self.bring_up()
+        unequal.discard(self)
+
+    def _agree(self, written: Identity, variable: Variable, master: Variable) -> None:
+        is_master = written is master.identity
+        source, target = (master, variable) if is_master else (variable, master)
+        arrays = source.unread_storage, target.unread_storage
+        backend = backend_for(variable.device)
+        with (
+            backend.enter_reading(source.identity, kept=arrays),
+            backend.enter_update(target.identity, kept=arrays),
+        ):
+            quietly(partial(_round if is_master else _follow, *arrays, backend.xp))
 
     def _living(self) -> tuple[Variable | None, Variable | None]:
         """Returns the variable and its master copy; None in the place of one that is gone."""
@@ -109,7 +121,12 @@ def has_master(dtype: np.dtype[Any]) -> bool:
     return dtype != np.dtype(compute_type(dtype))
 
 
-def pair(state: State, variable: Variable, master: Variable) -> MasterPair:
+def pair(
+    state: State,
+    variable: Variable,
+    master: Variable,
+    make: Callable[[State, Variable, Variable], MasterPair],
+) -> MasterPair:
     """Returns the pair of a variable and its master copy, made if there is none.
 
     Of a new one, the variable counts.
@@ -117,10 +134,10 @@ def pair(state: State, variable: Variable, master: Variable) -> MasterPair:
     found = variable.identity.behind
     if isinstance(found, MasterPair) and found.is_of(master):
         return found
-    new = MasterPair(state, variable, master)
+    new = make(state, variable, master)
     new.note_written(variable.identity)
     owners[weakref.ref(state, _forget)] = None
-    variable.identity.behind = master.identity.behind = new
+    variable.identity.behind, master.identity.behind = new, new.behind_of_master()
     return new
 
 
@@ -132,12 +149,13 @@ def create_master(state: State, variable: Variable) -> None:
         state.create_slot(variable, MASTER, op_name, variable.storage, variable.shape, float32)
 
 
-def check_variables(state: State, variables: Sequence[Variable]) -> None:
+def check_variables(state: State, variables: Sequence[Variable], masters: Masters) -> None:
     """Raises ValueError for variables that get a master copy, and would not stay in step with it.
 
     Args:
         state: Of the optimizer that keeps the copies.
         variables: Those that are new to it.
+        masters: What it keeps.
     """
     for variable in variables:
         if not has_master(variable.dtype):
@@ -148,6 +166,11 @@ def check_variables(state: State, variables: Sequence[Variable]) -> None:
             problem = (
                 f"{what}, and nobody notices what is written to an array: its master copy would "
                 "not follow. Make a variable of a copy, gpuopt.Variable(array)"
+            )
+        elif masters == "remainder" and variable.dtype == np.float16:
+            problem = (
+                "is float16, and only bfloat16 variables are the upper half of their copy: use "
+                'masters="float32"'
             )
         elif variable.constraint is not None:
             problem = (
@@ -168,7 +191,7 @@ def settle(state: State, identities: Sequence[Identity]) -> None:
         identities: Those of the variables that the step writes.
     """
     for each in list(unequal):
-        each.bring_up()
+        each.settle()
     if [owner for owner in list(owners) if owner() is not state]:
         for identity in identities:
             found = identity.behind

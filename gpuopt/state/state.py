@@ -23,7 +23,8 @@ from gpuopt.device import Device
 from gpuopt.locks import Lock
 from gpuopt.rules.slot_codes import SlotCodes
 from gpuopt.state.host_scalar import HostScalar
-from gpuopt.state.masters import MASTER, Masters, pair
+from gpuopt.state.masters import MASTER, Masters
+from gpuopt.state.split_masters import paired
 from gpuopt.variables.gate import undoing, writing
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.variable import NewRows, Variable, require_known_owner
@@ -310,8 +311,8 @@ class State:
                 variable, op_name, value if restored is None else restored, new_rows, shape, dtype
             )
             self.table(slot_name)[variable.identity] = slot
-            if slot_name == MASTER:
-                pair(self, variable, slot)
+            if slot_name == MASTER and self.describe().masters is not None:
+                paired(self, variable, slot)
             self.waiting_slots.pop(key, None)
             owner = weakref.ref(variable.identity)
             self._created.append(Created(slot_name, owner, slot, restored))

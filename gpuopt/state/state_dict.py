@@ -12,7 +12,8 @@ from gpuopt.rules.update_rule import row_shape
 from gpuopt.state.coded_conversion import as_stored
 from gpuopt.state.coded_slots import replace_scales, stored_shape
 from gpuopt.state.master_conversion import as_kept, kept_dtype
-from gpuopt.state.masters import MASTER, pair
+from gpuopt.state.masters import MASTER
+from gpuopt.state.split_masters import paired
 from gpuopt.state.state import Description, Range, State, check_fits
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.storage import describe, holds_numbers
@@ -159,8 +160,8 @@ def claim_state(state: State, name: str, variable: Variable) -> None:
             slot = state.create_slot(
                 variable, slot_name, op_name(slot_name), value, value.shape, value.dtype
             )
-            if slot_name == MASTER:
-                pair(state, variable, slot).note_written(slot.identity)
+            if slot_name == MASTER and state.describe().masters is not None:
+                paired(state, variable, slot).note_written(slot.identity)
         else:
             existing.assign(value)
 

@@ -58,7 +58,7 @@ class RuleOptimizer(HookOptimizer, Protocol):
         self, variables: Sequence[Any], is_sparse: bool
     ) -> Sequence[UpdateRule] | None: ...
 
-    def _target(self, variable: Variable) -> tuple[Target, list[Identity]]: ...
+    def _target(self, variable: Variable) -> tuple[Target, list[Identity], Any]: ...
 
     def _slot_to_update(self, variable: Variable, slot_name: str) -> Variable: ...
 
@@ -257,7 +257,7 @@ class RuleUpdates:
             variables = [v for part in unknown for v in part.variables()]
             self._optimizer._check_groups(variables)
             if self._optimizer.masters is not None:
-                check_variables(state, variables)
+                check_variables(state, variables, self._optimizer.masters)
             if codes is not None:
                 check_coded_variables(variables)
                 for table in tables:

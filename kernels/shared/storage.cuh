@@ -18,13 +18,19 @@ struct ComputeType<__nv_bfloat16> {
 };
 
 // What is kept beside a variable, in an array after its slots: nothing; or, beside a master copy of
-// the weights, the weights in a 16-bit type.
+// the weights, the weights in a 16-bit type; or, beside bfloat16 weights, the bits that their
+// master copy has besides.
 struct Alone {
   static constexpr int num_arrays = 0;
 };
 template <class ElementType>
 struct Copied {
   using Element = ElementType;
+  static constexpr int num_arrays = 1;
+};
+
+struct Split {
+  using Element = unsigned short;
   static constexpr int num_arrays = 1;
 };
 

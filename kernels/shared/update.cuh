@@ -1,6 +1,7 @@
 // One variable's arrays, and an update of one element, or of a pack of them.
 #pragma once
 #include "gradient.cuh"
+#include "split.cuh"
 #include "storage.cuh"
 
 namespace gpuopt {
@@ -181,6 +182,39 @@ struct Weights<Storage, count, Copied<Copy>> {
 #pragma unroll
     for (int i = 0; i < count; ++i) copy.of[i] = Copy(var.of[i]);
     store<Caching::normal>(target.beside.array + at, copy);
+  }
+};
+
+// The variable is the master copy's upper half: what is beside it is the lower one.
+template <class Storage, int count>
+struct Weights<Storage, count, Split> {
+  Elements<unsigned short, count> var;
+  Elements<unsigned short, count> remainder;
+
+  template <class Target>
+  __device__ __forceinline__ void load_from(const Target& target, long long at) {
+    load<Caching::normal>(reinterpret_cast<const unsigned short*>(target.var) + at, var);
+    load<Caching::evict_first>(target.beside.array + at, remainder);
+  }
+
+  __device__ __forceinline__ float get(int i) const {
+    const unsigned int bits = joined(Halves{var.of[i], remainder.of[i]});
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+  }
+  __device__ __forceinline__ void set(int i, float value) {
+    unsigned int bits;
+    memcpy(&bits, &value, sizeof bits);
+    const Halves halves = split(bits);
+    var.of[i] = halves.weight;
+    remainder.of[i] = halves.remainder;
+  }
+
+  template <class Target>
+  __device__ __forceinline__ void store_to(const Target& target, long long at) const {
+    store<Caching::normal>(reinterpret_cast<unsigned short*>(target.var) + at, var);
+    store<Caching::evict_first>(target.beside.array + at, remainder);
   }
 };
 

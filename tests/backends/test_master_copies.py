@@ -15,6 +15,7 @@ from kernel_updates import Arrays, Update, check, copy_of
 
 from gpuopt.backends import Backend, Target
 from gpuopt.backends.backend import SparseUpdate
+from gpuopt.rules.split import joined, split
 from gpuopt.rules.update_rule import UpdateRule
 
 Copies = list[np.ndarray[Any, Any]]
@@ -24,7 +25,7 @@ every_dtype = pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 
 def plan_of(backend: Backend, updates: list[Update], copies: Copies) -> Any:
     targets = [Target(update.var, update.slots) for update in updates]
-    return backend.plan_dense(targets, copies=copies)
+    return backend.plan_dense(targets, beside=copies)
 
 
 def rounded(updates: list[Update], dtype: str) -> Copies:
@@ -138,3 +139,64 @@ def test_a_plan_accepts_gradients_of_the_copies_type(dtype: str) -> None:
     plan = plan_of(BACKENDS["plain"](), [update], rounded([update], dtype))
     assert plan.accept([np.ones((3, 4), DTYPES_BY_NAME[dtype])]) is not None
     assert plan.accept([np.ones((3, 4), np.float32)]) is None
+
+
+def split_updates(updates: list[Update]) -> tuple[list[Update], Copies]:
+    """Returns the updates with variables that are upper halves, and the lower halves."""
+    halves = [split(update.var) for update in updates]
+    variables = [np.asarray(weights) for weights, _ in halves]
+    given = [u._replace(var=var) for u, var in zip(updates, variables, strict=True)]
+    return given, [np.asarray(rest) for _, rest in halves]
+
+
+def check_joined(updates: list[Update], remainders: Copies, exact: list[Update]) -> None:
+    got = [
+        update._replace(var=np.asarray(joined(update.var, rest)))
+        for update, rest in zip(updates, remainders, strict=True)
+    ]
+    check(got, exact, sum_error=8)
+
+
+@every_backend
+@every_rule
+def test_dense_updates_of_halves_are_those_of_the_whole(backend: str, rule: UpdateRule) -> None:
+    arrays, gradients = Arrays(rule, "float32"), Arrays(rule, "bfloat16")
+    shapes = [(1,), (7,), (64,), (0,), (5, 3), (40, 30), (2000, 5), ()]
+    shapes += [(40, 13)] * 4
+    exact = [arrays.update(*shape, grad=gradients.gradient(*shape)) for shape in shapes]
+    updates, remainders = split_updates([copy_of(update) for update in exact])
+    remainders[-4] = misaligned(remainders[-4])
+    updates[-3] = updates[-3]._replace(var=misaligned(updates[-3].var))
+    updates[-2] = updates[-2]._replace(slots=[misaligned(each) for each in updates[-2].slots])
+    remainders[-1] = np.asfortranarray(remainders[-1])
+    alone, mine = BACKENDS["plain"](), BACKENDS[backend]()
+    scalars = scalars_for("plain", rule)
+    alone.apply_dense(rule, plan_of(alone, exact, []), [each.grad for each in exact], [scalars])
+    scalars = scalars_for(backend, rule)
+    plan = plan_of(mine, updates, remainders)
+    mine.apply_dense(rule, plan, [each.grad for each in updates], [scalars])
+    check_joined(updates, remainders, exact)
+
+
+@every_backend
+@pytest.mark.parametrize("all_rows", [False, True])
+@pytest.mark.parametrize("rule", [each for each in RULES if not each.sums], ids=lambda r: r.name)
+def test_sparse_updates_of_halves_are_those_of_the_whole(
+    backend: str, rule: UpdateRule, all_rows: bool
+) -> None:
+    if all_rows and rule.computed:
+        pytest.skip("such a rule has no step without a gradient")
+    arrays, gradients = Arrays(rule, "float32"), Arrays(rule, "bfloat16")
+    rng = np.random.default_rng(1)
+    mine, alone = BACKENDS[backend](), BACKENDS["plain"]()
+    other_rows = rule if all_rows else None
+    for width, index in ((1, np.int32), (8, np.int64), (9, np.int32), (40, np.int32)):
+        rows = (rng.zipf(1.4, 240) % 50).astype(index)
+        exact = arrays.update(50, width, grad=gradients.gradient(240, width), rows=rows)
+        [update], remainders = split_updates([copy_of(exact)])
+        named = SparseUpdate(plan_of(alone, [exact], []), exact.grad, rows)
+        given = scalars_for("plain", rule)
+        alone.apply_sparse(rule, [named], [given], other_rows=other_rows)
+        named = SparseUpdate(plan_of(mine, [update], remainders), update.grad, rows)
+        mine.apply_sparse(rule, [named], [scalars_for(backend, rule)], other_rows=other_rows)
+        check_joined([update], remainders, [exact])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,14 @@ from gpuopt.backends import using
 from gpuopt.backends.cpu.backend import CpuBackend
 from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.device import Device
+from gpuopt.rules.split import split
 
 DTYPES = [np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)]
+# Of masters, and of the variables.
+KINDS = [("float32", DTYPES[0]), ("float32", DTYPES[1]), ("remainder", DTYPES[1])]
+every_kind = pytest.mark.parametrize(("masters", "dtype"), KINDS, ids=str)
+every_masters = pytest.mark.parametrize("masters", ["float32", "remainder"])
+BFLOAT16 = DTYPES[1]
 SHAPES = [(), (1,), (40,), (5, 3), (0,), (300, 7)]
 ROWS = np.array([3, 3, 0, 11, 3])
 
@@ -80,25 +87,28 @@ def master_of(optimizer: Any, variable: Variable) -> Any:
 def check_rounded(optimizer: Any, variable: Variable) -> None:
     master = master_of(optimizer, variable).numpy()
     assert master.dtype == np.float32
-    np.testing.assert_array_equal(variable.numpy(), master.astype(variable.dtype))
+    rounded = master.astype(variable.dtype)
+    if optimizer.masters == "remainder":  # half up, by the bits
+        rounded = split(master)[0]
+    np.testing.assert_array_equal(variable.numpy(), rounded)
 
 
 def one_step(w: Variable, optimizer: Any, seed: int = 9) -> None:
     optimizer.apply_gradients([(normal(seed, w.shape, w.dtype), w)])
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@every_kind
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("kind", ["dense", "sparse", "mixed"])
 def test_a_step_is_that_of_float32_variables_which_are_rounded_after_it(
-    name: str, stage: str, kind: str, dtype: Any, form: str
+    name: str, stage: str, kind: str, masters: Any, dtype: Any, form: str
 ) -> None:
     mine = [Variable(normal(i, shape, dtype), name=f"w{i}") for i, shape in enumerate(SHAPES)]
     theirs = [Variable(w.numpy().astype(np.float32), name=f"v{i}") for i, w in enumerate(mine)]
     options = STAGES[stage]
     exact = OPTIMIZERS[name](**options)
-    optimizer = OPTIMIZERS[name](masters="float32", **options)
+    optimizer = OPTIMIZERS[name](masters=masters, **options)
     for gradients in steps(3, kind, dtype):
         before = [w.numpy().copy() for w in theirs]
         optimizer.apply_gradients(list(zip(gradients, mine, strict=True)))
@@ -114,11 +124,12 @@ def test_a_step_is_that_of_float32_variables_which_are_rounded_after_it(
             )
 
 
+@every_masters
 @configurations
-def test_every_optimizer_keeps_masters(name: str, arguments: dict[str, Any]) -> None:
-    dtype = DTYPES[1]
+def test_every_optimizer_keeps_masters(name: str, arguments: dict[str, Any], masters: Any) -> None:
+    dtype = BFLOAT16
     w, v = Variable(normal(0, (6, 4), dtype)), Variable(normal(0, (6, 4), dtype).astype(np.float32))
-    mine, exact = make(name, arguments, masters="float32"), make(name, arguments)
+    mine, exact = make(name, arguments, masters=masters), make(name, arguments)
     for seed in range(3):
         gradient = normal(seed, (6, 4), dtype)
         mine.apply_gradients([(gradient, w)])
@@ -153,9 +164,11 @@ def test_wide_variables_have_none() -> None:
     assert [optimizer.get_slot(w, "m").dtype for w in wide] == [np.float32, np.float64]
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_of_a_variable_and_its_master_what_was_written_last_counts(dtype: Any) -> None:
-    w, optimizer = Variable(np.ones(4, dtype)), gpuopt.AdamOptimizer(masters="float32")
+@every_kind
+def test_of_a_variable_and_its_master_what_was_written_last_counts(
+    masters: Any, dtype: Any
+) -> None:
+    w, optimizer = Variable(np.ones(4, dtype)), gpuopt.AdamOptimizer(masters=masters)
     one_step(w, optimizer)
     master = master_of(optimizer, w)
     kept = master.numpy()[1:].copy()
@@ -171,11 +184,14 @@ def test_of_a_variable_and_its_master_what_was_written_last_counts(dtype: Any) -
     check_rounded(optimizer, w)
 
 
-def test_digits_of_the_master_stay_where_the_variable_is_assigned_what_it_rounds_to() -> None:
-    w, optimizer = Variable(np.ones(40, np.float16)), gpuopt.AdamOptimizer(masters="float32")
+@every_masters
+def test_digits_of_the_master_stay_where_the_variable_is_assigned_what_it_rounds_to(
+    masters: Any,
+) -> None:
+    w, optimizer = Variable(np.ones(40, BFLOAT16)), gpuopt.AdamOptimizer(masters=masters)
     one_step(w, optimizer)
     before = master_of(optimizer, w).numpy()
-    assert (before.astype(np.float16) != before).any()
+    assert (before.astype(BFLOAT16) != before).any()
     w.assign(w.numpy())
     np.testing.assert_array_equal(master_of(optimizer, w).numpy(), before)
 
@@ -191,10 +207,11 @@ def test_nan_and_infinity_pass_between_a_variable_and_its_master() -> None:
     np.testing.assert_array_equal(w.numpy(), np.float16([np.inf, np.nan, 1]))
 
 
-def test_a_step_of_another_optimizer_is_followed() -> None:
-    w, optimizer = Variable(np.ones(4, np.float16)), gpuopt.AdamOptimizer(masters="float32")
+@every_masters
+def test_a_step_of_another_optimizer_is_followed(masters: Any) -> None:
+    w, optimizer = Variable(np.ones(4, BFLOAT16)), gpuopt.AdamOptimizer(masters=masters)
     one_step(w, optimizer)
-    gpuopt.GradientDescentOptimizer(1.0).apply_gradients([(np.ones(4, np.float16), w)])
+    gpuopt.GradientDescentOptimizer(1.0).apply_gradients([(np.ones(4, BFLOAT16), w)])
     np.testing.assert_array_equal(master_of(optimizer, w).numpy(), w.numpy())
     one_step(w, optimizer)
     check_rounded(optimizer, w)
@@ -224,6 +241,15 @@ def test_what_would_not_stay_in_step_is_refused_by_name() -> None:
         adam(catch_up=True)
     with pytest.raises(ValueError, match="masters='float32' cannot be had with slot_bits=8"):
         adam(slot_bits=8)
+    halved = gpuopt.AdamOptimizer(masters="remainder")
+    half = Variable(np.ones(3, np.float16), name="half")
+    refused(half, halved, ValueError, '"half" is float16, and only bfloat16 variables')
+    table = Variable(np.ones((3, 2), BFLOAT16), name="rows")
+    one_step(table, halved)
+    with pytest.raises(
+        NotImplementedError, match='"rows" has a master copy by masters="remainder"'
+    ):
+        gpuopt.rows(table).keep([0])
     with pytest.raises(ValueError, match="masters must be None or one of"):
         gpuopt.AdamOptimizer(masters="float64")
 
@@ -261,16 +287,21 @@ def run(w: Variable, optimizer: Any, first: int, number: int = 3) -> None:
         one_step(w, optimizer, seed)
 
 
+@every_masters
+@pytest.mark.parametrize("from_masters", ["float32", "remainder"])
 @pytest.mark.parametrize("by_saver", [False, True], ids=["state_dict", "Saver"])
 @pytest.mark.parametrize("is_made", [False, True], ids=["before", "after its first step"])
-def test_a_restored_run_goes_on_to_the_bit(by_saver: bool, is_made: bool, tmp_path: Path) -> None:
-    w, optimizer = Variable(normal(0, (30,), DTYPES[1]), name="w"), adam_with_masters()
+def test_a_restored_run_goes_on_to_the_bit(
+    by_saver: bool, is_made: bool, from_masters: Any, masters: Any, tmp_path: Path
+) -> None:
+    start = normal(0, (30,), BFLOAT16)
+    w, optimizer = Variable(start, name="w"), adam_with_masters(from_masters)
     run(w, optimizer, 0)
     if by_saver:
         path = gpuopt.Saver({"w": w}, optimizers=[optimizer]).save(str(tmp_path / "model"))
     kept, state = w.numpy(), optimizer.state_dict({"w": w})
     run(w, optimizer, 3)
-    other, restored = Variable(np.zeros(30, DTYPES[1]), name="w"), adam_with_masters()
+    other, restored = Variable(np.zeros(30, BFLOAT16), name="w"), adam_with_masters(masters)
     if is_made:
         run(other, restored, 40)
     if by_saver:
@@ -284,21 +315,22 @@ def test_a_restored_run_goes_on_to_the_bit(by_saver: bool, is_made: bool, tmp_pa
     )
 
 
-def adam_with_masters() -> Any:
-    return gpuopt.AdamOptimizer(0.01, masters="float32")
+def adam_with_masters(masters: Any = "float32") -> Any:
+    return gpuopt.AdamOptimizer(0.01, masters=masters)
 
 
+@every_kind
 @pytest.mark.parametrize("by_saver", [False, True], ids=["state_dict", "Saver"])
 @pytest.mark.parametrize("with_masters", [False, True], ids=["from masters", "to masters"])
 @pytest.mark.parametrize("is_made", [False, True], ids=["before", "after its first step"])
 def test_a_run_goes_on_with_masters_or_without(
-    with_masters: bool, by_saver: bool, is_made: bool, tmp_path: Path
+    with_masters: bool, by_saver: bool, is_made: bool, masters: Any, dtype: Any, tmp_path: Path
 ) -> None:
-    makers = [adam_with_masters, lambda: gpuopt.AdamOptimizer(0.01)]
+    makers = [lambda: adam_with_masters(masters), lambda: gpuopt.AdamOptimizer(0.01)]
     old, new = makers[::-1] if with_masters else makers
-    w, optimizer = Variable(normal(0, (30,), np.float16), name="w"), old()
+    w, optimizer = Variable(normal(0, (30,), dtype), name="w"), old()
     run(w, optimizer, 0)
-    other, restored = Variable(np.zeros(30, np.float16), name="w"), new()
+    other, restored = Variable(np.zeros(30, dtype), name="w"), new()
     if is_made:
         run(other, restored, 40)
     if by_saver:
@@ -310,7 +342,7 @@ def test_a_run_goes_on_with_masters_or_without(
     np.testing.assert_array_equal(other.numpy(), w.numpy())
     for name in ("m", "v"):
         slots = [each.get_slot(v, name) for each, v in ((optimizer, w), (restored, other))]
-        assert slots[1].dtype == (np.float32 if with_masters else np.float16)
+        assert slots[1].dtype == (np.float32 if with_masters else dtype)
         np.testing.assert_array_equal(slots[1].numpy(), slots[0].numpy().astype(slots[1].dtype))
     run(other, restored, 3)
     if with_masters:
@@ -367,16 +399,17 @@ def test_rows_that_come_and_go_keep_their_masters() -> None:
     check_rounded(optimizer, table)
 
 
-def test_averages_are_of_the_variable() -> None:
-    w, optimizer = Variable(normal(0, (30,), np.float16)), adam_with_masters()
+@every_kind
+def test_averages_are_of_the_variable(masters: Any, dtype: Any) -> None:
+    w, optimizer = Variable(normal(0, (30,), dtype)), adam_with_masters(masters)
     average = gpuopt.ExponentialMovingAverage(0.5)
     run(w, optimizer, 0)
     average.apply([w])
     run(w, optimizer, 3)
     average.apply([w])
-    assert average.average(w).dtype == np.float16
+    assert average.average(w).dtype == dtype
     w.assign(average.average(w).numpy())
-    np.testing.assert_array_equal(master_of(optimizer, w).numpy(), w.numpy())
+    check_rounded(optimizer, w)
 
 
 def test_a_scaled_loss_is_unscaled_before_the_master_moves() -> None:
@@ -401,28 +434,30 @@ def test_a_scaled_step_that_is_left_out_leaves_the_master() -> None:
     np.testing.assert_array_equal(master_of(inner, w).numpy(), before)
 
 
-def test_each_copy_of_a_mirrored_variable_has_a_master() -> None:
+@every_masters
+def test_each_copy_of_a_mirrored_variable_has_a_master(masters: Any) -> None:
     strategy = gpuopt.MirroredStrategy(["cpu", "cpu"])
-    w = strategy.variable(np.ones(8, np.float16), name="w")
-    alone, optimizer = Variable(np.ones(8, np.float16)), adam_with_masters()
-    gradients = [normal(seed, (8,), np.float16) for seed in (1, 2)]
+    w = strategy.variable(np.ones(8, BFLOAT16), name="w")
+    alone, optimizer = Variable(np.ones(8, BFLOAT16)), adam_with_masters(masters)
+    gradients = [normal(seed, (8,), BFLOAT16) for seed in (1, 2)]
     strategy.run(
         lambda gradient: optimizer.apply_gradients([(gradient, w.local)]),
         (gpuopt.distributed.PerReplica(gradients),),
     )
-    single = adam_with_masters()
+    single = adam_with_masters(masters)
     single.apply_gradients([(gradients[0] + gradients[1], alone)])
     for copy in w.replicas:
         expected = master_of(single, alone).numpy()
         np.testing.assert_array_equal(master_of(optimizer, copy).numpy(), expected)
         check_rounded(optimizer, copy)
-    w.assign(np.zeros(8, np.float16))
+    w.assign(np.zeros(8, BFLOAT16))
     for copy in w.replicas:
         assert (master_of(optimizer, copy).numpy() == 0).all()
 
 
-def test_towers_move_a_master() -> None:
-    w, inner = Variable(np.ones(8, np.float16)), adam_with_masters()
+@every_masters
+def test_towers_move_a_master(masters: Any) -> None:
+    w, inner = Variable(np.ones(8, BFLOAT16)), adam_with_masters(masters)
     tower = gpuopt.TowerOptimizer(inner)
 
     def model(factors: Any) -> float:
@@ -431,7 +466,7 @@ def test_towers_move_a_master() -> None:
 
     train = gpuopt.replicate(model, gpuopt.distributed.Reduction.SUM, ["cpu", "cpu"])
     for seed in range(3):
-        train(normal(seed, (2, 8), np.float16))
+        train(normal(seed, (2, 8), BFLOAT16))
     check_rounded(inner, w)
     assert (master_of(inner, w).numpy() != w.numpy()).any()
 
@@ -442,3 +477,46 @@ def test_torch_keeps_no_masters() -> None:
     one_step(w, optimizer)
     with pytest.raises(ValueError, match="torch's optimizers keep no master copies"):
         gpuopt.optimizer_to_torch(optimizer, [w])
+
+
+def test_a_remainder_takes_two_bytes_and_its_master_is_made_for_who_looks() -> None:
+    w, optimizer = Variable(normal(0, (40,), BFLOAT16)), adam_with_masters("remainder")
+    run(w, optimizer, 0)
+    master = master_of(optimizer, w)
+    assert master.unread_storage.strides == (0,)
+    assert w.identity.behind.remainder.nbytes == 2 * w.size
+    seen = master.numpy()
+    assert (split(seen)[1] == w.identity.behind.remainder).all()
+    run(w, optimizer, 3, 1)
+    assert master.unread_storage.strides == (0,)
+
+
+def test_weights_that_others_have_rounded_half_to_even_keep_their_master() -> None:
+    w, optimizer = Variable(np.ones(3, BFLOAT16)), adam_with_masters("remainder")
+    one_step(w, optimizer)
+    tie = np.float32(1 + 2.0**-8)  # between 1 and 1 + 2 ** -7
+    master_of(optimizer, w).assign(np.full(3, tie))
+    np.testing.assert_array_equal(w.numpy().astype(np.float32), 1 + 2.0**-7)
+    w.assign(np.full(3, tie).astype(BFLOAT16))
+    np.testing.assert_array_equal(master_of(optimizer, w).numpy(), tie)
+
+
+def test_nan_and_infinity_pass_between_a_variable_and_its_remainder() -> None:
+    w, optimizer = Variable(np.ones(4, BFLOAT16)), adam_with_masters("remainder")
+    one_step(w, optimizer)
+    master = master_of(optimizer, w)
+    w.assign(np.asarray([np.nan, np.inf, -0.0, 1], BFLOAT16))
+    np.testing.assert_array_equal(master.numpy(), [np.nan, np.inf, 0, 1])
+    last_nan = np.uint32(0x7FFFFFFF).view(np.float32)
+    master.assign(np.float32([3.4e38, last_nan, 1, -np.inf]))
+    np.testing.assert_array_equal(w.numpy().astype(np.float32)[1:], [np.nan, 1, -np.inf])
+    one_step(w, optimizer)
+    np.testing.assert_array_equal(np.isnan(master.numpy()), [False, True, False, False])
+
+
+def test_the_remainder_goes_with_its_variable() -> None:
+    w, optimizer = Variable(np.ones(4, BFLOAT16)), adam_with_masters("remainder")
+    one_step(w, optimizer)
+    pair = weakref.ref(w.identity.behind)
+    del w
+    assert pair() is None

@@ -14,7 +14,7 @@ from every_optimizer import (
 
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.kernel import Kernel
-from gpuopt.backends.cuda.mixed import Mixed
+from gpuopt.backends.cuda.mixed import SPLIT, Mixed
 from gpuopt.rules.clipped import clipped
 from gpuopt.rules.gradient_descent import gradient_descent
 from gpuopt.rules.update_rule import UpdateRule
@@ -97,6 +97,7 @@ def kernels_of_several_types() -> list[Kernel]:
         for storage in [
             *(Mixed(var, var, gradient) for var, gradient in MIXTURES[1:4]),
             *(Mixed("float32", "float32", copy, copy) for copy in ("float16", "bfloat16")),
+            Mixed("bfloat16", "float32", "bfloat16", SPLIT),
         ]
         for kernel in (
             kernels.dense_update(adam, storage),

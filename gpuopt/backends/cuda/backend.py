@@ -227,7 +227,7 @@ class CudaBackend:
         borrowed: Sequence[int] = (),
         groups: Sequence[int] | None = None,
         codings: Sequence[Coding] = (),
-        copies: Sequence[Any] = (),
+        beside: Sequence[Any] = (),
     ) -> DensePlan:
         if codings:
             raise NotImplementedError(
@@ -239,7 +239,7 @@ class CudaBackend:
             var, slots = targets[position]
             targets[position] = Target(self.unowned(var), slots)
         with self.enter():
-            plan = DensePlan(self._launcher, targets, updated, groups, copies)
+            plan = DensePlan(self._launcher, targets, updated, groups, beside)
         if plan.new_memory is not None:
             self.record_creation(plan.new_memory)
         return plan

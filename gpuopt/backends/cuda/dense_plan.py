@@ -82,21 +82,21 @@ class DensePlan:
         targets: Sequence[Target],
         updated: Sequence[Updated],
         groups: Sequence[int] | None,
-        copies: Sequence[Any] = (),
+        beside: Sequence[Any] = (),
     ) -> None:
         self._launcher = launcher
         self.targets = targets
         var, slots = targets[0]
         slot_type = slots[0].dtype if slots else var.dtype
-        self.types = WrittenTypes(var.dtype, slot_type, copies[0].dtype if copies else None)
-        self.dtype = self.types.beside or var.dtype
+        self.types = WrittenTypes(var.dtype, slot_type, beside[0].dtype if beside else None)
+        self.dtype = self.types.gradients
         self._shapes = [var.shape for var, _ in targets]
         self._versions = itertools.count(1)
         self._positions = [i for i, target in enumerate(targets) if target.var.size]
         self.num_variables = len(self._positions)
-        beside = [[copy] for copy in copies] or [[]] * len(targets)
+        more = [[array] for array in beside] or [[]] * len(targets)
         self._every_array = [
-            [var, *slots, *more] for (var, slots), more in zip(targets, beside, strict=True)
+            [var, *slots, *others] for (var, slots), others in zip(targets, more, strict=True)
         ]
         arrays = [self._every_array[i] for i in self._positions]
         # (array, its contiguous stand-in)
@@ -120,7 +120,7 @@ class DensePlan:
         elements = int(self._sizes.sum())
         self._chunk_size = dense_chunk(elements, launcher.num_multiprocessors)
         self._chunks = _chunks(self._sizes, self._chunk_size)
-        pack_size = PACK_BYTES // self.types.var.itemsize
+        pack_size = PACK_BYTES // max(self.types.var.itemsize, self.types.slots.itemsize)
         self._num_threads = dense_threads(elements, max(1, len(self._chunks)), pack_size)
         self._written = _Memory(self._addresses, self._bytes)
         # By stream and rule, the latest last.

@@ -25,6 +25,9 @@ class Mixed(NamedTuple):
     beside: str = ""
 
 
+# The type of what is beside a variable that is the upper half of its master copy.
+SPLIT = "uint16"
+
 # What kernels are compiled for: the name of the only type, or several.
 Storage: TypeAlias = str | Mixed
 
@@ -41,6 +44,12 @@ class WrittenTypes(NamedTuple):
     var: np.dtype[Any]
     slots: np.dtype[Any]
     beside: np.dtype[Any] | None = None
+
+    @property
+    def gradients(self) -> np.dtype[Any]:
+        """Of what a caller gives: the 16-bit weights' where the variable is their master copy."""
+        is_copied = self.beside is not None and self.beside.name != SPLIT
+        return self.beside if self.beside is not None and is_copied else self.var
 
     def storage(self, gradient: np.dtype[Any]) -> Storage:
         """Returns what a kernel is compiled for, where gradients have this dtype."""
@@ -61,7 +70,9 @@ def cpp_storage(storage: Storage) -> str:
         return CPP_TYPES[storage]
     types = [CPP_TYPES[each] for each in storage[:-1]]
     if storage.beside:
-        types.append(f"gpuopt::Copied<{CPP_TYPES[storage.beside]}>")
+        is_split = storage.beside == SPLIT
+        kept = "Split" if is_split else f"Copied<{CPP_TYPES[storage.beside]}>"
+        types.append(f"gpuopt::{kept}")
     return f"gpuopt::Mixed<{', '.join(types)}>"
 
 

@@ -31,7 +31,8 @@ from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.coded_conversion import described_codes
 from gpuopt.state.coded_slots import coded_slot, create_coded_slots
 from gpuopt.state.master_conversion import kept_dtype
-from gpuopt.state.masters import MASTER, create_master, has_master, pair
+from gpuopt.state.masters import MASTER, create_master, has_master
+from gpuopt.state.split_masters import SplitPair, paired
 from gpuopt.state.state import Range
 from gpuopt.step.clips import CLIP_NORM, NO_LIMIT, GradientClips, StepClips
 from gpuopt.step.known import KnownGroups
@@ -159,7 +160,8 @@ class RuleOptimizer(Optimizer):
                 as it is with "bitsandbytes", for dense gradients alone, as that library does.
                 `masters`, "float32" to keep a master copy of each float16 or bfloat16 variable in
                 a slot "master", and all slots in float32: a step updates the copy, and rounds it to
-                the variable. Of the two, what was written last counts.
+                the variable. Of the two, what was written last counts. "remainder" to keep only the
+                16 bits of the copy that a bfloat16 variable, rounded half up, does not have.
             hyperparameters: By name.
 
         Raises:
@@ -499,15 +501,19 @@ class RuleOptimizer(Optimizer):
     def forget_plans(self, changed: Set[Identity]) -> None:
         self.known.forget(changed)
 
-    def _target(self, variable: Variable) -> tuple[Target, list[Identity]]:
+    def _target(self, variable: Variable) -> tuple[Target, list[Identity], Any]:
         slots = [self._slot_to_update(variable, name) for name in self._stored_slots()]
         arrays = [slot.unread_storage for slot in slots]
         identities = [variable.identity, *(slot.identity for slot in slots)]
         if self.masters is None or not has_master(variable.dtype):
-            return Target(variable.unread_storage, arrays), identities
+            return Target(variable.unread_storage, arrays), identities, None
         master = self._slot_to_update(variable, MASTER)
-        pair(self.state, variable, master).bring_up()
-        return Target(master.unread_storage, arrays), [*identities, master.identity]
+        identities.append(master.identity)
+        kept = paired(self.state, variable, master)
+        kept.settle()
+        if isinstance(kept, SplitPair):
+            return Target(variable.unread_storage, arrays), identities, kept.remainder
+        return Target(master.unread_storage, arrays), identities, variable.unread_storage
 
     def _slot_to_update(self, variable: Variable, slot_name: str) -> Variable:
         """Returns a slot that plans can rely on: a subclass may have made it."""

@@ -15,7 +15,7 @@ from sass import Instruction, disassemble, loads_in_flight
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.kernel import Kernel
 from gpuopt.backends.cuda.launch_shapes import FEW_ROWS, PACK_BYTES, SORT_THREADS, SORT_TILE
-from gpuopt.backends.cuda.mixed import Mixed
+from gpuopt.backends.cuda.mixed import SPLIT, Mixed
 from gpuopt.rules.clipped import clipped
 from gpuopt.rules.update_rule import UpdateRule
 
@@ -162,6 +162,18 @@ def test_adam_moves_28_bytes_for_a_parameter_with_a_master_copy(copy: str, tmp_p
     assert bytes_of_packs(counted) == 28 * elements, counted
     assert packs(counted, "STG.E.EF.128") == 1 + len(ADAM.slots)
     assert counted["STG.E.64"] == 1  # the weights: the next forward pass reads them
+
+
+def test_adam_moves_26_bytes_for_a_parameter_with_a_remainder(tmp_path: Path) -> None:
+    storage = Mixed("bfloat16", "float32", "bfloat16", SPLIT)
+    [instructions] = compiled([kernels.dense_update(ADAM, storage)], "sm_90", tmp_path)
+    counted = accesses(instructions)
+    # Loads of weights, which stay in caches, look like those of the tables.
+    weights = 2
+    assert bytes_of_packs(counted) == (26 - weights) * (PACK_BYTES // 4), counted
+    assert packs(counted, "STG.E.EF.128") == len(ADAM.slots)
+    assert counted["STG.E.64"] == counted["STG.E.EF.64"] == 1  # the weights, and the remainder
+    assert counted["LDG.E.EF.64"] == 2  # the gradient, and the remainder
 
 
 def test_norms_and_what_they_scale_move_16_bytes_at_a_time(tmp_path: Path) -> None:
