@@ -312,7 +312,7 @@ def test_peers(arguments: Sequence[str]) -> int:
     python = set_up_beside("peers", [], ["peers"])
     command = [str(python), "-m", "pytest", "-m", "peers", "-p", "no:cacheprovider"]
     environment = {**SINGLE_THREADED, **os.environ, "GPUOPT_REQUIRE": "peers"}
-    command += ["tests/optimizers/test_peers.py", *arguments]
+    command += ["tests/optimizers/test_peers.py", "tests/interop/test_bitsandbytes.py", *arguments]
     return subprocess.run(command, cwd=ROOT, env=environment).returncode
 
 
