@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from bench import catch_up, clipping, rows, step_path
+from bench import catch_up, clipping, rows, slot_bits, step_path
 from bench.harness import Timing
 from bench.targets import Target, Verdict, compare
 
@@ -51,6 +51,7 @@ TARGETS = (
     *rows.TARGETS,
     *catch_up.TARGETS,
     *clipping.TARGETS,
+    *slot_bits.TARGETS,
 )
 
 
