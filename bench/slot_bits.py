@@ -38,8 +38,8 @@ class Case(NamedTuple):
     most_error: float
 
 
-# Where squares are stored as they are, as bitsandbytes and torchao do, the way of "mixed" is 36 times
-# too long, and that of "rare" 1.4 times.
+# Where squares are stored as they are, as bitsandbytes and torchao do, "mixed" goes 36 times too
+# far, and "rare" 1.4 times.
 CASES = {
     "alike": Case(0.5, 1.0, 0.06),
     "mixed": Case(2.0, 1.0, 0.2),
@@ -113,7 +113,7 @@ def make_workloads() -> Iterator[Workload]:
     size = 16 * 2**20
     coded, step = _ours(size, slot_bits=8)
     floats, plain = _ours(size)
-    contenders = {"gpuopt": step, _FLOATS: plain}
+    contenders: dict[str, Callable[[], object]] = {"gpuopt": step, _FLOATS: plain}
     if find_spec("bitsandbytes") is not None:
         contenders["bitsandbytes AdamW8bit"] = _theirs(size)
     for each in (step, plain):

@@ -75,7 +75,7 @@ __global__ void update_coded_rows(const __grid_constant__ TableGradient only_gra
     float sum[lane_codes];
     sum_run_of_lane(grad, has_rows && is_pack_aligned(grad), rows, all,
                     static_cast<unsigned int>(begin), part, sum);
-    CodedState<Rule, Storage, codings> state(target, is_packed, part);
+    CodedState<Rule, Storage, codings> state(target, is_packed, part, lanes);
     state.update(slot_tables, sum, part.count, scalars_of(table));
     state.store_to(target, is_packed, slot_tables, part, lanes);
     if (touched != nullptr && number == 0 && lanes.lane == 0) {
@@ -104,7 +104,7 @@ __global__ void update_other_coded_rows(const __grid_constant__ CodedArraysOf<Ru
     if (touched[word_of(row)] & bit_of(row)) continue;
     const LanePart part(block, row, (block - row * per_row) * block_codes, row_width, lanes);
     const bool is_packed = part.is_packed() && has_packs;
-    CodedState<Rule, Storage, codings> state(target, is_packed, part);
+    CodedState<Rule, Storage, codings> state(target, is_packed, part, lanes);
     const float zero[lane_codes] = {};
     state.update(slot_tables, zero, part.count, scalars);
     state.store_to(target, is_packed, slot_tables, part, lanes);

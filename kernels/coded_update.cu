@@ -55,7 +55,7 @@ struct BlocksOfChunk {
       StoredGradient<Storage> stored[lane_codes];
       load_lane<Caching::evict_first>(grad + part.begin, part.count, is_packed & has_grad_packs,
                                       stored);
-      CodedState<Rule, Storage, codings> state(target, is_packed & has_packs, part);
+      CodedState<Rule, Storage, codings> state(target, is_packed & has_packs, part, lanes);
       float gradient[lane_codes];
 #pragma unroll
       for (int k = 0; k < lane_codes; ++k) gradient[k] = static_cast<float>(stored[k]);

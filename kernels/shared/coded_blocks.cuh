@@ -182,6 +182,7 @@ __device__ __forceinline__ float encode_lane(int coding, const SlotTables& table
 }
 
 // A lane's elements of a variable, and of its slots. All are loaded before anything is computed.
+// Every lane of the block must make one: the first lane alone reads and writes scales.
 template <class Rule, class Storage, int codings>
 struct CodedState {
   static_assert(sizeof(Compute<Storage>) == sizeof(float), "codes stand for float");
@@ -192,13 +193,17 @@ struct CodedState {
   float slots[slot_capacity<Rule>][lane_codes];  // once they are updated
 
   __device__ __forceinline__ CodedState(const CodedTarget<Rule, Storage>& target, bool is_packed,
-                                        const LanePart& part) {
+                                        const LanePart& part, const Lanes& lanes) {
     load_lane<Caching::normal>(target.var + part.begin, part.count, is_packed, var);
 #pragma unroll
     for (int k = 0; k < Rule::num_slots; ++k) {
       load_lane<Caching::evict_first>(target.codes.of[k] + part.begin, part.count, is_packed,
                                       codes[k]);
-      scales[k] = __ldcs(target.scales.of[k] + part.block);
+      scales[k] = lanes.lane == 0 ? __ldcs(target.scales.of[k] + part.block) : 0;
+    }
+#pragma unroll
+    for (int k = 0; k < Rule::num_slots; ++k) {
+      scales[k] = __shfl_sync(mask_of(lanes), scales[k], 0, lanes.num_lanes);
     }
   }
 
