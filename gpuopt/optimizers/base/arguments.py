@@ -9,6 +9,7 @@ from typing import Any, Literal, TypedDict, Unpack, get_args, get_origin, get_ty
 from gpuopt.optimizer import OnNonfinite, Optimizer
 from gpuopt.optimizers.base.groups import ParameterGroup
 from gpuopt.optimizers.base.hyperparameters import Hyperparameter
+from gpuopt.step.averages import MovingAverages
 
 # By which formula gradients are scaled to a norm.
 ClipFormName = Literal["tensorflow", "torch", "apex"]
@@ -19,6 +20,7 @@ _DEFAULTS: dict[str, Any] = {
     "clip_norm": None,
     "clip_value": None,
     "clip_form": "tensorflow",
+    "averages": None,
 }
 
 
@@ -33,6 +35,7 @@ class Additions(TypedDict, total=False):
     clip_norm: Hyperparameter | None
     clip_value: Hyperparameter | None
     clip_form: ClipFormName
+    averages: MovingAverages | None
 
 
 class Common(Additions, total=False):

@@ -21,6 +21,7 @@ from gpuopt.quietly import quietly
 from gpuopt.rules.catch_up import CatchUpOption
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.state import Range
+from gpuopt.step.averages import following
 from gpuopt.step.clips import CLIP_NORM, NO_LIMIT, StepClips
 from gpuopt.step.known import KnownGroups
 from gpuopt.step.pairs import Gradient
@@ -92,6 +93,7 @@ class RuleOptimizer(Optimizer):
         instead_of_all_rows: The optimizer that does the same for named rows alone, if there is one:
             a hint mentions it.
         clips: How gradients are clipped; None if they are not.
+        averages: The moving averages that follow each step; None if there are none.
         known: The cache of groups of variables that were updated together.
     """
 
@@ -139,17 +141,21 @@ class RuleOptimizer(Optimizer):
                 Of `clip_norm` and `clip_value`, one may be given. They are hyperparameters. A
                 group that has either is clipped for itself, to the norm of its own gradients; one
                 that has None is not clipped. An infinite `clip_norm` clips nothing: `global_norm`
-                is known then.
+                is known then;
+                and `averages`, an `ExponentialMovingAverage` whose `apply` is made a part of the
+                step, for the variables that have a gradient: with the same values, and mostly in
+                the launch that updates them. It may belong to several optimizers.
             hyperparameters: By name.
 
         Raises:
-            TypeError: a hyperparameter is no number, an argument is unknown, or a group names
-                something else than a hyperparameter.
+            TypeError: a hyperparameter is no number, an argument is unknown, a group names
+                something else than a hyperparameter, or `averages` is no such thing.
             ValueError: a hyperparameter is an array of numbers, or `Optimizer` refuses an argument.
         """
         arguments, ours = with_defaults(common, type(self))
         self._grouping = Groups(ours.pop("groups"))
         super().__init__(**arguments)
+        self.averages = following(ours.pop("averages"))
         clipping, self.clips = clipping_of(**ours, groups=self._grouping)
         every = {**self._all_hyperparameters(hyperparameters), **clipping}
         settable = [name for name in every if name not in self.derived_hyperparameters]
@@ -396,6 +402,11 @@ class RuleOptimizer(Optimizer):
     def _checked_updates(self, given: list[Any]) -> Updates:
         if not self._overrides_apply_hook():
             return RuleUpdates(self, given)
+        if self.averages is not None:
+            raise NotImplementedError(
+                f"{type(self).__name__} overrides a hook that updates one variable at a time, "
+                "which `averages` do not follow: use gpuopt.MovingAverageOptimizer"
+            )
         if self.clips is not None:
             raise NotImplementedError(
                 f"{type(self).__name__} overrides a hook that updates one variable at a time, "
@@ -408,6 +419,8 @@ class RuleOptimizer(Optimizer):
 
     def forget_plans(self, changed: Set[Identity]) -> None:
         self.known.forget(changed)
+        if self.averages is not None:
+            self.averages.known.forget(changed)
 
     def _target(self, variable: Variable) -> tuple[Target, list[Identity]]:
         slots = [self._slot_to_update(variable, name) for name in self.rule.slots]
