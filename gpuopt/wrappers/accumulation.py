@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterable, Sequence, Set
 from operator import index
 from typing import Any, Literal, get_args
 
-import numpy as np
-
-from gpuopt.distributed.wrapper import OptimizerWrapper, check_inside_of_workers
+from gpuopt.distributed.wrapper import OptimizerWrapper, check_inside_of_workers, inner_optimizers
 from gpuopt.locks import Lock
 from gpuopt.optimizer import OnNonfinite, Optimizer
+from gpuopt.step import wide_gradients
 from gpuopt.step.nonfinite import first_nonfinite
 from gpuopt.step.pairs import as_list, checked_pairs
 from gpuopt.step.step import checked_global_step
@@ -21,14 +20,13 @@ from gpuopt.variables.identity import Identity
 from gpuopt.variables.operators import reading
 from gpuopt.wrappers.base import refuse_replicas
 from gpuopt.wrappers.gradient_sums import GradientSums
+from gpuopt.wrappers.loss_scale import LossScaleOptimizer
 
 _logger = logging.getLogger("gpuopt")
 
 # How many steps' gradients are summed for an update, or a function that returns it.
 Steps = int | Callable[[], Any]
 Reduction = Literal["mean", "sum"]
-
-_SUMMED_DTYPES = frozenset({np.dtype(np.float32), np.dtype(np.float64)})
 
 
 class GradientAccumulationOptimizer(OptimizerWrapper):
@@ -42,7 +40,8 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
     ones, and computes nothing else. The last one of an update divides the sums in its launch, and
     `opt` makes its step: its hyperparameters, `global_step`, `clip_norm` and averages see updates
     alone. A variable without a gradient in some of the steps has less in its sum, which is divided
-    alike; without any, it is left alone. Sparse gradients stay sparse, one after the other; where a
+    alike; without any, it is left alone. Sums for variables of 16 bits are float32, and so is what
+    `opt` is given. Sparse gradients stay sparse, one after the other; where a
     variable has gradients of both kinds, they become dense.
 
     The sums and their count belong to the state of `opt`: they are saved and restored with it. If a
@@ -81,10 +80,17 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
 
         Raises:
             TypeError: `opt` is no optimizer, or a number is no integer.
-            ValueError: a number is less than 1, `reduction` or `on_nonfinite` is unknown, or `opt`
-                is for workers, or accumulates already.
+            ValueError: a number is less than 1, `reduction` or `on_nonfinite` is unknown, `opt` is
+                for workers, or accumulates already; or both this optimizer and a LossScaleOptimizer
+                inside it are to decide about gradients that are not finite.
         """
         self._optimizer = check_inside_of_workers(opt, "GradientAccumulationOptimizer")
+        scales = [each for each in inner_optimizers(opt) if isinstance(each, LossScaleOptimizer)]
+        if scales and on_nonfinite != "propagate":
+            raise ValueError(
+                f'on_nonfinite="{on_nonfinite}" around LossScaleOptimizer would keep from it what '
+                "is not finite, so that it would never lower the scale: leave on_nonfinite out"
+            )
         if reduction not in get_args(Reduction):
             raise ValueError(
                 f"reduction must be one of {list(get_args(Reduction))}, got {reduction!r}"
@@ -137,7 +143,6 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
             skip_gradients_aggregation: Likewise.
 
         Raises:
-            NotImplementedError: a variable has 16 bits.
             RuntimeError: called in a replica of a strategy, or in a tower.
             FloatingPointError: a gradient is not finite, and `on_nonfinite` is "raise".
 
@@ -153,12 +158,6 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
         pairs: list[Pair] = [
             pair for pair in checked_pairs(given, dtypes_of(self)) if pair[0] is not None
         ]
-        for _, variable in pairs:
-            if variable.dtype not in _SUMMED_DTYPES:
-                raise NotImplementedError(
-                    f'"{variable.name}" has dtype {variable.dtype}: gradients are accumulated for '
-                    "variables of float32 and float64"
-                )
         if self._on_nonfinite != "propagate" and self._is_left_out(pairs):
             return
         with writing(), self._adding, reading(*(gradient for gradient, _ in given)):
@@ -214,8 +213,14 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
         self, divisor: int, divided: Sequence[Any], global_step: Any, name: str | None
     ) -> None:
         pairs, totals = self._sums.take(divisor, divided)
-        with reading(*totals):
-            self._inner.apply_gradients(pairs, global_step, name)
+        this_thread = wide_gradients.this_thread
+        before = this_thread.takes_wide
+        try:
+            this_thread.takes_wide = True
+            with reading(*totals):
+                self._inner.apply_gradients(pairs, global_step, name)
+        finally:
+            this_thread.takes_wide = before
 
     def _drop(self, error: BaseException, count: int) -> None:
         self._sums.reset()

@@ -51,13 +51,17 @@ def summed(arrays: Sequence[Any]) -> Any:
 
 
 def state_of(optimizer: Any, variables: Sequence[Variable]) -> list[bytes]:
+    return [each.tobytes() for each in arrays_in(optimizer, variables)]
+
+
+def arrays_in(optimizer: Any, variables: Sequence[Variable]) -> list[np.ndarray]:
     slots = [
         optimizer.get_slot(variable, name)
         for variable in variables
         for name in optimizer.get_slot_names()
         if not name.startswith("gradient_")
     ]
-    return [each.numpy().tobytes() for each in [*variables, *slots] if each is not None]
+    return [each.numpy() for each in [*variables, *slots] if each is not None]
 
 
 def one(*numbers: float) -> np.ndarray:
@@ -430,12 +434,158 @@ def test_one_optimizer_accumulates_for_another() -> None:
     assert GradientAccumulationOptimizer(inner, 3).accumulated_steps == 1
 
 
-@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16], ids=str)
-def test_variables_of_16_bits_are_refused_by_name(dtype: Any) -> None:
-    w = Variable(np.zeros(2, dtype), name="half")
+every_half = pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16], ids=str)
+
+
+@every_half
+@pytest.mark.parametrize("stages", STAGES)
+def test_updates_in_16_bits_take_sums_of_float32(form: str, stages: str, dtype: Any) -> None:
+    """A sum of one gradient makes the same step as the gradient: to the bit, but for norms."""
+    rng = np.random.default_rng(4)
+    mine, theirs = variables_of(dtype), variables_of(dtype)
+    tables = [Variable(np.ones((40, 12), dtype), name="table") for _ in range(2)]
+    inner, plain = STAGES[stages](), STAGES[stages]()
+    optimizer = GradientAccumulationOptimizer(inner, 1)
+    for _ in range(3):
+        arrays = arrays_of(rng, dtype)
+        slices = IndexedSlices(rng.normal(size=(30, 12)).astype(dtype), rng.integers(0, 40, 30))
+        optimizer.apply_gradients([*zip(arrays, mine, strict=True), (slices, tables[0])])
+        plain.apply_gradients([*zip(arrays, theirs, strict=True), (slices, tables[1])])
+        got, expected = arrays_in(inner, [*mine, tables[0]]), arrays_in(plain, [*theirs, tables[1]])
+        for a, b in zip(got, expected, strict=True):
+            if "clip_norm" not in stages:
+                assert a.tobytes() == b.tobytes()
+            a, b = a.astype(np.float32), b.astype(np.float32)
+            most = 4 * float(ml_dtypes.finfo(dtype).eps) * abs(b).max(initial=0)
+            np.testing.assert_allclose(a, b, rtol=0, atol=most)
+        if getattr(plain, "global_norm", None) is not None:
+            np.testing.assert_allclose(inner.global_norm, plain.global_norm, rtol=3e-7)
+
+
+@every_half
+@pytest.mark.parametrize("kind", ["dense", "sparse", "sparse first", "dense first", "many rows"])
+def test_sums_of_16_bits_are_not_rounded(form: str, kind: str, dtype: Any) -> None:
+    w = Variable(np.zeros((3, 2), dtype))
+    optimizer = GradientAccumulationOptimizer(
+        gpuopt.GradientDescentOptimizer(1.0), 5, "sum", most_rows=1 if kind == "many rows" else 9
+    )
+    for step, number in enumerate([4096, 1, 1, 1, -4096]):  # 4097 is in neither type
+        is_dense = kind == ("sparse first" if step else "dense first") or kind == "dense"
+        array = np.full((3, 2), number, dtype)
+        slices = IndexedSlices(array, np.array([0, 1, 2]))
+        optimizer.apply_gradients([(array if is_dense else slices, w)])
+    assert (w.numpy() == -3).all()
+
+
+@every_half
+@pytest.mark.parametrize("way", ["saver", "state_dict"])
+def test_float32_sums_of_16_bits_are_restored(way: str, dtype: Any, tmp_path: Path) -> None:
+    def model() -> tuple[list[Variable], Any, gpuopt.Saver]:
+        variables = [Variable(np.zeros((2, 1), dtype), name=name) for name in ("w", "table")]
+        inner = gpuopt.MomentumOptimizer(1.0, 0.5, name="Restored")
+        optimizer = GradientAccumulationOptimizer(inner, 3, "sum")
+        return variables, optimizer, gpuopt.Saver(variables, optimizers=[optimizer])
+
+    def step(variables: list[Variable], optimizer: Any, number: float) -> None:
+        array = np.full((2, 1), number, dtype)
+        slices = IndexedSlices(array, np.array([0, 1]))
+        optimizer.apply_gradients([(array, variables[0]), (slices, variables[1])])
+
+    variables, optimizer, saver = model()
+    for number in (4096, 1):
+        step(variables, optimizer, number)
+    if way == "saver":
+        path = saver.save(str(tmp_path / "model"))
+        del variables, optimizer, saver
+        variables, optimizer, saver = model()
+        saver.restore(path)
+    else:
+        state = optimizer.state_dict(dict(zip("ab", variables, strict=True)))
+        assert state["slots"]["gradient_sum"]["a"].dtype == np.float32
+        del variables, optimizer, saver
+        variables, optimizer, saver = model()
+        optimizer.load_state_dict(state, dict(zip("ab", variables, strict=True)))
+    step(variables, optimizer, -4096)
+    assert [(each.numpy() == -1).all() for each in variables] == [True, True]
+
+
+def test_hooks_are_given_gradients_of_their_variables_type() -> None:
+    given = []
+
+    class Own(gpuopt.Optimizer):
+        def __init__(self) -> None:
+            super().__init__(False, "Own")
+
+        def _apply_dense(self, grad: Any, var: Variable) -> None:
+            given.append(grad)
+
+        def _apply_sparse(self, grad: Any, var: Variable) -> None:
+            given.append(grad.values)
+
+    w, table = (Variable(np.zeros((1, 1), np.float16)) for _ in range(2))
+    optimizer = GradientAccumulationOptimizer(Own(), 2)
+    one = np.ones((1, 1), np.float16)
+    for _ in range(2):
+        optimizer.apply_gradients([(one, w), (IndexedSlices(one, np.array([0])), table)])
+    assert [(each.dtype, each.tolist()) for each in given] == [(np.float16, [[1]])] * 2
+
+
+def test_a_users_gradient_of_float32_is_refused_for_16_bits() -> None:
+    w = Variable(np.zeros(1, np.float16), name="half")
+    optimizer = GradientAccumulationOptimizer(gpuopt.GradientDescentOptimizer(1.0), 1)
+    for _ in range(2):
+        with pytest.raises(TypeError, match='"half" has dtype float32; the variable has dtype'):
+            optimizer.apply_gradients([(one(1), w)])
+        optimizer.apply_gradients([(np.ones(1, np.float16), w)])
+        with pytest.raises(TypeError, match='"half" has dtype float32; the variable has dtype'):
+            optimizer._inner.apply_gradients([(one(1), w)])
+
+
+def test_variables_of_integers_are_refused_by_name() -> None:
+    w = Variable(np.zeros(2, np.int32), name="whole")
     optimizer = GradientAccumulationOptimizer(gpuopt.AdamOptimizer(), 2)
-    with pytest.raises(NotImplementedError, match=f'"half" has dtype {np.dtype(dtype)}'):
-        optimizer.apply_gradients([(np.ones(2, dtype), w)])
+    with pytest.raises(ValueError, match='Invalid type int32 for "whole"'):
+        optimizer.apply_gradients([(np.ones(2, np.int32), w)])
+    assert optimizer.accumulated_steps == 0
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_loss_scaling_inside_decides_about_updates(is_last: bool) -> None:
+    w, counter = Variable(one(2), name="w"), Variable(np.int64(0))
+    scaling = gpuopt.LossScaleOptimizer(
+        gpuopt.GradientDescentOptimizer(0.5), gpuopt.DynamicLossScale(8.0, 2, 2.0)
+    )
+    optimizer = GradientAccumulationOptimizer(scaling, 2)
+
+    def call(factor: float) -> None:
+        optimizer.minimize(lambda: np.float32(factor) * w, counter, [w])
+
+    for factor in (1, 3):
+        call(factor)
+    assert (w.numpy(), counter.numpy(), scaling.loss_scale) == (1, 1, 8)
+    call(1 if is_last else np.inf)
+    assert (scaling.loss_scale, scaling.num_skipped) == (8, 0)  # it hears of updates alone
+    call(np.inf if is_last else 1)
+    assert (w.numpy(), counter.numpy()) == (1, 1)
+    assert (scaling.loss_scale, scaling.num_skipped, optimizer.accumulated_steps) == (4, 1, 0)
+    for factor in (1, 1):
+        call(factor)
+    assert (w.numpy(), counter.numpy()) == (0.5, 2)
+
+
+def test_loss_scaling_is_refused_around_it_and_where_both_would_skip() -> None:
+    def scaling(inner: gpuopt.Optimizer) -> gpuopt.LossScaleOptimizer:
+        return gpuopt.LossScaleOptimizer(inner, gpuopt.DynamicLossScale())
+
+    adam = gpuopt.AdamOptimizer()
+    with pytest.raises(
+        ValueError, match=r"write GradientAccumulationOptimizer\(LossScaleOptimizer\(\.\.\.\)"
+    ):
+        scaling(GradientAccumulationOptimizer(adam, 2))
+    inner = gpuopt.MovingAverageOptimizer(scaling(gpuopt.AdamOptimizer()))
+    with pytest.raises(ValueError, match="it would never lower the scale: leave on_nonfinite out"):
+        GradientAccumulationOptimizer(inner, 2, on_nonfinite="skip")
+    GradientAccumulationOptimizer(inner, 2)
 
 
 def test_replicas_towers_and_workers_are_refused_by_name() -> None:
