@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import fake_cupy
+import ml_dtypes
 import numpy as np
 import pytest
+from dtypes import every_dtype
 from each_device import variable_on
 from emulator.emulator import EmulatorLauncher
 from gpu_streams import new_stream, uploaded, wait_for_gpus
@@ -28,7 +30,7 @@ def results_on(xp: Any, dtype: Any, is_sparse: bool) -> list[np.ndarray]:
     ]
     table = variable_on(xp, np.zeros((40, 12), dtype), name="table")
     optimizer = GradientAccumulationOptimizer(
-        gpuopt.GradientDescentOptimizer(dtype(1)), 3, most_rows=500
+        gpuopt.GradientDescentOptimizer(np.float64(1)), 3, most_rows=500
     )
     for step in range(6):
         pairs: list[Any] = [
@@ -43,13 +45,14 @@ def results_on(xp: Any, dtype: Any, is_sparse: bool) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("is_sparse", [False, True], ids=["dense", "mixed"])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@every_dtype
 def test_every_device_adds_up_alike(dtype: Any, is_sparse: bool, xp: Any) -> None:
     got, expected = results_on(xp, dtype, is_sparse), results_on(np, dtype, is_sparse)
     for mine, theirs in zip(got[:-1], expected[:-1], strict=True):
         assert mine.tobytes() == theirs.tobytes()
     # Equal rows are added up in another order.
-    tolerance = 64 * np.finfo(dtype).eps
+    tolerance = 64 * float(ml_dtypes.finfo(dtype).eps)
+    got, expected = ([each.astype(np.float64) for each in both] for both in (got, expected))
     np.testing.assert_allclose(got[-1], expected[-1], rtol=tolerance, atol=tolerance)
 
 
