@@ -113,7 +113,7 @@ class GradientSums(SumsInState):
                     left.append(pair)
             elif found.slices:
                 values, rows = found.joined(variable)
-                with backend_for(variable.device).enter():
+                with backend_for(variable.device).enter_reading(found, kept=[values]):
                     values = values / values.dtype.type(divisor)
                 pairs.append((IndexedSlices(values, rows, variable.shape), variable))
         self._launch(left, divisor, begin=True)
@@ -163,14 +163,13 @@ class GradientSums(SumsInState):
 
     def _add_slices(self, slices: IndexedSlices, variable: Variable, found: KeptSum) -> None:
         backend = backend_for(variable.device)
-        with backend.enter():
+        with backend.enter_update(found):
             values = slices.values.astype(wide_dtype(variable))
-            copies = values, slices.indices.astype(np.int64)
-        found.slices.append(copies)
-        if found.num_rows > max(self.most_rows, 2 * found.num_unique):
-            self._check_rows(found.slices, variable)
-            found.slices = [backend.sum_duplicate_rows(*found.joined(variable))]
-            found.num_unique = found.num_rows
+            found.slices.append((values, slices.indices.astype(np.int64)))
+            if found.num_rows > max(self.most_rows, 2 * found.num_unique):
+                self._check_rows(found.slices, variable)
+                found.slices = [backend.sum_duplicate_rows(*found.joined(variable))]
+                found.num_unique = found.num_rows
 
     def _as_dense(self, found: KeptSum) -> Array:
         """Returns an array that sparse gradients add up to, and forgets these."""

@@ -16,6 +16,7 @@ from gpuopt.state.host_scalar import HostScalar
 from gpuopt.state.state import State, check_fits, new_slot_variable
 from gpuopt.step.wide_gradients import wide_dtype
 from gpuopt.variables.identity import Identity
+from gpuopt.variables.operators import reading
 from gpuopt.variables.row_changes import register
 from gpuopt.variables.variable import Variable, global_variables
 
@@ -30,7 +31,8 @@ class KeptSum:
 
     Attributes:
         is_dense: Whether its slot holds a sum.
-        slices: (values, rows) of sparse gradients: copies.
+        slices: (values, rows) of sparse gradients: copies, in the order of `last_update`.
+        last_update: See `Updated`.
         num_unique: How many rows the first of these has, if they are the sum of others.
     """
 
@@ -42,6 +44,7 @@ class KeptSum:
         """
         self.is_dense = False
         self.slices: list[tuple[Array, Array]] = []
+        self.last_update: Any = None
         self.num_unique = 0
         self.note(variable)
 
@@ -60,11 +63,12 @@ class KeptSum:
 
     def joined(self, variable: Variable) -> tuple[Array, Array]:
         """Returns the values and rows of all sparse gradients, one after the other."""
-        if len(self.slices) == 1:
-            return self.slices[0]
-        values, rows = zip(*self.slices, strict=True)
         backend = backend_for(variable.device)
-        with backend.enter():
+        parts = [array for each in self.slices for array in each]
+        with backend.enter_reading(self, kept=parts):
+            if len(self.slices) == 1:
+                return self.slices[0]
+            values, rows = zip(*self.slices, strict=True)
             return backend.xp.concatenate(values), backend.xp.concatenate(rows)
 
 
@@ -207,15 +211,14 @@ class SumsInState:
 
     def _take_slices(self, variable: Variable, found: KeptSum) -> None:
         """Takes restored slices out of the state."""
-        taken = []
-        for slot_name in (_VALUES, _ROWS):
-            slot = self._state.slot(variable, slot_name)
-            if slot is None:
-                return
-            taken.append(slot.storage)
+        values, rows = (self._state.slot(variable, slot_name) for slot_name in (_VALUES, _ROWS))
+        if values is None or rows is None:
+            return
         for slot_name in (_VALUES, _ROWS):
             del self._state.table(slot_name)[variable.identity]
-        found.slices = [(taken[0], taken[1])]
+        with reading(values, rows):
+            found.slices = [(values.storage, rows.storage)]
+            backend_for(variable.device).record_creation(found)
 
     def _total(self, variable: Variable) -> Variable:
         """Returns the slot of a variable's dense sum."""
