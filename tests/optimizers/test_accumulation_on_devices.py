@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import driver
 import fake_cupy
 import ml_dtypes
 import numpy as np
@@ -14,8 +15,9 @@ from emulator.emulator import EmulatorLauncher
 from gpu_streams import new_stream, uploaded, wait_for_gpus
 
 import gpuopt
-from gpuopt import GradientAccumulationOptimizer, IndexedSlices, Variable
+from gpuopt import GradientAccumulationOptimizer, IndexedSlices, Variable, backends
 from gpuopt.backends import to_device
+from gpuopt.backends.cuda import cuda_backend
 from gpuopt.device import Device
 
 SHAPES = [(3, 4), (), (0,), (70, 50), (5,), (131, 257)]
@@ -141,16 +143,60 @@ def test_each_gpu_and_the_host_have_their_own_sums(
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("every_schedule")
-def test_steps_and_updates_may_come_on_any_stream() -> None:
+@pytest.mark.parametrize("most_rows", [2, 65536], ids=["rows added up", "rows kept"])
+def test_steps_and_updates_may_come_on_any_stream(most_rows: int) -> None:
     streams = [new_stream() for _ in range(3)]
     weight = Variable(np.zeros(50, np.float32), device="gpu:0")
     table = Variable(np.zeros((6, 4), np.float32), device="gpu:0")
     gradients = [uploaded(np.full(50, number, np.float32)) for number in range(1, 7)]
     values, rows = uploaded(np.ones((3, 4), np.float32)), uploaded(np.array([0, 2, 2]))
-    optimizer = GradientAccumulationOptimizer(gpuopt.GradientDescentOptimizer(1.0), 2, "sum")
+    optimizer = GradientAccumulationOptimizer(
+        gpuopt.GradientDescentOptimizer(1.0), 3, "sum", most_rows=most_rows
+    )
     wait_for_gpus()
     for number, gradient in enumerate(gradients):
         with streams[number % 3]:
             optimizer.apply_gradients([(gradient, weight), (IndexedSlices(values, rows), table)])
     assert (weight.numpy() == -21).all()
     assert table.numpy()[:, 0].tolist() == [-6, 0, -12, 0, 0, 0]
+
+
+# What asks, and what is counted under another name, too.
+QUERIES = {"cudaGetDevice", "cudaSetDevice", "cudaEventQuery", "cudaStreamIsCapturing"}
+TWICE = {"cuLaunchKernel", "cudaMemcpyAsync"}
+# Of what an update has read: they go when the next step writes the sums.
+OLD_EVENTS = {"cudaEventDestroy"}
+ONE_LAUNCH = {"launches": 1, "cudaEventRecord": 1}
+
+
+@pytest.mark.gpu
+@pytest.mark.driver
+@pytest.mark.parametrize(
+    ("dtype", "num_variables", "extra"),
+    [
+        (np.float32, 3, {}),
+        (np.float32, 148, {}),
+        (np.float16, 3, {}),
+        (np.float16, 148, {}),
+    ],
+)
+def test_what_a_steady_step_asks_cuda_for(
+    dtype: Any, num_variables: int, extra: dict[str, int]
+) -> None:
+    """A step between updates is a launch: no copy, no wait, no memory. An update is one more."""
+    with backends.using(GPU, cuda_backend(GPU)):
+        variables = [Variable(np.zeros(9, dtype), device="gpu:0") for _ in range(num_variables)]
+        pairs = [(uploaded(np.ones(9, dtype)), variable) for variable in variables]
+        optimizer = GradientAccumulationOptimizer(gpuopt.AdamOptimizer(), 3)
+        called = []
+        for _ in range(12):
+            before = driver.counts()
+            optimizer.apply_gradients(pairs)
+            after = driver.counts()
+            driver.synchronize()
+            numbers = {name: after[name] - before.get(name, 0) for name in after}
+            ignored = QUERIES | TWICE | OLD_EVENTS
+            called.append({k: n for k, n in numbers.items() if n and k not in ignored})
+    assert called[6:8] == [{**ONE_LAUNCH, **extra}] * 2
+    assert called[8]["launches"] == 2
+    assert not [name for name in called[8] if "ynchronize" in name or "alloc" in name.lower()]
