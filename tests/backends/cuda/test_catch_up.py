@@ -112,16 +112,17 @@ def test_a_refused_step_is_not_counted(gpus: Any) -> None:
 
 @pytest.mark.emulator
 @pytest.mark.parametrize("number", [1, 3])
+@pytest.mark.parametrize("tables", [1, 5])
 def test_a_step_launches_as_many_kernels_as_lazy_adams(
-    emulated_gpus: list[EmulatorLauncher], number: int
+    emulated_gpus: list[EmulatorLauncher], number: int, tables: int
 ) -> None:
     launches = []
     for optimizer in (gpuopt.LazyAdamOptimizer(), gpuopt.AdamOptimizer(catch_up=True)):
         rng = np.random.default_rng(4)
-        table = Variable(np.ones((HEIGHT, 3), "f4"), device="gpu:0")
+        every = [Variable(np.ones((HEIGHT, 3), "f4"), device="gpu:0") for _ in range(tables)]
         for _ in range(number):
             before = emulated_gpus[0].launches
-            optimizer.apply_gradients([(slices_of(rng, 5, 3, np.float32), table)])
+            optimizer.apply_gradients([(slices_of(rng, 5, 3, np.float32), each) for each in every])
             launches.append(emulated_gpus[0].launches - before)
     assert launches[:number] == launches[number:]
 
