@@ -149,14 +149,20 @@ def dense_step(cupy: Any, num_variables: int, num_sets: int) -> Callable[[], Non
     return lambda: optimizer.apply_gradients(next(turns))
 
 
-def sparse_step(cupy: Any, num_tables: int, num_rows: int) -> Callable[[], None]:
+def sparse_step(
+    cupy: Any, num_tables: int, num_rows: int, optimizer: Any = None
+) -> Callable[[], None]:
     values, rows = cupy.zeros((num_rows, 4), np.float32), cupy.zeros(num_rows, np.int64)
     pairs = [
         (IndexedSlices(values, rows), Variable(cupy.zeros((10_000, 4), np.float32)))
         for _ in range(num_tables)
     ]
-    optimizer = gpuopt.AdagradOptimizer(0.1)
+    optimizer = optimizer or gpuopt.AdagradOptimizer(0.1)
     return lambda: optimizer.apply_gradients(pairs)
+
+
+def late_step(cupy: Any, num_tables: int, num_rows: int) -> Callable[[], None]:
+    return sparse_step(cupy, num_tables, num_rows, gpuopt.AdamOptimizer(catch_up=True))
 
 
 # Events end the check, the update, the copy of the flag of refused rows, and what reads the flag.
@@ -170,6 +176,10 @@ STEPS: dict[str, tuple[Callable[..., Any], tuple[int, int], dict[str, int]]] = {
     "many rows": (sparse_step, (1, 3000), {"launches": 6, **OF_ROWS}),
     # The check, the gathering of keys, and three digits.
     "26 tables": (sparse_step, (26, 3000), {"launches": 10, **OF_ROWS}),
+    # Rows catch up, and steps are counted, in the launch that updates them.
+    "few rows that catch up": (late_step, (1, 100), {"launches": 4, **OF_ROWS}),
+    "many rows that catch up": (late_step, (1, 3000), {"launches": 6, **OF_ROWS}),
+    "26 tables that catch up": (late_step, (26, 3000), {"launches": 10, **OF_ROWS}),
 }
 
 
