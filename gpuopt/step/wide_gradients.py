@@ -31,9 +31,9 @@ def wide_dtype(variable: Variable) -> np.dtype[Any]:
     return np.dtype(compute_type(variable.dtype))
 
 
-def is_taken(dtype: np.dtype[Any], variable: Variable) -> bool:
-    """Whether a gradient of this dtype is for this variable."""
-    return dtype == variable.dtype or (this_thread.takes_wide and dtype == wide_dtype(variable))
+def is_taken_wide(dtype: np.dtype[Any], variable: Variable) -> bool:
+    """Whether a gradient of another dtype than its variable's may be of this one."""
+    return this_thread.takes_wide and dtype == wide_dtype(variable)
 
 
 def narrowed(gradient: Any, variable: Variable) -> Any:
