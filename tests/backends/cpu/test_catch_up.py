@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,7 @@ from late_tables import AllRows, Table, constant, cosine, distance, step_size, w
 from gpuopt.backends.cpu.forms.compiled_catch_up import CompiledCatchUp
 from gpuopt.backends.cpu.threads import num_threads
 from gpuopt.optimizers.adam import adam
-from gpuopt.rules.catch_up import Factors
+from gpuopt.rules.catch_up import NUM_SUMS, STRIDE, Factors
 
 pytestmark = pytest.mark.usefixtures("every_cpu_form")
 
@@ -149,8 +150,38 @@ def test_the_bound_does_not_cancel_with_the_step_sizes() -> None:
     assert abs(table.var[0] - exact.var[0]) <= 1e-6 * abs(exact.var[0])
 
 
-def test_steps_take_20_bytes_each_in_float32() -> None:
-    table = Table(np.float32, stepping=False, epsilon=1e-8)
+@pytest.mark.parametrize("signs", [1, -1])
+@pytest.mark.parametrize("beta2", [0.999, 0.9])
+def test_sums_follow_from_those_of_later_steps(signs: int, beta2: float) -> None:
+    numbers = {"step_size": 0.01, "beta1": 0.9, "beta2": beta2, "epsilon": 1e-8}
+    scalars = {name: np.float64(value) for name, value in numbers.items()}
+    factors = Factors(adam, scalars, np.float64, stepping=False)
+    assert factors.weights is not None
+    assert factors.one_earlier is not None
+    k = np.arange(1, factors.window + STRIDE)
+    powers, growth = (0.9 / math.sqrt(beta2)) ** k, beta2 ** (-k / 2) - 1
+    terms = np.stack([powers * growth**j for j in range(NUM_SUMS)], axis=1)
+    sizes = np.float64(signs) ** k * np.random.default_rng(1).uniform(1, 2, len(k))
+
+    def sums_of(first: int, weights: np.ndarray) -> np.ndarray:
+        given = sizes[first : first + len(weights)]
+        signed, absolute = (
+            given @ weights[: len(given), :-1],
+            abs(given) @ weights[: len(given), -1],
+        )
+        return np.append(signed, absolute)
+
+    sums: Any = sums_of(STRIDE - 1, factors.weights[::-1])
+    for last in reversed(range(STRIDE - 1)):
+        sums = factors.one_earlier.sums(sums, sizes[last])
+        *expected, least_bound = sums_of(last, terms)
+        np.testing.assert_allclose(sums[:-1], expected, rtol=1e-12, atol=1e-14)
+        assert least_bound * (1 - 1e-12) <= sums[-1] <= 1.5 * least_bound
+
+
+@pytest.mark.parametrize("real", [np.float32, np.float64])
+def test_steps_take_at_most_20_bytes_each(real: Any) -> None:
+    table = Table(real, stepping=False, epsilon=1e-8)
     catch_up = table.catch_up
     assert (catch_up.steps.nbytes + catch_up.sums.nbytes) / catch_up.room <= 20
 
