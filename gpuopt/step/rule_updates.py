@@ -567,7 +567,7 @@ class RuleUpdates:
             batch.backend.apply_dense(
                 rule,
                 batch.plan,
-                [as_dense(batch.backend, part.gradients[0], variable, refused)],
+                [as_dense(batch.backend, part.gradients[0], variable, variable.dtype, refused)],
                 [scalars[numbers.index(batch.parameter_groups[0])]],
                 factors=factors,
                 refused=refused,

@@ -14,7 +14,8 @@ from every_optimizer import (
 
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.kernel import Kernel
-from gpuopt.backends.cuda.mixed import Mixed
+from gpuopt.backends.cuda.mixed import Mixed, Storage
+from gpuopt.rules.accumulation import add_to_sum, begin_sum
 from gpuopt.rules.averaged import averaged
 from gpuopt.rules.clipped import clipped
 from gpuopt.rules.gradient_descent import gradient_descent
@@ -126,6 +127,13 @@ def kernels_with_averages() -> list[Kernel]:
             ),
         )
     ]
+
+
+def kernels_of_accumulation() -> list[Kernel]:
+    """Lists kernels that add gradients of each type to their sums."""
+    types: list[Storage] = ["float32", "float64"]
+    types += [Mixed("float32", "float32", gradient) for gradient in ("float16", "bfloat16")]
+    return [kernels.dense_update(rule, each) for rule in (begin_sum, add_to_sum) for each in types]
 
 
 def kernels_without_rule() -> list[Kernel]:

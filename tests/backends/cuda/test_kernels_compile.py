@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from every_kernel import (
     kernels_of,
+    kernels_of_accumulation,
     kernels_of_several_types,
     kernels_with_averages,
     kernels_without_rule,
@@ -88,6 +89,11 @@ def test_kernels_compile_without_spills_within_their_registers(architecture: str
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_kernels_of_several_types_keep_to_the_same_registers(architecture: str) -> None:
     check_registers(kernels_of_several_types(), architecture)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_kernels_of_accumulation_keep_to_the_same_registers(architecture: str) -> None:
+    check_registers(kernels_of_accumulation(), architecture)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
