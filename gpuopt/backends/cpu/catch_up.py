@@ -236,7 +236,7 @@ def _movement(
     average, square = (
         slots[rule.slots.index(each)] for each in (movement.average, movement.square)
     )
-    first, second, third, bound = (each.reshape(alike) for each in _sums(catch_up, missed.last))
+    first, second, third, bound = (each.reshape(alike) for each in _sums(catch_up, missed))
     epsilon = catch_up.factors.scalars[movement.epsilon]
     inverse = 1 / (np.sqrt(square) + epsilon)
     part = epsilon * inverse
@@ -249,24 +249,20 @@ def _movement(
     return average * inverse * series, (is_close | (average == 0)) & is_finite
 
 
-def _sums(catch_up: CatchUp, last: Array) -> list[Array]:
-    """Returns the sums of the steps that rows have missed, [num_rows] each.
-
-    Args:
-        catch_up: The table's.
-        last: How many steps each row has made.
-    """
+def _sums(catch_up: CatchUp, missed: _Missed) -> list[Array]:
+    """Returns the sums of the steps that each row has missed, [num_rows] each."""
     steps, one_earlier = catch_up.steps, catch_up.factors.one_earlier
     assert catch_up.sums is not None
     assert steps is not None
     assert one_earlier is not None
+    last = missed.last
     later = -(-last // STRIDE)
     sums = list(catch_up.sums.take(later, axis=0, mode="clip").T)
     for before in range(1, STRIDE):
         step = STRIDE * later - before
-        # Steps to come have the size 0.
+        is_missed = (step >= last) & (step < last + missed.gaps)
         earlier = one_earlier.sums(sums, steps.take(step, mode="clip"))
-        sums = [np.where(step >= last, *each) for each in zip(earlier, sums, strict=True)]
+        sums = [np.where(is_missed, *each) for each in zip(earlier, sums, strict=True)]
     return sums
 
 

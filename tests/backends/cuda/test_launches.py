@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -198,6 +199,34 @@ def test_a_steady_step_asks_cuda_for_no_more_than_it_needs(cupy: Any, name: str)
         after = driver.counts()
     called = {each: after[each] - before.get(each, 0) for each in after.keys() - QUERIES - TWICE}
     assert {each: number for each, number in called.items() if number} == expected
+
+
+def test_a_lookup_of_rows_that_are_behind_takes_one_launch_more(cupy: Any) -> None:
+    gpu = Device("gpu", 0)
+    with backends.using(gpu, cuda_backend(gpu)):
+        table = Variable(cupy.zeros((10_000, 4), np.float32))
+        optimizer = gpuopt.AdamOptimizer(catch_up=True)
+        named = IndexedSlices(cupy.zeros((5, 4), np.float32), cupy.arange(5))
+        ids = cupy.arange(50)
+
+        def calls_of_lookup(is_behind: bool) -> Counter[str]:
+            for _ in range(6):
+                optimizer.apply_gradients([(named, table)])
+                if not is_behind:
+                    optimizer.flush()
+                driver.synchronize()
+                before = Counter(driver.counts())
+                gpuopt.embedding_lookup(table, ids)
+                after = Counter(driver.counts())
+                driver.synchronize()
+            return after - before
+
+        late, up_to_date = calls_of_lookup(True), calls_of_lookup(False)
+    for each in QUERIES | TWICE:
+        late.pop(each, None)
+        up_to_date.pop(each, None)
+    assert late - up_to_date == {"launches": 1, "cudaEventRecord": 1}
+    assert not up_to_date - late
 
 
 def test_a_thread_that_has_not_used_the_gpu_launches(cupy: Any, launcher: Any) -> None:
