@@ -312,11 +312,12 @@ def test_ranks(arguments: Sequence[str]) -> int:
 
 
 def test_peers(arguments: Sequence[str]) -> int:
-    """Runs the tests that compare with the optimizers of other libraries."""
+    """Runs the tests beside other libraries, which compare with their optimizers."""
     python = set_up_beside("peers", [], ["peers"])
     command = [str(python), "-m", "pytest", "-m", "peers", "-p", "no:cacheprovider"]
     environment = {**SINGLE_THREADED, **os.environ, "GPUOPT_REQUIRE": "peers"}
-    command += ["tests/optimizers/test_peers.py", *arguments]
+    command += ["tests/optimizers/test_peers.py", "tests/interop", "tests/project/test_docs.py"]
+    command += arguments
     return subprocess.run(command, cwd=ROOT, env=environment).returncode
 
 
@@ -329,7 +330,7 @@ def test_thinc(arguments: Sequence[str]) -> int:
         markers = needed.replace(",", " or ")
         command = [str(python), "-m", "pytest", "-m", markers, "-p", "no:cacheprovider"]
         environment = {**SINGLE_THREADED, **os.environ, "GPUOPT_REQUIRE": needed}
-        command += ["tests/interop", *arguments]
+        command += ["tests/interop", "tests/project/test_docs.py", *arguments]
         print(f"== {name}", flush=True)
         if subprocess.run(command, cwd=ROOT, env=environment).returncode:
             failed.append(name)
