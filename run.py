@@ -314,8 +314,8 @@ def test_ranks(arguments: Sequence[str]) -> int:
 def test_peers(arguments: Sequence[str]) -> int:
     """Runs the tests beside other libraries, which compare with their optimizers."""
     python = set_up_beside("peers", [], ["peers"])
-    command = [str(python), "-m", "pytest", "-m", "peers", "-p", "no:cacheprovider"]
-    environment = {**SINGLE_THREADED, **os.environ, "GPUOPT_REQUIRE": "peers"}
+    command = [str(python), "-m", "pytest", "-m", "peers or torch or jax", "-p", "no:cacheprovider"]
+    environment = {**SINGLE_THREADED, **os.environ, "GPUOPT_REQUIRE": "peers,torch,jax"}
     command += ["tests/optimizers/test_peers.py", "tests/interop", "tests/project/test_docs.py"]
     command += arguments
     return subprocess.run(command, cwd=ROOT, env=environment).returncode

@@ -19,6 +19,8 @@ OUTCOMES: dict[str, Callable[[Any], bool]] = {
     "perceptron.md": lambda names: names["accuracy"] > 0.95,
     "rows.md": lambda names: names["after"] < 0.01 * names["before"],
     "thinc.md": lambda names: names["accuracy"] > 0.95,
+    "with_torch.md": lambda names: names["accuracy"] > 0.95,
+    "with_jax.md": lambda names: names["accuracy"] > 0.95,
     "embeddings.md": lambda names: names["after"] < 0.1 * names["before"],
 }
 PAGES = [
@@ -43,8 +45,8 @@ def examples(page: Path) -> list[str]:
 NEEDED = {
     "cupy": pytest.mark.gpu,
     "thinc": pytest.mark.thinc,
-    "torch": pytest.mark.peers,
-    "jax": pytest.mark.peers,
+    "torch": pytest.mark.torch,
+    "jax": pytest.mark.jax,
 }
 
 
