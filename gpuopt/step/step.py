@@ -279,7 +279,7 @@ class Step:
     def _forget(self, updates: Updates) -> None:
         """Takes back what was made for a step that was refused before anything was written."""
         self._optimizer.state.forget(updates.created)
-        for forget in self._forget_additions:
+        for forget in (*updates.forgets, *self._forget_additions):
             forget(None)
 
     def _undoing(self, updates: Updates) -> Undo:
@@ -287,7 +287,7 @@ class Step:
         state = self._optimizer.state
         kept = [(scalar, scalar.numpy()) for scalar in state.host_scalars()]
         # What is undone lives until the GPU has checked the rows: not so the step's gradients.
-        created, forgets = updates.created, self._forget_additions
+        created, forgets = updates.created, [*updates.forgets, *self._forget_additions]
         counted = [] if self.counter is None else [self.counter]
 
         def undo(refused: Collection[Device]) -> None:  # again, if it was interrupted
