@@ -299,7 +299,7 @@ class Step:
     def _forget(self, updates: Updates) -> None:
         """Takes back what was made for a step that was refused before anything was written."""
         self._optimizer.state.forget(updates.created)
-        for forget in self._forget_additions:
+        for forget in (*updates.forgets, *self._forget_additions):
             forget(None)
 
     def _undoing(self, updates: Updates) -> Undo:
@@ -307,7 +307,8 @@ class Step:
         state = self._optimizer.state
         kept = [(scalar, scalar.numpy()) for scalar in state.host_scalars()]
         # What is undone lives until the GPU has checked the rows: not so the step's gradients.
-        created, forgets, counted = updates.created, self._forget_additions, self._counters_to_undo
+        created, counted = updates.created, self._counters_to_undo
+        forgets = [*updates.forgets, *self._forget_additions]
 
         def undo(refused: Collection[Device]) -> None:  # again, if it was interrupted
             for scalar, value in kept:

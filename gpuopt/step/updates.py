@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cache
 from typing import Any, Protocol
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from gpuopt.backends import backend_for
 from gpuopt.backends.backend import Scalars, compute_type
+from gpuopt.device import Device
 from gpuopt.state.state import Created, State
 from gpuopt.step.nonfinite import first_nonfinite
 from gpuopt.step.overlap import Written, refuse_shared_memory
@@ -28,11 +29,14 @@ class Updates(Protocol):
     Attributes:
         has_rows_on_a_gpu: Whether a sparse gradient's rows must be checked by a GPU.
         created: What `create_slots` has made.
+        forgets: Called, if the step is refused, with the devices that refuse it: they take back
+            what it has made besides. None stands for all devices.
         read: The gradients that are Variables: `apply` is called inside `reading` of them.
     """
 
     has_rows_on_a_gpu: bool
     created: list[Created]
+    forgets: list[Callable[[Collection[Device] | None], None]]
     read: list[Variable]
 
     def pairs(self) -> Sequence[Pair]:
@@ -116,6 +120,7 @@ class HookUpdates:
         self._num_begun = 0
         self._num_done = 0
         self.created: list[Created] = []
+        self.forgets: list[Callable[[Collection[Device] | None], None]] = []
         self.read = [pair[0] for pair in given if isinstance(pair[0], Variable)]
         self.has_rows_on_a_gpu = any(v.device.kind == "gpu" for _, v in self.sparse_pairs())
 

@@ -15,6 +15,7 @@ from every_optimizer import (
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.kernel import Kernel
 from gpuopt.backends.cuda.mixed import Mixed
+from gpuopt.rules.averaged import averaged
 from gpuopt.rules.clipped import clipped
 from gpuopt.rules.gradient_descent import gradient_descent
 from gpuopt.rules.update_rule import UpdateRule
@@ -103,6 +104,26 @@ def kernels_of_several_types() -> list[Kernel]:
             kernels.dense_update_of_rows(row_wise, storage),
             kernels.sparse_update(adam, storage, "uint32"),
             kernels.late_update(adam, adam, storage, "uint32"),
+        )
+    ]
+
+
+def kernels_with_averages() -> list[Kernel]:
+    """Lists kernels of dense updates that move averages, too: of a rule of each kind."""
+    by_name = {rule.name: rule for rule in update_rules()}
+    bases = [averaged(by_name[name]) for name in ("adam", "lamb", "partial_row_wise_adam")]
+    return [
+        kernel
+        for base in bases
+        for rule in (base, clipped(base))
+        for dtype in ("float32", "float64")
+        for kernel in (
+            *kernels_of_dense_update(rule, dtype),
+            *(
+                []
+                if rule.sums or rule.row_slots
+                else [kernels.dense_update(rule, dtype, has_groups=True)]
+            ),
         )
     ]
 

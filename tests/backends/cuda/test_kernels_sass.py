@@ -15,6 +15,7 @@ from sass import Instruction, disassemble, loads_in_flight
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.kernel import Kernel
 from gpuopt.backends.cuda.launch_shapes import FEW_ROWS, PACK_BYTES, SORT_THREADS, SORT_TILE
+from gpuopt.rules.averaged import averaged
 from gpuopt.rules.clipped import clipped
 from gpuopt.rules.update_rule import UpdateRule
 
@@ -162,6 +163,21 @@ def test_a_clipped_rule_loads_its_two_scalars_and_the_factor_besides(
     assert sum(more.values()) == 3, (before, after)
     assert all("CONSTANT" in name for name in more), more
     assert not before - after
+
+
+@pytest.mark.parametrize("architecture", ["sm_90", "sm_75"])
+def test_an_average_is_one_more_slot(architecture: str, tmp_path: Path) -> None:
+    group = [
+        kernels.dense_update(rule, dtype)
+        for dtype in ("float32", "float64")
+        for rule in (ADAM, averaged(ADAM))
+    ]
+    counted = [accesses(each) for each in compiled(group, architecture, tmp_path)]
+    for before, after in (counted[:2], counted[2:]):
+        for access in ("LDG.E.EF.128", "STG.E.EF.128"):
+            assert packs(after, access) == packs(before, access) + 1, (before, after)
+        assert packs(after, "LDG.E.128") == packs(before, "LDG.E.128")
+        assert not any(name.startswith(("LDL", "STL")) for name in after), after
 
 
 def test_norms_of_gradients_move_16_bytes_at_a_time(tmp_path: Path) -> None:
