@@ -113,12 +113,16 @@ class Step:
         outer, added = vars(this_thread).copy(), adding.additions
         try:
             adding.additions = ()  # of a step inside this one, as of user code
-            updates.create_slots()
-            self._prepare()
-            updates.fix_scalars()
-            updates.check()
-            if added or own:
-                updates = self._prepare_additions((*own, *added), updates)
+            try:
+                updates.create_slots()
+                self._prepare()
+                updates.fix_scalars()
+                updates.check()
+                if added or own:
+                    updates = self._prepare_additions((*own, *added), updates)
+            except BaseException:
+                self._forget(updates)
+                raise
             with profiling_range(self.name) if gpu_backends else _nothing, writing():
                 if changes.number != self._row_change:
                     refuse_changed((v for _, v in updates.pairs()), self._row_change)
@@ -184,13 +188,9 @@ class Step:
 
     def _prepare_additions(self, added: Sequence[Addition], updates: Updates) -> Updates:
         self._additions = [each for each in added if each._adds_to(self._optimizer)]
-        try:
-            for addition in self._additions:
-                updates, forget = addition._prepare_updates(self._optimizer, updates)
-                self._forget_additions.append(forget)
-        except BaseException:
-            self._forget(updates)
-            raise
+        for addition in self._additions:
+            updates, forget = addition._prepare_updates(self._optimizer, updates)
+            self._forget_additions.append(forget)
         return updates
 
     def _check_and_call(
