@@ -37,6 +37,7 @@ class ChosenUpdates:
         self._chosen = optimizer._checked_updates(list(chosen)) if chosen else None
         self.has_rows_on_a_gpu = every.has_rows_on_a_gpu
         self.created = every.created
+        self.forgets = every.forgets if self._chosen is None else self._chosen.forgets
         self.read = every.read
         self.create_slots()
         self.fix_scalars()
@@ -75,6 +76,10 @@ class ChosenUpdates:
     def unscale(self, factor: float) -> None:
         if self._chosen is not None:
             self._chosen.unscale(factor)
+
+    def measure_all(self) -> None:
+        if self._chosen is not None:
+            self._chosen.measure_all()
 
     def find_nonfinite(self) -> str | None:
         return first_nonfinite(self._every.pairs())

@@ -520,3 +520,29 @@ def test_the_remainder_goes_with_its_variable() -> None:
     pair = weakref.ref(w.identity.behind)
     del w
     assert pair() is None
+
+
+def test_averages_in_the_step_are_refused() -> None:
+    averages = gpuopt.ExponentialMovingAverage(0.5)
+    with pytest.raises(ValueError, match="masters='float32' cannot be had with averages="):
+        gpuopt.AdamOptimizer(masters="float32", averages=averages)
+
+
+@every_masters
+@pytest.mark.parametrize("is_sparse", [False, True], ids=["dense", "sparse"])
+def test_sums_of_gradients_move_the_master_without_being_rounded(
+    is_sparse: bool, masters: Any
+) -> None:
+    w = Variable(normal(0, (4, 3), BFLOAT16))
+    v = Variable(w.numpy().astype(np.float32))
+    inner, exact = adam_with_masters(masters), gpuopt.AdamOptimizer(0.01)
+    sums = gpuopt.GradientAccumulationOptimizer(inner, 2)
+    for step in range(2):
+        gradients = [normal(2 * step + i, (4, 3), BFLOAT16) for i in range(2)]
+        for gradient in gradients:
+            rows = IndexedSlices(gradient, np.arange(4)) if is_sparse else gradient
+            sums.apply_gradients([(rows, w)])
+        mean = (gradients[0].astype(np.float32) + gradients[1].astype(np.float32)) / 2
+        exact.apply_gradients([(mean, v)])
+    np.testing.assert_allclose(master_of(inner, w).numpy(), v.numpy(), rtol=1e-6)
+    check_rounded(inner, w)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gpuopt.backends.backend import Scalars
@@ -29,6 +29,7 @@ from gpuopt.backends.cuda.sorted_tables import (
 from gpuopt.backends.cuda.structs import Arrays, SortedRows
 from gpuopt.backends.cuda.workspace import Constants, Workspace
 from gpuopt.rules.clipped import ClippedRule
+from gpuopt.rules.slot_codes import Coding
 from gpuopt.rules.update_rule import UpdateRule
 
 
@@ -43,6 +44,7 @@ class SparseKind(NamedTuple):
         missed: The rule of the steps that rows may have missed; None if they are up to date.
         has_groups: Whether the tables are of several groups, or the rule has a form for groups
             alone; or rows of several tables may have missed steps.
+        codings: Those of the slots, if they are in 8 bits.
     """
 
     tables: TablesKind
@@ -51,6 +53,7 @@ class SparseKind(NamedTuple):
     other_rows: UpdateRule | None
     missed: UpdateRule | None
     has_groups: bool
+    codings: tuple[Coding, ...] = ()
 
 
 def kind_of(
@@ -60,6 +63,7 @@ def kind_of(
     tables: Sequence[Table],
     other_rows: UpdateRule | None,
     checks: bool,
+    codings: tuple[Coding, ...] = (),
 ) -> SparseKind:
     """Returns the kind of these tables, which are updated together."""
     count = tables[0].behind
@@ -68,9 +72,10 @@ def kind_of(
         len({table.group for table in tables}) > 1
         or isinstance(rule, ClippedRule)
         or (missed is not None and len(tables) > 1)
+        or bool(codings)
     )
     of_tables = tables_kind_of(tables[0].values.dtype, width, tables, checks)
-    return SparseKind(of_tables, types, rule, other_rows, missed, has_groups)
+    return SparseKind(of_tables, types, rule, other_rows, missed, has_groups, codings)
 
 
 class SparseLaunches:
@@ -89,15 +94,6 @@ class SparseLaunches:
         """Prepares the launches; the last four arguments are those of the first `start`."""
         self._launcher = launcher
         self._kind = kind
-        rule, width = kind.rule, kind.tables.width
-        row_sizes = [width, *(1 if name in rule.row_slots else width for name in rule.slots), width]
-        # From a row to the next one in each array, in bytes.
-        self._steps = [
-            size * row_size
-            for size, row_size in zip(
-                kind.types.item_bytes(len(rule.slots)), row_sizes, strict=False
-            )
-        ]
         self._storage = kind.types.storage(kind.tables.dtype)
         self._tables = SortedTables(launcher, workspace, kind.tables)
         self._arrays, self._late_tables = Constants(launcher), Constants(launcher)
@@ -151,13 +147,14 @@ class SparseLaunches:
 
     def _arguments_of(self, tables: Sequence[Table]) -> dict[str, Any]:
         """Returns the arguments that say where gradients, variables, slots and counts are."""
+        steps = self._row_bytes()
         arrays: list[Arrays] = []
         for table, first_key in zip(tables, self._tables.first_keys, strict=True):
             arrays.append(
                 Arrays(
                     [
                         address - first_key * step
-                        for address, step in zip(table.addresses, self._steps, strict=True)
+                        for address, step in zip(table.addresses, steps, strict=True)
                     ]
                 )
             )
@@ -176,6 +173,15 @@ class SparseLaunches:
                 given["only_late"] = late[0]
         return given
 
+    def _row_bytes(self) -> list[int]:
+        """Returns how many bytes a row has, in the variable, in each slot, and beside them."""
+        rule, width = self._kind.rule, self._kind.tables.width
+        of_slots = [1 if name in rule.row_slots else width for name in rule.slots]
+        item_bytes = self._kind.types.item_bytes(len(rule.slots))
+        # What is beside them is as wide as the variable.
+        widths = [width, *of_slots, width][: len(item_bytes)]
+        return [size * each for size, each in zip(item_bytes, widths, strict=True)]
+
     def _add_update(
         self,
         workspace: Workspace,
@@ -189,33 +195,39 @@ class SparseLaunches:
         every, factors = scalars
         of_tables = self._scalars.of([every[table.group] for table in tables], factors)
         given = {"gradients": None, "arrays": None, **self._arguments_of(tables)}
-        form = self._storage, name_of(rows.keys.dtype), self._kind.has_groups
-        if self._kind.missed is None:
-            kernel, more = kernels.sparse_update(self._kind.rule, *form), {"touched": touched}
-        else:
-            kernel = kernels.late_update(self._kind.rule, self._kind.missed, *form)
-            more = {"num_done": workspace.zeros("num_done", 1, "uint32")}
         where = {name: given[name] for name in ("only_gradient", "gradients")}
         where["num_tables"] = len(tables)
         parts = add_pieces(
             self._update, self._launcher, workspace, rows, kind.dtype, kind.width, where, refused
         )
-        lanes = lanes_per_row(kind.width, PACK_BYTES // element_bytes(self._storage))
-        launch = self._launcher.bind(
-            kernel,
-            self._tables.blocks(rows.num_rows, lanes),
-            ROW_THREADS,
+        arguments = {
             **given,
-            num_tables=len(tables),
-            rows=rows,
-            parts=parts,
-            row_width=kind.width,
+            "num_tables": len(tables),
+            "rows": rows,
+            "parts": parts,
+            "row_width": kind.width,
             **of_tables,
-            **more,
-            lanes_per_row=lanes,
-            refused=refused,
-        )
+            "refused": refused,
+        }
+        launch = self._bind_update(workspace, touched, arguments)
         self._update.add(launch, ("refused", *of_tables, *given))
+
+    def _bind_update(
+        self, workspace: Workspace, touched: Any, arguments: Mapping[str, Any]
+    ) -> Launch:
+        kind, rows = self._kind, arguments["rows"]
+        form = self._storage, name_of(rows.keys.dtype), kind.has_groups
+        more: dict[str, Any]
+        if kind.missed is None:
+            kernel, more = kernels.sparse_update(kind.rule, *form), {"touched": touched}
+        else:
+            kernel = kernels.late_update(kind.rule, kind.missed, *form)
+            more = {"num_done": workspace.zeros("num_done", 1, "uint32")}
+        lanes = lanes_per_row(kind.tables.width, PACK_BYTES // element_bytes(self._storage))
+        blocks = self._tables.blocks(rows.num_rows, lanes)
+        return self._launcher.bind(
+            kernel, blocks, ROW_THREADS, **arguments, **more, lanes_per_row=lanes
+        )
 
     def _bind_marks(self, rows: SortedRows, touched: Any, refused: Any) -> Launch:
         return self._launcher.bind(

@@ -12,6 +12,7 @@ from gpuopt.optimizers.base.hyperparameters import Hyperparameter
 from gpuopt.optimizers.base.slot_bits import SlotBits
 from gpuopt.rules.slot_codes import SlotForm
 from gpuopt.state.masters import Masters
+from gpuopt.step.averages import MovingAverages
 
 # By which formula gradients are scaled to a norm.
 ClipFormName = Literal["tensorflow", "torch", "apex"]
@@ -25,6 +26,7 @@ _DEFAULTS: dict[str, Any] = {
     "slot_bits": 32,
     "slot_form": "root",
     "masters": None,
+    "averages": None,
 }
 
 
@@ -42,6 +44,7 @@ class Additions(TypedDict, total=False):
     slot_bits: SlotBits
     slot_form: SlotForm
     masters: Masters | None
+    averages: MovingAverages | None
 
 
 class Common(Additions, total=False):

@@ -21,6 +21,7 @@ from gpuopt.optimizers.base.hyperparameters import Hyperparameter, Hyperparamete
 from gpuopt.optimizers.base.mixed_precision import checked_masters
 from gpuopt.optimizers.base.slot_bits import (
     LARGEST_SCALE,
+    check_coded_blocks,
     check_coded_slot,
     slot_codes_of,
 )
@@ -34,6 +35,7 @@ from gpuopt.state.master_conversion import kept_dtype
 from gpuopt.state.masters import MASTER, create_master, has_master
 from gpuopt.state.split_masters import SplitPair, paired
 from gpuopt.state.state import Range
+from gpuopt.step.averages import following
 from gpuopt.step.clips import CLIP_NORM, NO_LIMIT, GradientClips, StepClips
 from gpuopt.step.known import KnownGroups
 from gpuopt.step.pairs import Gradient
@@ -105,6 +107,7 @@ class RuleOptimizer(Optimizer):
         instead_of_all_rows: The optimizer that does the same for named rows alone, if there is one:
             a hint mentions it.
         clips: How gradients are clipped; None if they are not.
+        averages: The moving averages that follow each step; None if there are none.
         known: The cache of groups of variables that were updated together.
     """
 
@@ -152,7 +155,7 @@ class RuleOptimizer(Optimizer):
                 Of `clip_norm` and `clip_value`, one may be given. They are hyperparameters. A
                 group that has either is clipped for itself, to the norm of its own gradients; one
                 that has None is not clipped. An infinite `clip_norm` clips nothing: `global_norm`
-                is known then.
+                is known then;
                 `slot_bits`, 8 to store each slot in a byte, with a scale for each 256: of Momentum,
                 Adam, Lion and those with their rules. Steps are computed in float32, from slots
                 before they are rounded. An element whose slots would not be finite has 0 there.
@@ -161,12 +164,15 @@ class RuleOptimizer(Optimizer):
                 `masters`, "float32" to keep a master copy of each float16 or bfloat16 variable in
                 a slot "master", and all slots in float32: a step updates the copy, and rounds it to
                 the variable. Of the two, what was written last counts. "remainder" to keep only the
-                16 bits of the copy that a bfloat16 variable, rounded half up, does not have.
+                16 bits of the copy that a bfloat16 variable, rounded half up, does not have;
+                and `averages`, an `ExponentialMovingAverage` whose `apply` is made a part of the
+                step, for the variables that have a gradient: with the same values, and mostly in
+                the launch that updates them. It may belong to several optimizers.
             hyperparameters: By name.
 
         Raises:
-            TypeError: a hyperparameter is no number, an argument is unknown, or a group names
-                something else than a hyperparameter.
+            TypeError: a hyperparameter is no number, an argument is unknown, a group names
+                something else than a hyperparameter, or `averages` is no such thing.
             ValueError: a hyperparameter is an array of numbers, or `Optimizer` refuses an argument.
         """
         arguments, ours = with_defaults(common, type(self))
@@ -174,7 +180,8 @@ class RuleOptimizer(Optimizer):
         super().__init__(**arguments)
         bits, form = ours.pop("slot_bits"), ours.pop("slot_form")
         self.slot_codes = slot_codes_of(bits, form, self.rule, type(self).__name__)
-        self.masters = checked_masters(ours.pop("masters"), self.slot_codes)
+        self.averages = following(ours.pop("averages"), self.slot_codes)
+        self.masters = checked_masters(ours.pop("masters"), self.slot_codes, self.averages)
         clipping, self.clips = clipping_of(**ours, groups=self._grouping)
         every = {**self._all_hyperparameters(hyperparameters), **clipping}
         settable = [name for name in every if name not in self.derived_hyperparameters]
@@ -281,11 +288,13 @@ class RuleOptimizer(Optimizer):
 
     def _looks_at_all_gradients(self) -> list[str]:
         looks = super()._looks_at_all_gradients()
-        if self.clips is not None:
-            most = [each[CLIP_NORM] for each in (self.hyperparameters, *self.groups)]
-            if self.clips.measures_all or any(each is not NO_LIMIT for each in most):
-                looks.append(CLIP_NORM)
-        return looks
+        return [*looks, CLIP_NORM] if self._takes_norms() else looks
+
+    def _takes_norms(self) -> bool:
+        if self.clips is None:
+            return False
+        most = [each[CLIP_NORM] for each in (self.hyperparameters, *self.groups)]
+        return self.clips.measures_all or any(each is not NO_LIMIT for each in most)
 
     def _has_state(self, name: str) -> bool:
         """Whether a hyperparameter has state: a group has its own from the beginning, or never."""
@@ -478,6 +487,11 @@ class RuleOptimizer(Optimizer):
     def _checked_updates(self, given: list[Any]) -> Updates:
         if not self._overrides_apply_hook():
             return RuleUpdates(self, given)
+        if self.averages is not None:
+            raise NotImplementedError(
+                f"{type(self).__name__} overrides a hook that updates one variable at a time, "
+                "which `averages` do not follow: use gpuopt.MovingAverageOptimizer"
+            )
         if self.clips is not None:
             raise NotImplementedError(
                 f"{type(self).__name__} overrides a hook that updates one variable at a time, "
@@ -500,11 +514,15 @@ class RuleOptimizer(Optimizer):
 
     def forget_plans(self, changed: Set[Identity]) -> None:
         self.known.forget(changed)
+        if self.averages is not None:
+            self.averages.known.forget(changed)
 
     def _target(self, variable: Variable) -> tuple[Target, list[Identity], Any]:
         slots = [self._slot_to_update(variable, name) for name in self._stored_slots()]
         arrays = [slot.unread_storage for slot in slots]
         identities = [variable.identity, *(slot.identity for slot in slots)]
+        if self.slot_codes is not None:
+            check_coded_blocks(self.slot_codes, slots, variable)
         if self.masters is None or not has_master(variable.dtype):
             return Target(variable.unread_storage, arrays), identities, None
         master = self._slot_to_update(variable, MASTER)
