@@ -21,6 +21,7 @@ from gpuopt.backends.backend import RowCheck, SparseUpdate, compute_type
 from gpuopt.backends.catch_up import CatchUp
 from gpuopt.backends.cpu.backend import CpuBackend
 from gpuopt.backends.cuda.backend import CudaBackend
+from gpuopt.backends.cuda.mixed import WrittenTypes
 from gpuopt.backends.cuda.sorted_tables import Table as SortedTable
 from gpuopt.backends.cuda.sparse_launches import SparseLaunches, kind_of
 from gpuopt.backends.cuda.workspace import Workspace
@@ -448,7 +449,9 @@ def test_rows_beyond_32_bits_are_found_by_their_keys() -> None:
         tables.append(SortedTable(addresses, height, values, rows + before, 0, count))
         pairs.append((gpu, cpu))
     launcher: Any = backend._launcher
-    kind = kind_of(adam, np.dtype(np.float32), width, tables, None, False)
+    kind = kind_of(
+        adam, WrittenTypes(np.dtype(np.float32), np.dtype(np.float32)), width, tables, None, False
+    )
     given = [scalars], None, np.zeros(2, np.uint64)
     SparseLaunches(launcher, Workspace(launcher), kind, tables, *given).start(tables, *given)
     for gpu, cpu in pairs:

@@ -17,6 +17,7 @@ from gpuopt.backends import Backend, Target
 from gpuopt.backends.backend import RowCheck, SparseUpdate, compute_type
 from gpuopt.backends.cpu.backend import CpuBackend
 from gpuopt.backends.cuda.backend import CudaBackend
+from gpuopt.backends.cuda.mixed import WrittenTypes
 from gpuopt.backends.cuda.sorted_rows import MAX_ROWS, MAX_SHORT_KEYS
 from gpuopt.backends.cuda.sorted_tables import Table, together
 from gpuopt.backends.cuda.sparse_launches import SparseLaunches, kind_of
@@ -209,7 +210,14 @@ def test_keys_of_32_bits_are_sorted_to_the_last(heights: tuple[int, int]) -> Non
         [scalars],
         other_rows=None,
     )
-    kind = kind_of(MOMENTUM, np.dtype(np.float32), width, tables, None, False)
+    kind = kind_of(
+        MOMENTUM,
+        WrittenTypes(np.dtype(np.float32), np.dtype(np.float32)),
+        width,
+        tables,
+        None,
+        False,
+    )
     given = [scalars], None, np.zeros(2, np.uint64)
     SparseLaunches(launcher, Workspace(launcher), kind, tables, *given).start(tables, *given)
     for (var, slot, *_), (expected_var, expected_slot) in zip(variables, expected, strict=True):
