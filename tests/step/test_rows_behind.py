@@ -526,6 +526,19 @@ def test_arrays_are_refused_with_what_to_do(array: Any) -> None:
     assert not optimizer.variables()
 
 
+@pytest.mark.parametrize("catch_up", [False, True, "stepping"])
+def test_rows_of_a_table_with_a_constraint_are_refused(catch_up: Any) -> None:
+    table = gpuopt.Variable(np.ones((4, 2), "f4"), constraint=lambda array: np.maximum(array, 0))
+    optimizer = gpuopt.AdamOptimizer(0.5, catch_up=catch_up)
+    with pytest.raises(RuntimeError, match="constraint"):
+        optimizer.apply_gradients([(SLICES(np.ones((1, 2), "f4"), [1]), table)])
+    np.testing.assert_array_equal(table._array, 1)
+    assert not optimizer.variables()
+    for _ in range(3):  # of which the constraint makes 0
+        optimizer.apply_gradients([(np.ones((4, 2), np.float32), table)])
+    np.testing.assert_array_equal(table.numpy(), 0)
+
+
 @pytest.mark.parametrize(
     "make",
     [gpuopt.LazyAdamOptimizer, gpuopt.extend_with_decoupled_weight_decay(gpuopt.LazyAdamOptimizer)],
