@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("results", type=Path, nargs="+", help="files of results of make bench")
     parser.add_argument("--training", action="store_true", help="also train, which takes a minute")
     options = parser.parse_args()
-    found = {}
+    found: dict[str, Any] = {}
     for file in options.results:
         found |= json.loads(file.read_text())["workloads"]
     times = {
