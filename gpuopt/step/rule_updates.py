@@ -30,7 +30,7 @@ from gpuopt.step.nonfinite import describe_first
 from gpuopt.step.overlap import refuse_shared_memory
 from gpuopt.step.pairs import as_pairs, checked_gradient, refuse_no_gradients, unpack_pair
 from gpuopt.step.row_checks import RowChecks
-from gpuopt.step.rows_behind import refuse_unseen_reads, table_behind
+from gpuopt.step.rows_behind import refuse_unseen_reads, table_behind, update_tables
 from gpuopt.step.step import ThisThread
 from gpuopt.step.updates import HookOptimizer, Pair, apply_constraint, dtypes_of
 from gpuopt.variables.gate import writing
@@ -492,24 +492,26 @@ class RuleUpdates:
         kept: Sequence[Any],
     ) -> None:
         other_rows = self._optimizer.rule_of_other_rows
-        if other_rows is not None and self._optimizer.catch_up:
-            unit = self._left_by_catching_up(
-                unit, rule, other_rows, numbers, scalars, factors, refused
+        updates = [
+            SparseUpdate(batch.plan, *part.arrays(batch))._replace(
+                group=numbers.index(batch.parameter_groups[0])
             )
-            if not unit:
+            for part, batch in unit
+        ]
+        if other_rows is not None and self._optimizer.catch_up:
+            left = self._left_by_catching_up(
+                unit, rule, other_rows, updates, scalars, factors, refused
+            )
+            if not left:
                 return
+            unit, updates = [unit[at] for at in left], [updates[at] for at in left]
         if other_rows is not None:
             for part, _ in unit:
                 num_rows = len(part.gradients[0].indices)
                 self._optimizer._hint_at_cost(part.variables()[0], num_rows)
         unit[0][1].backend.apply_sparse(
             rule,
-            [
-                SparseUpdate(batch.plan, *part.arrays(batch))._replace(
-                    group=numbers.index(batch.parameter_groups[0])
-                )
-                for part, batch in unit
-            ],
+            updates,
             scalars,
             factors=factors,
             other_rows=other_rows,
@@ -522,27 +524,35 @@ class RuleUpdates:
         unit: _Unit,
         rule: UpdateRule,
         other_rows: UpdateRule,
-        numbers: Sequence[int],
+        updates: Sequence[SparseUpdate],
         scalars: Sequence[Scalars],
         factors: Any,
         refused: Any,
-    ) -> _Unit:
-        """Updates tables whose rows may fall behind; returns the others."""
-        optimizer, left = self._optimizer, []
-        for part, batch in unit:
-            [variable] = part.variables()
-            slots = [optimizer._slot_to_update(variable, name) for name in rule.slots]
-            own = scalars[numbers.index(batch.parameter_groups[0])]
-            update = SparseUpdate(batch.plan, *part.arrays(batch))
-            stepping = optimizer.catch_up == "stepping"
-            is_updated = None
-            while is_updated is None:  # the table is another optimizer's by now
-                table = table_behind(optimizer.state, variable, slots, batch)
-                is_updated = table.update(
-                    rule, other_rows, update, own, factors, refused=refused, stepping=stepping
-                )
-            if not is_updated:
-                left.append((part, batch))
+    ) -> list[int]:
+        """Updates tables whose rows may fall behind; returns the positions of the others."""
+        optimizer = self._optimizer
+        left: list[int] = []
+        waiting: Sequence[int] = range(len(unit))
+        while waiting:
+            tables = []
+            for part, batch in (unit[at] for at in waiting):
+                [variable] = part.variables()
+                slots = [optimizer._slot_to_update(variable, name) for name in rule.slots]
+                tables.append(table_behind(optimizer.state, variable, slots, batch))
+            done = update_tables(
+                tables,
+                rule,
+                other_rows,
+                [updates[at] for at in waiting],
+                scalars,
+                factors,
+                refused=refused,
+                stepping=optimizer.catch_up == "stepping",
+            )
+            answers = list(zip(waiting, done, strict=True))
+            left += [at for at, is_updated in answers if is_updated is False]
+            # Tables that are another optimizer's by now.
+            waiting = [at for at, is_updated in answers if is_updated is None]
         return left
 
     def _apply_as_dense(
@@ -560,7 +570,7 @@ class RuleUpdates:
             batch.backend.apply_dense(
                 rule,
                 batch.plan,
-                [as_dense(batch.backend, part.gradients[0], variable, refused)],
+                [as_dense(batch.backend, part.gradients[0], variable, variable.dtype, refused)],
                 [scalars[numbers.index(batch.parameter_groups[0])]],
                 factors=factors,
                 refused=refused,

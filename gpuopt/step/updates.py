@@ -16,6 +16,7 @@ from gpuopt.step.nonfinite import first_nonfinite
 from gpuopt.step.overlap import Written, refuse_shared_memory
 from gpuopt.step.pairs import Gradient, as_pairs, checked_pairs
 from gpuopt.step.unscaled import unscaled
+from gpuopt.step.wide_gradients import narrowed
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.variable import Variable
@@ -116,7 +117,8 @@ class HookUpdates:
         self._optimizer = optimizer
         given = as_pairs(given)
         checked = checked_pairs(given, dtypes_of(optimizer))
-        self._pairs = [pair for pair in checked if pair[0] is not None]
+        # A hook's own code computes in the variable's dtype.
+        self._pairs = [(narrowed(*pair), pair[1]) for pair in checked if pair[0] is not None]
         self._num_begun = 0
         self._num_done = 0
         self.created: list[Created] = []

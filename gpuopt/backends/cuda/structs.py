@@ -15,7 +15,7 @@ FEW_GROUPS_BYTES = 2048
 
 
 class FewGradients(NamedTuple):
-    """The addresses of gradients, by value; its twin is in kernels/dense_update.cu."""
+    """The addresses of gradients, by value; its twin is in kernels/shared/chunks.cuh."""
 
     of: Annotated[Sequence[int], Numbers(Number("int64"), FEW_GRADIENTS)]
 
@@ -49,7 +49,7 @@ class Arrays(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Elements that a block updates in one go; its twin is in kernels/dense_update.cu.
+    """Elements that a block updates in one go; its twin is in kernels/shared/chunks.cuh.
 
     Attributes:
         variable: The variable's number.
@@ -192,7 +192,8 @@ class LateTable(NamedTuple):
         sums: The address of the sums of steps; 0 if missed steps are made one by one.
         weights: The address of what a step of size 1 adds to them.
         powers: The address of powers of the slots' decays, float64 [num_slots, NUM_POWERS].
-        numbers: The address of the tolerance, epsilon, and the scalars of rows without a gradient.
+        numbers: The address of the tolerance, epsilon, what makes sums one step earlier, and the
+            scalars of rows without a gradient.
         window: How many steps without a gradient move a row.
     """
 

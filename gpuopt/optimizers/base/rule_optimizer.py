@@ -20,6 +20,7 @@ from gpuopt.optimizers.base.groups import Groups, ParameterGroup
 from gpuopt.optimizers.base.hyperparameters import Hyperparameter, Hyperparameters
 from gpuopt.optimizers.base.slot_bits import (
     LARGEST_SCALE,
+    check_coded_blocks,
     check_coded_slot,
     slot_codes_of,
 )
@@ -492,6 +493,8 @@ class RuleOptimizer(Optimizer):
 
     def _target(self, variable: Variable) -> tuple[Target, list[Identity]]:
         slots = [self._slot_to_update(variable, name) for name in self._stored_slots()]
+        if self.slot_codes is not None:
+            check_coded_blocks(self.slot_codes, slots, variable)
         return (
             Target(variable.unread_storage, [slot.unread_storage for slot in slots]),
             [variable.identity, *(slot.identity for slot in slots)],

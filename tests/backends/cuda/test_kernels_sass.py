@@ -7,15 +7,17 @@ from pathlib import Path
 
 import pytest
 from dtypes import DTYPES_BY_NAME
-from every_kernel import DTYPES, kernels_of, kernels_without_rule
+from every_kernel import DTYPES, kernels_of, kernels_of_codes, kernels_without_rule
 from every_optimizer import update_rules
 from nvrtc import compile_together
 from sass import Instruction, disassemble, loads_in_flight
 
+from gpuopt.backends.backend import compute_type
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.kernel import Kernel
 from gpuopt.backends.cuda.launch_shapes import FEW_ROWS, PACK_BYTES, SORT_THREADS, SORT_TILE
 from gpuopt.rules.averaged import averaged
+from gpuopt.rules.catch_up import NUM_SUMS
 from gpuopt.rules.clipped import clipped
 from gpuopt.rules.update_rule import UpdateRule
 
@@ -69,8 +71,9 @@ def test_two_keys_that_tell_where_a_run_begins_are_in_flight_together(
 ) -> None:
     """Beside the flag of refused rows, of which the load comes before the loop."""
     group = [kernel for kernel in kernels_without_rule() if kernel.function == "mark_rows"]
-    group += [kernel for kernel in kernels_of(ADAM) if kernel.function == "sparse_update"]
-    assert {kernel.function for kernel in group} == {"mark_rows", "sparse_update"}
+    updates = "sparse_update", "late_update"
+    group += [kernel for kernel in kernels_of(ADAM) if kernel.function in updates]
+    assert {kernel.function for kernel in group} == {"mark_rows", *updates}
     for kernel, instructions in zip(group, compiled(group, architecture, tmp_path), strict=True):
         in_flight = loads_in_flight(instructions)
         assert in_flight[:2] == [1, 2], (kernel.expression, in_flight)
@@ -139,6 +142,38 @@ def test_caches_keep_weights_and_parts_and_evict_gradients_and_slots(tmp_path: P
     assert packs(pieces, "STG.E.EF.128") == 0
 
 
+@pytest.mark.parametrize(
+    ("architecture", "dtype"),
+    [("sm_90", "float32"), ("sm_90", "float64"), ("sm_90", "bfloat16"), ("sm_75", "float32")],
+)
+def test_rows_that_catch_up_are_read_and_written_once(
+    architecture: str, dtype: str, tmp_path: Path
+) -> None:
+    group = [
+        kernels.sparse_update(ADAM, dtype, "uint32"),
+        kernels.late_update(ADAM, ADAM, dtype, "uint32"),
+        kernels.bring_up_rows(ADAM, dtype, "int64"),
+    ]
+    update, late, alone = map(accesses, compiled(group, architecture, tmp_path))
+    # Slots and gradients, by packs and one by one.
+    for counted in (update, late):
+        assert packs(counted, "LDG.E.EF") == len(ADAM.slots) + 4
+        assert packs(counted, "STG.E.EF") == len(ADAM.slots)
+    assert evicted(late) == evicted(update)
+    assert packs(alone, "LDG.E.EF") == packs(alone, "STG.E.EF") == len(ADAM.slots)
+    # Weights beside them. A row reads its sums once for a pack, and once for an element alone; who
+    # counts the step reads sums and what is added, and writes the sums.
+    sums = NUM_SUMS * compute_type(DTYPES_BY_NAME[dtype])(0).itemsize // PACK_BYTES
+    assert packs(late, "LDG") == packs(update, "LDG") + 4 * sums
+    assert packs(late, "STG") == packs(update, "STG") + sums
+    assert packs(alone, "LDG") == 1 + len(ADAM.slots) + 2 * sums
+    assert packs(alone, "STG") == 1 + len(ADAM.slots)
+
+
+def evicted(counted: Counter[str]) -> dict[str, int]:
+    return {name: number for name, number in counted.items() if ".EF" in name}
+
+
 def test_norms_and_what_they_scale_move_16_bytes_at_a_time(tmp_path: Path) -> None:
     group = [make(t) for make in (kernels.sum_squares, kernels.scale_to_norm) for t in DTYPES]
     for kernel, instructions in zip(group, compiled(group, "sm_90", tmp_path), strict=True):
@@ -195,3 +230,20 @@ def test_sums_of_pieces_move_16_bytes_at_a_time(tmp_path: Path) -> None:
         counted = accesses(instructions)
         assert packs(counted, "LDG") >= 8
         assert packs(counted, "STG") >= 1
+
+
+@pytest.mark.parametrize("architecture", ["sm_90", "sm_75"])
+def test_updates_of_codes_move_8_of_them_at_a_time(architecture: str, tmp_path: Path) -> None:
+    group = [kernel for kernel in kernels_of_codes() if "float" in kernel.types]
+    for kernel, instructions in zip(group, compiled(group, architecture, tmp_path), strict=True):
+        counted = accesses(instructions)
+        where = (kernel.expression, counted)
+        assert kernel.rule is not None
+        of_codes = Counter(name[:3] for name in counted.elements() if ".EF.64" in name)
+        is_written = kernel.function != "sum_coded_terms"
+        assert of_codes["LDG"] == len(kernel.rule.slots), where
+        assert of_codes["STG"] == is_written * len(kernel.rule.slots), where
+        # Eight floats of the variable are two packs.
+        assert packs(counted, "STG") == is_written * 2, where
+        assert packs(counted, "LDG") >= 2, where
+        assert not any(name.startswith(("LDL", "STL", "LD.", "ST.")) for name in counted), where
