@@ -278,6 +278,10 @@ BAD_VALUES: dict[str, tuple[Any, str]] = {
         ),
         "loss_scale",
     ),
+    "accumulation": (
+        lambda bad: gpuopt.GradientAccumulationOptimizer(gpuopt.AdamOptimizer(RATE), bad),
+        "accumulation_steps",
+    ),
     "slot_bits": (lambda bad: gpuopt.AdamOptimizer(RATE, slot_bits=bad), "slot_bits"),
     "catch_up": (lambda bad: gpuopt.AdamOptimizer(RATE, catch_up=bad), "catch_up"),
     "averages": (lambda bad: gpuopt.AdamOptimizer(RATE, averages=bad), "averages"),
