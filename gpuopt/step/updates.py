@@ -10,6 +10,7 @@ import numpy as np
 
 from gpuopt.backends import backend_for
 from gpuopt.backends.backend import Scalars, compute_type
+from gpuopt.locks import Lock
 from gpuopt.state.state import Created, State
 from gpuopt.step.nonfinite import first_nonfinite
 from gpuopt.step.overlap import Written, refuse_shared_memory
@@ -29,8 +30,11 @@ class Updates(Protocol):
         has_rows_on_a_gpu: Whether a sparse gradient's rows must be checked by a GPU.
         created: What `create_slots` has made.
         read: The gradients that are Variables: `apply` is called inside `reading` of them.
+        gpu_decides: If a GPU decides whether the step is made, a lock to be held from the decision
+            to the step's count. Who lets it decide also puts right what the host has counted.
     """
 
+    gpu_decides: Lock | None
     has_rows_on_a_gpu: bool
     created: list[Created]
     read: list[Variable]
@@ -101,6 +105,8 @@ class HookOptimizer(Protocol):
 
 class HookUpdates:
     """Updates by `_apply_dense`, `_apply_sparse` and their twins, one variable after the other."""
+
+    gpu_decides: Lock | None = None
 
     def __init__(self, optimizer: HookOptimizer, given: list[Any]) -> None:
         self._optimizer = optimizer

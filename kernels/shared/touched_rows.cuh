@@ -30,8 +30,9 @@ struct ScalarsOfGroups {
   const Scalars<Rule, Storage>* __restrict__ many_scalars;
 
   __device__ __forceinline__ Scalars<Rule, Storage> operator()(long long table) const {
+    const long long place = table + few_scalars.first_group();
     const Scalars<Rule, Storage> given =
-        many_scalars == nullptr ? few_scalars.of[table] : many_scalars[table];
+        many_scalars == nullptr ? few_scalars.of[place] : many_scalars[place];
     if constexpr (is_clipped<Rule>) {
       return with_factor<Rule, Storage>(given, few_scalars);
     } else {

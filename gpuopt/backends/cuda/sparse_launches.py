@@ -30,6 +30,7 @@ from gpuopt.backends.cuda.sorted_tables import (
 )
 from gpuopt.backends.cuda.structs import Arrays, SortedRows
 from gpuopt.backends.cuda.workspace import Constants, Workspace
+from gpuopt.backends.loss_scaling import Decided
 from gpuopt.rules.clipped import ClippedRule
 from gpuopt.rules.update_rule import UpdateRule
 
@@ -139,7 +140,7 @@ class SparseLaunches:
                 given = kernels.scalars_of(self._kind.other_rows, scalars[table.group])
                 launch.replace(arrays=Arrays(table.addresses), scalars=given, refused=refused)
                 launch.start()
-        of_tables = self._scalars.of([scalars[table.group] for table in tables], factors)
+        of_tables = self._scalars.of(_of_tables(tables, scalars, factors), factors)
         self._update.start(**of_tables, refused=refused, **self._arguments_of(tables))
 
     def _arguments_of(self, tables: Sequence[Table]) -> dict[str, Any]:
@@ -185,7 +186,7 @@ class SparseLaunches:
     ) -> None:
         kind = self._kind.tables
         every, factors = scalars
-        of_tables = self._scalars.of([every[table.group] for table in tables], factors)
+        of_tables = self._scalars.of(_of_tables(tables, every, factors), factors)
         given = {"gradients": None, "arrays": None, **self._arguments_of(tables)}
         form = self._storage, name_of(rows.keys.dtype), self._kind.has_groups
         if self._kind.missed is None:
@@ -247,3 +248,14 @@ class SparseLaunches:
             touched=touched,
             refused=refused,
         )
+
+
+def _of_tables(tables: Sequence[Table], scalars: Sequence[Scalars], factors: Any) -> list[Scalars]:
+    """Returns each table's scalars, for each count that groups have some for."""
+    num_counts = factors.num_counts if isinstance(factors, Decided) else 1
+    num_groups = len(scalars) // num_counts
+    return [
+        scalars[first + table.group]
+        for first in range(0, num_counts * num_groups, num_groups)
+        for table in tables
+    ]

@@ -16,6 +16,7 @@ from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.kernel import Kernel
 from gpuopt.backends.cuda.launch_shapes import FEW_ROWS, PACK_BYTES, SORT_THREADS, SORT_TILE
 from gpuopt.rules.clipped import clipped
+from gpuopt.rules.scaled import scaled
 from gpuopt.rules.update_rule import UpdateRule
 
 pytestmark = pytest.mark.nvrtc
@@ -164,9 +165,26 @@ def test_a_clipped_rule_loads_its_two_scalars_and_the_factor_besides(
     assert not before - after
 
 
+@pytest.mark.parametrize("architecture", ["sm_90", "sm_75"])
+def test_a_scaled_rule_loads_the_count_of_steps_besides(architecture: str, tmp_path: Path) -> None:
+    group = [
+        kernels.dense_update(rule, "float32", has_groups=True) for rule in (CLIPPED, scaled(ADAM))
+    ]
+    clipping, scaling = compiled(group, architecture, tmp_path)
+    before, after = accesses(clipping), accesses(scaling)
+    more = after - before
+    assert sum(more.values()) == 1, (before, after)
+    assert all("CONSTANT" in name for name in more), more
+    assert not before - after
+
+
 def test_norms_of_gradients_move_16_bytes_at_a_time(tmp_path: Path) -> None:
-    group = [kernels.measure(dtype) for dtype in DTYPES]
-    group += [kernels.measure_rows(dtype, "uint32") for dtype in DTYPES]
+    group = [kernels.measure(dtype, decides) for dtype in DTYPES for decides in (False, True)]
+    group += [
+        kernels.measure_rows(dtype, "uint32", decides)
+        for dtype in DTYPES
+        for decides in (False, True)
+    ]
     for kernel, instructions in zip(group, compiled(group, "sm_90", tmp_path), strict=True):
         counted = accesses(instructions)
         assert packs(counted, "LDG") >= 1, (kernel.expression, counted)
