@@ -401,9 +401,8 @@ class RuleUpdates:
         [device] = devices
         if backend_for(device).loss_scalings is None:
             return None
-        # These rows have scalars by value, of one count of steps.
-        has_other_rows = self._optimizer.rule_of_other_rows is not None
-        if has_other_rows and any(part.is_sparse for part in parts):
+        # Rows that catch up make missed steps by the scalars of the host's count.
+        if self._optimizer.catch_up:
             return None
         arrays = chain.from_iterable(
             part.gradients[:1] if part.is_sparse else part.gradients for part in parts

@@ -101,6 +101,7 @@ def kernels_of_several_types() -> list[Kernel]:
             kernels.dense_update(adam, storage),
             kernels.dense_update(clipped(adam), storage, has_groups=True),
             kernels.dense_update(scaled(adam), storage, has_groups=True),
+            kernels.update_other_rows(scaled(adam), storage, has_groups=True),
             kernels.sum_terms(lamb, storage),
             kernels.dense_update_of_rows(row_wise, storage),
             kernels.sparse_update(adam, storage, "uint32"),

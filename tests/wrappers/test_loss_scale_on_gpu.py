@@ -33,6 +33,7 @@ def decays(step: Variable) -> Any:
 # Makes an optimizer that follows a global step.
 OPTIMIZERS: dict[str, Callable[[Variable], Any]] = {
     "Adam": lambda step: gpuopt.AdamOptimizer(0.1),
+    "NAdam": lambda step: gpuopt.NadamOptimizer(decays(step)),
     "scheduled LazyAdam": lambda step: gpuopt.LazyAdamOptimizer(decays(step)),
     "LazyAdam in groups": lambda step: gpuopt.LazyAdamOptimizer(
         0.1, groups=[ParameterGroup("w1", learning_rate=decays(step), beta1=0.5)], clip_norm=3.0

@@ -484,14 +484,16 @@ def mark_rows(key: str) -> Kernel:
 
 
 @cache
-def update_other_rows(rule: UpdateRule, storage: Storage) -> Kernel:
+def update_other_rows(rule: UpdateRule, storage: Storage, has_groups: bool = False) -> Kernel:
+    scalars: dict[str, Parameter] = {"scalars": _scalars(rule, storage)}
+    of_groups = {**_scalars_of_groups(rule, storage), "table": _INT64}
     return Kernel(
-        "update_other_rows",
+        "update_other_rows_of_groups" if has_groups else "update_other_rows",
         {
             "arrays": _arrays(rule),
             "size": _INT64,
             "row_width": _INT64,
-            "scalars": _scalars(rule, storage),
+            **(of_groups if has_groups else scalars),
             "touched": _UINT32S,
             "refused": _REFUSED,
         },
