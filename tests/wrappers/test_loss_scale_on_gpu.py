@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import driver
 import numpy as np
 import pytest
-from gpu_streams import new_stream
+from gpu_streams import new_stream, require_two_gpus
 from naive_loss_scale import HostRule
 
 import gpuopt
@@ -371,3 +372,131 @@ def test_another_threads_reads_and_steps_come_between_steps(every_schedule: str)
     assert (int(step), optimizer.num_skipped) == (20, 10)
     np.testing.assert_array_equal(w.numpy(), np.float32([1 - 20] * 5))
     assert all(0 <= each <= 20 for each in seen)
+
+
+def test_optimizers_that_count_by_one_variable_see_each_others_steps(every_schedule: str) -> None:
+    xp: Any = pytest.importorskip("cupy")
+    w = Variable(np.ones(5, np.float32), name="w", device="gpu:0")
+    step = Variable(0, name="step")
+    first, second = (
+        LossScaleOptimizer(
+            gpuopt.GradientDescentOptimizer(
+                gpuopt.piecewise_constant(step, [1, 3], [1.0, 10.0, 100.0])
+            ),
+            gpuopt.FixedLossScaleManager(2.0),
+        )
+        for _ in range(2)
+    )
+    plain = gpuopt.GradientDescentOptimizer(1000.0)
+    bad, good = gradients(xp, True)[0], gradients(xp)[0]
+    first.apply_gradients([(good, w)], step)
+    first.apply_gradients([(bad, w)], step)
+    second.apply_gradients([(good, w)], step)
+    second.apply_gradients([(bad, w)], step)
+    first.apply_gradients([(good, w)], step)
+    first.apply_gradients([(bad, w)], step)
+    plain.apply_gradients([(good, w)], step)
+    first.apply_gradients([(good, w)], step)
+    np.testing.assert_array_equal(w.numpy(), np.float32([1 - 1 - 1 - 10 - 1000 - 100] * 5))
+    assert int(step) == 5
+
+
+def test_a_saver_waits_and_saves_what_is_right(every_schedule: str, tmp_path: Path) -> None:
+    xp: Any = pytest.importorskip("cupy")
+    w = Variable(np.ones(5, np.float32), name="w", device="gpu:0")
+    step = Variable(0, name="step")
+    optimizer = LossScaleOptimizer(gpuopt.AdamOptimizer(), gpuopt.DynamicLossScale(8.0, 3))
+    saver = gpuopt.Saver()
+    for bad in (False, True, False, False):
+        optimizer.apply_gradients([(gradients(xp, bad)[0], w)], step)
+    path = saver.save(tmp_path / "model")
+    values = w.numpy()
+    for bad in (False, True):
+        optimizer.apply_gradients([(gradients(xp, bad)[0], w)], step)
+    saver.restore(path)
+    assert (int(step), optimizer.num_skipped, optimizer.loss_scale) == (3, 1, 4)
+    np.testing.assert_array_equal(w.numpy(), values)
+    optimizer.apply_gradients([(gradients(xp)[0], w)], step)
+    assert optimizer.loss_scale == 8
+
+
+def after_two_steps() -> tuple[Any, LossScaleOptimizer, Variable, Variable]:
+    """Makes a step and skips one; returns (xp, optimizer, w, step), of which the host knows not."""
+    xp: Any = pytest.importorskip("cupy")
+    w, step = Variable(np.zeros(5, np.float32), name="w", device="gpu:0"), Variable(0, name="step")
+    optimizer = LossScaleOptimizer(
+        gpuopt.MomentumOptimizer(1.0, 0.5), gpuopt.DynamicLossScale(64.0, 100)
+    )
+    for bad in (False, True):
+        optimizer.apply_gradients([(gradients(xp, bad)[0], w)], step)
+    return xp, optimizer, w, step
+
+
+def test_towers_decide_about_what_all_bring(every_schedule: str) -> None:
+    xp, optimizer, w, step = after_two_steps()
+    tower = gpuopt.TowerOptimizer(optimizer)
+
+    def model(factor: Any) -> Any:
+        tower.minimize(lambda: xp.sum(w.value() * factor[0]), step, [w])
+        return factor[0]
+
+    train = gpuopt.replicate(model, "weighted_sum", devices=["gpu:0", "gpu:0"])
+    for bad in (1.0, np.inf, 1.0):
+        train(xp.asarray(np.float32([1, bad])))
+    assert (int(step), optimizer.num_skipped, optimizer.loss_scale) == (3, 2, 16)
+    np.testing.assert_array_equal(w.numpy(), np.float32([-1 - 2.5 - 3.25] * 5))
+
+
+def test_workers_that_meet_in_each_step_decide_about_what_all_bring(every_schedule: str) -> None:
+    xp, optimizer, w, step = after_two_steps()
+    sync = gpuopt.SyncReplicasOptimizer(optimizer, 1, 1)
+    with sync.start(step, num_tokens=0), sync.worker(0) as worker:
+        for bad in (False, True, False):
+            worker.apply_gradients([(gradients(xp, bad)[0], w)], step)
+    assert (int(step), optimizer.num_skipped, optimizer.loss_scale) == (3, 2, 16)
+    np.testing.assert_array_equal(w.numpy(), np.float32([-1 - 1.5 - 1.75] * 5))
+
+
+def test_copies_of_a_strategy_are_decided_about_alike(every_schedule: str) -> None:
+    xp: Any = pytest.importorskip("cupy")
+    require_two_gpus()
+    strategy = gpuopt.MirroredStrategy(["gpu:0", "gpu:1"])
+    w, step = strategy.variable(np.zeros(5, np.float32), name="w"), Variable(0, name="step")
+    optimizer = LossScaleOptimizer(
+        gpuopt.GradientDescentOptimizer(0.5), gpuopt.DynamicLossScale(64.0, 100)
+    )
+    for factor in (1.0, np.inf, 1.0):
+
+        def train() -> None:
+            mine = w.local
+            gradient = xp.ones(5, np.float32)
+            if mine is w.replicas[1]:
+                gradient *= np.float32(factor)  # noqa: B023
+            optimizer.apply_gradients([(gradient * 8, w)], step, loss_scale=8)
+
+        strategy.run(train)
+    for copy in w.replicas:
+        np.testing.assert_array_equal(copy.numpy(), np.float32([-2] * 5))
+    assert (int(step), optimizer.num_skipped, optimizer.loss_scale) == (2, 1, 32)
+
+
+def test_variables_of_several_gpus_are_decided_about_alike(every_schedule: str) -> None:
+    xp: Any = pytest.importorskip("cupy")
+    require_two_gpus()
+    first, second = (
+        Variable(np.zeros(5, np.float32), name=f"w{at}", device=f"gpu:{at}") for at in (0, 1)
+    )
+    step = Variable(0, name="step")
+    optimizer = LossScaleOptimizer(
+        gpuopt.MomentumOptimizer(1.0, 0.0), gpuopt.DynamicLossScale(64.0, 100)
+    )
+    for number, bad in enumerate((False, True, False, True)):
+        pairs = [(gradients(xp)[0], first)]
+        if number > 1:
+            pairs.append((gradients(xp)[0], second))
+        if bad:
+            pairs[-1] = (gradients(xp, True)[0], pairs[-1][1])
+        optimizer.apply_gradients(pairs, step)
+    np.testing.assert_array_equal(first.numpy(), np.float32([-2] * 5))
+    np.testing.assert_array_equal(second.numpy(), np.float32([-1] * 5))
+    assert (int(step), optimizer.num_skipped, optimizer.loss_scale) == (2, 2, 16)
