@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fnmatch import fnmatch
 
-from bench import autodiff, catch_up, clipping, distributed, step_path
+from bench import autodiff, averages, catch_up, clipping, distributed, step_path
 from bench.checkpoints import delay_by_checkpoint, restore_checkpoint, save_checkpoint
 from bench.harness import Workload
 from bench.host_workloads import make_host_workloads
@@ -29,6 +29,11 @@ def make_workloads(pattern: str = "*") -> Iterator[Workload]:
         if fnmatch(make.__name__, pattern):
             yield make()
     modules = (autodiff.make_workloads, distributed.make_workloads, step_path.make_workloads)
-    of_rules = (catch_up.make_workloads, clipping.make_workloads, make_host_workloads)
+    of_rules = (
+        averages.make_workloads,
+        catch_up.make_workloads,
+        clipping.make_workloads,
+        make_host_workloads,
+    )
     for others in (*modules, *of_rules):
         yield from (workload for workload in others() if fnmatch(workload.name, pattern))

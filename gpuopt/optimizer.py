@@ -350,6 +350,7 @@ class Optimizer(Hooks):
         """Drops what was prepared for updates of variables that have got other arrays."""
 
     def _describe_state(self) -> Description:
+        beside = self.state.beside
         return Description(
             type(self).__name__,
             self.get_name(),
@@ -357,7 +358,7 @@ class Optimizer(Hooks):
             self._all_slot_names(),
             self._row_slot_names(),
             self._all_non_slot_names(),
-            self._non_slot_names_of_groups(),
+            [*self._non_slot_names_of_groups(), *(beside.other_names if beside else ())],
             self._lists_all_state(),
             self._state_ranges(),
             self._slot_op_name,

@@ -201,11 +201,16 @@ __global__ void __launch_bounds__(dense_threads)
                                few_grads, scalars_of, refused);
 }
 
+// Blocks of a row-wise update that run side by side: doubles of four arrays take the registers of
+// one block more.
+template <class Rule, class Storage>
+constexpr int blocks_of_rows = sizeof(Compute<Storage>) > 4 && Rule::num_slots > 2 ? 2 : 3;
+
 // Updates variables of several groups, as `dense_update_of_groups` does, by a row-wise rule.
 // `widths` holds how many elements a row of each variable has. A row belongs to the chunk that it
 // begins in.
 template <class Rule, class Storage>
-__global__ void __launch_bounds__(dense_threads, 3)
+__global__ void __launch_bounds__(dense_threads, blocks_of_rows<Rule, Storage>)
     dense_update_of_rows(const Variable<Rule>* __restrict__ variables, long long num_variables,
                          const Chunk* __restrict__ chunks, long long num_chunks,
                          long long chunk_size, const long long* __restrict__ grads,

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuopt.rules.catch_up import NUM_SUMS, Factors
+from gpuopt.rules.catch_up import NUM_SUMS, STRIDE, Factors
 from gpuopt.rules.update_rule import UpdateRule
 
 Array = Any
@@ -28,8 +28,8 @@ class CatchUp:
             counted, in a step that was not finished.
         steps: [room], in the type that the rule computes in: the step size of each step; None if
             rows without a gradient do not move.
-        sums: [room, 4], as `steps`: for rows that have made so many steps; None if steps are to be
-            made one by one, or rows do not move.
+        sums: [-, 4], as `steps`: for rows that have made 0 steps, `STRIDE`, twice as many and so
+            on, up to `room`; None if steps are to be made one by one, or rows do not move.
         room: How many steps can be counted until all rows must be up to date.
         on_device: What a backend keeps beside it; None at first.
         last_update: Of when it was made, in the order of updates; see `Updated`.
@@ -70,7 +70,7 @@ class CatchUp:
             self.room = factors.room_for(len(last))
             self.steps = zeros((self.room,))
             if factors.tolerance >= 0:
-                self.sums = zeros((self.room, NUM_SUMS))
+                self.sums = zeros((1 - (-self.room // STRIDE), NUM_SUMS))
 
     def step_size(self, scalars: Any) -> np.floating[Any] | None:
         """Returns the step size among the rule's scalars; None if rows do not move."""

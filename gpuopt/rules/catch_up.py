@@ -10,13 +10,21 @@ The sums over k of `a_k r^k u_k^j` depend on steps alone, and not on the row. Th
 and 2 give the movement. What the series leaves out is at most `y^3` times the sum of
 `|a_k| r^k u_k^3`, whatever the step sizes are: `y` and `u_k` are not negative. Where this is too
 much, as where `v` is about 0, the steps are made one by one, until r^k is nothing.
+
+Sums are kept for rows whose last step was a multiple of `STRIDE`. From those of a row follow those
+of a row that has missed one step more, before these, of the size a: with the first one's u, since
+u_(k+1) = (1 + u) u_k + u,
+
+    F0' = r (a + F0)
+    F1' = r ((1 + u) F1 + u (a + F0))
+    F2' = r ((1 + u) ((1 + u) F2 + u F1) + u ((1 + u) F1 + u (a + F0)))
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -28,6 +36,8 @@ CatchUpOption = bool | Literal["stepping"]
 
 # The sums of a step: of j = 0, 1 and 2, and of the bound.
 NUM_SUMS = 4
+# Of how many steps there are sums for one. Mirrors `sums_stride` in kernels/shared/catch_up.cuh.
+STRIDE = 4
 # Steps are left out of sums once r^k is below this.
 _NOTHING = {np.float32: 1e-14, np.float64: 1e-21}
 # The part of a row's movement that may be left out. Rounding does more, or about as much.
@@ -39,6 +49,41 @@ _LONGEST = 16 * 1024
 _SHORTEST = 1024
 
 
+class OneEarlier(NamedTuple):
+    """Makes the sums of a step from those of the next one, and this one's step size.
+
+    Mirrors `OneEarlier` in kernels/shared/catch_up.cuh.
+
+    Attributes:
+        ratio: r.
+        excess: u of one step.
+        bound: What the step's size adds to the bound.
+    """
+
+    ratio: np.floating[Any]
+    excess: np.floating[Any]
+    bound: np.floating[Any]
+
+    def sums(self, later: Sequence[Any], step_size: Any) -> list[Any]:
+        """Returns the sums of a step.
+
+        Args:
+            later: Those of the next one.
+            step_size: Of the next one.
+        """
+        first, second, third, bound = later
+        ratio, excess, growth = self.ratio, self.excess, 1 + self.excess
+        first = step_size + first
+        third = growth * third + excess * second
+        second = growth * second + excess * first
+        return [
+            ratio * first,
+            ratio * second,
+            ratio * (growth * third + excess * second),
+            abs(ratio) * (bound + abs(step_size) * self.bound),
+        ]
+
+
 class Factors:
     """The numbers by which rows are brought up to date, as long as a rule's scalars stay.
 
@@ -47,7 +92,9 @@ class Factors:
         decays: Of each slot of the rule, in order, in float64.
         scalars: The rule's, of the step that these were made in.
         weights: [window, 4], in the type that rules compute in: what a step size of 1 adds to the
-            sums of the steps before, the oldest one first. None if rows do not move.
+            sums of the steps before, the oldest one first. None if rows do not move. The bound is
+            that of a row whose last step was up to `STRIDE` - 1 steps before.
+        one_earlier: How sums follow from those of one step later; None if rows do not move.
         window: How many steps without a gradient move a row; 0 if rows do not move.
         tolerance: The part of a movement that may be left out; -1 if all steps are made one by one.
         fall_behind: Whether rows may: not where steps would count for too long.
@@ -77,6 +124,7 @@ class Factors:
         self.decays = tuple(decay_of.get(slot, 1.0) for slot in rule.slots)
         self.tolerance = _TOLERANCE[real]
         self.weights: np.ndarray[Any, Any] | None = None
+        self.one_earlier: OneEarlier | None = None
         self.window = 0
         self.fall_behind = all(map(math.isfinite, self.decays))
         movement = unnamed.movement
@@ -91,6 +139,7 @@ class Factors:
         self.fall_behind = self.window <= _LONGEST_WINDOW
         if self.fall_behind:
             self.weights = _weights(ratio, square, self.window).astype(real)
+            self.one_earlier = _one_earlier(ratio, square, real)
 
     def room_for(self, height: int) -> int:
         """Returns how many steps there should be room for, beside a table of so many rows.
@@ -141,5 +190,12 @@ def _weights(ratio: float, square: float, window: int) -> np.ndarray[Any, Any]:
     # Too large ones become infinite: then the bound is, too.
     with np.errstate(all="ignore"):
         powers, growth = ratio**k, np.expm1(-0.5 * math.log(square) * k)
-        sums = [powers, powers * growth, powers * growth**2, abs(powers) * growth**3]
+        of_earlier = np.expm1(-0.5 * math.log(square) * (k + (STRIDE - 1)))
+        sums = [powers, powers * growth, powers * growth**2, abs(powers) * of_earlier**3]
         return np.stack(sums, axis=1)
+
+
+def _one_earlier(ratio: float, square: float, real: Any) -> OneEarlier:
+    with np.errstate(all="ignore"):
+        excess, bound = np.expm1(-0.5 * math.log(square) * np.array([1, STRIDE - 1]))
+        return OneEarlier(real(ratio), real(excess), real(bound**3))

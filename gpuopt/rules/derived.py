@@ -35,10 +35,11 @@ def derive(
     terms: Callable[..., Sequence[Any]],
     *,
     header: str,
+    slots: tuple[str, ...] = (),
     scalars: tuple[str, ...] = (),
     sums: tuple[str, ...] = (),
 ) -> Derived:
-    """Returns a rule with the slots of `base`, and more scalars behind its own.
+    """Returns a rule with more slots before those of `base`, and more scalars behind its own.
 
     Args:
         kind: The rule's class.
@@ -46,6 +47,7 @@ def derive(
         apply: Its numpy form, named as its functor: `decayed` for `Decayed`.
         terms: What it sums, if it has sums.
         header: Has its functor, which is made of that of `base`.
+        slots: The slots that it has besides.
         scalars: What it takes besides.
         sums: Those of `scalars` that are sums, in the place of the sums of `base`.
     """
@@ -56,7 +58,7 @@ def derive(
     all_sums = sums or base.sums
     return kind(
         apply,
-        base.slots,
+        (*slots, *base.slots),
         (*base.scalars, *scalars),
         base.cuda and replace(base.cuda, functor=f"{functor}<{base.cuda.functor}>"),
         base.squares,

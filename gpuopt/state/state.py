@@ -13,7 +13,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary, WeakMethod
 
 import numpy as np
@@ -75,6 +75,42 @@ class Description(NamedTuple):
     op_name: Callable[[str], str]
     former_names: Sequence[str]
     slot_codes: SlotCodes | None
+
+
+class Beside(Protocol):
+    """What a wrapper keeps in the state of the optimizer inside it.
+
+    A state may be loaded that has none of it, and one that has it is refused where no wrapper keeps
+    it.
+
+    Attributes:
+        slot_names: The slots' names; they may be of any shape and dtype.
+        other_names: The names of other variables.
+    """
+
+    slot_names: Sequence[str]
+    other_names: Sequence[str]
+
+    def lay_out(self) -> AbstractContextManager[None]:
+        """Makes the state hold all that is kept, as long as it is read inside."""
+
+    def is_stale(self, slot_name: str, identity: Identity) -> bool:
+        """Whether a slot holds nothing that counts."""
+
+    def check(
+        self, slot_name: str, value: np.ndarray[Any, Any], variable: Variable, what: str
+    ) -> None:
+        """Raises ValueError unless a saved value of a slot fits its variable.
+
+        Args:
+            slot_name: One of `slot_names`.
+            value: The saved value.
+            variable: Whose slot it is.
+            what: Describes the slot, for the error.
+        """
+
+    def forget_all(self) -> None:
+        """Removes all of it, before another state is taken over."""
 
 
 class Created(NamedTuple):
@@ -147,6 +183,7 @@ class State:
         lock: Held while something is made, listed, restored or read.
         waiting_slots: Restored values, by (slot name, variable's name), whose slot is not made yet.
         waiting_others: Restored values of the optimizer's other variables that are not made yet.
+        beside: What a wrapper keeps here besides, or None.
         restored_elsewhere: Names of variables whose slots, in the last checkpoint, went to another
             optimizer of the same name.
     """
@@ -161,6 +198,7 @@ class State:
         self.waiting_slots: dict[tuple[str, str], np.ndarray[Any, Any]] = {}
         self.waiting_others: dict[str, np.ndarray[Any, Any]] = {}
         self.restored_elsewhere: frozenset[str] = frozenset()
+        self.beside: Beside | None = None
         self._describe = WeakMethod(describe)
         self.version = Version()
         self._tables: dict[str, SlotTable] = {}

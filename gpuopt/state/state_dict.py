@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from typing import Any, TypedDict
 
 import numpy as np
@@ -56,13 +57,16 @@ def read_state(
         variables: As in `Optimizer.state_dict`.
         read: Returns a variable's value in host memory.
     """
-    with state.lock:
+    beside = state.beside
+    with state.lock, nullcontext() if beside is None else beside.lay_out():
         named = _named(variables)  # kept, so that other threads cannot drop a variable meanwhile
         names = {variable.identity: name for name, variable in named.items()}
         slots: dict[str, dict[str, Array]] = {}
         for slot_name in _in_order(state, state.slot_names()):
             by_variable = slots.setdefault(slot_name, {})
             for identity, slot in state.table(slot_name).items():
+                if beside is not None and beside.is_stale(slot_name, identity):
+                    continue
                 if identity in names:
                     by_variable[names[identity]] = read(slot)
                 # Of one that another thread is dropping: not listed any more, its slots go next.
@@ -110,6 +114,8 @@ def load_state(state: State, saved: OptimizerState, variables: Mapping[str, Any]
         check_state(state, saved, named)
         saved = as_stored(saved, state.describe().slot_codes, named)
         state.restored_elsewhere = frozenset()
+        if state.beside is not None:
+            state.beside.forget_all()
         for slot_name in _in_order(state, saved["slots"]):
             for name, value in saved["slots"][slot_name].items():
                 slot = state.slot(named[name], slot_name) if name in named else None
@@ -174,10 +180,14 @@ def _check_slots(
 ) -> None:
     optimizer = state.describe()
     known = optimizer.slot_names or []
+    beside = () if state.beside is None else state.beside.slot_names
     models: dict[str, Array] = {}
     # Slots of rows last: their shape follows from the others'.
     names = sorted(saved["slots"], key=optimizer.row_slots.__contains__)
     for slot_name, by_variable in ((each, saved["slots"][each]) for each in names):
+        if slot_name in beside:
+            _check_beside(state, slot_name, by_variable, variables)
+            continue
         if slot_name not in known and optimizer.lists_all and by_variable:
             raise ValueError(
                 f'{what_is_saved} has a slot "{slot_name}"; {optimizer.optimizer} '
@@ -195,22 +205,43 @@ def _check_slots(
                     shape, dtype = _expected(optimizer, slot_name, shape, dtype, array)
                 check_fits(array, what, shape, dtype)
     for (slot_name, name), value in state.waiting_slots.items():
-        is_replaced = name in saved["slots"].get(slot_name, ())
+        is_replaced = name in saved["slots"].get(slot_name, ()) or slot_name in beside
         if name in variables and not is_replaced:
             _check_slot(state, variables[name], slot_name, name, value, slot_name in known)
-    has_slots = {name for by_variable in saved["slots"].values() for name in by_variable}
+    has_slots = {
+        name
+        for slot_name, by_variable in saved["slots"].items()
+        if slot_name not in beside
+        for name in by_variable
+    }
     for name in {*has_slots, *variables}:
         there = {
             slot_name
             for slot_name in state.slot_names()
             if name in variables and state.slot(variables[name], slot_name) is not None
-        }
+        }.difference(beside)
         if not there.issuperset(known):  # half made: no state has them
             there.difference_update(known)
         for slot_name in dict.fromkeys([*known, *state.slot_names()]):
             is_needed = slot_name in there or (slot_name in known and name in has_slots)
             if is_needed and name not in saved["slots"].get(slot_name, {}):
                 raise ValueError(f'{what_is_saved} has no slot "{slot_name}" of "{name}"')
+
+
+def _check_beside(
+    state: State,
+    slot_name: str,
+    by_variable: Mapping[str, Any],
+    variables: Mapping[str, Variable],
+) -> None:
+    """Raises TypeError or ValueError unless what a wrapper has kept fits the variables."""
+    assert state.beside is not None
+    for name, value in by_variable.items():
+        what = f'slot "{slot_name}" of "{name}"'
+        array = _checked_numbers(value, what, None)
+        if name in variables:
+            require_known_owner(variables[name])
+            state.beside.check(slot_name, array, variables[name], what)
 
 
 def _check_others(state: State, saved: OptimizerState, what_is_saved: str) -> None:
@@ -233,7 +264,8 @@ def _check_others(state: State, saved: OptimizerState, what_is_saved: str) -> No
         elif allowed is not None:
             check_fits(array, f'"{name}"', (), np.dtype(allowed.dtype))
     needed = set(state.others()).difference(optimizer.names_of_groups)
-    if any(saved["slots"].values()):
+    beside = () if state.beside is None else state.beside.slot_names
+    if any(each for slot_name, each in saved["slots"].items() if slot_name not in beside):
         needed |= set(optimizer.other_names)
     for name in sorted(needed - set(others)):
         raise ValueError(f'{what_is_saved} has no "{name}"')

@@ -40,6 +40,7 @@ class ChosenUpdates:
         self._chosen = optimizer._checked_updates(list(chosen)) if chosen else None
         self.has_rows_on_a_gpu = every.has_rows_on_a_gpu
         self.created = every.created
+        self.forgets = every.forgets if self._chosen is None else self._chosen.forgets
         self.read = every.read
         self.create_slots()
         self.fix_scalars()

@@ -11,6 +11,7 @@ from gpuopt.backends import backend_for, refuse_masked, to_device
 from gpuopt.device import device_of
 from gpuopt.errors import DeviceUnavailableError
 from gpuopt.step.overlap import refuse_shared_memory
+from gpuopt.step.wide_gradients import is_taken_wide
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.operators import reading
 from gpuopt.variables.storage import describe
@@ -235,7 +236,7 @@ def _on_device(array: Any, variable: Variable) -> Any:
 
 
 def _check_dtype(array: Any, variable: Variable) -> None:
-    if array.dtype != variable.dtype:
+    if array.dtype != variable.dtype and not is_taken_wide(array.dtype, variable):
         raise TypeError(
             f'gradient for "{variable.name}" has dtype {array.dtype}; the variable has dtype '
             f"{variable.dtype}. Nothing is cast silently: use gradient.astype(...)."

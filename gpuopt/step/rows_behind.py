@@ -16,7 +16,7 @@ import numpy as np
 from gpuopt.backends import to_device
 from gpuopt.backends.backend import Scalars, SparseUpdate
 from gpuopt.backends.catch_up import CatchUp
-from gpuopt.locks import Lock
+from gpuopt.locks import Lock, call_locked
 from gpuopt.rules.catch_up import Factors, key_of, may_be_missed
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.state import State
@@ -96,70 +96,84 @@ class TableBehind:
             if rows is None:
                 catch_up.made_by_all = now
 
-    def update(
-        self,
-        rule: UpdateRule,
-        other_rows: UpdateRule,
-        update: SparseUpdate,
-        scalars: Scalars,
-        factors: Any = None,
-        *,
-        refused: Any = None,
-        stepping: bool,
-    ) -> bool | None:
-        """Updates the rows of a gradient, after the steps that they have missed.
+    def _ready(self, other_rows: UpdateRule, scalars: Scalars, stepping: bool) -> CatchUp | None:
+        """Returns the table's count of steps, by the scalars of this step, with room for it.
 
-        Args:
-            rule: What to compute.
-            other_rows: The rule of rows without a gradient.
-            update: Of the table.
-            scalars: Of both rules.
-            factors: See `Backend.apply_sparse`.
-            refused: See `Backend.apply_sparse`.
-            stepping: Whether missed steps are to be made one by one.
-
-        Returns:
-            Whether it did: not if all rows have to be updated in this step. Then all are up to
-            date. None if it is replaced, and has done nothing.
+        None if all rows have to be updated in this step: then all are up to date.
         """
-        with self._lock:
-            if self.is_replaced:
-                return None
-            if not may_be_missed(other_rows, scalars):
-                self.bring_up_alone()
-                return False
-            catch_up = self._ready(other_rows, scalars, stepping)
-            if not catch_up.factors.fall_behind:
-                return False
-            self._backend.apply_sparse(
-                rule,
-                [update._replace(group=0, catch_up=catch_up)],
-                [scalars],
-                factors=factors,
-                other_rows=None,
-                refused=refused,
-            )
-            if self.is_replaced or self._catch_up is not catch_up:
-                # By a signal handler's step: nobody will bring up rows by these numbers later.
-                self._late_rows.bring_up(self._plan, catch_up)
-            return True
-
-    def _ready(self, other_rows: UpdateRule, scalars: Scalars, stepping: bool) -> CatchUp:
-        """Returns the table's count of steps, by the scalars of this step, with room for it."""
+        if not may_be_missed(other_rows, scalars):
+            self.bring_up_alone()
+            return None
         catch_up = self._catch_up
         if catch_up is not None and catch_up.factors.key == key_of(other_rows, scalars):
             if catch_up.now == catch_up.room:
                 self.bring_up_alone()
                 self._late_rows.begin_anew(catch_up)
-            return catch_up
-        self.bring_up_alone()
-        factors = Factors(other_rows, other_rows.own(scalars), self._real, stepping=stepping)
-        zeros = partial(self._backend.full, dtype=np.dtype(self._real), value=0)
-        last = self._backend.full(self._arrays[0].shape[:1], np.dtype(np.int32), 0)
-        catch_up = CatchUp(other_rows, factors, last, zeros)
-        self._backend.record_creation(catch_up)
-        self._catch_up = catch_up
-        return catch_up
+        else:
+            self.bring_up_alone()
+            factors = Factors(other_rows, other_rows.own(scalars), self._real, stepping=stepping)
+            zeros = partial(self._backend.full, dtype=np.dtype(self._real), value=0)
+            last = self._backend.full(self._arrays[0].shape[:1], np.dtype(np.int32), 0)
+            catch_up = CatchUp(other_rows, factors, last, zeros)
+            self._backend.record_creation(catch_up)
+            self._catch_up = catch_up
+        return catch_up if catch_up.factors.fall_behind else None
+
+
+def update_tables(
+    tables: Sequence[TableBehind],
+    rule: UpdateRule,
+    other_rows: UpdateRule,
+    updates: Sequence[SparseUpdate],
+    scalars: Sequence[Scalars],
+    factors: Any = None,
+    *,
+    refused: Any = None,
+    stepping: bool,
+) -> list[bool | None]:
+    """Updates the rows of gradients together, after the steps that they have missed.
+
+    Args:
+        tables: On one device, and of one dtype.
+        rule: What to compute.
+        other_rows: The rule of rows without a gradient.
+        updates: Of each table.
+        scalars: Of both rules, for each group.
+        factors: See `Backend.apply_sparse`.
+        refused: See `Backend.apply_sparse`.
+        stepping: Whether missed steps are to be made one by one.
+
+    Returns:
+        For each table, whether it did: not if all rows have to be updated in this step. Then all
+        are up to date. None if the table is replaced, and has done nothing.
+    """
+
+    def update_locked() -> list[bool | None]:
+        done: list[bool | None] = []
+        late: list[tuple[TableBehind, CatchUp]] = []
+        late_updates: list[SparseUpdate] = []
+        for table, update in zip(tables, updates, strict=True):
+            if table.is_replaced:
+                done.append(None)
+                continue
+            catch_up = table._ready(other_rows, scalars[update.group], stepping)
+            done.append(catch_up is not None)
+            if catch_up is not None:
+                late.append((table, catch_up))
+                late_updates.append(update._replace(catch_up=catch_up))
+        if not late:
+            return done
+        late[0][0]._backend.apply_sparse(
+            rule, late_updates, scalars, factors=factors, other_rows=None, refused=refused
+        )
+        for table, catch_up in late:
+            if table.is_replaced or table._catch_up is not catch_up:
+                # By a signal handler's step: nobody will bring up rows by these numbers later.
+                table._late_rows.bring_up(table._plan, catch_up)
+        return done
+
+    # In one order everywhere, so that two threads cannot wait for each other.
+    return call_locked([table._lock for table in sorted(tables, key=id)], update_locked)
 
 
 def table_behind(

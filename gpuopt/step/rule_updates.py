@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, ClassVar, Protocol
@@ -24,6 +24,7 @@ from gpuopt.state.coded_slots import (
     end_blocks_at_rows,
 )
 from gpuopt.state.state import Created
+from gpuopt.step.averages import FollowingAverages, StepAverages
 from gpuopt.step.clips import GradientClips, StepClips
 from gpuopt.step.dense_gradients import as_dense
 from gpuopt.step.known import Batch, Group, KnownGroups
@@ -31,7 +32,8 @@ from gpuopt.step.nonfinite import first_nonfinite
 from gpuopt.step.overlap import refuse_shared_memory
 from gpuopt.step.pairs import as_pairs, checked_gradient, refuse_no_gradients, unpack_pair
 from gpuopt.step.row_checks import RowChecks
-from gpuopt.step.rows_behind import refuse_unseen_reads, table_behind
+from gpuopt.step.rows_behind import refuse_unseen_reads, table_behind, update_tables
+from gpuopt.step.step import ThisThread
 from gpuopt.step.updates import HookOptimizer, Pair, apply_constraint, dtypes_of
 from gpuopt.variables.gate import writing
 from gpuopt.variables.identity import Identity
@@ -47,8 +49,10 @@ class RuleOptimizer(HookOptimizer, Protocol):
     catch_up: CatchUpOption
     known: KnownGroups
     clips: GradientClips | None
+    averages: FollowingAverages | None
     row_checks: RowChecks
     slot_codes: SlotCodes | None
+    this_thread: ThisThread
 
     @property
     def finish_is_undoable(self) -> bool: ...
@@ -84,11 +88,12 @@ class _Part:
         given: The variables, as the caller passed them.
         gradients: An array for each variable, or the IndexedSlices of the only variable. They fit
             after `check`.
+        is_averaged: Whether the rule moves the variables' averages, too.
         group: The variables' group; None until their slots are made.
         versions: The version of each batch's gradients; see `Group.accept`.
     """
 
-    __slots__ = ("given", "gradients", "group", "is_sparse", "rule", "versions")
+    __slots__ = ("given", "gradients", "group", "is_averaged", "is_sparse", "rule", "versions")
 
     def __init__(
         self,
@@ -96,11 +101,13 @@ class _Part:
         given: Sequence[Any],
         gradients: Sequence[Any],
         group: Group | None,
+        is_averaged: bool = False,
     ) -> None:
         self.rule = rule
         self.given = given
         self.gradients = gradients
         self.group = group
+        self.is_averaged = is_averaged
         self.is_sparse = isinstance(gradients[0], IndexedSlices)
         self.versions: Sequence[int | None] | None = None
 
@@ -173,6 +180,7 @@ class RuleUpdates:
         self._units: Sequence[_Unit] = ()
         self._host_decides = False
         self.gpu_decides: Lock | None = None
+        self._averages: StepAverages | None = None
         self._has_constraints = False
         self._is_on_a_cpu = False
         # What is being written, and what has been written.
@@ -180,6 +188,7 @@ class RuleUpdates:
         self._done: _Unit = []
         self.has_rows_on_a_gpu = False
         self.created: list[Created] = []
+        self.forgets: list[Callable[[Collection[Device] | None], None]] = []
         self.read: list[Variable] = []
         given, gradients, variables = _unzip(given)
         all_plain = array_types.issuperset(map(type, gradients))
@@ -245,6 +254,8 @@ class RuleUpdates:
         variables = [variable for part in self._parts for variable in part.variables()]
         state = self._optimizer.state
         slots = [slot for variable in variables for slot in state.slots_of(variable)]
+        if self._optimizer.averages is not None:
+            slots += self._optimizer.averages.of(variables)
         refuse_shared_memory(variables, [*slots, *([] if counter is None else [counter])])
 
     def create_slots(self) -> None:
@@ -267,14 +278,18 @@ class RuleUpdates:
                     self.created += state.collect_created(create)
             self.created += state.collect_created(lambda: self._optimizer._create_slots(variables))
             for part in unknown:
+                target_of, known = self._optimizer._target, self._optimizer.known
+                if part.is_averaged and self._optimizer.averages is not None:
+                    averages = self._optimizer.averages
+                    target_of, known = partial(averages.target, target_of), averages.known
                 group = Group(
                     part.variables(),
-                    state.version.number,
-                    self._optimizer._target,
+                    self._version_with_averages() if part.is_averaged else state.version.number,
+                    target_of,
                     self._optimizer._group_of,
                     () if codes is None else codes.codings,
                 )
-                self._optimizer.known.add(part.given, group)
+                known.add(part.given, group)
                 part.group = group
 
     def _tables_with_codes(self, codes: SlotCodes) -> list[Variable]:
@@ -308,13 +323,21 @@ class RuleUpdates:
         self._of_counts = [self.scalars]
         if self._optimizer.clips is not None:
             self._clips = self._optimizer._clips_of_step()
+        if self._optimizer.averages is not None:
+            counter = self._optimizer.this_thread.global_step
+            self._averages = self._optimizer.averages.of_step(counter)
+            self.forgets.append(self._averages.forget)
 
     def check(self) -> None:
+        averages = self._optimizer.averages
         version = self._optimizer.state.version.number
         for part in self._parts:
-            if part.group is not None and part.group.state_version != version:
-                # User code has replaced a slot.
+            now = self._version_with_averages() if part.is_averaged else version
+            if part.group is not None and part.group.state_version != now:
+                # User code has replaced a slot, or an average is gone.
                 part.group = None
+                if averages is not None and part.is_averaged:
+                    part.is_averaged = all(averages.joining(part.given))
                 self.create_slots()
             part.check(self._optimizer)
 
@@ -331,6 +354,10 @@ class RuleUpdates:
             for part in self._parts:
                 for position in part.require_group().constrained:
                     apply_constraint(part.given[position])
+        if self._averages is not None:
+            alone = [v for part in self._parts if not part.is_averaged for v in part.variables()]
+            if alone:
+                self._averages.follow(alone, self._optimizer.row_checks)
         return []
 
     def write(self) -> None:
@@ -360,6 +387,8 @@ class RuleUpdates:
                 if rule is not optimizer.rule:
                     mine = [rule.own(each) for each in mine]
                 scalars += mine
+            if part.is_averaged and self._averages is not None:
+                rule, scalars = self._averages.join(rule, batch.real, scalars)
             # Rows in host memory have been checked already.
             has_flag = batch.backend.row_flags is not None
             refused = optimizer.row_checks.flag(batch.device) if has_flag else None
@@ -401,8 +430,8 @@ class RuleUpdates:
         [device] = devices
         if backend_for(device).loss_scalings is None:
             return None
-        # Rows that catch up make missed steps by the scalars of the host's count.
-        if self._optimizer.catch_up:
+        # Averages, and rows that catch up, go by the host's count.
+        if self._averages is not None or self._optimizer.catch_up:
             return None
         arrays = chain.from_iterable(
             part.gradients[:1] if part.is_sparse else part.gradients for part in parts
@@ -459,6 +488,7 @@ class RuleUpdates:
         gradients: Sequence[Any],
         positions: Sequence[int] | None,
         rule: UpdateRule | None = None,
+        is_averaged: bool | None = None,
     ) -> None:
         """Finds the group of dense gradients' variables, or checks the gradients for a new one.
 
@@ -467,27 +497,48 @@ class RuleUpdates:
             gradients: An array on any device for each variable.
             positions: The variables' positions in the caller's list; None if they are all of it.
             rule: What updates them; None to ask the optimizer. There is a part for each rule.
+            is_averaged: Whether it moves their averages, too; None to find out. There is a part for
+                those of which it does, and one for the others.
         """
         optimizer = self._optimizer
+
+        def divide(kinds: Sequence[Any], add: Callable[..., None]) -> None:
+            at = positions or range(len(variables))
+            for each in dict.fromkeys(kinds):
+                mine = [i for i, other in enumerate(kinds) if other is each]
+                add(*([items[i] for i in mine] for items in (variables, gradients, at)), each)
+
         if rule is None:
             rules = optimizer._rules_of(variables, False)
             if rules is not None:
-                at = positions or range(len(variables))
-                for each in dict.fromkeys(rules):
-                    mine = [i for i, other in enumerate(rules) if other is each]
-                    some, theirs, there = (
-                        [items[i] for i in mine] for items in (variables, gradients, at)
-                    )
-                    self._add_dense(some, theirs, there, each)
+                divide(rules, self._add_dense)
                 return
-        group = optimizer.known.find(variables, optimizer.state.version.number)
-        part = _Part(rule or optimizer.rule, variables, gradients, group)
+        group = None
+        if optimizer.averages is not None and is_averaged is not False:
+            group = optimizer.averages.known.find(variables, self._version_with_averages())
+            if group is None and is_averaged is None:
+                joining = optimizer.averages.joining(variables)
+                divide(
+                    joining,
+                    lambda some, theirs, at, joins: self._add_dense(some, theirs, at, rule, joins),
+                )
+                return
+        is_averaged = optimizer.averages is not None and is_averaged is not False
+        if not is_averaged:
+            group = optimizer.known.find(variables, optimizer.state.version.number)
+        part = _Part(rule or optimizer.rule, variables, gradients, group, is_averaged)
         if group is None:
             at = positions or range(len(variables))
             for position, pair in zip(at, zip(gradients, variables, strict=True), strict=True):
                 unpack_pair(position, pair)
             part.check(optimizer)
         self._parts.append(part)
+
+    def _version_with_averages(self) -> int:
+        """Returns the present `Group.state_version` of plans that also write averages."""
+        averages = self._optimizer.averages
+        dropped = 0 if averages is None else averages.moving.version
+        return self._optimizer.state.version.number + dropped
 
     def _apply_sparse(
         self,
@@ -500,24 +551,26 @@ class RuleUpdates:
         kept: Sequence[Any],
     ) -> None:
         other_rows = self._optimizer.rule_of_other_rows
-        if other_rows is not None and self._optimizer.catch_up:
-            unit = self._left_by_catching_up(
-                unit, rule, other_rows, numbers, scalars, factors, refused
+        updates = [
+            SparseUpdate(batch.plan, *part.arrays(batch))._replace(
+                group=numbers.index(batch.parameter_groups[0])
             )
-            if not unit:
+            for part, batch in unit
+        ]
+        if other_rows is not None and self._optimizer.catch_up:
+            left = self._left_by_catching_up(
+                unit, rule, other_rows, updates, scalars, factors, refused
+            )
+            if not left:
                 return
+            unit, updates = [unit[at] for at in left], [updates[at] for at in left]
         if other_rows is not None:
             for part, _ in unit:
                 num_rows = len(part.gradients[0].indices)
                 self._optimizer._hint_at_cost(part.variables()[0], num_rows)
         unit[0][1].backend.apply_sparse(
             rule,
-            [
-                SparseUpdate(batch.plan, *part.arrays(batch))._replace(
-                    group=numbers.index(batch.parameter_groups[0])
-                )
-                for part, batch in unit
-            ],
+            updates,
             scalars,
             factors=factors,
             other_rows=other_rows,
@@ -530,27 +583,35 @@ class RuleUpdates:
         unit: _Unit,
         rule: UpdateRule,
         other_rows: UpdateRule,
-        numbers: Sequence[int],
+        updates: Sequence[SparseUpdate],
         scalars: Sequence[Scalars],
         factors: Any,
         refused: Any,
-    ) -> _Unit:
-        """Updates tables whose rows may fall behind; returns the others."""
-        optimizer, left = self._optimizer, []
-        for part, batch in unit:
-            [variable] = part.variables()
-            slots = [optimizer._slot_to_update(variable, name) for name in rule.slots]
-            own = scalars[numbers.index(batch.parameter_groups[0])]
-            update = SparseUpdate(batch.plan, *part.arrays(batch))
-            stepping = optimizer.catch_up == "stepping"
-            is_updated = None
-            while is_updated is None:  # the table is another optimizer's by now
-                table = table_behind(optimizer.state, variable, slots, batch)
-                is_updated = table.update(
-                    rule, other_rows, update, own, factors, refused=refused, stepping=stepping
-                )
-            if not is_updated:
-                left.append((part, batch))
+    ) -> list[int]:
+        """Updates tables whose rows may fall behind; returns the positions of the others."""
+        optimizer = self._optimizer
+        left: list[int] = []
+        waiting: Sequence[int] = range(len(unit))
+        while waiting:
+            tables = []
+            for part, batch in (unit[at] for at in waiting):
+                [variable] = part.variables()
+                slots = [optimizer._slot_to_update(variable, name) for name in rule.slots]
+                tables.append(table_behind(optimizer.state, variable, slots, batch))
+            done = update_tables(
+                tables,
+                rule,
+                other_rows,
+                [updates[at] for at in waiting],
+                scalars,
+                factors,
+                refused=refused,
+                stepping=optimizer.catch_up == "stepping",
+            )
+            answers = list(zip(waiting, done, strict=True))
+            left += [at for at, is_updated in answers if is_updated is False]
+            # Tables that are another optimizer's by now.
+            waiting = [at for at, is_updated in answers if is_updated is None]
         return left
 
     def _apply_as_dense(
@@ -568,7 +629,7 @@ class RuleUpdates:
             batch.backend.apply_dense(
                 rule,
                 batch.plan,
-                [as_dense(batch.backend, part.gradients[0], variable, refused)],
+                [as_dense(batch.backend, part.gradients[0], variable, variable.dtype, refused)],
                 # Of each count.
                 scalars[numbers.index(batch.parameter_groups[0]) :: len(numbers)],
                 factors=factors,

@@ -284,7 +284,7 @@ class Step:
     def _forget(self, updates: Updates) -> None:
         """Takes back what was made for a step that was refused before anything was written."""
         self._optimizer.state.forget(updates.created)
-        for forget in self._forget_additions:
+        for forget in (*updates.forgets, *self._forget_additions):
             forget(None)
 
     def _undoing(self, updates: Updates) -> Undo:
@@ -293,7 +293,7 @@ class Step:
         scalars = state.host_scalars() if host_counts else []
         kept = [(scalar, scalar.numpy()) for scalar in scalars]
         # What is undone lives until the GPU has checked the rows: not so the step's gradients.
-        created, forgets = updates.created, self._forget_additions
+        created, forgets = updates.created, [*updates.forgets, *self._forget_additions]
         counted = [self.counter] if self.counter is not None and host_counts else []
 
         def undo(refused: Collection[Device]) -> None:  # again, if it was interrupted

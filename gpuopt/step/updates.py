@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cache
 from typing import Any, Protocol
 
@@ -10,12 +10,14 @@ import numpy as np
 
 from gpuopt.backends import backend_for
 from gpuopt.backends.backend import Scalars, compute_type
+from gpuopt.device import Device
 from gpuopt.locks import Lock
 from gpuopt.state.state import Created, State
 from gpuopt.step.nonfinite import first_nonfinite
 from gpuopt.step.overlap import Written, refuse_shared_memory
 from gpuopt.step.pairs import Gradient, as_pairs, checked_pairs
 from gpuopt.step.unscaled import unscaled
+from gpuopt.step.wide_gradients import narrowed
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.variable import Variable
@@ -29,6 +31,8 @@ class Updates(Protocol):
     Attributes:
         has_rows_on_a_gpu: Whether a sparse gradient's rows must be checked by a GPU.
         created: What `create_slots` has made.
+        forgets: Called, if the step is refused, with the devices that refuse it: they take back
+            what it has made besides. None stands for all devices.
         read: The gradients that are Variables: `apply` is called inside `reading` of them.
         gpu_decides: If a GPU decides whether the step is made, a lock to be held from the decision
             to the step's count. Who lets it decide also puts right what the host has counted.
@@ -37,6 +41,7 @@ class Updates(Protocol):
     gpu_decides: Lock | None
     has_rows_on_a_gpu: bool
     created: list[Created]
+    forgets: list[Callable[[Collection[Device] | None], None]]
     read: list[Variable]
 
     def pairs(self) -> Sequence[Pair]:
@@ -112,10 +117,12 @@ class HookUpdates:
         self._optimizer = optimizer
         given = as_pairs(given)
         checked = checked_pairs(given, dtypes_of(optimizer))
-        self._pairs = [pair for pair in checked if pair[0] is not None]
+        # A hook's own code computes in the variable's dtype.
+        self._pairs = [(narrowed(*pair), pair[1]) for pair in checked if pair[0] is not None]
         self._num_begun = 0
         self._num_done = 0
         self.created: list[Created] = []
+        self.forgets: list[Callable[[Collection[Device] | None], None]] = []
         self.read = [pair[0] for pair in given if isinstance(pair[0], Variable)]
         self.has_rows_on_a_gpu = any(v.device.kind == "gpu" for _, v in self.sparse_pairs())
 

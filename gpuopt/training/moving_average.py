@@ -16,6 +16,7 @@ from gpuopt.device import Device, device_of
 from gpuopt.locks import Lock
 from gpuopt.quietly import quietly
 from gpuopt.state.state import new_slot_variable
+from gpuopt.step.averages import MovingAverages
 from gpuopt.step.row_checks import RowChecks
 from gpuopt.variables.gate import writing
 from gpuopt.variables.identity import Identity
@@ -27,6 +28,7 @@ from gpuopt.variables.variable import (
     as_variable,
     checked_list,
     global_variables,
+    known_identity,
     require_known_owner,
     trainable_variables,
 )
@@ -43,7 +45,7 @@ class _ExpressionAverage(NamedTuple):
     local_step: Variable | None
 
 
-class ExponentialMovingAverage:
+class ExponentialMovingAverage(MovingAverages):
     """Keeps an exponentially decaying average of each variable, for use in evaluation.
 
         average -= (1 - decay) * (average - value)
@@ -77,6 +79,7 @@ class ExponentialMovingAverage:
         self._num_updates = num_updates
         self._zero_debias = zero_debias
         self._name = name
+        self.version = 0
         self._averages: WeakKeyDictionary[Identity, Variable] = WeakKeyDictionary()
         self._making = Lock("the making of moving averages")
         self._functions: WeakKeyDictionary[Expression, _ExpressionAverage] = WeakKeyDictionary()
@@ -117,7 +120,7 @@ class ExponentialMovingAverage:
         """
         tracked = _tracked(var_list)
         values = [self._read_value(source) for source in tracked]
-        decay = self._decay_now()
+        decay = self.decay_now()
 
         def move() -> None:
             for source, value in zip(tracked, values, strict=True):
@@ -131,14 +134,10 @@ class ExponentialMovingAverage:
         with writing():
             quietly(move)
 
-    def move(self, variables: Iterable[Variable], row_checks: RowChecks) -> None:
-        """Does what `apply` does, as a part of a step.
-
-        Args:
-            variables: Those that have an average.
-            row_checks: Of the step: averages on a device that refuses its rows stay as they are.
-        """
-        decay = self._decay_now()
+    def move(
+        self, variables: Iterable[Variable], row_checks: RowChecks, decay: np.floating[Any]
+    ) -> None:
+        """Does what `apply` does, as a part of a step; see `MovingAverages`."""
 
         def move() -> None:
             for variable in variables:
@@ -175,6 +174,7 @@ class ExponentialMovingAverage:
             for identity, average in self._made():
                 if average in dropped:
                     del self._averages[identity]
+                    self.version += 1
 
     def averages_of_variables(self) -> list[Variable]:
         """Lists the averages of variables made so far, in order of creation."""
@@ -217,19 +217,23 @@ class ExponentialMovingAverage:
         names.update((v.name, v) for v in everything if v.name not in skipped)
         return names
 
+    def decay_now(self, counter: Variable | None = None) -> np.floating[Any]:
+        """Returns the weight of old averages; see `MovingAverages`."""
+        decay = np.float32(self._decay)
+        if self._num_updates is None:
+            return decay
+        with reading(self._num_updates):
+            counted = to_device(storage_of(self._num_updates), Device.cpu)
+        if counter is not None and _is_same(self._num_updates, counter):
+            counted = counted + 1
+        updates = np.float32(counted)
+        return min(decay, (1 + updates) / (10 + updates))
+
     def _made(self) -> list[tuple[Identity, Variable]]:
         # At once: other threads make and drop variables meanwhile.
         identities = [reference() for reference in self._averages.keyrefs()]
         found = [(each, self._averages.get(each)) for each in identities if each is not None]
         return [(identity, average) for identity, average in found if average is not None]
-
-    def _decay_now(self) -> np.floating[Any]:
-        decay = np.float32(self._decay)
-        if self._num_updates is None:
-            return decay
-        with reading(self._num_updates):
-            updates = np.float32(to_device(storage_of(self._num_updates), Device.cpu))
-        return min(decay, (1 + updates) / (10 + updates))
 
     def _read_value(self, source: Any) -> Any:
         if callable(source):
@@ -316,6 +320,11 @@ class ExponentialMovingAverage:
 
 def _tracked(var_list: Iterable[Any] | None) -> list[Any]:
     return trainable_variables() if var_list is None else checked_list(var_list, "var_list")
+
+
+def _is_same(value: Any, variable: Variable) -> bool:
+    """Whether a number, an array or a variable is this variable."""
+    return hasattr(value, "dtype") and known_identity(value) is variable.identity
 
 
 def _name_of(expression: Expression) -> str:

@@ -1,5 +1,6 @@
-"""Wrappers of TensorFlow's contrib: optimizers that add something to another one's steps."""
+"""Optimizers that add something to another one's steps, most of them TensorFlow's contrib's."""
 
+from gpuopt.wrappers.accumulation import GradientAccumulationOptimizer
 from gpuopt.wrappers.agn import AGNCustomGetter, AGNOptimizer
 from gpuopt.wrappers.drop_stale_gradient import DropStaleGradientOptimizer
 from gpuopt.wrappers.elastic_average import ElasticAverageCustomGetter, ElasticAverageOptimizer
@@ -27,6 +28,7 @@ __all__ = [
     "FixedLossScaleManager",
     "LossScaleManager",
     "LossScaleOptimizer",
+    "GradientAccumulationOptimizer",
     "ModelAverageCustomGetter",
     "ModelAverageOptimizer",
     "MovingAverageOptimizer",

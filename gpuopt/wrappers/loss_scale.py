@@ -76,8 +76,8 @@ class LossScaleOptimizer(StepWrapper):
     made by, and the host goes on, and waits where the scale, a count, a power of beta or the global
     step is read. This is so right around an optimizer with an update rule, with a manager of this
     package and in no replica; for variables without constraints; where hyperparameters are numbers,
-    or schedules of the same `global_step` in host memory, but not those that clip; and unless rows
-    catch up.
+    or schedules of the same `global_step` in host memory, but not those that clip; and unless the
+    step moves averages, or rows catch up.
 
     `minimize` divides while it updates, so that gradients are only read. `compute_gradients`
     divides and returns new arrays, and `apply_gradients` takes such. Both may be used by

@@ -124,7 +124,8 @@ class MovingAverageOptimizer(StepWrapper):
             self._move(updates, row_checks)
 
     def _move(self, updates: Updates, row_checks: RowChecks) -> None:
-        self.averages.move([variable for _, variable in updates.pairs()], row_checks)
+        variables = [variable for _, variable in updates.pairs()]
+        self.averages.move(variables, row_checks, self.averages.decay_now())
 
 
 def _check_num_updates(num_updates: Any) -> None:

@@ -25,13 +25,25 @@ template <class Unnamed, class Real>
 struct CatchUp {
   std::int32_t* last;             // of each row: how many steps it has made
   const Real* steps;              // the step size of each step
-  const MissedSteps<Real>* sums;  // for each number of steps, or nullptr
+  const MissedSteps<Real>* sums;  // of each `sums_stride` steps, or nullptr
   const Powers* powers;           // of each slot's decay
   const typename Unnamed::Rule::template Scalars<Real>* scalars;
   long long now, window;
-  double tolerance;
-  double epsilon;
+  double tolerance, epsilon;
+  OneEarlier<double> one_earlier;
 };
+
+// Precondition: there are sums.
+template <class Unnamed, class Real>
+MissedSteps<Real> sums_of(const CatchUp<Unnamed, Real>& catch_up, int last) {
+  const OneEarlier<double>& given = catch_up.one_earlier;
+  const OneEarlier<Real> one_earlier = {static_cast<Real>(given.ratio),
+                                        static_cast<Real>(given.excess),
+                                        static_cast<Real>(given.bound)};
+  MissedSteps<Real> sums = catch_up.sums[next_sums(last)];
+  go_back(sums, last, catch_up.now, one_earlier, [&](int step) { return catch_up.steps[step]; });
+  return sums;
+}
 
 // Columns of a row, while they are brought up to date.
 template <class Rule, class Real>
@@ -77,7 +89,7 @@ void bring_up_tile(Real* const* written, long long offset, long long tile, long 
     int is_late[tile_width];
     int late = 0;
     if (catch_up.sums != nullptr) {
-      const MissedSteps<Real> missed = catch_up.sums[last];
+      const MissedSteps<Real> missed = sums_of(catch_up, static_cast<int>(last));
       const Real epsilon = static_cast<Real>(catch_up.epsilon);
       const Real tolerance = static_cast<Real>(catch_up.tolerance);
       GPUOPT_INDEPENDENT

@@ -14,6 +14,7 @@ constexpr int num_powers = 4 << power_bits;  // k is below 2^31
 template <class Rule, class Real>
 struct LateNumbers {
   Real tolerance, epsilon;
+  OneEarlier<Real> one_earlier;
   typename Rule::template Scalars<Real> scalars;
 };
 
@@ -23,7 +24,7 @@ struct LateTable {
   long long last;     // int of each key: how many steps its row has made
   long long now;      // one long long: how many steps were counted
   long long steps;    // the step size of each step; 0 if rows without a gradient do not move
-  long long sums;     // MissedSteps for each number of steps; 0 if steps are made one by one
+  long long sums;     // MissedSteps of each `sums_stride` steps; 0 if steps are made one by one
   long long weights;  // what a step size of 1 adds to the sums before it, the oldest first
   long long powers;   // [num_slots, num_powers], double
   long long numbers;  // LateNumbers
@@ -88,14 +89,26 @@ struct PackedSums {
   }
 };
 
+// Returns the sums of a row that has made `last` steps of `now`.
+template <class Real>
+__device__ __forceinline__ MissedSteps<Real> sums_of(const LateTable& table, int last, int now,
+                                                     const OneEarlier<Real>* given) {
+  const Real* steps = array_at<const Real>(table.steps);
+  const OneEarlier<Real> one_earlier = {__ldg(&given->ratio), __ldg(&given->excess),
+                                        __ldg(&given->bound)};
+  MissedSteps<Real> sums = PackedSums<Real>::load(table.sums, next_sums(last));
+  go_back(sums, last, now, one_earlier, [&](int step) { return __ldg(steps + step); });
+  return sums;
+}
+
 // Moves the elements of a row for which the sums are close enough; returns bits of those that are
-// left. The row has made `last` steps.
+// left. The row has made `last` steps of `now`.
 template <class Unnamed, class Rule, class Storage, int count>
-__device__ __forceinline__ unsigned int move_by_sums(const LateTable& table, int last,
+__device__ __forceinline__ unsigned int move_by_sums(const LateTable& table, int last, int now,
                                                      State<Rule, Storage, count>& state) {
   using Real = Compute<Storage>;
   const auto* numbers = array_at<const LateNumbers<typename Unnamed::Rule, Real>>(table.numbers);
-  const MissedSteps<Real> missed = PackedSums<Real>::load(table.sums, last);
+  const MissedSteps<Real> missed = sums_of<Real>(table, last, now, &numbers->one_earlier);
   const Real epsilon = __ldg(&numbers->epsilon);
   const Real tolerance = __ldg(&numbers->tolerance);
   unsigned int left = 0;
@@ -174,7 +187,7 @@ struct LateRow {
     if (gap <= 0) return;
     unsigned int left = 0;
     if constexpr (Unnamed::moves) {
-      left = table.sums != 0 ? move_by_sums<Unnamed>(table, last, state) : (1u << count) - 1;
+      left = table.sums != 0 ? move_by_sums<Unnamed>(table, last, now, state) : (1u << count) - 1;
     }
 #pragma unroll
     for (int k = 0; k < num_slots; ++k) {
@@ -243,14 +256,16 @@ __device__ __forceinline__ void count_step(const LateTable& table, Real step_siz
   load<Caching::normal>(array_at<long long>(table.now), now);
   const long long step = now.of[0];
   if (table.sums != 0) {
-    for (long long k = threadIdx.x; k < table.window && k <= step; k += blockDim.x) {
-      const MissedSteps<Real> weight = Sums::load(table.weights, table.window - 1 - k);
-      MissedSteps<Real> sums = Sums::load(table.sums, step - k);
+    for (long long at = step / sums_stride - threadIdx.x; at >= 0; at -= blockDim.x) {
+      const long long before = step - at * sums_stride;
+      if (before >= table.window) break;
+      const MissedSteps<Real> weight = Sums::load(table.weights, table.window - 1 - before);
+      MissedSteps<Real> sums = Sums::load(table.sums, at);
       sums.first += step_size * weight.first;
       sums.second += step_size * weight.second;
       sums.third += step_size * weight.third;
       sums.bound += absolute(step_size) * weight.bound;
-      Sums::store(table.sums, step - k, sums);
+      Sums::store(table.sums, at, sums);
     }
   }
   __syncthreads();  // all have read `now`

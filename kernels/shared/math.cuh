@@ -20,6 +20,23 @@ GPUOPT_INLINE double power(double x, double exponent) { return pow(x, exponent);
 GPUOPT_INLINE float exponential(float x) { return expf(x); }
 GPUOPT_INLINE double exponential(double x) { return exp(x); }
 
+// A product that is never fused with an addition. Host compilers are told to fuse none, but for
+// the emulator's.
+GPUOPT_INLINE float times(float x, float y) {
+#if defined(__CUDA_ARCH__) || defined(GPUOPT_FUSES_PRODUCTS)
+  return __fmul_rn(x, y);
+#else
+  return x * y;
+#endif
+}
+GPUOPT_INLINE double times(double x, double y) {
+#if defined(__CUDA_ARCH__) || defined(GPUOPT_FUSES_PRODUCTS)
+  return __dmul_rn(x, y);
+#else
+  return x * y;
+#endif
+}
+
 // The larger of two; NaN if one of them is.
 template <class Real>
 GPUOPT_INLINE Real larger(Real x, Real y) {

@@ -6,10 +6,6 @@
 
 namespace gpuopt {
 
-// A product that is never fused with an addition.
-__device__ __forceinline__ float times(float x, float y) { return __fmul_rn(x, y); }
-__device__ __forceinline__ double times(double x, double y) { return __dmul_rn(x, y); }
-
 __device__ __forceinline__ float rounded_down(float x) { return floorf(x); }
 __device__ __forceinline__ double rounded_down(double x) { return floor(x); }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from fuzzing import program
 from fuzzing.settings import HOST, NUMBERS, long_run, run_for_a_while, seeds
@@ -14,4 +16,4 @@ def test_a_random_program_does_what_the_model_does(seed: int) -> None:
 
 @long_run
 def test_many_random_programs_do_what_the_model_does(part: int) -> None:
-    run_for_a_while(HOST)
+    run_for_a_while(partial(program.run, devices=HOST))

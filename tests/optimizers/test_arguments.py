@@ -66,6 +66,7 @@ def test_common_arguments_show_in_a_new_optimizers_signature() -> None:
         "clip_form": "tensorflow",
         "slot_bits": 32,
         "slot_form": "root",
+        "averages": None,
     }
 
 
@@ -115,6 +116,7 @@ def test_a_constructor_that_annotates_nothing_is_answered_with_the_common_argume
     told, _, known = str(refused.value).partition("; it takes ")
     assert told == "Own takes no nmae"
     assert sorted(known.split(", ")) == [
+        "averages",
         "clip_form",
         "clip_norm",
         "clip_value",

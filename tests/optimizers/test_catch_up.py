@@ -3,43 +3,23 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 import textbook
-from golden_cases import EXTENDED, GoldenCase, error, optimizer_cases
+from catching_up import CASES, OPTIMIZERS, TOLERANCE, CatchingUp
+from golden_cases import error
 
 import gpuopt
-
-OPTIMIZERS: dict[str, Any] = {
-    "Adam": gpuopt.AdamOptimizer,
-    "AdamW": partial(gpuopt.AdamWOptimizer, 0.01),
-    "Nadam": gpuopt.NadamOptimizer,
-    "AddSign": gpuopt.AddSignOptimizer,
-    "PowerSign": gpuopt.PowerSignOptimizer,
-}
-CASES = [
-    case
-    for case in optimizer_cases()
-    if case["optimizer"] in OPTIMIZERS and case["mode"] != "dense" and case["dtype"] != "float16"
-]
-TOLERANCE = {"float64": 1e-7, "float32": 3e-6}
 
 
 @pytest.mark.usefixtures("every_cpu_form")
 @pytest.mark.parametrize("catch_up", [True, "stepping"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
 def test_rows_that_catch_up_step_like_tensorflows(case: dict[str, Any], catch_up: Any) -> None:
-    class CatchingUp(GoldenCase):
-        @property
-        def optimizer_class(self) -> Any:
-            made = EXTENDED.get(self.optimizer_name) or getattr(gpuopt, self.optimizer_name)
-            return partial(made, catch_up=catch_up)
-
-    golden = CatchingUp(case)
+    golden = CatchingUp(case, catch_up)
     for key, rows in golden.replay().items():
         assert error(rows, golden.arrays[key][1:]) <= TOLERANCE[case["dtype"]], key
 

@@ -14,7 +14,9 @@ from every_optimizer import (
 
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.kernel import Kernel
-from gpuopt.backends.cuda.mixed import Mixed
+from gpuopt.backends.cuda.mixed import Mixed, Storage
+from gpuopt.rules.accumulation import add_to_sum, begin_sum
+from gpuopt.rules.averaged import averaged
 from gpuopt.rules.clipped import clipped
 from gpuopt.rules.gradient_descent import gradient_descent
 from gpuopt.rules.scaled import scaled
@@ -108,6 +110,33 @@ def kernels_of_several_types() -> list[Kernel]:
             kernels.late_update(adam, adam, storage, "uint32"),
         )
     ]
+
+
+def kernels_with_averages() -> list[Kernel]:
+    """Lists kernels of dense updates that move averages, too: of a rule of each kind."""
+    by_name = {rule.name: rule for rule in update_rules()}
+    bases = [averaged(by_name[name]) for name in ("adam", "lamb", "partial_row_wise_adam")]
+    return [
+        kernel
+        for base in bases
+        for rule in (base, clipped(base))
+        for dtype in ("float32", "float64")
+        for kernel in (
+            *kernels_of_dense_update(rule, dtype),
+            *(
+                []
+                if rule.sums or rule.row_slots
+                else [kernels.dense_update(rule, dtype, has_groups=True)]
+            ),
+        )
+    ]
+
+
+def kernels_of_accumulation() -> list[Kernel]:
+    """Lists kernels that add gradients of each type to their sums."""
+    types: list[Storage] = ["float32", "float64"]
+    types += [Mixed("float32", "float32", gradient) for gradient in ("float16", "bfloat16")]
+    return [kernels.dense_update(rule, each) for rule in (begin_sum, add_to_sum) for each in types]
 
 
 def kernels_without_rule() -> list[Kernel]:

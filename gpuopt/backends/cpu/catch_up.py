@@ -21,6 +21,7 @@ from gpuopt.backends.cpu.forms.compiled_catch_up import CompiledCatchUp, compile
 from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cpu.threads import share_out
 from gpuopt.quietly import quietly
+from gpuopt.rules.catch_up import STRIDE
 from gpuopt.rules.unnamed import Movement
 from gpuopt.rules.update_rule import UpdateRule
 
@@ -170,11 +171,11 @@ def count_step(catch_up: CatchUp, rows: Array, scalars: Scalars, now: int) -> bo
     if steps is not None:
         calls.append(partial(setitem, steps, now, step_size))
     if sums is not None and factors.weights is not None and step_size is not None:
-        count = min(factors.window, now + 1)
-        changed = sums[now + 1 - count : now + 1]
+        first = -(-max(now + 1 - factors.window, 0) // STRIDE)
+        changed = sums[first : now // STRIDE + 1]
+        weights = factors.weights[STRIDE * first + factors.window - now - 1 :: STRIDE]
         sizes = np.array([step_size] * 3 + [abs(step_size)], sums.dtype)
-        added = changed + sizes * factors.weights[factors.window - count :]
-        calls.append(partial(setitem, changed, ..., added))
+        calls.append(partial(setitem, changed, ..., changed + sizes * weights))
     return _at_once([*calls, partial(setattr, catch_up, "now", now + 1)], catch_up, now)
 
 
@@ -235,9 +236,7 @@ def _movement(
     average, square = (
         slots[rule.slots.index(each)] for each in (movement.average, movement.square)
     )
-    assert catch_up.sums is not None
-    sums = catch_up.sums.take(missed.last, axis=0, mode="clip")
-    first, second, third, bound = (each.reshape(alike) for each in sums.T)
+    first, second, third, bound = (each.reshape(alike) for each in _sums(catch_up, missed))
     epsilon = catch_up.factors.scalars[movement.epsilon]
     inverse = 1 / (np.sqrt(square) + epsilon)
     part = epsilon * inverse
@@ -248,6 +247,23 @@ def _movement(
     # So do those for which there is no finite sum: 0 times that were NaN.
     is_finite = np.isfinite(average + square + inverse + series)
     return average * inverse * series, (is_close | (average == 0)) & is_finite
+
+
+def _sums(catch_up: CatchUp, missed: _Missed) -> list[Array]:
+    """Returns the sums of the steps that each row has missed, [num_rows] each."""
+    steps, one_earlier = catch_up.steps, catch_up.factors.one_earlier
+    assert catch_up.sums is not None
+    assert steps is not None
+    assert one_earlier is not None
+    last = missed.last
+    later = -(-last // STRIDE)
+    sums = list(catch_up.sums.take(later, axis=0, mode="clip").T)
+    for before in range(1, STRIDE):
+        step = STRIDE * later - before
+        is_missed = (step >= last) & (step < last + missed.gaps)
+        earlier = one_earlier.sums(sums, steps.take(step, mode="clip"))
+        sums = [np.where(is_missed, *each) for each in zip(earlier, sums, strict=True)]
+    return sums
 
 
 def _stepped(

@@ -10,6 +10,7 @@ from gpuopt.backends.catch_up import CatchUp
 from gpuopt.backends.cuda.launch_shapes import NUM_POWERS, POWER_BITS
 from gpuopt.backends.cuda.launcher import Launcher, to_device
 from gpuopt.backends.cuda.structs import LateTable
+from gpuopt.rules.catch_up import OneEarlier
 
 Array = Any
 
@@ -40,7 +41,9 @@ class CountOfSteps:
             epsilon = factors.scalars[unnamed.movement.epsilon]
         if factors.weights is not None:
             weights = to_device(launcher, factors.weights)
-        numbers = [factors.tolerance, epsilon, *(factors.scalars[name] for name in rule.scalars)]
+        one_earlier = factors.one_earlier or [0] * len(OneEarlier._fields)
+        scalars = [factors.scalars[name] for name in rule.scalars]
+        numbers = [factors.tolerance, epsilon, *one_earlier, *scalars]
         self._now = launcher.xp.zeros(1, dtype=np.int64)
         by_name = {
             "last": catch_up.last,

@@ -68,6 +68,7 @@ from gpuopt.backends.cuda.structs import (
     TableGradient,
 )
 from gpuopt.backends.norms import Clipping
+from gpuopt.rules.catch_up import OneEarlier
 from gpuopt.rules.clipped import ClippedRule
 from gpuopt.rules.scaled import ScaledRule
 from gpuopt.rules.schedule_formulas import (
@@ -661,7 +662,8 @@ def _of_late_numbers(other_rows: UpdateRule, storage: Storage) -> dict[str, int]
     numbers = f"gpuopt::LateNumbers<{functor}, {CPP_TYPES[real]}>"
     return {
         **_of(other_rows),
-        f"sizeof({numbers})": (2 + len(other_rows.scalars)) * np.dtype(real).itemsize,
+        f"sizeof({numbers})": (2 + len(OneEarlier._fields) + len(other_rows.scalars))
+        * np.dtype(real).itemsize,
     }
 
 

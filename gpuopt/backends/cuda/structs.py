@@ -253,7 +253,8 @@ class LateTable(NamedTuple):
         sums: The address of the sums of steps; 0 if missed steps are made one by one.
         weights: The address of what a step of size 1 adds to them.
         powers: The address of powers of the slots' decays, float64 [num_slots, NUM_POWERS].
-        numbers: The address of the tolerance, epsilon, and the scalars of rows without a gradient.
+        numbers: The address of the tolerance, epsilon, what makes sums one step earlier, and the
+            scalars of rows without a gradient.
         window: How many steps without a gradient move a row.
     """
 

@@ -11,6 +11,7 @@ from gpuopt.optimizers.base.groups import ParameterGroup
 from gpuopt.optimizers.base.hyperparameters import Hyperparameter
 from gpuopt.optimizers.base.slot_bits import SlotBits
 from gpuopt.rules.slot_codes import SlotForm
+from gpuopt.step.averages import MovingAverages
 
 # By which formula gradients are scaled to a norm.
 ClipFormName = Literal["tensorflow", "torch", "apex"]
@@ -23,6 +24,7 @@ _DEFAULTS: dict[str, Any] = {
     "clip_form": "tensorflow",
     "slot_bits": 32,
     "slot_form": "root",
+    "averages": None,
 }
 
 
@@ -39,6 +41,7 @@ class Additions(TypedDict, total=False):
     clip_form: ClipFormName
     slot_bits: SlotBits
     slot_form: SlotForm
+    averages: MovingAverages | None
 
 
 class Common(Additions, total=False):

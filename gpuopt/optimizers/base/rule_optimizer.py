@@ -30,6 +30,7 @@ from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.coded_conversion import described_codes
 from gpuopt.state.coded_slots import coded_slot, create_coded_slots
 from gpuopt.state.state import Range
+from gpuopt.step.averages import following
 from gpuopt.step.clips import CLIP_NORM, NO_LIMIT, GradientClips, StepClips
 from gpuopt.step.known import KnownGroups
 from gpuopt.step.pairs import Gradient
@@ -101,6 +102,7 @@ class RuleOptimizer(Optimizer):
         instead_of_all_rows: The optimizer that does the same for named rows alone, if there is one:
             a hint mentions it.
         clips: How gradients are clipped; None if they are not.
+        averages: The moving averages that follow each step; None if there are none.
         known: The cache of groups of variables that were updated together.
     """
 
@@ -148,17 +150,20 @@ class RuleOptimizer(Optimizer):
                 Of `clip_norm` and `clip_value`, one may be given. They are hyperparameters. A
                 group that has either is clipped for itself, to the norm of its own gradients; one
                 that has None is not clipped. An infinite `clip_norm` clips nothing: `global_norm`
-                is known then.
+                is known then;
                 `slot_bits`, 8 to store each slot in a byte, with a scale for each 256: of Momentum,
                 Adam, Lion and those with their rules. Steps are computed in float32, from slots
                 before they are rounded. An element whose slots would not be finite has 0 there.
                 `slot_form`, how a sum of squares is then stored: its square root with "root", or
-                as it is with "bitsandbytes", for dense gradients alone, as that library does.
+                as it is with "bitsandbytes", for dense gradients alone, as that library does;
+                and `averages`, an `ExponentialMovingAverage` whose `apply` is made a part of the
+                step, for the variables that have a gradient: with the same values, and mostly in
+                the launch that updates them. It may belong to several optimizers.
             hyperparameters: By name.
 
         Raises:
-            TypeError: a hyperparameter is no number, an argument is unknown, or a group names
-                something else than a hyperparameter.
+            TypeError: a hyperparameter is no number, an argument is unknown, a group names
+                something else than a hyperparameter, or `averages` is no such thing.
             ValueError: a hyperparameter is an array of numbers, or `Optimizer` refuses an argument.
         """
         arguments, ours = with_defaults(common, type(self))
@@ -166,6 +171,7 @@ class RuleOptimizer(Optimizer):
         super().__init__(**arguments)
         bits, form = ours.pop("slot_bits"), ours.pop("slot_form")
         self.slot_codes = slot_codes_of(bits, form, self.rule, type(self).__name__)
+        self.averages = following(ours.pop("averages"), self.slot_codes)
         clipping, self.clips = clipping_of(**ours, groups=self._grouping)
         every = {**self._all_hyperparameters(hyperparameters), **clipping}
         settable = [name for name in every if name not in self.derived_hyperparameters]
@@ -457,6 +463,11 @@ class RuleOptimizer(Optimizer):
     def _checked_updates(self, given: list[Any]) -> Updates:
         if not self._overrides_apply_hook():
             return RuleUpdates(self, given)
+        if self.averages is not None:
+            raise NotImplementedError(
+                f"{type(self).__name__} overrides a hook that updates one variable at a time, "
+                "which `averages` do not follow: use gpuopt.MovingAverageOptimizer"
+            )
         if self.clips is not None:
             raise NotImplementedError(
                 f"{type(self).__name__} overrides a hook that updates one variable at a time, "
@@ -474,6 +485,8 @@ class RuleOptimizer(Optimizer):
 
     def forget_plans(self, changed: Set[Identity]) -> None:
         self.known.forget(changed)
+        if self.averages is not None:
+            self.averages.known.forget(changed)
 
     def _target(self, variable: Variable) -> tuple[Target, list[Identity]]:
         slots = [self._slot_to_update(variable, name) for name in self._stored_slots()]

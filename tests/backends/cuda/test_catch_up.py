@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from dtypes import DTYPES_BY_NAME
 from emulator import EmulatorLauncher
+from gpu_streams import new_stream, uploaded
 
 import gpuopt
 from gpuopt import IndexedSlices, Variable
+from gpuopt.rules.catch_up import Factors
 from gpuopt.step import rows_behind
 
 HEIGHT = 24
@@ -112,16 +114,17 @@ def test_a_refused_step_is_not_counted(gpus: Any) -> None:
 
 @pytest.mark.emulator
 @pytest.mark.parametrize("number", [1, 3])
+@pytest.mark.parametrize("tables", [1, 5])
 def test_a_step_launches_as_many_kernels_as_lazy_adams(
-    emulated_gpus: list[EmulatorLauncher], number: int
+    emulated_gpus: list[EmulatorLauncher], number: int, tables: int
 ) -> None:
     launches = []
     for optimizer in (gpuopt.LazyAdamOptimizer(), gpuopt.AdamOptimizer(catch_up=True)):
         rng = np.random.default_rng(4)
-        table = Variable(np.ones((HEIGHT, 3), "f4"), device="gpu:0")
+        every = [Variable(np.ones((HEIGHT, 3), "f4"), device="gpu:0") for _ in range(tables)]
         for _ in range(number):
             before = emulated_gpus[0].launches
-            optimizer.apply_gradients([(slices_of(rng, 5, 3, np.float32), table)])
+            optimizer.apply_gradients([(slices_of(rng, 5, 3, np.float32), each) for each in every])
             launches.append(emulated_gpus[0].launches - before)
     assert launches[:number] == launches[number:]
 
@@ -156,3 +159,65 @@ def test_a_read_is_refused_in_a_capture(
     with pytest.raises(RuntimeError, match=r"read it before, or call flush\(\)"):
         table.storage  # noqa: B018
     np.testing.assert_array_equal(table.unread_storage.get(), before)
+
+
+def ends_on_streams(streams: list[Any], catch_up: Any) -> list[np.ndarray]:
+    """Returns tables and slots after steps and lookups on streams in turn."""
+    rng = np.random.default_rng(8)
+    tables = [Variable(rng.normal(size=(HEIGHT, 4)).astype("f4"), device="gpu:0") for _ in "12"]
+    optimizer = gpuopt.AdamOptimizer(0.01, catch_up=catch_up)
+    for step in range(24):
+        with streams[step % len(streams)]:
+            slices = slices_of(rng, 5, 4, np.float32)
+            # Made on the stream, and freed before the step is done.
+            given = IndexedSlices(uploaded(slices.values), uploaded(slices.indices))
+            optimizer.apply_gradients([(given, table) for table in tables[: 1 + step % 3]])
+            del given
+        with streams[(step + 1) % len(streams)]:
+            gpuopt.embedding_lookup(tables[step % 2], uploaded(rng.integers(0, HEIGHT, 3)))
+            if step % 10 == 9:
+                optimizer.get_slot(tables[0], "m").numpy()
+    with streams[0]:
+        arrays = [table.numpy() for table in tables]
+        slots = [optimizer.get_slot(table, name).numpy() for table in tables for name in "mv"]
+    return arrays + slots
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("every_schedule")
+@ways
+@pytest.mark.parametrize("room", [None, 7])
+def test_steps_and_lookups_on_several_streams_follow_each_other(
+    room: int | None, catch_up: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With room for 7 steps, counts begin anew while work of other streams is in flight."""
+    if room is not None:
+        monkeypatch.setattr(Factors, "room_for", lambda self, height: room)
+    one = [new_stream()]
+    expected = ends_on_streams(one, catch_up)
+    got = ends_on_streams([new_stream() for _ in range(3)], catch_up)
+    for mine, theirs in zip(got, expected, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("every_schedule")
+def test_a_table_and_its_count_outlive_their_last_reference_until_the_step_is_done() -> None:
+    rng = np.random.default_rng(9)
+    kept = Variable(np.zeros((HEIGHT, 4), "f4"), device="gpu:0")
+    for turn in range(4):
+        a, b = new_stream(), new_stream()
+        with a:
+            table = Variable(np.ones((HEIGHT, 4), "f4"), device="gpu:0")
+            optimizer = gpuopt.AdamOptimizer(0.01, catch_up=True, name=f"Gone{turn}")
+            for _ in range(3):
+                optimizer.apply_gradients([(slices_of(rng, 5, 4, np.float32), table)])
+            gpuopt.embedding_lookup(table, uploaded(np.arange(4)))
+        del table, optimizer
+        with b:  # takes freed memory, if there is any
+            filled = [uploaded(np.full((HEIGHT, 4), 7, "f4")) for _ in range(8)]
+            for each in filled:
+                kept.assign(each)
+        for each in filled:
+            np.testing.assert_array_equal(each.get(), 7)
+    np.testing.assert_array_equal(kept.numpy(), 7)

@@ -8,7 +8,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
-from every_kernel import kernels_of, kernels_of_several_types, kernels_without_rule
+from every_kernel import (
+    kernels_of,
+    kernels_of_accumulation,
+    kernels_of_several_types,
+    kernels_with_averages,
+    kernels_without_rule,
+)
 from every_optimizer import update_rules
 from nvrtc import ARCHITECTURES, compile_together
 
@@ -37,7 +43,7 @@ def max_registers(kernel: Kernel, architecture: str) -> int:
     if kernel.function == "bring_up_rows":
         return 80 if architecture == ARCHITECTURES[0] else 96
     if kernel.function == "dense_update_of_rows":
-        return 80
+        return 128 if slots > 2 and "double" in kernel.types else 80  # two blocks of 256
     has_groups = kernel.function.endswith("_of_groups") or kernel.function == "sum_terms"
     if has_groups and slots > 1 + is_sparse_update:
         if is_sparse_update:
@@ -83,6 +89,16 @@ def test_kernels_compile_without_spills_within_their_registers(architecture: str
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_kernels_of_several_types_keep_to_the_same_registers(architecture: str) -> None:
     check_registers(kernels_of_several_types(), architecture)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_kernels_of_accumulation_keep_to_the_same_registers(architecture: str) -> None:
+    check_registers(kernels_of_accumulation(), architecture)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_kernels_with_averages_keep_to_the_same_registers(architecture: str) -> None:
+    check_registers(kernels_with_averages(), architecture)
 
 
 def check_registers(group: list[Kernel], architecture: str) -> None:

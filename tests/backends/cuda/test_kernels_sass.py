@@ -12,9 +12,12 @@ from every_optimizer import update_rules
 from nvrtc import compile_together
 from sass import Instruction, disassemble, loads_in_flight
 
+from gpuopt.backends.backend import compute_type
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.kernel import Kernel
 from gpuopt.backends.cuda.launch_shapes import FEW_ROWS, PACK_BYTES, SORT_THREADS, SORT_TILE
+from gpuopt.rules.averaged import averaged
+from gpuopt.rules.catch_up import NUM_SUMS
 from gpuopt.rules.clipped import clipped
 from gpuopt.rules.scaled import scaled
 from gpuopt.rules.update_rule import UpdateRule
@@ -69,8 +72,9 @@ def test_two_keys_that_tell_where_a_run_begins_are_in_flight_together(
 ) -> None:
     """Beside the flag of refused rows, of which the load comes before the loop."""
     group = [kernel for kernel in kernels_without_rule() if kernel.function == "mark_rows"]
-    group += [kernel for kernel in kernels_of(ADAM) if kernel.function == "sparse_update"]
-    assert {kernel.function for kernel in group} == {"mark_rows", "sparse_update"}
+    updates = "sparse_update", "late_update"
+    group += [kernel for kernel in kernels_of(ADAM) if kernel.function in updates]
+    assert {kernel.function for kernel in group} == {"mark_rows", *updates}
     for kernel, instructions in zip(group, compiled(group, architecture, tmp_path), strict=True):
         in_flight = loads_in_flight(instructions)
         assert in_flight[:2] == [1, 2], (kernel.expression, in_flight)
@@ -139,6 +143,38 @@ def test_caches_keep_weights_and_parts_and_evict_gradients_and_slots(tmp_path: P
     assert packs(pieces, "STG.E.EF.128") == 0
 
 
+@pytest.mark.parametrize(
+    ("architecture", "dtype"),
+    [("sm_90", "float32"), ("sm_90", "float64"), ("sm_90", "bfloat16"), ("sm_75", "float32")],
+)
+def test_rows_that_catch_up_are_read_and_written_once(
+    architecture: str, dtype: str, tmp_path: Path
+) -> None:
+    group = [
+        kernels.sparse_update(ADAM, dtype, "uint32"),
+        kernels.late_update(ADAM, ADAM, dtype, "uint32"),
+        kernels.bring_up_rows(ADAM, dtype, "int64"),
+    ]
+    update, late, alone = map(accesses, compiled(group, architecture, tmp_path))
+    # Slots and gradients, by packs and one by one.
+    for counted in (update, late):
+        assert packs(counted, "LDG.E.EF") == len(ADAM.slots) + 4
+        assert packs(counted, "STG.E.EF") == len(ADAM.slots)
+    assert evicted(late) == evicted(update)
+    assert packs(alone, "LDG.E.EF") == packs(alone, "STG.E.EF") == len(ADAM.slots)
+    # Weights beside them. A row reads its sums once for a pack, and once for an element alone; who
+    # counts the step reads sums and what is added, and writes the sums.
+    sums = NUM_SUMS * compute_type(DTYPES_BY_NAME[dtype])(0).itemsize // PACK_BYTES
+    assert packs(late, "LDG") == packs(update, "LDG") + 4 * sums
+    assert packs(late, "STG") == packs(update, "STG") + sums
+    assert packs(alone, "LDG") == 1 + len(ADAM.slots) + 2 * sums
+    assert packs(alone, "STG") == 1 + len(ADAM.slots)
+
+
+def evicted(counted: Counter[str]) -> dict[str, int]:
+    return {name: number for name, number in counted.items() if ".EF" in name}
+
+
 def test_norms_and_what_they_scale_move_16_bytes_at_a_time(tmp_path: Path) -> None:
     group = [make(t) for make in (kernels.sum_squares, kernels.scale_to_norm) for t in DTYPES]
     for kernel, instructions in zip(group, compiled(group, "sm_90", tmp_path), strict=True):
@@ -176,6 +212,21 @@ def test_a_scaled_rule_loads_the_count_of_steps_besides(architecture: str, tmp_p
     assert sum(more.values()) == 1, (before, after)
     assert all("CONSTANT" in name for name in more), more
     assert not before - after
+
+
+@pytest.mark.parametrize("architecture", ["sm_90", "sm_75"])
+def test_an_average_is_one_more_slot(architecture: str, tmp_path: Path) -> None:
+    group = [
+        kernels.dense_update(rule, dtype)
+        for dtype in ("float32", "float64")
+        for rule in (ADAM, averaged(ADAM))
+    ]
+    counted = [accesses(each) for each in compiled(group, architecture, tmp_path)]
+    for before, after in (counted[:2], counted[2:]):
+        for access in ("LDG.E.EF.128", "STG.E.EF.128"):
+            assert packs(after, access) == packs(before, access) + 1, (before, after)
+        assert packs(after, "LDG.E.128") == packs(before, "LDG.E.128")
+        assert not any(name.startswith(("LDL", "STL")) for name in after), after
 
 
 def test_norms_of_gradients_move_16_bytes_at_a_time(tmp_path: Path) -> None:

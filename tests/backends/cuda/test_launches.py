@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -149,13 +150,15 @@ def dense_step(cupy: Any, num_variables: int, num_sets: int) -> Callable[[], Non
     return lambda: optimizer.apply_gradients(next(turns))
 
 
-def sparse_step(cupy: Any, num_tables: int, num_rows: int) -> Callable[[], None]:
+def sparse_step(
+    cupy: Any, num_tables: int, num_rows: int, optimizer: Any = None
+) -> Callable[[], None]:
     values, rows = cupy.zeros((num_rows, 4), np.float32), cupy.zeros(num_rows, np.int64)
     pairs = [
         (IndexedSlices(values, rows), Variable(cupy.zeros((10_000, 4), np.float32)))
         for _ in range(num_tables)
     ]
-    optimizer = gpuopt.AdagradOptimizer(0.1)
+    optimizer = optimizer or gpuopt.AdagradOptimizer(0.1)
     return lambda: optimizer.apply_gradients(pairs)
 
 
@@ -172,6 +175,10 @@ def scaled_step(cupy: Any, num_variables: int, num_rows: int) -> Callable[[], No
     )
     step = Variable(0, name="step")
     return lambda: optimizer.apply_gradients(pairs, step)
+
+
+def late_step(cupy: Any, num_tables: int, num_rows: int) -> Callable[[], None]:
+    return sparse_step(cupy, num_tables, num_rows, gpuopt.AdamOptimizer(catch_up=True))
 
 
 # Events end the check, the update, the copy of the flag of refused rows, and what reads the flag.
@@ -200,6 +207,10 @@ STEPS: dict[str, tuple[Callable[..., Any], tuple[int, int], dict[str, int]]] = {
     ),
     # The check, the gathering of keys, and three digits.
     "26 tables": (sparse_step, (26, 3000), {"launches": 10, **OF_ROWS}),
+    # Rows catch up, and steps are counted, in the launch that updates them.
+    "few rows that catch up": (late_step, (1, 100), {"launches": 4, **OF_ROWS}),
+    "many rows that catch up": (late_step, (1, 3000), {"launches": 6, **OF_ROWS}),
+    "26 tables that catch up": (late_step, (26, 3000), {"launches": 10, **OF_ROWS}),
 }
 
 
@@ -218,6 +229,34 @@ def test_a_steady_step_asks_cuda_for_no_more_than_it_needs(cupy: Any, name: str)
         after = driver.counts()
     called = {each: after[each] - before.get(each, 0) for each in after.keys() - QUERIES - TWICE}
     assert {each: number for each, number in called.items() if number} == expected
+
+
+def test_a_lookup_of_rows_that_are_behind_takes_one_launch_more(cupy: Any) -> None:
+    gpu = Device("gpu", 0)
+    with backends.using(gpu, cuda_backend(gpu)):
+        table = Variable(cupy.zeros((10_000, 4), np.float32))
+        optimizer = gpuopt.AdamOptimizer(catch_up=True)
+        named = IndexedSlices(cupy.zeros((5, 4), np.float32), cupy.arange(5))
+        ids = cupy.arange(50)
+
+        def calls_of_lookup(is_behind: bool) -> Counter[str]:
+            for _ in range(6):
+                optimizer.apply_gradients([(named, table)])
+                if not is_behind:
+                    optimizer.flush()
+                driver.synchronize()
+                before = Counter(driver.counts())
+                gpuopt.embedding_lookup(table, ids)
+                after = Counter(driver.counts())
+                driver.synchronize()
+            return after - before
+
+        late, up_to_date = calls_of_lookup(True), calls_of_lookup(False)
+    for each in QUERIES | TWICE:
+        late.pop(each, None)
+        up_to_date.pop(each, None)
+    assert late - up_to_date == {"launches": 1, "cudaEventRecord": 1}
+    assert not up_to_date - late
 
 
 def test_a_thread_that_has_not_used_the_gpu_launches(cupy: Any, launcher: Any) -> None:

@@ -269,3 +269,5 @@ EMULATOR_UNFUSED(__dadd_rn, double, +)
 EMULATOR_UNFUSED(__dsub_rn, double, -)
 EMULATOR_UNFUSED(__dmul_rn, double, *)
 #undef EMULATOR_UNFUSED
+// Tells kernels that host code is compiled here as NVRTC does it.
+#define GPUOPT_FUSES_PRODUCTS

@@ -9,11 +9,9 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
 
 import pytest
-
-from fuzzing import program
 
 HOST = ("cpu",)
 GPUS = ("cpu", "gpu:0", "gpu:1")
@@ -34,14 +32,18 @@ def seeds(count: int) -> list[int]:
     return list(range(count)) if _seed is None else [int(_seed)]
 
 
-def run_for_a_while(devices: Sequence[str]) -> None:
-    """Runs programs of all lengths for one part of a long run."""
+def run_for_a_while(run: Callable[[int, Iterable[int]], None]) -> None:
+    """Runs programs of all lengths for one part of a long run.
+
+    Args:
+        run: Runs the program of a seed: its operations of these numbers.
+    """
     first = secrets.randbits(40)
     print(f"seeds from {first}")
     end = time.monotonic() + PART_S
     seed = first
     while time.monotonic() < end:
-        program.run(seed, range(10 + seed * 37 % 190), devices)
+        run(seed, range(10 + seed * 37 % 190))
         seed += 1
 
 

@@ -15,6 +15,7 @@ from gpuopt.backends.catch_up import CatchUp
 from gpuopt.backends.cpu.compiler import build, why_not_compiled
 from gpuopt.backends.cpu.forms.compiled import REALS, Chunk, CompiledRule, address_of, addresses
 from gpuopt.backends.cpu.row_groups import RowGroups
+from gpuopt.rules.catch_up import OneEarlier
 from gpuopt.rules.update_rule import UpdateRule
 
 _SOURCE = """
@@ -53,7 +54,7 @@ class _CatchUp(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("last", "steps", "sums", "powers", "scalars")),
         *((name, ctypes.c_longlong) for name in ("now", "window")),
-        *((name, ctypes.c_double) for name in ("tolerance", "epsilon")),
+        *((name, ctypes.c_double) for name in ("tolerance", "epsilon", *OneEarlier._fields)),
     )
 
 
@@ -73,8 +74,9 @@ class CompiledCatchUp:
         self._kept = catch_up.last, catch_up.steps, catch_up.sums, powers, scalars
         where = [None if array is None else array.ctypes.data for array in self._kept]
         epsilon = 0.0 if movement is None else float(factors.scalars[movement.epsilon])
+        one_earlier = map(float, factors.one_earlier or [])
         numbers = catch_up.now, factors.window, factors.tolerance, epsilon
-        self._struct = _CatchUp(*where, *numbers)
+        self._struct = _CatchUp(*where, *numbers, *one_earlier)
 
     def bring_up_rows(
         self, written: Sequence[Chunk], rows: Chunk | None, first: int, last: int

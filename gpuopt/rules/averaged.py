@@ -1,0 +1,43 @@
+"""Rules that also move an average of the variable: made of any rule, in both of its forms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from gpuopt.rules.derived import DerivedRule, derive
+from gpuopt.rules.update_rule import UpdateRule
+
+AVERAGE_WEIGHT = "average_weight"
+
+
+@cache
+def averaged(base: UpdateRule) -> DerivedRule:
+    """Returns the rule that does what `base` does, and moves an average towards the new variable.
+
+    It has the slot `average` before those of `base`, as slots of rows are the last ones, and the
+    scalar `average_weight` after its scalars: one less the weight of the old average.
+    """
+
+    def averaged(
+        var: Any, grad: Any, average: Any, *slots: Any, average_weight: Any, **scalars: Any
+    ) -> None:
+        base.apply(var, grad, *slots, **scalars)
+        average -= (average - var) * average_weight
+
+    def terms(
+        var: Any, grad: Any, average: Any, *slots: Any, average_weight: Any, **scalars: Any
+    ) -> Sequence[Any]:
+        assert base.terms is not None, "it has sums"
+        return base.terms(var, grad, *slots, **scalars)
+
+    return derive(
+        DerivedRule,
+        base,
+        averaged,
+        terms,
+        header="shared/averaged.cuh",
+        slots=("average",),
+        scalars=(AVERAGE_WEIGHT,),
+    )

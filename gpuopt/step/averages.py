@@ -1,0 +1,168 @@
+"""Moving averages that follow a step: in the launch that updates a variable where that can be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from gpuopt.backends import Target
+from gpuopt.backends.backend import Scalars
+from gpuopt.device import Device
+from gpuopt.rules.averaged import AVERAGE_WEIGHT, averaged
+from gpuopt.rules.slot_codes import SlotCodes
+from gpuopt.rules.update_rule import UpdateRule
+from gpuopt.step.known import KnownGroups
+from gpuopt.step.row_checks import RowChecks
+from gpuopt.variables.identity import Identity
+from gpuopt.variables.variable import Variable, as_variable, known_identity
+
+# Of 16 bits, a variable is rounded after its rule, and the average is of what it is rounded to.
+_JOINING_DTYPES = frozenset({np.dtype(np.float32), np.dtype(np.float64)})
+
+TargetOf = Callable[[Variable], tuple[Target, list[Identity]]]
+
+
+class MovingAverages:
+    """Averages of variables, as a step moves them: what `ExponentialMovingAverage` is.
+
+    Attributes:
+        version: Grows when an average is dropped: plans for updates keep the averages' arrays.
+    """
+
+    version: int
+
+    def average(self, var: Any) -> Variable | None:
+        """Returns the variable that holds the average of `var`, or None."""
+        raise NotImplementedError
+
+    def decay_now(self, counter: Variable | None = None) -> np.floating[Any]:
+        """Returns the weight of old averages.
+
+        Args:
+            counter: A variable that is to be counted up before averages are moved; or None.
+        """
+        raise NotImplementedError
+
+    def move(
+        self, variables: Iterable[Variable], row_checks: RowChecks, decay: np.floating[Any]
+    ) -> None:
+        """Moves averages towards the present values, as a part of a step.
+
+        Args:
+            variables: Those that have an average.
+            row_checks: Of the step: averages on a device that refuses its rows stay as they are.
+            decay: The weight of the old averages.
+        """
+        raise NotImplementedError
+
+    def track(self, var_list: Iterable[Any] | None = None) -> list[Variable]:
+        """Makes the averages that are missing, from the present values, and returns them."""
+        raise NotImplementedError
+
+    def forget(self, averages: Iterable[Variable]) -> None:
+        """Drops averages."""
+        raise NotImplementedError
+
+
+class FollowingAverages:
+    """The averages that an optimizer moves in its steps.
+
+    Attributes:
+        moving: Theirs.
+        known: The cache of groups whose plans also write averages.
+    """
+
+    def __init__(self, moving: MovingAverages, slot_codes: SlotCodes | None) -> None:
+        self.moving = moving
+        self.known = KnownGroups()
+        # Among arrays of codes and scales, a rule finds no array of its own.
+        self._some_join = slot_codes is None
+
+    def joining(self, variables: Sequence[Any]) -> list[bool]:
+        """Says of which variables the average is moved by the rule that updates them.
+
+        It is not where it is not made yet, where a constraint comes between, of 16 bits, and where
+        slots are stored in 8 bits.
+
+        Args:
+            variables: As the caller passed them, of dense gradients.
+        """
+        return [known_identity(each) is not None and self._joins(each) for each in variables]
+
+    def _joins(self, given: Any) -> bool:
+        variable = as_variable(given)
+        return (
+            self._some_join
+            and variable.constraint is None
+            and variable.dtype in _JOINING_DTYPES
+            and self.moving.average(variable) is not None
+        )
+
+    def target(self, target_of: TargetOf, variable: Variable) -> tuple[Target, list[Identity]]:
+        """Returns a variable's target with its average before its slots; see `averaged`."""
+        [array, slots], [own, *identities] = target_of(variable)
+        average = self.moving.average(variable)
+        assert average is not None, "it was there when the step began"
+        return (
+            Target(array, [average.unread_storage, *slots]),
+            [own, average.identity, *identities],
+        )
+
+    def of(self, variables: Iterable[Variable]) -> list[Variable]:
+        """Lists the averages that some variables have so far."""
+        found = [self.moving.average(variable) for variable in variables]
+        return [average for average in found if average is not None]
+
+    def of_step(self, counter: Variable | None) -> StepAverages:
+        """Returns the averages as one step moves them.
+
+        Args:
+            counter: What counts the step, after the update.
+        """
+        return StepAverages(self.moving, self.moving.decay_now(counter))
+
+
+class StepAverages:
+    """The averages of one step."""
+
+    def __init__(self, moving: MovingAverages, decay: np.floating[Any]) -> None:
+        self._moving = moving
+        self._decay = decay
+        self._made: list[Variable] = []
+
+    def join(
+        self, rule: UpdateRule, real: type[np.floating[Any]], scalars: Sequence[Scalars]
+    ) -> tuple[UpdateRule, list[Scalars]]:
+        """Returns the form of a rule that also moves the average, and its scalars."""
+        weight: np.floating[Any] = real(1 - self._decay)
+        return averaged(rule), [{**each, AVERAGE_WEIGHT: weight} for each in scalars]
+
+    def follow(self, variables: Sequence[Variable], row_checks: RowChecks) -> None:
+        """Moves the averages of variables that are updated; those that are missing are made."""
+        self._made += self._moving.track(variables)
+        self._moving.move(variables, row_checks, self._decay)
+
+    def forget(self, devices: Collection[Device] | None) -> None:
+        """Drops the averages that the step has made on devices that refuse it; None for all."""
+        self._moving.forget(
+            each for each in self._made if devices is None or each.device in devices
+        )
+
+
+def following(averages: Any, slot_codes: SlotCodes | None) -> FollowingAverages | None:
+    """Returns the averages that an optimizer is given, as it moves them.
+
+    Args:
+        averages: As the optimizer is given them.
+        slot_codes: How its slots are stored, if not as they are.
+
+    Raises:
+        TypeError: they are something else.
+    """
+    if averages is None:
+        return None
+    if not isinstance(averages, MovingAverages):
+        raise TypeError(f"averages must be an ExponentialMovingAverage, or None, got {averages!r}")
+    return FollowingAverages(averages, slot_codes)

@@ -1,0 +1,240 @@
+"""GradientAccumulationOptimizer: one step of another optimizer by the gradients of several."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence, Set
+from operator import index
+from typing import Any, Literal, get_args
+
+from gpuopt.distributed.wrapper import OptimizerWrapper, check_inside_of_workers, inner_optimizers
+from gpuopt.locks import Lock
+from gpuopt.optimizer import OnNonfinite, Optimizer
+from gpuopt.step import wide_gradients
+from gpuopt.step.nonfinite import first_nonfinite
+from gpuopt.step.pairs import as_list, checked_pairs
+from gpuopt.step.step import checked_global_step
+from gpuopt.step.updates import Pair, dtypes_of
+from gpuopt.variables.gate import writing
+from gpuopt.variables.identity import Identity
+from gpuopt.variables.operators import reading
+from gpuopt.wrappers.base import refuse_replicas
+from gpuopt.wrappers.gradient_sums import GradientSums
+from gpuopt.wrappers.loss_scale import LossScaleOptimizer
+
+_logger = logging.getLogger("gpuopt")
+
+# How many steps' gradients are summed for an update, or a function that returns it.
+Steps = int | Callable[[], Any]
+Reduction = Literal["mean", "sum"]
+
+
+class GradientAccumulationOptimizer(OptimizerWrapper):
+    """Lets `opt` make one step by the mean of several steps' gradients, for batches beyond memory.
+
+        optimizer = GradientAccumulationOptimizer(AdamOptimizer(), 4)
+        for batch in batches:
+            optimizer.minimize(lambda: loss(batch), global_step)  # every fourth call updates
+
+    A call of `apply_gradients` adds gradients to sums on the device, in one launch for all dense
+    ones, and computes nothing else. The last one of an update divides the sums in its launch, and
+    `opt` makes its step: its hyperparameters, `global_step`, `clip_norm` and averages see updates
+    alone. A variable without a gradient in some of the steps has less in its sum, which is divided
+    alike; without any, it is left alone. Sums for variables of 16 bits are float32, and so is what
+    `opt` is given. Sparse gradients stay sparse, one after the other; where a
+    variable has gradients of both kinds, they become dense.
+
+    The sums and their count belong to the state of `opt`: they are saved and restored with it. If a
+    call raises an error once it adds, or a GPU refuses rows of an update, what was accumulated is
+    dropped.
+    """
+
+    is_for_workers = True
+
+    def __init__(
+        self,
+        opt: Optimizer,
+        accumulation_steps: Steps,
+        reduction: Reduction = "mean",
+        *,
+        most_rows: int = 65536,
+        on_nonfinite: OnNonfinite = "propagate",
+        use_locking: bool = False,
+        name: str | None = None,
+    ) -> None:
+        """Wraps `opt`.
+
+        Args:
+            opt: Makes the updates; its state is this optimizer's.
+            accumulation_steps: How many calls of `apply_gradients` make an update, from 1: an
+                integer, which can be set later, or a function that is called in each of them.
+            reduction: "mean" divides the sums by the number of calls; "sum" does not.
+            most_rows: A variable's sparse gradients are kept as they are up to so many rows; beyond
+                that, and twice the number of different rows, equal rows are added up. The host
+                waits for a GPU then.
+            on_nonfinite: What to do about a call with NaN or infinity in a gradient: "propagate"
+                adds it; "skip" leaves the call out, as if it had not been made, and logs a warning;
+                "raise" raises FloatingPointError. For the last two, the host waits for each GPU.
+            use_locking: Accepted like that of other optimizers: calls always take turns.
+            name: This optimizer's; by default that of `opt`.
+
+        Raises:
+            TypeError: `opt` is no optimizer, or a number is no integer.
+            ValueError: a number is less than 1, `reduction` or `on_nonfinite` is unknown, `opt` is
+                for workers, or accumulates already; or both this optimizer and a LossScaleOptimizer
+                inside it are to decide about gradients that are not finite.
+        """
+        self._optimizer = check_inside_of_workers(opt, "GradientAccumulationOptimizer")
+        scales = [each for each in inner_optimizers(opt) if isinstance(each, LossScaleOptimizer)]
+        if scales and on_nonfinite != "propagate":
+            raise ValueError(
+                f'on_nonfinite="{on_nonfinite}" around LossScaleOptimizer would keep from it what '
+                "is not finite, so that it would never lower the scale: leave on_nonfinite out"
+            )
+        if reduction not in get_args(Reduction):
+            raise ValueError(
+                f"reduction must be one of {list(get_args(Reduction))}, got {reduction!r}"
+            )
+        self._reduction = reduction
+        self.accumulation_steps = accumulation_steps
+        rows = _at_least_1("most_rows", most_rows)
+        before = self.owner_of_state.state.beside
+        self._sums = (
+            before if isinstance(before, GradientSums) else GradientSums(self.owner_of_state)
+        )
+        self._adding = Lock("the accumulation of gradients")
+        own_name = opt.get_name() if name is None else name
+        super().__init__(use_locking, own_name, on_nonfinite=on_nonfinite)
+        self._sums.use(self, rows)
+
+    @property
+    def _inner(self) -> Optimizer:
+        return self._optimizer
+
+    @property
+    def accumulation_steps(self) -> Steps:
+        """How many calls make an update; to be set at any time."""
+        return self._accumulation_steps
+
+    @accumulation_steps.setter
+    def accumulation_steps(self, steps: Steps) -> None:
+        self._accumulation_steps = (
+            steps if callable(steps) else _at_least_1("accumulation_steps", steps)
+        )
+
+    @property
+    def accumulated_steps(self) -> int:
+        """How many calls have been added up since the last update."""
+        return self._sums.num_steps
+
+    def apply_gradients(
+        self,
+        grads_and_vars: Iterable[tuple[Any, Any]],
+        global_step: Any = None,
+        name: str | None = None,
+        skip_gradients_aggregation: bool = False,
+    ) -> None:
+        """Adds gradients to the sums; if they are as many as `accumulation_steps`, updates.
+
+        Args:
+            grads_and_vars: See `Optimizer.apply_gradients`.
+            global_step: Likewise; it grows with each update.
+            name: Likewise.
+            skip_gradients_aggregation: Likewise.
+
+        Raises:
+            RuntimeError: called in a replica of a strategy, or in a tower.
+            FloatingPointError: a gradient is not finite, and `on_nonfinite` is "raise".
+
+        Besides what `Optimizer.apply_gradients` raises.
+        """
+        refuse_replicas(self)
+        given = as_list(grads_and_vars)
+        steps: Any = self._accumulation_steps
+        if callable(steps):
+            steps = _at_least_1("accumulation_steps", steps())
+        if global_step is not None:
+            checked_global_step(global_step)
+        pairs: list[Pair] = [
+            pair for pair in checked_pairs(given, dtypes_of(self)) if pair[0] is not None
+        ]
+        if self._on_nonfinite != "propagate" and self._is_left_out(pairs):
+            return
+        with writing(), self._adding, reading(*(gradient for gradient, _ in given)):
+            count = 1 + self._sums.num_steps
+            try:
+                divisor = self._divisor(count) if count >= steps else 1
+                self._sums.add(pairs, divisor)
+                if count >= steps:
+                    divided = [variable for _, variable in pairs]
+                    self._update(divisor, divided, global_step, name)
+            except BaseException as error:
+                self._drop(error, count)
+                raise
+
+    def apply_accumulated(self, global_step: Any = None, name: str | None = None) -> None:
+        """Makes an update now by what is accumulated; without anything, does nothing.
+
+        Args:
+            global_step: See `Optimizer.apply_gradients`.
+            name: Likewise.
+        """
+        refuse_replicas(self)
+        with writing(), self._adding:
+            count = self._sums.num_steps
+            if count:
+                try:
+                    self._update(self._divisor(count), (), global_step, name)
+                except BaseException as error:
+                    self._drop(error, count)
+                    raise
+
+    def reset(self) -> None:
+        """Drops what is accumulated."""
+        with writing(), self._adding:
+            self._sums.reset()
+
+    def forget_plans(self, changed: Set[Identity]) -> None:
+        self._sums.known.forget(changed)
+
+    def _is_left_out(self, pairs: Sequence[Pair]) -> bool:
+        found = first_nonfinite(pairs)
+        if found is None:
+            return False
+        if self._on_nonfinite == "raise":
+            raise FloatingPointError(f"{found}; nothing was changed")
+        _logger.warning("%s; %s does not accumulate the step's", found, self.get_name())
+        return True
+
+    def _divisor(self, count: int) -> int:
+        return count if self._reduction == "mean" else 1
+
+    def _update(
+        self, divisor: int, divided: Sequence[Any], global_step: Any, name: str | None
+    ) -> None:
+        pairs, totals = self._sums.take(divisor, divided)
+        this_thread = wide_gradients.this_thread
+        before = this_thread.takes_wide
+        try:
+            this_thread.takes_wide = True
+            with reading(*totals):
+                self._inner.apply_gradients(pairs, global_step, name)
+        finally:
+            this_thread.takes_wide = before
+
+    def _drop(self, error: BaseException, count: int) -> None:
+        self._sums.reset()
+        error.add_note(f'What "{self.get_name()}" had accumulated in {count} calls was dropped.')
+
+
+def _at_least_1(name: str, value: Any) -> int:
+    """Returns an integer from 1, or raises TypeError or ValueError."""
+    try:
+        number = index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {value!r}") from None
+    if isinstance(value, bool):
+        raise TypeError(f"{name} must be an integer, got {value!r}")
+    if number < 1:
+        raise ValueError(f"{name} must be at least 1, got {value!r}")
+    return number

@@ -1,0 +1,197 @@
+"""Sums of gradients over several steps, computed where the variables are."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from gpuopt.backends import Target, backend_for
+from gpuopt.quietly import quietly
+from gpuopt.rules.accumulation import add_to_sum, begin_sum
+from gpuopt.rules.update_rule import UpdateRule
+from gpuopt.step.dense_gradients import as_dense
+from gpuopt.step.known import Group, KnownGroups
+from gpuopt.step.updates import Pair
+from gpuopt.step.wide_gradients import wide_dtype
+from gpuopt.variables.identity import Identity
+from gpuopt.variables.indexed_slices import IndexedSlices
+from gpuopt.variables.variable import Variable
+from gpuopt.wrappers.sums_in_state import KeptSum, SumsInState
+
+Array = Any
+
+
+class GradientSums(SumsInState):
+    """The sums of one optimizer: what is added to them, and what they are at the end."""
+
+    def __init__(self, optimizer: Any) -> None:
+        """Begins without gradients, or with those that its state has.
+
+        Args:
+            optimizer: In whose state the sums are.
+        """
+        super().__init__(optimizer)
+        self._user: weakref.ref[Any] | None = None
+        # See `use`.
+        self.most_rows = 0
+        self.known = KnownGroups()
+
+    def use(self, user: Any, most_rows: int) -> None:
+        """Keeps all others from adding gradients, as long as the user lives.
+
+        Args:
+            user: Who adds gradients.
+            most_rows: So many rows of a variable's sparse gradients are kept as they are; if there
+                are more, and twice as many as different ones, equal rows are added up.
+
+        Raises:
+            ValueError: somebody else does.
+        """
+        if self._user is not None and self._user() is not None:
+            raise ValueError(
+                f'the gradients of "{self._optimizer.get_name()}" are accumulated by another '
+                f"{type(user).__name__} already"
+            )
+        self._user, self.most_rows = weakref.ref(user), most_rows
+        self._state.beside = self
+
+    def add(self, pairs: Sequence[Pair], divisor: int) -> None:
+        """Adds the gradients of one step.
+
+        Args:
+            pairs: Checked.
+            divisor: What dense sums are divided by then: theirs alone who have a dense gradient.
+        """
+        self._begin()
+        dense: list[Pair] = []
+        for gradient, variable in pairs:
+            found = self._sums.setdefault(variable.identity, KeptSum(variable))
+            found.note(variable)
+            self._take_restored(variable, found)
+            if not isinstance(gradient, IndexedSlices):
+                if found.slices:
+                    self._launch([(self._as_dense(found), variable)])
+                dense.append((gradient, variable))
+            elif found.is_dense:
+                dense.append((self._dense_of(gradient, variable), variable))
+            else:
+                self._add_slices(gradient, variable, found)
+        self._launch(dense, divisor)
+        self._counter().add(1)
+
+    def take(
+        self, divisor: int, divided: Sequence[Variable] = ()
+    ) -> tuple[list[tuple[Any, Variable]], list[Variable]]:
+        """Ends the sums: from now on, nothing is summed.
+
+        Args:
+            divisor: What sums are divided by.
+            divided: Variables whose sums are divided already.
+
+        Returns:
+            (gradient, variable) pairs, of float32 where variables have 16 bits; and the variables
+            that hold the dense ones of the gradients, which the next `add` overwrites.
+        """
+        self._begin()
+        own = {variable.identity for variable in divided}
+        left: list[Pair] = []
+        pairs: list[tuple[Any, Variable]] = []
+        totals: list[Variable] = []
+        for identity, found in list(self._sums.items()):
+            variable = found.variable
+            if variable is None:
+                continue
+            if found.is_dense:
+                totals.append(self._total(variable))
+                pair = totals[-1].unread_storage, variable
+                pairs.append(pair)
+                if divisor != 1 and identity not in own:
+                    left.append(pair)
+            elif found.slices:
+                values, rows = found.joined(variable)
+                with backend_for(variable.device).enter_reading(found, kept=[values]):
+                    values = values / values.dtype.type(divisor)
+                pairs.append((IndexedSlices(values, rows, variable.shape), variable))
+        self._launch(left, divisor, begin=True)
+        self.reset()
+        return pairs, totals
+
+    def _target(self, variable: Variable) -> tuple[Target, list[Identity]]:
+        total = self._total(variable)
+        return Target(total.unread_storage, []), [total.identity]
+
+    def _launch(self, pairs: Sequence[Pair], divisor: int = 1, *, begin: bool = False) -> None:
+        """Adds dense gradients to sums.
+
+        Args:
+            pairs: Theirs.
+            divisor: What the sums are divided by then.
+            begin: Has sums begin anew that have begun.
+        """
+        # A launch for each: sparse gradients that have become dense may be of another type.
+        by_kind: dict[tuple[UpdateRule, bool], list[Pair]] = {}
+        for gradient, variable in pairs:
+            found = self._sums[variable.identity]
+            rule = add_to_sum if found.is_dense and not begin else begin_sum
+            kind = rule, gradient.dtype == variable.dtype
+            by_kind.setdefault(kind, []).append((gradient, variable))
+        for (rule, _), some in by_kind.items():
+            quietly(partial(self._launch_one, rule, some, divisor))
+        for _, variable in pairs:
+            self._sums[variable.identity].is_dense = True
+
+    def _launch_one(self, rule: UpdateRule, pairs: Sequence[Pair], divisor: int) -> None:
+        gradients, variables = zip(*pairs, strict=True)
+        version = self._state.version.number
+        group = self.known.find(variables, version)
+        if group is None:
+            group = Group(variables, version, self._target, lambda _: 0)
+            self.known.add(variables, group)
+        versions = group.accept(gradients)
+        for batch in group.batches:
+            batch.backend.apply_dense(
+                rule,
+                batch.plan,
+                batch.select(gradients),
+                [{"divisor": batch.real(divisor)}],
+                version=None if versions is None else versions[batch.number],
+            )
+
+    def _add_slices(self, slices: IndexedSlices, variable: Variable, found: KeptSum) -> None:
+        backend = backend_for(variable.device)
+        with backend.enter_update(found):
+            values = slices.values.astype(wide_dtype(variable))
+            found.slices.append((values, slices.indices.astype(np.int64)))
+            if found.num_rows > max(self.most_rows, 2 * found.num_unique):
+                self._check_rows(found.slices, variable)
+                found.slices = [backend.sum_duplicate_rows(*found.joined(variable))]
+                found.num_unique = found.num_rows
+
+    def _as_dense(self, found: KeptSum) -> Array:
+        """Returns an array that sparse gradients add up to, and forgets these."""
+        assert found.variable is not None
+        values, rows = found.joined(found.variable)
+        found.slices, found.num_unique = [], 0
+        return self._dense_of(IndexedSlices(values, rows, found.variable.shape), found.variable)
+
+    def _dense_of(self, slices: IndexedSlices, variable: Variable) -> Array:
+        self._check_rows([(slices.values, slices.indices)], variable)
+        return as_dense(backend_for(variable.device), slices, variable, wide_dtype(variable), None)
+
+    def _check_rows(self, slices: Sequence[tuple[Array, Array]], variable: Variable) -> None:
+        """Raises IndexError if a row is not there; waits for a GPU that knows."""
+        pairs: list[Pair] = [(IndexedSlices(*each, variable.shape), variable) for each in slices]
+        row_checks = self._optimizer.row_checks
+        row_checks.call(_nothing, pairs, lambda: _undo_nothing, lambda: True)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _undo_nothing(refused: Any) -> None:
+    pass

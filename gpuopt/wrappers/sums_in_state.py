@@ -1,0 +1,229 @@
+"""Where sums of gradients are: in the state of the optimizer that will be given them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from gpuopt.backends import backend_for
+from gpuopt.device import Device
+from gpuopt.state.host_scalar import HostScalar
+from gpuopt.state.state import State, check_fits, new_slot_variable
+from gpuopt.step.wide_gradients import wide_dtype
+from gpuopt.variables.identity import Identity
+from gpuopt.variables.operators import reading
+from gpuopt.variables.row_changes import register
+from gpuopt.variables.variable import Variable, global_variables
+
+Array = Any
+
+_SUM, _ROWS, _VALUES = "gradient_sum", "gradient_rows", "gradient_values"
+_COUNT = "accumulated_steps"
+
+
+class KeptSum:
+    """What one variable's gradients add up to so far.
+
+    Attributes:
+        is_dense: Whether its slot holds a sum.
+        slices: (values, rows) of sparse gradients: copies, in the order of `last_update`.
+        last_update: See `Updated`.
+        num_unique: How many rows the first of these has, if they are the sum of others.
+    """
+
+    def __init__(self, variable: Variable | None) -> None:
+        """Begins without gradients.
+
+        Args:
+            variable: The variable; None if it is not known since a restore.
+        """
+        self.is_dense = False
+        self.slices: list[tuple[Array, Array]] = []
+        self.last_update: Any = None
+        self.num_unique = 0
+        self.note(variable)
+
+    def note(self, variable: Variable | None) -> None:
+        """Remembers the variable, and keeps none alive but those that are made of raw arrays."""
+        self._raw = variable if variable is not None and variable.is_raw_array else None
+        self._reference = None if variable is None else weakref.ref(variable)
+
+    @property
+    def variable(self) -> Variable | None:
+        return None if self._reference is None else self._reference()
+
+    @property
+    def num_rows(self) -> int:
+        return sum(len(rows) for _, rows in self.slices)
+
+    def joined(self, variable: Variable) -> tuple[Array, Array]:
+        """Returns the values and rows of all sparse gradients, one after the other."""
+        backend = backend_for(variable.device)
+        parts = [array for each in self.slices for array in each]
+        with backend.enter_reading(self, kept=parts):
+            if len(self.slices) == 1:
+                return self.slices[0]
+            values, rows = zip(*self.slices, strict=True)
+            return backend.xp.concatenate(values), backend.xp.concatenate(rows)
+
+
+class SumsInState:
+    """The sums of one optimizer, from step to step and in what is saved.
+
+    All but `num_steps` is called inside `writing`. A dense sum is a slot, of float32 for variables
+    of 16 bits. The sums of sparse gradients are the gradients themselves, and become slots where
+    the state is read. See `Beside`.
+    """
+
+    slot_names: Sequence[str] = (_SUM, _ROWS, _VALUES)
+    other_names: Sequence[str] = (_COUNT,)
+
+    def __init__(self, optimizer: Any) -> None:
+        """Begins without gradients, or with those that its state has.
+
+        Args:
+            optimizer: In whose state the sums are.
+        """
+        # Not by itself: its state has these sums.
+        self._reference = weakref.ref(optimizer)
+        self._sums: WeakKeyDictionary[Identity, KeptSum] = WeakKeyDictionary()
+        self._is_restored = True
+        register(self)
+
+    @property
+    def num_steps(self) -> int:
+        """How many steps' gradients are summed."""
+        count = self._state.other(_COUNT)
+        waiting = self._state.waiting_others.get(_COUNT, 0)
+        return int(waiting if count is None else count.numpy())
+
+    def reset(self) -> None:
+        """Forgets what is summed."""
+        self._sums.clear()
+        self._is_restored = False
+        for key in [key for key in self._state.waiting_slots if key[0] in self.slot_names]:
+            del self._state.waiting_slots[key]
+        self._counter().assign(0)
+
+    # What a state asks: see `Beside`.
+
+    @contextmanager
+    def lay_out(self) -> Iterator[None]:
+        laid: list[tuple[str, Identity]] = []
+        try:
+            for identity, found in list(self._sums.items()):
+                if found.slices and found.variable is not None and self.num_steps:
+                    for slot_name, array in zip(
+                        (_VALUES, _ROWS), found.joined(found.variable), strict=True
+                    ):
+                        slot = new_slot_variable(
+                            found.variable, slot_name, array, None, array.shape, array.dtype
+                        )
+                        self._state.table(slot_name)[identity] = slot
+                        laid.append((slot_name, identity))
+            yield
+        finally:
+            for slot_name, identity in laid:
+                del self._state.table(slot_name)[identity]
+
+    def is_stale(self, slot_name: str, identity: Identity) -> bool:
+        if slot_name != _SUM or self._is_restored:
+            return False
+        found = self._sums.get(identity)
+        return found is None or not found.is_dense or not self.num_steps
+
+    def check(
+        self, slot_name: str, value: np.ndarray[Any, Any], variable: Variable, what: str
+    ) -> None:
+        if slot_name == _SUM:
+            check_fits(value, what, variable.shape, wide_dtype(variable))
+        elif slot_name == _ROWS:
+            check_fits(value, what, (len(value),) if value.ndim else (0,), np.dtype(np.int64))
+        else:
+            height = len(value) if value.ndim else 0
+            check_fits(value, what, (height, *variable.shape[1:]), wide_dtype(variable))
+
+    def forget_all(self) -> None:
+        for slot_name in self.slot_names:
+            table = self._state.table(slot_name)
+            for identity in list(table):
+                del table[identity]
+        self.reset()
+        self._is_restored = True
+
+    def refuse_row_changes(self, variables: Sequence[Variable]) -> None:
+        for variable in variables:
+            found = self._sums.get(variable.identity)
+            if found is not None and found.slices and self.num_steps:
+                raise ValueError(
+                    f'the rows of "{variable.name}" stay as they are while sparse gradients of it '
+                    "are accumulated: call apply_accumulated() or reset() of the "
+                    "GradientAccumulationOptimizer first"
+                )
+
+    # What arithmetic asks.
+
+    @property
+    def _optimizer(self) -> Any:
+        optimizer = self._reference()
+        assert optimizer is not None, "who adds gradients holds it"
+        return optimizer
+
+    @property
+    def _state(self) -> State:
+        return self._optimizer.state  # type: ignore[no-any-return]
+
+    def _counter(self) -> HostScalar:
+        return self._state.create_host_scalar(_COUNT, np.int64(0), Device.cpu)
+
+    def _begin(self) -> None:
+        """Takes over what was restored; drops what an update that was undone has left."""
+        if not self.num_steps:
+            self._sums.clear()
+        elif self._is_restored:
+            variables = {each.identity: each for each in global_variables()}
+            for slot_name in (_SUM, _ROWS):
+                for identity in list(self._state.table(slot_name)):
+                    found = self._sums.setdefault(identity, KeptSum(variables.get(identity)))
+                    if slot_name == _SUM:
+                        found.is_dense = True
+                    elif found.variable is not None:
+                        self._take_slices(found.variable, found)
+        self._is_restored = False
+
+    def _take_restored(self, variable: Variable, found: KeptSum) -> None:
+        """Takes over what waits for a variable that was not there when the state was restored."""
+        if (_SUM, variable.name) in self._state.waiting_slots:
+            self._total(variable)
+            found.is_dense = True
+        for slot_name in (_ROWS, _VALUES):
+            value = self._state.waiting_slots.get((slot_name, variable.name))
+            if value is not None:
+                self._state.create_slot(
+                    variable, slot_name, slot_name, value, value.shape, value.dtype
+                )
+        self._take_slices(variable, found)
+
+    def _take_slices(self, variable: Variable, found: KeptSum) -> None:
+        """Takes restored slices out of the state."""
+        values, rows = (self._state.slot(variable, slot_name) for slot_name in (_VALUES, _ROWS))
+        if values is None or rows is None:
+            return
+        for slot_name in (_VALUES, _ROWS):
+            del self._state.table(slot_name)[variable.identity]
+        with reading(values, rows):
+            found.slices = [(values.storage, rows.storage)]
+            backend_for(variable.device).record_creation(found)
+
+    def _total(self, variable: Variable) -> Variable:
+        """Returns the slot of a variable's dense sum."""
+        total = self._state.slot(variable, _SUM)
+        if total is None:
+            dtype = wide_dtype(variable)
+            total = self._state.create_slot(variable, _SUM, _SUM, 0.0, None, dtype)
+        return total

@@ -1,0 +1,202 @@
+"""Gradients are accumulated on each kind of device, in one launch a step and without waiting."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import driver
+import fake_cupy
+import ml_dtypes
+import numpy as np
+import pytest
+from dtypes import every_dtype
+from each_device import variable_on
+from emulator.emulator import EmulatorLauncher
+from gpu_streams import new_stream, uploaded, wait_for_gpus
+
+import gpuopt
+from gpuopt import GradientAccumulationOptimizer, IndexedSlices, Variable, backends
+from gpuopt.backends import to_device
+from gpuopt.backends.cuda import cuda_backend
+from gpuopt.device import Device
+
+SHAPES = [(3, 4), (), (0,), (70, 50), (5,), (131, 257)]
+GPU = Device.parse("gpu:0")
+
+
+def results_on(xp: Any, dtype: Any, is_sparse: bool) -> list[np.ndarray]:
+    """Makes two updates of three steps each; returns sums of gradients as gradient descent does."""
+    rng = np.random.default_rng(5)
+    variables = [
+        variable_on(xp, np.zeros(shape, dtype), name=f"w{i}") for i, shape in enumerate(SHAPES)
+    ]
+    table = variable_on(xp, np.zeros((40, 12), dtype), name="table")
+    optimizer = GradientAccumulationOptimizer(
+        gpuopt.GradientDescentOptimizer(np.float64(1)), 3, most_rows=500
+    )
+    for step in range(6):
+        pairs: list[Any] = [
+            (xp.asarray(np.asarray(rng.normal(size=v.shape)).astype(dtype)), v)
+            for v in variables[step % 2 :]
+        ]
+        rows, values = rng.integers(0, 40, 300), rng.normal(size=(300, 12)).astype(dtype)
+        if is_sparse:
+            pairs.append((IndexedSlices(xp.asarray(values), xp.asarray(rows)), table))
+        optimizer.apply_gradients(pairs)
+    return [each.numpy() for each in (*variables, table)]
+
+
+@pytest.mark.parametrize("is_sparse", [False, True], ids=["dense", "mixed"])
+@every_dtype
+def test_every_device_adds_up_alike(dtype: Any, is_sparse: bool, xp: Any) -> None:
+    got, expected = results_on(xp, dtype, is_sparse), results_on(np, dtype, is_sparse)
+    for mine, theirs in zip(got[:-1], expected[:-1], strict=True):
+        assert mine.tobytes() == theirs.tobytes()
+    # Equal rows are added up in another order.
+    tolerance = 64 * float(ml_dtypes.finfo(dtype).eps)
+    got, expected = ([each.astype(np.float64) for each in both] for both in (got, expected))
+    np.testing.assert_allclose(got[-1], expected[-1], rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.emulator
+def test_a_step_is_one_launch_and_the_host_waits_for_none(
+    emulated_gpus: list[EmulatorLauncher],
+) -> None:
+    variables = [Variable(np.ones(s, np.float32), device="gpu:0") for s in [(3,), (40, 50)] * 4]
+    gradients = [v.storage.copy() for v in variables]
+    averages = gpuopt.ExponentialMovingAverage(0.9)
+    inner = gpuopt.AdamWOptimizer(0.01, 0.1, clip_norm=1.0, averages=averages)
+    optimizer = GradientAccumulationOptimizer(inner, 3)
+    launches, waits = [], []
+    for _ in range(12):
+        before = emulated_gpus[0].launches, fake_cupy.counts.synchronisations
+        optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
+        launches.append(emulated_gpus[0].launches - before[0])
+        waits.append(fake_cupy.counts.synchronisations - before[1])
+    # The last step's sum, the norm of the mean, and the update with decay and averages.
+    assert launches[6:] == [1, 1, 3] * 2
+    assert not any(waits[6:])
+
+
+@pytest.mark.emulator
+def test_slices_wait_for_nothing_until_there_are_many(
+    emulated_gpus: list[EmulatorLauncher],
+) -> None:
+    table = Variable(np.zeros((50, 4), np.float32), device="gpu:0")
+    optimizer = GradientAccumulationOptimizer(gpuopt.GradientDescentOptimizer(1.0), 3, "sum")
+    values = to_device(np.ones((3, 4), np.float32), GPU)
+    slices = IndexedSlices(values, to_device(np.array([1, 4, 1]), GPU))
+    optimizer.apply_gradients([(slices, table)])
+    before = emulated_gpus[0].launches, fake_cupy.counts.synchronisations
+    optimizer.apply_gradients([(slices, table)])
+    assert (emulated_gpus[0].launches, fake_cupy.counts.synchronisations) == before
+    optimizer.apply_gradients([(slices, table)])
+    assert table.numpy()[[0, 1, 4], 0].tolist() == [0, -6, -3]
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("most_rows", [1, 65536])
+def test_a_bad_row_refuses_the_update_and_drops_what_was_accumulated(
+    emulated_gpus: list[EmulatorLauncher], most_rows: int
+) -> None:
+    table = Variable(np.ones((50, 4), np.float32), device="gpu:0", name="table")
+    dense = Variable(np.ones(4, np.float32), device="gpu:0")
+    counter = Variable(np.int64(0))
+    optimizer = GradientAccumulationOptimizer(
+        gpuopt.GradientDescentOptimizer(1.0), 2, most_rows=most_rows
+    )
+    values, one = (to_device(np.ones(shape, np.float32), GPU) for shape in ((3, 4), (4,)))
+
+    def steps(*rows: int) -> None:
+        slices = IndexedSlices(values, to_device(np.array(rows), GPU))
+        for _ in range(2):
+            optimizer.apply_gradients([(slices, table), (one, dense)], counter)
+        optimizer.check()
+
+    with pytest.raises(IndexError, match="row 50 is not in"):
+        steps(1, 50, 3)
+    assert (table.numpy() == 1).all()
+    assert (dense.numpy() == 1).all()
+    assert (counter.numpy(), optimizer.accumulated_steps) == (0, 0)
+    steps(1, 2, 3)
+    assert (dense.numpy() == 0).all()
+    assert counter.numpy() == 1
+
+
+@pytest.mark.emulator
+def test_each_gpu_and_the_host_have_their_own_sums(
+    emulated_gpus: list[EmulatorLauncher],
+) -> None:
+    variables = [
+        Variable(np.zeros(3, np.float32), device=place) for place in ("gpu:0", "gpu:1", "cpu")
+    ]
+    optimizer = GradientAccumulationOptimizer(
+        gpuopt.GradientDescentOptimizer(1.0, clip_norm=1e3), 2
+    )
+    for number in (1, 3):
+        optimizer.apply_gradients(
+            [(to_device(np.float32([1, 2, number]), v.device), v) for v in variables]
+        )
+    for variable in variables:
+        np.testing.assert_allclose(variable.numpy(), [-1, -2, -2], rtol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("every_schedule")
+@pytest.mark.parametrize("most_rows", [2, 65536], ids=["rows added up", "rows kept"])
+def test_steps_and_updates_may_come_on_any_stream(most_rows: int) -> None:
+    streams = [new_stream() for _ in range(3)]
+    weight = Variable(np.zeros(50, np.float32), device="gpu:0")
+    table = Variable(np.zeros((6, 4), np.float32), device="gpu:0")
+    gradients = [uploaded(np.full(50, number, np.float32)) for number in range(1, 7)]
+    values, rows = uploaded(np.ones((3, 4), np.float32)), uploaded(np.array([0, 2, 2]))
+    optimizer = GradientAccumulationOptimizer(
+        gpuopt.GradientDescentOptimizer(1.0), 3, "sum", most_rows=most_rows
+    )
+    wait_for_gpus()
+    for number, gradient in enumerate(gradients):
+        with streams[number % 3]:
+            optimizer.apply_gradients([(gradient, weight), (IndexedSlices(values, rows), table)])
+    assert (weight.numpy() == -21).all()
+    assert table.numpy()[:, 0].tolist() == [-6, 0, -12, 0, 0, 0]
+
+
+# What asks, and what is counted under another name, too.
+QUERIES = {"cudaGetDevice", "cudaSetDevice", "cudaEventQuery", "cudaStreamIsCapturing"}
+TWICE = {"cuLaunchKernel", "cudaMemcpyAsync"}
+# Of what an update has read: they go when the next step writes the sums.
+OLD_EVENTS = {"cudaEventDestroy"}
+ONE_LAUNCH = {"launches": 1, "cudaEventRecord": 1}
+
+
+@pytest.mark.gpu
+@pytest.mark.driver
+@pytest.mark.parametrize(
+    ("dtype", "num_variables", "extra"),
+    [
+        (np.float32, 3, {}),
+        (np.float32, 148, {}),
+        (np.float16, 3, {}),
+        (np.float16, 148, {}),
+    ],
+)
+def test_what_a_steady_step_asks_cuda_for(
+    dtype: Any, num_variables: int, extra: dict[str, int]
+) -> None:
+    """A step between updates is a launch: no copy, no wait, no memory. An update is one more."""
+    with backends.using(GPU, cuda_backend(GPU)):
+        variables = [Variable(np.zeros(9, dtype), device="gpu:0") for _ in range(num_variables)]
+        pairs = [(uploaded(np.ones(9, dtype)), variable) for variable in variables]
+        optimizer = GradientAccumulationOptimizer(gpuopt.AdamOptimizer(), 3)
+        called = []
+        for _ in range(12):
+            before = driver.counts()
+            optimizer.apply_gradients(pairs)
+            after = driver.counts()
+            driver.synchronize()
+            numbers = {name: after[name] - before.get(name, 0) for name in after}
+            ignored = QUERIES | TWICE | OLD_EVENTS
+            called.append({k: n for k, n in numbers.items() if n and k not in ignored})
+    assert called[6:8] == [{**ONE_LAUNCH, **extra}] * 2
+    assert called[8]["launches"] == 2
+    assert not [name for name in called[8] if "ynchronize" in name or "alloc" in name.lower()]

@@ -1,0 +1,318 @@
+"""`averages`: moving averages that follow each step, with the values of `apply` after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from dtypes import DTYPES
+from every_optimizer import configurations, make
+from stages import STAGES
+
+import gpuopt
+from gpuopt import ExponentialMovingAverage, IndexedSlices, Variable
+from gpuopt.backends import using
+from gpuopt.backends.cpu.backend import CpuBackend
+from gpuopt.backends.cpu.limits import CpuLimits
+from gpuopt.device import Device
+
+SHAPES = [(3, 4), (), (70, 50), (0,), (5,)]
+
+
+@pytest.fixture(params=["plain", "recorded", "compiled"])
+def form(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """How rules are computed; the compiled form needs a compiler."""
+    if request.param == "recorded":
+        monkeypatch.setenv("GPUOPT_COMPILED", "0")
+    large = 10**9 if request.param == "plain" else 1
+    with using(Device.cpu, CpuBackend(CpuLimits(small_elements=1, large_elements=large))):
+        yield request.param
+
+
+class Run:
+    """A model that is trained with averages; two of one seed get the same gradients."""
+
+    def __init__(self, dtype: Any, *, is_sparse: bool = False, **options: Any) -> None:
+        self._rng = np.random.default_rng(1)
+        self.counter = Variable(np.int64(0), name="counter")
+        shapes = [*SHAPES, *([(40, 12)] if is_sparse else [])]
+        self.variables = [
+            Variable(np.asarray(self._rng.normal(size=shape)).astype(dtype), name=f"w{i}")
+            for i, shape in enumerate(shapes)
+        ]
+        self._is_sparse = is_sparse
+        num_updates = self.counter if options.pop("is_bounded", False) else None
+        self.averages = ExponentialMovingAverage(0.9, num_updates, **options)
+
+    def pairs(self) -> list[tuple[Any, Variable]]:
+        given: list[tuple[Any, Variable]] = []
+        for variable in self.variables:
+            gradient: Any = np.asarray(3 * self._rng.normal(size=variable.shape))
+            if self._is_sparse and variable is self.variables[-1]:
+                rows = self._rng.integers(0, 40, 30)
+                values = self._rng.normal(size=(30, 12)).astype(variable.dtype)
+                given.append((IndexedSlices(values, rows), variable))
+            else:
+                given.append((gradient.astype(variable.dtype), variable))
+        return given
+
+    def values(self) -> list[bytes]:
+        averages = [self.averages.average(variable) for variable in self.variables]
+        return [each.numpy().tobytes() for each in (*self.variables, *averages) if each is not None]
+
+
+def check_steps(make_optimizer: Callable[..., Any], dtype: Any, **options: Any) -> None:
+    """Four steps with averages are, to the bit, steps without, each with `apply` after it."""
+    mine, theirs = Run(dtype, **options), Run(dtype, **options)
+    following = make_optimizer(averages=mine.averages)
+    plain = make_optimizer()
+    for _ in range(4):
+        following.apply_gradients(mine.pairs(), mine.counter)
+        plain.apply_gradients(theirs.pairs(), theirs.counter)
+        theirs.averages.apply(theirs.variables)
+        assert mine.values() == theirs.values()
+    assert len(mine.values()) == 2 * len(mine.variables)
+
+
+@pytest.mark.parametrize("is_sparse", [False, True], ids=["dense", "mixed"])
+@pytest.mark.parametrize("stages", STAGES)
+def test_every_combination_is_steps_with_apply_after_each(
+    form: str, stages: str, is_sparse: bool
+) -> None:
+    check_steps(STAGES[stages], np.float32, is_sparse=is_sparse, is_bounded=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("is_bounded", [False, True], ids=["decay", "num_updates"])
+def test_every_type_has_the_averages_of_apply(form: str, dtype: Any, is_bounded: bool) -> None:
+    check_steps(STAGES["decay"], dtype, is_bounded=is_bounded, zero_debias=True)
+
+
+@configurations
+def test_averages_follow_every_optimizer(name: str, arguments: dict[str, Any]) -> None:
+    check_steps(lambda **more: make(name, arguments, **more), np.float32)
+
+
+def test_averages_of_dense_variables_are_moved_by_their_rule() -> None:
+    w, bounded = Variable(np.ones(3, np.float32)), Variable(np.ones(3, np.float32))
+    averages = ExponentialMovingAverage(0.5)
+    optimizer = gpuopt.GradientDescentOptimizer(1.0, averages=averages)
+    following = optimizer.averages
+    assert following is not None
+    one = np.ones(3, np.float32)
+    optimizer.apply_gradients([(one, w), (one, bounded)])
+    # Its average is made after the first step.
+    assert following.known.find([w, bounded], 0) is None
+    optimizer.apply_gradients([(one, w), (one, bounded)])
+    assert following.known.find([w, bounded], 0) is not None
+
+
+def test_an_average_sees_a_variable_after_its_constraint() -> None:
+    mine, theirs = (
+        Variable(np.ones(3, np.float32), constraint=lambda value: np.clip(value, -0.5, 0.5))
+        for _ in range(2)
+    )
+    following, apart = ExponentialMovingAverage(0.5), ExponentialMovingAverage(0.5)
+    optimizer = gpuopt.GradientDescentOptimizer(1.0, averages=following)
+    plain = gpuopt.GradientDescentOptimizer(1.0)
+    for gradient in np.float32([[1, 2, -1], [1, -2, -1], [-1, 0, 0.25]]):
+        optimizer.apply_gradients([(gradient, mine)])
+        plain.apply_gradients([(gradient, theirs)])
+        apart.apply([theirs])
+        expected = apart.average(theirs)
+        got = following.average(mine)
+        assert got is not None
+        assert expected is not None
+        assert got.numpy().tobytes() == expected.numpy().tobytes()
+
+
+@pytest.mark.parametrize("gate", [gpuopt.Optimizer.GATE_NONE, gpuopt.Optimizer.GATE_OP])
+def test_the_step_that_is_counted_bounds_the_decay(gate: int) -> None:
+    w = Variable(np.float64([0.0]))
+    counter = Variable(np.int64(0))
+    averages = ExponentialMovingAverage(0.9, counter)
+    optimizer = gpuopt.GradientDescentOptimizer(np.float64(1), averages=averages)
+    expected = -1.0
+    for step in range(1, 4):
+        optimizer.minimize(lambda: w, counter, [w], gate)
+        decay = np.float32(1 + step) / np.float32(10 + step)
+        expected -= (expected + step) * (1 - decay)
+        average = averages.average(w)
+        assert average is not None
+        np.testing.assert_allclose(average.numpy(), [expected], rtol=1e-7)
+
+
+def test_variables_without_a_gradient_and_skipped_steps_leave_averages_alone() -> None:
+    w, other = Variable(np.ones(2, np.float32)), Variable(np.ones(2, np.float32))
+    averages = ExponentialMovingAverage(0.5)
+    optimizer = gpuopt.GradientDescentOptimizer(1.0, averages=averages, on_nonfinite="skip")
+    optimizer.apply_gradients([(np.ones(2, np.float32), w), (None, other)])
+    assert averages.average(other) is None
+    optimizer.apply_gradients([(np.float32([1, np.nan]), w)])
+    average = averages.average(w)
+    assert average is not None
+    assert average.numpy().tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
+def test_a_step_that_loss_scaling_skips_leaves_averages_as_they_were(kind: str) -> None:
+    w = Variable(np.zeros((2, 2), np.float32))
+    averages = ExponentialMovingAverage(0.5)
+    optimizer = gpuopt.LossScaleOptimizer(
+        gpuopt.GradientDescentOptimizer(1.0, averages=averages), gpuopt.DynamicLossScale(4.0)
+    )
+
+    def step(value: float) -> None:
+        gradient = np.full((2, 2), value, np.float32)
+        slices = IndexedSlices(gradient, np.array([0, 1]))
+        optimizer.apply_gradients([(gradient if kind == "dense" else slices, w)], loss_scale=4.0)
+
+    step(np.inf)
+    assert averages.average(w) is None
+    step(4)
+    average = averages.average(w)
+    assert average is not None
+    assert (average.numpy() == -1).all()
+    step(np.nan)
+    assert (average.numpy() == -1).all()
+    step(4)
+    assert (average.numpy() == -1.5).all()
+    assert optimizer.num_skipped == 2
+
+
+def test_all_rows_are_brought_up_for_their_averages() -> None:
+    """As `apply` after the step reads them all."""
+    table = Variable(np.ones((5, 2), np.float32))
+    averages = ExponentialMovingAverage(0.5)
+    optimizer = gpuopt.AdamOptimizer(0.1, catch_up=True, averages=averages)
+    for row in (0, 1, 2):
+        slices = IndexedSlices(np.ones((1, 2), np.float32), np.array([row]))
+        before = averages.average(table)
+        kept = None if before is None else before.numpy()
+        optimizer.apply_gradients([(slices, table)])
+        moved = table.unread_storage
+        average = averages.average(table)
+        assert average is not None
+        expected = moved if kept is None else (kept + moved) / 2
+        np.testing.assert_allclose(average.numpy(), expected, rtol=1e-6)
+    assert (table.unread_storage[0] < 0.8).all()  # it has moved in each step, the last in none
+    assert (table.unread_storage[4] == 1).all()
+
+
+def test_optimizers_share_averages_which_others_may_move_too() -> None:
+    first, second = (Variable(np.zeros(1, np.float32)) for _ in range(2))
+    averages = ExponentialMovingAverage(0.5)
+    optimizers = [gpuopt.GradientDescentOptimizer(1.0, averages=averages) for _ in range(2)]
+    one = np.ones(1, np.float32)
+    for _ in range(2):
+        for optimizer, variable in zip(optimizers, (first, second), strict=True):
+            optimizer.apply_gradients([(one, variable)])
+    moved = [averages.average(each) for each in (first, second)]
+    assert [each.numpy().tolist() for each in moved if each is not None] == [[-1.5], [-1.5]]
+    # One variable by both, and by `apply` besides.
+    optimizers[1].apply_gradients([(one, first)])
+    assert moved[0] is not None
+    assert moved[0].numpy().tolist() == [-2.25]
+    averages.apply([first])
+    assert moved[0].numpy().tolist() == [-2.625]
+
+
+def test_an_average_that_is_dropped_or_gets_other_rows_is_not_written_any_more() -> None:
+    table = Variable(np.zeros((3, 2), np.float32))
+    averages = ExponentialMovingAverage(0.5)
+    optimizer = gpuopt.GradientDescentOptimizer(1.0, averages=averages)
+    one = np.ones((3, 2), np.float32)
+    for _ in range(2):
+        optimizer.apply_gradients([(one, table)])
+    dropped = averages.average(table)
+    assert dropped is not None
+    averages.forget([dropped])
+    optimizer.apply_gradients([(one, table)])
+    assert (dropped.numpy() == -1.5).all()
+    average = averages.average(table)
+    assert average is not None
+    assert (average.numpy() == -3).all()
+    gpuopt.rows(table).append(np.float32([[0, 0]]))
+    optimizer.apply_gradients([(np.ones((4, 2), np.float32), table)])
+    assert average.numpy().tolist() == [[-3.5] * 2] * 3 + [[-0.5] * 2]
+
+
+def test_evaluation_may_swap_values_in_and_out() -> None:
+    w = Variable(np.zeros(2, np.float32))
+    averages = ExponentialMovingAverage(0.5)
+    optimizer = gpuopt.GradientDescentOptimizer(1.0, averages=averages)
+    one = np.ones(2, np.float32)
+    for _ in range(2):
+        optimizer.apply_gradients([(one, w)])
+    average = averages.average(w)
+    assert average is not None
+    kept = w.numpy()
+    w.assign(average)
+    assert (w.numpy() == -1.5).all()
+    w.assign(kept)
+    optimizer.apply_gradients([(one, w)])
+    assert (average.numpy() == -2.25).all()
+
+
+def test_a_saver_brings_averages_back(tmp_path: Path) -> None:
+    def steps(path: str | None) -> bytes:
+        w = Variable(np.zeros(4, np.float32), name="saved")
+        averages = ExponentialMovingAverage(0.5)
+        optimizer = gpuopt.AdamOptimizer(0.1, averages=averages, name="Saved")
+        averages.track([w])
+        average = averages.average(w)
+        assert average is not None
+        saver = gpuopt.Saver([w, average], optimizers=[optimizer])
+        if path is not None:
+            saver.restore(path)
+        for number in range(0 if path is None else 3, 6):
+            if number == 3 and path is None:
+                saver.save(str(tmp_path / "model"))
+            optimizer.apply_gradients([(np.float32([1, -2, 3, number]), w)])
+        return w.numpy().tobytes() + average.numpy().tobytes()
+
+    expected = steps(None)
+    assert steps(str(tmp_path / "model")) == expected
+
+
+def test_what_is_no_moving_average_is_refused() -> None:
+    for wrong in (0.999, "EMA", ExponentialMovingAverage, object()):
+        with pytest.raises(TypeError, match="averages must be an ExponentialMovingAverage, or No"):
+            gpuopt.AdamOptimizer(averages=wrong)  # type: ignore[arg-type]
+
+
+def test_an_average_that_is_also_trained_is_refused() -> None:
+    w = Variable(np.zeros(2, np.float32), name="trained")
+    averages = ExponentialMovingAverage(0.5)
+    averages.track([w])
+    average = averages.average(w)
+    optimizer = gpuopt.GradientDescentOptimizer(1.0, averages=averages)
+    one = np.ones(2, np.float32)
+    with pytest.raises(ValueError, match="trained"):
+        optimizer.apply_gradients([(one, w), (one, average)])
+    assert (w.numpy() == 0).all()
+
+
+def test_a_class_that_overrides_a_hook_is_refused_by_name() -> None:
+    class Own(gpuopt.AdamOptimizer):
+        def _apply_dense(self, grad: Any, var: Variable) -> None:
+            super()._apply_dense(grad, var)
+
+    w = Variable(np.zeros(2, np.float32))
+    optimizer = Own(averages=ExponentialMovingAverage(0.5))
+    with pytest.raises(NotImplementedError, match=r"Own overrides a hook.*MovingAverageOptimizer"):
+        optimizer.apply_gradients([(np.ones(2, np.float32), w)])
+
+
+def test_each_copy_of_a_mirrored_variable_has_its_average() -> None:
+    strategy = gpuopt.MirroredStrategy(["cpu", "cpu"])
+    w = strategy.variable(np.zeros(1, np.float32))
+    averages = ExponentialMovingAverage(0.5)
+    optimizer = gpuopt.GradientDescentOptimizer(1.0, averages=averages)
+    for _ in range(2):
+        strategy.run(lambda: optimizer.apply_gradients([(np.ones(1, np.float32), w.local)]))
+    moved = [averages.average(copy) for copy in w.replicas]
+    assert [each.numpy().tolist() for each in moved if each is not None] == [[-3.0], [-3.0]]

@@ -1,0 +1,325 @@
+"""Tables on GPUs whose rows catch up end where tables do that make all steps, whatever is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import textbook
+from catching_up import CASES, OPTIMIZERS, TOLERANCE, CatchingUp
+from golden_cases import error
+
+import gpuopt
+from gpuopt import IndexedSlices, ParameterGroup, Saver, Variable
+from gpuopt.distributed import MirroredStrategy, PerReplica
+
+HEIGHT = 40
+
+pytestmark = pytest.mark.usefixtures("gpus")
+ways = pytest.mark.parametrize("catch_up", [True, "stepping"])
+
+
+ON_GPU = pytest.param("gpu", marks=pytest.mark.gpu)
+EMULATED = pytest.param("emulated", marks=pytest.mark.emulator)
+
+
+@pytest.fixture(params=[ON_GPU, EMULATED])
+def gpus(request: pytest.FixtureRequest) -> None:
+    """Makes gpu:0 and gpu:1 usable."""
+    if request.param == "emulated":
+        request.getfixturevalue("emulated_gpus")
+
+
+class Pair:
+    """A table on a GPU whose rows catch up, and one in host memory that makes all steps."""
+
+    def __init__(self, make: Any = gpuopt.AdamOptimizer, dtype: Any = np.float32, **options: Any):
+        self.rng = np.random.default_rng(5)
+        self.dtype = np.dtype(dtype)
+        value = self.rng.normal(size=(HEIGHT, 3)).astype(dtype)
+        self.tables = [Variable(value, device=each) for each in ("gpu:0", "cpu")]
+        self.optimizers = [make(catch_up=True, **options), make(**options)]
+
+    @property
+    def late(self) -> Variable:
+        return self.tables[0]
+
+    def slices(self, number: int, below: int = HEIGHT // 4) -> IndexedSlices:
+        values = self.rng.normal(size=(number, 3)).astype(self.dtype)
+        return IndexedSlices(values, self.rng.integers(0, below, number))
+
+    def step(self, number: int = 1) -> None:
+        for _ in range(number):
+            self.apply(self.slices(3))
+
+    def apply(self, gradient: Any) -> None:
+        for optimizer, table in zip(self.optimizers, self.tables, strict=True):
+            optimizer.apply_gradients([(gradient, table)])
+
+    def is_behind(self) -> bool:
+        behind: Any = self.late.identity.behind
+        return behind is not None and behind.is_behind
+
+    def check(self, tolerance: float = 2e-6) -> None:
+        names = self.optimizers[1].get_slot_names()
+        of_both = [
+            [table.numpy(), *(optimizer.get_slot(table, name).numpy() for name in names)]
+            for optimizer, table in zip(self.optimizers, self.tables, strict=True)
+        ]
+        assert not self.is_behind()
+        for got, expected in zip(*of_both, strict=True):
+            close(got, expected, tolerance)
+
+
+def numbers(array: Any) -> np.ndarray:
+    if isinstance(array, Variable):
+        array = array.numpy()
+    return np.asarray(array.get() if hasattr(array, "get") else array).astype(np.float64)
+
+
+def close(one: Any, other: Any, tolerance: float = 2e-6) -> None:
+    np.testing.assert_allclose(numbers(one), numbers(other), rtol=tolerance, atol=tolerance)
+
+
+@ways
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
+def test_rows_that_catch_up_step_like_tensorflows(case: dict[str, Any], catch_up: Any) -> None:
+    golden = CatchingUp(case, catch_up)
+    for key, rows in golden.replay(device="gpu:1").items():
+        assert error(rows, golden.arrays[key][1:]) <= TOLERANCE[case["dtype"]], key
+
+
+@ways
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("clipping", [{}, {"clip_norm": 0.5}, {"clip_value": 0.3}], ids=str)
+def test_every_optimizer_ends_where_it_ends_without(
+    clipping: dict[str, float], name: str, dtype: Any, catch_up: Any
+) -> None:
+    pair = Pair(OPTIMIZERS[name], dtype, **clipping)
+    pair.optimizers[0] = OPTIMIZERS[name](catch_up=catch_up, **clipping)
+    pair.step(60)
+    assert pair.is_behind()
+    # A slot is rounded once in a step without, and once for all of them with it.
+    pair.check(60 * 4 * float(np.finfo(dtype).eps) if dtype is np.float32 else 1e-7)
+
+
+@ways
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_16_bit_tables_step_like_the_textbook(dtype: Any, catch_up: Any) -> None:
+    pair = Pair(dtype=dtype)
+    start = pair.late.numpy().astype(np.float64)
+    pair.optimizers[0] = gpuopt.AdamOptimizer(0.01, catch_up=catch_up)
+    histories: list[list[Any]] = [[] for _ in range(HEIGHT)]
+    for number in range(1, 80):
+        slices = pair.slices(1)
+        pair.optimizers[0].apply_gradients([(slices, pair.late)])
+        for at, history in enumerate(histories):
+            named = at == slices.indices[0]
+            history.append((number, slices.values[0].astype(np.float64) if named else np.zeros(3)))
+    got = pair.late.numpy().astype(np.float64)
+    bound = 16 * float(ml_dtypes.finfo(dtype).eps)  # stored whenever it was named: 8 times or so
+    for row, history in enumerate(histories):
+        expected = textbook.adam(start[row], history, learning_rate=0.01)
+        np.testing.assert_allclose(got[row], expected["var"], rtol=bound, atol=bound)
+
+
+READS: dict[str, Callable[[Variable], Any]] = {
+    "numpy()": lambda table: table.numpy(),
+    "value()": lambda table: table.value(),
+    "storage": lambda table: table.storage,
+    "table + 0": lambda table: table + 0,
+    "table[...]": lambda table: table[...],
+    "a Variable of it": lambda table: Variable(table).numpy(),
+    "assigned": lambda table: Variable(np.zeros(table.shape, "f4")).assign(table).numpy(),
+    "on the other GPU": lambda table: Variable(table, device="gpu:1").numpy(),
+    "all rows": lambda table: gpuopt.embedding_lookup(table, np.arange(HEIGHT)),
+}
+
+
+@pytest.mark.parametrize("read", READS)
+def test_a_read_sees_all_steps(read: str) -> None:
+    pair = Pair()
+    pair.step(20)
+    assert pair.is_behind()
+    close(READS[read](pair.late), pair.tables[1])
+    pair.step(3)
+    pair.check()
+
+
+WRITES: dict[str, Callable[[Variable], Any]] = {
+    "assign": lambda table: table.assign(np.ones(table.shape, "f4")),
+    "assign_add": lambda table: table.assign_add(np.ones(table.shape, "f4")),
+    "+=": lambda table: table.__iadd__(1),
+    "table[1:3] =": lambda table: table.__setitem__(slice(1, 3), 4),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_a_write_comes_after_the_steps_before_it(write: str) -> None:
+    pair = Pair()
+    pair.step(20)
+    for table in pair.tables:
+        WRITES[write](table)
+    pair.step(20)
+    pair.check()
+
+
+def test_a_slot_may_be_read_and_written() -> None:
+    pair = Pair()
+    pair.step(20)
+    slots = [
+        optimizer.get_slot(table, "m")
+        for optimizer, table in zip(pair.optimizers, pair.tables, strict=True)
+    ]
+    close(*slots)
+    pair.step(10)
+    for slot in slots:
+        slot.assign(np.ones((HEIGHT, 3), "f4"))
+    pair.step(10)
+    pair.check()
+
+
+@pytest.mark.parametrize("gpus", [ON_GPU], indirect=True)  # autograd knows real arrays alone
+def test_a_loss_looks_up_rows_that_are_up_to_date() -> None:
+    pair = Pair()
+    pair.step(20)
+    ids = np.array([[2, 7], [2, 39]])
+    for optimizer, table in zip(pair.optimizers, pair.tables, strict=True):
+        for _ in range(3):
+            optimizer.minimize(
+                lambda table=table: (gpuopt.embedding_lookup(table, ids) ** 2).sum(),
+                var_list=[table],
+            )
+    assert pair.is_behind()
+    pair.check()
+
+
+@pytest.mark.parametrize("kind", ["empty", "dense", "not finite", "one row of many"])
+def test_steps_of_all_kinds_come_between(kind: str) -> None:
+    pair = Pair(on_nonfinite="skip")
+    gradients = {
+        "empty": IndexedSlices(np.zeros((0, 3), "f4"), np.zeros(0, np.int64)),
+        "dense": np.ones((HEIGHT, 3), np.float32),
+        "not finite": IndexedSlices(np.full((1, 3), np.nan, "f4"), np.array([1])),
+        "one row of many": IndexedSlices(np.ones((500, 3), "f4"), np.full(500, 7)),
+    }
+    for _ in range(4):
+        pair.step(5)
+        pair.apply(gradients[kind])
+    pair.step(5)
+    pair.check()
+
+
+def test_a_loss_that_is_scaled_skips_its_steps() -> None:
+    pair = Pair()
+    scaling = [
+        gpuopt.LossScaleOptimizer(each, gpuopt.FixedLossScaleManager(8.0))
+        for each in pair.optimizers
+    ]
+    for number in range(30):
+        slices = pair.slices(3)
+        factor = np.float32(np.inf if number % 7 == 3 else 8)
+        scaled = IndexedSlices(slices.values * factor, slices.indices)
+        for optimizer, table in zip(scaling, pair.tables, strict=True):
+            optimizer.apply_gradients([(scaled, table)])
+    assert [each.num_skipped for each in scaling] == [4, 4]
+    assert pair.is_behind()
+    pair.check()
+
+
+def test_hyperparameters_may_change() -> None:
+    pair = Pair(learning_rate=0.1)
+    changes = ("beta1", 0.5), ("learning_rate", lambda: 0.05), ("epsilon", 1e-3), ("beta2", 0.99)
+    for name, value in changes:
+        pair.step(15)
+        for optimizer in pair.optimizers:
+            optimizer.hyperparameters[name] = value
+    pair.step(15)
+    pair.check()
+
+
+def test_tables_of_groups_fall_behind_beside_each_other() -> None:
+    """Some of one width, which are updated together; not all in each step."""
+    rng = np.random.default_rng(6)
+    shapes = [(20, 2), (33, 2), (7, 2), (20, 5)]
+    of_both = []
+    for device, catch_up in (("gpu:0", True), ("cpu", False)):
+        tables = [Variable(np.ones(shape, "f4"), device=device) for shape in shapes]
+        groups = [
+            ParameterGroup(variables=tables[1:2], beta1=0.5, learning_rate=0.1, epsilon=1e-4),
+            ParameterGroup(variables=tables[2:3], learning_rate=0.01),
+        ]
+        of_both.append((gpuopt.AdamOptimizer(catch_up=catch_up, groups=groups), tables))
+    for number in range(30):
+        chosen = [at for at in range(4) if (number + at) % 3]
+        slices = {
+            at: IndexedSlices(
+                rng.normal(size=(4, shapes[at][1])).astype("f4"), rng.integers(0, 7, 4)
+            )
+            for at in chosen
+        }
+        for optimizer, tables in of_both:
+            optimizer.apply_gradients([(slices[at], tables[at]) for at in chosen])
+        if number % 10 == 4:
+            for _, tables in of_both:
+                gpuopt.embedding_lookup(tables[number % 4], [1, 5])
+    for table, other in zip(of_both[0][1], of_both[1][1], strict=True):
+        close(table.numpy(), other.numpy())
+
+
+def test_an_average_follows_all_steps() -> None:
+    pair = Pair()
+    averages = [gpuopt.ExponentialMovingAverage(0.9, name=name) for name in ("One", "Two")]
+    for _ in range(3):
+        pair.step(5)
+        for average, table in zip(averages, pair.tables, strict=True):
+            average.apply([table])
+    close(*(each.average(table) for each, table in zip(averages, pair.tables, strict=True)))
+
+
+@pytest.mark.parametrize("restored_by", [True, "stepping", False])
+def test_a_file_is_restored_into_either_form(restored_by: Any, tmp_path: Path) -> None:
+    pair = Pair()
+    pair.step(25)
+    assert pair.is_behind()
+    path = Saver({"table": pair.late}, optimizers=pair.optimizers[:1]).save(tmp_path / "model")
+    start = np.zeros((HEIGHT, 3), "f4")
+    table, optimizer = Variable(start, device="gpu:0"), gpuopt.AdamOptimizer(catch_up=restored_by)
+    for _ in range(12):  # rows that are behind are overwritten
+        optimizer.apply_gradients([(pair.slices(3), table)])
+    Saver({"table": table}, optimizers=[optimizer]).restore(path)
+    np.testing.assert_array_equal(table.numpy(), pair.late.numpy())
+    pair.tables[0], pair.optimizers[0] = table, optimizer
+    pair.step(20)
+    pair.check()
+
+
+def test_mirrored_copies_on_two_gpus_catch_up_alike() -> None:
+    ids = np.random.default_rng(8).integers(0, 12, (20, 2, 3))
+    ends = []
+    for devices, catch_up in ((["gpu:0", "gpu:1"], True), (["cpu", "cpu"], False)):
+        strategy = MirroredStrategy(devices)
+        table = strategy.variable(np.ones((12, 2), np.float32), name="mirrored")
+        optimizer = gpuopt.AdamOptimizer(0.01, catch_up=catch_up)
+
+        def train(rows: Any, seen: Any, table: Any = table, optimizer: Any = optimizer) -> None:
+            gpuopt.embedding_lookup(table.local, seen)
+            values = 2 * gpuopt.embedding_lookup(table.local, rows)
+            optimizer.apply_gradients([(IndexedSlices(values, rows), table.local)])
+
+        for number, rows in enumerate(ids):
+            strategy.run(train, [PerReplica(rows), PerReplica([[number % 12], [0]])])
+        arrays = [
+            [copy.numpy(), *(optimizer.get_slot(copy, name).numpy() for name in "mv")]
+            for copy in table.replicas
+        ]
+        for one, other in zip(*arrays, strict=True):
+            np.testing.assert_array_equal(one, other)
+        ends.append(arrays[0])
+    for got, expected in zip(*ends, strict=True):
+        close(got, expected)

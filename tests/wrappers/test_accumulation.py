@@ -1,0 +1,598 @@
+"""GradientAccumulationOptimizer: an update by the mean of several steps' gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from stages import STAGES
+
+import gpuopt
+from gpuopt import GradientAccumulationOptimizer, IndexedSlices, Variable
+from gpuopt.backends import using
+from gpuopt.backends.cpu.backend import CpuBackend
+from gpuopt.backends.cpu.limits import CpuLimits
+from gpuopt.device import Device
+
+SHAPES = [(3, 4), (), (70, 50), (0,), (5,)]
+
+
+@pytest.fixture(params=["plain", "recorded", "compiled"])
+def form(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """How rules are computed; the compiled form needs a compiler."""
+    if request.param == "recorded":
+        monkeypatch.setenv("GPUOPT_COMPILED", "0")
+    large = 10**9 if request.param == "plain" else 1
+    with using(Device.cpu, CpuBackend(CpuLimits(small_elements=1, large_elements=large))):
+        yield request.param
+
+
+def variables_of(dtype: Any, shapes: Sequence[tuple[int, ...]] = SHAPES) -> list[Variable]:
+    rng = np.random.default_rng(1)
+    return [
+        Variable(np.asarray(rng.normal(size=shape)).astype(dtype), name=f"w{i}")
+        for i, shape in enumerate(shapes)
+    ]
+
+
+def arrays_of(rng: np.random.Generator, dtype: Any) -> list[np.ndarray]:
+    return [np.asarray(3 * rng.normal(size=shape)).astype(dtype) for shape in SHAPES]
+
+
+def summed(arrays: Sequence[Any]) -> Any:
+    total = arrays[0].copy()
+    for each in arrays[1:]:
+        total = total + each
+    return total
+
+
+def state_of(optimizer: Any, variables: Sequence[Variable]) -> list[bytes]:
+    return [each.tobytes() for each in arrays_in(optimizer, variables)]
+
+
+def arrays_in(optimizer: Any, variables: Sequence[Variable]) -> list[np.ndarray]:
+    slots = [
+        optimizer.get_slot(variable, name)
+        for variable in variables
+        for name in optimizer.get_slot_names()
+        if not name.startswith("gradient_")
+    ]
+    return [each.numpy() for each in [*variables, *slots] if each is not None]
+
+
+def one(*numbers: float) -> np.ndarray:
+    return np.array(numbers, np.float32)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("is_sparse", [False, True], ids=["dense", "mixed"])
+@pytest.mark.parametrize("stages", STAGES)
+def test_every_combination_is_a_step_by_gradients_summed_by_hand(
+    form: str, stages: str, is_sparse: bool, reduction: Any
+) -> None:
+    check_updates(STAGES[stages], np.float32, is_sparse, reduction)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_sums_have_their_variables_type(form: str, dtype: Any) -> None:
+    check_updates(STAGES["decay"], dtype, True, "mean")
+
+
+def check_updates(
+    make_optimizer: Callable[..., Any], dtype: Any, is_sparse: bool, reduction: Any
+) -> None:
+    rng, steps = np.random.default_rng(2), 3
+    mine, theirs = variables_of(dtype), variables_of(dtype)
+    tables = [Variable(np.ones((40, 12), dtype), name="table") for _ in range(2)]
+    counters = [Variable(np.int64(0)) for _ in range(2)]
+    inner, plain = make_optimizer(), make_optimizer()
+    optimizer = GradientAccumulationOptimizer(inner, steps, reduction)
+    for number in range(4):
+        given = []
+        for micro in range(steps):
+            arrays = arrays_of(rng, dtype)
+            rows, values = rng.integers(0, 40, 30), rng.normal(size=(30, 12)).astype(dtype)
+            given.append((arrays, values, rows))
+            before = state_of(inner, [*mine, tables[0]])
+            pairs: list[Any] = [(array.copy(), v) for array, v in zip(arrays, mine, strict=True)]
+            if is_sparse:
+                pairs.append((IndexedSlices(values.copy(), rows.copy()), tables[0]))
+            optimizer.apply_gradients(pairs, counters[0])
+            for array, _ in pairs[: len(mine)]:
+                array[...] = np.nan  # gradients are only borrowed
+            assert optimizer.accumulated_steps == (micro + 1) % steps
+            if micro < steps - 1:
+                assert state_of(inner, [*mine, tables[0]]) == before
+                assert counters[0].numpy() == number
+        divisor = dtype(steps if reduction == "mean" else 1)
+        by_hand: list[Any] = [
+            (summed(arrays) / divisor, variable)
+            for arrays, variable in zip(
+                zip(*(arrays for arrays, _, _ in given), strict=True), theirs, strict=True
+            )
+        ]
+        if is_sparse:
+            values = np.concatenate([values for _, values, _ in given]) / divisor
+            rows = np.concatenate([rows for _, _, rows in given])
+            by_hand.append((IndexedSlices(values, rows), tables[1]))
+        plain.apply_gradients(by_hand, counters[1])
+        assert state_of(inner, [*mine, tables[0]]) == state_of(plain, [*theirs, tables[1]])
+        assert counters[0].numpy() == counters[1].numpy() == number + 1
+
+
+def test_many_rows_are_added_up(form: str) -> None:
+    rng = np.random.default_rng(3)
+    tables = [Variable(np.ones((40, 3), np.float32)) for _ in range(2)]
+    optimizer = GradientAccumulationOptimizer(gpuopt.AdagradOptimizer(0.5), 9, most_rows=50)
+    values, rows = rng.normal(size=(9, 30, 3)).astype(np.float32), rng.integers(0, 40, (9, 30))
+    for each, there in zip(values, rows, strict=True):
+        optimizer.apply_gradients([(IndexedSlices(each, there), tables[0])])
+    slices = IndexedSlices(values.reshape(-1, 3) / np.float32(9), rows.reshape(-1))
+    gpuopt.AdagradOptimizer(0.5).apply_gradients([(slices, tables[1])])
+    tolerance = 32 * np.finfo(np.float32).eps
+    np.testing.assert_allclose(tables[0].numpy(), tables[1].numpy(), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("order", ["dense first", "sparse first"])
+def test_gradients_of_both_kinds_become_dense(order: str) -> None:
+    table = Variable(np.zeros((3, 2), np.float32))
+    optimizer = GradientAccumulationOptimizer(gpuopt.GradientDescentOptimizer(1.0), 3, "sum")
+    slices = IndexedSlices(np.ones((2, 2), np.float32), np.array([1, 1]))
+    dense = np.full((3, 2), 10, np.float32)
+    given = [dense, slices, slices] if order == "dense first" else [slices, slices, dense]
+    for gradient in given:
+        optimizer.apply_gradients([(gradient, table)])
+    assert table.numpy().tolist() == [[-10, -10], [-14, -14], [-10, -10]]
+
+
+def test_variables_without_a_gradient_in_some_steps() -> None:
+    first, second, never = (Variable(one(0)) for _ in range(3))
+    inner = gpuopt.MomentumOptimizer(1.0, 0.5)
+    optimizer = GradientAccumulationOptimizer(inner, 2)
+    for _ in range(2):
+        optimizer.apply_gradients([(one(2), first), (None, second), (None, never)])
+        optimizer.apply_gradients([(one(4), second)])
+    assert (first.numpy(), second.numpy(), never.numpy()) == (-2.5, -5, 0)
+    assert inner.get_slot(never, "momentum") is None
+    # A sum of the update before counts for nothing.
+    for _ in range(2):
+        optimizer.apply_gradients([(one(2), first)])
+    assert second.numpy() == -5
+
+
+def test_the_number_of_steps_may_change_between_updates() -> None:
+    w, counter = Variable(one(0)), Variable(np.int64(0))
+    optimizer = GradientAccumulationOptimizer(
+        gpuopt.GradientDescentOptimizer(1.0), lambda: 1 + int(counter.numpy()), "sum"
+    )
+    seen = []
+    for _ in range(6):
+        optimizer.apply_gradients([(one(1), w)], counter)
+        seen.append(float(w.numpy()[0]))
+    assert seen == [-1, -1, -3, -3, -3, -6]
+    optimizer.accumulation_steps = 2
+    for _ in range(2):
+        optimizer.apply_gradients([(one(1), w)], counter)
+    assert w.numpy() == -8
+    optimizer.accumulation_steps = lambda: 0
+    with pytest.raises(ValueError, match="accumulation_steps must be at least 1, got 0"):
+        optimizer.apply_gradients([(one(1), w)])
+
+
+def test_an_early_update_and_a_reset() -> None:
+    w, counter = Variable(one(0)), Variable(np.int64(0))
+    optimizer = GradientAccumulationOptimizer(gpuopt.GradientDescentOptimizer(1.0), 10)
+    optimizer.apply_accumulated(counter)
+    assert counter.numpy() == 0
+    for gradient in (1, 3):
+        optimizer.apply_gradients([(one(gradient), w)], counter)
+    optimizer.apply_accumulated(counter)
+    assert (w.numpy(), counter.numpy(), optimizer.accumulated_steps) == (-2, 1, 0)
+    optimizer.apply_gradients([(one(100), w)])
+    optimizer.reset()
+    assert optimizer.accumulated_steps == 0
+    optimizer.apply_gradients([(one(4), w)])
+    optimizer.apply_accumulated()
+    assert w.numpy() == -6
+
+
+def test_steps_that_are_not_finite_are_left_out_or_refused() -> None:
+    w = Variable(one(0))
+    options: Any
+    for options in ("skip", "raise"):
+        optimizer = GradientAccumulationOptimizer(
+            gpuopt.GradientDescentOptimizer(1.0), 2, "sum", on_nonfinite=options
+        )
+        optimizer.apply_gradients([(one(1), w)])
+        if options == "raise":
+            with pytest.raises(FloatingPointError, match="is not finite"):
+                optimizer.apply_gradients([(one(np.inf), w)])
+        else:
+            optimizer.apply_gradients([(one(np.nan), w)])
+        assert optimizer.accumulated_steps == 1
+        optimizer.apply_gradients([(one(1), w)])
+    assert w.numpy() == -4
+    optimizer = GradientAccumulationOptimizer(gpuopt.GradientDescentOptimizer(1.0), 2)
+    for gradient in (np.nan, 1):
+        optimizer.apply_gradients([(one(gradient), w)])
+    assert np.isnan(w.numpy()).all()
+
+
+def test_the_norm_is_that_of_the_mean() -> None:
+    w = Variable(one(0, 0))
+    inner = gpuopt.GradientDescentOptimizer(1.0, clip_norm=1.0)
+    optimizer = GradientAccumulationOptimizer(inner, 2)
+    for gradient in ([6, 0], [0, 8]):
+        optimizer.apply_gradients([(one(*gradient), w)])
+    assert inner.global_norm == 5
+    np.testing.assert_allclose(w.numpy(), [-0.6, -0.8], rtol=3e-7)
+
+
+def test_hooks_are_called_in_updates_alone() -> None:
+    calls = []
+
+    class Own(gpuopt.Optimizer):
+        def __init__(self) -> None:
+            super().__init__(False, "Own")
+
+        def _prepare(self) -> None:
+            calls.append("prepare")
+
+        def _apply_dense(self, grad: Any, var: Variable) -> None:
+            var.assign_sub(grad)
+
+        def _finish(self, update_ops: list[Any], name_scope: str) -> None:
+            calls.append("finish")
+
+    w = Variable(one(0))
+    optimizer = GradientAccumulationOptimizer(Own(), 3)
+    for _ in range(6):
+        optimizer.apply_gradients([(one(1), w)])
+    assert calls == ["prepare", "finish"] * 2
+    assert w.numpy() == -2
+
+
+def test_minimize_accumulates_with_every_gate() -> None:
+    w, counter = Variable(one(4)), Variable(np.int64(0))
+    optimizer = GradientAccumulationOptimizer(gpuopt.GradientDescentOptimizer(0.5), 2)
+    for gate in (optimizer.GATE_OP, optimizer.GATE_GRAPH):
+        optimizer.minimize(lambda: 0.5 * w * w, counter, [w], gate)
+    assert (w.numpy(), counter.numpy()) == (2, 1)
+    with pytest.warns(UserWarning, match="needs all gradients at once"):
+        optimizer.minimize(lambda: 0.5 * w * w, counter, [w], optimizer.GATE_NONE)
+    optimizer.minimize(lambda: 0.5 * w * w, counter, [w])
+    assert (w.numpy(), counter.numpy()) == (1, 2)
+
+
+def test_averages_follow_updates() -> None:
+    w = Variable(one(0))
+    averages = gpuopt.ExponentialMovingAverage(0.5)
+    inner = gpuopt.GradientDescentOptimizer(1.0, averages=averages)
+    optimizer = gpuopt.MovingAverageOptimizer(GradientAccumulationOptimizer(inner, 2), 0.5)
+    for _ in range(4):
+        optimizer.apply_gradients([(one(1), w)])
+    found = averages.average(w), optimizer.averages.average(w)
+    # The one begins at the first update, the other one before it.
+    assert [float(each.numpy()[0]) for each in found if each is not None] == [-1.5, -1.25]
+
+
+class Model:
+    """A table and two variables, which are trained by accumulated gradients."""
+
+    def __init__(self, **options: Any) -> None:
+        self.variables = [
+            Variable(one(1, 2, 3), name="a"),
+            Variable(np.ones((9, 2), np.float32), name="table"),
+            Variable(one(0), name="b"),
+        ]
+        self.inner = gpuopt.AdamOptimizer(0.1, name="Inner")
+        self.optimizer = GradientAccumulationOptimizer(self.inner, 4, **options)
+        self.saver = gpuopt.Saver(self.variables, optimizers=[self.optimizer])
+
+    def train(self, first: int, last: int) -> list[bytes]:
+        for step in range(first, last):
+            rng = np.random.default_rng(step)
+            slices = IndexedSlices(
+                rng.normal(size=(5, 2)).astype(np.float32), rng.integers(0, 9, 5)
+            )
+            dense = rng.normal(size=3).astype(np.float32)
+            pairs = [(dense, self.variables[0]), (slices, self.variables[1])]
+            if step % 4 == 1:
+                pairs.append((one(step), self.variables[2]))
+            self.optimizer.apply_gradients(pairs)
+        return state_of(self.inner, self.variables)
+
+
+@pytest.mark.parametrize(
+    ("way", "stopped_at"),
+    [
+        *((way, number) for way in ("saver", "state_dict") for number in (1, 2, 4, 5, 7, 8)),
+        # Whose slots are made: a state without them does not fit.
+        *(("saver, same optimizer", number) for number in (5, 7, 8)),
+    ],
+)
+def test_a_run_goes_on_in_the_middle_of_accumulation(
+    way: str, stopped_at: int, tmp_path: Path
+) -> None:
+    expected = Model().train(0, 12)
+    model = Model()
+    model.train(0, stopped_at)
+    if way == "state_dict":
+        values = [each.numpy() for each in model.variables]
+        state = model.optimizer.state_dict(dict(zip("abc", model.variables, strict=True)))
+        del model
+        model = Model()
+        for variable, value in zip(model.variables, values, strict=True):
+            variable.assign(value)
+        model.optimizer.load_state_dict(state, dict(zip("abc", model.variables, strict=True)))
+    else:
+        path = model.saver.save(str(tmp_path / "model"))
+        if way == "saver":
+            del model
+            model = Model()
+        else:
+            model.train(stopped_at, stopped_at + 2)
+        model.saver.restore(path)
+    assert model.optimizer.accumulated_steps == stopped_at % 4
+    assert model.train(stopped_at, 12) == expected
+
+
+def test_a_state_without_sums_begins_anew_and_one_with_sums_needs_a_place() -> None:
+    w = Variable(one(0), name="w")
+    plain = gpuopt.AdamOptimizer(0.1)
+    plain.apply_gradients([(one(1), w)])
+    without = plain.state_dict({"w": w})
+    optimizer = GradientAccumulationOptimizer(gpuopt.AdamOptimizer(0.1), 3)
+    for _ in range(5):
+        optimizer.apply_gradients([(one(1), w)])
+    with_sums = optimizer.state_dict({"w": w})
+    assert with_sums["slots"]["gradient_sum"]["w"].tolist() == [2]
+    assert with_sums["non_slots"]["accumulated_steps"] == 2
+    optimizer.load_state_dict(without, {"w": w})
+    assert optimizer.accumulated_steps == 0
+    with pytest.raises(ValueError, match='has a slot "gradient_sum"'):
+        plain.load_state_dict(with_sums, {"w": w})
+    optimizer.load_state_dict(with_sums, {"w": w})
+    assert optimizer.accumulated_steps == 2
+    with_sums["slots"]["gradient_sum"]["w"] = one(1, 2)
+    with pytest.raises(ValueError, match=r'"gradient_sum" of "w" has shape \(1,\)'):
+        optimizer.load_state_dict(with_sums, {"w": w})
+
+
+def test_an_error_drops_what_was_accumulated_and_says_so() -> None:
+    w = Variable(one(0), name="w")
+    rate: list[Any] = ["no number"]
+    optimizer = GradientAccumulationOptimizer(gpuopt.GradientDescentOptimizer(lambda: rate[0]), 2)
+    optimizer.apply_gradients([(one(1), w)])
+    with pytest.raises(TypeError) as raised:
+        optimizer.apply_gradients([(one(1), w)])
+    assert "accumulated in 2 calls was dropped" in raised.value.__notes__[-1]
+    assert (w.numpy(), optimizer.accumulated_steps) == (0, 0)
+    # What is refused before it is added costs nothing.
+    optimizer.apply_gradients([(one(1), w)])
+    with pytest.raises(ValueError, match=r"has shape \(2,\)"):
+        optimizer.apply_gradients([(one(1, 2), w)])
+    assert optimizer.accumulated_steps == 1
+    rate[0] = 1.0
+    optimizer.apply_gradients([(one(1), w)])
+    assert w.numpy() == -1
+
+
+def test_rows_come_and_go_between_steps_unless_slices_are_kept() -> None:
+    table = Variable(np.zeros((2, 1), np.float32), name="table")
+    optimizer = GradientAccumulationOptimizer(gpuopt.GradientDescentOptimizer(1.0), 2, "sum")
+    optimizer.apply_gradients([(np.ones((2, 1), np.float32), table)])
+    gpuopt.rows(table).append(np.zeros((1, 1), np.float32))
+    optimizer.apply_gradients([(np.ones((3, 1), np.float32), table)])
+    assert table.numpy().tolist() == [[-2], [-2], [-1]]
+    slices = IndexedSlices(np.ones((1, 1), np.float32), np.array([2]))
+    optimizer.apply_gradients([(slices, table)])
+    with pytest.raises(ValueError, match="sparse gradients of it are accumulated"):
+        gpuopt.rows(table).remove([0])
+    optimizer.apply_accumulated()
+    gpuopt.rows(table).remove([0])
+    assert table.numpy().tolist() == [[-2], [-2]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((0,), ValueError, "accumulation_steps must be at least 1, got 0"),
+        ((-1,), ValueError, "accumulation_steps must be at least 1, got -1"),
+        ((1.5,), TypeError, "accumulation_steps must be an integer, got 1.5"),
+        ((True,), TypeError, "accumulation_steps must be an integer, got True"),
+        ((2, "median"), ValueError, r"reduction must be one of \['mean', 'sum'\], got 'median'"),
+    ],
+)
+def test_bad_arguments_are_refused_by_name(arguments: Any, error: Any, message: str) -> None:
+    inner = gpuopt.AdamOptimizer()
+    with pytest.raises(error, match=message):
+        GradientAccumulationOptimizer(inner, *arguments)
+    with pytest.raises(ValueError, match="most_rows must be at least 1, got 0"):
+        GradientAccumulationOptimizer(inner, 2, most_rows=0)
+    with pytest.raises(ValueError, match="on_nonfinite must be one of"):
+        GradientAccumulationOptimizer(inner, 2, on_nonfinite="ignore")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="must be an Optimizer"):
+        GradientAccumulationOptimizer("Adam", 2)  # type: ignore[arg-type]
+    GradientAccumulationOptimizer(inner, 2)
+
+
+def test_one_optimizer_accumulates_for_another() -> None:
+    inner = gpuopt.AdamOptimizer(name="Inner")
+    outer = GradientAccumulationOptimizer(inner, 2)
+    with pytest.raises(ValueError, match='"Inner" are accumulated by another'):
+        GradientAccumulationOptimizer(inner, 2)
+    with pytest.raises(ValueError, match="cannot be around GradientAccumulationOptimizer"):
+        GradientAccumulationOptimizer(outer, 2)
+    w = Variable(one(0))
+    outer.apply_gradients([(one(1), w)])
+    del outer
+    assert GradientAccumulationOptimizer(inner, 3).accumulated_steps == 1
+
+
+every_half = pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16], ids=str)
+
+
+@every_half
+@pytest.mark.parametrize("stages", STAGES)
+def test_updates_in_16_bits_take_sums_of_float32(form: str, stages: str, dtype: Any) -> None:
+    """A sum of one gradient makes the same step as the gradient: to the bit, but for norms."""
+    rng = np.random.default_rng(4)
+    mine, theirs = variables_of(dtype), variables_of(dtype)
+    tables = [Variable(np.ones((40, 12), dtype), name="table") for _ in range(2)]
+    inner, plain = STAGES[stages](), STAGES[stages]()
+    optimizer = GradientAccumulationOptimizer(inner, 1)
+    for _ in range(3):
+        arrays = arrays_of(rng, dtype)
+        slices = IndexedSlices(rng.normal(size=(30, 12)).astype(dtype), rng.integers(0, 40, 30))
+        optimizer.apply_gradients([*zip(arrays, mine, strict=True), (slices, tables[0])])
+        plain.apply_gradients([*zip(arrays, theirs, strict=True), (slices, tables[1])])
+        got, expected = arrays_in(inner, [*mine, tables[0]]), arrays_in(plain, [*theirs, tables[1]])
+        for a, b in zip(got, expected, strict=True):
+            if "clip_norm" not in stages:
+                assert a.tobytes() == b.tobytes()
+            a, b = a.astype(np.float32), b.astype(np.float32)
+            most = 4 * float(ml_dtypes.finfo(dtype).eps) * abs(b).max(initial=0)
+            np.testing.assert_allclose(a, b, rtol=0, atol=most)
+        if getattr(plain, "global_norm", None) is not None:
+            np.testing.assert_allclose(inner.global_norm, plain.global_norm, rtol=3e-7)
+
+
+@every_half
+@pytest.mark.parametrize("kind", ["dense", "sparse", "sparse first", "dense first", "many rows"])
+def test_sums_of_16_bits_are_not_rounded(form: str, kind: str, dtype: Any) -> None:
+    w = Variable(np.zeros((3, 2), dtype))
+    optimizer = GradientAccumulationOptimizer(
+        gpuopt.GradientDescentOptimizer(1.0), 5, "sum", most_rows=1 if kind == "many rows" else 9
+    )
+    for step, number in enumerate([4096, 1, 1, 1, -4096]):  # 4097 is in neither type
+        is_dense = kind == ("sparse first" if step else "dense first") or kind == "dense"
+        array = np.full((3, 2), number, dtype)
+        slices = IndexedSlices(array, np.array([0, 1, 2]))
+        optimizer.apply_gradients([(array if is_dense else slices, w)])
+    assert (w.numpy() == -3).all()
+
+
+@every_half
+@pytest.mark.parametrize("way", ["saver", "state_dict"])
+def test_float32_sums_of_16_bits_are_restored(way: str, dtype: Any, tmp_path: Path) -> None:
+    def model() -> tuple[list[Variable], Any, gpuopt.Saver]:
+        variables = [Variable(np.zeros((2, 1), dtype), name=name) for name in ("w", "table")]
+        inner = gpuopt.MomentumOptimizer(1.0, 0.5, name="Restored")
+        optimizer = GradientAccumulationOptimizer(inner, 3, "sum")
+        return variables, optimizer, gpuopt.Saver(variables, optimizers=[optimizer])
+
+    def step(variables: list[Variable], optimizer: Any, number: float) -> None:
+        array = np.full((2, 1), number, dtype)
+        slices = IndexedSlices(array, np.array([0, 1]))
+        optimizer.apply_gradients([(array, variables[0]), (slices, variables[1])])
+
+    variables, optimizer, saver = model()
+    for number in (4096, 1):
+        step(variables, optimizer, number)
+    if way == "saver":
+        path = saver.save(str(tmp_path / "model"))
+        del variables, optimizer, saver
+        variables, optimizer, saver = model()
+        saver.restore(path)
+    else:
+        state = optimizer.state_dict(dict(zip("ab", variables, strict=True)))
+        assert state["slots"]["gradient_sum"]["a"].dtype == np.float32
+        del variables, optimizer, saver
+        variables, optimizer, saver = model()
+        optimizer.load_state_dict(state, dict(zip("ab", variables, strict=True)))
+    step(variables, optimizer, -4096)
+    assert [(each.numpy() == -1).all() for each in variables] == [True, True]
+
+
+def test_hooks_are_given_gradients_of_their_variables_type() -> None:
+    given = []
+
+    class Own(gpuopt.Optimizer):
+        def __init__(self) -> None:
+            super().__init__(False, "Own")
+
+        def _apply_dense(self, grad: Any, var: Variable) -> None:
+            given.append(grad)
+
+        def _apply_sparse(self, grad: Any, var: Variable) -> None:
+            given.append(grad.values)
+
+    w, table = (Variable(np.zeros((1, 1), np.float16)) for _ in range(2))
+    optimizer = GradientAccumulationOptimizer(Own(), 2)
+    one = np.ones((1, 1), np.float16)
+    for _ in range(2):
+        optimizer.apply_gradients([(one, w), (IndexedSlices(one, np.array([0])), table)])
+    assert [(each.dtype, each.tolist()) for each in given] == [(np.float16, [[1]])] * 2
+
+
+def test_a_users_gradient_of_float32_is_refused_for_16_bits() -> None:
+    w = Variable(np.zeros(1, np.float16), name="half")
+    optimizer = GradientAccumulationOptimizer(gpuopt.GradientDescentOptimizer(1.0), 1)
+    for _ in range(2):
+        with pytest.raises(TypeError, match='"half" has dtype float32; the variable has dtype'):
+            optimizer.apply_gradients([(one(1), w)])
+        optimizer.apply_gradients([(np.ones(1, np.float16), w)])
+        with pytest.raises(TypeError, match='"half" has dtype float32; the variable has dtype'):
+            optimizer._inner.apply_gradients([(one(1), w)])
+
+
+def test_variables_of_integers_are_refused_by_name() -> None:
+    w = Variable(np.zeros(2, np.int32), name="whole")
+    optimizer = GradientAccumulationOptimizer(gpuopt.AdamOptimizer(), 2)
+    with pytest.raises(ValueError, match='Invalid type int32 for "whole"'):
+        optimizer.apply_gradients([(np.ones(2, np.int32), w)])
+    assert optimizer.accumulated_steps == 0
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_loss_scaling_inside_decides_about_updates(is_last: bool) -> None:
+    w, counter = Variable(one(2), name="w"), Variable(np.int64(0))
+    scaling = gpuopt.LossScaleOptimizer(
+        gpuopt.GradientDescentOptimizer(0.5), gpuopt.DynamicLossScale(8.0, 2, 2.0)
+    )
+    optimizer = GradientAccumulationOptimizer(scaling, 2)
+
+    def call(factor: float) -> None:
+        optimizer.minimize(lambda: np.float32(factor) * w, counter, [w])
+
+    for factor in (1, 3):
+        call(factor)
+    assert (w.numpy(), counter.numpy(), scaling.loss_scale) == (1, 1, 8)
+    call(1 if is_last else np.inf)
+    assert (scaling.loss_scale, scaling.num_skipped) == (8, 0)  # it hears of updates alone
+    call(np.inf if is_last else 1)
+    assert (w.numpy(), counter.numpy()) == (1, 1)
+    assert (scaling.loss_scale, scaling.num_skipped, optimizer.accumulated_steps) == (4, 1, 0)
+    for factor in (1, 1):
+        call(factor)
+    assert (w.numpy(), counter.numpy()) == (0.5, 2)
+
+
+def test_loss_scaling_is_refused_around_it_and_where_both_would_skip() -> None:
+    def scaling(inner: gpuopt.Optimizer) -> gpuopt.LossScaleOptimizer:
+        return gpuopt.LossScaleOptimizer(inner, gpuopt.DynamicLossScale())
+
+    adam = gpuopt.AdamOptimizer()
+    with pytest.raises(
+        ValueError, match=r"write GradientAccumulationOptimizer\(LossScaleOptimizer\(\.\.\.\)"
+    ):
+        scaling(GradientAccumulationOptimizer(adam, 2))
+    inner = gpuopt.MovingAverageOptimizer(scaling(gpuopt.AdamOptimizer()))
+    with pytest.raises(ValueError, match="it would never lower the scale: leave on_nonfinite out"):
+        GradientAccumulationOptimizer(inner, 2, on_nonfinite="skip")
+    GradientAccumulationOptimizer(inner, 2)
+
+
+def test_replicas_towers_and_workers_are_refused_by_name() -> None:
+    optimizer = GradientAccumulationOptimizer(gpuopt.AdamOptimizer(), 2)
+    strategy = gpuopt.MirroredStrategy(["cpu", "cpu"])
+    w = strategy.variable(one(0))
+    with pytest.raises(Exception, match="cannot be used in a replica of a strategy"):
+        strategy.run(lambda: optimizer.apply_gradients([(one(1), w.local)]))
+    with pytest.raises(ValueError, match="cannot be around GradientAccumulationOptimizer"):
+        gpuopt.SyncReplicasOptimizer(optimizer, 1)
