@@ -19,6 +19,7 @@ from gpuopt import IndexedSlices, LossScaleOptimizer, ParameterGroup, Variable, 
 from gpuopt.backends.cuda import cuda_backend, launcher
 from gpuopt.device import Device
 from gpuopt.step.unscaled import unscaled
+from gpuopt.wrappers.device_scaling import DeviceScaling
 
 pytestmark = pytest.mark.gpu
 
@@ -191,6 +192,7 @@ STEADY: dict[str, tuple[dict[str, Any], bool]] = {
     "schedule": ({}, True),
     "clipped": ({"learning_rate": 0.1, "clip_norm": 1.0}, True),
     "function": ({"learning_rate": lambda: 0.1}, False),
+    "schedule of another counter": ({"learning_rate": "another"}, False),
     "schedule that clips": ({"learning_rate": 0.1, "clip_norm": None}, False),
 }
 
@@ -205,6 +207,8 @@ def test_the_host_waits_for_no_step_that_a_gpu_can_decide_about(
     options, gpu_decides = STEADY[name]
     gpu = Device("gpu", 0)
     step = Variable(0, name="step")
+    if options.get("learning_rate") == "another":
+        options = {"learning_rate": decays(Variable(0, name="another"))}
     if "learning_rate" not in options:
         options = {"learning_rate": decays(step)}
     if "clip_norm" in options and options["clip_norm"] is None:
@@ -372,6 +376,37 @@ def test_another_threads_reads_and_steps_come_between_steps(every_schedule: str)
     assert (int(step), optimizer.num_skipped) == (20, 10)
     np.testing.assert_array_equal(w.numpy(), np.float32([1 - 20] * 5))
     assert all(0 <= each <= 20 for each in seen)
+
+
+def test_a_step_that_another_one_has_overtaken_begins_again(
+    monkeypatch: pytest.MonkeyPatch, every_schedule: str
+) -> None:
+    xp: Any = pytest.importorskip("cupy")
+    w = Variable(np.zeros(5, np.float32), name="w", device="gpu:0")
+    step = Variable(0, name="step")
+    rate = gpuopt.piecewise_constant(step, [0, 1], [1.0, 10.0, 100.0])
+    optimizer = LossScaleOptimizer(
+        gpuopt.GradientDescentOptimizer(rate), gpuopt.DynamicLossScale(8.0, 2)
+    )
+    gradient = gradients(xp)[0]
+    prepare, others = DeviceScaling.prepare, [1]
+
+    def let_another_overtake(self: DeviceScaling, *given: Any) -> bool:
+        is_decided = prepare(self, *given)
+        if others:
+            others.clear()
+            other = threading.Thread(
+                target=lambda: optimizer.apply_gradients([(gradient, w)], step)
+            )
+            other.start()
+            other.join()
+        return is_decided
+
+    monkeypatch.setattr(DeviceScaling, "prepare", let_another_overtake)
+    optimizer.apply_gradients([(gradient, w)], step)
+    optimizer.apply_gradients([(gradient, w)], step)
+    np.testing.assert_array_equal(w.numpy(), np.float32([-111] * 5))
+    assert (int(step), optimizer.loss_scale) == (3, 16)
 
 
 def test_optimizers_that_count_by_one_variable_see_each_others_steps(every_schedule: str) -> None:
