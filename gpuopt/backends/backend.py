@@ -10,6 +10,7 @@ import numpy as np
 
 from gpuopt.backends.catch_up import CatchUp
 from gpuopt.backends.clips import Clips
+from gpuopt.backends.loss_scaling import LossScalings
 from gpuopt.backends.memory_owner import Owner
 from gpuopt.backends.norms import Norms
 from gpuopt.device import Device
@@ -204,6 +205,7 @@ class Backend(Protocol):
             inside `enter()`.
         device: Where its arrays live.
         row_flags: None if the host can check rows itself.
+        loss_scalings: None if the host decides about steps itself.
         most_rows: How many rows a sparse gradient may have; None if only memory limits them.
     """
 
@@ -213,6 +215,9 @@ class Backend(Protocol):
 
     @property
     def row_flags(self) -> RowFlags | None: ...
+
+    @property
+    def loss_scalings(self) -> LossScalings | None: ...
 
     @property
     def late_rows(self) -> LateRows: ...

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from dtypes import DTYPES_BY_NAME
-from every_kernel import DTYPES, kernels_of, kernels_without_rule
+from every_kernel import DTYPES, kernels_of, kernels_of_codes, kernels_without_rule
 from every_optimizer import update_rules
 from nvrtc import compile_together
 from sass import Instruction, disassemble, loads_in_flight
@@ -19,6 +19,7 @@ from gpuopt.backends.cuda.launch_shapes import FEW_ROWS, PACK_BYTES, SORT_THREAD
 from gpuopt.rules.averaged import averaged
 from gpuopt.rules.catch_up import NUM_SUMS
 from gpuopt.rules.clipped import clipped
+from gpuopt.rules.scaled import scaled
 from gpuopt.rules.update_rule import UpdateRule
 
 pytestmark = pytest.mark.nvrtc
@@ -201,6 +202,19 @@ def test_a_clipped_rule_loads_its_two_scalars_and_the_factor_besides(
 
 
 @pytest.mark.parametrize("architecture", ["sm_90", "sm_75"])
+def test_a_scaled_rule_loads_the_count_of_steps_besides(architecture: str, tmp_path: Path) -> None:
+    group = [
+        kernels.dense_update(rule, "float32", has_groups=True) for rule in (CLIPPED, scaled(ADAM))
+    ]
+    clipping, scaling = compiled(group, architecture, tmp_path)
+    before, after = accesses(clipping), accesses(scaling)
+    more = after - before
+    assert sum(more.values()) == 1, (before, after)
+    assert all("CONSTANT" in name for name in more), more
+    assert not before - after
+
+
+@pytest.mark.parametrize("architecture", ["sm_90", "sm_75"])
 def test_an_average_is_one_more_slot(architecture: str, tmp_path: Path) -> None:
     group = [
         kernels.dense_update(rule, dtype)
@@ -216,8 +230,12 @@ def test_an_average_is_one_more_slot(architecture: str, tmp_path: Path) -> None:
 
 
 def test_norms_of_gradients_move_16_bytes_at_a_time(tmp_path: Path) -> None:
-    group = [kernels.measure(dtype) for dtype in DTYPES]
-    group += [kernels.measure_rows(dtype, "uint32") for dtype in DTYPES]
+    group = [kernels.measure(dtype, decides) for dtype in DTYPES for decides in (False, True)]
+    group += [
+        kernels.measure_rows(dtype, "uint32", decides)
+        for dtype in DTYPES
+        for decides in (False, True)
+    ]
     for kernel, instructions in zip(group, compiled(group, "sm_90", tmp_path), strict=True):
         counted = accesses(instructions)
         assert packs(counted, "LDG") >= 1, (kernel.expression, counted)
@@ -230,3 +248,20 @@ def test_sums_of_pieces_move_16_bytes_at_a_time(tmp_path: Path) -> None:
         counted = accesses(instructions)
         assert packs(counted, "LDG") >= 8
         assert packs(counted, "STG") >= 1
+
+
+@pytest.mark.parametrize("architecture", ["sm_90", "sm_75"])
+def test_updates_of_codes_move_8_of_them_at_a_time(architecture: str, tmp_path: Path) -> None:
+    group = [kernel for kernel in kernels_of_codes() if "float" in kernel.types]
+    for kernel, instructions in zip(group, compiled(group, architecture, tmp_path), strict=True):
+        counted = accesses(instructions)
+        where = (kernel.expression, counted)
+        assert kernel.rule is not None
+        of_codes = Counter(name[:3] for name in counted.elements() if ".EF.64" in name)
+        is_written = kernel.function != "sum_coded_terms"
+        assert of_codes["LDG"] == len(kernel.rule.slots), where
+        assert of_codes["STG"] == is_written * len(kernel.rule.slots), where
+        # Eight floats of the variable are two packs.
+        assert packs(counted, "STG") == is_written * 2, where
+        assert packs(counted, "LDG") >= 2, where
+        assert not any(name.startswith(("LDL", "STL", "LD.", "ST.")) for name in counted), where
