@@ -274,11 +274,13 @@ class RuleOptimizer(Optimizer):
 
     def _looks_at_all_gradients(self) -> list[str]:
         looks = super()._looks_at_all_gradients()
-        if self.clips is not None:
-            most = [each[CLIP_NORM] for each in (self.hyperparameters, *self.groups)]
-            if self.clips.measures_all or any(each is not NO_LIMIT for each in most):
-                looks.append(CLIP_NORM)
-        return looks
+        return [*looks, CLIP_NORM] if self._takes_norms() else looks
+
+    def _takes_norms(self) -> bool:
+        if self.clips is None:
+            return False
+        most = [each[CLIP_NORM] for each in (self.hyperparameters, *self.groups)]
+        return self.clips.measures_all or any(each is not NO_LIMIT for each in most)
 
     def _has_state(self, name: str) -> bool:
         """Whether a hyperparameter has state: a group has its own from the beginning, or never."""
