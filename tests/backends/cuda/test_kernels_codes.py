@@ -202,7 +202,9 @@ def test_a_refused_row_changes_nothing(gpus: None) -> None:
     optimizer.apply_gradients(list(zip(given, variables, strict=True)))
     before = [each.numpy() for each in variables]
     codes = [optimizer.get_slot(each, "m").codes.numpy() for each in variables]
-    bad = IndexedSlices(normal(4, (2, 40)), np.array([1, 6]), (6, 40))
+    # On the GPU, where the host does not see them.
+    xp = backends.backend_for(gpuopt.Device("gpu", 0)).xp
+    bad = IndexedSlices(xp.asarray(normal(4, (2, 40))), xp.asarray(np.array([1, 6])), (6, 40))
     with pytest.raises(IndexError):  # noqa: PT012  (the error may come later)
         optimizer.apply_gradients([(bad, variables[0]), (given[1], variables[1])])
         optimizer.check()
