@@ -59,6 +59,10 @@ ON_GPUS = [
     ("clip_norm", "on_nonfinite"),
     ("groups", "on_nonfinite"),
     ("clip_norm", "catch_up"),
+    ("clip_norm", "slot_bits"),
+    ("cautious", "slot_bits"),
+    ("groups", "slot_bits"),
+    ("averages", "slot_bits"),
 ]
 KINDS = ["dense", "sparse", "mixed"]
 SHAPES = [(3, 4), (70, 5), ()]
