@@ -162,14 +162,19 @@ __global__ void __launch_bounds__(clip_threads)
   const Real limit = Real(1) / most;
   Real first = most;
   Real second = Real(1) / (formula == clip_norm_of_one ? greater(measured, most) : measured);
+  // Finite norms are less: nothing is scaled, and nothing overflows on the way.
+  const bool is_unreached = most > largest_most<Real>;
   if (formula == clip_global_norm) {
     first = Real(1);
-    second = most * lesser(second, limit) + (measured - measured);
+    second = (is_unreached ? first : most * lesser(second, limit)) + (measured - measured);
+  } else if (is_unreached) {
+    first = Real(1);
+    second = lesser(first, most / measured);
   }
+  const bool is_averaged = formula == clip_average_norm && !is_unreached;
   for (long long c = blockIdx.x; c < num_chunks; c += gridDim.x) {
     const ClippedArray& array = array_of(only, arrays, num_arrays, c);
-    const Real factor =
-        formula == clip_average_norm ? lesser(second * Real(array.size), limit) : second;
+    const Real factor = is_averaged ? lesser(second * Real(array.size), limit) : second;
     const ClipChunk<Storage> chunk(array, c);
     const bool is_packed = is_pack_aligned(chunk.source) && is_pack_aligned(chunk.target);
     const int packs_end = is_packed ? chunk.size - chunk.size % pack : 0;

@@ -1,12 +1,11 @@
 // Applies one rule to every element of many variables. Where the rule needs sums over each
 // variable, two kernels before it compute them.
 #include "shared/block_sum.cuh"
+#include "shared/chunks.cuh"
 #include "shared/row_update.cuh"
 #include "shared/update.cuh"
 
 namespace gpuopt {
-
-constexpr int dense_threads = 256;
 
 // One variable of many: what a block needs of it lies side by side, in a sector of memory or two.
 // Mirrors `_variables` in gpuopt/backends/cuda/kernels.py.
@@ -14,19 +13,6 @@ template <class Rule>
 struct Variable {
   long long size;                         // in elements
   long long arrays[1 + Rule::num_slots];  // the addresses of the variable and its slots
-};
-
-// How many gradients' addresses are passed by value: then a step uploads nothing.
-constexpr int few_gradients = 5;
-struct FewGradients {
-  long long of[few_gradients];
-};
-
-// Elements of one variable that a block updates in one go. Mirrors `Chunk` in
-// gpuopt/backends/cuda/structs.py.
-struct alignas(8) Chunk {
-  unsigned int variable;  // the variable's number
-  unsigned int number;    // among the chunks of the variable
 };
 
 // Says how many elements a function is called for: one, or a pack.
@@ -157,29 +143,6 @@ __global__ void __launch_bounds__(dense_threads)
                  const unsigned long long* __restrict__ refused) {
   update_chunks<Rule, Storage>(variables, num_variables, chunks, num_chunks, chunk_size, grads,
                                few_grads, SameScalars<Rule, Storage>{scalars}, refused);
-}
-
-// Returns the scalars of the group of a variable, given its number. `groups` holds the number of
-// each variable's group. A clipped rule has the number of a norm in the place of the factor.
-template <class Rule, class Storage>
-__device__ __forceinline__ Scalars<Rule, Storage> given_scalars(
-    unsigned int variable, const long long* groups, const FewScalars<Rule, Storage>& few_scalars,
-    const Scalars<Rule, Storage>* many_scalars) {
-  const long long group = __ldg(&groups[variable]);
-  return many_scalars == nullptr ? few_scalars.of[group] : many_scalars[group];
-}
-
-// The same, with the factor.
-template <class Rule, class Storage>
-__device__ __forceinline__ Scalars<Rule, Storage> scalars_of_group(
-    unsigned int variable, const long long* groups, const FewScalars<Rule, Storage>& few_scalars,
-    const Scalars<Rule, Storage>* many_scalars) {
-  if constexpr (is_clipped<Rule>) {
-    return with_factor<Rule, Storage>(
-        given_scalars<Rule, Storage>(variable, groups, few_scalars, many_scalars), few_scalars);
-  } else {
-    return given_scalars<Rule, Storage>(variable, groups, few_scalars, many_scalars);
-  }
 }
 
 // Updates variables of several groups. `many_scalars` has each group's scalars; if it is null,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from typing import Any, TypedDict
@@ -34,7 +35,8 @@ class OptimizerState(TypedDict):
         format: 1.
         optimizer: The class's name.
         name: The optimizer's own name.
-        hyperparameters: Numbers by name; None where a function gives the number.
+        hyperparameters: Numbers by name; None where a function gives the number, and for infinity
+            and NaN, which JSON does not have: so where nothing is clipped.
         slots: Slot name to variable's name to value, in order of creation.
         non_slots: The optimizer's other variables by name, as "beta1_power".
     """
@@ -88,10 +90,20 @@ def read_state(
             "format": _FORMAT,
             "optimizer": described.optimizer,
             "name": described.name,
-            "hyperparameters": described.hyperparameters,
+            "hyperparameters": _as_json_has_them(described.hyperparameters),
             "slots": slots,
             "non_slots": non_slots,
         }
+
+
+def _as_json_has_them(hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the hyperparameters, also those of groups, with None for what is not finite."""
+    return {
+        name: _as_json_has_them(value)
+        if isinstance(value, Mapping)
+        else (None if isinstance(value, float) and not math.isfinite(value) else value)
+        for name, value in hyperparameters.items()
+    }
 
 
 def _leave_out_half_made(slots: dict[str, dict[str, Array]], slot_names: list[str]) -> None:

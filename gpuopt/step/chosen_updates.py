@@ -77,6 +77,10 @@ class ChosenUpdates:
         if self._chosen is not None:
             self._chosen.unscale(factor)
 
+    def measure_all(self) -> None:
+        if self._chosen is not None:
+            self._chosen.measure_all()
+
     def find_nonfinite(self) -> str | None:
         return first_nonfinite(self._every.pairs())
 

@@ -26,7 +26,7 @@ from gpuopt.step.averages import FollowingAverages, StepAverages
 from gpuopt.step.clips import GradientClips, StepClips
 from gpuopt.step.dense_gradients import as_dense
 from gpuopt.step.known import Batch, Group, KnownGroups
-from gpuopt.step.nonfinite import first_nonfinite
+from gpuopt.step.nonfinite import describe_first
 from gpuopt.step.overlap import refuse_shared_memory
 from gpuopt.step.pairs import as_pairs, checked_gradient, refuse_no_gradients, unpack_pair
 from gpuopt.step.row_checks import RowChecks
@@ -405,11 +405,14 @@ class RuleUpdates:
         self._clips = self._optimizer._clips_of_step(factor)
         self._host_decides = True
 
+    def measure_all(self) -> None:
+        self._clips = self._optimizer._clips_of_step(unscale=1.0)
+
     def find_nonfinite(self) -> str | None:
-        assert self._clips is not None, "unscale comes first"
+        assert self._clips is not None, "unscale or measure_all comes first"
         self._units = _units(self._parts)
         quietly(self._measure, self._units)
-        return None if self._clips.is_all_finite() else first_nonfinite(self.pairs())
+        return None if self._clips.is_all_finite() else describe_first(self.pairs())
 
     def _measure(self, units: Sequence[_Unit]) -> None:
         """Computes the norms of the gradients of what is to be written."""

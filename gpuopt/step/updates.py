@@ -83,10 +83,16 @@ class Updates(Protocol):
         Called after `check`. The host reads what is measured, by `find_nonfinite`.
         """
 
+    def measure_all(self) -> None:
+        """Has all gradients measured before any write, for `find_nonfinite`; as they are.
+
+        Called after `check`.
+        """
+
     def find_nonfinite(self) -> str | None:
         """Describes the first gradient that holds NaN or infinity; None if all are finite.
 
-        Called after `unscale`, inside the gate. The host waits for GPUs.
+        Called after `unscale` or `measure_all`, inside the gate. The host waits for GPUs.
         """
 
 
@@ -174,6 +180,9 @@ class HookUpdates:
     def unscale(self, factor: float) -> None:
         if factor != 1:
             self._pairs = [(unscaled(gradient, factor), v) for gradient, v in self._pairs]
+
+    def measure_all(self) -> None:
+        pass
 
     def find_nonfinite(self) -> str | None:
         return first_nonfinite(self._pairs)

@@ -63,10 +63,15 @@ struct ClipRule {
     // As much as TensorFlow's sum can hold: beyond it, a norm is infinite.
     result.norm =
         is_double ? sqrt(squares) : static_cast<double>(sqrtf(static_cast<float>(squares)));
-    result.factor_of_floats = static_cast<double>(
-        static_cast<float>(unscale) *
-        factor_of(static_cast<float>(result.norm), static_cast<float>(most), form));
-    result.factor_of_doubles = unscale * factor_of(result.norm, most, form);
+    const double factor = factor_of(result.norm, most, form);
+    const float norm_of_floats = static_cast<float>(result.norm);
+    // A norm of doubles may be more than a float holds.
+    const bool is_held = !isinf(norm_of_floats) || isinf(result.norm);
+    result.factor_of_floats =
+        static_cast<double>(static_cast<float>(unscale) *
+                            (is_held ? factor_of(norm_of_floats, static_cast<float>(most), form)
+                                     : static_cast<float>(factor)));
+    result.factor_of_doubles = unscale * factor;
     return result;
   }
 };

@@ -65,6 +65,10 @@ struct Elements {
 template <int bytes>
 struct BitsOf;
 template <>
+struct BitsOf<1> {
+  using type = unsigned char;
+};
+template <>
 struct BitsOf<2> {
   using type = unsigned short;
 };

@@ -17,8 +17,10 @@ from gpuopt.backends.cuda.kernel import Kernel
 from gpuopt.backends.cuda.mixed import Mixed, Storage
 from gpuopt.rules.accumulation import add_to_sum, begin_sum
 from gpuopt.rules.averaged import averaged
+from gpuopt.rules.cautious import cautious
 from gpuopt.rules.clipped import clipped
 from gpuopt.rules.gradient_descent import gradient_descent
+from gpuopt.rules.slot_codes import slot_codes
 from gpuopt.rules.update_rule import UpdateRule
 
 DTYPES = ["float16", "bfloat16", "float32", "float64"]
@@ -31,6 +33,13 @@ MIXTURES = [
     ("float32", "float16"),
     ("float32", "bfloat16"),
     ("bfloat16", "float16"),
+]
+
+CODED_STORAGES: list[Storage] = [
+    "float32",
+    "float16",
+    "bfloat16",
+    Mixed("bfloat16", "bfloat16", "float32"),
 ]
 
 
@@ -106,6 +115,31 @@ def kernels_of_several_types() -> list[Kernel]:
             kernels.sparse_update(adam, storage, "uint32"),
             kernels.late_update(adam, adam, storage, "uint32"),
         )
+    ]
+
+
+def kernels_of_codes() -> list[Kernel]:
+    """Lists kernels of slots in 8 bits: of a rule of each kind that has such slots."""
+    by_name = {rule.name: rule for rule in update_rules()}
+    of_one_slot = [by_name["momentum"], by_name["lion"]]
+    listed: list[Kernel] = []
+    for rule in (*of_one_slot, by_name["adam"], clipped(by_name["adam"])):
+        codings = slot_codes(rule, "root").codings
+        for storage in CODED_STORAGES:
+            listed.append(kernels.coded_update(rule, codings, storage))
+            listed += [kernels.update_coded_rows(rule, codings, storage, key) for key in KEYS]
+            if rule is not clipped(by_name["adam"]):
+                listed.append(kernels.update_other_coded_rows(rule, codings, storage))
+    sums = cautious(by_name["adam"])
+    of_squares = slot_codes(by_name["adam"], "bitsandbytes").codings
+    return [
+        *listed,
+        kernels.coded_update(by_name["adam"], of_squares, "float32"),
+        *(
+            make(sums, slot_codes(sums, "root").codings, storage)
+            for make in (kernels.sum_coded_terms, kernels.coded_update)
+            for storage in CODED_STORAGES
+        ),
     ]
 
 

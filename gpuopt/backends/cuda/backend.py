@@ -23,6 +23,8 @@ from gpuopt.backends.clips import Clips
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.catch_up import CudaLateRows
 from gpuopt.backends.cuda.clips import CudaClips
+from gpuopt.backends.cuda.coded_launches import CodedLaunches
+from gpuopt.backends.cuda.coded_plan import CodedPlan
 from gpuopt.backends.cuda.count_of_steps import CountOfSteps
 from gpuopt.backends.cuda.dense_plan import DensePlan, overlapping
 from gpuopt.backends.cuda.in_flight import LastUpdate
@@ -228,17 +230,13 @@ class CudaBackend:
         groups: Sequence[int] | None = None,
         codings: Sequence[Coding] = (),
     ) -> DensePlan:
-        if codings:
-            raise NotImplementedError(
-                f"slot_bits=8 is for variables in host memory, and one is on {self.device}: keep "
-                "it there, or leave slot_bits=8 out"
-            )
         targets = list(targets)
         for position in borrowed:
             var, slots = targets[position]
             targets[position] = Target(self.unowned(var), slots)
+        given = self._launcher, targets, updated, groups
         with self.enter():
-            plan = DensePlan(self._launcher, targets, updated, groups)
+            plan = CodedPlan(*given, codings) if codings else DensePlan(*given)
         if plan.new_memory is not None:
             self.record_creation(plan.new_memory)
         return plan
@@ -313,15 +311,14 @@ class CudaBackend:
                     self.row_flags.take(flags[0], updates[0].rows) if flags and is_alone else None
                 )
                 given = scalars, factors, self._flag_array(refused)
+                codings = plans[0].codings
                 workspace = self._workspaces.take()
                 for width, tables in by_width.items():
                     for some in together(tables):
-                        kind = kind_of(
-                            rule, plans[0].dtype, width, some, other_rows, check is not None
-                        )
-                        prepare = partial(
-                            SparseLaunches, self._launcher, workspace, kind, some, *given
-                        )
+                        how = other_rows, check is not None, codings
+                        kind = kind_of(rule, plans[0].dtype, width, some, *how)
+                        launches = CodedLaunches if codings else SparseLaunches
+                        prepare = partial(launches, self._launcher, workspace, kind, some, *given)
                         number = 0 if check is None else check.number
                         workspace.prepared(kind, prepare).start(some, *given, number)
                 self._workspaces.put_back(workspace)

@@ -15,6 +15,7 @@ from gpuopt.backends.backend import Scalars, Target, Updated
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.dense_launch import MOST_LISTS, DenseLaunch
 from gpuopt.backends.cuda.in_flight import LastUpdate
+from gpuopt.backends.cuda.kernel import Kernel
 from gpuopt.backends.cuda.launch_shapes import (
     PACK_BYTES,
     dense_blocks,
@@ -31,6 +32,7 @@ from gpuopt.backends.cuda.watched import Watched
 from gpuopt.backends.unowned import array_at
 from gpuopt.computed_once import computed_once
 from gpuopt.rules.clipped import ClippedRule
+from gpuopt.rules.slot_codes import Coding
 from gpuopt.rules.update_rule import UpdateRule
 
 _shape_of = attrgetter("shape")
@@ -65,6 +67,7 @@ class DensePlan:
     copied back after it.
 
     Attributes:
+        codings: Those of the slots, if they are in 8 bits.
         dtype: Of all variables.
         targets: The variables and their slots, in order.
         num_variables: The number of variables that have elements.
@@ -74,6 +77,8 @@ class DensePlan:
         memory: Everything that an update writes to, to be kept alive.
         last_update: Theirs, from `UpdateOrder`.
     """
+
+    codings: tuple[Coding, ...] = ()
 
     def __init__(
         self,
@@ -108,10 +113,10 @@ class DensePlan:
         self._groups = None
         if groups is not None:
             self._groups = np.array([groups[i] for i in self._positions], np.int64)
-        elements = int(self._sizes.sum())
+        sizes, pack_size = self._sizes_and_pack()
+        elements = int(sizes.sum())
         self._chunk_size = dense_chunk(elements, launcher.num_multiprocessors)
-        self._chunks = _chunks(self._sizes, self._chunk_size)
-        pack_size = PACK_BYTES // self.dtype.itemsize
+        self._chunks = _chunks(sizes, self._chunk_size)
         self._num_threads = dense_threads(elements, max(1, len(self._chunks)), pack_size)
         self._written = _Memory(self._addresses, self._bytes)
         # By stream and rule, the latest last.
@@ -255,6 +260,10 @@ class DensePlan:
         self._stand_ins.append((array, stand_in))
         return stand_in
 
+    def _sizes_and_pack(self) -> tuple[np.ndarray[Any, Any], int]:
+        """Returns what chunks are cut of: variables' sizes, and what a thread updates in one go."""
+        return self._sizes, PACK_BYTES // self.dtype.itemsize
+
     def _has_groups(self, rule: UpdateRule) -> bool:
         """Whether a rule's launch is for groups, if only one: some have no other form."""
         return self._groups is not None or bool(rule.computed) or isinstance(rule, ClippedRule)
@@ -262,27 +271,10 @@ class DensePlan:
     def _bind(
         self, rule: UpdateRule, storage: Storage, scalars: dict[str, Any], refused: Any
     ) -> Launch | SummedLaunch:
-        # For each stream, as a kernel of this one must not read a table before its upload is done.
-        shape = (
-            dense_blocks(len(self._chunks), self._num_threads, self._launcher.num_multiprocessors),
-            self._num_threads,
-        )
-        arguments = {
-            "variables": to_device(self._launcher, np.column_stack((self._sizes, self._addresses))),
-            "num_variables": self.num_variables,
-            "chunks": to_device(self._launcher, self._chunks),
-            "num_chunks": len(self._chunks),
-            "chunk_size": self._chunk_size,
-            "grads": None,
-            "few_grads": FewGradients([0] * FEW_GRADIENTS),
-            "refused": refused,
-        }
-        groups = np.zeros_like(self._sizes) if self._groups is None else self._groups
+        shape, arguments, groups = self._shape(), self._arguments(refused), self._groups_or_zeros()
         if rule.sums:
-            of_chunks = self._chunks[:, Chunk._fields.index("variable")]
-            return SummedLaunch(
-                self._launcher, rule, shape, of_chunks, groups, storage, scalars, **arguments
-            )
+            forms = kernels.sum_terms(rule, storage), kernels.dense_update(rule, storage, True)
+            return self._bind_summed(rule, storage, scalars, forms, arguments)
         if rule.row_slots:
             widths = np.array([math.prod(self._shapes[i][1:]) for i in self._positions], np.int64)
             arguments["groups"] = to_device(self._launcher, groups)
@@ -294,6 +286,49 @@ class DensePlan:
             arguments["groups"] = to_device(self._launcher, groups)
         kernel = kernels.dense_update(rule, storage, has_groups)
         return self._launcher.bind(kernel, *shape, **scalars, **arguments)
+
+    def _bind_summed(
+        self,
+        rule: UpdateRule,
+        storage: Storage,
+        scalars: dict[str, Any],
+        forms: tuple[Kernel, Kernel],
+        arguments: dict[str, Any],
+    ) -> SummedLaunch:
+        """Returns the launches of a rule with sums; see `SummedLaunch`."""
+        of_chunks = self._chunks[:, Chunk._fields.index("variable")]
+        shape, groups = self._shape(), self._groups_or_zeros()
+        return SummedLaunch(
+            self._launcher, rule, shape, of_chunks, groups, storage, scalars, forms, **arguments
+        )
+
+    def _shape(self) -> tuple[int, int]:
+        """Returns how many blocks go through the chunks, and how many threads they have."""
+        most = self._launcher.num_multiprocessors
+        return dense_blocks(len(self._chunks), self._num_threads, most), self._num_threads
+
+    def _arguments(self, refused: Any) -> dict[str, Any]:
+        """Returns a kernel's arguments, but for what has to do with scalars.
+
+        For each stream, as a kernel of this one must not read a table before its upload is done.
+        """
+        return {
+            "variables": to_device(self._launcher, self._table()),
+            "num_variables": self.num_variables,
+            "chunks": to_device(self._launcher, self._chunks),
+            "num_chunks": len(self._chunks),
+            "chunk_size": self._chunk_size,
+            "grads": None,
+            "few_grads": FewGradients([0] * FEW_GRADIENTS),
+            "refused": refused,
+        }
+
+    def _table(self) -> np.ndarray[Any, Any]:
+        """Returns what kernels read of each variable."""
+        return np.column_stack((self._sizes, self._addresses))
+
+    def _groups_or_zeros(self) -> np.ndarray[Any, Any]:
+        return np.zeros_like(self._sizes) if self._groups is None else self._groups
 
 
 class _Memory:

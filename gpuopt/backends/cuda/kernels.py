@@ -20,6 +20,7 @@ from gpuopt.backends.cuda.launch_shapes import (
     DENSE_THREADS,
     DIGIT_BITS,
     FEW_ROWS,
+    LANE_CODES,
     MEASURED_ROWS,
     NUM_DIGITS,
     NUM_POWERS,
@@ -71,6 +72,7 @@ from gpuopt.rules.schedule_formulas import (
     functor_of,
     piecewise_constant,
 )
+from gpuopt.rules.slot_codes import BLOCK, Coding, packed_codings, packed_tables
 from gpuopt.rules.update_rule import UpdateRule
 
 _INT32 = Number("int32")
@@ -127,6 +129,12 @@ _OF_TOUCHED_ROWS = {
     "gpuopt::pack_bytes": PACK_BYTES,
 }
 _OF_SPARSE_UPDATE = {**_OF_TOUCHED_ROWS, "gpuopt::piece_threads": PIECE_THREADS}
+_OF_CODES = {
+    "gpuopt::block_codes": BLOCK,
+    "gpuopt::lane_codes": LANE_CODES,
+    **{f"gpuopt::coding_{each.name.lower()}": each for each in Coding},
+    "sizeof(gpuopt::SlotTables)": packed_tables().shape[1],
+}
 _OF_CATCH_UP = {
     **_OF_TOUCHED_ROWS,
     "gpuopt::power_bits": POWER_BITS,
@@ -228,6 +236,42 @@ def _of_dense_update(
         rule,
         file="dense_update.cu",
         constants={**_OF_DENSE_UPDATE, **_of(rule)},
+    )
+
+
+@cache
+def coded_update(rule: UpdateRule, codings: tuple[Coding, ...], storage: Storage) -> Kernel:
+    return _of_coded_update("coded_update", {}, rule, codings, storage)
+
+
+@cache
+def sum_coded_terms(rule: UpdateRule, codings: tuple[Coding, ...], storage: Storage) -> Kernel:
+    parts: dict[str, Parameter] = {"parts": Pointer("float64")}
+    return _of_coded_update("sum_coded_terms", parts, rule, codings, storage)
+
+
+def _of_coded_update(
+    function: str,
+    more: dict[str, Parameter],
+    rule: UpdateRule,
+    codings: tuple[Coding, ...],
+    storage: Storage,
+) -> Kernel:
+    return Kernel(
+        function,
+        {
+            "variables": _coded_variables(rule),
+            **_CHUNKS,
+            "groups": _GROUPS,
+            **_scalars_of_groups(rule, storage),
+            "words": _UINT32S,
+            **more,
+            "refused": _REFUSED,
+        },
+        (rule.require_cuda().functor, str(packed_codings(codings)), cpp_storage(storage)),
+        rule,
+        file="coded_update.cu",
+        constants={**_OF_DENSE_UPDATE, **_OF_CODES, **_of(rule)},
     )
 
 
@@ -494,6 +538,54 @@ def update_other_rows(rule: UpdateRule, storage: Storage) -> Kernel:
 
 
 @cache
+def update_coded_rows(
+    rule: UpdateRule, codings: tuple[Coding, ...], storage: Storage, key: str
+) -> Kernel:
+    functor, packed = rule.require_cuda().functor, str(packed_codings(codings))
+    return Kernel(
+        "update_coded_rows",
+        {
+            **_TABLES,
+            "only_arrays": _coded_arrays(rule),
+            "arrays": Pointer("int64", is_optional=True),
+            "rows": struct_of(SortedRows, Key=key),
+            "parts": Pointer(real_of(storage)),
+            "row_width": _INT64,
+            **_scalars_of_groups(rule, storage),
+            "touched": _TOUCHED,
+            "words": _UINT32S,
+            "refused": _REFUSED,
+        },
+        (functor, packed, cpp_storage(storage), CPP_TYPES[key]),
+        rule,
+        file="coded_rows.cu",
+        constants={**_OF_TOUCHED_ROWS, **_OF_CODES, **_of(rule)},
+    )
+
+
+@cache
+def update_other_coded_rows(
+    rule: UpdateRule, codings: tuple[Coding, ...], storage: Storage
+) -> Kernel:
+    return Kernel(
+        "update_other_coded_rows",
+        {
+            "arrays": _coded_arrays(rule),
+            "size": _INT64,
+            "row_width": _INT64,
+            "scalars": _scalars(rule, storage),
+            "touched": _UINT32S,
+            "words": _UINT32S,
+            "refused": _REFUSED,
+        },
+        (rule.require_cuda().functor, str(packed_codings(codings)), cpp_storage(storage)),
+        rule,
+        file="coded_rows.cu",
+        constants={**_OF_TOUCHED_ROWS, **_OF_CODES, **_of(rule)},
+    )
+
+
+@cache
 def copy_rows() -> Kernel:
     return Kernel(
         "copy_rows",
@@ -692,3 +784,17 @@ def _arrays(rule: UpdateRule) -> Struct:
     """The addresses of a variable and its slots."""
     count = 1 + len(rule.slots)
     return Struct(f"gpuopt::Arrays<{count}>", {"of": Numbers(Number("int64"), count)})
+
+
+def _coded_variables(rule: UpdateRule) -> Pointer:
+    """The sizes and widths of variables, and the addresses of each, its codes and its scales."""
+    functor, count = rule.require_cuda().functor, 1 + 2 * len(rule.slots)
+    name = f"gpuopt::CodedVariable<{functor}>"
+    arrays = Numbers(_INT64, count)
+    return Pointer("int64", Struct(name, {"size": _INT64, "width": _INT64, "arrays": arrays}))
+
+
+def _coded_arrays(rule: UpdateRule) -> Struct:
+    """The addresses of a variable, its codes and its scales."""
+    count = 1 + 2 * len(rule.slots)
+    return Struct(f"gpuopt::Arrays<{count}>", {"of": Numbers(_INT64, count)})

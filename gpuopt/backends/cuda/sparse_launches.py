@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +31,7 @@ from gpuopt.backends.cuda.sorted_tables import (
 from gpuopt.backends.cuda.structs import Arrays, SortedRows
 from gpuopt.backends.cuda.workspace import Constants, Workspace
 from gpuopt.rules.clipped import ClippedRule
+from gpuopt.rules.slot_codes import Coding
 from gpuopt.rules.update_rule import UpdateRule
 
 
@@ -45,6 +46,7 @@ class SparseKind(NamedTuple):
         missed: The rule of the steps that rows may have missed; None if they are up to date.
         has_groups: Whether the tables are of several groups, or the rule has a form for groups
             alone; or rows of several tables may have missed steps.
+        codings: Those of the slots, if they are in 8 bits.
     """
 
     tables: TablesKind
@@ -53,6 +55,7 @@ class SparseKind(NamedTuple):
     other_rows: UpdateRule | None
     missed: UpdateRule | None
     has_groups: bool
+    codings: tuple[Coding, ...] = ()
 
 
 def kind_of(
@@ -62,6 +65,7 @@ def kind_of(
     tables: Sequence[Table],
     other_rows: UpdateRule | None,
     checks: bool,
+    codings: tuple[Coding, ...] = (),
 ) -> SparseKind:
     """Returns the kind of these tables, which are updated together."""
     count = tables[0].behind
@@ -70,9 +74,10 @@ def kind_of(
         len({table.group for table in tables}) > 1
         or isinstance(rule, ClippedRule)
         or (missed is not None and len(tables) > 1)
+        or bool(codings)
     )
     of_tables = tables_kind_of(tables[0].values.dtype, width, tables, checks)
-    return SparseKind(of_tables, dtype, rule, other_rows, missed, has_groups)
+    return SparseKind(of_tables, dtype, rule, other_rows, missed, has_groups, codings)
 
 
 class SparseLaunches:
@@ -144,13 +149,9 @@ class SparseLaunches:
 
     def _arguments_of(self, tables: Sequence[Table]) -> dict[str, Any]:
         """Returns the arguments that say where gradients, variables, slots and counts are."""
-        item_bytes = self._kind.dtype.itemsize
-        row_bytes = self._kind.tables.width * item_bytes
-        num_row_slots = len(self._kind.rule.row_slots)
+        steps = self._row_bytes()
         arrays: list[Arrays] = []
         for table, first_key in zip(tables, self._tables.first_keys, strict=True):
-            steps = [row_bytes] * len(table.addresses)
-            steps[len(steps) - num_row_slots :] = [item_bytes] * num_row_slots
             arrays.append(
                 Arrays(
                     [
@@ -174,6 +175,14 @@ class SparseLaunches:
                 given["only_late"] = late[0]
         return given
 
+    def _row_bytes(self) -> list[int]:
+        """Returns how many bytes a row has, in the variable and in each slot."""
+        rule, item_bytes = self._kind.rule, self._kind.dtype.itemsize
+        row_bytes = self._kind.tables.width * item_bytes
+        num_row_slots = len(rule.row_slots)
+        num_others = 1 + len(rule.slots) - num_row_slots
+        return [row_bytes] * num_others + [item_bytes] * num_row_slots
+
     def _add_update(
         self,
         workspace: Workspace,
@@ -187,33 +196,39 @@ class SparseLaunches:
         every, factors = scalars
         of_tables = self._scalars.of([every[table.group] for table in tables], factors)
         given = {"gradients": None, "arrays": None, **self._arguments_of(tables)}
-        form = self._storage, name_of(rows.keys.dtype), self._kind.has_groups
-        if self._kind.missed is None:
-            kernel, more = kernels.sparse_update(self._kind.rule, *form), {"touched": touched}
-        else:
-            kernel = kernels.late_update(self._kind.rule, self._kind.missed, *form)
-            more = {"num_done": workspace.zeros("num_done", 1, "uint32")}
         where = {name: given[name] for name in ("only_gradient", "gradients")}
         where["num_tables"] = len(tables)
         parts = add_pieces(
             self._update, self._launcher, workspace, rows, kind.dtype, kind.width, where, refused
         )
-        lanes = lanes_per_row(kind.width, PACK_BYTES // element_bytes(self._storage))
-        launch = self._launcher.bind(
-            kernel,
-            self._tables.blocks(rows.num_rows, lanes),
-            ROW_THREADS,
+        arguments = {
             **given,
-            num_tables=len(tables),
-            rows=rows,
-            parts=parts,
-            row_width=kind.width,
+            "num_tables": len(tables),
+            "rows": rows,
+            "parts": parts,
+            "row_width": kind.width,
             **of_tables,
-            **more,
-            lanes_per_row=lanes,
-            refused=refused,
-        )
+            "refused": refused,
+        }
+        launch = self._bind_update(workspace, touched, arguments)
         self._update.add(launch, ("refused", *of_tables, *given))
+
+    def _bind_update(
+        self, workspace: Workspace, touched: Any, arguments: Mapping[str, Any]
+    ) -> Launch:
+        kind, rows = self._kind, arguments["rows"]
+        form = self._storage, name_of(rows.keys.dtype), kind.has_groups
+        more: dict[str, Any]
+        if kind.missed is None:
+            kernel, more = kernels.sparse_update(kind.rule, *form), {"touched": touched}
+        else:
+            kernel = kernels.late_update(kind.rule, kind.missed, *form)
+            more = {"num_done": workspace.zeros("num_done", 1, "uint32")}
+        lanes = lanes_per_row(kind.tables.width, PACK_BYTES // element_bytes(self._storage))
+        blocks = self._tables.blocks(rows.num_rows, lanes)
+        return self._launcher.bind(
+            kernel, blocks, ROW_THREADS, **arguments, **more, lanes_per_row=lanes
+        )
 
     def _bind_marks(self, rows: SortedRows, touched: Any, refused: Any) -> Launch:
         return self._launcher.bind(

@@ -15,7 +15,7 @@ FEW_GROUPS_BYTES = 2048
 
 
 class FewGradients(NamedTuple):
-    """The addresses of gradients, by value; its twin is in kernels/dense_update.cu."""
+    """The addresses of gradients, by value; its twin is in kernels/shared/chunks.cuh."""
 
     of: Annotated[Sequence[int], Numbers(Number("int64"), FEW_GRADIENTS)]
 
@@ -49,7 +49,7 @@ class Arrays(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Elements that a block updates in one go; its twin is in kernels/dense_update.cu.
+    """Elements that a block updates in one go; its twin is in kernels/shared/chunks.cuh.
 
     Attributes:
         variable: The variable's number.

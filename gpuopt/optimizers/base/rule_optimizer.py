@@ -20,6 +20,7 @@ from gpuopt.optimizers.base.groups import Groups, ParameterGroup
 from gpuopt.optimizers.base.hyperparameters import Hyperparameter, Hyperparameters
 from gpuopt.optimizers.base.slot_bits import (
     LARGEST_SCALE,
+    check_coded_blocks,
     check_coded_slot,
     slot_codes_of,
 )
@@ -273,11 +274,13 @@ class RuleOptimizer(Optimizer):
 
     def _looks_at_all_gradients(self) -> list[str]:
         looks = super()._looks_at_all_gradients()
-        if self.clips is not None:
-            most = [each[CLIP_NORM] for each in (self.hyperparameters, *self.groups)]
-            if self.clips.measures_all or any(each is not NO_LIMIT for each in most):
-                looks.append(CLIP_NORM)
-        return looks
+        return [*looks, CLIP_NORM] if self._takes_norms() else looks
+
+    def _takes_norms(self) -> bool:
+        if self.clips is None:
+            return False
+        most = [each[CLIP_NORM] for each in (self.hyperparameters, *self.groups)]
+        return self.clips.measures_all or any(each is not NO_LIMIT for each in most)
 
     def _has_state(self, name: str) -> bool:
         """Whether a hyperparameter has state: a group has its own from the beginning, or never."""
@@ -490,6 +493,8 @@ class RuleOptimizer(Optimizer):
 
     def _target(self, variable: Variable) -> tuple[Target, list[Identity]]:
         slots = [self._slot_to_update(variable, name) for name in self._stored_slots()]
+        if self.slot_codes is not None:
+            check_coded_blocks(self.slot_codes, slots, variable)
         return (
             Target(variable.unread_storage, [slot.unread_storage for slot in slots]),
             [variable.identity, *(slot.identity for slot in slots)],

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from dtypes import DTYPES_BY_NAME
-from every_kernel import DTYPES, kernels_of, kernels_without_rule
+from every_kernel import DTYPES, kernels_of, kernels_of_codes, kernels_without_rule
 from every_optimizer import update_rules
 from nvrtc import compile_together
 from sass import Instruction, disassemble, loads_in_flight
@@ -230,3 +230,20 @@ def test_sums_of_pieces_move_16_bytes_at_a_time(tmp_path: Path) -> None:
         counted = accesses(instructions)
         assert packs(counted, "LDG") >= 8
         assert packs(counted, "STG") >= 1
+
+
+@pytest.mark.parametrize("architecture", ["sm_90", "sm_75"])
+def test_updates_of_codes_move_8_of_them_at_a_time(architecture: str, tmp_path: Path) -> None:
+    group = [kernel for kernel in kernels_of_codes() if "float" in kernel.types]
+    for kernel, instructions in zip(group, compiled(group, architecture, tmp_path), strict=True):
+        counted = accesses(instructions)
+        where = (kernel.expression, counted)
+        assert kernel.rule is not None
+        of_codes = Counter(name[:3] for name in counted.elements() if ".EF.64" in name)
+        is_written = kernel.function != "sum_coded_terms"
+        assert of_codes["LDG"] == len(kernel.rule.slots), where
+        assert of_codes["STG"] == is_written * len(kernel.rule.slots), where
+        # Eight floats of the variable are two packs.
+        assert packs(counted, "STG") == is_written * 2, where
+        assert packs(counted, "LDG") >= 2, where
+        assert not any(name.startswith(("LDL", "STL", "LD.", "ST.")) for name in counted), where
