@@ -123,6 +123,8 @@ class DeviceScaling:
         lock: Held by a step from its decision to its count, inside the gate.
     """
 
+    holds_arrays = False
+
     def __init__(
         self, rule: ScaleRule, accept_after: int | None, variables: Mapping[str, Variable]
     ) -> None:

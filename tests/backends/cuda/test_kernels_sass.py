@@ -17,6 +17,7 @@ from gpuopt.backends.backend import compute_type
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.kernel import Kernel
 from gpuopt.backends.cuda.launch_shapes import FEW_ROWS, PACK_BYTES, SORT_THREADS, SORT_TILE
+from gpuopt.backends.cuda.mixed import SPLIT, Mixed
 from gpuopt.rules.averaged import averaged
 from gpuopt.rules.catch_up import NUM_SUMS
 from gpuopt.rules.clipped import clipped
@@ -145,6 +146,43 @@ def test_caches_keep_weights_and_parts_and_evict_gradients_and_slots(tmp_path: P
     assert packs(pieces, "LDG.E.128") == 8
     assert packs(pieces, "STG.E.128") == 2
     assert packs(pieces, "STG.E.EF.128") == 0
+
+
+def bytes_of_packs(counted: Counter[str]) -> int:
+    """Counts what loads and stores of slots and gradients, and stores of weights, move as packs.
+
+    An element outside of packs is moved by fewer than 8 bytes, and the entry of a table by loads
+    that are not marked to be evicted.
+    """
+    sizes = {"128": 16, "64": 8}
+    return sum(
+        number * sizes[name.rpartition(".")[2]]
+        for name, number in counted.items()
+        if name.rpartition(".")[2] in sizes and (".EF." in name or name.startswith("STG"))
+    )
+
+
+@pytest.mark.parametrize("copy", ["float16", "bfloat16"])
+def test_adam_moves_28_bytes_for_a_parameter_with_a_master_copy(copy: str, tmp_path: Path) -> None:
+    storage = Mixed("float32", "float32", copy, copy)
+    [instructions] = compiled([kernels.dense_update(ADAM, storage)], "sm_90", tmp_path)
+    counted = accesses(instructions)
+    elements = PACK_BYTES // 4
+    assert bytes_of_packs(counted) == 28 * elements, counted
+    assert packs(counted, "STG.E.EF.128") == 1 + len(ADAM.slots)
+    assert counted["STG.E.64"] == 1  # the weights: the next forward pass reads them
+
+
+def test_adam_moves_26_bytes_for_a_parameter_with_a_remainder(tmp_path: Path) -> None:
+    storage = Mixed("bfloat16", "float32", "bfloat16", SPLIT)
+    [instructions] = compiled([kernels.dense_update(ADAM, storage)], "sm_90", tmp_path)
+    counted = accesses(instructions)
+    # Loads of weights, which stay in caches, look like those of the tables.
+    weights = 2
+    assert bytes_of_packs(counted) == (26 - weights) * (PACK_BYTES // 4), counted
+    assert packs(counted, "STG.E.EF.128") == len(ADAM.slots)
+    assert counted["STG.E.64"] == counted["STG.E.EF.64"] == 1  # the weights, and the remainder
+    assert counted["LDG.E.EF.64"] == 2  # the gradient, and the remainder
 
 
 @pytest.mark.parametrize(
