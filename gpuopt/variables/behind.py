@@ -9,6 +9,7 @@ from typing import Any, Protocol
 class RowsBehind(Protocol):
     """Knows which rows of a table have missed steps, and what these would have done.
 
+    Or which steps a GPU has left out, that the host has counted: of such numbers, `rows` is None.
     Or that a master copy was written, and its variable not yet; or the other way.
 
     Attributes:

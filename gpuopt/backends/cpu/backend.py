@@ -36,6 +36,7 @@ from gpuopt.backends.cpu.sparse_update import (
 )
 from gpuopt.backends.cpu.split_update import SplitPlan, update_split, update_split_rows
 from gpuopt.backends.cpu.written_memory import WrittenMemory
+from gpuopt.backends.loss_scaling import LossScalings
 from gpuopt.backends.memory_owner import Owner, owner_of
 from gpuopt.backends.norms import Norms
 from gpuopt.backends.unowned import array_at
@@ -60,6 +61,7 @@ class CpuBackend:
     device = Device.cpu
 
     row_flags: RowFlags | None = None
+    loss_scalings: LossScalings | None = None
     most_rows: int | None = None
 
     def __init__(self, limits: CpuLimits = _DEFAULT_LIMITS) -> None:
