@@ -1,5 +1,6 @@
 // The norm of many arrays, and new arrays that are scaled by it.
 #include "shared/grid.cuh"
+#include "shared/loss_scaling.cuh"
 #include "shared/norms.cuh"
 #include "shared/ranges.cuh"
 #include "shared/storage.cuh"
@@ -58,8 +59,9 @@ __device__ __forceinline__ void load_pack(const ClipChunk<Storage>& chunk, int a
 }
 
 // Writes the sum of squares of each chunk of the block. A single array is passed by value, as
-// `only`; `arrays` are read if there are more. Precondition: blocks have `clip_threads` threads.
-template <class Storage>
+// `only`; `arrays` are read if there are more. If it `decides`, the sum is NaN where an element is
+// not finite, and there alone. Precondition: blocks have `clip_threads` threads.
+template <class Storage, bool decides = false>
 __device__ __forceinline__ void sum_chunks(const ClippedArray& only,
                                            const ClippedArray* __restrict__ arrays,
                                            long long num_arrays, long long num_chunks,
@@ -73,7 +75,10 @@ __device__ __forceinline__ void sum_chunks(const ClippedArray& only,
       Elements<Storage, pack> elements;
       load_pack(chunk, i, elements);
 #pragma unroll
-      for (int k = 0; k < pack; ++k) add_square(places[k], Real(elements.of[k]));
+      for (int k = 0; k < pack; ++k) {
+        const Real x = Real(elements.of[k]);
+        add_square(places[k], decides ? nan_unless_finite(x) : x);
+      }
     }
     const Real sum = sum_of_block<clip_threads>(add_places(places));
     if (threadIdx.x == 0) sums[c] = static_cast<double>(sum);
@@ -97,6 +102,19 @@ __global__ void __launch_bounds__(clip_threads, 2)
             ClipResult* results) {
   sum_chunks<Storage>(only, arrays, num_arrays, num_chunks, parts);
   finish_sums(parts, num_chunks, totals, rule, results);
+}
+
+// The same; the last launch of a step also decides about it.
+template <class Storage>
+__global__ void __launch_bounds__(clip_threads, 2)
+    measure_and_decide(const __grid_constant__ ClippedArray only,
+                       const ClippedArray* __restrict__ arrays, long long num_arrays,
+                       long long num_chunks, double* parts,
+                       const __grid_constant__ ClipTotals totals,
+                       const __grid_constant__ ClipRule rule, ClipResult* results,
+                       const __grid_constant__ LossDecision decision) {
+  sum_chunks<Storage, true>(only, arrays, num_arrays, num_chunks, parts);
+  finish_sums(parts, num_chunks, totals, rule, results, decision);
 }
 
 // Makes results of the sums of several devices, [num_devices, num_norms].

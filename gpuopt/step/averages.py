@@ -134,7 +134,7 @@ class StepAverages:
 
     def join(
         self, rule: UpdateRule, real: type[np.floating[Any]], scalars: Sequence[Scalars]
-    ) -> tuple[UpdateRule, Sequence[Scalars]]:
+    ) -> tuple[UpdateRule, list[Scalars]]:
         """Returns the form of a rule that also moves the average, and its scalars."""
         weight: np.floating[Any] = real(1 - self._decay)
         return averaged(rule), [{**each, AVERAGE_WEIGHT: weight} for each in scalars]

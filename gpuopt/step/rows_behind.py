@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
-from itertools import starmap
+from itertools import repeat, starmap
 from operator import is_
 from typing import Any
 
@@ -50,6 +50,7 @@ class TableBehind:
         self._late_rows = batch.backend.late_rows
         # One step, or one who brings rows up to date, at a time. Taken inside the gate.
         self._lock = Lock(f'the rows of "{identity.name}" that are behind')
+        self._is_in_step = False
         self._catch_up: CatchUp | None = None
 
     @property
@@ -96,12 +97,16 @@ class TableBehind:
             if rows is None:
                 catch_up.made_by_all = now
 
-    def _ready(self, other_rows: UpdateRule, scalars: Scalars, stepping: bool) -> CatchUp | None:
+    def _ready(
+        self, other_rows: UpdateRule, scalars: Scalars, stepping: bool, is_nested: bool
+    ) -> CatchUp | None:
         """Returns the table's count of steps, by the scalars of this step, with room for it.
 
-        None if all rows have to be updated in this step: then all are up to date.
+        None if all rows have to be updated in this step: then all are up to date. So they have if
+        it comes in the middle of another (`is_nested`), which has taken the room that there was.
         """
-        if not may_be_missed(other_rows, scalars):
+        cannot_count = is_nested and not self._late_rows.counts_nested_steps
+        if cannot_count or not may_be_missed(other_rows, scalars):
             self.bring_up_alone()
             return None
         catch_up = self._catch_up
@@ -149,14 +154,25 @@ def update_tables(
     """
 
     def update_locked() -> list[bool | None]:
+        # Of a table that is in a step, a signal handler makes another.
+        are_nested = [table._is_in_step for table in tables]
+        unmark = map(setattr, tables, repeat("_is_in_step"), are_nested)
+        try:
+            for table in tables:
+                table._is_in_step = True
+            return update_in_step(are_nested)
+        finally:
+            deque(unmark, maxlen=0)  # at once
+
+    def update_in_step(are_nested: Sequence[bool]) -> list[bool | None]:
         done: list[bool | None] = []
         late: list[tuple[TableBehind, CatchUp]] = []
         late_updates: list[SparseUpdate] = []
-        for table, update in zip(tables, updates, strict=True):
+        for table, update, is_nested in zip(tables, updates, are_nested, strict=True):
             if table.is_replaced:
                 done.append(None)
                 continue
-            catch_up = table._ready(other_rows, scalars[update.group], stepping)
+            catch_up = table._ready(other_rows, scalars[update.group], stepping, is_nested)
             done.append(catch_up is not None)
             if catch_up is not None:
                 late.append((table, catch_up))
@@ -167,6 +183,8 @@ def update_tables(
             rule, late_updates, scalars, factors=factors, other_rows=None, refused=refused
         )
         for table, catch_up in late:
+            # Of a reader in the middle, who came when the step was counted, but not made.
+            catch_up.made_by_all = min(catch_up.made_by_all, catch_up.now - 1)
             if table.is_replaced or table._catch_up is not catch_up:
                 # By a signal handler's step: nobody will bring up rows by these numbers later.
                 table._late_rows.bring_up(table._plan, catch_up)
@@ -206,7 +224,7 @@ def table_behind(
 
 
 def bring_up_written(updates: Updates, state: State) -> None:
-    """Brings tables up to date that a step is about to write, other than by `TableBehind.update`.
+    """Brings tables up to date that a step is about to write, other than by `update_tables`.
 
     Args:
         updates: The step's.

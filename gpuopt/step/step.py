@@ -126,10 +126,11 @@ class Step:
             with profiling_range(self.name) if gpu_backends else _nothing, writing():
                 if changes.number != self._row_change:
                     refuse_changed((v for _, v in updates.pairs()), self._row_change)
+                write = self._write if updates.gpu_decides is None else self._write_alone
                 if not self._optimizer.row_checks.flags and not updates.has_rows_on_a_gpu:
-                    self._write(updates)
+                    write(updates)
                 else:
-                    self._check_and_call(self._write, updates)
+                    self._check_and_call(write, updates)
         finally:
             vars(this_thread).update(outer)
             adding.additions = added
@@ -224,6 +225,10 @@ class Step:
                 error.add_note(f'The step of "{self.name}" was finished before.')
             raise
 
+    def _write_alone(self, updates: Updates) -> None:
+        with updates.gpu_decides or _nothing:
+            self._write(updates)
+
     def _write(self, updates: Updates) -> None:
         row_checks = self._optimizer.row_checks
         if self._additions and not self._is_made(updates):
@@ -304,11 +309,12 @@ class Step:
 
     def _undoing(self, updates: Updates) -> Undo:
         """Called before the step: returns a function that undoes the host's part of it."""
-        state = self._optimizer.state
-        kept = [(scalar, scalar.numpy()) for scalar in state.host_scalars()]
+        state, host_counts = self._optimizer.state, updates.gpu_decides is None
+        scalars = state.host_scalars() if host_counts else []
+        kept = [(scalar, scalar.numpy()) for scalar in scalars]
         # What is undone lives until the GPU has checked the rows: not so the step's gradients.
-        created, counted = updates.created, self._counters_to_undo
-        forgets = [*updates.forgets, *self._forget_additions]
+        created, forgets = updates.created, [*updates.forgets, *self._forget_additions]
+        counted = self._counters_to_undo if host_counts else []
 
         def undo(refused: Collection[Device]) -> None:  # again, if it was interrupted
             for scalar, value in kept:

@@ -11,6 +11,7 @@ import numpy as np
 from gpuopt.backends import backend_for
 from gpuopt.backends.backend import Scalars, compute_type
 from gpuopt.device import Device
+from gpuopt.locks import Lock
 from gpuopt.state.state import Created, State
 from gpuopt.step.nonfinite import first_nonfinite
 from gpuopt.step.overlap import Written, refuse_shared_memory
@@ -33,8 +34,11 @@ class Updates(Protocol):
         forgets: Called, if the step is refused, with the devices that refuse it: they take back
             what it has made besides. None stands for all devices.
         read: The gradients that are Variables: `apply` is called inside `reading` of them.
+        gpu_decides: If a GPU decides whether the step is made, a lock to be held from the decision
+            to the step's count. Who lets it decide also puts right what the host has counted.
     """
 
+    gpu_decides: Lock | None
     has_rows_on_a_gpu: bool
     created: list[Created]
     forgets: list[Callable[[Collection[Device] | None], None]]
@@ -112,6 +116,8 @@ class HookOptimizer(Protocol):
 
 class HookUpdates:
     """Updates by `_apply_dense`, `_apply_sparse` and their twins, one variable after the other."""
+
+    gpu_decides: Lock | None = None
 
     def __init__(self, optimizer: HookOptimizer, given: list[Any]) -> None:
         self._optimizer = optimizer

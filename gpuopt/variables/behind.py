@@ -1,4 +1,4 @@
-"""Tables whose rows may be behind their steps: who reads or writes one brings it up to date."""
+"""Tables and numbers that may be behind: who reads or writes one brings it up to date."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from typing import Any, Protocol
 
 
 class RowsBehind(Protocol):
-    """Knows which rows of a table have missed steps, and what these would have done."""
+    """Knows which rows of a table have missed steps, and what these would have done.
+
+    Or which steps a GPU has left out, that the host has counted: of such numbers, `rows` is None.
+    """
 
     def bring_up(self, rows: Any = None) -> None:
         """Brings rows up to date, and the same rows of the table's slots.

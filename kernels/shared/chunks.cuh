@@ -26,7 +26,7 @@ template <class Rule, class Storage>
 __device__ __forceinline__ Scalars<Rule, Storage> given_scalars(
     unsigned int variable, const long long* groups, const FewScalars<Rule, Storage>& few_scalars,
     const Scalars<Rule, Storage>* many_scalars) {
-  const long long group = __ldg(&groups[variable]);
+  const long long group = __ldg(&groups[variable]) + few_scalars.first_group();
   return many_scalars == nullptr ? few_scalars.of[group] : many_scalars[group];
 }
 

@@ -29,13 +29,17 @@ struct ScalarsOfGroups {
   const FewScalars<Rule, Storage>& few_scalars;
   const Scalars<Rule, Storage>* __restrict__ many_scalars;
 
+  // A clipped rule has the number of a norm in the place of the factor.
+  __device__ __forceinline__ Scalars<Rule, Storage> given(long long table) const {
+    const long long place = table + few_scalars.first_group();
+    return many_scalars == nullptr ? few_scalars.of[place] : many_scalars[place];
+  }
+
   __device__ __forceinline__ Scalars<Rule, Storage> operator()(long long table) const {
-    const Scalars<Rule, Storage> given =
-        many_scalars == nullptr ? few_scalars.of[table] : many_scalars[table];
     if constexpr (is_clipped<Rule>) {
-      return with_factor<Rule, Storage>(given, few_scalars);
+      return with_factor<Rule, Storage>(given(table), few_scalars);
     } else {
-      return given;
+      return given(table);
     }
   }
 

@@ -23,10 +23,30 @@ struct FactorsOf<Rule, true> {
   long long factors;
 };
 
-// The scalars of several groups of variables. Mirrors `FewScalars` and `ClippedScalars` in
-// gpuopt/backends/cuda/structs.py.
+// How many steps a scaled rule's optimizer has made. The device may have made less than the host
+// takes for made: so there are the scalars of all groups for the host's count, and then those for
+// one less, and so on.
+template <class Rule, bool = is_scaled<Rule>>
+struct CountOf {
+  __device__ __forceinline__ static long long first_group() { return 0; }
+};
+template <class Rule>
+struct CountOf<Rule, true> {
+  long long num_made;    // the address of the device's count, after the step
+  long long host_count;  // the host's, after the step
+  long long num_groups;
+
+  // Returns where the scalars of the groups begin.
+  __device__ __forceinline__ long long first_group() const {
+    const long long behind = host_count - __ldg(reinterpret_cast<const long long*>(num_made));
+    return behind > 0 ? behind * num_groups : 0;
+  }
+};
+
+// The scalars of several groups of variables. Mirrors `FewScalars`, `ClippedScalars` and
+// `ScaledScalars` in gpuopt/backends/cuda/structs.py.
 template <class Rule, class Storage>
-struct FewScalars : FactorsOf<Rule> {
+struct FewScalars : FactorsOf<Rule>, CountOf<Rule> {
   Scalars<Rule, Storage> of[few_groups<Rule, Storage>];
 };
 

@@ -20,6 +20,7 @@ from gpuopt.rules.averaged import averaged
 from gpuopt.rules.cautious import cautious
 from gpuopt.rules.clipped import clipped
 from gpuopt.rules.gradient_descent import gradient_descent
+from gpuopt.rules.scaled import scaled
 from gpuopt.rules.slot_codes import slot_codes
 from gpuopt.rules.update_rule import UpdateRule
 
@@ -110,6 +111,8 @@ def kernels_of_several_types() -> list[Kernel]:
         for kernel in (
             kernels.dense_update(adam, storage),
             kernels.dense_update(clipped(adam), storage, has_groups=True),
+            kernels.dense_update(scaled(adam), storage, has_groups=True),
+            kernels.update_other_rows(scaled(adam), storage, has_groups=True),
             kernels.sum_terms(lamb, storage),
             kernels.dense_update_of_rows(row_wise, storage),
             kernels.sparse_update(adam, storage, "uint32"),
@@ -183,6 +186,8 @@ def kernels_without_rule() -> list[Kernel]:
             for make in (kernels.sum_squares, kernels.scale_to_norm, kernels.measure)
             for dtype in DTYPES
         ),
+        *(kernels.measure(dtype, decides=True) for dtype in DTYPES),
+        *(kernels.measure_rows(dtype, key, decides=True) for dtype in DTYPES for key in KEYS),
         kernels.join_sums(),
         *(kernels.count_digits(source) for source in (*INDICES, *KEYS)),
         *(kernels.check_and_count_digits(index) for index in INDICES),

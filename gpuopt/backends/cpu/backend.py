@@ -34,6 +34,7 @@ from gpuopt.backends.cpu.sparse_update import (
     update_touched_rows,
 )
 from gpuopt.backends.cpu.written_memory import WrittenMemory
+from gpuopt.backends.loss_scaling import LossScalings
 from gpuopt.backends.memory_owner import Owner, owner_of
 from gpuopt.backends.norms import Norms
 from gpuopt.backends.unowned import array_at
@@ -58,6 +59,7 @@ class CpuBackend:
     device = Device.cpu
 
     row_flags: RowFlags | None = None
+    loss_scalings: LossScalings | None = None
     most_rows: int | None = None
 
     def __init__(self, limits: CpuLimits = _DEFAULT_LIMITS) -> None:

@@ -19,7 +19,6 @@ from gpuopt.backends.backend import (
     Updated,
     compute_type,
 )
-from gpuopt.backends.clips import Clips
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.catch_up import CudaLateRows
 from gpuopt.backends.cuda.clips import CudaClips
@@ -35,6 +34,7 @@ from gpuopt.backends.cuda.launch_shapes import (
     num_blocks,
 )
 from gpuopt.backends.cuda.launcher import Launcher, wait_for_event
+from gpuopt.backends.cuda.loss_scaling import CudaLossScalings
 from gpuopt.backends.cuda.norms import CudaNorms
 from gpuopt.backends.cuda.order import UpdateOrder
 from gpuopt.backends.cuda.page_locked import Landings
@@ -46,6 +46,7 @@ from gpuopt.backends.cuda.sorted_tables import Table, add_pieces, together
 from gpuopt.backends.cuda.sparse_launches import SparseLaunches, kind_of
 from gpuopt.backends.cuda.structs import TableGradient
 from gpuopt.backends.cuda.workspace import Workspace, Workspaces
+from gpuopt.backends.loss_scaling import LossScalings
 from gpuopt.backends.memory_owner import Owner
 from gpuopt.backends.norms import Norms
 from gpuopt.backends.unowned import array_at
@@ -75,8 +76,11 @@ class CudaBackend:
         self.row_flags = CudaRowFlags(launcher, self._lock, self._order, self._workspaces)
         self.norms: Norms = CudaNorms(launcher)
         self.late_rows: LateRows = CudaLateRows(launcher, self._lock, self._order, self._workspaces)
-        self.clips: Clips = CudaClips(
+        self.clips = CudaClips(
             launcher, self._lock, self._order, self._workspaces, self._flag_array
+        )
+        self.loss_scalings: LossScalings = CudaLossScalings(
+            launcher, self._lock, self._order, self.clips
         )
         self._why_no_reads: str | None = None
         self._unset_flag = self.row_flags.new()

@@ -16,7 +16,6 @@ from gpuopt.backends.cuda.sparse_launches import SparseLaunches
 from gpuopt.backends.cuda.structs import Arrays
 from gpuopt.backends.cuda.workspace import Workspace
 from gpuopt.rules.slot_codes import BLOCK, packed_tables
-from gpuopt.rules.update_rule import UpdateRule
 
 
 class CodedLaunches(SparseLaunches):
@@ -54,21 +53,18 @@ class CodedLaunches(SparseLaunches):
         )
 
     def _bind_others(
-        self,
-        rule: UpdateRule,
-        table: Table,
-        touched: Any,
-        scalars: tuple[Any, ...],
-        refused: Any,
+        self, table: Table, touched: Any, scalars: dict[str, Any], refused: Any
     ) -> Launch:
         return self._launcher.bind(
-            kernels.update_other_coded_rows(rule, self._kind.codings, self._storage),
+            kernels.update_other_coded_rows(
+                self._rule_of_others, self._kind.codings, self._storage
+            ),
             self._thread_blocks(table.height),
             ROW_THREADS,
             arrays=Arrays(table.addresses),
             size=table.height * self._kind.tables.width,
             row_width=self._kind.tables.width,
-            scalars=scalars,
+            **scalars,
             touched=touched,
             words=self._words(),
             refused=refused,

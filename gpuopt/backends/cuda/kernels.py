@@ -52,13 +52,18 @@ from gpuopt.backends.cuda.structs import (
     FEW_GROUPS_BYTES,
     Chunk,
     ClippedArray,
+    ClippedScalars,
     ClipResult,
     ClipRule,
     ClipTotals,
     CopiedRows,
     FewGradients,
+    FewScalars,
     IndexList,
     LateTable,
+    LossDecision,
+    LossScaling,
+    ScaledScalars,
     Shares,
     SortedRows,
     TableGradient,
@@ -66,6 +71,7 @@ from gpuopt.backends.cuda.structs import (
 from gpuopt.backends.norms import Clipping
 from gpuopt.rules.catch_up import OneEarlier
 from gpuopt.rules.clipped import ClippedRule
+from gpuopt.rules.scaled import ScaledRule
 from gpuopt.rules.schedule_formulas import (
     FORMULAS,
     constants_of,
@@ -109,6 +115,7 @@ _SUMMED: dict[str, Parameter] = {
     "rule": struct_of(ClipRule),
     "results": Pointer("float64", struct_of(ClipResult), is_optional=True),
 }
+_DECIDING: dict[str, Parameter] = {**_SUMMED, "decision": struct_of(LossDecision)}
 # Constants in each file that the host relies on.
 _OF_DENSE_UPDATE = {
     "gpuopt::dense_threads": DENSE_THREADS,
@@ -144,6 +151,9 @@ _OF_FACTORS = {
     "gpuopt::clip_tensorflow": ClipForm.TENSORFLOW,
     "gpuopt::clip_torch": ClipForm.TORCH,
     "gpuopt::clip_apex": ClipForm.APEX,
+}
+_OF_DECISION = {
+    "sizeof(gpuopt::LossScaling)": struct_of(LossScaling).size,
 }
 _OF_MEASURE_ROWS = {
     "gpuopt::clip_threads": CLIP_THREADS,
@@ -519,14 +529,16 @@ def mark_rows(key: str) -> Kernel:
 
 
 @cache
-def update_other_rows(rule: UpdateRule, storage: Storage) -> Kernel:
+def update_other_rows(rule: UpdateRule, storage: Storage, has_groups: bool = False) -> Kernel:
+    scalars: dict[str, Parameter] = {"scalars": _scalars(rule, storage)}
+    of_groups = {**_scalars_of_groups(rule, storage), "table": _INT64}
     return Kernel(
-        "update_other_rows",
+        "update_other_rows_of_groups" if has_groups else "update_other_rows",
         {
             "arrays": _arrays(rule),
             "size": _INT64,
             "row_width": _INT64,
-            "scalars": _scalars(rule, storage),
+            **(of_groups if has_groups else scalars),
             "touched": _UINT32S,
             "refused": _REFUSED,
         },
@@ -638,20 +650,20 @@ def scale_to_norm(dtype: str) -> Kernel:
 
 
 @cache
-def measure(dtype: str) -> Kernel:
+def measure(dtype: str, decides: bool = False) -> Kernel:
     return Kernel(
-        "measure",
-        {**_CLIPPED, **_SUMMED},
+        "measure_and_decide" if decides else "measure",
+        {**_CLIPPED, **(_DECIDING if decides else _SUMMED)},
         (CPP_TYPES[dtype],),
         file="clip.cu",
-        constants=_OF_CLIP,
+        constants={**_OF_CLIP, **_OF_DECISION} if decides else _OF_CLIP,
     )
 
 
 @cache
-def measure_rows(dtype: str, key: str) -> Kernel:
+def measure_rows(dtype: str, key: str, decides: bool = False) -> Kernel:
     return Kernel(
-        "measure_rows",
+        "measure_rows_and_decide" if decides else "measure_rows",
         {
             **_TABLES,
             "rows": struct_of(SortedRows, Key=key),
@@ -659,10 +671,11 @@ def measure_rows(dtype: str, key: str) -> Kernel:
             "row_width": _INT64,
             "lanes_per_row": _INT32,
             "refused": _REFUSED,
-            **_SUMMED,
+            **(_DECIDING if decides else _SUMMED),
         },
         (CPP_TYPES[dtype], CPP_TYPES[key]),
-        constants=_OF_MEASURE_ROWS,
+        file="measure_rows.cu",
+        constants={**_OF_MEASURE_ROWS, **_OF_DECISION} if decides else _OF_MEASURE_ROWS,
     )
 
 
@@ -705,6 +718,13 @@ def _scalars_type(rule: UpdateRule) -> Callable[..., tuple[Any, ...]]:
 def scalars_of(rule: UpdateRule, scalars: Scalars) -> tuple[Any, ...]:
     """Returns what kernels take for a rule's scalars."""
     return _scalars_type(rule)(*(scalars[name] for name in rule.scalars))
+
+
+def form_of_scalars(rule: UpdateRule) -> type[FewScalars | ClippedScalars | ScaledScalars]:
+    """Returns what kernels take for the scalars of several groups."""
+    if isinstance(rule, ScaledRule):
+        return ScaledScalars
+    return ClippedScalars if isinstance(rule, ClippedRule) else FewScalars
 
 
 def few_groups(rule: UpdateRule, storage: Storage) -> int:
@@ -763,10 +783,10 @@ def _scalars_of_groups(rule: UpdateRule, storage: Storage) -> dict[str, Paramete
     """The scalars of several groups: by value, or on the device."""
     one = _scalars(rule, storage)
     struct = f"gpuopt::FewScalars<{rule.require_cuda().functor}, {cpp_storage(storage)}>"
-    factors = {"factors": _INT64} if isinstance(rule, ClippedRule) else {}
+    before = [name for name in form_of_scalars(rule)._fields if name != "of"]
     records = Records(one, few_groups(rule, storage))
     return {
-        "few_scalars": Struct(struct, {**factors, "of": records}),
+        "few_scalars": Struct(struct, {**dict.fromkeys(before, _INT64), "of": records}),
         "many_scalars": Pointer(real_of(storage), one, is_optional=True),
     }
 

@@ -30,7 +30,9 @@ from gpuopt.backends.cuda.sorted_tables import (
 )
 from gpuopt.backends.cuda.structs import Arrays, SortedRows
 from gpuopt.backends.cuda.workspace import Constants, Workspace
+from gpuopt.backends.loss_scaling import Decided
 from gpuopt.rules.clipped import ClippedRule
+from gpuopt.rules.scaled import ScaledRule, scaled
 from gpuopt.rules.slot_codes import Coding
 from gpuopt.rules.update_rule import UpdateRule
 
@@ -106,10 +108,15 @@ class SparseLaunches:
         self._update = LaunchSequence()
         self._others: list[Launch] = []
         if kind.other_rows is not None:
-            for table, first_key in zip(tables, self._tables.first_keys, strict=True):
+            is_scaled = isinstance(kind.rule, ScaledRule)
+            self._rule_of_others = scaled(kind.other_rows) if is_scaled else kind.other_rows
+            self._scalars_of_others = ScalarArguments(
+                launcher, self._rule_of_others, self._storage, is_scaled
+            )
+            every = self._given_to_others(tables, scalars, factors)
+            for table, first_key, given in zip(tables, self._tables.first_keys, every, strict=True):
                 bits = touched[first_key // ROWS_PER_WORD :]
-                given = kernels.scalars_of(kind.other_rows, scalars[table.group])
-                self._others.append(self._bind_others(kind.other_rows, table, bits, given, refused))
+                self._others.append(self._bind_others(table, bits, given, refused))
         self._scalars = ScalarArguments(launcher, kind.rule, self._storage, kind.has_groups)
         if kind.tables.num_rows:
             rows = self._tables.add_sort(workspace, tables, refused)
@@ -140,11 +147,11 @@ class SparseLaunches:
         """
         self._tables.start(tables, refused, variable)
         if self._kind.other_rows is not None:
-            for table, launch in zip(tables, self._others, strict=True):
-                given = kernels.scalars_of(self._kind.other_rows, scalars[table.group])
-                launch.replace(arrays=Arrays(table.addresses), scalars=given, refused=refused)
+            every = self._given_to_others(tables, scalars, factors)
+            for table, launch, given in zip(tables, self._others, every, strict=True):
+                launch.replace(arrays=Arrays(table.addresses), refused=refused, **given)
                 launch.start()
-        of_tables = self._scalars.of([scalars[table.group] for table in tables], factors)
+        of_tables = self._scalars.of(_of_tables(tables, scalars, factors), factors)
         self._update.start(**of_tables, refused=refused, **self._arguments_of(tables))
 
     def _arguments_of(self, tables: Sequence[Table]) -> dict[str, Any]:
@@ -194,7 +201,7 @@ class SparseLaunches:
     ) -> None:
         kind = self._kind.tables
         every, factors = scalars
-        of_tables = self._scalars.of([every[table.group] for table in tables], factors)
+        of_tables = self._scalars.of(_of_tables(tables, every, factors), factors)
         given = {"gradients": None, "arrays": None, **self._arguments_of(tables)}
         where = {name: given[name] for name in ("only_gradient", "gradients")}
         where["num_tables"] = len(tables)
@@ -240,25 +247,42 @@ class SparseLaunches:
             refused=refused,
         )
 
+    def _given_to_others(
+        self, tables: Sequence[Table], scalars: Sequence[Scalars], factors: Any
+    ) -> list[dict[str, Any]]:
+        """Returns the arguments for the scalars of each table's rows without a gradient."""
+        if not isinstance(self._rule_of_others, ScaledRule):
+            return [self._scalars_of_others.of([scalars[table.group]]) for table in tables]
+        of_tables = self._scalars_of_others.of(_of_tables(tables, scalars, factors), factors)
+        return [{**of_tables, "table": number} for number in range(len(tables))]
+
     def _bind_others(
-        self,
-        rule: UpdateRule,
-        table: Table,
-        touched: Any,
-        scalars: tuple[Any, ...],
-        refused: Any,
+        self, table: Table, touched: Any, scalars: dict[str, Any], refused: Any
     ) -> Launch:
         kind = self._kind.tables
         size = table.height * kind.width
         packs = size // (PACK_BYTES // element_bytes(self._storage))
         return self._launcher.bind(
-            kernels.update_other_rows(rule, self._storage),
+            kernels.update_other_rows(
+                self._rule_of_others, self._storage, isinstance(self._rule_of_others, ScaledRule)
+            ),
             self._tables.blocks(packs, 1),
             ROW_THREADS,
             arrays=Arrays(table.addresses),
             size=size,
             row_width=kind.width,
-            scalars=scalars,
+            **scalars,
             touched=touched,
             refused=refused,
         )
+
+
+def _of_tables(tables: Sequence[Table], scalars: Sequence[Scalars], factors: Any) -> list[Scalars]:
+    """Returns each table's scalars, for each count that groups have some for."""
+    num_counts = factors.num_counts if isinstance(factors, Decided) else 1
+    num_groups = len(scalars) // num_counts
+    return [
+        scalars[first + table.group]
+        for first in range(0, num_counts * num_groups, num_groups)
+        for table in tables
+    ]

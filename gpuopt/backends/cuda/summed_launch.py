@@ -11,6 +11,7 @@ from gpuopt.backends.cuda.kernel import Kernel
 from gpuopt.backends.cuda.launch_shapes import DENSE_THREADS, num_blocks
 from gpuopt.backends.cuda.launcher import Launcher, to_device
 from gpuopt.backends.cuda.mixed import Storage, real_of
+from gpuopt.backends.cuda.structs import ClippedScalars, FewScalars, ScaledScalars
 from gpuopt.rules.update_rule import UpdateRule
 
 # The arguments for the groups' scalars.
@@ -79,7 +80,7 @@ class SummedLaunch:
             *shape,
             **chunks,
             groups=to_device(launcher, numbers[:-1]),
-            few_scalars=scalars["few_scalars"]._replace(of=b""),
+            few_scalars=_of_variables(scalars["few_scalars"]),
             many_scalars=each,
         )
 
@@ -89,7 +90,7 @@ class SummedLaunch:
         self._sum.replace(**arguments, **scalars)
         self._add.replace(**scalars)
         if scalars:
-            arguments["few_scalars"] = scalars["few_scalars"]._replace(of=b"")
+            arguments["few_scalars"] = _of_variables(scalars["few_scalars"])
         self._update.replace(**arguments)
 
     def start(self) -> None:
@@ -97,3 +98,12 @@ class SummedLaunch:
         self._sum.start()
         self._add.start()
         self._update.start()
+
+
+def _of_variables(
+    few_scalars: FewScalars | ClippedScalars | ScaledScalars,
+) -> FewScalars | ClippedScalars | ScaledScalars:
+    """Returns the argument of the third launch, whose scalars the second one has chosen."""
+    if isinstance(few_scalars, ScaledScalars):
+        few_scalars = few_scalars._replace(num_groups=0)
+    return few_scalars._replace(of=b"")

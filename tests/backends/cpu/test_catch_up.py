@@ -160,6 +160,17 @@ def test_the_bound_does_not_cancel_with_the_step_sizes() -> None:
     assert abs(table.var[0] - exact.var[0]) <= 1e-6 * abs(exact.var[0])
 
 
+@pytest.mark.parametrize("beta2", [1.01, 1.1])
+def test_rows_whose_square_grows_are_stepped(beta2: float) -> None:
+    table = Table(np.float64, stepping=False, epsilon=1.0, height=2, beta2=beta2)
+    exact = AllRows(np.float64, 1.0, height=2, beta2=beta2)
+    for each in (table, exact):
+        each.m[:] = each.v[:] = 1
+        for _ in range(60):
+            each.step(np.array([1]), np.array([[1e-3]]), 1e-2)
+    np.testing.assert_allclose(table.read()[0], exact.var[0], rtol=1e-11)
+
+
 @pytest.mark.parametrize("signs", [1, -1])
 @pytest.mark.parametrize("beta2", [0.999, 0.9])
 def test_sums_follow_from_those_of_later_steps(signs: int, beta2: float) -> None:

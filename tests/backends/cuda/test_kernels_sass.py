@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from gpuopt.backends.cuda.launch_shapes import FEW_ROWS, PACK_BYTES, SORT_THREAD
 from gpuopt.rules.averaged import averaged
 from gpuopt.rules.catch_up import NUM_SUMS
 from gpuopt.rules.clipped import clipped
+from gpuopt.rules.scaled import scaled
+from gpuopt.rules.sources import kernel_root, on_disk
 from gpuopt.rules.update_rule import UpdateRule
 
 pytestmark = pytest.mark.nvrtc
@@ -36,9 +39,11 @@ MOST_WAITS = {
 }
 
 
-def compiled(group: list[Kernel], architecture: str, folder: Path) -> list[list[Instruction]]:
-    """Returns each kernel's instructions."""
-    code, _ = compile_together(group, architecture)
+def compiled(
+    group: list[Kernel], architecture: str, folder: Path, instead: Path | None = None
+) -> list[list[Instruction]]:
+    """Returns each kernel's instructions; see `compile_together`."""
+    code, _ = compile_together(group, architecture, instead)
     by_name = disassemble(bytes(code.code), folder)
     return [by_name[code.symbol_mapping[kernel.expression].decode()] for kernel in group]
 
@@ -200,6 +205,46 @@ def test_a_clipped_rule_loads_its_two_scalars_and_the_factor_besides(
     assert not before - after
 
 
+def test_a_stage_that_is_off_costs_no_instruction(tmp_path: Path) -> None:
+    group = [
+        kernels.dense_update(ADAM, "float32"),
+        kernels.dense_update(ADAM, "bfloat16", has_groups=True),
+        kernels.sparse_update(ADAM, "float32", "uint32"),
+    ]
+    # The other stages are in headers that plain rules do not include.
+    for kernel in group:
+        for stage in ("clipped", "scaled", "decayed", "cautious", "averaged"):
+            assert f"{stage}.cuh" not in kernel.source
+    without = tmp_path / "kernels"
+    shutil.copytree(on_disk(kernel_root()), without)
+    header = without / "shared" / "gradient.cuh"
+    for old, new in (
+        ("constexpr bool is_clipped = clips<Rule>(nullptr);", "constexpr bool is_clipped = false;"),
+        ("constexpr bool is_scaled = scales<Rule>(nullptr);", "constexpr bool is_scaled = false;"),
+        ("if constexpr (is_clipped<Rule>) return Rule::gradient(grad, scalars);", ""),
+    ):
+        assert header.read_text().count(old) == 1
+        header.write_text(header.read_text().replace(old, new))
+    folders = []
+    for name in ("with", "without"):
+        folders.append(tmp_path / name)
+        folders[-1].mkdir()
+    assert compiled(group, "sm_90", folders[0]) == compiled(group, "sm_90", folders[1], without)
+
+
+@pytest.mark.parametrize("architecture", ["sm_90", "sm_75"])
+def test_a_scaled_rule_loads_the_count_of_steps_besides(architecture: str, tmp_path: Path) -> None:
+    group = [
+        kernels.dense_update(rule, "float32", has_groups=True) for rule in (CLIPPED, scaled(ADAM))
+    ]
+    clipping, scaling = compiled(group, architecture, tmp_path)
+    before, after = accesses(clipping), accesses(scaling)
+    more = after - before
+    assert sum(more.values()) == 1, (before, after)
+    assert all("CONSTANT" in name for name in more), more
+    assert not before - after
+
+
 @pytest.mark.parametrize("architecture", ["sm_90", "sm_75"])
 def test_an_average_is_one_more_slot(architecture: str, tmp_path: Path) -> None:
     group = [
@@ -216,8 +261,12 @@ def test_an_average_is_one_more_slot(architecture: str, tmp_path: Path) -> None:
 
 
 def test_norms_of_gradients_move_16_bytes_at_a_time(tmp_path: Path) -> None:
-    group = [kernels.measure(dtype) for dtype in DTYPES]
-    group += [kernels.measure_rows(dtype, "uint32") for dtype in DTYPES]
+    group = [kernels.measure(dtype, decides) for dtype in DTYPES for decides in (False, True)]
+    group += [
+        kernels.measure_rows(dtype, "uint32", decides)
+        for dtype in DTYPES
+        for decides in (False, True)
+    ]
     for kernel, instructions in zip(group, compiled(group, "sm_90", tmp_path), strict=True):
         counted = accesses(instructions)
         assert packs(counted, "LDG") >= 1, (kernel.expression, counted)
