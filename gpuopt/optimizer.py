@@ -370,6 +370,7 @@ class Optimizer(Hooks):
             self._slot_op_name,
             self._former_non_slots,
             self.slot_codes,
+            self.masters,
         )
 
     def _must_skip(self, updates: Updates) -> bool:

@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(piece_threads, 2)
 template <class Rule, class Storage, class Key>
 __global__ void sparse_update(const __grid_constant__ TableGradient only_gradient,
                               const TableGradient* __restrict__ gradients, long long num_tables,
-                              const __grid_constant__ ArraysOf<Rule> only_arrays,
+                              const __grid_constant__ ArraysOf<Rule, Storage> only_arrays,
                               const long long* __restrict__ arrays, const SortedRows<Key> rows,
                               const Compute<Storage>* __restrict__ parts, long long row_width,
                               const __grid_constant__ Scalars<Rule, Storage> scalars,
@@ -102,8 +102,9 @@ template <class Rule, class Storage, class Key>
 __global__ void sparse_update_of_groups(
     const __grid_constant__ TableGradient only_gradient,
     const TableGradient* __restrict__ gradients, long long num_tables,
-    const __grid_constant__ ArraysOf<Rule> only_arrays, const long long* __restrict__ arrays,
-    const SortedRows<Key> rows, const Compute<Storage>* __restrict__ parts, long long row_width,
+    const __grid_constant__ ArraysOf<Rule, Storage> only_arrays,
+    const long long* __restrict__ arrays, const SortedRows<Key> rows,
+    const Compute<Storage>* __restrict__ parts, long long row_width,
     const __grid_constant__ FewScalars<Rule, Storage> few_scalars,
     const Scalars<Rule, Storage>* __restrict__ many_scalars, unsigned int* touched,
     int lanes_per_row, const unsigned long long* __restrict__ refused) {
@@ -156,8 +157,8 @@ __device__ __forceinline__ void update_others(const ArraysOf<Rule>& arrays, long
 }
 
 template <class Rule, class Storage>
-__global__ void update_other_rows(const __grid_constant__ ArraysOf<Rule> arrays, long long size,
-                                  long long row_width,
+__global__ void update_other_rows(const __grid_constant__ ArraysOf<Rule, Storage> arrays,
+                                  long long size, long long row_width,
                                   const __grid_constant__ Scalars<Rule, Storage> scalars,
                                   const unsigned int* __restrict__ touched,
                                   const unsigned long long* __restrict__ refused) {

@@ -352,6 +352,7 @@ class Backend(Protocol):
         borrowed: Sequence[int] = (),
         groups: Sequence[int] | None = None,
         codings: Sequence[Coding] = (),
+        beside: Sequence[Array] = (),
     ) -> DensePlan:
         """Prepares updates of variables of one dtype that share no memory.
 
@@ -363,6 +364,10 @@ class Backend(Protocol):
             groups: For each variable, the position of its scalars among those that `apply_dense` is
                 given; by default there is one group.
             codings: Those of the rule's slots, if they are in 8 bits.
+            beside: An array for each variable that is updated with it. If the targets' variables
+                are float32 master copies: one of 16 bits, which gets the new values, rounded; the
+                plan accepts gradients of its dtype. If they are bfloat16: a uint16 one, the lower
+                halves of master copies (see `split`); slots are float32 then.
 
         Returns:
             The plan for `apply_dense` and, if there is a single variable, for `apply_sparse`. It is

@@ -63,6 +63,11 @@ def optimizer_to_torch(
     export = _EXPORTS.get(type(optimizer))
     if export is None:
         raise ValueError(f"{type(optimizer).__name__} has no counterpart in torch.optim")
+    if optimizer.masters is not None:
+        raise ValueError(
+            f'"{optimizer.get_name()}" has masters={optimizer.masters!r}, and torch\'s optimizers '
+            "keep no master copies: export a run of float32 variables"
+        )
     named = named_variables(variables)
     if not named:
         raise ValueError("variables is empty, so there is no run to continue")

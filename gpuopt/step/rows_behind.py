@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import repeat, starmap
 from operator import is_
@@ -40,6 +40,8 @@ class TableBehind:
     them.
     """
 
+    holds_arrays = True
+
     def __init__(
         self, state: State, arrays: Sequence[Any], batch: Batch, identity: Identity
     ) -> None:
@@ -72,6 +74,11 @@ class TableBehind:
         """Whether another optimizer's has taken its place, or one of other slots."""
         identity = self._identity()
         return identity is not None and identity.behind is not self
+
+    def while_written(
+        self, written: Any, work: AbstractContextManager[Any]
+    ) -> AbstractContextManager[Any]:
+        return work
 
     def bring_up(self, rows: Any = None) -> None:
         self.bring_up_alone(rows)
@@ -265,6 +272,8 @@ def _behind() -> list[tuple[Identity, TableBehind]]:
 def refuse_unseen_reads(variable: Variable) -> None:
     """Raises ValueError for a table that may be read without being brought up to date first.
 
+    Or that has a master copy, which knows nothing of rows that are behind.
+
     Raises:
         ValueError: see above.
     """
@@ -274,6 +283,12 @@ def refuse_unseen_reads(variable: Variable) -> None:
             f'catch_up: "{variable.name}" {what}, whose rows would be seen as they were before '
             "steps that they have missed: nobody notices a read of an array. Make a variable of a "
             "copy, gpuopt.Variable(array), and read that; or leave out catch_up"
+        )
+    found = variable.identity.behind
+    if found is not None and not isinstance(found, TableBehind):
+        raise ValueError(
+            f'catch_up: "{variable.name}" has a master copy under another optimizer, which would '
+            "not follow rows that are behind: leave out catch_up, or masters"
         )
 
 

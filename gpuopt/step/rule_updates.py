@@ -23,6 +23,8 @@ from gpuopt.state.coded_slots import (
     create_coded_slots,
     end_blocks_at_rows,
 )
+from gpuopt.state.master_conversion import kept_dtype
+from gpuopt.state.masters import Masters, check_variables
 from gpuopt.state.state import Created
 from gpuopt.step.averages import FollowingAverages, StepAverages
 from gpuopt.step.clips import GradientClips, StepClips
@@ -52,6 +54,7 @@ class RuleOptimizer(HookOptimizer, Protocol):
     averages: FollowingAverages | None
     row_checks: RowChecks
     slot_codes: SlotCodes | None
+    masters: Masters | None
     this_thread: ThisThread
 
     @property
@@ -61,7 +64,7 @@ class RuleOptimizer(HookOptimizer, Protocol):
         self, variables: Sequence[Any], is_sparse: bool
     ) -> Sequence[UpdateRule] | None: ...
 
-    def _target(self, variable: Variable) -> tuple[Target, list[Identity]]: ...
+    def _target(self, variable: Variable) -> tuple[Target, list[Identity], Any]: ...
 
     def _slot_to_update(self, variable: Variable, slot_name: str) -> Variable: ...
 
@@ -271,6 +274,8 @@ class RuleUpdates:
         with writing(), state.lock:
             variables = [v for part in unknown for v in part.variables()]
             self._optimizer._check_groups(variables)
+            if self._optimizer.masters is not None:
+                check_variables(state, variables, self._optimizer.masters)
             if codes is not None:
                 check_coded_variables(variables)
                 for table in tables:
@@ -631,10 +636,11 @@ class RuleUpdates:
     ) -> None:
         for part, batch in unit:
             [variable] = part.variables()
+            dtype = kept_dtype(variable.dtype, self._optimizer.masters)
             batch.backend.apply_dense(
                 rule,
                 batch.plan,
-                [as_dense(batch.backend, part.gradients[0], variable, variable.dtype, refused)],
+                [as_dense(batch.backend, part.gradients[0], variable, dtype, refused)],
                 # Of each count.
                 scalars[numbers.index(batch.parameter_groups[0]) :: len(numbers)],
                 factors=factors,

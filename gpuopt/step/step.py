@@ -14,6 +14,7 @@ from gpuopt.backends import gpu_backends, profiling_range
 from gpuopt.backends.backend import Scalars
 from gpuopt.device import Device
 from gpuopt.locks import call_locked
+from gpuopt.state import masters
 from gpuopt.state.state import State
 from gpuopt.step import additions, rows_behind
 from gpuopt.step.additions import Addition, Forget
@@ -265,6 +266,8 @@ class Step:
     def _apply(self, updates: Updates) -> None:
         if rows_behind.members_of_tables:
             rows_behind.bring_up_written(updates, self._optimizer.state)
+        if masters.owners:
+            masters.settle(self._optimizer.state, list(updates.identities()))
         if recording.this_thread.recorders:  # a step inside a loss
             recording.before_write(variable for _, variable in updates.pairs())
         apply = partial(_apply_reading, updates) if updates.read else updates.apply

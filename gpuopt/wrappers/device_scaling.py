@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -123,6 +123,8 @@ class DeviceScaling:
         lock: Held by a step from its decision to its count, inside the gate.
     """
 
+    holds_arrays = False
+
     def __init__(
         self, rule: ScaleRule, accept_after: int | None, variables: Mapping[str, Variable]
     ) -> None:
@@ -235,6 +237,11 @@ class DeviceScaling:
                 host_count=chain.host_count + 1,
                 reads=(*chain.reads, read),
             )
+
+    def while_written(
+        self, written: Any, work: AbstractContextManager[Any]
+    ) -> AbstractContextManager[Any]:
+        return work
 
     def bring_up(self, rows: Any = None) -> None:
         """Waits until the GPU has decided about all steps, and puts the host's numbers right."""

@@ -84,9 +84,10 @@ __device__ __forceinline__ void update_row(
 // have missed: they make these first. A slot of rows has one number where other arrays have a row.
 template <class Rule, class Storage, class Key, class ScalarsOf, class Behind>
 __device__ __forceinline__ void update_rows(
-    const Tables& tables, const ArraysOf<Rule>& only_arrays, const long long* __restrict__ arrays,
-    const SortedRows<Key>& rows, const Compute<Storage>* __restrict__ parts, long long row_width,
-    const ScalarsOf& scalars_of, const Behind& behind, unsigned int* touched, int lanes_per_row,
+    const Tables& tables, const ArraysOf<Rule, Storage>& only_arrays,
+    const long long* __restrict__ arrays, const SortedRows<Key>& rows,
+    const Compute<Storage>* __restrict__ parts, long long row_width, const ScalarsOf& scalars_of,
+    const Behind& behind, unsigned int* touched, int lanes_per_row,
     const unsigned long long* __restrict__ refused) {
   const long long num_tables = tables.count;
   const Lanes lanes(lanes_per_row);
@@ -100,7 +101,7 @@ __device__ __forceinline__ void update_rows(
     const StoredGradient<Storage>* grad = tables.values_of<StoredGradient<Storage>>(table);
     const Target<Rule, Storage> target =
         num_tables == 1 ? Target<Rule, Storage>(only_arrays.of)
-                        : Target<Rule, Storage>(arrays + table * (1 + Rule::num_slots));
+                        : Target<Rule, Storage>(arrays + table * num_arrays<Rule, Storage>);
     const auto missed = behind.row(table, row);
     if constexpr (num_row_slots<Rule> > 0) {
       const auto gradient_at = [&](long long column, auto& sum) {

@@ -14,7 +14,7 @@ from every_optimizer import (
 
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.kernel import Kernel
-from gpuopt.backends.cuda.mixed import Mixed, Storage
+from gpuopt.backends.cuda.mixed import SPLIT, Mixed, Storage
 from gpuopt.rules.accumulation import add_to_sum, begin_sum
 from gpuopt.rules.averaged import averaged
 from gpuopt.rules.cautious import cautious
@@ -106,8 +106,11 @@ def kernels_of_several_types() -> list[Kernel]:
     adam, lamb, row_wise = (by_name[name] for name in ("adam", "lamb", "row_wise_adagrad"))
     return [
         kernel
-        for var, gradient in MIXTURES[1:4]
-        for storage in [Mixed(var, var, gradient)]
+        for storage in [
+            *(Mixed(var, var, gradient) for var, gradient in MIXTURES[1:4]),
+            *(Mixed("float32", "float32", copy, copy) for copy in ("float16", "bfloat16")),
+            Mixed("bfloat16", "float32", "bfloat16", SPLIT),
+        ]
         for kernel in (
             kernels.dense_update(adam, storage),
             kernels.dense_update(clipped(adam), storage, has_groups=True),
@@ -116,6 +119,7 @@ def kernels_of_several_types() -> list[Kernel]:
             kernels.sum_terms(lamb, storage),
             kernels.dense_update_of_rows(row_wise, storage),
             kernels.sparse_update(adam, storage, "uint32"),
+            kernels.update_other_rows(adam, storage),
             kernels.late_update(adam, adam, storage, "uint32"),
         )
     ]

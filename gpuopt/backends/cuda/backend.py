@@ -233,6 +233,7 @@ class CudaBackend:
         borrowed: Sequence[int] = (),
         groups: Sequence[int] | None = None,
         codings: Sequence[Coding] = (),
+        beside: Sequence[Any] = (),
     ) -> DensePlan:
         targets = list(targets)
         for position in borrowed:
@@ -240,7 +241,7 @@ class CudaBackend:
             targets[position] = Target(self.unowned(var), slots)
         given = self._launcher, targets, updated, groups
         with self.enter():
-            plan = CodedPlan(*given, codings) if codings else DensePlan(*given)
+            plan = CodedPlan(*given, codings) if codings else DensePlan(*given, beside)
         if plan.new_memory is not None:
             self.record_creation(plan.new_memory)
         return plan
@@ -320,7 +321,7 @@ class CudaBackend:
                 for width, tables in by_width.items():
                     for some in together(tables):
                         how = other_rows, check is not None, codings
-                        kind = kind_of(rule, plans[0].dtype, width, some, *how)
+                        kind = kind_of(rule, plans[0].types, width, some, *how)
                         launches = CodedLaunches if codings else SparseLaunches
                         prepare = partial(launches, self._launcher, workspace, kind, some, *given)
                         number = 0 if check is None else check.number

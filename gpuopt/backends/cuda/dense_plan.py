@@ -23,7 +23,7 @@ from gpuopt.backends.cuda.launch_shapes import (
     dense_threads,
 )
 from gpuopt.backends.cuda.launcher import Launch, Launcher, to_device
-from gpuopt.backends.cuda.mixed import Storage, storage_of
+from gpuopt.backends.cuda.mixed import Storage, WrittenTypes
 from gpuopt.backends.cuda.order import MOST_STREAMS
 from gpuopt.backends.cuda.scalar_arguments import ScalarArguments
 from gpuopt.backends.cuda.structs import FEW_GRADIENTS, Chunk, FewGradients
@@ -68,7 +68,8 @@ class DensePlan:
 
     Attributes:
         codings: Those of the slots, if they are in 8 bits.
-        dtype: Of all variables.
+        dtype: Of the gradients that `accept` accepts.
+        types: Of what is written.
         targets: The variables and their slots, in order.
         num_variables: The number of variables that have elements.
         updated: The identities of the variables and slots, and of the stand-ins' memory.
@@ -86,15 +87,23 @@ class DensePlan:
         targets: Sequence[Target],
         updated: Sequence[Updated],
         groups: Sequence[int] | None,
+        beside: Sequence[Any] = (),
     ) -> None:
         self._launcher = launcher
         self.targets = targets
-        self.dtype = targets[0].var.dtype
+        var, slots = targets[0]
+        slot_type = slots[0].dtype if slots and beside else var.dtype
+        self.types = WrittenTypes(var.dtype, slot_type, beside[0].dtype if beside else None)
+        self.dtype = self.types.gradients
         self._shapes = [var.shape for var, _ in targets]
         self._versions = itertools.count(1)
         self._positions = [i for i, target in enumerate(targets) if target.var.size]
         self.num_variables = len(self._positions)
-        arrays = [[targets[i].var, *targets[i].slots] for i in self._positions]
+        more = [[array] for array in beside] or [[]] * len(targets)
+        self._every_array = [
+            [var, *slots, *others] for (var, slots), others in zip(targets, more, strict=True)
+        ]
+        arrays = [self._every_array[i] for i in self._positions]
         # (array, its contiguous stand-in)
         self._stand_ins: list[tuple[Any, Any]] = []
         flat = [[self._contiguous(array) for array in of_variable] for of_variable in arrays]
@@ -102,10 +111,10 @@ class DensePlan:
         self.updated = (*updated, self.new_memory) if self.new_memory is not None else updated
         self.memory = targets, flat
         self._sizes = np.array([of_variable[0].size for of_variable in flat], np.int64)
-        # [num_variables, 1 + the number of slots]
+        # [num_variables, the number of each one's arrays]
         self._addresses = np.array(
             [[launcher.address(array) for array in of_variable] for of_variable in flat], np.int64
-        ).reshape(len(flat), 1 + len(targets[0].slots))
+        ).reshape(len(flat), len(self._every_array[0]))
         # Of each array: slots of rows are smaller than their variable.
         self._bytes = np.array(
             [[array.nbytes for array in of_variable] for of_variable in flat], np.int64
@@ -174,7 +183,7 @@ class DensePlan:
     @computed_once
     def written_bounds(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         """Where the variables and slots themselves begin, and where they end."""
-        arrays = [array for var, slots in self.targets for array in (var, *slots) if array.size]
+        arrays = [array for arrays in self._every_array for array in arrays if array.size]
         bounds = [bounds_of(self._launcher, array) for array in arrays]
         starts, ends = zip(*bounds, strict=True) if bounds else ((), ())
         return np.array(starts, np.int64), np.array(ends, np.int64)
@@ -207,7 +216,7 @@ class DensePlan:
         key = self._launcher.stream(), rule, gradients[0].dtype
         update = self._launches.pop(key, None)
         if update is None:
-            has_groups, storage = self._has_groups(rule), storage_of(self.dtype, key[-1])
+            has_groups, storage = self._has_groups(rule), self.types.storage(key[-1])
             arguments = ScalarArguments(self._launcher, rule, storage, has_groups)
             launch = self._bind(rule, storage, arguments.of(scalars, factors), refused)
             update = DenseLaunch(self._launcher, launch, arguments, key)
@@ -223,7 +232,7 @@ class DensePlan:
         if update.point_to_addresses(addresses, version):
             return update, ours
         item_bytes = ours[0].dtype.itemsize
-        is_as_wide = item_bytes == self.dtype.itemsize
+        is_as_wide = item_bytes == self.types.var.itemsize
         for position in self._written.overlaps(addresses, self._sizes * item_bytes, is_as_wide):
             ours[position] = ours[position].copy()
             addresses[position] = self._launcher.address(ours[position])
@@ -262,7 +271,8 @@ class DensePlan:
 
     def _sizes_and_pack(self) -> tuple[np.ndarray[Any, Any], int]:
         """Returns what chunks are cut of: variables' sizes, and what a thread updates in one go."""
-        return self._sizes, PACK_BYTES // self.dtype.itemsize
+        widest = max(self.types.var.itemsize, self.types.slots.itemsize)
+        return self._sizes, PACK_BYTES // widest
 
     def _has_groups(self, rule: UpdateRule) -> bool:
         """Whether a rule's launch is for groups, if only one: some have no other form."""

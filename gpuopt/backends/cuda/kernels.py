@@ -35,7 +35,7 @@ from gpuopt.backends.cuda.launch_shapes import (
     STRETCH,
     WARP,
 )
-from gpuopt.backends.cuda.mixed import Storage, cpp_storage, real_of
+from gpuopt.backends.cuda.mixed import Storage, cpp_storage, num_beside, real_of
 from gpuopt.backends.cuda.parameters import (
     CPP_TYPES,
     Number,
@@ -178,7 +178,7 @@ def dense_update(rule: UpdateRule, storage: Storage, has_groups: bool = False) -
         scalars = {"groups": _GROUPS, **_scalars_of_groups(rule, storage)}
     return _of_dense_update(
         "dense_update_of_groups" if has_groups else "dense_update",
-        {"variables": _variables(rule), **_CHUNKS, **scalars, "refused": _REFUSED},
+        {"variables": _variables(rule, storage), **_CHUNKS, **scalars, "refused": _REFUSED},
         rule,
         storage,
     )
@@ -189,7 +189,7 @@ def dense_update_of_rows(rule: UpdateRule, storage: Storage) -> Kernel:
     return _of_dense_update(
         "dense_update_of_rows",
         {
-            "variables": _variables(rule),
+            "variables": _variables(rule, storage),
             **_CHUNKS,
             "groups": _GROUPS,
             "widths": Pointer("int64"),
@@ -206,7 +206,7 @@ def sum_terms(rule: UpdateRule, storage: Storage) -> Kernel:
     return _of_dense_update(
         "sum_terms",
         {
-            "variables": _variables(rule),
+            "variables": _variables(rule, storage),
             **_CHUNKS,
             "groups": _GROUPS,
             **_scalars_of_groups(rule, storage),
@@ -436,7 +436,7 @@ def sparse_update(rule: UpdateRule, storage: Storage, key: str, has_groups: bool
         "sparse_update_of_groups" if has_groups else "sparse_update",
         {
             **_TABLES,
-            "only_arrays": _arrays(rule),
+            "only_arrays": _arrays(rule, storage),
             "arrays": Pointer("int64", is_optional=True),
             "rows": struct_of(SortedRows, Key=key),
             "parts": Pointer(real_of(storage)),
@@ -470,7 +470,7 @@ def late_update(
         "late_update_of_groups" if has_groups else "late_update",
         {
             **_TABLES,
-            "only_arrays": _arrays(rule),
+            "only_arrays": _arrays(rule, storage),
             "arrays": Pointer("int64", is_optional=True),
             "rows": struct_of(SortedRows, Key=key),
             "parts": Pointer(real_of(storage)),
@@ -498,7 +498,7 @@ def bring_up_rows(other_rows: UpdateRule, dtype: str, index: str) -> Kernel:
     return Kernel(
         "bring_up_rows",
         {
-            "arrays": _arrays(other_rows),
+            "arrays": _arrays(other_rows, dtype),
             "rows": Pointer(index, is_optional=True),
             "num_rows": _INT64,
             "height": _INT64,
@@ -535,7 +535,7 @@ def update_other_rows(rule: UpdateRule, storage: Storage, has_groups: bool = Fal
     return Kernel(
         "update_other_rows_of_groups" if has_groups else "update_other_rows",
         {
-            "arrays": _arrays(rule),
+            "arrays": _arrays(rule, storage),
             "size": _INT64,
             "row_width": _INT64,
             **(of_groups if has_groups else scalars),
@@ -791,19 +791,21 @@ def _scalars_of_groups(rule: UpdateRule, storage: Storage) -> dict[str, Paramete
     }
 
 
-def _variables(rule: UpdateRule) -> Pointer:
-    """The sizes of variables, and the addresses of each and its slots."""
-    functor, count = rule.require_cuda().functor, 1 + len(rule.slots)
-    variable = Struct(
-        f"gpuopt::Variable<{functor}>", {"size": _INT64, "arrays": Numbers(_INT64, count)}
-    )
-    return Pointer("int64", variable)
+def _variables(rule: UpdateRule, storage: Storage) -> Pointer:
+    """The sizes of variables, and the addresses of each, its slots, and what is beside it."""
+    name = f"gpuopt::Variable<{rule.require_cuda().functor}, {cpp_storage(storage)}>"
+    addresses = Numbers(_INT64, _num_arrays(rule, storage))
+    return Pointer("int64", Struct(name, {"size": _INT64, "arrays": addresses}))
 
 
-def _arrays(rule: UpdateRule) -> Struct:
-    """The addresses of a variable and its slots."""
-    count = 1 + len(rule.slots)
+def _arrays(rule: UpdateRule, storage: Storage) -> Struct:
+    """The addresses of a variable, its slots, and what is beside it."""
+    count = _num_arrays(rule, storage)
     return Struct(f"gpuopt::Arrays<{count}>", {"of": Numbers(Number("int64"), count)})
+
+
+def _num_arrays(rule: UpdateRule, storage: Storage) -> int:
+    return 1 + len(rule.slots) + num_beside(storage)
 
 
 def _coded_variables(rule: UpdateRule) -> Pointer:

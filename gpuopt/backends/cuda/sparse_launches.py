@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from gpuopt.backends.backend import Scalars
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.launch_sequence import LaunchSequence
@@ -17,7 +15,7 @@ from gpuopt.backends.cuda.launch_shapes import (
     lanes_per_row,
 )
 from gpuopt.backends.cuda.launcher import Launch, Launcher
-from gpuopt.backends.cuda.mixed import element_bytes, storage_of
+from gpuopt.backends.cuda.mixed import WrittenTypes, element_bytes
 from gpuopt.backends.cuda.parameters import name_of
 from gpuopt.backends.cuda.scalar_arguments import ScalarArguments
 from gpuopt.backends.cuda.sorted_rows import no_rows
@@ -42,7 +40,7 @@ class SparseKind(NamedTuple):
 
     Attributes:
         tables: What is sorted.
-        dtype: The variables' and slots'.
+        types: The dtypes of variables, slots, and what is beside them.
         rule: What is computed.
         other_rows: The rule of rows without a gradient; None if they stay, or catch up later.
         missed: The rule of the steps that rows may have missed; None if they are up to date.
@@ -52,7 +50,7 @@ class SparseKind(NamedTuple):
     """
 
     tables: TablesKind
-    dtype: np.dtype[Any]
+    types: WrittenTypes
     rule: UpdateRule
     other_rows: UpdateRule | None
     missed: UpdateRule | None
@@ -62,7 +60,7 @@ class SparseKind(NamedTuple):
 
 def kind_of(
     rule: UpdateRule,
-    dtype: np.dtype[Any],
+    types: WrittenTypes,
     width: int,
     tables: Sequence[Table],
     other_rows: UpdateRule | None,
@@ -79,7 +77,7 @@ def kind_of(
         or bool(codings)
     )
     of_tables = tables_kind_of(tables[0].values.dtype, width, tables, checks)
-    return SparseKind(of_tables, dtype, rule, other_rows, missed, has_groups, codings)
+    return SparseKind(of_tables, types, rule, other_rows, missed, has_groups, codings)
 
 
 class SparseLaunches:
@@ -98,7 +96,7 @@ class SparseLaunches:
         """Prepares the launches; the last four arguments are those of the first `start`."""
         self._launcher = launcher
         self._kind = kind
-        self._storage = storage_of(kind.dtype, kind.tables.dtype)
+        self._storage = kind.types.storage(kind.tables.dtype)
         self._tables = SortedTables(launcher, workspace, kind.tables)
         self._arrays, self._late_tables = Constants(launcher), Constants(launcher)
         touched: Any = None
@@ -183,12 +181,13 @@ class SparseLaunches:
         return given
 
     def _row_bytes(self) -> list[int]:
-        """Returns how many bytes a row has, in the variable and in each slot."""
-        rule, item_bytes = self._kind.rule, self._kind.dtype.itemsize
-        row_bytes = self._kind.tables.width * item_bytes
-        num_row_slots = len(rule.row_slots)
-        num_others = 1 + len(rule.slots) - num_row_slots
-        return [row_bytes] * num_others + [item_bytes] * num_row_slots
+        """Returns how many bytes a row has, in the variable, in each slot, and beside them."""
+        rule, width = self._kind.rule, self._kind.tables.width
+        of_slots = [1 if name in rule.row_slots else width for name in rule.slots]
+        item_bytes = self._kind.types.item_bytes(len(rule.slots))
+        # What is beside them is as wide as the variable.
+        widths = [width, *of_slots, width][: len(item_bytes)]
+        return [size * each for size, each in zip(item_bytes, widths, strict=True)]
 
     def _add_update(
         self,

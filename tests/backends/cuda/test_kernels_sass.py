@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -16,10 +17,12 @@ from gpuopt.backends.backend import compute_type
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.kernel import Kernel
 from gpuopt.backends.cuda.launch_shapes import FEW_ROWS, PACK_BYTES, SORT_THREADS, SORT_TILE
+from gpuopt.backends.cuda.mixed import SPLIT, Mixed
 from gpuopt.rules.averaged import averaged
 from gpuopt.rules.catch_up import NUM_SUMS
 from gpuopt.rules.clipped import clipped
 from gpuopt.rules.scaled import scaled
+from gpuopt.rules.sources import kernel_root, on_disk
 from gpuopt.rules.update_rule import UpdateRule
 
 pytestmark = pytest.mark.nvrtc
@@ -37,9 +40,11 @@ MOST_WAITS = {
 }
 
 
-def compiled(group: list[Kernel], architecture: str, folder: Path) -> list[list[Instruction]]:
-    """Returns each kernel's instructions."""
-    code, _ = compile_together(group, architecture)
+def compiled(
+    group: list[Kernel], architecture: str, folder: Path, instead: Path | None = None
+) -> list[list[Instruction]]:
+    """Returns each kernel's instructions; see `compile_together`."""
+    code, _ = compile_together(group, architecture, instead)
     by_name = disassemble(bytes(code.code), folder)
     return [by_name[code.symbol_mapping[kernel.expression].decode()] for kernel in group]
 
@@ -143,6 +148,43 @@ def test_caches_keep_weights_and_parts_and_evict_gradients_and_slots(tmp_path: P
     assert packs(pieces, "STG.E.EF.128") == 0
 
 
+def bytes_of_packs(counted: Counter[str]) -> int:
+    """Counts what loads and stores of slots and gradients, and stores of weights, move as packs.
+
+    An element outside of packs is moved by fewer than 8 bytes, and the entry of a table by loads
+    that are not marked to be evicted.
+    """
+    sizes = {"128": 16, "64": 8}
+    return sum(
+        number * sizes[name.rpartition(".")[2]]
+        for name, number in counted.items()
+        if name.rpartition(".")[2] in sizes and (".EF." in name or name.startswith("STG"))
+    )
+
+
+@pytest.mark.parametrize("copy", ["float16", "bfloat16"])
+def test_adam_moves_28_bytes_for_a_parameter_with_a_master_copy(copy: str, tmp_path: Path) -> None:
+    storage = Mixed("float32", "float32", copy, copy)
+    [instructions] = compiled([kernels.dense_update(ADAM, storage)], "sm_90", tmp_path)
+    counted = accesses(instructions)
+    elements = PACK_BYTES // 4
+    assert bytes_of_packs(counted) == 28 * elements, counted
+    assert packs(counted, "STG.E.EF.128") == 1 + len(ADAM.slots)
+    assert counted["STG.E.64"] == 1  # the weights: the next forward pass reads them
+
+
+def test_adam_moves_26_bytes_for_a_parameter_with_a_remainder(tmp_path: Path) -> None:
+    storage = Mixed("bfloat16", "float32", "bfloat16", SPLIT)
+    [instructions] = compiled([kernels.dense_update(ADAM, storage)], "sm_90", tmp_path)
+    counted = accesses(instructions)
+    # Loads of weights, which stay in caches, look like those of the tables.
+    weights = 2
+    assert bytes_of_packs(counted) == (26 - weights) * (PACK_BYTES // 4), counted
+    assert packs(counted, "STG.E.EF.128") == len(ADAM.slots)
+    assert counted["STG.E.64"] == counted["STG.E.EF.64"] == 1  # the weights, and the remainder
+    assert counted["LDG.E.EF.64"] == 2  # the gradient, and the remainder
+
+
 @pytest.mark.parametrize(
     ("architecture", "dtype"),
     [("sm_90", "float32"), ("sm_90", "float64"), ("sm_90", "bfloat16"), ("sm_75", "float32")],
@@ -199,6 +241,33 @@ def test_a_clipped_rule_loads_its_two_scalars_and_the_factor_besides(
     assert sum(more.values()) == 3, (before, after)
     assert all("CONSTANT" in name for name in more), more
     assert not before - after
+
+
+def test_a_stage_that_is_off_costs_no_instruction(tmp_path: Path) -> None:
+    group = [
+        kernels.dense_update(ADAM, "float32"),
+        kernels.dense_update(ADAM, "bfloat16", has_groups=True),
+        kernels.sparse_update(ADAM, "float32", "uint32"),
+    ]
+    # The other stages are in headers that plain rules do not include.
+    for kernel in group:
+        for stage in ("clipped", "scaled", "decayed", "cautious", "averaged"):
+            assert f"{stage}.cuh" not in kernel.source
+    without = tmp_path / "kernels"
+    shutil.copytree(on_disk(kernel_root()), without)
+    header = without / "shared" / "gradient.cuh"
+    for old, new in (
+        ("constexpr bool is_clipped = clips<Rule>(nullptr);", "constexpr bool is_clipped = false;"),
+        ("constexpr bool is_scaled = scales<Rule>(nullptr);", "constexpr bool is_scaled = false;"),
+        ("if constexpr (is_clipped<Rule>) return Rule::gradient(grad, scalars);", ""),
+    ):
+        assert header.read_text().count(old) == 1
+        header.write_text(header.read_text().replace(old, new))
+    folders = []
+    for name in ("with", "without"):
+        folders.append(tmp_path / name)
+        folders[-1].mkdir()
+    assert compiled(group, "sm_90", folders[0]) == compiled(group, "sm_90", folders[1], without)
 
 
 @pytest.mark.parametrize("architecture", ["sm_90", "sm_75"])
