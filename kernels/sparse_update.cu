@@ -144,7 +144,7 @@ __device__ __forceinline__ void update_untouched(const Target<Rule, Storage>& ta
 
 // The same, in packs if possible.
 template <class Rule, class Storage>
-__device__ __forceinline__ void update_others(const ArraysOf<Rule>& arrays, long long size,
+__device__ __forceinline__ void update_others(const ArraysOf<Rule, Storage>& arrays, long long size,
                                               long long row_width,
                                               const Scalars<Rule, Storage>& scalars,
                                               const unsigned int* touched) {
@@ -170,7 +170,7 @@ __global__ void update_other_rows(const __grid_constant__ ArraysOf<Rule, Storage
 // needs no factor, which may be infinite.
 template <class Rule, class Storage>
 __global__ void update_other_rows_of_groups(
-    const __grid_constant__ ArraysOf<Rule> arrays, long long size, long long row_width,
+    const __grid_constant__ ArraysOf<Rule, Storage> arrays, long long size, long long row_width,
     const __grid_constant__ FewScalars<Rule, Storage> few_scalars,
     const Scalars<Rule, Storage>* __restrict__ many_scalars, long long table,
     const unsigned int* __restrict__ touched, const unsigned long long* __restrict__ refused) {
