@@ -27,7 +27,7 @@ from gpuopt.variables.gate import between_writes
 HEIGHT = 40
 SLICES = gpuopt.IndexedSlices
 # Where a signal handler may come.
-_INSIDE = ("catch_up.py", "rows_behind.py", "sparse_update.py")
+_INSIDE = ("catch_up.py", "missed_steps.py", "rows_behind.py", "sparse_update.py")
 
 
 class Pair:
@@ -406,7 +406,7 @@ def test_a_read_that_is_interrupted_is_finished_by_the_next() -> None:
         pair = Pair()
         pair.step(12)
         try:
-            with InterruptAt(moment, inside=("catch_up.py", "rows_behind.py", "gate.py")):
+            with InterruptAt(moment, inside=(*_INSIDE, "gate.py")):
                 pair.late.numpy()
             finished = True
         except Interrupt:

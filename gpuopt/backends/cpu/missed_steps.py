@@ -1,0 +1,144 @@
+"""What steps that rows have missed would do to them, in numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gpuopt.backends.backend import compute_type
+from gpuopt.backends.catch_up import CatchUp
+from gpuopt.rules.catch_up import STRIDE
+from gpuopt.rules.unnamed import Movement
+from gpuopt.rules.update_rule import UpdateRule
+
+Array = np.ndarray[Any, Any]
+
+
+class Missed(NamedTuple):
+    """The steps that some rows have missed.
+
+    Attributes:
+        last: How many steps each row has made.
+        gaps: How many it has missed.
+    """
+
+    last: Array
+    gaps: Array
+
+
+def up_to_date(stored: Sequence[Array], catch_up: CatchUp, missed: Missed) -> list[Array]:
+    """Returns a variable's rows, and the slots', after the steps that they have missed.
+
+    Args:
+        stored: Copies of them, [num_rows, ...].
+        catch_up: The table's.
+        missed: By each row.
+    """
+    factors, rule = catch_up.factors, catch_up.rule
+    real = np.dtype(compute_type(stored[0].dtype)).type
+    var, *slots = [each.astype(real, copy=False) for each in stored]
+    alike = (-1, *[1] * (var.ndim - 1))  # a number for each row, beside its elements
+    movement = None if rule.unnamed is None else rule.unnamed.movement
+    late = None
+    if movement is not None:
+        is_moved = np.zeros(var.shape, bool)
+        if catch_up.sums is not None:
+            move, is_moved = _movement(rule, movement, slots, catch_up, missed, alike)
+            np.subtract(var, move, out=var, where=is_moved)
+        if not is_moved.all():
+            late = np.nonzero(~is_moved)
+            stepped = _stepped([each[late] for each in (var, *slots)], catch_up, missed, late[0])
+    for slot, decay in zip(slots, factors.decays, strict=True):
+        if decay != 1:
+            slot *= _powers(decay, missed.gaps, real).reshape(alike)
+    new = [var, *slots]
+    if late is not None:
+        for array, values in zip(new, stepped, strict=True):
+            array[late] = values
+    return new
+
+
+def _movement(
+    rule: UpdateRule,
+    movement: Movement,
+    slots: Sequence[Array],
+    catch_up: CatchUp,
+    missed: Missed,
+    alike: tuple[int, ...],
+) -> tuple[Array, Array]:
+    """Returns what rows move by, from the sums, and where that is close enough.
+
+    An average of 0 does not move a row, whatever the sums leave out.
+    """
+    average, square = (
+        slots[rule.slots.index(each)] for each in (movement.average, movement.square)
+    )
+    first, second, third, bound = (each.reshape(alike) for each in _sums(catch_up, missed))
+    epsilon = catch_up.factors.scalars[movement.epsilon]
+    inverse = 1 / (np.sqrt(square) + epsilon)
+    part = epsilon * inverse
+    series = first - part * (second - part * third)
+    left_out = part * part * part * bound
+    is_close = left_out <= average.dtype.type(catch_up.factors.tolerance) * abs(first)
+    # Subtracted from itself, as the rule does it, infinity is NaN: such elements make each step.
+    # So do those for which there is no finite sum: 0 times that were NaN.
+    is_finite = np.isfinite(average + square + inverse + series)
+    return average * inverse * series, (is_close | (average == 0)) & is_finite
+
+
+def _sums(catch_up: CatchUp, missed: Missed) -> list[Array]:
+    """Returns the sums of the steps that each row has missed, [num_rows] each."""
+    steps, one_earlier = catch_up.steps, catch_up.factors.one_earlier
+    assert catch_up.sums is not None
+    assert steps is not None
+    assert one_earlier is not None
+    last = missed.last
+    later = -(-last // STRIDE)
+    sums = list(catch_up.sums.take(later, axis=0, mode="clip").T)
+    for before in range(1, STRIDE):
+        step = STRIDE * later - before
+        is_missed = (step >= last) & (step < last + missed.gaps)
+        earlier = one_earlier.sums(sums, steps.take(step, mode="clip"))
+        sums = [np.where(is_missed, *each) for each in zip(earlier, sums, strict=True)]
+    return sums
+
+
+def _stepped(
+    arrays: Sequence[Array], catch_up: CatchUp, missed: Missed, rows: Array
+) -> list[Array]:
+    """Makes the steps one by one that some elements have missed.
+
+    Args:
+        arrays: Of the variable and the slots: the elements, [num_elements].
+        catch_up: The table's.
+        missed: By each row.
+        rows: Of each element: the position of its row in `missed`.
+    """
+    rule, factors, steps = catch_up.rule, catch_up.factors, catch_up.steps
+    unnamed = rule.unnamed
+    assert unnamed is not None
+    assert unnamed.movement is not None
+    assert steps is not None
+    order = np.argsort(-missed.gaps[rows], kind="stable")
+    last, gaps = missed.last[rows][order], missed.gaps[rows][order]
+    var, *slots = (each[order] for each in arrays)
+    # Those that have missed k steps come first.
+    counts = np.searchsorted(-gaps, -np.arange(1, min(factors.window, gaps[0]) + 1), "right")
+    zeros = np.zeros_like(var)
+    for done, count in enumerate(counts.tolist()):
+        scalars = {**factors.scalars, unnamed.movement.step: steps[last[:count] + done]}
+        rule.apply(var[:count], zeros[:count], *[slot[:count] for slot in slots], **scalars)
+    # What is left of the average by now moves nothing.
+    rest = np.maximum(gaps - factors.window, 0)
+    for slot, decay in zip(slots, factors.decays, strict=True):
+        slot *= _powers(decay, rest, slot.dtype.type)
+    back = np.empty_like(order)
+    back[order] = np.arange(len(order))
+    return [each[back] for each in (var, *slots)]
+
+
+def _powers(decay: float, gaps: Array, real: Any) -> Array:
+    powers: Array = np.power(np.float64(decay), gaps).astype(real)
+    return powers
