@@ -8,7 +8,7 @@ d = sqrt(v) + epsilon and y = epsilon / d, step k after the row's last one moves
 
 The sums over k of `a_k r^k u_k^j` depend on steps alone, and not on the row. Those for j = 0, 1
 and 2 give the movement. What the series leaves out is at most `y^3` times the sum of
-`|a_k| r^k u_k^3`, whatever the step sizes are: `y` and `u_k` are not negative. Where this is too
+`|a_k| r^k u_k^3`, whatever the step sizes are, where `y` and `u_k` are not negative. Where this is too
 much, as where `v` is about 0, the steps are made one by one, until r^k is nothing.
 
 Sums are kept for rows whose last step was a multiple of `STRIDE`. From those of a row follow those
@@ -130,10 +130,10 @@ class Factors:
         movement = unnamed.movement
         if movement is None or not self.fall_behind:
             return
-        # The bound holds where `y` is not negative.
-        if stepping or scalars[movement.epsilon] < 0:
-            self.tolerance = -1.0
         average, square = decay_of[movement.average], decay_of[movement.square]
+        # The bound holds where neither `y` nor `u_k` is negative.
+        if stepping or scalars[movement.epsilon] < 0 or square > 1:
+            self.tolerance = -1.0
         ratio = average / math.sqrt(square) if square > 0 else math.inf
         self.window = _window(abs(ratio), _NOTHING[real])
         self.fall_behind = self.window <= _LONGEST_WINDOW

@@ -64,6 +64,18 @@ def test_float64_is_close_by_sums_and_closer_step_by_step(
             assert distance(table.read(), exact.var) <= bound
 
 
+def test_squares_that_grow_are_followed_step_by_step() -> None:
+    """A beta above 1, as a hyperparameter may become in mid-run: the sums have no bound then."""
+    table = Table(np.float64, stepping=False, epsilon=1e-2, height=3, beta2=1.05)
+    exact = AllRows(np.float64, 1e-2, height=3, beta2=1.05)
+    for number in range(1, 8):
+        for each in (table, exact):
+            for slots in [each.v] * (number == 1):
+                slots[...] = 1e-4
+            each.step(np.array([1 if number == 1 else 2]), np.full((1, 1), 1e-3), 1e-2)
+    assert distance(table.read(), exact.var) <= 1e-11
+
+
 @pytest.mark.parametrize("gap", [0, 1, 255, 256, 257, 307, 308, 309, 2_000])
 @pytest.mark.parametrize("gradient", [1.0, 1e-3, 1e-7, 1e-18, 0.0])
 @pytest.mark.parametrize("stepping", [False, True])

@@ -172,8 +172,9 @@ def _library(rule: UpdateRule, other: UpdateRule, real: np.dtype[Any]) -> ctypes
 def _powers(decays: tuple[float, ...]) -> Chunk:
     """Mirrors `Powers` in kernels/cpu/catch_up.hpp, of each slot."""
     exponents = np.arange(_POWERS)
-    each = [
-        np.concatenate([decay**exponents, decay ** (_POWERS * exponents), [decay]])
-        for decay in np.array(decays)
-    ]
+    with np.errstate(all="ignore"):
+        each = [
+            np.concatenate([decay**exponents, decay ** (_POWERS * exponents), [decay]])
+            for decay in np.array(decays)
+        ]
     return np.array(each, np.float64)
