@@ -1,10 +1,10 @@
 # Thin: run.py does the work, also where make is missing. Arguments: make test ARGS="-k adam"
 PYTHON ?= python3
-TASKS = demo test test-full test-gpu test-gpu-full test-ranks test-peers test-kernels test-kernels-full lint bench docs gallery
+TASKS = demo test test-full test-gpu test-gpu-full test-ranks test-peers test-thinc test-kernels test-kernels-full lint bench docs gallery
 
 .PHONY: $(TASKS) clean
 $(TASKS):
 	@$(PYTHON) run.py $@ $(ARGS)
 
 clean:
-	rm -rf .venv .venv-cuda12 .venv-openmpi .venv-mpich .venv-peers .venv-bootstrap dist site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf .venv .venv-cuda12 .venv-openmpi .venv-mpich .venv-peers .venv-thinc8 .venv-thinc9 .venv-bootstrap dist site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -8,6 +8,7 @@
     python3 run.py test-gpu-full   the same; without one, streams run in 20 times as many orders
     python3 run.py test-ranks      run the tests of several processes, over Open MPI and MPICH
     python3 run.py test-peers      compare with optimizers of torch, optax and others
+    python3 run.py test-thinc      compare with Thinc's optimizers, and train with spaCy
     python3 run.py test-kernels    run the kernels' own tests on the CPU, under sanitizers
     python3 run.py test-kernels-full    the same, and compile all of them for all GPUs
     python3 run.py lint            check style, types, layers and the Dockerfile
@@ -61,6 +62,7 @@ GROUPS = {
     "test-gpu-full": ["test", "gpu"],
     "test-ranks": ["test", "gpu"],
     "test-peers": [],
+    "test-thinc": [],
     "test-kernels": ["test", "kernels"],
     "test-kernels-full": ["test", "kernels"],
     "lint": ["lint", "test"],
@@ -100,6 +102,8 @@ def main() -> int:
         return test_ranks(arguments)
     if task == "test-peers":
         return test_peers(arguments)
+    if task == "test-thinc":
+        return test_thinc(arguments)
     if task in ("test-kernels", "test-kernels-full"):
         return test_kernels(arguments, is_full=task.endswith("full"))
     if task == "gallery":
@@ -308,12 +312,31 @@ def test_ranks(arguments: Sequence[str]) -> int:
 
 
 def test_peers(arguments: Sequence[str]) -> int:
-    """Runs the tests that compare with the optimizers of other libraries."""
+    """Runs the tests beside other libraries, which compare with their optimizers."""
     python = set_up_beside("peers", [], ["peers"])
-    command = [str(python), "-m", "pytest", "-m", "peers", "-p", "no:cacheprovider"]
-    environment = {**SINGLE_THREADED, **os.environ, "GPUOPT_REQUIRE": "peers"}
-    command += ["tests/optimizers/test_peers.py", *arguments]
+    command = [str(python), "-m", "pytest", "-m", "peers or torch or jax", "-p", "no:cacheprovider"]
+    environment = {**SINGLE_THREADED, **os.environ, "GPUOPT_REQUIRE": "peers,torch,jax"}
+    command += ["tests/optimizers/test_peers.py", "tests/interop", "tests/project/test_docs.py"]
+    command += arguments
     return subprocess.run(command, cwd=ROOT, env=environment).returncode
+
+
+def test_thinc(arguments: Sequence[str]) -> int:
+    """Runs the tests with Thinc: the one that spaCy takes, with spaCy, and the newest."""
+    failed = []
+    for name, needed in (("thinc8", "thinc,spacy"), ("thinc9", "thinc")):
+        # Installed, for configs find optimizers by the entry points of what is.
+        python = set_up_beside(name, ["--editable", str(ROOT)], [name])
+        markers = needed.replace(",", " or ")
+        command = [str(python), "-m", "pytest", "-m", markers, "-p", "no:cacheprovider"]
+        environment = {**SINGLE_THREADED, **os.environ, "GPUOPT_REQUIRE": needed}
+        command += ["tests/interop", "tests/project/test_docs.py", *arguments]
+        print(f"== {name}", flush=True)
+        if subprocess.run(command, cwd=ROOT, env=environment).returncode:
+            failed.append(name)
+    if failed:
+        print(f"run.py: failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
 
 
 def set_up_beside(name: str, packages: Sequence[str], groups: Sequence[str]) -> Path:

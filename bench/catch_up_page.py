@@ -1,7 +1,8 @@
 """Draws the pictures of docs/guides/adam_for_embeddings.md.
 
-`python -m bench.catch_up_page FILE` draws the steps' times in a file of results of `make bench`,
-and writes them below the picture; `--training` also trains the forms, and draws what differs.
+`python -m bench.catch_up_page FILE...` draws the steps' times in files of results of `make bench`,
+and writes them below the picture; of a workload in several files, the last one counts. `--training`
+also trains the forms, and draws what differs.
 """
 
 from __future__ import annotations
@@ -35,16 +36,19 @@ _WORDS, _WIDTH = 2_000, 8
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="bench.catch_up_page", description=__doc__)
-    parser.add_argument("results", type=Path, help="a file of results of make bench")
+    parser.add_argument("results", type=Path, nargs="+", help="files of results of make bench")
     parser.add_argument("--training", action="store_true", help="also train, which takes a minute")
     options = parser.parse_args()
-    found = json.loads(options.results.read_text())["workloads"]
+    found: dict[str, Any] = {}
+    for file in options.results:
+        found |= json.loads(file.read_text())["workloads"]
     times = {
         name: {who: each["p10_ms"] for who, each in found[name]["contenders"].items()}
         for name in (*_WIDE, *(f"catch_up_step_{height}" for height in HEIGHTS))
     }
     _draw_times(times)
-    page = replace_between(PAGE.read_text(), COMMAND, _table(times))
+    files = " and\n".join(f"`{each.resolve().relative_to(ROOT)}`" for each in options.results)
+    page = replace_between(PAGE.read_text(), COMMAND, f"{_table(times)}\nFrom {files}.\n")
     PAGE.write_text(page)
     if options.training:
         _draw_training()

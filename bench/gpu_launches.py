@@ -84,7 +84,8 @@ def record(
 
     Args:
         workloads: For each name, {"job": ..., "shapes": ..., "num_sets": ...} or {"job": ...,
-            "table": ..., "lookups": ...}: the fields of a `DenseTask` or `SparseTask`.
+            "table": ..., "lookups": ...}: the fields of a `DenseTask` or `SparseTask`. Those of
+            a dense step of Adam may have "stages": see `_with_stages`.
         num_multiprocessors: The GPU's.
         architecture: For which kernels are compiled, as "90".
         checkout: The gpuopt to run.
@@ -161,7 +162,9 @@ def _make_step(workload: Mapping[str, Any]) -> Callable[[], object]:
         "adagrad": gpuopt.AdagradOptimizer,
         "momentum": lambda rate: gpuopt.MomentumOptimizer(rate, 0.9),
     }
-    optimizer = optimizers[workload["job"]](1e-3)
+    stages = workload.get("stages", ())
+    optimizer = optimizers[workload["job"]](1e-3) if not stages else _with_stages(stages)
+    more = {"loss_scale": np.float32(8)} if "loss_scale" in stages else {}
 
     def make(shape: Sequence[int], dtype: Any = np.float32) -> Any:
         return cupy.empty(tuple(shape), dtype)
@@ -182,9 +185,36 @@ def _make_step(workload: Mapping[str, Any]) -> Callable[[], object]:
     def step() -> None:
         nonlocal turn
         turn += 1
-        optimizer.apply_gradients(sets[turn % len(sets)])
+        optimizer.apply_gradients(sets[turn % len(sets)], **more)
 
     return step
+
+
+def _with_stages(stages: Sequence[str]) -> Any:
+    """Returns Adam with what is named of clipping, decay, groups, averages and loss scaling."""
+    import gpuopt
+
+    every: dict[str, Any] = {
+        "clip_norm": {"clip_norm": 1.0},
+        "clip_value": {"clip_value": 1.0},
+        "groups": {"groups": [gpuopt.ParameterGroup("_[13]$", learning_rate=1e-4)]},
+        "on_nonfinite": {"on_nonfinite": "skip"},
+        "cautious": {"cautious": True},
+    }
+    options = {key: value for name in stages for key, value in every.get(name, {}).items()}
+    if "averages" in stages:
+        options["averages"] = gpuopt.ExponentialMovingAverage(0.99)
+    optimizer: Any
+    if "cautious" in stages:
+        decay = 0.01 if "decay" in stages else 0.0
+        optimizer = gpuopt.TorchAdamWOptimizer(1e-3, weight_decay=decay, **options)
+    elif "decay" in stages:
+        optimizer = gpuopt.AdamWOptimizer(0.01, 1e-3, **options)
+    else:
+        optimizer = gpuopt.AdamOptimizer(1e-3, **options)
+    if "loss_scale" in stages:
+        return gpuopt.LossScaleOptimizer(optimizer, gpuopt.FixedLossScaleManager(8.0))
+    return optimizer
 
 
 def _record_step(

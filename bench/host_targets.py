@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from bench import averages, catch_up, clipping, rows, step_path
+from bench import averages, catch_up, clipping, rows, slot_bits, step_path
 from bench.harness import Timing
 from bench.targets import Target, Verdict, compare
 
@@ -52,6 +52,7 @@ TARGETS = (
     *catch_up.TARGETS,
     *averages.TARGETS,
     *clipping.TARGETS,
+    *slot_bits.TARGETS,
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fnmatch import fnmatch
 
-from bench import autodiff, averages, catch_up, clipping, distributed, step_path
+from bench import autodiff, averages, catch_up, clipping, distributed, slot_bits, step_path
 from bench.checkpoints import delay_by_checkpoint, restore_checkpoint, save_checkpoint
 from bench.harness import Workload
 from bench.host_workloads import make_host_workloads
@@ -25,6 +25,7 @@ def make_workloads(pattern: str = "*") -> Iterator[Workload]:
         restore_checkpoint,
         append_rows,
         clipping.norm_of_a_billion,
+        slot_bits.slot_bits_movement,
     ):
         if fnmatch(make.__name__, pattern):
             yield make()
@@ -33,6 +34,7 @@ def make_workloads(pattern: str = "*") -> Iterator[Workload]:
         averages.make_workloads,
         catch_up.make_workloads,
         clipping.make_workloads,
+        slot_bits.make_workloads,
         make_host_workloads,
     )
     for others in (*modules, *of_rules):

@@ -29,7 +29,12 @@ from gpuopt.errors import (
     GpuoptError,
     WorkerFailedError,
 )
-from gpuopt.interop import optimizer_from_torch, optimizer_to_torch
+from gpuopt.interop import (
+    optimizer_from_bitsandbytes,
+    optimizer_from_torch,
+    optimizer_to_bitsandbytes,
+    optimizer_to_torch,
+)
 from gpuopt.optimizer import Optimizer
 from gpuopt.optimizers import *  # noqa: F403
 from gpuopt.optimizers.base.groups import ParameterGroup
@@ -118,7 +123,9 @@ __all__ = [
     "global_norm",
     "global_variables",
     "latest_checkpoint",
+    "optimizer_from_bitsandbytes",
     "optimizer_from_torch",
+    "optimizer_to_bitsandbytes",
     "optimizer_to_torch",
     "replicate",
     "rows",

@@ -14,6 +14,7 @@ from gpuopt.autodiff.engine import Loss
 from gpuopt.locks import Lock
 from gpuopt.state.state import Description, State
 from gpuopt.state.state_dict import OptimizerState, load_state, read_state
+from gpuopt.step.finite_gradients import FiniteGradients
 from gpuopt.step.hooks import Hooks
 from gpuopt.step.loss import (
     GATE_GRAPH,
@@ -32,6 +33,7 @@ from gpuopt.step.step import Step, ThisThread
 from gpuopt.step.updates import HookUpdates, Updates, dtypes_of
 from gpuopt.variables.gate import between_writes
 from gpuopt.variables.identity import Identity
+from gpuopt.variables.operators import reading
 from gpuopt.variables.variable import Variable, as_variable
 
 # What to do about a gradient that holds NaN or infinity.
@@ -254,7 +256,11 @@ class Optimizer(Hooks):
         step = Step(self, global_step, name or self._name)
         given = grads_and_vars if type(grads_and_vars) is list else as_list(grads_and_vars)
         updates = self._checked_updates(given)
-        if self._on_nonfinite == "propagate" or not self._must_skip(updates):
+        if self._on_nonfinite == "propagate":
+            step.run(updates)
+        elif self._takes_norms():
+            step.run(updates, FiniteGradients(self._makes_step_of))
+        elif not self._must_skip(updates):
             step.run(updates)
 
     def check(self) -> None:
@@ -364,18 +370,31 @@ class Optimizer(Hooks):
             self._slot_op_name,
             self._former_non_slots,
             self.slot_codes,
+            self.masters,
         )
 
     def _must_skip(self, updates: Updates) -> bool:
         """Looks for NaN and infinity in the gradients; raises or logs, as `on_nonfinite` says."""
         updates.check()
-        found = first_nonfinite(updates.pairs())
-        if found is None:
-            return False
+        with reading(*updates.read):
+            return not self._makes_step_of(first_nonfinite(updates.pairs()))
+
+    def _makes_step_of(self, nonfinite: str | None) -> bool:
+        """Whether a step is made; raises or logs, as `on_nonfinite` says.
+
+        Args:
+            nonfinite: Describes a gradient that is not finite; None if there is none.
+        """
+        if nonfinite is None:
+            return True
         if self._on_nonfinite == "raise":
-            raise FloatingPointError(f"{found}; nothing was changed")
-        _logger.warning("%s; %s skips the step", found, self._name)
-        return True
+            raise FloatingPointError(f"{nonfinite}; nothing was changed")
+        _logger.warning("%s; %s skips the step", nonfinite, self._name)
+        return False
+
+    def _takes_norms(self) -> bool:
+        """Whether a step takes norms of gradients, by which it also knows that all are finite."""
+        return False
 
     def _looks_at_all_gradients(self) -> list[str]:
         """Returns the arguments by which a step looks at all gradients before it writes."""

@@ -12,9 +12,10 @@ namespace gpuopt {
 // scalars; negative if rows without a gradient do not move.
 template <class Rule, class Storage, int step_scalar, class Key, class ScalarsOf, class Behind>
 __device__ __forceinline__ void update_and_count(
-    const Tables& tables, const ArraysOf<Rule>& only_arrays, const long long* __restrict__ arrays,
-    const SortedRows<Key>& rows, const Compute<Storage>* __restrict__ parts, long long row_width,
-    const ScalarsOf& scalars_of, const Behind& behind, unsigned int* num_done, int lanes_per_row,
+    const Tables& tables, const ArraysOf<Rule, Storage>& only_arrays,
+    const long long* __restrict__ arrays, const SortedRows<Key>& rows,
+    const Compute<Storage>* __restrict__ parts, long long row_width, const ScalarsOf& scalars_of,
+    const Behind& behind, unsigned int* num_done, int lanes_per_row,
     const unsigned long long* __restrict__ refused) {
   using Real = Compute<Storage>;
   update_rows<Rule, Storage>(tables, only_arrays, arrays, rows, parts, row_width, scalars_of,
@@ -31,7 +32,7 @@ __device__ __forceinline__ void update_and_count(
 template <class Rule, class Unnamed, int step_scalar, class Storage, class Key>
 __global__ void late_update(const __grid_constant__ TableGradient only_gradient,
                             const TableGradient* __restrict__ gradients, long long num_tables,
-                            const __grid_constant__ ArraysOf<Rule> only_arrays,
+                            const __grid_constant__ ArraysOf<Rule, Storage> only_arrays,
                             const long long* __restrict__ arrays, const SortedRows<Key> rows,
                             const Compute<Storage>* __restrict__ parts, long long row_width,
                             const __grid_constant__ Scalars<Rule, Storage> scalars,
@@ -48,8 +49,9 @@ template <class Rule, class Unnamed, int step_scalar, class Storage, class Key>
 __global__ void late_update_of_groups(
     const __grid_constant__ TableGradient only_gradient,
     const TableGradient* __restrict__ gradients, long long num_tables,
-    const __grid_constant__ ArraysOf<Rule> only_arrays, const long long* __restrict__ arrays,
-    const SortedRows<Key> rows, const Compute<Storage>* __restrict__ parts, long long row_width,
+    const __grid_constant__ ArraysOf<Rule, Storage> only_arrays,
+    const long long* __restrict__ arrays, const SortedRows<Key> rows,
+    const Compute<Storage>* __restrict__ parts, long long row_width,
     const __grid_constant__ FewScalars<Rule, Storage> few_scalars,
     const Scalars<Rule, Storage>* __restrict__ many_scalars,
     const LateTable* __restrict__ late_tables, unsigned int* num_done, int lanes_per_row,
@@ -76,10 +78,10 @@ __device__ __forceinline__ void bring_up_row(const Target<typename Unnamed::Rule
 // Has rows make the steps that they have missed; they may repeat, and those that the table does not
 // have are left out. If `rows` is null, they are all rows of the table, `num_rows`.
 template <class Unnamed, class Storage, class Index>
-__global__ void bring_up_rows(const __grid_constant__ ArraysOf<typename Unnamed::Rule> arrays,
-                              const Index* __restrict__ rows, long long num_rows, long long height,
-                              long long row_width, const __grid_constant__ LateTable late,
-                              int lanes_per_row) {
+__global__ void bring_up_rows(
+    const __grid_constant__ ArraysOf<typename Unnamed::Rule, Storage> arrays,
+    const Index* __restrict__ rows, long long num_rows, long long height, long long row_width,
+    const __grid_constant__ LateTable late, int lanes_per_row) {
   const Target<typename Unnamed::Rule, Storage> target(arrays.of);
   const Lanes lanes(lanes_per_row);
   const int now = steps_of(late);

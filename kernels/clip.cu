@@ -1,5 +1,6 @@
 // The norm of many arrays, and new arrays that are scaled by it.
 #include "shared/grid.cuh"
+#include "shared/loss_scaling.cuh"
 #include "shared/norms.cuh"
 #include "shared/ranges.cuh"
 #include "shared/storage.cuh"
@@ -58,8 +59,9 @@ __device__ __forceinline__ void load_pack(const ClipChunk<Storage>& chunk, int a
 }
 
 // Writes the sum of squares of each chunk of the block. A single array is passed by value, as
-// `only`; `arrays` are read if there are more. Precondition: blocks have `clip_threads` threads.
-template <class Storage>
+// `only`; `arrays` are read if there are more. If it `decides`, the sum is NaN where an element is
+// not finite, and there alone. Precondition: blocks have `clip_threads` threads.
+template <class Storage, bool decides = false>
 __device__ __forceinline__ void sum_chunks(const ClippedArray& only,
                                            const ClippedArray* __restrict__ arrays,
                                            long long num_arrays, long long num_chunks,
@@ -73,7 +75,10 @@ __device__ __forceinline__ void sum_chunks(const ClippedArray& only,
       Elements<Storage, pack> elements;
       load_pack(chunk, i, elements);
 #pragma unroll
-      for (int k = 0; k < pack; ++k) add_square(places[k], Real(elements.of[k]));
+      for (int k = 0; k < pack; ++k) {
+        const Real x = Real(elements.of[k]);
+        add_square(places[k], decides ? nan_unless_finite(x) : x);
+      }
     }
     const Real sum = sum_of_block<clip_threads>(add_places(places));
     if (threadIdx.x == 0) sums[c] = static_cast<double>(sum);
@@ -97,6 +102,19 @@ __global__ void __launch_bounds__(clip_threads, 2)
             ClipResult* results) {
   sum_chunks<Storage>(only, arrays, num_arrays, num_chunks, parts);
   finish_sums(parts, num_chunks, totals, rule, results);
+}
+
+// The same; the last launch of a step also decides about it.
+template <class Storage>
+__global__ void __launch_bounds__(clip_threads, 2)
+    measure_and_decide(const __grid_constant__ ClippedArray only,
+                       const ClippedArray* __restrict__ arrays, long long num_arrays,
+                       long long num_chunks, double* parts,
+                       const __grid_constant__ ClipTotals totals,
+                       const __grid_constant__ ClipRule rule, ClipResult* results,
+                       const __grid_constant__ LossDecision decision) {
+  sum_chunks<Storage, true>(only, arrays, num_arrays, num_chunks, parts);
+  finish_sums(parts, num_chunks, totals, rule, results, decision);
 }
 
 // Makes results of the sums of several devices, [num_devices, num_norms].
@@ -162,14 +180,19 @@ __global__ void __launch_bounds__(clip_threads)
   const Real limit = Real(1) / most;
   Real first = most;
   Real second = Real(1) / (formula == clip_norm_of_one ? greater(measured, most) : measured);
+  // Finite norms are less: nothing is scaled, and nothing overflows on the way.
+  const bool is_unreached = most > largest_most<Real>;
   if (formula == clip_global_norm) {
     first = Real(1);
-    second = most * lesser(second, limit) + (measured - measured);
+    second = (is_unreached ? first : most * lesser(second, limit)) + (measured - measured);
+  } else if (is_unreached) {
+    first = Real(1);
+    second = lesser(first, most / measured);
   }
+  const bool is_averaged = formula == clip_average_norm && !is_unreached;
   for (long long c = blockIdx.x; c < num_chunks; c += gridDim.x) {
     const ClippedArray& array = array_of(only, arrays, num_arrays, c);
-    const Real factor =
-        formula == clip_average_norm ? lesser(second * Real(array.size), limit) : second;
+    const Real factor = is_averaged ? lesser(second * Real(array.size), limit) : second;
     const ClipChunk<Storage> chunk(array, c);
     const bool is_packed = is_pack_aligned(chunk.source) && is_pack_aligned(chunk.target);
     const int packs_end = is_packed ? chunk.size - chunk.size % pack : 0;

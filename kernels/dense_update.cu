@@ -1,32 +1,18 @@
 // Applies one rule to every element of many variables. Where the rule needs sums over each
 // variable, two kernels before it compute them.
 #include "shared/block_sum.cuh"
+#include "shared/chunks.cuh"
 #include "shared/row_update.cuh"
 #include "shared/update.cuh"
 
 namespace gpuopt {
 
-constexpr int dense_threads = 256;
-
 // One variable of many: what a block needs of it lies side by side, in a sector of memory or two.
 // Mirrors `_variables` in gpuopt/backends/cuda/kernels.py.
-template <class Rule>
+template <class Rule, class Storage>
 struct Variable {
-  long long size;                         // in elements
-  long long arrays[1 + Rule::num_slots];  // the addresses of the variable and its slots
-};
-
-// How many gradients' addresses are passed by value: then a step uploads nothing.
-constexpr int few_gradients = 5;
-struct FewGradients {
-  long long of[few_gradients];
-};
-
-// Elements of one variable that a block updates in one go. Mirrors `Chunk` in
-// gpuopt/backends/cuda/structs.py.
-struct alignas(8) Chunk {
-  unsigned int variable;  // the variable's number
-  unsigned int number;    // among the chunks of the variable
+  long long size;                               // in elements
+  long long arrays[num_arrays<Rule, Storage>];  // their addresses: see `Target`
 };
 
 // Says how many elements a function is called for: one, or a pack.
@@ -94,7 +80,7 @@ __device__ __forceinline__ void visit_first(const Target<Rule, Storage>& target,
 // memory; there are no more blocks than chunks.
 template <class Rule, class Storage, class Visit>
 __device__ __forceinline__ void visit_chunks(
-    const Variable<Rule>* __restrict__ variables, long long num_variables,
+    const Variable<Rule, Storage>* __restrict__ variables, long long num_variables,
     const Chunk* __restrict__ chunks, long long num_chunks, long long chunk_size,
     const long long* __restrict__ grads, const FewGradients& few_grads,
     const unsigned long long* __restrict__ refused, const Visit& visit) {
@@ -107,7 +93,7 @@ __device__ __forceinline__ void visit_chunks(
     const long long begin = chunk.number * chunk_size;
     chunk = chunks[c + gridDim.x < num_chunks ? c + gridDim.x : c];
     // A copy, so that all loads are in flight before one is waited for.
-    const Variable<Rule> entry = variables[variable];
+    const Variable<Rule, Storage> entry = variables[variable];
     const long long size = entry.size;
     const long long end = begin + chunk_size < size ? begin + chunk_size : size;
     const StoredGradient<Storage>* grad = reinterpret_cast<const StoredGradient<Storage>*>(
@@ -120,7 +106,7 @@ __device__ __forceinline__ void visit_chunks(
 // Updates chunks, see `visit_chunks`. `scalars_of` returns the scalars for a variable's number.
 template <class Rule, class Storage, class ScalarsOf>
 __device__ __forceinline__ void update_chunks(
-    const Variable<Rule>* __restrict__ variables, long long num_variables,
+    const Variable<Rule, Storage>* __restrict__ variables, long long num_variables,
     const Chunk* __restrict__ chunks, long long num_chunks, long long chunk_size,
     const long long* __restrict__ grads, const FewGradients& few_grads, const ScalarsOf& scalars_of,
     const unsigned long long* __restrict__ refused) {
@@ -149,7 +135,7 @@ struct SameScalars {
 // Updates variables of one group.
 template <class Rule, class Storage>
 __global__ void __launch_bounds__(dense_threads)
-    dense_update(const Variable<Rule>* __restrict__ variables, long long num_variables,
+    dense_update(const Variable<Rule, Storage>* __restrict__ variables, long long num_variables,
                  const Chunk* __restrict__ chunks, long long num_chunks, long long chunk_size,
                  const long long* __restrict__ grads,
                  const __grid_constant__ FewGradients few_grads,
@@ -159,36 +145,14 @@ __global__ void __launch_bounds__(dense_threads)
                                few_grads, SameScalars<Rule, Storage>{scalars}, refused);
 }
 
-// Returns the scalars of the group of a variable, given its number. `groups` holds the number of
-// each variable's group. A clipped rule has the number of a norm in the place of the factor.
-template <class Rule, class Storage>
-__device__ __forceinline__ Scalars<Rule, Storage> given_scalars(
-    unsigned int variable, const long long* groups, const FewScalars<Rule, Storage>& few_scalars,
-    const Scalars<Rule, Storage>* many_scalars) {
-  const long long group = __ldg(&groups[variable]);
-  return many_scalars == nullptr ? few_scalars.of[group] : many_scalars[group];
-}
-
-// The same, with the factor.
-template <class Rule, class Storage>
-__device__ __forceinline__ Scalars<Rule, Storage> scalars_of_group(
-    unsigned int variable, const long long* groups, const FewScalars<Rule, Storage>& few_scalars,
-    const Scalars<Rule, Storage>* many_scalars) {
-  if constexpr (is_clipped<Rule>) {
-    return with_factor<Rule, Storage>(
-        given_scalars<Rule, Storage>(variable, groups, few_scalars, many_scalars), few_scalars);
-  } else {
-    return given_scalars<Rule, Storage>(variable, groups, few_scalars, many_scalars);
-  }
-}
-
 // Updates variables of several groups. `many_scalars` has each group's scalars; if it is null,
 // `few_scalars` has.
 template <class Rule, class Storage>
 __global__ void __launch_bounds__(dense_threads)
-    dense_update_of_groups(const Variable<Rule>* __restrict__ variables, long long num_variables,
-                           const Chunk* __restrict__ chunks, long long num_chunks,
-                           long long chunk_size, const long long* __restrict__ grads,
+    dense_update_of_groups(const Variable<Rule, Storage>* __restrict__ variables,
+                           long long num_variables, const Chunk* __restrict__ chunks,
+                           long long num_chunks, long long chunk_size,
+                           const long long* __restrict__ grads,
                            const __grid_constant__ FewGradients few_grads,
                            const long long* __restrict__ groups,
                            const __grid_constant__ FewScalars<Rule, Storage> few_scalars,
@@ -211,9 +175,10 @@ constexpr int blocks_of_rows = sizeof(Compute<Storage>) > 4 && Rule::num_slots >
 // begins in.
 template <class Rule, class Storage>
 __global__ void __launch_bounds__(dense_threads, blocks_of_rows<Rule, Storage>)
-    dense_update_of_rows(const Variable<Rule>* __restrict__ variables, long long num_variables,
-                         const Chunk* __restrict__ chunks, long long num_chunks,
-                         long long chunk_size, const long long* __restrict__ grads,
+    dense_update_of_rows(const Variable<Rule, Storage>* __restrict__ variables,
+                         long long num_variables, const Chunk* __restrict__ chunks,
+                         long long num_chunks, long long chunk_size,
+                         const long long* __restrict__ grads,
                          const __grid_constant__ FewGradients few_grads,
                          const long long* __restrict__ groups, const long long* __restrict__ widths,
                          const __grid_constant__ FewScalars<Rule, Storage> few_scalars,
@@ -224,7 +189,7 @@ __global__ void __launch_bounds__(dense_threads, blocks_of_rows<Rule, Storage>)
   for (long long c = blockIdx.x; c < num_chunks; c += gridDim.x) {
     const Chunk chunk = chunks[c];
     const unsigned int variable = chunk.variable;
-    const Variable<Rule> entry = variables[variable];
+    const Variable<Rule, Storage> entry = variables[variable];
     const long long width = __ldg(&widths[variable]);
     const long long begin = chunk.number * chunk_size;
     const long long end = begin + chunk_size < entry.size ? begin + chunk_size : entry.size;
@@ -250,7 +215,7 @@ __global__ void __launch_bounds__(dense_threads, blocks_of_rows<Rule, Storage>)
 // Precondition: the block's threads are a power of 2.
 template <class Rule, class Storage>
 __global__ void __launch_bounds__(dense_threads)
-    sum_terms(const Variable<Rule>* __restrict__ variables, long long num_variables,
+    sum_terms(const Variable<Rule, Storage>* __restrict__ variables, long long num_variables,
               const Chunk* __restrict__ chunks, long long num_chunks, long long chunk_size,
               const long long* __restrict__ grads, const __grid_constant__ FewGradients few_grads,
               const long long* __restrict__ groups,

@@ -1,5 +1,6 @@
 // The norm of sparse gradients, whose equal rows are added up first.
 #include "shared/lanes.cuh"
+#include "shared/loss_scaling.cuh"
 #include "shared/norms.cuh"
 #include "shared/row_update.cuh"
 #include "shared/runs.cuh"
@@ -12,8 +13,9 @@ namespace gpuopt {
 constexpr int measured_rows = clip_threads;
 
 // Adds up the squares of a run's sums, along the lanes of a row: always in the same order, whether
-// packs are aligned or not.
-template <class Storage, class Key>
+// packs are aligned or not. If it `decides`, they are NaN where a sum is not finite, and there
+// alone.
+template <bool decides, class Storage, class Key>
 __device__ __forceinline__ double squares_of_run(const Storage* grad, const SortedRows<Key>& rows,
                                                  const Parts<const Compute<Storage>>& parts,
                                                  unsigned int begin, const Lanes& lanes) {
@@ -21,28 +23,60 @@ __device__ __forceinline__ double squares_of_run(const Storage* grad, const Sort
   const bool has_packs = parts.row_width % pack == 0;
   const int count = has_packs ? pack : 1;
   double squares = 0;
+  const auto add = [&](double x) { add_square(squares, decides ? nan_unless_finite(x) : x); };
   for (long long column = lanes.lane * count; column < parts.row_width;
        column += lanes.num_lanes * count) {
     if (has_packs && is_pack_aligned(grad)) {
       Compute<Storage> sum[pack];
       sum_run(grad, rows, parts, begin, column, sum);
 #pragma unroll
-      for (int k = 0; k < pack; ++k) add_square(squares, static_cast<double>(sum[k]));
+      for (int k = 0; k < pack; ++k) add(static_cast<double>(sum[k]));
     } else {
 #pragma unroll 1
       for (int k = 0; k < count; ++k) {
         Compute<Storage> sum[1];
         sum_run(grad, rows, parts, begin, column + k, sum);
-        add_square(squares, static_cast<double>(sum[0]));
+        add(static_cast<double>(sum[0]));
       }
     }
   }
   return sum_of_lanes(squares, lanes);
 }
 
-// Adds the squares of tables' gradients to a norm; see `measure`. Nothing is added for rows that
-// are refused. `run_parts` are those of `sum_pieces`, and `parts` is for a number of each
-// `measured_rows` positions.
+// Writes the sum of squares of each `measured_rows` positions; 0 for rows that are refused.
+template <bool decides, class Storage, class Key>
+__device__ __forceinline__ void sum_rows(const Tables& tables, const SortedRows<Key>& rows,
+                                         const Compute<Storage>* run_parts, long long row_width,
+                                         int lanes_per_row, const unsigned long long* refused,
+                                         double* parts, long long num_parts) {
+  __shared__ double squares[measured_rows];
+  const Lanes lanes(lanes_per_row);
+  const Parts<const Compute<Storage>> all(run_parts, rows.num_rows, row_width);
+  const bool is_refused = *refused != 0;
+  for (long long part = blockIdx.x; part < num_parts; part += gridDim.x) {
+    for (int k = threadIdx.x / lanes_per_row; k < measured_rows;
+         k += clip_threads / lanes_per_row) {
+      const long long begin = part * measured_rows + k;
+      double mine = 0;
+      if (begin < rows.num_rows && !(is_refused | !rows.begins_run(begin))) {
+        const long long table = tables.count == 1 ? 0 : tables.number_of(__ldg(&rows.keys[begin]));
+        mine = squares_of_run<decides>(tables.values_of<Storage>(table), rows, all,
+                                       static_cast<unsigned int>(begin), lanes);
+      }
+      if (lanes.lane == 0) squares[k] = mine;
+    }
+    __syncthreads();
+    const double sum = sum_of_block<clip_threads>(squares[threadIdx.x]);
+    if (threadIdx.x == 0) parts[part] = sum;
+  }
+}
+
+__device__ __forceinline__ long long parts_of(long long num_rows) {
+  return (num_rows + measured_rows - 1) / measured_rows;
+}
+
+// Adds the squares of tables' gradients to a norm; see `measure`. `run_parts` are those of
+// `sum_pieces`, and `parts` is for a number of each `measured_rows` positions.
 template <class Storage, class Key>
 __global__ void __launch_bounds__(clip_threads, 2)
     measure_rows(const __grid_constant__ TableGradient only_gradient,
@@ -52,29 +86,27 @@ __global__ void __launch_bounds__(clip_threads, 2)
                  const unsigned long long* __restrict__ refused, double* parts,
                  const __grid_constant__ ClipTotals totals, const __grid_constant__ ClipRule rule,
                  ClipResult* results) {
-  __shared__ double squares[measured_rows];
-  const Tables tables = {only_gradient, gradients, num_tables};
-  const Lanes lanes(lanes_per_row);
-  const Parts<const Compute<Storage>> all(run_parts, rows.num_rows, row_width);
-  const bool is_refused = *refused != 0;
-  const long long num_parts = (rows.num_rows + measured_rows - 1) / measured_rows;
-  for (long long part = blockIdx.x; part < num_parts; part += gridDim.x) {
-    for (int k = threadIdx.x / lanes_per_row; k < measured_rows;
-         k += clip_threads / lanes_per_row) {
-      const long long begin = part * measured_rows + k;
-      double mine = 0;
-      if (begin < rows.num_rows && !(is_refused | !rows.begins_run(begin))) {
-        const long long table = num_tables == 1 ? 0 : tables.number_of(__ldg(&rows.keys[begin]));
-        mine = squares_of_run(tables.values_of<Storage>(table), rows, all,
-                              static_cast<unsigned int>(begin), lanes);
-      }
-      if (lanes.lane == 0) squares[k] = mine;
-    }
-    __syncthreads();
-    const double sum = sum_of_block<clip_threads>(squares[threadIdx.x]);
-    if (threadIdx.x == 0) parts[part] = sum;
-  }
+  const long long num_parts = parts_of(rows.num_rows);
+  sum_rows<false, Storage>({only_gradient, gradients, num_tables}, rows, run_parts, row_width,
+                           lanes_per_row, refused, parts, num_parts);
   finish_sums(parts, num_parts, totals, rule, results);
+}
+
+// The same; the last launch of a step also decides about it.
+template <class Storage, class Key>
+__global__ void __launch_bounds__(clip_threads, 2)
+    measure_rows_and_decide(const __grid_constant__ TableGradient only_gradient,
+                            const TableGradient* __restrict__ gradients, long long num_tables,
+                            const SortedRows<Key> rows,
+                            const Compute<Storage>* __restrict__ run_parts, long long row_width,
+                            int lanes_per_row, const unsigned long long* __restrict__ refused,
+                            double* parts, const __grid_constant__ ClipTotals totals,
+                            const __grid_constant__ ClipRule rule, ClipResult* results,
+                            const __grid_constant__ LossDecision decision) {
+  const long long num_parts = parts_of(rows.num_rows);
+  sum_rows<true, Storage>({only_gradient, gradients, num_tables}, rows, run_parts, row_width,
+                          lanes_per_row, refused, parts, num_parts);
+  finish_sums(parts, num_parts, totals, rule, results, decision);
 }
 
 }  // namespace gpuopt

@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(piece_threads, 2)
 template <class Rule, class Storage, class Key>
 __global__ void sparse_update(const __grid_constant__ TableGradient only_gradient,
                               const TableGradient* __restrict__ gradients, long long num_tables,
-                              const __grid_constant__ ArraysOf<Rule> only_arrays,
+                              const __grid_constant__ ArraysOf<Rule, Storage> only_arrays,
                               const long long* __restrict__ arrays, const SortedRows<Key> rows,
                               const Compute<Storage>* __restrict__ parts, long long row_width,
                               const __grid_constant__ Scalars<Rule, Storage> scalars,
@@ -102,8 +102,9 @@ template <class Rule, class Storage, class Key>
 __global__ void sparse_update_of_groups(
     const __grid_constant__ TableGradient only_gradient,
     const TableGradient* __restrict__ gradients, long long num_tables,
-    const __grid_constant__ ArraysOf<Rule> only_arrays, const long long* __restrict__ arrays,
-    const SortedRows<Key> rows, const Compute<Storage>* __restrict__ parts, long long row_width,
+    const __grid_constant__ ArraysOf<Rule, Storage> only_arrays,
+    const long long* __restrict__ arrays, const SortedRows<Key> rows,
+    const Compute<Storage>* __restrict__ parts, long long row_width,
     const __grid_constant__ FewScalars<Rule, Storage> few_scalars,
     const Scalars<Rule, Storage>* __restrict__ many_scalars, unsigned int* touched,
     int lanes_per_row, const unsigned long long* __restrict__ refused) {
@@ -141,19 +142,41 @@ __device__ __forceinline__ void update_untouched(const Target<Rule, Storage>& ta
   }
 }
 
+// The same, in packs if possible.
 template <class Rule, class Storage>
-__global__ void update_other_rows(const __grid_constant__ ArraysOf<Rule> arrays, long long size,
-                                  long long row_width,
-                                  const __grid_constant__ Scalars<Rule, Storage> scalars,
-                                  const unsigned int* __restrict__ touched,
-                                  const unsigned long long* __restrict__ refused) {
-  if (*refused) return;
+__device__ __forceinline__ void update_others(const ArraysOf<Rule, Storage>& arrays, long long size,
+                                              long long row_width,
+                                              const Scalars<Rule, Storage>& scalars,
+                                              const unsigned int* touched) {
   const Target<Rule, Storage> target(arrays.of);
   if (row_width % pack_size<Storage> == 0 && target.is_pack_aligned()) {
     update_untouched<Rule, Storage, pack_size<Storage>>(target, size, row_width, touched, scalars);
   } else {
     update_untouched<Rule, Storage, 1>(target, size, row_width, touched, scalars);
   }
+}
+
+template <class Rule, class Storage>
+__global__ void update_other_rows(const __grid_constant__ ArraysOf<Rule, Storage> arrays,
+                                  long long size, long long row_width,
+                                  const __grid_constant__ Scalars<Rule, Storage> scalars,
+                                  const unsigned int* __restrict__ touched,
+                                  const unsigned long long* __restrict__ refused) {
+  if (*refused) return;
+  update_others<Rule, Storage>(arrays, size, row_width, scalars, touched);
+}
+
+// The same of table number `table`, with the scalars of `sparse_update_of_groups`. A gradient of 0
+// needs no factor, which may be infinite.
+template <class Rule, class Storage>
+__global__ void update_other_rows_of_groups(
+    const __grid_constant__ ArraysOf<Rule, Storage> arrays, long long size, long long row_width,
+    const __grid_constant__ FewScalars<Rule, Storage> few_scalars,
+    const Scalars<Rule, Storage>* __restrict__ many_scalars, long long table,
+    const unsigned int* __restrict__ touched, const unsigned long long* __restrict__ refused) {
+  if (*refused) return;
+  const ScalarsOfGroups<Rule, Storage> scalars_of{few_scalars, many_scalars};
+  update_others<Rule, Storage>(arrays, size, row_width, scalars_of.given(table), touched);
 }
 
 // Writes the sums of the runs that begin at these sorted positions: for optimizers that see sums

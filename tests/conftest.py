@@ -52,6 +52,9 @@ NEEDS = {
     "nvrtc": (has_nvrtc, "cuda-core, NVRTC or nvdisasm is not installed"),
     "mpi": (lambda: mpi_job.what_is_missing() is None, mpi_job.what_is_missing()),
     "peers": (lambda: peers.what_is_missing() is None, peers.what_is_missing()),
+    "jax": (lambda: find_spec("jax") is not None, "JAX is not installed"),
+    "spacy": (lambda: find_spec("spacy") is not None, "spaCy is not installed"),
+    "thinc": (lambda: find_spec("thinc") is not None, "Thinc is not installed"),
     "torch": (lambda: find_spec("torch") is not None, "torch is not installed"),
 }
 

@@ -22,6 +22,8 @@ from gpuopt.autodiff.engine import (
     traced_variables,
 )
 from gpuopt.autodiff.tracing import LossNode, add_cupy
+from gpuopt.backends import to_device
+from gpuopt.device import device_of
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.operators import as_constant, value_of
@@ -100,7 +102,8 @@ def _seed(value: Any, grad_loss: Any) -> Any:
     ones = array_module(getval(value)).ones(shape, dtype=dtype)
     if grad_loss is None:
         return ones
-    given = as_constant(grad_loss)
+    # Where the loss is: a loss scale may be on a GPU.
+    given = to_device(as_constant(grad_loss), device_of(ones))
     given_shape = getattr(given, "shape", ())
     if given_shape not in ((), shape):
         raise ValueError(f"grad_loss has shape {given_shape}; the loss has shape {shape}")

@@ -65,7 +65,7 @@ class TorchEngine:
             loss = record(reads, lambda: checked_loss(value_of(loss_fn())))
         variables = reads.variables() if wanted is None else wanted
         if not (reads.leaves and isinstance(loss, torch.Tensor) and loss.requires_grad):
-            return _to_array(loss), [(None, variable) for variable in variables]
+            return to_array(loss), [(None, variable) for variable in variables]
         pairs = list(reads.leaves.values())
         found: dict[Any, Any] = {}
         if on_grad is None:
@@ -73,11 +73,11 @@ class TorchEngine:
                 loss, [leaf for _, leaf in pairs], _seed(loss, grad_loss), allow_unused=True
             )
             for (variable, _), gradient in zip(pairs, gradients, strict=True):
-                found[variable.identity] = _gradient(gradient, variable)
+                found[variable.identity] = gradient_array(gradient, variable)
         else:
             _hand_over(pairs, on_grad)
             loss.backward(_seed(loss, grad_loss))
-        return _to_array(loss), [(found.get(variable.identity), variable) for variable in variables]
+        return to_array(loss), [(found.get(variable.identity), variable) for variable in variables]
 
 
 _engine = TorchEngine()
@@ -108,7 +108,8 @@ def _tensor(variable: Variable) -> Any:
     return torch.from_dlpack(variable.unread_storage)
 
 
-def _to_array(value: Any) -> Any:
+def to_array(value: Any) -> Any:
+    """Returns an array on a tensor's memory, on whichever device, and anything else as it is."""
     import torch
 
     if not isinstance(value, torch.Tensor):
@@ -117,21 +118,21 @@ def _to_array(value: Any) -> Any:
     if value.dtype == torch.bfloat16:
         import ml_dtypes
 
-        return _to_array(value.view(torch.int16)).view(ml_dtypes.bfloat16)
-    # Shares the memory, on whichever device.
+        return to_array(value.view(torch.int16)).view(ml_dtypes.bfloat16)
     return backend_for(device_of(value)).as_array(value)
 
 
-def _gradient(gradient: Any, variable: Variable) -> Any:
+def gradient_array(gradient: Any, variable: Variable) -> Any:
+    """Returns a tensor that is a gradient as an array, or as IndexedSlices; None as it is."""
     import torch
 
     if gradient is None:
         return None
     if gradient.layout == torch.sparse_coo:
         return IndexedSlices(
-            _to_array(gradient._values()), _to_array(gradient._indices()[0]), variable.shape
+            to_array(gradient._values()), to_array(gradient._indices()[0]), variable.shape
         )
-    return _to_array(gradient)
+    return to_array(gradient)
 
 
 def _seed(loss: Any, grad_loss: Any) -> Any:
@@ -156,7 +157,7 @@ def _hand_over(pairs: list[tuple[Variable, Any]], on_grad: OnGradient) -> None:
     for variable, leaf in pairs:
 
         def hook(leaf: Any, variable: Variable = variable) -> None:
-            on_grad(_gradient(leaf.grad, variable), variable)
+            on_grad(gradient_array(leaf.grad, variable), variable)
             leaf.grad = None
             # torch then refuses to use values that it kept in this memory, as by leaf.detach().
             torch.autograd.graph.increment_version(leaf)

@@ -11,11 +11,11 @@ import autograd.numpy as anp
 import ml_dtypes
 import numpy as np
 from autograd.core import VJPNode
-from autograd.extend import Box, VSpace
+from autograd.extend import Box, VSpace, vspace
 from autograd.numpy import numpy_wrapper
 from autograd.numpy.numpy_boxes import ArrayBox
 from autograd.numpy.numpy_vspaces import ArrayVSpace
-from autograd.tracer import isbox, notrace_primitives
+from autograd.tracer import isbox, new_box, notrace_primitives
 
 from gpuopt.autodiff import array_modules
 from gpuopt.autodiff.calls import call_function, call_ufunc
@@ -213,14 +213,14 @@ def add_cupy() -> None:
 def _box_maker(others: Callable[..., Any] | None) -> Callable[..., Any]:
     """Makes boxes for our nodes; for autograd's, makes what autograd made before."""
 
-    def new_box(value: Any, trace: float, node: Any) -> Any:
+    def make_box(value: Any, trace: float, node: Any) -> Any:
         if type(node) is LossNode:
             return LossBox(value, trace, node)
         if others is None:
             raise KeyError(type(value))  # autograd turns it into a TypeError
         return others(value, trace, node)
 
-    return new_box
+    return make_box
 
 
 def _as_read(name: str, otherwise: Callable[[Variable], Any]) -> property:
@@ -243,6 +243,9 @@ def _register() -> None:
     for array_type, outside in ((LossBox, ArrayBox), (ml_dtypes.bfloat16, None)):
         Box.type_mappings[array_type] = _box_maker(outside)
     VSpace.mappings.setdefault(ml_dtypes.bfloat16, ArrayVSpace)
+    # Variables in lists and dictionaries that autograd goes through, as in `misc.flatten`.
+    Box.type_mappings[Variable] = lambda variable, *of_box: new_box(variable.value(), *of_box)
+    VSpace.mappings[Variable] = lambda variable: vspace(variable.unread_storage)
     # Functions without a gradient in autograd have none here; but full_like depends on fill_value.
     notrace_primitives[LossNode] = notrace_primitives[VJPNode] - {anp.full_like}
     # A function of `autograd.numpy` must see a Variable among its arguments as the box that it

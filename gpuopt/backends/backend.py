@@ -10,6 +10,7 @@ import numpy as np
 
 from gpuopt.backends.catch_up import CatchUp
 from gpuopt.backends.clips import Clips
+from gpuopt.backends.loss_scaling import LossScalings
 from gpuopt.backends.memory_owner import Owner
 from gpuopt.backends.norms import Norms
 from gpuopt.device import Device
@@ -173,7 +174,14 @@ class RowFlags(Protocol):
 
 
 class LateRows(Protocol):
-    """Lets rows of a table fall behind, and catch up, on one device."""
+    """Lets rows of a table fall behind, and catch up, on one device.
+
+    Attributes:
+        counts_nested_steps: Whether a step of a table may be counted that a signal handler makes in
+            the middle of another one of it.
+    """
+
+    counts_nested_steps: bool
 
     def bring_up(self, plan: Any, catch_up: CatchUp, rows: Array | None = None) -> None:
         """Brings rows of a table up to date that missed steps.
@@ -194,6 +202,7 @@ class Backend(Protocol):
             inside `enter()`.
         device: Where its arrays live.
         row_flags: None if the host can check rows itself.
+        loss_scalings: None if the host decides about steps itself.
         most_rows: How many rows a sparse gradient may have; None if only memory limits them.
     """
 
@@ -203,6 +212,9 @@ class Backend(Protocol):
 
     @property
     def row_flags(self) -> RowFlags | None: ...
+
+    @property
+    def loss_scalings(self) -> LossScalings | None: ...
 
     @property
     def late_rows(self) -> LateRows: ...
@@ -337,6 +349,7 @@ class Backend(Protocol):
         borrowed: Sequence[int] = (),
         groups: Sequence[int] | None = None,
         codings: Sequence[Coding] = (),
+        beside: Sequence[Array] = (),
     ) -> DensePlan:
         """Prepares updates of variables of one dtype that share no memory.
 
@@ -348,6 +361,10 @@ class Backend(Protocol):
             groups: For each variable, the position of its scalars among those that `apply_dense` is
                 given; by default there is one group.
             codings: Those of the rule's slots, if they are in 8 bits.
+            beside: An array for each variable that is updated with it. If the targets' variables
+                are float32 master copies: one of 16 bits, which gets the new values, rounded; the
+                plan accepts gradients of its dtype. If they are bfloat16: a uint16 one, the lower
+                halves of master copies (see `split`); slots are float32 then.
 
         Returns:
             The plan for `apply_dense` and, if there is a single variable, for `apply_sparse`. It is

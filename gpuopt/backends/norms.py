@@ -22,7 +22,19 @@ class Clipping(IntEnum):
     NORM = 1
     """x * c / max(n, c)"""
     AVERAGE_NORM = 2
-    """x * c * min(size / n, 1 / c)"""
+    """x * c * min(size / n, 1 / c)
+
+    Where no finite norm reaches c, each is x, and nothing overflows: see `may_be_reached`.
+    """
+
+
+def may_be_reached(most: np.floating[Any]) -> bool:
+    """Whether a finite norm may be `most`, or more, in the type of `most`.
+
+    Squares of such a norm would be infinite. The reciprocal of more is subnormal, and so 0 in the
+    kernels, which ask the same.
+    """
+    return bool(most <= 1 / np.finfo(most.dtype).tiny)
 
 
 class Norms(Protocol):

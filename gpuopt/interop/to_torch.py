@@ -63,12 +63,17 @@ def optimizer_to_torch(
     export = _EXPORTS.get(type(optimizer))
     if export is None:
         raise ValueError(f"{type(optimizer).__name__} has no counterpart in torch.optim")
+    if optimizer.masters is not None:
+        raise ValueError(
+            f'"{optimizer.get_name()}" has masters={optimizer.masters!r}, and torch\'s optimizers '
+            "keep no master copies: export a run of float32 variables"
+        )
     named = named_variables(variables)
     if not named:
         raise ValueError("variables is empty, so there is no run to continue")
     states: dict[int, dict[str, Any]] = {}
     parameters: list[dict[str, Any]] = []
-    for given, run in _runs(optimizer, named):
+    for given, run in runs_of_groups(optimizer, named):
         kind, settings, of_run = export(optimizer, given, run, allow_epsilon_difference)
         # Where torch has made no state yet, there are no states.
         for name, state in zip(run, of_run, strict=False):
@@ -80,7 +85,9 @@ def optimizer_to_torch(
     return {"state": states, "param_groups": groups}
 
 
-def _runs(optimizer: Any, named: Mapping[str, Variable]) -> list[tuple[Given, dict[str, Variable]]]:
+def runs_of_groups(
+    optimizer: Any, named: Mapping[str, Variable]
+) -> list[tuple[Given, dict[str, Variable]]]:
     """Returns each group's hyperparameters and variables: torch numbers them group by group.
 
     Raises:

@@ -10,7 +10,8 @@ class LazyAdamOptimizer(AdamOptimizer):
 
     The dense step is Adam's. A sparse step costs what its rows cost, however tall the table; the
     step size still follows the number of all steps. It is TensorFlow's
-    `contrib.opt.LazyAdamOptimizer`, and takes `AdamOptimizer`'s arguments.
+    `contrib.opt.LazyAdamOptimizer`, and takes `AdamOptimizer`'s arguments; `catch_up` is refused,
+    as other rows have nothing to catch up with.
     """
 
     rule_of_other_rows = None

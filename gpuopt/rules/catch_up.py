@@ -8,8 +8,9 @@ d = sqrt(v) + epsilon and y = epsilon / d, step k after the row's last one moves
 
 The sums over k of `a_k r^k u_k^j` depend on steps alone, and not on the row. Those for j = 0, 1
 and 2 give the movement. What the series leaves out is at most `y^3` times the sum of
-`|a_k| r^k u_k^3`, whatever the step sizes are, where `y` and `u_k` are not negative. Where this is too
-much, as where `v` is about 0, the steps are made one by one, until r^k is nothing.
+`|a_k| r^k u_k^3`, whatever the step sizes are, if `y` and `u_k` are not negative. Where this is too
+much, as where `v` is about 0, the steps are made one by one, until r^k is nothing. So they are
+where epsilon is below 0, or beta2 above 1.
 
 Sums are kept for rows whose last step was a multiple of `STRIDE`. From those of a row follow those
 of a row that has missed one step more, before these, of the size a: with the first one's u, since
@@ -131,7 +132,7 @@ class Factors:
         if movement is None or not self.fall_behind:
             return
         average, square = decay_of[movement.average], decay_of[movement.square]
-        # The bound holds where neither `y` nor `u_k` is negative.
+        # The bound holds where neither `y` nor any `u_k` is negative.
         if stepping or scalars[movement.epsilon] < 0 or square > 1:
             self.tolerance = -1.0
         ratio = average / math.sqrt(square) if square > 0 else math.inf

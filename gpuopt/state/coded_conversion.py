@@ -66,7 +66,9 @@ def as_stored(
         return saved
     slots: Slots = {name: dict(by_variable) for name, by_variable in saved["slots"].items()}
     if theirs is not None:
-        _decode(slots, theirs, None if codes is not None else variables)
+        kept = ours or {}
+        others = {name: coding for name, coding in theirs.items() if kept.get(name) != coding}
+        _decode(slots, others, None if codes is not None else variables)
     if codes is not None:
         _encode(slots, codes)
     return {**saved, "slots": slots}

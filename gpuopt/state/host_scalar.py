@@ -36,6 +36,9 @@ class HostScalar(Variable):
 
     def numpy(self) -> np.ndarray[Any, Any]:
         """Returns a copy."""
+        # Here, and not by a call: every step reads some.
+        if self.identity.behind is not None:
+            self.identity.behind.bring_up()
         return self._array.copy()  # type: ignore[no-any-return]
 
     def multiply(self, factor: np.floating[Any]) -> None:
@@ -58,6 +61,7 @@ class HostScalar(Variable):
 
     @property
     def storage(self) -> Any:
+        self.bring_up()
         return self.unread_storage
 
     @property

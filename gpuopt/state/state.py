@@ -23,6 +23,8 @@ from gpuopt.device import Device
 from gpuopt.locks import Lock
 from gpuopt.rules.slot_codes import SlotCodes
 from gpuopt.state.host_scalar import HostScalar
+from gpuopt.state.masters import MASTER, Masters
+from gpuopt.state.split_masters import paired
 from gpuopt.variables.gate import undoing, writing
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.variable import NewRows, Variable, require_known_owner
@@ -61,6 +63,7 @@ class Description(NamedTuple):
         former_names: The names of other variables that it does not have any more. A saved state may
             have them; they are left out.
         slot_codes: How slots are stored in 8 bits; None if they are not.
+        masters: What master copies of 16-bit variables are; None if there are none.
     """
 
     optimizer: str
@@ -75,6 +78,7 @@ class Description(NamedTuple):
     op_name: Callable[[str], str]
     former_names: Sequence[str]
     slot_codes: SlotCodes | None
+    masters: Masters | None
 
 
 class Beside(Protocol):
@@ -345,6 +349,8 @@ class State:
                 variable, op_name, value if restored is None else restored, new_rows, shape, dtype
             )
             self.table(slot_name)[variable.identity] = slot
+            if slot_name == MASTER and self.describe().masters is not None:
+                paired(self, variable, slot)
             self.waiting_slots.pop(key, None)
             owner = weakref.ref(variable.identity)
             self._created.append(Created(slot_name, owner, slot, restored))

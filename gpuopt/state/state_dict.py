@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from typing import Any, TypedDict
@@ -12,6 +13,9 @@ from gpuopt.backends import refuse_masked
 from gpuopt.rules.update_rule import row_shape
 from gpuopt.state.coded_conversion import as_stored
 from gpuopt.state.coded_slots import replace_scales, stored_shape
+from gpuopt.state.master_conversion import as_kept, kept_dtype
+from gpuopt.state.masters import MASTER
+from gpuopt.state.split_masters import paired
 from gpuopt.state.state import Description, Range, State, check_fits
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.storage import describe, holds_numbers
@@ -34,7 +38,8 @@ class OptimizerState(TypedDict):
         format: 1.
         optimizer: The class's name.
         name: The optimizer's own name.
-        hyperparameters: Numbers by name; None where a function gives the number.
+        hyperparameters: Numbers by name; None where a function gives the number, and for infinity
+            and NaN, which JSON does not have: so where nothing is clipped.
         slots: Slot name to variable's name to value, in order of creation.
         non_slots: The optimizer's other variables by name, as "beta1_power".
     """
@@ -88,10 +93,20 @@ def read_state(
             "format": _FORMAT,
             "optimizer": described.optimizer,
             "name": described.name,
-            "hyperparameters": described.hyperparameters,
+            "hyperparameters": _as_json_has_them(described.hyperparameters),
             "slots": slots,
             "non_slots": non_slots,
         }
+
+
+def _as_json_has_them(hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the hyperparameters, also those of groups, with None for what is not finite."""
+    return {
+        name: _as_json_has_them(value)
+        if isinstance(value, Mapping)
+        else (None if isinstance(value, float) and not math.isfinite(value) else value)
+        for name, value in hyperparameters.items()
+    }
 
 
 def _leave_out_half_made(slots: dict[str, dict[str, Array]], slot_names: list[str]) -> None:
@@ -101,9 +116,10 @@ def _leave_out_half_made(slots: dict[str, dict[str, Array]], slot_names: list[st
     other. No update has used them.
     """
     tables = [slots.get(slot_name, {}) for slot_name in slot_names]
-    for name in {name for table in tables for name in table}:
+    masters = slots.get(MASTER, {})
+    for name in {name for table in [*tables, masters] for name in table}:
         if not all(name in table for table in tables):
-            for table in tables:
+            for table in [*tables, masters]:
                 table.pop(name, None)
 
 
@@ -112,7 +128,7 @@ def load_state(state: State, saved: OptimizerState, variables: Mapping[str, Any]
     with state.lock:
         named = _named(variables)
         check_state(state, saved, named)
-        saved = as_stored(saved, state.describe().slot_codes, named)
+        saved = _as_here(saved, state.describe(), named)
         state.restored_elsewhere = frozenset()
         if state.beside is not None:
             state.beside.forget_all()
@@ -159,9 +175,11 @@ def claim_state(state: State, name: str, variable: Variable) -> None:
         existing = state.slot(variable, slot_name)
         if existing is None:
             state.waiting_slots.pop((slot_name, variable.name), None)
-            state.create_slot(
+            slot = state.create_slot(
                 variable, slot_name, op_name(slot_name), value, value.shape, value.dtype
             )
+            if slot_name == MASTER and state.describe().masters is not None:
+                paired(state, variable, slot).note_written(slot.identity)
         else:
             existing.assign(value)
 
@@ -169,7 +187,7 @@ def claim_state(state: State, name: str, variable: Variable) -> None:
 def check_state(state: State, saved: OptimizerState, variables: Mapping[str, Variable]) -> None:
     """Raises TypeError or ValueError unless all of a saved state fits, and what waits already."""
     _check_form(saved)
-    saved = as_stored(saved, state.describe().slot_codes, variables)
+    saved = _as_here(saved, state.describe(), variables)
     what_is_saved = f'state of {saved["optimizer"]} "{saved["name"]}"'
     _check_slots(state, saved, variables, what_is_saved)
     _check_others(state, saved, what_is_saved)
@@ -188,7 +206,8 @@ def _check_slots(
         if slot_name in beside:
             _check_beside(state, slot_name, by_variable, variables)
             continue
-        if slot_name not in known and optimizer.lists_all and by_variable:
+        is_ours = slot_name in known or (slot_name == MASTER and optimizer.masters)
+        if not is_ours and optimizer.lists_all and by_variable:
             raise ValueError(
                 f'{what_is_saved} has a slot "{slot_name}"; {optimizer.optimizer} '
                 f'"{optimizer.name}" has {known}'
@@ -224,7 +243,8 @@ def _check_slots(
             there.difference_update(known)
         for slot_name in dict.fromkeys([*known, *state.slot_names()]):
             is_needed = slot_name in there or (slot_name in known and name in has_slots)
-            if is_needed and name not in saved["slots"].get(slot_name, {}):
+            # Without a saved one, a master copy follows its variable.
+            if is_needed and slot_name != MASTER and name not in saved["slots"].get(slot_name, {}):
                 raise ValueError(f'{what_is_saved} has no slot "{slot_name}" of "{name}"')
 
 
@@ -326,6 +346,8 @@ def _check_slot(
     elif is_known:
         shape, dtype = variable.shape, variable.dtype
         check_fits(value, what, *_expected(described, slot_name, shape, dtype, value))
+    elif slot_name == MASTER and described.masters:
+        check_fits(value, what, variable.shape, np.dtype(np.float32))
 
 
 def _expected(
@@ -338,7 +360,15 @@ def _expected(
     """Returns the shape and dtype of a slot that the optimizer lists, given its variable's."""
     if optimizer.slot_codes is not None:
         return stored_shape(optimizer.slot_codes, slot_name, shape, value)
-    return row_shape(shape) if slot_name in optimizer.row_slots else shape, dtype
+    of_rows = slot_name in optimizer.row_slots
+    return row_shape(shape) if of_rows else shape, kept_dtype(dtype, optimizer.masters)
+
+
+def _as_here(
+    saved: OptimizerState, optimizer: Description, variables: Mapping[str, Variable]
+) -> OptimizerState:
+    """Returns a saved state with slots as the optimizer here keeps them."""
+    return as_kept(as_stored(saved, optimizer.slot_codes, variables), optimizer.masters, variables)
 
 
 def _in_order(state: State, slot_names: Iterable[str]) -> list[str]:

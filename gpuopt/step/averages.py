@@ -21,7 +21,7 @@ from gpuopt.variables.variable import Variable, as_variable, known_identity
 # Of 16 bits, a variable is rounded after its rule, and the average is of what it is rounded to.
 _JOINING_DTYPES = frozenset({np.dtype(np.float32), np.dtype(np.float64)})
 
-TargetOf = Callable[[Variable], tuple[Target, list[Identity]]]
+TargetOf = Callable[[Variable], tuple[Target, list[Identity], Any]]
 
 
 class MovingAverages:
@@ -100,14 +100,15 @@ class FollowingAverages:
             and self.moving.average(variable) is not None
         )
 
-    def target(self, target_of: TargetOf, variable: Variable) -> tuple[Target, list[Identity]]:
+    def target(self, target_of: TargetOf, variable: Variable) -> tuple[Target, list[Identity], Any]:
         """Returns a variable's target with its average before its slots; see `averaged`."""
-        [array, slots], [own, *identities] = target_of(variable)
+        [array, slots], [own, *identities], beside = target_of(variable)
         average = self.moving.average(variable)
         assert average is not None, "it was there when the step began"
         return (
             Target(array, [average.unread_storage, *slots]),
             [own, average.identity, *identities],
+            beside,
         )
 
     def of(self, variables: Iterable[Variable]) -> list[Variable]:
@@ -134,7 +135,7 @@ class StepAverages:
 
     def join(
         self, rule: UpdateRule, real: type[np.floating[Any]], scalars: Sequence[Scalars]
-    ) -> tuple[UpdateRule, Sequence[Scalars]]:
+    ) -> tuple[UpdateRule, list[Scalars]]:
         """Returns the form of a rule that also moves the average, and its scalars."""
         weight: np.floating[Any] = real(1 - self._decay)
         return averaged(rule), [{**each, AVERAGE_WEIGHT: weight} for each in scalars]

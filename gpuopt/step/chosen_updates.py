@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
+from gpuopt.locks import Lock
 from gpuopt.step.nonfinite import first_nonfinite
 from gpuopt.step.updates import HookOptimizer, Pair, Updates
 from gpuopt.variables.identity import Identity
@@ -22,6 +23,8 @@ class ChosenUpdates:
 
     See `Updates` for what each method promises.
     """
+
+    gpu_decides: Lock | None = None
 
     def __init__(
         self, optimizer: ChoosingOptimizer, every: Updates, chosen: Sequence[Pair]
@@ -76,6 +79,10 @@ class ChosenUpdates:
     def unscale(self, factor: float) -> None:
         if self._chosen is not None:
             self._chosen.unscale(factor)
+
+    def measure_all(self) -> None:
+        if self._chosen is not None:
+            self._chosen.measure_all()
 
     def find_nonfinite(self) -> str | None:
         return first_nonfinite(self._every.pairs())

@@ -17,9 +17,11 @@ from gpuopt.backends.clips import (
     DenseGradients,
     SparseGradient,
 )
+from gpuopt.backends.loss_scaling import Decided, Decision
 from gpuopt.device import Device
 from gpuopt.quietly import quietly
 from gpuopt.rules.clipped import CLIP_SCALARS, clipped
+from gpuopt.rules.scaled import scaled
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.step.known import Batch
 from gpuopt.step.replica_context import replica_context
@@ -164,6 +166,9 @@ class StepClips:
         self._shown = shown
         self._bounds = bounds
         self._unscale = unscale
+        # How a GPU is to decide about the step, and what it has made of it.
+        self.decision: Decision | None = None
+        self.decided: Decided | None = None
         # By device; see `Clips.factors`.
         self._factors: dict[Device, Any] = {}
 
@@ -193,7 +198,12 @@ class StepClips:
             ]
             flag = refused.get(device)
             with backend.enter():
-                if len(backends) == 1:
+                if self.decision is not None:
+                    assert backend.loss_scalings is not None, "it is a GPU, and the only device"
+                    given = dense, sparse, limits, self.decision, flag
+                    self.decided = backend.loss_scalings.decide(*given)
+                    self._factors[device] = self.decided.factors
+                elif len(backends) == 1:
                     self._factors[device] = backend.clips.measure(dense, sparse, limits, flag)
                 else:
                     sums.append(backend.clips.sums(dense, sparse, len(self._most), flag))
@@ -209,30 +219,33 @@ class StepClips:
 
         False does not mean that one does: squares may be too large, too.
         """
-        for device, factors in self._factors.items():
-            backend = backend_for(device)
-            with backend.enter():
-                if not np.isfinite(backend.to_host(factors)[:, SQUARES]).all():
-                    return False
-        return True
+        # Every device has the sums of all.
+        device, factors = next(iter(self._factors.items()))
+        backend = backend_for(device)
+        with backend.enter():
+            return bool(np.isfinite(backend.to_host(factors)[:, SQUARES]).all())
 
     def clip(
         self, rule: UpdateRule, batch: Batch, groups: Sequence[int], scalars: Sequence[Scalars]
-    ) -> tuple[UpdateRule, Sequence[Scalars], Any]:
+    ) -> tuple[UpdateRule, list[Scalars], Any]:
         """Returns the clipped form of a rule, its scalars, and the factors that kernels read.
 
         Args:
             rule: What updates the batch.
             batch: Variables of one device and dtype.
-            groups: The numbers of the parameter groups that scalars are given for.
+            groups: The numbers of the parameter groups that scalars are given for; if a GPU has
+                decided about the step, for one count of steps after the other.
             scalars: The rule's.
         """
         factors, real = self._factors.get(batch.device), batch.real
-        extended = []
+        extended: list[Scalars] = []
         for group, each in zip(groups, scalars, strict=True):
             factor = batch.backend.clips.factor_scalar(factors, self._norm_of(group), real)
             bound: np.floating[Any] = quietly(real, self._bounds.get(group, self._bounds[0]))
             extended.append({**each, **dict(zip(CLIP_SCALARS, (factor, bound), strict=True))})
+        if self.decided is not None:
+            num_counts = len(groups) // len(set(groups))
+            return scaled(rule), extended, self.decided._replace(num_counts=num_counts)
         return clipped(rule), extended, factors
 
     def _norm_of(self, group: int) -> int:

@@ -11,6 +11,7 @@ from gpuopt.backends import backend_for
 from gpuopt.backends.backend import Scalars
 from gpuopt.quietly import quietly
 from gpuopt.rules.slot_codes import SlotCodes
+from gpuopt.state.masters import Masters
 from gpuopt.state.state import Range, SlotTable, State
 from gpuopt.step.pairs import Gradient
 from gpuopt.step.updates import apply_constraint
@@ -25,10 +26,12 @@ class Hooks:
     Attributes:
         state: The optimizer's slots and other variables.
         slot_codes: How slots are stored in 8 bits; None if they are not.
+        masters: What master copies of 16-bit variables are; None if there are none.
     """
 
     state: State
     slot_codes: SlotCodes | None = None
+    masters: Masters | None = None
     _name: str
 
     # What a subclass overrides.

@@ -86,7 +86,7 @@ class Group:
         self,
         variables: Sequence[Variable],
         state_version: int,
-        target_of: Callable[[Variable], tuple[Target, list[Identity]]],
+        target_of: Callable[[Variable], tuple[Target, list[Identity], Any]],
         parameter_group_of: Callable[[Variable], int],
         codings: Sequence[Coding] = (),
     ) -> None:
@@ -95,7 +95,8 @@ class Group:
         Args:
             variables: At least one; they share no memory.
             state_version: The `State.version.number` of the slots that `target_of` finds.
-            target_of: Returns a variable's array and slots, and their identities.
+            target_of: Returns a variable's array and slots, their identities, and what is kept
+                beside them, or None: see `Backend.plan_dense`.
             parameter_group_of: Returns the number of a variable's parameter group.
             codings: Those of the rule's slots, if they are in 8 bits.
         """
@@ -111,7 +112,7 @@ class Group:
             by_kind.setdefault((variable.device, variable.dtype), []).append(position)
         for (device, dtype), positions in by_kind.items():
             backend = backend_for(device)
-            targets, identities = zip(
+            targets, identities, kept = zip(
                 *(target_of(variables[position]) for position in positions), strict=True
             )
             borrowed = [i for i, at in enumerate(positions) if variables[at].is_raw_array]
@@ -119,7 +120,8 @@ class Group:
             used = sorted(set(numbers))
             groups = None if len(used) == 1 else [used.index(each) for each in numbers]
             updated = list(chain.from_iterable(identities))
-            plan = backend.plan_dense(targets, updated, borrowed, groups, codings)
+            beside = () if kept[0] is None else kept
+            plan = backend.plan_dense(targets, updated, borrowed, groups, codings, beside)
             is_all = len(by_kind) == 1
             of_group = None if is_all else positions
             number, real = len(self.batches), compute_type(dtype)

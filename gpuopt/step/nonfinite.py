@@ -24,7 +24,7 @@ def first_nonfinite(grads_and_vars: Iterable[tuple[Gradient, Variable]]) -> str 
     by_device: dict[Device, list[tuple[Any, Variable]]] = {}
     every = []
     for gradient, variable in grads_and_vars:
-        values = gradient.values if isinstance(gradient, IndexedSlices) else gradient
+        values = _values_of(gradient)
         every.append((values, variable))
         by_device.setdefault(variable.device, []).append((values, variable))
     looked_at = {
@@ -32,11 +32,20 @@ def first_nonfinite(grads_and_vars: Iterable[tuple[Gradient, Variable]]) -> str 
         for device, here in by_device.items()
         if not _have_finite_squares(device, [values for values, _ in here])
     }
-    for values, variable in every:
-        found = _describe(values, variable) if variable.device in looked_at else None
+    return describe_first((values, v) for values, v in every if v.device in looked_at)
+
+
+def describe_first(grads_and_vars: Iterable[tuple[Gradient, Variable]]) -> str | None:
+    """Describes the first gradient that holds NaN or infinity; looks at one after the other."""
+    for gradient, variable in grads_and_vars:
+        found = _describe(_values_of(gradient), variable)
         if found is not None:
             return found
     return None
+
+
+def _values_of(gradient: Any) -> Any:
+    return gradient.values if isinstance(gradient, IndexedSlices) else gradient
 
 
 def _have_finite_squares(device: Device, arrays: Sequence[Any]) -> bool:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from itertools import chain, compress
+from itertools import chain, compress, repeat
 from operator import attrgetter, call, eq, is_
 from typing import Any
 
@@ -39,6 +40,8 @@ class TableBehind:
     them.
     """
 
+    holds_arrays = True
+
     def __init__(
         self, state: State, arrays: Sequence[Any], batch: Batch, identity: Identity
     ) -> None:
@@ -49,6 +52,7 @@ class TableBehind:
         self._late_rows = batch.backend.late_rows
         # One step, or one who brings rows up to date, at a time. Taken inside the gate.
         self._lock = Lock(f'the rows of "{identity.name}" that are behind')
+        self._is_in_step = False
         self._catch_up: CatchUp | None = None
 
     @property
@@ -70,6 +74,11 @@ class TableBehind:
         """Whether another optimizer's has taken its place, or one of other slots."""
         identity = self._identity()
         return identity is not None and identity.behind is not self
+
+    def while_written(
+        self, written: Any, work: AbstractContextManager[Any]
+    ) -> AbstractContextManager[Any]:
+        return work
 
     def bring_up(self, rows: Any = None) -> None:
         self.bring_up_alone(rows)
@@ -95,12 +104,16 @@ class TableBehind:
             if rows is None:
                 catch_up.made_by_all = now
 
-    def _ready(self, other_rows: UpdateRule, scalars: Scalars, stepping: bool) -> CatchUp | None:
+    def _ready(
+        self, other_rows: UpdateRule, scalars: Scalars, stepping: bool, is_nested: bool
+    ) -> CatchUp | None:
         """Returns the table's count of steps by this step's scalars, with room promised to it.
 
-        None if all rows have to be updated in this step: then all are up to date.
+        None if all rows have to be updated in this step: then all are up to date. So they have if
+        it comes in the middle of another (`is_nested`), which has taken the room that there was.
         """
-        if not may_be_missed(other_rows, scalars):
+        cannot_count = is_nested and not self._late_rows.counts_nested_steps
+        if cannot_count or not may_be_missed(other_rows, scalars):
             self.bring_up_alone()
             return None
         key = key_of(other_rows, scalars)
@@ -162,13 +175,24 @@ def update_tables(
     late: list[tuple[TableBehind, CatchUp]] = []
 
     def update_locked() -> list[bool | None]:
+        # Of a table that is in a step, a signal handler makes another.
+        are_nested = [table._is_in_step for table in tables]
+        unmark = map(setattr, tables, repeat("_is_in_step"), are_nested)
+        try:
+            for table in tables:
+                table._is_in_step = True
+            return update_in_step(are_nested)
+        finally:
+            deque(unmark, maxlen=0)  # at once
+
+    def update_in_step(are_nested: Sequence[bool]) -> list[bool | None]:
         done: list[bool | None] = []
         late_updates: list[SparseUpdate] = []
-        for table, update in zip(tables, updates, strict=True):
+        for table, update, is_nested in zip(tables, updates, are_nested, strict=True):
             if table.is_replaced:
                 done.append(None)
                 continue
-            catch_up = table._ready(other_rows, scalars[update.group], stepping)
+            catch_up = table._ready(other_rows, scalars[update.group], stepping, is_nested)
             done.append(catch_up is not None)
             if catch_up is not None:
                 late.append((table, catch_up))
@@ -179,6 +203,8 @@ def update_tables(
             rule, late_updates, scalars, factors=factors, other_rows=None, refused=refused
         )
         for table, catch_up in late:
+            # Of a reader in the middle, who came when the step was counted, but not made.
+            catch_up.made_by_all = min(catch_up.made_by_all, catch_up.now - 1)
             if table.is_replaced or table._catch_up is not catch_up:
                 # By a signal handler's step: nobody will bring up rows by these numbers later.
                 table._late_rows.bring_up(table._plan, catch_up)
@@ -262,7 +288,7 @@ def _set_if_up_to_date(
 
 
 def bring_up_written(updates: Updates, state: State) -> None:
-    """Brings tables up to date that a step is about to write, other than by `TableBehind.update`.
+    """Brings tables up to date that a step is about to write, other than by `update_tables`.
 
     Args:
         updates: The step's.
@@ -303,6 +329,8 @@ def _behind() -> list[tuple[Identity, TableBehind]]:
 def refuse_unseen_reads(variable: Variable) -> None:
     """Raises ValueError for a table that may be read without being brought up to date first.
 
+    Or that has a master copy, which knows nothing of rows that are behind.
+
     Raises:
         ValueError: see above.
     """
@@ -312,6 +340,12 @@ def refuse_unseen_reads(variable: Variable) -> None:
             f'catch_up: "{variable.name}" {what}, whose rows would be seen as they were before '
             "steps that they have missed: nobody notices a read of an array. Make a variable of a "
             "copy, gpuopt.Variable(array), and read that; or leave out catch_up"
+        )
+    found = variable.identity.behind
+    if found is not None and not isinstance(found, TableBehind):
+        raise ValueError(
+            f'catch_up: "{variable.name}" has a master copy under another optimizer, which would '
+            "not follow rows that are behind: leave out catch_up, or masters"
         )
 
 

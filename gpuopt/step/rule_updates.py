@@ -9,9 +9,11 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from gpuopt.backends import Target, array_types
+from gpuopt.backends import Target, array_types, backend_for
 from gpuopt.backends.backend import Scalars, SparseUpdate
+from gpuopt.backends.loss_scaling import Decided, Decision
 from gpuopt.device import Device
+from gpuopt.locks import Lock
 from gpuopt.quietly import quietly
 from gpuopt.rules.catch_up import CatchUpOption
 from gpuopt.rules.slot_codes import SlotCodes
@@ -21,12 +23,14 @@ from gpuopt.state.coded_slots import (
     create_coded_slots,
     end_blocks_at_rows,
 )
+from gpuopt.state.master_conversion import kept_dtype
+from gpuopt.state.masters import Masters, check_variables
 from gpuopt.state.state import Created
 from gpuopt.step.averages import FollowingAverages, StepAverages
 from gpuopt.step.clips import GradientClips, StepClips
 from gpuopt.step.dense_gradients import as_dense
 from gpuopt.step.known import Batch, Group, KnownGroups
-from gpuopt.step.nonfinite import first_nonfinite
+from gpuopt.step.nonfinite import describe_first
 from gpuopt.step.overlap import refuse_shared_memory
 from gpuopt.step.pairs import as_pairs, checked_gradient, refuse_no_gradients, unpack_pair
 from gpuopt.step.row_checks import RowChecks
@@ -50,6 +54,7 @@ class RuleOptimizer(HookOptimizer, Protocol):
     averages: FollowingAverages | None
     row_checks: RowChecks
     slot_codes: SlotCodes | None
+    masters: Masters | None
     this_thread: ThisThread
 
     @property
@@ -59,7 +64,7 @@ class RuleOptimizer(HookOptimizer, Protocol):
         self, variables: Sequence[Any], is_sparse: bool
     ) -> Sequence[UpdateRule] | None: ...
 
-    def _target(self, variable: Variable) -> tuple[Target, list[Identity]]: ...
+    def _target(self, variable: Variable) -> tuple[Target, list[Identity], Any]: ...
 
     def _slot_to_update(self, variable: Variable, slot_name: str) -> Variable: ...
 
@@ -156,6 +161,8 @@ class _Part:
             self.gradients[at] = _copied(self.gradients[at], batch)
 
 
+# The scalars of all groups, by the type that rules compute in.
+ScalarsByType = dict[type["np.floating[Any]"], Sequence[Scalars]]
 # What a backend writes at once: one batch of dense variables, or sparse ones of one dtype.
 _Unit = list[tuple[_Part, Batch]]
 
@@ -168,11 +175,14 @@ class RuleUpdates:
         self._optimizer = optimizer
         self._parts: list[_Part] = []
         # By the type that rules compute in; see `ThisThread.scalars`.
-        self._scalars: dict[type[np.floating[Any]], Sequence[Scalars]] = {}
+        self.scalars: ScalarsByType = {}
+        # These, and those of counts of steps that are less by one each: see `decide_on_gpu`.
+        self._of_counts: Sequence[ScalarsByType] = ()
         self._clips: StepClips | None = None
         # What backends write at once, if it is known because gradients are measured already.
         self._units: Sequence[_Unit] = ()
         self._host_decides = False
+        self.gpu_decides: Lock | None = None
         self._averages: StepAverages | None = None
         self._has_constraints = False
         self._is_on_a_cpu = False
@@ -264,6 +274,8 @@ class RuleUpdates:
         with writing(), state.lock:
             variables = [v for part in unknown for v in part.variables()]
             self._optimizer._check_groups(variables)
+            if self._optimizer.masters is not None:
+                check_variables(state, variables, self._optimizer.masters)
             if codes is not None:
                 check_coded_variables(variables)
                 for table in tables:
@@ -312,7 +324,8 @@ class RuleUpdates:
         self._has_constraints = bool([group for group in groups if group.constrained])
         self._is_on_a_cpu = bool([group for group in groups if group.is_on_a_cpu])
         reals = {batch.real for group in groups for batch in group.batches}
-        self._scalars = {real: self._optimizer._scalars_for(real) for real in reals}
+        self.scalars = {real: self._optimizer._scalars_for(real) for real in reals}
+        self._of_counts = [self.scalars]
         if self._optimizer.clips is not None:
             self._clips = self._optimizer._clips_of_step()
         if self._optimizer.averages is not None:
@@ -364,23 +377,31 @@ class RuleUpdates:
             numbers = batch.parameter_groups
             if len(unit) > 1:
                 numbers = sorted({number for _, each in unit for number in each.parameter_groups})
-            every = self._scalars[batch.real]
-            scalars = every if len(every) == 1 else [every[number] for number in numbers]
-            if part.is_sparse:
-                scalars = [
-                    optimizer._in_group(number, partial(optimizer._sparse_scalars, each))
-                    for number, each in zip(numbers, scalars, strict=True)
-                ]
             rule, factors = part.rule, None
-            if rule is not optimizer.rule:
-                scalars = [rule.own(each) for each in scalars]
+            scalars: list[Scalars] = []
+            for of_count in self._of_counts:
+                every = of_count[batch.real]
+                mine: Sequence[Scalars] = (
+                    every if len(every) == 1 else [every[number] for number in numbers]
+                )
+                if part.is_sparse:
+                    mine = [
+                        optimizer._in_group(number, partial(optimizer._sparse_scalars, each))
+                        for number, each in zip(numbers, mine, strict=True)
+                    ]
+                if rule is not optimizer.rule:
+                    mine = [rule.own(each) for each in mine]
+                scalars += mine
             if part.is_averaged and self._averages is not None:
                 rule, scalars = self._averages.join(rule, batch.real, scalars)
-            if self._clips is not None:
-                rule, scalars, factors = self._clips.clip(rule, batch, numbers, scalars)
             # Rows in host memory have been checked already.
             has_flag = batch.backend.row_flags is not None
             refused = optimizer.row_checks.flag(batch.device) if has_flag else None
+            if self._clips is not None:
+                of_counts = [*numbers] * len(self._of_counts)
+                rule, scalars, factors = self._clips.clip(rule, batch, of_counts, scalars)
+                if self._clips.decided is not None:
+                    refused = self._clips.decided.after
             # Raw arrays own the memory that the plan writes to.
             kept = [part.given for part, batch in unit if batch.is_borrowed]
             if part.is_sparse and rule.sums:
@@ -405,11 +426,62 @@ class RuleUpdates:
         self._clips = self._optimizer._clips_of_step(factor)
         self._host_decides = True
 
+    def measure_all(self) -> None:
+        self._clips = self._optimizer._clips_of_step(unscale=1.0)
+
+    def deciding_gpu(self) -> Device | None:
+        """Returns the GPU that can decide whether the step is made; None if the host must."""
+        parts = self._parts
+        devices = {batch.device for part in parts for batch in part.require_group().batches}
+        if len(devices) > 1 or self._has_constraints or not self._optimizer.finish_is_undoable:
+            return None
+        [device] = devices
+        if backend_for(device).loss_scalings is None:
+            return None
+        # Averages, and rows that catch up, go by the host's count; slots in 8 bits have kernels of
+        # their own.
+        optimizer = self._optimizer
+        if self._averages is not None or optimizer.catch_up or optimizer.slot_codes is not None:
+            return None
+        arrays = chain.from_iterable(
+            part.gradients[:1] if part.is_sparse else part.gradients for part in parts
+        )
+        return device if any(_has_elements(array) for array in arrays) else None
+
+    def decide_on_gpu(
+        self,
+        decision: Decision,
+        unscale: float,
+        earlier: Sequence[ScalarsByType],
+        lock: Lock,
+    ) -> None:
+        """Has `deciding_gpu` decide before it writes.
+
+        Args:
+            decision: How.
+            unscale: See `unscale`; 0 for the reciprocal of the loss scale before the step.
+            earlier: What `scalars` were when the host had counted one step less, two less, and so
+                on: the GPU may not have made all that the host has counted.
+            lock: See `Updates`.
+        """
+        self._clips = self._optimizer._clips_of_step(unscale)
+        assert self._clips is not None, "it is asked for"
+        self._clips.decision = decision
+        self._of_counts = [self.scalars, *earlier]
+        self.gpu_decides = lock
+
+    @property
+    def decided(self) -> Decided:
+        """What the GPU has made of the step, after `apply`."""
+        assert self._clips is not None, "decide_on_gpu comes first"
+        assert self._clips.decided is not None, "apply comes first"
+        return self._clips.decided
+
     def find_nonfinite(self) -> str | None:
-        assert self._clips is not None, "unscale comes first"
+        assert self._clips is not None, "unscale or measure_all comes first"
         self._units = _units(self._parts)
         quietly(self._measure, self._units)
-        return None if self._clips.is_all_finite() else first_nonfinite(self.pairs())
+        return None if self._clips.is_all_finite() else describe_first(self.pairs())
 
     def _measure(self, units: Sequence[_Unit]) -> None:
         """Computes the norms of the gradients of what is to be written."""
@@ -564,11 +636,13 @@ class RuleUpdates:
     ) -> None:
         for part, batch in unit:
             [variable] = part.variables()
+            dtype = kept_dtype(variable.dtype, self._optimizer.masters)
             batch.backend.apply_dense(
                 rule,
                 batch.plan,
-                [as_dense(batch.backend, part.gradients[0], variable, variable.dtype, refused)],
-                [scalars[numbers.index(batch.parameter_groups[0])]],
+                [as_dense(batch.backend, part.gradients[0], variable, dtype, refused)],
+                # Of each count.
+                scalars[numbers.index(batch.parameter_groups[0]) :: len(numbers)],
                 factors=factors,
                 refused=refused,
                 kept=[*kept, part.gradients],
@@ -634,6 +708,12 @@ def _not_plain(gradients: Sequence[Any]) -> list[int]:
     """Returns the positions of gradients that are no plain arrays of a device in use."""
     is_plain = map(array_types.__contains__, map(type, gradients))
     return [position for position, is_dense in enumerate(is_plain) if not is_dense]
+
+
+def _has_elements(gradient: Any) -> bool:
+    if isinstance(gradient, IndexedSlices):
+        gradient = gradient.values
+    return bool(gradient.size)
 
 
 def _copied(array: Any, batch: Batch) -> Any:

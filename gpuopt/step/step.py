@@ -14,6 +14,7 @@ from gpuopt.backends import gpu_backends, profiling_range
 from gpuopt.backends.backend import Scalars
 from gpuopt.device import Device
 from gpuopt.locks import call_locked
+from gpuopt.state import masters
 from gpuopt.state.state import State
 from gpuopt.step import additions, rows_behind
 from gpuopt.step.additions import Addition, Forget
@@ -97,29 +98,40 @@ class Step:
         self._row_change = changes.number
         self._update_ops: list[Any] = []
         self._is_counted = False
+        self._counters_to_undo = [] if self.counter is None else [self.counter]
         self._additions: list[Addition] = []
         self._forget_additions: list[Forget] = []
 
-    def run(self, updates: Updates) -> None:
-        """Does the whole step: the updates, `_finish`, the count, and what wrappers add."""
+    def run(self, updates: Updates, *own: Addition) -> None:
+        """Does the whole step: the updates, `_finish`, the count, and what wrappers add.
+
+        Args:
+            updates: All of the step's.
+            own: What the optimizer itself adds, before all wrappers.
+        """
         updates.refuse_shared_memory(self.counter)
         this_thread, adding = self._optimizer.this_thread, additions.this_thread
         outer, added = vars(this_thread).copy(), adding.additions
         try:
             adding.additions = ()  # of a step inside this one, as of user code
-            updates.create_slots()
-            self._prepare()
-            updates.fix_scalars()
-            updates.check()
-            if added:
-                updates = self._prepare_additions(added, updates)
+            try:
+                updates.create_slots()
+                self._prepare()
+                updates.fix_scalars()
+                updates.check()
+                if added or own:
+                    updates = self._prepare_additions((*own, *added), updates)
+            except BaseException:
+                self._forget(updates)
+                raise
             with profiling_range(self.name) if gpu_backends else _nothing, writing():
                 if changes.number != self._row_change:
                     refuse_changed((v for _, v in updates.pairs()), self._row_change)
+                write = self._write if updates.gpu_decides is None else self._write_alone
                 if not self._optimizer.row_checks.flags and not updates.has_rows_on_a_gpu:
-                    self._write(updates)
+                    write(updates)
                 else:
-                    self._check_and_call(self._write, updates)
+                    self._check_and_call(write, updates)
         finally:
             vars(this_thread).update(outer)
             adding.additions = added
@@ -178,13 +190,9 @@ class Step:
 
     def _prepare_additions(self, added: Sequence[Addition], updates: Updates) -> Updates:
         self._additions = [each for each in added if each._adds_to(self._optimizer)]
-        try:
-            for addition in self._additions:
-                updates, forget = addition._prepare_updates(self._optimizer, updates)
-                self._forget_additions.append(forget)
-        except BaseException:
-            self._forget(updates)
-            raise
+        for addition in self._additions:
+            updates, forget = addition._prepare_updates(self._optimizer, updates)
+            self._forget_additions.append(forget)
         return updates
 
     def _check_and_call(
@@ -218,11 +226,14 @@ class Step:
                 error.add_note(f'The step of "{self.name}" was finished before.')
             raise
 
+    def _write_alone(self, updates: Updates) -> None:
+        with updates.gpu_decides or _nothing:
+            self._write(updates)
+
     def _write(self, updates: Updates) -> None:
         row_checks = self._optimizer.row_checks
-        for addition in self._additions:
-            if not addition._makes_step(updates):
-                return
+        if self._additions and not self._is_made(updates):
+            return
         missing = [each._what_is_added for each in self._additions if each._what_is_added]
         try:
             for addition in self._additions:
@@ -237,9 +248,26 @@ class Step:
             self._note(error, *updates.written(), missing)
             raise
 
+    def _is_made(self, updates: Updates) -> bool:
+        """Asks all additions; takes back what was made for a step that is left out or refused."""
+        is_made = False
+        try:
+            with reading(*updates.read):
+                for addition in self._additions:
+                    if not addition._makes_step(updates):
+                        return False
+            is_made = True
+        finally:
+            if not is_made:
+                self._counters_to_undo.clear()
+                self._forget(updates)
+        return True
+
     def _apply(self, updates: Updates) -> None:
         if rows_behind.members_of_tables:
             rows_behind.bring_up_written(updates, self._optimizer.state)
+        if masters.owners:
+            masters.settle(self._optimizer.state, list(updates.identities()))
         if recording.this_thread.recorders:  # a step inside a loss
             recording.before_write(variable for _, variable in updates.pairs())
         apply = partial(_apply_reading, updates) if updates.read else updates.apply
@@ -284,11 +312,12 @@ class Step:
 
     def _undoing(self, updates: Updates) -> Undo:
         """Called before the step: returns a function that undoes the host's part of it."""
-        state = self._optimizer.state
-        kept = [(scalar, scalar.numpy()) for scalar in state.host_scalars()]
+        state, host_counts = self._optimizer.state, updates.gpu_decides is None
+        scalars = state.host_scalars() if host_counts else []
+        kept = [(scalar, scalar.numpy()) for scalar in scalars]
         # What is undone lives until the GPU has checked the rows: not so the step's gradients.
         created, forgets = updates.created, [*updates.forgets, *self._forget_additions]
-        counted = [] if self.counter is None else [self.counter]
+        counted = self._counters_to_undo if host_counts else []
 
         def undo(refused: Collection[Device]) -> None:  # again, if it was interrupted
             for scalar, value in kept:

@@ -11,6 +11,7 @@ import numpy as np
 from gpuopt.backends import backend_for
 from gpuopt.backends.backend import Scalars, compute_type
 from gpuopt.device import Device
+from gpuopt.locks import Lock
 from gpuopt.state.state import Created, State
 from gpuopt.step.nonfinite import first_nonfinite
 from gpuopt.step.overlap import Written, refuse_shared_memory
@@ -33,8 +34,11 @@ class Updates(Protocol):
         forgets: Called, if the step is refused, with the devices that refuse it: they take back
             what it has made besides. None stands for all devices.
         read: The gradients that are Variables: `apply` is called inside `reading` of them.
+        gpu_decides: If a GPU decides whether the step is made, a lock to be held from the decision
+            to the step's count. Who lets it decide also puts right what the host has counted.
     """
 
+    gpu_decides: Lock | None
     has_rows_on_a_gpu: bool
     created: list[Created]
     forgets: list[Callable[[Collection[Device] | None], None]]
@@ -83,10 +87,16 @@ class Updates(Protocol):
         Called after `check`. The host reads what is measured, by `find_nonfinite`.
         """
 
+    def measure_all(self) -> None:
+        """Has all gradients measured before any write, for `find_nonfinite`; as they are.
+
+        Called after `check`.
+        """
+
     def find_nonfinite(self) -> str | None:
         """Describes the first gradient that holds NaN or infinity; None if all are finite.
 
-        Called after `unscale`, inside the gate. The host waits for GPUs.
+        Called after `unscale` or `measure_all`, inside the gate. The host waits for GPUs.
         """
 
 
@@ -106,6 +116,8 @@ class HookOptimizer(Protocol):
 
 class HookUpdates:
     """Updates by `_apply_dense`, `_apply_sparse` and their twins, one variable after the other."""
+
+    gpu_decides: Lock | None = None
 
     def __init__(self, optimizer: HookOptimizer, given: list[Any]) -> None:
         self._optimizer = optimizer
@@ -174,6 +186,9 @@ class HookUpdates:
     def unscale(self, factor: float) -> None:
         if factor != 1:
             self._pairs = [(unscaled(gradient, factor), v) for gradient, v in self._pairs]
+
+    def measure_all(self) -> None:
+        pass
 
     def find_nonfinite(self) -> str | None:
         return first_nonfinite(self._pairs)

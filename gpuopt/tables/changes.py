@@ -42,7 +42,7 @@ def appended(table: Table, values: Any, state_of: np.ndarray[Any, Any] | None) -
     if state_of is not None:
         from_rows = backend_for(table.variable.device).from_host(state_of)
     for dependent, (each, array) in zip(table.dependents, others, strict=True):
-        if from_rows is not None:
+        if from_rows is not None and dependent.new_rows != "master":
             copies.append(RowCopy(array[height:], each.storage, from_rows))
         else:
             copies.append(RowCopy(array[height:], _start(dependent, values)))
@@ -66,7 +66,7 @@ def with_state_reset(table: Table, numbers: np.ndarray[Any, Any], values: Any) -
     current = values
     if values is not None:
         copies.append(RowCopy(variable.storage, values, None, to_rows))
-    elif [each for each in table.dependents if each.new_rows == "value"]:
+    elif [each for each in table.dependents if each.new_rows in ("value", "master")]:
         current = variable.storage[to_rows]
     for dependent in table.dependents:
         start = _start(dependent, current)
@@ -83,7 +83,7 @@ def _start(dependent: Dependent, values: Any) -> Any:
             "array, or restored. Pass rows whose state is copied, append(..., state_of=rows), or "
             "override _new_slot_rows of the optimizer"
         )
-    if dependent.new_rows == "value":
+    if dependent.new_rows in ("value", "master"):
         return values.astype(dtype, copy=False)
     return np.asarray(dependent.new_rows).astype(dtype)[()]
 

@@ -1,16 +1,36 @@
-"""Tables whose rows may be behind their steps: who reads or writes one brings it up to date."""
+"""What must be brought up to date before it is read or written, as rows behind their steps."""
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 
 class RowsBehind(Protocol):
-    """Knows which rows of a table have missed steps, and what these would have done."""
+    """Knows which rows of a table have missed steps, and what these would have done.
+
+    Or which steps a GPU has left out, that the host has counted: of such numbers, `rows` is None.
+    Or that a master copy was written, and its variable not yet; or the other way.
+
+    Attributes:
+        holds_arrays: Whether it is for these arrays alone, and goes when rows come or go.
+    """
+
+    holds_arrays: bool
 
     def bring_up(self, rows: Any = None) -> None:
         """Brings rows up to date, and the same rows of the table's slots.
 
         Args:
             rows: Integers within range, of any shape; they may repeat. None for all rows.
+        """
+
+    def while_written(
+        self, written: Any, work: AbstractContextManager[Any]
+    ) -> AbstractContextManager[Any]:
+        """Returns a context that is `work`, inside which a user writes what was brought up.
+
+        Args:
+            written: The identity of what is written.
+            work: Of the backend.
         """

@@ -60,11 +60,14 @@ def replace_arrays(changed: Iterable[tuple[Variable, Any]]) -> None:
     old = [variable.unread_storage for variable, _ in changed]
     assignments: list[tuple[Any, str, Any]] = [(changes, "number", number)]
     for variable, array in changed:
+        behind = variable.identity.behind
+        if behind is not None and behind.holds_arrays:
+            behind = None
         assignments += [
             (variable, "_array", array),
             (variable, "owns_memory", True),
             (variable.identity, "row_change", number),
-            (variable.identity, "behind", None),
+            (variable.identity, "behind", behind),
         ]
     # Built-in functions call each other: neither a signal handler nor another thread runs between.
     deque(starmap(setattr, assignments), maxlen=0)

@@ -36,8 +36,8 @@ FLOAT_DTYPES = frozenset(
 )
 
 # What a slot's row, or an average's, starts with where its variable gets a new row: a number, the
-# variable's row, or what is not known.
-NewRows = float | Literal["value"] | None
+# variable's row, the same whatever row's state it gets, or what is not known.
+NewRows = float | Literal["value", "master"] | None
 
 # In order of creation. Slot variables are among them; raw arrays are not.
 _live: weakref.WeakValueDictionary[int, Variable] = weakref.WeakValueDictionary()
@@ -356,7 +356,9 @@ class Variable(ArrayOperators):
         self.bring_up(rows)
         # Variables are kept by `reading`.
         kept = [each for each in operands if not isinstance(each, Variable)]
-        return backend_for(self.memory).enter_update(self.identity, kept=(self._array, kept))
+        work = backend_for(self.memory).enter_update(self.identity, kept=(self._array, kept))
+        behind = self.identity.behind
+        return work if behind is None else behind.while_written(self.identity, work)
 
     def _being_read(self) -> AbstractContextManager[Any]:
         backend = backend_for(self.memory)

@@ -120,9 +120,9 @@ class GradientSums(SumsInState):
         self.reset()
         return pairs, totals
 
-    def _target(self, variable: Variable) -> tuple[Target, list[Identity]]:
+    def _target(self, variable: Variable) -> tuple[Target, list[Identity], Any]:
         total = self._total(variable)
-        return Target(total.unread_storage, []), [total.identity]
+        return Target(total.unread_storage, []), [total.identity], None
 
     def _launch(self, pairs: Sequence[Pair], divisor: int = 1, *, begin: bool = False) -> None:
         """Adds dense gradients to sums.

@@ -5,45 +5,59 @@ from __future__ import annotations
 import logging
 import operator
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
 from gpuopt.autodiff import engine_of
 from gpuopt.autodiff.engine import Loss
+from gpuopt.backends import gpu_backends
 from gpuopt.distributed.tower import TowerOptimizer
 from gpuopt.distributed.wrapper import OptimizerWrapper, inner_optimizers
 from gpuopt.optimizer import Optimizer
+from gpuopt.optimizers.base.clipping import CLIPPING
+from gpuopt.optimizers.base.hyperparameters import Hyperparameters
+from gpuopt.optimizers.base.rule_optimizer import RuleOptimizer
 from gpuopt.quietly import quietly
 from gpuopt.rules.loss_scaling import ScaleRule, ScaleState, after_step
+from gpuopt.schedules.schedule import Schedule
 from gpuopt.state.state_dict import OptimizerState, load_state
 from gpuopt.step import additions
 from gpuopt.step.additions import Forget, nothing_to_forget
 from gpuopt.step.loss import GATE_NONE, GATE_OP, checked_gate, refuse_independent_loss
 from gpuopt.step.pairs import Gradient, as_list, as_pairs
 from gpuopt.step.replica_context import replica_context
+from gpuopt.step.row_checks import RowChecks
+from gpuopt.step.rule_updates import RuleUpdates
 from gpuopt.step.unscaled import unscaled
 from gpuopt.step.updates import Updates
 from gpuopt.variables.gate import between_writes
 from gpuopt.variables.variable import Variable
 from gpuopt.wrappers.base import StepWrapper
+from gpuopt.wrappers.device_scaling import DeviceScale, DeviceScaling, StepAgain
 from gpuopt.wrappers.loss_scale_managers import LossScaleManager, RuleManager
 
 _logger = logging.getLogger("gpuopt")
 
 _NO_RULE = ScaleRule()
+# What a manager of a user's own may override.
+_methods_of = attrgetter("get_loss_scale", "update_loss_scale")
 
 
 class _ThisThread(threading.local):
     """What a step of this thread is to know.
 
     Attributes:
-        loss_scale: What the loss of its gradients was multiplied by.
+        loss_scale: What the loss of its gradients was multiplied by: a number, or a `DeviceScale`.
+        key: What `_key_on_gpu` returned.
     """
 
     loss_scale: Any = np.float32(1)
+    key: Sequence[Any] | None = None
 
 
 class LossScaleOptimizer(StepWrapper):
@@ -57,6 +71,14 @@ class LossScaleOptimizer(StepWrapper):
         optimizer = LossScaleOptimizer(AdamOptimizer(), manager)
         optimizer.minimize(loss, global_step)
 
+    The host decides whether a step is made. So it waits for gradients on GPUs, once in a step. But
+    if all are on one GPU, that decides, chooses the scale and picks the numbers that the step is
+    made by, and the host goes on, and waits where the scale, a count, a power of beta or the global
+    step is read. This is so right around an optimizer with an update rule, with a manager of this
+    package and in no replica; for variables without constraints; where hyperparameters are numbers,
+    or schedules of the same `global_step` in host memory, but not those that clip; and unless the
+    step moves averages, or rows catch up.
+
     `minimize` divides while it updates, so that gradients are only read. `compute_gradients`
     divides and returns new arrays, and `apply_gradients` takes such. Both may be used by
     `SyncReplicasOptimizer`, `TowerOptimizer` and other wrappers around this one, and by
@@ -68,7 +90,7 @@ class LossScaleOptimizer(StepWrapper):
     Attributes:
         manager: Chooses the scale.
         last_nonfinite: Describes the first gradient that was not finite in the last step that had
-            one; None before.
+            one, and that the host has decided about; None before.
     """
 
     def __init__(
@@ -109,6 +131,11 @@ class LossScaleOptimizer(StepWrapper):
             name: Variable(np.int64(0), name=f"loss_scale/{name}", trainable=False)
             for name in ("num_skipped", "skipped_in_a_row")
         }
+        rule = loss_scale_manager.rule if isinstance(loss_scale_manager, RuleManager) else _NO_RULE
+        self._rule_is_known = isinstance(loss_scale_manager, RuleManager) and _methods_of(
+            type(loss_scale_manager)
+        ) == _methods_of(RuleManager)
+        self._on_gpu = DeviceScaling(rule, accept_after, self._own_variables())
 
     @property
     def loss_scale(self) -> float:
@@ -153,8 +180,10 @@ class LossScaleOptimizer(StepWrapper):
         """
         if checked_gate(gate_gradients) == GATE_NONE and engine_of(loss).streams:
             self._needs_all_gradients()
-        scale = self._scale()
-        pairs = self._scaled_gradients(loss, var_list, grad_loss, scale)
+        on_gpu = self._on_gpu.scale if grad_loss is None else None
+        scale = self._scale() if on_gpu is None else on_gpu
+        seed = scale if on_gpu is None else on_gpu.seed()
+        pairs = self._scaled_gradients(loss, var_list, grad_loss, seed)
         if not [gradient for gradient, _ in pairs if gradient is not None]:
             refuse_independent_loss(loss, [variable for _, variable in pairs])
         self.apply_gradients(pairs, global_step, name, loss_scale=scale)
@@ -207,17 +236,24 @@ class LossScaleOptimizer(StepWrapper):
         context = replica_context()
         if context.strategy is not None and not skip_gradients_aggregation:
             if loss_scale is not None:
+                loss_scale = _number(loss_scale)
                 grads_and_vars = _unscaled(as_pairs(as_list(grads_and_vars)), loss_scale)
             # The strategy adds up the replicas' gradients, and calls this again.
             Optimizer.apply_gradients(self, grads_and_vars, global_step, name)
             return
         this_thread = self._this_thread
-        before = this_thread.loss_scale
+        before = vars(this_thread).copy()
+        pairs = as_list(grads_and_vars)
         try:
-            this_thread.loss_scale = np.float32(1 if loss_scale is None else loss_scale)
-            super().apply_gradients(grads_and_vars, global_step, name, skip_gradients_aggregation)
+            this_thread.loss_scale = np.float32(1) if loss_scale is None else loss_scale
+            while True:
+                this_thread.key = key = self._key_on_gpu(global_step)
+                with suppress(StepAgain), nullcontext() if key is None else self._on_gpu.ahead():
+                    super().apply_gradients(pairs, global_step, name, skip_gradients_aggregation)
+                    return
         finally:
-            this_thread.loss_scale = before
+            vars(this_thread).clear()
+            vars(this_thread).update(before)
 
     def state_dict(self, variables: Mapping[str, Any] | None = None) -> OptimizerState:
         """Copies the state of the optimizer inside, with the scale and the counts.
@@ -262,6 +298,33 @@ class LossScaleOptimizer(StepWrapper):
     def _scale(self) -> Any:
         return np.float32(self.manager.get_loss_scale())
 
+    def _key_on_gpu(self, global_step: Any) -> Sequence[Any] | None:
+        """Returns what a step shares with those that a GPU can decide about after one another.
+
+        None if it cannot: where the numbers of a step follow from more than the count of steps.
+        """
+        owner, counter = self._inner, global_step
+        context = replica_context()
+        if not (
+            gpu_backends
+            and self._rule_is_known
+            and isinstance(owner, RuleOptimizer)
+            and not owner._overrides_apply_hook()
+            and not additions.this_thread.additions
+            and context.strategy is None
+            and context.num_replicas == 1
+        ):
+            return None
+        if counter is not None and not (isinstance(counter, Variable) and _is_in_memory(counter)):
+            return None
+        every = (owner.hyperparameters, *owner.groups)
+        if not all(_follows(each, counter) for each in every):
+            return None
+        is_plain = type(owner)._sparse_scalars is RuleOptimizer._sparse_scalars
+        if not is_plain and not all(each.fixed for each in every):
+            return None
+        return [each.own for each in every]
+
     def _scaled_gradients(
         self, loss: Loss, var_list: Any, grad_loss: Any, scale: Any
     ) -> list[tuple[Gradient | None, Variable]]:
@@ -293,15 +356,29 @@ class LossScaleOptimizer(StepWrapper):
     # What the step calls: see `Addition`.
 
     def _prepare_updates(self, optimizer: Any, updates: Updates) -> tuple[Updates, Forget]:
-        updates.unscale(float(np.float32(1) / self._this_thread.loss_scale))
+        this_thread = self._this_thread
+        loss_scale, key = this_thread.loss_scale, this_thread.key
+        if key is not None and isinstance(updates, RuleUpdates):
+            counter = optimizer.this_thread.global_step
+            numbers = [*optimizer.state.host_scalars(), *([] if counter is None else [counter])]
+            if self._on_gpu.prepare(updates, key, numbers, loss_scale):
+                return updates, nothing_to_forget
+        updates.unscale(float(np.float32(1) / _number(loss_scale)))
         return updates, nothing_to_forget
 
     def _makes_step(self, updates: Updates) -> bool:
+        if updates.gpu_decides is not None:
+            self._on_gpu.confirm()
+            return True
         found = updates.find_nonfinite()
         if found is not None:
             self.last_nonfinite = found
         self.manager.update_loss_scale(found is None)
         return self._count(found is None)
+
+    def _after_update(self, updates: Updates, row_checks: RowChecks) -> None:
+        if isinstance(updates, RuleUpdates) and updates.gpu_decides is not None:
+            self._on_gpu.note_step(updates)
 
     def _count(self, is_finite: bool) -> bool:
         """Counts a step; returns whether it is made."""
@@ -313,6 +390,29 @@ class LossScaleOptimizer(StepWrapper):
         if not makes_step:
             _logger.info("%s; %s skips the step", self.last_nonfinite, self.get_name())
         return makes_step
+
+
+def _number(loss_scale: Any) -> np.float32:
+    """Returns what the loss was multiplied by; waits for a GPU that knows it alone."""
+    if isinstance(loss_scale, DeviceScale):
+        return loss_scale.number()
+    return np.float32(loss_scale)
+
+
+def _is_in_memory(counter: Variable) -> bool:
+    """Whether whoever reads a counter can be made to wait for a GPU, and writing it waits not."""
+    return counter.memory.kind == "cpu" and not counter.is_raw_array
+
+
+def _follows(hyperparameters: Hyperparameters, counter: Variable | None) -> bool:
+    """Whether values follow from a counter alone, and those that clip do not change."""
+    if hyperparameters.fixed:
+        return True
+    functions = {name: each for name, each in hyperparameters.own.items() if callable(each)}
+    return all(
+        isinstance(each, Schedule) and each.global_step is counter and name not in CLIPPING
+        for name, each in functions.items()
+    ) and hyperparameters.are_numbers_beside(functions)
 
 
 def _unscaled(pairs: Iterable[tuple[Any, Any]], loss_scale: Any) -> list[tuple[Any, Any]]:

@@ -17,6 +17,19 @@ constexpr bool clips(...) {
 template <class Rule>
 constexpr bool is_clipped = clips<Rule>(nullptr);
 
+template <class Rule>
+constexpr bool scales(const decltype(Rule::is_scaled)*) {
+  return true;
+}
+template <class Rule>
+constexpr bool scales(...) {
+  return false;
+}
+
+// Whether a rule's scalars depend on which steps the device has made.
+template <class Rule>
+constexpr bool is_scaled = scales<Rule>(nullptr);
+
 // For loops around rules that compute something of the gradient themselves.
 template <class Rule, class Real>
 GPUOPT_INLINE Real gradient_of(Real grad, const typename Rule::template Scalars<Real>& scalars) {

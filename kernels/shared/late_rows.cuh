@@ -117,7 +117,7 @@ __device__ __forceinline__ unsigned int move_by_sums(const LateTable& table, int
     Real moved;
     if (movement(missed, Real(state.slots[Unnamed::average].of[i]),
                  Real(state.slots[Unnamed::square].of[i]), epsilon, tolerance, moved)) {
-      state.var.of[i] = StoredVar<Storage>(Real(state.var.of[i]) - moved);
+      state.weights.set(i, state.weights.get(i) - moved);
     } else {
       left |= 1u << i;
     }
@@ -145,7 +145,7 @@ __device__ __forceinline__ void make_steps(const LateTable& table, int last, int
   Real slots[count][slot_capacity<Other>];
 #pragma unroll
   for (int i = 0; i < count; ++i) {
-    var[i] = Real(state.var.of[i]);
+    var[i] = state.weights.get(i);
 #pragma unroll
     for (int k = 0; k < Other::num_slots; ++k) slots[i][k] = Real(state.slots[k].of[i]);
   }
@@ -165,7 +165,7 @@ __device__ __forceinline__ void make_steps(const LateTable& table, int last, int
   }
 #pragma unroll
   for (int i = 0; i < count; ++i) {
-    if (left >> i & 1) state.var.of[i] = StoredVar<Storage>(var[i]);
+    if (left >> i & 1) state.weights.set(i, var[i]);
   }
 }
 

@@ -63,10 +63,15 @@ struct ClipRule {
     // As much as TensorFlow's sum can hold: beyond it, a norm is infinite.
     result.norm =
         is_double ? sqrt(squares) : static_cast<double>(sqrtf(static_cast<float>(squares)));
-    result.factor_of_floats = static_cast<double>(
-        static_cast<float>(unscale) *
-        factor_of(static_cast<float>(result.norm), static_cast<float>(most), form));
-    result.factor_of_doubles = unscale * factor_of(result.norm, most, form);
+    const double factor = factor_of(result.norm, most, form);
+    const float norm_of_floats = static_cast<float>(result.norm);
+    // A norm of doubles may be more than a float holds.
+    const bool is_held = !isinf(norm_of_floats) || isinf(result.norm);
+    result.factor_of_floats =
+        static_cast<double>(static_cast<float>(unscale) *
+                            (is_held ? factor_of(norm_of_floats, static_cast<float>(most), form)
+                                     : static_cast<float>(factor)));
+    result.factor_of_doubles = unscale * factor;
     return result;
   }
 };
@@ -80,12 +85,19 @@ struct ClipTotals {
   long long is_first;  // whether no launch before it has written sums
 };
 
-// Adds up the sums of chunks in the block that is done last, and makes results of all sums, unless
-// `results` is null. Every thread of the block must call it, after thread 0 has written to `parts`.
-// Nobody waits for another block.
+// For launches after which nothing is decided; `LossDecision` of loss_scaling.cuh is another.
+struct NoDecision {
+  __device__ __forceinline__ const ClipRule& unscaling(const ClipRule& rule) const { return rule; }
+  __device__ __forceinline__ void decide(const double*, long long) const {}
+};
+
+// Adds up the sums of chunks in the block that is done last, and makes results of all sums, and
+// decides, unless `results` is null. Every thread of the block must call it, after thread 0 has
+// written to `parts`. Nobody waits for another block.
+template <class Decision = NoDecision>
 __device__ __forceinline__ void finish_sums(const double* parts, long long num_parts,
                                             const ClipTotals& totals, const ClipRule& rule,
-                                            ClipResult* results) {
+                                            ClipResult* results, const Decision& decision = {}) {
   if (!is_last_block(reinterpret_cast<unsigned int*>(totals.num_done))) return;
   double* sums = reinterpret_cast<double*>(totals.sums);
   double mine = 0;
@@ -100,9 +112,11 @@ __device__ __forceinline__ void finish_sums(const double* parts, long long num_p
   }
   if (results == nullptr) return;
   __syncthreads();
+  const ClipRule& by = decision.unscaling(rule);
   for (long long norm = threadIdx.x; norm < totals.num_norms; norm += clip_threads) {
-    results[norm] = rule.result(sums[norm], norm);
+    results[norm] = by.result(sums[norm], norm);
   }
+  if (threadIdx.x == 0) decision.decide(sums, totals.num_norms);
 }
 
 }  // namespace gpuopt

@@ -1,10 +1,12 @@
 // Slots in 8 bits: what the codes of a slot stand for, and how a number finds its code.
 // Mirrors gpuopt/rules/slot_codes.py, to the bit. Compiles as CUDA and as plain C++17.
 #pragma once
-#include <cstring>
-
 #include "element.cuh"
 #include "math.cuh"
+
+#if !defined(__CUDACC__)
+#include <cstring>
+#endif
 
 namespace gpuopt {
 

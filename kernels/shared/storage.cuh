@@ -17,12 +17,29 @@ struct ComputeType<__nv_bfloat16> {
   using type = float;
 };
 
-// Stands for `Storage` where a variable, its slots and its gradient are not all of one type: each
-// is float or a 16-bit type.
-template <class Var, class Slot, class Gradient>
+// What is kept beside a variable, in an array after its slots: nothing; or, beside a master copy of
+// the weights, the weights in a 16-bit type; or, beside bfloat16 weights, the bits that their
+// master copy has besides.
+struct Alone {
+  static constexpr int num_arrays = 0;
+};
+template <class ElementType>
+struct Copied {
+  using Element = ElementType;
+  static constexpr int num_arrays = 1;
+};
+
+struct Split {
+  using Element = unsigned short;
+  static constexpr int num_arrays = 1;
+};
+
+// Stands for `Storage` where a variable, its slots and its gradient are not all of one type, each
+// float or a 16-bit type; or where something is kept beside it.
+template <class Var, class Slot, class Gradient, class Beside = Alone>
 struct Mixed {};
-template <class Var, class Slot, class Gradient>
-struct ComputeType<Mixed<Var, Slot, Gradient>> {
+template <class Var, class Slot, class Gradient, class Beside>
+struct ComputeType<Mixed<Var, Slot, Gradient, Beside>> {
   using type = float;
 };
 
@@ -32,13 +49,15 @@ struct Stored {
   using Var = Storage;
   using Slot = Storage;
   using Gradient = Storage;
+  using Beside = Alone;
   static constexpr int widest = sizeof(Storage);  // of an element, in bytes
 };
-template <class VarType, class SlotType, class GradientType>
-struct Stored<Mixed<VarType, SlotType, GradientType>> {
+template <class VarType, class SlotType, class GradientType, class BesideType>
+struct Stored<Mixed<VarType, SlotType, GradientType, BesideType>> {
   using Var = VarType;
   using Slot = SlotType;
   using Gradient = GradientType;
+  using Beside = BesideType;
   static constexpr int widest = sizeof(Var) + sizeof(Slot) + sizeof(Gradient) == 6 ? 2 : 4;
 };
 template <class Storage>
@@ -47,6 +66,8 @@ template <class Storage>
 using StoredSlot = typename Stored<Storage>::Slot;
 template <class Storage>
 using StoredGradient = typename Stored<Storage>::Gradient;
+template <class Storage>
+using StoredBeside = typename Stored<Storage>::Beside;
 
 // A pack: as many elements as one memory instruction moves, of the widest of an update's types.
 constexpr int pack_bytes = 16;
@@ -64,6 +85,10 @@ struct Elements {
 // An integer that one memory instruction moves.
 template <int bytes>
 struct BitsOf;
+template <>
+struct BitsOf<1> {
+  using type = unsigned char;
+};
 template <>
 struct BitsOf<2> {
   using type = unsigned short;

@@ -29,13 +29,17 @@ struct ScalarsOfGroups {
   const FewScalars<Rule, Storage>& few_scalars;
   const Scalars<Rule, Storage>* __restrict__ many_scalars;
 
+  // A clipped rule has the number of a norm in the place of the factor.
+  __device__ __forceinline__ Scalars<Rule, Storage> given(long long table) const {
+    const long long place = table + few_scalars.first_group();
+    return many_scalars == nullptr ? few_scalars.of[place] : many_scalars[place];
+  }
+
   __device__ __forceinline__ Scalars<Rule, Storage> operator()(long long table) const {
-    const Scalars<Rule, Storage> given =
-        many_scalars == nullptr ? few_scalars.of[table] : many_scalars[table];
     if constexpr (is_clipped<Rule>) {
-      return with_factor<Rule, Storage>(given, few_scalars);
+      return with_factor<Rule, Storage>(given(table), few_scalars);
     } else {
-      return given;
+      return given(table);
     }
   }
 
@@ -80,9 +84,10 @@ __device__ __forceinline__ void update_row(
 // have missed: they make these first. A slot of rows has one number where other arrays have a row.
 template <class Rule, class Storage, class Key, class ScalarsOf, class Behind>
 __device__ __forceinline__ void update_rows(
-    const Tables& tables, const ArraysOf<Rule>& only_arrays, const long long* __restrict__ arrays,
-    const SortedRows<Key>& rows, const Compute<Storage>* __restrict__ parts, long long row_width,
-    const ScalarsOf& scalars_of, const Behind& behind, unsigned int* touched, int lanes_per_row,
+    const Tables& tables, const ArraysOf<Rule, Storage>& only_arrays,
+    const long long* __restrict__ arrays, const SortedRows<Key>& rows,
+    const Compute<Storage>* __restrict__ parts, long long row_width, const ScalarsOf& scalars_of,
+    const Behind& behind, unsigned int* touched, int lanes_per_row,
     const unsigned long long* __restrict__ refused) {
   const long long num_tables = tables.count;
   const Lanes lanes(lanes_per_row);
@@ -96,7 +101,7 @@ __device__ __forceinline__ void update_rows(
     const StoredGradient<Storage>* grad = tables.values_of<StoredGradient<Storage>>(table);
     const Target<Rule, Storage> target =
         num_tables == 1 ? Target<Rule, Storage>(only_arrays.of)
-                        : Target<Rule, Storage>(arrays + table * (1 + Rule::num_slots));
+                        : Target<Rule, Storage>(arrays + table * num_arrays<Rule, Storage>);
     const auto missed = behind.row(table, row);
     if constexpr (num_row_slots<Rule> > 0) {
       const auto gradient_at = [&](long long column, auto& sum) {

@@ -1,6 +1,7 @@
 // One variable's arrays, and an update of one element, or of a pack of them.
 #pragma once
 #include "gradient.cuh"
+#include "split.cuh"
 #include "storage.cuh"
 
 namespace gpuopt {
@@ -23,10 +24,30 @@ struct FactorsOf<Rule, true> {
   long long factors;
 };
 
-// The scalars of several groups of variables. Mirrors `FewScalars` and `ClippedScalars` in
-// gpuopt/backends/cuda/structs.py.
+// How many steps a scaled rule's optimizer has made. The device may have made less than the host
+// takes for made: so there are the scalars of all groups for the host's count, and then those for
+// one less, and so on.
+template <class Rule, bool = is_scaled<Rule>>
+struct CountOf {
+  __device__ __forceinline__ static long long first_group() { return 0; }
+};
+template <class Rule>
+struct CountOf<Rule, true> {
+  long long num_made;    // the address of the device's count, after the step
+  long long host_count;  // the host's, after the step
+  long long num_groups;
+
+  // Returns where the scalars of the groups begin.
+  __device__ __forceinline__ long long first_group() const {
+    const long long behind = host_count - __ldg(reinterpret_cast<const long long*>(num_made));
+    return behind > 0 ? behind * num_groups : 0;
+  }
+};
+
+// The scalars of several groups of variables. Mirrors `FewScalars`, `ClippedScalars` and
+// `ScaledScalars` in gpuopt/backends/cuda/structs.py.
 template <class Rule, class Storage>
-struct FewScalars : FactorsOf<Rule> {
+struct FewScalars : FactorsOf<Rule>, CountOf<Rule> {
   Scalars<Rule, Storage> of[few_groups<Rule, Storage>];
 };
 
@@ -55,22 +76,54 @@ __device__ __forceinline__ Scalars<Rule, Storage> with_factor(
   return scalars;
 }
 
-// The addresses of a variable and its slots, passed by value.
+// How many arrays an update writes.
+template <class Rule, class Storage>
+constexpr int num_arrays = 1 + Rule::num_slots + StoredBeside<Storage>::num_arrays;
+
+// The addresses of a variable, its slots and what is beside it, passed by value.
 template <int count>
 struct Arrays {
   long long of[count];
 };
-template <class Rule>
-using ArraysOf = Arrays<1 + Rule::num_slots>;
+template <class Rule, class Storage>
+using ArraysOf = Arrays<num_arrays<Rule, Storage>>;
+
+// What is kept beside a variable: an array of as many elements, or nothing.
+template <class Kept>
+struct Beside {
+  typename Kept::Element* array;
+
+  __device__ __forceinline__ explicit Beside(const long long* address)
+      : array(reinterpret_cast<typename Kept::Element*>(*address)) {}
+
+  __device__ __forceinline__ void move(long long elements) { array += elements; }
+
+  template <class Storage>
+  __device__ __forceinline__ bool begins_packs_with(const StoredVar<Storage>* var) const {
+    return offset_in_pack<Storage>(array) == offset_in_pack<Storage>(var);
+  }
+};
+template <>
+struct Beside<Alone> {
+  __device__ __forceinline__ explicit Beside(const long long*) {}
+  __device__ __forceinline__ void move(long long) {}
+
+  template <class Storage>
+  __device__ __forceinline__ bool begins_packs_with(const StoredVar<Storage>*) const {
+    return true;
+  }
+};
 
 // A variable and its slots.
 template <class Rule, class Storage>
 struct Target {
   StoredVar<Storage>* var;
   Slots<Rule, StoredSlot<Storage>> slots;
+  Beside<StoredBeside<Storage>> beside;
 
-  // `arrays` holds the variable's address, and then those of its slots.
-  __device__ __forceinline__ explicit Target(const long long* arrays) {
+  // `arrays` holds the variable's address, then those of its slots, and of what is beside it.
+  __device__ __forceinline__ explicit Target(const long long* arrays)
+      : beside(arrays + 1 + Rule::num_slots) {
     var = reinterpret_cast<StoredVar<Storage>*>(arrays[0]);
     for (int k = 0; k < Rule::num_slots; ++k) {
       slots.of[k] = reinterpret_cast<StoredSlot<Storage>*>(arrays[k + 1]);
@@ -79,7 +132,8 @@ struct Target {
 
   // The variable and the first slots of a target of another rule.
   template <class Other>
-  __device__ __forceinline__ explicit Target(const Target<Other, Storage>& other) {
+  __device__ __forceinline__ explicit Target(const Target<Other, Storage>& other)
+      : beside(other.beside) {
     var = other.var;
     for (int k = 0; k < Rule::num_slots; ++k) slots.of[k] = other.slots.of[k];
   }
@@ -89,12 +143,13 @@ struct Target {
     Target shifted = *this;
     shifted.var += begin;
     for (int k = 0; k < Rule::num_slots; ++k) shifted.slots.of[k] += begin;
+    shifted.beside.move(begin);
     return shifted;
   }
 
   // Whether packs of the variable begin at the same elements as packs of all slots.
   __device__ __forceinline__ bool has_common_packs() const {
-    bool common = true;
+    bool common = beside.template begins_packs_with<Storage>(var);
     for (int k = 0; k < Rule::num_slots; ++k) {
       common &= offset_in_pack<Storage>(slots.of[k]) == offset_in_pack<Storage>(var);
     }
@@ -106,17 +161,94 @@ struct Target {
   }
 };
 
+// Elements of a variable, and what is kept beside them: the weights that a rule computes with.
+template <class Storage, int count, class Kept = StoredBeside<Storage>>
+struct Weights {
+  using Real = Compute<Storage>;
+
+  Elements<StoredVar<Storage>, count> var;
+
+  template <class Target>
+  __device__ __forceinline__ void load_from(const Target& target, long long at) {
+    load<Caching::normal>(target.var + at, var);
+  }
+
+  __device__ __forceinline__ Real get(int i) const { return Real(var.of[i]); }
+  __device__ __forceinline__ void set(int i, Real value) { var.of[i] = StoredVar<Storage>(value); }
+
+  template <class Target>
+  __device__ __forceinline__ void store_to(const Target& target, long long at) const {
+    store<Caching::normal>(target.var + at, var);
+  }
+};
+
+// The variable is the master copy: the forward pass reads what is beside it.
+template <class Storage, int count, class Copy>
+struct Weights<Storage, count, Copied<Copy>> {
+  Elements<float, count> var;
+
+  template <class Target>
+  __device__ __forceinline__ void load_from(const Target& target, long long at) {
+    load<Caching::evict_first>(target.var + at, var);
+  }
+
+  __device__ __forceinline__ float get(int i) const { return var.of[i]; }
+  __device__ __forceinline__ void set(int i, float value) { var.of[i] = value; }
+
+  template <class Target>
+  __device__ __forceinline__ void store_to(const Target& target, long long at) const {
+    store<Caching::evict_first>(target.var + at, var);
+    Elements<Copy, count> copy;
+#pragma unroll
+    for (int i = 0; i < count; ++i) copy.of[i] = Copy(var.of[i]);
+    store<Caching::normal>(target.beside.array + at, copy);
+  }
+};
+
+// The variable is the master copy's upper half: what is beside it is the lower one.
+template <class Storage, int count>
+struct Weights<Storage, count, Split> {
+  Elements<unsigned short, count> var;
+  Elements<unsigned short, count> remainder;
+
+  template <class Target>
+  __device__ __forceinline__ void load_from(const Target& target, long long at) {
+    load<Caching::normal>(reinterpret_cast<const unsigned short*>(target.var) + at, var);
+    load<Caching::evict_first>(target.beside.array + at, remainder);
+  }
+
+  __device__ __forceinline__ float get(int i) const {
+    const unsigned int bits = joined(Halves{var.of[i], remainder.of[i]});
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+  }
+  __device__ __forceinline__ void set(int i, float value) {
+    unsigned int bits;
+    memcpy(&bits, &value, sizeof bits);
+    const Halves halves = split(bits);
+    var.of[i] = halves.weight;
+    remainder.of[i] = halves.remainder;
+  }
+
+  template <class Target>
+  __device__ __forceinline__ void store_to(const Target& target, long long at) const {
+    store<Caching::normal>(reinterpret_cast<unsigned short*>(target.var) + at, var);
+    store<Caching::evict_first>(target.beside.array + at, remainder);
+  }
+};
+
 // Elements of a variable and of its slots, in registers. They are loaded before anything is
 // computed, so that one wait is for all loads.
 template <class Rule, class Storage, int count>
 struct State {
   using Real = Compute<Storage>;
 
-  Elements<StoredVar<Storage>, count> var;
+  Weights<Storage, count> weights;
   Elements<StoredSlot<Storage>, count> slots[slot_capacity<Rule>];
 
   __device__ __forceinline__ State(const Target<Rule, Storage>& target, long long at) {
-    load<Caching::normal>(target.var + at, var);
+    weights.load_from(target, at);
 #pragma unroll
     for (int k = 0; k < Rule::num_slots; ++k)
       load<Caching::evict_first>(target.slots.of[k] + at, slots[k]);
@@ -126,12 +258,12 @@ struct State {
                                          const typename Rule::template Scalars<Real>& scalars) {
 #pragma unroll
     for (int i = 0; i < count; ++i) {
-      Real value = Real(var.of[i]);
+      Real value = weights.get(i);
       Real slot[slot_capacity<Rule>];
 #pragma unroll
       for (int k = 0; k < Rule::num_slots; ++k) slot[k] = Real(slots[k].of[i]);
       Rule::apply(value, gradient[i], slot, scalars);
-      var.of[i] = StoredVar<Storage>(value);
+      weights.set(i, value);
 #pragma unroll
       for (int k = 0; k < Rule::num_slots; ++k) slots[k].of[i] = StoredSlot<Storage>(slot[k]);
     }
@@ -148,7 +280,7 @@ struct State {
 #pragma unroll
       for (int k = 0; k < Rule::num_slots; ++k) slot[k] = Real(slots[k].of[i]);
       Real terms[num_sums];
-      Rule::terms(Real(var.of[i]), gradient[i], slot, scalars, terms);
+      Rule::terms(weights.get(i), gradient[i], slot, scalars, terms);
 #pragma unroll
       for (int k = 0; k < num_sums; ++k) sums[k] += terms[k];
     }
@@ -156,7 +288,7 @@ struct State {
 
   __device__ __forceinline__ void store_to(const Target<Rule, Storage>& target,
                                            long long at) const {
-    store<Caching::normal>(target.var + at, var);
+    weights.store_to(target, at);
 #pragma unroll
     for (int k = 0; k < Rule::num_slots; ++k)
       store<Caching::evict_first>(target.slots.of[k] + at, slots[k]);

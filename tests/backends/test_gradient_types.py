@@ -5,61 +5,30 @@ A step is compared with the same step of float32 copies in numpy: what is writte
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import product
-from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 from dtypes import DTYPES_BY_NAME
-from emulator.emulator import EmulatorLauncher
+from every_backend import (
+    BACKENDS,
+    BY_NAME,
+    RULES,
+    every_backend,
+    every_rule,
+    host,
+    misaligned,
+    scalars_for,
+)
 from every_kernel import MIXTURES
-from every_optimizer import update_rules
 from kernel_updates import Arrays, Update, apply_dense, apply_sparse
 
-from gpuopt.backends import Backend, Target
-from gpuopt.backends.cpu.backend import CpuBackend
-from gpuopt.backends.cpu.limits import CpuLimits
-from gpuopt.backends.cuda.backend import CudaBackend
-from gpuopt.device import Device
-from gpuopt.rules.cautious import cautious
-from gpuopt.rules.clipped import clipped
-from gpuopt.rules.decayed import decayed
+from gpuopt.backends import Target
 from gpuopt.rules.update_rule import UpdateRule
 
-BY_NAME = {rule.name: rule for rule in update_rules()}
-ADAM = BY_NAME["adam"]
-RULES = [
-    *(BY_NAME[name] for name in ("gradient_descent", "adam", "row_wise_adagrad", "lamb")),
-    *(decayed(ADAM), clipped(ADAM), cautious(ADAM), clipped(decayed(BY_NAME["row_wise_adagrad"]))),
-]
-
-
-def host(**limits: int) -> Backend:
-    return CpuBackend(CpuLimits(**limits))
-
-
-BACKENDS: dict[str, Callable[[], Backend]] = {
-    "plain": host,
-    "one by one": lambda: host(small_elements=1),
-    "compiled": lambda: host(small_elements=1, large_elements=0, elements_per_thread=1),
-    "kernels": lambda: CudaBackend(Device("gpu"), EmulatorLauncher(seed=3)),
-}
-every_backend = pytest.mark.parametrize(
-    "backend",
-    ["plain", "one by one", "compiled", pytest.param("kernels", marks=pytest.mark.emulator)],
-)
 every_type = pytest.mark.parametrize(("var", "gradient"), MIXTURES)
-every_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-
-
-def scalars_for(backend: str, rule: UpdateRule) -> dict[str, Any]:
-    rng = np.random.default_rng(5)
-    given = {name: np.float32(rng.uniform(0.1, 0.9)) for name in rule.scalars}
-    if "clip_factor" in given:  # kernels take a norm's number, or -1
-        given["clip_factor"] = np.float32(-1 if backend == "kernels" else 1)
-    return given
 
 
 def in_float32(update: Update) -> Update:
@@ -74,11 +43,6 @@ def check_rounded(got: Sequence[Update], exact: Sequence[Update]) -> None:
         for a, b in zip((mine.var, *mine.slots), (theirs.var, *theirs.slots), strict=True):
             most = 4 * float(ml_dtypes.finfo(a.dtype).eps) * max(1.0, abs(b).max(initial=0))
             np.testing.assert_allclose(a.astype(np.float32), b, rtol=0, atol=most)
-
-
-def misaligned(array: np.ndarray) -> np.ndarray:
-    """Returns a copy at an address that is not aligned to packs."""
-    return np.concatenate([array.reshape(-1)[:1], array.reshape(-1)])[1:].reshape(array.shape)
 
 
 @every_backend

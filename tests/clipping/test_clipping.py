@@ -215,6 +215,26 @@ def test_a_norm_beyond_float32_is_infinite_as_in_tensorflow(place: Place) -> Non
     assert float(gpuopt.global_norm([place(large.astype(np.float64))])) == np.float32(2e19) * 2
 
 
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64], ids=str)
+def test_a_limit_that_no_norm_reaches_leaves_gradients_alone(dtype: Any, place: Place) -> None:
+    # 1 / most is subnormal, which kernels flush to 0, and x * most may overflow.
+    most = ml_dtypes.finfo(np.float64 if dtype is np.float64 else np.float32).max
+    given = place(np.array([3, -4, 0], dtype))
+    empty = place(np.array([], dtype))
+    [clipped, _], _ = gpuopt.clip_by_global_norm([given, empty], most)
+    for got in (
+        clipped,
+        gpuopt.clip_by_norm(given, most),
+        gpuopt.clip_by_average_norm(given, most),
+    ):
+        assert host(got).astype(np.float64).tolist() == [3, -4, 0]
+    # Norms that are not finite have more.
+    bad = place(np.array([1, np.inf], dtype))
+    assert np.isnan(host(gpuopt.clip_by_global_norm([bad], most)[0][0]).astype(np.float64)).all()
+    for got in (gpuopt.clip_by_norm(bad, most), gpuopt.clip_by_average_norm(bad, most)):
+        np.testing.assert_array_equal(host(got).astype(np.float64), [0, np.nan])
+
+
 def test_zeros_stay_zeros(place: Place) -> None:
     zeros = np.zeros(5, np.float32)
     clipped, norm = gpuopt.clip_by_global_norm([place(zeros)], 1.0)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from mpi_job import run_job
-from mpi_programs import PROGRAMS, outcomes, uneven_steps
+from mpi_programs import PROGRAMS, clipped_steps, outcomes, uneven_steps
 from mpi_programs import __file__ as program_file
 from rank_process import train
 
@@ -90,6 +90,13 @@ def test_ranks_stay_equal_when_one_fails_alone_and_all_go_on(folder: Path) -> No
 def test_all_ranks_clip_alike(folder: Path) -> None:
     [first, *others] = outcomes(folder, "clip_alike")
     assert others == [first] * 2
+
+
+def test_all_ranks_clip_in_the_step_as_the_replicas_of_one_process(folder: Path) -> None:
+    norms, bits = clipped_steps(gpuopt.MirroredStrategy(["cpu"] * 3))
+    assert len(set(bits)) == 1
+    assert min(norms) > 10
+    assert outcomes(folder, "clip_in_the_step") == [[norms, bits[:1]]] * 3
 
 
 def test_one_rank_writes_the_checkpoint_that_all_restore(folder: Path) -> None:

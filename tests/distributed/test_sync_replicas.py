@@ -633,3 +633,25 @@ def test_what_a_worker_saves_can_be_restored_when_the_workers_are_gone(tmp_path:
     assert int(step) == 3
     gpuopt.Saver().restore(saved[0])
     assert int(step) < 3
+
+
+@pytest.mark.parametrize("is_sparse", [False, True], ids=["dense", "sparse"])
+@pytest.mark.parametrize("policy", ["propagate", "skip"])
+def test_the_mean_of_the_workers_gradients_is_clipped(policy: Any, is_sparse: bool) -> None:
+    w, step = Variable(np.zeros((2, 1), np.float32), name="w"), new_step()
+    optimizer = gpuopt.GradientDescentOptimizer(1.0, clip_norm=1.0, on_nonfinite=policy)
+    given = [np.float32([[6], [0]]), np.float32([[0], [8]])]
+    bad = [given[0], np.float32([[np.nan], [8]])]
+
+    def train(worker: SyncReplicasWorker) -> None:
+        for gradients in [given, bad] if policy == "skip" else [given]:
+            gradient: Any = gradients[worker.index]
+            if is_sparse:
+                gradient = gpuopt.IndexedSlices(gradient, np.array([0, 1]), (2, 1))
+            worker.apply_gradients([(gradient, w)], step)
+
+    sync = SyncReplicasOptimizer(optimizer, 2)
+    sync.run(train, step, token_policy="per_step", timeout_s=LONG_S)
+    np.testing.assert_allclose(w.numpy(), [[-0.6], [-0.8]], rtol=1e-6)
+    if policy == "propagate":
+        assert optimizer.global_norm == 5

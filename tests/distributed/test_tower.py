@@ -322,3 +322,24 @@ def test_wrong_towers_are_refused() -> None:
     nested = replicate(replicate(print, Reduction.SUM, CPUS), Reduction.SUM, CPUS)
     with pytest.raises(RuntimeError, match="inside a tower of another"):
         nested(np.ones(4))
+
+
+@pytest.mark.parametrize("policy", ["propagate", "skip"])
+def test_towers_clip_the_gradients_of_all_to_one_norm(policy: Any) -> None:
+    w, step = Variable([0.0, 0.0], name="w"), Variable(0, name="step")
+    optimizer = gpuopt.GradientDescentOptimizer(1.0, clip_norm=1.0, on_nonfinite=policy)
+    tower = gpuopt.TowerOptimizer(optimizer)
+
+    def model(gradient: Any) -> Any:
+        tower.minimize(lambda: np.sum(w.value() * gradient[0]), step, [w])
+        return np.float32(0)
+
+    train = gpuopt.replicate(model, "weighted_sum", devices=["cpu", "cpu"])
+    train(np.float32([[3, 0], [0, 4]]))
+    # Of their sum, which is [3, 4].
+    assert optimizer.global_norm == 5
+    np.testing.assert_allclose(w.numpy(), [-0.6, -0.8], rtol=1e-6)
+    if policy == "skip":
+        train(np.float32([[3, 0], [0, np.nan]]))
+        np.testing.assert_allclose(w.numpy(), [-0.6, -0.8], rtol=1e-6)
+        assert int(step) == 1

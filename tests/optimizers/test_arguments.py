@@ -66,6 +66,7 @@ def test_common_arguments_show_in_a_new_optimizers_signature() -> None:
         "clip_form": "tensorflow",
         "slot_bits": 32,
         "slot_form": "root",
+        "masters": None,
         "averages": None,
     }
 
@@ -122,6 +123,7 @@ def test_a_constructor_that_annotates_nothing_is_answered_with_the_common_argume
         "clip_value",
         "groups",
         "learning_rate",
+        "masters",
         "name",
         "on_nonfinite",
         "slot_bits",

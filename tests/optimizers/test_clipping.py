@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import json
 import math
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -352,6 +354,29 @@ def test_what_a_step_was_clipped_to_is_in_the_optimizers_state() -> None:
     assert hyperparameters["clip_form"] == "torch"
     again = gpuopt.MomentumOptimizer(1.0, 0.9)
     again.load_state_dict(optimizer.state_dict())
+
+
+def test_a_saved_state_is_strict_json_whatever_is_clipped(tmp_path: Path) -> None:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    w = Variable(np.zeros(2, np.float32), name="w")
+    options: list[dict[str, Any]] = [
+        {"clip_norm": 1.5},
+        {"clip_value": 1.5},
+        {"clip_norm": math.inf},
+        {"groups": [ParameterGroup("w", clip_norm=None, learning_rate=0.5)]},
+    ]
+    for number, more in enumerate(options):
+        optimizer = gpuopt.MomentumOptimizer(1.0, 0.9, **more)
+        optimizer.apply_gradients([(np.float32([3, 4]), w)])
+        assert optimizer.state_dict()["hyperparameters"]["clip_value"] == more.get("clip_value")
+        path = gpuopt.Saver({"w": w}, optimizers=[optimizer]).save(tmp_path / str(number))
+        header = Path(path).read_bytes()
+        header = header[8 : 8 + int.from_bytes(header[:8], "little")]
+        metadata = json.loads(header, parse_constant=refuse)["__metadata__"]
+        json.loads(metadata["description"], parse_constant=refuse)
+        gpuopt.Saver({"w": w}, optimizers=[optimizer]).restore(path)
 
 
 @pytest.mark.parametrize("name", ["clip_norm", "clip_value"])

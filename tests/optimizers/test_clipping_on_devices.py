@@ -176,6 +176,18 @@ def test_a_norm_that_no_gradient_reaches_leaves_them_alone(dtype: Any, xp: Any) 
     assert numbers(w).tolist() == [-3, -4]
 
 
+@pytest.mark.parametrize("form", ["tensorflow", "torch", "apex"])
+def test_a_norm_that_float64_alone_holds_clips_float32_too(form: Any, xp: Any) -> None:
+    v, w = variable_on(xp, np.zeros(2, np.float64)), variable_on(xp, np.zeros(2, np.float32))
+    optimizer = gpuopt.GradientDescentOptimizer(1.0, clip_norm=np.float64(1e30), clip_form=form)
+    optimizer.apply_gradients(
+        [(xp.asarray([3e40, 4e40]), v), (xp.asarray(np.float32([1e15, 2])), w)]
+    )
+    assert numbers(on_host(optimizer.global_norm)) == pytest.approx(5e40)
+    np.testing.assert_allclose(v.numpy(), [-6e29, -8e29], rtol=1e-12)
+    np.testing.assert_allclose(w.numpy(), np.float32([-2e4, -4e-11]), rtol=3e-7)
+
+
 @pytest.mark.emulator
 def test_gradients_that_are_arrays_and_that_are_variables_have_one_norm(
     emulated_gpus: list[EmulatorLauncher],
@@ -238,8 +250,8 @@ def test_sums_have_the_same_bits_in_every_order_at_any_address_and_on_the_host(d
 @pytest.mark.parametrize("form", ClipForm, ids=lambda form: form.name)
 def test_factors_are_the_hosts_for_all_numbers(form: ClipForm) -> None:
     host, backend = CpuClips(CpuLimits()), CudaBackend(Device("gpu", 0), EmulatorLauncher())
-    squares = np.float64([0, 1e-20, 4, 9, 1e39, 1e300, np.inf, np.nan])
-    for most in (0.0, 0.5, 2.0, 3.0, 2.0**126, 3e38, 1.7e308, np.inf):
+    squares = np.float64([0, 1e-20, 4, 9, 1e39, 1e79, 1e300, np.inf, np.nan])
+    for most in (0.0, 0.5, 2.0, 3.0, 1e30, 2.0**126, 3e38, 1e40, 1.7e308, np.inf):
         for is_double in (False, True):
             limits = ClipLimits([np.float64(most)] * len(squares), form, is_double)
             got = backend.clips.factors([squares, 0 * np.ones_like(squares)], limits)

@@ -18,6 +18,9 @@ OUTCOMES: dict[str, Callable[[Any], bool]] = {
     "logistic_regression.md": lambda names: names["accuracy"] > 0.95,
     "perceptron.md": lambda names: names["accuracy"] > 0.95,
     "rows.md": lambda names: names["after"] < 0.01 * names["before"],
+    "thinc.md": lambda names: names["accuracy"] > 0.95,
+    "with_torch.md": lambda names: names["accuracy"] > 0.95,
+    "with_jax.md": lambda names: names["accuracy"] > 0.95,
     "embeddings.md": lambda names: names["after"] < 0.1 * names["before"],
 }
 PAGES = [
@@ -38,8 +41,18 @@ def examples(page: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
 
 
+# What a page needs whose examples import a library; see make test-thinc and make test-peers.
+NEEDED = {
+    "cupy": pytest.mark.gpu,
+    "thinc": pytest.mark.thinc,
+    "torch": pytest.mark.torch,
+    "jax": pytest.mark.jax,
+}
+
+
 def marks(page: Path) -> list[pytest.MarkDecorator]:
-    return [pytest.mark.gpu] if any("import cupy" in example for example in examples(page)) else []
+    imports = re.findall(r"^ *import (\w+)", "\n".join(examples(page)), re.MULTILINE)
+    return [mark for library, mark in NEEDED.items() if library in imports]
 
 
 def links(page: Path) -> list[tuple[str, str]]:

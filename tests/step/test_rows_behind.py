@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import math
-import sys
 import threading
 import time
 import weakref
@@ -16,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from interrupt_at import Interrupt, InterruptAt
+from interrupt_at import HandleAt, Interrupt, InterruptAt
 
 import gpuopt
 from gpuopt import locks
@@ -27,6 +26,8 @@ from gpuopt.variables.gate import between_writes
 
 HEIGHT = 40
 SLICES = gpuopt.IndexedSlices
+# Where a signal handler may come.
+_INSIDE = ("catch_up.py", "rows_behind.py", "sparse_update.py")
 
 
 class Pair:
@@ -424,7 +425,7 @@ def test_a_step_that_is_interrupted_leaves_other_rows_to_catch_up() -> None:
         pair.apply(SLICES(np.ones((len(others), 3), "f4"), others))
         pair.step(3)
         try:
-            with InterruptAt(moment, inside=("catch_up.py", "rows_behind.py", "sparse_update.py")):
+            with InterruptAt(moment, inside=_INSIDE):
                 pair.optimizer.apply_gradients([(SLICES(np.ones((1, 3), "f4"), [0]), pair.late)])
             finished = True
         except Interrupt:
@@ -438,32 +439,6 @@ def test_a_step_that_is_interrupted_leaves_other_rows_to_catch_up() -> None:
         moment += 3
     assert is_counted
     assert moment > 60
-
-
-class _HandleAt:
-    """Calls a signal handler at a moment, counted as `InterruptAt` does."""
-
-    def __init__(self, moment: int, handler: Callable[[], Any]) -> None:
-        inside = ("catch_up.py", "rows_behind.py", "sparse_update.py")
-        self._interrupt = InterruptAt(moment, inside=inside)
-        self._handler = handler
-
-    def __enter__(self) -> None:
-        sys.setprofile(self)
-
-    def __exit__(self, *error: Any) -> None:
-        sys.setprofile(None)
-
-    def __call__(self, *event: Any) -> None:
-        try:
-            self._interrupt(*event)
-        except Interrupt:
-            sys.setprofile(None)
-            self._handler()
-
-    @property
-    def is_over(self) -> bool:
-        return self._interrupt.left > 0
 
 
 @pytest.mark.usefixtures("every_cpu_form")
@@ -484,7 +459,7 @@ def test_a_signal_handler_may_come_at_any_moment(call: str, handler: str) -> Non
         pair.step(3)
         pair.apply(SLICES(np.ones((len(others), 3), "f4"), others))
         pair.step(2)
-        handle = _HandleAt(moment, partial(calls[handler], pair.optimizer, pair.late))
+        handle = HandleAt(moment, partial(calls[handler], pair.optimizer, pair.late), _INSIDE)
         with handle:
             calls[call](pair.optimizer, pair.late)
         is_over = handle.is_over
@@ -549,6 +524,19 @@ def test_arrays_are_refused_with_what_to_do(array: Any) -> None:
     with pytest.raises(ValueError, match=r"gpuopt\.Variable\(array\), and read that; or leave out"):
         optimizer.apply_gradients([(SLICES(np.ones((1, 2), "f4"), [1]), array)])
     assert not optimizer.variables()
+
+
+@pytest.mark.parametrize("catch_up", [False, True, "stepping"])
+def test_rows_of_a_table_with_a_constraint_are_refused(catch_up: Any) -> None:
+    table = gpuopt.Variable(np.ones((4, 2), "f4"), constraint=lambda array: np.maximum(array, 0))
+    optimizer = gpuopt.AdamOptimizer(0.5, catch_up=catch_up)
+    with pytest.raises(RuntimeError, match="constraint"):
+        optimizer.apply_gradients([(SLICES(np.ones((1, 2), "f4"), [1]), table)])
+    np.testing.assert_array_equal(table._array, 1)
+    assert not optimizer.variables()
+    for _ in range(3):  # of which the constraint makes 0
+        optimizer.apply_gradients([(np.ones((4, 2), np.float32), table)])
+    np.testing.assert_array_equal(table.numpy(), 0)
 
 
 @pytest.mark.parametrize(
@@ -649,7 +637,7 @@ def test_a_signal_handler_may_step_by_another_optimizer() -> None:
         pair = Pair(learning_rate=0.1)
         late, exact = gpuopt.AdamOptimizer(catch_up=True), gpuopt.AdamOptimizer()
         pair.step(4)
-        handle = _HandleAt(moment, partial(late.apply_gradients, [(others, pair.late)]))
+        handle = HandleAt(moment, partial(late.apply_gradients, [(others, pair.late)]), _INSIDE)
         with handle:
             pair.optimizer.apply_gradients([(slices, pair.late)])
         is_over = handle.is_over
@@ -673,7 +661,9 @@ def test_a_signal_handler_may_take_the_last_room(
     while not is_over:
         pair = Pair()
         pair.step(steps)
-        handle = _HandleAt(moment, partial(pair.optimizer.apply_gradients, [(others, pair.late)]))
+        handle = HandleAt(
+            moment, partial(pair.optimizer.apply_gradients, [(others, pair.late)]), _INSIDE
+        )
         with handle:
             pair.optimizer.apply_gradients([(slices, pair.late)])
         is_over = handle.is_over
@@ -710,7 +700,7 @@ class _Handled:
         """Returns whether the call was over before that moment."""
         pair = self.pair
         step = partial(pair.optimizer.apply_gradients, [(self.OTHERS, pair.late)])
-        handle = _HandleAt(moment, step)
+        handle = HandleAt(moment, step, _INSIDE)
         with handle:
             call()
         if not handle.is_over:

@@ -14,11 +14,14 @@ from every_optimizer import (
 
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.kernel import Kernel
-from gpuopt.backends.cuda.mixed import Mixed, Storage
+from gpuopt.backends.cuda.mixed import SPLIT, Mixed, Storage
 from gpuopt.rules.accumulation import add_to_sum, begin_sum
 from gpuopt.rules.averaged import averaged
+from gpuopt.rules.cautious import cautious
 from gpuopt.rules.clipped import clipped
 from gpuopt.rules.gradient_descent import gradient_descent
+from gpuopt.rules.scaled import scaled
+from gpuopt.rules.slot_codes import slot_codes
 from gpuopt.rules.update_rule import UpdateRule
 
 DTYPES = ["float16", "bfloat16", "float32", "float64"]
@@ -31,6 +34,13 @@ MIXTURES = [
     ("float32", "float16"),
     ("float32", "bfloat16"),
     ("bfloat16", "float16"),
+]
+
+CODED_STORAGES: list[Storage] = [
+    "float32",
+    "float16",
+    "bfloat16",
+    Mixed("bfloat16", "bfloat16", "float32"),
 ]
 
 
@@ -96,16 +106,47 @@ def kernels_of_several_types() -> list[Kernel]:
     adam, lamb, row_wise = (by_name[name] for name in ("adam", "lamb", "row_wise_adagrad"))
     return [
         kernel
-        for var, gradient in MIXTURES[1:4]
-        for storage in [Mixed(var, var, gradient)]
+        for storage in [
+            *(Mixed(var, var, gradient) for var, gradient in MIXTURES[1:4]),
+            *(Mixed("float32", "float32", copy, copy) for copy in ("float16", "bfloat16")),
+            Mixed("bfloat16", "float32", "bfloat16", SPLIT),
+        ]
         for kernel in (
             kernels.dense_update(adam, storage),
             kernels.dense_update(clipped(adam), storage, has_groups=True),
+            kernels.dense_update(scaled(adam), storage, has_groups=True),
+            kernels.update_other_rows(scaled(adam), storage, has_groups=True),
             kernels.sum_terms(lamb, storage),
             kernels.dense_update_of_rows(row_wise, storage),
             kernels.sparse_update(adam, storage, "uint32"),
+            kernels.update_other_rows(adam, storage),
             kernels.late_update(adam, adam, storage, "uint32"),
         )
+    ]
+
+
+def kernels_of_codes() -> list[Kernel]:
+    """Lists kernels of slots in 8 bits: of a rule of each kind that has such slots."""
+    by_name = {rule.name: rule for rule in update_rules()}
+    of_one_slot = [by_name["momentum"], by_name["lion"]]
+    listed: list[Kernel] = []
+    for rule in (*of_one_slot, by_name["adam"], clipped(by_name["adam"])):
+        codings = slot_codes(rule, "root").codings
+        for storage in CODED_STORAGES:
+            listed.append(kernels.coded_update(rule, codings, storage))
+            listed += [kernels.update_coded_rows(rule, codings, storage, key) for key in KEYS]
+            if rule is not clipped(by_name["adam"]):
+                listed.append(kernels.update_other_coded_rows(rule, codings, storage))
+    sums = cautious(by_name["adam"])
+    of_squares = slot_codes(by_name["adam"], "bitsandbytes").codings
+    return [
+        *listed,
+        kernels.coded_update(by_name["adam"], of_squares, "float32"),
+        *(
+            make(sums, slot_codes(sums, "root").codings, storage)
+            for make in (kernels.sum_coded_terms, kernels.coded_update)
+            for storage in CODED_STORAGES
+        ),
     ]
 
 
@@ -149,6 +190,8 @@ def kernels_without_rule() -> list[Kernel]:
             for make in (kernels.sum_squares, kernels.scale_to_norm, kernels.measure)
             for dtype in DTYPES
         ),
+        *(kernels.measure(dtype, decides=True) for dtype in DTYPES),
+        *(kernels.measure_rows(dtype, key, decides=True) for dtype in DTYPES for key in KEYS),
         kernels.join_sums(),
         *(kernels.count_digits(source) for source in (*INDICES, *KEYS)),
         *(kernels.check_and_count_digits(index) for index in INDICES),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -46,3 +46,30 @@ class InterruptAt:
             self.left -= 1
             if self.left == 0:
                 raise Interrupt
+
+
+class HandleAt:
+    """Calls a signal handler at a moment, counted as `InterruptAt` does."""
+
+    def __init__(self, moment: int, handler: Callable[[], Any], inside: Sequence[str]) -> None:
+        self._interrupt = InterruptAt(moment, inside=inside)
+        self._handler = handler
+
+    def __enter__(self) -> HandleAt:
+        sys.setprofile(self)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        sys.setprofile(None)
+
+    def __call__(self, *event: Any) -> None:
+        try:
+            self._interrupt(*event)
+        except Interrupt:
+            sys.setprofile(None)
+            self._handler()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the moment did not come."""
+        return self._interrupt.left > 0

@@ -149,6 +149,30 @@ def clip_alike(group: MPIGroup, folder: Path) -> Any:
     return w.numpy().tobytes().hex()
 
 
+def clip_in_the_step(group: MPIGroup, folder: Path) -> Any:
+    return clipped_steps(gpuopt.MirroredStrategy(["cpu"], group=group))
+
+
+def clipped_steps(strategy: gpuopt.MirroredStrategy) -> Any:
+    """Clips the sums in three steps; a fourth one, with NaN of one replica, is left out by all."""
+    w = strategy.variable(np.zeros(999, np.float32), name="w")
+    optimizer = gpuopt.MomentumOptimizer(0.1, 0.9, clip_norm=10.0, on_nonfinite="skip")
+    norms = []
+
+    def train_replica(number: int) -> None:
+        rank = strategy.communicator.rank
+        gradient = np.random.default_rng((number, rank)).standard_normal(999).astype(np.float32)
+        if number == 3 and rank == 1:
+            gradient[7] = np.nan
+        optimizer.apply_gradients([(gradient, w.local)])
+
+    for number in range(4):
+        strategy.run(lambda number=number: train_replica(number))
+        if number < 3:
+            norms.append(float(optimizer.global_norm))
+    return norms, [copy.numpy().tobytes().hex() for copy in w.replicas]
+
+
 def save_and_restore(group: MPIGroup, folder: Path) -> Any:
     """Rank 0 writes the checkpoint that all restore."""
     strategy = gpuopt.MirroredStrategy(["cpu"], group=group)
@@ -190,6 +214,7 @@ PROGRAMS: dict[str, Callable[[MPIGroup, Path], Any]] = {
         train_on_uneven_batches,
         fail_alone,
         clip_alike,
+        clip_in_the_step,
         save_and_restore,
     )
 }

@@ -8,21 +8,32 @@ from pathlib import Path
 from typing import Any
 
 from gpuopt.backends.cuda.kernel import Kernel
-from gpuopt.rules.sources import on_disk
+from gpuopt.rules.sources import kernel_root, on_disk
 
 # Turing to Blackwell; the first is the one we tune for.
 ARCHITECTURES = ["sm_90", "sm_75", "sm_80", "sm_86", "sm_89", "sm_100", "sm_120"]
 
 
-def compile_together(group: list[Kernel], architecture: str) -> tuple[Any, str]:
+def compile_together(
+    group: list[Kernel], architecture: str, instead: Path | None = None
+) -> tuple[Any, str]:
     """Compiles kernels with CuPy's options; returns the code and what ptxas reported.
 
     The same kernels are compiled once in a process: several tests look at them.
+
+    Args:
+        group: The kernels.
+        architecture: As "sm_90".
+        instead: A folder with other sources in the place of `kernels/`.
     """
     lines = dict.fromkeys(line for kernel in group for line in kernel.source.splitlines())
     folders = dict.fromkeys(
         on_disk(folder) for kernel in group for folder in kernel.include_folders
     )
+    if instead is not None:
+        folders = {
+            instead if folder == on_disk(kernel_root()) else folder: None for folder in folders
+        }
     names = tuple(kernel.expression for kernel in group)
     return _compile("\n".join(lines), names, tuple(folders), architecture)
 

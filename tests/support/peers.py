@@ -17,7 +17,7 @@ import numpy as np
 
 import gpuopt
 
-LIBRARIES = ["torch", "optax", "schedulefree", "lion_pytorch", "keras"]
+LIBRARIES = ["torch", "optax", "schedulefree", "lion_pytorch", "keras", "bitsandbytes"]
 STEPS = 20
 # Sums in another order.
 ROUNDING = 1e-12

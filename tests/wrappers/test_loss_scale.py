@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from naive_loss_scale import HostRule
 
 import gpuopt
 from gpuopt import IndexedSlices, LossScaleOptimizer, Variable
@@ -18,35 +19,6 @@ MANAGERS: dict[str, Callable[[], gpuopt.LossScaleManager]] = {
     "exponential": lambda: gpuopt.ExponentialUpdateLossScaleManager(8, 2, 2, 3.0, 0.7),
     "dynamic": lambda: gpuopt.DynamicLossScale(4.0, 3, 2.5),
 }
-
-
-class HostRule:
-    """The managers' rules, as their documentation says them."""
-
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
-        self.scale = np.float32({"fixed": 1024, "exponential": 8, "dynamic": 4}[kind])
-        self.good = self.bad = 0
-
-    def step(self, is_finite: bool) -> None:
-        every, up, patience = {"exponential": (2, 3.0, 2), "dynamic": (3, 2.5, 1)}.get(
-            self.kind, (10**9, 1.0, 10**9)
-        )
-        if is_finite:
-            self.good += 1
-            if self.good == every:
-                self.good = self.bad = 0
-                self.scale = np.float32(self.scale * np.float32(up))
-            return
-        self.good = 0
-        self.bad += 1
-        if self.bad == patience:
-            self.bad = 0
-            smaller = {
-                "exponential": self.scale * np.float32(0.7),
-                "dynamic": self.scale / np.float32(2.5),
-            }[self.kind]
-            self.scale = max(np.float32(1), np.float32(smaller))
 
 
 def make(manager: str = "dynamic", opt: Any = None, **options: Any) -> LossScaleOptimizer:

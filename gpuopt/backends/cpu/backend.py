@@ -24,6 +24,7 @@ from gpuopt.backends.cpu.coded_update import CodedPlan, update_coded, update_cod
 from gpuopt.backends.cpu.dense_plan import DensePlan
 from gpuopt.backends.cpu.dense_update import update_dense
 from gpuopt.backends.cpu.limits import CpuLimits
+from gpuopt.backends.cpu.master_copies import write_copies
 from gpuopt.backends.cpu.memory import empty
 from gpuopt.backends.cpu.norms import CpuNorms
 from gpuopt.backends.cpu.row_copies import copy_rows
@@ -33,7 +34,9 @@ from gpuopt.backends.cpu.sparse_update import (
     update_late_rows,
     update_touched_rows,
 )
+from gpuopt.backends.cpu.split_update import SplitPlan, update_split, update_split_rows
 from gpuopt.backends.cpu.written_memory import WrittenMemory
+from gpuopt.backends.loss_scaling import LossScalings
 from gpuopt.backends.memory_owner import Owner, owner_of
 from gpuopt.backends.norms import Norms
 from gpuopt.backends.unowned import array_at
@@ -58,6 +61,7 @@ class CpuBackend:
     device = Device.cpu
 
     row_flags: RowFlags | None = None
+    loss_scalings: LossScalings | None = None
     most_rows: int | None = None
 
     def __init__(self, limits: CpuLimits = _DEFAULT_LIMITS) -> None:
@@ -143,16 +147,20 @@ class CpuBackend:
         borrowed: Sequence[int] = (),
         groups: Sequence[int] | None = None,
         codings: Sequence[Coding] = (),
+        beside: Sequence[Array] = (),
     ) -> DensePlan:
         # From the caller's arrays: those that replace them below do not know their memory's owner.
-        memory = WrittenMemory([array for var, slots in targets for array in (var, *slots)])
+        written = [array for var, slots in targets for array in (var, *slots)]
+        memory = WrittenMemory([*written, *beside])
         targets = list(targets)
         for position in borrowed:
             var, slots = targets[position]
             targets[position] = Target(self.unowned(var), slots)
         if codings:
             return CodedPlan(targets, memory, self._limits, groups, codings)
-        return DensePlan(targets, memory, self._limits, groups)
+        if beside and beside[0].dtype == np.uint16:
+            return SplitPlan(targets, memory, self._limits, groups, beside)
+        return DensePlan(targets, memory, self._limits, groups, beside)
 
     def overlapping(self, plans: Sequence[DensePlan], arrays: Sequence[Array]) -> list[int]:
         overlaps = WrittenMemory.joined([plan.memory for plan in plans]).overlaps
@@ -172,8 +180,12 @@ class CpuBackend:
     ) -> None:
         if isinstance(plan, CodedPlan):
             update_coded(rule, plan, gradients, scalars, self._limits)
+        elif isinstance(plan, SplitPlan):
+            update_split(rule, plan, gradients, scalars, self._limits)
         else:
             update_dense(rule, plan, gradients, scalars, self._limits)
+            if plan.copies:
+                write_copies(plan, self._limits)
 
     def apply_sparse(
         self,
@@ -190,12 +202,18 @@ class CpuBackend:
             if isinstance(plan, CodedPlan):
                 given = values, rows, scalars[group], self._limits
                 update_coded_rows(rule, other_rows, plan, *given)
+            elif isinstance(plan, SplitPlan):
+                if values.size or other_rows is not None:
+                    given = values, rows, scalars[group], self._limits
+                    update_split_rows(rule, other_rows, plan, *given)
             elif other_rows is not None:
                 update_all_rows(rule, other_rows, plan, values, rows, scalars[group], self._limits)
             elif catch_up is not None:
                 update_late_rows(rule, plan, values, rows, scalars[group], catch_up, self._limits)
             elif values.size:
                 update_touched_rows(rule, plan, values, rows, scalars[group], self._limits)
+            if plan.copies:
+                write_copies(plan, self._limits, None if other_rows is not None else rows)
 
     def copy_rows(self, copies: Sequence[RowCopy]) -> None:
         copy_rows(copies)

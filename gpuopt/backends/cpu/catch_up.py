@@ -46,6 +46,8 @@ class _Missed(NamedTuple):
 class CpuLateRows:
     """See `LateRows`."""
 
+    counts_nested_steps = True
+
     def __init__(self, limits: CpuLimits) -> None:
         self._limits = limits
 

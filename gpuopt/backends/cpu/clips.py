@@ -18,6 +18,7 @@ from gpuopt.backends.clips import (
 from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cpu.sparse_update import sum_duplicate_rows
 from gpuopt.backends.cpu.squares import sum_of_squares
+from gpuopt.backends.norms import may_be_reached
 from gpuopt.quietly import quietly
 
 Array = np.ndarray[Any, Any]
@@ -74,11 +75,12 @@ def _factors(sums: Sequence[Array], limits: ClipLimits) -> Array:
         squares = scaled * unscale * unscale / limits.num_copies
         # As much as TensorFlow's sum can hold: beyond it, a norm is infinite.
         norm = np.sqrt(squares) if limits.is_double else np.sqrt(np.float32(squares))
-        factors = [
-            real(unscale) * _factor(real, norm, most, limits.form)
-            for real in (np.float32, np.float64)
-        ]
-        rows.append([squares, norm, *factors])
+        factor = _factor(np.float64, norm, most, limits.form)
+        of_float32 = _factor(np.float32, norm, most, limits.form)
+        if np.isfinite(norm) and np.isinf(np.float32(norm)):
+            # A norm of float64 may be more than float32 holds. Kernels flush what is subnormal.
+            of_float32 = np.float32(factor if factor >= np.finfo(np.float32).tiny else 0)
+        rows.append([squares, norm, np.float32(unscale) * of_float32, unscale * factor])
     return np.array(rows, np.float64)
 
 
@@ -87,9 +89,7 @@ def _factor(real: Any, norm: Any, most: Any, form: ClipForm) -> Any:
     if np.isinf(c):
         return one
     if form is ClipForm.TENSORFLOW:
-        # As the kernels do: beyond it, 1 / c is subnormal, and so 0 on a GPU.
-        is_reached = c <= one / np.finfo(real).tiny
-        return (c * np.minimum(one / n, one / c) if is_reached else one) + (n - n)
+        return (c * np.minimum(one / n, one / c) if may_be_reached(c) else one) + (n - n)
     if form is ClipForm.TORCH:
         return np.minimum(c / (n + real(1e-6)), one)
     return one / (n / c) if n > c else one

@@ -41,7 +41,8 @@ class DensePlan:
         size: How many elements there are.
         targets: The variables and their slots, in order.
         groups: For each of them, the number of its group, whose forms and scalars it gets.
-        memory: Theirs.
+        memory: Theirs, and that of `copies`.
+        copies: The arrays that get the new values, too, if the variables are master copies.
         read_late: The positions of gradients that are read after the first write.
     """
 
@@ -51,6 +52,7 @@ class DensePlan:
         memory: WrittenMemory,
         limits: CpuLimits,
         groups: Sequence[int] | None = None,
+        copies: Sequence[Array] = (),
     ) -> None:
         """Sorts the variables.
 
@@ -59,6 +61,7 @@ class DensePlan:
             memory: The memory of all these arrays.
             limits: See `CpuLimits`.
             groups: See `Backend.plan_dense`.
+            copies: Likewise.
         """
         stored = targets[0].var.dtype
         self.real = np.dtype(compute_type(stored))
@@ -68,7 +71,8 @@ class DensePlan:
         self.memory = memory
         self._limits = limits
         self._shapes = [var.shape for var, _ in targets]
-        self._dtype = stored
+        self.copies = copies
+        self._dtype = copies[0].dtype if copies else stored
         converted = 0 if stored == self.real else 2 + len(targets[0].slots)
         self._converted_bytes = converted * self.real.itemsize
         self._strided: list[int] = []
@@ -87,7 +91,10 @@ class DensePlan:
         self.read_late = [*self._large, *self._strided, *([] if self._copies_small else small)]
 
     def accept(self, gradients: Sequence[Any]) -> int | None:
-        """Returns 0 if all gradients are numpy's arrays of their variables' shapes and dtype."""
+        """Returns 0 if all gradients are numpy's arrays of their variables' shapes and dtype.
+
+        A master copy's gradient has the dtype of its 16-bit variable.
+        """
         fit = (
             set(map(type, gradients)) == {np.ndarray}
             and set(map(_dtype_of, gradients)) == {self._dtype}

@@ -10,7 +10,7 @@ import numpy as np
 from gpuopt.backends.backend import compute_type
 from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cpu.squares import sum_of_squares
-from gpuopt.backends.norms import Clipping
+from gpuopt.backends.norms import Clipping, may_be_reached
 from gpuopt.quietly import quietly
 
 Array = np.ndarray[Any, Any]
@@ -50,7 +50,10 @@ def _scaled(array: Array, norm: Any, most: np.floating[Any], clipping: Clipping)
     real: Any = compute_type(array.dtype)
     values, n, c = array.astype(real, copy=False), real(norm), real(most)
     one = real(1)
-    if clipping is Clipping.GLOBAL_NORM:
+    if not may_be_reached(c):
+        is_global = clipping is Clipping.GLOBAL_NORM
+        scaled = values * (one + (n - n) if is_global else np.minimum(one, c / n))
+    elif clipping is Clipping.GLOBAL_NORM:
         scaled = values * (c * np.minimum(one / n, one / c) + (n - n))
     elif clipping is Clipping.NORM:
         scaled = values * c / np.maximum(n, c)

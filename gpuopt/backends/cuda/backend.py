@@ -19,10 +19,11 @@ from gpuopt.backends.backend import (
     Updated,
     compute_type,
 )
-from gpuopt.backends.clips import Clips
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.catch_up import CudaLateRows
 from gpuopt.backends.cuda.clips import CudaClips
+from gpuopt.backends.cuda.coded_launches import CodedLaunches
+from gpuopt.backends.cuda.coded_plan import CodedPlan
 from gpuopt.backends.cuda.count_of_steps import CountOfSteps
 from gpuopt.backends.cuda.dense_plan import DensePlan, overlapping
 from gpuopt.backends.cuda.in_flight import LastUpdate
@@ -33,6 +34,7 @@ from gpuopt.backends.cuda.launch_shapes import (
     num_blocks,
 )
 from gpuopt.backends.cuda.launcher import Launcher, wait_for_event
+from gpuopt.backends.cuda.loss_scaling import CudaLossScalings
 from gpuopt.backends.cuda.norms import CudaNorms
 from gpuopt.backends.cuda.order import UpdateOrder
 from gpuopt.backends.cuda.page_locked import Landings
@@ -44,6 +46,7 @@ from gpuopt.backends.cuda.sorted_tables import Table, add_pieces, together
 from gpuopt.backends.cuda.sparse_launches import SparseLaunches, kind_of
 from gpuopt.backends.cuda.structs import TableGradient
 from gpuopt.backends.cuda.workspace import Workspace, Workspaces
+from gpuopt.backends.loss_scaling import LossScalings
 from gpuopt.backends.memory_owner import Owner
 from gpuopt.backends.norms import Norms
 from gpuopt.backends.unowned import array_at
@@ -73,8 +76,11 @@ class CudaBackend:
         self.row_flags = CudaRowFlags(launcher, self._lock, self._order, self._workspaces)
         self.norms: Norms = CudaNorms(launcher)
         self.late_rows: LateRows = CudaLateRows(launcher, self._lock, self._order, self._workspaces)
-        self.clips: Clips = CudaClips(
+        self.clips = CudaClips(
             launcher, self._lock, self._order, self._workspaces, self._flag_array
+        )
+        self.loss_scalings: LossScalings = CudaLossScalings(
+            launcher, self._lock, self._order, self.clips
         )
         self._why_no_reads: str | None = None
         self._unset_flag = self.row_flags.new()
@@ -227,18 +233,15 @@ class CudaBackend:
         borrowed: Sequence[int] = (),
         groups: Sequence[int] | None = None,
         codings: Sequence[Coding] = (),
+        beside: Sequence[Any] = (),
     ) -> DensePlan:
-        if codings:
-            raise NotImplementedError(
-                f"slot_bits=8 is for variables in host memory, and one is on {self.device}: keep "
-                "it there, or leave slot_bits=8 out"
-            )
         targets = list(targets)
         for position in borrowed:
             var, slots = targets[position]
             targets[position] = Target(self.unowned(var), slots)
+        given = self._launcher, targets, updated, groups
         with self.enter():
-            plan = DensePlan(self._launcher, targets, updated, groups)
+            plan = CodedPlan(*given, codings) if codings else DensePlan(*given, beside)
         if plan.new_memory is not None:
             self.record_creation(plan.new_memory)
         return plan
@@ -313,15 +316,14 @@ class CudaBackend:
                     self.row_flags.take(flags[0], updates[0].rows) if flags and is_alone else None
                 )
                 given = scalars, factors, self._flag_array(refused)
+                codings = plans[0].codings
                 workspace = self._workspaces.take()
                 for width, tables in by_width.items():
                     for some in together(tables):
-                        kind = kind_of(
-                            rule, plans[0].dtype, width, some, other_rows, check is not None
-                        )
-                        prepare = partial(
-                            SparseLaunches, self._launcher, workspace, kind, some, *given
-                        )
+                        how = other_rows, check is not None, codings
+                        kind = kind_of(rule, plans[0].types, width, some, *how)
+                        launches = CodedLaunches if codings else SparseLaunches
+                        prepare = partial(launches, self._launcher, workspace, kind, some, *given)
                         number = 0 if check is None else check.number
                         workspace.prepared(kind, prepare).start(some, *given, number)
                 self._workspaces.put_back(workspace)

@@ -18,7 +18,7 @@ from gpuopt.backends.cuda.norms import ClippedArrays
 from gpuopt.backends.cuda.order import UpdateOrder
 from gpuopt.backends.cuda.parameters import name_of
 from gpuopt.backends.cuda.sorted_tables import Table, tables_kind_of, together
-from gpuopt.backends.cuda.structs import ClipResult, ClipRule, ClipTotals
+from gpuopt.backends.cuda.structs import ClipResult, ClipRule, ClipTotals, LossDecision
 from gpuopt.backends.cuda.workspace import Workspace, Workspaces
 from gpuopt.locks import Lock
 
@@ -75,8 +75,23 @@ class CudaClips:
         sparse: Sequence[SparseGradient],
         limits: ClipLimits,
         refused: Any = None,
+        decision: LossDecision | None = None,
     ) -> Array:
-        return self._sum(dense, sparse, len(limits.most), refused, limits)[1]
+        """Does what `Clips.measure` does, and decides about the step if there is a gradient.
+
+        Args:
+            dense: See `Clips.measure`.
+            sparse: Likewise.
+            limits: Likewise.
+            refused: Likewise.
+            decision: How to decide; with it, `limits.unscale` may be 0 for that of the loss scale
+                before the step.
+        """
+        return self._sum(dense, sparse, len(limits.most), refused, limits, decision)[1]
+
+    def flag_address(self, refused: Any) -> int:
+        """Returns the address of what kernels read of a row flag, or of None."""
+        return self._launcher.address(self._flag_array(refused))
 
     def sums(
         self,
@@ -121,6 +136,7 @@ class CudaClips:
         num_norms: int,
         refused: Any,
         limits: ClipLimits | None,
+        decision: LossDecision | None = None,
     ) -> tuple[Array, Array]:
         """Returns the sums, and if there are limits, the results."""
         sums = self._launcher.xp.empty(num_norms, np.float64)
@@ -130,8 +146,8 @@ class CudaClips:
                 self._order.follow((refused,))
             flag = self._flag_array(refused)
             workspace = self._workspaces.take()
-            every = [*self._dense_sums(workspace, dense)]
-            every += self._sparse_sums(workspace, sparse, flag)
+            every = [*self._dense_sums(workspace, dense, decision)]
+            every += self._sparse_sums(workspace, sparse, flag, decision)
             rule = _NO_RULE if limits is None else self._rule(workspace, limits)
             num_done = workspace.zeros("num_done", 1, "uint32")
             for number, each in enumerate(every):
@@ -153,7 +169,13 @@ class CudaClips:
                 results = self.factors([sums], limits)
         return sums, results
 
-    def _dense_sums(self, workspace: Workspace, dense: Sequence[DenseGradients]) -> Iterator[_Sum]:
+    def _dense_sums(
+        self,
+        workspace: Workspace,
+        dense: Sequence[DenseGradients],
+        decision: LossDecision | None,
+    ) -> Iterator[_Sum]:
+        more = {} if decision is None else {"decision": decision}
         for number, gradients in enumerate(dense):
             arrays = gradients.arrays
             for norm, positions in gradients.positions().items():
@@ -163,13 +185,18 @@ class CudaClips:
                 table = ClippedArrays(self._launcher, arrays, positions, constants=constants)
                 launch = partial(
                     table.launch,
-                    kernels.measure(dtype),
+                    kernels.measure(dtype, decides=decision is not None),
                     parts=workspace.take("squares", table.num_chunks, "float64"),
+                    **more,
                 )
                 yield _Sum(norm, launch)
 
     def _sparse_sums(
-        self, workspace: Workspace, sparse: Sequence[SparseGradient], flag: Any
+        self,
+        workspace: Workspace,
+        sparse: Sequence[SparseGradient],
+        flag: Any,
+        decision: LossDecision | None,
     ) -> Iterator[_Sum]:
         by_kind: dict[tuple[int, np.dtype[Any], int], list[Table]] = {}
         contiguous = self._launcher.xp.ascontiguousarray
@@ -181,10 +208,12 @@ class CudaClips:
         for (norm, dtype, width), tables in by_kind.items():
             for some in together(tables):
                 kind = tables_kind_of(dtype, width, some, checks=False)
-                prepare = partial(MeasuredTables, self._launcher, workspace, kind, some, flag)
+                given = some, flag, decision
+                prepare = partial(MeasuredTables, self._launcher, workspace, kind, *given)
                 # Those of the updates that follow are of another kind.
-                launches = workspace.prepared((MeasuredTables, kind), prepare)
-                yield _Sum(norm, partial(launches.start, some, flag))
+                form = MeasuredTables, kind, decision is not None
+                launches = workspace.prepared(form, prepare)
+                yield _Sum(norm, partial(launches.start, *given))
 
     def _rule(self, workspace: Workspace, limits: ClipLimits) -> ClipRule:
         most = [float(each) for each in limits.most]

@@ -15,6 +15,7 @@ from gpuopt.backends.backend import Scalars, Target, Updated
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.dense_launch import MOST_LISTS, DenseLaunch
 from gpuopt.backends.cuda.in_flight import LastUpdate
+from gpuopt.backends.cuda.kernel import Kernel
 from gpuopt.backends.cuda.launch_shapes import (
     PACK_BYTES,
     dense_blocks,
@@ -22,7 +23,7 @@ from gpuopt.backends.cuda.launch_shapes import (
     dense_threads,
 )
 from gpuopt.backends.cuda.launcher import Launch, Launcher, to_device
-from gpuopt.backends.cuda.mixed import Storage, storage_of
+from gpuopt.backends.cuda.mixed import Storage, WrittenTypes
 from gpuopt.backends.cuda.order import MOST_STREAMS
 from gpuopt.backends.cuda.scalar_arguments import ScalarArguments
 from gpuopt.backends.cuda.structs import FEW_GRADIENTS, Chunk, FewGradients
@@ -31,6 +32,7 @@ from gpuopt.backends.cuda.watched import Watched
 from gpuopt.backends.unowned import array_at
 from gpuopt.computed_once import computed_once
 from gpuopt.rules.clipped import ClippedRule
+from gpuopt.rules.slot_codes import Coding
 from gpuopt.rules.update_rule import UpdateRule
 
 _shape_of = attrgetter("shape")
@@ -65,7 +67,9 @@ class DensePlan:
     copied back after it.
 
     Attributes:
-        dtype: Of all variables.
+        codings: Those of the slots, if they are in 8 bits.
+        dtype: Of the gradients that `accept` accepts.
+        types: Of what is written.
         targets: The variables and their slots, in order.
         num_variables: The number of variables that have elements.
         updated: The identities of the variables and slots, and of the stand-ins' memory.
@@ -75,21 +79,31 @@ class DensePlan:
         last_update: Theirs, from `UpdateOrder`.
     """
 
+    codings: tuple[Coding, ...] = ()
+
     def __init__(
         self,
         launcher: Launcher,
         targets: Sequence[Target],
         updated: Sequence[Updated],
         groups: Sequence[int] | None,
+        beside: Sequence[Any] = (),
     ) -> None:
         self._launcher = launcher
         self.targets = targets
-        self.dtype = targets[0].var.dtype
+        var, slots = targets[0]
+        slot_type = slots[0].dtype if slots and beside else var.dtype
+        self.types = WrittenTypes(var.dtype, slot_type, beside[0].dtype if beside else None)
+        self.dtype = self.types.gradients
         self._shapes = [var.shape for var, _ in targets]
         self._versions = itertools.count(1)
         self._positions = [i for i, target in enumerate(targets) if target.var.size]
         self.num_variables = len(self._positions)
-        arrays = [[targets[i].var, *targets[i].slots] for i in self._positions]
+        more = [[array] for array in beside] or [[]] * len(targets)
+        self._every_array = [
+            [var, *slots, *others] for (var, slots), others in zip(targets, more, strict=True)
+        ]
+        arrays = [self._every_array[i] for i in self._positions]
         # (array, its contiguous stand-in)
         self._stand_ins: list[tuple[Any, Any]] = []
         flat = [[self._contiguous(array) for array in of_variable] for of_variable in arrays]
@@ -97,10 +111,10 @@ class DensePlan:
         self.updated = (*updated, self.new_memory) if self.new_memory is not None else updated
         self.memory = targets, flat
         self._sizes = np.array([of_variable[0].size for of_variable in flat], np.int64)
-        # [num_variables, 1 + the number of slots]
+        # [num_variables, the number of each one's arrays]
         self._addresses = np.array(
             [[launcher.address(array) for array in of_variable] for of_variable in flat], np.int64
-        ).reshape(len(flat), 1 + len(targets[0].slots))
+        ).reshape(len(flat), len(self._every_array[0]))
         # Of each array: slots of rows are smaller than their variable.
         self._bytes = np.array(
             [[array.nbytes for array in of_variable] for of_variable in flat], np.int64
@@ -108,10 +122,10 @@ class DensePlan:
         self._groups = None
         if groups is not None:
             self._groups = np.array([groups[i] for i in self._positions], np.int64)
-        elements = int(self._sizes.sum())
+        sizes, pack_size = self._sizes_and_pack()
+        elements = int(sizes.sum())
         self._chunk_size = dense_chunk(elements, launcher.num_multiprocessors)
-        self._chunks = _chunks(self._sizes, self._chunk_size)
-        pack_size = PACK_BYTES // self.dtype.itemsize
+        self._chunks = _chunks(sizes, self._chunk_size)
         self._num_threads = dense_threads(elements, max(1, len(self._chunks)), pack_size)
         self._written = _Memory(self._addresses, self._bytes)
         # By stream and rule, the latest last.
@@ -169,7 +183,7 @@ class DensePlan:
     @computed_once
     def written_bounds(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         """Where the variables and slots themselves begin, and where they end."""
-        arrays = [array for var, slots in self.targets for array in (var, *slots) if array.size]
+        arrays = [array for arrays in self._every_array for array in arrays if array.size]
         bounds = [bounds_of(self._launcher, array) for array in arrays]
         starts, ends = zip(*bounds, strict=True) if bounds else ((), ())
         return np.array(starts, np.int64), np.array(ends, np.int64)
@@ -202,7 +216,7 @@ class DensePlan:
         key = self._launcher.stream(), rule, gradients[0].dtype
         update = self._launches.pop(key, None)
         if update is None:
-            has_groups, storage = self._has_groups(rule), storage_of(self.dtype, key[-1])
+            has_groups, storage = self._has_groups(rule), self.types.storage(key[-1])
             arguments = ScalarArguments(self._launcher, rule, storage, has_groups)
             launch = self._bind(rule, storage, arguments.of(scalars, factors), refused)
             update = DenseLaunch(self._launcher, launch, arguments, key)
@@ -218,7 +232,7 @@ class DensePlan:
         if update.point_to_addresses(addresses, version):
             return update, ours
         item_bytes = ours[0].dtype.itemsize
-        is_as_wide = item_bytes == self.dtype.itemsize
+        is_as_wide = item_bytes == self.types.var.itemsize
         for position in self._written.overlaps(addresses, self._sizes * item_bytes, is_as_wide):
             ours[position] = ours[position].copy()
             addresses[position] = self._launcher.address(ours[position])
@@ -255,6 +269,11 @@ class DensePlan:
         self._stand_ins.append((array, stand_in))
         return stand_in
 
+    def _sizes_and_pack(self) -> tuple[np.ndarray[Any, Any], int]:
+        """Returns what chunks are cut of: variables' sizes, and what a thread updates in one go."""
+        widest = max(self.types.var.itemsize, self.types.slots.itemsize)
+        return self._sizes, PACK_BYTES // widest
+
     def _has_groups(self, rule: UpdateRule) -> bool:
         """Whether a rule's launch is for groups, if only one: some have no other form."""
         return self._groups is not None or bool(rule.computed) or isinstance(rule, ClippedRule)
@@ -262,27 +281,10 @@ class DensePlan:
     def _bind(
         self, rule: UpdateRule, storage: Storage, scalars: dict[str, Any], refused: Any
     ) -> Launch | SummedLaunch:
-        # For each stream, as a kernel of this one must not read a table before its upload is done.
-        shape = (
-            dense_blocks(len(self._chunks), self._num_threads, self._launcher.num_multiprocessors),
-            self._num_threads,
-        )
-        arguments = {
-            "variables": to_device(self._launcher, np.column_stack((self._sizes, self._addresses))),
-            "num_variables": self.num_variables,
-            "chunks": to_device(self._launcher, self._chunks),
-            "num_chunks": len(self._chunks),
-            "chunk_size": self._chunk_size,
-            "grads": None,
-            "few_grads": FewGradients([0] * FEW_GRADIENTS),
-            "refused": refused,
-        }
-        groups = np.zeros_like(self._sizes) if self._groups is None else self._groups
+        shape, arguments, groups = self._shape(), self._arguments(refused), self._groups_or_zeros()
         if rule.sums:
-            of_chunks = self._chunks[:, Chunk._fields.index("variable")]
-            return SummedLaunch(
-                self._launcher, rule, shape, of_chunks, groups, storage, scalars, **arguments
-            )
+            forms = kernels.sum_terms(rule, storage), kernels.dense_update(rule, storage, True)
+            return self._bind_summed(rule, storage, scalars, forms, arguments)
         if rule.row_slots:
             widths = np.array([math.prod(self._shapes[i][1:]) for i in self._positions], np.int64)
             arguments["groups"] = to_device(self._launcher, groups)
@@ -294,6 +296,49 @@ class DensePlan:
             arguments["groups"] = to_device(self._launcher, groups)
         kernel = kernels.dense_update(rule, storage, has_groups)
         return self._launcher.bind(kernel, *shape, **scalars, **arguments)
+
+    def _bind_summed(
+        self,
+        rule: UpdateRule,
+        storage: Storage,
+        scalars: dict[str, Any],
+        forms: tuple[Kernel, Kernel],
+        arguments: dict[str, Any],
+    ) -> SummedLaunch:
+        """Returns the launches of a rule with sums; see `SummedLaunch`."""
+        of_chunks = self._chunks[:, Chunk._fields.index("variable")]
+        shape, groups = self._shape(), self._groups_or_zeros()
+        return SummedLaunch(
+            self._launcher, rule, shape, of_chunks, groups, storage, scalars, forms, **arguments
+        )
+
+    def _shape(self) -> tuple[int, int]:
+        """Returns how many blocks go through the chunks, and how many threads they have."""
+        most = self._launcher.num_multiprocessors
+        return dense_blocks(len(self._chunks), self._num_threads, most), self._num_threads
+
+    def _arguments(self, refused: Any) -> dict[str, Any]:
+        """Returns a kernel's arguments, but for what has to do with scalars.
+
+        For each stream, as a kernel of this one must not read a table before its upload is done.
+        """
+        return {
+            "variables": to_device(self._launcher, self._table()),
+            "num_variables": self.num_variables,
+            "chunks": to_device(self._launcher, self._chunks),
+            "num_chunks": len(self._chunks),
+            "chunk_size": self._chunk_size,
+            "grads": None,
+            "few_grads": FewGradients([0] * FEW_GRADIENTS),
+            "refused": refused,
+        }
+
+    def _table(self) -> np.ndarray[Any, Any]:
+        """Returns what kernels read of each variable."""
+        return np.column_stack((self._sizes, self._addresses))
+
+    def _groups_or_zeros(self) -> np.ndarray[Any, Any]:
+        return np.zeros_like(self._sizes) if self._groups is None else self._groups
 
 
 class _Memory:

@@ -20,6 +20,7 @@ from gpuopt.backends.cuda.launch_shapes import (
     DENSE_THREADS,
     DIGIT_BITS,
     FEW_ROWS,
+    LANE_CODES,
     MEASURED_ROWS,
     NUM_DIGITS,
     NUM_POWERS,
@@ -34,7 +35,7 @@ from gpuopt.backends.cuda.launch_shapes import (
     STRETCH,
     WARP,
 )
-from gpuopt.backends.cuda.mixed import Storage, cpp_storage, real_of
+from gpuopt.backends.cuda.mixed import Storage, cpp_storage, num_beside, real_of
 from gpuopt.backends.cuda.parameters import (
     CPP_TYPES,
     Number,
@@ -51,13 +52,18 @@ from gpuopt.backends.cuda.structs import (
     FEW_GROUPS_BYTES,
     Chunk,
     ClippedArray,
+    ClippedScalars,
     ClipResult,
     ClipRule,
     ClipTotals,
     CopiedRows,
     FewGradients,
+    FewScalars,
     IndexList,
     LateTable,
+    LossDecision,
+    LossScaling,
+    ScaledScalars,
     Shares,
     SortedRows,
     TableGradient,
@@ -65,12 +71,14 @@ from gpuopt.backends.cuda.structs import (
 from gpuopt.backends.norms import Clipping
 from gpuopt.rules.catch_up import OneEarlier
 from gpuopt.rules.clipped import ClippedRule
+from gpuopt.rules.scaled import ScaledRule
 from gpuopt.rules.schedule_formulas import (
     FORMULAS,
     constants_of,
     functor_of,
     piecewise_constant,
 )
+from gpuopt.rules.slot_codes import BLOCK, Coding, packed_codings, packed_tables
 from gpuopt.rules.update_rule import UpdateRule
 
 _INT32 = Number("int32")
@@ -107,6 +115,7 @@ _SUMMED: dict[str, Parameter] = {
     "rule": struct_of(ClipRule),
     "results": Pointer("float64", struct_of(ClipResult), is_optional=True),
 }
+_DECIDING: dict[str, Parameter] = {**_SUMMED, "decision": struct_of(LossDecision)}
 # Constants in each file that the host relies on.
 _OF_DENSE_UPDATE = {
     "gpuopt::dense_threads": DENSE_THREADS,
@@ -127,6 +136,12 @@ _OF_TOUCHED_ROWS = {
     "gpuopt::pack_bytes": PACK_BYTES,
 }
 _OF_SPARSE_UPDATE = {**_OF_TOUCHED_ROWS, "gpuopt::piece_threads": PIECE_THREADS}
+_OF_CODES = {
+    "gpuopt::block_codes": BLOCK,
+    "gpuopt::lane_codes": LANE_CODES,
+    **{f"gpuopt::coding_{each.name.lower()}": each for each in Coding},
+    "sizeof(gpuopt::SlotTables)": packed_tables().shape[1],
+}
 _OF_CATCH_UP = {
     **_OF_TOUCHED_ROWS,
     "gpuopt::power_bits": POWER_BITS,
@@ -136,6 +151,9 @@ _OF_FACTORS = {
     "gpuopt::clip_tensorflow": ClipForm.TENSORFLOW,
     "gpuopt::clip_torch": ClipForm.TORCH,
     "gpuopt::clip_apex": ClipForm.APEX,
+}
+_OF_DECISION = {
+    "sizeof(gpuopt::LossScaling)": struct_of(LossScaling).size,
 }
 _OF_MEASURE_ROWS = {
     "gpuopt::clip_threads": CLIP_THREADS,
@@ -160,7 +178,7 @@ def dense_update(rule: UpdateRule, storage: Storage, has_groups: bool = False) -
         scalars = {"groups": _GROUPS, **_scalars_of_groups(rule, storage)}
     return _of_dense_update(
         "dense_update_of_groups" if has_groups else "dense_update",
-        {"variables": _variables(rule), **_CHUNKS, **scalars, "refused": _REFUSED},
+        {"variables": _variables(rule, storage), **_CHUNKS, **scalars, "refused": _REFUSED},
         rule,
         storage,
     )
@@ -171,7 +189,7 @@ def dense_update_of_rows(rule: UpdateRule, storage: Storage) -> Kernel:
     return _of_dense_update(
         "dense_update_of_rows",
         {
-            "variables": _variables(rule),
+            "variables": _variables(rule, storage),
             **_CHUNKS,
             "groups": _GROUPS,
             "widths": Pointer("int64"),
@@ -188,7 +206,7 @@ def sum_terms(rule: UpdateRule, storage: Storage) -> Kernel:
     return _of_dense_update(
         "sum_terms",
         {
-            "variables": _variables(rule),
+            "variables": _variables(rule, storage),
             **_CHUNKS,
             "groups": _GROUPS,
             **_scalars_of_groups(rule, storage),
@@ -228,6 +246,42 @@ def _of_dense_update(
         rule,
         file="dense_update.cu",
         constants={**_OF_DENSE_UPDATE, **_of(rule)},
+    )
+
+
+@cache
+def coded_update(rule: UpdateRule, codings: tuple[Coding, ...], storage: Storage) -> Kernel:
+    return _of_coded_update("coded_update", {}, rule, codings, storage)
+
+
+@cache
+def sum_coded_terms(rule: UpdateRule, codings: tuple[Coding, ...], storage: Storage) -> Kernel:
+    parts: dict[str, Parameter] = {"parts": Pointer("float64")}
+    return _of_coded_update("sum_coded_terms", parts, rule, codings, storage)
+
+
+def _of_coded_update(
+    function: str,
+    more: dict[str, Parameter],
+    rule: UpdateRule,
+    codings: tuple[Coding, ...],
+    storage: Storage,
+) -> Kernel:
+    return Kernel(
+        function,
+        {
+            "variables": _coded_variables(rule),
+            **_CHUNKS,
+            "groups": _GROUPS,
+            **_scalars_of_groups(rule, storage),
+            "words": _UINT32S,
+            **more,
+            "refused": _REFUSED,
+        },
+        (rule.require_cuda().functor, str(packed_codings(codings)), cpp_storage(storage)),
+        rule,
+        file="coded_update.cu",
+        constants={**_OF_DENSE_UPDATE, **_OF_CODES, **_of(rule)},
     )
 
 
@@ -382,7 +436,7 @@ def sparse_update(rule: UpdateRule, storage: Storage, key: str, has_groups: bool
         "sparse_update_of_groups" if has_groups else "sparse_update",
         {
             **_TABLES,
-            "only_arrays": _arrays(rule),
+            "only_arrays": _arrays(rule, storage),
             "arrays": Pointer("int64", is_optional=True),
             "rows": struct_of(SortedRows, Key=key),
             "parts": Pointer(real_of(storage)),
@@ -416,7 +470,7 @@ def late_update(
         "late_update_of_groups" if has_groups else "late_update",
         {
             **_TABLES,
-            "only_arrays": _arrays(rule),
+            "only_arrays": _arrays(rule, storage),
             "arrays": Pointer("int64", is_optional=True),
             "rows": struct_of(SortedRows, Key=key),
             "parts": Pointer(real_of(storage)),
@@ -444,7 +498,7 @@ def bring_up_rows(other_rows: UpdateRule, dtype: str, index: str) -> Kernel:
     return Kernel(
         "bring_up_rows",
         {
-            "arrays": _arrays(other_rows),
+            "arrays": _arrays(other_rows, dtype),
             "rows": Pointer(index, is_optional=True),
             "num_rows": _INT64,
             "height": _INT64,
@@ -475,14 +529,16 @@ def mark_rows(key: str) -> Kernel:
 
 
 @cache
-def update_other_rows(rule: UpdateRule, storage: Storage) -> Kernel:
+def update_other_rows(rule: UpdateRule, storage: Storage, has_groups: bool = False) -> Kernel:
+    scalars: dict[str, Parameter] = {"scalars": _scalars(rule, storage)}
+    of_groups = {**_scalars_of_groups(rule, storage), "table": _INT64}
     return Kernel(
-        "update_other_rows",
+        "update_other_rows_of_groups" if has_groups else "update_other_rows",
         {
-            "arrays": _arrays(rule),
+            "arrays": _arrays(rule, storage),
             "size": _INT64,
             "row_width": _INT64,
-            "scalars": _scalars(rule, storage),
+            **(of_groups if has_groups else scalars),
             "touched": _UINT32S,
             "refused": _REFUSED,
         },
@@ -490,6 +546,54 @@ def update_other_rows(rule: UpdateRule, storage: Storage) -> Kernel:
         rule,
         file="sparse_update.cu",
         constants={**_OF_SPARSE_UPDATE, **_of(rule)},
+    )
+
+
+@cache
+def update_coded_rows(
+    rule: UpdateRule, codings: tuple[Coding, ...], storage: Storage, key: str
+) -> Kernel:
+    functor, packed = rule.require_cuda().functor, str(packed_codings(codings))
+    return Kernel(
+        "update_coded_rows",
+        {
+            **_TABLES,
+            "only_arrays": _coded_arrays(rule),
+            "arrays": Pointer("int64", is_optional=True),
+            "rows": struct_of(SortedRows, Key=key),
+            "parts": Pointer(real_of(storage)),
+            "row_width": _INT64,
+            **_scalars_of_groups(rule, storage),
+            "touched": _TOUCHED,
+            "words": _UINT32S,
+            "refused": _REFUSED,
+        },
+        (functor, packed, cpp_storage(storage), CPP_TYPES[key]),
+        rule,
+        file="coded_rows.cu",
+        constants={**_OF_TOUCHED_ROWS, **_OF_CODES, **_of(rule)},
+    )
+
+
+@cache
+def update_other_coded_rows(
+    rule: UpdateRule, codings: tuple[Coding, ...], storage: Storage
+) -> Kernel:
+    return Kernel(
+        "update_other_coded_rows",
+        {
+            "arrays": _coded_arrays(rule),
+            "size": _INT64,
+            "row_width": _INT64,
+            "scalars": _scalars(rule, storage),
+            "touched": _UINT32S,
+            "words": _UINT32S,
+            "refused": _REFUSED,
+        },
+        (rule.require_cuda().functor, str(packed_codings(codings)), cpp_storage(storage)),
+        rule,
+        file="coded_rows.cu",
+        constants={**_OF_TOUCHED_ROWS, **_OF_CODES, **_of(rule)},
     )
 
 
@@ -546,20 +650,20 @@ def scale_to_norm(dtype: str) -> Kernel:
 
 
 @cache
-def measure(dtype: str) -> Kernel:
+def measure(dtype: str, decides: bool = False) -> Kernel:
     return Kernel(
-        "measure",
-        {**_CLIPPED, **_SUMMED},
+        "measure_and_decide" if decides else "measure",
+        {**_CLIPPED, **(_DECIDING if decides else _SUMMED)},
         (CPP_TYPES[dtype],),
         file="clip.cu",
-        constants=_OF_CLIP,
+        constants={**_OF_CLIP, **_OF_DECISION} if decides else _OF_CLIP,
     )
 
 
 @cache
-def measure_rows(dtype: str, key: str) -> Kernel:
+def measure_rows(dtype: str, key: str, decides: bool = False) -> Kernel:
     return Kernel(
-        "measure_rows",
+        "measure_rows_and_decide" if decides else "measure_rows",
         {
             **_TABLES,
             "rows": struct_of(SortedRows, Key=key),
@@ -567,10 +671,11 @@ def measure_rows(dtype: str, key: str) -> Kernel:
             "row_width": _INT64,
             "lanes_per_row": _INT32,
             "refused": _REFUSED,
-            **_SUMMED,
+            **(_DECIDING if decides else _SUMMED),
         },
         (CPP_TYPES[dtype], CPP_TYPES[key]),
-        constants=_OF_MEASURE_ROWS,
+        file="measure_rows.cu",
+        constants={**_OF_MEASURE_ROWS, **_OF_DECISION} if decides else _OF_MEASURE_ROWS,
     )
 
 
@@ -613,6 +718,13 @@ def _scalars_type(rule: UpdateRule) -> Callable[..., tuple[Any, ...]]:
 def scalars_of(rule: UpdateRule, scalars: Scalars) -> tuple[Any, ...]:
     """Returns what kernels take for a rule's scalars."""
     return _scalars_type(rule)(*(scalars[name] for name in rule.scalars))
+
+
+def form_of_scalars(rule: UpdateRule) -> type[FewScalars | ClippedScalars | ScaledScalars]:
+    """Returns what kernels take for the scalars of several groups."""
+    if isinstance(rule, ScaledRule):
+        return ScaledScalars
+    return ClippedScalars if isinstance(rule, ClippedRule) else FewScalars
 
 
 def few_groups(rule: UpdateRule, storage: Storage) -> int:
@@ -671,24 +783,40 @@ def _scalars_of_groups(rule: UpdateRule, storage: Storage) -> dict[str, Paramete
     """The scalars of several groups: by value, or on the device."""
     one = _scalars(rule, storage)
     struct = f"gpuopt::FewScalars<{rule.require_cuda().functor}, {cpp_storage(storage)}>"
-    factors = {"factors": _INT64} if isinstance(rule, ClippedRule) else {}
+    before = [name for name in form_of_scalars(rule)._fields if name != "of"]
     records = Records(one, few_groups(rule, storage))
     return {
-        "few_scalars": Struct(struct, {**factors, "of": records}),
+        "few_scalars": Struct(struct, {**dict.fromkeys(before, _INT64), "of": records}),
         "many_scalars": Pointer(real_of(storage), one, is_optional=True),
     }
 
 
-def _variables(rule: UpdateRule) -> Pointer:
-    """The sizes of variables, and the addresses of each and its slots."""
-    functor, count = rule.require_cuda().functor, 1 + len(rule.slots)
-    variable = Struct(
-        f"gpuopt::Variable<{functor}>", {"size": _INT64, "arrays": Numbers(_INT64, count)}
-    )
-    return Pointer("int64", variable)
+def _variables(rule: UpdateRule, storage: Storage) -> Pointer:
+    """The sizes of variables, and the addresses of each, its slots, and what is beside it."""
+    name = f"gpuopt::Variable<{rule.require_cuda().functor}, {cpp_storage(storage)}>"
+    addresses = Numbers(_INT64, _num_arrays(rule, storage))
+    return Pointer("int64", Struct(name, {"size": _INT64, "arrays": addresses}))
 
 
-def _arrays(rule: UpdateRule) -> Struct:
-    """The addresses of a variable and its slots."""
-    count = 1 + len(rule.slots)
+def _arrays(rule: UpdateRule, storage: Storage) -> Struct:
+    """The addresses of a variable, its slots, and what is beside it."""
+    count = _num_arrays(rule, storage)
     return Struct(f"gpuopt::Arrays<{count}>", {"of": Numbers(Number("int64"), count)})
+
+
+def _num_arrays(rule: UpdateRule, storage: Storage) -> int:
+    return 1 + len(rule.slots) + num_beside(storage)
+
+
+def _coded_variables(rule: UpdateRule) -> Pointer:
+    """The sizes and widths of variables, and the addresses of each, its codes and its scales."""
+    functor, count = rule.require_cuda().functor, 1 + 2 * len(rule.slots)
+    name = f"gpuopt::CodedVariable<{functor}>"
+    arrays = Numbers(_INT64, count)
+    return Pointer("int64", Struct(name, {"size": _INT64, "width": _INT64, "arrays": arrays}))
+
+
+def _coded_arrays(rule: UpdateRule) -> Struct:
+    """The addresses of a variable, its codes and its scales."""
+    count = 1 + 2 * len(rule.slots)
+    return Struct(f"gpuopt::Arrays<{count}>", {"of": Numbers(_INT64, count)})

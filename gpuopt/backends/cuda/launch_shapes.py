@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpuopt.backends.cuda.structs import Shares
+from gpuopt.rules.slot_codes import BLOCK
 
 # The CUDA sources fix these numbers. `kernels.py` declares them, so that no kernel compiles with
 # others.
@@ -24,6 +25,7 @@ CLIP_CHUNK = 16384
 MEASURED_ROWS = 256
 COPY_THREADS = 256
 COPY_CHUNK = 4096
+LANE_CODES = BLOCK // WARP
 POWER_BITS = 8
 NUM_POWERS = 4 << POWER_BITS
 
@@ -89,3 +91,9 @@ def lanes_per_row(row_width: int, pack_size: int) -> int:
     """Returns how many threads share a row: a power of 2 up to a warp."""
     parts = row_width // pack_size if row_width % pack_size == 0 else row_width
     return min(WARP, 1 << max(0, parts - 1).bit_length())
+
+
+def lanes_per_block(width: int) -> int:
+    """Returns how many threads share a block of codes, in rows of this width: a power of 2."""
+    parts = -(-min(width, BLOCK) // LANE_CODES)
+    return 1 << max(0, parts - 1).bit_length()

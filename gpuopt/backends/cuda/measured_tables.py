@@ -17,7 +17,7 @@ from gpuopt.backends.cuda.launch_shapes import (
 from gpuopt.backends.cuda.launcher import Launcher
 from gpuopt.backends.cuda.parameters import name_of
 from gpuopt.backends.cuda.sorted_tables import SortedTables, Table, TablesKind, add_pieces
-from gpuopt.backends.cuda.structs import ClipRule, ClipTotals
+from gpuopt.backends.cuda.structs import ClipRule, ClipTotals, LossDecision
 from gpuopt.backends.cuda.workspace import Workspace
 
 _NOWHERE = ClipTotals(0, 0, 0, 0, 0)
@@ -34,8 +34,9 @@ class MeasuredTables:
         kind: TablesKind,
         tables: Sequence[Table],
         refused: Any,
+        decision: LossDecision | None = None,
     ) -> None:
-        """Prepares the launches; the last two arguments are those of the first `start`."""
+        """Prepares the launches; the last three arguments are those of the first `start`."""
         self._tables = SortedTables(launcher, workspace, kind)
         self._measure = LaunchSequence()
         num_parts = -(-kind.num_rows // MEASURED_ROWS)
@@ -47,7 +48,9 @@ class MeasuredTables:
             self._measure, launcher, workspace, rows, kind.dtype, kind.width, given, refused
         )
         launch = launcher.bind(
-            kernels.measure_rows(name_of(kind.dtype), name_of(rows.keys.dtype)),
+            kernels.measure_rows(
+                name_of(kind.dtype), name_of(rows.keys.dtype), decides=decision is not None
+            ),
             num_blocks(num_parts, 1, launcher.num_multiprocessors),
             CLIP_THREADS,
             **given,
@@ -60,14 +63,16 @@ class MeasuredTables:
             totals=_NOWHERE,
             rule=_NO_RULE,
             results=None,
+            **self._deciding(decision),
         )
         takes = ("refused", "totals", "rule", "results", "only_gradient", "gradients")
-        self._measure.add(launch, takes)
+        self._measure.add(launch, (*takes, *self._deciding(decision)))
 
     def start(
         self,
         tables: Sequence[Table],
         refused: Any,
+        decision: LossDecision | None = None,
         *,
         totals: ClipTotals,
         rule: ClipRule,
@@ -78,6 +83,7 @@ class MeasuredTables:
         Args:
             tables: Of the kind's heights, in its order.
             refused: A row flag. If it is set, nothing is added.
+            decision: What decides about the step, if they were prepared with one.
             totals: Where sums go.
             rule: How results are made of them.
             results: Where these go; None if another launch follows.
@@ -88,5 +94,9 @@ class MeasuredTables:
             totals=totals,
             rule=rule,
             results=results,
+            **self._deciding(decision),
             **self._tables.gradients_of(tables),
         )
+
+    def _deciding(self, decision: LossDecision | None) -> dict[str, LossDecision]:
+        return {} if decision is None else {"decision": decision}

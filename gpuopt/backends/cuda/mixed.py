@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -10,40 +10,70 @@ from gpuopt.backends.cuda.parameters import CPP_TYPES, name_of
 
 
 class Mixed(NamedTuple):
-    """The types of a variable, its slots and its gradient; see `Mixed` in kernels/shared.
+    """The types of an update's arrays; see `Mixed` in kernels/shared/storage.cuh.
 
     Attributes:
         var: numpy's name of the variable's.
         slots: That of all slots.
         gradient: The gradient's.
+        beside: That of the array beside the variable; "" if there is none.
     """
 
     var: str
     slots: str
     gradient: str
+    beside: str = ""
 
+
+# The type of what is beside a variable that is the upper half of its master copy.
+SPLIT = "uint16"
 
 # What kernels are compiled for: the name of the only type, or several.
 Storage: TypeAlias = str | Mixed
 
 
-def storage_of(var: np.dtype[np.generic], gradient: np.dtype[np.generic]) -> Storage:
-    """Returns what a kernel is compiled for.
+class WrittenTypes(NamedTuple):
+    """The dtypes of what an update writes.
 
-    Args:
-        var: The dtype of the variable and its slots.
-        gradient: The gradient's.
+    Attributes:
+        var: The variable's.
+        slots: Of all slots.
+        beside: Of the array beside the variable; None if there is none.
     """
-    if gradient == var:
-        return name_of(var)
-    return Mixed(name_of(var), name_of(var), name_of(gradient))
+
+    var: np.dtype[Any]
+    slots: np.dtype[Any]
+    beside: np.dtype[Any] | None = None
+
+    @property
+    def gradients(self) -> np.dtype[Any]:
+        """Of what a caller gives: the 16-bit weights' where the variable is their master copy."""
+        is_copied = self.beside is not None and self.beside.name != SPLIT
+        return self.beside if self.beside is not None and is_copied else self.var
+
+    def storage(self, gradient: np.dtype[Any]) -> Storage:
+        """Returns what a kernel is compiled for, where gradients have this dtype."""
+        if gradient == self.var == self.slots and self.beside is None:
+            return name_of(self.var)
+        beside = "" if self.beside is None else name_of(self.beside)
+        return Mixed(name_of(self.var), name_of(self.slots), name_of(gradient), beside)
+
+    def item_bytes(self, num_slots: int) -> list[int]:
+        """Lists the size of an element of each array: of the variable, its slots, and beside it."""
+        beside = () if self.beside is None else (self.beside.itemsize,)
+        return [self.var.itemsize, *[self.slots.itemsize] * num_slots, *beside]
 
 
 def cpp_storage(storage: Storage) -> str:
     """Returns the template argument."""
     if isinstance(storage, str):
         return CPP_TYPES[storage]
-    return f"gpuopt::Mixed<{', '.join(CPP_TYPES[each] for each in storage)}>"
+    types = [CPP_TYPES[each] for each in storage[:-1]]
+    if storage.beside:
+        is_split = storage.beside == SPLIT
+        kept = "Split" if is_split else f"Copied<{CPP_TYPES[storage.beside]}>"
+        types.append(f"gpuopt::{kept}")
+    return f"gpuopt::Mixed<{', '.join(types)}>"
 
 
 def real_of(storage: Storage) -> str:
@@ -51,7 +81,12 @@ def real_of(storage: Storage) -> str:
     return "float64" if storage == "float64" else "float32"
 
 
+def num_beside(storage: Storage) -> int:
+    """Returns how many arrays there are beside a variable and its slots."""
+    return int(isinstance(storage, Mixed) and bool(storage.beside))
+
+
 def element_bytes(storage: Storage) -> int:
     """Returns the size of an element of the widest type: packs have as many of these as fit."""
-    names = (storage,) if isinstance(storage, str) else storage
+    names = (storage,) if isinstance(storage, str) else storage[:-1]
     return max(np.dtype(name).itemsize for name in names)

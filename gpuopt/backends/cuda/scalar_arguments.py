@@ -11,8 +11,9 @@ from gpuopt.backends.backend import Scalars
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.launcher import Launcher
 from gpuopt.backends.cuda.mixed import Storage, real_of
-from gpuopt.backends.cuda.structs import ClippedScalars, FewScalars
+from gpuopt.backends.cuda.structs import ClippedScalars, FewScalars, ScaledScalars
 from gpuopt.backends.cuda.workspace import Constants
+from gpuopt.backends.loss_scaling import Decided
 from gpuopt.rules.clipped import ClippedRule
 from gpuopt.rules.update_rule import UpdateRule
 
@@ -38,7 +39,7 @@ class ScalarArguments:
         """Returns the kernel's arguments by name.
 
         Args:
-            scalars: Those of each group.
+            scalars: Those of each group; of a scaled rule, for each count.
             factors: See `Backend.apply_dense`.
         """
         if not self._has_groups:
@@ -46,12 +47,22 @@ class ScalarArguments:
         names = self._rule.scalars
         # Quicker than an array of lists.
         rows = np.fromiter((each[name] for each in scalars for name in names), self._real)
-        if len(scalars) <= self._few:
-            return {"few_scalars": self._by_value(rows.tobytes(), factors), "many_scalars": None}
-        on_device = self._many.set(rows, self._real)
-        return {"few_scalars": self._by_value(b"", factors), "many_scalars": on_device}
+        by_value, on_device = rows.tobytes(), None
+        if len(scalars) > self._few:
+            by_value, on_device = b"", self._many.set(rows, self._real)
+        few = self._by_value(by_value, factors, len(scalars))
+        return {"few_scalars": few, "many_scalars": on_device}
 
-    def _by_value(self, rows: bytes, factors: Any) -> FewScalars | ClippedScalars:
+    def _by_value(
+        self, rows: bytes, factors: Any, num_scalars: int
+    ) -> FewScalars | ClippedScalars | ScaledScalars:
+        address = self._launcher.address
+        if isinstance(factors, Decided):
+            num_made = factors.after.num_made
+            num_groups = num_scalars // factors.num_counts
+            return ScaledScalars(
+                address(factors.factors), address(num_made), factors.host_count, num_groups, rows
+            )
         if not isinstance(self._rule, ClippedRule):
             return FewScalars(rows)
-        return ClippedScalars(0 if factors is None else self._launcher.address(factors), rows)
+        return ClippedScalars(0 if factors is None else address(factors), rows)

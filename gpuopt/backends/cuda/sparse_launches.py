@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from gpuopt.backends.backend import Scalars
 from gpuopt.backends.cuda import kernels
@@ -17,7 +15,7 @@ from gpuopt.backends.cuda.launch_shapes import (
     lanes_per_row,
 )
 from gpuopt.backends.cuda.launcher import Launch, Launcher
-from gpuopt.backends.cuda.mixed import element_bytes, storage_of
+from gpuopt.backends.cuda.mixed import WrittenTypes, element_bytes
 from gpuopt.backends.cuda.parameters import name_of
 from gpuopt.backends.cuda.scalar_arguments import ScalarArguments
 from gpuopt.backends.cuda.sorted_rows import no_rows
@@ -30,7 +28,10 @@ from gpuopt.backends.cuda.sorted_tables import (
 )
 from gpuopt.backends.cuda.structs import Arrays, SortedRows
 from gpuopt.backends.cuda.workspace import Constants, Workspace
+from gpuopt.backends.loss_scaling import Decided
 from gpuopt.rules.clipped import ClippedRule
+from gpuopt.rules.scaled import ScaledRule, scaled
+from gpuopt.rules.slot_codes import Coding
 from gpuopt.rules.update_rule import UpdateRule
 
 
@@ -39,29 +40,32 @@ class SparseKind(NamedTuple):
 
     Attributes:
         tables: What is sorted.
-        dtype: The variables' and slots'.
+        types: The dtypes of variables, slots, and what is beside them.
         rule: What is computed.
         other_rows: The rule of rows without a gradient; None if they stay, or catch up later.
         missed: The rule of the steps that rows may have missed; None if they are up to date.
         has_groups: Whether the tables are of several groups, or the rule has a form for groups
             alone; or rows of several tables may have missed steps.
+        codings: Those of the slots, if they are in 8 bits.
     """
 
     tables: TablesKind
-    dtype: np.dtype[Any]
+    types: WrittenTypes
     rule: UpdateRule
     other_rows: UpdateRule | None
     missed: UpdateRule | None
     has_groups: bool
+    codings: tuple[Coding, ...] = ()
 
 
 def kind_of(
     rule: UpdateRule,
-    dtype: np.dtype[Any],
+    types: WrittenTypes,
     width: int,
     tables: Sequence[Table],
     other_rows: UpdateRule | None,
     checks: bool,
+    codings: tuple[Coding, ...] = (),
 ) -> SparseKind:
     """Returns the kind of these tables, which are updated together."""
     count = tables[0].behind
@@ -70,9 +74,10 @@ def kind_of(
         len({table.group for table in tables}) > 1
         or isinstance(rule, ClippedRule)
         or (missed is not None and len(tables) > 1)
+        or bool(codings)
     )
     of_tables = tables_kind_of(tables[0].values.dtype, width, tables, checks)
-    return SparseKind(of_tables, dtype, rule, other_rows, missed, has_groups)
+    return SparseKind(of_tables, types, rule, other_rows, missed, has_groups, codings)
 
 
 class SparseLaunches:
@@ -91,7 +96,7 @@ class SparseLaunches:
         """Prepares the launches; the last four arguments are those of the first `start`."""
         self._launcher = launcher
         self._kind = kind
-        self._storage = storage_of(kind.dtype, kind.tables.dtype)
+        self._storage = kind.types.storage(kind.tables.dtype)
         self._tables = SortedTables(launcher, workspace, kind.tables)
         self._arrays, self._late_tables = Constants(launcher), Constants(launcher)
         touched: Any = None
@@ -101,10 +106,15 @@ class SparseLaunches:
         self._update = LaunchSequence()
         self._others: list[Launch] = []
         if kind.other_rows is not None:
-            for table, first_key in zip(tables, self._tables.first_keys, strict=True):
+            is_scaled = isinstance(kind.rule, ScaledRule)
+            self._rule_of_others = scaled(kind.other_rows) if is_scaled else kind.other_rows
+            self._scalars_of_others = ScalarArguments(
+                launcher, self._rule_of_others, self._storage, is_scaled
+            )
+            every = self._given_to_others(tables, scalars, factors)
+            for table, first_key, given in zip(tables, self._tables.first_keys, every, strict=True):
                 bits = touched[first_key // ROWS_PER_WORD :]
-                given = kernels.scalars_of(kind.other_rows, scalars[table.group])
-                self._others.append(self._bind_others(kind.other_rows, table, bits, given, refused))
+                self._others.append(self._bind_others(table, bits, given, refused))
         self._scalars = ScalarArguments(launcher, kind.rule, self._storage, kind.has_groups)
         if kind.tables.num_rows:
             rows = self._tables.add_sort(workspace, tables, refused)
@@ -135,22 +145,18 @@ class SparseLaunches:
         """
         self._tables.start(tables, refused, variable)
         if self._kind.other_rows is not None:
-            for table, launch in zip(tables, self._others, strict=True):
-                given = kernels.scalars_of(self._kind.other_rows, scalars[table.group])
-                launch.replace(arrays=Arrays(table.addresses), scalars=given, refused=refused)
+            every = self._given_to_others(tables, scalars, factors)
+            for table, launch, given in zip(tables, self._others, every, strict=True):
+                launch.replace(arrays=Arrays(table.addresses), refused=refused, **given)
                 launch.start()
-        of_tables = self._scalars.of([scalars[table.group] for table in tables], factors)
+        of_tables = self._scalars.of(_of_tables(tables, scalars, factors), factors)
         self._update.start(**of_tables, refused=refused, **self._arguments_of(tables))
 
     def _arguments_of(self, tables: Sequence[Table]) -> dict[str, Any]:
         """Returns the arguments that say where gradients, variables, slots and counts are."""
-        item_bytes = self._kind.dtype.itemsize
-        row_bytes = self._kind.tables.width * item_bytes
-        num_row_slots = len(self._kind.rule.row_slots)
+        steps = self._row_bytes()
         arrays: list[Arrays] = []
         for table, first_key in zip(tables, self._tables.first_keys, strict=True):
-            steps = [row_bytes] * len(table.addresses)
-            steps[len(steps) - num_row_slots :] = [item_bytes] * num_row_slots
             arrays.append(
                 Arrays(
                     [
@@ -174,6 +180,15 @@ class SparseLaunches:
                 given["only_late"] = late[0]
         return given
 
+    def _row_bytes(self) -> list[int]:
+        """Returns how many bytes a row has, in the variable, in each slot, and beside them."""
+        rule, width = self._kind.rule, self._kind.tables.width
+        of_slots = [1 if name in rule.row_slots else width for name in rule.slots]
+        item_bytes = self._kind.types.item_bytes(len(rule.slots))
+        # What is beside them is as wide as the variable.
+        widths = [width, *of_slots, width][: len(item_bytes)]
+        return [size * each for size, each in zip(item_bytes, widths, strict=True)]
+
     def _add_update(
         self,
         workspace: Workspace,
@@ -185,35 +200,41 @@ class SparseLaunches:
     ) -> None:
         kind = self._kind.tables
         every, factors = scalars
-        of_tables = self._scalars.of([every[table.group] for table in tables], factors)
+        of_tables = self._scalars.of(_of_tables(tables, every, factors), factors)
         given = {"gradients": None, "arrays": None, **self._arguments_of(tables)}
-        form = self._storage, name_of(rows.keys.dtype), self._kind.has_groups
-        if self._kind.missed is None:
-            kernel, more = kernels.sparse_update(self._kind.rule, *form), {"touched": touched}
-        else:
-            kernel = kernels.late_update(self._kind.rule, self._kind.missed, *form)
-            more = {"num_done": workspace.zeros("num_done", 1, "uint32")}
         where = {name: given[name] for name in ("only_gradient", "gradients")}
         where["num_tables"] = len(tables)
         parts = add_pieces(
             self._update, self._launcher, workspace, rows, kind.dtype, kind.width, where, refused
         )
-        lanes = lanes_per_row(kind.width, PACK_BYTES // element_bytes(self._storage))
-        launch = self._launcher.bind(
-            kernel,
-            self._tables.blocks(rows.num_rows, lanes),
-            ROW_THREADS,
+        arguments = {
             **given,
-            num_tables=len(tables),
-            rows=rows,
-            parts=parts,
-            row_width=kind.width,
+            "num_tables": len(tables),
+            "rows": rows,
+            "parts": parts,
+            "row_width": kind.width,
             **of_tables,
-            **more,
-            lanes_per_row=lanes,
-            refused=refused,
-        )
+            "refused": refused,
+        }
+        launch = self._bind_update(workspace, touched, arguments)
         self._update.add(launch, ("refused", *of_tables, *given))
+
+    def _bind_update(
+        self, workspace: Workspace, touched: Any, arguments: Mapping[str, Any]
+    ) -> Launch:
+        kind, rows = self._kind, arguments["rows"]
+        form = self._storage, name_of(rows.keys.dtype), kind.has_groups
+        more: dict[str, Any]
+        if kind.missed is None:
+            kernel, more = kernels.sparse_update(kind.rule, *form), {"touched": touched}
+        else:
+            kernel = kernels.late_update(kind.rule, kind.missed, *form)
+            more = {"num_done": workspace.zeros("num_done", 1, "uint32")}
+        lanes = lanes_per_row(kind.tables.width, PACK_BYTES // element_bytes(self._storage))
+        blocks = self._tables.blocks(rows.num_rows, lanes)
+        return self._launcher.bind(
+            kernel, blocks, ROW_THREADS, **arguments, **more, lanes_per_row=lanes
+        )
 
     def _bind_marks(self, rows: SortedRows, touched: Any, refused: Any) -> Launch:
         return self._launcher.bind(
@@ -225,25 +246,42 @@ class SparseLaunches:
             refused=refused,
         )
 
+    def _given_to_others(
+        self, tables: Sequence[Table], scalars: Sequence[Scalars], factors: Any
+    ) -> list[dict[str, Any]]:
+        """Returns the arguments for the scalars of each table's rows without a gradient."""
+        if not isinstance(self._rule_of_others, ScaledRule):
+            return [self._scalars_of_others.of([scalars[table.group]]) for table in tables]
+        of_tables = self._scalars_of_others.of(_of_tables(tables, scalars, factors), factors)
+        return [{**of_tables, "table": number} for number in range(len(tables))]
+
     def _bind_others(
-        self,
-        rule: UpdateRule,
-        table: Table,
-        touched: Any,
-        scalars: tuple[Any, ...],
-        refused: Any,
+        self, table: Table, touched: Any, scalars: dict[str, Any], refused: Any
     ) -> Launch:
         kind = self._kind.tables
         size = table.height * kind.width
         packs = size // (PACK_BYTES // element_bytes(self._storage))
         return self._launcher.bind(
-            kernels.update_other_rows(rule, self._storage),
+            kernels.update_other_rows(
+                self._rule_of_others, self._storage, isinstance(self._rule_of_others, ScaledRule)
+            ),
             self._tables.blocks(packs, 1),
             ROW_THREADS,
             arrays=Arrays(table.addresses),
             size=size,
             row_width=kind.width,
-            scalars=scalars,
+            **scalars,
             touched=touched,
             refused=refused,
         )
+
+
+def _of_tables(tables: Sequence[Table], scalars: Sequence[Scalars], factors: Any) -> list[Scalars]:
+    """Returns each table's scalars, for each count that groups have some for."""
+    num_counts = factors.num_counts if isinstance(factors, Decided) else 1
+    num_groups = len(scalars) // num_counts
+    return [
+        scalars[first + table.group]
+        for first in range(0, num_counts * num_groups, num_groups)
+        for table in tables
+    ]

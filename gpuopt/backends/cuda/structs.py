@@ -15,7 +15,7 @@ FEW_GROUPS_BYTES = 2048
 
 
 class FewGradients(NamedTuple):
-    """The addresses of gradients, by value; its twin is in kernels/dense_update.cu."""
+    """The addresses of gradients, by value; its twin is in kernels/shared/chunks.cuh."""
 
     of: Annotated[Sequence[int], Numbers(Number("int64"), FEW_GRADIENTS)]
 
@@ -42,6 +42,24 @@ class ClippedScalars(NamedTuple):
     of: bytes
 
 
+class ScaledScalars(NamedTuple):
+    """The same of a scaled rule.
+
+    Attributes:
+        factors: See `ClippedScalars`.
+        num_made: The address of how many steps were made, this one included.
+        host_count: How many the host takes for made.
+        num_groups: How many groups there are scalars for, for each count.
+        of: See `FewScalars`; those of the host's count come first, then those of one step less.
+    """
+
+    factors: int
+    num_made: int
+    host_count: int
+    num_groups: int
+    of: bytes
+
+
 class Arrays(NamedTuple):
     """The addresses of a variable and its slots; its twin is in kernels/shared/update.cuh."""
 
@@ -49,7 +67,7 @@ class Arrays(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Elements that a block updates in one go; its twin is in kernels/dense_update.cu.
+    """Elements that a block updates in one go; its twin is in kernels/shared/chunks.cuh.
 
     Attributes:
         variable: The variable's number.
@@ -141,6 +159,49 @@ class ClipTotals(NamedTuple):
     norm: Annotated[int, Number("int64")]
     num_norms: Annotated[int, Number("int64")]
     is_first: Annotated[int, Number("int64")]
+
+
+class LossScaling(NamedTuple):
+    """A loss scale on a device; its twin is in kernels/shared/loss_scaling.cuh.
+
+    Attributes:
+        is_left_out: Whether the step is; updates read it as they read a row flag.
+        num_made: How many steps were made.
+        good_steps, bad_steps, num_skipped, skipped_in_a_row, loss_scale: See `ScaleState`.
+        unscale: What gradients are multiplied by.
+    """
+
+    is_left_out: Annotated[int, Number("uint64")]
+    num_made: Annotated[int, Number("int64")]
+    good_steps: Annotated[int, Number("int64")]
+    bad_steps: Annotated[int, Number("int64")]
+    num_skipped: Annotated[int, Number("int64")]
+    skipped_in_a_row: Annotated[int, Number("int64")]
+    loss_scale: Annotated[float, Number("float32")]
+    unscale: Annotated[float, Number("float32")]
+
+
+class LossDecision(NamedTuple):
+    """What decides about a step; its twin is in kernels/shared/loss_scaling.cuh.
+
+    Attributes:
+        before: The address of the `LossScaling` before the step.
+        after: The address of the one after it.
+        refused: The address of the row flag.
+        incr_every, decr_every: See `ScaleRule`.
+        accept_after: After how many skipped steps one is made anyway; below 0 for never.
+        incr_ratio, decr_ratio, divisor: See `ScaleRule`.
+    """
+
+    before: Annotated[int, Number("int64")]
+    after: Annotated[int, Number("int64")]
+    refused: Annotated[int, Number("int64")]
+    incr_every: Annotated[int, Number("int64")]
+    decr_every: Annotated[int, Number("int64")]
+    accept_after: Annotated[int, Number("int64")]
+    incr_ratio: Annotated[float, Number("float64")]
+    decr_ratio: Annotated[float, Number("float64")]
+    divisor: Annotated[float, Number("float64")]
 
 
 class CopiedRows(NamedTuple):

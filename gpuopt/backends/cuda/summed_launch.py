@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 
 from gpuopt.backends.cuda import kernels
+from gpuopt.backends.cuda.kernel import Kernel
 from gpuopt.backends.cuda.launch_shapes import DENSE_THREADS, num_blocks
 from gpuopt.backends.cuda.launcher import Launcher, to_device
 from gpuopt.backends.cuda.mixed import Storage, real_of
+from gpuopt.backends.cuda.structs import ClippedScalars, FewScalars, ScaledScalars
 from gpuopt.rules.update_rule import UpdateRule
 
 # The arguments for the groups' scalars.
@@ -32,6 +34,7 @@ class SummedLaunch:
         groups: np.ndarray[Any, Any],
         storage: Storage,
         scalars: dict[str, Any],
+        forms: tuple[Kernel, Kernel],
         **chunks: Any,
     ) -> None:
         """Prepares the launches.
@@ -44,7 +47,8 @@ class SummedLaunch:
             groups: The number of each variable's group, int64 [num_variables].
             storage: What kernels are compiled for.
             scalars: The arguments for the groups' scalars.
-            **chunks: The other arguments of `dense_update_of_groups`.
+            forms: What sums over chunks, and what updates, with scalars of groups.
+            **chunks: The other arguments of both.
         """
         num_variables = len(groups)
         numbers = np.arange(num_variables + 1)
@@ -52,8 +56,9 @@ class SummedLaunch:
         of_groups = {"groups": to_device(launcher, groups), **scalars}
         parts = launcher.xp.empty(len(of_chunks) * len(rule.sums), np.float64)
         each = launcher.xp.empty(num_variables * len(rule.scalars), real_of(storage))
+        of_terms, update = forms
         self._sum = launcher.bind(
-            kernels.sum_terms(rule, storage),
+            of_terms,
             *shape,
             **chunks,
             **of_groups,
@@ -71,21 +76,21 @@ class SummedLaunch:
             of_variables=each,
         )
         self._update = launcher.bind(
-            kernels.dense_update(rule, storage, has_groups=True),
+            update,
             *shape,
             **chunks,
             groups=to_device(launcher, numbers[:-1]),
-            few_scalars=scalars["few_scalars"]._replace(of=b""),
+            few_scalars=_of_variables(scalars["few_scalars"]),
             many_scalars=each,
         )
 
     def replace(self, **arguments: Any) -> None:
-        """Checks new values of some arguments of `dense_update_of_groups`, for all later starts."""
+        """Checks new values of some arguments of the update, for all later starts."""
         scalars = {name: arguments.pop(name) for name in _SCALARS if name in arguments}
         self._sum.replace(**arguments, **scalars)
         self._add.replace(**scalars)
         if scalars:
-            arguments["few_scalars"] = scalars["few_scalars"]._replace(of=b"")
+            arguments["few_scalars"] = _of_variables(scalars["few_scalars"])
         self._update.replace(**arguments)
 
     def start(self) -> None:
@@ -93,3 +98,12 @@ class SummedLaunch:
         self._sum.start()
         self._add.start()
         self._update.start()
+
+
+def _of_variables(
+    few_scalars: FewScalars | ClippedScalars | ScaledScalars,
+) -> FewScalars | ClippedScalars | ScaledScalars:
+    """Returns the argument of the third launch, whose scalars the second one has chosen."""
+    if isinstance(few_scalars, ScaledScalars):
+        few_scalars = few_scalars._replace(num_groups=0)
+    return few_scalars._replace(of=b"")

@@ -11,6 +11,7 @@ from gpuopt.optimizers.base.groups import ParameterGroup
 from gpuopt.optimizers.base.hyperparameters import Hyperparameter
 from gpuopt.optimizers.base.slot_bits import SlotBits
 from gpuopt.rules.slot_codes import SlotForm
+from gpuopt.state.masters import Masters
 from gpuopt.step.averages import MovingAverages
 
 # By which formula gradients are scaled to a norm.
@@ -24,6 +25,7 @@ _DEFAULTS: dict[str, Any] = {
     "clip_form": "tensorflow",
     "slot_bits": 32,
     "slot_form": "root",
+    "masters": None,
     "averages": None,
 }
 
@@ -41,6 +43,7 @@ class Additions(TypedDict, total=False):
     clip_form: ClipFormName
     slot_bits: SlotBits
     slot_form: SlotForm
+    masters: Masters | None
     averages: MovingAverages | None
 
 

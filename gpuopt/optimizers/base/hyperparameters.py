@@ -81,6 +81,10 @@ class Hyperparameters(Mapping[str, Hyperparameter]):
     def __repr__(self) -> str:
         return repr(dict(self))
 
+    def are_numbers_beside(self, others: Collection[str]) -> bool:
+        """Whether all of its own but these are numbers, which change when they are set alone."""
+        return self.own.keys() - others <= self._numbers.keys()
+
     def evaluate(self) -> Mapping[str, np.floating[Any]]:
         """Returns the values that its own have in this step: functions are called."""
         if self.fixed:

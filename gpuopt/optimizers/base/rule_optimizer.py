@@ -18,8 +18,10 @@ from gpuopt.optimizers.base.arguments import Common, FullSignature, with_default
 from gpuopt.optimizers.base.clipping import CLIPPING, checked_clipping, clipping_of
 from gpuopt.optimizers.base.groups import Groups, ParameterGroup
 from gpuopt.optimizers.base.hyperparameters import Hyperparameter, Hyperparameters
+from gpuopt.optimizers.base.mixed_precision import checked_masters
 from gpuopt.optimizers.base.slot_bits import (
     LARGEST_SCALE,
+    check_coded_blocks,
     check_coded_slot,
     slot_codes_of,
 )
@@ -29,6 +31,9 @@ from gpuopt.rules.slot_codes import scales_name
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.coded_conversion import described_codes
 from gpuopt.state.coded_slots import coded_slot, create_coded_slots
+from gpuopt.state.master_conversion import kept_dtype
+from gpuopt.state.masters import MASTER, create_master, has_master
+from gpuopt.state.split_masters import SplitPair, paired
 from gpuopt.state.state import Range
 from gpuopt.step.averages import following
 from gpuopt.step.clips import CLIP_NORM, NO_LIMIT, GradientClips, StepClips
@@ -155,7 +160,11 @@ class RuleOptimizer(Optimizer):
                 Adam, Lion and those with their rules. Steps are computed in float32, from slots
                 before they are rounded. An element whose slots would not be finite has 0 there.
                 `slot_form`, how a sum of squares is then stored: its square root with "root", or
-                as it is with "bitsandbytes", for dense gradients alone, as that library does;
+                as it is with "bitsandbytes", for dense gradients alone, as that library does.
+                `masters`, "float32" to keep a master copy of each float16 or bfloat16 variable in
+                a slot "master", and all slots in float32: a step updates the copy, and rounds it to
+                the variable. Of the two, what was written last counts. "remainder" to keep only the
+                16 bits of the copy that a bfloat16 variable, rounded half up, does not have;
                 and `averages`, an `ExponentialMovingAverage` whose `apply` is made a part of the
                 step, for the variables that have a gradient: with the same values, and mostly in
                 the launch that updates them. It may belong to several optimizers.
@@ -172,6 +181,7 @@ class RuleOptimizer(Optimizer):
         bits, form = ours.pop("slot_bits"), ours.pop("slot_form")
         self.slot_codes = slot_codes_of(bits, form, self.rule, type(self).__name__)
         self.averages = following(ours.pop("averages"), self.slot_codes)
+        self.masters = checked_masters(ours.pop("masters"), self.slot_codes, self.averages)
         clipping, self.clips = clipping_of(**ours, groups=self._grouping)
         every = {**self._all_hyperparameters(hyperparameters), **clipping}
         settable = [name for name in every if name not in self.derived_hyperparameters]
@@ -215,6 +225,11 @@ class RuleOptimizer(Optimizer):
             raise ValueError(
                 f"catch_up={catch_up!r} cannot be had with slot_bits=8: steps that rows make at "
                 "once would be of slots that are rounded once. Leave one of them out"
+            )
+        if catch_up and self.masters is not None:
+            raise ValueError(
+                f"catch_up={catch_up!r} cannot be had with masters={self.masters!r}: rows that are "
+                "behind are not rounded to 16 bits when they catch up. Leave one of them out"
             )
         self.catch_up = catch_up
 
@@ -273,11 +288,13 @@ class RuleOptimizer(Optimizer):
 
     def _looks_at_all_gradients(self) -> list[str]:
         looks = super()._looks_at_all_gradients()
-        if self.clips is not None:
-            most = [each[CLIP_NORM] for each in (self.hyperparameters, *self.groups)]
-            if self.clips.measures_all or any(each is not NO_LIMIT for each in most):
-                looks.append(CLIP_NORM)
-        return looks
+        return [*looks, CLIP_NORM] if self._takes_norms() else looks
+
+    def _takes_norms(self) -> bool:
+        if self.clips is None:
+            return False
+        most = [each[CLIP_NORM] for each in (self.hyperparameters, *self.groups)]
+        return self.clips.measures_all or any(each is not NO_LIMIT for each in most)
 
     def _has_state(self, name: str) -> bool:
         """Whether a hyperparameter has state: a group has its own from the beginning, or never."""
@@ -325,6 +342,8 @@ class RuleOptimizer(Optimizer):
         return self.rule.slots if self.slot_codes is None else list(self.slot_codes.stored)
 
     def _new_slot_rows(self, slot_name: str) -> NewRows:
+        if slot_name == MASTER and self.masters is not None:
+            return MASTER
         if self.slot_codes is not None:
             coding = self.slot_codes.stored.get(slot_name)
             return 0.0 if coding is None else float(coding.zero)
@@ -352,6 +371,7 @@ class RuleOptimizer(Optimizer):
             **self.hyperparameters.to_save(),
             **({} if self.clips is None else {"clip_form": self.clips.form.name.lower()}),
             **({} if self.slot_codes is None else described_codes(self.slot_codes)),
+            **({} if self.masters is None else {"masters": self.masters}),
             **({"groups": of_groups} if of_groups else {}),
         }
 
@@ -400,7 +420,11 @@ class RuleOptimizer(Optimizer):
                 if self.state.slot(variable, slot_name) is None:
                     shape = self.rule.slot_shape(slot_name, variable.shape)
                     op_name = self._slot_op_name(slot_name)
-                    self.state.create_slot(variable, slot_name, op_name, value, shape)
+                    dtype = kept_dtype(variable.dtype, self.masters)
+                    self.state.create_slot(variable, slot_name, op_name, value, shape, dtype)
+        for variable in var_list:
+            if self.masters is not None and has_master(variable.dtype):
+                create_master(self.state, variable)
 
     def _prepare(self) -> None:
         given = self.hyperparameters.fixed or self.hyperparameters.evaluate()
@@ -479,6 +503,11 @@ class RuleOptimizer(Optimizer):
                 f"{type(self).__name__} overrides a hook that updates one variable at a time, "
                 "which has no slots in 8 bits: leave slot_bits=8 out"
             )
+        if self.masters is not None:
+            raise NotImplementedError(
+                f"{type(self).__name__} overrides a hook that updates one variable at a time, "
+                "which has no master copies: leave masters out"
+            )
         updates = HookUpdates(self, given)
         self._check_groups([variable for _, variable in updates.pairs()])
         return updates
@@ -488,12 +517,21 @@ class RuleOptimizer(Optimizer):
         if self.averages is not None:
             self.averages.known.forget(changed)
 
-    def _target(self, variable: Variable) -> tuple[Target, list[Identity]]:
+    def _target(self, variable: Variable) -> tuple[Target, list[Identity], Any]:
         slots = [self._slot_to_update(variable, name) for name in self._stored_slots()]
-        return (
-            Target(variable.unread_storage, [slot.unread_storage for slot in slots]),
-            [variable.identity, *(slot.identity for slot in slots)],
-        )
+        arrays = [slot.unread_storage for slot in slots]
+        identities = [variable.identity, *(slot.identity for slot in slots)]
+        if self.slot_codes is not None:
+            check_coded_blocks(self.slot_codes, slots, variable)
+        if self.masters is None or not has_master(variable.dtype):
+            return Target(variable.unread_storage, arrays), identities, None
+        master = self._slot_to_update(variable, MASTER)
+        identities.append(master.identity)
+        kept = paired(self.state, variable, master)
+        kept.settle()
+        if isinstance(kept, SplitPair):
+            return Target(variable.unread_storage, arrays), identities, kept.remainder
+        return Target(master.unread_storage, arrays), identities, variable.unread_storage
 
     def _slot_to_update(self, variable: Variable, slot_name: str) -> Variable:
         """Returns a slot that plans can rely on: a subclass may have made it."""
@@ -516,10 +554,11 @@ class RuleOptimizer(Optimizer):
         if slot.device != variable.device:
             raise ValueError(f"{what} is on {slot.device}; the variable is on {variable.device}")
         # The CPU converts slots of another dtype; a kernel's table has one dtype for all.
-        if slot.dtype != variable.dtype and variable.device.kind == "gpu":
+        dtype = kept_dtype(variable.dtype, self.masters)
+        if slot.dtype != dtype and (variable.device.kind == "gpu" or slot_name == MASTER):
+            whose = "the variable's, " if dtype == variable.dtype else ""
             raise ValueError(
-                f"{what} has dtype {slot.dtype}; on {variable.device} it must have the variable's, "
-                f"{variable.dtype}"
+                f"{what} has dtype {slot.dtype}; on {variable.device} it must have {whose}{dtype}"
             )
         return slot
 

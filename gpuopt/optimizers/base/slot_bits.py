@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -51,4 +52,21 @@ def check_coded_slot(codes: SlotCodes, slot_name: str, slot: Variable, variable:
             f'slot "{slot_name}" of "{variable.name}" is in 8 bits: it must be {dtype} of shape '
             f"{shape} on {variable.device}; it is {slot.dtype} of shape {slot.shape} on "
             f"{slot.device}"
+        )
+
+
+def check_coded_blocks(codes: SlotCodes, slots: Sequence[Variable], variable: Variable) -> None:
+    """Raises ValueError unless the blocks of all of a variable's slots are the same.
+
+    Args:
+        codes: How slots are stored.
+        slots: Those of `codes.stored`, in order, each for itself as it should be.
+        variable: Whose they are.
+    """
+    shapes = {name: slot.shape for name, slot in zip(codes.stored, slots, strict=True)}
+    of_scales = {name: shape for name, shape in shapes.items() if codes.stored[name] is None}
+    if len(set(of_scales.values())) > 1:
+        raise ValueError(
+            f'the slots of "{variable.name}" have blocks that end at rows and others that do not: '
+            f"its scales are of shapes {of_scales}. Restore all slots of one state"
         )

@@ -11,6 +11,7 @@ import pytest
 from dtypes import DTYPES_BY_NAME
 from emulator import EmulatorLauncher
 from gpu_streams import new_stream, uploaded
+from interrupt_at import HandleAt
 
 import gpuopt
 from gpuopt import IndexedSlices, Variable
@@ -162,6 +163,47 @@ def test_a_read_is_refused_in_a_capture(
     with pytest.raises(RuntimeError, match=r"read it before, or call flush\(\)"):
         table.storage  # noqa: B018
     np.testing.assert_array_equal(table.unread_storage.get(), before)
+
+
+def step_by(optimizer: Any, table: Variable, given: IndexedSlices) -> None:
+    optimizer.apply_gradients([(given, table)])
+
+
+@pytest.mark.emulator
+@pytest.mark.usefixtures("emulated_gpus")
+@pytest.mark.parametrize(("handler", "steps"), [("step", 5), ("step", 6), ("read", 3)])
+def test_a_signal_handler_may_come_at_any_moment_of_a_step(
+    handler: str, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With room for 6 steps: the handler's may take the last, and kernels must count no more."""
+    monkeypatch.setattr(Factors, "room_for", lambda self, height: 6)
+    value = np.full((2, 3), 2, np.float32)
+    slices, others = IndexedSlices(value, [1, 19]), IndexedSlices(value, [2, 18])
+    moment, is_over = 1, False
+    while not is_over:
+        rng = np.random.default_rng(5)
+        tables = [Variable(np.ones((HEIGHT, 3), "f4"), device=on) for on in ("gpu:0", "cpu")]
+        optimizers = [gpuopt.AdamOptimizer(catch_up=True), gpuopt.AdamOptimizer()]
+        late, exact = map(partial, [step_by] * 2, optimizers, tables)
+        for _ in range(steps):
+            given = slices_of(rng, 5, 3, np.float32)
+            late(given)
+            exact(given)
+        handle = partial(late, others) if handler == "step" else tables[0].numpy
+        inside = "cuda/catch_up.py", "rows_behind.py", "count_of_steps.py", "cuda/backend.py"
+        with HandleAt(moment, handle, inside) as handled:
+            late(slices)
+        is_over = handled.is_over
+        for each in [slices] if is_over or handler == "read" else [slices, others]:
+            exact(each)
+        behind: Any = tables[0].identity.behind
+        assert behind._catch_up.on_device._now.get() <= behind._catch_up.now <= 6
+        # Of rows that neither names: the order of the steps is the handler's. One step that is lost
+        # makes 40 times the difference that their numbers make.
+        got, expected = (np.delete(table.numpy(), [1, 2, 18, 19], axis=0) for table in tables)
+        np.testing.assert_allclose(got, expected, atol=5e-5)
+        moment += 2
+    assert moment > 40
 
 
 def ends_on_streams(streams: list[Any], catch_up: Any) -> list[np.ndarray]:

@@ -120,3 +120,14 @@ def test_a_schedule_is_evaluated_by_every_thread_at_a_step_of_its_own(real: str)
         values=values,
     )
     assert values.tolist() == [0.5, 0.5, 0.25, 0.25, 0.25, 0.125, 0.125]
+
+
+@pytest.mark.skipif(SANITIZED, reason="under a sanitizer it takes minutes")
+def test_the_norm_of_ten_million_elements_is_as_near_as_is_promised() -> None:
+    gradient = np.random.default_rng(0).standard_normal(10**7, np.float32)
+    wide = gradient.astype(np.float64)
+    exact = float(np.sqrt(np.dot(wide, wide)))
+    got = float(CudaNorms(EmulatorLauncher()).norm([gradient], (), np.float32))
+    # As docs/guides/schedules_and_clipping.md says, for any number of elements.
+    assert abs(got - exact) <= 16 * float(np.spacing(np.float32(exact)))
+    assert got == float(CpuNorms().norm([gradient], (), np.float32))

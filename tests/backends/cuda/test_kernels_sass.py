@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from dtypes import DTYPES_BY_NAME
-from every_kernel import DTYPES, kernels_of, kernels_without_rule
+from every_kernel import DTYPES, kernels_of, kernels_of_codes, kernels_without_rule
 from every_optimizer import update_rules
 from nvrtc import compile_together
 from sass import Instruction, disassemble, loads_in_flight
@@ -16,9 +17,12 @@ from gpuopt.backends.backend import compute_type
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.kernel import Kernel
 from gpuopt.backends.cuda.launch_shapes import FEW_ROWS, PACK_BYTES, SORT_THREADS, SORT_TILE
+from gpuopt.backends.cuda.mixed import SPLIT, Mixed
 from gpuopt.rules.averaged import averaged
 from gpuopt.rules.catch_up import NUM_SUMS
 from gpuopt.rules.clipped import clipped
+from gpuopt.rules.scaled import scaled
+from gpuopt.rules.sources import kernel_root, on_disk
 from gpuopt.rules.update_rule import UpdateRule
 
 pytestmark = pytest.mark.nvrtc
@@ -36,9 +40,11 @@ MOST_WAITS = {
 }
 
 
-def compiled(group: list[Kernel], architecture: str, folder: Path) -> list[list[Instruction]]:
-    """Returns each kernel's instructions."""
-    code, _ = compile_together(group, architecture)
+def compiled(
+    group: list[Kernel], architecture: str, folder: Path, instead: Path | None = None
+) -> list[list[Instruction]]:
+    """Returns each kernel's instructions; see `compile_together`."""
+    code, _ = compile_together(group, architecture, instead)
     by_name = disassemble(bytes(code.code), folder)
     return [by_name[code.symbol_mapping[kernel.expression].decode()] for kernel in group]
 
@@ -142,6 +148,43 @@ def test_caches_keep_weights_and_parts_and_evict_gradients_and_slots(tmp_path: P
     assert packs(pieces, "STG.E.EF.128") == 0
 
 
+def bytes_of_packs(counted: Counter[str]) -> int:
+    """Counts what loads and stores of slots and gradients, and stores of weights, move as packs.
+
+    An element outside of packs is moved by fewer than 8 bytes, and the entry of a table by loads
+    that are not marked to be evicted.
+    """
+    sizes = {"128": 16, "64": 8}
+    return sum(
+        number * sizes[name.rpartition(".")[2]]
+        for name, number in counted.items()
+        if name.rpartition(".")[2] in sizes and (".EF." in name or name.startswith("STG"))
+    )
+
+
+@pytest.mark.parametrize("copy", ["float16", "bfloat16"])
+def test_adam_moves_28_bytes_for_a_parameter_with_a_master_copy(copy: str, tmp_path: Path) -> None:
+    storage = Mixed("float32", "float32", copy, copy)
+    [instructions] = compiled([kernels.dense_update(ADAM, storage)], "sm_90", tmp_path)
+    counted = accesses(instructions)
+    elements = PACK_BYTES // 4
+    assert bytes_of_packs(counted) == 28 * elements, counted
+    assert packs(counted, "STG.E.EF.128") == 1 + len(ADAM.slots)
+    assert counted["STG.E.64"] == 1  # the weights: the next forward pass reads them
+
+
+def test_adam_moves_26_bytes_for_a_parameter_with_a_remainder(tmp_path: Path) -> None:
+    storage = Mixed("bfloat16", "float32", "bfloat16", SPLIT)
+    [instructions] = compiled([kernels.dense_update(ADAM, storage)], "sm_90", tmp_path)
+    counted = accesses(instructions)
+    # Loads of weights, which stay in caches, look like those of the tables.
+    weights = 2
+    assert bytes_of_packs(counted) == (26 - weights) * (PACK_BYTES // 4), counted
+    assert packs(counted, "STG.E.EF.128") == len(ADAM.slots)
+    assert counted["STG.E.64"] == counted["STG.E.EF.64"] == 1  # the weights, and the remainder
+    assert counted["LDG.E.EF.64"] == 2  # the gradient, and the remainder
+
+
 @pytest.mark.parametrize(
     ("architecture", "dtype"),
     [("sm_90", "float32"), ("sm_90", "float64"), ("sm_90", "bfloat16"), ("sm_75", "float32")],
@@ -200,6 +243,46 @@ def test_a_clipped_rule_loads_its_two_scalars_and_the_factor_besides(
     assert not before - after
 
 
+def test_a_stage_that_is_off_costs_no_instruction(tmp_path: Path) -> None:
+    group = [
+        kernels.dense_update(ADAM, "float32"),
+        kernels.dense_update(ADAM, "bfloat16", has_groups=True),
+        kernels.sparse_update(ADAM, "float32", "uint32"),
+    ]
+    # The other stages are in headers that plain rules do not include.
+    for kernel in group:
+        for stage in ("clipped", "scaled", "decayed", "cautious", "averaged"):
+            assert f"{stage}.cuh" not in kernel.source
+    without = tmp_path / "kernels"
+    shutil.copytree(on_disk(kernel_root()), without)
+    header = without / "shared" / "gradient.cuh"
+    for old, new in (
+        ("constexpr bool is_clipped = clips<Rule>(nullptr);", "constexpr bool is_clipped = false;"),
+        ("constexpr bool is_scaled = scales<Rule>(nullptr);", "constexpr bool is_scaled = false;"),
+        ("if constexpr (is_clipped<Rule>) return Rule::gradient(grad, scalars);", ""),
+    ):
+        assert header.read_text().count(old) == 1
+        header.write_text(header.read_text().replace(old, new))
+    folders = []
+    for name in ("with", "without"):
+        folders.append(tmp_path / name)
+        folders[-1].mkdir()
+    assert compiled(group, "sm_90", folders[0]) == compiled(group, "sm_90", folders[1], without)
+
+
+@pytest.mark.parametrize("architecture", ["sm_90", "sm_75"])
+def test_a_scaled_rule_loads_the_count_of_steps_besides(architecture: str, tmp_path: Path) -> None:
+    group = [
+        kernels.dense_update(rule, "float32", has_groups=True) for rule in (CLIPPED, scaled(ADAM))
+    ]
+    clipping, scaling = compiled(group, architecture, tmp_path)
+    before, after = accesses(clipping), accesses(scaling)
+    more = after - before
+    assert sum(more.values()) == 1, (before, after)
+    assert all("CONSTANT" in name for name in more), more
+    assert not before - after
+
+
 @pytest.mark.parametrize("architecture", ["sm_90", "sm_75"])
 def test_an_average_is_one_more_slot(architecture: str, tmp_path: Path) -> None:
     group = [
@@ -216,8 +299,12 @@ def test_an_average_is_one_more_slot(architecture: str, tmp_path: Path) -> None:
 
 
 def test_norms_of_gradients_move_16_bytes_at_a_time(tmp_path: Path) -> None:
-    group = [kernels.measure(dtype) for dtype in DTYPES]
-    group += [kernels.measure_rows(dtype, "uint32") for dtype in DTYPES]
+    group = [kernels.measure(dtype, decides) for dtype in DTYPES for decides in (False, True)]
+    group += [
+        kernels.measure_rows(dtype, "uint32", decides)
+        for dtype in DTYPES
+        for decides in (False, True)
+    ]
     for kernel, instructions in zip(group, compiled(group, "sm_90", tmp_path), strict=True):
         counted = accesses(instructions)
         assert packs(counted, "LDG") >= 1, (kernel.expression, counted)
@@ -230,3 +317,20 @@ def test_sums_of_pieces_move_16_bytes_at_a_time(tmp_path: Path) -> None:
         counted = accesses(instructions)
         assert packs(counted, "LDG") >= 8
         assert packs(counted, "STG") >= 1
+
+
+@pytest.mark.parametrize("architecture", ["sm_90", "sm_75"])
+def test_updates_of_codes_move_8_of_them_at_a_time(architecture: str, tmp_path: Path) -> None:
+    group = [kernel for kernel in kernels_of_codes() if "float" in kernel.types]
+    for kernel, instructions in zip(group, compiled(group, architecture, tmp_path), strict=True):
+        counted = accesses(instructions)
+        where = (kernel.expression, counted)
+        assert kernel.rule is not None
+        of_codes = Counter(name[:3] for name in counted.elements() if ".EF.64" in name)
+        is_written = kernel.function != "sum_coded_terms"
+        assert of_codes["LDG"] == len(kernel.rule.slots), where
+        assert of_codes["STG"] == is_written * len(kernel.rule.slots), where
+        # Eight floats of the variable are two packs.
+        assert packs(counted, "STG") == is_written * 2, where
+        assert packs(counted, "LDG") >= 2, where
+        assert not any(name.startswith(("LDL", "STL", "LD.", "ST.")) for name in counted), where

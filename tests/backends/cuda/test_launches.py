@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import gpuopt
-from gpuopt import IndexedSlices, Variable, backends
+from gpuopt import IndexedSlices, LossScaleOptimizer, Variable, backends
 from gpuopt.backends.cuda import cuda_backend, kernels
 from gpuopt.backends.cuda.kernel import Kernel
 from gpuopt.backends.cuda.structs import Arrays, FewGradients, Shares, SortedRows, TableGradient
@@ -143,10 +143,10 @@ QUERIES = {"cudaGetDevice", "cudaSetDevice", "cudaEventQuery", "cudaStreamIsCapt
 TWICE = {"cuLaunchKernel", "cudaMemcpyAsync", "device to host bytes"}
 
 
-def dense_step(cupy: Any, num_variables: int, num_sets: int) -> Callable[[], None]:
+def dense_step(cupy: Any, num_variables: int, num_sets: int, **options: Any) -> Callable[[], None]:
     variables = [Variable(np.zeros(9, np.float32), device="gpu:0") for _ in range(num_variables)]
     sets = [[(cupy.zeros(9, np.float32), v) for v in variables] for _ in range(num_sets)]
-    turns, optimizer = itertools.cycle(sets), gpuopt.AdamOptimizer()
+    turns, optimizer = itertools.cycle(sets), gpuopt.AdamOptimizer(**options)
     return lambda: optimizer.apply_gradients(next(turns))
 
 
@@ -162,19 +162,66 @@ def sparse_step(
     return lambda: optimizer.apply_gradients(pairs)
 
 
+def scaled_step(cupy: Any, num_variables: int, num_rows: int) -> Callable[[], None]:
+    variables = [Variable(np.zeros(9, np.float32), device="gpu:0") for _ in range(num_variables)]
+    pairs: list[Any] = [(cupy.zeros(9, np.float32), v) for v in variables]
+    if num_rows:
+        slices = IndexedSlices(
+            cupy.zeros((num_rows, 4), np.float32), cupy.zeros(num_rows, np.int64)
+        )
+        pairs.append((slices, Variable(cupy.zeros((10_000, 4), np.float32))))
+    optimizer = LossScaleOptimizer(
+        gpuopt.LazyAdamOptimizer(clip_norm=1.0), gpuopt.DynamicLossScale()
+    )
+    step = Variable(0, name="step")
+    return lambda: optimizer.apply_gradients(pairs, step)
+
+
 def late_step(cupy: Any, num_tables: int, num_rows: int) -> Callable[[], None]:
     return sparse_step(cupy, num_tables, num_rows, gpuopt.AdamOptimizer(catch_up=True))
 
 
+def coded_step(cupy: Any, num_variables: int, num_sets: int) -> Callable[[], None]:
+    return dense_step(cupy, num_variables, num_sets, slot_bits=8)
+
+
+def coded_clipped_step(cupy: Any, num_variables: int, num_sets: int) -> Callable[[], None]:
+    return dense_step(cupy, num_variables, num_sets, slot_bits=8, clip_norm=1.0)
+
+
+def coded_rows_step(cupy: Any, num_tables: int, num_rows: int) -> Callable[[], None]:
+    return sparse_step(cupy, num_tables, num_rows, gpuopt.LazyAdamOptimizer(slot_bits=8))
+
+
 # Events end the check, the update, the copy of the flag of refused rows, and what reads the flag.
 OF_ROWS = {"cudaEventRecord": 4, "device to host": 1}
+# Each has an event of its own.
+OF_A_DECISION = {"cudaEventCreate": 1, "cudaEventDestroy": 1}
 STEPS: dict[str, tuple[Callable[..., Any], tuple[int, int], dict[str, int]]] = {
     "one variable": (dense_step, (1, 1), {"launches": 1, "cudaEventRecord": 1}),
     "148, three sets in turn": (dense_step, (148, 3), {"launches": 1, "cudaEventRecord": 1}),
+    "slots in 8 bits": (coded_step, (148, 3), {"launches": 1, "cudaEventRecord": 1}),
+    # The norm, too.
+    "slots in 8 bits, clipped": (coded_clipped_step, (3, 1), {"launches": 2, "cudaEventRecord": 2}),
+    "few rows of slots in 8 bits": (coded_rows_step, (1, 100), {"launches": 4, **OF_ROWS}),
+    "26 tables of slots in 8 bits": (coded_rows_step, (26, 3000), {"launches": 10, **OF_ROWS}),
     # The check, the sort, the sums of pieces, and the update.
     "few rows": (sparse_step, (1, 100), {"launches": 4, **OF_ROWS}),
     # The sort does the check, by two launches for each of two digits.
     "many rows": (sparse_step, (1, 3000), {"launches": 6, **OF_ROWS}),
+    # Gradients are measured, and the step is decided about; then it is made or not. The host reads
+    # how many steps were made.
+    "scaled": (
+        scaled_step,
+        (3, 0),
+        {"launches": 2, "cudaEventRecord": 4, "device to host": 1, **OF_A_DECISION},
+    ),
+    # Rows are sorted for both, and their sums have two launches more each.
+    "scaled rows": (
+        scaled_step,
+        (3, 100),
+        {"launches": 9, "cudaEventRecord": 8, "device to host": 2, **OF_A_DECISION},
+    ),
     # The check, the gathering of keys, and three digits.
     "26 tables": (sparse_step, (26, 3000), {"launches": 10, **OF_ROWS}),
     # Rows catch up, and steps are counted, in the launch that updates them.

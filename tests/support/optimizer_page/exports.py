@@ -32,9 +32,12 @@ def short_name(optimizer: type[RuleOptimizer]) -> str:
 
 
 def own_arguments(optimizer: type[RuleOptimizer]) -> list[inspect.Parameter]:
-    """The constructor's parameters, but for those that every optimizer has."""
+    """The constructor's parameters, but for those that every optimizer has, or that it refuses."""
     parameters = inspect.signature(optimizer).parameters
-    return [value for name, value in parameters.items() if name not in Common.__annotations__]
+    left_out = {*Common.__annotations__}
+    if optimizer.rule_of_other_rows is None:  # as where an optimizer inherits from one that has it
+        left_out.add("catch_up")
+    return [value for name, value in parameters.items() if name not in left_out]
 
 
 class Docstring(NamedTuple):

@@ -25,7 +25,7 @@ _SOURCE = """
 
 using Rule = {functor};
 using Real = {real};
-using Unnamed = gpuopt::Unnamed<{other}, {moves}, {average}, {square}, {step}>;
+using Unnamed = {unnamed};
 using CatchUp = gpuopt::CatchUp<Unnamed, Real>;
 using Scalars = Rule::Scalars<Real>;
 
@@ -145,21 +145,13 @@ def compiled_catch_up(
 
 @cache
 def _library(rule: UpdateRule, other: UpdateRule, real: np.dtype[Any]) -> ctypes.CDLL | None:
-    movement = None if other.unnamed is None else other.unnamed.movement
-    places = [0, 0, 0]
-    if movement is not None:
-        places = [other.slots.index(each) for each in (movement.average, movement.square)]
-        places.append(other.scalars.index(movement.step))
+    assert other.unnamed is not None, "an optimizer without it refuses the option"
     source = _SOURCE.format(
         include=rule.include,
         include_other="" if other is rule else other.include,
         functor=rule.require_cuda().functor,
-        other=other.require_cuda().functor,
+        unnamed=other.unnamed.cpp_type(other.require_cuda().functor, other.slots, other.scalars),
         real=REALS[real],
-        moves=str(movement is not None).lower(),
-        average=places[0],
-        square=places[1],
-        step=places[2],
     )
     folders = dict.fromkeys((*rule.include_folders, *other.include_folders))
     library = build(f"{rule.name}-catch-up-{real}", source, folders)

@@ -1,0 +1,92 @@
+"""An update of small variables that is made again and again, by gradients in the same places."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from gpuopt.backends.backend import Scalars, Target, compute_type
+from gpuopt.backends.cpu.chunks import Chunks
+from gpuopt.backends.cpu.forms.compiled import CompiledRule, compiled_rules
+from gpuopt.backends.cpu.limits import CpuLimits
+from gpuopt.backends.cpu.memory import Array
+from gpuopt.backends.cpu.written_memory import WrittenMemory
+from gpuopt.rules.update_rule import UpdateRule
+
+_LIMITS = CpuLimits()
+
+
+class RepeatedUpdate:
+    """Calls a compiled rule with a table of addresses that was made once; scalars change alone.
+
+    To find gradients anew takes several times as long as to update a few thousand elements. Keeps
+    all arrays alive.
+    """
+
+    def __init__(
+        self,
+        rule: UpdateRule,
+        forms: Sequence[CompiledRule],
+        targets: Sequence[Target],
+        gradients: Sequence[Array],
+        groups: Sequence[int],
+    ) -> None:
+        self._names = rule.scalars
+        self._forms = forms
+        self._arrays = targets, gradients
+        chunks = Chunks(targets, groups, forms[0].most_elements)
+        self._table = chunks.table([form.scalars_address for form in forms], gradients)
+        self._taken = np.zeros(1, np.int64)
+
+    def apply(self, scalars: Sequence[Scalars]) -> None:
+        """Updates all variables.
+
+        Args:
+            scalars: Those of each group, of the variables' dtype.
+        """
+        for form, given in zip(self._forms, scalars, strict=True):
+            form.scalars[:] = [given[name] for name in self._names]
+        self._taken[0] = 0
+        self._forms[0].update_chunks(self._table, self._taken)
+
+
+def repeated_update(
+    rule: UpdateRule,
+    targets: Sequence[Target],
+    gradients: Sequence[Array],
+    groups: Sequence[int],
+    scalars: Sequence[Scalars],
+) -> RepeatedUpdate | None:
+    """Prepares an update; None where `Backend.apply_dense` has to make it.
+
+    It has where there is no compiler, where threads would share the work, and for arrays that are
+    not flat, not of the type that rules compute in, or written and read.
+
+    Args:
+        rule: Without sums and slots of rows.
+        targets: Variables and slots that share no memory.
+        gradients: Of their shapes.
+        groups: The number of each variable's group.
+        scalars: Of each group, to begin with.
+    """
+    present = [position for position, gradient in enumerate(gradients) if gradient.size]
+    targets = [targets[position] for position in present]
+    gradients = [gradients[position] for position in present]
+    written = [array for var, slots in targets for array in (var, *slots)]
+    dtypes = {array.dtype for array in (*written, *gradients)}
+    if len(dtypes) != 1 or _LIMITS.threads_for(sum(each.size for each in gradients)) > 1:
+        return None
+    [dtype] = dtypes
+    memory = WrittenMemory(written)
+    if (
+        dtype != compute_type(dtype)
+        or not all(array.flags.carray for array in written)
+        or not all(each.flags.c_contiguous and each.flags.aligned for each in gradients)
+        or any(map(memory.overlaps, gradients))
+    ):
+        return None
+    forms = compiled_rules(rule, dtype, scalars)
+    flat = [each.reshape(-1) for each in gradients]
+    own_groups = [groups[position] for position in present]
+    return RepeatedUpdate(rule, forms, targets, flat, own_groups) if forms else None

@@ -1,0 +1,71 @@
+"""The launches of sparse updates of tables whose slots are in 8 bits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from gpuopt.backends.cuda import kernels
+from gpuopt.backends.cuda.launch_shapes import ROW_THREADS, lanes_per_block
+from gpuopt.backends.cuda.launcher import Launch, to_device
+from gpuopt.backends.cuda.parameters import name_of
+from gpuopt.backends.cuda.sorted_tables import Table
+from gpuopt.backends.cuda.sparse_launches import SparseLaunches
+from gpuopt.backends.cuda.structs import Arrays
+from gpuopt.backends.cuda.workspace import Workspace
+from gpuopt.rules.slot_codes import BLOCK, packed_tables
+
+
+class CodedLaunches(SparseLaunches):
+    """The launches for tables of one kind, on one stream; their blocks end at rows."""
+
+    def _row_bytes(self) -> list[int]:
+        width, num_slots = self._kind.tables.width, len(self._kind.rule.slots)
+        of_scales = self._blocks_per_row() * np.dtype(np.float32).itemsize
+        codes, scales = [width] * num_slots, [of_scales] * num_slots
+        return [width * self._kind.types.var.itemsize, *codes, *scales]
+
+    def _blocks_per_row(self) -> int:
+        return -(-self._kind.tables.width // BLOCK)
+
+    def _thread_blocks(self, num_rows: int) -> int:
+        lanes = lanes_per_block(self._kind.tables.width)
+        return self._tables.blocks(num_rows * self._blocks_per_row(), lanes)
+
+    def _words(self) -> Any:
+        return to_device(self._launcher, packed_tables().view(np.uint32))
+
+    def _bind_update(
+        self, workspace: Workspace, touched: Any, arguments: Mapping[str, Any]
+    ) -> Launch:
+        rows, kind = arguments["rows"], self._kind
+        key = name_of(rows.keys.dtype)
+        kernel = kernels.update_coded_rows(kind.rule, kind.codings, self._storage, key)
+        return self._launcher.bind(
+            kernel,
+            self._thread_blocks(rows.num_rows),
+            ROW_THREADS,
+            **arguments,
+            touched=touched,
+            words=self._words(),
+        )
+
+    def _bind_others(
+        self, table: Table, touched: Any, scalars: dict[str, Any], refused: Any
+    ) -> Launch:
+        return self._launcher.bind(
+            kernels.update_other_coded_rows(
+                self._rule_of_others, self._kind.codings, self._storage
+            ),
+            self._thread_blocks(table.height),
+            ROW_THREADS,
+            arrays=Arrays(table.addresses),
+            size=table.height * self._kind.tables.width,
+            row_width=self._kind.tables.width,
+            **scalars,
+            touched=touched,
+            words=self._words(),
+            refused=refused,
+        )

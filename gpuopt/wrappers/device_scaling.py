@@ -1,0 +1,326 @@
+"""Steps with a scaled loss that a GPU decides about, while the host goes on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gpuopt.backends import backend_for
+from gpuopt.backends.loss_scaling import Decision, LossScalings
+from gpuopt.device import Device
+from gpuopt.locks import Lock
+from gpuopt.rules.loss_scaling import ScaleRule, ScaleState
+from gpuopt.step.rule_updates import RuleUpdates, ScalarsByType
+from gpuopt.variables.gate import undoing
+from gpuopt.variables.variable import Variable
+
+# Steps that the host may be ahead of what it knows: for each, kernels get scalars.
+_MOST_STEPS = 32
+
+
+class StepAgain(Exception):
+    """A step was prepared by numbers that may be wrong: a GPU may have left out earlier steps."""
+
+
+class DeviceScale(NamedTuple):
+    """A loss scale that the host may not know.
+
+    Attributes:
+        scaling: From `LossScalings`.
+        device: The GPU.
+    """
+
+    scaling: Any
+    device: Device
+
+    def seed(self) -> Any:
+        """Returns it as a scalar array there."""
+        return _scalings(self.device).seed(self.scaling)
+
+    def number(self) -> np.float32:
+        """Waits for it."""
+        return np.float32(_scalings(self.device).state(self.scaling)[0].loss_scale)
+
+
+class _Counted(NamedTuple):
+    """What the host had when it had counted some number of steps.
+
+    Attributes:
+        numbers: The values of `_Chain.numbers`.
+        scalars: What it gave to the rules of the next step.
+    """
+
+    numbers: Sequence[Any]
+    scalars: ScalarsByType
+
+
+class _Read(NamedTuple):
+    """A GPU's count of the steps that were made, on its way to the host.
+
+    Attributes:
+        num_calls: How many steps were to be made.
+        made: A `FlagRead` of how many were.
+    """
+
+    num_calls: int
+    made: Any
+
+
+class _Chain(NamedTuple):
+    """Steps that a GPU decides about, one after the other.
+
+    Attributes:
+        scale: The loss scale after the last of them.
+        key: Equal if steps can follow each other in one chain.
+        kept: What `key` has the ids of.
+        numbers: Variables in host memory that count steps: powers, counters, the global step.
+        num_calls: How many steps were to be made.
+        host_count: How many of them the host takes for made.
+        by_count: For each count that the GPU may have.
+        reads: Those that the host has not looked at yet.
+    """
+
+    scale: DeviceScale
+    key: Hashable
+    kept: Any
+    numbers: Sequence[Variable]
+    num_calls: int
+    host_count: int
+    by_count: Mapping[int, _Counted]
+    reads: tuple[_Read, ...]
+
+
+class _ThisThread(threading.local):
+    """What this thread may see before a GPU has confirmed it.
+
+    Attributes:
+        ahead_of: The `DeviceScaling` whose numbers it may see; None for nobody's.
+        place: Where its chain was when this thread began to see them.
+    """
+
+    ahead_of: Any = None
+    place: Any = None
+
+
+_this_thread = _ThisThread()
+
+
+class DeviceScaling:
+    """The loss scale of one optimizer, while a GPU decides about its steps; a `RowsBehind`.
+
+    The host counts each step as if it were made, and gives kernels the scalars for this count and
+    for smaller ones. They take those of the count that the GPU has reached. When the host learns
+    that steps were left out, it goes back to the numbers that it had at the smaller count. All
+    these numbers and the loss scale are behind meanwhile: who reads one waits for the GPU.
+
+    A step that fails, or is interrupted, leaves the chain as it was.
+
+    Attributes:
+        lock: Held by a step from its decision to its count, inside the gate.
+    """
+
+    holds_arrays = False
+
+    def __init__(
+        self, rule: ScaleRule, accept_after: int | None, variables: Mapping[str, Variable]
+    ) -> None:
+        """Does nothing yet.
+
+        Args:
+            rule: How the scale changes.
+            accept_after: See `after_step`.
+            variables: By names of `ScaleState`, where the state is while no GPU has it.
+        """
+        self._rule = rule
+        self._accept_after = accept_after
+        self._variables = variables
+        self.lock = Lock("a loss scale on a GPU")
+        self._chain: _Chain | None = None
+
+    @property
+    def scale(self) -> DeviceScale | None:
+        """The present scale, if a GPU has it."""
+        return None if self._chain is None else self._chain.scale
+
+    @contextmanager
+    def ahead(self) -> Iterator[None]:
+        """Inside, this thread sees the host's numbers, as far as the GPU has not refuted them.
+
+        Raises:
+            RuntimeError: this thread is in the middle of a step, as in a signal handler.
+        """
+        if self.lock.is_this_threads:
+            raise RuntimeError(
+                "a step cannot be made in the middle of another one of the same "
+                "LossScaleOptimizer, as by a signal handler: do it after that"
+            )
+        if self._chain is not None and self._chain.reads:
+            self._look()
+        with self._seeing():
+            _this_thread.place = _place_of(self._chain)
+            yield
+
+    def prepare(
+        self,
+        updates: RuleUpdates,
+        key: Sequence[Any],
+        numbers: Sequence[Variable],
+        loss_scale: Any,
+    ) -> bool:
+        """Has a GPU decide about a step, if it can; returns whether it will.
+
+        Args:
+            updates: The step's, prepared inside `ahead`.
+            key: Objects: steps with the same ones can follow each other.
+            numbers: The variables in host memory that the step changes.
+            loss_scale: What gradients are multiplied by: a number, or a `DeviceScale`.
+
+        Raises:
+            StepAgain: the step was prepared by numbers that may be wrong.
+        """
+        device = updates.deciding_gpu()
+        chain_key = device, *map(id, (*key, *numbers))
+        with undoing(), self.lock:
+            chain = self._chain
+            if chain is not None and chain.key != chain_key:
+                self._settle(chain)
+                raise StepAgain
+            if _place_of(chain) != _this_thread.place:  # another thread has made a step, or waited
+                raise StepAgain
+            if device is None:
+                return False
+            if chain is None:
+                chain = self._begin(device, chain_key, key, numbers)
+            if not isinstance(loss_scale, DeviceScale):
+                unscale = float(np.float32(1) / np.float32(loss_scale))
+            elif loss_scale == chain.scale:
+                unscale = 0.0
+            else:
+                unscale = float(np.float32(1) / loss_scale.number())
+            now = _Counted([each.numpy() for each in chain.numbers], updates.scalars)
+            by_count = {**chain.by_count, chain.host_count: now}
+            self._chain = chain._replace(by_count=by_count)
+            below = range(chain.host_count - 1, min(by_count) - 1, -1)
+            _this_thread.place = _place_of(chain)
+            updates.decide_on_gpu(
+                Decision(self._rule, self._accept_after, chain.scale.scaling, chain.host_count),
+                unscale,
+                [by_count[count].scalars for count in below],
+                self.lock,
+            )
+            return True
+
+    def confirm(self) -> None:
+        """Called with `lock` held, before the GPU is to decide.
+
+        Raises:
+            StepAgain: another thread has made a step since `prepare`, or waited for the GPU.
+        """
+        if _place_of(self._chain) != _this_thread.place:
+            raise StepAgain
+
+    def note_step(self, updates: RuleUpdates) -> None:
+        """Notes that a step was enqueued, and counted by the host."""
+        with self.lock:
+            chain = self._chain
+            assert chain is not None, "it was prepared"
+            device = chain.scale.device
+            after, num_calls = updates.decided.after, chain.num_calls + 1
+            read = _Read(num_calls, _scalings(device).read(after))
+            self._chain = chain._replace(
+                scale=DeviceScale(after, device),
+                num_calls=num_calls,
+                host_count=chain.host_count + 1,
+                reads=(*chain.reads, read),
+            )
+
+    def while_written(
+        self, written: Any, work: AbstractContextManager[Any]
+    ) -> AbstractContextManager[Any]:
+        return work
+
+    def bring_up(self, rows: Any = None) -> None:
+        """Waits until the GPU has decided about all steps, and puts the host's numbers right."""
+        if _this_thread.ahead_of is self or self._chain is None:
+            return
+        with undoing(), self.lock:
+            if self._chain is not None:
+                self._settle(self._chain)
+
+    def _begin(
+        self, device: Device, chain_key: Hashable, key: Sequence[Any], numbers: Sequence[Variable]
+    ) -> _Chain:
+        for each in numbers:
+            each.bring_up()  # another optimizer's steps may count by the same variable
+        given: dict[str, Any] = {name: each.numpy()[()] for name, each in self._variables.items()}
+        scale = DeviceScale(_scalings(device).new(ScaleState(**given)), device)
+        self._chain = _Chain(scale, chain_key, key, numbers, 0, 0, {}, ())
+        for each in (*numbers, *self._variables.values()):
+            each.identity.behind = self
+        return self._chain
+
+    def _look(self) -> None:
+        """Learns what the GPU has decided, without waiting unless it is far behind."""
+        with undoing(), self.lock:
+            chain = self._chain
+            if chain is None:
+                return
+            reads, known = list(chain.reads), None
+            while reads:
+                if len(reads) >= _MOST_STEPS:
+                    reads[0].made.wait(f"{chain.scale.device}, which is {_MOST_STEPS} steps behind")
+                if not reads[0].made.is_done:
+                    break
+                known = reads.pop(0)
+            if known is None:
+                return
+            made = int(known.made.values[0])
+            count = made + chain.num_calls - known.num_calls
+            self._go_back(chain, count)
+            left = {n: counted for n, counted in chain.by_count.items() if made <= n <= count}
+            self._chain = chain._replace(host_count=count, by_count=left, reads=tuple(reads))
+
+    def _settle(self, chain: _Chain) -> None:
+        """Ends a chain; again, if it was interrupted."""
+        state, made = _scalings(chain.scale.device).state(chain.scale.scaling)
+        self._go_back(chain, made)
+        with self._seeing():
+            for name, variable in self._variables.items():
+                variable.assign(np.asarray(getattr(state, name), variable.dtype))
+        for each in (*chain.numbers, *self._variables.values()):
+            if each.identity.behind is self:
+                each.identity.behind = None
+        self._chain = None
+
+    def _go_back(self, chain: _Chain, count: int) -> None:
+        if count == chain.host_count:
+            return
+        with self._seeing():
+            values = chain.by_count[count].numbers
+            for variable, value in zip(chain.numbers, values, strict=True):
+                variable.assign(value)
+
+    @contextmanager
+    def _seeing(self) -> Iterator[None]:
+        """Inside, this thread reads and writes numbers without bringing them up to date."""
+        before = vars(_this_thread).copy()
+        try:
+            _this_thread.ahead_of = self
+            yield
+        finally:
+            vars(_this_thread).clear()
+            vars(_this_thread).update(before)
+
+
+def _place_of(chain: _Chain | None) -> tuple[DeviceScale, int] | None:
+    return None if chain is None else (chain.scale, chain.host_count)
+
+
+def _scalings(device: Device) -> LossScalings:
+    found = backend_for(device).loss_scalings
+    assert found is not None, "it decides about steps"
+    return found

@@ -1,0 +1,145 @@
+// Applies one rule to every element of many variables whose slots are in 8 bits. Where the rule
+// needs sums over each variable, this file and `add_sums` of dense_update.cu compute them before.
+#include "shared/block_sum.cuh"
+#include "shared/chunks.cuh"
+#include "shared/coded_blocks.cuh"
+
+namespace gpuopt {
+
+// One variable of many. Mirrors `_coded_variables` in gpuopt/backends/cuda/kernels.py.
+template <class Rule>
+struct CodedVariable {
+  long long size;                             // in elements
+  long long width;                            // of a row that blocks end at, or the size
+  long long arrays[1 + 2 * Rule::num_slots];  // see `CodedTarget`
+};
+
+// The blocks of a chunk. The lanes that share them have `chunk_size` elements, a few of which are
+// not there where blocks are short.
+template <class Rule, class Storage>
+struct BlocksOfChunk {
+  CodedTarget<Rule, Storage> target;
+  const StoredGradient<Storage>* grad;
+  Lanes lanes;
+  long long width;
+  long long per_row;  // blocks
+  long long begin;    // the number of the first block
+  long long end;
+  bool is_one_row;
+
+  __device__ __forceinline__ BlocksOfChunk(const CodedVariable<Rule>& variable, unsigned int number,
+                                           long long chunk_size, long long gradient)
+      : target(variable.arrays),
+        grad(reinterpret_cast<const StoredGradient<Storage>*>(gradient)),
+        lanes(lanes_of_block(variable.width)),
+        width(variable.width),
+        per_row(blocks_of_row(variable.width)),
+        is_one_row(variable.width == variable.size) {
+    const long long num_blocks = is_one_row ? per_row : variable.size / width * per_row;
+    const long long at_once = chunk_size / (lane_codes * lanes.num_lanes);
+    begin = number * at_once;
+    end = begin + at_once < num_blocks ? begin + at_once : num_blocks;
+  }
+
+  // Calls `visit` with the state of a lane's elements, their gradient, where they are, and whether
+  // they are packs of the variable and its codes.
+  template <int codings, class Visit>
+  __device__ __forceinline__ void visit(const SlotTables* tables, const Visit& visit_part) const {
+    const bool has_packs = target.has_packs();
+    const bool has_grad_packs = is_pack_aligned(grad);
+    const int at_once = static_cast<int>(blockDim.x) / lanes.num_lanes;
+    for (long long block = begin + threadIdx.x / lanes.num_lanes; block < end; block += at_once) {
+      const long long row = is_one_row ? 0 : block / per_row;
+      const LanePart part(block, row, (block - row * per_row) * block_codes, width, lanes);
+      const bool is_packed = part.is_packed();
+      StoredGradient<Storage> stored[lane_codes];
+      load_lane<Caching::evict_first>(grad + part.begin, part.count, is_packed & has_grad_packs,
+                                      stored);
+      CodedState<Rule, Storage, codings> state(target, is_packed & has_packs, part, lanes);
+      float gradient[lane_codes];
+#pragma unroll
+      for (int k = 0; k < lane_codes; ++k) gradient[k] = static_cast<float>(stored[k]);
+      visit_part(state, gradient, part, is_packed & has_packs);
+    }
+  }
+};
+
+// Calls `visit` with each chunk of this block: its number, the variable's number, and its blocks.
+// The arguments are those of `visit_chunks` in dense_update.cu.
+template <class Rule, class Storage, class Visit>
+__device__ __forceinline__ void visit_coded_chunks(
+    const CodedVariable<Rule>* __restrict__ variables, const Chunk* __restrict__ chunks,
+    long long num_chunks, long long chunk_size, const long long* __restrict__ grads,
+    const FewGradients& few_grads, const Visit& visit) {
+  for (long long c = blockIdx.x; c < num_chunks; c += gridDim.x) {
+    const Chunk chunk = chunks[c];
+    const long long gradient =
+        grads == nullptr ? few_grads.of[chunk.variable] : __ldg(&grads[chunk.variable]);
+    visit(c, chunk.variable,
+          BlocksOfChunk<Rule, Storage>(variables[chunk.variable], chunk.number, chunk_size,
+                                       gradient));
+  }
+}
+
+// Updates variables of several groups, as `dense_update_of_groups` does. `words` are those of
+// `SlotTables`, of both maps.
+template <class Rule, int codings, class Storage>
+__global__ void __launch_bounds__(dense_threads)
+    coded_update(const CodedVariable<Rule>* __restrict__ variables, long long num_variables,
+                 const Chunk* __restrict__ chunks, long long num_chunks, long long chunk_size,
+                 const long long* __restrict__ grads,
+                 const __grid_constant__ FewGradients few_grads,
+                 const long long* __restrict__ groups,
+                 const __grid_constant__ FewScalars<Rule, Storage> few_scalars,
+                 const Scalars<Rule, Storage>* __restrict__ many_scalars,
+                 const unsigned int* __restrict__ words,
+                 const unsigned long long* __restrict__ refused) {
+  if (*refused != 0) return;
+  const SlotTables* tables = shared_tables<codings>(words);
+  visit_coded_chunks<Rule, Storage>(
+      variables, chunks, num_chunks, chunk_size, grads, few_grads,
+      [&](long long, unsigned int variable, const BlocksOfChunk<Rule, Storage>& blocks) {
+        const Scalars<Rule, Storage> scalars =
+            scalars_of_group<Rule, Storage>(variable, groups, few_scalars, many_scalars);
+        blocks.template visit<codings>(
+            tables, [&](auto& state, const auto& gradient, const LanePart& part, bool is_packed) {
+              state.update(tables, gradient, part.count, scalars);
+              state.store_to(blocks.target, is_packed, tables, part, blocks.lanes);
+            });
+      });
+}
+
+// Writes the sums over each chunk of what the rule sums over a variable, as `sum_terms` does.
+template <class Rule, int codings, class Storage>
+__global__ void __launch_bounds__(dense_threads)
+    sum_coded_terms(const CodedVariable<Rule>* __restrict__ variables, long long num_variables,
+                    const Chunk* __restrict__ chunks, long long num_chunks, long long chunk_size,
+                    const long long* __restrict__ grads,
+                    const __grid_constant__ FewGradients few_grads,
+                    const long long* __restrict__ groups,
+                    const __grid_constant__ FewScalars<Rule, Storage> few_scalars,
+                    const Scalars<Rule, Storage>* __restrict__ many_scalars,
+                    const unsigned int* __restrict__ words, double* __restrict__ parts,
+                    const unsigned long long* __restrict__ refused) {
+  constexpr int num_sums = Rule::num_sums;
+  if (*refused != 0) return;
+  const SlotTables* tables = shared_tables<codings>(words);
+  visit_coded_chunks<Rule, Storage>(
+      variables, chunks, num_chunks, chunk_size, grads, few_grads,
+      [&](long long chunk, unsigned int variable, const BlocksOfChunk<Rule, Storage>& blocks) {
+        const Scalars<Rule, Storage> scalars =
+            scalars_of_group<Rule, Storage>(variable, groups, few_scalars, many_scalars);
+        float mine[num_sums] = {};
+        blocks.template visit<codings>(
+            tables, [&](const auto& state, const auto& gradient, const LanePart& part, bool) {
+              state.add_terms(tables, gradient, part.count, scalars, mine);
+            });
+#pragma unroll
+        for (int k = 0; k < num_sums; ++k) {
+          const float sum = sum_of_block<dense_threads>(mine[k]);
+          if (threadIdx.x == 0) parts[chunk * num_sums + k] = static_cast<double>(sum);
+        }
+      });
+}
+
+}  // namespace gpuopt

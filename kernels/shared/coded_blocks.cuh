@@ -1,0 +1,273 @@
+// Updates of blocks of elements whose slots are in 8 bits, by lanes that share a block: each has
+// neighbours in registers, and together they find the block's scale. Codes and scales are those of
+// kernels/cpu/update_blocks.hpp.
+#pragma once
+#include "lanes.cuh"
+#include "slot_codes.cuh"
+#include "update.cuh"
+
+namespace gpuopt {
+
+// How many elements of a block a lane has: their codes are one load.
+constexpr int lane_codes = block_codes / warp_size;
+
+// How many blocks a row has; a variable whose blocks do not end at rows is one row.
+__device__ __forceinline__ long long blocks_of_row(long long width) {
+  return (width + block_codes - 1) / block_codes;
+}
+
+// How many lanes share a block.
+__device__ __forceinline__ int lanes_of_block(long long width) {
+  return width < block_codes ? lanes_per_row((width + lane_codes - 1) / lane_codes) : warp_size;
+}
+
+// Reads the maps to shared memory: that of both signs, and if a slot is of squares the other one.
+// Every thread of the block must call it.
+template <int codings>
+__device__ __forceinline__ const SlotTables* shared_tables(const unsigned int* __restrict__ words) {
+  constexpr int num_maps = codings == 0 ? 1 : 2;
+  __shared__ SlotTables tables[num_maps];
+  unsigned int* to = reinterpret_cast<unsigned int*>(tables);
+  for (int i = threadIdx.x; i < static_cast<int>(sizeof tables / sizeof *to); i += blockDim.x) {
+    to[i] = __ldg(&words[i]);
+  }
+  __syncthreads();
+  return tables;
+}
+
+// A variable, the codes of its slots, and their scales.
+template <class Rule, class Storage>
+struct CodedTarget {
+  StoredVar<Storage>* var;
+  Slots<Rule, unsigned char> codes;
+  Slots<Rule, float> scales;
+
+  // `arrays` holds the variable's address, those of all codes, and then those of all scales.
+  __device__ __forceinline__ explicit CodedTarget(const long long* arrays) {
+    var = reinterpret_cast<StoredVar<Storage>*>(arrays[0]);
+#pragma unroll
+    for (int k = 0; k < Rule::num_slots; ++k) {
+      codes.of[k] = reinterpret_cast<unsigned char*>(arrays[1 + k]);
+      scales.of[k] = reinterpret_cast<float*>(arrays[1 + Rule::num_slots + k]);
+    }
+  }
+
+  // Whether lanes' elements are packs of the variable and of its codes, if their first one's
+  // number is a multiple of lane_codes.
+  __device__ __forceinline__ bool has_packs() const {
+    bool aligned = is_pack_aligned(var);
+#pragma unroll
+    for (int k = 0; k < Rule::num_slots; ++k) {
+      aligned &= reinterpret_cast<unsigned long long>(codes.of[k]) % lane_codes == 0;
+    }
+    return aligned;
+  }
+};
+
+// What one lane has of a block.
+struct LanePart {
+  long long block;   // the block's number among those of the variable
+  long long begin;   // the lane's first element
+  long long column;  // the same, in its row
+  int count;         // how many elements there are: lane_codes, or less at the block's end
+
+  __device__ __forceinline__ LanePart(long long number, long long row, long long column_of_block,
+                                      long long width, const Lanes& lanes) {
+    const long long left = width - column_of_block;
+    const int length = left < block_codes ? static_cast<int>(left) : block_codes;
+    const int first = lanes.lane * lane_codes;
+    block = number;
+    column = column_of_block + first;
+    begin = row * width + column;
+    count = length - first < lane_codes ? length - first : lane_codes;
+  }
+
+  // Whether these are packs of arrays that have them.
+  __device__ __forceinline__ bool is_packed() const {
+    return (count == lane_codes) & (begin % lane_codes == 0);
+  }
+};
+
+// How many elements one instruction moves.
+template <class Element>
+constexpr int lane_pack =
+    pack_bytes / sizeof(Element) < lane_codes ? pack_bytes / sizeof(Element) : lane_codes;
+
+// Loads a lane's elements; what is not there becomes 0.
+template <Caching caching, class Element>
+__device__ __forceinline__ void load_lane(const Element* from, int count, bool is_packed,
+                                          Element (&elements)[lane_codes]) {
+  constexpr int pack = lane_pack<Element>;
+  if (is_packed) {
+#pragma unroll
+    for (int first = 0; first < lane_codes; first += pack) {
+      Elements<Element, pack> some;
+      load<caching>(from + first, some);
+#pragma unroll
+      for (int k = 0; k < pack; ++k) elements[first + k] = some.of[k];
+    }
+  } else {
+#pragma unroll
+    for (int k = 0; k < lane_codes; ++k) {
+      Elements<Element, 1> one = {};
+      if (k < count) load<caching>(from + k, one);
+      elements[k] = one.of[0];
+    }
+  }
+}
+
+// Stores a pack. By an intrinsic, as the compiler makes several stores of an assignment to one of
+// two places.
+template <Caching caching, class Element, int count>
+__device__ __forceinline__ void store_pack(Element* to, const Elements<Element, count>& elements) {
+  if constexpr (caching == Caching::normal) {
+    using Bits = typename BitsOf<sizeof elements>::type;
+    Bits bits;
+    memcpy(&bits, &elements, sizeof bits);
+    __stwb(reinterpret_cast<Bits*>(to), bits);
+  } else {
+    store<caching>(to, elements);
+  }
+}
+
+template <Caching caching, class Element>
+__device__ __forceinline__ void store_lane(Element* to, int count, bool is_packed,
+                                           const Element (&elements)[lane_codes]) {
+  constexpr int pack = lane_pack<Element>;
+  if (is_packed) {
+#pragma unroll
+    for (int first = 0; first < lane_codes; first += pack) {
+      Elements<Element, pack> some;
+#pragma unroll
+      for (int k = 0; k < pack; ++k) some.of[k] = elements[first + k];
+      store_pack<caching>(to + first, some);
+    }
+  } else {
+#pragma unroll
+    for (int k = 0; k < lane_codes; ++k) {
+      const Elements<Element, 1> one = {elements[k]};
+      if (k < count) store<caching>(to + k, one);
+    }
+  }
+}
+
+// Encodes a lane's numbers, all finite, and returns the block's scale. Every lane must call it.
+__device__ __forceinline__ float encode_lane(int coding, const SlotTables& tables,
+                                             const float (&values)[lane_codes], const Lanes& lanes,
+                                             unsigned char (&codes)[lane_codes]) {
+  float magnitudes[lane_codes];
+  // As integers, floats that are not below 0 have the same order.
+  int largest = 0;
+#pragma unroll
+  for (int k = 0; k < lane_codes; ++k) {
+    magnitudes[k] = absolute(to_store(coding, values[k]));
+    int bits;
+    memcpy(&bits, &magnitudes[k], sizeof bits);
+    largest = bits > largest ? bits : largest;
+  }
+  for (int distance = lanes.num_lanes / 2; distance > 0; distance /= 2) {
+    const int other = __shfl_xor_sync(mask_of(lanes), largest, distance);
+    largest = other > largest ? other : largest;
+  }
+  float scale;
+  memcpy(&scale, &largest, sizeof scale);
+  const float divisor = scale > 0 ? scale : 1;
+#pragma unroll
+  for (int k = 0; k < lane_codes; ++k) {
+    const float magnitude = magnitudes[k] / divisor;
+    const int first = tables.first[place_of(magnitude)];
+    codes[k] = static_cast<unsigned char>(code_of(coding, tables, first, magnitude, values[k] < 0));
+  }
+  return scale;
+}
+
+// A lane's elements of a variable, and of its slots. All are loaded before anything is computed.
+// Every lane of the block must make one: the first lane alone reads and writes scales.
+template <class Rule, class Storage, int codings>
+struct CodedState {
+  static_assert(sizeof(Compute<Storage>) == sizeof(float), "codes stand for float");
+
+  StoredVar<Storage> var[lane_codes];
+  unsigned char codes[slot_capacity<Rule>][lane_codes];  // as they were loaded
+  float scales[slot_capacity<Rule>];
+  float slots[slot_capacity<Rule>][lane_codes];  // once they are updated
+
+  __device__ __forceinline__ CodedState(const CodedTarget<Rule, Storage>& target, bool is_packed,
+                                        const LanePart& part, const Lanes& lanes) {
+    load_lane<Caching::normal>(target.var + part.begin, part.count, is_packed, var);
+#pragma unroll
+    for (int k = 0; k < Rule::num_slots; ++k) {
+      load_lane<Caching::evict_first>(target.codes.of[k] + part.begin, part.count, is_packed,
+                                      codes[k]);
+      scales[k] = lanes.lane == 0 ? __ldcs(target.scales.of[k] + part.block) : 0;
+    }
+#pragma unroll
+    for (int k = 0; k < Rule::num_slots; ++k) {
+      scales[k] = __shfl_sync(mask_of(lanes), scales[k], 0, lanes.num_lanes);
+    }
+  }
+
+  // Writes the decoded slots of an element.
+  __device__ __forceinline__ void decode_element(const SlotTables* tables, int i,
+                                                 float (&slot)[slot_capacity<Rule>]) const {
+#pragma unroll
+    for (int k = 0; k < Rule::num_slots; ++k) {
+      const int coding = coding_of(codings, k);
+      slot[k] = decode(coding, tables[map_of(coding)], codes[k][i], scales[k]);
+    }
+  }
+
+  __device__ __forceinline__ void update(const SlotTables* tables,
+                                         const float (&gradient)[lane_codes], int count,
+                                         const Scalars<Rule, Storage>& scalars) {
+#pragma unroll
+    for (int i = 0; i < lane_codes; ++i) {
+      float value = static_cast<float>(var[i]);
+      float slot[slot_capacity<Rule>];
+      decode_element(tables, i, slot);
+      Rule::apply(value, gradient[i], slot, scalars);
+      var[i] = StoredVar<Storage>(value);
+      // The slots of an element begin anew where one has no code.
+      bool has_codes = i < count;
+#pragma unroll
+      for (int k = 0; k < Rule::num_slots; ++k) has_codes &= is_finite(slot[k]);
+#pragma unroll
+      for (int k = 0; k < Rule::num_slots; ++k) slots[k][i] = has_codes ? slot[k] : 0;
+    }
+  }
+
+  // Adds to `sums` what the rule sums over a variable; nothing is changed.
+  template <int num_sums>
+  __device__ __forceinline__ void add_terms(const SlotTables* tables,
+                                            const float (&gradient)[lane_codes], int count,
+                                            const Scalars<Rule, Storage>& scalars,
+                                            float (&sums)[num_sums]) const {
+#pragma unroll
+    for (int i = 0; i < lane_codes; ++i) {
+      float slot[slot_capacity<Rule>];
+      decode_element(tables, i, slot);
+      float terms[num_sums];
+      Rule::terms(static_cast<float>(var[i]), gradient[i], slot, scalars, terms);
+#pragma unroll
+      for (int k = 0; k < num_sums; ++k) sums[k] += i < count ? terms[k] : 0;
+    }
+  }
+
+  // Every lane of the block must call it.
+  __device__ __forceinline__ void store_to(const CodedTarget<Rule, Storage>& target, bool is_packed,
+                                           const SlotTables* tables, const LanePart& part,
+                                           const Lanes& lanes) const {
+    store_lane<Caching::normal>(target.var + part.begin, part.count, is_packed, var);
+#pragma unroll
+    for (int k = 0; k < Rule::num_slots; ++k) {
+      const int coding = coding_of(codings, k);
+      unsigned char encoded[lane_codes];
+      const float scale = encode_lane(coding, tables[map_of(coding)], slots[k], lanes, encoded);
+      store_lane<Caching::evict_first>(target.codes.of[k] + part.begin, part.count, is_packed,
+                                       encoded);
+      if (lanes.lane == 0) __stcs(target.scales.of[k] + part.block, scale);
+    }
+  }
+};
+
+}  // namespace gpuopt

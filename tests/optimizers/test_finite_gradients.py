@@ -1,0 +1,219 @@
+"""A step that takes a norm knows by it whether gradients are finite: they are read once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import fake_cupy
+import numpy as np
+import pytest
+from dtypes import every_dtype
+from each_device import variable_on
+from emulator.emulator import EmulatorLauncher
+
+import gpuopt
+from gpuopt import IndexedSlices, ParameterGroup, Variable
+from gpuopt.backends import to_device, using
+from gpuopt.backends.cpu import clips
+from gpuopt.backends.cpu.backend import CpuBackend
+from gpuopt.backends.cpu.limits import CpuLimits
+from gpuopt.device import Device
+
+KINDS = ["dense", "sparse", "mixed"]
+CLIPPING: dict[str, dict[str, Any]] = {
+    "norm": {"clip_norm": 0.5},
+    "measured": {"clip_norm": np.inf},
+    "groups": {"groups": [ParameterGroup("w1|table", clip_norm=0.25)]},
+    "torch": {"clip_norm": 0.5, "clip_form": "torch"},
+    "values": {"clip_value": 0.5},
+}
+
+
+@pytest.fixture(params=["plain", "recorded", "compiled"])
+def form(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    if request.param == "recorded":
+        monkeypatch.setenv("GPUOPT_COMPILED", "0")
+    large = 10**9 if request.param == "plain" else 1
+    with using(Device.cpu, CpuBackend(CpuLimits(small_elements=1, large_elements=large))):
+        yield request.param
+
+
+class Training:
+    """Two dense variables and a table, as a kind of step has them."""
+
+    def __init__(self, xp: Any, kind: str, dtype: Any = np.float32, **options: Any) -> None:
+        self._xp, self._kind, self._dtype = xp, kind, np.dtype(dtype)
+        self._rng = np.random.default_rng(8)
+        shapes = [] if kind == "sparse" else [(3, 4), (70, 5)]
+        self.variables = [
+            variable_on(xp, np.ones(s, dtype), name=f"w{i}") for i, s in enumerate(shapes)
+        ]
+        if kind != "dense":
+            self.variables.append(variable_on(xp, np.ones((40, 12), dtype), name="table"))
+        self.counter = Variable(0, name="global_step", dtype=np.int64)
+        self.optimizer = gpuopt.AdamOptimizer(0.1, **options)
+
+    def step(self, bad: str = "", value: float = np.nan) -> None:
+        pairs = []
+        for variable in self.variables:
+            is_table = variable.name.startswith("table")
+            shape = (6, 12) if is_table else variable.shape
+            gradient = np.asarray(self._rng.normal(size=shape)).astype(self._dtype)
+            if variable.name == bad:
+                gradient[2, 1] = value
+            given = self._xp.asarray(gradient)
+            if is_table:
+                rows = self._xp.asarray(np.array([4, 1, 4, 7, 1, 4]))
+                given = IndexedSlices(given, rows)
+            pairs.append((given, variable))
+        self.optimizer.apply_gradients(pairs, global_step=self.counter)
+
+    def state(self) -> list[bytes]:
+        written = [*self.variables, *self.optimizer.variables(), self.counter]
+        return [each.numpy().tobytes() for each in written]
+
+
+def check_refusals(make: Callable[..., Training]) -> None:
+    """Bad steps change nothing, are described by name, and good ones are as without the option."""
+    for policy in ("skip", "raise"):
+        plain, guarded = make(), make(on_nonfinite=policy)
+        names = [variable.name for variable in guarded.variables]
+        for number, value in enumerate([np.nan, np.inf, -np.inf]):
+            bad = names[number % len(names)]
+            before = guarded.state()
+            if policy == "raise":
+                with pytest.raises(FloatingPointError, match=f'"{bad}" is not finite: 1 of'):
+                    guarded.step(bad, value)
+            else:
+                guarded.step(bad, value)
+            # In the first step no slot is made.
+            assert guarded.state() == before
+            plain._rng = np.random.default_rng(number)
+            guarded._rng = np.random.default_rng(number)
+            plain.step()
+            guarded.step()
+            assert guarded.state() == plain.state()
+        assert int(guarded.counter) == 3
+
+
+@pytest.mark.parametrize("clipping", CLIPPING)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_bad_gradient_is_named_and_changes_nothing(kind: str, clipping: str, xp: Any) -> None:
+    check_refusals(lambda **more: Training(xp, kind, **CLIPPING[clipping], **more))
+
+
+@every_dtype
+def test_bad_gradients_of_all_types_are_named(dtype: Any, xp: Any) -> None:
+    check_refusals(lambda **more: Training(xp, "mixed", dtype, clip_norm=0.5, **more))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_in_host_memory_are_read_once(
+    kind: str, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_read = 0
+    sum_of_squares = clips.sum_of_squares
+
+    def count(arrays: Any, limits: CpuLimits) -> np.float64:
+        nonlocal num_read
+        num_read += sum(array.size for array in arrays)
+        return sum_of_squares(arrays, limits)
+
+    monkeypatch.setattr(clips, "sum_of_squares", count)
+    # Of the table, three different rows.
+    size = {"dense": 362, "sparse": 36, "mixed": 398}[kind]
+    for options in ({}, {"on_nonfinite": "raise"}, {"on_nonfinite": "skip"}):
+        training = Training(np, kind, clip_norm=0.5, **options)
+        training.step()
+        num_read = 0
+        training.step()
+        assert num_read == size
+    check_refusals(lambda **more: Training(np, kind, clip_norm=0.5, **more))
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_guarded_step_has_no_launch_more_and_one_wait(
+    kind: str, emulated_gpus: list[EmulatorLauncher]
+) -> None:
+    found = {}
+    for policy in ("propagate", "skip", "raise"):
+        training = Training(fake_cupy, kind, clip_norm=0.5, on_nonfinite=policy)
+        for _ in range(3):
+            launches, waits = emulated_gpus[0].launches, fake_cupy.counts.synchronisations
+            training.step()
+        found[policy] = (
+            emulated_gpus[0].launches - launches,
+            fake_cupy.counts.synchronisations - waits,
+        )
+    launches, waits = found["propagate"]
+    assert waits == 0
+    assert found["skip"] == found["raise"] == (launches, 1)
+    if kind == "dense":
+        assert launches == 2
+
+
+@pytest.mark.emulator
+def test_norms_of_several_gpus_take_one_wait(emulated_gpus: list[EmulatorLauncher]) -> None:
+    variables = [Variable(np.ones(4, np.float32), name=f"w{i}", device=f"gpu:{i}") for i in (0, 1)]
+    optimizer = gpuopt.AdamOptimizer(0.1, clip_norm=0.5, on_nonfinite="raise")
+
+    def step(last: float) -> int:
+        gradients = [to_device(np.float32([1, 2, 3, last]), v.device) for v in variables]
+        gradients[0] = to_device(np.float32([1, 2, 3, 4]), variables[0].device)
+        before = fake_cupy.counts.synchronisations
+        optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
+        return int(fake_cupy.counts.synchronisations - before)
+
+    step(4)
+    assert step(4) == 1
+    before = [variable.numpy().tobytes() for variable in variables]
+    with pytest.raises(FloatingPointError, match=r'"w1" is not finite: 1 of 4.* inf at \[3\]'):
+        step(np.inf)
+    assert [variable.numpy().tobytes() for variable in variables] == before
+
+
+@pytest.mark.emulator
+def test_a_skipped_step_with_a_bad_row_is_not_undone(
+    emulated_gpus: list[EmulatorLauncher],
+) -> None:
+    training = Training(fake_cupy, "mixed", clip_norm=0.5, on_nonfinite="skip")
+    training.step()
+    before = training.state()
+    dense, _, table = training.variables
+    device = table.device
+    rows = to_device(np.array([1, 40]), device)
+    slices = IndexedSlices(to_device(np.ones((2, 12), np.float32), device), rows)
+    bad = to_device(np.full(dense.shape, np.nan, np.float32), device)
+    good = to_device(np.ones(dense.shape, np.float32), device)
+    for gradient in (bad, good):
+        training.optimizer.apply_gradients([(gradient, dense), (slices, table)], training.counter)
+        with pytest.raises(IndexError, match="row 40 is not in"):
+            training.optimizer.check()
+        assert training.state() == before
+
+
+def test_squares_that_are_too_large_are_no_bad_gradients(xp: Any) -> None:
+    w = variable_on(xp, np.ones(2, np.float32))
+    optimizer = gpuopt.GradientDescentOptimizer(
+        1.0, clip_norm=1.0, clip_form="torch", on_nonfinite="raise"
+    )
+    optimizer.apply_gradients([(xp.asarray(np.float32([1e30, 1])), w)])
+    assert w.numpy().tolist() == [1, 1]  # gradients of infinite norm are clipped to 0
+
+
+def test_a_function_that_gives_the_largest_norm_is_called_in_the_step(xp: Any) -> None:
+    calls = []
+
+    def most() -> float:
+        calls.append(1)
+        return 0.5
+
+    training = Training(xp, "dense", clip_norm=most, on_nonfinite="skip")
+    expected = Training(xp, "dense", clip_norm=0.5)
+    for _ in range(2):
+        training.step()
+        expected.step()
+    assert len(calls) == 2
+    assert training.state() == expected.state()

@@ -1,0 +1,548 @@
+"""Master copies of 16-bit variables: steps, writes in between, and with what they go together."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from every_optimizer import configurations, make
+
+import gpuopt
+from gpuopt import IndexedSlices, ParameterGroup, Variable
+from gpuopt.backends import using
+from gpuopt.backends.cpu.backend import CpuBackend
+from gpuopt.backends.cpu.limits import CpuLimits
+from gpuopt.device import Device
+from gpuopt.rules.split import split
+
+DTYPES = [np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)]
+# Of masters, and of the variables.
+KINDS = [("float32", DTYPES[0]), ("float32", DTYPES[1]), ("remainder", DTYPES[1])]
+every_kind = pytest.mark.parametrize(("masters", "dtype"), KINDS, ids=str)
+every_masters = pytest.mark.parametrize("masters", ["float32", "remainder"])
+BFLOAT16 = DTYPES[1]
+SHAPES = [(), (1,), (40,), (5, 3), (0,), (300, 7)]
+ROWS = np.array([3, 3, 0, 11, 3])
+
+Make = Callable[..., Any]
+OPTIMIZERS: dict[str, Make] = {
+    "sgd": lambda **more: gpuopt.GradientDescentOptimizer(0.01, **more),
+    "momentum": lambda **more: gpuopt.MomentumOptimizer(0.01, 0.9, **more),
+    "adam": lambda **more: gpuopt.AdamOptimizer(0.01, **more),
+    "lazy-adam": lambda **more: gpuopt.LazyAdamOptimizer(0.01, **more),
+    "adam-w": lambda **more: gpuopt.AdamWOptimizer(0.01, 0.01, **more),
+    "cautious": lambda **more: gpuopt.TorchAdamWOptimizer(0.01, cautious=True, **more),
+    "adagrad": lambda **more: gpuopt.AdagradOptimizer(0.01, **more),
+    "lars": lambda **more: gpuopt.LARSOptimizer(0.1, **more),
+    "lamb": lambda **more: gpuopt.LAMBOptimizer(0.01, **more),
+    "row-wise": lambda **more: gpuopt.RowWiseAdagradOptimizer(0.01, **more),
+}
+# What else a step may do, by the arguments for it.
+STAGES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "clip_norm": {"clip_norm": 0.5},
+    "clip_value": {"clip_value": 0.01},
+    "groups": {"groups": [ParameterGroup("[wv][24]", learning_rate=0.5)]},
+    "clipped groups": {"clip_norm": 2.0, "groups": [ParameterGroup("[wv][24]", clip_value=0.02)]},
+}
+
+
+@pytest.fixture(params=["plain", "compiled"])
+def form(request: Any) -> Iterator[str]:
+    """How rules are computed; the compiled form needs a compiler."""
+    large = 10**9 if request.param == "plain" else 1
+    with using(Device.cpu, CpuBackend(CpuLimits(small_elements=1, large_elements=large))):
+        yield request.param
+
+
+def normal(seed: int, shape: tuple[int, ...], dtype: Any) -> Any:
+    return np.asarray(np.random.default_rng(seed).normal(size=shape)).astype(dtype)
+
+
+def steps(number: int, kind: str, dtype: Any) -> Iterator[list[Any]]:
+    """Yields the gradients of each step; tables have sparse ones in some of them."""
+    for step in range(number):
+        gradients = [normal(100 * step + i, shape, dtype) for i, shape in enumerate(SHAPES)]
+        if kind == "sparse" or (kind == "mixed" and step % 2):
+            values = normal(100 * step, (len(ROWS), 7), dtype)
+            gradients[-1] = IndexedSlices(values, ROWS)
+        yield gradients
+
+
+def in_float32(gradient: Any) -> Any:
+    if isinstance(gradient, IndexedSlices):
+        return IndexedSlices(gradient.values.astype(np.float32), gradient.indices)
+    return gradient.astype(np.float32)
+
+
+def master_of(optimizer: Any, variable: Variable) -> Any:
+    return optimizer.get_slot(variable, "master")
+
+
+def check_rounded(optimizer: Any, variable: Variable) -> None:
+    master = master_of(optimizer, variable).numpy()
+    assert master.dtype == np.float32
+    rounded = master.astype(variable.dtype)
+    if optimizer.masters == "remainder":  # half up, by the bits
+        rounded = split(master)[0]
+    np.testing.assert_array_equal(variable.numpy(), rounded)
+
+
+def one_step(w: Variable, optimizer: Any, seed: int = 9) -> None:
+    optimizer.apply_gradients([(normal(seed, w.shape, w.dtype), w)])
+
+
+@every_kind
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("kind", ["dense", "sparse", "mixed"])
+def test_a_step_is_that_of_float32_variables_which_are_rounded_after_it(
+    name: str, stage: str, kind: str, masters: Any, dtype: Any, form: str
+) -> None:
+    mine = [Variable(normal(i, shape, dtype), name=f"w{i}") for i, shape in enumerate(SHAPES)]
+    theirs = [Variable(w.numpy().astype(np.float32), name=f"v{i}") for i, w in enumerate(mine)]
+    options = STAGES[stage]
+    exact = OPTIMIZERS[name](**options)
+    optimizer = OPTIMIZERS[name](masters=masters, **options)
+    for gradients in steps(3, kind, dtype):
+        before = [w.numpy().copy() for w in theirs]
+        optimizer.apply_gradients(list(zip(gradients, mine, strict=True)))
+        exact.apply_gradients([(in_float32(g), w) for g, w in zip(gradients, theirs, strict=True)])
+        moved = max(
+            np.abs(w.numpy() - old).max(initial=0) for w, old in zip(theirs, before, strict=True)
+        )
+        for w, v in zip(mine, theirs, strict=True):
+            check_rounded(optimizer, w)
+            bound = 4 * np.finfo(np.float32).eps * max(moved, np.abs(v.numpy()).max(initial=0))
+            np.testing.assert_allclose(
+                master_of(optimizer, w).numpy(), v.numpy(), rtol=0, atol=bound
+            )
+
+
+@every_masters
+@configurations
+def test_every_optimizer_keeps_masters(name: str, arguments: dict[str, Any], masters: Any) -> None:
+    dtype = BFLOAT16
+    w, v = Variable(normal(0, (6, 4), dtype)), Variable(normal(0, (6, 4), dtype).astype(np.float32))
+    mine, exact = make(name, arguments, masters=masters), make(name, arguments)
+    for seed in range(3):
+        gradient = normal(seed, (6, 4), dtype)
+        mine.apply_gradients([(gradient, w)])
+        exact.apply_gradients([(gradient.astype(np.float32), v)])
+    np.testing.assert_array_equal(master_of(mine, w).numpy(), v.numpy())
+    check_rounded(mine, w)
+    for slot in exact.get_slot_names():
+        np.testing.assert_array_equal(
+            mine.get_slot(w, slot).numpy(), exact.get_slot(v, slot).numpy()
+        )
+
+
+def test_small_steps_are_not_lost() -> None:
+    w, lost = (Variable(np.ones(3, ml_dtypes.bfloat16)) for _ in range(2))
+    with_masters = gpuopt.GradientDescentOptimizer(1e-4, masters="float32")
+    without = gpuopt.GradientDescentOptimizer(1e-4)
+    for _ in range(100):
+        gradient = np.ones(3, ml_dtypes.bfloat16)
+        with_masters.apply_gradients([(gradient, w)])
+        without.apply_gradients([(gradient, lost)])
+    assert lost.numpy()[0] == 1
+    np.testing.assert_allclose(w.numpy().astype(np.float32), 0.99, rtol=4e-3)
+    np.testing.assert_allclose(master_of(with_masters, w).numpy(), 0.99, rtol=1e-5)
+
+
+def test_wide_variables_have_none() -> None:
+    optimizer = gpuopt.AdamOptimizer(masters="float32")
+    wide = [Variable(np.ones(3, dtype)) for dtype in (np.float32, np.float64)]
+    narrow = Variable(np.ones(3, np.float16))
+    optimizer.apply_gradients([(np.ones(3, w.dtype), w) for w in [*wide, narrow]])
+    assert [master_of(optimizer, w) is None for w in [*wide, narrow]] == [True, True, False]
+    assert [optimizer.get_slot(w, "m").dtype for w in wide] == [np.float32, np.float64]
+
+
+@every_kind
+def test_of_a_variable_and_its_master_what_was_written_last_counts(
+    masters: Any, dtype: Any
+) -> None:
+    w, optimizer = Variable(np.ones(4, dtype)), gpuopt.AdamOptimizer(masters=masters)
+    one_step(w, optimizer)
+    master = master_of(optimizer, w)
+    kept = master.numpy()[1:].copy()
+    w[0] = 3
+    np.testing.assert_array_equal(master.numpy(), [3, *kept])
+    master.assign(np.float32([1, 2, 3, 4.0001]))
+    np.testing.assert_array_equal(w.numpy(), np.asarray([1, 2, 3, 4], dtype))
+    w.assign_add(np.ones(4, dtype))
+    np.testing.assert_array_equal(master.numpy(), [2, 3, 4, 5])
+    w.assign(np.zeros(4, dtype))
+    one_step(w, optimizer, seed=3)
+    assert np.abs(master.numpy()).max() < 0.01
+    check_rounded(optimizer, w)
+
+
+@every_masters
+def test_digits_of_the_master_stay_where_the_variable_is_assigned_what_it_rounds_to(
+    masters: Any,
+) -> None:
+    w, optimizer = Variable(np.ones(40, BFLOAT16)), gpuopt.AdamOptimizer(masters=masters)
+    one_step(w, optimizer)
+    before = master_of(optimizer, w).numpy()
+    assert (before.astype(BFLOAT16) != before).any()
+    w.assign(w.numpy())
+    np.testing.assert_array_equal(master_of(optimizer, w).numpy(), before)
+
+
+def test_nan_and_infinity_pass_between_a_variable_and_its_master() -> None:
+    w, optimizer = Variable(np.ones(3, np.float16)), gpuopt.AdamOptimizer(masters="float32")
+    one_step(w, optimizer)
+    master = master_of(optimizer, w)
+    w.assign(np.float16([np.nan, np.inf, -0.0]))
+    np.testing.assert_array_equal(master.numpy(), [np.nan, np.inf, 0])
+    assert np.signbit(master.numpy()[2])
+    master.assign(np.float32([1e30, np.nan, 1]))
+    np.testing.assert_array_equal(w.numpy(), np.float16([np.inf, np.nan, 1]))
+
+
+@every_masters
+def test_a_step_of_another_optimizer_is_followed(masters: Any) -> None:
+    w, optimizer = Variable(np.ones(4, BFLOAT16)), gpuopt.AdamOptimizer(masters=masters)
+    one_step(w, optimizer)
+    gpuopt.GradientDescentOptimizer(1.0).apply_gradients([(np.ones(4, BFLOAT16), w)])
+    np.testing.assert_array_equal(master_of(optimizer, w).numpy(), w.numpy())
+    one_step(w, optimizer)
+    check_rounded(optimizer, w)
+
+
+def refused(w: Any, optimizer: Any, error: type[Exception], says: str) -> None:
+    before = np.array(w if isinstance(w, np.ndarray) else w.numpy())
+    with pytest.raises(error, match=says):
+        optimizer.apply_gradients([(np.ones(before.shape, before.dtype), w)])
+    np.testing.assert_array_equal(w if isinstance(w, np.ndarray) else w.numpy(), before)
+    assert optimizer.variables() == []
+
+
+def test_what_would_not_stay_in_step_is_refused_by_name() -> None:
+    def adam(**more: Any) -> Any:
+        return gpuopt.AdamOptimizer(masters="float32", **more)
+
+    refused(np.ones(3, np.float16), adam(), ValueError, '"array.*" is an array')
+    adopted = Variable(np.ones(3, np.float16), name="lent", copy=False)
+    refused(adopted, adam(), ValueError, '"lent" was made with copy=False')
+    projected = Variable(np.ones(3, np.float16), name="proj", constraint=lambda array: array)
+    refused(projected, adam(), ValueError, '"proj" has a constraint')
+    shared, first = Variable(np.ones(3, np.float16), name="both"), adam()
+    one_step(shared, first)
+    refused(shared, adam(), ValueError, '"both" has a master copy under another optimizer')
+    with pytest.raises(ValueError, match="catch_up=True cannot be had with masters='float32'"):
+        adam(catch_up=True)
+    with pytest.raises(ValueError, match="masters='float32' cannot be had with slot_bits=8"):
+        adam(slot_bits=8)
+    halved = gpuopt.AdamOptimizer(masters="remainder")
+    half = Variable(np.ones(3, np.float16), name="half")
+    refused(half, halved, ValueError, '"half" is float16, and only bfloat16 variables')
+    table = Variable(np.ones((3, 2), BFLOAT16), name="rows")
+    one_step(table, halved)
+    with pytest.raises(
+        NotImplementedError, match='"rows" has a master copy by masters="remainder"'
+    ):
+        gpuopt.rows(table).keep([0])
+    with pytest.raises(ValueError, match="masters must be None or one of"):
+        gpuopt.AdamOptimizer(masters="float64")
+
+    class Own(gpuopt.GradientDescentOptimizer):
+        def _apply_dense(self, grad: Any, var: Variable) -> None:
+            super()._apply_dense(grad, var)
+
+    hooked = Own(0.1, masters="float32")
+    refused(Variable(np.ones(3, np.float16)), hooked, NotImplementedError, "has no master copies")
+
+
+def test_a_table_whose_rows_catch_up_has_no_master_under_another_optimizer() -> None:
+    slices = IndexedSlices(np.ones((1, 2), np.float16), np.array([1]))
+    table = Variable(np.ones((4, 2), np.float16), name="table")
+    behind = gpuopt.AdamOptimizer(catch_up=True)
+    behind.apply_gradients([(slices, table)])
+    with pytest.raises(ValueError, match='"table" has rows that catch up'):
+        gpuopt.AdamOptimizer(masters="float32").apply_gradients([(slices, table)])
+    other = Variable(np.ones((4, 2), np.float16), name="other")
+    one_step(other, keeping := gpuopt.AdamOptimizer(masters="float32"))
+    with pytest.raises(ValueError, match='"other" has a master copy'):
+        behind.apply_gradients([(slices, other)])
+    check_rounded(keeping, other)
+
+
+def test_another_optimizer_may_take_over_once_the_first_is_gone() -> None:
+    w = Variable(np.ones(4, np.float16))
+    one_step(w, gpuopt.AdamOptimizer(masters="float32"))
+    one_step(w, optimizer := gpuopt.AdamOptimizer(masters="float32"))
+    check_rounded(optimizer, w)
+
+
+def run(w: Variable, optimizer: Any, first: int, number: int = 3) -> None:
+    for seed in range(first, first + number):
+        one_step(w, optimizer, seed)
+
+
+@every_masters
+@pytest.mark.parametrize("from_masters", ["float32", "remainder"])
+@pytest.mark.parametrize("by_saver", [False, True], ids=["state_dict", "Saver"])
+@pytest.mark.parametrize("is_made", [False, True], ids=["before", "after its first step"])
+def test_a_restored_run_goes_on_to_the_bit(
+    by_saver: bool, is_made: bool, from_masters: Any, masters: Any, tmp_path: Path
+) -> None:
+    start = normal(0, (30,), BFLOAT16)
+    w, optimizer = Variable(start, name="w"), adam_with_masters(from_masters)
+    run(w, optimizer, 0)
+    if by_saver:
+        path = gpuopt.Saver({"w": w}, optimizers=[optimizer]).save(str(tmp_path / "model"))
+    kept, state = w.numpy(), optimizer.state_dict({"w": w})
+    run(w, optimizer, 3)
+    other, restored = Variable(np.zeros(30, BFLOAT16), name="w"), adam_with_masters(masters)
+    if is_made:
+        run(other, restored, 40)
+    if by_saver:
+        gpuopt.Saver({"w": other}, optimizers=[restored]).restore(path)
+    else:
+        restored.load_state_dict(state, {"w": other})
+        other.assign(kept)
+    run(other, restored, 3)
+    np.testing.assert_array_equal(
+        master_of(restored, other).numpy(), master_of(optimizer, w).numpy()
+    )
+
+
+def adam_with_masters(masters: Any = "float32") -> Any:
+    return gpuopt.AdamOptimizer(0.01, masters=masters)
+
+
+@every_kind
+@pytest.mark.parametrize("by_saver", [False, True], ids=["state_dict", "Saver"])
+@pytest.mark.parametrize("with_masters", [False, True], ids=["from masters", "to masters"])
+@pytest.mark.parametrize("is_made", [False, True], ids=["before", "after its first step"])
+def test_a_run_goes_on_with_masters_or_without(
+    with_masters: bool, by_saver: bool, is_made: bool, masters: Any, dtype: Any, tmp_path: Path
+) -> None:
+    makers = [lambda: adam_with_masters(masters), lambda: gpuopt.AdamOptimizer(0.01)]
+    old, new = makers[::-1] if with_masters else makers
+    w, optimizer = Variable(normal(0, (30,), dtype), name="w"), old()
+    run(w, optimizer, 0)
+    other, restored = Variable(np.zeros(30, dtype), name="w"), new()
+    if is_made:
+        run(other, restored, 40)
+    if by_saver:
+        path = gpuopt.Saver({"w": w}, optimizers=[optimizer]).save(str(tmp_path / "model"))
+        gpuopt.Saver({"w": other}, optimizers=[restored]).restore(path)
+    else:
+        restored.load_state_dict(optimizer.state_dict({"w": w}), {"w": other})
+        other.assign(w.numpy())
+    np.testing.assert_array_equal(other.numpy(), w.numpy())
+    for name in ("m", "v"):
+        slots = [each.get_slot(v, name) for each, v in ((optimizer, w), (restored, other))]
+        assert slots[1].dtype == (np.float32 if with_masters else dtype)
+        np.testing.assert_array_equal(slots[1].numpy(), slots[0].numpy().astype(slots[1].dtype))
+    run(other, restored, 3)
+    if with_masters:
+        check_rounded(restored, other)
+    else:
+        assert master_of(restored, other) is None
+
+
+def test_a_float32_run_takes_the_slots_of_one_with_masters() -> None:
+    w, optimizer = Variable(normal(0, (30,), np.float16), name="w"), adam_with_masters()
+    run(w, optimizer, 0)
+    wide = Variable(master_of(optimizer, w).numpy(), name="w")
+    plain = gpuopt.AdamOptimizer(0.01)
+    plain.load_state_dict(optimizer.state_dict({"w": w}), {"w": wide})
+    gradient = normal(5, (30,), np.float16)
+    optimizer.apply_gradients([(gradient, w)])
+    plain.apply_gradients([(gradient.astype(np.float32), wide)])
+    np.testing.assert_array_equal(master_of(optimizer, w).numpy(), wide.numpy())
+
+
+def test_a_state_without_hyperparameters_of_masters_has_no_slot_of_that_name() -> None:
+    w, optimizer = Variable(np.ones(3, np.float16), name="w"), gpuopt.AdamOptimizer()
+    one_step(w, optimizer)
+    state = optimizer.state_dict({"w": w})
+    state["slots"]["master"] = {"w": np.ones(3, np.float32)}
+    with pytest.raises(ValueError, match='has a slot "master"'):
+        optimizer.load_state_dict(state, {"w": w})
+    keeping = adam_with_masters()
+    state["slots"]["master"] = {"w": np.ones(4, np.float32)}
+    with pytest.raises(ValueError, match='slot "master" of "w" has shape'):
+        keeping.load_state_dict(state, {"w": w})
+
+
+def test_rows_that_come_and_go_keep_their_masters() -> None:
+    table, optimizer = Variable(normal(0, (6, 4), np.float16), name="table"), adam_with_masters()
+    run(table, optimizer, 0)
+    before = master_of(optimizer, table).numpy()
+    rows = gpuopt.rows(table)
+    rows.keep([4, 1, 2])
+    np.testing.assert_array_equal(master_of(optimizer, table).numpy(), before[[4, 1, 2]])
+    rows.append(np.full((2, 4), 0.1, np.float16))
+    expected = np.float32(np.float16(0.1))
+    assert (master_of(optimizer, table).numpy()[3:] == expected).all()
+    rows.append(np.full((1, 4), 0.2, np.float16), state_of=[0])
+    assert (master_of(optimizer, table).numpy()[5] == np.float32(np.float16(0.2))).all()
+    m = optimizer.get_slot(table, "m").numpy()
+    np.testing.assert_array_equal(m[5], m[0])
+    check_rounded(optimizer, table)
+    table[0] = 7  # still followed
+    assert (master_of(optimizer, table).numpy()[0] == 7).all()
+    rows.reset([1])
+    check_rounded(optimizer, table)
+    run(table, optimizer, 3)
+    check_rounded(optimizer, table)
+
+
+@every_kind
+def test_averages_are_of_the_variable(masters: Any, dtype: Any) -> None:
+    w, optimizer = Variable(normal(0, (30,), dtype)), adam_with_masters(masters)
+    average = gpuopt.ExponentialMovingAverage(0.5)
+    run(w, optimizer, 0)
+    average.apply([w])
+    run(w, optimizer, 3)
+    average.apply([w])
+    assert average.average(w).dtype == dtype
+    w.assign(average.average(w).numpy())
+    check_rounded(optimizer, w)
+
+
+def test_a_scaled_loss_is_unscaled_before_the_master_moves() -> None:
+    factors = normal(3, (8,), np.float16)
+    w, v = Variable(np.ones(8, np.float16)), Variable(np.ones(8, np.float32))
+    inner = adam_with_masters()
+    scaled = gpuopt.LossScaleOptimizer(inner, gpuopt.FixedLossScaleManager(1024.0))
+    exact = gpuopt.AdamOptimizer(0.01)
+    for _ in range(3):
+        scaled.minimize(lambda: (w * factors).sum(), var_list=[w])
+        exact.apply_gradients([(factors.astype(np.float32), v)])
+    np.testing.assert_allclose(master_of(inner, w).numpy(), v.numpy(), rtol=1e-6)
+    check_rounded(inner, w)
+
+
+def test_a_scaled_step_that_is_left_out_leaves_the_master() -> None:
+    w, inner = Variable(np.ones(8, np.float16)), adam_with_masters()
+    scaled = gpuopt.LossScaleOptimizer(inner, gpuopt.FixedLossScaleManager(1024.0))
+    one_step(w, inner)
+    before = master_of(inner, w).numpy()
+    scaled.minimize(lambda: (w * np.float16(1000)).sum(), var_list=[w])
+    np.testing.assert_array_equal(master_of(inner, w).numpy(), before)
+
+
+@every_masters
+def test_each_copy_of_a_mirrored_variable_has_a_master(masters: Any) -> None:
+    strategy = gpuopt.MirroredStrategy(["cpu", "cpu"])
+    w = strategy.variable(np.ones(8, BFLOAT16), name="w")
+    alone, optimizer = Variable(np.ones(8, BFLOAT16)), adam_with_masters(masters)
+    gradients = [normal(seed, (8,), BFLOAT16) for seed in (1, 2)]
+    strategy.run(
+        lambda gradient: optimizer.apply_gradients([(gradient, w.local)]),
+        (gpuopt.distributed.PerReplica(gradients),),
+    )
+    single = adam_with_masters(masters)
+    single.apply_gradients([(gradients[0] + gradients[1], alone)])
+    for copy in w.replicas:
+        expected = master_of(single, alone).numpy()
+        np.testing.assert_array_equal(master_of(optimizer, copy).numpy(), expected)
+        check_rounded(optimizer, copy)
+    w.assign(np.zeros(8, BFLOAT16))
+    for copy in w.replicas:
+        assert (master_of(optimizer, copy).numpy() == 0).all()
+
+
+@every_masters
+def test_towers_move_a_master(masters: Any) -> None:
+    w, inner = Variable(np.ones(8, BFLOAT16)), adam_with_masters(masters)
+    tower = gpuopt.TowerOptimizer(inner)
+
+    def model(factors: Any) -> float:
+        tower.minimize(lambda: (w * factors).sum(), var_list=[w])
+        return 0.0
+
+    train = gpuopt.replicate(model, gpuopt.distributed.Reduction.SUM, ["cpu", "cpu"])
+    for seed in range(3):
+        train(normal(seed, (2, 8), BFLOAT16))
+    check_rounded(inner, w)
+    assert (master_of(inner, w).numpy() != w.numpy()).any()
+
+
+def test_torch_keeps_no_masters() -> None:
+    pytest.importorskip("torch")
+    w, optimizer = Variable(np.ones(8, np.float16)), gpuopt.TorchAdamWOptimizer(masters="float32")
+    one_step(w, optimizer)
+    with pytest.raises(ValueError, match="torch's optimizers keep no master copies"):
+        gpuopt.optimizer_to_torch(optimizer, [w])
+
+
+def test_a_remainder_takes_two_bytes_and_its_master_is_made_for_who_looks() -> None:
+    w, optimizer = Variable(normal(0, (40,), BFLOAT16)), adam_with_masters("remainder")
+    run(w, optimizer, 0)
+    master = master_of(optimizer, w)
+    assert master.unread_storage.strides == (0,)
+    assert w.identity.behind.remainder.nbytes == 2 * w.size
+    seen = master.numpy()
+    assert (split(seen)[1] == w.identity.behind.remainder).all()
+    run(w, optimizer, 3, 1)
+    assert master.unread_storage.strides == (0,)
+
+
+def test_weights_that_others_have_rounded_half_to_even_keep_their_master() -> None:
+    w, optimizer = Variable(np.ones(3, BFLOAT16)), adam_with_masters("remainder")
+    one_step(w, optimizer)
+    tie = np.float32(1 + 2.0**-8)  # between 1 and 1 + 2 ** -7
+    master_of(optimizer, w).assign(np.full(3, tie))
+    np.testing.assert_array_equal(w.numpy().astype(np.float32), 1 + 2.0**-7)
+    w.assign(np.full(3, tie).astype(BFLOAT16))
+    np.testing.assert_array_equal(master_of(optimizer, w).numpy(), tie)
+
+
+def test_nan_and_infinity_pass_between_a_variable_and_its_remainder() -> None:
+    w, optimizer = Variable(np.ones(4, BFLOAT16)), adam_with_masters("remainder")
+    one_step(w, optimizer)
+    master = master_of(optimizer, w)
+    w.assign(np.asarray([np.nan, np.inf, -0.0, 1], BFLOAT16))
+    np.testing.assert_array_equal(master.numpy(), [np.nan, np.inf, 0, 1])
+    last_nan = np.uint32(0x7FFFFFFF).view(np.float32)
+    master.assign(np.float32([3.4e38, last_nan, 1, -np.inf]))
+    np.testing.assert_array_equal(w.numpy().astype(np.float32)[1:], [np.nan, 1, -np.inf])
+    one_step(w, optimizer)
+    np.testing.assert_array_equal(np.isnan(master.numpy()), [False, True, False, False])
+
+
+def test_the_remainder_goes_with_its_variable() -> None:
+    w, optimizer = Variable(np.ones(4, BFLOAT16)), adam_with_masters("remainder")
+    one_step(w, optimizer)
+    pair = weakref.ref(w.identity.behind)
+    del w
+    assert pair() is None
+
+
+def test_averages_in_the_step_are_refused() -> None:
+    averages = gpuopt.ExponentialMovingAverage(0.5)
+    with pytest.raises(ValueError, match="masters='float32' cannot be had with averages="):
+        gpuopt.AdamOptimizer(masters="float32", averages=averages)
+
+
+@every_masters
+@pytest.mark.parametrize("is_sparse", [False, True], ids=["dense", "sparse"])
+def test_sums_of_gradients_move_the_master_without_being_rounded(
+    is_sparse: bool, masters: Any
+) -> None:
+    w = Variable(normal(0, (4, 3), BFLOAT16))
+    v = Variable(w.numpy().astype(np.float32))
+    inner, exact = adam_with_masters(masters), gpuopt.AdamOptimizer(0.01)
+    sums = gpuopt.GradientAccumulationOptimizer(inner, 2)
+    for step in range(2):
+        gradients = [normal(2 * step + i, (4, 3), BFLOAT16) for i in range(2)]
+        for gradient in gradients:
+            rows = IndexedSlices(gradient, np.arange(4)) if is_sparse else gradient
+            sums.apply_gradients([(rows, w)])
+        mean = (gradients[0].astype(np.float32) + gradients[1].astype(np.float32)) / 2
+        exact.apply_gradients([(mean, v)])
+    np.testing.assert_allclose(master_of(inner, w).numpy(), v.numpy(), rtol=1e-6)
+    check_rounded(inner, w)

@@ -1,0 +1,537 @@
+"""A GPU decides whether a step with a scaled loss is made, and the host waits for nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import driver
+import numpy as np
+import pytest
+from gpu_streams import new_stream, require_two_gpus
+from naive_loss_scale import HostRule
+
+import gpuopt
+from gpuopt import IndexedSlices, LossScaleOptimizer, ParameterGroup, Variable, backends
+from gpuopt.backends.cuda import cuda_backend, launcher
+from gpuopt.device import Device
+from gpuopt.step.unscaled import unscaled
+from gpuopt.wrappers.device_scaling import DeviceScaling
+
+pytestmark = pytest.mark.gpu
+
+MANAGERS: dict[str, Callable[[], gpuopt.LossScaleManager]] = {
+    "fixed": lambda: gpuopt.FixedLossScaleManager(1024.0),
+    "exponential": lambda: gpuopt.ExponentialUpdateLossScaleManager(8, 2, 2, 3.0, 0.7),
+    "dynamic": lambda: gpuopt.DynamicLossScale(4.0, 3, 2.5),
+}
+
+
+def decays(step: Variable) -> Any:
+    return gpuopt.exponential_decay(0.1, step, 3, 0.5)
+
+
+# Makes an optimizer that follows a global step.
+OPTIMIZERS: dict[str, Callable[[Variable], Any]] = {
+    "Adam": lambda step: gpuopt.AdamOptimizer(0.1),
+    "NAdam": lambda step: gpuopt.NadamOptimizer(decays(step)),
+    "scheduled LazyAdam": lambda step: gpuopt.LazyAdamOptimizer(decays(step)),
+    "LazyAdam in groups": lambda step: gpuopt.LazyAdamOptimizer(
+        0.1, groups=[ParameterGroup("w1", learning_rate=decays(step), beta1=0.5)], clip_norm=3.0
+    ),
+    "clipped Momentum": lambda step: gpuopt.MomentumOptimizer(decays(step), 0.9, clip_norm=0.5),
+    "Adagrad by value": lambda step: gpuopt.AdagradOptimizer(0.1, clip_value=0.25),
+    "LAMB": lambda step: gpuopt.LAMBOptimizer(learning_rate=decays(step)),
+    "RowWiseAdagrad": lambda step: gpuopt.RowWiseAdagradOptimizer(decays(step)),
+}
+
+
+class Program:
+    """Random steps on a GPU, and on the host those alone that are to be made."""
+
+    def __init__(self, seed: int, optimizer: str, manager: str) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.xp: Any = pytest.importorskip("cupy")
+        self.streams = [new_stream() for _ in range(3)]
+        shapes = {"w0": (3, 4), "w1": (70,), "table": (6, 4)}
+        start = {name: self.rng.normal(size=shape) for name, shape in shapes.items()}
+        self.ours = {
+            name: Variable(v.astype(np.float32), name=name, device="gpu:0")
+            for name, v in start.items()
+        }
+        self.theirs = {
+            name: Variable(v.astype(np.float32), name=f"{name}_theirs") for name, v in start.items()
+        }
+        self.step = Variable(0, name="step", trainable=False)
+        self.their_step = Variable(0, name="their_step", trainable=False)
+        make = OPTIMIZERS[optimizer]
+        self.optimizer = LossScaleOptimizer(make(self.step), MANAGERS[manager]())
+        self.other = make(self.their_step)
+        if self.other.groups:
+            self.theirs["w1"] = Variable(start["w1"].astype(np.float32), name="w1")
+        self.rule = HostRule(manager)
+        self.num_skipped = self.in_a_row = 0
+
+    def make_step(self) -> None:
+        """Makes a step, of which nobody knows but the GPU whether it is left out."""
+        chosen = ["w0", "w1", "table"][: self.rng.integers(1, 4)]
+        given = {n: self.rng.normal(size=self.ours[n].shape).astype(np.float32) for n in chosen}
+        rows = self.rng.integers(0, 6, 5)
+        if "table" in given:
+            given["table"] = given["table"][:5]
+        is_bad = self.rng.random() < 0.4
+        if is_bad:
+            bad = given[self.rng.choice(chosen)]
+            bad[tuple(self.rng.integers(0, bad.shape))] = self.rng.choice([np.inf, -np.inf, np.nan])
+        with self.streams[self.rng.integers(3)]:
+            there = {name: self.xp.asarray(value) for name, value in given.items()}
+            if "table" not in given and self.rng.random() < 0.5:
+                self.optimizer.minimize(
+                    lambda: sum(self.xp.sum(self.ours[n].value() * there[n]) for n in there),
+                    self.step,
+                    var_list=[self.ours[name] for name in given],
+                )
+            else:
+                scale = np.float32(self.rng.choice([1, 4, 256]))
+                pairs: list[Any] = [(unscaled(there[n], scale), self.ours[n]) for n in there]
+                if "table" in given:
+                    values = pairs.pop()[0]
+                    table = self.ours["table"]
+                    pairs.append((IndexedSlices(values, self.xp.asarray(rows)), table))
+                self.optimizer.apply_gradients(pairs, self.step, loss_scale=scale)
+        self.rule.step(not is_bad)
+        self.in_a_row = self.in_a_row + 1 if is_bad else 0
+        self.num_skipped += is_bad
+        if not is_bad:
+            same: list[Any] = [(given[n], self.theirs[n]) for n in given]
+            if "table" in given:
+                same[-1] = (IndexedSlices(given["table"], rows), self.theirs["table"])
+            self.other.apply_gradients(same, self.their_step)
+
+    def look(self) -> None:
+        """Reads something, which waits."""
+        what = self.rng.integers(6)
+        if what == 0:
+            assert int(self.step) == int(self.their_step)
+        elif what == 1:
+            assert np.float32(self.optimizer.loss_scale) == self.rule.scale
+        elif what == 2:
+            assert self.optimizer.num_skipped == self.num_skipped
+        elif what == 3:
+            assert self.optimizer.skipped_in_a_row == self.in_a_row
+        elif what == 4:
+            ours, theirs = self.optimizer.state_dict(), self.other.state_dict()
+            for name, value in theirs["non_slots"].items():
+                assert ours["non_slots"][name] == value, name
+        else:
+            rate = np.float32(self.rng.choice([0.1, 0.2]))
+            self.optimizer.hyperparameters["learning_rate"] = rate
+            self.other.hyperparameters["learning_rate"] = rate
+
+    def compare(self) -> None:
+        assert int(self.step) == int(self.their_step)
+        for name, ours in self.ours.items():
+            every = [(ours, self.theirs[name])]
+            for slot in self.optimizer.get_slot_names():
+                slots = (
+                    self.optimizer.get_slot(ours, slot),
+                    self.other.get_slot(self.theirs[name], slot),
+                )
+                if None not in slots:
+                    every.append(slots)
+            for got, expected in every:
+                np.testing.assert_allclose(got.numpy(), expected.numpy(), rtol=1e-3, atol=1e-5)
+
+
+# How streams run late.
+POLICIES = ("newest", "random", "oldest")
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_random_programs_do_what_the_host_model_does(name: str, seed: int) -> None:
+    late = driver.schedule(POLICIES[seed], seed) if driver.is_here() else nullcontext()
+    manager = [*MANAGERS][(seed + len(name)) % len(MANAGERS)]
+    with late:
+        program = Program(seed, name, manager)
+        for _ in range(30):
+            program.make_step()
+            if program.rng.random() < 0.15:
+                program.look()
+        program.compare()
+    assert program.num_skipped > 3
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Notes how often the host waits for a GPU that is not done yet."""
+    seen: list[str] = []
+    waiting = launcher.Waiting
+
+    def wait() -> Any:
+        seen.append("wait")
+        return waiting()
+
+    monkeypatch.setattr(launcher, "Waiting", wait)
+    return seen
+
+
+def gradients(xp: Any, bad: bool = False) -> tuple[Any, IndexedSlices]:
+    rows = xp.asarray(np.int64([1, 3, 1]))
+    values = xp.ones((3, 4), np.float32)
+    dense = xp.full(5, np.nan if bad else 1.0, np.float32)
+    return dense, IndexedSlices(values, rows)
+
+
+# Hyperparameters, and whether a GPU decides.
+STEADY: dict[str, tuple[dict[str, Any], bool]] = {
+    "numbers": ({"learning_rate": 0.1}, True),
+    "schedule": ({}, True),
+    "clipped": ({"learning_rate": 0.1, "clip_norm": 1.0}, True),
+    "function": ({"learning_rate": lambda: 0.1}, False),
+    "schedule of another counter": ({"learning_rate": "another"}, False),
+    "schedule that clips": ({"learning_rate": 0.1, "clip_norm": None}, False),
+}
+
+
+@pytest.mark.skipif(not driver.is_here(), reason="a real GPU may be done before the host looks")
+@pytest.mark.parametrize("kind", ["dense", "sparse", "mixed"])
+@pytest.mark.parametrize("name", STEADY)
+def test_the_host_waits_for_no_step_that_a_gpu_can_decide_about(
+    name: str, kind: str, waits: list[str]
+) -> None:
+    xp: Any = pytest.importorskip("cupy")
+    options, gpu_decides = STEADY[name]
+    gpu = Device("gpu", 0)
+    step = Variable(0, name="step")
+    if options.get("learning_rate") == "another":
+        options = {"learning_rate": decays(Variable(0, name="another"))}
+    if "learning_rate" not in options:
+        options = {"learning_rate": decays(step)}
+    if "clip_norm" in options and options["clip_norm"] is None:
+        options = {**options, "clip_norm": decays(step)}
+    optimizer = LossScaleOptimizer(
+        gpuopt.LazyAdamOptimizer(**options), gpuopt.DynamicLossScale(8.0, 3)
+    )
+    # With a backend that has seen no other stream, as other tests' has.
+    with driver.schedule("oldest"), backends.using(gpu, cuda_backend(gpu)):
+        w = Variable(np.ones(5, np.float32), name="w", device="gpu:0")
+        table = Variable(np.ones((6, 4), np.float32), name="table", device="gpu:0")
+        for number in range(25):
+            dense, slices = gradients(xp, bad=number % 4 == 1)
+            if kind == "sparse":
+                slices.values[0, 0] = dense[0]
+            pairs = {"dense": [(dense, w)], "sparse": [(slices, table)]}.get(
+                kind, [(dense, w), (slices, table)]
+            )
+            before = len(waits)
+            optimizer.apply_gradients(pairs, step)
+            if number == 0:
+                continue  # the first one of a process waits for memory
+            if gpu_decides:
+                assert len(waits) == before
+            elif number % 4 == 2:  # a step that is made, after one that was not
+                # For the gradients, and before that for the check of rows.
+                assert len(waits) - before == (1 if kind == "dense" else 2)
+        assert (int(step), optimizer.num_skipped) == (19, 6)
+
+
+def test_reads_wait_and_are_right(waits: list[str]) -> None:
+    xp: Any = pytest.importorskip("cupy")
+    w = Variable(np.ones(5, np.float32), name="w", device="gpu:0")
+    step = Variable(0, name="step")
+    optimizer = LossScaleOptimizer(gpuopt.AdamOptimizer(), gpuopt.DynamicLossScale(8.0, 2))
+    for number in range(7):
+        optimizer.apply_gradients([(gradients(xp, number in (2, 3))[0], w)], step)
+    assert step.numpy() == 5
+    assert step.value() == 5
+    assert f"{step!r}".endswith("value=5>")
+    assert optimizer.loss_scale == 8 * 2 / 2 / 2 * 2
+    assert optimizer.num_skipped == 2
+    powers = optimizer.state_dict()["non_slots"]
+    np.testing.assert_allclose(powers["beta1_power"], np.float32(0.9) ** 6, rtol=1e-6)
+    step.assign(100)
+    optimizer.apply_gradients([(gradients(xp)[0], w)], step)
+    optimizer.apply_gradients([(gradients(xp, True)[0], w)], step)
+    assert int(step) == 101
+
+
+def test_a_state_in_the_middle_of_growth_goes_on_as_it_would_have(every_schedule: str) -> None:
+    xp: Any = pytest.importorskip("cupy")
+
+    def make() -> tuple[Any, Variable, Variable]:
+        w = Variable(np.ones(5, np.float32), name="w", device="gpu:0")
+        manager = gpuopt.ExponentialUpdateLossScaleManager(8, 5, 2, 2.0, 0.5)
+        optimizer = LossScaleOptimizer(gpuopt.AdamOptimizer(0.1), manager)
+        return optimizer, w, Variable(0, name="step")
+
+    def run(parts: Any, numbers: range) -> None:
+        optimizer, w, step = parts
+        for number in numbers:
+            optimizer.apply_gradients([(gradients(xp, number in (1, 3, 4, 8, 9))[0], w)], step)
+
+    whole, first, second = make(), make(), make()
+    run(whole, range(14))
+    run(first, range(7))
+    second[0].load_state_dict(first[0].state_dict({"w": first[1]}), {"w": second[1]})
+    second[1].assign(first[1])
+    second[2].assign(int(first[2]))
+    run(second, range(7, 14))
+    np.testing.assert_array_equal(whole[1].numpy(), second[1].numpy())
+    assert int(whole[2]) == int(second[2]) == 9
+    ours, theirs = (parts[0].state_dict({"w": parts[1]})["non_slots"] for parts in (whole, second))
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("accept_after", [0, 2])
+def test_a_step_is_accepted_after_some_that_were_skipped(
+    accept_after: int, every_schedule: str
+) -> None:
+    xp: Any = pytest.importorskip("cupy")
+    w = Variable(np.ones(5, np.float32), name="w", device="gpu:0")
+    step = Variable(0, name="step")
+    optimizer = LossScaleOptimizer(
+        gpuopt.GradientDescentOptimizer(1.0),
+        gpuopt.FixedLossScaleManager(2.0),
+        accept_after=accept_after,
+    )
+    for _ in range(accept_after):
+        optimizer.apply_gradients([(gradients(xp, True)[0], w)], step)
+    assert (w.numpy() == 1).all()
+    optimizer.apply_gradients([(gradients(xp, True)[0], w)], step)
+    assert np.isnan(w.numpy()).all()
+    assert (int(step), optimizer.num_skipped) == (1, accept_after)
+
+
+def test_a_refused_row_is_no_skipped_step(every_schedule: str) -> None:
+    xp: Any = pytest.importorskip("cupy")
+    table = Variable(np.ones((6, 4), np.float32), name="table", device="gpu:0")
+    step = Variable(0, name="step")
+    optimizer = LossScaleOptimizer(gpuopt.LazyAdamOptimizer(), gpuopt.DynamicLossScale(8.0))
+    slices = gradients(xp)[1]
+    optimizer.apply_gradients([(slices, table)], step)
+    optimizer.check()
+    before = table.numpy()
+    optimizer.apply_gradients([(IndexedSlices(slices.values, slices.indices + 5), table)], step)
+    with pytest.raises(IndexError, match="row 6 is not in"):
+        optimizer.check()
+    assert (int(step), optimizer.num_skipped, optimizer.loss_scale) == (1, 0, 8)
+    np.testing.assert_array_equal(table.numpy(), before)
+    optimizer.apply_gradients([(slices, table)], step)
+    assert int(step) == 2
+
+
+def test_a_step_that_fails_leaves_the_next_ones_right(
+    every_schedule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    xp: Any = pytest.importorskip("cupy")
+    w = Variable(np.ones(5, np.float32), name="w", device="gpu:0")
+    step = Variable(0, name="step")
+    optimizer = LossScaleOptimizer(gpuopt.AdamOptimizer(), gpuopt.DynamicLossScale(8.0, 100))
+    bad, good = gradients(xp, True)[0], gradients(xp)[0]
+    for gradient in (good, bad, good):
+        optimizer.apply_gradients([(gradient, w)], step)
+    for place in (
+        "gpuopt.backends.cuda.backend.CudaBackend.apply_dense",
+        "gpuopt.step.step.Step._finish",
+    ):
+        with monkeypatch.context() as patch:
+
+            def stop(*_: Any, **__: Any) -> None:
+                raise KeyboardInterrupt
+
+            patch.setattr(place, stop)
+            with pytest.raises(KeyboardInterrupt):
+                optimizer.apply_gradients([(good, w)], step)
+    for gradient in (bad, good):
+        optimizer.apply_gradients([(gradient, w)], step)
+    assert (int(step), optimizer.num_skipped, optimizer.loss_scale) == (3, 2, 2)
+    power = optimizer.state_dict({"w": w})["non_slots"]["beta1_power"]
+    np.testing.assert_allclose(power, np.float32(0.9) ** 4, rtol=1e-6)
+
+
+def test_another_threads_reads_and_steps_come_between_steps(every_schedule: str) -> None:
+    xp: Any = pytest.importorskip("cupy")
+    w = Variable(np.ones(5, np.float32), name="w", device="gpu:0")
+    step = Variable(0, name="step")
+    optimizer = LossScaleOptimizer(
+        gpuopt.GradientDescentOptimizer(1.0), gpuopt.FixedLossScaleManager(2.0)
+    )
+    bad, good = gradients(xp, True)[0], gradients(xp)[0]
+    seen: list[int] = []
+
+    def work() -> None:
+        for number in range(15):
+            optimizer.apply_gradients([(bad if number % 3 == 0 else good, w)], step)
+            seen.append(int(step))
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (int(step), optimizer.num_skipped) == (20, 10)
+    np.testing.assert_array_equal(w.numpy(), np.float32([1 - 20] * 5))
+    assert all(0 <= each <= 20 for each in seen)
+
+
+def test_a_step_that_another_one_has_overtaken_begins_again(
+    monkeypatch: pytest.MonkeyPatch, every_schedule: str
+) -> None:
+    xp: Any = pytest.importorskip("cupy")
+    w = Variable(np.zeros(5, np.float32), name="w", device="gpu:0")
+    step = Variable(0, name="step")
+    rate = gpuopt.piecewise_constant(step, [0, 1], [1.0, 10.0, 100.0])
+    optimizer = LossScaleOptimizer(
+        gpuopt.GradientDescentOptimizer(rate), gpuopt.DynamicLossScale(8.0, 2)
+    )
+    gradient = gradients(xp)[0]
+    prepare, others = DeviceScaling.prepare, [1]
+
+    def let_another_overtake(self: DeviceScaling, *given: Any) -> bool:
+        is_decided = prepare(self, *given)
+        if others:
+            others.clear()
+            other = threading.Thread(
+                target=lambda: optimizer.apply_gradients([(gradient, w)], step)
+            )
+            other.start()
+            other.join()
+        return is_decided
+
+    monkeypatch.setattr(DeviceScaling, "prepare", let_another_overtake)
+    optimizer.apply_gradients([(gradient, w)], step)
+    optimizer.apply_gradients([(gradient, w)], step)
+    np.testing.assert_array_equal(w.numpy(), np.float32([-111] * 5))
+    assert (int(step), optimizer.loss_scale) == (3, 16)
+
+
+def test_optimizers_that_count_by_one_variable_see_each_others_steps(every_schedule: str) -> None:
+    xp: Any = pytest.importorskip("cupy")
+    w = Variable(np.ones(5, np.float32), name="w", device="gpu:0")
+    step = Variable(0, name="step")
+    first, second = (
+        LossScaleOptimizer(
+            gpuopt.GradientDescentOptimizer(
+                gpuopt.piecewise_constant(step, [1, 3], [1.0, 10.0, 100.0])
+            ),
+            gpuopt.FixedLossScaleManager(2.0),
+        )
+        for _ in range(2)
+    )
+    plain = gpuopt.GradientDescentOptimizer(1000.0)
+    bad, good = gradients(xp, True)[0], gradients(xp)[0]
+    first.apply_gradients([(good, w)], step)
+    first.apply_gradients([(bad, w)], step)
+    second.apply_gradients([(good, w)], step)
+    second.apply_gradients([(bad, w)], step)
+    first.apply_gradients([(good, w)], step)
+    first.apply_gradients([(bad, w)], step)
+    plain.apply_gradients([(good, w)], step)
+    first.apply_gradients([(good, w)], step)
+    np.testing.assert_array_equal(w.numpy(), np.float32([1 - 1 - 1 - 10 - 1000 - 100] * 5))
+    assert int(step) == 5
+
+
+def test_a_saver_waits_and_saves_what_is_right(every_schedule: str, tmp_path: Path) -> None:
+    xp: Any = pytest.importorskip("cupy")
+    w = Variable(np.ones(5, np.float32), name="w", device="gpu:0")
+    step = Variable(0, name="step")
+    optimizer = LossScaleOptimizer(gpuopt.AdamOptimizer(), gpuopt.DynamicLossScale(8.0, 3))
+    saver = gpuopt.Saver()
+    for bad in (False, True, False, False):
+        optimizer.apply_gradients([(gradients(xp, bad)[0], w)], step)
+    path = saver.save(tmp_path / "model")
+    values = w.numpy()
+    for bad in (False, True):
+        optimizer.apply_gradients([(gradients(xp, bad)[0], w)], step)
+    saver.restore(path)
+    assert (int(step), optimizer.num_skipped, optimizer.loss_scale) == (3, 1, 4)
+    np.testing.assert_array_equal(w.numpy(), values)
+    optimizer.apply_gradients([(gradients(xp)[0], w)], step)
+    assert optimizer.loss_scale == 8
+
+
+def after_two_steps() -> tuple[Any, LossScaleOptimizer, Variable, Variable]:
+    """Makes a step and skips one; returns (xp, optimizer, w, step), of which the host knows not."""
+    xp: Any = pytest.importorskip("cupy")
+    w, step = Variable(np.zeros(5, np.float32), name="w", device="gpu:0"), Variable(0, name="step")
+    optimizer = LossScaleOptimizer(
+        gpuopt.MomentumOptimizer(1.0, 0.5), gpuopt.DynamicLossScale(64.0, 100)
+    )
+    for bad in (False, True):
+        optimizer.apply_gradients([(gradients(xp, bad)[0], w)], step)
+    return xp, optimizer, w, step
+
+
+def test_towers_decide_about_what_all_bring(every_schedule: str) -> None:
+    xp, optimizer, w, step = after_two_steps()
+    tower = gpuopt.TowerOptimizer(optimizer)
+
+    def model(factor: Any) -> Any:
+        tower.minimize(lambda: xp.sum(w.value() * factor[0]), step, [w])
+        return factor[0]
+
+    train = gpuopt.replicate(model, "weighted_sum", devices=["gpu:0", "gpu:0"])
+    for bad in (1.0, np.inf, 1.0):
+        train(xp.asarray(np.float32([1, bad])))
+    assert (int(step), optimizer.num_skipped, optimizer.loss_scale) == (3, 2, 16)
+    np.testing.assert_array_equal(w.numpy(), np.float32([-1 - 2.5 - 3.25] * 5))
+
+
+def test_workers_that_meet_in_each_step_decide_about_what_all_bring(every_schedule: str) -> None:
+    xp, optimizer, w, step = after_two_steps()
+    sync = gpuopt.SyncReplicasOptimizer(optimizer, 1, 1)
+    with sync.start(step, num_tokens=0), sync.worker(0) as worker:
+        for bad in (False, True, False):
+            worker.apply_gradients([(gradients(xp, bad)[0], w)], step)
+    assert (int(step), optimizer.num_skipped, optimizer.loss_scale) == (3, 2, 16)
+    np.testing.assert_array_equal(w.numpy(), np.float32([-1 - 1.5 - 1.75] * 5))
+
+
+def test_copies_of_a_strategy_are_decided_about_alike(every_schedule: str) -> None:
+    xp: Any = pytest.importorskip("cupy")
+    require_two_gpus()
+    strategy = gpuopt.MirroredStrategy(["gpu:0", "gpu:1"])
+    w, step = strategy.variable(np.zeros(5, np.float32), name="w"), Variable(0, name="step")
+    optimizer = LossScaleOptimizer(
+        gpuopt.GradientDescentOptimizer(0.5), gpuopt.DynamicLossScale(64.0, 100)
+    )
+    for factor in (1.0, np.inf, 1.0):
+
+        def train() -> None:
+            mine = w.local
+            gradient = xp.ones(5, np.float32)
+            if mine is w.replicas[1]:
+                gradient *= np.float32(factor)  # noqa: B023
+            optimizer.apply_gradients([(gradient * 8, w)], step, loss_scale=8)
+
+        strategy.run(train)
+    for copy in w.replicas:
+        np.testing.assert_array_equal(copy.numpy(), np.float32([-2] * 5))
+    assert (int(step), optimizer.num_skipped, optimizer.loss_scale) == (2, 1, 32)
+
+
+def test_variables_of_several_gpus_are_decided_about_alike(every_schedule: str) -> None:
+    xp: Any = pytest.importorskip("cupy")
+    require_two_gpus()
+    first, second = (
+        Variable(np.zeros(5, np.float32), name=f"w{at}", device=f"gpu:{at}") for at in (0, 1)
+    )
+    step = Variable(0, name="step")
+    optimizer = LossScaleOptimizer(
+        gpuopt.MomentumOptimizer(1.0, 0.0), gpuopt.DynamicLossScale(64.0, 100)
+    )
+    for number, bad in enumerate((False, True, False, True)):
+        pairs = [(gradients(xp)[0], first)]
+        if number > 1:
+            pairs.append((gradients(xp)[0], second))
+        if bad:
+            pairs[-1] = (gradients(xp, True)[0], pairs[-1][1])
+        optimizer.apply_gradients(pairs, step)
+    np.testing.assert_array_equal(first.numpy(), np.float32([-2] * 5))
+    np.testing.assert_array_equal(second.numpy(), np.float32([-1] * 5))
+    assert (int(step), optimizer.num_skipped, optimizer.loss_scale) == (2, 2, 16)
