@@ -193,9 +193,6 @@ class LateRows(Protocol):
                 rows. A GPU leaves out those that are not within range.
         """
 
-    def begin_anew(self, catch_up: CatchUp) -> None:
-        """Forgets the steps of a table all of whose rows are up to date."""
-
 
 class Backend(Protocol):
     """Arrays and updates on one device. Methods may be called whichever device is current.

@@ -45,7 +45,7 @@ _NOTHING = {np.float32: 1e-14, np.float64: 1e-21}
 _TOLERANCE = {np.float32: 2.5e-7, np.float64: 5e-8}
 # Beyond, sums would be of so many terms that rows had better not fall behind.
 _LONGEST_WINDOW = 4096
-# How many steps there is room for: then all rows are brought up to date, and it begins anew.
+# How many steps there is room for: then all rows are brought up to date, for a new count.
 _LONGEST = 16 * 1024
 _SHORTEST = 1024
 

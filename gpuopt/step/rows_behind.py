@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from itertools import repeat, starmap
-from operator import is_
+from itertools import chain, compress, repeat
+from operator import attrgetter, call, eq, is_
 from typing import Any
 
 import numpy as np
@@ -107,7 +107,7 @@ class TableBehind:
     def _ready(
         self, other_rows: UpdateRule, scalars: Scalars, stepping: bool, is_nested: bool
     ) -> CatchUp | None:
-        """Returns the table's count of steps, by the scalars of this step, with room for it.
+        """Returns the table's count of steps by this step's scalars, with room promised to it.
 
         None if all rows have to be updated in this step: then all are up to date. So they have if
         it comes in the middle of another (`is_nested`), which has taken the room that there was.
@@ -116,20 +116,33 @@ class TableBehind:
         if cannot_count or not may_be_missed(other_rows, scalars):
             self.bring_up_alone()
             return None
+        key = key_of(other_rows, scalars)
         catch_up = self._catch_up
-        if catch_up is not None and catch_up.factors.key == key_of(other_rows, scalars):
-            if catch_up.now == catch_up.room:
-                self.bring_up_alone()
-                self._late_rows.begin_anew(catch_up)
-        else:
-            self.bring_up_alone()
+        if catch_up is None or catch_up.factors.key != key:
             factors = Factors(other_rows, other_rows.own(scalars), self._real, stepping=stepping)
-            zeros = partial(self._backend.full, dtype=np.dtype(self._real), value=0)
-            last = self._backend.full(self._arrays[0].shape[:1], np.dtype(np.int32), 0)
-            catch_up = CatchUp(other_rows, factors, last, zeros)
-            self._backend.record_creation(catch_up)
-            self._catch_up = catch_up
-        return catch_up if catch_up.factors.fall_behind else None
+            catch_up = self._begin_anew(other_rows, factors)
+        elif catch_up.now + catch_up.promised >= catch_up.room:
+            catch_up = self._begin_anew(other_rows, catch_up.factors)
+        if not catch_up.factors.fall_behind:
+            return None
+        # No call since the look at the room: a signal handler's step would take it.
+        catch_up.promised += 1
+        return catch_up
+
+    def _begin_anew(self, other_rows: UpdateRule, factors: Factors) -> CatchUp:
+        """Brings all rows up to date, and returns a new count of steps.
+
+        The old one stays as it is: a step may be using it, in whose middle a signal handler came.
+        """
+        zeros = partial(self._backend.full, dtype=np.dtype(self._real), value=0)
+        last = self._backend.full(self._arrays[0].shape[:1], np.dtype(np.int32), 0)
+        catch_up = CatchUp(other_rows, factors, last, zeros)
+        self._backend.record_creation(catch_up)
+        is_set = False
+        while not is_set:
+            self.bring_up_alone()
+            is_set = _set_if_up_to_date([self], [(self, "_catch_up", catch_up)])
+        return catch_up
 
 
 def update_tables(
@@ -159,6 +172,7 @@ def update_tables(
         For each table, whether it did: not if all rows have to be updated in this step. Then all
         are up to date. None if the table is replaced, and has done nothing.
     """
+    late: list[tuple[TableBehind, CatchUp]] = []
 
     def update_locked() -> list[bool | None]:
         # Of a table that is in a step, a signal handler makes another.
@@ -173,7 +187,6 @@ def update_tables(
 
     def update_in_step(are_nested: Sequence[bool]) -> list[bool | None]:
         done: list[bool | None] = []
-        late: list[tuple[TableBehind, CatchUp]] = []
         late_updates: list[SparseUpdate] = []
         for table, update, is_nested in zip(tables, updates, are_nested, strict=True):
             if table.is_replaced:
@@ -197,8 +210,15 @@ def update_tables(
                 table._late_rows.bring_up(table._plan, catch_up)
         return done
 
+    def update_as_promised() -> list[bool | None]:
+        try:
+            return update_locked()
+        finally:
+            for _, catch_up in late:
+                catch_up.promised -= 1
+
     # In one order everywhere, so that two threads cannot wait for each other.
-    return call_locked([table._lock for table in sorted(tables, key=id)], update_locked)
+    return call_locked([table._lock for table in sorted(tables, key=id)], update_as_promised)
 
 
 def table_behind(
@@ -220,14 +240,51 @@ def table_behind(
     new = TableBehind(state, arrays, batch, variable.identity)
     for each in members:
         members_of_tables[weakref.ref(each.identity, _forget)] = None
-    # A step of another thread by the table that is replaced comes before, or finds that it is.
-    with _replacing, found._lock if isinstance(found, TableBehind) else nullcontext():
-        for each in members:
-            if isinstance(each.identity.behind, TableBehind):
-                each.identity.behind.bring_up_alone()
-        # All at once: no signal handler runs between built-in functions.
-        deque(starmap(setattr, [(each.identity, "behind", new) for each in members]), maxlen=0)
+    identities = [each.identity for each in members]
+    is_set = False
+    with _replacing:
+        while not is_set:
+            found = variable.identity.behind
+            # A step of another thread by it comes before, or finds that it is replaced.
+            with found._lock if isinstance(found, TableBehind) else nullcontext():
+                every = [identity.behind for identity in identities]
+                old = [behind for behind in every if isinstance(behind, TableBehind)]
+                for behind in old:
+                    behind.bring_up_alone()
+                is_set = _set_if_up_to_date(
+                    old,
+                    [(identity, "behind", new) for identity in identities],
+                    map(is_, map(attrgetter("behind"), identities), every),
+                )
     return new
+
+
+def _set_if_up_to_date(
+    tables: Sequence[TableBehind],
+    assignments: Sequence[tuple[Any, str, Any]],
+    provided: Iterable[bool] = (),
+) -> bool:
+    """Sets attributes, all at once, unless rows of some tables are behind.
+
+    Args:
+        tables: Which were up to date before.
+        assignments: Objects, the names of their attributes, and values.
+        provided: What else must hold; made by built-in functions when it is looked at.
+
+    Returns:
+        Whether it did: not if a signal handler has made a step by one of them meanwhile.
+    """
+    counts = [each._catch_up for each in tables]
+    begun = [each for each in counts if each is not None]
+    are_up_to_date = chain(
+        map(is_, map(attrgetter("_catch_up"), tables), counts),
+        map(eq, map(attrgetter("made_by_all"), begun), map(attrgetter("now"), begun)),
+        provided,
+    )
+    calls: list[Callable[[], None]] = [partial(setattr, *each) for each in assignments]
+    # Built-in functions call each other: no signal handler runs between.
+    done = map(call, chain.from_iterable(compress([calls], map(all, [are_up_to_date]))))
+    return bool(list(done))
 
 
 def bring_up_written(updates: Updates, state: State) -> None:

@@ -679,6 +679,108 @@ def test_a_signal_handler_may_take_the_last_room(
     assert moment > 20
 
 
+class _Handled:
+    """Calls in whose middle a signal handler steps by rows 2 and 18, at one moment after another.
+
+    The steps of rows that no gradient names are few, and large: one that is lost moves them by ten
+    times what the order of two steps does.
+    """
+
+    OTHERS = SLICES(np.full((2, 3), 1, np.float32), [2, 18])
+
+    def __init__(self) -> None:
+        self.pair = Pair(learning_rate=0.1)
+        self.pair.apply(SLICES(np.full((20, 3), 3, np.float32), np.arange(20, HEIGHT)))
+
+    def step(self, number: int) -> None:
+        for _ in range(number):
+            self.pair.apply(SLICES(np.ones((2, 3), np.float32), [3, 4]))
+
+    def call_at(self, moment: int, call: Callable[[], Any]) -> bool:
+        """Returns whether the call was over before that moment."""
+        pair = self.pair
+        step = partial(pair.optimizer.apply_gradients, [(self.OTHERS, pair.late)])
+        handle = HandleAt(moment, step, _INSIDE)
+        with handle:
+            call()
+        if not handle.is_over:
+            pair.all_rows.apply_gradients([(self.OTHERS, pair.exact)])
+        return handle.is_over
+
+    def check(self) -> None:
+        tables = self.pair.late, self.pair.exact
+        got, expected = (table.numpy()[20:] for table in tables)
+        np.testing.assert_allclose(got, expected, rtol=0, atol=4e-3)
+
+
+@pytest.mark.parametrize("call", ["read", "step"])
+def test_steps_after_a_signal_handler_took_the_last_room_are_not_lost(
+    call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Factors, "room_for", lambda self, height: 6)
+    slices = SLICES(np.ones((2, 3), np.float32), [1, 19])
+    moment, is_over = 1, False
+    while not is_over:
+        handled = _Handled()
+        pair = handled.pair
+        handled.step(5)
+        calls: dict[str, Callable[[], Any]] = {
+            "read": pair.late.numpy,
+            "step": partial(pair.optimizer.apply_gradients, [(slices, pair.late)]),
+        }
+        is_over = handled.call_at(moment, calls[call])
+        if call == "step":
+            pair.all_rows.apply_gradients([(slices, pair.exact)])
+        handled.step(9)
+        handled.check()
+        moment += 3
+    assert moment > 20
+
+
+def test_a_signal_handler_may_step_while_a_new_count_begins() -> None:
+    slices = SLICES(np.ones((2, 3), np.float32), [1, 19])
+    moment, is_over = 1, False
+    while not is_over:
+        handled = _Handled()
+        pair = handled.pair
+        handled.step(3)
+        for optimizer in (pair.optimizer, pair.all_rows):
+            optimizer.hyperparameters["epsilon"] = 1e-3
+        step = partial(pair.optimizer.apply_gradients, [(slices, pair.late)])
+        is_over = handled.call_at(moment, step)
+        pair.all_rows.apply_gradients([(slices, pair.exact)])
+        handled.check()
+        moment += 3
+    assert moment > 20
+
+
+def test_a_signal_handler_may_step_by_a_table_that_is_being_replaced() -> None:
+    slices = SLICES(np.ones((2, 3), np.float32), [1, 19])
+    moment, is_over = 1, False
+    while not is_over:
+        handled = _Handled()
+        handled.step(3)
+        other = gpuopt.AdamOptimizer(catch_up=True)
+        step = partial(other.apply_gradients, [(slices, handled.pair.late)])
+        is_over = handled.call_at(moment, step)
+        handled.check()
+        moment += 2
+    assert moment > 20
+
+
+def test_room_is_used_up_before_rows_are_brought_up_to_date() -> None:
+    pair = Pair()
+    pair.step()
+    table: Any = pair.late.identity.behind
+    first = table._catch_up
+    pair.step(first.room - 1)
+    assert table._catch_up is first
+    assert first.now == first.room
+    pair.step()
+    assert table._catch_up is not first
+    assert table._catch_up.now == 1
+
+
 @pytest.mark.parametrize("in_hooks", [False, True])
 @pytest.mark.parametrize("what", ["clipping", "decay"])
 def test_a_step_around_another_brings_up_its_rows_alone(what: str, *, in_hooks: bool) -> None:

@@ -42,14 +42,17 @@ class Table:
         }
         self.var, self.m, self.v = (np.zeros((height, 1), real) for _ in range(3))
         self.plan = self.backend.plan_dense([Target(self.var, [self.m, self.v])])
-        factors = Factors(adam, self.scalars, real, stepping=stepping)
-        zeros = partial(np.zeros, dtype=real)
-        self.catch_up = CatchUp(adam, factors, np.zeros(height, np.int32), zeros)
+        self._factors = Factors(adam, self.scalars, real, stepping=stepping)
+        self.catch_up = self._new_count()
+
+    def _new_count(self) -> CatchUp:
+        last = np.zeros(len(self.var), np.int32)
+        return CatchUp(adam, self._factors, last, partial(np.zeros, dtype=self.real))
 
     def step(self, rows: np.ndarray, values: np.ndarray, step_size: float) -> None:
         if self.catch_up.now == self.catch_up.room:
             self.read()
-            self.backend.late_rows.begin_anew(self.catch_up)
+            self.catch_up = self._new_count()
         scalars = {**self.scalars, "step_size": self.real(step_size)}
         update = SparseUpdate(self.plan, values.astype(self.real), rows, 0, self.catch_up)
         self.backend.apply_sparse(adam, [update], [scalars], other_rows=None)

@@ -43,9 +43,6 @@ class CpuLateRows:
         rows = None if rows is None else np.asarray(rows).reshape(-1)
         quietly(partial(bring_up, [var, *slots], catch_up, rows, self._limits))
 
-    def begin_anew(self, catch_up: CatchUp) -> None:
-        begin_anew(catch_up)
-
 
 def bring_up(
     written: Sequence[Array], catch_up: CatchUp, rows: Array | None, limits: CpuLimits
@@ -131,15 +128,6 @@ def _bring_up_compiled(
         compiled.bring_up_rows(written, late, first, min(first + height, number))
 
     share_out(bring_up_chunk, range(0, number, height), threads)
-
-
-def begin_anew(catch_up: CatchUp) -> None:
-    """See `LateRows.begin_anew`."""
-    arrays = [catch_up.last, catch_up.steps, catch_up.sums]
-    calls = [partial(setitem, each, ..., 0) for each in arrays if each is not None]
-    numbers = [partial(setattr, catch_up, name, 0) for name in ("now", "made_by_all")]
-    # Not if a signal handler has begun anew, and counted a step of its own.
-    _at_once([*calls, *numbers], catch_up, catch_up.room)
 
 
 def count_step(catch_up: CatchUp, rows: Array, scalars: Scalars, now: int) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 
 from gpuopt.backends.backend import Scalars, Target, compute_type
 from gpuopt.backends.catch_up import CatchUp
-from gpuopt.backends.cpu.catch_up import begin_anew, bring_up, count_step
+from gpuopt.backends.cpu.catch_up import bring_up, count_step
 from gpuopt.backends.cpu.chunks import chunk_length
 from gpuopt.backends.cpu.dense_plan import DensePlan
 from gpuopt.backends.cpu.dense_update import update_dense, update_strided, update_with_zero
@@ -74,10 +74,7 @@ def update_late_rows(
     if values.size:
         update_touched_rows(rule, plan, values, rows, scalars, limits, catch_up)
     # A signal handler may have made a step: then the rows that are named here have missed that.
-    while now == catch_up.room or not count_step(catch_up, rows, scalars, now):
-        if catch_up.now == catch_up.room:
-            bring_up([var, *slots], catch_up, None, limits)
-            begin_anew(catch_up)
+    while not count_step(catch_up, rows, scalars, now):
         now = catch_up.now
         bring_up([var, *slots], catch_up, rows, limits)
 

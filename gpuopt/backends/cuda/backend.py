@@ -416,7 +416,7 @@ class CudaBackend:
             count = catch_up.on_device
             if count is None:
                 real = compute_type(plan.dtype)
-                count = catch_up.on_device = CountOfSteps(self._launcher, plan, catch_up, real)
+                count = catch_up.on_device = CountOfSteps(self._launcher, catch_up, real)
         return Table(plan.addresses, plan.height, values, rows, update.group, count)
 
     def _begins_of_runs(self, keys: Any) -> Any:

@@ -60,19 +60,6 @@ class CudaLateRows:
             finally:
                 self._order.end(last, (plan.memory, count.arrays, given, rows))
 
-    def begin_anew(self, catch_up: CatchUp) -> None:
-        count: CountOfSteps | None = catch_up.on_device
-        if count is not None:
-            plan = count.plan
-            with self._lock, self._launcher.device():
-                last = self._order.begin(plan.updated, plan.last_update, is_step=False)
-                plan.last_update = last
-                try:
-                    count.clear(catch_up)
-                finally:
-                    self._order.end(last, count.arrays)
-        catch_up.now = catch_up.made_by_all = 0
-
     def _launch(self, plan: DensePlan, count: CountOfSteps, rows: Any) -> None:
         num_rows = plan.height if rows is None else rows.size
         lanes = lanes_per_row(plan.width, PACK_BYTES // plan.dtype.itemsize)

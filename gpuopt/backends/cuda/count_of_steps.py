@@ -20,22 +20,20 @@ class CountOfSteps:
 
     Attributes:
         rule: The rule of rows without a gradient.
-        plan: Of the table.
         arrays: In device memory: whoever launches a kernel keeps them.
     """
 
-    def __init__(self, launcher: Launcher, plan: Any, catch_up: CatchUp, real: type[Any]) -> None:
+    def __init__(self, launcher: Launcher, catch_up: CatchUp, real: type[Any]) -> None:
         """Uploads what is not in device memory yet.
 
         Args:
             launcher: The device's.
-            plan: From `plan_dense`, of the table alone.
             catch_up: The table's, with its arrays in device memory.
             real: The type that the rule computes in.
         """
         factors, rule, unnamed = catch_up.factors, catch_up.rule, catch_up.rule.unnamed
         assert unnamed is not None, "an optimizer without it refuses the option"
-        self.rule, self.plan = rule, plan
+        self.rule = rule
         epsilon, weights = real(0), None
         if unnamed.movement is not None:
             epsilon = factors.scalars[unnamed.movement.epsilon]
@@ -69,14 +67,6 @@ class CountOfSteps:
         if not first_key:
             return self.table
         return self.table._replace(last=self.table.last - first_key * np.dtype(np.int32).itemsize)
-
-    def clear(self, catch_up: CatchUp) -> None:
-        """Sets all counts to 0, and with them all sums."""
-        # First: as long as rows have made more steps than were counted, nothing moves them.
-        self._now.fill(0)
-        catch_up.last.fill(0)
-        if catch_up.sums is not None:
-            catch_up.sums.fill(0)
 
 
 def _powers(decays: tuple[float, ...]) -> np.ndarray[Any, Any]:

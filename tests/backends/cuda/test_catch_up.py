@@ -15,8 +15,10 @@ from interrupt_at import HandleAt
 
 import gpuopt
 from gpuopt import IndexedSlices, Variable
+from gpuopt.backends.catch_up import CatchUp
 from gpuopt.rules.catch_up import Factors
 from gpuopt.step import rows_behind
+from gpuopt.step.rows_behind import TableBehind
 
 HEIGHT = 24
 
@@ -241,6 +243,39 @@ def test_steps_and_lookups_on_several_streams_follow_each_other(
     got = ends_on_streams([new_stream() for _ in range(3)], catch_up)
     for mine, theirs in zip(got, expected, strict=True):
         np.testing.assert_array_equal(mine, theirs)
+
+
+@on_gpus
+@ways
+def test_a_signal_handler_may_take_the_last_room(
+    gpus: Any, catch_up: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It steps once a step has found room, and before that is launched."""
+    monkeypatch.setattr(Factors, "room_for", lambda self, height: 6)
+    gradient = IndexedSlices(np.ones((1, 3), "f4"), [2])
+    every_row = IndexedSlices(np.ones((HEIGHT, 3), "f4"), np.arange(HEIGHT))
+    ends, ready = [], TableBehind._ready
+    counts: list[CatchUp] = []
+    for device in ("cpu", "gpu:0"):
+        table = Variable(np.ones((HEIGHT, 3), "f4"), device=device)
+        optimizer = gpuopt.AdamOptimizer(0.1, catch_up=catch_up)
+        optimizer.apply_gradients([(every_row, table)])
+        step = partial(optimizer.apply_gradients, [(gradient, table)])
+
+        def ready_and_handled(self: Any, *given: Any, step: Any = step) -> Any:
+            count = ready(self, *given)
+            monkeypatch.setattr(TableBehind, "_ready", ready)
+            step()
+            counts.append(count)
+            return count
+
+        for number in range(12):
+            if number == 4:
+                monkeypatch.setattr(TableBehind, "_ready", ready_and_handled)
+            step()
+        ends.append(np.delete(table.numpy(), 2, axis=0))
+    assert [count.now for count in counts] == [6, 6]
+    np.testing.assert_allclose(ends[1], ends[0], rtol=2e-6)
 
 
 @pytest.mark.gpu
