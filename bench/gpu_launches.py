@@ -213,6 +213,9 @@ def _with_stages(stages: Sequence[str]) -> Any:
     else:
         optimizer = gpuopt.AdamOptimizer(1e-3, **options)
     if "loss_scale" in stages:
+        # Nothing runs that would decide about steps: the host is to learn of no decision.
+        device_scaling = import_module("gpuopt.wrappers.device_scaling")
+        device_scaling.DeviceScaling._look = lambda scaling: None
         return gpuopt.LossScaleOptimizer(optimizer, gpuopt.FixedLossScaleManager(8.0))
     return optimizer
 

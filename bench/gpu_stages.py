@@ -44,6 +44,7 @@ STEPS: Mapping[str, Sequence[str]] = {
     "clip_norm, decay, averages": ["clip_norm", "decay", "averages"],
     "clip_norm, decay, groups, averages": ["clip_norm", "decay", "groups", "averages"],
     "loss_scale": ["loss_scale"],
+    "loss_scale, clip_norm, decay": ["loss_scale", "clip_norm", "decay"],
     "loss_scale, clip_norm, decay, averages": ["loss_scale", "clip_norm", "decay", "averages"],
     "on_nonfinite": ["on_nonfinite"],
     "on_nonfinite, clip_norm, decay, averages": ["on_nonfinite", "clip_norm", "decay", "averages"],
@@ -63,6 +64,7 @@ def _measure(launch: Launch, data: Dense) -> Work:
 KERNELS_OF_STAGES: Mapping[str, WorkOf] = {
     **KERNELS,
     "measure": _measure,
+    "measure_and_decide": _measure,
     # Scalars come from a table besides, which is in L2.
     "dense_update_of_groups": dense(begin=L2, before_data=L2.times(2)),
 }
@@ -98,9 +100,12 @@ def record_steps(gpu: Gpu) -> Recorded:
 def count(launches: Sequence[Launch], data: Dense) -> Counted:
     kernels = [each for each in launches if not each.copied_bytes]
     works = [KERNELS_OF_STAGES[_name(each)](each, data) for each in kernels]
-    waits = sum(each.kernel == "device to host" for each in launches)
+    names = [_name(each) for each in kernels]
+    # What a GPU has decided comes back in later steps: the host asks, and does not wait.
+    comes_back_later = "measure_and_decide" in names
+    waits = sum(each.kernel == "device to host" for each in launches) - comes_back_later
     num_bytes = sum(work.num_bytes for work in works)
-    return Counted([_name(each) for each in kernels], waits, round(num_bytes))
+    return Counted(names, waits, round(num_bytes))
 
 
 def _name(launch: Launch) -> str:
