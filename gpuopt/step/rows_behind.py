@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from itertools import chain, compress, repeat
+from itertools import chain, compress
 from operator import attrgetter, call, eq, is_
 from typing import Any
 
@@ -52,7 +51,6 @@ class TableBehind:
         self._late_rows = batch.backend.late_rows
         # One step, or one who brings rows up to date, at a time. Taken inside the gate.
         self._lock = Lock(f'the rows of "{identity.name}" that are behind')
-        self._is_in_step = False
         self._catch_up: CatchUp | None = None
 
     @property
@@ -104,16 +102,12 @@ class TableBehind:
             if rows is None:
                 catch_up.made_by_all = now
 
-    def _ready(
-        self, other_rows: UpdateRule, scalars: Scalars, stepping: bool, is_nested: bool
-    ) -> CatchUp | None:
+    def _ready(self, other_rows: UpdateRule, scalars: Scalars, stepping: bool) -> CatchUp | None:
         """Returns the table's count of steps by this step's scalars, with room promised to it.
 
-        None if all rows have to be updated in this step: then all are up to date. So they have if
-        it comes in the middle of another (`is_nested`), which has taken the room that there was.
+        None if all rows have to be updated in this step: then all are up to date.
         """
-        cannot_count = is_nested and not self._late_rows.counts_nested_steps
-        if cannot_count or not may_be_missed(other_rows, scalars):
+        if not may_be_missed(other_rows, scalars):
             self.bring_up_alone()
             return None
         key = key_of(other_rows, scalars)
@@ -175,24 +169,13 @@ def update_tables(
     late: list[tuple[TableBehind, CatchUp]] = []
 
     def update_locked() -> list[bool | None]:
-        # Of a table that is in a step, a signal handler makes another.
-        are_nested = [table._is_in_step for table in tables]
-        unmark = map(setattr, tables, repeat("_is_in_step"), are_nested)
-        try:
-            for table in tables:
-                table._is_in_step = True
-            return update_in_step(are_nested)
-        finally:
-            deque(unmark, maxlen=0)  # at once
-
-    def update_in_step(are_nested: Sequence[bool]) -> list[bool | None]:
         done: list[bool | None] = []
         late_updates: list[SparseUpdate] = []
-        for table, update, is_nested in zip(tables, updates, are_nested, strict=True):
+        for table, update in zip(tables, updates, strict=True):
             if table.is_replaced:
                 done.append(None)
                 continue
-            catch_up = table._ready(other_rows, scalars[update.group], stepping, is_nested)
+            catch_up = table._ready(other_rows, scalars[update.group], stepping)
             done.append(catch_up is not None)
             if catch_up is not None:
                 late.append((table, catch_up))
