@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
 from itertools import chain, compress
 from operator import attrgetter, call, eq, is_
@@ -20,16 +20,9 @@ from gpuopt.rules.catch_up import Factors, key_of, may_be_missed
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.state import State
 from gpuopt.step.known import Batch
-from gpuopt.step.updates import Updates
+from gpuopt.variables.behind import RowsBehind
 from gpuopt.variables.gate import undoing
 from gpuopt.variables.identity import Identity
-from gpuopt.variables.variable import Variable
-
-# The identities of tables that some optimizer lets fall behind, and of their slots. Public, because
-# each step looks whether there are any: a function call would cost time.
-members_of_tables: dict[weakref.ref[Identity], None] = {}
-# Taken around the lock of the table that is replaced.
-_replacing = Lock("tables whose rows may fall behind")
 
 
 class TableBehind:
@@ -200,46 +193,30 @@ def update_tables(
             for _, catch_up in late:
                 catch_up.promised -= 1
 
-    # In one order everywhere, so that two threads cannot wait for each other.
-    return call_locked([table._lock for table in sorted(tables, key=id)], update_as_promised)
+    return call_locked([table._lock for table in tables], update_as_promised)
 
 
-def table_behind(
-    state: State, variable: Variable, slots: Sequence[Variable], batch: Batch
-) -> TableBehind:
-    """Returns the `TableBehind` of a table, made if there is none of these arrays.
+def replace_tables(
+    identities: Sequence[Identity], old: Sequence[RowsBehind | None], new: TableBehind
+) -> None:
+    """Has a table take the place of others, which are brought up to date.
 
     Args:
-        state: The optimizer's.
-        variable: The table.
-        slots: Its slots, in the rule's order.
-        batch: Of the table alone.
+        identities: Of the table and its slots.
+        old: What they hold.
+        new: What they are to hold; unless something else has come, or a signal handler's step.
     """
-    members = [variable, *slots]
-    arrays = [each.unread_storage for each in members]
-    found = variable.identity.behind
-    if isinstance(found, TableBehind) and found.is_of(state, arrays):
-        return found
-    new = TableBehind(state, arrays, batch, variable.identity)
-    for each in members:
-        members_of_tables[weakref.ref(each.identity, _forget)] = None
-    identities = [each.identity for each in members]
-    is_set = False
-    with _replacing:
-        while not is_set:
-            found = variable.identity.behind
-            # A step of another thread by it comes before, or finds that it is replaced.
-            with found._lock if isinstance(found, TableBehind) else nullcontext():
-                every = [identity.behind for identity in identities]
-                old = [behind for behind in every if isinstance(behind, TableBehind)]
-                for behind in old:
-                    behind.bring_up_alone()
-                is_set = _set_if_up_to_date(
-                    old,
-                    [(identity, "behind", new) for identity in identities],
-                    map(is_, map(attrgetter("behind"), identities), every),
-                )
-    return new
+    tables = [each for each in dict.fromkeys(old) if isinstance(each, TableBehind)]
+
+    def replace() -> None:
+        for table in tables:
+            table.bring_up_alone()
+        held = map(attrgetter("behind"), identities)
+        assignments = [(identity, "behind", new) for identity in identities]
+        _set_if_up_to_date(tables, assignments, map(is_, held, old))
+
+    # A step of another thread by one of them comes before, or finds that it is replaced.
+    call_locked([table._lock for table in tables], replace)
 
 
 def _set_if_up_to_date(
@@ -268,69 +245,3 @@ def _set_if_up_to_date(
     # Built-in functions call each other: no signal handler runs between.
     done = map(call, chain.from_iterable(compress([calls], map(all, [are_up_to_date]))))
     return bool(list(done))
-
-
-def bring_up_written(updates: Updates, state: State) -> None:
-    """Brings tables up to date that a step is about to write, other than by `update_tables`.
-
-    Args:
-        updates: The step's.
-        state: Of the step's optimizer.
-    """
-    behind = dict(_behind())
-    if not behind:
-        return
-    for _, variable in updates.sparse_pairs():
-        table = behind.get(variable.identity)
-        if table is not None and table.belongs_to(state):
-            del behind[variable.identity]
-    if behind:
-        for identity in updates.identities():
-            if identity in behind:
-                behind[identity].bring_up()
-
-
-def bring_up_all(state: State) -> None:
-    """Brings all tables up to date that an optimizer has let fall behind."""
-    for _, table in _behind():
-        if table.belongs_to(state):
-            table.bring_up()
-
-
-def _behind() -> list[tuple[Identity, TableBehind]]:
-    """Lists the tables and slots that are behind."""
-    members = [
-        (identity, identity.behind) for each in list(members_of_tables) if (identity := each())
-    ]
-    return [
-        (identity, table)
-        for identity, table in members
-        if isinstance(table, TableBehind) and table.is_behind
-    ]
-
-
-def refuse_unseen_reads(variable: Variable) -> None:
-    """Raises ValueError for a table that may be read without being brought up to date first.
-
-    Or that has a master copy, which knows nothing of rows that are behind.
-
-    Raises:
-        ValueError: see above.
-    """
-    if variable.is_raw_array or not variable.owns_memory:
-        what = "is an array" if variable.is_raw_array else "was made with copy=False"
-        raise ValueError(
-            f'catch_up: "{variable.name}" {what}, whose rows would be seen as they were before '
-            "steps that they have missed: nobody notices a read of an array. Make a variable of a "
-            "copy, gpuopt.Variable(array), and read that; or leave out catch_up"
-        )
-    found = variable.identity.behind
-    if found is not None and not isinstance(found, TableBehind):
-        raise ValueError(
-            f'catch_up: "{variable.name}" has a master copy under another optimizer, which would '
-            "not follow rows that are behind: leave out catch_up, or masters"
-        )
-
-
-def _forget(dead: weakref.ref[Identity]) -> None:
-    members_of_tables.pop(dead, None)
