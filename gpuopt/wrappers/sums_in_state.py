@@ -196,6 +196,14 @@ class SumsInState:
                         self._take_slices(found.variable, found)
         self._is_restored = False
 
+    def _take_all_restored(self) -> None:
+        """Takes over what waits for variables that were made since the state was restored."""
+        waiting = {name for key, name in self._state.waiting_slots if key in self.slot_names}
+        for variable in global_variables() if waiting else ():
+            if variable.name in waiting:
+                found = self._sums.setdefault(variable.identity, KeptSum(variable))
+                self._take_restored(variable, found)
+
     def _take_restored(self, variable: Variable, found: KeptSum) -> None:
         """Takes over what waits for a variable that was not there when the state was restored."""
         if (_SUM, variable.name) in self._state.waiting_slots:

@@ -509,6 +509,34 @@ def test_float32_sums_of_16_bits_are_restored(way: str, dtype: Any, tmp_path: Pa
     assert [(each.numpy() == -1).all() for each in variables] == [True, True]
 
 
+@pytest.mark.parametrize("is_early", [False, True])
+def test_sums_wait_for_variables_that_are_made_after_a_restore(is_early: bool) -> None:
+    def make() -> tuple[list[Variable], Any]:
+        inner = gpuopt.GradientDescentOptimizer(1.0)
+        return [], GradientAccumulationOptimizer(inner, 3, "sum")
+
+    def add_variables(variables: list[Variable]) -> None:
+        variables += [Variable(np.zeros((2, 1), np.float32), name=f"late{i}") for i in range(3)]
+
+    array = np.ones((2, 1), np.float32)
+    variables, optimizer = make()
+    add_variables(variables)
+    slices = IndexedSlices(array, np.array([1, 1]))
+    for _ in range(2):
+        optimizer.apply_gradients(list(zip([array, slices, array], variables, strict=True)))
+    state = optimizer.state_dict()
+    del variables[:], optimizer
+    variables, optimizer = make()
+    optimizer.load_state_dict(state)
+    add_variables(variables)
+    if is_early:
+        optimizer.apply_accumulated()
+    else:  # the first two have no gradient here
+        optimizer.apply_gradients([(array, variables[2])])
+    expected = [[[-2], [-2]], [[0], [-4]], [[-2 if is_early else -3]] * 2]
+    assert [each.numpy().tolist() for each in variables] == expected
+
+
 def test_hooks_are_given_gradients_of_their_variables_type() -> None:
     given = []
 
