@@ -568,6 +568,26 @@ def test_impossible_sums_are_refused_and_nothing_is_changed(
     assert table.numpy().tolist() == [[-1], [-1]]
 
 
+@pytest.mark.parametrize("call", ["apply_gradients", "apply_accumulated", "reset"])
+def test_calls_in_the_middle_of_an_update_are_refused(call: str) -> None:
+    w = Variable(one(0), name="w")
+    errors = []
+
+    def rate() -> float:
+        given = [[(one(100), w)]] if call == "apply_gradients" else []
+        with pytest.raises(RuntimeError, match="in the middle of another call") as caught:
+            getattr(optimizer, call)(*given)
+        errors.append(caught.value)
+        return 1.0
+
+    optimizer = GradientAccumulationOptimizer(gpuopt.GradientDescentOptimizer(rate), 2)
+    for number in (1, 3):
+        optimizer.apply_gradients([(one(number), w)])
+    assert len(errors) == 1
+    assert w.numpy().tolist() == [-2]
+    assert optimizer.accumulated_steps == 0
+
+
 @pytest.mark.parametrize("is_early", [False, True])
 def test_sums_wait_for_variables_that_are_made_after_a_restore(is_early: bool) -> None:
     def make() -> tuple[list[Variable], Any]:
