@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +13,8 @@ from stages import STAGES
 
 import gpuopt
 from gpuopt import GradientAccumulationOptimizer, IndexedSlices, Variable
-from gpuopt.backends import using
-from gpuopt.backends.cpu.backend import CpuBackend
-from gpuopt.backends.cpu.limits import CpuLimits
-from gpuopt.device import Device
 
 SHAPES = [(3, 4), (), (70, 50), (0,), (5,)]
-
-
-@pytest.fixture(params=["plain", "recorded", "compiled"])
-def form(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """How rules are computed; the compiled form needs a compiler."""
-    if request.param == "recorded":
-        monkeypatch.setenv("GPUOPT_COMPILED", "0")
-    large = 10**9 if request.param == "plain" else 1
-    with using(Device.cpu, CpuBackend(CpuLimits(small_elements=1, large_elements=large))):
-        yield request.param
 
 
 def variables_of(dtype: Any, shapes: Sequence[tuple[int, ...]] = SHAPES) -> list[Variable]:
@@ -72,13 +58,13 @@ def one(*numbers: float) -> np.ndarray:
 @pytest.mark.parametrize("is_sparse", [False, True], ids=["dense", "mixed"])
 @pytest.mark.parametrize("stages", STAGES)
 def test_every_combination_is_a_step_by_gradients_summed_by_hand(
-    form: str, stages: str, is_sparse: bool, reduction: Any
+    every_form_one_by_one: str, stages: str, is_sparse: bool, reduction: Any
 ) -> None:
     check_updates(STAGES[stages], np.float32, is_sparse, reduction)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_sums_have_their_variables_type(form: str, dtype: Any) -> None:
+def test_sums_have_their_variables_type(every_form_one_by_one: str, dtype: Any) -> None:
     check_updates(STAGES["decay"], dtype, True, "mean")
 
 
@@ -124,7 +110,7 @@ def check_updates(
         assert counters[0].numpy() == counters[1].numpy() == number + 1
 
 
-def test_many_rows_are_added_up(form: str) -> None:
+def test_many_rows_are_added_up(every_form_one_by_one: str) -> None:
     rng = np.random.default_rng(3)
     tables = [Variable(np.ones((40, 3), np.float32)) for _ in range(2)]
     optimizer = GradientAccumulationOptimizer(gpuopt.AdagradOptimizer(0.5), 9, most_rows=50)
@@ -439,7 +425,9 @@ every_half = pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16], 
 
 @every_half
 @pytest.mark.parametrize("stages", STAGES)
-def test_updates_in_16_bits_take_sums_of_float32(form: str, stages: str, dtype: Any) -> None:
+def test_updates_in_16_bits_take_sums_of_float32(
+    every_form_one_by_one: str, stages: str, dtype: Any
+) -> None:
     """A sum of one gradient makes the same step as the gradient: to the bit, but for norms."""
     rng = np.random.default_rng(4)
     mine, theirs = variables_of(dtype), variables_of(dtype)
@@ -464,7 +452,7 @@ def test_updates_in_16_bits_take_sums_of_float32(form: str, stages: str, dtype: 
 
 @every_half
 @pytest.mark.parametrize("kind", ["dense", "sparse", "sparse first", "dense first", "many rows"])
-def test_sums_of_16_bits_are_not_rounded(form: str, kind: str, dtype: Any) -> None:
+def test_sums_of_16_bits_are_not_rounded(every_form_one_by_one: str, kind: str, dtype: Any) -> None:
     w = Variable(np.zeros((3, 2), dtype))
     optimizer = GradientAccumulationOptimizer(
         gpuopt.GradientDescentOptimizer(1.0), 5, "sum", most_rows=1 if kind == "many rows" else 9

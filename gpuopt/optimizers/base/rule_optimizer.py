@@ -164,7 +164,8 @@ class RuleOptimizer(Optimizer):
                 `masters`, "float32" to keep a master copy of each float16 or bfloat16 variable in
                 a slot "master", and all slots in float32: a step updates the copy, and rounds it to
                 the variable. Of the two, what was written last counts. "remainder" to keep only the
-                16 bits of the copy that a bfloat16 variable, rounded half up, does not have;
+                16 bits of the copy that a bfloat16 variable, rounded half up, does not have.
+                Neither goes together with `slot_bits=8` or `averages`;
                 and `averages`, an `ExponentialMovingAverage` whose `apply` is made a part of the
                 step, for the variables that have a gradient: with the same values, and mostly in
                 the launch that updates them. It may belong to several optimizers.
@@ -173,7 +174,8 @@ class RuleOptimizer(Optimizer):
         Raises:
             TypeError: a hyperparameter is no number, an argument is unknown, a group names
                 something else than a hyperparameter, or `averages` is no such thing.
-            ValueError: a hyperparameter is an array of numbers, or `Optimizer` refuses an argument.
+            ValueError: a hyperparameter is an array of numbers, two options cannot be had together,
+                or `Optimizer` refuses an argument.
         """
         arguments, ours = with_defaults(common, type(self))
         self._grouping = Groups(ours.pop("groups"))
