@@ -142,12 +142,14 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
             skip_gradients_aggregation: Likewise.
 
         Raises:
-            RuntimeError: called in a replica of a strategy, or in a tower.
+            RuntimeError: called in a replica of a strategy, in a tower, or in the middle of another
+                call, as by a function that gives a hyperparameter, or by a signal handler.
             FloatingPointError: a gradient is not finite, and `on_nonfinite` is "raise".
 
         Besides what `Optimizer.apply_gradients` raises.
         """
         refuse_replicas(self)
+        self._refuse_nested()
         given = as_list(grads_and_vars)
         steps: Any = self._accumulation_steps
         if callable(steps):
@@ -179,6 +181,7 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
             name: Likewise.
         """
         refuse_replicas(self)
+        self._refuse_nested()
         with writing(), self._adding:
             count = self._sums.num_steps
             if count:
@@ -190,11 +193,21 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
 
     def reset(self) -> None:
         """Drops what is accumulated."""
+        self._refuse_nested()
         with writing(), self._adding:
             self._sums.reset()
 
     def forget_plans(self, changed: Set[Identity]) -> None:
         self._sums.known.forget(changed)
+
+    def _refuse_nested(self) -> None:
+        # The update is reading sums that a new call would begin anew.
+        if self._adding.is_this_threads:
+            raise RuntimeError(
+                "gradients cannot be accumulated, applied or dropped in the middle of another call "
+                f'of the same {type(self).__name__} "{self.get_name()}", as by a function that '
+                "gives a hyperparameter, or by a signal handler: do it after that"
+            )
 
     def _is_left_out(self, pairs: Sequence[Pair]) -> bool:
         found = first_nonfinite(pairs)

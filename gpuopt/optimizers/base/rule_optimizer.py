@@ -39,8 +39,8 @@ from gpuopt.step.averages import following
 from gpuopt.step.clips import CLIP_NORM, NO_LIMIT, GradientClips, StepClips
 from gpuopt.step.known import KnownGroups
 from gpuopt.step.pairs import Gradient
-from gpuopt.step.rows_behind import bring_up_all
 from gpuopt.step.rule_updates import RuleUpdates
+from gpuopt.step.tables_behind import bring_up_all
 from gpuopt.step.updates import HookUpdates, Updates
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.indexed_slices import IndexedSlices
