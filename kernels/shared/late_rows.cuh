@@ -52,9 +52,12 @@ __device__ __forceinline__ double power_of(const LateTable& table, int slot, int
   return power;
 }
 
-// How many steps were counted, of a table on which no step is counted meanwhile.
+// How many steps were counted. Not by way of the read-only cache: the last block of this launch may
+// count one, though after all have read it.
 __device__ __forceinline__ int steps_of(const LateTable& table) {
-  return static_cast<int>(__ldg(array_at<const long long>(table.now)));
+  Elements<long long, 1> now;
+  load<Caching::normal>(array_at<long long>(table.now), now);
+  return static_cast<int>(now.of[0]);
 }
 
 // Sums, by packs: element `number` of an array.
@@ -252,9 +255,7 @@ struct LateTables {
 template <class Real>
 __device__ __forceinline__ void count_step(const LateTable& table, Real step_size) {
   using Sums = PackedSums<Real>;
-  Elements<long long, 1> now;
-  load<Caching::normal>(array_at<long long>(table.now), now);
-  const long long step = now.of[0];
+  const long long step = steps_of(table);
   if (table.sums != 0) {
     for (long long at = step / sums_stride - threadIdx.x; at >= 0; at -= blockDim.x) {
       const long long before = step - at * sums_stride;

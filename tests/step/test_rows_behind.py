@@ -8,7 +8,7 @@ import math
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,11 @@ import pytest
 from interrupt_at import HandleAt, Interrupt, InterruptAt
 
 import gpuopt
-from gpuopt import locks
+from gpuopt import backends, locks
+from gpuopt.backends.cpu import catch_up as cpu_catch_up
+from gpuopt.backends.cpu.backend import CpuBackend
+from gpuopt.backends.cpu.limits import CpuLimits
+from gpuopt.device import Device
 from gpuopt.optimizers.base import Movement, RuleOptimizer, Unnamed
 from gpuopt.rules.catch_up import Factors
 from gpuopt.step import rule_updates, tables_behind
@@ -475,6 +479,62 @@ def test_a_signal_handler_may_come_at_any_moment(call: str, handler: str) -> Non
         pair.check()
         moment += 3
     assert moment > 20
+
+
+@pytest.fixture
+def helping_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Has a thread help with numpy's arithmetic, four rows at a time."""
+    monkeypatch.setenv("GPUOPT_COMPILED", "0")
+    monkeypatch.setenv("GPUOPT_THREADS", "2")
+    monkeypatch.setattr(cpu_catch_up, "_CHUNK_ELEMENTS", 12)
+    limits = CpuLimits(small_elements=1, large_elements=0, elements_per_thread=1)
+    with backends.using(Device.cpu, CpuBackend(limits)):
+        yield
+
+
+@pytest.mark.usefixtures("helping_threads")
+@pytest.mark.parametrize(
+    ("call", "handler"), [("read", "read"), ("read", "step"), ("step", "read")]
+)
+def test_a_signal_handler_waits_for_rows_that_helping_threads_are_moving(
+    call: str, handler: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compiled code notes that a row is up to date before it moves it: so these threads do."""
+    pair = Pair()
+    others = np.arange(HEIGHT // 4, HEIGHT)
+    pair.apply(SLICES(np.ones((len(others), 3), "f4"), others))
+    pair.step(3)
+    slices = SLICES(np.ones((len(others), 3), "f4"), others)
+    before = pair.exact.numpy().copy()
+    moving = threading.Event()
+    handled: list[bool] = []
+    bring_up_some = cpu_catch_up._bring_up_some
+
+    def bring_up_slowly(written: Any, count: Any, some: Any) -> bool:
+        if threading.current_thread() is not threading.main_thread():
+            last, count.last[some] = count.last[some], count.now
+            moving.set()
+            time.sleep(0.1)
+            count.last[some] = last
+        elif not handled:
+            handled.append(True)
+            assert moving.wait(5)
+            if handler == "step":
+                pair.optimizer.apply_gradients([(slices, pair.late)])
+            else:
+                close(pair.late.numpy(), before)
+        return bring_up_some(written, count, some)
+
+    monkeypatch.setattr(cpu_catch_up, "_bring_up_some", bring_up_slowly)
+    if call == "read":
+        pair.late.numpy()
+    else:
+        pair.optimizer.apply_gradients([(slices, pair.late)])
+    assert handled
+    if "step" in (call, handler):
+        pair.all_rows.apply_gradients([(slices, pair.exact)])
+    pair.late.numpy()
+    pair.check()
 
 
 def test_threads_may_read_while_another_steps() -> None:

@@ -1,7 +1,8 @@
 """Rows that missed steps are brought up to date, in host memory.
 
 A row and its number of steps are written together: nothing but built-in functions runs between, so
-that neither Ctrl-C nor a signal handler that reads the table sees one without the other.
+that Ctrl-C in this thread leaves neither without the other, and no signal handler sees that. Where
+other threads help, a signal handler that reads the table, or makes a step, waits for their rows.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from gpuopt.backends.cpu.dense_plan import DensePlan
 from gpuopt.backends.cpu.forms.compiled_catch_up import CompiledCatchUp, compiled_catch_up
 from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cpu.missed_steps import Missed, up_to_date
-from gpuopt.backends.cpu.threads import share_out
+from gpuopt.backends.cpu.threads import finish_shared_tasks, share_out
 from gpuopt.quietly import quietly
 from gpuopt.rules.catch_up import STRIDE
 
@@ -37,6 +38,8 @@ class CpuLateRows:
         self._limits = limits
 
     def bring_up(self, plan: DensePlan, catch_up: CatchUp, rows: Array | None = None) -> None:
+        # A row that another thread is moving counts as up to date, and is not.
+        finish_shared_tasks()
         [(var, slots)] = plan.targets
         rows = None if rows is None else np.asarray(rows).reshape(-1)
         quietly(partial(bring_up, [var, *slots], catch_up, rows, self._limits))

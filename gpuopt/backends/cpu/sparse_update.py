@@ -24,7 +24,7 @@ from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cpu.memory import scratch
 from gpuopt.backends.cpu.row_groups import group_rows, stable_order, sum_rows
 from gpuopt.backends.cpu.row_wise_update import ROW_FACTOR, update_compiled, update_rows
-from gpuopt.backends.cpu.threads import share_out
+from gpuopt.backends.cpu.threads import finish_shared_tasks, share_out
 from gpuopt.backends.cpu.written_memory import WrittenMemory
 from gpuopt.quietly import quietly
 from gpuopt.rules.update_rule import UpdateRule
@@ -69,6 +69,7 @@ def update_late_rows(
     limits: CpuLimits,
 ) -> None:
     """Updates those rows of a table that have a gradient, after the steps that they have missed."""
+    finish_shared_tasks()  # see `CpuLateRows.bring_up`
     [(var, slots)] = plan.targets
     now = catch_up.now
     if values.size:

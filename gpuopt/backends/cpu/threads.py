@@ -58,6 +58,7 @@ def share_out(work: Callable[[Task], object], tasks: Iterable[Task], threads: in
     """
     shared = _SharedTasks(work, tasks)
     try:
+        _begun[shared] = None
         _helpers.call(shared.help, min(threads, shared.left.qsize()) - 1)
         shared.work_on()
         shared.wait()
@@ -67,8 +68,26 @@ def share_out(work: Callable[[Task], object], tasks: Iterable[Task], threads: in
         raise
     finally:
         shared.forget_work()
+        _begun.pop(shared, None)
     if shared.errors:
         raise shared.errors[0]
+
+
+def finish_shared_tasks() -> None:
+    """Ends what this thread has shared out, as where a signal handler has come into the middle.
+
+    Returns when no other thread works on one of the tasks any more, nor ever will: this one does
+    those that nobody has begun. `share_out` raises what they raise. The task that this thread was
+    in the middle of, if any, is left as it is.
+
+    Raises:
+        DeadlineExceededError: see `share_out`.
+        RuntimeError: see `share_out`.
+    """
+    for shared in list(_begun):
+        if shared.is_this_threads():
+            shared.help()
+            shared.wait()
 
 
 @cache
@@ -95,9 +114,14 @@ class _SharedTasks:
         self.errors: list[BaseException] = []
         self._work = work
         self._process = os.getpid()
+        self._thread = threading.get_ident()
         # A lock for each helping thread, held as long as it may work on a task. Reentrant: a wait
         # that Ctrl-C ends just after it has taken one is repeated.
         self._helping: list[Any] = []
+
+    def is_this_threads(self) -> bool:
+        """Whether this thread has shared them out."""
+        return self._thread == threading.get_ident()
 
     def work_on(self) -> None:
         """Works until no task is left."""
@@ -183,6 +207,8 @@ class _Helpers:
 
 
 _helpers = _Helpers()
+# Those of all threads that may not be done yet.
+_begun: dict[_SharedTasks, None] = {}
 
 
 def _forget_threads() -> None:
@@ -190,6 +216,8 @@ def _forget_threads() -> None:
     global _helpers
     _helpers = _Helpers()
     _num_cores.cache_clear()
+    for shared in [each for each in _begun if not each.is_this_threads()]:
+        del _begun[shared]
 
 
 if hasattr(os, "register_at_fork"):
