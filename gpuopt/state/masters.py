@@ -72,6 +72,12 @@ class MasterPair:
         self._is_written = written
         unequal.add(self)
 
+    def note_unfinished(self) -> None:
+        """Notes that a step of the copy has failed before the variable followed, or after that."""
+        master = self._master()
+        if master is not None:
+            self.note_written(master)
+
     @contextmanager
     def while_written(self, written: Any, work: AbstractContextManager[Any]) -> Iterator[None]:
         self.note_written(written)
@@ -197,6 +203,19 @@ def settle(state: State, identities: Sequence[Identity]) -> None:
             found = identity.behind
             if isinstance(found, MasterPair) and not found.belongs_to(state):
                 found.note_written(identity)
+
+
+def note_unfinished(state: State, identities: Sequence[Identity]) -> None:
+    """Has variables follow their copies after a step that may have written the copies alone.
+
+    Args:
+        state: Of the step's optimizer.
+        identities: Those of the variables that the step writes.
+    """
+    for identity in identities:
+        found = identity.behind
+        if isinstance(found, MasterPair) and found.belongs_to(state):
+            found.note_unfinished()
 
 
 def _kept_by_another(state: State, behind: Any) -> str:
