@@ -75,6 +75,12 @@ class MasterPair:
         self._num_writes += 1
         self._list_as_unequal()
 
+    def note_unfinished(self) -> None:
+        """Notes that a step of the copy has failed before the variable followed, or after that."""
+        master = self._master()
+        if master is not None:
+            self.note_written(master)
+
     @contextmanager
     def while_written(self, written: Any, work: AbstractContextManager[Any]) -> Iterator[None]:
         self.note_written(written)
@@ -211,6 +217,19 @@ def settle(state: State, identities: Sequence[Identity]) -> None:
             if isinstance(behind, MasterPair) and not behind.belongs_to(state):
                 behind.bring_up()
                 behind.note_written(identity)
+
+
+def note_unfinished(state: State, identities: Sequence[Identity]) -> None:
+    """Has variables follow their copies after a step that may have written the copies alone.
+
+    Args:
+        state: Of the step's optimizer.
+        identities: Those of the variables that the step writes.
+    """
+    for identity in identities:
+        found = identity.behind
+        if isinstance(found, MasterPair) and found.belongs_to(state):
+            found.note_unfinished()
 
 
 def _kept_by_another(state: State, behind: Any) -> str:

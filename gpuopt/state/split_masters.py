@@ -48,6 +48,9 @@ class SplitPair(MasterPair):
         self.show()
         super().note_written(written)
 
+    def note_unfinished(self) -> None:
+        """Does nothing: a step writes the variable, which has the copy's upper half."""
+
     def settle(self) -> None:
         super().settle()
         with undoing(), self._lock:

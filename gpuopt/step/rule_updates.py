@@ -30,7 +30,7 @@ from gpuopt.step.averages import FollowingAverages, StepAverages
 from gpuopt.step.clips import GradientClips, StepClips
 from gpuopt.step.dense_gradients import as_dense
 from gpuopt.step.known import Batch, Group, KnownGroups
-from gpuopt.step.nonfinite import describe_first
+from gpuopt.step.nonfinite import describe_first, describe_first_sum
 from gpuopt.step.overlap import refuse_shared_memory
 from gpuopt.step.pairs import as_pairs, checked_gradient, refuse_no_gradients, unpack_pair
 from gpuopt.step.row_checks import RowChecks
@@ -482,7 +482,9 @@ class RuleUpdates:
         assert self._clips is not None, "unscale or measure_all comes first"
         self._units = _units(self._parts)
         quietly(self._measure, self._units)
-        return None if self._clips.is_all_finite() else describe_first(self.pairs())
+        if self._clips.is_all_finite():
+            return None
+        return describe_first(self.pairs()) or describe_first_sum(self.sparse_pairs())
 
     def _measure(self, units: Sequence[_Unit]) -> None:
         """Computes the norms of the gradients of what is to be written."""

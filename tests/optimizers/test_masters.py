@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from every_optimizer import configurations, make
+from interrupt_at import Interrupt, InterruptAt
 
 import gpuopt
 from gpuopt import IndexedSlices, ParameterGroup, Variable
@@ -206,6 +208,32 @@ def test_nan_and_infinity_pass_between_a_variable_and_its_master() -> None:
     assert np.signbit(master.numpy()[2])
     master.assign(np.float32([1e30, np.nan, 1]))
     np.testing.assert_array_equal(w.numpy(), np.float16([np.inf, np.nan, 1]))
+
+
+def test_a_variable_follows_its_master_after_a_step_that_was_interrupted(form: str) -> None:
+    w = Variable(np.ones(40, np.float16), name="w")
+    table = Variable(np.ones((5, 3), np.float16), name="table")
+    optimizer = gpuopt.MomentumOptimizer(0.25, 0.5, masters="float32")
+    gradient = np.full(40, 0.5, np.float16)
+    slices = IndexedSlices(np.full((2, 3), 0.5, np.float16), np.array([1, 4]))
+    optimizer.apply_gradients([(gradient, w), (slices, table)])
+    num_unfinished = 0
+    for moment in count(1):
+        for variable in (w, table):
+            variable.assign(np.ones(variable.shape, np.float16))
+        interrupts = InterruptAt(moment)
+        try:
+            with interrupts:
+                optimizer.apply_gradients([(gradient, w), (slices, table)])
+        except Interrupt:
+            for variable in (w, table):
+                follows = variable.numpy()
+                master = optimizer.get_slot(variable, "master").numpy()
+                assert master.astype(np.float16).tobytes() == follows.tobytes()
+            num_unfinished += bool((w.numpy() != 1).any() and (table.numpy() == 1).all())
+        if interrupts.left > 0:
+            break
+    assert num_unfinished
 
 
 @every_masters
