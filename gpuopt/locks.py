@@ -137,19 +137,25 @@ class Condition(Lock):
 def call_locked(locks: Sequence[Lock], call: Callable[[], Result]) -> Result:
     """Holds locks while `call` runs, and returns its result.
 
-    Two threads that may take several of the same locks must give them in the same order.
+    Holds none of them while it waits for another. So two threads may give them in any order, and a
+    signal handler that comes while this thread holds some waits for no thread that waits for these.
 
     Raises:
         DeadlineExceededError: another thread does not release one of them.
     """
+    results: list[Result] = []
 
-    def call_if_taken(taken: Sequence[bool]) -> Result:
+    def call_if_taken(taken: Sequence[bool]) -> Lock | None:
         if not all(taken):
-            locks[taken.index(False)]._raise_deadline_exceeded()
-        return call()
+            return locks[taken.index(False)]
+        results.append(call())
+        return None
 
     inner = [lock._lock for lock in locks]
-    return _call_holding(inner, methodcaller("acquire", timeout=DEADLINE_S), call_if_taken)
+    while busy := _call_holding(inner, methodcaller("acquire", blocking=False), call_if_taken):
+        with busy:
+            pass  # it was waited for
+    return results[0]
 
 
 def call_if_free(lock: Lock, call: Callable[[], object]) -> bool:

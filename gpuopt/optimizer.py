@@ -367,10 +367,10 @@ class Optimizer(Hooks):
             [
                 *self._non_slot_names_of_groups(),
                 *self._non_slot_names_of_options(),
-                *(beside.other_names if beside else ()),
+                *(beside.others if beside else ()),
             ],
             self._lists_all_state(),
-            self._state_ranges(),
+            {**self._state_ranges(), **(beside.others if beside else {})},
             self._slot_op_name,
             self._non_slots_left_out(),
             self.slot_codes,

@@ -174,14 +174,7 @@ class RowFlags(Protocol):
 
 
 class LateRows(Protocol):
-    """Lets rows of a table fall behind, and catch up, on one device.
-
-    Attributes:
-        counts_nested_steps: Whether a step of a table may be counted that a signal handler makes in
-            the middle of another one of it.
-    """
-
-    counts_nested_steps: bool
+    """Lets rows of a table fall behind, and catch up, on one device."""
 
     def bring_up(self, plan: Any, catch_up: CatchUp, rows: Array | None = None) -> None:
         """Brings rows of a table up to date that missed steps.

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
-from itertools import chain, compress, repeat
+from itertools import chain, compress
 from operator import attrgetter, call, eq, is_
 from typing import Any
 
@@ -21,16 +20,9 @@ from gpuopt.rules.catch_up import Factors, key_of, may_be_missed
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.state import State
 from gpuopt.step.known import Batch
-from gpuopt.step.updates import Updates
+from gpuopt.variables.behind import RowsBehind
 from gpuopt.variables.gate import undoing
 from gpuopt.variables.identity import Identity
-from gpuopt.variables.variable import Variable
-
-# The identities of tables that some optimizer lets fall behind, and of their slots. Public, because
-# each step looks whether there are any: a function call would cost time.
-members_of_tables: dict[weakref.ref[Identity], None] = {}
-# Taken around the lock of the table that is replaced.
-_replacing = Lock("tables whose rows may fall behind")
 
 
 class TableBehind:
@@ -52,7 +44,6 @@ class TableBehind:
         self._late_rows = batch.backend.late_rows
         # One step, or one who brings rows up to date, at a time. Taken inside the gate.
         self._lock = Lock(f'the rows of "{identity.name}" that are behind')
-        self._is_in_step = False
         self._catch_up: CatchUp | None = None
 
     @property
@@ -104,16 +95,12 @@ class TableBehind:
             if rows is None:
                 catch_up.made_by_all = now
 
-    def _ready(
-        self, other_rows: UpdateRule, scalars: Scalars, stepping: bool, is_nested: bool
-    ) -> CatchUp | None:
+    def _ready(self, other_rows: UpdateRule, scalars: Scalars, stepping: bool) -> CatchUp | None:
         """Returns the table's count of steps by this step's scalars, with room promised to it.
 
-        None if all rows have to be updated in this step: then all are up to date. So they have if
-        it comes in the middle of another (`is_nested`), which has taken the room that there was.
+        None if all rows have to be updated in this step: then all are up to date.
         """
-        cannot_count = is_nested and not self._late_rows.counts_nested_steps
-        if cannot_count or not may_be_missed(other_rows, scalars):
+        if not may_be_missed(other_rows, scalars):
             self.bring_up_alone()
             return None
         key = key_of(other_rows, scalars)
@@ -175,24 +162,13 @@ def update_tables(
     late: list[tuple[TableBehind, CatchUp]] = []
 
     def update_locked() -> list[bool | None]:
-        # Of a table that is in a step, a signal handler makes another.
-        are_nested = [table._is_in_step for table in tables]
-        unmark = map(setattr, tables, repeat("_is_in_step"), are_nested)
-        try:
-            for table in tables:
-                table._is_in_step = True
-            return update_in_step(are_nested)
-        finally:
-            deque(unmark, maxlen=0)  # at once
-
-    def update_in_step(are_nested: Sequence[bool]) -> list[bool | None]:
         done: list[bool | None] = []
         late_updates: list[SparseUpdate] = []
-        for table, update, is_nested in zip(tables, updates, are_nested, strict=True):
+        for table, update in zip(tables, updates, strict=True):
             if table.is_replaced:
                 done.append(None)
                 continue
-            catch_up = table._ready(other_rows, scalars[update.group], stepping, is_nested)
+            catch_up = table._ready(other_rows, scalars[update.group], stepping)
             done.append(catch_up is not None)
             if catch_up is not None:
                 late.append((table, catch_up))
@@ -217,46 +193,30 @@ def update_tables(
             for _, catch_up in late:
                 catch_up.promised -= 1
 
-    # In one order everywhere, so that two threads cannot wait for each other.
-    return call_locked([table._lock for table in sorted(tables, key=id)], update_as_promised)
+    return call_locked([table._lock for table in tables], update_as_promised)
 
 
-def table_behind(
-    state: State, variable: Variable, slots: Sequence[Variable], batch: Batch
-) -> TableBehind:
-    """Returns the `TableBehind` of a table, made if there is none of these arrays.
+def replace_tables(
+    identities: Sequence[Identity], old: Sequence[RowsBehind | None], new: TableBehind
+) -> None:
+    """Has a table take the place of others, which are brought up to date.
 
     Args:
-        state: The optimizer's.
-        variable: The table.
-        slots: Its slots, in the rule's order.
-        batch: Of the table alone.
+        identities: Of the table and its slots.
+        old: What they hold.
+        new: What they are to hold; unless something else has come, or a signal handler's step.
     """
-    members = [variable, *slots]
-    arrays = [each.unread_storage for each in members]
-    found = variable.identity.behind
-    if isinstance(found, TableBehind) and found.is_of(state, arrays):
-        return found
-    new = TableBehind(state, arrays, batch, variable.identity)
-    for each in members:
-        members_of_tables[weakref.ref(each.identity, _forget)] = None
-    identities = [each.identity for each in members]
-    is_set = False
-    with _replacing:
-        while not is_set:
-            found = variable.identity.behind
-            # A step of another thread by it comes before, or finds that it is replaced.
-            with found._lock if isinstance(found, TableBehind) else nullcontext():
-                every = [identity.behind for identity in identities]
-                old = [behind for behind in every if isinstance(behind, TableBehind)]
-                for behind in old:
-                    behind.bring_up_alone()
-                is_set = _set_if_up_to_date(
-                    old,
-                    [(identity, "behind", new) for identity in identities],
-                    map(is_, map(attrgetter("behind"), identities), every),
-                )
-    return new
+    tables = [each for each in dict.fromkeys(old) if isinstance(each, TableBehind)]
+
+    def replace() -> None:
+        for table in tables:
+            table.bring_up_alone()
+        held = map(attrgetter("behind"), identities)
+        assignments = [(identity, "behind", new) for identity in identities]
+        _set_if_up_to_date(tables, assignments, map(is_, held, old))
+
+    # A step of another thread by one of them comes before, or finds that it is replaced.
+    call_locked([table._lock for table in tables], replace)
 
 
 def _set_if_up_to_date(
@@ -285,69 +245,3 @@ def _set_if_up_to_date(
     # Built-in functions call each other: no signal handler runs between.
     done = map(call, chain.from_iterable(compress([calls], map(all, [are_up_to_date]))))
     return bool(list(done))
-
-
-def bring_up_written(updates: Updates, state: State) -> None:
-    """Brings tables up to date that a step is about to write, other than by `update_tables`.
-
-    Args:
-        updates: The step's.
-        state: Of the step's optimizer.
-    """
-    behind = dict(_behind())
-    if not behind:
-        return
-    for _, variable in updates.sparse_pairs():
-        table = behind.get(variable.identity)
-        if table is not None and table.belongs_to(state):
-            del behind[variable.identity]
-    if behind:
-        for identity in updates.identities():
-            if identity in behind:
-                behind[identity].bring_up()
-
-
-def bring_up_all(state: State) -> None:
-    """Brings all tables up to date that an optimizer has let fall behind."""
-    for _, table in _behind():
-        if table.belongs_to(state):
-            table.bring_up()
-
-
-def _behind() -> list[tuple[Identity, TableBehind]]:
-    """Lists the tables and slots that are behind."""
-    members = [
-        (identity, identity.behind) for each in list(members_of_tables) if (identity := each())
-    ]
-    return [
-        (identity, table)
-        for identity, table in members
-        if isinstance(table, TableBehind) and table.is_behind
-    ]
-
-
-def refuse_unseen_reads(variable: Variable) -> None:
-    """Raises ValueError for a table that may be read without being brought up to date first.
-
-    Or that has a master copy, which knows nothing of rows that are behind.
-
-    Raises:
-        ValueError: see above.
-    """
-    if variable.is_raw_array or not variable.owns_memory:
-        what = "is an array" if variable.is_raw_array else "was made with copy=False"
-        raise ValueError(
-            f'catch_up: "{variable.name}" {what}, whose rows would be seen as they were before '
-            "steps that they have missed: nobody notices a read of an array. Make a variable of a "
-            "copy, gpuopt.Variable(array), and read that; or leave out catch_up"
-        )
-    found = variable.identity.behind
-    if found is not None and not isinstance(found, TableBehind):
-        raise ValueError(
-            f'catch_up: "{variable.name}" has a master copy under another optimizer, which would '
-            "not follow rows that are behind: leave out catch_up, or masters"
-        )
-
-
-def _forget(dead: weakref.ref[Identity]) -> None:
-    members_of_tables.pop(dead, None)

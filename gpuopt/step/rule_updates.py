@@ -41,8 +41,9 @@ from gpuopt.step.rounding import (
     is_rounded_dtype,
 )
 from gpuopt.step.row_checks import RowChecks
-from gpuopt.step.rows_behind import refuse_unseen_reads, table_behind, update_tables
+from gpuopt.step.rows_behind import update_tables
 from gpuopt.step.step import ThisThread
+from gpuopt.step.tables_behind import refuse_unseen_reads, table_behind
 from gpuopt.step.updates import HookOptimizer, Pair, apply_constraint, dtypes_of
 from gpuopt.variables.gate import writing
 from gpuopt.variables.identity import Identity

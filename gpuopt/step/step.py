@@ -16,7 +16,7 @@ from gpuopt.device import Device
 from gpuopt.locks import call_locked
 from gpuopt.state import masters
 from gpuopt.state.state import State
-from gpuopt.step import additions, rows_behind
+from gpuopt.step import additions, tables_behind
 from gpuopt.step.additions import Addition, Forget
 from gpuopt.step.row_checks import RowChecks, Undo
 from gpuopt.step.updates import Updates
@@ -264,8 +264,8 @@ class Step:
         return True
 
     def _apply(self, updates: Updates) -> None:
-        if rows_behind.members_of_tables:
-            rows_behind.bring_up_written(updates, self._optimizer.state)
+        if tables_behind.members_of_tables:
+            tables_behind.bring_up_written(updates, self._optimizer.state)
         if masters.owners:
             masters.settle(self._optimizer.state, list(updates.identities()))
         if recording.this_thread.recorders:  # a step inside a loss

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +215,51 @@ def test_a_step_of_another_optimizer_is_followed(masters: Any) -> None:
     gpuopt.GradientDescentOptimizer(1.0).apply_gradients([(np.ones(4, BFLOAT16), w)])
     np.testing.assert_array_equal(master_of(optimizer, w).numpy(), w.numpy())
     one_step(w, optimizer)
+    check_rounded(optimizer, w)
+
+
+@every_masters
+def test_a_step_of_another_optimizer_starts_at_what_the_master_was_assigned(masters: Any) -> None:
+    w, optimizer = Variable(np.ones(4, BFLOAT16)), adam_with_masters(masters)
+    one_step(w, optimizer)
+    master_of(optimizer, w).assign(np.full(4, 8, np.float32))
+    gpuopt.GradientDescentOptimizer(1.0).apply_gradients([(np.ones(4, BFLOAT16), w)])
+    np.testing.assert_array_equal(w.numpy().astype(np.float32), 7)
+    np.testing.assert_array_equal(master_of(optimizer, w).numpy(), 7)
+
+
+@every_masters
+def test_a_variable_that_is_written_is_left_alone_by_steps_of_others(masters: Any) -> None:
+    w, optimizer = Variable(np.ones(4, BFLOAT16)), adam_with_masters(masters)
+    one_step(w, optimizer)
+    assert (master_of(optimizer, w).numpy() != w.numpy().astype(np.float32)).all()
+    x = Variable(np.ones(1, np.float32))
+    with w.identity.behind.while_written(w.identity, nullcontext()):  # as by another thread
+        gpuopt.GradientDescentOptimizer(1.0).apply_gradients([(np.ones(1, np.float32), x)])
+        w.unread_storage[...] = 2
+    np.testing.assert_array_equal(master_of(optimizer, w).numpy(), 2)
+
+
+@every_masters
+def test_what_is_written_while_the_two_are_made_to_agree_counts(
+    masters: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    w, optimizer = Variable(np.ones(4, BFLOAT16)), adam_with_masters(masters)
+    one_step(w, optimizer)
+    pair = w.identity.behind
+    agree = pair._agree
+
+    def agree_and_be_overtaken(*given: Any) -> None:
+        agree(*given)
+        w.unread_storage[...] = 3
+        pair.note_written(w.identity)
+
+    w.assign(np.full(4, 2))
+    with monkeypatch.context() as patch:
+        patch.setattr(pair, "_agree", agree_and_be_overtaken)
+        pair.settle()
+    np.testing.assert_array_equal(master_of(optimizer, w).numpy(), 3)
+    optimizer.apply_gradients([(np.zeros(4, BFLOAT16), w)])
     check_rounded(optimizer, w)
 
 

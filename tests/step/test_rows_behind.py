@@ -21,13 +21,19 @@ import gpuopt
 from gpuopt import locks
 from gpuopt.optimizers.base import Movement, RuleOptimizer, Unnamed
 from gpuopt.rules.catch_up import Factors
-from gpuopt.step import rows_behind, rule_updates
+from gpuopt.step import rule_updates, tables_behind
 from gpuopt.variables.gate import between_writes
 
 HEIGHT = 40
 SLICES = gpuopt.IndexedSlices
 # Where a signal handler may come.
-_INSIDE = ("catch_up.py", "missed_steps.py", "rows_behind.py", "sparse_update.py")
+_INSIDE = (
+    "catch_up.py",
+    "missed_steps.py",
+    "rows_behind.py",
+    "sparse_update.py",
+    "tables_behind.py",
+)
 
 
 class Pair:
@@ -52,7 +58,7 @@ class Pair:
         self.all_rows.apply_gradients([(gradient, self.exact)])
 
     def is_behind(self) -> bool:
-        return any(table.is_behind for _, table in rows_behind._behind())
+        return any(table.is_behind for _, table in tables_behind._behind())
 
     def slot(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         return (
@@ -501,11 +507,11 @@ def test_a_table_goes_with_its_variable() -> None:
     pair = Pair()
     pair.step(3)
     behind = weakref.ref(pair.late.identity.behind)
-    number = len(rows_behind.members_of_tables)
+    number = len(tables_behind.members_of_tables)
     del pair.late
     gc.collect()
     assert behind() is None
-    assert len(rows_behind.members_of_tables) == number - 3
+    assert len(tables_behind.members_of_tables) == number - 3
 
 
 def test_a_table_catches_up_after_its_optimizer_is_gone() -> None:
@@ -766,6 +772,43 @@ def test_a_signal_handler_may_step_by_a_table_that_is_being_replaced() -> None:
         handled.check()
         moment += 2
     assert moment > 20
+
+
+@pytest.mark.parametrize("meanwhile", ["both tables", "another optimizer"])
+@pytest.mark.parametrize("own", [0, 1])
+def test_a_signal_handler_waits_for_no_thread_that_waits_for_the_step_around_it(
+    own: int, meanwhile: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It steps by one table, a step of the other around it; a thread wants that one, or both."""
+    monkeypatch.setattr(locks, "DEADLINE_S", 2.0)
+    tables = [gpuopt.Variable(np.ones((HEIGHT, 3), "f4")) for _ in "12"]
+    optimizer, others = (gpuopt.AdamOptimizer(catch_up=True) for _ in "12")
+    slices = SLICES(np.ones((1, 3), "f4"), [1])
+    optimizer.apply_gradients([(slices, table) for table in tables])
+    for table in tables:
+        table.numpy()  # then nobody has to bring it up to date first
+    wanted = tables if meanwhile == "both tables" else [tables[own]]
+    by = optimizer if meanwhile == "both tables" else others
+    errors: list[BaseException] = []
+
+    def step() -> None:
+        try:
+            by.apply_gradients([(slices, table) for table in wanted])
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=step)
+
+    def handle() -> None:
+        thread.start()
+        time.sleep(0.2)
+        gpuopt.AdamOptimizer(catch_up=True).apply_gradients([(slices, tables[1 - own])])
+
+    with HandleAt(1, handle, ["sparse_update.py"]) as handled:
+        optimizer.apply_gradients([(slices, tables[own])])
+    thread.join()
+    assert not handled.is_over
+    assert not errors
 
 
 def test_room_is_used_up_before_rows_are_brought_up_to_date() -> None:

@@ -225,6 +225,8 @@ def test_a_saver_restores_in_the_middle_of_growth(tmp_path: Path) -> None:
         (lambda: LossScaleOptimizer(3, MANAGERS["fixed"]()), TypeError, "must be an Optimizer"),
         (lambda: make(accept_after=-1), ValueError, "accept_after must not be negative"),
         (lambda: make(accept_after=0.5), TypeError, "accept_after must be a whole number or None"),
+        (lambda: make(accept_after=True), TypeError, "accept_after must be a whole number or None"),
+        (lambda: make(accept_after=2**63), ValueError, r"accept_after must be less than 2\*\*63"),
         (lambda: make(opt=make()), ValueError, "cannot be around another one"),
         (
             lambda: make(opt=gpuopt.AdamOptimizer(on_nonfinite="skip")),

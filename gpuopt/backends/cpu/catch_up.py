@@ -33,8 +33,6 @@ _CHUNK_ELEMENTS = 16 * 1024
 class CpuLateRows:
     """See `LateRows`."""
 
-    counts_nested_steps = True
-
     def __init__(self, limits: CpuLimits) -> None:
         self._limits = limits
 

@@ -413,10 +413,12 @@ class CudaBackend:
         count: CountOfSteps | None = None
         if catch_up is not None:
             self._order.follow((catch_up,))
+            if catch_up.on_device is None:
+                new = CountOfSteps(self._launcher, catch_up, compute_type(plan.dtype))
+                # A signal handler may have come meanwhile, whose step was counted by another.
+                if catch_up.on_device is None:
+                    catch_up.on_device = new
             count = catch_up.on_device
-            if count is None:
-                real = compute_type(plan.dtype)
-                count = catch_up.on_device = CountOfSteps(self._launcher, catch_up, real)
         return Table(plan.addresses, plan.height, values, rows, update.group, count)
 
     def _begins_of_runs(self, keys: Any) -> Any:

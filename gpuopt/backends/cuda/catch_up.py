@@ -26,9 +26,6 @@ _INDICES = (np.dtype(np.int32), np.dtype(np.int64))
 class CudaLateRows:
     """See `LateRows`. A row is moved by the first of the threads that find it behind."""
 
-    # Kernels count: the room for a step is taken before they are launched.
-    counts_nested_steps = False
-
     def __init__(
         self, launcher: Launcher, lock: Lock, order: UpdateOrder, workspaces: Workspaces
     ) -> None:

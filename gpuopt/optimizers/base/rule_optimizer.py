@@ -41,8 +41,8 @@ from gpuopt.step.clips import CLIP_NORM, NO_LIMIT, GradientClips, StepClips
 from gpuopt.step.known import KnownGroups
 from gpuopt.step.pairs import Gradient
 from gpuopt.step.rounding import ROUNDED_STEPS
-from gpuopt.step.rows_behind import bring_up_all
 from gpuopt.step.rule_updates import RuleUpdates
+from gpuopt.step.tables_behind import bring_up_all
 from gpuopt.step.updates import HookUpdates, Updates
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.indexed_slices import IndexedSlices
@@ -166,10 +166,12 @@ class RuleOptimizer(Optimizer):
                 `masters`, "float32" to keep a master copy of each float16 or bfloat16 variable in
                 a slot "master", and all slots in float32: a step updates the copy, and rounds it to
                 the variable. Of the two, what was written last counts. "remainder" to keep only the
-                16 bits of the copy that a bfloat16 variable, rounded half up, does not have;
+                16 bits of the copy that a bfloat16 variable, rounded half up, does not have.
+                Neither goes together with `slot_bits=8` or `averages`;
                 `stochastic_rounding`, a seed, to round what is written to bfloat16 variables and
                 their slots up or down at random, with the number itself as the mean. The random
-                bits depend on seed, count of steps, element and slot alone;
+                bits depend on seed, count of steps, element and slot alone. It goes together with
+                none of `masters`, `slot_bits=8` and `averages`;
                 and `averages`, an `ExponentialMovingAverage` whose `apply` is made a part of the
                 step, for the variables that have a gradient: with the same values, and mostly in
                 the launch that updates them. It may belong to several optimizers.
@@ -178,7 +180,8 @@ class RuleOptimizer(Optimizer):
         Raises:
             TypeError: a hyperparameter is no number, an argument is unknown, a group names
                 something else than a hyperparameter, or `averages` is no such thing.
-            ValueError: a hyperparameter is an array of numbers, or `Optimizer` refuses an argument.
+            ValueError: a hyperparameter is an array of numbers, two options cannot be had together,
+                or `Optimizer` refuses an argument.
         """
         arguments, ours = with_defaults(common, type(self))
         self._grouping = Groups(ours.pop("groups"))

@@ -17,7 +17,7 @@ import gpuopt
 from gpuopt import IndexedSlices, Variable
 from gpuopt.backends.catch_up import CatchUp
 from gpuopt.rules.catch_up import Factors
-from gpuopt.step import rows_behind
+from gpuopt.step import tables_behind
 from gpuopt.step.rows_behind import TableBehind
 
 HEIGHT = 24
@@ -146,7 +146,7 @@ def test_a_lookup_writes_its_rows_alone(emulated_gpus: list[EmulatorLauncher]) -
     changed = np.flatnonzero((before != after).any(axis=1))
     assert set(changed) <= {0, 6}
     assert changed.size
-    assert any(each.is_behind for _, each in rows_behind._behind())
+    assert any(each.is_behind for _, each in tables_behind._behind())
 
 
 @pytest.mark.emulator

@@ -1,0 +1,110 @@
+"""Which tables may have rows that are behind, and who brings them up to date in a step."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+
+from gpuopt.state.state import State
+from gpuopt.step.known import Batch
+from gpuopt.step.rows_behind import TableBehind, replace_tables
+from gpuopt.step.updates import Updates
+from gpuopt.variables.identity import Identity
+from gpuopt.variables.variable import Variable
+
+# The identities of tables that some optimizer lets fall behind, and of their slots. Public, because
+# each step looks whether there are any: a function call would cost time.
+members_of_tables: dict[weakref.ref[Identity], None] = {}
+
+
+def table_behind(
+    state: State, variable: Variable, slots: Sequence[Variable], batch: Batch
+) -> TableBehind:
+    """Returns the `TableBehind` of a table, made if there is none of these arrays.
+
+    Args:
+        state: The optimizer's.
+        variable: The table.
+        slots: Its slots, in the rule's order.
+        batch: Of the table alone.
+    """
+    members = [variable, *slots]
+    arrays = [each.unread_storage for each in members]
+    identities = [each.identity for each in members]
+    new: TableBehind | None = None
+    # Again if another thread comes first, or a signal handler.
+    while True:
+        found = variable.identity.behind
+        if isinstance(found, TableBehind) and found.is_of(state, arrays):
+            return found
+        if new is None:
+            new = TableBehind(state, arrays, batch, variable.identity)
+            for identity in identities:
+                members_of_tables[weakref.ref(identity, _forget)] = None
+        replace_tables(identities, [each.behind for each in identities], new)
+
+
+def bring_up_written(updates: Updates, state: State) -> None:
+    """Brings tables up to date that a step is about to write, other than by `update_tables`.
+
+    Args:
+        updates: The step's.
+        state: Of the step's optimizer.
+    """
+    behind = dict(_behind())
+    if not behind:
+        return
+    for _, variable in updates.sparse_pairs():
+        table = behind.get(variable.identity)
+        if table is not None and table.belongs_to(state):
+            del behind[variable.identity]
+    if behind:
+        for identity in updates.identities():
+            if identity in behind:
+                behind[identity].bring_up()
+
+
+def bring_up_all(state: State) -> None:
+    """Brings all tables up to date that an optimizer has let fall behind."""
+    for _, table in _behind():
+        if table.belongs_to(state):
+            table.bring_up()
+
+
+def _behind() -> list[tuple[Identity, TableBehind]]:
+    """Lists the tables and slots that are behind."""
+    members = [
+        (identity, identity.behind) for each in list(members_of_tables) if (identity := each())
+    ]
+    return [
+        (identity, table)
+        for identity, table in members
+        if isinstance(table, TableBehind) and table.is_behind
+    ]
+
+
+def refuse_unseen_reads(variable: Variable) -> None:
+    """Raises ValueError for a table that may be read without being brought up to date first.
+
+    Or that has a master copy, which knows nothing of rows that are behind.
+
+    Raises:
+        ValueError: see above.
+    """
+    if variable.is_raw_array or not variable.owns_memory:
+        what = "is an array" if variable.is_raw_array else "was made with copy=False"
+        raise ValueError(
+            f'catch_up: "{variable.name}" {what}, whose rows would be seen as they were before '
+            "steps that they have missed: nobody notices a read of an array. Make a variable of a "
+            "copy, gpuopt.Variable(array), and read that; or leave out catch_up"
+        )
+    found = variable.identity.behind
+    if found is not None and not isinstance(found, TableBehind):
+        raise ValueError(
+            f'catch_up: "{variable.name}" has a master copy under another optimizer, which would '
+            "not follow rows that are behind: leave out catch_up, or masters"
+        )
+
+
+def _forget(dead: weakref.ref[Identity]) -> None:
+    members_of_tables.pop(dead, None)
