@@ -170,7 +170,8 @@ class RuleOptimizer(Optimizer):
                 Neither goes together with `slot_bits=8` or `averages`;
                 `stochastic_rounding`, a seed, to round what is written to bfloat16 variables and
                 their slots up or down at random, with the number itself as the mean. The random
-                bits depend on seed, count of steps, element and slot alone;
+                bits depend on seed, count of steps, element and slot alone. It goes together with
+                none of `masters`, `slot_bits=8` and `averages`;
                 and `averages`, an `ExponentialMovingAverage` whose `apply` is made a part of the
                 step, for the variables that have a gradient: with the same values, and mostly in
                 the launch that updates them. It may belong to several optimizers.
