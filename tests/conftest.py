@@ -152,6 +152,19 @@ def every_cpu_form(
         yield request.param
 
 
+@pytest.fixture(params=["plain", "recorded", pytest.param("compiled", marks=pytest.mark.cxx)])
+def every_form_one_by_one(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
+    """Runs a test with rules in each form, where no variables are joined to bundles."""
+    if request.param == "recorded":
+        monkeypatch.setenv("GPUOPT_COMPILED", "0")
+    large = 10**9 if request.param == "plain" else 1
+    limits = CpuLimits(small_elements=1, large_elements=large)
+    with backends.using(Device.cpu, CpuBackend(limits)):
+        yield request.param
+
+
 @pytest.fixture(scope="session")
 def compiled_kernels() -> None:
     """Compiles all kernels at once, on all cores."""

@@ -14,7 +14,8 @@ Array = Any
 class Clipping(IntEnum):
     """By which of TensorFlow's formulas an array is scaled; kernels/clip.cu has the same numbers.
 
-    `n` is the norm and `c` the most that is allowed.
+    `n` is the norm and `c` the most that is allowed. Where no finite norm reaches `c`, each is x,
+    and nothing overflows: see `may_be_reached`.
     """
 
     GLOBAL_NORM = 0
@@ -22,10 +23,7 @@ class Clipping(IntEnum):
     NORM = 1
     """x * c / max(n, c)"""
     AVERAGE_NORM = 2
-    """x * c * min(size / n, 1 / c)
-
-    Where no finite norm reaches c, each is x, and nothing overflows: see `may_be_reached`.
-    """
+    """x * c * min(size / n, 1 / c)"""
 
 
 def may_be_reached(most: np.floating[Any]) -> bool:

@@ -27,8 +27,9 @@ Masters = Literal["float32", "remainder"]
 # The name of the slot.
 MASTER: Final = "master"
 
-# Pairs that a step has to settle, as one of the two was written.
-unequal: weakref.WeakSet[MasterPair] = weakref.WeakSet()
+# Pairs that a step of their optimizer has to settle, as one of the two was written. Other threads
+# add some at any time: a dictionary is listed at once, which a WeakSet is not.
+_unequal: dict[weakref.ref[MasterPair], None] = {}
 # The states of optimizers that keep master copies. Public, because each step looks whether there
 # are any: a function call would cost time.
 owners: dict[weakref.ref[State], None] = {}
@@ -48,6 +49,7 @@ class MasterPair:
         self._variable = weakref.ref(variable.identity)
         self._master = weakref.ref(master.identity)
         self._is_written: Identity | None = None
+        self._num_writes = 0
         self._lock = Lock(f'the master copy of "{variable.name}"')
 
     def belongs_to(self, state: State) -> bool:
@@ -70,7 +72,14 @@ class MasterPair:
     def note_written(self, written: Identity) -> None:
         """Notes that the variable or the copy is being written, or was."""
         self._is_written = written
-        unequal.add(self)
+        self._num_writes += 1
+        self._list_as_unequal()
+
+    def note_unfinished(self) -> None:
+        """Notes that a step of the copy has failed before the variable followed, or after that."""
+        master = self._master()
+        if master is not None:
+            self.note_written(master)
 
     @contextmanager
     def while_written(self, written: Any, work: AbstractContextManager[Any]) -> Iterator[None]:
@@ -86,15 +95,22 @@ class MasterPair:
             return
         with undoing(), self._lock:
             variable, master = self._living()
-            written = self._is_written
+            num_writes, written = self._num_writes, self._is_written
             if written is not None and variable is not None and master is not None:
                 self._agree(written, variable, master)
-            self._is_written = None
+            if self._num_writes == num_writes:  # else another thread has written meanwhile
+                self._is_written = None
 
     def settle(self) -> None:
         """Has variable and copy agree before a step."""
+        self._list_as_equal()  # first: what another thread writes meanwhile is for the next step
         self.bring_up()
-        unequal.discard(self)
+
+    def _list_as_unequal(self) -> None:
+        _unequal[weakref.ref(self, _forget_pair)] = None
+
+    def _list_as_equal(self) -> None:
+        _unequal.pop(weakref.ref(self), None)
 
     def _agree(self, written: Identity, variable: Variable, master: Variable) -> None:
         is_master = written is master.identity
@@ -190,13 +206,30 @@ def settle(state: State, identities: Sequence[Identity]) -> None:
         state: Of the step's optimizer.
         identities: Those of the variables that the step writes.
     """
-    for each in list(unequal):
-        each.settle()
+    for each in list(_unequal):
+        found = each()
+        # Not those of others: another thread may be writing one of them.
+        if found is not None and found.belongs_to(state):
+            found.settle()
     if [owner for owner in list(owners) if owner() is not state]:
         for identity in identities:
-            found = identity.behind
-            if isinstance(found, MasterPair) and not found.belongs_to(state):
-                found.note_written(identity)
+            behind = identity.behind
+            if isinstance(behind, MasterPair) and not behind.belongs_to(state):
+                behind.bring_up()
+                behind.note_written(identity)
+
+
+def note_unfinished(state: State, identities: Sequence[Identity]) -> None:
+    """Has variables follow their copies after a step that may have written the copies alone.
+
+    Args:
+        state: Of the step's optimizer.
+        identities: Those of the variables that the step writes.
+    """
+    for identity in identities:
+        found = identity.behind
+        if isinstance(found, MasterPair) and found.belongs_to(state):
+            found.note_unfinished()
 
 
 def _kept_by_another(state: State, behind: Any) -> str:
@@ -223,3 +256,7 @@ def _follow(variable: Any, master: Any, xp: Any) -> None:
 
 def _forget(dead: weakref.ref[State]) -> None:
     owners.pop(dead, None)
+
+
+def _forget_pair(dead: weakref.ref[MasterPair]) -> None:
+    _unequal.pop(dead, None)

@@ -12,7 +12,7 @@ import numpy as np
 from gpuopt.backends import backend_for
 from gpuopt.quietly import quietly
 from gpuopt.rules.split import joined, split
-from gpuopt.state.masters import MasterPair, pair, unequal
+from gpuopt.state.masters import MasterPair, pair
 from gpuopt.variables.behind import RowsBehind
 from gpuopt.variables.gate import undoing
 from gpuopt.variables.identity import Identity
@@ -48,10 +48,15 @@ class SplitPair(MasterPair):
         self.show()
         super().note_written(written)
 
+    def note_unfinished(self) -> None:
+        """Does nothing: a step writes the variable, which has the copy's upper half."""
+
     def settle(self) -> None:
-        self.bring_up()
+        super().settle()
         with undoing(), self._lock:
             _, master = self._living()
+            if self._is_written is not None:  # by another thread, which needs the array
+                return
             if self._is_shown and master is not None:
                 backend = backend_for(master.device)
                 with backend.enter_update(master.identity, kept=(master.unread_storage,)):
@@ -59,7 +64,6 @@ class SplitPair(MasterPair):
                     nothing = np.broadcast_to(backend.xp.zeros((), np.float32), master.shape)
                     master._array = nothing
             self._is_shown = False
-            unequal.discard(self)
 
     def show(self) -> None:
         """Gives the copy's slot an array with its numbers."""
@@ -78,7 +82,7 @@ class SplitPair(MasterPair):
                     shown[...] = joined(*kept)
                 master._array = shown
                 self._is_shown = True
-                unequal.add(self)
+                self._list_as_unequal()
 
     def refuse_row_changes(self, variables: Sequence[Variable]) -> None:
         if [each for each in variables if each.identity.behind is self]:

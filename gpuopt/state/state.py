@@ -41,7 +41,7 @@ class Range(NamedTuple):
 
     low: float
     high: float
-    dtype: type[np.floating[Any]] | None = None
+    dtype: type[np.number[Any]] | None = None
 
 
 class Description(NamedTuple):
@@ -89,11 +89,11 @@ class Beside(Protocol):
 
     Attributes:
         slot_names: The slots' names; they may be of any shape and dtype.
-        other_names: The names of other variables.
+        others: The numbers that other variables can hold, by their names.
     """
 
     slot_names: Sequence[str]
-    other_names: Sequence[str]
+    others: Mapping[str, Range]
 
     def lay_out(self) -> AbstractContextManager[None]:
         """Makes the state hold all that is kept, as long as it is read inside."""
@@ -102,15 +102,14 @@ class Beside(Protocol):
         """Whether a slot holds nothing that counts."""
 
     def check(
-        self, slot_name: str, value: np.ndarray[Any, Any], variable: Variable, what: str
+        self, slots: Mapping[str, np.ndarray[Any, Any]], variable: Variable, name: str
     ) -> None:
-        """Raises ValueError unless a saved value of a slot fits its variable.
+        """Raises ValueError unless saved values fit their variable, and each other.
 
         Args:
-            slot_name: One of `slot_names`.
-            value: The saved value.
-            variable: Whose slot it is.
-            what: Describes the slot, for the error.
+            slots: All of the variable's, by some of `slot_names`.
+            variable: Whose slots they are.
+            name: What the state calls the variable.
         """
 
     def forget_all(self) -> None:

@@ -204,7 +204,6 @@ def _check_slots(
     names = sorted(saved["slots"], key=optimizer.row_slots.__contains__)
     for slot_name, by_variable in ((each, saved["slots"][each]) for each in names):
         if slot_name in beside:
-            _check_beside(state, slot_name, by_variable, variables)
             continue
         is_ours = slot_name in known or (slot_name == MASTER and optimizer.masters)
         if not is_ours and optimizer.lists_all and by_variable:
@@ -223,6 +222,7 @@ def _check_slots(
                 if model is not array:
                     shape, dtype = _expected(optimizer, slot_name, shape, dtype, array)
                 check_fits(array, what, shape, dtype)
+    _check_beside(state, saved, variables)
     for (slot_name, name), value in state.waiting_slots.items():
         is_replaced = name in saved["slots"].get(slot_name, ()) or slot_name in beside
         if name in variables and not is_replaced:
@@ -248,20 +248,19 @@ def _check_slots(
                 raise ValueError(f'{what_is_saved} has no slot "{slot_name}" of "{name}"')
 
 
-def _check_beside(
-    state: State,
-    slot_name: str,
-    by_variable: Mapping[str, Any],
-    variables: Mapping[str, Variable],
-) -> None:
+def _check_beside(state: State, saved: OptimizerState, variables: Mapping[str, Variable]) -> None:
     """Raises TypeError or ValueError unless what a wrapper has kept fits the variables."""
-    assert state.beside is not None
-    for name, value in by_variable.items():
-        what = f'slot "{slot_name}" of "{name}"'
-        array = _checked_numbers(value, what, None)
+    if state.beside is None:
+        return
+    arrays: dict[str, dict[str, Array]] = {}
+    for slot_name in state.beside.slot_names:
+        for name, value in saved["slots"].get(slot_name, {}).items():
+            array = _checked_numbers(value, f'slot "{slot_name}" of "{name}"', None)
+            arrays.setdefault(name, {})[slot_name] = array
+    for name, slots in arrays.items():
         if name in variables:
             require_known_owner(variables[name])
-            state.beside.check(slot_name, array, variables[name], what)
+            state.beside.check(slots, variables[name], name)
 
 
 def _check_others(state: State, saved: OptimizerState, what_is_saved: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from gpuopt.backends import backend_for
 from gpuopt.backends.clips import DenseGradients
 from gpuopt.device import Device
+from gpuopt.quietly import quietly
 from gpuopt.step.pairs import Gradient
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.variable import Variable
@@ -41,6 +43,21 @@ def describe_first(grads_and_vars: Iterable[tuple[Gradient, Variable]]) -> str |
         found = _describe(_values_of(gradient), variable)
         if found is not None:
             return found
+    return None
+
+
+def describe_first_sum(slices_and_vars: Iterable[tuple[IndexedSlices, Variable]]) -> str | None:
+    """Describes the first sparse gradient whose equal rows add up to NaN or infinity.
+
+    Args:
+        slices_and_vars: Gradients that are finite themselves.
+    """
+    for slices, variable in slices_and_vars:
+        backend = backend_for(variable.device)
+        with backend.enter():
+            sums, _ = quietly(partial(backend.sum_duplicate_rows, slices.values, slices.indices))
+        if _describe(sums, variable) is not None:
+            return f'equal rows of the gradient for "{variable.name}" add up to what is not finite'
     return None
 
 

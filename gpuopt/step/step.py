@@ -271,12 +271,17 @@ class Step:
         if recording.this_thread.recorders:  # a step inside a loss
             recording.before_write(variable for _, variable in updates.pairs())
         apply = partial(_apply_reading, updates) if updates.read else updates.apply
-        if not self._optimizer._use_locking:
-            self._update_ops += apply()
-            return
-        # In one order everywhere, so that two threads cannot wait for each other.
-        locks = [identity.lock for identity in sorted(updates.identities(), key=id)]
-        self._update_ops += call_locked(locks, apply)
+        try:
+            if not self._optimizer._use_locking:
+                self._update_ops += apply()
+                return
+            # In one order everywhere, so that two threads cannot wait for each other.
+            locks = [identity.lock for identity in sorted(updates.identities(), key=id)]
+            self._update_ops += call_locked(locks, apply)
+        except BaseException:
+            if masters.owners:
+                masters.note_unfinished(self._optimizer.state, list(updates.identities()))
+            raise
 
     def _finish(self) -> None:
         optimizer = self._optimizer

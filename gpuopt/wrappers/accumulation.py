@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence, Set
-from operator import index
 from typing import Any, Literal, get_args
 
 from gpuopt.distributed.wrapper import OptimizerWrapper, check_inside_of_workers, inner_optimizers
@@ -18,7 +17,7 @@ from gpuopt.step.updates import Pair, dtypes_of
 from gpuopt.variables.gate import writing
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.operators import reading
-from gpuopt.wrappers.base import refuse_replicas
+from gpuopt.wrappers.base import at_least_1, refuse_replicas
 from gpuopt.wrappers.gradient_sums import GradientSums
 from gpuopt.wrappers.loss_scale import LossScaleOptimizer
 
@@ -97,7 +96,7 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
             )
         self._reduction = reduction
         self.accumulation_steps = accumulation_steps
-        rows = _at_least_1("most_rows", most_rows)
+        rows = at_least_1("most_rows", most_rows)
         before = self.owner_of_state.state.beside
         self._sums = (
             before if isinstance(before, GradientSums) else GradientSums(self.owner_of_state)
@@ -119,7 +118,7 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
     @accumulation_steps.setter
     def accumulation_steps(self, steps: Steps) -> None:
         self._accumulation_steps = (
-            steps if callable(steps) else _at_least_1("accumulation_steps", steps)
+            steps if callable(steps) else at_least_1("accumulation_steps", steps)
         )
 
     @property
@@ -143,16 +142,18 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
             skip_gradients_aggregation: Likewise.
 
         Raises:
-            RuntimeError: called in a replica of a strategy, or in a tower.
+            RuntimeError: called in a replica of a strategy, in a tower, or in the middle of another
+                call, as by a function that gives a hyperparameter, or by a signal handler.
             FloatingPointError: a gradient is not finite, and `on_nonfinite` is "raise".
 
         Besides what `Optimizer.apply_gradients` raises.
         """
         refuse_replicas(self)
+        self._refuse_nested()
         given = as_list(grads_and_vars)
         steps: Any = self._accumulation_steps
         if callable(steps):
-            steps = _at_least_1("accumulation_steps", steps())
+            steps = at_least_1("accumulation_steps", steps())
         if global_step is not None:
             checked_global_step(global_step)
         pairs: list[Pair] = [
@@ -180,6 +181,7 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
             name: Likewise.
         """
         refuse_replicas(self)
+        self._refuse_nested()
         with writing(), self._adding:
             count = self._sums.num_steps
             if count:
@@ -191,11 +193,21 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
 
     def reset(self) -> None:
         """Drops what is accumulated."""
+        self._refuse_nested()
         with writing(), self._adding:
             self._sums.reset()
 
     def forget_plans(self, changed: Set[Identity]) -> None:
         self._sums.known.forget(changed)
+
+    def _refuse_nested(self) -> None:
+        # The update is reading sums that a new call would begin anew.
+        if self._adding.is_this_threads:
+            raise RuntimeError(
+                "gradients cannot be accumulated, applied or dropped in the middle of another call "
+                f'of the same {type(self).__name__} "{self.get_name()}", as by a function that '
+                "gives a hyperparameter, or by a signal handler: do it after that"
+            )
 
     def _is_left_out(self, pairs: Sequence[Pair]) -> bool:
         found = first_nonfinite(pairs)
@@ -225,16 +237,3 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
     def _drop(self, error: BaseException, count: int) -> None:
         self._sums.reset()
         error.add_note(f'What "{self.get_name()}" had accumulated in {count} calls was dropped.')
-
-
-def _at_least_1(name: str, value: Any) -> int:
-    """Returns an integer from 1, or raises TypeError or ValueError."""
-    try:
-        number = index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be an integer, got {value!r}") from None
-    if isinstance(value, bool):
-        raise TypeError(f"{name} must be an integer, got {value!r}")
-    if number < 1:
-        raise ValueError(f"{name} must be at least 1, got {value!r}")
-    return number

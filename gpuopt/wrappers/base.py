@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -125,3 +126,21 @@ def checked_number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | np.number):
         raise TypeError(f"{name} must be a number, got {value!r}")
     return float(value)
+
+
+def at_least_1(name: str, value: Any) -> int:
+    """Returns an integer from 1.
+
+    Raises:
+        TypeError: `value` is no integer.
+        ValueError: it is less.
+    """
+    try:
+        number = index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {value!r}") from None
+    if isinstance(value, bool):
+        raise TypeError(f"{name} must be an integer, got {value!r}")
+    if number < 1:
+        raise ValueError(f"{name} must be at least 1, got {value!r}")
+    return number

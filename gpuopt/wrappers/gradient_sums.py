@@ -97,6 +97,7 @@ class GradientSums(SumsInState):
             that hold the dense ones of the gradients, which the next `add` overwrites.
         """
         self._begin()
+        self._take_all_restored()
         own = {variable.identity for variable in divided}
         left: list[Pair] = []
         pairs: list[tuple[Any, Variable]] = []

@@ -77,7 +77,7 @@ class LossScaleOptimizer(StepWrapper):
     step is read. This is so right around an optimizer with an update rule, with a manager of this
     package and in no replica; for variables without constraints; where hyperparameters are numbers,
     or schedules of the same `global_step` in host memory, but not those that clip; and unless the
-    step moves averages, or rows catch up.
+    step moves averages, rows catch up, or slots are in 8 bits.
 
     `minimize` divides while it updates, so that gradients are only read. `compute_gradients`
     divides and returns new arrays, and `apply_gradients` takes such. Both may be used by
@@ -111,9 +111,9 @@ class LossScaleOptimizer(StepWrapper):
         Raises:
             TypeError: `opt` is no optimizer, the manager is none, or `accept_after` is no whole
                 number.
-            ValueError: `accept_after` is negative; `opt` gathers the gradients of several workers
-                or towers, which goes around this optimizer; it scales a loss itself; or it decides
-                about gradients that are not finite, by `on_nonfinite`.
+            ValueError: `accept_after` is negative, or 2**63 or more; `opt` gathers the gradients of
+                several workers or towers, which goes around this optimizer; it scales a loss
+                itself; or it decides about gradients that are not finite, by `on_nonfinite`.
         """
         if not isinstance(loss_scale_manager, LossScaleManager):
             raise TypeError(
@@ -428,8 +428,12 @@ def _checked_count(value: Any) -> int:
         count = operator.index(value)
     except TypeError:
         raise TypeError(f"accept_after must be a whole number or None, got {value!r}") from None
+    if isinstance(value, bool):
+        raise TypeError(f"accept_after must be a whole number or None, got {value!r}")
     if count < 0:
         raise ValueError(f"accept_after must not be negative, got {value!r}")
+    if count >= 2**63:
+        raise ValueError(f"accept_after must be less than 2**63, got {value!r}: None is for never")
     return count
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar
@@ -18,7 +17,7 @@ from gpuopt.step.step import checked_global_step
 from gpuopt.step.updates import Updates
 from gpuopt.variables.gate import writing
 from gpuopt.variables.variable import Variable
-from gpuopt.wrappers.base import StepWrapper, refuse_replicas
+from gpuopt.wrappers.base import StepWrapper, at_least_1, refuse_replicas
 from gpuopt.wrappers.local_variables import LocalVariable, LocalVariables, copies_of
 
 # What is to be written at the end of a meeting.
@@ -78,8 +77,8 @@ class PeriodicWrapper(StepWrapper):
         check_inside_of_workers(opt, type(self).__name__)
         self._getter = custom_getter
         self._communicator = custom_getter.communicator
-        self._num_worker = _checked_count("num_worker", num_worker)
-        self._period = _checked_count(*period)
+        self._num_worker = at_least_1("num_worker", num_worker)
+        self._period = at_least_1(*period)
         if self._num_worker != self._communicator.size:
             raise ValueError(
                 f"num_worker is {num_worker}, and the communicator of the custom getter has "
@@ -235,13 +234,3 @@ class PeriodicWrapper(StepWrapper):
 
     def _before_update(self, updates: Updates, row_checks: Any) -> None:
         self._trained.update(self._getter.find(v).number for _, v in updates.pairs())
-
-
-def _checked_count(name: str, value: Any) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be an integer, got {value!r}") from None
-    if number < 1:
-        raise ValueError(f"{name} must be at least 1, got {number}")
-    return number

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -13,7 +13,7 @@ import numpy as np
 from gpuopt.backends import backend_for
 from gpuopt.device import Device
 from gpuopt.state.host_scalar import HostScalar
-from gpuopt.state.state import State, check_fits, new_slot_variable
+from gpuopt.state.state import Range, State, check_fits, new_slot_variable
 from gpuopt.step.wide_gradients import wide_dtype
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.operators import reading
@@ -24,6 +24,8 @@ Array = Any
 
 _SUM, _ROWS, _VALUES = "gradient_sum", "gradient_rows", "gradient_values"
 _COUNT = "accumulated_steps"
+# Any more are not counted one by one in float64.
+_MOST_STEPS = 2.0**53
 
 
 class KeptSum:
@@ -81,7 +83,7 @@ class SumsInState:
     """
 
     slot_names: Sequence[str] = (_SUM, _ROWS, _VALUES)
-    other_names: Sequence[str] = (_COUNT,)
+    others: Mapping[str, Range] = {_COUNT: Range(0.0, _MOST_STEPS, np.int64)}
 
     def __init__(self, optimizer: Any) -> None:
         """Begins without gradients, or with those that its state has.
@@ -108,6 +110,7 @@ class SumsInState:
         self._is_restored = False
         for key in [key for key in self._state.waiting_slots if key[0] in self.slot_names]:
             del self._state.waiting_slots[key]
+        self._forget_slots(_ROWS, _VALUES)
         self._counter().assign(0)
 
     # What a state asks: see `Beside`.
@@ -137,22 +140,31 @@ class SumsInState:
         found = self._sums.get(identity)
         return found is None or not found.is_dense or not self.num_steps
 
-    def check(
-        self, slot_name: str, value: np.ndarray[Any, Any], variable: Variable, what: str
-    ) -> None:
-        if slot_name == _SUM:
-            check_fits(value, what, variable.shape, wide_dtype(variable))
-        elif slot_name == _ROWS:
-            check_fits(value, what, (len(value),) if value.ndim else (0,), np.dtype(np.int64))
-        else:
-            height = len(value) if value.ndim else 0
-            check_fits(value, what, (height, *variable.shape[1:]), wide_dtype(variable))
+    def check(self, slots: Mapping[str, Array], variable: Variable, name: str) -> None:
+        wide = wide_dtype(variable)
+        total, rows, values = (slots.get(slot_name) for slot_name in (_SUM, _ROWS, _VALUES))
+        if total is not None:
+            check_fits(total, f'slot "{_SUM}" of "{name}"', variable.shape, wide)
+        if rows is None and values is None:
+            return
+        if rows is None or values is None or total is not None or not variable.ndim:
+            raise ValueError(
+                f'"{name}" has the slots {list(slots)}; of a variable with rows there is either '
+                f'"{_SUM}", or "{_ROWS}" and "{_VALUES}"'
+            )
+        num_rows = len(values) if values.ndim else 0
+        check_fits(values, f'slot "{_VALUES}" of "{name}"', (num_rows, *variable.shape[1:]), wide)
+        what = f'slot "{_ROWS}" of "{name}"'
+        check_fits(rows, what, (num_rows,), np.dtype(np.int64))
+        outside = rows[(rows < 0) | (rows >= variable.shape[0])]
+        if outside.size:
+            raise ValueError(
+                f"{what} holds {outside[0]}, which is not in [0, {variable.shape[0]}), the "
+                "variable's rows"
+            )
 
     def forget_all(self) -> None:
-        for slot_name in self.slot_names:
-            table = self._state.table(slot_name)
-            for identity in list(table):
-                del table[identity]
+        self._forget_slots(*self.slot_names)
         self.reset()
         self._is_restored = True
 
@@ -181,6 +193,12 @@ class SumsInState:
     def _counter(self) -> HostScalar:
         return self._state.create_host_scalar(_COUNT, np.int64(0), Device.cpu)
 
+    def _forget_slots(self, *slot_names: str) -> None:
+        for slot_name in set(slot_names).intersection(self._state.slot_names()):
+            table = self._state.table(slot_name)
+            for identity in list(table):
+                del table[identity]
+
     def _begin(self) -> None:
         """Takes over what was restored; drops what an update that was undone has left."""
         if not self.num_steps:
@@ -196,17 +214,25 @@ class SumsInState:
                         self._take_slices(found.variable, found)
         self._is_restored = False
 
+    def _take_all_restored(self) -> None:
+        """Takes over what waits for variables that were made since the state was restored."""
+        waiting = {name for key, name in self._state.waiting_slots if key in self.slot_names}
+        for variable in global_variables() if waiting else ():
+            if variable.name in waiting:
+                found = self._sums.setdefault(variable.identity, KeptSum(variable))
+                self._take_restored(variable, found)
+
     def _take_restored(self, variable: Variable, found: KeptSum) -> None:
         """Takes over what waits for a variable that was not there when the state was restored."""
-        if (_SUM, variable.name) in self._state.waiting_slots:
-            self._total(variable)
-            found.is_dense = True
-        for slot_name in (_ROWS, _VALUES):
-            value = self._state.waiting_slots.get((slot_name, variable.name))
-            if value is not None:
-                self._state.create_slot(
-                    variable, slot_name, slot_name, value, value.shape, value.dtype
-                )
+        waiting = {
+            slot_name: self._state.waiting_slots[slot_name, variable.name]
+            for slot_name in self.slot_names
+            if (slot_name, variable.name) in self._state.waiting_slots
+        }
+        self.check(waiting, variable, variable.name)
+        for slot_name, value in waiting.items():
+            self._state.create_slot(variable, slot_name, slot_name, value, value.shape, value.dtype)
+        found.is_dense |= _SUM in waiting
         self._take_slices(variable, found)
 
     def _take_slices(self, variable: Variable, found: KeptSum) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +14,8 @@ from stages import STAGES
 
 import gpuopt
 from gpuopt import ExponentialMovingAverage, IndexedSlices, Variable
-from gpuopt.backends import using
-from gpuopt.backends.cpu.backend import CpuBackend
-from gpuopt.backends.cpu.limits import CpuLimits
-from gpuopt.device import Device
 
 SHAPES = [(3, 4), (), (70, 50), (0,), (5,)]
-
-
-@pytest.fixture(params=["plain", "recorded", "compiled"])
-def form(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """How rules are computed; the compiled form needs a compiler."""
-    if request.param == "recorded":
-        monkeypatch.setenv("GPUOPT_COMPILED", "0")
-    large = 10**9 if request.param == "plain" else 1
-    with using(Device.cpu, CpuBackend(CpuLimits(small_elements=1, large_elements=large))):
-        yield request.param
 
 
 class Run:
@@ -80,14 +66,16 @@ def check_steps(make_optimizer: Callable[..., Any], dtype: Any, **options: Any) 
 @pytest.mark.parametrize("is_sparse", [False, True], ids=["dense", "mixed"])
 @pytest.mark.parametrize("stages", STAGES)
 def test_every_combination_is_steps_with_apply_after_each(
-    form: str, stages: str, is_sparse: bool
+    every_form_one_by_one: str, stages: str, is_sparse: bool
 ) -> None:
     check_steps(STAGES[stages], np.float32, is_sparse=is_sparse, is_bounded=True)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("is_bounded", [False, True], ids=["decay", "num_updates"])
-def test_every_type_has_the_averages_of_apply(form: str, dtype: Any, is_bounded: bool) -> None:
+def test_every_type_has_the_averages_of_apply(
+    every_form_one_by_one: str, dtype: Any, is_bounded: bool
+) -> None:
     check_steps(STAGES["decay"], dtype, is_bounded=is_bounded, zero_debias=True)
 
 

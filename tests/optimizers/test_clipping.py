@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,6 @@ from golden_cases import read_json
 
 import gpuopt
 from gpuopt import IndexedSlices, ParameterGroup, Variable
-from gpuopt.backends import using
-from gpuopt.backends.cpu.backend import CpuBackend
-from gpuopt.backends.cpu.limits import CpuLimits
-from gpuopt.device import Device
 
 SHAPES = [(3, 4), (), (70, 50), (0,), (5,)]
 GOLDEN = [
@@ -37,16 +33,6 @@ OTHERS: dict[str, Any] = {
     "PartialRowWiseAdam": gpuopt.PartialRowWiseAdamOptimizer,
     "cautious": lambda **common: gpuopt.TorchAdamWOptimizer(cautious=True, **common),
 }
-
-
-@pytest.fixture(params=["plain", "recorded", "compiled"])
-def form(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """How rules and sums are computed; the compiled form needs a compiler."""
-    if request.param == "recorded":
-        monkeypatch.setenv("GPUOPT_COMPILED", "0")
-    large = 10**9 if request.param == "plain" else 1
-    with using(Device.cpu, CpuBackend(CpuLimits(small_elements=1, large_elements=large))):
-        yield request.param
 
 
 def variables_of(dtype: Any, shapes: Sequence[tuple[int, ...]] = SHAPES) -> list[Variable]:
@@ -101,7 +87,7 @@ def test_a_step_is_that_of_gradients_clipped_by_hand(
 
 
 @pytest.mark.parametrize("name", ["Adam", *OTHERS])
-def test_every_form_clips(form: str, name: str) -> None:
+def test_every_form_clips(every_form_one_by_one: str, name: str) -> None:
     cls = OTHERS.get(name, gpuopt.AdamOptimizer)
     check_steps(cls(clip_norm=2.0), cls(), np.float32, by_norm)
     check_steps(cls(clip_value=0.5), cls(), np.float32, by_value)
@@ -120,7 +106,7 @@ def test_gradients_of_16_bits_are_not_rounded_when_they_are_clipped(dtype: Any) 
 
 
 @pytest.mark.parametrize("name", ["Adam", "LazyAdam", *OTHERS])
-def test_repeated_rows_are_clipped_as_their_sum(form: str, name: str) -> None:
+def test_repeated_rows_are_clipped_as_their_sum(every_form_one_by_one: str, name: str) -> None:
     rng = np.random.default_rng(3)
     cls = OTHERS.get(name, getattr(gpuopt, f"{name}Optimizer", None))
     rows = np.array([4, 1, 4, 7, 1, 4])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import fake_cupy
@@ -14,11 +14,9 @@ from emulator.emulator import EmulatorLauncher
 
 import gpuopt
 from gpuopt import IndexedSlices, ParameterGroup, Variable
-from gpuopt.backends import to_device, using
+from gpuopt.backends import to_device
 from gpuopt.backends.cpu import clips
-from gpuopt.backends.cpu.backend import CpuBackend
 from gpuopt.backends.cpu.limits import CpuLimits
-from gpuopt.device import Device
 
 KINDS = ["dense", "sparse", "mixed"]
 CLIPPING: dict[str, dict[str, Any]] = {
@@ -28,15 +26,6 @@ CLIPPING: dict[str, dict[str, Any]] = {
     "torch": {"clip_norm": 0.5, "clip_form": "torch"},
     "values": {"clip_value": 0.5},
 }
-
-
-@pytest.fixture(params=["plain", "recorded", "compiled"])
-def form(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    if request.param == "recorded":
-        monkeypatch.setenv("GPUOPT_COMPILED", "0")
-    large = 10**9 if request.param == "plain" else 1
-    with using(Device.cpu, CpuBackend(CpuLimits(small_elements=1, large_elements=large))):
-        yield request.param
 
 
 class Training:
@@ -110,7 +99,7 @@ def test_bad_gradients_of_all_types_are_named(dtype: Any, xp: Any) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_in_host_memory_are_read_once(
-    kind: str, form: str, monkeypatch: pytest.MonkeyPatch
+    kind: str, every_form_one_by_one: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     num_read = 0
     sum_of_squares = clips.sum_of_squares

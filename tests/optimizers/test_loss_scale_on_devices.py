@@ -113,6 +113,30 @@ def test_every_type_can_be_scaled(dtype: Any, kind: str, xp: Any) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("clip", ["plain", "clip_norm"])
+@pytest.mark.parametrize("manager", ["known", "own"])
+def test_rows_that_add_up_to_infinity_are_left_out(manager: str, clip: str, xp: Any) -> None:
+    class Own(gpuopt.ExponentialUpdateLossScaleManager):  # the host decides
+        def get_loss_scale(self) -> Any:
+            return super().get_loss_scale()
+
+    kind = Own if manager == "own" else gpuopt.ExponentialUpdateLossScaleManager
+    table = variable_on(xp, np.ones((3, 2), np.float32), name="table")
+    inner = gpuopt.MomentumOptimizer(0.5, 0.5, **CLIPPING[clip])
+    scaling = LossScaleOptimizer(inner, kind(8.0, 1000, 1))
+    for large in (3e38, 1.0):
+        values = np.float32([[large, 0], [1, 0], [large, 0]])
+        slices = IndexedSlices(xp.asarray(values), xp.asarray(np.array([1, 2, 1])))
+        scaling.apply_gradients([(slices, table)])
+        assert scaling.num_skipped == 1
+        assert scaling.loss_scale == np.float32(8 * 0.8)
+        assert (numbers(table)[1:, 0] != 1).all() == (large == 1)
+        assert np.isfinite(numbers(table)).all()
+    if xp is np or manager == "own":
+        expected = 'equal rows of the gradient for "table" add up to what is not finite'
+        assert scaling.last_nonfinite == expected
+
+
 def test_a_loss_on_a_gpu_is_scaled_there() -> None:
     xp = pytest.importorskip("cupy")
     w = variable_on(xp, np.float32([1, 2]), name="w")

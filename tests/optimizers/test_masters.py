@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from every_optimizer import configurations, make
+from interrupt_at import Interrupt, InterruptAt
 
 import gpuopt
 from gpuopt import IndexedSlices, ParameterGroup, Variable
@@ -207,6 +210,32 @@ def test_nan_and_infinity_pass_between_a_variable_and_its_master() -> None:
     np.testing.assert_array_equal(w.numpy(), np.float16([np.inf, np.nan, 1]))
 
 
+def test_a_variable_follows_its_master_after_a_step_that_was_interrupted(form: str) -> None:
+    w = Variable(np.ones(40, np.float16), name="w")
+    table = Variable(np.ones((5, 3), np.float16), name="table")
+    optimizer = gpuopt.MomentumOptimizer(0.25, 0.5, masters="float32")
+    gradient = np.full(40, 0.5, np.float16)
+    slices = IndexedSlices(np.full((2, 3), 0.5, np.float16), np.array([1, 4]))
+    optimizer.apply_gradients([(gradient, w), (slices, table)])
+    num_unfinished = 0
+    for moment in count(1):
+        for variable in (w, table):
+            variable.assign(np.ones(variable.shape, np.float16))
+        interrupts = InterruptAt(moment)
+        try:
+            with interrupts:
+                optimizer.apply_gradients([(gradient, w), (slices, table)])
+        except Interrupt:
+            for variable in (w, table):
+                follows = variable.numpy()
+                master = optimizer.get_slot(variable, "master").numpy()
+                assert master.astype(np.float16).tobytes() == follows.tobytes()
+            num_unfinished += bool((w.numpy() != 1).any() and (table.numpy() == 1).all())
+        if interrupts.left > 0:
+            break
+    assert num_unfinished
+
+
 @every_masters
 def test_a_step_of_another_optimizer_is_followed(masters: Any) -> None:
     w, optimizer = Variable(np.ones(4, BFLOAT16)), gpuopt.AdamOptimizer(masters=masters)
@@ -214,6 +243,51 @@ def test_a_step_of_another_optimizer_is_followed(masters: Any) -> None:
     gpuopt.GradientDescentOptimizer(1.0).apply_gradients([(np.ones(4, BFLOAT16), w)])
     np.testing.assert_array_equal(master_of(optimizer, w).numpy(), w.numpy())
     one_step(w, optimizer)
+    check_rounded(optimizer, w)
+
+
+@every_masters
+def test_a_step_of_another_optimizer_starts_at_what_the_master_was_assigned(masters: Any) -> None:
+    w, optimizer = Variable(np.ones(4, BFLOAT16)), adam_with_masters(masters)
+    one_step(w, optimizer)
+    master_of(optimizer, w).assign(np.full(4, 8, np.float32))
+    gpuopt.GradientDescentOptimizer(1.0).apply_gradients([(np.ones(4, BFLOAT16), w)])
+    np.testing.assert_array_equal(w.numpy().astype(np.float32), 7)
+    np.testing.assert_array_equal(master_of(optimizer, w).numpy(), 7)
+
+
+@every_masters
+def test_a_variable_that_is_written_is_left_alone_by_steps_of_others(masters: Any) -> None:
+    w, optimizer = Variable(np.ones(4, BFLOAT16)), adam_with_masters(masters)
+    one_step(w, optimizer)
+    assert (master_of(optimizer, w).numpy() != w.numpy().astype(np.float32)).all()
+    x = Variable(np.ones(1, np.float32))
+    with w.identity.behind.while_written(w.identity, nullcontext()):  # as by another thread
+        gpuopt.GradientDescentOptimizer(1.0).apply_gradients([(np.ones(1, np.float32), x)])
+        w.unread_storage[...] = 2
+    np.testing.assert_array_equal(master_of(optimizer, w).numpy(), 2)
+
+
+@every_masters
+def test_what_is_written_while_the_two_are_made_to_agree_counts(
+    masters: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    w, optimizer = Variable(np.ones(4, BFLOAT16)), adam_with_masters(masters)
+    one_step(w, optimizer)
+    pair = w.identity.behind
+    agree = pair._agree
+
+    def agree_and_be_overtaken(*given: Any) -> None:
+        agree(*given)
+        w.unread_storage[...] = 3
+        pair.note_written(w.identity)
+
+    w.assign(np.full(4, 2))
+    with monkeypatch.context() as patch:
+        patch.setattr(pair, "_agree", agree_and_be_overtaken)
+        pair.settle()
+    np.testing.assert_array_equal(master_of(optimizer, w).numpy(), 3)
+    optimizer.apply_gradients([(np.zeros(4, BFLOAT16), w)])
     check_rounded(optimizer, w)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -68,16 +68,6 @@ KINDS = ["dense", "sparse", "mixed"]
 SHAPES = [(3, 4), (70, 5), ()]
 TABLE = (40, 12)
 NUM_STEPS, BAD_STEP = 3, 1
-
-
-@pytest.fixture(params=["plain", "recorded", "compiled"])
-def form(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """How rules and sums are computed; the compiled form needs a compiler."""
-    if request.param == "recorded":
-        monkeypatch.setenv("GPUOPT_COMPILED", "0")
-    large = 10**9 if request.param == "plain" else 1
-    with using(Device.cpu, CpuBackend(CpuLimits(small_elements=1, large_elements=large))):
-        yield request.param
 
 
 def make(stages: Sequence[str]) -> tuple[Any, Any, gpuopt.ExponentialMovingAverage | None]:
@@ -233,7 +223,9 @@ def _apply(optimizer: Any, pairs: Any) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("stages", PAIRS, ids="+".join)
-def test_two_stages_are_the_same_one_by_one(stages: Sequence[str], kind: str, form: str) -> None:
+def test_two_stages_are_the_same_one_by_one(
+    stages: Sequence[str], kind: str, every_form_one_by_one: str
+) -> None:
     check(stages, kind, np.float32)
 
 

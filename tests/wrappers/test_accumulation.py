@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +13,8 @@ from stages import STAGES
 
 import gpuopt
 from gpuopt import GradientAccumulationOptimizer, IndexedSlices, Variable
-from gpuopt.backends import using
-from gpuopt.backends.cpu.backend import CpuBackend
-from gpuopt.backends.cpu.limits import CpuLimits
-from gpuopt.device import Device
 
 SHAPES = [(3, 4), (), (70, 50), (0,), (5,)]
-
-
-@pytest.fixture(params=["plain", "recorded", "compiled"])
-def form(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """How rules are computed; the compiled form needs a compiler."""
-    if request.param == "recorded":
-        monkeypatch.setenv("GPUOPT_COMPILED", "0")
-    large = 10**9 if request.param == "plain" else 1
-    with using(Device.cpu, CpuBackend(CpuLimits(small_elements=1, large_elements=large))):
-        yield request.param
 
 
 def variables_of(dtype: Any, shapes: Sequence[tuple[int, ...]] = SHAPES) -> list[Variable]:
@@ -72,13 +58,13 @@ def one(*numbers: float) -> np.ndarray:
 @pytest.mark.parametrize("is_sparse", [False, True], ids=["dense", "mixed"])
 @pytest.mark.parametrize("stages", STAGES)
 def test_every_combination_is_a_step_by_gradients_summed_by_hand(
-    form: str, stages: str, is_sparse: bool, reduction: Any
+    every_form_one_by_one: str, stages: str, is_sparse: bool, reduction: Any
 ) -> None:
     check_updates(STAGES[stages], np.float32, is_sparse, reduction)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_sums_have_their_variables_type(form: str, dtype: Any) -> None:
+def test_sums_have_their_variables_type(every_form_one_by_one: str, dtype: Any) -> None:
     check_updates(STAGES["decay"], dtype, True, "mean")
 
 
@@ -124,7 +110,7 @@ def check_updates(
         assert counters[0].numpy() == counters[1].numpy() == number + 1
 
 
-def test_many_rows_are_added_up(form: str) -> None:
+def test_many_rows_are_added_up(every_form_one_by_one: str) -> None:
     rng = np.random.default_rng(3)
     tables = [Variable(np.ones((40, 3), np.float32)) for _ in range(2)]
     optimizer = GradientAccumulationOptimizer(gpuopt.AdagradOptimizer(0.5), 9, most_rows=50)
@@ -439,7 +425,9 @@ every_half = pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16], 
 
 @every_half
 @pytest.mark.parametrize("stages", STAGES)
-def test_updates_in_16_bits_take_sums_of_float32(form: str, stages: str, dtype: Any) -> None:
+def test_updates_in_16_bits_take_sums_of_float32(
+    every_form_one_by_one: str, stages: str, dtype: Any
+) -> None:
     """A sum of one gradient makes the same step as the gradient: to the bit, but for norms."""
     rng = np.random.default_rng(4)
     mine, theirs = variables_of(dtype), variables_of(dtype)
@@ -464,7 +452,7 @@ def test_updates_in_16_bits_take_sums_of_float32(form: str, stages: str, dtype: 
 
 @every_half
 @pytest.mark.parametrize("kind", ["dense", "sparse", "sparse first", "dense first", "many rows"])
-def test_sums_of_16_bits_are_not_rounded(form: str, kind: str, dtype: Any) -> None:
+def test_sums_of_16_bits_are_not_rounded(every_form_one_by_one: str, kind: str, dtype: Any) -> None:
     w = Variable(np.zeros((3, 2), dtype))
     optimizer = GradientAccumulationOptimizer(
         gpuopt.GradientDescentOptimizer(1.0), 5, "sum", most_rows=1 if kind == "many rows" else 9
@@ -507,6 +495,113 @@ def test_float32_sums_of_16_bits_are_restored(way: str, dtype: Any, tmp_path: Pa
         optimizer.load_state_dict(state, dict(zip("ab", variables, strict=True)))
     step(variables, optimizer, -4096)
     assert [(each.numpy() == -1).all() for each in variables] == [True, True]
+
+
+def test_a_reset_drops_sparse_gradients_that_were_restored() -> None:
+    table = Variable(np.zeros((2, 1), np.float32), name="table")
+    optimizer = GradientAccumulationOptimizer(gpuopt.GradientDescentOptimizer(1.0), 2, "sum")
+    slices = IndexedSlices(np.ones((1, 1), np.float32), np.array([1]))
+    optimizer.apply_gradients([(slices, table)])
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.reset()
+    assert not optimizer.state_dict()["slots"].get("gradient_rows")
+    for _ in range(2):
+        optimizer.apply_gradients([(slices, table)])
+    assert table.numpy().tolist() == [[0], [-2]]
+
+
+@pytest.mark.parametrize("is_made_late", [False, True])
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"accumulated_steps": np.int64(-5)}, '"accumulated_steps" holds numbers from 0'),
+        ({"accumulated_steps": np.float32(1)}, '"accumulated_steps.* has dtype int64'),
+        ({"gradient_rows": [1, 2]}, r'"gradient_rows" of "rows" holds 2, which is not in \[0, 2\)'),
+        ({"gradient_rows": [-1, 0]}, '"gradient_rows" of "rows" holds -1'),
+        ({"gradient_rows": [0, 1, 1]}, r'"gradient_rows" of "rows" has shape \(2,\)'),
+        ({"gradient_rows": None}, '"gradient_rows" and "gradient_values"'),
+        ({"gradient_values": None}, '"gradient_rows" and "gradient_values"'),
+        ({"gradient_sum": np.zeros((2, 1), np.float32)}, 'either "gradient_sum", or'),
+    ],
+)
+def test_impossible_sums_are_refused_and_nothing_is_changed(
+    changes: Any, problem: str, is_made_late: bool
+) -> None:
+    if is_made_late and "accumulated_steps" in changes:
+        pytest.skip("no variable is looked at")
+    table = Variable(np.zeros((2, 1), np.float32), name="rows")
+    optimizer = GradientAccumulationOptimizer(gpuopt.GradientDescentOptimizer(1.0), 2)
+    slices = IndexedSlices(np.ones((2, 1), np.float32), np.array([1, 0]))
+    optimizer.apply_gradients([(slices, table)])
+    state = optimizer.state_dict()
+    for name, value in changes.items():
+        if name in state["non_slots"]:
+            state["non_slots"][name] = value
+        elif value is None:
+            del state["slots"][name]["rows"]
+        else:
+            state["slots"].setdefault(name, {})["rows"] = np.array(value)
+    if is_made_late:
+        del table
+        optimizer = GradientAccumulationOptimizer(gpuopt.GradientDescentOptimizer(1.0), 2)
+        optimizer.load_state_dict(state)
+        table = Variable(np.zeros((2, 1), np.float32), name="rows")
+        with pytest.raises(ValueError, match=problem):
+            optimizer.apply_gradients([(slices, table)])
+        return
+    with pytest.raises((TypeError, ValueError), match=problem):
+        optimizer.load_state_dict(state)
+    assert optimizer.accumulated_steps == 1
+    optimizer.apply_gradients([(slices, table)])
+    assert table.numpy().tolist() == [[-1], [-1]]
+
+
+@pytest.mark.parametrize("call", ["apply_gradients", "apply_accumulated", "reset"])
+def test_calls_in_the_middle_of_an_update_are_refused(call: str) -> None:
+    w = Variable(one(0), name="w")
+    errors = []
+
+    def rate() -> float:
+        given = [[(one(100), w)]] if call == "apply_gradients" else []
+        with pytest.raises(RuntimeError, match="in the middle of another call") as caught:
+            getattr(optimizer, call)(*given)
+        errors.append(caught.value)
+        return 1.0
+
+    optimizer = GradientAccumulationOptimizer(gpuopt.GradientDescentOptimizer(rate), 2)
+    for number in (1, 3):
+        optimizer.apply_gradients([(one(number), w)])
+    assert len(errors) == 1
+    assert w.numpy().tolist() == [-2]
+    assert optimizer.accumulated_steps == 0
+
+
+@pytest.mark.parametrize("is_early", [False, True])
+def test_sums_wait_for_variables_that_are_made_after_a_restore(is_early: bool) -> None:
+    def make() -> tuple[list[Variable], Any]:
+        inner = gpuopt.GradientDescentOptimizer(1.0)
+        return [], GradientAccumulationOptimizer(inner, 3, "sum")
+
+    def add_variables(variables: list[Variable]) -> None:
+        variables += [Variable(np.zeros((2, 1), np.float32), name=f"late{i}") for i in range(3)]
+
+    array = np.ones((2, 1), np.float32)
+    variables, optimizer = make()
+    add_variables(variables)
+    slices = IndexedSlices(array, np.array([1, 1]))
+    for _ in range(2):
+        optimizer.apply_gradients(list(zip([array, slices, array], variables, strict=True)))
+    state = optimizer.state_dict()
+    del variables[:], optimizer
+    variables, optimizer = make()
+    optimizer.load_state_dict(state)
+    add_variables(variables)
+    if is_early:
+        optimizer.apply_accumulated()
+    else:  # the first two have no gradient here
+        optimizer.apply_gradients([(array, variables[2])])
+    expected = [[[-2], [-2]], [[0], [-4]], [[-2 if is_early else -3]] * 2]
+    assert [each.numpy().tolist() for each in variables] == expected
 
 
 def test_hooks_are_given_gradients_of_their_variables_type() -> None:

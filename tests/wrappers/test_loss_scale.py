@@ -104,6 +104,17 @@ def test_finite_gradients_whose_squares_are_infinite_make_a_step() -> None:
     np.testing.assert_allclose(w.numpy(), np.float32([1 - 3e8, 2]))
 
 
+def test_finite_rows_that_add_up_to_infinity_are_left_out() -> None:
+    table = Variable(np.ones((3, 1), np.float32), name="table")
+    optimizer = make(opt=gpuopt.MomentumOptimizer(0.5, 0.5))
+    values = np.float32([[3e38], [1], [3e38]])
+    optimizer.apply_gradients([(IndexedSlices(values, np.array([1, 2, 1])), table)])
+    assert optimizer.num_skipped == 1
+    assert table.numpy().tolist() == [[1], [1], [1]]
+    expected = 'equal rows of the gradient for "table" add up to what is not finite'
+    assert optimizer.last_nonfinite == expected
+
+
 def test_a_step_is_made_after_so_many_that_were_skipped() -> None:
     w, step = Variable([1.0], name="w"), Variable(0, name="step")
     optimizer = make(opt=gpuopt.GradientDescentOptimizer(0.5), accept_after=2)
@@ -225,6 +236,8 @@ def test_a_saver_restores_in_the_middle_of_growth(tmp_path: Path) -> None:
         (lambda: LossScaleOptimizer(3, MANAGERS["fixed"]()), TypeError, "must be an Optimizer"),
         (lambda: make(accept_after=-1), ValueError, "accept_after must not be negative"),
         (lambda: make(accept_after=0.5), TypeError, "accept_after must be a whole number or None"),
+        (lambda: make(accept_after=True), TypeError, "accept_after must be a whole number or None"),
+        (lambda: make(accept_after=2**63), ValueError, r"accept_after must be less than 2\*\*63"),
         (lambda: make(opt=make()), ValueError, "cannot be around another one"),
         (
             lambda: make(opt=gpuopt.AdamOptimizer(on_nonfinite="skip")),

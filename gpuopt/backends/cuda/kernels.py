@@ -84,7 +84,6 @@ from gpuopt.rules.update_rule import UpdateRule
 _INT32 = Number("int32")
 _INT64 = Number("int64")
 _UINT32S = Pointer("uint32")
-_ADDRESSES = Pointer("int64")
 _GROUPS = Pointer("int64")
 _REFUSED = Pointer("uint64")
 _TOUCHED = Pointer("uint32", is_optional=True)

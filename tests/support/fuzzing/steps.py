@@ -474,7 +474,7 @@ def row_refused_by_a_gpu(world: World) -> str:
 
 
 def rate_that_raises(world: World) -> str:
-    """User code raises before anything is written; slots that were missing are there."""
+    """User code raises before anything is written; slots that were missing are missing again."""
     found = [trainer for trainer in world.trainers if trainer.rate is not None]
     if not found:
         return step(world)
@@ -485,8 +485,6 @@ def rate_that_raises(world: World) -> str:
 
     call.trainer.rate.action = fail
     refuse(world, call, (Planned,), world.steps)
-    for pair in call.naive_pairs():
-        call.trainer.model.make_slots(pair.label, pair.w)
     return f"{call}, and the learning rate raises"
 
 
