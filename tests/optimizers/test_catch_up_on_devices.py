@@ -12,6 +12,7 @@ import pytest
 import textbook
 from catching_up import CASES, OPTIMIZERS, TOLERANCE, CatchingUp
 from golden_cases import error
+from interrupt_at import Interrupt, InterruptAt
 
 import gpuopt
 from gpuopt import IndexedSlices, ParameterGroup, Saver, Variable
@@ -323,3 +324,72 @@ def test_mirrored_copies_on_two_gpus_catch_up_alike() -> None:
         ends.append(arrays[0])
     for got, expected in zip(*ends, strict=True):
         close(got, expected)
+
+
+@pytest.mark.parametrize("gpus", [ON_GPU], indirect=True)
+@pytest.mark.parametrize("seed", range(2))
+def test_mirrored_tables_on_two_gpus_take_what_comes(seed: int) -> None:
+    ends = []
+    for devices, catch_up in ((["gpu:0", "gpu:1"], True), (["cpu", "cpu"], False)):
+        rng = np.random.default_rng(seed)
+        strategy = MirroredStrategy(devices)
+        tables = [strategy.variable(np.ones((24, width), np.float32)) for width in (2, 5)]
+        optimizer, other = (gpuopt.AdamOptimizer(0.01, catch_up=catch_up) for _ in "12")
+        for _ in range(40):
+            event = rng.choice(["", "look up", "read", "assign", "other", "read one", "flush"])
+            chosen = [[0], [1], [0, 1]][rng.integers(3)]
+            rows = rng.integers(0, 12, (2, 4))
+            values = [rng.normal(size=(2, 4, width)).astype("f4") for width in (2, 5)]
+
+            by = other if event == "other" else optimizer
+            slices = [list(map(IndexedSlices, each, rows)) for each in values]
+
+            def train(
+                replica: int, rows: Any, event: str, by: Any, slices: Any, tables: Any = tables
+            ) -> None:
+                local = [table.local for table in tables]
+                if event == "look up":
+                    gpuopt.embedding_lookup(local[0], rows)
+                if event == "read":
+                    local[1].numpy()
+                if event == "assign":
+                    local[0].assign_add(np.full((24, 2), 0.01, "f4"))
+                by.apply_gradients([(each[replica], local[at]) for at, each in slices])
+
+            given = event, by, [(at, slices[at]) for at in chosen]
+            strategy.run(train, [PerReplica([0, 1]), PerReplica(list(rows)), *given])
+            if event == "read one":
+                tables[0].replicas[1].numpy()
+            if event == "flush":
+                optimizer.flush()
+        for table in tables:
+            np.testing.assert_array_equal(*[copy.numpy() for copy in table.replicas])
+        ends.append([table.replicas[0].numpy() for table in tables])
+    for got, expected in zip(*ends, strict=True):
+        close(got, expected, 4e-6)
+
+
+@pytest.mark.parametrize("gpus", [ON_GPU], indirect=True)
+def test_ctrl_c_in_a_step_leaves_other_rows_to_catch_up() -> None:
+    others = np.arange(HEIGHT // 4, HEIGHT)
+    inside = "cuda/backend", "cuda/catch_up", "count_of_steps", "cuda/sparse", "gpuopt/step"
+    moment, is_over = 1, False
+    while not is_over:
+        pair = Pair()
+        pair.apply(IndexedSlices(np.ones((len(others), 3), "f4"), others))
+        pair.step(4)
+        gradient = IndexedSlices(np.ones((1, 3), "f4"), [0])
+        try:
+            with InterruptAt(moment, inside=inside):
+                pair.optimizers[0].apply_gradients([(gradient, pair.late)])
+            is_over = True
+        except Interrupt:
+            pass
+        # Counted, or not: there is nothing between.
+        before = pair.tables[1].numpy()[others].copy()
+        pair.optimizers[1].apply_gradients([(gradient, pair.tables[1])])
+        ends = before, pair.tables[1].numpy()[others]
+        got = pair.late.numpy()[others]
+        assert min(abs(got - end).max() for end in ends) < 2e-6
+        moment += 4
+    assert moment > 60

@@ -74,11 +74,10 @@ def share_out(work: Callable[[Task], object], tasks: Iterable[Task], threads: in
 
 
 def finish_shared_tasks() -> None:
-    """Ends what this thread has shared out, as where a signal handler has come into the middle.
+    """Ends what other threads do for this one, as where a signal handler has come into the middle.
 
-    Returns when no other thread works on one of the tasks any more, nor ever will: this one does
-    those that nobody has begun. `share_out` raises what they raise. The task that this thread was
-    in the middle of, if any, is left as it is.
+    Returns when none of them works on a task any more, nor ever will: this thread does those that
+    nobody has begun, later. The one that it was in the middle of, if any, is left as it is.
 
     Raises:
         DeadlineExceededError: see `share_out`.
@@ -86,7 +85,7 @@ def finish_shared_tasks() -> None:
     """
     for shared in list(_begun):
         if shared.is_this_threads():
-            shared.help()
+            shared.keep_tasks()
             shared.wait()
 
 
@@ -113,6 +112,8 @@ class _SharedTasks:
             self.left.put(task)
         self.errors: list[BaseException] = []
         self._work = work
+        # Tasks that are left to the thread that shares them out.
+        self._kept: list[Any] = []
         self._process = os.getpid()
         self._thread = threading.get_ident()
         # A lock for each helping thread, held as long as it may work on a task. Reentrant: a wait
@@ -134,8 +135,13 @@ class _SharedTasks:
             raise
 
     def _work_on(self) -> NoReturn:
-        while True:
-            self._work(self.left.get_nowait())
+        try:
+            while True:
+                self._work(self.left.get_nowait())
+        except Empty:
+            while self._kept and self.is_this_threads():
+                self._work(self._kept.pop())
+            raise
 
     def help(self) -> None:
         """Does the same in another thread, which may come too late to find a task."""
@@ -147,8 +153,17 @@ class _SharedTasks:
             except BaseException as error:
                 self.errors.append(error)
 
+    def keep_tasks(self) -> None:
+        """Leaves the tasks that are not begun to the thread that shares them out."""
+        try:
+            while True:
+                self._kept.append(self.left.get_nowait())
+        except Empty:
+            return
+
     def drop(self) -> None:
         """Takes away the tasks that are not begun."""
+        self._kept.clear()
         try:
             while True:
                 self.left.get_nowait()
