@@ -6,7 +6,7 @@ import itertools
 import logging
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, ClassVar, Literal, NoReturn, TypeVar, get_args
 
 from gpuopt.autodiff import engine_of
@@ -364,14 +364,22 @@ class Optimizer(Hooks):
             self._all_slot_names(),
             self._row_slot_names(),
             self._all_non_slot_names(),
-            [*self._non_slot_names_of_groups(), *(beside.others if beside else ())],
+            [
+                *self._non_slot_names_of_groups(),
+                *self._non_slot_names_of_options(),
+                *(beside.others if beside else ()),
+            ],
             self._lists_all_state(),
             {**self._state_ranges(), **(beside.others if beside else {})},
             self._slot_op_name,
-            self._former_non_slots,
+            self._non_slots_left_out(),
             self.slot_codes,
             self.masters,
         )
+
+    def _non_slots_left_out(self) -> Sequence[str]:
+        """Returns the names of other variables that are left out of a state that has them."""
+        return self._former_non_slots
 
     def _must_skip(self, updates: Updates) -> bool:
         """Looks for NaN and infinity in the gradients; raises or logs, as `on_nonfinite` says."""

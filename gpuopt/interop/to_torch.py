@@ -68,6 +68,11 @@ def optimizer_to_torch(
             f'"{optimizer.get_name()}" has masters={optimizer.masters!r}, and torch\'s optimizers '
             "keep no master copies: export a run of float32 variables"
         )
+    if optimizer.rounding is not None:
+        raise ValueError(
+            f'"{optimizer.get_name()}" has stochastic_rounding, and torch\'s optimizers round to '
+            "nearest: export a run of float32 variables"
+        )
     named = named_variables(variables)
     if not named:
         raise ValueError("variables is empty, so there is no run to continue")

@@ -38,6 +38,7 @@ def derive(
     slots: tuple[str, ...] = (),
     scalars: tuple[str, ...] = (),
     sums: tuple[str, ...] = (),
+    is_rounded: bool = False,
 ) -> Derived:
     """Returns a rule with more slots before those of `base`, and more scalars behind its own.
 
@@ -50,6 +51,7 @@ def derive(
         slots: The slots that it has besides.
         scalars: What it takes besides.
         sums: Those of `scalars` that are sums, in the place of the sums of `base`.
+        is_rounded: Whether backends round what it writes stochastically, if they do not for `base`.
     """
     name = apply.__name__
     functor = f"gpuopt::{name.title()}"
@@ -66,6 +68,7 @@ def derive(
         terms if all_sums else None,
         base.row_slots,
         eight_bit=base.eight_bit,
+        is_rounded=is_rounded or base.is_rounded,
         base=base,
         header=header,
     )

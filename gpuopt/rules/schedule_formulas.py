@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from gpuopt.rules.random_bits import GOLDEN, mixed
+
 # (step, count, **constants): `count` is the step as an integer, with all its digits.
 Formula = Callable[..., Any]
 
@@ -189,7 +191,6 @@ def functor_of(formula: Formula) -> str:
 # How many random bits are added up: their sum is nearly normal.
 _WORDS = 16
 _BITS = 64 * _WORDS
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def normal(seed: Any, count: Any) -> Any:
@@ -204,19 +205,13 @@ def normal(seed: Any, count: Any) -> Any:
         count: int64, the steps.
     """
     first = np.asarray(count).astype(np.uint64) * np.uint64(_WORDS + 1)
-    key = _mixed(np.uint64(seed) + _GOLDEN)
-    words = _mixed(key + np.add.outer(first, np.arange(_WORDS + 1, dtype=np.uint64)) * _GOLDEN)
+    key = mixed(np.uint64(seed) + GOLDEN)
+    words = mixed(key + np.add.outer(first, np.arange(_WORDS + 1, dtype=np.uint64)) * GOLDEN)
     ones = np.bitwise_count(words[..., 1:]).sum(axis=-1, dtype=np.int64)
     uniform = (words[..., 0] >> np.uint64(11)).astype(np.float64) * 2.0**-53
     return ((ones - _BITS // 2).astype(np.float64) - 0.5 + uniform) / math.sqrt(
         _BITS / 4 + 1.0 / 12.0
     )
-
-
-def _mixed(bits: Any) -> Any:
-    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return bits ^ (bits >> np.uint64(31))
 
 
 def _decays(step: Any, decay_steps: Any, staircase: Any) -> Any:

@@ -49,6 +49,7 @@ class UpdateRule:
             a rule has a scalar `mean_square`, an array [num_rows, 1]: of each row its own.
         unnamed: What the rule does where the gradient is 0, if rows without one can catch up.
         eight_bit: The slots that may be stored in 8 bits.
+        is_rounded: Whether backends round what it writes stochastically; see `rounded`.
     """
 
     apply: Callable[..., None]
@@ -61,6 +62,7 @@ class UpdateRule:
     row_slots: tuple[str, ...] = ()
     unnamed: Unnamed | None = None
     eight_bit: tuple[str, ...] = ()
+    is_rounded: bool = False
 
     @property
     def name(self) -> str:

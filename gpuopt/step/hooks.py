@@ -14,6 +14,7 @@ from gpuopt.rules.slot_codes import SlotCodes
 from gpuopt.state.masters import Masters
 from gpuopt.state.state import Range, SlotTable, State
 from gpuopt.step.pairs import Gradient
+from gpuopt.step.rounding import StochasticRounding
 from gpuopt.step.updates import apply_constraint
 from gpuopt.variables.gate import writing
 from gpuopt.variables.indexed_slices import IndexedSlices
@@ -27,11 +28,13 @@ class Hooks:
         state: The optimizer's slots and other variables.
         slot_codes: How slots are stored in 8 bits; None if they are not.
         masters: What master copies of 16-bit variables are; None if there are none.
+        rounding: How bfloat16 variables are rounded stochastically; None if they are not.
     """
 
     state: State
     slot_codes: SlotCodes | None = None
     masters: Masters | None = None
+    rounding: StochasticRounding | None = None
     _name: str
 
     # What a subclass overrides.
@@ -55,6 +58,10 @@ class Hooks:
 
     def _all_non_slot_names(self) -> list[str]:
         """Returns the names of the optimizer's other variables, which exist after any step."""
+        return []
+
+    def _non_slot_names_of_options(self) -> list[str]:
+        """Returns the names of those that an option needs: a state of a run without it has none."""
         return []
 
     def _non_slot_names_of_groups(self) -> list[str]:

@@ -16,6 +16,7 @@ from gpuopt.device import Device
 from gpuopt.locks import Lock
 from gpuopt.quietly import quietly
 from gpuopt.rules.catch_up import CatchUpOption
+from gpuopt.rules.rounded import rounded
 from gpuopt.rules.slot_codes import SlotCodes
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.coded_slots import (
@@ -33,6 +34,12 @@ from gpuopt.step.known import Batch, Group, KnownGroups
 from gpuopt.step.nonfinite import describe_first, describe_first_sum
 from gpuopt.step.overlap import refuse_shared_memory
 from gpuopt.step.pairs import as_pairs, checked_gradient, refuse_no_gradients, unpack_pair
+from gpuopt.step.rounding import (
+    StepRounding,
+    StochasticRounding,
+    check_not_float16,
+    is_rounded_dtype,
+)
 from gpuopt.step.row_checks import RowChecks
 from gpuopt.step.rows_behind import update_tables
 from gpuopt.step.step import ThisThread
@@ -56,6 +63,7 @@ class RuleOptimizer(HookOptimizer, Protocol):
     row_checks: RowChecks
     slot_codes: SlotCodes | None
     masters: Masters | None
+    rounding: StochasticRounding | None
     this_thread: ThisThread
 
     @property
@@ -185,6 +193,7 @@ class RuleUpdates:
         self._host_decides = False
         self.gpu_decides: Lock | None = None
         self._averages: StepAverages | None = None
+        self._rounding: StepRounding | None = None
         self._has_constraints = False
         self._is_on_a_cpu = False
         # What is being written, and what has been written.
@@ -277,6 +286,8 @@ class RuleUpdates:
             self._optimizer._check_groups(variables)
             if self._optimizer.masters is not None:
                 check_variables(state, variables, self._optimizer.masters)
+            if self._optimizer.rounding is not None:
+                check_not_float16(variables)
             if codes is not None:
                 check_coded_variables(variables)
                 for table in tables:
@@ -333,6 +344,8 @@ class RuleUpdates:
             counter = self._optimizer.this_thread.global_step
             self._averages = self._optimizer.averages.of_step(counter)
             self.forgets.append(self._averages.forget)
+        if self._optimizer.rounding is not None:
+            self._rounding = self._optimizer.rounding.of_step(self._optimizer.state)
 
     def check(self) -> None:
         averages = self._optimizer.averages
@@ -356,6 +369,8 @@ class RuleUpdates:
             quietly(self.write)
         else:
             self.write()
+        if self._rounding is not None:
+            self._rounding.count()
         if self._has_constraints:
             for part in self._parts:
                 for position in part.require_group().constrained:
@@ -395,6 +410,8 @@ class RuleUpdates:
                 scalars += mine
             if part.is_averaged and self._averages is not None:
                 rule, scalars = self._averages.join(rule, batch.real, scalars)
+            if self._rounding is not None and is_rounded_dtype(batch.dtype):
+                rule, scalars = self._rounding.join(rule, scalars)
             # Rows in host memory have been checked already.
             has_flag = batch.backend.row_flags is not None
             refused = optimizer.row_checks.flag(batch.device) if has_flag else None
@@ -439,9 +456,11 @@ class RuleUpdates:
         [device] = devices
         if backend_for(device).loss_scalings is None:
             return None
-        # Averages, and rows that catch up, go by the host's count; slots in 8 bits have kernels of
-        # their own.
+        # Averages, rounding, and rows that catch up go by the host's count; slots in 8 bits have
+        # kernels of their own.
         optimizer = self._optimizer
+        if optimizer.rounding is not None:
+            return None
         if self._averages is not None or optimizer.catch_up or optimizer.slot_codes is not None:
             return None
         arrays = chain.from_iterable(
@@ -578,6 +597,8 @@ class RuleUpdates:
                 return
             unit, updates = [unit[at] for at in left], [updates[at] for at in left]
         if other_rows is not None:
+            if rule.is_rounded:
+                other_rows = rounded(other_rows)
             for part, _ in unit:
                 num_rows = len(part.gradients[0].indices)
                 self._optimizer._hint_at_cost(part.variables()[0], num_rows)

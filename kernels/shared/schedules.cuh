@@ -3,6 +3,7 @@
 // they are added, and powers, logarithms and cosines are computed in double and rounded once.
 #pragma once
 #include "math.cuh"
+#include "random_bits.cuh"
 
 namespace gpuopt {
 
@@ -46,16 +47,9 @@ __device__ __forceinline__ Real at_least_one(Real x) {
   return x > Real(1) ? x : Real(1);
 }
 
-__device__ __forceinline__ unsigned long long mix(unsigned long long bits) {
-  bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9ull;
-  bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EBull;
-  return bits ^ (bits >> 31);
-}
-
 // A random number for each seed and step, of mean 0 and variance 1: the number of ones among 1,024
 // random bits, made continuous by a uniform number.
 __device__ __forceinline__ double normal(unsigned long long seed, long long step) {
-  constexpr unsigned long long golden = 0x9E3779B97F4A7C15ull;
   constexpr int words = 16;
   const unsigned long long key = mix(seed + golden);
   const unsigned long long first = static_cast<unsigned long long>(step) * (words + 1);

@@ -26,6 +26,10 @@ struct Tables {
     return range_with<&TableGradient::first_key>(gradients, count, static_cast<long long>(key));
   }
 
+  __device__ __forceinline__ long long first_key_of(long long number) const {
+    return count == 1 ? only.first_key : __ldg(&gradients[number].first_key);
+  }
+
   template <class Storage>
   __device__ __forceinline__ const Storage* values_of(long long number) const {
     const long long values = count == 1 ? only.values : __ldg(&gradients[number].values);

@@ -99,9 +99,10 @@ __device__ __forceinline__ void update_rows(
     const long long row = static_cast<long long>(key);
     const long long table = num_tables == 1 ? 0 : tables.number_of(key);
     const StoredGradient<Storage>* grad = tables.values_of<StoredGradient<Storage>>(table);
-    const Target<Rule, Storage> target =
+    Target<Rule, Storage> target =
         num_tables == 1 ? Target<Rule, Storage>(only_arrays.of)
                         : Target<Rule, Storage>(arrays + table * num_arrays<Rule, Storage>);
+    if constexpr (is_rounded<Rule>) target.count_from(-tables.first_key_of(table) * row_width);
     const auto missed = behind.row(table, row);
     if constexpr (num_row_slots<Rule> > 0) {
       const auto gradient_at = [&](long long column, auto& sum) {

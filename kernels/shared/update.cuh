@@ -1,6 +1,7 @@
 // One variable's arrays, and an update of one element, or of a pack of them.
 #pragma once
 #include "gradient.cuh"
+#include "rounding.cuh"
 #include "split.cuh"
 #include "storage.cuh"
 
@@ -116,7 +117,7 @@ struct Beside<Alone> {
 
 // A variable and its slots.
 template <class Rule, class Storage>
-struct Target {
+struct Target : Numbering<Rule> {
   StoredVar<Storage>* var;
   Slots<Rule, StoredSlot<Storage>> slots;
   Beside<StoredBeside<Storage>> beside;
@@ -144,6 +145,7 @@ struct Target {
     shifted.var += begin;
     for (int k = 0; k < Rule::num_slots; ++k) shifted.slots.of[k] += begin;
     shifted.beside.move(begin);
+    shifted.count_from(begin);
     return shifted;
   }
 
@@ -241,13 +243,16 @@ struct Weights<Storage, count, Split> {
 // Elements of a variable and of its slots, in registers. They are loaded before anything is
 // computed, so that one wait is for all loads.
 template <class Rule, class Storage, int count>
-struct State {
+struct State : Numbering<Rule> {
+  static_assert(!is_rounded<Rule> || sizeof(StoredVar<Storage>) == 2, "of bfloat16 variables");
   using Real = Compute<Storage>;
 
   Weights<Storage, count> weights;
   Elements<StoredSlot<Storage>, count> slots[slot_capacity<Rule>];
 
-  __device__ __forceinline__ State(const Target<Rule, Storage>& target, long long at) {
+  __device__ __forceinline__ State(const Target<Rule, Storage>& target, long long at)
+      : Numbering<Rule>(target) {
+    this->count_from(at);
     weights.load_from(target, at);
 #pragma unroll
     for (int k = 0; k < Rule::num_slots; ++k)
@@ -263,6 +268,7 @@ struct State {
 #pragma unroll
       for (int k = 0; k < Rule::num_slots; ++k) slot[k] = Real(slots[k].of[i]);
       Rule::apply(value, gradient[i], slot, scalars);
+      this->round(i, scalars, value, slot);
       weights.set(i, value);
 #pragma unroll
       for (int k = 0; k < Rule::num_slots; ++k) slots[k].of[i] = StoredSlot<Storage>(slot[k]);

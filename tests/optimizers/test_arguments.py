@@ -67,6 +67,7 @@ def test_common_arguments_show_in_a_new_optimizers_signature() -> None:
         "slot_bits": 32,
         "slot_form": "root",
         "masters": None,
+        "stochastic_rounding": None,
         "averages": None,
     }
 
@@ -128,6 +129,7 @@ def test_a_constructor_that_annotates_nothing_is_answered_with_the_common_argume
         "on_nonfinite",
         "slot_bits",
         "slot_form",
+        "stochastic_rounding",
         "use_locking",
     ]
 

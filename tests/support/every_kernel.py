@@ -20,6 +20,7 @@ from gpuopt.rules.averaged import averaged
 from gpuopt.rules.cautious import cautious
 from gpuopt.rules.clipped import clipped
 from gpuopt.rules.gradient_descent import gradient_descent
+from gpuopt.rules.rounded import rounded
 from gpuopt.rules.scaled import scaled
 from gpuopt.rules.slot_codes import slot_codes
 from gpuopt.rules.update_rule import UpdateRule
@@ -167,6 +168,31 @@ def kernels_with_averages() -> list[Kernel]:
                 else [kernels.dense_update(rule, dtype, has_groups=True)]
             ),
         )
+    ]
+
+
+def kernels_with_rounding() -> list[Kernel]:
+    """Lists kernels that round what they write stochastically: of a rule of each kind."""
+    by_name = {rule.name: rule for rule in update_rules()}
+    adam, lamb, most_slots = (by_name[name] for name in ("adam", "lamb", "ams_grad"))
+    updates: list[tuple[UpdateRule, Storage]] = [
+        *((rule, "bfloat16") for rule in (rounded(adam), rounded(most_slots))),
+        (clipped(rounded(adam)), "bfloat16"),
+        (rounded(adam), Mixed("bfloat16", "bfloat16", "float32")),
+    ]
+    return [
+        kernels.sum_terms(rounded(lamb), "bfloat16"),
+        kernels.dense_update(rounded(lamb), "bfloat16"),
+        *(
+            kernel
+            for rule, storage in updates
+            for kernel in (
+                kernels.dense_update(rule, storage),
+                kernels.dense_update(rule, storage, has_groups=True),
+                *(kernels.sparse_update(rule, storage, key) for key in KEYS),
+                kernels.update_other_rows(rule, storage),
+            )
+        ),
     ]
 
 

@@ -27,6 +27,7 @@ from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cpu.master_copies import write_copies
 from gpuopt.backends.cpu.memory import empty
 from gpuopt.backends.cpu.norms import CpuNorms
+from gpuopt.backends.cpu.rounded_update import update_rounded, update_rounded_rows
 from gpuopt.backends.cpu.row_copies import copy_rows
 from gpuopt.backends.cpu.sparse_update import (
     sum_duplicate_rows,
@@ -182,6 +183,8 @@ class CpuBackend:
             update_coded(rule, plan, gradients, scalars, self._limits)
         elif isinstance(plan, SplitPlan):
             update_split(rule, plan, gradients, scalars, self._limits)
+        elif rule.is_rounded:
+            update_rounded(rule, plan, gradients, scalars, self._limits)
         else:
             update_dense(rule, plan, gradients, scalars, self._limits)
             if plan.copies:
@@ -206,6 +209,10 @@ class CpuBackend:
                 if values.size or other_rows is not None:
                     given = values, rows, scalars[group], self._limits
                     update_split_rows(rule, other_rows, plan, *given)
+            elif rule.is_rounded:
+                if values.size or other_rows is not None:
+                    given = values, rows, scalars[group], self._limits
+                    update_rounded_rows(rule, other_rows, plan, *given)
             elif other_rows is not None:
                 update_all_rows(rule, other_rows, plan, values, rows, scalars[group], self._limits)
             elif catch_up is not None:

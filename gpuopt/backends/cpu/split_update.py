@@ -55,7 +55,7 @@ def update_split(
         for (var, _), rest in zip(plan.targets, plan.remainders, strict=True)
     ]
     own = [Target(m, slots) for m, (_, slots) in zip(masters, plan.targets, strict=True)]
-    _update(rule, own, gradients, scalars, limits, plan.groups)
+    update_alone(rule, own, gradients, scalars, limits, plan.groups)
     for master, (var, _), rest in zip(masters, plan.targets, plan.remainders, strict=True):
         var[...], rest[...] = split(master)
 
@@ -80,13 +80,13 @@ def update_split_rows(
     if other_rows is not None:
         zero = np.zeros(var.shape, np.float32)
         update_split(other_rows, plan, [zero], [other_rows.own(scalars)], limits)
-    _update(rule, [Target(master, touched)], [sums], [scalars], limits)
+    update_alone(rule, [Target(master, touched)], [sums], [scalars], limits)
     var[rows], rest[rows] = split(master)
     for slot, new_rows in zip(slots, touched, strict=True):
         slot[rows] = new_rows
 
 
-def _update(
+def update_alone(
     rule: UpdateRule,
     targets: Sequence[Target],
     gradients: Sequence[Array],
@@ -94,5 +94,6 @@ def _update(
     limits: CpuLimits,
     groups: Sequence[int] | None = None,
 ) -> None:
+    """Applies a rule to variables without a plan, as copies that exist during one step are."""
     memory = WrittenMemory([array for var, slots in targets for array in (var, *slots)])
     update_dense(rule, DensePlan(targets, memory, limits, groups), gradients, scalars, limits)

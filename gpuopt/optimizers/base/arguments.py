@@ -26,6 +26,7 @@ _DEFAULTS: dict[str, Any] = {
     "slot_bits": 32,
     "slot_form": "root",
     "masters": None,
+    "stochastic_rounding": None,
     "averages": None,
 }
 
@@ -44,6 +45,7 @@ class Additions(TypedDict, total=False):
     slot_bits: SlotBits
     slot_form: SlotForm
     masters: Masters | None
+    stochastic_rounding: int | None
     averages: MovingAverages | None
 
 

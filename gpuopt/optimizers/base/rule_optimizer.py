@@ -19,6 +19,7 @@ from gpuopt.optimizers.base.clipping import CLIPPING, checked_clipping, clipping
 from gpuopt.optimizers.base.groups import Groups, ParameterGroup
 from gpuopt.optimizers.base.hyperparameters import Hyperparameter, Hyperparameters
 from gpuopt.optimizers.base.mixed_precision import checked_masters
+from gpuopt.optimizers.base.rounding import checked_rounding
 from gpuopt.optimizers.base.slot_bits import (
     LARGEST_SCALE,
     check_coded_blocks,
@@ -39,6 +40,7 @@ from gpuopt.step.averages import following
 from gpuopt.step.clips import CLIP_NORM, NO_LIMIT, GradientClips, StepClips
 from gpuopt.step.known import KnownGroups
 from gpuopt.step.pairs import Gradient
+from gpuopt.step.rounding import ROUNDED_STEPS
 from gpuopt.step.rule_updates import RuleUpdates
 from gpuopt.step.tables_behind import bring_up_all
 from gpuopt.step.updates import HookUpdates, Updates
@@ -166,6 +168,10 @@ class RuleOptimizer(Optimizer):
                 the variable. Of the two, what was written last counts. "remainder" to keep only the
                 16 bits of the copy that a bfloat16 variable, rounded half up, does not have.
                 Neither goes together with `slot_bits=8` or `averages`;
+                `stochastic_rounding`, a seed, to round what is written to bfloat16 variables and
+                their slots up or down at random, with the number itself as the mean. The random
+                bits depend on seed, count of steps, element and slot alone. It goes together with
+                none of `masters`, `slot_bits=8` and `averages`;
                 and `averages`, an `ExponentialMovingAverage` whose `apply` is made a part of the
                 step, for the variables that have a gradient: with the same values, and mostly in
                 the launch that updates them. It may belong to several optimizers.
@@ -184,6 +190,13 @@ class RuleOptimizer(Optimizer):
         self.slot_codes = slot_codes_of(bits, form, self.rule, type(self).__name__)
         self.averages = following(ours.pop("averages"), self.slot_codes)
         self.masters = checked_masters(ours.pop("masters"), self.slot_codes, self.averages)
+        self.rounding = checked_rounding(
+            ours.pop("stochastic_rounding"),
+            self.rule,
+            self.slot_codes,
+            self.masters,
+            self.averages,
+        )
         clipping, self.clips = clipping_of(**ours, groups=self._grouping)
         every = {**self._all_hyperparameters(hyperparameters), **clipping}
         settable = [name for name in every if name not in self.derived_hyperparameters]
@@ -232,6 +245,11 @@ class RuleOptimizer(Optimizer):
             raise ValueError(
                 f"catch_up={catch_up!r} cannot be had with masters={self.masters!r}: rows that are "
                 "behind are not rounded to 16 bits when they catch up. Leave one of them out"
+            )
+        if catch_up and self.rounding is not None:
+            raise ValueError(
+                f"catch_up={catch_up!r} cannot be had with stochastic_rounding: steps that rows "
+                "make at once would be rounded once. Leave one of them out"
             )
         self.catch_up = catch_up
 
@@ -343,6 +361,13 @@ class RuleOptimizer(Optimizer):
         """Returns the names that state has for what the rule's slots are stored in, in order."""
         return self.rule.slots if self.slot_codes is None else list(self.slot_codes.stored)
 
+    def _non_slot_names_of_options(self) -> list[str]:
+        return [] if self.rounding is None else [ROUNDED_STEPS]
+
+    def _non_slots_left_out(self) -> Sequence[str]:
+        former = super()._non_slots_left_out()
+        return [*former, ROUNDED_STEPS] if self.rounding is None else former
+
     def _new_slot_rows(self, slot_name: str) -> NewRows:
         if slot_name == MASTER and self.masters is not None:
             return MASTER
@@ -363,7 +388,8 @@ class RuleOptimizer(Optimizer):
         if self.slot_codes is not None:
             scales = map(scales_name, self.slot_codes.slots)
             return dict.fromkeys(scales, Range(0.0, LARGEST_SCALE))
-        return dict.fromkeys(self.rule.squares, Range(0.0, np.inf))
+        of_rounding = {} if self.rounding is None else self.rounding.ranges
+        return {**dict.fromkeys(self.rule.squares, Range(0.0, np.inf)), **of_rounding}
 
     def _hyperparameters_to_save(self) -> dict[str, Any]:
         groups = zip(self._grouping, self.groups, strict=True)
@@ -374,6 +400,7 @@ class RuleOptimizer(Optimizer):
             **({} if self.clips is None else {"clip_form": self.clips.form.name.lower()}),
             **({} if self.slot_codes is None else described_codes(self.slot_codes)),
             **({} if self.masters is None else {"masters": self.masters}),
+            **({} if self.rounding is None else {"stochastic_rounding": self.rounding.seed}),
             **({"groups": of_groups} if of_groups else {}),
         }
 
@@ -427,6 +454,9 @@ class RuleOptimizer(Optimizer):
         for variable in var_list:
             if self.masters is not None and has_master(variable.dtype):
                 create_master(self.state, variable)
+        if self.rounding is not None:
+            first = min(var_list, key=attrgetter("name"))
+            self.rounding.create_counter(self.state, first.device)
 
     def _prepare(self) -> None:
         given = self.hyperparameters.fixed or self.hyperparameters.evaluate()
@@ -509,6 +539,11 @@ class RuleOptimizer(Optimizer):
             raise NotImplementedError(
                 f"{type(self).__name__} overrides a hook that updates one variable at a time, "
                 "which has no master copies: leave masters out"
+            )
+        if self.rounding is not None:
+            raise NotImplementedError(
+                f"{type(self).__name__} overrides a hook that updates one variable at a time, "
+                "which is rounded to nearest: leave stochastic_rounding out"
             )
         updates = HookUpdates(self, given)
         self._check_groups([variable for _, variable in updates.pairs()])

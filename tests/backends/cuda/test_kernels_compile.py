@@ -14,6 +14,7 @@ from every_kernel import (
     kernels_of_codes,
     kernels_of_several_types,
     kernels_with_averages,
+    kernels_with_rounding,
     kernels_without_rule,
 )
 from every_optimizer import update_rules
@@ -107,6 +108,11 @@ def test_kernels_of_accumulation_keep_to_the_same_registers(architecture: str) -
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_kernels_with_averages_keep_to_the_same_registers(architecture: str) -> None:
     check_registers(kernels_with_averages(), architecture)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_kernels_with_rounding_keep_to_the_same_registers(architecture: str) -> None:
+    check_registers(kernels_with_rounding(), architecture)
 
 
 def check_registers(group: list[Kernel], architecture: str) -> None:

@@ -251,15 +251,21 @@ def test_a_stage_that_is_off_costs_no_instruction(tmp_path: Path) -> None:
     ]
     # The other stages are in headers that plain rules do not include.
     for kernel in group:
-        for stage in ("clipped", "scaled", "decayed", "cautious", "averaged"):
+        for stage in ("clipped", "scaled", "decayed", "cautious", "averaged", "rounded"):
             assert f"{stage}.cuh" not in kernel.source
     without = tmp_path / "kernels"
     shutil.copytree(on_disk(kernel_root()), without)
-    header = without / "shared" / "gradient.cuh"
-    for old, new in (
-        ("constexpr bool is_clipped = clips<Rule>(nullptr);", "constexpr bool is_clipped = false;"),
-        ("constexpr bool is_scaled = scales<Rule>(nullptr);", "constexpr bool is_scaled = false;"),
-        ("if constexpr (is_clipped<Rule>) return Rule::gradient(grad, scalars);", ""),
+    gradient, update = (without / "shared" / name for name in ("gradient.cuh", "update.cuh"))
+    for header, old, new in (
+        (gradient, "is_clipped = clips<Rule>(nullptr);", "is_clipped = false;"),
+        (gradient, "is_scaled = scales<Rule>(nullptr);", "is_scaled = false;"),
+        (gradient, "if constexpr (is_clipped<Rule>) return Rule::gradient(grad, scalars);", ""),
+        (update, "this->round(i, scalars, value, slot);", ""),
+        (update, "this->count_from(at);", ""),
+        (update, "shifted.count_from(begin);", ""),
+        (update, "struct Target : Numbering<Rule> {", "struct Target {"),
+        (update, "struct State : Numbering<Rule> {", "struct State {"),
+        (update, "\n      : Numbering<Rule>(target) {", " {"),
     ):
         assert header.read_text().count(old) == 1
         header.write_text(header.read_text().replace(old, new))

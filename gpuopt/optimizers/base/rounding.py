@@ -1,0 +1,56 @@
+"""Stochastic rounding of bfloat16 variables as an option of optimizers."""
+
+from __future__ import annotations
+
+from numbers import Integral
+from typing import Any
+
+from gpuopt.rules.slot_codes import SlotCodes
+from gpuopt.rules.update_rule import UpdateRule
+from gpuopt.state.masters import Masters
+from gpuopt.step.averages import FollowingAverages
+from gpuopt.step.rounding import StochasticRounding
+
+_MOST_SEEDS = 2**63
+
+
+def checked_rounding(
+    seed: Any,
+    rule: UpdateRule,
+    slot_codes: SlotCodes | None,
+    masters: Masters | None,
+    averages: FollowingAverages | None,
+) -> StochasticRounding | None:
+    """Returns the rounding with a seed; None if there is no seed.
+
+    Raises:
+        TypeError: the seed is no whole number.
+        ValueError: it is below 0 or has more than 63 bits, the rule has slots of rows, or there are
+            slots in 8 bits, master copies or averages in the step.
+    """
+    if seed is None:
+        return None
+    if isinstance(seed, bool) or not isinstance(seed, Integral):
+        raise TypeError(
+            f"stochastic_rounding must be a seed, a whole number, or None, got {seed!r}"
+        )
+    if not 0 <= int(seed) < _MOST_SEEDS:
+        raise ValueError(f"stochastic_rounding must be a seed from 0 to 2^63 - 1, got {seed}")
+    problem = ""
+    if rule.row_slots:
+        problem = (
+            f"of the rule {rule.name}, whose slots {', '.join(rule.row_slots)} have a number for "
+            'each row: use masters="float32"'
+        )
+    elif masters is not None:
+        problem = f"with masters={masters!r}, which lose no digits. Leave one of them out"
+    elif slot_codes is not None:
+        problem = "with slot_bits=8: codes are rounded to nearest. Leave one of them out"
+    elif averages is not None:
+        problem = (
+            "with averages=: an average in the step would be of what is not rounded yet. Call "
+            "averages.apply after each step"
+        )
+    if problem:
+        raise ValueError(f"stochastic_rounding={seed} cannot be had {problem}")
+    return StochasticRounding(int(seed))

@@ -1,0 +1,99 @@
+"""Stochastic rounding of what a rule writes to bfloat16 variables; see kernels/shared/rounding.cuh.
+
+A float32 becomes one of its two neighbours among the bfloat16: the upper one with the probability
+of its distance from the lower one, so that the mean is the number itself. What is a bfloat16
+already stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from gpuopt.rules.derived import DerivedRule, derive
+from gpuopt.rules.random_bits import GOLDEN, mixed
+from gpuopt.rules.update_rule import UpdateRule
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+# The key of a step's random bits, 16 of them in each, the lowest ones first: float32 holds them.
+ROUNDING_SCALARS = tuple(f"rounding_key_{place}" for place in range(4))
+_BITS = 16
+# How many arrays a word of random bits is for.
+_ARRAYS = 4
+_LAST_FINITE = 0x7F7F0000
+_INFINITE = 0x7F800000
+
+
+@cache
+def rounded(base: UpdateRule) -> DerivedRule:
+    """Returns the rule that does what `base` does; backends round what it writes.
+
+    It has the slots of `base`, and `ROUNDING_SCALARS` after its scalars.
+    """
+
+    def rounded(*arrays: Any, **scalars: Any) -> None:
+        base.apply(*arrays, **_without_key(scalars))
+
+    def terms(*arrays: Any, **scalars: Any) -> Sequence[Any]:
+        assert base.terms is not None, "it has sums"
+        return base.terms(*arrays, **_without_key(scalars))
+
+    return derive(
+        DerivedRule,
+        base,
+        rounded,
+        terms,
+        header="shared/rounded.cuh",
+        scalars=ROUNDING_SCALARS,
+        is_rounded=True,
+    )
+
+
+def key_of_step(seed: int, step: int) -> dict[str, np.float32]:
+    """Returns the scalars of a step, counted from 0."""
+    of_seed = mixed(np.array([seed], np.uint64) + GOLDEN)
+    [key] = mixed(of_seed + np.array([step + 1], np.uint64) * GOLDEN).tolist()
+    parts = [key >> _BITS * place & 0xFFFF for place in range(len(ROUNDING_SCALARS))]
+    return dict(zip(ROUNDING_SCALARS, map(np.float32, parts), strict=True))
+
+
+def round_at_random(
+    arrays: Sequence[Any], numbers: Any, scalars: Mapping[str, np.floating[Any]]
+) -> list[Any]:
+    """Rounds float32 arrays to bfloat16, stochastically.
+
+    The result depends on the arguments alone, bit by bit. Numbers above the last finite bfloat16
+    are rounded to nearest; infinity stays, and every NaN as some NaN.
+
+    Args:
+        arrays: float32 [size], the variable and its slots.
+        numbers: uint64 [size], of the elements in their variable.
+        scalars: Those of `key_of_step`.
+    """
+    parts = [int(scalars[name]) << _BITS * place for place, name in enumerate(ROUNDING_SCALARS)]
+    key = np.uint64(sum(parts))
+    words = np.uint64(-(-len(arrays) // _ARRAYS))
+    result = []
+    for position, array in enumerate(arrays):
+        word, place = divmod(position, _ARRAYS)
+        if place == 0:
+            random = mixed(key + (numbers * words + np.uint64(word + 1)) * GOLDEN)
+        mine = (random >> np.uint64(_BITS * place)).astype(np.uint16).astype(np.uint32)
+        result.append(_rounded(array, mine))
+    return result
+
+
+def _rounded(values: Any, random: Any) -> Any:
+    bits = values.view(np.uint32)
+    magnitude = bits & 0x7FFFFFFF
+    upper = (bits + np.where(magnitude >= _LAST_FINITE, np.uint32(0x8000), random)) >> _BITS
+    upper = np.where(magnitude > _INFINITE, bits >> _BITS | 0x40, upper)
+    return upper.astype(np.uint16).view(BFLOAT16)
+
+
+def _without_key(scalars: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in scalars.items() if name not in ROUNDING_SCALARS}

@@ -1,0 +1,80 @@
+// Stochastic rounding of what a rule writes: which elements these are, and the rounding itself.
+// Compiles as CUDA and as plain C++17. Mirrors `round_at_random` in gpuopt/rules/rounded.py.
+#pragma once
+#if !defined(__CUDACC__)
+#include <cstring>
+#endif
+
+#include "element.cuh"
+#include "random_bits.cuh"
+
+namespace gpuopt {
+
+template <class Rule>
+constexpr bool rounds(const decltype(Rule::is_rounded)*) {
+  return true;
+}
+template <class Rule>
+constexpr bool rounds(...) {
+  return false;
+}
+
+// Whether what a rule writes is rounded stochastically.
+template <class Rule>
+constexpr bool is_rounded = rounds<Rule>(nullptr);
+
+// Returns the bits of a float that is a bfloat16: a neighbour of the given one, the upper one with
+// the probability of its distance from the lower one, by 16 random bits. Beyond the last finite
+// bfloat16, the nearest one. Every NaN stays some NaN.
+GPUOPT_INLINE unsigned int rounded_bits(unsigned int bits, unsigned int random) {
+  const unsigned int magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return (bits & 0xffff0000u) | 0x400000u;
+  return (bits + (magnitude >= 0x7f7f0000u ? 0x8000u : random)) & 0xffff0000u;
+}
+
+GPUOPT_INLINE void round_by(float& value, unsigned int random) {
+  unsigned int bits;
+  memcpy(&bits, &value, sizeof bits);
+  bits = rounded_bits(bits, random);
+  memcpy(&value, &bits, sizeof bits);
+}
+
+// The number, in their variable, of the first of some elements: where it is needed.
+template <class Rule, bool = is_rounded<Rule>>
+struct Numbering {
+  GPUOPT_INLINE void count_from(long long) {}
+
+  template <class Scalars, class Real>
+  GPUOPT_INLINE void round(int, const Scalars&, Real&, Real*) const {}
+};
+template <class Rule>
+struct Numbering<Rule, true> {
+  long long first = 0;
+
+  GPUOPT_INLINE void count_from(long long elements) { first += elements; }
+
+  // Rounds what the rule made of element number `i` from the first one on: array number `k`, where
+  // the variable is 0 and slots follow, by 16 bits of word number `k / 4` of the element's.
+  template <class Scalars>
+  GPUOPT_INLINE void round(int i, const Scalars& s, float& var, float* slot) const {
+    constexpr int words = (Rule::num_slots + 4) / 4;
+    const unsigned long long key = word(s.rounding_key_0, 0) | word(s.rounding_key_1, 16) |
+                                   word(s.rounding_key_2, 32) | word(s.rounding_key_3, 48);
+    const unsigned long long state =
+        key + static_cast<unsigned long long>(first) * (words * golden) + (i * words + 1) * golden;
+    unsigned long long random = mix(state);
+    round_by(var, random & 0xffffu);
+#pragma unroll
+    for (int k = 1; k <= Rule::num_slots; ++k) {
+      if (k % 4 == 0) random = mix(state + k / 4 * golden);
+      round_by(slot[k - 1], static_cast<unsigned int>(random >> k % 4 * 16) & 0xffffu);
+    }
+  }
+
+ private:
+  GPUOPT_INLINE static unsigned long long word(float bits, int place) {
+    return static_cast<unsigned long long>(static_cast<unsigned int>(bits)) << place;
+  }
+};
+
+}  // namespace gpuopt
