@@ -145,10 +145,17 @@ __global__ void __launch_bounds__(dense_threads)
                                few_grads, SameScalars<Rule, Storage>{scalars}, refused);
 }
 
+// How many blocks of `dense_update_of_groups` a multiprocessor is to hold: with the count of steps,
+// compilers would rather spill than take more registers than four blocks have. 0 leaves it to them.
+template <class Rule, class Storage>
+constexpr int blocks_of_groups = !is_scaled<Rule>               ? 0
+                                 : sizeof(Compute<Storage>) > 4 ? 2
+                                                                : 3;
+
 // Updates variables of several groups. `many_scalars` has each group's scalars; if it is null,
 // `few_scalars` has.
 template <class Rule, class Storage>
-__global__ void __launch_bounds__(dense_threads)
+__global__ void __launch_bounds__(dense_threads, blocks_of_groups<Rule, Storage>)
     dense_update_of_groups(const Variable<Rule, Storage>* __restrict__ variables,
                            long long num_variables, const Chunk* __restrict__ chunks,
                            long long num_chunks, long long chunk_size,

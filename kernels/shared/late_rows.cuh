@@ -55,9 +55,7 @@ __device__ __forceinline__ double power_of(const LateTable& table, int slot, int
 // How many steps were counted. Not by way of the read-only cache: the last block of this launch may
 // count one, though after all have read it.
 __device__ __forceinline__ int steps_of(const LateTable& table) {
-  Elements<long long, 1> now;
-  load<Caching::normal>(array_at<long long>(table.now), now);
-  return static_cast<int>(now.of[0]);
+  return static_cast<int>(__ldca(array_at<const long long>(table.now)));
 }
 
 // Sums, by packs: element `number` of an array.

@@ -17,9 +17,9 @@ struct ScalarsOfOne {
     return scalars;
   }
 
-  // Those of a table, one after the other, as they were given.
-  __device__ __forceinline__ const Compute<Storage>* of(long long) const {
-    return reinterpret_cast<const Compute<Storage>*>(&scalars);
+  // Returns one of a table's, by its place, as it was given.
+  __device__ __forceinline__ Compute<Storage> number(long long, int place) const {
+    return reinterpret_cast<const Compute<Storage>*>(&scalars)[place];
   }
 };
 
@@ -43,9 +43,10 @@ struct ScalarsOfGroups {
     }
   }
 
-  __device__ __forceinline__ const Compute<Storage>* of(long long table) const {
-    const Scalars<Rule, Storage>* given = many_scalars == nullptr ? few_scalars.of : many_scalars;
-    return reinterpret_cast<const Compute<Storage>*>(given + table);
+  __device__ __forceinline__ Compute<Storage> number(long long table, int place) const {
+    const auto* few = reinterpret_cast<const Compute<Storage>*>(few_scalars.of + table);
+    const auto* many = reinterpret_cast<const Compute<Storage>*>(many_scalars + table);
+    return many_scalars == nullptr ? few[place] : __ldg(many + place);
   }
 };
 

@@ -47,6 +47,8 @@ def max_registers(kernel: Kernel, architecture: str) -> int:
     if kernel.function == "dense_update_of_rows":
         return 128 if slots > 2 and "double" in kernel.types else 80  # two blocks of 256
     if "coded" in kernel.function:  # a lane has 8 elements: 512 threads load as much as 1024 do
+        if architecture not in ("sm_75", "sm_90"):
+            return 128
         return 80 if slots == 1 else 96
     has_groups = kernel.function.endswith("_of_groups") or kernel.function == "sum_terms"
     if has_groups and slots > 1 + is_sparse_update:
