@@ -137,6 +137,7 @@ def test_rows_that_add_up_to_infinity_are_left_out(manager: str, clip: str, xp: 
         assert scaling.last_nonfinite == expected
 
 
+@pytest.mark.gpu
 def test_a_loss_on_a_gpu_is_scaled_there() -> None:
     xp = pytest.importorskip("cupy")
     w = variable_on(xp, np.float32([1, 2]), name="w")
