@@ -405,7 +405,8 @@ class RuleUpdates:
                     ]
                 if part.rule is not optimizer.rule:
                     mine = [part.rule.own(each) for each in mine]
-                rule, mine = of_count.join(part.rule, batch, part.is_averaged, mine)
+                if part.is_averaged or of_count.rounding is not None:
+                    rule, mine = of_count.join(part.rule, batch, part.is_averaged, mine)
                 scalars += mine
             # Rows in host memory have been checked already.
             has_flag = batch.backend.row_flags is not None
