@@ -82,6 +82,23 @@ class AllRows:
         self.var -= real(step_size) * self.m / (np.sqrt(self.v) + self.epsilon)
 
 
+class RoundedWrites:
+    """Rows that move as exactly as those of `AllRows`, but are rounded whenever they are written.
+
+    That is all the error of a row whose other numbers are exact.
+    """
+
+    def __init__(self, real: Any, exact: AllRows) -> None:
+        self.var, self._exact, self._seen = exact.var.astype(real), exact, exact.var.copy()
+
+    def write(self, rows: Any) -> np.ndarray:
+        """Moves rows to where they are now, and returns the table."""
+        moved = self._exact.var[rows] - self._seen[rows]
+        self.var[rows] = self.var[rows] + moved
+        self._seen[rows] = self._exact.var[rows]
+        return self.var
+
+
 def constant(step: int) -> float:
     return 1e-2
 
@@ -104,6 +121,25 @@ def zipf_steps(steps: int, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
     shares = 1 / np.arange(1, HEIGHT + 1)
     named = rng.choice(HEIGHT, (steps, 6), p=shares / shares.sum())
     return list(zip(named, rng.normal(0.2, 1, (steps, 6, 1)), strict=True))
+
+
+def side_by_side(steps: int, seeds: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Returns steps of one table that holds the tables of several seeds, one below the other."""
+    of_each = zip(*(zipf_steps(steps, seed) for seed in range(seeds)), strict=True)
+    return [
+        (
+            np.concatenate([rows + HEIGHT * seed for seed, (rows, _) in enumerate(step)]),
+            np.concatenate([values for _, values in step]),
+        )
+        for step in of_each
+    ]
+
+
+def distance_of_each(one: np.ndarray, other: np.ndarray) -> float:
+    """Returns the root mean square of the distances of tables that lie side by side."""
+    tables = (len(one) // HEIGHT, HEIGHT)
+    pairs = zip(one.reshape(tables), other.reshape(tables), strict=True)
+    return math.sqrt(np.mean([distance(*pair) ** 2 for pair in pairs]))
 
 
 def distance(one: np.ndarray, other: np.ndarray) -> float:

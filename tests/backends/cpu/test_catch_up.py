@@ -9,7 +9,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from late_tables import AllRows, Table, constant, cosine, distance, step_size, waves, zipf_steps
+from late_tables import (
+    HEIGHT,
+    AllRows,
+    RoundedWrites,
+    Table,
+    constant,
+    cosine,
+    distance,
+    distance_of_each,
+    side_by_side,
+    step_size,
+    waves,
+    zipf_steps,
+)
 
 from gpuopt.backends.cpu.forms.compiled_catch_up import CompiledCatchUp
 from gpuopt.backends.cpu.threads import num_threads
@@ -17,6 +30,9 @@ from gpuopt.optimizers.adam import adam
 from gpuopt.rules.catch_up import NUM_SUMS, STRIDE, Factors
 
 pytestmark = pytest.mark.usefixtures("every_cpu_form")
+
+# Of tables that are as long as each other, and of different gradients.
+SEEDS = 20
 
 
 @pytest.mark.parametrize(
@@ -35,18 +51,23 @@ def test_rows_are_as_close_to_all_steps_as_float32_itself(
         steps = 10_000
     elif every_cpu_form == "recorded":
         steps = 1_500  # numpy's calls in three threads take a millisecond a step
-    table = Table(np.float32, stepping=False, epsilon=epsilon)
-    exact, rounded = AllRows(np.float64, epsilon), AllRows(np.float32, epsilon)
-    # Both are a random walk of roundings from the exact table. By chance, ours is 1 % further away
-    # at one of 21 reads by seed 3 and epsilon 1e-3.
-    seed = 4 if epsilon == 1e-3 else 3
-    for step, (rows, values) in enumerate(zipf_steps(steps, seed), start=1):
+    # Of one table alone, the distances are a matter of chance: where every number but the variable
+    # is exact, and that is rounded at each write, 1 of 420 is still 2 % above those of all rows.
+    height = SEEDS * HEIGHT
+    table = Table(np.float32, stepping=False, epsilon=epsilon, height=height)
+    exact, all_rows = (AllRows(real, epsilon, height) for real in (np.float64, np.float32))
+    closest = RoundedWrites(np.float32, exact)
+    for step, (rows, values) in enumerate(side_by_side(steps, SEEDS), start=1):
         values = values.astype(np.float32)
-        for each in (table, exact, rounded):
+        closest.write(rows)  # as a row catches up before its own step
+        for each in (table, exact, all_rows):
             each.step(rows, values, step_size(rate, step))
+        closest.write(rows)
         if step % 487 == 0 or step == steps:
-            theirs = distance(rounded.var, exact.var)
-            assert distance(table.read(), exact.var) <= max(theirs, 1e-6), step
+            tables = table.read(), all_rows.var, closest.write(slice(None))
+            ours, theirs, least = (distance_of_each(each, exact.var) for each in tables)
+            assert ours <= max(theirs, 1e-6), step
+            assert ours <= 1.5 * least, step
 
 
 @pytest.mark.parametrize(("stepping", "bound"), [(False, 1e-7), (True, 1e-11)])
