@@ -10,15 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 from late_tables import (
-    HEIGHT,
     AllRows,
-    RoundedWrites,
     Table,
     constant,
     cosine,
     distance,
-    distance_of_each,
-    side_by_side,
+    distances,
     step_size,
     waves,
     zipf_steps,
@@ -30,9 +27,6 @@ from gpuopt.optimizers.adam import adam
 from gpuopt.rules.catch_up import NUM_SUMS, STRIDE, Factors
 
 pytestmark = pytest.mark.usefixtures("every_cpu_form")
-
-# Of tables that are as long as each other, and of different gradients.
-SEEDS = 20
 
 
 @pytest.mark.parametrize(
@@ -51,23 +45,9 @@ def test_rows_are_as_close_to_all_steps_as_float32_itself(
         steps = 10_000
     elif every_cpu_form == "recorded":
         steps = 1_500  # numpy's calls in three threads take a millisecond a step
-    # Of one table alone, the distances are a matter of chance: where every number but the variable
-    # is exact, and that is rounded at each write, 1 of 420 is still 2 % above those of all rows.
-    height = SEEDS * HEIGHT
-    table = Table(np.float32, stepping=False, epsilon=epsilon, height=height)
-    exact, all_rows = (AllRows(real, epsilon, height) for real in (np.float64, np.float32))
-    closest = RoundedWrites(np.float32, exact)
-    for step, (rows, values) in enumerate(side_by_side(steps, SEEDS), start=1):
-        values = values.astype(np.float32)
-        closest.write(rows)  # as a row catches up before its own step
-        for each in (table, exact, all_rows):
-            each.step(rows, values, step_size(rate, step))
-        closest.write(rows)
-        if step % 487 == 0 or step == steps:
-            tables = table.read(), all_rows.var, closest.write(slice(None))
-            ours, theirs, least = (distance_of_each(each, exact.var) for each in tables)
-            assert ours <= max(theirs, 1e-6), step
-            assert ours <= 1.5 * least, step
+    for step, ours, of_all_rows, of_writes in distances(rate, epsilon, steps, seeds=20):
+        assert ours <= max(of_all_rows, 1e-6), step
+        assert ours <= 1.5 * of_writes, step
 
 
 @pytest.mark.parametrize(("stepping", "bound"), [(False, 1e-7), (True, 1e-11)])
