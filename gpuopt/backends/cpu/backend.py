@@ -42,6 +42,7 @@ from gpuopt.backends.memory_owner import Owner, owner_of
 from gpuopt.backends.norms import Norms
 from gpuopt.backends.unowned import array_at
 from gpuopt.device import Device
+from gpuopt.locks import Lock
 from gpuopt.rules.slot_codes import Coding
 from gpuopt.rules.update_rule import UpdateRule
 
@@ -61,6 +62,7 @@ class CpuBackend:
     xp: Any = np
     device = Device.cpu
 
+    locks: Sequence[Lock] = ()
     row_flags: RowFlags | None = None
     loss_scalings: LossScalings | None = None
     most_rows: int | None = None

@@ -71,6 +71,7 @@ class CudaBackend:
         self.xp = launcher.xp
         self._launcher = launcher
         self._lock = Lock(f"the updates on {device}")
+        self.locks: Sequence[Lock] = (self._lock,)
         self._order = UpdateOrder(launcher)
         self._workspaces = Workspaces(launcher)
         self.row_flags = CudaRowFlags(launcher, self._lock, self._order, self._workspaces)
