@@ -82,6 +82,8 @@ COMPILED = [
     ("clip_norm", "decay"),
     ("clip_norm", "averages"),
     ("loss_scale", "averages"),
+]
+COMPILED_OF_16_BITS = [
     ("clip_norm", "accumulation"),
     ("clip_norm", "masters"),
     ("decay", "remainders"),
@@ -98,6 +100,9 @@ ON_GPUS = [
     ("cautious", "slot_bits"),
     ("groups", "slot_bits"),
     ("averages", "slot_bits"),
+]
+MIXED_ON_GPUS = [
+    *COMPILED_OF_16_BITS,
     ("averages", "accumulation"),
     ("catch_up", "accumulation"),
     ("slot_bits", "accumulation"),
@@ -362,7 +367,7 @@ def test_two_stages_are_the_same_one_by_one(
 def test_two_stages_of_other_types_are_the_same_one_by_one(
     stages: Sequence[str], dtype: Any, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    large = 1 if stages in COMPILED else 10**9
+    large = 1 if stages in COMPILED + COMPILED_OF_16_BITS else 10**9
     with using(Device.cpu, CpuBackend(CpuLimits(small_elements=1, large_elements=large))):
         check(stages, kind, dtype)
 
@@ -373,6 +378,13 @@ def test_two_stages_are_the_same_on_a_gpu(
     stages: Sequence[str], kind: str, dtype: Any, xp: Any
 ) -> None:
     check(stages, kind, dtype, xp)
+
+
+@cases(MIXED_ON_GPUS, [np.float32, ml_dtypes.bfloat16])
+def test_two_stages_with_more_state_are_the_same_on_a_gpu(
+    stages: Sequence[str], dtype: Any, xp: Any
+) -> None:
+    check(stages, "mixed", dtype, xp)
 
 
 @pytest.mark.parametrize("stages", REFUSED, ids="+".join)
