@@ -24,16 +24,20 @@ class Nest:
         made: Each wrapper by its key; of two, the outer one.
     """
 
-    def __init__(self, keys: Sequence[str], **options: Any) -> None:
+    def __init__(
+        self, keys: Sequence[str], strategy: gpuopt.MirroredStrategy | None = None, **options: Any
+    ) -> None:
         """Makes wrappers.
 
         Args:
             keys: Of `WRAPPERS`, from the outermost to the innermost.
+            strategy: Whose two replicas make the calls, if any.
             options: Of the optimizer inside.
         """
-        self.keys = keys
+        self.keys, self.strategy = keys, strategy
         self.getters = {key: GETTERS[key]() for key in keys if key in GETTERS}
-        make: Any = next((getter.variable for getter in self.getters.values()), Variable)
+        makers = [*self.getters.values(), *([] if strategy is None else [strategy])]
+        make: Any = makers[0].variable if makers else Variable
         self.w = make(np.zeros(3, np.float32), name="w")
         self.idle = make(np.zeros(2, np.float32), name="idle")
         self.step = Variable(np.int64(0), name="step", trainable=False)
@@ -59,15 +63,22 @@ class Nest:
             workers[0].run(make_calls, self.step, num_workers=1, timeout_s=10.0)
 
     def _call(self, pairs: Sequence[tuple[Any, Variable]]) -> None:
-        if "tower" not in self.keys:
-            self.whole.apply_gradients(list(pairs), self.step)
-            return
-
-        def model(share: Any) -> None:  # each tower has a half
+        def apply_half(share: Any = None) -> None:  # as each tower, or replica, does
             halves = [((gradient / 2).astype(gradient.dtype), v) for gradient, v in pairs]
             self.whole.apply_gradients(halves, self.step)
 
-        gpuopt.replicate(model, "weighted_sum", ["cpu", "cpu"])(np.ones(2, np.float32))
+        if self.strategy is not None:
+            self.strategy.run(apply_half)
+        elif "tower" in self.keys:
+            gpuopt.replicate(apply_half, "weighted_sum", ["cpu", "cpu"])(np.ones(2, np.float32))
+        else:
+            self.whole.apply_gradients(list(pairs), self.step)
+
+    def copies(self) -> list[list[Variable]]:
+        """Returns "w" and "idle", of each replica."""
+        if self.strategy is None:
+            return [[self.w, self.idle]]
+        return [list(each) for each in zip(self.w.replicas, self.idle.replicas, strict=True)]
 
     def written(self) -> list[Any]:
         """Returns all that a step may change."""
@@ -100,6 +111,7 @@ GETTERS: dict[str, Callable[[], Any]] = {
     "agn": gpuopt.AGNCustomGetter,
 }
 PERIODIC = list(GETTERS)
+FOR_REPLICAS = ["accumulation", "scale", "average", "multitask", "clipping"]
 FOR_WORKERS = ["accumulation", "sync", "stale", *PERIODIC]
 
 
@@ -180,28 +192,26 @@ class OneByOne:
                 self.averages[place] = self.averages[place] - moved
 
 
-def check(keys: Sequence[str]) -> None:
+def check(keys: Sequence[str], strategy: gpuopt.MirroredStrategy | None = None) -> None:
     reason = why_refused(keys)
     if reason is not None:
         check_refused(keys, reason)
         return
-    nest, theirs = Nest(keys), OneByOne(keys)
+    nest, theirs = Nest(keys, strategy), OneByOne(keys)
     calls = [gradients_of(call, keys) for call in range(NUM_CALLS)]
     nest.run([list(zip(each, (nest.w, nest.idle), strict=True)) for each in calls])
     for gradients in calls:
         theirs.call(gradients)
-    for variable, value in zip((nest.w, nest.idle), theirs.values, strict=True):
-        np.testing.assert_allclose(variable.numpy(), value, rtol=1e-6, atol=1e-6)
-    for variable, value in zip((nest.w, nest.idle), theirs.momenta, strict=True):
-        momentum = nest.inner.get_slot(variable, "momentum")
-        assert momentum is not None
-        np.testing.assert_allclose(momentum.numpy(), value, rtol=1e-6, atol=1e-6)
-    if theirs.averages:
-        outermost = min(theirs.averages)
-        average = nest.made["average"].averages.average(nest.w)
-        np.testing.assert_allclose(
-            average.numpy(), theirs.averages[outermost], rtol=1e-6, atol=1e-6
-        )
+    for copies in nest.copies():
+        for variable, value, momentum in zip(copies, theirs.values, theirs.momenta, strict=True):
+            slot = nest.inner.get_slot(variable, "momentum")
+            assert slot is not None
+            np.testing.assert_allclose(variable.numpy(), value, rtol=1e-6, atol=1e-6)
+            np.testing.assert_allclose(slot.numpy(), momentum, rtol=1e-6, atol=1e-6)
+        if theirs.averages:
+            average = nest.made["average"].averages.average(copies[0])
+            expected = theirs.averages[min(theirs.averages)]  # of the outermost
+            np.testing.assert_allclose(average.numpy(), expected, rtol=1e-6, atol=1e-6)
     if "scale" in keys:
         assert nest.made["scale"].loss_scale == theirs.scale
     if not set(keys).intersection(PERIODIC):  # theirs counts meetings
@@ -235,6 +245,13 @@ def test_one_in_another_does_what_numpy_does_or_is_refused_by_name(outer: str, i
 def test_one_between_them_changes_nothing_about_that(outer: str, inner: str) -> None:
     for between in WRAPPERS:
         check([outer, between, inner])
+
+
+@pytest.mark.parametrize("outer", FOR_REPLICAS)
+@pytest.mark.parametrize("inner", FOR_REPLICAS)
+def test_replicas_do_the_same_together(outer: str, inner: str) -> None:
+    for between in [[], *([each] for each in FOR_REPLICAS)]:
+        check([outer, *between, inner], gpuopt.MirroredStrategy(["cpu", "cpu"]))
 
 
 # What is wrong with a call, by the optimizer's options: a gradient, or a number.
