@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -247,11 +248,52 @@ def test_one_between_them_changes_nothing_about_that(outer: str, inner: str) -> 
         check([outer, between, inner])
 
 
+# The columns of the guide's table, in their order.
+COLUMNS = [
+    ["accumulation"],
+    ["scale"],
+    ["average", "multitask", "clipping"],
+    ["tower"],
+    ["sync"],
+    ["stale"],
+    PERIODIC,
+]
+
+
+def test_the_guide_says_which_go_together() -> None:
+    page = Path(__file__).parents[2] / "docs" / "guides" / "workers_and_towers.md"
+    section = page.read_text().split("## Wrappers around wrappers")[1]
+    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if "yes" in line]
+    assert len(rows) == len(COLUMNS)
+    for (_, *said), outers in zip(rows, COLUMNS, strict=True):
+        for outer in outers:
+            for word, inners in zip(said, COLUMNS, strict=True):
+                for inner in inners:
+                    goes = why_refused([outer, inner]) is None
+                    assert word == ("yes" if goes else "no"), (outer, inner)
+
+
 @pytest.mark.parametrize("outer", FOR_REPLICAS)
 @pytest.mark.parametrize("inner", FOR_REPLICAS)
 def test_replicas_do_the_same_together(outer: str, inner: str) -> None:
     for between in [[], *([each] for each in FOR_REPLICAS)]:
         check([outer, *between, inner], gpuopt.MirroredStrategy(["cpu", "cpu"]))
+
+
+@pytest.mark.emulator
+@pytest.mark.usefixtures("emulated_gpus")
+@pytest.mark.parametrize("devices", [["gpu:0", "gpu:0"], ["gpu:0", "gpu:1"]], ids=str)
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ["accumulation", "scale"],
+        ["average", "accumulation"],
+        ["clipping", "accumulation", "multitask", "scale"],
+    ],
+    ids="+".join,
+)
+def test_replicas_on_gpus_do_the_same_together(keys: Sequence[str], devices: list[str]) -> None:
+    check(keys, gpuopt.MirroredStrategy(devices))
 
 
 # What is wrong with a call, by the optimizer's options: a gradient, or a number.
