@@ -256,8 +256,10 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
             checked_global_step(global_step)
         if given is not None and self._on_nonfinite != "propagate":
             found = call.first_found(first_nonfinite(call.pairs))
-            if self._is_left_out(found):
+            if self._is_left_out(found, is_told=call.is_first):
                 return
+        if call.is_first and call.is_spread:
+            self._sums.spread()
         gradients = [gradient for gradient, _ in given or ()]
         call.wait_for_others()
         # From the last step's gradients to the update, for those who save: it is one.
@@ -268,7 +270,7 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
             count = self._sums.num_steps + (given is not None)
             try:
                 with reading(*gradients):
-                    sums = call.in_first(partial(self._add_in_replicas, call, steps, given is None))
+                    sums = call.in_first(partial(self._add_in_replicas, steps, given is None))
                 if sums is not None:
                     self._apply_sums(*sums, global_step, name)
             except BaseException as error:
@@ -276,26 +278,23 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
                     self._drop(error, count)
                 raise
 
-    def _add_in_replicas(
-        self, call: ReplicaCall, steps: int, is_early: bool, pairs: list[Pair]
-    ) -> Sums | None:
+    def _add_in_replicas(self, steps: int, is_early: bool, pairs: list[Pair]) -> Sums | None:
         if is_early:
             count = self._sums.num_steps
             return self._sums.take(self._divisor(count)) if count else None
-        if call.is_spread:
-            self._sums.spread()
         count = 1 + self._sums.num_steps
         divisor = self._divisor(count) if count >= steps else 1
         self._sums.add(pairs, divisor)
         divided = [variable for _, variable in pairs]
         return self._sums.take(divisor, divided) if count >= steps else None
 
-    def _is_left_out(self, found: str | None) -> bool:
+    def _is_left_out(self, found: str | None, *, is_told: bool = True) -> bool:
         if found is None:
             return False
         if self._on_nonfinite == "raise":
             raise FloatingPointError(f"{found}; nothing was changed")
-        _logger.warning("%s; %s does not accumulate the step's", found, self.get_name())
+        if is_told:
+            _logger.warning("%s; %s does not accumulate the step's", found, self.get_name())
         return True
 
     def _divisor(self, count: int) -> int:

@@ -15,6 +15,7 @@ from accumulating_ranks import MICRO_STEPS, NUM_CALLS, Model, accumulate, expect
 from emulator.emulator import EmulatorLauncher
 from naive_communicator import NaiveGroup
 from rank_process import run_processes
+from stages import STAGES
 
 import gpuopt
 from gpuopt import GradientAccumulationOptimizer, MirroredStrategy, Variable
@@ -253,6 +254,45 @@ def test_averages_and_clipping_see_updates_alone() -> None:
         np.testing.assert_allclose(optimizer.averages.average(copy).numpy(), [-0.75, -1], rtol=3e-7)
 
 
+@pytest.mark.parametrize("stage", STAGES)
+def test_an_update_with_each_stage_is_that_of_one_process_by_the_sums(stage: str) -> None:
+    strategy = MirroredStrategy(["cpu", "cpu"])
+    shapes = {"w0": (3, 4), "w1": (5,), "w2": (), "table": (9, 2)}
+    start = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
+    mirrored = {name: strategy.variable(value, name=name) for name, value in start.items()}
+    alone = {name: Variable(value, name=f"{name}_1") for name, value in start.items()}
+    optimizers = [GradientAccumulationOptimizer(STAGES[stage](), 2) for _ in range(2)]
+
+    def pairs(call: int, rank: int, variables: Any) -> list[Any]:
+        rng = np.random.default_rng((call, rank))
+        made: list[Any] = []
+        for name, variable in variables.items():
+            shape = (5, 2) if name == "table" else shapes[name]
+            gradient: Any = np.asarray(rng.normal(size=shape)).astype(np.float32)
+            if name == "table":
+                gradient = gpuopt.IndexedSlices(gradient, rng.integers(0, 9, 5))
+            made.append((gradient, variable))
+        return made
+
+    for call in range(6):
+        strategy.run(lambda call=call: optimizers[0].apply_gradients(pairs(call, rank(), mirrored)))
+        of_ranks = [pairs(call, number, alone) for number in range(2)]
+        together: list[Any] = []
+        for (first, variable), (second, _) in zip(*of_ranks, strict=True):
+            if isinstance(first, gpuopt.IndexedSlices):
+                values = np.concatenate([first.values, second.values])
+                rows = np.concatenate([first.indices, second.indices])
+                together.append((gpuopt.IndexedSlices(values, rows), variable))
+            else:
+                together.append((first + second, variable))
+        optimizers[1].apply_gradients(together)
+    for name, variable in alone.items():
+        first, second = (copy.numpy() for copy in mirrored[name].replicas)
+        np.testing.assert_array_equal(first, second)
+        # Around 1, as sums of replicas are rounded in another order.
+        np.testing.assert_allclose(first, variable.numpy(), rtol=0, atol=2e-6)
+
+
 def test_what_is_not_for_replicas_is_refused_by_name() -> None:
     model = Model(MirroredStrategy(["cpu", "cpu"]))
     model.call(0)
@@ -293,7 +333,8 @@ def test_what_is_not_finite_in_one_process_is_left_out_by_all() -> None:
 
 def test_sums_of_one_process_are_not_saved_nor_brought_to_all() -> None:
     for told in run_processes("save_in_the_middle", [[0], [1]]):
-        middle, after, restored, reset = told
+        middle, after, restored, ended, reset = told
         assert "cannot be read while it accumulates gradients in several processes" in middle
         assert after == reset == "nothing"
-        assert "was restored, or begun outside of MirroredStrategy.run" in restored
+        for error in (restored, ended):
+            assert "was restored, or begun outside of MirroredStrategy.run" in error

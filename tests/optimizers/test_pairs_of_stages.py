@@ -414,6 +414,23 @@ BAD_VALUES: dict[str, tuple[Any, str]] = {
         lambda bad: gpuopt.GradientAccumulationOptimizer(gpuopt.AdamOptimizer(RATE), bad),
         "accumulation_steps",
     ),
+    "growing_scale": (
+        lambda bad: gpuopt.LossScaleOptimizer(
+            gpuopt.AdamOptimizer(RATE), gpuopt.DynamicLossScale(bad)
+        ),
+        "initial_loss_scale must be",
+    ),
+    "growth": (
+        lambda bad: gpuopt.LossScaleOptimizer(
+            gpuopt.AdamOptimizer(RATE), gpuopt.DynamicLossScale(SCALE, 2, bad)
+        ),
+        "multiplier must be above 1",
+    ),
+    "masters": (lambda bad: gpuopt.AdamOptimizer(RATE, masters=bad), "masters must be"),
+    "rounding": (
+        lambda bad: gpuopt.AdamOptimizer(RATE, stochastic_rounding=bad),
+        "stochastic_rounding must be",
+    ),
     "slot_bits": (lambda bad: gpuopt.AdamOptimizer(RATE, slot_bits=bad), "slot_bits"),
     "catch_up": (lambda bad: gpuopt.AdamOptimizer(RATE, catch_up=bad), "catch_up"),
     "averages": (lambda bad: gpuopt.AdamOptimizer(RATE, averages=bad), "averages"),

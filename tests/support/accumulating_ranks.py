@@ -129,6 +129,7 @@ def save_in_the_middle(strategy: gpuopt.MirroredStrategy) -> list[str]:
         alone.apply_gradients([(np.ones(v.shape, np.float32), v) for v in named.values()])
     model.optimizer.load_state_dict(alone.state_dict(named), named)
     attempt(model.call, 3)
+    attempt(model.end)
     model.optimizer.reset()
     attempt(model.call, 3)
     return told
