@@ -7,11 +7,12 @@ import logging
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from typing import Any, ClassVar, Literal, NoReturn, TypeVar, get_args
+from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 from gpuopt.autodiff import engine_of
 from gpuopt.autodiff.engine import Loss
 from gpuopt.locks import Lock
+from gpuopt.state.copies import CopiedByConstructor
 from gpuopt.state.state import Description, State
 from gpuopt.state.state_dict import OptimizerState, load_state, read_state
 from gpuopt.step.finite_gradients import FiniteGradients
@@ -59,7 +60,7 @@ def leaves_gradients_alone(method: Method) -> Method:
     return method
 
 
-class Optimizer(Hooks):
+class Optimizer(CopiedByConstructor, Hooks):
     """Base of all optimizers.
 
     A user's optimizer overrides, as in TensorFlow 1: `_create_slots`, `_prepare`, `_apply_dense`,
@@ -115,18 +116,6 @@ class Optimizer(Hooks):
         self._gate_warning_given = False
         with _listing:
             _living[next(_serials)] = self
-
-    def __reduce__(self) -> NoReturn:
-        """Refuses copies and pickles: both would share slots, or lose the variables they are of.
-
-        Raises:
-            TypeError: always.
-        """
-        raise TypeError(
-            f"{type(self).__name__} cannot be copied or pickled: its slots belong to variables of "
-            "this process. Make another optimizer, and hand the state over by state_dict() and "
-            "load_state_dict()"
-        )
 
     def get_name(self) -> str:
         return self._name
