@@ -101,8 +101,8 @@ class MirroredStrategy:
             TypeError: always.
         """
         raise TypeError(
-            f"{type(self).__name__} cannot be copied or pickled: its replicas are threads and "
-            "ranks of this process. Make another strategy of the same devices, and its variables by "
+            f"{type(self).__name__} cannot be copied or pickled: its replicas are threads of this "
+            "process. Make another strategy of the same devices, and its variables by "
             "`strategy.variable(value)`"
         )
 
