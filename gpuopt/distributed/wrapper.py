@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 from gpuopt.optimizer import Optimizer
 from gpuopt.optimizers.base.hyperparameters import Hyperparameters
 from gpuopt.state.state_dict import OptimizerState
 from gpuopt.step.pairs import Gradient
+from gpuopt.step.report import Report
 from gpuopt.variables.variable import Variable
 
 Self = TypeVar("Self", bound="OptimizerWrapper")
@@ -89,6 +91,10 @@ class OptimizerWrapper(Optimizer):
     def variables(self) -> list[Variable]:
         """Asks the optimizer inside; see `Optimizer.variables`."""
         return self._inner.variables()
+
+    def report(self) -> AbstractContextManager[Report]:
+        """Watches the steps of the optimizer inside; see `Optimizer.report`."""
+        return self._inner.report()
 
     def check(self) -> None:
         """Asks the optimizer inside; see `Optimizer.check`."""

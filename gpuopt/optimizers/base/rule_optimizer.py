@@ -258,6 +258,13 @@ class RuleOptimizer(Optimizer):
         """Returns the hyperparameters that `__init__` is given, and any others."""
         return given
 
+    def _group_name(self, variable: Variable) -> str:
+        number = self._grouping.number_of(variable)
+        return list(self._grouping)[number - 1].name if number else ""
+
+    def _updates_all_rows(self) -> bool:
+        return self.rule_of_other_rows is not None and not self.catch_up
+
     def _settings(self) -> dict[str, Any]:
         given = {**super()._settings(), **self.hyperparameters.changed}
         parameters = inspect.signature(type(self)).parameters
