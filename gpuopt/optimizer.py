@@ -6,8 +6,8 @@ import itertools
 import logging
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 from gpuopt.autodiff import engine_of
@@ -30,7 +30,7 @@ from gpuopt.step.nonfinite import first_nonfinite
 from gpuopt.step.one_by_one import update_one_by_one
 from gpuopt.step.pairs import Gradient, as_list
 from gpuopt.step.replica_context import replica_context
-from gpuopt.step.report import Report
+from gpuopt.step.report import Report, reporting
 from gpuopt.step.row_checks import RowChecks
 from gpuopt.step.step import Step, ThisThread
 from gpuopt.step.updates import HookUpdates, Updates, dtypes_of
@@ -272,8 +272,7 @@ class Optimizer(CopiedByConstructor, Hooks):
         """
         self.row_checks.raise_late(wait=True)
 
-    @contextmanager
-    def report(self) -> Iterator[Report]:
+    def report(self) -> AbstractContextManager[Report]:
         """Watches this optimizer's steps, of all threads, as long as it is open.
 
             with optimizer.report() as report:
@@ -290,14 +289,7 @@ class Optimizer(CopiedByConstructor, Hooks):
         Raises:
             RuntimeError: a report of this optimizer is open.
         """
-        if self.open_report is not None:
-            raise RuntimeError(f'a report of the steps of "{self._name}" is open already')
-        self.open_report = report = Report(self)
-        try:
-            yield report
-        finally:
-            self.open_report = None
-        report.end()
+        return reporting(self)
 
     def _group_name(self, variable: Variable) -> str:
         """Returns the name of a variable's parameter group, or "" for none."""

@@ -30,6 +30,9 @@ class ReportedOptimizer(Protocol):
     """The part of an optimizer that a report uses."""
 
     state: State
+    open_report: Report | None
+
+    def get_name(self) -> str: ...
 
     def _group_name(self, variable: Variable) -> str: ...
 
@@ -59,13 +62,13 @@ class LaunchTime(NamedTuple):
     Attributes:
         device: As "gpu:0".
         name: The kernel's function and the rule's name; on the CPU, "dense" or "sparse" and that.
-        count: How many there were in all steps.
+        num_launches: How many there were in all steps.
         total_ms: What they took there, all together.
     """
 
     device: str
     name: str
-    count: int
+    num_launches: int
     total_ms: float
 
 
@@ -171,9 +174,9 @@ class Report:
                 [
                     each.device,
                     each.name,
-                    f"{a_step(each.count):.4g}",
+                    f"{a_step(each.num_launches):.4g}",
                     f"{a_step(each.total_ms):.4f}",
-                    f"{each.total_ms / each.count:.4f}",
+                    f"{each.total_ms / each.num_launches:.4f}",
                 ]
                 for each in self.launches
             ],
@@ -241,7 +244,8 @@ class Report:
 
     def end(self) -> None:
         """Waits for what was launched, and measures a copy on each device."""
-        for device in dict.fromkeys(each.device for each in (*self.launches, *self.variables)):
+        launched = [each.device for each in self.launches]
+        for device in dict.fromkeys([*launched, *(each.device for each in self.variables)]):
             self.copy_rates[device] = backend_for(Device.parse(device)).measure_copy()
 
     def _read(self, most_left: int) -> None:
@@ -251,6 +255,19 @@ class Report:
             unread, self._unread = self._unread, []
             for device, name, read_ms in unread:
                 self._times.setdefault((device, name), []).append(read_ms())
+
+
+@contextmanager
+def reporting(optimizer: ReportedOptimizer) -> Iterator[Report]:
+    """Watches an optimizer's steps; see `Optimizer.report`."""
+    if optimizer.open_report is not None:
+        raise RuntimeError(f'a report of the steps of "{optimizer.get_name()}" is open already')
+    optimizer.open_report = report = Report(optimizer)
+    try:
+        yield report
+    finally:
+        optimizer.open_report = None
+    report.end()
 
 
 def _bytes_moved(

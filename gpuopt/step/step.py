@@ -114,6 +114,8 @@ class Step:
         updates.refuse_shared_memory(self.counter)
         this_thread, adding = self._optimizer.this_thread, additions.this_thread
         outer, added = vars(this_thread).copy(), adding.additions
+        report = self._optimizer.open_report
+        as_step = profiling_range(self.name) if gpu_backends else _nothing
         try:
             adding.additions = ()  # of a step inside this one, as of user code
             try:
@@ -126,8 +128,6 @@ class Step:
             except BaseException:
                 self._forget(updates)
                 raise
-            report = self._optimizer.open_report
-            as_step = profiling_range(self.name) if gpu_backends else _nothing
             with as_step if report is None else report.watch_step(self.name), writing():
                 if changes.number != self._row_change:
                     refuse_changed((v for _, v in updates.pairs()), self._row_change)
@@ -247,9 +247,9 @@ class Step:
             for addition in self._additions:
                 addition._before_update(updates, row_checks)
             self._apply(updates)
+            self._finish()
             if self._optimizer.open_report is not None:
                 self._optimizer.open_report.note_updates(updates)
-            self._finish()
             for addition in self._additions:
                 addition._after_update(updates, row_checks)
                 if addition._what_is_added:

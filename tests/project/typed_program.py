@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, assert_type
 
 import numpy as np
-from numpy.typing import NDArray
 
 import gpuopt
 
@@ -22,13 +21,15 @@ def train(optimizer: gpuopt.Optimizer, steps: int) -> float:
     def loss() -> Any:
         return ((w - 1.5) ** 2).sum()
 
-    for _ in range(steps):
-        optimizer.minimize(loss, global_step=step)
+    with optimizer.report() as report:
+        for _ in range(steps):
+            optimizer.minimize(loss, global_step=step)
+    assert_type(report.launches[0].total_ms, float)
     value, pairs = gpuopt.value_and_gradients(loss, [w])
     optimizer.apply_gradients(pairs, global_step=step)
     rows = gpuopt.IndexedSlices(np.ones((2, 4), np.float32), [1, 3], table.shape)
     optimizer.apply_gradients([(rows, table)])
-    assert_type(step.numpy(), NDArray[Any])
+    assert_type(step.numpy(), np.ndarray[Any, Any])
     assert_type(optimizer.get_slot(w, "m"), gpuopt.Variable | None)
     assert_type(optimizer.state_dict()["name"], str)
     return float(value)

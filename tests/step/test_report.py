@@ -35,7 +35,7 @@ def test_a_report_has_each_kind_of_launch_and_its_time() -> None:
     with optimizer.report() as report:
         for _ in range(4):
             optimizer.apply_gradients([(np.ones(2**16, np.float32), w), (rows, table)])
-    counts = {(each.device, each.name): each.count for each in report.launches}
+    counts = {(each.device, each.name): each.num_launches for each in report.launches}
     assert counts == {("cpu", "dense momentum"): 4, ("cpu", "sparse momentum"): 4}
     assert 0 < sum(each.total_ms for each in report.launches) <= report.host_ms
     # Two of ten rows of the table and its slot, besides the gradient and its numbers of rows.
@@ -93,7 +93,7 @@ def test_a_wrapper_and_steps_in_parts_are_reported() -> None:
         wrapper.apply_gradients([([1.0], w)])
         optimizer.minimize(lambda: (w * w).sum(), gate_gradients=optimizer.GATE_NONE)
     assert report.num_steps == 2
-    assert [each.count for each in report.launches] == [2]
+    assert [each.num_launches for each in report.launches] == [2]
     assert [each.num_bytes for each in report.variables] == [2 * 7 * 4]
 
 
@@ -122,7 +122,7 @@ def test_a_gpus_launches_have_its_kernels_names_for_profilers_too(emulated_gpus:
     with optimizer.report() as report:
         for _ in range(2):
             optimizer.apply_gradients([(gradient, w)])
-    launches = {(each.device, each.name): each.count for each in report.launches}
+    launches = {(each.device, each.name): each.num_launches for each in report.launches}
     assert launches == {("gpu:1", "dense_update adam"): 2}
     assert launcher.ranges == ["dense_update adam"] * 2
     assert report.copy_rates["gpu:1"] > 0

@@ -344,7 +344,7 @@ class CudaBackend:
                 self._launcher.timed(lambda: self.xp.copyto(target, source)) for _ in range(_COPIES)
             ]
             best = min(read_ms() for read_ms in copies)
-            return 2 * source.nbytes / best * 1e3
+            return float(2 * source.nbytes / best * 1e3)
 
     def copy_rows(self, copies: Sequence[RowCopy]) -> None:
         with self.enter():
