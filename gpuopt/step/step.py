@@ -248,12 +248,12 @@ class Step:
                 addition._before_update(updates, row_checks)
             self._apply(updates)
             self._finish()
-            if self._optimizer.open_report is not None:
-                self._optimizer.open_report.note_updates(updates)
             for addition in self._additions:
                 addition._after_update(updates, row_checks)
                 if addition._what_is_added:
                     missing.remove(addition._what_is_added)
+            if self._optimizer.open_report is not None:
+                self._optimizer.open_report.note_updates(updates)
         except BaseException as error:
             self._note(error, *updates.written(), missing)
             raise
