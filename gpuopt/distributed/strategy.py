@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -93,6 +93,18 @@ class MirroredStrategy:
             )
         self._agreement = Agreement(check)
         self._mirrored = MirroredVariables()
+
+    def __reduce__(self) -> NoReturn:
+        """Refuses copies and pickles: the replicas of a strategy are threads of this process.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(
+            f"{type(self).__name__} cannot be copied or pickled: its replicas are threads of this "
+            "process. Make another strategy of the same devices, and its variables by "
+            "`strategy.variable(value)`"
+        )
 
     @property
     def num_replicas_in_sync(self) -> int:
