@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Any
 
-from bench.gpu_clock import Clock, Step
+from gpuopt.bench.clock import Clock, Step
 
 _MOST_ROWS = 12
 

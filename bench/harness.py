@@ -4,30 +4,24 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import random
 import re
 import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median, quantiles
 from time import perf_counter
 from typing import Any
 
-import numpy as np
-
-from gpuopt.backends.cpu.compiler import compiler
-from gpuopt.backends.cpu.threads import num_threads, share_out
+from gpuopt.bench.machine import describe_machine, read_cpu_model
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 # The contender that is gpuopt without compiled rules; it has ratios of its own.
 NUMPY_ALONE = "gpuopt, numpy alone"
 _WARM_UP_ROUNDS = 3
-_COPY_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True)
@@ -143,39 +137,6 @@ def summarize(
     )
 
 
-def measure_copy_bandwidth(rounds: int = 15) -> float:
-    """Measures the bandwidth of copies in memory, in bytes read and written a second.
-
-    As many threads copy as gpuopt uses for a large update.
-    """
-    source = np.ones(_COPY_BYTES // 8)
-    target = np.zeros_like(source)
-    threads = num_threads()
-    parts = list(zip(np.split(target, 16), np.split(source, 16), strict=True))
-    times = []
-    for _ in range(rounds):
-        started = perf_counter()
-        share_out(lambda part: np.copyto(*part), parts, threads)
-        times.append(perf_counter() - started)
-    return 2 * _COPY_BYTES / median(times)
-
-
-def describe_machine() -> dict[str, Any]:
-    """Describes the machine and the libraries."""
-    return {
-        "cpu": _read_cpu_model(),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "torch": _find_version("torch"),
-        "optax": _find_version("optax"),
-        "jax": _find_version("jax"),
-        "numba": _find_version("numba"),
-        "compiler": " ".join(compiler() or []) or None,
-        "threads": num_threads(),
-    }
-
-
 def describe_commit(checkout: Path = ROOT) -> str:
     """Returns a checkout's commit, with "-dirty" behind it if files have changed since."""
     command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
@@ -196,7 +157,7 @@ def write_results(
         output: The folder that has a folder for each machine.
     """
     described = {"machine": describe_machine(), "commit": describe_commit(), **results}
-    name = name or f"{_read_cpu_model()} {os.cpu_count()} cores"
+    name = name or f"{read_cpu_model()} {os.cpu_count()} cores"
     folder = output / re.sub(r"[^a-z0-9]+", "-", name.lower())
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{datetime.now(UTC):%Y-%m-%d}-{described['commit']}.json"
@@ -209,19 +170,3 @@ def write_results(
 
 def _median_ratio(ours: list[float], times: list[float]) -> float:
     return round(median(a / b for a, b in zip(ours, times, strict=True)), 3)
-
-
-def _read_cpu_model() -> str:
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return platform.machine()
-    found = re.search(r"model name\s*: (.+)", text)
-    return found[1] if found else platform.machine()
-
-
-def _find_version(distribution: str) -> str | None:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return None

@@ -62,11 +62,9 @@ class HostClock:
 
 
 class GpuClock:
-    """A clock for the current GPU, through CuPy."""
+    """A clock for the current GPU, through CuPy, which is given."""
 
-    def __init__(self) -> None:
-        import cupy
-
+    def __init__(self, cupy: Any) -> None:
         self._cupy = cupy
         self._device = cupy.cuda.Device()
         properties = cupy.cuda.runtime.getDeviceProperties(self._device.id)
@@ -102,11 +100,9 @@ class GpuClock:
         return is_ahead
 
 
-def measure_copy_bytes_per_second(num_bytes: int = 2 * 2**30, rounds: int = 20) -> float:
+def measure_copy_bytes_per_second(cupy: Any, num_bytes: int = 2 * 2**30, rounds: int = 20) -> float:
     """Measures the bandwidth of a copy within the GPU's memory: bytes read and written a second."""
-    import cupy
-
-    clock = GpuClock()
+    clock = GpuClock(cupy)
     source = cupy.ones(num_bytes // 4, dtype=np.float32)
     target = cupy.empty_like(source)
     stream = cupy.cuda.get_current_stream()

@@ -1,0 +1,69 @@
+"""What a benchmark runs on: how fast it copies, what there is of memory, what slows it down."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from gpuopt.backends.cpu.compiler import compiler
+from gpuopt.backends.cpu.threads import num_threads, share_out
+
+_COPY_BYTES = 256 * 2**20
+
+
+def measure_copy_bandwidth(rounds: int = 15) -> float:
+    """Measures the bandwidth of copies in memory, in bytes read and written a second.
+
+    As many threads copy as gpuopt uses for a large update.
+    """
+    source = np.ones(_COPY_BYTES // 8)
+    target = np.zeros_like(source)
+    threads = num_threads()
+    parts = list(zip(np.split(target, 16), np.split(source, 16), strict=True))
+    times = []
+    for _ in range(rounds):
+        started = perf_counter()
+        share_out(lambda part: np.copyto(*part), parts, threads)
+        times.append(perf_counter() - started)
+    return 2 * _COPY_BYTES / median(times)
+
+
+def describe_machine() -> dict[str, Any]:
+    """Describes the machine and the libraries."""
+    return {
+        "cpu": read_cpu_model(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "torch": _find_version("torch"),
+        "optax": _find_version("optax"),
+        "jax": _find_version("jax"),
+        "numba": _find_version("numba"),
+        "compiler": " ".join(compiler() or []) or None,
+        "threads": num_threads(),
+    }
+
+
+def read_cpu_model() -> str:
+    """Returns the CPU's name, or where it is not known, its architecture."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.machine()
+    found = re.search(r"model name\s*: (.+)", text)
+    return found[1] if found else platform.machine()
+
+
+def _find_version(distribution: str) -> str | None:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
