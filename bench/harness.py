@@ -11,11 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from time import perf_counter
 from typing import Any
 
 from gpuopt.bench.machine import describe_machine, read_cpu_model
+from gpuopt.bench.results import find_deciles
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
@@ -119,14 +120,14 @@ def summarize(
     copy_bytes_per_second: float,
 ) -> Timing:
     """Computes a contender's statistics; `ours` are gpuopt's samples of the same rounds."""
-    deciles = quantiles(times, n=10, method="inclusive")
-    seconds = 1e-3 * median(times)
+    middle, p10, p90 = find_deciles(times)
+    seconds = 1e-3 * middle
     speed = None if workload.bytes_moved is None else workload.bytes_moved / seconds
     each = None if workload.operations is None else seconds / workload.operations
     return Timing(
-        median_ms=round(median(times), 4),
-        p10_ms=round(deciles[0], 4),
-        p90_ms=round(deciles[-1], 4),
+        median_ms=round(middle, 4),
+        p10_ms=round(p10, 4),
+        p90_ms=round(p90, 4),
         ratio=_median_ratio(ours, times),
         extra_ms=round(median(a - b for a, b in zip(ours, times, strict=True)), 4),
         gb_per_s=None if speed is None else round(speed / 1e9, 2),

@@ -1,4 +1,4 @@
-"""The command line: `gpuopt demo` and `gpuopt info`."""
+"""The command line: `gpuopt demo`, `gpuopt bench` and `gpuopt info`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ import numpy as np
 import gpuopt
 from gpuopt.backends import backend_for
 from gpuopt.backends.cuda.availability import why_no_gpu
+from gpuopt.bench import command as bench
+from gpuopt.bench.results import ResultsError
 from gpuopt.demo.settings import NAMES
 from gpuopt.demo.train import BATCH_SIZE, DEFAULT_STEPS, train
 from gpuopt.device import Device
@@ -61,7 +63,21 @@ def _run(arguments: Sequence[str] | None) -> int:
         if options.ranks != "workers" and (options.replicas_to_aggregate or 1) > options.workers:
             parser.error("--replicas-to-aggregate must not be more than --workers")
         return _run_demo(options)
-    parser.error("a command is missing: demo or info; --help says more")
+    if options.command == "bench":
+        if (reason := bench.why_refused(options)) is not None:
+            parser.error(reason)
+        return _run_bench(options)
+    parser.error("a command is missing: bench, demo or info; --help says more")
+
+
+def _run_bench(options: argparse.Namespace) -> int:
+    try:
+        return bench.run(options, options.device)
+    except BrokenPipeError:
+        raise
+    except (OSError, ResultsError) as error:
+        print(f"gpuopt bench: {error}", file=sys.stderr)
+        return 2
 
 
 def _run_demo(options: argparse.Namespace) -> int:
@@ -160,12 +176,7 @@ def _make_parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help=f"one of {', '.join(NAMES)}, or all",
     )
-    demo.add_argument(
-        "--device",
-        type=_parse_device,
-        default="auto",
-        help='"cpu", "gpu:<index>", or "auto", which is gpu:0 if there is a GPU',
-    )
+    _add_device(demo)
     demo.add_argument(
         "--steps", type=_parse_positive, default=DEFAULT_STEPS, help="batches to train on"
     )
@@ -204,7 +215,23 @@ def _make_parser() -> argparse.ArgumentParser:
     demo.add_argument(
         "--output", type=_parse_picture, default="digits-curves.png", help="file for the curves"
     )
+    benchmark = commands.add_parser(
+        "bench",
+        help="time gpuopt beside what is installed of torch, optax and Thinc",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    bench.add_arguments(benchmark)
+    _add_device(benchmark)
     return parser
+
+
+def _add_device(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--device",
+        type=_parse_device,
+        default="auto",
+        help='"cpu", "gpu:<index>", or "auto", which is gpu:0 if there is a GPU',
+    )
 
 
 def _parse_optimizer(text: str) -> str:

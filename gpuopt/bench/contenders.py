@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ import gpuopt
 from gpuopt.bench.clock import Step
 from gpuopt.bench.jobs import Job
 
+_COMPILED = "GPUOPT_COMPILED"
 # Weights; every contender updates them in place, torch included.
 Arrays = Sequence[Any]
 # Sets of gradients of all weights. Each step uses the next set, in a cycle.
@@ -73,9 +75,22 @@ def make_our_sparse_step(
     return _make_ours(optimizer, lambda: optimizer.apply_gradients(pairs), compiled)
 
 
+@contextmanager
+def compiled_as_now() -> Iterator[None]:
+    """Afterwards, rules are compiled if they were before: contenders choose it for themselves."""
+    before = os.environ.get(_COMPILED)
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(_COMPILED, None)
+        else:
+            os.environ[_COMPILED] = before
+
+
 def _make_ours(optimizer: gpuopt.Optimizer, step: Step, compiled: bool) -> Contender:
     def choose() -> None:
-        os.environ["GPUOPT_COMPILED"] = "1" if compiled else "0"
+        os.environ[_COMPILED] = "1" if compiled else "0"
 
     return Contender(step, lambda: [each.numpy() for each in optimizer.variables()], choose)
 

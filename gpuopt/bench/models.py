@@ -49,6 +49,26 @@ def list_gpt2_shapes() -> Iterator[tuple[int, ...]]:
     yield from [(width,), (width,)]
 
 
+def list_llama_layer_shapes() -> Iterator[tuple[int, ...]]:
+    """Yields the shapes of one layer of Llama 2 7B (Touvron et al. 2023)."""
+    width, inner = 4096, 11008
+    yield from [(width, width)] * 4
+    yield from [(inner, width), (inner, width), (width, inner)]
+    yield from [(width,), (width,)]
+
+
+def list_dlrm_tables() -> Shapes:
+    """Returns the sizes of DLRM's tables for the Kaggle data (Naumov et al. 2019).
+
+    No table is higher than 1,000,000 rows, as with DLRM's `--max-ind-range`.
+    """
+    heights = (
+        *(1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194),
+        *(27, 14992, 5461306, 10, 5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572),
+    )
+    return [(min(height, 1_000_000), 16) for height in heights]
+
+
 def shrink(shapes: Iterator[tuple[int, ...]], divisor: int) -> Shapes:
     """Divides each side by a number; it is 1 at least."""
     return [tuple(max(1, side // divisor) for side in shape) for shape in shapes]

@@ -25,7 +25,6 @@ from bench import gpu_harness, host_targets
 from bench import gpu_workloads as gpu_workloads_module
 from bench.gpu import make_table, run_offer
 from bench.gpu_harness import Measured, measure
-from bench.gpu_profile import profile
 from bench.gpu_targets import TARGETS, judge
 from bench.gpu_workloads import Sizes, offer_workloads
 from bench.harness import Timing, Workload, write_results
@@ -41,6 +40,7 @@ from gpuopt.bench.contenders import (
 from gpuopt.bench.jobs import BETA1, BETA2, DECAY, EPSILON, JOBS, RATE, WEIGHT_DECAY, Place
 from gpuopt.bench.models import list_gpt2_shapes, list_resnet50_shapes
 from gpuopt.bench.peers import make_torch_dense_step, make_torch_sparse_step
+from gpuopt.bench.profiler import profile
 
 ROOT = Path(__file__).resolve().parents[2]
 HOST = Place(np, "cpu")
