@@ -127,7 +127,7 @@ def run(options: argparse.Namespace, device: Device) -> int:
     """
     from rich.console import Console
 
-    from gpuopt.bench.report import print_comparison, print_reasons
+    from gpuopt.bench.report import print_comparison, print_growth, print_reasons
 
     console = Console()
     if options.list:
@@ -137,6 +137,7 @@ def run(options: argparse.Namespace, device: Device) -> int:
     # Before anything is timed, for that takes minutes.
     earlier = [read_results(path) for path in options.compare or ()]
     new = earlier[1] if len(earlier) == 2 else _run_all(console, options, device)
+    print_growth(console, new.runs)
     print_reasons(console, new.not_run)
     if options.json:
         write_results(new, options.json)

@@ -134,7 +134,7 @@ def measure(
         task.per,
         task.units,
         [round(sample, 6) for sample in copy_ms],
-        round(copy_gb_per_s, 3),
+        round(copy_gb_per_s, 6),
         contenders,
         made.left_out,
         warnings,
@@ -165,7 +165,7 @@ def _make_figures(samples: Samples, kept: _Kept, bytes_moved: int, copy_gb_per_s
     cold = summarize(samples.cold)
     gb_per_s = bytes_moved / cold.median_ms / 1e6
     share = gb_per_s / copy_gb_per_s
-    return Figures(summarize(samples.warm), cold, round(gb_per_s, 3), round(share, 4), *kept)
+    return Figures(summarize(samples.warm), cold, round(gb_per_s, 6), round(share, 6), *kept)
 
 
 def _is_noisy(figures: Figures) -> bool:

@@ -60,13 +60,28 @@ def print_run(console: Console, name: str, run: Run) -> None:
             _format_megabytes(figures.state_bytes),
             _format_megabytes(figures.peak_extra_bytes),
             *(_format_calls(figures) if on_gpu else ()),
-            *((f"{1e6 * figures.warm.median_ms / run.units:.3g}",) if run.units else ()),
+            *((_format_cost(figures, run),) if run.units else ()),
         )
     console.print(table)
     for contender, reason in run.left_out.items():
         _print_line(console, f"  without {contender}: {reason}")
     for warning in run.warnings:
         _print_line(console, f"  doubtful: {warning}")
+
+
+def print_growth(console: Console, runs: Mapping[str, Run]) -> None:
+    """Prints the cost of a parameter, tensor or row for all tasks that grow."""
+    growing = {name: run for name, run in runs.items() if run.units}
+    if not growing:
+        return
+    contenders = list(dict.fromkeys(each for run in growing.values() for each in run.contenders))
+    table = Table(title="nanoseconds, with warm caches")
+    for heading in ("", "for each", *contenders):
+        table.add_column(heading, justify="right" if heading in contenders else "left")
+    for name, run in growing.items():
+        found = (run.contenders.get(each) for each in contenders)
+        table.add_row(name, run.per, *(_format_cost(figures, run) for figures in found))
+    console.print(table)
 
 
 def print_comparison(
@@ -109,6 +124,12 @@ def _format_times(times: Times) -> list[str]:
 
 def _format_megabytes(num_bytes: int | None) -> str:
     return "" if num_bytes is None else f"{num_bytes / 1e6:.1f}"
+
+
+def _format_cost(figures: Figures | None, run: Run) -> str:
+    if figures is None or not run.units:
+        return ""
+    return f"{1e6 * figures.warm.median_ms / run.units:.3g}"
 
 
 def _format_calls(figures: Figures) -> list[str]:
