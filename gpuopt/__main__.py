@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-import ml_dtypes
 import numpy as np
 
 import gpuopt
@@ -17,18 +16,13 @@ from gpuopt.backends import backend_for
 from gpuopt.backends.cuda.availability import why_no_gpu
 from gpuopt.bench import command as bench
 from gpuopt.bench.results import ResultsError
+from gpuopt.bench.workloads import DTYPES
 from gpuopt.demo.settings import NAMES
 from gpuopt.demo.train import BATCH_SIZE, DEFAULT_STEPS, train
 from gpuopt.device import Device
 from gpuopt.errors import DeviceUnavailableError
 from gpuopt.info import describe
 
-_DTYPES = {
-    "float16": np.float16,
-    "bfloat16": ml_dtypes.bfloat16,
-    "float32": np.float32,
-    "float64": np.float64,
-}
 # Formats that matplotlib writes without further software.
 _PICTURES = (".png", ".svg", ".pdf")
 
@@ -127,7 +121,7 @@ def _run_demo(options: argparse.Namespace) -> int:
                 train(
                     name,
                     device=device,
-                    dtype=np.dtype(_DTYPES[options.dtype]),
+                    dtype=np.dtype(DTYPES[options.dtype]),
                     steps=options.steps,
                     seed=options.seed,
                     autodiff=options.autodiff,
@@ -180,7 +174,7 @@ def _make_parser() -> argparse.ArgumentParser:
     demo.add_argument(
         "--steps", type=_parse_positive, default=DEFAULT_STEPS, help="batches to train on"
     )
-    demo.add_argument("--dtype", choices=_DTYPES, default="float32", help="dtype of the weights")
+    demo.add_argument("--dtype", choices=DTYPES, default="float32", help="dtype of the weights")
     demo.add_argument("--seed", type=_parse_seed, default=0, help="seed for weights and batches")
     demo.add_argument(
         "--autodiff",

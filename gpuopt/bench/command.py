@@ -15,13 +15,12 @@ from gpuopt.bench.jobs import JOBS
 from gpuopt.bench.machine import describe_machine
 from gpuopt.bench.measure import Bench, measure, prepare
 from gpuopt.bench.results import Results, Run, read_results, write_results
-from gpuopt.bench.workloads import Task, list_growing_tasks, list_tasks, why_not
+from gpuopt.bench.workloads import DTYPES, Task, list_growing_tasks, list_tasks, why_not
 from gpuopt.device import Device
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-DTYPES = ("float16", "bfloat16", "float32", "float64")
 # Fewer have no deciles.
 FEWEST_ROUNDS = 5
 

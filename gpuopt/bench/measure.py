@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
 from statistics import median
 from time import perf_counter
 from typing import NamedTuple
@@ -35,22 +37,27 @@ _GPU_COPY_BYTES = 2**30
 _REST_S = 0.01
 
 
-class Bench(NamedTuple):
+@dataclass(frozen=True)
+class Bench:
     """Where tasks are measured.
 
     Attributes:
         name: "cpu", or the GPU's name.
         place: Where arrays are.
         clock: The device's.
-        copy: The copy that bandwidths are compared with.
+        make_copy: Makes the copy that bandwidths are compared with, and allocates its arrays.
         copy_bytes: How many bytes it reads and writes.
     """
 
     name: str
     place: Place
     clock: Clock
-    copy: Step
+    make_copy: Callable[[], Step]
     copy_bytes: int
+
+    @cached_property
+    def copy(self) -> Step:
+        return self.make_copy()
 
     @property
     def on_gpu(self) -> bool:
@@ -72,13 +79,13 @@ def prepare(device: Device) -> Bench:
         cache_bytes = read_cache_bytes()
         size = max(COPY_BYTES, 4 * cache_bytes)
         clock = HostClock(2 * cache_bytes)
-        return Bench("cpu", Place(np, "cpu"), clock, make_host_copy(size), 2 * size)
+        return Bench("cpu", Place(np, "cpu"), clock, partial(make_host_copy, size), 2 * size)
     cupy = backend_for(device).xp
     cupy.cuda.Device(device.index).use()
     name = cupy.cuda.runtime.getDeviceProperties(device.index)["name"].decode()
     place = Place(cupy, f"cuda:{device.index}")
-    copy = make_gpu_copy(cupy, _GPU_COPY_BYTES)
-    return Bench(name, place, GpuClock(cupy), copy, 2 * _GPU_COPY_BYTES)
+    make_copy = partial(make_gpu_copy, cupy, _GPU_COPY_BYTES)
+    return Bench(name, place, GpuClock(cupy), make_copy, 2 * _GPU_COPY_BYTES)
 
 
 def measure(

@@ -41,14 +41,14 @@ def measure_gpu_peak(step: Step, clock: Clock, cupy: Any) -> int:
     clock.synchronize()
     pool = cupy.get_default_memory_pool()
     pool.free_all_blocks()
-    before = pool.used_bytes()
+    before = int(pool.used_bytes())
     cuda = sys.modules["torch"].cuda if "torch" in sys.modules else None
     if cuda is not None and cuda.is_initialized():
         cuda.reset_peak_memory_stats()
-        before += cuda.memory_allocated()
+        before += int(cuda.memory_allocated())
     step()
     clock.synchronize()
     after = int(pool.total_bytes())
     if cuda is not None and cuda.is_initialized():
-        after += cuda.max_memory_allocated()
+        after += int(cuda.max_memory_allocated())
     return max(0, after - before)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 
 import gpuopt
@@ -39,6 +40,12 @@ from gpuopt.bench.peers import (
     why_not_torch,
 )
 
+DTYPES: Mapping[str, Any] = {
+    "float16": np.float16,
+    "bfloat16": ml_dtypes.bfloat16,
+    "float32": np.float32,
+    "float64": np.float64,
+}
 # The contender that is gpuopt without compiled rules.
 NUMPY_ALONE = "gpuopt, numpy alone"
 ARRAYS = "array operations"
@@ -176,7 +183,7 @@ def make_contenders(task: Task, job_name: str, dtype: str, place: Place) -> Made
     job = JOBS[job_name]
     if task.lookups:
         return _make_sparse(task, job_name, place)
-    xp, kind = place.xp, _dtype(dtype)
+    xp, kind = place.xp, np.dtype(DTYPES[dtype])
     gradients = [[_make_gradient(xp, shape, kind) for shape in task.shapes]]
 
     def weights() -> list[Any]:
@@ -255,15 +262,7 @@ def _make_torch_sparse(job_name: str, job: Job, torch: Any, parameters: Any) -> 
 
 def itemsize(dtype: str) -> int:
     """Returns how many bytes an element of this type has."""
-    return _dtype(dtype).itemsize
-
-
-def _dtype(name: str) -> np.dtype[Any]:
-    if name == "bfloat16":
-        import ml_dtypes
-
-        return np.dtype(ml_dtypes.bfloat16)
-    return np.dtype(name)
+    return np.dtype(DTYPES[dtype]).itemsize
 
 
 def _make_gradient(xp: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
@@ -24,6 +26,7 @@ from gpuopt.bench.profiler import Calls, sum_calls
 from gpuopt.bench.results import ResultsError, read_results, summarize, write_results
 from gpuopt.bench.sampling import take_samples
 from gpuopt.bench.workloads import (
+    DTYPES,
     NUMPY_ALONE,
     Task,
     list_growing_tasks,
@@ -71,7 +74,7 @@ def test_tasks_have_names_of_their_own_and_grow_as_they_say() -> None:
     assert growing["height-10^3"] == growing["height-10^7"] == 8192
 
 
-@pytest.mark.parametrize("dtype", command.DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("job", JOBS)
 def test_contenders_step_with_every_optimizer_and_type(job: str, dtype: str) -> None:
     made = make_contenders(DENSE, job, dtype, HOST)
@@ -316,3 +319,28 @@ def test_a_file_that_has_no_results_is_refused(
     arguments: list[Any] = ["bench", "--compare", str(path), str(path)]
     assert command_line.main(arguments) == 2
     assert "gpuopt bench: " in capsys.readouterr().err
+
+
+def test_the_tasks_run_under_pytest_benchmark_against_a_baseline(tmp_path: Path) -> None:
+    pytest.importorskip("pytest_benchmark", reason="pytest-benchmark is not installed")
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-m", "pytest", "bench", "-k", "1000-tensors and numpy", "-rs"]
+    command += ["-p", "no:cacheprovider", "--benchmark-storage", str(tmp_path)]
+
+    def run(*options: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*command, *options], cwd=root, capture_output=True, text=True)
+
+    first = run("--benchmark-autosave")
+    assert first.returncode == 0, first.stdout + first.stderr
+    [baseline] = tmp_path.rglob("*.json")
+    written = json.loads(baseline.read_text())
+    [entry] = written["benchmarks"]
+    assert entry["group"] == "1000-tensors"
+    assert entry["stats"]["rounds"] == 30
+    entry["stats"] = {
+        key: value / 1000 if key == "median" else value for key, value in entry["stats"].items()
+    }
+    baseline.write_text(json.dumps(written))
+    slower = run("--benchmark-compare", "--benchmark-compare-fail=median:900%")
+    assert slower.returncode != 0
+    assert "has regressed" in slower.stdout + slower.stderr
