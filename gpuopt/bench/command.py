@@ -14,6 +14,7 @@ from gpuopt.bench.compare import TOLERANCE, Verdict, compare_results, find_diffe
 from gpuopt.bench.jobs import JOBS
 from gpuopt.bench.machine import describe_machine
 from gpuopt.bench.measure import Bench, measure, prepare
+from gpuopt.bench.page import write_page
 from gpuopt.bench.results import Results, Run, read_results, write_results
 from gpuopt.bench.workloads import DTYPES, Task, list_growing_tasks, list_tasks, why_not
 from gpuopt.device import Device
@@ -72,6 +73,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--json", type=Path, metavar="FILE", help="write all samples and figures to this file"
     )
     parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="write a page with plots and all samples"
+    )
+    parser.add_argument(
         "--compare",
         nargs="+",
         type=Path,
@@ -97,8 +101,9 @@ def why_refused(options: argparse.Namespace) -> str | None:
         return f"--tolerance must be 0 or more, and less than 1, and is {options.tolerance}"
     if options.compare and len(options.compare) > 2:
         return f"--compare takes one file or two, and got {len(options.compare)}"
-    if options.json and not options.json.parent.is_dir():
-        return f"the folder of {str(options.json)!r} does not exist"
+    for path in (options.json, options.html):
+        if path and not path.parent.is_dir():
+            return f"the folder of {str(path)!r} does not exist"
     if not options.compare and not list(choose(options)):
         return f"no task is named {' or '.join(options.patterns)}; --list shows them"
     return None
@@ -140,6 +145,8 @@ def run(options: argparse.Namespace, device: Device) -> int:
     print_reasons(console, new.not_run)
     if options.json:
         write_results(new, options.json)
+    if options.html:
+        write_page(new, options.html)
     if not earlier:
         return 0
     comparisons = compare_results(new, earlier[0], options.tolerance)

@@ -140,6 +140,8 @@ def measure(
         made.bytes_moved,
         task.per,
         task.units,
+        task.curve,
+        task.at,
         [round(sample, 6) for sample in copy_ms],
         round(copy_gb_per_s, 6),
         contenders,

@@ -68,6 +68,8 @@ class Run:
         bytes_moved: How many bytes a step must at least read and write.
         per: What the time is divided by, where its growth matters.
         units: How many of `per` a step has.
+        curve: What grows along with other runs, as in "parameters"; or None.
+        at: How much of it there is.
         copy_ms: Samples of a copy's time, taken in the same rounds.
         copy_gb_per_s: The bandwidth that follows from their median.
         contenders: The figures, by name.
@@ -79,6 +81,8 @@ class Run:
     bytes_moved: int
     per: str | None
     units: int | None
+    curve: str | None
+    at: int | None
     copy_ms: list[float]
     copy_gb_per_s: float
     contenders: dict[str, Figures]

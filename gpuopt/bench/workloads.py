@@ -68,6 +68,8 @@ class Task:
         lookups: How many rows the gradient of each table names; 0 if gradients are dense.
         per: What the time of a step is divided by, where its growth matters: "parameter",
             "tensor" or "row".
+        curve: What grows along with others of this name, as in "parameters"; or None.
+        at: How much of it there is.
     """
 
     name: str
@@ -75,6 +77,8 @@ class Task:
     shapes: Shapes
     lookups: int = 0
     per: str | None = None
+    curve: str | None = None
+    at: int | None = None
 
     @property
     def num_parameters(self) -> int:
@@ -128,10 +132,17 @@ def list_growing_tasks() -> Iterator[Task]:
             f"one tensor of 2^{exponent} elements",
             [(2**exponent,)],
             per="parameter",
+            curve="parameters",
+            at=2**exponent,
         )
     for count in (1, 10, 100, 1000, 10_000):
         yield Task(
-            f"tensors-{count}", f"{count:,} tensors of 256 elements", [(256,)] * count, per="tensor"
+            f"tensors-{count}",
+            f"{count:,} tensors of 256 elements",
+            [(256,)] * count,
+            per="tensor",
+            curve="tensors",
+            at=count,
         )
     for exponent in range(7):
         yield Task(
@@ -140,6 +151,8 @@ def list_growing_tasks() -> Iterator[Task]:
             [(10**6, 16)],
             10**exponent,
             "row",
+            "rows",
+            10**exponent,
         )
     for exponent in range(3, 8):
         yield Task(
@@ -148,6 +161,8 @@ def list_growing_tasks() -> Iterator[Task]:
             [(10**exponent, 16)],
             8192,
             "row",
+            "height",
+            10**exponent,
         )
 
 
@@ -262,7 +277,7 @@ def _make_torch_sparse(job_name: str, job: Job, torch: Any, parameters: Any) -> 
 
 def itemsize(dtype: str) -> int:
     """Returns how many bytes an element of this type has."""
-    return np.dtype(DTYPES[dtype]).itemsize
+    return int(np.dtype(DTYPES[dtype]).itemsize)
 
 
 def _make_gradient(xp: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:

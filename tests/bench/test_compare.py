@@ -39,7 +39,7 @@ def results(
         name: Figures(summarize(samples), summarize(samples), 1.0, 1.0, 0)
         for name, samples in {"gpuopt": ours, "torch fused": theirs or ours}.items()
     }
-    run = Run("a task", 100, None, None, copies, 1.0, contenders)
+    run = Run("a task", 100, None, None, None, None, copies, 1.0, contenders)
     return Results("1", "a day", "cpu", {"cpu": cpu}, {"16m/adam/float32": run}, {})
 
 
