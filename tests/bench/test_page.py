@@ -4,44 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
 from dataclasses import asdict
-from html import unescape
 from pathlib import Path
 
 import pytest
+from browser import show
 
 from gpuopt.bench.page import make_page, write_page
 from gpuopt.bench.results import Figures, Results, Run, summarize
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-SECONDS = 120
-# Reports what is wider than the place that it has, and of which color the paper is.
-REPORT = """
-<script>
-const faults = [];
-const root = document.documentElement;
-if (root.scrollWidth > root.clientWidth) faults.push("page " + root.scrollWidth);
-for (const text of document.querySelectorAll("svg text")) {
-  const box = text.getBBox(), all = text.ownerSVGElement.viewBox.baseVal;
-  if (box.x < 0 || box.y < 0 || box.x + box.width > all.width || box.y + box.height > all.height)
-    faults.push(text.textContent);
-}
-for (const element of document.querySelectorAll("td, th, h1, h2, dd, li, p"))
-  if (element.scrollWidth > element.clientWidth + 1) faults.push(element.textContent);
-// On a narrow screen, tables scroll by themselves.
-if (innerWidth > 1300)
-  for (const element of document.querySelectorAll(".wide"))
-    if (element.scrollWidth > element.clientWidth) faults.push(element.textContent);
-const report = document.createElement("pre");
-report.id = "report";
-report.textContent = JSON.stringify({
-  faults, paper: getComputedStyle(document.body).backgroundColor, width: innerWidth,
-});
-document.body.append(report);
-</script>
-"""
 
 
 def figures(ms: float, launches: int | None = None) -> Figures:
@@ -85,23 +55,6 @@ def results() -> Results:
     return Results("0.1", "2026-11-23 12:00", "cpu", machine, runs, {"160m/adam/float32": "large"})
 
 
-def show(page: str, folder: Path, *options: str) -> tuple[dict[str, object], str]:
-    """Opens the page in a browser; returns its report, and what its console says."""
-    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if browser is None:
-        pytest.skip(f"none of {', '.join(BROWSERS)} is installed")
-    path = folder / "page.html"
-    path.write_text(page.replace("</body>", f"{REPORT}</body>"))
-    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
-    command += [f"--user-data-dir={folder / 'profile'}", *options, "--dump-dom", path.as_uri()]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
-    assert shown.returncode == 0, shown.stderr
-    found = re.search(r'<pre id="report">(.*?)</pre>', shown.stdout, re.DOTALL)
-    assert found is not None, shown.stdout[-2000:]
-    console = "\n".join(line for line in shown.stderr.splitlines() if "CONSOLE" in line)
-    return json.loads(unescape(found[1])), console
-
-
 def test_the_page_has_all_figures_and_samples(results: Results) -> None:
     page = make_page(results)
     for name, run in results.runs.items():
@@ -134,6 +87,7 @@ def test_each_curve_goes_through_all_of_its_runs(results: Results) -> None:
         assert xs == sorted(xs)
 
 
+@pytest.mark.browser
 @pytest.mark.parametrize("width", [500, 1400])
 def test_a_browser_shows_the_page_without_errors_or_overflow(
     results: Results, width: int, tmp_path: Path
@@ -144,6 +98,7 @@ def test_a_browser_shows_the_page_without_errors_or_overflow(
     assert console == ""
 
 
+@pytest.mark.browser
 def test_the_browser_test_notices_errors_and_overflow(results: Results, tmp_path: Path) -> None:
     wide = "<div style='width: 3000px'>wide</div><script>console.error('no'); nothing()</script>"
     report, console = show(make_page(results).replace("</h1>", f"</h1>{wide}"), tmp_path)
@@ -151,6 +106,7 @@ def test_the_browser_test_notices_errors_and_overflow(results: Results, tmp_path
     assert "ReferenceError" in console
 
 
+@pytest.mark.browser
 def test_the_page_is_dark_where_the_reader_likes_it(results: Results, tmp_path: Path) -> None:
     papers = [
         show(make_page(results), tmp_path, f"--blink-settings=preferredColorScheme={scheme}")[0][
