@@ -18,7 +18,8 @@ struct ClippedArray {
   long long first_chunk;  // the number of its first chunk among those of all arrays
 };
 
-// The number of the array that has a chunk. Precondition: the arrays are in order, and none is empty.
+// The number of the array that has a chunk. Precondition: the arrays are in order, and none is
+// empty.
 __device__ __forceinline__ long long number_of_array(const ClippedArray* arrays,
                                                      long long num_arrays, long long chunk) {
   return range_with<&ClippedArray::first_chunk>(arrays, num_arrays, chunk);
@@ -68,8 +69,8 @@ __device__ __forceinline__ void load_pack(const ClipChunk<Storage>& chunk, int a
 template <class Storage, class Decision = NoDecision>
 __device__ __forceinline__ void sum_chunks(const ClippedArray& only,
                                            const ClippedArray* __restrict__ arrays,
-                                           long long num_arrays, long long num_chunks,
-                                           double* sums, const Decision& decision = {}) {
+                                           long long num_arrays, long long num_chunks, double* sums,
+                                           const Decision& decision = {}) {
   using Real = Compute<Storage>;
   constexpr int pack = pack_size<Storage>;
   for (long long c = blockIdx.x; c < num_chunks; c += gridDim.x) {
@@ -145,9 +146,10 @@ __global__ void __launch_bounds__(clip_threads)
 }
 
 // The same, of sums with what is wrong behind them, [num_devices, num_norms + 1]; decides about the
-// step of all devices.
+// step of all devices. A template, so that others of this file are compiled without it.
+template <class Sum>
 __global__ void __launch_bounds__(clip_threads)
-    join_and_decide(const double* __restrict__ sums, long long num_devices, long long num_norms,
+    join_and_decide(const Sum* __restrict__ sums, long long num_devices, long long num_norms,
                     const __grid_constant__ ClipRule rule, ClipResult* __restrict__ results,
                     const __grid_constant__ LossDecision decision) {
   const long long row = num_norms + 1;

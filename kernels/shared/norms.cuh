@@ -96,8 +96,9 @@ struct NoDecision {
 };
 
 // Adds up the sums of chunks in the block that is done last, and makes results of all sums, and
-// decides, unless `results` is null. With a decision, what is wrong comes behind the sums. Every thread of the block must call it, after thread 0 has
-// written to `parts`. Nobody waits for another block.
+// decides, unless `results` is null. With a decision, what is wrong comes behind the sums. Every
+// thread of the block must call it, after thread 0 has written to `parts`. Nobody waits for another
+// block.
 template <class Decision = NoDecision>
 __device__ __forceinline__ void finish_sums(const double* parts, long long num_parts,
                                             const ClipTotals& totals, const ClipRule& rule,

@@ -692,6 +692,7 @@ def join_sums(decides: bool = False) -> Kernel:
             "results": Pointer("float64", struct_of(ClipResult)),
             **({"decision": struct_of(LossDecision)} if decides else {}),
         },
+        (CPP_TYPES["float64"],) if decides else (),
         file="clip.cu",
         constants={**_OF_CLIP, **_OF_DECISION} if decides else _OF_CLIP,
     )
