@@ -41,6 +41,11 @@ OPTIMIZERS: dict[str, Callable[[Variable], Any]] = {
         groups=[ParameterGroup(r"w1.*", clip_norm=1.0), ParameterGroup(r"table0", beta1=0.5)],
     ),
     "LAMB": lambda step: gpuopt.LAMBOptimizer(learning_rate=decays(step)),
+    "Adam with averages": lambda step: gpuopt.AdamOptimizer(
+        decays(step), averages=gpuopt.ExponentialMovingAverage(0.9, num_updates=step)
+    ),
+    "Adam that catches up": lambda step: gpuopt.AdamOptimizer(0.1, catch_up=True),
+    "LazyAdam in 8 bits": lambda step: gpuopt.LazyAdamOptimizer(decays(step), slot_bits=8),
 }
 
 
@@ -80,6 +85,9 @@ class Twin:
             for slot in self.inner.get_slot_names():
                 if self.inner.get_slot(variable, slot) is not None:
                     found[f"{name} {slot}"] = self.inner.get_slot(variable, slot).numpy()
+            average = None if self.inner.averages is None else self.inner.averages.of([variable])
+            if average:
+                found[f"{name} average"] = average[0].numpy()
         others = self.optimizer.state_dict()["non_slots"]
         return {**found, **others, "step": self.step.numpy()}
 
