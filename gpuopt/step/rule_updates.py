@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, ClassVar, Protocol
@@ -98,11 +98,15 @@ class _Part:
         gradients: An array for each variable, or the IndexedSlices of the only variable. They fit
             after `check`.
         is_averaged: Whether the rule moves the variables' averages, too.
+        first_number: Where the first of the gradients stands in the step, if a GPU decides.
         group: The variables' group; None until their slots are made.
         versions: The version of each batch's gradients; see `Group.accept`.
     """
 
-    __slots__ = ("given", "gradients", "group", "is_averaged", "is_sparse", "rule", "versions")
+    __slots__ = (
+        *("first_number", "given", "gradients", "group", "is_averaged", "is_sparse"),
+        *("rule", "versions"),
+    )
 
     def __init__(
         self,
@@ -117,6 +121,7 @@ class _Part:
         self.gradients = gradients
         self.group = group
         self.is_averaged = is_averaged
+        self.first_number = 0
         self.is_sparse = isinstance(gradients[0], IndexedSlices)
         self.versions: Sequence[int | None] | None = None
 
@@ -374,9 +379,11 @@ class RuleUpdates:
             if self.gpu_decides is None:
                 averages.follow(alone, self._optimizer.row_checks)
             else:
-                decision = GpuDecision(alone[0].device, self.decided)
                 every = [each.averages for each in self._of_counts if each.averages is not None]
-                averages.follow_decided(alone, decision, every)
+                for device, decided in self._decided.items():
+                    here = [variable for variable in alone if variable.device == device]
+                    if here:
+                        averages.follow_decided(here, GpuDecision(device, decided), every)
         return []
 
     def write(self) -> None:
@@ -414,8 +421,8 @@ class RuleUpdates:
             if self._clips is not None:
                 of_counts = [*numbers] * len(self._of_counts)
                 rule, scalars, factors = self._clips.clip(rule, batch, of_counts, scalars)
-                if self._clips.decided is not None:
-                    refused = self._clips.decided.after
+                if self._clips.decided:
+                    refused = factors.after
             # Raw arrays own the memory that the plan writes to.
             kept = [part.given for part, batch in unit if batch.is_borrowed]
             if part.is_sparse and rule.sums:
@@ -443,21 +450,26 @@ class RuleUpdates:
     def measure_all(self) -> None:
         self._clips = self._optimizer._clips_of_step(unscale=1.0)
 
-    def deciding_gpu(self) -> Device | None:
-        """Returns the GPU that can decide whether the step is made; None if the host must."""
+    def deciding_gpu(self, last: Device | None) -> Device | None:
+        """Returns the GPU that can decide whether the step is made; None if the host must.
+
+        Args:
+            last: The one that has decided about the step before, which can about all others.
+        """
         parts = self._parts
         devices = {batch.device for part in parts for batch in part.require_group().batches}
-        if len(devices) > 1 or self._has_constraints or not self._optimizer.finish_is_undoable:
+        if self._has_constraints or not self._optimizer.finish_is_undoable:
             return None
-        [device] = devices
-        if backend_for(device).loss_scalings is None:
+        if [each for each in devices if backend_for(each).loss_scalings is None]:
             return None
         if not self._averages_follow_the_count():
             return None
         arrays = chain.from_iterable(
             part.gradients[:1] if part.is_sparse else part.gradients for part in parts
         )
-        return device if any(_has_elements(array) for array in arrays) else None
+        if not any(_has_elements(array) for array in arrays):
+            return None
+        return last or min(devices, key=lambda device: device.index)
 
     def _averages_follow_the_count(self) -> bool:
         """Whether the count of steps says how averages are moved: they are there already."""
@@ -480,6 +492,7 @@ class RuleUpdates:
     def decide_on_gpu(
         self,
         decision: Decision,
+        device: Device,
         unscale: float,
         earlier: Sequence[StepNumbers],
         lock: Lock,
@@ -488,6 +501,7 @@ class RuleUpdates:
 
         Args:
             decision: How.
+            device: Which GPU it is.
             unscale: See `unscale`; 0 for the reciprocal of the loss scale before the step.
             earlier: What `numbers` were when the host had counted one step less, two less, and so
                 on: the GPU may not have made all that the host has counted.
@@ -495,7 +509,11 @@ class RuleUpdates:
         """
         self._clips = self._optimizer._clips_of_step(unscale)
         assert self._clips is not None, "it is asked for"
-        self._clips.decision = decision
+        self._clips.decision, self._clips.deciding = decision, device
+        number = 0
+        for part in self._parts:
+            part.first_number = number
+            number += len(part.gradients)
         self._of_counts = [self._numbers, *earlier]
         self.gpu_decides = lock
 
@@ -503,8 +521,19 @@ class RuleUpdates:
     def decided(self) -> Decided:
         """What the GPU has made of the step, after `apply`."""
         assert self._clips is not None, "decide_on_gpu comes first"
-        assert self._clips.decided is not None, "apply comes first"
+        assert self._clips.deciding is not None, "decide_on_gpu comes first"
+        return self._decided[self._clips.deciding]
+
+    @property
+    def _decided(self) -> Mapping[Device, Decided]:
+        """The same, by device."""
+        assert self._clips is not None, "decide_on_gpu comes first"
         return self._clips.decided
+
+    @property
+    def measured_names(self) -> Sequence[tuple[Sequence[str], bool]]:
+        """The variables' names, as gradients are numbered, and whether these are sparse."""
+        return [(part.require_group().names, part.is_sparse) for part in self._parts]
 
     def find_nonfinite(self) -> str | None:
         assert self._clips is not None, "unscale or measure_all comes first"

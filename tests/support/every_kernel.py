@@ -220,7 +220,7 @@ def kernels_without_rule() -> list[Kernel]:
         ),
         *(kernels.measure(dtype, decides=True) for dtype in DTYPES),
         *(kernels.measure_rows(dtype, key, decides=True) for dtype in DTYPES for key in KEYS),
-        kernels.join_sums(),
+        *(kernels.join_sums(decides) for decides in (False, True)),
         *(kernels.count_digits(source) for source in (*INDICES, *KEYS)),
         *(kernels.check_and_count_digits(index) for index in INDICES),
         *(kernels.move_rows(index, key) for index in INDICES for key in KEYS),

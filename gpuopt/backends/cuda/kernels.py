@@ -50,6 +50,7 @@ from gpuopt.backends.cuda.structs import (
     FEW_GRADIENTS,
     FEW_GROUPS,
     FEW_GROUPS_BYTES,
+    NOTHING_IS_WRONG,
     Chunk,
     ClippedArray,
     ClippedScalars,
@@ -153,6 +154,7 @@ _OF_FACTORS = {
 }
 _OF_DECISION = {
     "sizeof(gpuopt::LossScaling)": struct_of(LossScaling).size,
+    "gpuopt::nothing_is_wrong": NOTHING_IS_WRONG,
 }
 _OF_MEASURE_ROWS = {
     "gpuopt::clip_threads": CLIP_THREADS,
@@ -681,18 +683,20 @@ def measure_rows(dtype: str, key: str, decides: bool = False) -> Kernel:
 
 
 @cache
-def join_sums() -> Kernel:
+def join_sums(decides: bool = False) -> Kernel:
     return Kernel(
-        "join_sums",
+        "join_and_decide" if decides else "join_sums",
         {
             "sums": Pointer("float64"),
             "num_devices": _INT64,
             "num_norms": _INT64,
             "rule": struct_of(ClipRule),
             "results": Pointer("float64", struct_of(ClipResult)),
+            **({"decision": struct_of(LossDecision)} if decides else {}),
         },
+        (CPP_TYPES["float64"],) if decides else (),
         file="clip.cu",
-        constants=_OF_CLIP,
+        constants={**_OF_CLIP, **_OF_DECISION} if decides else _OF_CLIP,
     )
 
 
