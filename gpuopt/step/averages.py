@@ -74,17 +74,23 @@ class FollowingAverages:
         known: The cache of groups whose plans also write averages.
     """
 
-    def __init__(self, moving: MovingAverages, slot_codes: SlotCodes | None) -> None:
+    def __init__(self, moving: MovingAverages, has_slots_apart: bool) -> None:
+        """Keeps the averages.
+
+        Args:
+            moving: Theirs.
+            has_slots_apart: Whether slots are in 8 bits or in a type of their own.
+        """
         self.moving = moving
         self.known = KnownGroups()
-        # Among arrays of codes and scales, a rule finds no array of its own.
-        self._some_join = slot_codes is None
+        # A rule's slots are of one type, and an average has its variable's.
+        self._some_join = not has_slots_apart
 
     def joining(self, variables: Sequence[Any]) -> list[bool]:
         """Says of which variables the average is moved by the rule that updates them.
 
         It is not where it is not made yet, where a constraint comes between, of 16 bits, and where
-        slots are stored in 8 bits.
+        slots are stored in 8 bits or by a `slot_dtype`.
 
         Args:
             variables: As the caller passed them, of dense gradients.
@@ -152,12 +158,15 @@ class StepAverages:
         )
 
 
-def following(averages: Any, slot_codes: SlotCodes | None) -> FollowingAverages | None:
+def following(
+    averages: Any, slot_codes: SlotCodes | None, slot_dtype: np.dtype[Any] | None
+) -> FollowingAverages | None:
     """Returns the averages that an optimizer is given, as it moves them.
 
     Args:
         averages: As the optimizer is given them.
         slot_codes: How its slots are stored, if not as they are.
+        slot_dtype: The type of its slots, if it is one of their own.
 
     Raises:
         TypeError: they are something else.
@@ -166,4 +175,4 @@ def following(averages: Any, slot_codes: SlotCodes | None) -> FollowingAverages 
         return None
     if not isinstance(averages, MovingAverages):
         raise TypeError(f"averages must be an ExponentialMovingAverage, or None, got {averages!r}")
-    return FollowingAverages(averages, slot_codes)
+    return FollowingAverages(averages, slot_codes is not None or slot_dtype is not None)

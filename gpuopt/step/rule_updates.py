@@ -26,6 +26,7 @@ from gpuopt.state.coded_slots import (
 )
 from gpuopt.state.master_conversion import kept_dtype
 from gpuopt.state.masters import Masters, check_variables
+from gpuopt.state.slot_dtypes import check_no_doubles
 from gpuopt.state.state import Created
 from gpuopt.step.averages import FollowingAverages, StepAverages
 from gpuopt.step.clips import GradientClips, StepClips
@@ -63,6 +64,7 @@ class RuleOptimizer(HookOptimizer, Protocol):
     row_checks: RowChecks
     slot_codes: SlotCodes | None
     masters: Masters | None
+    slot_dtype: np.dtype[Any] | None
     rounding: StochasticRounding | None
     this_thread: ThisThread
 
@@ -286,7 +288,9 @@ class RuleUpdates:
             self._optimizer._check_groups(variables)
             if self._optimizer.masters is not None:
                 check_variables(state, variables, self._optimizer.masters)
-            if self._optimizer.rounding is not None:
+            if self._optimizer.slot_dtype is not None:
+                check_no_doubles(variables, self._optimizer.slot_dtype)
+            if self._optimizer.rounding is not None and self._optimizer.masters is None:
                 check_not_float16(variables)
             if codes is not None:
                 check_coded_variables(variables)
@@ -410,7 +414,8 @@ class RuleUpdates:
                 scalars += mine
             if part.is_averaged and self._averages is not None:
                 rule, scalars = self._averages.join(rule, batch.real, scalars)
-            if self._rounding is not None and is_rounded_dtype(batch.dtype):
+            has_rounded_slots = optimizer.slot_dtype is not None
+            if self._rounding is not None and (has_rounded_slots or is_rounded_dtype(batch.dtype)):
                 rule, scalars = self._rounding.join(rule, scalars)
             # Rows in host memory have been checked already.
             has_flag = batch.backend.row_flags is not None

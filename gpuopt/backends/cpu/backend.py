@@ -187,8 +187,8 @@ class CpuBackend:
             update_rounded(rule, plan, gradients, scalars, self._limits)
         else:
             update_dense(rule, plan, gradients, scalars, self._limits)
-            if plan.copies:
-                write_copies(plan, self._limits)
+        if plan.copies:
+            write_copies(plan, self._limits)
 
     def apply_sparse(
         self,
