@@ -25,7 +25,7 @@ from gpuopt.state.coded_slots import (
     end_blocks_at_rows,
 )
 from gpuopt.state.master_conversion import kept_dtype
-from gpuopt.state.masters import Masters, check_variables
+from gpuopt.state.masters import Masters, check_variables, master_or_own
 from gpuopt.state.slot_dtypes import check_no_doubles
 from gpuopt.state.state import Created
 from gpuopt.step.averages import FollowingAverages, StepAverages
@@ -382,7 +382,10 @@ class RuleUpdates:
         if self._averages is not None:
             alone = [v for part in self._parts if not part.is_averaged for v in part.variables()]
             if alone:
-                self._averages.follow(alone, self._optimizer.row_checks)
+                values = alone
+                if self._optimizer.masters is not None:
+                    values = [master_or_own(self._optimizer.state, each) for each in alone]
+                self._averages.follow(alone, values, self._optimizer.row_checks)
         return []
 
     def write(self) -> None:

@@ -90,7 +90,9 @@ def check(stage: str, kind: str, xp: Any = np) -> None:
         options["stochastic_rounding"] = SEED
     optimizer, exact = STAGES[stage](**options), STAGES[stage]()
     mine = [variable_on(xp, normal(i, s, dtype), name=f"w{i}") for i, s in enumerate(SHAPES)]
-    theirs = [Variable(each.numpy().astype(np.float32), name=f"w{i}") for i, each in enumerate(mine)]
+    theirs = [
+        Variable(each.numpy().astype(np.float32), name=f"w{i}") for i, each in enumerate(mine)
+    ]
     eps = 2.0**-10 if dtype == np.float16 and masters is None else 2.0**-23
     for step in range(NUM_STEPS):
         given, wide = (gradients(m, step, t, dtype) for m, t in ((xp, dtype), (np, np.float32)))
@@ -117,7 +119,10 @@ def check(stage: str, kind: str, xp: Any = np) -> None:
     [
         *(("plain", kind) for kind in KINDS),
         *((stage, "float32") for stage in TAKEN if stage != "plain"),
-        *((stage, "remainder, at random") for stage in ("lazy", "decay, clip_norm, groups", "sums")),
+        *(
+            (stage, "remainder, at random")
+            for stage in ("lazy", "decay, clip_norm, groups", "sums")
+        ),
     ],
 )
 def test_a_step_is_that_of_float32_slots_which_are_rounded_after_it(

@@ -94,7 +94,7 @@ class DensePlan:
 
     @property
     def is_strided(self) -> bool:
-        """Whether some arrays do not lie flat in memory, or slots are of another dtype than most."""
+        """Whether some arrays do not lie flat in memory, or have another dtype than the first."""
         return bool(self._strided)
 
     def accept(self, gradients: Sequence[Any]) -> int | None:

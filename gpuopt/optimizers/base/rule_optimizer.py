@@ -168,17 +168,19 @@ class RuleOptimizer(Optimizer):
                 32 bits: rounded to nearest, or by `stochastic_rounding`. It goes together with
                 neither `slot_bits=8` nor slots that have a number for each row;
                 `masters`, "float32" to keep a master copy of each float16 or bfloat16 variable in
-                a slot "master", and all other slots in float32, too, but for `slot_dtype`: a step updates the copy, and rounds it to
-                the variable. Of the two, what was written last counts. "remainder" to keep only the
-                16 bits of the copy that a bfloat16 variable, rounded half up, does not have.
-                Neither goes together with `slot_bits=8` or `averages`;
+                a slot "master", and all other slots in float32, too, or by `slot_dtype`: a step
+                updates the copy, and rounds it to the variable. Of the two, what was written last
+                counts. "remainder" to keep only the 16 bits of the copy that a bfloat16 variable,
+                rounded half up, does not have.
+                Neither goes together with `slot_bits=8`;
                 `stochastic_rounding`, a seed, to round what is written to bfloat16 variables and
                 slots up or down at random, with the number itself as the mean. The random bits
                 depend on seed, count of steps, element and slot alone. It goes together with
                 `masters` if there is a `slot_dtype`, and with neither `slot_bits=8` nor `averages`;
                 and `averages`, an `ExponentialMovingAverage` whose `apply` is made a part of the
                 step, for the variables that have a gradient: with the same values, and mostly in
-                the launch that updates them. It may belong to several optimizers.
+                the launch that updates them. It may belong to several optimizers. With `masters`,
+                it is of the master copies, and float32.
             hyperparameters: By name.
 
         Raises:
@@ -193,8 +195,10 @@ class RuleOptimizer(Optimizer):
         bits, form = ours.pop("slot_bits"), ours.pop("slot_form")
         self.slot_codes = slot_codes_of(bits, form, self.rule, type(self).__name__)
         self.slot_dtype = checked_slot_dtype(ours.pop("slot_dtype"), self.rule, self.slot_codes)
-        self.averages = following(ours.pop("averages"), self.slot_codes, self.slot_dtype)
-        self.masters = checked_masters(ours.pop("masters"), self.slot_codes, self.averages)
+        self.masters = checked_masters(ours.pop("masters"), self.slot_codes)
+        self.averages = following(
+            ours.pop("averages"), self.slot_codes, self.slot_dtype, self.masters
+        )
         self.rounding = checked_rounding(
             ours.pop("stochastic_rounding"),
             self.rule,
