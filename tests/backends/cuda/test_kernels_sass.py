@@ -21,6 +21,7 @@ from gpuopt.backends.cuda.mixed import SPLIT, Mixed
 from gpuopt.rules.averaged import averaged
 from gpuopt.rules.catch_up import NUM_SUMS
 from gpuopt.rules.clipped import clipped
+from gpuopt.rules.rounded import rounded
 from gpuopt.rules.scaled import scaled
 from gpuopt.rules.sources import kernel_root, on_disk
 from gpuopt.rules.update_rule import UpdateRule
