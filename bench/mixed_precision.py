@@ -72,8 +72,6 @@ def make_workloads() -> Iterator[Workload]:
             "gpuopt": _step_of(kind.dtype, kind.options),
             _PLAIN: _step_of(np.dtype(np.float32), {}),
         }
-        for step in steps.values():
-            step()
         what = f"Adam on {_SIZE:,} elements, {kind.what}"
         yield Workload(f"{name}_adam_16m", what, _SIZE * kind.bytes_moved, steps)
 
