@@ -59,4 +59,4 @@ def checked_rounding(
         )
     if problem:
         raise ValueError(f"stochastic_rounding={seed} cannot be had {problem}")
-    return StochasticRounding(int(seed))
+    return StochasticRounding(int(seed), slot_dtype is not None)
