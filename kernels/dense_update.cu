@@ -132,9 +132,18 @@ struct SameScalars {
   }
 };
 
+// How many blocks of `dense_update` a multiprocessor is to hold: where slots are narrower than a
+// master copy, compilers would rather spill than take more registers than five blocks have. 0
+// leaves it to them.
+template <class Storage>
+constexpr int blocks_of_one_group = StoredBeside<Storage>::num_arrays > 0 &&
+                                            sizeof(StoredSlot<Storage>) < sizeof(StoredVar<Storage>)
+                                        ? 4
+                                        : 0;
+
 // Updates variables of one group.
 template <class Rule, class Storage>
-__global__ void __launch_bounds__(dense_threads)
+__global__ void __launch_bounds__(dense_threads, blocks_of_one_group<Storage>)
     dense_update(const Variable<Rule, Storage>* __restrict__ variables, long long num_variables,
                  const Chunk* __restrict__ chunks, long long num_chunks, long long chunk_size,
                  const long long* __restrict__ grads,

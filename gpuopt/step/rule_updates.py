@@ -25,7 +25,8 @@ from gpuopt.state.coded_slots import (
     end_blocks_at_rows,
 )
 from gpuopt.state.master_conversion import kept_dtype
-from gpuopt.state.masters import Masters, check_variables
+from gpuopt.state.masters import Masters, check_variables, master_or_own
+from gpuopt.state.slot_dtypes import check_no_doubles
 from gpuopt.state.state import Created
 from gpuopt.step.averages import FollowingAverages
 from gpuopt.step.clips import GradientClips, StepClips
@@ -60,6 +61,7 @@ class RuleOptimizer(HookOptimizer, Protocol):
     row_checks: RowChecks
     slot_codes: SlotCodes | None
     masters: Masters | None
+    slot_dtype: np.dtype[Any] | None
     rounding: StochasticRounding | None
     this_thread: ThisThread
 
@@ -283,7 +285,9 @@ class RuleUpdates:
             self._optimizer._check_groups(variables)
             if self._optimizer.masters is not None:
                 check_variables(state, variables, self._optimizer.masters)
-            if self._optimizer.rounding is not None:
+            if self._optimizer.slot_dtype is not None:
+                check_no_doubles(variables, self._optimizer.slot_dtype)
+            if self._optimizer.rounding is not None and self._optimizer.masters is None:
                 check_not_float16(variables)
             if codes is not None:
                 check_coded_variables(variables)
@@ -376,14 +380,22 @@ class RuleUpdates:
                 for position in part.require_group().constrained:
                     apply_constraint(part.given[position])
         if averages is not None and (alone := self._averaged_alone()):
+            values = alone
+            if self._optimizer.masters is not None:
+                values = [master_or_own(self._optimizer.state, each) for each in alone]
             if self.gpu_decides is None:
-                averages.follow(alone, self._optimizer.row_checks)
+                averages.follow(alone, values, self._optimizer.row_checks)
             else:
                 every = [each.averages for each in self._of_counts if each.averages is not None]
                 for device, decided in self._decided.items():
-                    here = [variable for variable in alone if variable.device == device]
+                    here = [n for n, variable in enumerate(alone) if variable.device == device]
                     if here:
-                        averages.follow_decided(here, GpuDecision(device, decided), every)
+                        averages.follow_decided(
+                            [alone[n] for n in here],
+                            [values[n] for n in here],
+                            GpuDecision(device, decided),
+                            every,
+                        )
         return []
 
     def write(self) -> None:

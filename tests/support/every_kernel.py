@@ -198,6 +198,30 @@ def kernels_with_rounding() -> list[Kernel]:
     ]
 
 
+def kernels_of_slots_in_bfloat16() -> list[Kernel]:
+    """Lists kernels of variables and master copies that have slots in bfloat16."""
+    by_name = {rule.name: rule for rule in update_rules()}
+    adam, lamb = by_name["adam"], by_name["lamb"]
+    storages = [
+        Mixed("float32", "bfloat16", "float32"),
+        Mixed("float32", "bfloat16", "bfloat16", "bfloat16"),
+        Mixed("bfloat16", "bfloat16", "bfloat16", SPLIT),
+    ]
+    return [
+        kernel
+        for storage in storages
+        for kernel in (
+            kernels.dense_update(adam, storage),
+            kernels.dense_update(clipped(adam), storage, has_groups=True),
+            kernels.dense_update(rounded(adam), storage),
+            kernels.sum_terms(rounded(lamb), storage),
+            kernels.sparse_update(adam, storage, "uint32"),
+            kernels.sparse_update(rounded(adam), storage, "uint32"),
+            kernels.update_other_rows(rounded(adam), storage),
+        )
+    ]
+
+
 def kernels_of_accumulation() -> list[Kernel]:
     """Lists kernels that add gradients of each type to their sums."""
     types: list[Storage] = ["float32", "float64"]

@@ -13,6 +13,7 @@ from every_kernel import (
     kernels_of_accumulation,
     kernels_of_codes,
     kernels_of_several_types,
+    kernels_of_slots_in_bfloat16,
     kernels_with_averages,
     kernels_with_rounding,
     kernels_without_rule,
@@ -126,6 +127,11 @@ def test_kernels_with_averages_keep_to_the_same_registers(architecture: str) -> 
 @on_chosen
 def test_kernels_with_rounding_keep_to_the_same_registers(architecture: str) -> None:
     check_registers(kernels_with_rounding(), architecture)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_kernels_of_slots_in_bfloat16_keep_to_the_same_registers(architecture: str) -> None:
+    check_registers(kernels_of_slots_in_bfloat16(), architecture)
 
 
 def check_registers(group: list[Kernel], architecture: str) -> None:
