@@ -43,8 +43,10 @@ class TableBehind:
         self._identity = weakref.ref(identity)
         self._plan, self._backend, self._real = batch.plan, batch.backend, batch.real
         self._late_rows = batch.backend.late_rows
-        # One step, or one who brings rows up to date, at a time. Taken inside the gate.
-        self._lock = Lock(f'the rows of "{identity.name}" that are behind')
+        # One step, or one who brings rows up to date, at a time. Taken inside the gate, together
+        # with the device's: a signal handler in an update there waits for who has the table's.
+        table_lock = Lock(f'the rows of "{identity.name}" that are behind')
+        self._locks = (*batch.backend.locks, table_lock)
         self._catch_up: CatchUp | None = None
 
     @property
@@ -85,16 +87,19 @@ class TableBehind:
         """Does what `bring_up` does, and leaves other copies of a mirrored table alone."""
         if not self.is_behind:
             return
-        with undoing(), self._lock:
-            catch_up = self._catch_up
-            if catch_up is None:
-                return
-            # Before: a signal handler may make a step meanwhile, which rows may not have made then.
-            now = catch_up.now
+        with undoing():
             here = None if rows is None else to_device(rows, self._backend.device)
-            self._late_rows.bring_up(self._plan, catch_up, here)
-            if rows is None:
-                catch_up.made_by_all = now
+            call_locked(self._locks, partial(self._bring_up_locked, here))
+
+    def _bring_up_locked(self, rows: Any) -> None:
+        catch_up = self._catch_up
+        if catch_up is None:
+            return
+        # Before: a signal handler may make a step meanwhile, which rows may not have made then.
+        now = catch_up.now
+        self._late_rows.bring_up(self._plan, catch_up, rows)
+        if rows is None:
+            catch_up.made_by_all = now
 
     def _ready(
         self, other_rows: UpdateRule, of_counts: Sequence[Scalars], stepping: bool
@@ -207,7 +212,7 @@ def update_tables(
             for _, catch_up in late:
                 catch_up.promised -= 1
 
-    return call_locked([table._lock for table in tables], update_as_promised)
+    return call_locked([lock for table in tables for lock in table._locks], update_as_promised)
 
 
 def replace_tables(
@@ -230,7 +235,7 @@ def replace_tables(
         _set_if_up_to_date(tables, assignments, map(is_, held, old))
 
     # A step of another thread by one of them comes before, or finds that it is replaced.
-    call_locked([table._lock for table in tables], replace)
+    call_locked([lock for table in tables for lock in table._locks], replace)
 
 
 def _set_if_up_to_date(

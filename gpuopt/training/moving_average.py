@@ -103,6 +103,11 @@ class ExponentialMovingAverage(MovingAverages):
             "variables of this process. Make another one, call its apply, and assign the averages"
         )
 
+    def __repr__(self) -> str:
+        given = {"decay": self._decay, "num_updates": self._num_updates, "name": self._name}
+        settings = [f"{name}={value!r}" for name, value in given.items() if value is not None]
+        return f"ExponentialMovingAverage({', '.join(settings)})"
+
     def apply(self, var_list: Iterable[Any] | None = None) -> None:
         """Moves the averages towards the current values; call it after each training step.
 
