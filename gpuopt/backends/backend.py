@@ -429,6 +429,12 @@ class Backend(Protocol):
             kept: What owns memory that the plan borrows: see `enter_update`.
         """
 
+    def measure_copy(self) -> float:
+        """Returns how many bytes a second a copy of a large array reads and writes.
+
+        It is the best of a few; the host waits for it.
+        """
+
     def copy_rows(self, copies: Sequence[RowCopy]) -> None:
         """Copies rows within this device: on a GPU in one launch, and without a check of the rows.
 

@@ -15,6 +15,7 @@ import numpy as np
 from gpuopt.backends import to_device
 from gpuopt.backends.backend import Scalars, SparseUpdate
 from gpuopt.backends.catch_up import CatchUp
+from gpuopt.backends.loss_scaling import Decided
 from gpuopt.locks import Lock, call_locked
 from gpuopt.rules.catch_up import Factors, key_of, may_be_missed
 from gpuopt.rules.update_rule import UpdateRule
@@ -100,15 +101,25 @@ class TableBehind:
         if rows is None:
             catch_up.made_by_all = now
 
-    def _ready(self, other_rows: UpdateRule, scalars: Scalars, stepping: bool) -> CatchUp | None:
+    def _ready(
+        self, other_rows: UpdateRule, of_counts: Sequence[Scalars], stepping: bool
+    ) -> CatchUp | None:
         """Returns the table's count of steps by this step's scalars, with room promised to it.
 
         None if all rows have to be updated in this step: then all are up to date.
+
+        Args:
+            other_rows: The rule of rows without a gradient.
+            of_counts: The scalars for each count of steps that a device may choose.
+            stepping: Whether missed steps are to be made one by one.
         """
-        if not may_be_missed(other_rows, scalars):
+        scalars, *others = of_counts
+        key = key_of(other_rows, scalars)
+        keys = [key_of(other_rows, each) for each in others]
+        may_miss = [may_be_missed(other_rows, each) for each in of_counts]
+        if False in may_miss or keys.count(key) < len(keys):
             self.bring_up_alone()
             return None
-        key = key_of(other_rows, scalars)
         catch_up = self._catch_up
         if catch_up is None or catch_up.factors.key != key:
             factors = Factors(other_rows, other_rows.own(scalars), self._real, stepping=stepping)
@@ -155,7 +166,8 @@ def update_tables(
         rule: What to compute.
         other_rows: The rule of rows without a gradient.
         updates: Of each table.
-        scalars: Of both rules, for each group.
+        scalars: Of both rules, for each group; if a GPU decides about the step, for one count of
+            steps after the other.
         factors: See `Backend.apply_sparse`.
         refused: See `Backend.apply_sparse`.
         stepping: Whether missed steps are to be made one by one.
@@ -165,6 +177,8 @@ def update_tables(
         are up to date. None if the table is replaced, and has done nothing.
     """
     late: list[tuple[TableBehind, CatchUp]] = []
+    num_counts = factors.num_counts if isinstance(factors, Decided) else 1
+    num_groups = len(scalars) // num_counts
 
     def update_locked() -> list[bool | None]:
         done: list[bool | None] = []
@@ -173,7 +187,7 @@ def update_tables(
             if table.is_replaced:
                 done.append(None)
                 continue
-            catch_up = table._ready(other_rows, scalars[update.group], stepping)
+            catch_up = table._ready(other_rows, scalars[update.group :: num_groups], stepping)
             done.append(catch_up is not None)
             if catch_up is not None:
                 late.append((table, catch_up))
