@@ -85,7 +85,8 @@ def record(
     Args:
         workloads: For each name, {"job": ..., "shapes": ..., "num_sets": ...} or {"job": ...,
             "table": ..., "lookups": ...}: the fields of a `DenseTask` or `SparseTask`. Those of
-            a dense step of Adam may have "stages": see `_with_stages`.
+            a dense step of Adam may have "stages": see `_with_stages`. A sparse one may have
+            "catch_up": whether rows catch up, instead of LazyAdam's step.
         num_multiprocessors: The GPU's.
         architecture: For which kernels are compiled, as "90".
         checkout: The gpuopt to run.
@@ -162,8 +163,10 @@ def _make_step(workload: Mapping[str, Any]) -> Callable[[], object]:
         "adagrad": gpuopt.AdagradOptimizer,
         "momentum": lambda rate: gpuopt.MomentumOptimizer(rate, 0.9),
     }
-    stages = workload.get("stages", ())
+    stages, catches_up = workload.get("stages", ()), workload.get("catch_up", False)
     optimizer = optimizers[workload["job"]](1e-3) if not stages else _with_stages(stages)
+    if catches_up:
+        optimizer = gpuopt.AdamOptimizer(1e-3, catch_up=True)
     more = {"loss_scale": np.float32(8)} if "loss_scale" in stages else {}
 
     def make(shape: Sequence[int], dtype: Any = np.float32) -> Any:
@@ -179,7 +182,7 @@ def _make_step(workload: Mapping[str, Any]) -> Callable[[], object]:
     else:
         count, width = workload["lookups"], workload["table"][1]
         rows = gpuopt.IndexedSlices(make((count, width)), make((count,), np.int64))
-        sets = [[(rows, gpuopt.Variable(make(workload["table"]), copy=False))]]
+        sets = [[(rows, gpuopt.Variable(make(workload["table"]), copy=catches_up))]]
     turn = 0
 
     def step() -> None:
