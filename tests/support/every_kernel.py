@@ -239,7 +239,6 @@ def kernels_of_dense_update(rule: UpdateRule, dtype: str) -> list[Kernel]:
     if rule.sums:
         return [
             kernels.sum_terms(rule, dtype),
-            kernels.add_sums(rule, dtype),
             kernels.dense_update(rule, dtype, has_groups=True),
         ]
     if rule.row_slots:
