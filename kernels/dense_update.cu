@@ -132,9 +132,14 @@ struct SameScalars {
   }
 };
 
+// How many blocks of `dense_update` a multiprocessor is to hold: for doubles with an average, too,
+// compilers would rather spill than take more registers than four blocks have. 0 leaves it to them.
+template <class Rule, class Storage>
+constexpr int blocks_of_updates = is_averaged<Rule> && sizeof(Compute<Storage>) > 4 ? 3 : 0;
+
 // Updates variables of one group.
 template <class Rule, class Storage>
-__global__ void __launch_bounds__(dense_threads)
+__global__ void __launch_bounds__(dense_threads, blocks_of_updates<Rule, Storage>)
     dense_update(const Variable<Rule, Storage>* __restrict__ variables, long long num_variables,
                  const Chunk* __restrict__ chunks, long long num_chunks, long long chunk_size,
                  const long long* __restrict__ grads,

@@ -154,7 +154,8 @@ def kernels_of_codes() -> list[Kernel]:
 def kernels_with_averages() -> list[Kernel]:
     """Lists kernels of dense updates that move averages, too: of a rule of each kind."""
     by_name = {rule.name: rule for rule in update_rules()}
-    bases = [averaged(by_name[name]) for name in ("adam", "lamb", "partial_row_wise_adam")]
+    names = ("adam", "adagrad_da", "lamb", "partial_row_wise_adam")
+    bases = [averaged(by_name[name]) for name in names]
     return [
         kernel
         for base in bases
@@ -178,7 +179,7 @@ def kernels_with_rounding() -> list[Kernel]:
     updates: list[tuple[UpdateRule, Storage]] = [
         *((rule, "bfloat16") for rule in (rounded(adam), rounded(most_slots))),
         (clipped(rounded(adam)), "bfloat16"),
-        (rounded(adam), Mixed("bfloat16", "bfloat16", "float32")),
+        *((rounded(rule), Mixed("bfloat16", "bfloat16", "float32")) for rule in (adam, most_slots)),
     ]
     return [
         kernels.sum_terms(rounded(lamb), "bfloat16"),
