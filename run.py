@@ -12,7 +12,7 @@
     python3 run.py test-kernels    run the kernels' own tests on the CPU, under sanitizers
     python3 run.py test-kernels-full    the same, and compile all of them for all GPUs
     python3 run.py lint            check style, types, layers and the Dockerfile
-    python3 run.py bench           run the benchmarks
+    python3 run.py bench           time gpuopt beside other libraries: gpuopt bench
     python3 run.py docs            build the documentation
     python3 run.py gallery         draw the pictures of docs/optimizers.md
 
@@ -109,7 +109,11 @@ def main() -> int:
     if task == "gallery":
         command = [str(PYTHON), "tests/support/gallery.py", *arguments]
         return subprocess.run(command, cwd=ROOT, env={**SINGLE_THREADED, **os.environ}).returncode
-    modules = {"demo": ["gpuopt", "demo"], "bench": ["bench"], "docs": ["mkdocs", "build", "-s"]}
+    modules = {
+        "demo": ["gpuopt", "demo"],
+        "bench": ["gpuopt", "bench"],
+        "docs": ["mkdocs", "build", "-s"],
+    }
     return subprocess.run([str(PYTHON), "-m", *modules[task], *arguments], cwd=ROOT).returncode
 
 

@@ -9,9 +9,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench.harness import ROOT, measure, measure_copy_bandwidth, write_results
+from bench.harness import ROOT, measure, write_results
 from bench.host_targets import TARGETS, judge
 from bench.workloads import make_workloads
+from gpuopt.bench.machine import measure_copy_bandwidth
 
 
 def main() -> None:

@@ -11,8 +11,8 @@ import numpy as np
 
 import gpuopt
 from bench.harness import Workload
-from bench.host_workloads import list_resnet50_shapes
 from bench.targets import Target
+from gpuopt.bench.models import list_resnet50_shapes
 
 Step = Callable[[], object]
 

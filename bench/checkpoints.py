@@ -15,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 import gpuopt
 from bench.harness import ROOT, Workload
+from gpuopt.bench.memory import measure_host_peak
 
 # 1 GB, including the two slots of each variable.
 _TENSORS = 4
@@ -115,20 +116,12 @@ def _measure_peaks(steps: dict[str, str]) -> dict[str, int]:
     return peaks
 
 
-def _measure_peak(step: str) -> int:
+def _measure_peak(step: str) -> int | None:
     model = _Model()
     if "restore" in step:
         getattr(model, step.replace("restore", "save"))()
     run: Callable[[], None] = getattr(model, step)
-    Path("/proc/self/clear_refs").write_text("5")  # resets the process's peak
-    before = _read_status_bytes("VmRSS")
-    run()
-    return max(0, _read_status_bytes("VmHWM") - before)
-
-
-def _read_status_bytes(field: str) -> int:
-    status = Path("/proc/self/status").read_text()
-    return 1024 * int(status.partition(f"{field}:")[2].split()[0])
+    return measure_host_peak(run)
 
 
 if __name__ == "__main__":

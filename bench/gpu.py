@@ -17,17 +17,18 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench.gpu_clock import Clock, GpuClock, measure_copy_bytes_per_second
 from bench.gpu_first_step import JOBS as FIRST_STEPS
 from bench.gpu_harness import Measured, measure
 from bench.gpu_modelled import find_model
-from bench.gpu_peers import Place
-from bench.gpu_profile import profile
 from bench.gpu_targets import GPU, TARGETS, judge
 from bench.gpu_workloads import Offer, offer_workloads
-from bench.harness import RESULTS, ROOT, Workload, describe_machine, write_results
+from bench.harness import RESULTS, ROOT, Workload, write_results
 from bench.targets import Verdict
 from gpuopt.backends.cuda.availability import why_no_gpu
+from gpuopt.bench.clock import Clock, GpuClock, measure_copy_bytes_per_second
+from gpuopt.bench.jobs import Place
+from gpuopt.bench.machine import describe_machine
+from gpuopt.bench.profiler import profile
 
 # The share of a workload's time that is for making it and for its first steps.
 _FOR_MAKING = 0.25
@@ -92,7 +93,7 @@ def prepare_gpu() -> tuple[Place, Clock, float]:
     """Returns where arrays are, the clock, and how many bytes a copy moves in a second."""
     import cupy
 
-    return Place(cupy, "cuda"), GpuClock(), measure_copy_bytes_per_second()
+    return Place(cupy, "cuda"), GpuClock(cupy), measure_copy_bytes_per_second(cupy)
 
 
 def run_offer(

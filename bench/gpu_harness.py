@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import perf_counter
 
-from bench.gpu_clock import Clock, Step
 from bench.harness import Timing, Workload, summarize
+from gpuopt.bench.clock import Clock, Step
 
 # A sample of wall time: this many steps, then one wait for the device. Fewer steps, if they would
 # take longer than _MOST_SAMPLE_MS.

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from bench.gpu_workloads import list_gpt2_shapes, shrink
 from bench.harness import ROOT, describe_commit, write_results
+from gpuopt.bench.models import list_gpt2_shapes, shrink
 
 _DRIVER = ROOT / "tests" / "support" / "driver"
 _WORKER = ROOT / "bench" / "gpu_host_worker.py"

@@ -25,12 +25,12 @@ from bench.gpu_kernels_of_29a79d3 import KERNELS_OF_29A79D3
 from bench.gpu_launches import Recorded, record
 from bench.gpu_model_page import PAGE, REVIEW, make_tables, with_tables
 from bench.gpu_modelled import COMMAND, OURS, REVIEWED, WHAT, as_json, compute
-from bench.gpu_peers import JOBS, Place
 from bench.gpu_timing import GPUS
 from bench.gpu_work import Data, Dense, Rows
 from bench.gpu_workloads import DenseTask, SparseTask, offer_workloads
 from bench.harness import ROOT
-from bench.host_workloads import draw_lookups
+from gpuopt.bench.jobs import JOBS, Place
+from gpuopt.bench.models import draw_lookups
 
 # Half of its rows are the same, the others are all different.
 _HALF_ONE_ROW = SparseTask("adagrad", (10_000_000, 128), 2**20)

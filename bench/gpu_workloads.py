@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from functools import partial
@@ -13,31 +13,27 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import gpuopt
-from bench.gpu_peers import (
-    JOBS,
-    RATE,
-    Place,
-    Step,
+from bench.harness import Workload
+from gpuopt.bench.clock import Step
+from gpuopt.bench.contenders import (
     make_elementwise_dense_step,
     make_naive_dense_step,
     make_naive_sparse_step,
     make_our_dense_step,
     make_our_sparse_step,
+)
+from gpuopt.bench.jobs import JOBS, RATE, Place
+from gpuopt.bench.models import Shapes, draw_lookups, list_gpt2_shapes, list_resnet50_shapes, shrink
+from gpuopt.bench.peers import (
+    TORCH_FORMS,
     make_torch_dense_step,
     make_torch_sparse_step,
     why_not_torch,
 )
-from bench.harness import Workload
-from bench.host_workloads import draw_lookups, list_resnet50_shapes
 
-Shapes = Sequence[tuple[int, ...]]
-
-_FORMS: Mapping[str, Mapping[str, bool]] = {
-    "torch fused": {"fused": True},
-    "torch foreach": {"foreach": True},
-}
 # With "fresh" gradients, the steps use this many sets of gradient arrays in turn.
 _FRESH_SETS = 3
+_LARGE = ("adam", "momentum", "adagrad")
 # With more tensors than this, array operations are left out.
 _MOST_NAIVE = 1000
 
@@ -116,29 +112,9 @@ def offer_workloads(
             yield offer
 
 
-def list_gpt2_shapes() -> Iterator[tuple[int, ...]]:
-    """Yields the shapes of GPT-2 with 124 M parameters (Radford et al. 2019, table 2).
-
-    The output layer shares its weights with the embedding.
-    """
-    width, layers = 768, 12
-    yield from [(50257, width), (1024, width)]
-    for _ in range(layers):
-        yield from [(width,), (width,)]
-        yield from [(width, 3 * width), (3 * width,), (width, width), (width,)]
-        yield from [(width,), (width,)]
-        yield from [(width, 4 * width), (4 * width,), (4 * width, width), (width,)]
-    yield from [(width,), (width,)]
-
-
-def shrink(shapes: Iterator[tuple[int, ...]], divisor: int) -> Shapes:
-    """Divides each side by a number; it is 1 at least."""
-    return [tuple(max(1, side // divisor) for side in shape) for shape in shapes]
-
-
 def _offer_all(place: Place, sizes: Sizes) -> Iterator[Offer]:
     large = [(sizes.large,)] * 4
-    for job in JOBS:
+    for job in _LARGE:
         yield _offer_dense(place, job, "160m", f"4 tensors of {sizes.large:,} elements each", large)
     gpt2 = shrink(list_gpt2_shapes(), sizes.divisor)
     yield _offer_dense(place, "adam", "gpt2", "the 148 tensors of GPT-2 124M", gpt2)
@@ -177,7 +153,7 @@ def _offer_dense(
             "gpuopt": make_our_dense_step(job, make_weights(), gradients)
         }
         left_out = {}
-        for title, form in _FORMS.items():
+        for title, form in TORCH_FORMS.items():
             reason = why_not_torch(job, place, form)
             if reason is None:
                 contenders[title] = make_torch_dense_step(job, make_weights(), gradients, form)
@@ -243,15 +219,17 @@ def _offer_sparse(
             return place.xp.ones(sizes.table, dtype=np.float32)
 
         contenders = {
-            "gpuopt": make_our_sparse_step(partial(ours, RATE), make_table(), values, rows)
+            "gpuopt": make_our_sparse_step(partial(ours, RATE), [make_table()], [(values, rows)])
         }
         left_out = {}
         if find_spec("torch") is None:
             left_out["torch sparse"] = "torch is not installed"
         else:
-            contenders["torch sparse"] = make_torch_sparse_step(peer, make_table(), values, rows)
+            contenders["torch sparse"] = make_torch_sparse_step(
+                peer, [make_table()], [(values, rows)]
+            )
         contenders["array operations"] = make_naive_sparse_step(
-            job, place.xp, make_table(), values, rows
+            job, place.xp, [make_table()], [(values, rows)]
         )
         touched = int(np.unique(host_rows).size)
         workload = Workload(

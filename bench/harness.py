@@ -4,30 +4,25 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import random
 import re
 import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from time import perf_counter
 from typing import Any
 
-import numpy as np
-
-from gpuopt.backends.cpu.compiler import compiler
-from gpuopt.backends.cpu.threads import num_threads, share_out
+from gpuopt.bench.machine import describe_machine, read_cpu_model
+from gpuopt.bench.results import find_deciles
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 # The contender that is gpuopt without compiled rules; it has ratios of its own.
 NUMPY_ALONE = "gpuopt, numpy alone"
 _WARM_UP_ROUNDS = 3
-_COPY_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True)
@@ -125,14 +120,14 @@ def summarize(
     copy_bytes_per_second: float,
 ) -> Timing:
     """Computes a contender's statistics; `ours` are gpuopt's samples of the same rounds."""
-    deciles = quantiles(times, n=10, method="inclusive")
-    seconds = 1e-3 * median(times)
+    middle, p10, p90 = find_deciles(times)
+    seconds = 1e-3 * middle
     speed = None if workload.bytes_moved is None else workload.bytes_moved / seconds
     each = None if workload.operations is None else seconds / workload.operations
     return Timing(
-        median_ms=round(median(times), 4),
-        p10_ms=round(deciles[0], 4),
-        p90_ms=round(deciles[-1], 4),
+        median_ms=round(middle, 4),
+        p10_ms=round(p10, 4),
+        p90_ms=round(p90, 4),
         ratio=_median_ratio(ours, times),
         extra_ms=round(median(a - b for a, b in zip(ours, times, strict=True)), 4),
         gb_per_s=None if speed is None else round(speed / 1e9, 2),
@@ -141,39 +136,6 @@ def summarize(
         numpy_ratio=None if ours_numpy is None else _median_ratio(ours_numpy, times),
         samples_ms=[round(time, 4) for time in times],
     )
-
-
-def measure_copy_bandwidth(rounds: int = 15) -> float:
-    """Measures the bandwidth of copies in memory, in bytes read and written a second.
-
-    As many threads copy as gpuopt uses for a large update.
-    """
-    source = np.ones(_COPY_BYTES // 8)
-    target = np.zeros_like(source)
-    threads = num_threads()
-    parts = list(zip(np.split(target, 16), np.split(source, 16), strict=True))
-    times = []
-    for _ in range(rounds):
-        started = perf_counter()
-        share_out(lambda part: np.copyto(*part), parts, threads)
-        times.append(perf_counter() - started)
-    return 2 * _COPY_BYTES / median(times)
-
-
-def describe_machine() -> dict[str, Any]:
-    """Describes the machine and the libraries."""
-    return {
-        "cpu": _read_cpu_model(),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "torch": _find_version("torch"),
-        "optax": _find_version("optax"),
-        "jax": _find_version("jax"),
-        "numba": _find_version("numba"),
-        "compiler": " ".join(compiler() or []) or None,
-        "threads": num_threads(),
-    }
 
 
 def describe_commit(checkout: Path = ROOT) -> str:
@@ -196,7 +158,7 @@ def write_results(
         output: The folder that has a folder for each machine.
     """
     described = {"machine": describe_machine(), "commit": describe_commit(), **results}
-    name = name or f"{_read_cpu_model()} {os.cpu_count()} cores"
+    name = name or f"{read_cpu_model()} {os.cpu_count()} cores"
     folder = output / re.sub(r"[^a-z0-9]+", "-", name.lower())
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{datetime.now(UTC):%Y-%m-%d}-{described['commit']}.json"
@@ -209,19 +171,3 @@ def write_results(
 
 def _median_ratio(ours: list[float], times: list[float]) -> float:
     return round(median(a / b for a, b in zip(ours, times, strict=True)), 3)
-
-
-def _read_cpu_model() -> str:
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return platform.machine()
-    found = re.search(r"model name\s*: (.+)", text)
-    return found[1] if found else platform.machine()
-
-
-def _find_version(distribution: str) -> str | None:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return None

@@ -18,17 +18,15 @@ import numpy as np
 import gpuopt
 from bench.harness import NUMPY_ALONE, ROOT, Workload
 from gpuopt.backends import backend_for
+from gpuopt.bench.models import LOOKUPS, TABLE, Shapes, draw_lookups, list_resnet50_shapes
+from gpuopt.bench.peers import make_optax_step
 from gpuopt.device import Device
 
 Step = Callable[[], object]
-Shapes = Sequence[tuple[int, ...]]
 
 _RATE = 1e-3
 _DECAY = 0.01
 _GROUPS = 40
-_TABLE = (1_000_000, 64)
-_LOOKUPS = 8192
-_ZIPF_EXPONENT = 1.05
 # Longer than OpenMP's threads wait in a busy loop.
 _REST_SECONDS = 0.01
 
@@ -104,7 +102,9 @@ class _Job(NamedTuple):
                 peers["torch fused"] = _make_torch_step(self.torch, {"fused": True}, gradients)
             peers["torch foreach"] = _make_torch_step(self.torch, {"foreach": True}, gradients)
         if find_spec("optax") is not None:
-            peers["optax jit"] = _make_optax_step(self.optax, gradients)
+            peers["optax jit"] = make_optax_step(
+                self.optax, [np.ones_like(gradient) for gradient in gradients], [gradients]
+            )
         return peers
 
 
@@ -182,26 +182,6 @@ _JOBS: Mapping[str, _Job] = {
         lambda optax: optax.rmsprop(_RATE, momentum=0.9),
     ),
 }
-
-
-def list_resnet50_shapes() -> Iterator[tuple[int, ...]]:
-    """Yields the shapes of ResNet-50 with batch normalisation (He et al. 2015, table 1)."""
-
-    def convolution(out: int, into: int, size: int) -> Iterator[tuple[int, ...]]:
-        yield out, into, size, size
-        yield from [(out,), (out,)]
-
-    yield from convolution(64, 3, 7)
-    into = 64
-    for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
-        for block in range(blocks):
-            yield from convolution(width, into, 1)
-            yield from convolution(width, width, 3)
-            yield from convolution(4 * width, width, 1)
-            if block == 0:
-                yield from convolution(4 * width, into, 1)
-            into = 4 * width
-    yield from [(1000, 2048), (1000,)]
 
 
 def _make_dense_workload(job_name: str, name: str, description: str, shapes: Shapes) -> Workload:
@@ -294,52 +274,17 @@ def _make_torch_step(make: Callable[..., Any], form: Any, gradients: Sequence[np
     return lambda: optimizer.step()
 
 
-def _make_optax_step(make: Callable[[Any], Any], gradients: Sequence[np.ndarray]) -> Step:
-    import jax
-    import optax
-
-    optimizer = make(optax)
-    weights = [jax.numpy.ones(gradient.shape) for gradient in gradients]
-    given = [jax.numpy.asarray(gradient) for gradient in gradients]
-    state = optimizer.init(weights)
-
-    @partial(jax.jit, donate_argnums=(0, 1))
-    def update(weights: Any, state: Any, given: Any) -> Any:
-        moves, state = optimizer.update(given, state, weights)
-        return optax.apply_updates(weights, moves), state
-
-    def step() -> None:
-        nonlocal weights, state
-        weights, state = jax.block_until_ready(update(weights, state, given))
-
-    return step
-
-
-def draw_lookups(
-    table: tuple[int, int] = _TABLE, num_lookups: int = _LOOKUPS
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (rows, values) of a batch's lookups: few rows occur often, most of them once.
-
-    Row frequencies follow Zipf's law; frequent rows are at random places in the table.
-    """
-    rng = np.random.default_rng(0)
-    height, width = table
-    frequency = np.arange(1, height + 1) ** -_ZIPF_EXPONENT
-    ranks = rng.choice(height, num_lookups, p=frequency / frequency.sum())
-    return rng.permutation(height)[ranks], rng.standard_normal((num_lookups, width), np.float32)
-
-
 def _make_torch_sparse_step(make: Callable[..., Any], dense: bool = False) -> Step:
     import torch
 
     rows, values = draw_lookups()
-    parameter = torch.nn.Parameter(torch.ones(_TABLE))
+    parameter = torch.nn.Parameter(torch.ones(TABLE))
     optimizer = make(torch, [parameter])
     indices, given = torch.from_numpy(rows)[None], torch.from_numpy(values)
 
     def step() -> None:
         # A new tensor in each step: torch marks a tensor whose rows are summed, and skips the work.
-        gradient = torch.sparse_coo_tensor(indices, given, _TABLE, check_invariants=False)
+        gradient = torch.sparse_coo_tensor(indices, given, TABLE, check_invariants=False)
         parameter.grad = gradient.to_dense() if dense else gradient
         optimizer.step()
 
@@ -359,7 +304,7 @@ def _make_our_sparse_steps(make: Callable[[float], gpuopt.Optimizer]) -> dict[st
     slices = gpuopt.IndexedSlices(values, rows)
     contenders = {}
     for title, compiled in (("gpuopt", True), (NUMPY_ALONE, False)):
-        table = gpuopt.Variable(np.ones(_TABLE, np.float32))
+        table = gpuopt.Variable(np.ones(TABLE, np.float32))
         contenders[title] = _make_our_step(
             partial(make(_RATE).apply_gradients, [(slices, table)]), compiled
         )
@@ -381,10 +326,10 @@ def _make_sparse_workload(
         if make_torch is not _torch_sparse_adam:
             contenders["torch sparse_adam"] = _make_torch_sparse_step(_torch_sparse_adam)
     rows, values = draw_lookups()
-    touched = np.unique(rows).size * _TABLE[1] * 4
+    touched = np.unique(rows).size * TABLE[1] * 4
     return Workload(
         f"host_sparse_{name}",
-        f"{title} on {_LOOKUPS:,} rows of a table of {_TABLE[0]:,} x {_TABLE[1]}",
+        f"{title} on {LOOKUPS:,} rows of a table of {TABLE[0]:,} x {TABLE[1]}",
         values.nbytes + rows.nbytes + touched * 2 * (1 + slots),
         contenders,
     )
@@ -398,9 +343,9 @@ def _make_all_rows_workload() -> Workload:
         )
     return Workload(
         "host_all_rows_adam",
-        f"TensorFlow's Adam, which updates all rows, for {_LOOKUPS:,} rows of "
-        f"{_TABLE[0]:,} x {_TABLE[1]}",
-        _TABLE[0] * _TABLE[1] * 4 * 6,
+        f"TensorFlow's Adam, which updates all rows, for {LOOKUPS:,} rows of "
+        f"{TABLE[0]:,} x {TABLE[1]}",
+        TABLE[0] * TABLE[1] * 4 * 6,
         contenders,
     )
 
@@ -414,7 +359,7 @@ def _make_row_sums_workload() -> Workload:
 
         indices, given = torch.from_numpy(rows)[None], torch.from_numpy(values)
         contenders["torch coalesce"] = lambda: torch.sparse_coo_tensor(
-            indices, given, _TABLE, check_invariants=False
+            indices, given, TABLE, check_invariants=False
         ).coalesce()
 
     def added_at() -> np.ndarray:
@@ -426,8 +371,8 @@ def _make_row_sums_workload() -> Workload:
     contenders["numpy add.at"] = added_at
     return Workload(
         "host_row_sums",
-        f"Sums of repeated rows among {_LOOKUPS:,} of {_TABLE[1]} elements",
-        values.nbytes + np.unique(rows).size * _TABLE[1] * 4,
+        f"Sums of repeated rows among {LOOKUPS:,} of {TABLE[1]} elements",
+        values.nbytes + np.unique(rows).size * TABLE[1] * 4,
         contenders,
     )
 

@@ -1,4 +1,4 @@
-"""All workloads of `make bench`."""
+"""All workloads of `python -m bench`."""
 
 from __future__ import annotations
 

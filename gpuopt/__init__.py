@@ -47,6 +47,7 @@ from gpuopt.optimizers.base.weight_decay import extend_with_decoupled_weight_dec
 from gpuopt.rules.sources import CudaSource
 from gpuopt.rules.update_rule import UpdateRule, update_rule
 from gpuopt.schedules import *  # noqa: F403
+from gpuopt.step.loss import value_and_gradients
 from gpuopt.tables import Rows, rows
 from gpuopt.training import ExponentialMovingAverage
 from gpuopt.variables.indexed_slices import IndexedSlices
@@ -131,6 +132,7 @@ __all__ = [
     "rows",
     "trainable_variables",
     "update_rule",
+    "value_and_gradients",
     "with_gradients",
     "with_torch",
 ]

@@ -1,4 +1,4 @@
-"""The command line: `gpuopt demo` and `gpuopt info`."""
+"""The command line: `gpuopt demo`, `gpuopt bench` and `gpuopt info`."""
 
 from __future__ import annotations
 
@@ -9,24 +9,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-import ml_dtypes
 import numpy as np
 
 import gpuopt
 from gpuopt.backends import backend_for
 from gpuopt.backends.cuda.availability import why_no_gpu
+from gpuopt.bench import command as bench
+from gpuopt.bench.results import ResultsError
+from gpuopt.bench.workloads import DTYPES
 from gpuopt.demo.settings import NAMES
 from gpuopt.demo.train import BATCH_SIZE, DEFAULT_STEPS, train
 from gpuopt.device import Device
 from gpuopt.errors import DeviceUnavailableError
 from gpuopt.info import describe
 
-_DTYPES = {
-    "float16": np.float16,
-    "bfloat16": ml_dtypes.bfloat16,
-    "float32": np.float32,
-    "float64": np.float64,
-}
 # Formats that matplotlib writes without further software.
 _PICTURES = (".png", ".svg", ".pdf")
 
@@ -61,7 +57,21 @@ def _run(arguments: Sequence[str] | None) -> int:
         if options.ranks != "workers" and (options.replicas_to_aggregate or 1) > options.workers:
             parser.error("--replicas-to-aggregate must not be more than --workers")
         return _run_demo(options)
-    parser.error("a command is missing: demo or info; --help says more")
+    if options.command == "bench":
+        if (reason := bench.why_refused(options)) is not None:
+            parser.error(reason)
+        return _run_bench(options)
+    parser.error("a command is missing: bench, demo or info; --help says more")
+
+
+def _run_bench(options: argparse.Namespace) -> int:
+    try:
+        return bench.run(options, options.device)
+    except BrokenPipeError:
+        raise
+    except (OSError, ResultsError) as error:
+        print(f"gpuopt bench: {error}", file=sys.stderr)
+        return 2
 
 
 def _run_demo(options: argparse.Namespace) -> int:
@@ -111,7 +121,7 @@ def _run_demo(options: argparse.Namespace) -> int:
                 train(
                     name,
                     device=device,
-                    dtype=np.dtype(_DTYPES[options.dtype]),
+                    dtype=np.dtype(DTYPES[options.dtype]),
                     steps=options.steps,
                     seed=options.seed,
                     autodiff=options.autodiff,
@@ -160,16 +170,11 @@ def _make_parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help=f"one of {', '.join(NAMES)}, or all",
     )
-    demo.add_argument(
-        "--device",
-        type=_parse_device,
-        default="auto",
-        help='"cpu", "gpu:<index>", or "auto", which is gpu:0 if there is a GPU',
-    )
+    _add_device(demo)
     demo.add_argument(
         "--steps", type=_parse_positive, default=DEFAULT_STEPS, help="batches to train on"
     )
-    demo.add_argument("--dtype", choices=_DTYPES, default="float32", help="dtype of the weights")
+    demo.add_argument("--dtype", choices=DTYPES, default="float32", help="dtype of the weights")
     demo.add_argument("--seed", type=_parse_seed, default=0, help="seed for weights and batches")
     demo.add_argument(
         "--autodiff",
@@ -204,7 +209,23 @@ def _make_parser() -> argparse.ArgumentParser:
     demo.add_argument(
         "--output", type=_parse_picture, default="digits-curves.png", help="file for the curves"
     )
+    benchmark = commands.add_parser(
+        "bench",
+        help="time gpuopt beside what is installed of torch, optax and Thinc",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    bench.add_arguments(benchmark)
+    _add_device(benchmark)
     return parser
+
+
+def _add_device(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--device",
+        type=_parse_device,
+        default="auto",
+        help='"cpu", "gpu:<index>", or "auto", which is gpu:0 if there is a GPU',
+    )
 
 
 def _parse_optimizer(text: str) -> str:

@@ -86,13 +86,11 @@ __global__ void update_coded_rows(const __grid_constant__ TableGradient only_gra
 
 // Applies the rule, with a gradient of 0, to the rows whose bit in `touched` is not set.
 template <class Rule, int codings, class Storage>
-__global__ void update_other_coded_rows(const __grid_constant__ CodedArraysOf<Rule> arrays,
-                                        long long size, long long row_width,
-                                        const __grid_constant__ Scalars<Rule, Storage> scalars,
-                                        const unsigned int* __restrict__ touched,
-                                        const unsigned int* __restrict__ words,
-                                        const unsigned long long* __restrict__ refused) {
-  if (*refused != 0) return;
+__device__ __forceinline__ void update_other_blocks(const CodedArraysOf<Rule>& arrays,
+                                                    long long size, long long row_width,
+                                                    const Scalars<Rule, Storage>& scalars,
+                                                    const unsigned int* touched,
+                                                    const unsigned int* words) {
   const SlotTables* slot_tables = shared_tables<codings>(words);
   const CodedTarget<Rule, Storage> target(arrays.of);
   const bool has_packs = target.has_packs();
@@ -109,6 +107,31 @@ __global__ void update_other_coded_rows(const __grid_constant__ CodedArraysOf<Ru
     state.update(slot_tables, zero, part.count, scalars);
     state.store_to(target, is_packed, slot_tables, part, lanes);
   }
+}
+
+template <class Rule, int codings, class Storage>
+__global__ void update_other_coded_rows(const __grid_constant__ CodedArraysOf<Rule> arrays,
+                                        long long size, long long row_width,
+                                        const __grid_constant__ Scalars<Rule, Storage> scalars,
+                                        const unsigned int* __restrict__ touched,
+                                        const unsigned int* __restrict__ words,
+                                        const unsigned long long* __restrict__ refused) {
+  if (*refused != 0) return;
+  update_other_blocks<Rule, codings, Storage>(arrays, size, row_width, scalars, touched, words);
+}
+
+// The same of table number `table`, as `update_other_rows_of_groups` does.
+template <class Rule, int codings, class Storage>
+__global__ void update_other_coded_rows_of_groups(
+    const __grid_constant__ CodedArraysOf<Rule> arrays, long long size, long long row_width,
+    const __grid_constant__ FewScalars<Rule, Storage> few_scalars,
+    const Scalars<Rule, Storage>* __restrict__ many_scalars, long long table,
+    const unsigned int* __restrict__ touched, const unsigned int* __restrict__ words,
+    const unsigned long long* __restrict__ refused) {
+  if (*refused != 0) return;
+  const ScalarsOfGroups<Rule, Storage> scalars_of{few_scalars, many_scalars};
+  update_other_blocks<Rule, codings, Storage>(arrays, size, row_width, scalars_of.given(table),
+                                              touched, words);
 }
 
 }  // namespace gpuopt

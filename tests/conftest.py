@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from importlib.util import find_spec
 
+import browser
 import driver
 import fake_cupy
 import gpu_streams
@@ -41,6 +42,7 @@ def has_nvrtc() -> bool:
 
 # For each marker: (whether its tool is there, the reason for the skip if not).
 NEEDS = {
+    "browser": (lambda: browser.find_browser() is not None, "Chromium is not installed"),
     "cxx": (lambda: shutil.which("g++") is not None, "g++ is not installed"),
     "emulator": (lambda: what_is_missing() is None, what_is_missing()),
     "gpu": (has_gpu, "there is no GPU, or no CuPy"),

@@ -14,6 +14,7 @@ from gpuopt.backends.loss_scaling import LossScalings
 from gpuopt.backends.memory_owner import Owner
 from gpuopt.backends.norms import Norms
 from gpuopt.device import Device
+from gpuopt.locks import Lock
 from gpuopt.rules.slot_codes import Coding
 from gpuopt.rules.update_rule import UpdateRule
 
@@ -197,11 +198,13 @@ class Backend(Protocol):
         row_flags: None if the host can check rows itself.
         loss_scalings: None if the host decides about steps itself.
         most_rows: How many rows a sparse gradient may have; None if only memory limits them.
+        locks: Those that one thread at a time holds while it gives the device work.
     """
 
     xp: Any
     device: Device
     most_rows: int | None
+    locks: Sequence[Lock]
 
     @property
     def row_flags(self) -> RowFlags | None: ...
@@ -424,6 +427,12 @@ class Backend(Protocol):
                 gradient of 0; None if they stay, or catch up later.
             refused: From `RowFlags.new`: nothing is written if a bad row was found.
             kept: What owns memory that the plan borrows: see `enter_update`.
+        """
+
+    def measure_copy(self) -> float:
+        """Returns how many bytes a second a copy of a large array reads and writes.
+
+        It is the best of a few; the host waits for it.
         """
 
     def copy_rows(self, copies: Sequence[RowCopy]) -> None:

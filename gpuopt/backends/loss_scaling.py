@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from gpuopt.backends.clips import ClipLimits, DenseGradients, SparseGradient
 from gpuopt.rules.loss_scaling import ScaleRule, ScaleState
 
@@ -70,6 +72,16 @@ class LossScalings(Protocol):
             decision: How to decide.
             refused: Likewise. Refused rows are no reason to change the scale: the step is left out
                 and not counted.
+        """
+
+    def choose(self, decided: Decided, numbers: Sequence[np.floating[Any]]) -> Any:
+        """Returns the number for the count of steps that was reached, a scalar array.
+
+        It is for the current stream. Of a step that is left out, it is any of them.
+
+        Args:
+            decided: From `decide`.
+            numbers: Those for the host's count, for one less, and so on, of one type.
         """
 
     def read(self, scaling: Any) -> Any:

@@ -114,6 +114,12 @@ class Saver:
         # (folder, beginning of names) where nothing abandoned is left.
         self._cleaned: set[tuple[Path, str]] = set()
 
+    def __repr__(self) -> str:
+        chosen, optimizers = self._variables, self._chosen_optimizers
+        saved = "all variables" if chosen is None else f"{len(chosen)} variables"
+        names = "all" if optimizers is None else [each.get_name() for each in optimizers]
+        return f"<{type(self).__name__} of {saved}; optimizers: {names}>"
+
     def save(self, path: str | os.PathLike[str], global_step: Any = None) -> str:
         """Writes a checkpoint and returns when it is safely on the disk.
 

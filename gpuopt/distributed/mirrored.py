@@ -77,6 +77,21 @@ class MirroredVariables:
         for copy in mirrored.replicas:
             self._of_copies[copy.identity] = weakref.ref(mirrored)
 
+    def place_of(self, variable: Variable) -> int:
+        """Returns the place in this process of the replica whose copy a variable is.
+
+        Raises:
+            ValueError: it is no copy of any mirrored variable.
+        """
+        reference = self._of_copies.get(variable.identity)
+        mirrored = None if reference is None else reference()
+        if mirrored is None:
+            raise ValueError(
+                f'"{variable.name}" is no copy of a variable made by MirroredStrategy.variable'
+            )
+        identities = [copy.identity for copy in mirrored.replicas]
+        return identities.index(variable.identity)
+
     def find(self, variable: Variable, place: int) -> MirroredVariable:
         """Returns whose copy a variable is.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -93,6 +93,18 @@ class MirroredStrategy:
             )
         self._agreement = Agreement(check)
         self._mirrored = MirroredVariables()
+
+    def __reduce__(self) -> NoReturn:
+        """Refuses copies and pickles: the replicas of a strategy are threads of this process.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(
+            f"{type(self).__name__} cannot be copied or pickled: its replicas are threads of this "
+            "process. Make another strategy of the same devices, and its variables by "
+            "`strategy.variable(value)`"
+        )
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -248,17 +260,8 @@ class MirroredStrategy:
         """
         communicator = self.communicator
         place = communicator.local.rank
-        pairs = [
-            (gradient, v.replicas[place] if isinstance(v, MirroredVariable) else v)
-            for gradient, v in grads_and_vars
-        ]
-        gradients, variables = [], []
-        for gradient, variable in checked_pairs(pairs, dtypes_of(optimizer)):
-            if gradient is not None:
-                gradients.append(gradient)
-                variables.append(self._mirrored.find(variable, place))
-        kind = type(optimizer).__name__
-        what = f"apply_gradients of {kind} with {_describe(gradients, variables)}"
+        gradients, variables, described = self.own_gradients(optimizer, grads_and_vars)
+        what = f"apply_gradients of {type(optimizer).__name__} with {described}"
         copies = [(variable.name, variable.replicas[place]) for variable in variables]
 
         def update(sums_of_replicas: list[list[Gradient]]) -> None:
@@ -279,6 +282,44 @@ class MirroredStrategy:
             agreement.forget_steps()
             raise
         agreement.note_step(optimizer)
+
+    def own_gradients(
+        self, optimizer: Optimizer, grads_and_vars: Iterable[tuple[Any, Any]]
+    ) -> tuple[list[Gradient], list[MirroredVariable], str]:
+        """Checks the gradients that the replica on this thread brings to a step.
+
+        Args:
+            optimizer: Whose step it is.
+            grads_and_vars: (gradient, variable) pairs: copies of this replica, or the
+                MirroredVariables themselves.
+
+        Returns:
+            The gradients that are not None, their variables, and a description of both that is the
+            same in all replicas whose gradients fit together.
+
+        Raises:
+            ValueError, TypeError, IndexError: what `Optimizer.apply_gradients` raises for a pair;
+                or a variable is not this replica's copy.
+        """
+        place = self.communicator.local.rank
+        pairs = [
+            (gradient, v.replicas[place] if isinstance(v, MirroredVariable) else v)
+            for gradient, v in grads_and_vars
+        ]
+        gradients, variables = [], []
+        for gradient, variable in checked_pairs(pairs, dtypes_of(optimizer)):
+            if gradient is not None:
+                gradients.append(gradient)
+                variables.append(self._mirrored.find(variable, place))
+        return gradients, variables, _describe(gradients, variables)
+
+    def place_of(self, copy: Variable) -> int:
+        """Returns the place in this process of the replica whose copy a variable is.
+
+        Raises:
+            ValueError: it is no copy of any of the strategy's variables.
+        """
+        return self._mirrored.place_of(copy)
 
     def batch_reduce_to(
         self, op: str, value_destination_pairs: Iterable[tuple[Any, MirroredVariable]]

@@ -15,6 +15,7 @@ from gpuopt.distributed.tokens import TokenPolicy
 from gpuopt.distributed.waiting import DEFAULT_TIMEOUT_S
 from gpuopt.distributed.workers_optimizer import Worker, WorkersOptimizer, check_counter
 from gpuopt.optimizer import Optimizer
+from gpuopt.step.replica_context import replica_context
 from gpuopt.training import ExponentialMovingAverage
 from gpuopt.variables.gate import writing
 from gpuopt.variables.variable import Variable
@@ -294,8 +295,16 @@ class SyncReplicasWorker(Worker):
             DeadlineExceededError: the step was not completed in time; the gradients stay.
             CancelledError: the coordinator was closed, or all other workers have finished.
             WorkerFailedError: a worker has failed, and the step cannot be completed without it.
+            RuntimeError: called in a tower, or in a replica of a strategy.
         """
         _check_arguments(grads_and_vars, global_step)
+        context = replica_context()
+        if context.strategy is not None or context.num_replicas > 1:
+            raise RuntimeError(
+                f'"{self._owner.get_name()}" cannot be used in a tower: write '
+                "TowerOptimizer(SyncReplicasOptimizer(...)), so that a worker contributes what its "
+                "towers bring together; nor in a replica of a strategy"
+            )
         self._push(grads_and_vars, global_step)
 
 

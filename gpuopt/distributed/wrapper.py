@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, ClassVar
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 from gpuopt.optimizer import Optimizer
 from gpuopt.optimizers.base.hyperparameters import Hyperparameters
 from gpuopt.state.state_dict import OptimizerState
 from gpuopt.step.pairs import Gradient
+from gpuopt.step.report import Report
 from gpuopt.variables.variable import Variable
+
+Self = TypeVar("Self", bound="OptimizerWrapper")
 
 
 class OptimizerWrapper(Optimizer):
@@ -24,6 +28,33 @@ class OptimizerWrapper(Optimizer):
     @property
     def _inner(self) -> Optimizer:
         raise NotImplementedError
+
+    def __new__(cls: type[Self], *args: Any, **kwargs: Any) -> Self:
+        # Not the arguments, which would keep variables alive.
+        return object.__new__(cls)
+
+    def _settings(self) -> dict[str, Any]:
+        return {"opt": self._inner, "name": self.get_name()}
+
+    def __copy__(self) -> NoReturn:
+        """Refuses copies: what it brings together belongs to this process.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(
+            f"{type(self).__name__} cannot be copied or pickled: what it brings together belongs "
+            "to this process. Copy the optimizer inside, and make another wrapper around the copy; "
+            "or hand the state over by state_dict() and load_state_dict()"
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
+        """Refuses copies."""
+        self.__copy__()
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Refuses pickles."""
+        self.__copy__()
 
     @property
     def owner_of_state(self) -> Optimizer:
@@ -60,6 +91,10 @@ class OptimizerWrapper(Optimizer):
     def variables(self) -> list[Variable]:
         """Asks the optimizer inside; see `Optimizer.variables`."""
         return self._inner.variables()
+
+    def report(self) -> AbstractContextManager[Report]:
+        """Watches the steps of the optimizer inside; see `Optimizer.report`."""
+        return self._inner.report()
 
     def check(self) -> None:
         """Asks the optimizer inside; see `Optimizer.check`."""

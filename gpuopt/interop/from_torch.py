@@ -138,6 +138,16 @@ class EpsilonOfTorch:
         self.state: State | None = None
         self._power = power
 
+    def for_state(self, state: State) -> EpsilonOfTorch:
+        """Returns the same for another optimizer's state."""
+        other = EpsilonOfTorch(self.eps, self._power)
+        other.state = state
+        return other
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies without the state, which the copy of the optimizer gives it."""
+        return EpsilonOfTorch, (self.eps, self._power)
+
     def __call__(self) -> np.float64:
         assert self.state is not None
         beta2_power = self.state.host_scalar(self._power).numpy()

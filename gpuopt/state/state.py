@@ -207,6 +207,8 @@ class State:
         self._tables: dict[str, SlotTable] = {}
         self._others: dict[str, Variable] = {}
         self._created: list[Created] = []
+        # Of a copy: what has the slots of a variable that may not have come along, by its name.
+        self._expected: dict[str, tuple[weakref.ref[Identity], list[tuple[str, Variable]]]] = {}
 
     def describe(self) -> Description:
         """Returns a description of the optimizer whose state this is.
@@ -218,6 +220,31 @@ class State:
         if describe is None:
             raise ReferenceError("the optimizer of this state is gone")
         return describe()
+
+    def expect_by_name(self, variables: Mapping[str, Variable]) -> None:
+        """Lets slots wait for variables of these names if the given ones are not kept.
+
+        Args:
+            variables: Copies that have slots here, by the names of what they are copies of. If
+                nobody else has one by the first step, the optimizer was copied without it.
+        """
+        with self.lock:
+            for name, variable in variables.items():
+                identity = variable.identity
+                slots = [(key, t[identity]) for key, t in self._tables.items() if identity in t]
+                self._expected[name] = weakref.ref(variable.identity), slots
+
+    def settle_expected(self) -> None:
+        """Ends what `expect_by_name` began: slots belong to the variables that are there now."""
+        if not self._expected:
+            return
+        with undoing(), self.lock:
+            for name, (owner, slots) in self._expected.items():
+                identity = owner()
+                if identity is None or identity.holder() is None:
+                    for slot_name, slot in slots:
+                        self.waiting_slots.setdefault((slot_name, name), slot.numpy())
+            self._expected = {}
 
     def table(self, slot_name: str) -> SlotTable:
         """Returns the slots of one name by the identity of their variable, to read or change."""
@@ -257,6 +284,7 @@ class State:
 
     def collect_created(self, create: Callable[[], None]) -> list[Created]:
         """Calls `create`, and returns what it has made."""
+        self.settle_expected()
         with writing(), self.lock:
             outer, self._created = self._created, []
             try:

@@ -62,6 +62,7 @@ def read_state(
         variables: As in `Optimizer.state_dict`.
         read: Returns a variable's value in host memory.
     """
+    state.settle_expected()
     beside = state.beside
     with state.lock, nullcontext() if beside is None else beside.lay_out():
         named = _named(variables)  # kept, so that other threads cannot drop a variable meanwhile
@@ -109,6 +110,14 @@ def _as_json_has_them(hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def variables_with_slots(state: State) -> dict[str, Variable]:
+    """Returns the variables that have slots, by name."""
+    with state.lock:
+        owners = {each for name in state.slot_names() for each in state.table(name)}
+        holders = [identity.holder() for identity in owners]
+        return {each.name: each for each in holders if isinstance(each, Variable)}
+
+
 def _leave_out_half_made(slots: dict[str, dict[str, Array]], slot_names: list[str]) -> None:
     """Leaves out the variables that lack some of their slots.
 
@@ -125,6 +134,7 @@ def _leave_out_half_made(slots: dict[str, dict[str, Array]], slot_names: list[st
 
 def load_state(state: State, saved: OptimizerState, variables: Mapping[str, Any] | None) -> None:
     """Takes over a saved state; see `Optimizer.load_state_dict`."""
+    state.settle_expected()
     with state.lock:
         named = _named(variables)
         check_state(state, saved, named)

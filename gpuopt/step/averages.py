@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from gpuopt.device import Device
 from gpuopt.rules.averaged import AVERAGE_WEIGHT, averaged
 from gpuopt.rules.slot_codes import SlotCodes
 from gpuopt.rules.update_rule import UpdateRule
+from gpuopt.step.gpu_decision import GpuDecision
 from gpuopt.step.known import KnownGroups
 from gpuopt.step.row_checks import RowChecks
 from gpuopt.variables.identity import Identity
@@ -22,6 +23,13 @@ from gpuopt.variables.variable import Variable, as_variable, known_identity
 _JOINING_DTYPES = frozenset({np.dtype(np.float32), np.dtype(np.float64)})
 
 TargetOf = Callable[[Variable], tuple[Target, list[Identity], Any]]
+
+
+class Refusals(Protocol):
+    """What says, on a device, whether a step is made that the host has written down."""
+
+    def unless_refused(self, device: Device, new: Any, old: Any) -> Any:
+        """Returns what to write beside the step's updates: see `RowChecks`."""
 
 
 class MovingAverages:
@@ -45,15 +53,22 @@ class MovingAverages:
         """
         raise NotImplementedError
 
-    def move(
-        self, variables: Iterable[Variable], row_checks: RowChecks, decay: np.floating[Any]
-    ) -> None:
+    def follows(self, counter: Variable | None) -> bool:
+        """Whether the weight of old averages is always the same, or follows from a counter alone.
+
+        Args:
+            counter: What counts the steps; None if nothing does.
+        """
+        raise NotImplementedError
+
+    def move(self, variables: Iterable[Variable], refusals: Refusals, weight: Any) -> None:
         """Moves averages towards the present values, as a part of a step.
 
         Args:
             variables: Those that have an average.
-            row_checks: Of the step: averages on a device that refuses its rows stay as they are.
-            decay: The weight of the old averages.
+            refusals: Of the step: averages on a device that refuses it stay as they are.
+            weight: That of the new values, a scalar of float32: a number, or an array where the
+                averages are.
         """
         raise NotImplementedError
 
@@ -143,7 +158,23 @@ class StepAverages:
     def follow(self, variables: Sequence[Variable], row_checks: RowChecks) -> None:
         """Moves the averages of variables that are updated; those that are missing are made."""
         self._made += self._moving.track(variables)
-        self._moving.move(variables, row_checks, self._decay)
+        self._moving.move(variables, row_checks, 1 - self._decay)
+
+    def follow_decided(
+        self,
+        variables: Sequence[Variable],
+        decision: GpuDecision,
+        of_counts: Sequence[StepAverages],
+    ) -> None:
+        """Moves the averages that there are, in a step that a GPU has decided about.
+
+        Args:
+            variables: Those that are updated, all on this GPU.
+            decision: The GPU's.
+            of_counts: The averages for each count of steps that the GPU may have, this one first.
+        """
+        weight = decision.choose([1 - each._decay for each in of_counts])
+        self._moving.move(variables, decision, weight)
 
     def forget(self, devices: Collection[Device] | None) -> None:
         """Drops the averages that the step has made on devices that refuse it; None for all."""

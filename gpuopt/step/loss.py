@@ -12,10 +12,33 @@ from gpuopt.autodiff.engine import Loss, OnGradient, flatten
 from gpuopt.backends import refuse_masked
 from gpuopt.step.pairs import Gradient
 from gpuopt.step.replica_context import replica_context
-from gpuopt.variables.variable import Variable
+from gpuopt.variables.variable import FLOAT_DTYPES, Variable
 
 # TensorFlow's numbers.
 GATE_NONE, GATE_OP, GATE_GRAPH = range(3)
+
+
+def value_and_gradients(
+    loss: Loss, var_list: Any = None, grad_loss: Any = None
+) -> tuple[Any, list[tuple[Gradient | None, Variable]]]:
+    """Runs a loss once, and returns its value with what `Optimizer.compute_gradients` returns.
+
+        value, pairs = gpuopt.value_and_gradients(loss)
+        optimizer.apply_gradients(pairs)
+
+    Args:
+        loss: See `Optimizer.compute_gradients`.
+        var_list: Likewise.
+        grad_loss: Likewise; the value is not multiplied by it.
+
+    Returns:
+        The value as the loss returned it, a number or array on its device; and (gradient or None,
+        variable) pairs.
+
+    Raises:
+        RuntimeError, TypeError, ValueError: see `Optimizer.compute_gradients`.
+    """
+    return _differentiate(loss, var_list, grad_loss, FLOAT_DTYPES)
 
 
 def gradients_of(
@@ -38,6 +61,16 @@ def gradients_of(
         RuntimeError: `loss` is no function.
         ValueError: no variables, or an invalid dtype.
     """
+    return _differentiate(loss, var_list, grad_loss, valid_dtypes, on_grad)[1]
+
+
+def _differentiate(
+    loss: Loss,
+    var_list: Any,
+    grad_loss: Any,
+    valid_dtypes: Set[np.dtype[Any]],
+    on_grad: OnGradient | None = None,
+) -> tuple[Any, list[tuple[Gradient | None, Variable]]]:
     if not callable(loss):
         raise RuntimeError(
             "`loss` passed to Optimizer.compute_gradients should be a function when eager "
@@ -63,7 +96,7 @@ def gradients_of(
         for gradient, variable in grads_and_vars:
             if gradient is not None:
                 _check_dtype(variable.dtype, f'"{variable.name}"', valid_dtypes)
-    return grads_and_vars
+    return value, grads_and_vars
 
 
 def checked_gate(gate_gradients: int) -> int:

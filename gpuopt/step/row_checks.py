@@ -6,13 +6,14 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
-from gpuopt.backends import backend_for
+from gpuopt.backends import backend_for, gpu_backends
 from gpuopt.backends.backend import FlagRead, RowCheck, RowFlag, RowFlags
 from gpuopt.device import Device
-from gpuopt.locks import Lock
+from gpuopt.locks import Lock, call_if_free
 from gpuopt.step.pairs import Gradient
 from gpuopt.variables.gate import undoing
 from gpuopt.variables.indexed_slices import IndexedSlices
@@ -143,30 +144,39 @@ class RowChecks:
     def raise_late(self, device: Device | None = None, *, wait: bool) -> None:
         """Raises what the checks have found; see `LateErrors`.
 
+        A signal handler in the middle of an update waits for no call of another thread, which may
+        wait for this update: what is found is raised later.
+
         Raises:
             IndexError: a row was out of range; its call and all later ones are undone.
         """
         if not self.calls:
             return
-        with undoing(), self._lock:
-            self._read_flags()
-            num_good = 0
-            for number, call in enumerate(self.calls):
-                is_good = True
-                for place, read in call.reads.items():
-                    is_too_old = number < len(self.calls) - _MOST_CALLS
-                    if is_too_old or (wait and device in (None, place)):
-                        read.wait(f"{place}, which checks rows of sparse gradients")
-                    if not read.is_done:
-                        is_good = False
-                    elif read.values[0]:
-                        self._refuse()
-                if is_good and num_good == number:
-                    num_good += 1
-                elif not wait:
-                    break
-            for _ in range(num_good):
-                self.calls.popleft()
+        raise_found = partial(self._raise_found, device, wait=wait)
+        with undoing():
+            if not call_if_free(self._lock, raise_found) and not _is_updating():
+                with self._lock:
+                    raise_found()
+
+    def _raise_found(self, device: Device | None, *, wait: bool) -> None:
+        self._read_flags()
+        num_good = 0
+        for number, call in enumerate(self.calls):
+            is_good = True
+            for place, read in call.reads.items():
+                is_too_old = number < len(self.calls) - _MOST_CALLS
+                if is_too_old or (wait and device in (None, place)):
+                    read.wait(f"{place}, which checks rows of sparse gradients")
+                if not read.is_done:
+                    is_good = False
+                elif read.values[0]:
+                    self._refuse()
+            if is_good and num_good == number:
+                num_good += 1
+            elif not wait:
+                break
+        for _ in range(num_good):
+            self.calls.popleft()
 
     def _enqueue(
         self, checks: Sequence[_Check], write: Callable[[], None], undo: Undo | None = None
@@ -233,6 +243,11 @@ class RowChecks:
         except IndexError:
             self.calls.clear()
             raise
+
+
+def _is_updating() -> bool:
+    """Whether this thread is in the middle of an update: then a signal handler asks."""
+    return any(lock.is_this_threads for backend in gpu_backends for lock in backend.locks)
 
 
 def _row_flags(device: Device) -> RowFlags:

@@ -15,6 +15,7 @@ import numpy as np
 from gpuopt.backends import to_device
 from gpuopt.backends.backend import Scalars, SparseUpdate
 from gpuopt.backends.catch_up import CatchUp
+from gpuopt.backends.loss_scaling import Decided
 from gpuopt.locks import Lock, call_locked
 from gpuopt.rules.catch_up import Factors, key_of, may_be_missed
 from gpuopt.rules.update_rule import UpdateRule
@@ -42,8 +43,10 @@ class TableBehind:
         self._identity = weakref.ref(identity)
         self._plan, self._backend, self._real = batch.plan, batch.backend, batch.real
         self._late_rows = batch.backend.late_rows
-        # One step, or one who brings rows up to date, at a time. Taken inside the gate.
-        self._lock = Lock(f'the rows of "{identity.name}" that are behind')
+        # One step, or one who brings rows up to date, at a time. Taken inside the gate, together
+        # with the device's: a signal handler in an update there waits for who has the table's.
+        table_lock = Lock(f'the rows of "{identity.name}" that are behind')
+        self._locks = (*batch.backend.locks, table_lock)
         self._catch_up: CatchUp | None = None
 
     @property
@@ -84,26 +87,39 @@ class TableBehind:
         """Does what `bring_up` does, and leaves other copies of a mirrored table alone."""
         if not self.is_behind:
             return
-        with undoing(), self._lock:
-            catch_up = self._catch_up
-            if catch_up is None:
-                return
-            # Before: a signal handler may make a step meanwhile, which rows may not have made then.
-            now = catch_up.now
+        with undoing():
             here = None if rows is None else to_device(rows, self._backend.device)
-            self._late_rows.bring_up(self._plan, catch_up, here)
-            if rows is None:
-                catch_up.made_by_all = now
+            call_locked(self._locks, partial(self._bring_up_locked, here))
 
-    def _ready(self, other_rows: UpdateRule, scalars: Scalars, stepping: bool) -> CatchUp | None:
+    def _bring_up_locked(self, rows: Any) -> None:
+        catch_up = self._catch_up
+        if catch_up is None:
+            return
+        # Before: a signal handler may make a step meanwhile, which rows may not have made then.
+        now = catch_up.now
+        self._late_rows.bring_up(self._plan, catch_up, rows)
+        if rows is None:
+            catch_up.made_by_all = now
+
+    def _ready(
+        self, other_rows: UpdateRule, of_counts: Sequence[Scalars], stepping: bool
+    ) -> CatchUp | None:
         """Returns the table's count of steps by this step's scalars, with room promised to it.
 
         None if all rows have to be updated in this step: then all are up to date.
+
+        Args:
+            other_rows: The rule of rows without a gradient.
+            of_counts: The scalars for each count of steps that a device may choose.
+            stepping: Whether missed steps are to be made one by one.
         """
-        if not may_be_missed(other_rows, scalars):
+        scalars, *others = of_counts
+        key = key_of(other_rows, scalars)
+        keys = [key_of(other_rows, each) for each in others]
+        may_miss = [may_be_missed(other_rows, each) for each in of_counts]
+        if False in may_miss or keys.count(key) < len(keys):
             self.bring_up_alone()
             return None
-        key = key_of(other_rows, scalars)
         catch_up = self._catch_up
         if catch_up is None or catch_up.factors.key != key:
             factors = Factors(other_rows, other_rows.own(scalars), self._real, stepping=stepping)
@@ -150,7 +166,8 @@ def update_tables(
         rule: What to compute.
         other_rows: The rule of rows without a gradient.
         updates: Of each table.
-        scalars: Of both rules, for each group.
+        scalars: Of both rules, for each group; if a GPU decides about the step, for one count of
+            steps after the other.
         factors: See `Backend.apply_sparse`.
         refused: See `Backend.apply_sparse`.
         stepping: Whether missed steps are to be made one by one.
@@ -160,6 +177,8 @@ def update_tables(
         are up to date. None if the table is replaced, and has done nothing.
     """
     late: list[tuple[TableBehind, CatchUp]] = []
+    num_counts = factors.num_counts if isinstance(factors, Decided) else 1
+    num_groups = len(scalars) // num_counts
 
     def update_locked() -> list[bool | None]:
         done: list[bool | None] = []
@@ -168,7 +187,7 @@ def update_tables(
             if table.is_replaced:
                 done.append(None)
                 continue
-            catch_up = table._ready(other_rows, scalars[update.group], stepping)
+            catch_up = table._ready(other_rows, scalars[update.group :: num_groups], stepping)
             done.append(catch_up is not None)
             if catch_up is not None:
                 late.append((table, catch_up))
@@ -193,7 +212,7 @@ def update_tables(
             for _, catch_up in late:
                 catch_up.promised -= 1
 
-    return call_locked([table._lock for table in tables], update_as_promised)
+    return call_locked([lock for table in tables for lock in table._locks], update_as_promised)
 
 
 def replace_tables(
@@ -216,7 +235,7 @@ def replace_tables(
         _set_if_up_to_date(tables, assignments, map(is_, held, old))
 
     # A step of another thread by one of them comes before, or finds that it is replaced.
-    call_locked([table._lock for table in tables], replace)
+    call_locked([lock for table in tables for lock in table._locks], replace)
 
 
 def _set_if_up_to_date(

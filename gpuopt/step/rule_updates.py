@@ -27,22 +27,19 @@ from gpuopt.state.coded_slots import (
 from gpuopt.state.master_conversion import kept_dtype
 from gpuopt.state.masters import Masters, check_variables
 from gpuopt.state.state import Created
-from gpuopt.step.averages import FollowingAverages, StepAverages
+from gpuopt.step.averages import FollowingAverages
 from gpuopt.step.clips import GradientClips, StepClips
 from gpuopt.step.dense_gradients import as_dense
+from gpuopt.step.gpu_decision import GpuDecision
 from gpuopt.step.known import Batch, Group, KnownGroups
 from gpuopt.step.nonfinite import describe_first, describe_first_sum
 from gpuopt.step.overlap import refuse_shared_memory
 from gpuopt.step.pairs import as_pairs, checked_gradient, refuse_no_gradients, unpack_pair
-from gpuopt.step.rounding import (
-    StepRounding,
-    StochasticRounding,
-    check_not_float16,
-    is_rounded_dtype,
-)
+from gpuopt.step.rounding import StochasticRounding, check_not_float16
 from gpuopt.step.row_checks import RowChecks
 from gpuopt.step.rows_behind import update_tables
 from gpuopt.step.step import ThisThread
+from gpuopt.step.step_numbers import StepNumbers
 from gpuopt.step.tables_behind import refuse_unseen_reads, table_behind
 from gpuopt.step.updates import HookOptimizer, Pair, apply_constraint, dtypes_of
 from gpuopt.step.wide_gradients import this_thread as wide_gradients
@@ -171,8 +168,6 @@ class _Part:
             self.gradients[at] = _copied(self.gradients[at], batch)
 
 
-# The scalars of all groups, by the type that rules compute in.
-ScalarsByType = dict[type["np.floating[Any]"], Sequence[Scalars]]
 # What a backend writes at once: one batch of dense variables, or sparse ones of one dtype.
 _Unit = list[tuple[_Part, Batch]]
 
@@ -187,17 +182,14 @@ class RuleUpdates:
         if self.takes_wide:
             wide_gradients.takes_wide = None
         self._parts: list[_Part] = []
-        # By the type that rules compute in; see `ThisThread.scalars`.
-        self.scalars: ScalarsByType = {}
+        self._numbers = StepNumbers({}, None, None)
         # These, and those of counts of steps that are less by one each: see `decide_on_gpu`.
-        self._of_counts: Sequence[ScalarsByType] = ()
+        self._of_counts: Sequence[StepNumbers] = ()
         self._clips: StepClips | None = None
         # What backends write at once, if it is known because gradients are measured already.
         self._units: Sequence[_Unit] = ()
         self._host_decides = False
         self.gpu_decides: Lock | None = None
-        self._averages: StepAverages | None = None
-        self._rounding: StepRounding | None = None
         self._has_constraints = False
         self._is_on_a_cpu = False
         # What is being written, and what has been written.
@@ -342,16 +334,18 @@ class RuleUpdates:
         self._has_constraints = bool([group for group in groups if group.constrained])
         self._is_on_a_cpu = bool([group for group in groups if group.is_on_a_cpu])
         reals = {batch.real for group in groups for batch in group.batches}
-        self.scalars = {real: self._optimizer._scalars_for(real) for real in reals}
-        self._of_counts = [self.scalars]
+        scalars = {real: self._optimizer._scalars_for(real) for real in reals}
         if self._optimizer.clips is not None:
             self._clips = self._optimizer._clips_of_step()
+        averages = rounding = None
         if self._optimizer.averages is not None:
             counter = self._optimizer.this_thread.global_step
-            self._averages = self._optimizer.averages.of_step(counter)
-            self.forgets.append(self._averages.forget)
+            averages = self._optimizer.averages.of_step(counter)
+            self.forgets.append(averages.forget)
         if self._optimizer.rounding is not None:
-            self._rounding = self._optimizer.rounding.of_step(self._optimizer.state)
+            rounding = self._optimizer.rounding.of_step(self._optimizer.state)
+        self._numbers = StepNumbers(scalars, averages, rounding)
+        self._of_counts = [self._numbers]
 
     def check(self) -> None:
         averages = self._optimizer.averages
@@ -375,16 +369,20 @@ class RuleUpdates:
             quietly(self.write)
         else:
             self.write()
-        if self._rounding is not None:
-            self._rounding.count()
+        averages, rounding = self._numbers.averages, self._numbers.rounding
+        if rounding is not None:
+            rounding.count()
         if self._has_constraints:
             for part in self._parts:
                 for position in part.require_group().constrained:
                     apply_constraint(part.given[position])
-        if self._averages is not None:
-            alone = [v for part in self._parts if not part.is_averaged for v in part.variables()]
-            if alone:
-                self._averages.follow(alone, self._optimizer.row_checks)
+        if averages is not None and (alone := self._averaged_alone()):
+            if self.gpu_decides is None:
+                averages.follow(alone, self._optimizer.row_checks)
+            else:
+                decision = GpuDecision(alone[0].device, self.decided)
+                every = [each.averages for each in self._of_counts if each.averages is not None]
+                averages.follow_decided(alone, decision, every)
         return []
 
     def write(self) -> None:
@@ -402,7 +400,7 @@ class RuleUpdates:
             rule, factors = part.rule, None
             scalars: list[Scalars] = []
             for of_count in self._of_counts:
-                every = of_count[batch.real]
+                every = of_count.scalars[batch.real]
                 mine: Sequence[Scalars] = (
                     every if len(every) == 1 else [every[number] for number in numbers]
                 )
@@ -411,13 +409,11 @@ class RuleUpdates:
                         optimizer._in_group(number, partial(optimizer._sparse_scalars, each))
                         for number, each in zip(numbers, mine, strict=True)
                     ]
-                if rule is not optimizer.rule:
-                    mine = [rule.own(each) for each in mine]
+                if part.rule is not optimizer.rule:
+                    mine = [part.rule.own(each) for each in mine]
+                if part.is_averaged or of_count.rounding is not None:
+                    rule, mine = of_count.join(part.rule, batch, part.is_averaged, mine)
                 scalars += mine
-            if part.is_averaged and self._averages is not None:
-                rule, scalars = self._averages.join(rule, batch.real, scalars)
-            if self._rounding is not None and is_rounded_dtype(batch.dtype):
-                rule, scalars = self._rounding.join(rule, scalars)
             # Rows in host memory have been checked already.
             has_flag = batch.backend.row_flags is not None
             refused = optimizer.row_checks.flag(batch.device) if has_flag else None
@@ -462,23 +458,36 @@ class RuleUpdates:
         [device] = devices
         if backend_for(device).loss_scalings is None:
             return None
-        # Averages, rounding, and rows that catch up go by the host's count; slots in 8 bits have
-        # kernels of their own.
-        optimizer = self._optimizer
-        if optimizer.rounding is not None:
-            return None
-        if self._averages is not None or optimizer.catch_up or optimizer.slot_codes is not None:
+        if not self._averages_follow_the_count():
             return None
         arrays = chain.from_iterable(
             part.gradients[:1] if part.is_sparse else part.gradients for part in parts
         )
         return device if any(_has_elements(array) for array in arrays) else None
 
+    def _averages_follow_the_count(self) -> bool:
+        """Whether the count of steps says how averages are moved: they are there already."""
+        following = self._optimizer.averages
+        if following is None:
+            return True
+        counter, alone = self._optimizer.this_thread.global_step, self._averaged_alone()
+        return following.moving.follows(counter) and len(following.of(alone)) == len(alone)
+
+    def _averaged_alone(self) -> list[Variable]:
+        """Returns the variables whose average is not moved by their rule."""
+        return [v for part in self._parts if not part.is_averaged for v in part.variables()]
+
+    @property
+    def numbers(self) -> StepNumbers:
+        """What updates are given, of variables of any type: for `decide_on_gpu` in later steps."""
+        scalars = {real: self._optimizer._scalars_for(real) for real in (np.float32, np.float64)}
+        return self._numbers._replace(scalars=scalars)
+
     def decide_on_gpu(
         self,
         decision: Decision,
         unscale: float,
-        earlier: Sequence[ScalarsByType],
+        earlier: Sequence[StepNumbers],
         lock: Lock,
     ) -> None:
         """Has `deciding_gpu` decide before it writes.
@@ -486,14 +495,14 @@ class RuleUpdates:
         Args:
             decision: How.
             unscale: See `unscale`; 0 for the reciprocal of the loss scale before the step.
-            earlier: What `scalars` were when the host had counted one step less, two less, and so
+            earlier: What `numbers` were when the host had counted one step less, two less, and so
                 on: the GPU may not have made all that the host has counted.
             lock: See `Updates`.
         """
         self._clips = self._optimizer._clips_of_step(unscale)
         assert self._clips is not None, "it is asked for"
         self._clips.decision = decision
-        self._of_counts = [self.scalars, *earlier]
+        self._of_counts = [self._numbers, *earlier]
         self.gpu_decides = lock
 
     @property

@@ -18,6 +18,7 @@ from gpuopt.state import masters
 from gpuopt.state.state import State
 from gpuopt.step import additions, tables_behind
 from gpuopt.step.additions import Addition, Forget
+from gpuopt.step.report import Report
 from gpuopt.step.row_checks import RowChecks, Undo
 from gpuopt.step.updates import Updates
 from gpuopt.variables import recording
@@ -60,6 +61,7 @@ class SteppingOptimizer(Protocol):
     state: State
     row_checks: RowChecks
     this_thread: ThisThread
+    open_report: Report | None
     _use_locking: bool
 
     def _prepare(self) -> None: ...
@@ -112,6 +114,8 @@ class Step:
         updates.refuse_shared_memory(self.counter)
         this_thread, adding = self._optimizer.this_thread, additions.this_thread
         outer, added = vars(this_thread).copy(), adding.additions
+        report = self._optimizer.open_report
+        as_step = profiling_range(self.name) if gpu_backends else _nothing
         try:
             adding.additions = ()  # of a step inside this one, as of user code
             try:
@@ -124,7 +128,7 @@ class Step:
             except BaseException:
                 self._forget(updates)
                 raise
-            with profiling_range(self.name) if gpu_backends else _nothing, writing():
+            with as_step if report is None else report.watch_step(self.name), writing():
                 if changes.number != self._row_change:
                     refuse_changed((v for _, v in updates.pairs()), self._row_change)
                 write = self._write if updates.gpu_decides is None else self._write_alone
@@ -147,11 +151,14 @@ class Step:
         is_prepared = False
         written: list[str] = []
         unsure: list[str] = []
+        report = self._optimizer.open_report
 
         def apply_checked(updates: Updates) -> None:
             nonlocal unsure
             try:
                 self._apply(updates)
+                if report is not None:
+                    report.note_updates(updates)
             finally:
                 names, unsure = updates.written()
                 written.extend(names)
@@ -172,7 +179,8 @@ class Step:
 
         this_thread = self._optimizer.this_thread
         outer = vars(this_thread).copy()
-        with profiling_range(self.name), writing():
+        as_step = profiling_range(self.name)
+        with as_step if report is None else report.watch_step(self.name), writing():
             try:
                 compute(apply)
                 self._finish()
@@ -244,6 +252,8 @@ class Step:
                 addition._after_update(updates, row_checks)
                 if addition._what_is_added:
                     missing.remove(addition._what_is_added)
+            if self._optimizer.open_report is not None:
+                self._optimizer.open_report.note_updates(updates)
         except BaseException as error:
             self._note(error, *updates.written(), missing)
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import numbers
 from collections.abc import Callable, Iterable, MutableMapping
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple, NoReturn, TypeAlias
@@ -16,8 +17,7 @@ from gpuopt.device import Device, device_of
 from gpuopt.locks import Lock
 from gpuopt.quietly import quietly
 from gpuopt.state.state import new_slot_variable
-from gpuopt.step.averages import MovingAverages
-from gpuopt.step.row_checks import RowChecks
+from gpuopt.step.averages import MovingAverages, Refusals
 from gpuopt.variables.gate import writing
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.names import unique_name
@@ -103,6 +103,11 @@ class ExponentialMovingAverage(MovingAverages):
             "variables of this process. Make another one, call its apply, and assign the averages"
         )
 
+    def __repr__(self) -> str:
+        given = {"decay": self._decay, "num_updates": self._num_updates, "name": self._name}
+        settings = [f"{name}={value!r}" for name, value in given.items() if value is not None]
+        return f"ExponentialMovingAverage({', '.join(settings)})"
+
     def apply(self, var_list: Iterable[Any] | None = None) -> None:
         """Moves the averages towards the current values; call it after each training step.
 
@@ -124,25 +129,23 @@ class ExponentialMovingAverage(MovingAverages):
 
         def move() -> None:
             for source, value in zip(tracked, values, strict=True):
-                weight = compute_type(value.dtype)(1 - decay)
                 if callable(source):
-                    _move_expression(self._expression_average(source, value), value, weight)
+                    real = compute_type(value.dtype)
+                    average = self._expression_average(source, value)
+                    _move_expression(average, value, real(1 - decay))
                 else:
-                    _move(self._shadow(as_variable(source)), value, weight)
+                    _move(self._shadow(as_variable(source)), value, 1 - decay)
 
         # The gate, so that a checkpoint holds all old averages, or all new ones.
         with writing():
             quietly(move)
 
-    def move(
-        self, variables: Iterable[Variable], row_checks: RowChecks, decay: np.floating[Any]
-    ) -> None:
+    def move(self, variables: Iterable[Variable], refusals: Refusals, weight: Any) -> None:
         """Does what `apply` does, as a part of a step; see `MovingAverages`."""
 
         def move() -> None:
             for variable in variables:
-                weight = compute_type(variable.dtype)(1 - decay)
-                _move(self._shadow(variable), variable, weight, row_checks)
+                _move(self._shadow(variable), variable, weight, refusals)
 
         quietly(move)
 
@@ -228,6 +231,14 @@ class ExponentialMovingAverage(MovingAverages):
             counted = counted + 1
         updates = np.float32(counted)
         return min(decay, (1 + updates) / (10 + updates))
+
+    def follows(self, counter: Variable | None) -> bool:
+        """Whether `decay_now` is known for any value of a counter; see `MovingAverages`."""
+        if type(self).decay_now is not ExponentialMovingAverage.decay_now:
+            return False
+        number = self._num_updates
+        is_number = number is None or isinstance(number, numbers.Real)
+        return is_number or (counter is not None and _is_same(number, counter))
 
     def _made(self) -> list[tuple[Identity, Variable]]:
         # At once: other threads make and drop variables meanwhile.
@@ -331,15 +342,13 @@ def _name_of(expression: Expression) -> str:
     return getattr(expression, "__name__", type(expression).__name__)
 
 
-def _move(
-    average: Variable, value: Any, weight: np.floating[Any], row_checks: RowChecks | None = None
-) -> None:
+def _move(average: Variable, value: Any, weight: Any, refusals: Refusals | None = None) -> None:
     with reading(value, average), backend_for(average.device).enter():
         here = to_device(storage_of(value), average.device)
-        difference = (average.storage - here) * weight
-        if row_checks is not None:
+        difference = (average.storage - here) * weight.astype(compute_type(average.dtype))
+        if refusals is not None:
             nothing = difference.dtype.type(0)
-            difference = row_checks.unless_refused(average.device, difference, nothing)
+            difference = refusals.unless_refused(average.device, difference, nothing)
         average.assign_sub(difference)
 
 

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence, Set
+from contextlib import nullcontext
+from functools import partial
 from typing import Any, Literal, get_args
 
+from gpuopt.distributed.strategy import MirroredStrategy
 from gpuopt.distributed.wrapper import OptimizerWrapper, check_inside_of_workers, inner_optimizers
 from gpuopt.locks import Lock
 from gpuopt.optimizer import OnNonfinite, Optimizer
 from gpuopt.step import wide_gradients
 from gpuopt.step.nonfinite import first_nonfinite
 from gpuopt.step.pairs import as_list, checked_pairs
+from gpuopt.step.replica_context import replica_context
 from gpuopt.step.step import checked_global_step
 from gpuopt.step.updates import Pair, dtypes_of
 from gpuopt.variables.gate import writing
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.operators import reading
-from gpuopt.wrappers.base import at_least_1, refuse_replicas
+from gpuopt.variables.variable import Variable
+from gpuopt.wrappers.base import at_least_1
 from gpuopt.wrappers.gradient_sums import GradientSums
 from gpuopt.wrappers.loss_scale import LossScaleOptimizer
+from gpuopt.wrappers.replica_sums import ReplicaCall, Sums, strategy_of_replica
 
 _logger = logging.getLogger("gpuopt")
 
@@ -42,6 +48,10 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
     alike; without any, it is left alone. Sums for variables of 16 bits are float32, and so is what
     `opt` is given. Sparse gradients stay sparse, one after the other; where a
     variable has gradients of both kinds, they become dense.
+
+    In a replica of a `MirroredStrategy`, each copy has a sum of its own, on its device. The
+    replicas of a process add their gradients together, and wait for other processes with the last
+    ones of an update alone, whose sums the strategy adds up.
 
     The sums and their count belong to the state of `opt`: they are saved and restored with it. If a
     call raises an error once it adds, or a GPU refuses rows of an update, what was accumulated is
@@ -142,24 +152,31 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
             skip_gradients_aggregation: Likewise.
 
         Raises:
-            RuntimeError: called in a replica of a strategy, in a tower, or in the middle of another
-                call, as by a function that gives a hyperparameter, or by a signal handler.
+            RuntimeError: called in a tower, in the middle of another call, as by a function that
+                gives a hyperparameter, or by a signal handler; or in one of several processes that
+                has sums which the others do not have.
             FloatingPointError: a gradient is not finite, and `on_nonfinite` is "raise".
 
         Besides what `Optimizer.apply_gradients` raises.
         """
-        refuse_replicas(self)
         self._refuse_nested()
         given = as_list(grads_and_vars)
-        steps: Any = self._accumulation_steps
-        if callable(steps):
-            steps = at_least_1("accumulation_steps", steps())
+        strategy = strategy_of_replica(self)
+        if strategy is not None:
+            if skip_gradients_aggregation:
+                raise RuntimeError(
+                    f'"{self.get_name()}" counts the calls of all replicas together: '
+                    "skip_gradients_aggregation cannot be had in a replica"
+                )
+            self._call_in_replica(strategy, given, global_step, name)
+            return
+        steps = self._steps_now()
         if global_step is not None:
             checked_global_step(global_step)
         pairs: list[Pair] = [
             pair for pair in checked_pairs(given, dtypes_of(self)) if pair[0] is not None
         ]
-        if self._on_nonfinite != "propagate" and self._is_left_out(pairs):
+        if self._on_nonfinite != "propagate" and self._is_left_out(first_nonfinite(pairs)):
             return
         with writing(), self._adding, reading(*(gradient for gradient, _ in given)):
             count = 1 + self._sums.num_steps
@@ -180,8 +197,11 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
             global_step: See `Optimizer.apply_gradients`.
             name: Likewise.
         """
-        refuse_replicas(self)
         self._refuse_nested()
+        strategy = strategy_of_replica(self)
+        if strategy is not None:
+            self._call_in_replica(strategy, None, global_step, name)
+            return
         with writing(), self._adding:
             count = self._sums.num_steps
             if count:
@@ -192,7 +212,16 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
                     raise
 
     def reset(self) -> None:
-        """Drops what is accumulated."""
+        """Drops what is accumulated.
+
+        Raises:
+            RuntimeError: called in a replica of a strategy, or in a tower.
+        """
+        if replica_context().strategy is not None:
+            raise RuntimeError(
+                f'"{self.get_name()}": reset() is for all replicas at once: call it outside of '
+                "MirroredStrategy.run, or of towers"
+            )
         self._refuse_nested()
         with writing(), self._adding:
             self._sums.reset()
@@ -209,13 +238,63 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
                 "gives a hyperparameter, or by a signal handler: do it after that"
             )
 
-    def _is_left_out(self, pairs: Sequence[Pair]) -> bool:
-        found = first_nonfinite(pairs)
+    def _steps_now(self) -> int:
+        steps = self._accumulation_steps
+        return at_least_1("accumulation_steps", steps()) if callable(steps) else steps
+
+    def _call_in_replica(
+        self, strategy: MirroredStrategy, given: list[Any] | None, global_step: Any, name: Any
+    ) -> None:
+        """Does one replica's part of `apply_gradients`, or of `apply_accumulated`.
+
+        The first replica of a process adds the gradients of all of them, each to the sum of its own
+        copy. For an update, each brings its sums to the strategy.
+        """
+        call = ReplicaCall(strategy, self, given)
+        steps = 1 if given is None or not call.is_first else self._steps_now()
+        if global_step is not None:
+            checked_global_step(global_step)
+        if given is not None and self._on_nonfinite != "propagate":
+            found = call.first_found(first_nonfinite(call.pairs))
+            if self._is_left_out(found, is_told=call.is_first):
+                return
+        if call.is_first and call.is_spread:
+            self._sums.spread()
+        gradients = [gradient for gradient, _ in given or ()]
+        call.wait_for_others()
+        # From the last step's gradients to the update, for those who save: it is one.
+        with (
+            writing() if call.is_first else nullcontext(),
+            self._adding if call.is_first else nullcontext(),
+        ):
+            count = self._sums.num_steps + (given is not None)
+            try:
+                with reading(*gradients):
+                    sums = call.in_first(partial(self._add_in_replicas, steps, given is None))
+                if sums is not None:
+                    self._apply_sums(*sums, global_step, name)
+            except BaseException as error:
+                if call.is_first:
+                    self._drop(error, count)
+                raise
+
+    def _add_in_replicas(self, steps: int, is_early: bool, pairs: list[Pair]) -> Sums | None:
+        if is_early:
+            count = self._sums.num_steps
+            return self._sums.take(self._divisor(count)) if count else None
+        count = 1 + self._sums.num_steps
+        divisor = self._divisor(count) if count >= steps else 1
+        self._sums.add(pairs, divisor)
+        divided = [variable for _, variable in pairs]
+        return self._sums.take(divisor, divided) if count >= steps else None
+
+    def _is_left_out(self, found: str | None, *, is_told: bool = True) -> bool:
         if found is None:
             return False
         if self._on_nonfinite == "raise":
             raise FloatingPointError(f"{found}; nothing was changed")
-        _logger.warning("%s; %s does not accumulate the step's", found, self.get_name())
+        if is_told:
+            _logger.warning("%s; %s does not accumulate the step's", found, self.get_name())
         return True
 
     def _divisor(self, count: int) -> int:
@@ -224,7 +303,15 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
     def _update(
         self, divisor: int, divided: Sequence[Any], global_step: Any, name: str | None
     ) -> None:
-        pairs, totals = self._sums.take(divisor, divided)
+        self._apply_sums(*self._sums.take(divisor, divided), global_step, name)
+
+    def _apply_sums(
+        self,
+        pairs: Sequence[tuple[Any, Any]],
+        totals: Sequence[Variable],
+        global_step: Any,
+        name: str | None,
+    ) -> None:
         this_thread = wide_gradients.this_thread
         before = this_thread.takes_wide
         try:

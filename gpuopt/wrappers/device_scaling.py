@@ -14,7 +14,8 @@ from gpuopt.backends.loss_scaling import Decision, LossScalings
 from gpuopt.device import Device
 from gpuopt.locks import Lock
 from gpuopt.rules.loss_scaling import ScaleRule, ScaleState
-from gpuopt.step.rule_updates import RuleUpdates, ScalarsByType
+from gpuopt.step.rule_updates import RuleUpdates
+from gpuopt.step.step_numbers import StepNumbers
 from gpuopt.variables.gate import undoing
 from gpuopt.variables.variable import Variable
 
@@ -51,11 +52,11 @@ class _Counted(NamedTuple):
 
     Attributes:
         numbers: The values of `_Chain.numbers`.
-        scalars: What it gave to the rules of the next step.
+        of_step: What it gave to the updates of the next step.
     """
 
     numbers: Sequence[Any]
-    scalars: ScalarsByType
+    of_step: StepNumbers
 
 
 class _Read(NamedTuple):
@@ -201,7 +202,7 @@ class DeviceScaling:
                 unscale = 0.0
             else:
                 unscale = float(np.float32(1) / loss_scale.number())
-            now = _Counted([each.numpy() for each in chain.numbers], updates.scalars)
+            now = _Counted([each.numpy() for each in chain.numbers], updates.numbers)
             by_count = {**chain.by_count, chain.host_count: now}
             self._chain = chain._replace(by_count=by_count)
             below = range(chain.host_count - 1, min(by_count) - 1, -1)
@@ -209,7 +210,7 @@ class DeviceScaling:
             updates.decide_on_gpu(
                 Decision(self._rule, self._accept_after, chain.scale.scaling, chain.host_count),
                 unscale,
-                [by_count[count].scalars for count in below],
+                [by_count[count].of_step for count in below],
                 self.lock,
             )
             return True

@@ -76,8 +76,9 @@ class LossScaleOptimizer(StepWrapper):
     made by, and the host goes on, and waits where the scale, a count, a power of beta or the global
     step is read. This is so right around an optimizer with an update rule, with a manager of this
     package and in no replica; for variables without constraints; where hyperparameters are numbers,
-    or schedules of the same `global_step` in host memory, but not those that clip; and unless the
-    step moves averages, rows catch up, or slots are in 8 bits.
+    or schedules of the same `global_step` in host memory, but not those that clip; and with
+    `averages` if all are made, as by the first step that is not skipped, and their `num_updates` is
+    a number or this `global_step`.
 
     `minimize` divides while it updates, so that gradients are only read. `compute_gradients`
     divides and returns new arrays, and `apply_gradients` takes such. Both may be used by
@@ -414,7 +415,8 @@ def _follows(hyperparameters: Hyperparameters, counter: Variable | None) -> bool
         return True
     functions = {name: each for name, each in hyperparameters.own.items() if callable(each)}
     return all(
-        isinstance(each, Schedule) and each.global_step is counter and name not in CLIPPING
+        # Not one of a subclass, which may override what a Schedule computes.
+        type(each) is Schedule and each.global_step is counter and name not in CLIPPING
         for name, each in functions.items()
     ) and hyperparameters.are_numbers_beside(functions)
 

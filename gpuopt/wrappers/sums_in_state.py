@@ -77,6 +77,9 @@ class KeptSum:
 class SumsInState:
     """The sums of one optimizer, from step to step and in what is saved.
 
+    Attributes:
+        is_spread: Whether other processes have sums of their own, which no file has.
+
     All but `num_steps` is called inside `writing`. A dense sum is a slot, of float32 for variables
     of 16 bits. The sums of sparse gradients are the gradients themselves, and become slots where
     the state is read. See `Beside`.
@@ -95,6 +98,7 @@ class SumsInState:
         self._reference = weakref.ref(optimizer)
         self._sums: WeakKeyDictionary[Identity, KeptSum] = WeakKeyDictionary()
         self._is_restored = True
+        self.is_spread = False
         register(self)
 
     @property
@@ -107,16 +111,36 @@ class SumsInState:
     def reset(self) -> None:
         """Forgets what is summed."""
         self._sums.clear()
-        self._is_restored = False
+        self._is_restored = self.is_spread = False
         for key in [key for key in self._state.waiting_slots if key[0] in self.slot_names]:
             del self._state.waiting_slots[key]
         self._forget_slots(_ROWS, _VALUES)
         self._counter().assign(0)
 
+    def spread(self) -> None:
+        """Notes that other processes add gradients of the same steps to sums of their own.
+
+        Raises:
+            RuntimeError: what is summed is of one process alone.
+        """
+        if self.num_steps and not self.is_spread:
+            raise RuntimeError(
+                f'what "{self._optimizer.get_name()}" has accumulated was restored, or begun '
+                "outside of MirroredStrategy.run: all processes would bring it to their sums. Call "
+                "reset() before"
+            )
+        self.is_spread = True
+
     # What a state asks: see `Beside`.
 
     @contextmanager
     def lay_out(self) -> Iterator[None]:
+        if self.is_spread and self.num_steps:
+            raise RuntimeError(
+                f'the state of "{self._optimizer.get_name()}" cannot be read while it accumulates '
+                "gradients in several processes, for each has a part of their sums: save after an "
+                "update, which apply_accumulated() makes"
+            )
         laid: list[tuple[str, Identity]] = []
         try:
             for identity, found in list(self._sums.items()):

@@ -44,8 +44,9 @@ struct ScalarsOfGroups {
   }
 
   __device__ __forceinline__ Compute<Storage> number(long long table, int place) const {
-    const auto* few = reinterpret_cast<const Compute<Storage>*>(few_scalars.of + table);
-    const auto* many = reinterpret_cast<const Compute<Storage>*>(many_scalars + table);
+    const long long at = table + few_scalars.first_group();
+    const auto* few = reinterpret_cast<const Compute<Storage>*>(few_scalars.of + at);
+    const auto* many = reinterpret_cast<const Compute<Storage>*>(many_scalars + at);
     return many_scalars == nullptr ? few[place] : __ldg(many + place);
   }
 };

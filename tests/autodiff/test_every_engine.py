@@ -36,6 +36,23 @@ def test_gradients_of_a_model_are_right(language: Language) -> None:
             assert all(isinstance(array, fake_cupy.ndarray) for array in arrays)
 
 
+def test_the_value_of_a_loss_comes_with_the_gradients_of_one_run(language: Language) -> None:
+    w = language.place(Variable([1.0, 2.0], name="w"))
+    runs = []
+
+    def run() -> Any:
+        runs.append(1)
+        return (w * w * 3).sum()
+
+    value, [(gradient, variable)] = gpuopt.value_and_gradients(language.mark(run), grad_loss=2.0)
+    assert float(value) == 15.0
+    assert variable is w
+    assert language.get(gradient).tolist() == [12.0, 24.0]
+    assert len(runs) == 1
+    with pytest.raises(RuntimeError, match="should be a function"):
+        gpuopt.value_and_gradients(value)
+
+
 def test_by_default_the_trainable_variables_that_were_read_in_order_of_creation(
     language: Language,
 ) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from accumulating_ranks import expected_values
 from mpi_job import run_job
 from mpi_programs import PROGRAMS, clipped_steps, outcomes, uneven_steps
 from mpi_programs import __file__ as program_file
@@ -104,3 +105,9 @@ def test_one_rank_writes_the_checkpoint_that_all_restore(folder: Path) -> None:
     assert others == [[path, bits, expected]] * 2
     assert bits == expected
     assert sorted(file.name for file in folder.glob("model*")) == [Path(path).name]
+
+
+def test_processes_accumulate_gradients_and_reduce_their_sums(folder: Path) -> None:
+    updates = range(3), range(3, 6), range(6, 8)
+    expected = [2, 3, expected_values(3, *updates, divide=False)]
+    assert outcomes(folder, "accumulate_gradients") == [expected] * 3

@@ -1,4 +1,4 @@
-"""Rows catch up in towers, with workers and in checkpoints as rows do that make all steps."""
+"""Rows catch up in towers, copies, workers and checkpoints as rows do that make all steps."""
 
 from __future__ import annotations
 
@@ -78,6 +78,53 @@ def test_towers_look_rows_up_that_are_up_to_date() -> None:
     assert late.is_behind()
     np.testing.assert_allclose(*seen, rtol=4e-6, atol=4e-6)
     close(late, exact)
+
+
+def test_copies_of_a_mirrored_table_agree_to_the_bit_whoever_reads() -> None:
+    strategy = gpuopt.distributed.MirroredStrategy(["cpu", "cpu"])
+    table = strategy.variable(np.ones((12, 2), np.float32), name="mirrored")
+    optimizer = gpuopt.AdamOptimizer(0.01, catch_up=True)
+    rng = np.random.default_rng(8)
+    for step in range(30):
+
+        def train(ids: Any, seen: Any, reads_all: bool) -> None:
+            gpuopt.embedding_lookup(table.local, seen)
+            if reads_all:
+                optimizer.get_slot(table.local, "m").numpy()
+
+            def loss() -> Any:
+                return (gpuopt.embedding_lookup(table.local, ids) ** 2).sum()
+
+            optimizer.minimize(loss, var_list=[table.local])
+
+        ids, seen = rng.integers(0, 12, (2, 2, 3))
+        of_replicas = [ids, seen, [False, step % 7 == 3]]
+        strategy.run(train, [gpuopt.distributed.PerReplica(each) for each in of_replicas])
+        gpuopt.embedding_lookup(table.replicas[1], [step % 12])
+    for name in ("m", "v"):
+        slots = [optimizer.get_slot(copy, name).numpy() for copy in table.replicas]
+        np.testing.assert_array_equal(*slots)
+    np.testing.assert_array_equal(*[copy.numpy() for copy in table.replicas])
+
+
+def test_copies_of_a_mirrored_table_catch_up_each() -> None:
+    tables, ids = [], np.random.default_rng(8).integers(0, 12, (20, 2, 3))
+    for catch_up in (False, True):
+        strategy = gpuopt.distributed.MirroredStrategy(["cpu", "cpu"])
+        table = strategy.variable(np.ones((12, 2), np.float32), name="mirrored")
+        optimizer = gpuopt.AdamOptimizer(0.01, catch_up=catch_up)
+
+        def train(rows: np.ndarray, table: Any = table, optimizer: Any = optimizer) -> None:
+            def loss() -> Any:
+                return (gpuopt.embedding_lookup(table.local, rows) ** 2).sum()
+
+            optimizer.minimize(loss, var_list=[table.local])
+
+        for rows in ids:
+            strategy.run(train, (gpuopt.distributed.PerReplica(rows),))
+        tables += [copy.numpy() for copy in table.replicas]
+    for other in tables[1:]:
+        np.testing.assert_allclose(other, tables[0], rtol=2e-6, atol=2e-6)
 
 
 def test_a_step_of_several_workers_is_one_step_of_the_rows_that_it_names() -> None:

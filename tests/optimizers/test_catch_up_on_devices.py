@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,11 @@ import pytest
 import textbook
 from catching_up import CASES, OPTIMIZERS, TOLERANCE, CatchingUp
 from golden_cases import error
-from interrupt_at import Interrupt, InterruptAt
+from interrupt_at import HandleAt, Interrupt, InterruptAt
 
 import gpuopt
-from gpuopt import IndexedSlices, ParameterGroup, Saver, Variable
+from gpuopt import IndexedSlices, ParameterGroup, Saver, Variable, locks
+from gpuopt.backends.cuda.row_flags import CudaRowFlags
 from gpuopt.distributed import MirroredStrategy, PerReplica
 
 HEIGHT = 40
@@ -367,6 +370,42 @@ def test_mirrored_tables_on_two_gpus_take_what_comes(seed: int) -> None:
         ends.append([table.replicas[0].numpy() for table in tables])
     for got, expected in zip(*ends, strict=True):
         close(got, expected, 4e-6)
+
+
+@pytest.mark.parametrize("call", ["step", "read"])
+def test_a_signal_handler_in_an_update_reads_beside_a_thread_that_waits_for_the_update(
+    call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locks, "DEADLINE_S", 2.0)
+    # A step would wait for this update before it has the table.
+    monkeypatch.setattr(CudaRowFlags, "check", lambda self, flag, checks: None)
+    pair = Pair()
+    pair.step(14)
+    assert pair.is_behind()
+    other = Variable(np.ones(3, np.float32), device="gpu:0")
+    optimizer = gpuopt.GradientDescentOptimizer(1.0)
+    errors: list[BaseException] = []
+    calls: dict[str, Callable[[], Any]] = {"step": pair.step, "read": pair.late.numpy}
+
+    def work() -> None:
+        try:
+            calls[call]()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work)
+
+    def handle() -> None:
+        thread.start()
+        time.sleep(0.2)
+        pair.late.numpy()
+
+    with HandleAt(1, handle, ["dense_launch.py"]) as handled:
+        optimizer.apply_gradients([(np.ones(3, np.float32), other)])
+    thread.join()
+    assert not handled.is_over
+    assert not errors
+    pair.check()
 
 
 @pytest.mark.parametrize("gpus", [ON_GPU], indirect=True)

@@ -42,16 +42,53 @@ STAGES: dict[str, dict[str, Any]] = {
     "averages": {},
     "slot_bits": {"slot_bits": 8},
     "catch_up": {"catch_up": "stepping"},
+    "accumulation": {},
+    "growing_scale": {},
+    "masters": {"masters": "float32"},
+    "remainders": {"masters": "remainder"},
+    "rounding": {"stochastic_rounding": 7},
 }
 REFUSED = {
     ("clip_norm", "clip_value"): "cannot both clip",
     ("cautious", "catch_up"): "catch_up",
     ("loss_scale", "on_nonfinite"): "both decide",
+    ("loss_scale", "growing_scale"): "around another one",
+    ("on_nonfinite", "growing_scale"): "both decide",
+    ("averages", "masters"): "masters='float32' cannot be had with averages=",
+    ("averages", "remainders"): "masters='remainder' cannot be had with averages=",
+    ("averages", "rounding"): "stochastic_rounding=7 cannot be had with averages=",
     ("slot_bits", "catch_up"): "cannot be had with slot_bits=8",
+    ("slot_bits", "masters"): "masters='float32' cannot be had with slot_bits=8",
+    ("slot_bits", "remainders"): "masters='remainder' cannot be had with slot_bits=8",
+    ("slot_bits", "rounding"): "stochastic_rounding=7 cannot be had with slot_bits=8",
+    ("catch_up", "masters"): "cannot be had with masters='float32'",
+    ("catch_up", "remainders"): "cannot be had with masters='remainder'",
+    ("catch_up", "rounding"): "cannot be had with stochastic_rounding",
+    ("masters", "rounding"): "stochastic_rounding=7 cannot be had with masters='float32'",
+    ("remainders", "rounding"): "stochastic_rounding=7 cannot be had with masters='remainder'",
 }
-PAIRS = [pair for pair in combinations(STAGES, 2) if pair not in REFUSED]
+# Values of one argument.
+SAME = [("masters", "remainders")]
+PAIRS = [pair for pair in combinations(STAGES, 2) if pair not in [*REFUSED, *SAME]]
+# The types of variables for which a stage is there; none stands for all.
+TYPES: dict[str, Sequence[Any]] = {
+    "slot_bits": [np.float16, ml_dtypes.bfloat16, np.float32],
+    "masters": [np.float16, ml_dtypes.bfloat16],
+    "remainders": [ml_dtypes.bfloat16],
+    "rounding": [ml_dtypes.bfloat16],
+}
 # Of these, what is compiled for other types than float32 is looked at, too.
-COMPILED = [("clip_norm", "decay"), ("clip_norm", "averages"), ("loss_scale", "averages")]
+COMPILED = [
+    ("clip_norm", "decay"),
+    ("clip_norm", "averages"),
+    ("loss_scale", "averages"),
+]
+COMPILED_OF_16_BITS = [
+    ("clip_norm", "accumulation"),
+    ("clip_norm", "masters"),
+    ("decay", "remainders"),
+    ("clip_value", "rounding"),
+]
 # Those of the first ones have launches of their own on GPUs.
 ON_GPUS = [
     *COMPILED,
@@ -64,10 +101,31 @@ ON_GPUS = [
     ("groups", "slot_bits"),
     ("averages", "slot_bits"),
 ]
+MIXED_ON_GPUS = [
+    *COMPILED_OF_16_BITS,
+    ("averages", "accumulation"),
+    ("catch_up", "accumulation"),
+    ("slot_bits", "accumulation"),
+    ("accumulation", "growing_scale"),
+    ("accumulation", "masters"),
+    ("accumulation", "remainders"),
+    ("accumulation", "rounding"),
+    ("clip_norm", "growing_scale"),
+    ("groups", "growing_scale"),
+    ("growing_scale", "masters"),
+    ("growing_scale", "remainders"),
+    ("growing_scale", "rounding"),
+    ("cautious", "masters"),
+    ("cautious", "rounding"),
+    ("on_nonfinite", "remainders"),
+    ("on_nonfinite", "rounding"),
+]
 KINDS = ["dense", "sparse", "mixed"]
 SHAPES = [(3, 4), (70, 5), ()]
 TABLE = (40, 12)
 NUM_STEPS, BAD_STEP = 3, 1
+# How many gradients are summed for an update, and the scale that grows after so many updates.
+ACCUMULATED, GROWS_AFTER = 4, 2
 
 
 def make(stages: Sequence[str]) -> tuple[Any, Any, gpuopt.ExponentialMovingAverage | None]:
@@ -84,10 +142,14 @@ def make(stages: Sequence[str]) -> tuple[Any, Any, gpuopt.ExponentialMovingAvera
         inner = gpuopt.AdamWOptimizer(DECAY, RATE, **options)
     else:
         inner = gpuopt.AdamOptimizer(RATE, **options)
-    if "loss_scale" not in stages:
-        return inner, inner, averages
-    manager = gpuopt.FixedLossScaleManager(SCALE)
-    return gpuopt.LossScaleOptimizer(inner, manager), inner, averages
+    whole = inner
+    if "loss_scale" in stages:
+        whole = gpuopt.LossScaleOptimizer(whole, gpuopt.FixedLossScaleManager(SCALE))
+    if "growing_scale" in stages:
+        whole = gpuopt.LossScaleOptimizer(whole, gpuopt.DynamicLossScale(SCALE, GROWS_AFTER, 2.0))
+    if "accumulation" in stages:
+        whole = gpuopt.GradientAccumulationOptimizer(whole, ACCUMULATED)
+    return whole, inner, averages
 
 
 class OneByOne:
@@ -98,6 +160,8 @@ class OneByOne:
 
     def __init__(self, stages: Sequence[str], real: Any, shapes: Mapping[str, Any]) -> None:
         self._stages, self._real = stages, real
+        self._good_steps = 0
+        self._scale = SCALE if {"loss_scale", "growing_scale"} & set(stages) else 1.0
         self.zeros = {name: Variable(np.zeros(s, real)) for name, s in shapes.items()}
         kind = gpuopt.AdamOptimizer
         arguments: dict[str, Any] = {}
@@ -109,13 +173,28 @@ class OneByOne:
         }
         self.plain = {name: kind(rate, **arguments) for name, rate in rates.items()}
 
+    @property
+    def scale(self) -> float:
+        """What the loss is multiplied by."""
+        return self._scale
+
+    def skip(self) -> None:
+        """Hears of a step that is not finite."""
+        if "growing_scale" in self._stages:
+            self._scale, self._good_steps = max(self._scale / 2, 1.0), 0
+
     def step(
-        self, values: Mapping[str, Any], gradients: Mapping[str, Any]
+        self, values: Mapping[str, Any], gradients: Sequence[Mapping[str, Any]]
     ) -> dict[str, np.ndarray]:
-        """Returns the new values. Gradients are arrays, or sums of rows with their numbers."""
-        given = dict(gradients)
-        if "loss_scale" in self._stages:
-            given = {n: (g / self._real(SCALE), rows) for n, (g, rows) in given.items()}
+        """Returns the new values.
+
+        Args:
+            values: The old ones.
+            gradients: Those that are accumulated: arrays, or rows with their numbers.
+        """
+        given = {name: self._mean([each[name] for each in gradients]) for name in gradients[0]}
+        if "accumulation" not in self._stages:  # who accumulates gives unscaled gradients
+            given = {n: (g / self._real(self._scale), rows) for n, (g, rows) in given.items()}
         if "clip_norm" in self._stages:
             squares = sum(np.sum(np.float64(g) ** 2) for g, _ in given.values())
             norm, most = self._real(np.sqrt(squares)), self._real(MOST_NORM)
@@ -125,7 +204,25 @@ class OneByOne:
             given = {
                 n: (np.clip(g, -MOST_VALUE, MOST_VALUE), rows) for n, (g, rows) in given.items()
             }
-        return {name: self._updated(name, values[name], *given[name]) for name in given}
+        updated = {name: self._updated(name, values[name], *given[name]) for name in given}
+        self._good_steps += 1
+        if "growing_scale" in self._stages and self._good_steps == GROWS_AFTER:
+            self._scale, self._good_steps = self._scale * 2, 0
+        return updated
+
+    def _mean(self, gradients: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
+        """Returns the mean of gradients, with the sum of a sparse one's rows of equal numbers."""
+        arrays, rows = zip(*gradients, strict=True)
+        number = self._real(len(gradients))
+        if rows[0] is None:
+            total = arrays[0].astype(self._real)
+            for each in arrays[1:]:
+                total = total + each.astype(self._real)
+            return total / number, None
+        values, every = np.concatenate(arrays).astype(self._real), np.concatenate(rows)
+        unique = np.unique(every)
+        sums = [values[every == row].sum(axis=0) for row in unique]
+        return np.stack(sums) / number, unique
 
     def _updated(self, name: str, value: Any, gradient: Any, rows: Any) -> np.ndarray:
         is_cautious = "cautious" in self._stages
@@ -171,35 +268,32 @@ def check(stages: Sequence[str], kind: str, dtype: Any, xp: Any = np) -> None:
             variable.assign(np.asarray(start).astype(dtype))
         before = {name: each.numpy().astype(real) for name, each in mine.items()}
         averages_before = dict(followed)
-        pairs, summed = [], {}
-        for name, variable in mine.items():
-            if name == "table":
-                rows = np.array([4, 1, 4, 7, 1, 4 + number])
-                # Whole numbers, so that 16 bits hold their sums.
-                values = rng.integers(-4, 5, (6, 12)).astype(dtype)
-                unique = np.unique(rows)
-                sums = [values[rows == row].astype(real).sum(axis=0) for row in unique]
-                summed[name] = (np.stack(sums), unique)
-                pairs.append((IndexedSlices(xp.asarray(values), xp.asarray(rows)), variable))
-            else:
-                gradient = np.asarray(rng.normal(size=variable.shape)).astype(dtype)
-                summed[name] = (gradient.astype(real), None)
-                pairs.append((xp.asarray(gradient), variable))
-        if number == BAD_STEP and {"on_nonfinite", "loss_scale"} & set(stages):
-            given, last = pairs.pop()
+        rounds = ACCUMULATED if "accumulation" in stages else 1
+        given = [_gradients(rng, mine, 7 * number + each) for each in range(rounds)]
+        pairs_of_rounds = [_pairs(each, mine, xp) for each in given]
+        if number == BAD_STEP and {"on_nonfinite", "loss_scale", "growing_scale"} & set(stages):
+            good, last = pairs_of_rounds[-1].pop()
             bad = xp.asarray(np.full(TABLE if kind != "dense" else last.shape, np.nan, dtype))
-            pairs.append((bad, last))
-            _apply(optimizer, pairs)
+            pairs_of_rounds[-1].append((bad, last))
+            _apply(optimizer, pairs_of_rounds, theirs.scale)
+            theirs.skip()
             for name, variable in mine.items():
                 np.testing.assert_array_equal(variable.numpy().astype(real), before[name])
-            pairs[-1] = given, last
-        _apply(optimizer, pairs)
-        expected = theirs.step(before, summed)
+            pairs_of_rounds[-1][-1] = good, last
+        _apply(optimizer, pairs_of_rounds, theirs.scale)
+        expected = theirs.step(before, given)
+        if "growing_scale" in stages:
+            scaling = getattr(optimizer, "_inner", None) if rounds > 1 else optimizer
+            assert scaling.loss_scale == theirs.scale
         largest = max(np.abs(expected[name] - before[name]).max() for name in mine)
         for name, variable in mine.items():
             got = variable.numpy().astype(np.float64)
             error = np.abs(got - expected[name].astype(dtype).astype(np.float64)).max()
             assert error <= 4 * eps * largest, (name, number, error / (eps * largest))
+            master = inner.get_slot(variable, "master")
+            if master is not None:
+                error = np.abs(master.numpy() - expected[name]).max()
+                assert error <= 4 * float(np.finfo(np.float32).eps) * largest, (name, number)
             if averages is not None:
                 value = variable.numpy().astype(real)
                 follows = averages.average(variable)
@@ -216,39 +310,81 @@ def check(stages: Sequence[str], kind: str, dtype: Any, xp: Any = np) -> None:
                 other.assign(slot.numpy().astype(real))
 
 
-def _apply(optimizer: Any, pairs: Any) -> None:
+def _gradients(rng: Any, variables: Mapping[str, Variable], seed: int) -> dict[str, Any]:
+    """Returns each variable's gradient, in its type, and its row numbers, or None."""
+    gradients: dict[str, Any] = {}
+    for name, variable in variables.items():
+        if name == "table":
+            # Whole numbers, so that 16 bits hold their sums.
+            values = rng.integers(-4, 5, (6, TABLE[1])).astype(variable.dtype)
+            gradients[name] = values, np.array([4, 1, 4, 7, 1, 4 + seed])
+        else:
+            gradient = np.asarray(rng.normal(size=variable.shape)).astype(variable.dtype)
+            gradients[name] = gradient, None
+    return gradients
+
+
+def _pairs(gradients: Mapping[str, Any], variables: Mapping[str, Variable], xp: Any) -> list[Any]:
+    pairs: list[Any] = []
+    for name, (array, rows) in gradients.items():
+        gradient = xp.asarray(array)
+        if rows is not None:
+            gradient = IndexedSlices(gradient, xp.asarray(rows))
+        pairs.append((gradient, variables[name]))
+    return pairs
+
+
+def _apply(optimizer: Any, pairs_of_rounds: Sequence[Any], scale: float) -> None:
     is_scaled = isinstance(optimizer, gpuopt.LossScaleOptimizer)
-    optimizer.apply_gradients(pairs, **({"loss_scale": np.float32(SCALE)} if is_scaled else {}))
+    more = {"loss_scale": np.float32(scale)} if is_scaled else {}
+    for pairs in pairs_of_rounds:
+        optimizer.apply_gradients(pairs, **more)
+
+
+def cases(pairs: Sequence[Sequence[str]], dtypes: Sequence[Any]) -> Any:
+    """Parametrizes a test by pairs of stages, and the types that both are for."""
+    return pytest.mark.parametrize(
+        ("stages", "dtype"),
+        [
+            pytest.param(pair, dtype, id=f"{'+'.join(pair)}-{np.dtype(dtype).name}")
+            for pair in pairs
+            for dtype in dtypes
+            if all(dtype in TYPES.get(stage, [dtype]) for stage in pair)
+        ],
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("stages", PAIRS, ids="+".join)
+@cases(PAIRS, [np.float32])
 def test_two_stages_are_the_same_one_by_one(
-    stages: Sequence[str], kind: str, every_form_one_by_one: str
+    stages: Sequence[str], kind: str, dtype: Any, every_form_one_by_one: str
 ) -> None:
-    check(stages, kind, np.float32)
+    check(stages, kind, dtype)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dtype", [each for each in DTYPES if each != np.float32], ids=str)
-@pytest.mark.parametrize("stages", PAIRS, ids="+".join)
+@cases(PAIRS, [each for each in DTYPES if each != np.float32])
 def test_two_stages_of_other_types_are_the_same_one_by_one(
     stages: Sequence[str], dtype: Any, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if dtype == np.float64 and "slot_bits" in stages:
-        pytest.skip("slots in 8 bits are of float32 and less")
-    large = 1 if stages in COMPILED else 10**9
+    large = 1 if stages in COMPILED + COMPILED_OF_16_BITS else 10**9
     with using(Device.cpu, CpuBackend(CpuLimits(small_elements=1, large_elements=large))):
         check(stages, kind, dtype)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("stages", ON_GPUS, ids="+".join)
+@cases(ON_GPUS, [np.float32, ml_dtypes.bfloat16])
 def test_two_stages_are_the_same_on_a_gpu(
     stages: Sequence[str], kind: str, dtype: Any, xp: Any
 ) -> None:
     check(stages, kind, dtype, xp)
+
+
+@cases(MIXED_ON_GPUS, [np.float32, ml_dtypes.bfloat16])
+def test_two_stages_with_more_state_are_the_same_on_a_gpu(
+    stages: Sequence[str], dtype: Any, xp: Any
+) -> None:
+    check(stages, "mixed", dtype, xp)
 
 
 @pytest.mark.parametrize("stages", REFUSED, ids="+".join)
@@ -277,6 +413,23 @@ BAD_VALUES: dict[str, tuple[Any, str]] = {
     "accumulation": (
         lambda bad: gpuopt.GradientAccumulationOptimizer(gpuopt.AdamOptimizer(RATE), bad),
         "accumulation_steps",
+    ),
+    "growing_scale": (
+        lambda bad: gpuopt.LossScaleOptimizer(
+            gpuopt.AdamOptimizer(RATE), gpuopt.DynamicLossScale(bad)
+        ),
+        "initial_loss_scale must be",
+    ),
+    "growth": (
+        lambda bad: gpuopt.LossScaleOptimizer(
+            gpuopt.AdamOptimizer(RATE), gpuopt.DynamicLossScale(SCALE, 2, bad)
+        ),
+        "multiplier must be above 1",
+    ),
+    "masters": (lambda bad: gpuopt.AdamOptimizer(RATE, masters=bad), "masters must be"),
+    "rounding": (
+        lambda bad: gpuopt.AdamOptimizer(RATE, stochastic_rounding=bad),
+        "stochastic_rounding must be",
     ),
     "slot_bits": (lambda bad: gpuopt.AdamOptimizer(RATE, slot_bits=bad), "slot_bits"),
     "catch_up": (lambda bad: gpuopt.AdamOptimizer(RATE, catch_up=bad), "catch_up"),

@@ -24,30 +24,23 @@ import gpuopt
 from bench import gpu_harness, host_targets
 from bench import gpu_workloads as gpu_workloads_module
 from bench.gpu import make_table, run_offer
-from bench.gpu_clock import HostClock
 from bench.gpu_harness import Measured, measure
-from bench.gpu_peers import (
-    BETA1,
-    BETA2,
-    DECAY,
-    EPSILON,
-    JOBS,
-    RATE,
-    Place,
+from bench.gpu_targets import TARGETS, judge
+from bench.gpu_workloads import Sizes, offer_workloads
+from bench.harness import Timing, Workload, write_results
+from bench.targets import Target
+from gpuopt.bench.clock import HostClock
+from gpuopt.bench.contenders import (
     make_elementwise_dense_step,
     make_naive_dense_step,
     make_naive_sparse_step,
     make_our_dense_step,
     make_our_sparse_step,
-    make_torch_dense_step,
-    make_torch_sparse_step,
 )
-from bench.gpu_profile import profile
-from bench.gpu_targets import TARGETS, judge
-from bench.gpu_workloads import Sizes, list_gpt2_shapes, offer_workloads
-from bench.harness import Timing, Workload, write_results
-from bench.host_workloads import list_resnet50_shapes
-from bench.targets import Target
+from gpuopt.bench.jobs import BETA1, BETA2, DECAY, EPSILON, JOBS, RATE, WEIGHT_DECAY, Place
+from gpuopt.bench.models import list_gpt2_shapes, list_resnet50_shapes
+from gpuopt.bench.peers import make_torch_dense_step, make_torch_sparse_step
+from gpuopt.bench.profiler import profile
 
 ROOT = Path(__file__).resolve().parents[2]
 HOST = Place(np, "cpu")
@@ -55,9 +48,18 @@ MANY = {"1000x1024": (7, 5), "10000x64": (20, 3)}
 TINY = Sizes(large=64, many=MANY, table=(50, 4), lookups=30, divisor=64)
 SETTINGS: dict[str, dict[str, float]] = {
     "adam": {"learning_rate": RATE, "beta1": BETA1, "beta2": BETA2, "epsilon": EPSILON},
+    "adam_w": {
+        "learning_rate": RATE,
+        "beta1": BETA1,
+        "beta2": BETA2,
+        "epsilon": EPSILON,
+        "weight_decay": WEIGHT_DECAY,
+    },
     "momentum": {"learning_rate": RATE, "momentum": DECAY},
     "adagrad": {"learning_rate": RATE, "initial_accumulator_value": 0.1},
 }
+# Contenders decay by the learning rate times a number, as torch does.
+TEXTBOOK = {"adam_w": "torch_adam_w"}
 
 
 @pytest.fixture
@@ -131,7 +133,7 @@ def steps_are_the_textbooks(job: str, make: Any) -> None:
         step()
     for i, (got, start) in enumerate(zip(weights, starts, strict=True)):
         history = [(t + 1, sets[t % 2][i].astype(np.float64)) for t in range(4)]
-        expected = getattr(textbook, job)(start, history, **SETTINGS[job])["var"]
+        expected = getattr(textbook, TEXTBOOK.get(job, job))(start, history, **SETTINGS[job])["var"]
         assert not np.allclose(expected, start, atol=1e-4)
         np.testing.assert_allclose(got, expected, rtol=2e-6, atol=2e-6)
 
@@ -182,9 +184,11 @@ def sparse_tables(job: str) -> dict[str, np.ndarray]:
             return torch.optim.Adagrad(parameters, lr, initial_accumulator_value=0.1)
 
     steps = [
-        make_our_sparse_step(lambda: ours, tables["ours"], values, rows),
-        make_torch_sparse_step(lambda torch, p: peer(p, lr=RATE), tables["torch"], values, rows),
-        make_naive_sparse_step(JOBS[job], np, tables["naive"], values, rows),
+        make_our_sparse_step(lambda: ours, [tables["ours"]], [(values, rows)]),
+        make_torch_sparse_step(
+            lambda torch, p: peer(p, lr=RATE), [tables["torch"]], [(values, rows)]
+        ),
+        make_naive_sparse_step(JOBS[job], np, [tables["naive"]], [(values, rows)]),
     ]
     for _ in range(3):
         for step in steps:

@@ -78,12 +78,12 @@ def test_gradients_are_read_twice_and_all_else_once(name: str) -> None:
     update = "dense_update" + (
         "_of_groups" if stages & {*MEASURING, "clip_value", "groups"} else ""
     )
-    # The host decides about a step that also moves averages, and for `on_nonfinite`: for one wait.
-    host_decides = "on_nonfinite" in stages or stages >= {"loss_scale", "averages"}
+    # The host decides for `on_nonfinite`: for one wait.
+    host_decides = "on_nonfinite" in stages
     if stages & MEASURING:
         if stages & MEASURING == {"on_nonfinite"}:  # the factor is no part of the update
             update = "dense_update"
-        gpu_decides = "loss_scale" in stages and not host_decides
+        gpu_decides = "loss_scale" in stages
         assert counted.launches == ["measure_and_decide" if gpu_decides else "measure", update]
     else:
         assert counted.launches == [update]

@@ -21,7 +21,7 @@ from gpuopt.rules.cautious import cautious
 from gpuopt.rules.clipped import clipped
 from gpuopt.rules.gradient_descent import gradient_descent
 from gpuopt.rules.rounded import rounded
-from gpuopt.rules.scaled import scaled
+from gpuopt.rules.scaled import ScaledRule, scaled
 from gpuopt.rules.slot_codes import slot_codes
 from gpuopt.rules.update_rule import UpdateRule
 
@@ -131,13 +131,15 @@ def kernels_of_codes() -> list[Kernel]:
     by_name = {rule.name: rule for rule in update_rules()}
     of_one_slot = [by_name["momentum"], by_name["lion"]]
     listed: list[Kernel] = []
-    for rule in (*of_one_slot, by_name["adam"], clipped(by_name["adam"])):
+    of_two = by_name["adam"]
+    for rule in (*of_one_slot, of_two, clipped(of_two), scaled(of_one_slot[0]), scaled(of_two)):
         codings = slot_codes(rule, "root").codings
         for storage in CODED_STORAGES:
             listed.append(kernels.coded_update(rule, codings, storage))
             listed += [kernels.update_coded_rows(rule, codings, storage, key) for key in KEYS]
-            if rule is not clipped(by_name["adam"]):
-                listed.append(kernels.update_other_coded_rows(rule, codings, storage))
+            if rule is not clipped(of_two):
+                is_scaled = isinstance(rule, ScaledRule)
+                listed.append(kernels.update_other_coded_rows(rule, codings, storage, is_scaled))
     sums = cautious(by_name["adam"])
     of_squares = slot_codes(by_name["adam"], "bitsandbytes").codings
     return [
@@ -159,7 +161,7 @@ def kernels_with_averages() -> list[Kernel]:
     return [
         kernel
         for base in bases
-        for rule in (base, clipped(base))
+        for rule in (base, clipped(base), scaled(base))
         for dtype in ("float32", "float64")
         for kernel in (
             *kernels_of_dense_update(rule, dtype),
@@ -178,7 +180,7 @@ def kernels_with_rounding() -> list[Kernel]:
     adam, lamb, most_slots = (by_name[name] for name in ("adam", "lamb", "ams_grad"))
     updates: list[tuple[UpdateRule, Storage]] = [
         *((rule, "bfloat16") for rule in (rounded(adam), rounded(most_slots))),
-        (clipped(rounded(adam)), "bfloat16"),
+        *((made(rounded(adam)), "bfloat16") for made in (clipped, scaled)),
         *((rounded(rule), Mixed("bfloat16", "bfloat16", "float32")) for rule in (adam, most_slots)),
     ]
     return [

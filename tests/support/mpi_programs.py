@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from accumulating_ranks import accumulate
 from rank_process import train
 
 import gpuopt
@@ -204,6 +205,10 @@ def save_and_restore(group: MPIGroup, folder: Path) -> Any:
     return path, bits(), expected
 
 
+def accumulate_gradients(group: MPIGroup, folder: Path) -> Any:
+    return accumulate(gpuopt.MirroredStrategy(["cpu"], group=group))
+
+
 PROGRAMS: dict[str, Callable[[MPIGroup, Path], Any]] = {
     function.__name__: function
     for function in (
@@ -216,6 +221,7 @@ PROGRAMS: dict[str, Callable[[MPIGroup, Path], Any]] = {
         clip_alike,
         clip_in_the_step,
         save_and_restore,
+        accumulate_gradients,
     )
 }
 

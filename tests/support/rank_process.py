@@ -16,6 +16,7 @@ from typing import Any
 
 import driver
 import numpy as np
+from accumulating_ranks import accumulate, leave_out_in_one, save_in_the_middle
 from naive_communicator import ProcessGroup
 
 import gpuopt
@@ -239,6 +240,7 @@ SCENARIOS: dict[str, Callable[[gpuopt.MirroredStrategy], Any]] = {
     function.__name__: function
     for function in (
         *(train, fail_in_one_process, differ_in_one_process, lose_a_process, lose_a_gpu),
+        *(accumulate, leave_out_in_one, save_in_the_middle),
     )
 }
 

@@ -709,11 +709,29 @@ def test_loss_scaling_is_refused_around_it_and_where_both_would_skip() -> None:
     GradientAccumulationOptimizer(inner, 2)
 
 
-def test_replicas_towers_and_workers_are_refused_by_name() -> None:
-    optimizer = GradientAccumulationOptimizer(gpuopt.AdamOptimizer(), 2)
-    strategy = gpuopt.MirroredStrategy(["cpu", "cpu"])
-    w = strategy.variable(one(0))
-    with pytest.raises(Exception, match="cannot be used in a replica of a strategy"):
-        strategy.run(lambda: optimizer.apply_gradients([(one(1), w.local)]))
+def test_towers_accumulate_what_they_bring_together() -> None:
+    w, counter = Variable(one(0), name="w"), Variable(np.int64(0))
+    inner = gpuopt.GradientDescentOptimizer(1.0)
+    optimizer = gpuopt.TowerOptimizer(GradientAccumulationOptimizer(inner, 2))
+
+    def model(factors: Any) -> None:
+        optimizer.minimize(lambda: (factors * w).mean(), counter, [w])
+
+    train = gpuopt.replicate(model, "weighted_mean", ["cpu", "cpu"])
+    for factors in ([1, 3], [4, 8]):  # the means of towers are 2 and 6, that of calls is 4
+        assert w.numpy() == 0
+        train(np.array(factors, np.float32))
+    assert (w.numpy(), counter.numpy()) == (-4, 1)
+
+
+def test_towers_inside_and_workers_are_refused_by_name() -> None:
+    optimizer = GradientAccumulationOptimizer(gpuopt.TowerOptimizer(gpuopt.AdamOptimizer()), 2)
+    w = Variable(one(0))
+    train = gpuopt.replicate(
+        lambda x: optimizer.apply_gradients([(x, w)]), "weighted_sum", ["cpu", "cpu"]
+    )
+    with pytest.raises(RuntimeError, match=r"write TowerOptimizer\(GradientAccumulationOptimizer"):
+        train(one(1, 2))
+    assert optimizer.accumulated_steps == 0
     with pytest.raises(ValueError, match="cannot be around GradientAccumulationOptimizer"):
         gpuopt.SyncReplicasOptimizer(optimizer, 1)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 
+from gpuopt.backends import watching
 from gpuopt.backends.backend import (
     LateRows,
     RowCopy,
@@ -42,12 +44,16 @@ from gpuopt.backends.memory_owner import Owner, owner_of
 from gpuopt.backends.norms import Norms
 from gpuopt.backends.unowned import array_at
 from gpuopt.device import Device
+from gpuopt.locks import Lock
 from gpuopt.rules.slot_codes import Coding
 from gpuopt.rules.update_rule import UpdateRule
 
 Array = np.ndarray[Any, Any]
 
 _DEFAULT_LIMITS = CpuLimits()
+# Of `measure_copy`: more than caches hold.
+_COPIED_BYTES = 64 * 2**20
+_COPIES = 5
 _nothing = nullcontext()
 
 
@@ -61,6 +67,7 @@ class CpuBackend:
     xp: Any = np
     device = Device.cpu
 
+    locks: Sequence[Lock] = ()
     row_flags: RowFlags | None = None
     loss_scalings: LossScalings | None = None
     most_rows: int | None = None
@@ -179,6 +186,8 @@ class CpuBackend:
         refused: Any = None,
         kept: Sequence[Any] = (),
     ) -> None:
+        watcher = watching.this_thread.watcher
+        begin = 0.0 if watcher is None else perf_counter()
         if isinstance(plan, CodedPlan):
             update_coded(rule, plan, gradients, scalars, self._limits)
         elif isinstance(plan, SplitPlan):
@@ -189,6 +198,8 @@ class CpuBackend:
             update_dense(rule, plan, gradients, scalars, self._limits)
             if plan.copies:
                 write_copies(plan, self._limits)
+        if watcher is not None:
+            _note_launch(watcher, f"dense {rule.name}", begin)
 
     def apply_sparse(
         self,
@@ -201,6 +212,8 @@ class CpuBackend:
         refused: Any = None,
         kept: Sequence[Any] = (),
     ) -> None:
+        watcher = watching.this_thread.watcher
+        begin = 0.0 if watcher is None else perf_counter()
         for plan, values, rows, group, catch_up in updates:
             if isinstance(plan, CodedPlan):
                 given = values, rows, scalars[group], self._limits
@@ -221,6 +234,17 @@ class CpuBackend:
                 update_touched_rows(rule, plan, values, rows, scalars[group], self._limits)
             if plan.copies:
                 write_copies(plan, self._limits, None if other_rows is not None else rows)
+        if watcher is not None:
+            _note_launch(watcher, f"sparse {rule.name}", begin)
+
+    def measure_copy(self) -> float:
+        source, target = np.ones(_COPIED_BYTES, np.uint8), np.zeros(_COPIED_BYTES, np.uint8)
+        best = np.inf
+        for _ in range(_COPIES):
+            begin = perf_counter()
+            np.copyto(target, source)
+            best = min(best, perf_counter() - begin)
+        return 2 * _COPIED_BYTES / best
 
     def copy_rows(self, copies: Sequence[RowCopy]) -> None:
         copy_rows(copies)
@@ -230,6 +254,11 @@ class CpuBackend:
 
     def sum_duplicate_rows(self, values: Array, indices: Array) -> tuple[Array, Array]:
         return sum_duplicate_rows(values, indices)
+
+
+def _note_launch(watcher: watching.Watcher, name: str, begin: float) -> None:
+    ms = (perf_counter() - begin) * 1e3
+    watcher.note_launch("cpu", name, lambda: ms)
 
 
 def _is_foreign(value: Any) -> bool:

@@ -17,10 +17,11 @@ class Arguments:
     A launch copies them: new values may be written while an earlier launch is still queued.
 
     Attributes:
+        kernel: What they are for.
         address: Where the pointers to the arguments begin: `kernelParams` of `cuLaunchKernel`.
     """
 
-    __slots__ = ("_bytes", "_given", "_kernel", "_memory", "_words", "address")
+    __slots__ = ("_bytes", "_given", "_memory", "_words", "address", "kernel")
 
     def __init__(self, kernel: Kernel, given: Mapping[str, Any], memory: Memory) -> None:
         """Checks and packs the arguments.
@@ -35,7 +36,7 @@ class Arguments:
             TypeError: an argument is missing or unknown, or is not of the parameter's type.
         """
         kernel.check_names(given)
-        self._kernel = kernel
+        self.kernel = kernel
         self._memory = memory
         # Arrays are kept alive.
         self._given: dict[str, Any] = {}
@@ -52,7 +53,7 @@ class Arguments:
         Raises:
             TypeError: an argument is not of the parameter's type.
         """
-        places, memory, last = self._kernel.places, self._memory, self._given
+        places, memory, last = self.kernel.places, self._memory, self._given
         for name, value in given.items():
             if name in last and last[name] is value:
                 continue
@@ -60,11 +61,11 @@ class Arguments:
             try:
                 values = parameter.to_values(value, memory)
             except TypeError as error:
-                raise TypeError(f"{self._kernel.expression}: {name}{error}") from None
+                raise TypeError(f"{self.kernel.expression}: {name}{error}") from None
             pack_into(self._bytes, offset, *values)
             last[name] = value
 
     def forget(self, name: str) -> None:
         """Lets an array go, and leaves a null pointer to be replaced before the next launch."""
         self._given.pop(name, None)
-        self._words[self._kernel.places[name].offset // WORD] = 0
+        self._words[self.kernel.places[name].offset // WORD] = 0

@@ -56,6 +56,10 @@ from gpuopt.locks import Lock
 from gpuopt.rules.slot_codes import Coding
 from gpuopt.rules.update_rule import UpdateRule
 
+# Of `measure_copy`: elements, more than caches hold.
+_COPIED = 16 * 2**20
+_COPIES = 5
+
 
 class CudaBackend:
     """A GPU's backend; see `Backend` for what each method promises.
@@ -71,6 +75,7 @@ class CudaBackend:
         self.xp = launcher.xp
         self._launcher = launcher
         self._lock = Lock(f"the updates on {device}")
+        self.locks: Sequence[Lock] = (self._lock,)
         self._order = UpdateOrder(launcher)
         self._workspaces = Workspaces(launcher)
         self.row_flags = CudaRowFlags(launcher, self._lock, self._order, self._workspaces)
@@ -331,6 +336,16 @@ class CudaBackend:
                     plan.copy_stand_ins_back()
             finally:
                 self._order.end(last, used, flags)
+
+    def measure_copy(self) -> float:
+        with self.enter():
+            source, target = self.xp.ones(_COPIED, np.float32), self.xp.zeros(_COPIED, np.float32)
+            # Started one after the other, so that the GPU does not wait for the host between them.
+            copies = [
+                self._launcher.timed(lambda: self.xp.copyto(target, source)) for _ in range(_COPIES)
+            ]
+            best = min(read_ms() for read_ms in copies)
+            return float(2 * source.nbytes / best * 1e3)
 
     def copy_rows(self, copies: Sequence[RowCopy]) -> None:
         with self.enter():

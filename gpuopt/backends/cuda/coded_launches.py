@@ -15,6 +15,7 @@ from gpuopt.backends.cuda.sorted_tables import Table
 from gpuopt.backends.cuda.sparse_launches import SparseLaunches
 from gpuopt.backends.cuda.structs import Arrays
 from gpuopt.backends.cuda.workspace import Workspace
+from gpuopt.rules.scaled import ScaledRule
 from gpuopt.rules.slot_codes import BLOCK, packed_tables
 
 
@@ -55,9 +56,10 @@ class CodedLaunches(SparseLaunches):
     def _bind_others(
         self, table: Table, touched: Any, scalars: dict[str, Any], refused: Any
     ) -> Launch:
+        rule = self._rule_of_others
         return self._launcher.bind(
             kernels.update_other_coded_rows(
-                self._rule_of_others, self._kind.codings, self._storage
+                rule, self._kind.codings, self._storage, isinstance(rule, ScaledRule)
             ),
             self._thread_blocks(table.height),
             ROW_THREADS,

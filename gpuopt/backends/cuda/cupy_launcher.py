@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from functools import cache, partial
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 
 from gpuopt.backends.cuda.arguments import Arguments
 from gpuopt.backends.cuda.kernel import Kernel
-from gpuopt.backends.cuda.launcher import Download, Launch
+from gpuopt.backends.cuda.launcher import Download, Launch, wait_for_event
 from gpuopt.backends.cuda.page_locked import Landings, UploadBlocks
 from gpuopt.backends.memory_owner import Owner, owner_by_lender
 from gpuopt.device import register_device_arrays
@@ -36,6 +36,7 @@ class CupyLauncher:
     def __init__(self, index: int) -> None:
         register_device_arrays(cupy.ndarray, lambda array: array.data.device_id)
         self._index = index
+        self.name = f"gpu:{index}"
         attributes = cupy.cuda.Device(index).attributes
         self.num_multiprocessors = int(attributes["MultiProcessorCount"])
         self._functions: dict[Kernel, Any] = {}
@@ -61,7 +62,7 @@ class CupyLauncher:
         function = self._functions.get(kernel)
         if function is None:
             function = self._functions[kernel] = load(kernel).kernel
-        return Launch(packed, partial(self._start, function.ptr, num_blocks, num_threads))
+        return Launch(packed, partial(self._start, function.ptr, num_blocks, num_threads), self)
 
     def launch(
         self, kernel: Kernel, num_blocks: int, num_threads: int, /, **arguments: Any
@@ -75,6 +76,18 @@ class CupyLauncher:
             self._this_thread.has_context = True
         stream = cupy.cuda.get_current_stream().ptr
         _launch_kernel(function, num_blocks, 1, 1, num_threads, 1, 1, 0, stream, arguments, 0)
+
+    def timed(self, start: Callable[[], object]) -> Callable[[], float]:
+        begin, end = CupyEvent(timing=True), CupyEvent(timing=True)
+        self.record(begin)
+        start()
+        self.record(end)
+        return partial(self._elapsed_ms, begin, end)
+
+    def _elapsed_ms(self, begin: CupyEvent, end: CupyEvent) -> float:
+        with self.device():
+            wait_for_event(end, f"what {self.name} has been asked to do")
+            return float(cupy.cuda.get_elapsed_time(begin, end))
 
     def address(self, array: Any) -> int:
         return array.data.ptr  # type: ignore[no-any-return]
@@ -191,8 +204,8 @@ class CupyEvent(cupy.cuda.Event):  # type: ignore[misc]
     # Until there is one: CuPy's `__del__` looks at it also if Ctrl-C came before.
     ptr = 0
 
-    def __init__(self) -> None:
-        super().__init__(disable_timing=True)
+    def __init__(self, *, timing: bool = False) -> None:
+        super().__init__(disable_timing=not timing)
 
     @property
     def done(self) -> bool:

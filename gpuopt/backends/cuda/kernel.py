@@ -64,6 +64,11 @@ class Kernel:
         return f"gpuopt::{self.function}{arguments}"
 
     @property
+    def name(self) -> str:
+        """The function's name and the rule's, for people."""
+        return self.function if self.rule is None else f"{self.function} {self.rule.name}"
+
+    @property
     def rules(self) -> list[UpdateRule]:
         """The rules whose functors are among the types."""
         return [rule for rule in (self.rule, self.other_rows) if rule is not None]

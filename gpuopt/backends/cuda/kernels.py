@@ -568,15 +568,17 @@ def update_coded_rows(
 
 @cache
 def update_other_coded_rows(
-    rule: UpdateRule, codings: tuple[Coding, ...], storage: Storage
+    rule: UpdateRule, codings: tuple[Coding, ...], storage: Storage, has_groups: bool = False
 ) -> Kernel:
+    scalars: dict[str, Parameter] = {"scalars": _scalars(rule, storage)}
+    of_groups = {**_scalars_of_groups(rule, storage), "table": _INT64}
     return Kernel(
-        "update_other_coded_rows",
+        "update_other_coded_rows_of_groups" if has_groups else "update_other_coded_rows",
         {
             "arrays": _coded_arrays(rule),
             "size": _INT64,
             "row_width": _INT64,
-            "scalars": _scalars(rule, storage),
+            **(of_groups if has_groups else scalars),
             "touched": _UINT32S,
             "words": _UINT32S,
             "refused": _REFUSED,

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from gpuopt.backends import watching
 from gpuopt.backends.cuda.arguments import Arguments
 from gpuopt.backends.cuda.kernel import Kernel
 from gpuopt.backends.memory_owner import Owner
@@ -76,17 +77,21 @@ def wait_for_event(event: Event, what: str) -> None:
 class Launch:
     """A kernel with a launch shape and arguments, which were checked once for many starts."""
 
-    __slots__ = ("_arguments", "_start")
+    __slots__ = ("_arguments", "_launcher", "_start")
 
-    def __init__(self, arguments: Arguments, start: Callable[[int], None]) -> None:
+    def __init__(
+        self, arguments: Arguments, start: Callable[[int], None], launcher: Launcher
+    ) -> None:
         """Prepares starts.
 
         Args:
             arguments: The kernel's.
             start: Starts the kernel on the current stream; takes the arguments' address.
+            launcher: Whose stream that is.
         """
         self._arguments = arguments
         self._start = start
+        self._launcher = launcher
 
     def replace(self, **arguments: Any) -> None:
         """Checks new values of some arguments, for all later starts."""
@@ -98,7 +103,17 @@ class Launch:
 
     def start(self) -> None:
         """Starts the kernel on the device's current stream."""
+        watcher = watching.this_thread.watcher
+        if watcher is not None:
+            self._start_watched(watcher)
+            return
         self._start(self._arguments.address)
+
+    def _start_watched(self, watcher: watching.Watcher) -> None:
+        launcher, name = self._launcher, self._arguments.kernel.name
+        with launcher.profiling_range(name):
+            read_ms = launcher.timed(lambda: self._start(self._arguments.address))
+        watcher.note_launch(launcher.name, name, read_ms)
 
 
 class Launcher(Protocol):
@@ -106,10 +121,12 @@ class Launcher(Protocol):
 
     Attributes:
         xp: The module of the device's arrays: CuPy, or one like it.
+        name: The device's, as "gpu:0".
         num_multiprocessors: How many the device has; each runs at least one block at a time.
     """
 
     xp: Any
+    name: str
     num_multiprocessors: int
 
     def device(self) -> AbstractContextManager[Any]:
@@ -137,6 +154,13 @@ class Launcher(Protocol):
         self, kernel: Kernel, num_blocks: int, num_threads: int, /, **arguments: Any
     ) -> None:
         """Starts a kernel on the device's current stream; see `bind`."""
+
+    def timed(self, start: Callable[[], object]) -> Callable[[], float]:
+        """Calls `start`, which enqueues work on the device's current stream.
+
+        Returns:
+            What waits for the end of the work, and returns how many milliseconds it took.
+        """
 
     def address(self, array: Any) -> int:
         """Returns where an array's first element is."""

@@ -100,6 +100,15 @@ class CudaLossScalings:
                 self._order.end(last, (before.array, after.array), (before,))
         return Decided(factors, after, decision.host_count + 1)
 
+    def choose(self, decided: Decided, numbers: Sequence[np.floating[Any]]) -> Any:
+        with self._lock, self._launcher.device():
+            self._order.follow((decided.after,))
+            every = to_device(self._launcher, np.array(numbers))
+            behind = decided.host_count - decided.after.num_made.view(np.int64)
+            chosen = every[self._launcher.xp.clip(behind, 0, len(numbers) - 1)]
+            self._order.hold((decided.after.array,))
+            return chosen[0]
+
     def read(self, scaling: CudaLossScaling) -> Download:
         with self._lock, self._launcher.device():
             self._order.follow((scaling,))

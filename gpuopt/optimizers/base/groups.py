@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 from gpuopt.optimizers.base.hyperparameters import Hyperparameter
 from gpuopt.variables.identity import Identity
@@ -41,7 +41,7 @@ class ParameterGroup:
         ValueError: the pattern is malformed, there are no variables, or one is listed twice.
     """
 
-    __slots__ = ("_identities", "_pattern", "hyperparameters", "name")
+    __slots__ = ("_expected", "_identities", "_pattern", "hyperparameters", "name")
 
     def __init__(
         self,
@@ -55,6 +55,8 @@ class ParameterGroup:
         self.hyperparameters = hyperparameters
         self._pattern: re.Pattern[str] | None = None
         self._identities: WeakSet[Identity] = WeakSet()
+        # Of a copy: references to the listed variables, by the names of what they are copies of.
+        self._expected: dict[str, ref[Variable]] = {}
         if variables is not None:
             identities = _identities(variables)
             self.name = identities[0].name
@@ -68,6 +70,34 @@ class ParameterGroup:
             raise ValueError(f'a group has the malformed pattern "{pattern}": {error}') from None
         self.name = pattern
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies the group and, unless it has a pattern, the variables that it lists.
+
+        Copied without them, it is for variables of their names; see `CopiedByConstructor`.
+
+        Raises:
+            TypeError: it lists a raw array.
+        """
+        if self._pattern is not None:
+            return ParameterGroup, (self.name,), (None, {"hyperparameters": self.hyperparameters})
+        holders = {identity.name: identity.holder() for identity in self._identities}
+        listed = {name: holder for name, holder in holders.items() if holder is not None}
+        for name, holder in listed.items():
+            if not isinstance(holder, Variable):
+                raise TypeError(
+                    f'group "{self.name}" cannot be copied: it lists the array "{name}", which a '
+                    "copy could not be known by; list gpuopt.Variable(array, copy=False)"
+                )
+        return _group_of, (self.name, listed, self.hyperparameters)
+
+    def with_changes(self, changed: Mapping[str, Hyperparameter]) -> ParameterGroup:
+        """Returns a group of the same variables in which some hyperparameters are others."""
+        other = object.__new__(ParameterGroup)
+        for name in self.__slots__:
+            setattr(other, name, getattr(self, name))
+        other.hyperparameters = {**self.hyperparameters, **changed}
+        return other
+
     def __repr__(self) -> str:
         names = sorted(identity.name for identity in self._identities)
         which = f"variables={names}" if self._pattern is None else repr(self.name)
@@ -77,6 +107,9 @@ class ParameterGroup:
     def has(self, identity: Identity) -> bool:
         """Whether a variable is in this group."""
         if self._pattern is None:
+            expected = self._expected.get(identity.name) if self._expected else None
+            if expected is not None and expected() is None:
+                self._identities.add(identity)
             return identity in self._identities
         return self._pattern.search(identity.name) is not None
 
@@ -155,6 +188,16 @@ class Groups:
                     f'no variable has the pattern of group "{group.name}" in its name; this step '
                     f"updates {names}{more}"
                 )
+
+
+def _group_of(
+    name: str, listed: Mapping[str, Variable], hyperparameters: dict[str, Hyperparameter]
+) -> ParameterGroup:
+    group = object.__new__(ParameterGroup)
+    group.name, group.hyperparameters, group._pattern = name, hyperparameters, None
+    group._identities = WeakSet(variable.identity for variable in listed.values())
+    group._expected = {name: ref(variable) for name, variable in listed.items()}
+    return group
 
 
 def _identities(variables: Iterable[Any]) -> list[Identity]:

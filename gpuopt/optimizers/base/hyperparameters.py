@@ -30,6 +30,7 @@ class Hyperparameters(Mapping[str, Hyperparameter]):
     Attributes:
         own: Those that are not the optimizer's, as they were given.
         fixed: Their values, if none can change until one is set; else empty.
+        changed: Those that were set, as they were given.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Hyperparameters(Mapping[str, Hyperparameter]):
         self._whose = whose
         self._settable = settable
         self._base = base
+        self.changed: Mapping[str, Hyperparameter] = {}
         self._keep({name: check(name, value) for name, value in own.items()})
 
     def __getitem__(self, name: str) -> Hyperparameter:
@@ -71,6 +73,7 @@ class Hyperparameters(Mapping[str, Hyperparameter]):
         checked = self._check(name, value)
         with _setting:
             self._keep({**self.own, name: checked})
+            self.changed = {**self.changed, name: value}
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.own if self._base is None else self._base)

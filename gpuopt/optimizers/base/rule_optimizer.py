@@ -32,6 +32,7 @@ from gpuopt.rules.slot_codes import scales_name
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.coded_conversion import described_codes
 from gpuopt.state.coded_slots import coded_slot, create_coded_slots
+from gpuopt.state.copies import Changes, of_state
 from gpuopt.state.master_conversion import kept_dtype
 from gpuopt.state.masters import MASTER, create_master, has_master
 from gpuopt.state.split_masters import SplitPair, paired
@@ -256,6 +257,44 @@ class RuleOptimizer(Optimizer):
     def _all_hyperparameters(self, given: dict[str, Hyperparameter]) -> dict[str, Hyperparameter]:
         """Returns the hyperparameters that `__init__` is given, and any others."""
         return given
+
+    def _group_name(self, variable: Variable) -> str:
+        number = self._grouping.number_of(variable)
+        return list(self._grouping)[number - 1].name if number else ""
+
+    def _updates_all_rows(self) -> bool:
+        return self.rule_of_other_rows is not None and not self.catch_up
+
+    def _settings(self) -> dict[str, Any]:
+        given = {**super()._settings(), **self.hyperparameters.changed}
+        parameters = inspect.signature(type(self)).parameters
+        defaults = {
+            name: parameters[name].default if name in parameters else value
+            for name, value in self.hyperparameters.items()
+            if name not in (*CLIPPING, *self.derived_hyperparameters)
+        }
+        settings = {name: given.get(name, default) for name, default in defaults.items()}
+        if self.groups:
+            together = zip(self._grouping, self.groups, strict=True)
+            given["groups"] = [group.with_changes(now.changed) for group, now in together]
+        return {**settings, **given}
+
+    def _recipe(self) -> Any:
+        cls, (args, kwargs), *rest = super()._recipe()
+        # Not what was given, which may have been an iterator.
+        groups = {"groups": list(self._grouping)} if "groups" in kwargs else {}
+        return cls, (args, {**kwargs, **groups}), *rest
+
+    def _changes(self) -> Changes:
+        return [each.changed for each in (self.hyperparameters, *self.groups)]
+
+    def _repeat_changes(self, changes: Changes) -> None:
+        of_all = self.hyperparameters, *self.groups
+        for given, changed in zip(of_all, changes, strict=True):
+            follow = {name: of_state(value, self.state) for name, value in given.own.items()}
+            mine = {name: new for name, new in follow.items() if new is not given.own[name]}
+            for name, value in {**mine, **changed}.items():
+                given[name] = of_state(value, self.state)
 
     @classmethod
     def _checked(cls, name: str, value: Hyperparameter) -> Hyperparameter:

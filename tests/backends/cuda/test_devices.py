@@ -6,6 +6,7 @@ import contextlib
 import gc
 import itertools
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -19,7 +20,7 @@ from emulator import EmulatorLauncher, kernel_library
 from every_optimizer import configurations, make, own_step
 from fake_cupy import host_memory
 from golden_cases import GoldenCase, check, optimizer_cases
-from interrupt_at import Interrupt, InterruptAt
+from interrupt_at import HandleAt, Interrupt, InterruptAt
 
 import gpuopt
 from gpuopt import IndexedSlices, Variable, locks
@@ -933,6 +934,38 @@ def test_a_check_of_several_variables_reads_no_lists_of_another_thread(
     others.check()
     assert not any(table.numpy().any() for table in small)
     assert all(table.numpy().sum() == -4 for table in large)
+
+
+def test_a_signal_handler_in_an_update_waits_for_no_check_that_waits_for_the_update(
+    slow_flags: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locks, "DEADLINE_S", 2.0)
+    model, w = Table(), Variable(np.zeros(2, np.float32), device="gpu:0")
+    optimizer = gpuopt.GradientDescentOptimizer(1.0)
+    model.apply([1])
+    assert slow_flags  # the next read of anything waits for this check
+    errors: list[BaseException] = []
+
+    def step() -> None:
+        try:
+            model.apply([2])
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=step)
+
+    def handle() -> None:
+        thread.start()
+        time.sleep(0.2)
+        w.numpy()
+
+    with HandleAt(1, handle, ["dense_launch.py"]) as handled:
+        optimizer.apply_gradients([(on_gpu(np.float32([1, 2])), w)])
+    thread.join()
+    assert not handled.is_over
+    assert not errors
+    assert w.numpy().tolist() == [-1, -2]
+    assert int(model.step) == 3
 
 
 def test_hooks_in_plain_array_code_are_not_called_for_bad_rows() -> None:

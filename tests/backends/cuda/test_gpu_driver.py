@@ -22,9 +22,9 @@ from every_optimizer import configurations, make, own_step
 from interrupt_at import Interrupt, InterruptAt
 
 import gpuopt
-from bench.gpu_clock import GpuClock, measure_copy_bytes_per_second
 from gpuopt import IndexedSlices, Variable
 from gpuopt.backends.cuda.page_locked import Landing
+from gpuopt.bench.clock import GpuClock, measure_copy_bytes_per_second
 
 pytestmark = pytest.mark.gpu
 
@@ -44,7 +44,9 @@ def cupy() -> Any:
 
 @pytest.fixture(scope="module")
 def clock() -> GpuClock:
-    return GpuClock()
+    import cupy
+
+    return GpuClock(cupy)
 
 
 class Model:
@@ -99,11 +101,11 @@ def assert_equal(got: list[np.ndarray], expected: list[np.ndarray]) -> None:
 # What a step costs besides its kernels
 
 
-def test_the_clock_times_the_device_and_not_the_host(clock: GpuClock) -> None:
+def test_the_clock_times_the_device_and_not_the_host(cupy: Any, clock: GpuClock) -> None:
     # Other processes may take turns on the GPU.
     assert 40 <= clock.device_ms(lambda: clock.hold(40), host_ms=1) < 200
     assert clock.device_ms(lambda: sleep(0.2), host_ms=400) < 150
-    assert measure_copy_bytes_per_second(2**26, rounds=3) > 1e9
+    assert measure_copy_bytes_per_second(cupy, 2**26, rounds=3) > 1e9
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import driver
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -162,19 +163,40 @@ def sparse_step(
     return lambda: optimizer.apply_gradients(pairs)
 
 
-def scaled_step(cupy: Any, num_variables: int, num_rows: int) -> Callable[[], None]:
-    variables = [Variable(np.zeros(9, np.float32), device="gpu:0") for _ in range(num_variables)]
-    pairs: list[Any] = [(cupy.zeros(9, np.float32), v) for v in variables]
+def scaled_step(
+    cupy: Any, num_variables: int, num_rows: int, optimizer: Any = None, dtype: Any = np.float32
+) -> Callable[[], None]:
+    variables = [Variable(np.zeros(9, dtype), device="gpu:0") for _ in range(num_variables)]
+    pairs: list[Any] = [(cupy.zeros(9, dtype), v) for v in variables]
     if num_rows:
         slices = IndexedSlices(
             cupy.zeros((num_rows, 4), np.float32), cupy.zeros(num_rows, np.int64)
         )
         pairs.append((slices, Variable(cupy.zeros((10_000, 4), np.float32))))
-    optimizer = LossScaleOptimizer(
-        gpuopt.LazyAdamOptimizer(clip_norm=1.0), gpuopt.DynamicLossScale()
-    )
+    inner = optimizer or gpuopt.LazyAdamOptimizer(clip_norm=1.0)
+    scaled = LossScaleOptimizer(inner, gpuopt.DynamicLossScale())
     step = Variable(0, name="step")
-    return lambda: optimizer.apply_gradients(pairs, step)
+    return lambda: scaled.apply_gradients(pairs, step)
+
+
+def scaled_averaged_step(cupy: Any, num_variables: int, num_rows: int) -> Callable[[], None]:
+    averages = gpuopt.ExponentialMovingAverage(0.9)
+    optimizer = gpuopt.AdamOptimizer(averages=averages)
+    return scaled_step(cupy, num_variables, num_rows, optimizer)
+
+
+def scaled_coded_step(cupy: Any, num_variables: int, num_rows: int) -> Callable[[], None]:
+    return scaled_step(cupy, num_variables, num_rows, gpuopt.AdamOptimizer(slot_bits=8))
+
+
+def scaled_rounded_step(cupy: Any, num_variables: int, num_rows: int) -> Callable[[], None]:
+    optimizer = gpuopt.AdamOptimizer(stochastic_rounding=7)
+    return scaled_step(cupy, num_variables, num_rows, optimizer, ml_dtypes.bfloat16)
+
+
+def scaled_late_step(cupy: Any, num_variables: int, num_rows: int) -> Callable[[], None]:
+    optimizer = gpuopt.AdamOptimizer(catch_up=True)
+    return scaled_step(cupy, num_variables, num_rows, optimizer)
 
 
 def late_step(cupy: Any, num_tables: int, num_rows: int) -> Callable[[], None]:
@@ -197,6 +219,11 @@ def coded_rows_step(cupy: Any, num_tables: int, num_rows: int) -> Callable[[], N
 OF_ROWS = {"cudaEventRecord": 4, "device to host": 1}
 # Each has an event of its own.
 OF_A_DECISION = {"cudaEventCreate": 1, "cudaEventDestroy": 1}
+# Gradients are measured, and the step is decided about; then it is made or not. The host reads how
+# many steps were made.
+DENSE_SCALED = {"launches": 2, "cudaEventRecord": 4, "device to host": 1, **OF_A_DECISION}
+# Rows are sorted for both, and their sums have two launches more each.
+SPARSE_SCALED = {"launches": 9, "cudaEventRecord": 8, "device to host": 2, **OF_A_DECISION}
 STEPS: dict[str, tuple[Callable[..., Any], tuple[int, int], dict[str, int]]] = {
     "one variable": (dense_step, (1, 1), {"launches": 1, "cudaEventRecord": 1}),
     "148, three sets in turn": (dense_step, (148, 3), {"launches": 1, "cudaEventRecord": 1}),
@@ -211,17 +238,12 @@ STEPS: dict[str, tuple[Callable[..., Any], tuple[int, int], dict[str, int]]] = {
     "many rows": (sparse_step, (1, 3000), {"launches": 6, **OF_ROWS}),
     # Gradients are measured, and the step is decided about; then it is made or not. The host reads
     # how many steps were made.
-    "scaled": (
-        scaled_step,
-        (3, 0),
-        {"launches": 2, "cudaEventRecord": 4, "device to host": 1, **OF_A_DECISION},
-    ),
-    # Rows are sorted for both, and their sums have two launches more each.
-    "scaled rows": (
-        scaled_step,
-        (3, 100),
-        {"launches": 9, "cudaEventRecord": 8, "device to host": 2, **OF_A_DECISION},
-    ),
+    "scaled": (scaled_step, (3, 0), DENSE_SCALED),
+    "scaled, with averages": (scaled_averaged_step, (3, 0), DENSE_SCALED),
+    "scaled, of slots in 8 bits": (scaled_coded_step, (3, 0), DENSE_SCALED),
+    "scaled, and rounded": (scaled_rounded_step, (3, 0), DENSE_SCALED),
+    "scaled rows": (scaled_step, (3, 100), SPARSE_SCALED),
+    "scaled rows that catch up": (scaled_late_step, (3, 100), SPARSE_SCALED),
     # The check, the gathering of keys, and three digits.
     "26 tables": (sparse_step, (26, 3000), {"launches": 10, **OF_ROWS}),
     # Rows catch up, and steps are counted, in the launch that updates them.

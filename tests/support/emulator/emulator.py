@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from time import perf_counter
 from types import ModuleType
 from typing import Any
 
@@ -63,6 +64,7 @@ class EmulatorLauncher:
         uploads: How many uploads there have been.
         waits: (stream, the stream whose event it waits for), of each wait.
         ranges: The names of profiling ranges.
+        name: The device's.
         num_multiprocessors: Enough for several blocks in one launch.
     """
 
@@ -80,6 +82,7 @@ class EmulatorLauncher:
         self.waits: list[tuple[int, int]] = []
         self.ranges: list[str] = []
         self._index = index
+        self.name = f"gpu:{index}"
         self._seed = seed
         self._strict = strict
         self._sanitize = sanitize or os.environ.get("GPUOPT_EMULATOR_SANITIZE", "")
@@ -102,7 +105,7 @@ class EmulatorLauncher:
         self._check_device()
         packed = Arguments(kernel, arguments, _ContiguousMemory(self))
         function = kernel_library.find(kernel, self._sanitize)
-        return Launch(packed, partial(self.start, kernel, function, num_blocks, num_threads))
+        return Launch(packed, partial(self.start, kernel, function, num_blocks, num_threads), self)
 
     def launch(
         self, kernel: Kernel, num_blocks: int, num_threads: int, /, **arguments: Any
@@ -136,6 +139,12 @@ class EmulatorLauncher:
     def profiling_range(self, name: str) -> AbstractContextManager[Any]:
         self.ranges.append(name)
         return nullcontext()
+
+    def timed(self, start: Callable[[], object]) -> Callable[[], float]:
+        begin = perf_counter()
+        start()
+        ms = (perf_counter() - begin) * 1e3
+        return lambda: ms
 
     def host(self, array: Any) -> np.ndarray[Any, Any]:
         """Returns numpy's array on the same memory."""

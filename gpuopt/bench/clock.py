@@ -47,12 +47,20 @@ class Clock(Protocol):
 
 
 class HostClock:
-    """A clock for arrays in host memory: there is no device to wait for."""
+    """A clock for arrays in host memory: there is no device to wait for.
+
+    Args:
+        flushed_bytes: How much memory is written before a step that is timed with empty caches.
+    """
+
+    def __init__(self, flushed_bytes: int = 0) -> None:
+        self._larger_than_caches = np.zeros(flushed_bytes, np.uint8)
 
     def synchronize(self) -> None:
         pass
 
     def device_ms(self, step: Step, host_ms: float) -> float:
+        self._larger_than_caches += 1
         started = perf_counter()
         step()
         return 1e3 * (perf_counter() - started)
@@ -62,11 +70,9 @@ class HostClock:
 
 
 class GpuClock:
-    """A clock for the current GPU, through CuPy."""
+    """A clock for the current GPU, through CuPy, which is given."""
 
-    def __init__(self) -> None:
-        import cupy
-
+    def __init__(self, cupy: Any) -> None:
         self._cupy = cupy
         self._device = cupy.cuda.Device()
         properties = cupy.cuda.runtime.getDeviceProperties(self._device.id)
@@ -102,18 +108,17 @@ class GpuClock:
         return is_ahead
 
 
-def measure_copy_bytes_per_second(num_bytes: int = 2 * 2**30, rounds: int = 20) -> float:
+def measure_copy_bytes_per_second(cupy: Any, num_bytes: int = 2 * 2**30, rounds: int = 20) -> float:
     """Measures the bandwidth of a copy within the GPU's memory: bytes read and written a second."""
-    import cupy
-
-    clock = GpuClock()
-    source = cupy.ones(num_bytes // 4, dtype=np.float32)
-    target = cupy.empty_like(source)
-    stream = cupy.cuda.get_current_stream()
-
-    def copy() -> Any:
-        target.data.copy_from_device_async(source.data, num_bytes, stream)
-
+    clock, copy = GpuClock(cupy), make_gpu_copy(cupy, num_bytes)
     copy()
     times = [clock.device_ms(copy, 0.5) for _ in range(rounds)]
     return 2 * num_bytes / (1e-3 * float(np.median(times)))
+
+
+def make_gpu_copy(cupy: Any, num_bytes: int) -> Step:
+    """Makes a copy within the GPU's memory, on the current stream."""
+    source = cupy.ones(num_bytes // 4, dtype=np.float32)
+    target = cupy.empty_like(source)
+    stream = cupy.cuda.get_current_stream()
+    return lambda: target.data.copy_from_device_async(source.data, num_bytes, stream)

@@ -1,0 +1,162 @@
+"""Compares results with earlier ones, and gives no verdict that the samples do not carry.
+
+The rule. Each median has an interval by the sign test: that of n samples as many lie below as above
+with equal chance, so that the binomial distribution says between which of the ordered samples it
+is. No shape of the distribution is assumed, and nothing is drawn at random. The intervals of all
+comparisons of a file hold together with 99%, for each is made for its share of the 1% (Bonferroni).
+From the two intervals follows one of the new time divided by the old one:
+
+* SLOWER: all of it is above 1 + tolerance, and above what copies became slower by, times that.
+* FASTER: all of it is below 1 / (1 + tolerance), and below that divided by what copies became
+  faster by.
+* SAME: all of it is within the tolerance, and copies are the same, too.
+* AMBIGUOUS: anything else. More rounds make the intervals smaller.
+
+Copies are the control. What changed them, too, is the machine, and not the program.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+from gpuopt.bench.results import Results, Run
+
+TOLERANCE = 0.05
+_CONFIDENCE = 0.99
+
+
+class Verdict(StrEnum):
+    """What a comparison says of the new time."""
+
+    SAME = "SAME"
+    FASTER = "FASTER"
+    SLOWER = "SLOWER"
+    AMBIGUOUS = "AMBIGUOUS"
+
+
+class Interval(NamedTuple):
+    """Where a number is; infinite where the samples are too few."""
+
+    low: float
+    high: float
+
+    def divided_by(self, other: Interval) -> Interval:
+        """Returns where the quotient of two positive numbers is."""
+        return Interval(self.low / other.high, self.high / other.low if other.low else math.inf)
+
+
+class Comparison(NamedTuple):
+    """One contender's time beside its time in earlier results.
+
+    Attributes:
+        run: The run's name.
+        contender: Its name.
+        caches: "warm" or "cold".
+        ratio: The new median divided by the old one.
+        interval: Where this is.
+        verdict: By the rule above.
+    """
+
+    run: str
+    contender: str
+    caches: str
+    ratio: float
+    interval: Interval
+    verdict: Verdict
+
+
+def compare_results(new: Results, old: Results, tolerance: float = TOLERANCE) -> list[Comparison]:
+    """Compares what both results have, contender by contender, with warm and cold caches."""
+    pairs = [
+        (name, contender, caches)
+        for name, run in new.runs.items()
+        if name in old.runs
+        for contender in run.contenders
+        if contender in old.runs[name].contenders
+        for caches in ("warm", "cold")
+    ]
+    # Two medians of each pair, and two of the copies of each run.
+    num_intervals = 2 * len(pairs) + 2 * len({name for name, _, _ in pairs})
+    miss = (1 - _CONFIDENCE) / max(1, num_intervals)
+    copies = {name: _compare_copies(new.runs[name], old.runs[name], miss) for name, _, _ in pairs}
+    comparisons = []
+    for name, contender, caches in pairs:
+        fresh, earlier = (
+            getattr(results.runs[name].contenders[contender], caches) for results in (new, old)
+        )
+        interval = find_ratio(fresh.samples_ms, earlier.samples_ms, miss)
+        comparisons.append(
+            Comparison(
+                name,
+                contender,
+                caches,
+                fresh.median_ms / earlier.median_ms,
+                interval,
+                judge(interval, copies[name], tolerance),
+            )
+        )
+    return comparisons
+
+
+def judge(interval: Interval, copies: Interval, tolerance: float = TOLERANCE) -> Verdict:
+    """Judges a ratio of times.
+
+    Args:
+        interval: Where the ratio of the new time to the old one is.
+        copies: Where the ratio of the times of copies is.
+        tolerance: By how much times may differ that are called the same.
+    """
+    limit = 1 + tolerance
+    if interval.low > limit * max(1.0, copies.high):
+        return Verdict.SLOWER
+    if interval.high < min(1.0, copies.low) / limit:
+        return Verdict.FASTER
+    if all(1 / limit <= end <= limit for end in (*interval, *copies)):
+        return Verdict.SAME
+    return Verdict.AMBIGUOUS
+
+
+def find_ratio(new: Sequence[float], old: Sequence[float], miss: float) -> Interval:
+    """Returns where the ratio of two medians is; each interval fails with probability `miss`."""
+    return find_median(new, miss).divided_by(find_median(old, miss))
+
+
+def find_median(samples: Sequence[float], miss: float) -> Interval:
+    """Returns an interval that the median of the samples' distribution is in.
+
+    Args:
+        samples: Independent samples.
+        miss: With at most this probability, the median is outside.
+    """
+    ordered = sorted(samples)
+    n = len(ordered)
+    # The median is below the sample k, counted from 0, if at most k samples are below the median.
+    below, outside = 0.0, -1
+    for k in range((n + 1) // 2):
+        below += math.comb(n, k) / 2**n
+        if 2 * below > miss:
+            break
+        outside = k
+    if outside < 0:
+        return Interval(0.0, math.inf)
+    return Interval(ordered[outside], ordered[n - 1 - outside])
+
+
+def find_differences(new: Results, old: Results) -> list[str]:
+    """Says in what the machines and libraries of two results differ."""
+    differences = []
+    if new.device != old.device:
+        differences.append(f"device: {old.device} -> {new.device}")
+    described: tuple[Mapping[str, object], Mapping[str, object]] = new.machine, old.machine
+    for key in sorted({*described[0], *described[1]}):
+        now, then = (each.get(key) for each in described)
+        if now != then:
+            differences.append(f"{key}: {then} -> {now}")
+    return differences
+
+
+def _compare_copies(new: Run, old: Run, miss: float) -> Interval:
+    return find_ratio(new.copy_ms, old.copy_ms, miss)

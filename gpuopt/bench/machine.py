@@ -1,0 +1,95 @@
+"""What a benchmark runs on: how fast it copies, what there is of memory, what slows it down."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from gpuopt.backends.cpu.compiler import compiler
+from gpuopt.backends.cpu.threads import num_threads, share_out
+
+# Larger than the caches of most CPUs.
+COPY_BYTES = 256 * 2**20
+
+
+def measure_copy_bandwidth(rounds: int = 15) -> float:
+    """Measures the bandwidth of copies in memory, in bytes read and written a second."""
+    copy = make_host_copy(COPY_BYTES)
+    times = []
+    for _ in range(rounds):
+        started = perf_counter()
+        copy()
+        times.append(perf_counter() - started)
+    return 2 * COPY_BYTES / median(times)
+
+
+def make_host_copy(num_bytes: int) -> Callable[[], object]:
+    """Makes a copy in host memory, by as many threads as gpuopt uses for a large update."""
+    source = np.ones(num_bytes // 8)
+    target = np.zeros_like(source)
+    threads = num_threads()
+    parts = list(zip(np.array_split(target, 16), np.array_split(source, 16), strict=True))
+    return lambda: share_out(lambda part: np.copyto(*part), parts, threads)
+
+
+def read_cache_bytes() -> int:
+    """Returns the size of the CPU's largest cache; where it is not known, that of a common one."""
+    sizes = []
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        found = re.fullmatch(r"(\d+)([KM]?)", path.read_text().strip())
+        if found:
+            sizes.append(int(found[1]) * {"": 1, "K": 2**10, "M": 2**20}[found[2]])
+    return max(sizes, default=32 * 2**20)
+
+
+def count_free_bytes() -> int | None:
+    """Returns how much memory programs can have without swapping; None if unknown."""
+    try:
+        text = Path("/proc/meminfo").read_text()
+    except OSError:
+        return None
+    found = re.search(r"MemAvailable:\s*(\d+) kB", text)
+    return 1024 * int(found[1]) if found else None
+
+
+def describe_machine() -> dict[str, Any]:
+    """Describes the machine and the libraries."""
+    return {
+        "cpu": read_cpu_model(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "torch": _find_version("torch"),
+        "optax": _find_version("optax"),
+        "jax": _find_version("jax"),
+        "numba": _find_version("numba"),
+        "thinc": _find_version("thinc"),
+        "compiler": " ".join(compiler() or []) or None,
+        "threads": num_threads(),
+    }
+
+
+def read_cpu_model() -> str:
+    """Returns the CPU's name, or where it is not known, its architecture."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.machine()
+    found = re.search(r"model name\s*: (.+)", text)
+    return found[1] if found else platform.machine()
+
+
+def _find_version(distribution: str) -> str | None:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None

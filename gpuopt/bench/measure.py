@@ -1,0 +1,181 @@
+"""Measures one task with everything that can do it here."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
+from statistics import median
+from time import perf_counter
+from typing import NamedTuple
+
+import numpy as np
+
+from gpuopt.backends import backend_for
+from gpuopt.bench.clock import Clock, GpuClock, HostClock, Step, make_gpu_copy
+from gpuopt.bench.contenders import Contender, compiled_as_now
+from gpuopt.bench.jobs import Place
+from gpuopt.bench.machine import COPY_BYTES, count_free_bytes, make_host_copy, read_cache_bytes
+from gpuopt.bench.memory import measure_gpu_peak, measure_host_peak
+from gpuopt.bench.profiler import count_calls
+from gpuopt.bench.results import Figures, Run, summarize
+from gpuopt.bench.sampling import Samples, take_samples
+from gpuopt.bench.slowdowns import (
+    compare_counters,
+    find_drift,
+    find_gpu_throttling,
+    find_load,
+    read_counters,
+)
+from gpuopt.bench.workloads import Task, make_contenders
+from gpuopt.device import Device
+
+_COPY = "copy"
+_GPU_COPY_BYTES = 2**30
+# Longer than OpenMP's threads wait in a busy loop.
+_REST_S = 0.01
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where tasks are measured.
+
+    Attributes:
+        name: "cpu", or the GPU's name.
+        place: Where arrays are.
+        clock: The device's.
+        make_copy: Makes the copy that bandwidths are compared with, and allocates its arrays.
+        copy_bytes: How many bytes it reads and writes.
+    """
+
+    name: str
+    place: Place
+    clock: Clock
+    make_copy: Callable[[], Step]
+    copy_bytes: int
+
+    @cached_property
+    def copy(self) -> Step:
+        return self.make_copy()
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.place.torch_device != "cpu"
+
+    def count_free_bytes(self) -> int | None:
+        """Frees what earlier tasks have left; returns how much memory there is, if known."""
+        gc.collect()
+        if not self.on_gpu:
+            return count_free_bytes()
+        cupy = self.place.xp
+        cupy.get_default_memory_pool().free_all_blocks()
+        return int(cupy.cuda.runtime.memGetInfo()[0])
+
+
+def prepare(device: Device) -> Bench:
+    """Prepares the host's memory or a GPU for measurements."""
+    if device == Device.cpu:
+        cache_bytes = read_cache_bytes()
+        size = max(COPY_BYTES, 4 * cache_bytes)
+        clock = HostClock(2 * cache_bytes)
+        return Bench("cpu", Place(np, "cpu"), clock, partial(make_host_copy, size), 2 * size)
+    cupy = backend_for(device).xp
+    cupy.cuda.Device(device.index).use()
+    name = cupy.cuda.runtime.getDeviceProperties(device.index)["name"].decode()
+    place = Place(cupy, f"cuda:{device.index}")
+    make_copy = partial(make_gpu_copy, cupy, _GPU_COPY_BYTES)
+    return Bench(name, place, GpuClock(cupy), make_copy, 2 * _GPU_COPY_BYTES)
+
+
+def measure(
+    bench: Bench,
+    task: Task,
+    job_name: str,
+    dtype: str,
+    *,
+    rounds: int,
+    seconds: float,
+    on_round: Callable[[], object] = lambda: None,
+) -> Run:
+    """Measures a task.
+
+    Args:
+        bench: Where.
+        task: What a step updates.
+        job_name: The optimizer, among `JOBS`.
+        dtype: Of the variables.
+        rounds: How many times each contender is sampled at most.
+        seconds: The time after which no round begins; five are made in any case.
+        on_round: Called after each round.
+    """
+    made = make_contenders(task, job_name, dtype, bench.place)
+    before, started = read_counters(), perf_counter()
+    warnings = find_load()
+    with compiled_as_now():
+        samples = take_samples(
+            {**made.contenders, _COPY: Contender(bench.copy, list)},
+            bench.clock,
+            rounds=rounds,
+            seconds=seconds,
+            rest_s=_REST_S,
+            on_round=on_round,
+        )
+        kept = {name: _measure_kept(bench, each) for name, each in made.contenders.items()}
+    warnings += compare_counters(before, read_counters(), perf_counter() - started)
+    if bench.on_gpu:
+        warnings += find_gpu_throttling()
+    copy_ms = samples.pop(_COPY).cold
+    warnings += find_drift(copy_ms)
+    copy_gb_per_s = bench.copy_bytes / median(copy_ms) / 1e6
+    contenders = {
+        name: _make_figures(samples[name], kept[name], made.bytes_moved, copy_gb_per_s)
+        for name in made.contenders
+    }
+    noisy = [name for name, figures in contenders.items() if _is_noisy(figures)]
+    if noisy:
+        warnings.append(f"the times of {', '.join(noisy)} spread widely")
+    return Run(
+        task.description,
+        made.bytes_moved,
+        task.per,
+        task.units,
+        task.curve,
+        task.at,
+        [round(sample, 6) for sample in copy_ms],
+        round(copy_gb_per_s, 6),
+        contenders,
+        made.left_out,
+        warnings,
+    )
+
+
+class _Kept(NamedTuple):
+    """A contender's figures that are no times."""
+
+    state_bytes: int
+    peak_extra_bytes: int | None
+    launches: int | None
+    waits: int | None
+
+
+def _measure_kept(bench: Bench, contender: Contender) -> _Kept:
+    contender.prepare()
+    if not bench.on_gpu:
+        peak = measure_host_peak(contender.step)
+        return _Kept(contender.count_state_bytes(), peak, None, None)
+    calls = count_calls(contender.step, bench.clock)
+    launches, waits = (None, None) if isinstance(calls, str) else calls
+    peak = measure_gpu_peak(contender.step, bench.clock, bench.place.xp)
+    return _Kept(contender.count_state_bytes(), peak, launches, waits)
+
+
+def _make_figures(samples: Samples, kept: _Kept, bytes_moved: int, copy_gb_per_s: float) -> Figures:
+    cold = summarize(samples.cold)
+    gb_per_s = bytes_moved / cold.median_ms / 1e6
+    share = gb_per_s / copy_gb_per_s
+    return Figures(summarize(samples.warm), cold, round(gb_per_s, 6), round(share, 6), *kept)
+
+
+def _is_noisy(figures: Figures) -> bool:
+    return figures.warm.is_noisy or figures.cold.is_noisy

@@ -1,0 +1,170 @@
+"""One self-contained page of results: `gpuopt bench --html`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from html import escape
+from pathlib import Path
+from string import Template
+
+from gpuopt.atomic_file import replace_file
+from gpuopt.bench.plots import COLORS, draw_bars, draw_curves
+from gpuopt.bench.results import Figures, Results, Run
+
+_HEADINGS = (
+    *("", "warm, then cold", "warm ms", "cold ms", "gpuopt / its", "GB/s", "of copy"),
+    *("state MB", "peak MB", "launches", "waits"),
+)
+_PAGE = Template("""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>gpuopt bench on $device</title>
+<link rel="icon" href="data:,">
+<style>
+:root { color-scheme: light dark; $light
+  --ink: #1c1e21; --paper: #ffffff; --faint: #6a7078; --line: #d9dce0; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e6e8eb; --paper: #15171a; --faint: #9aa1aa; --line: #363b42; $dark }
+}
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
+  max-width: 75rem; margin: 0 auto; padding: 1rem; overflow-wrap: anywhere; }
+h2 { font-size: 1.15rem; margin: 2rem 0 .3rem; } h2 a { color: inherit; text-decoration: none; }
+.wide { overflow-x: auto; } table { border-collapse: collapse; }
+td, th { padding: .2rem .45rem; text-align: right; border-bottom: 1px solid var(--line);
+  white-space: nowrap; font-variant-numeric: tabular-nums; }
+td:first-child, th:first-child { text-align: left; } th { font-weight: 600; }
+p, li, dd { color: var(--faint); margin: .2rem 0; }
+dl { display: grid; grid-template-columns: auto 1fr; gap: 0 1rem; }
+dt { font-weight: 600; } dd { margin: 0; }
+svg { display: block; max-width: 100%; height: auto; } svg.bars { width: 12rem; }
+svg text { fill: var(--faint); font-size: 12px; } .axis { stroke: var(--line); }
+.warm { fill: var(--c0); } .cold { fill: var(--c1); } .spread { stroke: var(--ink); }
+$classes
+</style>
+</head>
+<body>
+<h1>gpuopt bench on $device</h1>
+<dl>$about</dl>
+$body
+<script type="application/json" id="results">$results</script>
+</body>
+</html>
+""")
+
+
+def write_page(results: Results, path: Path) -> None:
+    """Writes the page; replaces an earlier one at once.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    replace_file(path, make_page(results).encode())
+
+
+def make_page(results: Results) -> str:
+    """Makes HTML with all figures, plots and samples, that loads nothing from elsewhere."""
+    about = {
+        "gpuopt": results.gpuopt,
+        "measured": f"{results.date} UTC",
+        **{key: str(value) for key, value in results.machine.items() if value is not None},
+    }
+    curves = _list_curves(results.runs)
+    sections = [
+        *(_make_curve(name, runs) for name, runs in curves.items()),
+        *(_make_run(name, run) for name, run in results.runs.items()),
+        _make_list("Not run", results.not_run),
+    ]
+    # "<" would end the script where a name contains "</script>".
+    data = json.dumps(asdict(results)).replace("<", "\\u003c")
+    return _PAGE.substitute(
+        device=escape(results.device),
+        light="".join(f"--c{i}: {light}; " for i, (light, _) in enumerate(COLORS)),
+        dark="".join(f"--c{i}: {dark}; " for i, (_, dark) in enumerate(COLORS)),
+        classes="\n".join(
+            f".s{i} {{ stroke: var(--c{i}); fill: var(--c{i}); color: var(--c{i}); }}"
+            for i in range(len(COLORS))
+        ),
+        about="".join(f"<dt>{escape(key)}</dt><dd>{escape(about[key])}</dd>" for key in about),
+        body="\n".join(filter(None, sections)),
+        results=data,
+    )
+
+
+def _list_curves(runs: Mapping[str, Run]) -> dict[str, list[Run]]:
+    """Returns the runs of each curve, by its name, optimizer and type."""
+    curves: dict[str, list[Run]] = {}
+    for name, run in runs.items():
+        if run.curve is not None:
+            settings = name.partition("/")[2]
+            curves.setdefault(f"{run.curve}/{settings}", []).append(run)
+    return {name: found for name, found in curves.items() if len(found) > 1}
+
+
+def _make_curve(name: str, runs: list[Run]) -> str:
+    points = {
+        contender: [
+            (float(run.at), 1e6 * run.contenders[contender].warm.median_ms / run.units)
+            for run in runs
+            if contender in run.contenders and run.at and run.units
+        ]
+        for contender in dict.fromkeys(each for run in runs for each in run.contenders)
+    }
+    legend = " ".join(
+        f'<span class="s{i % len(COLORS)}">&#9632;&nbsp;{escape(contender)}</span>'
+        for i, contender in enumerate(points)
+    )
+    curve = name.partition("/")[0]
+    plot = draw_curves(points, curve, f"ns a {runs[0].per}, warm")
+    return f"{_make_heading(f'growth: {name}')}<p>{legend}</p>{plot}"
+
+
+def _make_run(name: str, run: Run) -> str:
+    longest = max(
+        times.p90_ms for each in run.contenders.values() for times in (each.warm, each.cold)
+    )
+    ours = run.contenders["gpuopt"].warm.median_ms
+    headings = "".join(f"<th>{heading}</th>" for heading in _HEADINGS)
+    rows = "".join(
+        "<tr>" + "".join(f"<td>{cell}</td>" for cell in _make_cells(contender, each, ours, longest))
+        for contender, each in run.contenders.items()
+    )
+    left_out = {f"without {contender}": reason for contender, reason in run.left_out.items()}
+    doubts = "".join(f"<li>doubtful: {escape(warning)}</li>" for warning in run.warnings)
+    reasons = "".join(f"<li>{escape(what)}: {escape(why)}</li>" for what, why in left_out.items())
+    return (
+        f"{_make_heading(name)}<p>{escape(run.description)}; copies reach "
+        f"{run.copy_gb_per_s:.4g} GB/s</p>"
+        f'<div class="wide"><table><tr>{headings}</tr>{rows}</table></div>'
+        f"<ul>{doubts}{reasons}</ul>"
+    )
+
+
+def _make_cells(contender: str, figures: Figures, ours: float, longest: float) -> Iterator[str]:
+    yield escape(contender)
+    yield draw_bars(figures.warm, figures.cold, longest)
+    for number in (figures.warm.median_ms, figures.cold.median_ms):
+        yield f"{number:.4g}"
+    yield f"{ours / figures.warm.median_ms:.2f}"
+    yield f"{figures.gb_per_s:.4g}"
+    yield f"{figures.share_of_copy:.0%}"
+    for num_bytes in (figures.state_bytes, figures.peak_extra_bytes):
+        yield "" if num_bytes is None else f"{num_bytes / 1e6:.1f}"
+    for count in (figures.launches, figures.waits):
+        yield "" if count is None else str(count)
+
+
+def _make_heading(name: str) -> str:
+    anchor = escape(name.replace(" ", "-"), quote=True)
+    return f'<h2 id="{anchor}"><a href="#{anchor}">{escape(name)}</a></h2>'
+
+
+def _make_list(title: str, entries: Mapping[str, str]) -> str:
+    if not entries:
+        return ""
+    items = "".join(f"<li>{escape(name)}: {escape(why)}</li>" for name, why in entries.items())
+    return f"{_make_heading(title)}<ul>{items}</ul>"

@@ -1,0 +1,174 @@
+"""The optimizers of torch, optax and Thinc, doing the same work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from gpuopt.bench.contenders import Arrays, Contender, GradientSets, Lookups, cycle
+from gpuopt.bench.jobs import BETA1, BETA2, EPSILON, RATE, Job, Place
+
+TORCH_FORMS: Mapping[str, Mapping[str, bool]] = {
+    "torch fused": {"fused": True},
+    "torch foreach": {"foreach": True},
+}
+
+
+def make_torch_dense_step(
+    job: Job, weights: Arrays, gradients: GradientSets, form: Mapping[str, bool]
+) -> Contender:
+    """Makes torch's step on the same memory.
+
+    Args:
+        job: The optimizer.
+        weights: The parameters' arrays, which are updated in place.
+        gradients: Their gradients.
+        form: The implementation that torch's optimizer is asked for: `{"fused": True}`.
+    """
+    import torch
+
+    parameters = [torch.nn.Parameter(_to_torch(weight)) for weight in weights]
+    tensors = [[_to_torch(gradient) for gradient in of_set] for of_set in gradients]
+    optimizer = job.torch(torch, parameters, form)
+    for parameter, tensor in zip(parameters, tensors[0], strict=True):
+        parameter.grad = tensor
+    if len(tensors) == 1:
+        return Contender(optimizer.step, partial(_torch_state, optimizer))
+    sets = cycle(tensors)
+
+    def step() -> None:
+        for parameter, tensor in zip(parameters, next(sets), strict=True):
+            parameter.grad = tensor
+        optimizer.step()
+
+    return Contender(step, partial(_torch_state, optimizer))
+
+
+def why_not_torch(
+    job: Job, place: Place, form: Mapping[str, bool], dtype: str = "float32"
+) -> str | None:
+    """Returns why torch lacks this implementation here, or None: tries a step on one element."""
+    if find_spec("torch") is None:
+        return "torch is not installed"
+    import torch
+
+    ones = torch.ones(1, dtype=getattr(torch, dtype), device=place.torch_device)
+    parameter = torch.nn.Parameter(ones)
+    parameter.grad = torch.ones_like(parameter)
+    try:
+        job.torch(torch, [parameter], form).step()
+    except (NotImplementedError, RuntimeError) as error:
+        return str(error).splitlines()[0]
+    return None
+
+
+def make_torch_sparse_step(
+    make: Callable[[Any, Any], Any], tables: Arrays, lookups: Lookups
+) -> Contender:
+    """Makes torch's step of tables by sparse gradients.
+
+    Args:
+        make: Makes the optimizer from (torch, parameters).
+        tables: The parameters' arrays, which are updated in place.
+        lookups: A sparse gradient for each of them.
+    """
+    import torch
+
+    parameters = [torch.nn.Parameter(_to_torch(table)) for table in tables]
+    optimizer = make(torch, parameters)
+    given = [(torch.from_dlpack(rows)[None], _to_torch(values)) for values, rows in lookups]
+
+    def step() -> None:
+        # New tensors in each step: torch marks a tensor whose rows are summed, and skips the work.
+        for parameter, (indices, values) in zip(parameters, given, strict=True):
+            parameter.grad = torch.sparse_coo_tensor(
+                indices, values, tuple(parameter.shape), check_invariants=False
+            )
+        optimizer.step()
+
+    return Contender(step, partial(_torch_state, optimizer))
+
+
+def make_optax_step(
+    make: Callable[[Any], Any], weights: Arrays, gradients: GradientSets
+) -> Contender:
+    """Makes optax's step, compiled by JAX, on copies of the weights.
+
+    Args:
+        make: Makes the optimizer from (optax).
+        weights: The parameters' arrays; JAX's own are donated to each step.
+        gradients: Their gradients.
+    """
+    import jax
+    import optax
+
+    optimizer = make(optax)
+    moved = [jax.numpy.array(weight) for weight in weights]
+    sets = cycle([[jax.numpy.array(gradient) for gradient in of_set] for of_set in gradients])
+    state = optimizer.init(moved)
+
+    @partial(jax.jit, donate_argnums=(0, 1))
+    def update(weights: Any, state: Any, given: Any) -> Any:
+        moves, state = optimizer.update(given, state, weights)
+        return optax.apply_updates(weights, moves), state
+
+    def step() -> None:
+        nonlocal moved, state
+        moved, state = jax.block_until_ready(update(moved, state, next(sets)))
+
+    return Contender(step, lambda: jax.tree.leaves(state))
+
+
+def why_not_optax(dtype: str) -> str | None:
+    """Returns why optax takes no part, or None."""
+    if find_spec("optax") is None:
+        return "optax is not installed"
+    if dtype == "float64":
+        return "JAX has float64 in a mode for the whole process only"
+    return None
+
+
+def make_thinc_step(weights: Arrays, gradients: GradientSets) -> Contender:
+    """Makes a step of Thinc's Adam: one call for each parameter."""
+    from thinc.api import Optimizer
+
+    optimizer = Optimizer(RATE, beta1=BETA1, beta2=BETA2, eps=EPSILON, L2=0.0, grad_clip=0.0)
+    sets = cycle(gradients)
+    # Thinc sets gradients to 0 in its step.
+    given = [gradient.copy() for gradient in gradients[0]]
+
+    def prepare() -> None:
+        for own, gradient in zip(given, next(sets), strict=True):
+            own[...] = gradient
+
+    def step() -> None:
+        for number, (weight, gradient) in enumerate(zip(weights, given, strict=True)):
+            optimizer((number, "w"), weight, gradient)
+
+    return Contender(step, lambda: [*optimizer.mom1.values(), *optimizer.mom2.values()], prepare)
+
+
+def why_not_thinc(job_name: str, dtype: str) -> str | None:
+    """Returns why Thinc takes no part, or None."""
+    if find_spec("thinc") is None:
+        return "Thinc is not installed"
+    if job_name != "adam" or dtype != "float32":
+        return "of these optimizers and types, Thinc has Adam in float32"
+    return None
+
+
+def _to_torch(array: Any) -> Any:
+    import torch
+
+    if array.dtype.name == "bfloat16":  # numpy's DLPack has no type for it
+        return torch.from_dlpack(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_dlpack(array)
+
+
+def _torch_state(optimizer: Any) -> list[Any]:
+    arrays = (array for of_one in optimizer.state.values() for array in of_one.values())
+    return [array for array in arrays if hasattr(array, "nbytes")]

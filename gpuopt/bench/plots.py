@@ -1,0 +1,109 @@
+"""Plots of results, as SVG in a page whose style gives colors to `.s0`, `.warm` and the like."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+
+from gpuopt.bench.results import Times
+
+# By Okabe and Ito, told apart by all eyes; lighter ones for dark pages.
+COLORS = (
+    ("#0072b2", "#56b4e9"),
+    ("#b34700", "#ff9a57"),
+    ("#007a58", "#2fc79c"),
+    ("#9b4f80", "#e29ac6"),
+    ("#8a6d00", "#f0d34a"),
+    ("#4b4f56", "#b9c0c9"),
+    ("#b0003a", "#ff7f9f"),
+    ("#3b3bb3", "#a3a3ff"),
+)
+_BAR_WIDTH, _BAR_HEIGHT = 200, 24
+_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 720, 320, 60, 30, 26, 44
+
+
+def draw_bars(warm: Times, cold: Times, longest: float) -> str:
+    """Draws two bars of medians, each with a line between its deciles.
+
+    Args:
+        warm: The times of the upper bar.
+        cold: The times of the lower one.
+        longest: The time that is as long as the plot, in milliseconds.
+    """
+    parts = []
+    for kind, times, top in (("warm", warm, 2), ("cold", cold, 13)):
+        low, middle, high = (
+            _BAR_WIDTH * ms / longest for ms in (times.p10_ms, times.median_ms, times.p90_ms)
+        )
+        parts.append(
+            f'<rect class="{kind}" x="0" y="{top}" width="{middle:.2f}" height="9">'
+            f"<title>{kind}: {times.median_ms:.4g} ms ({times.p10_ms:.4g} to {times.p90_ms:.4g})"
+            f'</title></rect><line class="spread" x1="{low:.2f}" x2="{high:.2f}" '
+            f'y1="{top + 4.5}" y2="{top + 4.5}"/>'
+        )
+    size = f'viewBox="0 0 {_BAR_WIDTH} {_BAR_HEIGHT}"'
+    return f'<svg class="bars" role="img" {size}>{"".join(parts)}</svg>'
+
+
+def draw_curves(points: Mapping[str, Sequence[tuple[float, float]]], across: str, up: str) -> str:
+    """Draws a curve for each name, on logarithmic axes.
+
+    Args:
+        points: The (x, y) of each curve, all above 0; there is one at least.
+        across: What x is.
+        up: What y is.
+    """
+    every = [point for curve in points.values() for point in curve]
+    xs, ys = _Axis([x for x, _ in every]), _Axis([y for _, y in every])
+    across_px, up_px = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        return _LEFT + across_px * xs.share(x), _TOP + up_px * (1 - ys.share(y))
+
+    parts = []
+    for power in xs.powers():
+        x, _ = place(10.0**power, 10.0**ys.low)
+        parts.append(
+            f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{_TOP + up_px}"/>'
+        )
+        parts.append(_label(x, _TOP + up_px + 16, f"{10.0**power:g}", "middle"))
+    for power in ys.powers():
+        _, y = place(10.0**xs.low, 10.0**power)
+        parts.append(
+            f'<line class="axis" x1="{_LEFT}" x2="{_LEFT + across_px}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        )
+        parts.append(_label(_LEFT - 6, y + 4, f"{10.0**power:g}", "end"))
+    parts.append(_label(_LEFT + across_px / 2, _HEIGHT - 8, across, "middle"))
+    parts.append(_label(4, 14, up, "start"))
+    for i, (name, curve) in enumerate(points.items()):
+        places = [place(*point) for point in sorted(curve)]
+        joined = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+        parts.append(
+            f'<g class="s{i % len(COLORS)}"><polyline points="{joined}" style="fill:none" '
+            'stroke-width="2"/>'
+        )
+        for (x, y), (at, cost) in zip(places, sorted(curve), strict=True):
+            title = f"{escape(name)}: {cost:.4g} at {at:g}"
+            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3"><title>{title}</title></circle>')
+        parts.append("</g>")
+    size = f'viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}"'
+    return f'<svg class="curves" role="img" {size}>{"".join(parts)}</svg>'
+
+
+class _Axis:
+    """A logarithmic axis from one power of 10 to another."""
+
+    def __init__(self, values: Sequence[float]) -> None:
+        self.low = math.floor(math.log10(min(values)))
+        self.high = max(self.low + 1, math.ceil(math.log10(max(values))))
+
+    def share(self, value: float) -> float:
+        return (math.log10(value) - self.low) / (self.high - self.low)
+
+    def powers(self) -> range:
+        return range(self.low, self.high + 1)
+
+
+def _label(x: float, y: float, text: str, anchor: str) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'

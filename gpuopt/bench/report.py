@@ -1,0 +1,136 @@
+"""The output of `gpuopt bench`: a progress bar, and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from gpuopt.bench.compare import Comparison, Verdict
+from gpuopt.bench.results import Figures, Run, Times
+
+_COLORS = {
+    Verdict.SAME: "",
+    Verdict.FASTER: "green",
+    Verdict.SLOWER: "bold red",
+    Verdict.AMBIGUOUS: "yellow",
+}
+
+
+@contextmanager
+def show_progress(console: Console, title: str, rounds: int) -> Iterator[Callable[[], None]]:
+    """Shows a bar if `console` is a terminal; yields a function that advances it by one round."""
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    with Progress(
+        *columns,
+        TimeElapsedColumn(),
+        console=console,
+        disable=not console.is_terminal,
+        transient=True,
+    ) as bar:
+        task = bar.add_task(escape(title), total=rounds)
+        yield lambda: bar.advance(task)
+
+
+def print_run(console: Console, name: str, run: Run) -> None:
+    """Prints a table of one task's contenders, and what makes its figures doubtful."""
+    on_gpu = any(figures.launches is not None for figures in run.contenders.values())
+    table = Table(title=f"{name}: {run.description}")
+    table.add_column("")
+    for heading in (
+        *("warm\nms", "p10", "p90", "gpuopt\n/ its", "cold\nms", "p10", "p90"),
+        *("GB/s", "of\ncopy", "state\nMB", "peak\nMB"),
+        *(("launches", "waits") if on_gpu else ()),
+        *((f"ns a\n{run.per}",) if run.per else ()),
+    ):
+        table.add_column(heading, justify="right")
+    ours = run.contenders["gpuopt"].warm.median_ms
+    for contender, figures in run.contenders.items():
+        table.add_row(
+            contender,
+            *_format_times(figures.warm),
+            f"{ours / figures.warm.median_ms:.2f}",
+            *_format_times(figures.cold),
+            f"{figures.gb_per_s:.1f}",
+            f"{figures.share_of_copy:.0%}",
+            _format_megabytes(figures.state_bytes),
+            _format_megabytes(figures.peak_extra_bytes),
+            *(_format_calls(figures) if on_gpu else ()),
+            *((_format_cost(figures, run),) if run.units else ()),
+        )
+    console.print(table)
+    for contender, reason in run.left_out.items():
+        _print_line(console, f"  without {contender}: {reason}")
+    for warning in run.warnings:
+        _print_line(console, f"  doubtful: {warning}")
+
+
+def print_growth(console: Console, runs: Mapping[str, Run]) -> None:
+    """Prints the cost of a parameter, tensor or row for all tasks that grow."""
+    growing = {name: run for name, run in runs.items() if run.units}
+    if not growing:
+        return
+    contenders = list(dict.fromkeys(each for run in growing.values() for each in run.contenders))
+    table = Table(title="nanoseconds, with warm caches")
+    for heading in ("", "for each", *contenders):
+        table.add_column(heading, justify="right" if heading in contenders else "left")
+    for name, run in growing.items():
+        found = (run.contenders.get(each) for each in contenders)
+        table.add_row(name, run.per, *(_format_cost(figures, run) for figures in found))
+    console.print(table)
+
+
+def print_comparison(
+    console: Console, comparisons: Sequence[Comparison], differences: Sequence[str]
+) -> None:
+    """Prints a table of verdicts, and in what the machines differ."""
+    table = Table(title="compared with earlier results")
+    for heading in ("", "contender", "caches", "new / old", "between", ""):
+        table.add_column(
+            heading, justify="right" if heading in ("new / old", "between") else "left"
+        )
+    for each in comparisons:
+        color = _COLORS[each.verdict]
+        table.add_row(
+            each.run,
+            each.contender,
+            each.caches,
+            f"{each.ratio:.3f}",
+            f"{each.interval.low:.3f} - {each.interval.high:.3f}",
+            f"[{color}]{each.verdict}[/]" if color else str(each.verdict),
+        )
+    console.print(table)
+    for difference in differences:
+        _print_line(console, f"  not the same: {difference}")
+
+
+def print_reasons(console: Console, not_run: Mapping[str, str]) -> None:
+    """Prints what was not run, and why."""
+    for name, reason in not_run.items():
+        _print_line(console, f"{name} was not run: {reason}")
+
+
+def _print_line(console: Console, text: str) -> None:
+    console.print(escape(text), highlight=False, soft_wrap=True)
+
+
+def _format_times(times: Times) -> list[str]:
+    return [f"{ms:.4g}" for ms in (times.median_ms, times.p10_ms, times.p90_ms)]
+
+
+def _format_megabytes(num_bytes: int | None) -> str:
+    return "" if num_bytes is None else f"{num_bytes / 1e6:.1f}"
+
+
+def _format_cost(figures: Figures | None, run: Run) -> str:
+    if figures is None or not run.units:
+        return ""
+    return f"{1e6 * figures.warm.median_ms / run.units:.3g}"
+
+
+def _format_calls(figures: Figures) -> list[str]:
+    return ["" if count is None else str(count) for count in (figures.launches, figures.waits)]

@@ -1,0 +1,162 @@
+"""The results of `gpuopt bench`: their statistics, and the file that keeps them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+from gpuopt.atomic_file import replace_file
+
+FORMAT = 1
+# Beyond this, the ninth decile less the first one, divided by the median, is called noise.
+_MOST_SPREAD = 0.3
+
+
+class ResultsError(ValueError):
+    """A file has no results that can be read."""
+
+
+@dataclass(frozen=True)
+class Times:
+    """Samples of a step's time, in milliseconds, and their statistics."""
+
+    median_ms: float
+    p10_ms: float
+    p90_ms: float
+    samples_ms: list[float]
+
+    @property
+    def is_noisy(self) -> bool:
+        return self.p90_ms - self.p10_ms > _MOST_SPREAD * self.median_ms
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What was measured of one contender.
+
+    Attributes:
+        warm: The time of a step just after another one of the same contender.
+        cold: The time of a step whose data are in no cache. On a GPU, the device's time alone.
+        gb_per_s: The bytes that a step must move, divided by the median of `cold`.
+        share_of_copy: `gb_per_s` divided by that of a copy, measured in the same run.
+        state_bytes: The memory of the optimizer's state.
+        peak_extra_bytes: What a step takes besides at its peak; None where it is not known.
+        launches: How many kernels a step launches on a GPU; None where it is not known.
+        waits: How often the host waits for the GPU in a step; None where it is not known.
+    """
+
+    warm: Times
+    cold: Times
+    gb_per_s: float
+    share_of_copy: float
+    state_bytes: int
+    peak_extra_bytes: int | None = None
+    launches: int | None = None
+    waits: int | None = None
+
+
+@dataclass(frozen=True)
+class Run:
+    """What was measured of a task with one optimizer and type.
+
+    Attributes:
+        description: The task, in a few words.
+        bytes_moved: How many bytes a step must at least read and write.
+        per: What the time is divided by, where its growth matters.
+        units: How many of `per` a step has.
+        curve: What grows along with other runs, as in "parameters"; or None.
+        at: How much of it there is.
+        copy_ms: Samples of a copy's time, taken in the same rounds.
+        copy_gb_per_s: The bandwidth that follows from their median.
+        contenders: The figures, by name.
+        left_out: Contenders that took no part, with reasons.
+        warnings: What makes the figures doubtful.
+    """
+
+    description: str
+    bytes_moved: int
+    per: str | None
+    units: int | None
+    curve: str | None
+    at: int | None
+    copy_ms: list[float]
+    copy_gb_per_s: float
+    contenders: dict[str, Figures]
+    left_out: dict[str, str] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Results:
+    """All that a call of `gpuopt bench` has measured.
+
+    Attributes:
+        gpuopt: gpuopt's version.
+        date: When it began, in UTC.
+        device: "cpu", or a GPU's name.
+        machine: The machine and its libraries.
+        runs: By name, as in "gpt2-124m/adam/float32".
+        not_run: What could not be run, with reasons.
+    """
+
+    gpuopt: str
+    date: str
+    device: str
+    machine: Mapping[str, Any]
+    runs: dict[str, Run]
+    not_run: dict[str, str]
+
+
+def summarize(samples_ms: Sequence[float]) -> Times:
+    """Computes the statistics of two samples or more."""
+    middle, p10, p90 = find_deciles(samples_ms)
+    rounded = [round(sample, 6) for sample in samples_ms]
+    return Times(round(middle, 6), round(p10, 6), round(p90, 6), rounded)
+
+
+def find_deciles(samples: Sequence[float]) -> tuple[float, float, float]:
+    """Returns the median, the first and the ninth decile of two samples or more."""
+    deciles = quantiles(samples, n=10, method="inclusive")
+    return median(samples), deciles[0], deciles[-1]
+
+
+def write_results(results: Results, path: Path) -> None:
+    """Writes a file of results with all samples; replaces an earlier one at once.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    text = json.dumps({"format": FORMAT, **asdict(results)}, indent=1)
+    replace_file(path, f"{text}\n".encode())
+
+
+def read_results(path: Path) -> Results:
+    """Reads what `write_results` has written.
+
+    Raises:
+        OSError: the file cannot be read.
+        ResultsError: it is no file of results, or one of another format.
+    """
+    try:
+        found = json.loads(path.read_text())
+    except ValueError as error:
+        raise ResultsError(f"{path} is no file of results: {error}") from error
+    if not isinstance(found, dict) or found.pop("format", None) != FORMAT:
+        raise ResultsError(f"{path} is no file of results in format {FORMAT}; write it anew")
+    try:
+        runs = {name: _read_run(run) for name, run in found.pop("runs").items()}
+        return Results(**found, runs=runs)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ResultsError(f"{path} is no complete file of results: {error}") from error
+
+
+def _read_run(found: dict[str, Any]) -> Run:
+    contenders = {
+        name: Figures(**{**figures, **{key: Times(**figures[key]) for key in ("warm", "cold")}})
+        for name, figures in found.pop("contenders").items()
+    }
+    return Run(**found, contenders=contenders)

@@ -1,0 +1,100 @@
+"""Times contenders in turn, with warm and with cold caches."""
+
+from __future__ import annotations
+
+import gc
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from gpuopt.bench.clock import Clock
+from gpuopt.bench.contenders import Contender
+
+# Below this, a sample of warm steps has several of them, up to the second number.
+_SHORTEST_SAMPLE_MS = 2.0
+_MOST_STEPS = 100
+_WARM_UP_STEPS = 3
+_FEWEST_ROUNDS = 5
+# The device is kept busy for this multiple of the time that the host needs to enqueue a step.
+_HEAD_START = 1.5
+_MOST_HEAD_START_MS = 200.0
+
+
+@dataclass
+class Samples:
+    """A contender's times of a step, in milliseconds, one for each round.
+
+    Attributes:
+        warm: A step right after another one: the mean of some steps in a row.
+        cold: A step whose data are in no cache.
+    """
+
+    warm: list[float] = field(default_factory=list)
+    cold: list[float] = field(default_factory=list)
+
+
+def take_samples(
+    contenders: Mapping[str, Contender],
+    clock: Clock,
+    *,
+    rounds: int,
+    seconds: float,
+    rest_s: float,
+    on_round: Callable[[], object],
+) -> dict[str, Samples]:
+    """Times every contender once in each round, so that a machine's drift affects all alike.
+
+    Args:
+        contenders: What is timed.
+        clock: The device's clock.
+        rounds: How many rounds, each in a new order.
+        seconds: The time after which no round begins; five are made in any case.
+        rest_s: The rest after each contender. Threads of other libraries wait for more work in a
+            busy loop for a while, and would take a core from the next contender.
+        on_round: Called after each round.
+    """
+    gc.collect()
+    host_ms, steps = {}, {}
+    for name, contender in contenders.items():
+        _time_steps(contender, clock, _WARM_UP_STEPS)
+        host_ms[name] = min(_HEAD_START * _time_host(contender, clock), _MOST_HEAD_START_MS)
+        step_ms = _time_steps(contender, clock, _WARM_UP_STEPS)
+        steps[name] = max(1, min(_MOST_STEPS, round(_SHORTEST_SAMPLE_MS / max(step_ms, 1e-6))))
+    samples = {name: Samples() for name in contenders}
+    names = list(contenders)
+    shuffled = random.Random(0)
+    deadline = perf_counter() + seconds
+    for number in range(rounds):
+        if number >= _FEWEST_ROUNDS and perf_counter() > deadline:
+            break
+        shuffled.shuffle(names)
+        for name in names:
+            contender = contenders[name]
+            contender.prepare()
+            samples[name].cold.append(clock.device_ms(contender.step, host_ms[name]))
+            samples[name].warm.append(_time_steps(contender, clock, steps[name]))
+            time.sleep(rest_s)
+        on_round()
+    return samples
+
+
+def _time_steps(contender: Contender, clock: Clock, count: int) -> float:
+    """Returns the mean time of some steps that follow another one."""
+    contender.prepare()
+    contender.step()
+    clock.synchronize()
+    started = perf_counter()
+    for _ in range(count):
+        contender.step()
+    clock.synchronize()
+    return 1e3 * (perf_counter() - started) / count
+
+
+def _time_host(contender: Contender, clock: Clock) -> float:
+    contender.prepare()
+    clock.synchronize()
+    started = perf_counter()
+    contender.step()
+    return 1e3 * (perf_counter() - started)

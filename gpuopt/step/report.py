@@ -1,0 +1,293 @@
+"""Report: what an optimizer's steps read, write and start, and how long that takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+
+from gpuopt.backends import backend_for, gpu_backends, profiling_range, watching
+from gpuopt.device import Device
+from gpuopt.locks import Lock
+from gpuopt.state.state import State
+from gpuopt.step.pairs import Gradient
+from gpuopt.step.updates import Updates
+from gpuopt.variables.indexed_slices import IndexedSlices
+from gpuopt.variables.variable import Variable
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+# So many launches are known before the host waits for the first of them to end.
+_MOST_UNREAD = 4096
+_MEGABYTE, _GIGABYTE = 1e6, 1e9
+
+
+class ReportedOptimizer(Protocol):
+    """The part of an optimizer that a report uses."""
+
+    state: State
+    open_report: Report | None
+
+    def get_name(self) -> str: ...
+
+    def _group_name(self, variable: Variable) -> str: ...
+
+    def _updates_all_rows(self) -> bool: ...
+
+
+class Traffic(NamedTuple):
+    """What steps read and wrote for one variable.
+
+    Attributes:
+        variable: Its name.
+        group: The name of its `ParameterGroup`, or "".
+        device: As "gpu:0".
+        num_bytes: In all steps: its gradients, once, and it and its slots, twice. Of a sparse
+            gradient, the rows that it names count as often as it names them.
+    """
+
+    variable: str
+    group: str
+    device: str
+    num_bytes: int
+
+
+class LaunchTime(NamedTuple):
+    """The launches of one kind.
+
+    Attributes:
+        device: As "gpu:0".
+        name: The kernel's function and the rule's name; on the CPU, "dense" or "sparse" and that.
+        num_launches: How many there were in all steps.
+        total_ms: What they took there, all together.
+    """
+
+    device: str
+    name: str
+    num_launches: int
+    total_ms: float
+
+
+class Report:
+    """What an optimizer's steps did while `Optimizer.report` was open; printed, it is a table.
+
+    Attributes:
+        num_steps: How many steps there were.
+        host_ms: What they took on the host, all together.
+        copy_rates: By device, the bytes a second that a copy within its memory reads and writes,
+            measured when the report ends.
+    """
+
+    def __init__(self, optimizer: ReportedOptimizer) -> None:
+        """Starts without steps."""
+        self.num_steps = 0
+        self.host_ms = 0.0
+        self.copy_rates: dict[str, float] = {}
+        self._optimizer = optimizer
+        self._lock = Lock("a report of steps")
+        self._traffic: dict[tuple[str, str, str], int] = {}
+        self._times: dict[tuple[str, str], list[float]] = {}
+        self._unread: list[tuple[str, str, Callable[[], float]]] = []
+
+    @property
+    def variables(self) -> list[Traffic]:
+        """What each variable's steps read and wrote, the largest first."""
+        found = [Traffic(*key, num_bytes) for key, num_bytes in self._traffic.items()]
+        return sorted(found, key=lambda each: -each.num_bytes)
+
+    @property
+    def groups(self) -> dict[str, int]:
+        """The bytes of each parameter group; "" stands for variables in none."""
+        totals: dict[str, int] = {}
+        for each in self.variables:
+            totals[each.group] = totals.get(each.group, 0) + each.num_bytes
+        return totals
+
+    @property
+    def launches(self) -> list[LaunchTime]:
+        """What was launched, that which took longest first; the host waits for it."""
+        self._read(0)
+        found = [LaunchTime(*key, len(ms), sum(ms)) for key, ms in self._times.items()]
+        return sorted(found, key=lambda each: -each.total_ms)
+
+    def bandwidth(self, device: str) -> float:
+        """Returns the bytes a second that launches on a device moved: 0 if there were none."""
+        num_bytes = sum(each.num_bytes for each in self.variables if each.device == device)
+        ms = sum(each.total_ms for each in self.launches if each.device == device)
+        return num_bytes / ms * 1e3 if ms else 0.0
+
+    def share_of_copy(self, device: str) -> float:
+        """Returns the bandwidth as a share of what a copy has: above 1 what caches hold."""
+        rate = self.copy_rates.get(device, 0.0)
+        return self.bandwidth(device) / rate if rate else 0.0
+
+    def tables(self) -> list[Table]:
+        """Returns the report as tables of `rich`: of devices, launches, and variables."""
+        from rich.table import Table  # takes long to import
+
+        tables = []
+        for title, header, rows in self._contents():
+            table = Table(title=title, title_justify="left")
+            for number, name in enumerate(header):
+                table.add_column(name, justify="right" if number >= len(header) - 3 else "left")
+            for row in rows:
+                table.add_row(*row)
+            tables.append(table)
+        return tables
+
+    def __str__(self) -> str:
+        parts = [f"{self.num_steps} steps, {self._a_step(self.host_ms):.3f} ms each on the host"]
+        for title, header, rows in self._contents():
+            lines = [header, *rows]
+            widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+            texts = (
+                "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True))
+                for line in lines
+            )
+            parts += ["", title, *(text.rstrip() for text in texts)]
+        return "\n".join(parts)
+
+    def _contents(self) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+        """Yields the title, header and rows of each table; bytes and times are of one step."""
+        a_step = self._a_step
+        yield (
+            "Devices",
+            ["device", "GB/s", "copy GB/s", "share"],
+            [
+                [
+                    device,
+                    f"{self.bandwidth(device) / _GIGABYTE:.2f}",
+                    f"{rate / _GIGABYTE:.2f}",
+                    f"{self.share_of_copy(device):.0%}",
+                ]
+                for device, rate in self.copy_rates.items()
+            ],
+        )
+        yield (
+            "Launches of a step",
+            ["device", "launch", "count", "ms", "ms of each"],
+            [
+                [
+                    each.device,
+                    each.name,
+                    f"{a_step(each.num_launches):.4g}",
+                    f"{a_step(each.total_ms):.4f}",
+                    f"{each.total_ms / each.num_launches:.4f}",
+                ]
+                for each in self.launches
+            ],
+        )
+        total = sum(self.groups.values())
+        yield (
+            "Variables",
+            ["device", "group", "variable", "MB a step", "share"],
+            [
+                [
+                    each.device,
+                    each.group,
+                    each.variable,
+                    f"{a_step(each.num_bytes) / _MEGABYTE:.3f}",
+                    f"{each.num_bytes / total:.0%}" if total else "",
+                ]
+                for each in self.variables
+            ],
+        )
+        if len(self.groups) > 1:
+            yield (
+                "Groups",
+                ["group", "MB a step", "share"],
+                [
+                    [name, f"{a_step(num_bytes) / _MEGABYTE:.3f}", f"{num_bytes / total:.0%}"]
+                    for name, num_bytes in self.groups.items()
+                ],
+            )
+
+    def _a_step(self, total: float) -> float:
+        return total / self.num_steps if self.num_steps else 0.0
+
+    # What steps call, and `Optimizer.report`.
+
+    @contextmanager
+    def watch_step(self, name: str) -> Iterator[None]:
+        """Watches what this thread launches inside, as a step; names it for profilers."""
+        this_thread = watching.this_thread
+        outer, begin = this_thread.watcher, perf_counter()
+        try:
+            this_thread.watcher = self
+            with profiling_range(name) if gpu_backends else nullcontext():
+                yield
+        finally:
+            this_thread.watcher = outer
+        with self._lock:
+            self.num_steps += 1
+            self.host_ms += (perf_counter() - begin) * 1e3
+
+    def note_updates(self, updates: Updates) -> None:
+        """Adds what updates have read and written."""
+        optimizer = self._optimizer
+        all_rows = optimizer._updates_all_rows()
+        for gradient, variable in updates.pairs():
+            arrays = [variable, *optimizer.state.slots_of(variable)]
+            moved = _bytes_moved(gradient, variable, arrays, all_rows)
+            key = variable.name, optimizer._group_name(variable), str(variable.device)
+            with self._lock:
+                self._traffic[key] = self._traffic.get(key, 0) + moved
+
+    def note_launch(self, device: str, name: str, read_ms: Callable[[], float]) -> None:
+        with self._lock:
+            self._unread.append((device, name, read_ms))
+        self._read(_MOST_UNREAD)
+
+    def end(self) -> None:
+        """Waits for what was launched, and measures a copy on each device."""
+        launched = [each.device for each in self.launches]
+        for device in dict.fromkeys([*launched, *(each.device for each in self.variables)]):
+            self.copy_rates[device] = backend_for(Device.parse(device)).measure_copy()
+
+    def _read(self, most_left: int) -> None:
+        if len(self._unread) <= most_left:
+            return
+        with self._lock:
+            unread, self._unread = self._unread, []
+            for device, name, read_ms in unread:
+                self._times.setdefault((device, name), []).append(read_ms())
+
+
+@contextmanager
+def reporting(optimizer: ReportedOptimizer) -> Iterator[Report]:
+    """Watches an optimizer's steps; see `Optimizer.report`."""
+    if optimizer.open_report is not None:
+        raise RuntimeError(f'a report of the steps of "{optimizer.get_name()}" is open already')
+    optimizer.open_report = report = Report(optimizer)
+    try:
+        yield report
+    finally:
+        optimizer.open_report = None
+    report.end()
+
+
+def _bytes_moved(
+    gradient: Gradient, variable: Variable, arrays: list[Variable], all_rows: bool
+) -> int:
+    """Returns the bytes that one update reads and writes.
+
+    Args:
+        gradient: The variable's.
+        variable: What is updated.
+        arrays: It and its slots.
+        all_rows: Whether a sparse gradient also updates the rows that it does not name.
+    """
+    stored = 2 * sum(_size(each) for each in arrays)
+    if not isinstance(gradient, IndexedSlices):
+        return _size(gradient) + stored
+    height = variable.shape[0] if variable.shape else 1
+    share = 1.0 if all_rows or not height else len(gradient.indices) / height
+    return _size(gradient.values) + _size(gradient.indices) + int(stored * share)
+
+
+def _size(array: Any) -> int:
+    return int(np.prod(array.shape, dtype=np.int64)) * int(np.dtype(array.dtype).itemsize)

@@ -1,0 +1,48 @@
+"""What updates are given that depends on how many steps were made before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gpuopt.backends.backend import Scalars
+from gpuopt.rules.update_rule import UpdateRule
+from gpuopt.step.averages import StepAverages
+from gpuopt.step.known import Batch
+from gpuopt.step.rounding import StepRounding, is_rounded_dtype
+
+# The scalars of all groups, by the type that rules compute in.
+ScalarsByType = dict[type["np.floating[Any]"], Sequence[Scalars]]
+
+
+class StepNumbers(NamedTuple):
+    """The numbers of one step, for one count of the steps before it.
+
+    Attributes:
+        scalars: See `ThisThread.scalars`.
+        averages: Those that the optimizer moves; None if there are none.
+        rounding: How it rounds what it writes to bfloat16 variables, if stochastically.
+    """
+
+    scalars: ScalarsByType
+    averages: StepAverages | None
+    rounding: StepRounding | None
+
+    def join(
+        self, rule: UpdateRule, batch: Batch, is_averaged: bool, scalars: Sequence[Scalars]
+    ) -> tuple[UpdateRule, Sequence[Scalars]]:
+        """Returns the form of a rule that also moves averages and rounds, and its scalars.
+
+        Args:
+            rule: What updates the batch.
+            batch: Variables of one device and dtype.
+            is_averaged: Whether the rule moves their averages.
+            scalars: The rule's, for each group.
+        """
+        if is_averaged and self.averages is not None:
+            rule, scalars = self.averages.join(rule, batch.real, scalars)
+        if self.rounding is not None and is_rounded_dtype(batch.dtype):
+            rule, scalars = self.rounding.join(rule, scalars)
+        return rule, scalars

@@ -1,0 +1,346 @@
+"""`gpuopt bench`: what it times, what its figures are, and its command."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+from itertools import pairwise
+from pathlib import Path
+from time import sleep
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpuopt import __main__ as command_line
+from gpuopt.bench import command, measure, slowdowns
+from gpuopt.bench.clock import HostClock
+from gpuopt.bench.contenders import Contender
+from gpuopt.bench.jobs import JOBS, Place
+from gpuopt.bench.memory import measure_host_peak
+from gpuopt.bench.models import list_dlrm_tables, list_llama_layer_shapes
+from gpuopt.bench.profiler import Calls, sum_calls
+from gpuopt.bench.results import ResultsError, read_results, summarize, write_results
+from gpuopt.bench.sampling import take_samples
+from gpuopt.bench.workloads import (
+    DTYPES,
+    NUMPY_ALONE,
+    Task,
+    list_growing_tasks,
+    list_tasks,
+    make_contenders,
+    why_not,
+)
+
+HOST = Place(np, "cpu")
+DENSE = Task("small", "two small tensors", [(40, 3), (7,)])
+SPARSE = Task("rows", "two small tables", [(50, 4), (30, 2)], 20, "row")
+FEW = ["--rounds", "5", "--seconds", "0", "--device", "cpu"]
+
+
+@pytest.fixture(autouse=True)
+def small_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "COPY_BYTES", 2**20)
+    monkeypatch.setattr(measure, "read_cache_bytes", lambda: 2**16)
+    monkeypatch.setattr(measure, "_REST_S", 0.0)
+
+
+@pytest.fixture
+def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "list_tasks", lambda: iter([DENSE, SPARSE]))
+
+
+# What is timed
+
+
+def test_models_have_the_published_sizes() -> None:
+    sizes = [int(np.prod(shape)) for shape in list_llama_layer_shapes()]
+    assert (len(sizes), sum(sizes)) == (9, 202_383_360)
+    tables = list_dlrm_tables()
+    assert len(tables) == 26
+    assert max(height for height, _ in tables) == 1_000_000
+
+
+def test_tasks_have_names_of_their_own_and_grow_as_they_say() -> None:
+    tasks = [*list_tasks(), *list_growing_tasks()]
+    assert len({task.name for task in tasks}) == len(tasks)
+    growing = {task.name: task.units for task in list_growing_tasks()}
+    assert [growing[f"parameters-2^{n}"] for n in (10, 27)] == [2**10, 2**27]
+    assert [growing[f"tensors-{n}"] for n in (1, 10_000)] == [1, 10_000]
+    assert [growing[f"rows-10^{n}"] for n in (0, 6)] == [1, 10**6]
+    assert growing["height-10^3"] == growing["height-10^7"] == 8192
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("job", JOBS)
+def test_contenders_step_with_every_optimizer_and_type(job: str, dtype: str) -> None:
+    made = make_contenders(DENSE, job, dtype, HOST)
+    assert {"gpuopt", NUMPY_ALONE} <= made.contenders.keys()
+    has_no_epsilon = dtype == "float16" and job.startswith("adam")
+    assert has_no_epsilon == ("array operations" in made.left_out)
+    slots = len(JOBS[job].state)
+    itemsize = {"float64": 8, "float32": 4}.get(dtype, 2)
+    assert made.bytes_moved == 127 * itemsize * (3 + 2 * slots)
+    with measure.compiled_as_now():
+        for contender in made.contenders.values():
+            contender.prepare()
+            contender()
+            # Adam's powers of beta, and other libraries' counts of steps, are a few numbers more.
+            assert 0 <= contender.count_state_bytes() - slots * 127 * itemsize <= 64
+    assert made.contenders.keys().isdisjoint(made.left_out)
+
+
+@pytest.mark.parametrize("task", [DENSE, SPARSE])
+@pytest.mark.parametrize("job", ["adam", "adagrad"])
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
+def test_contenders_keep_the_same_state(task: Task, job: str) -> None:
+    made = make_contenders(task, job, "float32", HOST)
+    sums = {}
+    with measure.compiled_as_now():
+        for name, contender in made.contenders.items():
+            for _ in range(3):
+                contender.prepare()
+                contender()
+            arrays = [np.asarray(array, np.float64) for array in contender.state()]
+            sums[name] = sorted(float(np.abs(a).sum()) for a in arrays if a.ndim and a.size > 1)
+    for name, found in sums.items():
+        assert found == pytest.approx(sums["gpuopt"], rel=1e-4), name
+
+
+def test_contenders_leave_the_choice_of_compiled_rules_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for before in ("0", None):
+        if before is None:
+            monkeypatch.delenv("GPUOPT_COMPILED", raising=False)
+        else:
+            monkeypatch.setenv("GPUOPT_COMPILED", before)
+        bench = measure.prepare(command_line._parse_device("cpu"))
+        measure.measure(bench, DENSE, "adam", "float32", rounds=5, seconds=0)
+        assert os.environ.get("GPUOPT_COMPILED") == before
+
+
+def test_a_task_says_why_it_cannot_be_run() -> None:
+    large = Task("160m", "", [(160_000_000,)])
+    assert why_not(large, "adam", "float32", 10**9) == (
+        "it needs 15.4 GB of memory, and 1.0 are free"
+    )
+    assert why_not(large, "adam", "float32", None) is None
+    assert "only adam and adagrad" in (why_not(SPARSE, "momentum", "float32", None) or "")
+    assert "in float32" in (why_not(SPARSE, "adam", "float16", None) or "")
+
+
+# Figures
+
+
+def test_each_contender_is_sampled_in_each_round_after_it_was_prepared() -> None:
+    log: list[str] = []
+
+    def contender(name: str) -> Contender:
+        return Contender(lambda: log.append(name), list, lambda: log.append(f"prepare {name}"))
+
+    rounds: list[int] = []
+    samples = take_samples(
+        {name: contender(name) for name in "ab"},
+        HostClock(),
+        rounds=7,
+        seconds=60,
+        rest_s=0,
+        on_round=lambda: rounds.append(0),
+    )
+    assert len(rounds) == 7
+    assert {len(of_one) for each in samples.values() for of_one in (each.warm, each.cold)} == {7}
+    for before, after in pairwise(log):
+        assert after in (before, f"prepare {after[-1]}", before[-1])
+
+
+def test_five_rounds_are_made_where_time_is_over() -> None:
+    slow = {"slow": Contender(lambda: sleep(0.001), list)}
+    samples = take_samples(slow, HostClock(), rounds=30, seconds=0, rest_s=0, on_round=lambda: None)
+    assert len(samples["slow"].cold) == 5
+    assert min(samples["slow"].warm) >= 1
+
+
+def test_a_cold_step_finds_its_data_in_no_cache() -> None:
+    clock = HostClock(1000)
+    before = clock._larger_than_caches.copy()
+    clock.device_ms(lambda: None, 0)
+    assert np.all(clock._larger_than_caches != before)
+
+
+def test_the_peak_of_a_step_counts_what_it_has_freed_again() -> None:
+    def step() -> None:
+        np.ones(2**23)
+
+    step()
+    peak = measure_host_peak(step)
+    if peak is None:
+        pytest.skip("this system does not tell a process's peak of memory")
+    assert 2**26 * 0.9 < peak < 2**26 * 1.5
+
+
+def test_calls_of_cuda_are_summed_by_their_names() -> None:
+    counts = {
+        "cudaLaunchKernel": 3,
+        "cuLaunchKernel": 2,
+        "cudaDeviceSynchronize": 1,
+        "cudaEventSynchronize": 4,
+        "cudaMemcpyAsync": 7,
+        "void gpuopt::dense_update<Adam>": 5,
+    }
+    assert sum_calls(counts) == Calls(launches=5, waits=4)
+    assert isinstance(sum_calls({}), str)
+
+
+def test_what_slows_a_machine_down_is_named() -> None:
+    before = {"the CPU was throttled by its heat": 3.0, "stolen seconds": 1.0}
+    assert slowdowns.compare_counters(before, before, 10) == []
+    after = {"the CPU was throttled by its heat": 4.0, "stolen seconds": 1000.0}
+    hot, stolen = slowdowns.compare_counters(before, after, 10)
+    assert "heat" in hot
+    assert "other guests" in stolen
+    assert slowdowns.explain_throttling("0x0000000000000000\n") == []
+    assert slowdowns.explain_throttling("0x0000000000000001") == []  # idle
+    assert "power limit and heat" in slowdowns.explain_throttling("0x24")[0]
+    assert slowdowns.explain_throttling("[N/A]") == []
+    assert slowdowns.find_drift([1.0, 1.1, 1.0, 1.1]) == []
+    assert "2.00 times" in slowdowns.find_drift([1.0, 1.0, 2.0, 2.0])[0]
+
+
+def test_times_that_spread_widely_are_called_noisy() -> None:
+    assert not summarize([1.0, 1.01, 1.02, 1.03, 1.04]).is_noisy
+    assert summarize([1.0, 1.0, 1.0, 2.0, 2.0]).is_noisy
+
+
+# The command
+
+
+@pytest.mark.usefixtures("small_tasks")
+def test_the_command_writes_all_samples_and_reads_them_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "results.json"
+    assert command_line.main(["bench", *FEW, "--json", str(path)]) == 0
+    printed = capsys.readouterr().out
+    assert "small/adam/float32" in printed
+    written = json.loads(path.read_text())
+    assert set(written["runs"]) == {"small/adam/float32", "rows/adam/float32"}
+    run = written["runs"]["rows/adam/float32"]
+    assert (run["per"], run["units"]) == ("row", 40)
+    for figures in run["contenders"].values():
+        assert len(figures["warm"]["samples_ms"]) == len(figures["cold"]["samples_ms"]) == 5
+        assert figures["gb_per_s"] > 0
+    assert len(run["copy_ms"]) == 5
+    found = read_results(path)
+    assert json.loads(json.dumps({"format": 1, **asdict(found)})) == written
+    write_results(found, path)
+    assert read_results(path) == found
+
+
+@pytest.mark.usefixtures("small_tasks")
+def test_what_cannot_be_run_is_listed_with_its_reason(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert command_line.main(["bench", "rows", "--optimizer", "momentum", *FEW]) == 0
+    assert "rows/momentum/float32 was not run: gradients are sparse" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("small_tasks")
+def test_a_comparison_ends_with_status_1_if_gpuopt_is_slower(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, slower = tmp_path / "now.json", tmp_path / "slower.json"
+    command_line.main(["bench", "small", "--json", str(now), *FEW])
+    written = json.loads(now.read_text())
+    [run] = written["runs"].values()
+    run["copy_ms"] = [1.0] * 30
+
+    def write(path: Path, ms: dict[str, float]) -> None:
+        for name, figures in run["contenders"].items():
+            times = asdict(summarize([ms.get(name, 1.0)] * 30))
+            figures.update(warm=times, cold=times)
+        path.write_text(json.dumps(written))
+
+    write(now, {})
+    write(slower, {"gpuopt": 2.0})
+    monkeypatch.setattr(command, "prepare", lambda device: pytest.fail("something is timed"))
+    monkeypatch.setenv("COLUMNS", "120")
+    assert command_line.main(["bench", "--compare", str(now), str(slower)]) == 1
+    assert "SLOWER" in capsys.readouterr().out
+    assert command_line.main(["bench", "--compare", str(slower), str(now)]) == 0
+    assert "FASTER" in capsys.readouterr().out
+    assert command_line.main(["bench", "--compare", str(now), str(now)]) == 0
+    assert "SAME" in capsys.readouterr().out
+    write(slower, {"array operations": 2.0})
+    assert command_line.main(["bench", "--compare", str(now), str(slower)]) == 0
+
+
+def test_the_tasks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line.main(["bench", "--list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == [task.name for task in list_tasks()]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("--rounds 2", "--rounds must be at least 5, and is 2"),
+        ("--seconds -1", "--seconds must not be less than 0"),
+        ("--tolerance 1.5", "--tolerance must be 0 or more"),
+        ("--optimizer adamm", "'adamm'"),
+        ("--dtype int8", "'int8'"),
+        ("nothing", "no task is named nothing"),
+        ("--json no/such/folder.json", "the folder of 'no/such/folder.json' does not exist"),
+        ("--compare a b c", "one file or two"),
+    ],
+)
+def test_wrong_arguments_are_refused_in_one_line(
+    arguments: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as refused:
+        command_line.main(["bench", *arguments.split(), "--device", "cpu"])
+    printed = capsys.readouterr()
+    assert refused.value.code == 2
+    assert words in printed.err
+    assert printed.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("text", ["", "[1]", '{"format": 0}', '{"format": 1, "runs": {"a": {}}}'])
+def test_a_file_that_has_no_results_is_refused(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "old.json"
+    path.write_text(text)
+    with pytest.raises(ResultsError, match=r"old\.json is no"):
+        read_results(path)
+    arguments: list[Any] = ["bench", "--compare", str(path), str(path)]
+    assert command_line.main(arguments) == 2
+    assert "gpuopt bench: " in capsys.readouterr().err
+
+
+def test_the_tasks_run_under_pytest_benchmark_against_a_baseline(tmp_path: Path) -> None:
+    pytest.importorskip("pytest_benchmark", reason="pytest-benchmark is not installed")
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-m", "pytest", "bench", "-k", "1000-tensors and numpy", "-rs"]
+    command += ["-p", "no:cacheprovider", "--benchmark-storage", str(tmp_path)]
+
+    def run(*options: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*command, *options], cwd=root, capture_output=True, text=True)
+
+    first = run("--benchmark-autosave")
+    assert first.returncode == 0, first.stdout + first.stderr
+    [baseline] = tmp_path.rglob("*.json")
+    written = json.loads(baseline.read_text())
+    [entry] = written["benchmarks"]
+    assert entry["group"] == "1000-tensors"
+    assert entry["stats"]["rounds"] == 30
+    entry["stats"] = {
+        key: value / 1000 if key == "median" else value for key, value in entry["stats"].items()
+    }
+    baseline.write_text(json.dumps(written))
+    slower = run("--benchmark-compare", "--benchmark-compare-fail=median:900%")
+    assert slower.returncode != 0
+    assert "has regressed" in slower.stdout + slower.stderr

@@ -1,0 +1,141 @@
+"""Verdicts of comparisons: what noise alone, a slower machine and slower code come to."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuopt.bench.compare import (
+    Interval,
+    Verdict,
+    compare_results,
+    find_differences,
+    find_median,
+    find_ratio,
+    judge,
+)
+from gpuopt.bench.results import Figures, Results, Run, summarize
+
+NO_CHANGE = Interval(1.0, 1.0)
+times = st.lists(st.floats(0.01, 100.0), min_size=5, max_size=40)
+
+
+def noisy_times(rng: np.random.Generator, median_ms: float, rounds: int = 30) -> list[float]:
+    """Times as machines give them: skewed, with a few that are several times as long."""
+    usual = median_ms * np.exp(0.03 * rng.standard_normal(rounds))
+    return list(np.where(rng.random(rounds) < 0.05, 3 * usual, usual))
+
+
+def results(
+    ours: list[float], copies: list[float], theirs: list[float] | None = None, cpu: str = "a CPU"
+) -> Results:
+    contenders = {
+        name: Figures(summarize(samples), summarize(samples), 1.0, 1.0, 0)
+        for name, samples in {"gpuopt": ours, "torch fused": theirs or ours}.items()
+    }
+    run = Run("a task", 100, None, None, None, None, copies, 1.0, contenders)
+    return Results("1", "a day", "cpu", {"cpu": cpu}, {"16m/adam/float32": run}, {})
+
+
+def verdicts(new: Results, old: Results) -> set[Verdict]:
+    return {each.verdict for each in compare_results(new, old)}
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 10])
+@pytest.mark.parametrize("miss", [0.5, 0.1, 0.01])
+def test_the_median_is_in_its_interval_as_often_as_is_said(n: int, miss: float) -> None:
+    """Each sample is below the median or above it with equal chance: tries all that may come."""
+    missed = 0
+    for sides in itertools.product((-1.0, 1.0), repeat=n):
+        samples = [side * (1 + i / 100) for i, side in enumerate(sides)]
+        low, high = find_median([5 + sample for sample in samples], miss)
+        missed += not low <= 5 <= high
+    assert missed / 2**n <= miss
+    # And no shorter one is sure enough: the interval of all samples misses 2 of 2^n.
+    is_finite = math.isfinite(find_median([1.0] * n, miss).high)
+    assert is_finite == (2 / 2**n <= miss)
+
+
+@given(times, times, st.floats(0.1, 10.0))
+def test_another_unit_of_time_changes_no_ratio(
+    new: list[float], old: list[float], factor: float
+) -> None:
+    interval = find_ratio(new, old, 0.1)
+    scaled = find_ratio([factor * t for t in new], [factor * t for t in old], 0.1)
+    assert scaled == pytest.approx(interval)
+
+
+@given(times, times)
+def test_a_comparison_the_other_way_round_says_the_opposite(
+    new: list[float], old: list[float]
+) -> None:
+    opposite = {Verdict.SLOWER: Verdict.FASTER, Verdict.FASTER: Verdict.SLOWER}
+    forth = judge(find_ratio(new, old, 0.1), NO_CHANGE)
+    back = judge(find_ratio(old, new, 0.1), NO_CHANGE)
+    assert back == opposite.get(forth, forth)
+
+
+def test_noise_alone_is_neither_slower_nor_faster() -> None:
+    rng = np.random.default_rng(0)
+    found: set[Verdict] = set()
+    for _ in range(300):
+        one, other = (
+            results(noisy_times(rng, 2.0), noisy_times(rng, 9.0), noisy_times(rng, 3.0))
+            for _ in range(2)
+        )
+        found |= verdicts(one, other)
+    assert found <= {Verdict.SAME, Verdict.AMBIGUOUS}
+
+
+@pytest.mark.parametrize(
+    ("factor", "expected"), [(1.3, Verdict.SLOWER), (0.7, Verdict.FASTER), (1.0, Verdict.SAME)]
+)
+def test_what_changed_by_much_more_than_noise_is_told(factor: float, expected: Verdict) -> None:
+    rng = np.random.default_rng(1)
+    for _ in range(50):
+        old = results(noisy_times(rng, 2.0, 100), noisy_times(rng, 9.0, 100))
+        new = results(noisy_times(rng, factor * 2.0, 100), noisy_times(rng, 9.0, 100))
+        assert verdicts(new, old) == {expected}
+
+
+def test_a_change_as_large_as_the_tolerance_is_ambiguous() -> None:
+    rng = np.random.default_rng(2)
+    old = results(noisy_times(rng, 2.0), noisy_times(rng, 9.0))
+    new = results(noisy_times(rng, 2.1), noisy_times(rng, 9.0))
+    assert verdicts(new, old) == {Verdict.AMBIGUOUS}
+
+
+def test_what_copies_became_slower_by_too_is_the_machines() -> None:
+    rng = np.random.default_rng(3)
+    old = results(noisy_times(rng, 2.0), noisy_times(rng, 9.0))
+    throttled = results(noisy_times(rng, 2.6), noisy_times(rng, 11.7))
+    assert verdicts(throttled, old) == {Verdict.AMBIGUOUS}
+    # What is slower by more than copies are is slower.
+    slower = results(noisy_times(rng, 4.0), noisy_times(rng, 11.7))
+    assert verdicts(slower, old) == {Verdict.SLOWER}
+
+
+def test_a_few_samples_force_no_verdict() -> None:
+    few = results([1.0] * 5, [9.0] * 5)
+    assert verdicts(results([2.0] * 5, [9.0] * 5), few) == {Verdict.AMBIGUOUS}
+    [each, *_] = compare_results(few, few)
+    assert each.interval == (0.0, math.inf)
+
+
+def test_only_what_both_have_is_compared() -> None:
+    old = results([1.0] * 30, [9.0] * 30)
+    assert compare_results(replace(old, runs={}), old) == []
+    other = replace(old, runs={"160m/adam/float32": old.runs["16m/adam/float32"]})
+    assert compare_results(other, old) == []
+
+
+def test_machines_that_differ_are_named() -> None:
+    old, new = (results([1.0] * 5, [9.0] * 5, cpu=cpu) for cpu in ("a CPU", "another CPU"))
+    assert find_differences(new, old) == ["cpu: a CPU -> another CPU"]
+    assert find_differences(old, old) == []

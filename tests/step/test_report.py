@@ -1,0 +1,143 @@
+"""Reports of steps: their bytes and launches, on each kind of device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gpuopt
+from gpuopt import IndexedSlices, ParameterGroup, Variable
+from gpuopt.backends import watching
+
+
+def test_a_report_has_the_bytes_of_variables_and_groups() -> None:
+    w, b = Variable(np.ones((8, 4), np.float32), name="w"), Variable([1.0, 2.0], name="b")
+    optimizer = gpuopt.AdamOptimizer(groups=[ParameterGroup("^b", learning_rate=0.1)])
+    pairs = [(np.ones((8, 4), np.float32), w), (np.ones(2, np.float32), b)]
+    optimizer.apply_gradients(pairs)
+    with optimizer.report() as report:
+        for _ in range(3):
+            optimizer.apply_gradients(pairs)
+    optimizer.apply_gradients(pairs)
+    # In each step, the gradient is read, and the variable, m and v are read and written.
+    assert report.num_steps == 3
+    assert report.variables == [("w", "", "cpu", 3 * 7 * 128), ("b", "^b", "cpu", 3 * 7 * 8)]
+    assert report.groups == {"": 3 * 7 * 128, "^b": 3 * 7 * 8}
+
+
+def test_a_report_has_each_kind_of_launch_and_its_time() -> None:
+    w = Variable(np.ones(2**16, np.float32), name="w")
+    table = Variable(np.ones((10, 4), np.float32), name="table")
+    rows = IndexedSlices(np.ones((2, 4), np.float32), np.array([3, 1]))
+    optimizer = gpuopt.MomentumOptimizer(0.1, 0.9)
+    with optimizer.report() as report:
+        for _ in range(4):
+            optimizer.apply_gradients([(np.ones(2**16, np.float32), w), (rows, table)])
+    counts = {(each.device, each.name): each.num_launches for each in report.launches}
+    assert counts == {("cpu", "dense momentum"): 4, ("cpu", "sparse momentum"): 4}
+    assert 0 < sum(each.total_ms for each in report.launches) <= report.host_ms
+    # Two of ten rows of the table and its slot, besides the gradient and its numbers of rows.
+    assert report.variables[1].num_bytes == 4 * (2 * 16 + 2 * 8 + 2 * 2 * 160 // 5)
+    total = sum(each.total_ms for each in report.launches)
+    num_bytes = sum(each.num_bytes for each in report.variables)
+    assert report.bandwidth("cpu") == pytest.approx(num_bytes / total * 1e3)
+    share = report.share_of_copy("cpu") * report.copy_rates["cpu"]
+    assert share == pytest.approx(report.bandwidth("cpu"))
+
+
+def test_all_rows_count_where_a_sparse_gradient_updates_all() -> None:
+    table = Variable(np.ones((10, 4), np.float32), name="table")
+    rows = IndexedSlices(np.ones((2, 4), np.float32), np.array([3, 1]))
+    sizes = []
+    for options in ({}, {"catch_up": True}):
+        optimizer = gpuopt.AdamOptimizer(**options)
+        with optimizer.report() as report:
+            optimizer.apply_gradients([(rows, table)])
+        sizes.append(report.variables[0].num_bytes)
+    assert sizes == [48 + 2 * 3 * 160, 48 + 2 * 3 * 32]
+
+
+def test_a_report_is_text_and_tables() -> None:
+    w = Variable(np.ones(100, np.float32), name="w")
+    optimizer = gpuopt.GradientDescentOptimizer(0.1)
+    with optimizer.report() as report:
+        optimizer.apply_gradients([(np.ones(100, np.float32), w)])
+    text = str(report)
+    assert text.startswith("1 steps, ")
+    assert "dense gradient_descent" in text
+    assert "MB a step" in text
+    titles = [table.title for table in report.tables()]
+    assert titles == ["Devices", "Launches of a step", "Variables"]
+
+
+def test_steps_of_other_optimizers_are_not_in_a_report() -> None:
+    w = Variable([1.0], name="w")
+    mine, other = gpuopt.GradientDescentOptimizer(0.1), gpuopt.MomentumOptimizer(0.1, 0.9)
+    with mine.report() as report:
+        other.apply_gradients([([1.0], w)])
+        assert watching.this_thread.watcher is None
+        mine.apply_gradients([([1.0], w)])
+        with pytest.raises(RuntimeError, match="is open already"), mine.report():
+            pass
+    assert [each.name for each in report.launches] == ["dense gradient_descent"]
+    assert mine.open_report is None
+
+
+def test_a_wrapper_and_steps_in_parts_are_reported() -> None:
+    w = Variable([1.0], name="w")
+    optimizer = gpuopt.AdamOptimizer(0.1)
+    wrapper = gpuopt.MultitaskOptimizerWrapper(optimizer)
+    with wrapper.report() as report:
+        wrapper.apply_gradients([([1.0], w)])
+        optimizer.minimize(lambda: (w * w).sum(), gate_gradients=optimizer.GATE_NONE)
+    assert report.num_steps == 2
+    assert [each.num_launches for each in report.launches] == [2]
+    assert [each.num_bytes for each in report.variables] == [2 * 7 * 4]
+
+
+def test_a_step_that_fails_is_not_counted() -> None:
+    w = Variable([1.0], name="w")
+
+    class Fails(gpuopt.GradientDescentOptimizer):
+        def _finish(self, update_ops: Any, name_scope: str) -> None:
+            raise ArithmeticError
+
+    optimizer = Fails(0.1)
+    with optimizer.report() as report:
+        with pytest.raises(ArithmeticError):
+            optimizer.apply_gradients([([1.0], w)])
+        assert watching.this_thread.watcher is None
+    assert report.num_steps == 0
+
+
+@pytest.mark.emulator
+def test_a_gpus_launches_have_its_kernels_names_for_profilers_too(emulated_gpus: Any) -> None:
+    launcher = emulated_gpus[1]
+    w = Variable(np.ones(64, np.float32), name="w", device="gpu:1")
+    optimizer = gpuopt.AdamOptimizer(0.1)
+    with launcher.device():
+        gradient = launcher.xp.ones((64,), np.float32)
+    with optimizer.report() as report:
+        for _ in range(2):
+            optimizer.apply_gradients([(gradient, w)])
+    launches = {(each.device, each.name): each.num_launches for each in report.launches}
+    assert launches == {("gpu:1", "dense_update adam"): 2}
+    assert launcher.ranges == ["dense_update adam"] * 2
+    assert report.copy_rates["gpu:1"] > 0
+    assert report.variables == [("w", "", "gpu:1", 2 * 7 * 256)]
+
+
+@pytest.mark.gpu
+def test_a_report_times_launches_by_the_gpus_clock() -> None:
+    cupy = pytest.importorskip("cupy")
+    w = Variable(np.ones(1000, np.float32), name="w", device="gpu:0")
+    optimizer = gpuopt.MomentumOptimizer(0.1, 0.9)
+    with optimizer.report() as report:
+        for _ in range(3):
+            optimizer.apply_gradients([(cupy.ones(1000, np.float32), w)])
+    [launch] = report.launches
+    assert launch[:3] == ("gpu:0", "dense_update momentum", 3)
+    assert launch.total_ms >= 0
+    assert w.numpy()[0] == pytest.approx(1 - 0.1 * (1 + 1.9 + 2.71))

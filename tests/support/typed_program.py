@@ -1,0 +1,48 @@
+"""A program as a user writes it: mypy, in strict mode, must find its types, and find it right."""
+
+from __future__ import annotations
+
+from typing import Any, assert_type
+
+import numpy as np
+
+import gpuopt
+
+
+def rate() -> float:
+    return 0.1
+
+
+def train(optimizer: gpuopt.Optimizer, steps: int) -> float:
+    w = gpuopt.Variable(np.ones((3, 2), np.float32), name="w")
+    table = gpuopt.Variable(np.zeros((10, 4), np.float32), trainable=False)
+    step = gpuopt.Variable(0, trainable=False)
+
+    def loss() -> Any:
+        return ((w - 1.5) ** 2).sum()
+
+    with optimizer.report() as report:
+        for _ in range(steps):
+            optimizer.minimize(loss, global_step=step)
+    assert_type(report.launches[0].total_ms, float)
+    value, pairs = gpuopt.value_and_gradients(loss, [w])
+    optimizer.apply_gradients(pairs, global_step=step)
+    rows = gpuopt.IndexedSlices(np.ones((2, 4), np.float32), [1, 3], table.shape)
+    optimizer.apply_gradients([(rows, table)])
+    assert_type(step.numpy(), np.ndarray[Any, Any])
+    assert_type(optimizer.get_slot(w, "m"), gpuopt.Variable | None)
+    assert_type(optimizer.state_dict()["name"], str)
+    return float(value)
+
+
+def main() -> float:
+    group = gpuopt.ParameterGroup("bias", weight_decay=0.0)
+    optimizer = gpuopt.TorchAdamWOptimizer(rate, groups=[group], clip_norm=1.0, name="mine")
+    optimizer.hyperparameters["learning_rate"] = 0.05
+    wrapped = gpuopt.GradientAccumulationOptimizer(gpuopt.AdamOptimizer(0.01), 2)
+    assert_type(repr(optimizer), str)
+    return train(gpuopt.MomentumOptimizer(rate, 0.9, use_nesterov=True), 3) + train(wrapped, 4)
+
+
+if __name__ == "__main__":
+    print(main())
