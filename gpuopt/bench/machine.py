@@ -18,18 +18,18 @@ from gpuopt.backends.cpu.compiler import compiler
 from gpuopt.backends.cpu.threads import num_threads, share_out
 
 # Larger than the caches of most CPUs.
-COPY_BYTES = 256 * 2**20
+_COPY_BYTES = 256 * 2**20
 
 
 def measure_copy_bandwidth(rounds: int = 15) -> float:
     """Measures the bandwidth of copies in memory, in bytes read and written a second."""
-    copy = make_host_copy(COPY_BYTES)
+    copy = make_host_copy(_COPY_BYTES)
     times = []
     for _ in range(rounds):
         started = perf_counter()
         copy()
         times.append(perf_counter() - started)
-    return 2 * COPY_BYTES / median(times)
+    return 2 * _COPY_BYTES / median(times)
 
 
 def make_host_copy(num_bytes: int) -> Callable[[], object]:

@@ -16,7 +16,7 @@ from gpuopt.backends import backend_for
 from gpuopt.bench.clock import Clock, GpuClock, HostClock, Step, make_gpu_copy
 from gpuopt.bench.contenders import Contender, compiled_as_now
 from gpuopt.bench.jobs import Place
-from gpuopt.bench.machine import COPY_BYTES, count_free_bytes, make_host_copy, read_cache_bytes
+from gpuopt.bench.machine import count_free_bytes, make_host_copy, read_cache_bytes
 from gpuopt.bench.memory import measure_gpu_peak, measure_host_peak
 from gpuopt.bench.profiler import count_calls
 from gpuopt.bench.results import Figures, Run, summarize
@@ -32,6 +32,8 @@ from gpuopt.bench.workloads import Task, make_contenders
 from gpuopt.device import Device
 
 _COPY = "copy"
+# At least; and twice the caches.
+_HOST_COPY_BYTES = 64 * 2**20
 _GPU_COPY_BYTES = 2**30
 # Longer than OpenMP's threads wait in a busy loop.
 _REST_S = 0.01
@@ -77,7 +79,7 @@ def prepare(device: Device) -> Bench:
     """Prepares the host's memory or a GPU for measurements."""
     if device == Device.cpu:
         cache_bytes = read_cache_bytes()
-        size = max(COPY_BYTES, 4 * cache_bytes)
+        size = max(_HOST_COPY_BYTES, 2 * cache_bytes)
         clock = HostClock(2 * cache_bytes)
         return Bench("cpu", Place(np, "cpu"), clock, partial(make_host_copy, size), 2 * size)
     cupy = backend_for(device).xp

@@ -43,7 +43,7 @@ FEW = ["--rounds", "5", "--seconds", "0", "--device", "cpu"]
 
 @pytest.fixture(autouse=True)
 def small_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "COPY_BYTES", 2**20)
+    monkeypatch.setattr(measure, "_HOST_COPY_BYTES", 2**20)
     monkeypatch.setattr(measure, "read_cache_bytes", lambda: 2**16)
     monkeypatch.setattr(measure, "_REST_S", 0.0)
 
