@@ -43,6 +43,7 @@ from gpuopt.step.step import ThisThread
 from gpuopt.step.step_numbers import StepNumbers
 from gpuopt.step.tables_behind import refuse_unseen_reads, table_behind
 from gpuopt.step.updates import HookOptimizer, Pair, apply_constraint, dtypes_of
+from gpuopt.step.wide_gradients import this_thread as wide_gradients
 from gpuopt.variables.gate import writing
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.indexed_slices import IndexedSlices
@@ -133,13 +134,13 @@ class _Part:
     def pairs(self) -> Iterator[Pair]:
         return zip(self.gradients, self.variables(), strict=True)
 
-    def check(self, optimizer: RuleOptimizer) -> None:
+    def check(self, optimizer: RuleOptimizer, takes_wide: bool) -> None:
         """Raises what is wrong with a gradient, and gives all the form that the group takes."""
         group = None if self.is_sparse else self.group
         self.versions = None if group is None else group.accept(self.gradients)
         if self.versions is None:
             dtypes = dtypes_of(optimizer)
-            self.gradients = [checked_gradient(*pair, dtypes) for pair in self.pairs()]
+            self.gradients = [checked_gradient(*pair, dtypes, takes_wide) for pair in self.pairs()]
             if group is not None:
                 self.versions = group.accept(self.gradients)
 
@@ -184,6 +185,9 @@ class RuleUpdates:
     def __init__(self, optimizer: RuleOptimizer, given: list[Any]) -> None:
         """Divides the pairs into parts and checks them; recognised pairs need few checks."""
         self._optimizer = optimizer
+        self.takes_wide = wide_gradients.takes_wide is optimizer
+        if self.takes_wide:
+            wide_gradients.takes_wide = None
         self._parts: list[_Part] = []
         self._numbers = StepNumbers({}, None, None)
         # These, and those of counts of steps that are less by one each: see `decide_on_gpu`.
@@ -227,10 +231,12 @@ class RuleUpdates:
                 [rule] = optimizer._rules_of([as_passed], True) or [optimizer.rule]
                 part = _Part(rule, [as_passed], [gradient], group)
                 if group is None:
-                    part.check(optimizer)
+                    part.check(optimizer, self.takes_wide)
                 self._parts.append(part)
             else:
-                checked = checked_gradient(gradient, variable, dtypes_of(optimizer))
+                checked = checked_gradient(
+                    gradient, variable, dtypes_of(optimizer), self.takes_wide
+                )
                 if isinstance(gradient, Variable):
                     self.read.append(gradient)
                 converted.append((position, checked, as_passed))
@@ -278,7 +284,7 @@ class RuleUpdates:
             return
         for part in self._parts:
             if part.group is not None:  # others have been checked
-                part.check(self._optimizer)
+                part.check(self._optimizer, self.takes_wide)
         state = self._optimizer.state
         with writing(), state.lock:
             variables = [v for part in unknown for v in part.variables()]
@@ -361,7 +367,7 @@ class RuleUpdates:
                 if averages is not None and part.is_averaged:
                     part.is_averaged = all(averages.joining(part.given))
                 self.create_slots()
-            part.check(self._optimizer)
+            part.check(self._optimizer, self.takes_wide)
 
     def must_check_first(self) -> bool:
         needs_host = self._has_constraints or self._host_decides
@@ -613,7 +619,7 @@ class RuleUpdates:
             at = positions or range(len(variables))
             for position, pair in zip(at, zip(gradients, variables, strict=True), strict=True):
                 unpack_pair(position, pair)
-            part.check(optimizer)
+            part.check(optimizer, self.takes_wide)
         self._parts.append(part)
 
     def _version_with_averages(self) -> int:

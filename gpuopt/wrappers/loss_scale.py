@@ -366,6 +366,10 @@ class LossScaleOptimizer(StepWrapper):
 
     # What the step calls: see `Addition`.
 
+    @property
+    def _keeps_new_slots(self) -> bool:
+        return True  # as in TensorFlow, and as where a GPU decides after they are made
+
     def _prepare_updates(self, optimizer: Any, updates: Updates) -> tuple[Updates, Forget]:
         this_thread = self._this_thread
         loss_scale, key = this_thread.loss_scale, this_thread.key

@@ -103,7 +103,7 @@ template <class Decision = NoDecision>
 __device__ __forceinline__ void finish_sums(const double* parts, long long num_parts,
                                             const ClipTotals& totals, const ClipRule& rule,
                                             ClipResult* results, const Decision& decision = {}) {
-  if (!is_last_block(reinterpret_cast<unsigned int*>(totals.num_done))) return;
+  if (!is_last_block(gridDim.x, reinterpret_cast<unsigned int*>(totals.num_done))) return;
   double* sums = reinterpret_cast<double*>(totals.sums);
   double mine = 0;
   for (long long i = threadIdx.x; i < num_parts; i += clip_threads) mine += __ldcg(&parts[i]);

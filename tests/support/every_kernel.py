@@ -156,7 +156,8 @@ def kernels_of_codes() -> list[Kernel]:
 def kernels_with_averages() -> list[Kernel]:
     """Lists kernels of dense updates that move averages, too: of a rule of each kind."""
     by_name = {rule.name: rule for rule in update_rules()}
-    bases = [averaged(by_name[name]) for name in ("adam", "lamb", "partial_row_wise_adam")]
+    names = ("adam", "adagrad_da", "lamb", "partial_row_wise_adam")
+    bases = [averaged(by_name[name]) for name in names]
     return [
         kernel
         for base in bases
@@ -180,7 +181,7 @@ def kernels_with_rounding() -> list[Kernel]:
     updates: list[tuple[UpdateRule, Storage]] = [
         *((rule, "bfloat16") for rule in (rounded(adam), rounded(most_slots))),
         *((made(rounded(adam)), "bfloat16") for made in (clipped, scaled)),
-        (rounded(adam), Mixed("bfloat16", "bfloat16", "float32")),
+        *((rounded(rule), Mixed("bfloat16", "bfloat16", "float32")) for rule in (adam, most_slots)),
     ]
     return [
         kernels.sum_terms(rounded(lamb), "bfloat16"),
@@ -265,7 +266,6 @@ def kernels_of_dense_update(rule: UpdateRule, dtype: str) -> list[Kernel]:
     if rule.sums:
         return [
             kernels.sum_terms(rule, dtype),
-            kernels.add_sums(rule, dtype),
             kernels.dense_update(rule, dtype, has_groups=True),
         ]
     if rule.row_slots:

@@ -211,7 +211,7 @@ def sum_terms(rule: UpdateRule, storage: Storage) -> Kernel:
             **_CHUNKS,
             "groups": _GROUPS,
             **_scalars_of_groups(rule, storage),
-            "parts": Pointer("float64"),
+            **_variable_sums(rule, storage),
             "refused": _REFUSED,
         },
         rule,
@@ -219,22 +219,14 @@ def sum_terms(rule: UpdateRule, storage: Storage) -> Kernel:
     )
 
 
-@cache
-def add_sums(rule: UpdateRule, storage: Storage) -> Kernel:
-    return _of_dense_update(
-        "add_sums",
-        {
-            "groups": _GROUPS,
-            "num_variables": _INT64,
-            "first_chunks": Pointer("int64"),
-            "parts": Pointer("float64"),
-            "first_sum": _INT32,
-            **_scalars_of_groups(rule, storage),
-            "of_variables": Pointer(real_of(storage), _scalars(rule, storage)),
-        },
-        rule,
-        storage,
-    )
+def _variable_sums(rule: UpdateRule, storage: Storage) -> dict[str, Parameter]:
+    return {
+        "first_chunks": Pointer("int64"),
+        "parts": Pointer("float64"),
+        "num_done": _UINT32S,
+        "first_sum": _INT32,
+        "of_variables": Pointer(real_of(storage), _scalars(rule, storage)),
+    }
 
 
 def _of_dense_update(
@@ -257,8 +249,8 @@ def coded_update(rule: UpdateRule, codings: tuple[Coding, ...], storage: Storage
 
 @cache
 def sum_coded_terms(rule: UpdateRule, codings: tuple[Coding, ...], storage: Storage) -> Kernel:
-    parts: dict[str, Parameter] = {"parts": Pointer("float64")}
-    return _of_coded_update("sum_coded_terms", parts, rule, codings, storage)
+    sums = _variable_sums(rule, storage)
+    return _of_coded_update("sum_coded_terms", sums, rule, codings, storage)
 
 
 def _of_coded_update(

@@ -114,9 +114,8 @@ def test_updates_move_16_bytes_at_a_time(rule: UpdateRule, tmp_path: Path) -> No
         # row-wise rule reads gradients twice.
         has_grad = kernel.function != "update_other_rows"
         slots = len(rule.slots) - len(rule.row_slots)
-        if kernel.function != "add_sums":
-            assert packs(counted, "LDG") >= slots + has_grad + bool(rule.row_slots), where
-        if kernel.function not in ("sum_terms", "add_sums"):
+        assert packs(counted, "LDG") >= slots + has_grad + bool(rule.row_slots), where
+        if kernel.function != "sum_terms":
             assert packs(counted, "STG") >= 1 + slots, where
         assert not any(name.startswith(("LDL", "STL", "LD.", "ST.")) for name in counted), where
 
