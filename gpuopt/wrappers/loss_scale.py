@@ -36,6 +36,7 @@ from gpuopt.step.row_checks import RowChecks
 from gpuopt.step.rule_updates import RuleUpdates
 from gpuopt.step.unscaled import unscaled
 from gpuopt.step.updates import Updates
+from gpuopt.step.wide_gradients import this_thread as wide_gradients
 from gpuopt.variables.gate import between_writes
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.variable import Variable
@@ -251,9 +252,12 @@ class LossScaleOptimizer(StepWrapper):
         this_thread = self._this_thread
         before = vars(this_thread).copy()
         pairs = as_list(grads_and_vars)
+        takes_wide = wide_gradients.takes_wide
         try:
             this_thread.loss_scale = np.float32(1) if loss_scale is None else loss_scale
             while True:
+                # The step takes it when it begins, and may have to begin again.
+                wide_gradients.takes_wide = takes_wide
                 this_thread.key = key = self._key_on_gpu(global_step)
                 with suppress(StepAgain), nullcontext() if key is None else self._on_gpu.ahead():
                     super().apply_gradients(pairs, global_step, name, skip_gradients_aggregation)
