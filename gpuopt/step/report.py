@@ -12,6 +12,7 @@ import numpy as np
 from gpuopt.backends import backend_for, gpu_backends, profiling_range, watching
 from gpuopt.device import Device
 from gpuopt.locks import Lock
+from gpuopt.state.masters import has_master
 from gpuopt.state.state import State
 from gpuopt.step.pairs import Gradient
 from gpuopt.step.updates import Updates
@@ -46,8 +47,10 @@ class Traffic(NamedTuple):
         variable: Its name.
         group: The name of its `ParameterGroup`, or "".
         device: As "gpu:0".
-        num_bytes: In all steps: its gradients, once, and it and its slots, twice. Of a sparse
-            gradient, the rows that it names count as often as it names them.
+        num_bytes: In all steps: its gradients, once, and it and its slots, twice, as a step reads
+            and writes them; beside a master copy, it is only written, and beside a remainder both
+            are the copy. Of a sparse gradient, the rows that it names count as often as it names
+            them.
     """
 
     variable: str
@@ -231,8 +234,8 @@ class Report:
         optimizer = self._optimizer
         all_rows = optimizer._updates_all_rows()
         for gradient, variable in updates.pairs():
-            arrays = [variable, *optimizer.state.slots_of(variable)]
-            moved = _bytes_moved(gradient, variable, arrays, all_rows)
+            stored = _bytes_stored(optimizer.state, variable)
+            moved = _bytes_moved(gradient, variable, stored, all_rows)
             key = variable.name, optimizer._group_name(variable), str(variable.device)
             with self._lock:
                 self._traffic[key] = self._traffic.get(key, 0) + moved
@@ -270,18 +273,25 @@ def reporting(optimizer: ReportedOptimizer) -> Iterator[Report]:
     report.end()
 
 
-def _bytes_moved(
-    gradient: Gradient, variable: Variable, arrays: list[Variable], all_rows: bool
-) -> int:
+def _bytes_stored(state: State, variable: Variable) -> int:
+    """Returns the bytes of a variable and its slots that an update of all of it moves."""
+    slots = 2 * sum(map(_size, state.slots_of(variable)))
+    masters = state.describe().masters
+    if masters is None or not has_master(variable.dtype):
+        return 2 * _size(variable) + slots
+    # A remainder's copy has no memory of its own: the variable and the remainder are its halves.
+    return slots if masters == "remainder" else _size(variable) + slots
+
+
+def _bytes_moved(gradient: Gradient, variable: Variable, stored: int, all_rows: bool) -> int:
     """Returns the bytes that one update reads and writes.
 
     Args:
         gradient: The variable's.
         variable: What is updated.
-        arrays: It and its slots.
+        stored: From `_bytes_stored`.
         all_rows: Whether a sparse gradient also updates the rows that it does not name.
     """
-    stored = 2 * sum(_size(each) for each in arrays)
     if not isinstance(gradient, IndexedSlices):
         return _size(gradient) + stored
     height = variable.shape[0] if variable.shape else 1

@@ -252,8 +252,9 @@ class Step:
                 addition._after_update(updates, row_checks)
                 if addition._what_is_added:
                     missing.remove(addition._what_is_added)
-            if self._optimizer.open_report is not None:
-                self._optimizer.open_report.note_updates(updates)
+            report = self._optimizer.open_report  # once: another thread may end it now
+            if report is not None:
+                report.note_updates(updates)
         except BaseException as error:
             self._note(error, *updates.written(), missing)
             raise

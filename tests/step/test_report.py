@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -25,6 +26,25 @@ def test_a_report_has_the_bytes_of_variables_and_groups() -> None:
     assert report.num_steps == 3
     assert report.variables == [("w", "", "cpu", 3 * 7 * 128), ("b", "^b", "cpu", 3 * 7 * 8)]
     assert report.groups == {"": 3 * 7 * 128, "^b": 3 * 7 * 8}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "num_bytes"),
+    [
+        ({}, 14),
+        ({"masters": "float32"}, 28),
+        ({"masters": "remainder"}, 26),
+        ({"masters": "remainder", "slot_dtype": "bfloat16"}, 18),
+    ],
+)
+def test_a_report_has_the_bytes_that_the_guide_states_for_a_parameter(
+    arguments: dict[str, Any], num_bytes: int
+) -> None:
+    w = Variable(np.ones((8, 4), ml_dtypes.bfloat16), name="w")
+    optimizer = gpuopt.AdamOptimizer(**arguments)
+    with optimizer.report() as report:
+        optimizer.apply_gradients([(np.ones((8, 4), ml_dtypes.bfloat16), w)])
+    assert report.variables == [("w", "", "cpu", 32 * num_bytes)]
 
 
 def test_a_report_has_each_kind_of_launch_and_its_time() -> None:
@@ -110,6 +130,26 @@ def test_a_step_that_fails_is_not_counted() -> None:
             optimizer.apply_gradients([([1.0], w)])
         assert watching.this_thread.watcher is None
     assert report.num_steps == 0
+
+
+@pytest.mark.parametrize("num_looks", range(4))
+def test_a_report_may_end_in_the_middle_of_another_threads_step(num_looks: int) -> None:
+    looks: list[Any] = []
+
+    class Watched(gpuopt.GradientDescentOptimizer):
+        @property
+        def open_report(self) -> Any:
+            return looks.pop(0) if looks else None
+
+        @open_report.setter
+        def open_report(self, report: Any) -> None: ...
+
+    w = Variable([1.0], name="w")
+    optimizer = Watched(0.5)
+    with optimizer.report() as report:
+        looks += [report] * num_looks
+        optimizer.apply_gradients([([1.0], w)])
+    np.testing.assert_array_equal(w.numpy(), [0.5])
 
 
 @pytest.mark.emulator
