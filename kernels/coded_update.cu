@@ -6,7 +6,7 @@
 
 namespace gpuopt {
 
-// One variable of many. Mirrors `_coded_variables` in gpuopt/backends/cuda/kernels.py.
+// One variable of many. Mirrors `coded_variables` in gpuopt/backends/cuda/kernels/of_rules.py.
 template <class Rule>
 struct CodedVariable {
   long long size;                             // in elements

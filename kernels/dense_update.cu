@@ -8,7 +8,7 @@
 namespace gpuopt {
 
 // One variable of many: what a block needs of it lies side by side, in a sector of memory or two.
-// Mirrors `_variables` in gpuopt/backends/cuda/kernels.py.
+// Mirrors `variables` in gpuopt/backends/cuda/kernels/of_rules.py.
 template <class Rule, class Storage>
 struct Variable {
   long long size;                               // in elements
