@@ -74,6 +74,19 @@ class OptimizerWrapper(Optimizer):
         found: tuple[Hyperparameters, ...] = owner.groups
         return found
 
+    @property
+    def global_norm(self) -> Any:
+        """That of the optimizer inside, by the gradients that it is given, as means or unscaled."""
+        owner: Any = self.owner_of_state
+        return owner.global_norm
+
+    @property
+    def group_norms(self) -> dict[str, Any]:
+        """Those of the optimizer inside, likewise."""
+        owner: Any = self.owner_of_state
+        found: dict[str, Any] = owner.group_norms
+        return found
+
     def compute_gradients(
         self, *args: Any, **kwargs: Any
     ) -> list[tuple[Gradient | None, Variable]]:

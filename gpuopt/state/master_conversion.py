@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpuopt.quietly import quietly
+from gpuopt.rules.slot_codes import SlotCodes, scales_name
 from gpuopt.state.masters import MASTER, Masters, has_master
 from gpuopt.variables.variable import FLOAT_DTYPES, Variable
 
@@ -17,13 +18,17 @@ if TYPE_CHECKING:
 
 
 def as_kept(
-    saved: OptimizerState, masters: Masters | None, variables: Mapping[str, Variable]
+    saved: OptimizerState,
+    masters: Masters | None,
+    codes: SlotCodes | None,
+    variables: Mapping[str, Variable],
 ) -> OptimizerState:
     """Returns a saved state with slots of the types that an optimizer keeps: itself if they are so.
 
     Args:
-        saved: A state of the right form.
+        saved: A state of the right form, with slots as the optimizer stores them.
         masters: Whether the optimizer keeps master copies.
+        codes: How it stores slots in 8 bits; None if as they are.
         variables: The variables that exist, by their names in the state.
     """
     slots = {name: dict(by_variable) for name, by_variable in saved["slots"].items()}
@@ -38,7 +43,11 @@ def as_kept(
         for name, variable in variables.items():
             if not has_master(variable.dtype):
                 copies.pop(name, None)
-    for by_variable in slots.values():
+    # Scales are float32 beside variables of every type.
+    scales = () if codes is None else [scales_name(name) for name in codes.slots]
+    for slot_name, by_variable in slots.items():
+        if slot_name in scales:
+            continue
         for name, value in by_variable.items():
             array = np.asarray(value)
             if array.dtype not in FLOAT_DTYPES:

@@ -53,7 +53,7 @@ def in_own_dtype(
     """
     hyperparameters = saved["hyperparameters"]
     is_own = isinstance(hyperparameters, Mapping) and hyperparameters.get(SLOT_DTYPE)
-    if optimizer.slot_dtype is None and not is_own:
+    if optimizer.slot_codes is not None or (optimizer.slot_dtype is None and not is_own):
         return saved
     slots = {name: dict(by_variable) for name, by_variable in saved["slots"].items()}
     for slot_name in optimizer.slot_names or ():

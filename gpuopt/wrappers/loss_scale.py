@@ -119,7 +119,8 @@ class LossScaleOptimizer(StepWrapper):
         """
         if not isinstance(loss_scale_manager, LossScaleManager):
             raise TypeError(
-                f"loss_scale_manager must be a LossScaleManager, got {loss_scale_manager!r}"
+                f"loss_scale_manager must be a LossScaleManager, got {loss_scale_manager!r}: as "
+                "FixedLossScaleManager(1024) for a scale that stays, or DynamicLossScale()"
             )
         if accept_after is not None:
             accept_after = _checked_count(accept_after)

@@ -101,6 +101,22 @@ def test_a_state_is_restored_in_every_form(
     other.apply_gradients([(normal(5), again)])
 
 
+@pytest.mark.parametrize("more", [{}, {"slot_dtype": "bfloat16"}], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_slots_beside_master_copies_are_restored_in_8_bits(
+    dtype: str, more: dict[str, Any]
+) -> None:
+    variable, again = (Variable(normal(0), name=name, dtype=dtype) for name in ("w", "again"))
+    optimizer = MAKE["adam"](masters="float32", **more)
+    optimizer.apply_gradients([(normal(1).astype(variable.dtype), variable)])
+    other = MAKE["adam"](slot_bits=8)
+    other.load_state_dict(optimizer.state_dict({"w": variable}), {"w": again})
+    for slot_name, values in numbers_of(other, again).items():
+        given = optimizer.get_slot(variable, slot_name).numpy()
+        np.testing.assert_array_equal(values, rounded(given, slot_name, "root"))
+    other.apply_gradients([(normal(2).astype(variable.dtype), again)])
+
+
 @pytest.mark.parametrize("name", MAKE)
 def test_a_restored_run_goes_on_bit_by_bit(tmp_path: Path, name: str) -> None:
     for sparse in (False, True):

@@ -70,6 +70,21 @@ def test_hyperparameters_are_set_through_wrappers() -> None:
         _ = gpuopt.MultitaskOptimizerWrapper(by_hooks).hyperparameters
 
 
+def test_norms_are_read_through_wrappers() -> None:
+    groups = [gpuopt.ParameterGroup("b", clip_norm=1.0)]
+    inner = gpuopt.GradientDescentOptimizer(0.1, clip_norm=1.0, groups=groups)
+    optimizer = gpuopt.GradientAccumulationOptimizer(
+        gpuopt.LossScaleOptimizer(inner, gpuopt.FixedLossScaleManager(8)), 2
+    )
+    assert optimizer.global_norm is None
+    a, b = (gpuopt.Variable(np.zeros(2, np.float32), name=name) for name in "ab")
+    for scale in (1, 3):
+        gradients = np.float32([3, 4]) * scale, np.float32([6, 8]) * scale
+        optimizer.apply_gradients(zip(gradients, (a, b), strict=True))
+    assert optimizer.global_norm == 10
+    assert optimizer.group_norms == {"b": 20}
+
+
 def test_raw_arrays_keep_their_averages_from_view_to_view() -> None:
     flat = np.zeros(100, np.float32)
     optimizer = gpuopt.MovingAverageOptimizer(

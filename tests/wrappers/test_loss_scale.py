@@ -231,7 +231,7 @@ def test_a_saver_restores_in_the_middle_of_growth(tmp_path: Path) -> None:
         (
             lambda: LossScaleOptimizer(gpuopt.AdamOptimizer(), 8.0),
             TypeError,
-            "loss_scale_manager must be a LossScaleManager, got 8.0",
+            r"loss_scale_manager must be a LossScaleManager, got 8.0: as FixedLossScaleManager\(",
         ),
         (lambda: LossScaleOptimizer(3, MANAGERS["fixed"]()), TypeError, "must be an Optimizer"),
         (lambda: make(accept_after=-1), ValueError, "accept_after must not be negative"),
