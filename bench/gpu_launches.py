@@ -21,6 +21,10 @@ from typing import Any, NamedTuple
 
 _ROOT = Path(__file__).resolve().parent.parent
 _SUPPORT = _ROOT / "tests" / "support"
+# How many steps' gradients an update takes, with "accumulation".
+ACCUMULATED = 2
+# Stages of variables of that type.
+_OF_BFLOAT16 = {"masters", "remainders", "rounding"}
 # After these, nothing is compiled, allocated or uploaded any more.
 _WARM_UP_STEPS = 8
 _KERNEL = re.compile(
@@ -85,7 +89,8 @@ def record(
     Args:
         workloads: For each name, {"job": ..., "shapes": ..., "num_sets": ...} or {"job": ...,
             "table": ..., "lookups": ...}: the fields of a `DenseTask` or `SparseTask`. Those of
-            a dense step of Adam may have "stages": see `_with_stages`.
+            a dense step of Adam may have "stages": see `_with_stages`. A sparse one may have
+            "catch_up": whether rows catch up, instead of LazyAdam's step.
         num_multiprocessors: The GPU's.
         architecture: For which kernels are compiled, as "90".
         checkout: The gpuopt to run.
@@ -162,16 +167,21 @@ def _make_step(workload: Mapping[str, Any]) -> Callable[[], object]:
         "adagrad": gpuopt.AdagradOptimizer,
         "momentum": lambda rate: gpuopt.MomentumOptimizer(rate, 0.9),
     }
-    stages = workload.get("stages", ())
+    stages, catches_up = workload.get("stages", ()), workload.get("catch_up", False)
     optimizer = optimizers[workload["job"]](1e-3) if not stages else _with_stages(stages)
+    if catches_up:
+        optimizer = gpuopt.AdamOptimizer(1e-3, catch_up=True)
     more = {"loss_scale": np.float32(8)} if "loss_scale" in stages else {}
+    calls = ACCUMULATED if "accumulation" in stages else 1
+    real = np.dtype("bfloat16" if set(stages) & _OF_BFLOAT16 else "float32")
 
-    def make(shape: Sequence[int], dtype: Any = np.float32) -> Any:
+    def make(shape: Sequence[int], dtype: Any = real) -> Any:
         return cupy.empty(tuple(shape), dtype)
 
     sets: list[list[Any]]
     if "shapes" in workload:
-        variables = [gpuopt.Variable(make(each), copy=False) for each in workload["shapes"]]
+        copy = bool({"masters", "remainders"} & set(stages))  # else nobody sees what is written
+        variables = [gpuopt.Variable(make(each), copy=copy) for each in workload["shapes"]]
         sets = [
             [(make(variable.shape), variable) for variable in variables]
             for _ in range(workload["num_sets"])
@@ -179,19 +189,20 @@ def _make_step(workload: Mapping[str, Any]) -> Callable[[], object]:
     else:
         count, width = workload["lookups"], workload["table"][1]
         rows = gpuopt.IndexedSlices(make((count, width)), make((count,), np.int64))
-        sets = [[(rows, gpuopt.Variable(make(workload["table"]), copy=False))]]
+        sets = [[(rows, gpuopt.Variable(make(workload["table"]), copy=catches_up))]]
     turn = 0
 
     def step() -> None:
         nonlocal turn
         turn += 1
-        optimizer.apply_gradients(sets[turn % len(sets)], **more)
+        for _ in range(calls):
+            optimizer.apply_gradients(sets[turn % len(sets)], **more)
 
     return step
 
 
 def _with_stages(stages: Sequence[str]) -> Any:
-    """Returns Adam with what is named of clipping, decay, groups, averages and loss scaling."""
+    """Returns Adam with what is named: options, and wrappers around it."""
     import gpuopt
 
     every: dict[str, Any] = {
@@ -200,6 +211,10 @@ def _with_stages(stages: Sequence[str]) -> Any:
         "groups": {"groups": [gpuopt.ParameterGroup("_[13]$", learning_rate=1e-4)]},
         "on_nonfinite": {"on_nonfinite": "skip"},
         "cautious": {"cautious": True},
+        "masters": {"masters": "float32"},
+        "remainders": {"masters": "remainder"},
+        "rounding": {"stochastic_rounding": 1},
+        "8 bits": {"slot_bits": 8},
     }
     options = {key: value for name in stages for key, value in every.get(name, {}).items()}
     if "averages" in stages:
@@ -217,6 +232,8 @@ def _with_stages(stages: Sequence[str]) -> Any:
         device_scaling = import_module("gpuopt.wrappers.device_scaling")
         device_scaling.DeviceScaling._look = lambda scaling: None
         return gpuopt.LossScaleOptimizer(optimizer, gpuopt.FixedLossScaleManager(8.0))
+    if "accumulation" in stages:
+        return gpuopt.GradientAccumulationOptimizer(optimizer, ACCUMULATED)
     return optimizer
 
 

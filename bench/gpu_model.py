@@ -69,12 +69,13 @@ def list_tasks() -> dict[str, Task]:
     Another one is `half_one_row`, which the benchmark does not have.
     """
     offers = sorted(offer_workloads(Place(np, "cpu")), key=lambda offer: -offer.needed_bytes)
-    tasks = {offer.name: Task(offer.task, _data_of(offer.task)) for offer in offers}
+    tasks = {offer.name: Task(offer.task, data_of(offer.task)) for offer in offers}
     tasks["half_one_row"] = Task(_HALF_ONE_ROW, Rows(2**20, 128, 1, {1: 2**19, 2**19: 1}))
     return tasks
 
 
-def _data_of(task: DenseTask | SparseTask) -> Data:
+def data_of(task: DenseTask | SparseTask) -> Data:
+    """Returns what the model takes of a task."""
     slots = len(JOBS[task.job].state)
     if isinstance(task, DenseTask):
         return Dense(sum(map(math.prod, task.shapes)), slots)

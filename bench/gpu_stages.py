@@ -2,24 +2,25 @@
 
     .venv/bin/python -m bench.gpu_stages
 
-The launches are those that real CuPy makes on the tests' driver, and torch's calls are counted the
-same way. A model, as `bench.gpu_model` is: nothing is measured. The result goes to
-bench/results/model/stages.json and into a table of docs/performance.md.
+The launches are those that real CuPy makes on the tests' driver. Torch's are not recorded: they are
+counted by what its sources say of its calls. A model, as `bench.gpu_model` is: nothing is measured.
+The result goes to bench/results/model/stages.json and into a table of docs/performance.md.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from bench.gpu_kernels import FLOAT, KERNELS, WorkOf, dense
-from bench.gpu_launches import Launch, Recorded, record
+from bench.gpu_kernels import FLOAT, WorkOf
+from bench.gpu_launches import ACCUMULATED, Launch, Recorded, record
 from bench.gpu_model_page import PAGE
 from bench.gpu_modelled import FOLDER, WHAT
 from bench.gpu_timing import ENDS_US, GAP_US, GPUS, Gpu, model_step
-from bench.gpu_work import DRAM, L2, SHARED, Dense, Work
+from bench.gpu_work import DRAM, L2, SHARED, Dense, Waits, Work
 from bench.page import make_table, replace_between
 
 COMMAND = ".venv/bin/python -m bench.gpu_stages"
@@ -28,6 +29,7 @@ RESULT = FOLDER / "stages.json"
 # Of one type, in tensors of one size.
 SHAPES = [(40_000_000,)] * 4
 ELEMENTS = sum(map(math.prod, SHAPES))
+DATA = Dense(ELEMENTS, slots=2)
 # What a step does besides Adam's, by the names that bench/gpu_launches.py knows.
 STEPS: Mapping[str, Sequence[str]] = {
     "plain": [],
@@ -48,25 +50,109 @@ STEPS: Mapping[str, Sequence[str]] = {
     "loss_scale, clip_norm, decay, averages": ["loss_scale", "clip_norm", "decay", "averages"],
     "on_nonfinite": ["on_nonfinite"],
     "on_nonfinite, clip_norm, decay, averages": ["on_nonfinite", "clip_norm", "decay", "averages"],
+    "cautious": ["cautious"],
+    "cautious, clip_norm": ["cautious", "clip_norm"],
+    "accumulation": ["accumulation"],
+    "accumulation, clip_norm, decay": ["accumulation", "clip_norm", "decay"],
+    'masters="float32"': ["masters"],
+    'masters="float32", clip_norm, decay': ["masters", "clip_norm", "decay"],
+    'masters="float32", loss_scale, clip_norm': ["masters", "loss_scale", "clip_norm"],
+    'masters="remainder"': ["remainders"],
+    'masters="remainder", clip_norm, decay': ["remainders", "clip_norm", "decay"],
+    'masters="remainder", loss_scale, clip_norm': ["remainders", "loss_scale", "clip_norm"],
+    "stochastic_rounding": ["rounding"],
+    "stochastic_rounding, clip_norm, decay": ["rounding", "clip_norm", "decay"],
+    "slot_bits=8": ["8 bits"],
+    "slot_bits=8, clip_norm, decay": ["8 bits", "clip_norm", "decay"],
 }
 
 # An array is read in chunks of 16,384 elements by 256 threads, 16 bytes at once.
 _CHUNK, _PACK = 16384, 16
+_CODES_OF_LANE = 8
+_SUM_OF_BLOCK = SHARED.times(8)
+
+
+class Moved(NamedTuple):
+    """What an update moves of an element, in bytes.
+
+    Attributes:
+        read: Of the gradient, the variable, and slots.
+        written: Of the variable, slots, and what is beside the variable.
+        widest: Of its types: packs have as many elements as fit of it.
+    """
+
+    read: float
+    written: float
+    widest: int
+
+
+# By their names in C++; what is kept beside a variable is read unless it is a copy.
+_BYTES = {"float": 4, "__nv_bfloat16": 2, "Split": 2}
+_SLOTS = {"Adam": 2, "BeginSum": 0, "AddToSum": 0}
+# A byte, and the scale of 256 of them.
+_CODE_BYTES = 1 + 4 / 256
+
+
+def moved(kernel: str) -> Moved:
+    """Says what an update moves, or what sums over its variables read, by the kernel's types."""
+    function, _, arguments = kernel.partition("<")
+    names = re.findall(r"\w+", arguments)
+    slots = sum(_SLOTS.get(name, name == "Averaged") for name in names)
+    types = [_BYTES[name] for name in names if name in _BYTES]
+    # A type for all, or those of the variable, slots, gradient, and what is beside it.
+    var, slot, gradient, *beside = types if len(types) > 1 else types * 3
+    of_slots = slots * (_CODE_BYTES if "coded" in function else slot)
+    read = gradient + of_slots + var * ("BeginSum" not in names)
+    written = var + of_slots + sum(beside)
+    if "Copied" not in names:
+        read += sum(beside)
+    return Moved(read, written, max(types))
 
 
 def _measure(launch: Launch, data: Dense) -> Work:
     """Of a chunk, the entry of its array; then its packs, pass by pass, and the block's sum."""
+    item_bytes = moved(launch.kernel).widest
     chunks = launch.arguments["num_chunks"]
-    item = L2.and_then(DRAM.times(_CHUNK * FLOAT / _PACK / launch.block)).and_then(SHARED.times(8))
-    return Work(data.elements * FLOAT, 0, chunks, 1, L2, item, L2.and_then(DRAM), item)
+    passes = _CHUNK * item_bytes / _PACK / launch.block
+    item = L2.and_then(DRAM.times(passes)).and_then(_SUM_OF_BLOCK)
+    return Work(data.elements * item_bytes, 0, chunks, 1, L2, item, L2.and_then(DRAM), item)
 
 
+def _update(before_data: Waits, *, begin: Waits = L2, after: Waits | None = None) -> WorkOf:
+    """The work of updates, and of kernels that read what they read; see `moved`.
+
+    Args:
+        before_data: What comes before a chunk's data: its entry, and scalars.
+        begin: See `Work`.
+        after: What a kernel does after a chunk that writes nothing; None if it updates the chunk.
+    """
+
+    def work(launch: Launch, data: Dense) -> Work:
+        read, written, widest = moved(launch.kernel)
+        chunks = launch.arguments["num_chunks"]
+        is_coded = "coded" in _name(launch)
+        at_once = launch.block * (_CODES_OF_LANE if is_coded else _PACK // widest)
+        passes = math.ceil(data.elements / chunks / at_once)
+        item = before_data.and_then(DRAM.times(passes)).and_then(after or Waits())
+        num_bytes = data.elements * (read + written * (after is None))
+        return Work(num_bytes, 0, chunks, 1, begin, item, before_data.and_then(DRAM), item)
+
+    return work
+
+
+# Scalars come from a table besides, which is in L2.
+_ENTRY, _ENTRY_AND_SCALARS = L2, L2.times(2)
+# The chunk's sum, the count of the variable's chunks, and their sums.
+_SUMS = _SUM_OF_BLOCK.and_then(L2.times(3)).and_then(_SUM_OF_BLOCK)
+# A block first copies the map of codes.
+_MAP = L2.and_then(SHARED)
 KERNELS_OF_STAGES: Mapping[str, WorkOf] = {
-    **KERNELS,
     "measure": _measure,
     "measure_and_decide": _measure,
-    # Scalars come from a table besides, which is in L2.
-    "dense_update_of_groups": dense(begin=L2, before_data=L2.times(2)),
+    "dense_update": _update(_ENTRY),
+    "dense_update_of_groups": _update(_ENTRY_AND_SCALARS),
+    "sum_terms": _update(_ENTRY_AND_SCALARS, after=_SUMS),
+    "coded_update": _update(_ENTRY_AND_SCALARS, begin=_MAP),
 }
 
 
@@ -84,11 +170,6 @@ class Counted(NamedTuple):
     num_bytes: int
 
 
-def data_of(stages: Sequence[str]) -> Dense:
-    """Returns what the model takes: an average is read and written as a slot is."""
-    return Dense(ELEMENTS, 3 if "averages" in stages else 2)
-
-
 def record_steps(gpu: Gpu) -> Recorded:
     tasks = {
         name: {"job": "adam", "shapes": SHAPES, "num_sets": 1, "stages": list(stages)}
@@ -97,9 +178,9 @@ def record_steps(gpu: Gpu) -> Recorded:
     return record(tasks, gpu.multiprocessors, gpu.architecture)
 
 
-def count(launches: Sequence[Launch], data: Dense) -> Counted:
+def count(launches: Sequence[Launch]) -> Counted:
     kernels = [each for each in launches if not each.copied_bytes]
-    works = [KERNELS_OF_STAGES[_name(each)](each, data) for each in kernels]
+    works = [KERNELS_OF_STAGES[_name(each)](each, DATA) for each in kernels]
     names = [_name(each) for each in kernels]
     # What a GPU has decided comes back in later steps: the host asks, and does not wait.
     comes_back_later = "measure_and_decide" in names
@@ -112,8 +193,9 @@ def _name(launch: Launch) -> str:
     return launch.kernel.partition("<")[0]
 
 
-# Torch's calls, in float32. Its lists of tensors go by chunks of 65,536 elements, 320 of them in a
-# launch, of as many tensors as a launch's arguments hold (ATen/native/cuda/MultiTensorApply.cuh).
+# Torch's calls, in float32: not recorded, but counted by what torch's sources say. Its lists of
+# tensors go by chunks of 65,536 elements, 320 of them in a launch, of as many tensors as a launch's
+# arguments hold (ATen/native/cuda/MultiTensorApply.cuh).
 _TORCH_CHUNK, _TORCH_BLOCKS = 65536, 320
 
 
@@ -167,12 +249,14 @@ def model_torch(calls: Sequence[str], gpu: Gpu) -> float:
 
 def compute() -> dict[str, Any]:
     steps: dict[str, dict[str, Any]] = {}
+    of_kinds: dict[tuple[int, str], Recorded] = {}
     for short, gpu in GPUS.items():
-        recorded = record_steps(gpu)
-        for name, stages in STEPS.items():
-            data, launches = data_of(stages), recorded.launches[name]
-            counted = count(launches, data)
-            modelled = model_step(launches, data, gpu, recorded.resources, KERNELS_OF_STAGES)
+        kind = gpu.multiprocessors, gpu.architecture
+        recorded = of_kinds.get(kind) or of_kinds.setdefault(kind, record_steps(gpu))
+        for name in STEPS:
+            launches = recorded.launches[name]
+            counted = count(launches)
+            modelled = model_step(launches, DATA, gpu, recorded.resources, KERNELS_OF_STAGES)
             step = steps.setdefault(name, {**counted._asdict(), "modelled_us": {}})
             step["modelled_us"][short] = round(sum(each.us for each in modelled), 1)
     torch = {}
@@ -201,9 +285,14 @@ def make_stages_table(result: Mapping[str, Any]) -> str:
     table = make_table([*headings, *(f"{short}, us" for short in GPUS)], rows)
     return (
         "## Stages of a step, modelled\n\n"
-        f"{len(SHAPES)} tensors of {SHAPES[0][0]:,} elements, float32. In brackets torch's calls, "
-        "which are counted the same way and get\nthe same share of the memory's bandwidth: "
-        "`clip_grad_norm_(foreach=True)`, `AdamW(fused=True)`, `_foreach_lerp_`.\n\n" + table
+        f"{len(SHAPES)} tensors of {SHAPES[0][0]:,} elements, float32; bfloat16 with `masters` and "
+        "`stochastic_rounding`. Our launches are\nrecorded on the driver that is not there. "
+        f"`accumulation` adds up the gradients of {ACCUMULATED} calls, and the row is for both.\n"
+        "`cautious` stands for all rules that sum over a variable.\n\n"
+        "In brackets `clip_grad_norm_(foreach=True)`, `AdamW(fused=True)` and `_foreach_lerp_` of "
+        "torch. No torch has run for these\nnumbers: its launches and bytes are counted by what "
+        "its sources say of how such calls divide lists of tensors\n(`MultiTensorApply.cuh`), and "
+        "get the same share of the memory's bandwidth as ours.\n\n" + table
     )
 
 

@@ -64,7 +64,7 @@ class Movement(NamedTuple):
 
 
 def movement_of(case: Case, device: str = "cpu", **options: Any) -> Movement:
-    """Makes 600 steps of Adam with slots in 8 bits, and in float64.
+    """Makes 600 steps of Adam with slots in 8 bits unless options say otherwise, and in float64.
 
     Args:
         case: Which gradients.
@@ -73,7 +73,7 @@ def movement_of(case: Case, device: str = "cpu", **options: Any) -> Movement:
     """
     exact = np.zeros(_BLOCKS * _BLOCK)
     variable = gpuopt.Variable(np.zeros(exact.size, np.float32), device=device)
-    optimizer = gpuopt.AdamOptimizer(_RATE, slot_bits=8, **options)
+    optimizer = gpuopt.AdamOptimizer(_RATE, **{"slot_bits": 8, **options})
     m, v = np.zeros((2, exact.size))
     for step, gradient in enumerate(_gradients_of(case), 1):
         m += 0.1 * (gradient - m)

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fnmatch import fnmatch
 
-from bench import autodiff, averages, catch_up, clipping, distributed, slot_bits, step_path
+from bench import (
+    autodiff,
+    averages,
+    catch_up,
+    clipping,
+    distributed,
+    mixed_precision,
+    slot_bits,
+    step_path,
+)
 from bench.checkpoints import delay_by_checkpoint, restore_checkpoint, save_checkpoint
 from bench.harness import Workload
 from bench.host_workloads import make_host_workloads
@@ -26,6 +35,8 @@ def make_workloads(pattern: str = "*") -> Iterator[Workload]:
         append_rows,
         clipping.norm_of_a_billion,
         slot_bits.slot_bits_movement,
+        mixed_precision.slot_dtype_movement,
+        mixed_precision.demo_in_float16,
     ):
         if fnmatch(make.__name__, pattern):
             yield make()
@@ -35,6 +46,7 @@ def make_workloads(pattern: str = "*") -> Iterator[Workload]:
         catch_up.make_workloads,
         clipping.make_workloads,
         slot_bits.make_workloads,
+        mixed_precision.make_workloads,
         make_host_workloads,
     )
     for others in (*modules, *of_rules):

@@ -396,6 +396,7 @@ class Optimizer(CopiedByConstructor, Hooks):
             self._non_slots_left_out(),
             self.slot_codes,
             self.masters,
+            self.slot_dtype,
         )
 
     def _non_slots_left_out(self) -> Sequence[str]:

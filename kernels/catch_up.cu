@@ -21,7 +21,7 @@ __device__ __forceinline__ void update_and_count(
   update_rows<Rule, Storage>(tables, only_arrays, arrays, rows, parts, row_width, scalars_of,
                              behind, nullptr, lanes_per_row, refused);
   __syncthreads();  // all have read the counts
-  if (!is_last_block(num_done) || *refused) return;
+  if (!is_last_block(gridDim.x, num_done) || *refused) return;
   for (long long table = 0; table < tables.count; ++table) {
     const Real step_size = step_scalar < 0 ? Real(0) : scalars_of.number(table, step_scalar);
     count_step(behind.table(table), step_size);

@@ -18,12 +18,17 @@ struct ClippedArray {
   long long first_chunk;  // the number of its first chunk among those of all arrays
 };
 
-// The array that has a chunk. Precondition: the arrays are in order, and none is empty.
+// The number of the array that has a chunk. Precondition: the arrays are in order, and none is
+// empty.
+__device__ __forceinline__ long long number_of_array(const ClippedArray* arrays,
+                                                     long long num_arrays, long long chunk) {
+  return range_with<&ClippedArray::first_chunk>(arrays, num_arrays, chunk);
+}
+
 __device__ __forceinline__ const ClippedArray& array_of(const ClippedArray& only,
                                                         const ClippedArray* arrays,
                                                         long long num_arrays, long long chunk) {
-  if (num_arrays == 1) return only;
-  return arrays[range_with<&ClippedArray::first_chunk>(arrays, num_arrays, chunk)];
+  return num_arrays == 1 ? only : arrays[number_of_array(arrays, num_arrays, chunk)];
 }
 
 // Some consecutive elements of an array: a chunk's, or the array's last ones.
@@ -59,13 +64,13 @@ __device__ __forceinline__ void load_pack(const ClipChunk<Storage>& chunk, int a
 }
 
 // Writes the sum of squares of each chunk of the block. A single array is passed by value, as
-// `only`; `arrays` are read if there are more. If it `decides`, the sum is NaN where an element is
+// `only`; `arrays` are read if there are more. With a decision, the sum is NaN where an element is
 // not finite, and there alone. Precondition: blocks have `clip_threads` threads.
-template <class Storage, bool decides = false>
+template <class Storage, class Decision = NoDecision>
 __device__ __forceinline__ void sum_chunks(const ClippedArray& only,
                                            const ClippedArray* __restrict__ arrays,
-                                           long long num_arrays, long long num_chunks,
-                                           double* sums) {
+                                           long long num_arrays, long long num_chunks, double* sums,
+                                           const Decision& decision = {}) {
   using Real = Compute<Storage>;
   constexpr int pack = pack_size<Storage>;
   for (long long c = blockIdx.x; c < num_chunks; c += gridDim.x) {
@@ -77,11 +82,16 @@ __device__ __forceinline__ void sum_chunks(const ClippedArray& only,
 #pragma unroll
       for (int k = 0; k < pack; ++k) {
         const Real x = Real(elements.of[k]);
-        add_square(places[k], decides ? nan_unless_finite(x) : x);
+        add_square(places[k], Decision::decides ? nan_unless_finite(x) : x);
       }
     }
     const Real sum = sum_of_block<clip_threads>(add_places(places));
-    if (threadIdx.x == 0) sums[c] = static_cast<double>(sum);
+    if (threadIdx.x == 0) {
+      sums[c] = static_cast<double>(sum);
+      if (Decision::decides && isnan(sum)) {
+        decision.note_bad(num_arrays == 1 ? 0 : number_of_array(arrays, num_arrays, c));
+      }
+    }
   }
 }
 
@@ -113,21 +123,43 @@ __global__ void __launch_bounds__(clip_threads, 2)
                        const __grid_constant__ ClipTotals totals,
                        const __grid_constant__ ClipRule rule, ClipResult* results,
                        const __grid_constant__ LossDecision decision) {
-  sum_chunks<Storage, true>(only, arrays, num_arrays, num_chunks, parts);
+  sum_chunks<Storage>(only, arrays, num_arrays, num_chunks, parts, decision);
   finish_sums(parts, num_chunks, totals, rule, results, decision);
 }
 
-// Makes results of the sums of several devices, [num_devices, num_norms].
+// Makes results of the sums of several devices; `row` is how far these are apart.
+__device__ __forceinline__ void join(const double* __restrict__ sums, long long row,
+                                     long long num_devices, long long num_norms,
+                                     const ClipRule& rule, ClipResult* __restrict__ results) {
+  for (long long norm = first_item(); norm < num_norms; norm += items_per_pass()) {
+    double sum = 0;
+    for (long long device = 0; device < num_devices; ++device) sum += sums[device * row + norm];
+    results[norm] = rule.result(sum, norm);
+  }
+}
+
+// The same, of sums [num_devices, num_norms].
 __global__ void __launch_bounds__(clip_threads)
     join_sums(const double* __restrict__ sums, long long num_devices, long long num_norms,
               const __grid_constant__ ClipRule rule, ClipResult* __restrict__ results) {
-  for (long long norm = first_item(); norm < num_norms; norm += items_per_pass()) {
-    double sum = 0;
-    for (long long device = 0; device < num_devices; ++device) {
-      sum += sums[device * num_norms + norm];
-    }
-    results[norm] = rule.result(sum, norm);
+  join(sums, num_norms, num_devices, num_norms, rule, results);
+}
+
+// The same, of sums with what is wrong behind them, [num_devices, num_norms + 1]; decides about the
+// step of all devices. A template, so that others of this file are compiled without it.
+template <class Sum>
+__global__ void __launch_bounds__(clip_threads)
+    join_and_decide(const Sum* __restrict__ sums, long long num_devices, long long num_norms,
+                    const __grid_constant__ ClipRule rule, ClipResult* __restrict__ results,
+                    const __grid_constant__ LossDecision decision) {
+  const long long row = num_norms + 1;
+  join(sums, row, num_devices, num_norms, decision.unscaling(rule), results);
+  if (first_item() != 0) return;
+  double wrong = nothing_is_wrong;
+  for (long long device = 0; device < num_devices; ++device) {
+    wrong = lesser(wrong, sums[device * row + num_norms]);
   }
+  decision.decide(&wrong);
 }
 
 // Adds up sums of squares; writes the sum, or its root. Precondition: one block of `clip_threads`

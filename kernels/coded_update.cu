@@ -1,12 +1,12 @@
 // Applies one rule to every element of many variables whose slots are in 8 bits. Where the rule
-// needs sums over each variable, this file and `add_sums` of dense_update.cu compute them before.
-#include "shared/block_sum.cuh"
+// needs sums over each variable, a kernel before it computes them.
 #include "shared/chunks.cuh"
 #include "shared/coded_blocks.cuh"
+#include "shared/variable_sums.cuh"
 
 namespace gpuopt {
 
-// One variable of many. Mirrors `_coded_variables` in gpuopt/backends/cuda/kernels.py.
+// One variable of many. Mirrors `coded_variables` in gpuopt/backends/cuda/kernels/of_rules.py.
 template <class Rule>
 struct CodedVariable {
   long long size;                             // in elements
@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(dense_threads)
       });
 }
 
-// Writes the sums over each chunk of what the rule sums over a variable, as `sum_terms` does.
+// Writes the scalars of each variable, with what the rule sums over it, as `sum_terms` does.
 template <class Rule, int codings, class Storage>
 __global__ void __launch_bounds__(dense_threads)
     sum_coded_terms(const CodedVariable<Rule>* __restrict__ variables, long long num_variables,
@@ -119,26 +119,25 @@ __global__ void __launch_bounds__(dense_threads)
                     const long long* __restrict__ groups,
                     const __grid_constant__ FewScalars<Rule, Storage> few_scalars,
                     const Scalars<Rule, Storage>* __restrict__ many_scalars,
-                    const unsigned int* __restrict__ words, double* __restrict__ parts,
+                    const unsigned int* __restrict__ words,
+                    const long long* __restrict__ first_chunks, double* parts,
+                    unsigned int* num_done, int first_sum,
+                    Scalars<Rule, Storage>* __restrict__ of_variables,
                     const unsigned long long* __restrict__ refused) {
-  constexpr int num_sums = Rule::num_sums;
   if (*refused != 0) return;
+  const VariableSums<Rule, Storage> sums = {first_chunks, parts, num_done, first_sum, of_variables};
   const SlotTables* tables = shared_tables<codings>(words);
   visit_coded_chunks<Rule, Storage>(
       variables, chunks, num_chunks, chunk_size, grads, few_grads,
       [&](long long chunk, unsigned int variable, const BlocksOfChunk<Rule, Storage>& blocks) {
         const Scalars<Rule, Storage> scalars =
             scalars_of_group<Rule, Storage>(variable, groups, few_scalars, many_scalars);
-        float mine[num_sums] = {};
+        float mine[Rule::num_sums] = {};
         blocks.template visit<codings>(
             tables, [&](const auto& state, const auto& gradient, const LanePart& part, bool) {
               state.add_terms(tables, gradient, part.count, scalars, mine);
             });
-#pragma unroll
-        for (int k = 0; k < num_sums; ++k) {
-          const float sum = sum_of_block<dense_threads>(mine[k]);
-          if (threadIdx.x == 0) parts[chunk * num_sums + k] = static_cast<double>(sum);
-        }
+        sums.finish_chunk(chunk, variable, mine, groups, few_scalars, many_scalars);
       });
 }
 

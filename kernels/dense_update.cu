@@ -1,14 +1,14 @@
 // Applies one rule to every element of many variables. Where the rule needs sums over each
-// variable, two kernels before it compute them.
-#include "shared/block_sum.cuh"
+// variable, a kernel before it computes them.
 #include "shared/chunks.cuh"
 #include "shared/row_update.cuh"
 #include "shared/update.cuh"
+#include "shared/variable_sums.cuh"
 
 namespace gpuopt {
 
 // One variable of many: what a block needs of it lies side by side, in a sector of memory or two.
-// Mirrors `_variables` in gpuopt/backends/cuda/kernels.py.
+// Mirrors `variables` in gpuopt/backends/cuda/kernels/of_rules.py.
 template <class Rule, class Storage>
 struct Variable {
   long long size;                               // in elements
@@ -132,9 +132,19 @@ struct SameScalars {
   }
 };
 
+// How many blocks of `dense_update` a multiprocessor is to hold, where compilers would rather spill
+// than take the registers that are left: doubles with an average take more than four blocks have,
+// and slots that are narrower than a master copy more than five. 0 leaves it to them.
+template <class Rule, class Storage>
+constexpr int blocks_of_updates = is_averaged<Rule> && sizeof(Compute<Storage>) > 4 ? 3
+                                  : StoredBeside<Storage>::num_arrays > 0 &&
+                                          sizeof(StoredSlot<Storage>) < sizeof(StoredVar<Storage>)
+                                      ? 4
+                                      : 0;
+
 // Updates variables of one group.
 template <class Rule, class Storage>
-__global__ void __launch_bounds__(dense_threads)
+__global__ void __launch_bounds__(dense_threads, blocks_of_updates<Rule, Storage>)
     dense_update(const Variable<Rule, Storage>* __restrict__ variables, long long num_variables,
                  const Chunk* __restrict__ chunks, long long num_chunks, long long chunk_size,
                  const long long* __restrict__ grads,
@@ -217,9 +227,8 @@ __global__ void __launch_bounds__(dense_threads, blocks_of_rows<Rule, Storage>)
   }
 }
 
-// Writes the sums over each chunk of what the rule sums over a variable: Rule::num_sums for each
-// chunk. Nothing is updated. The scalars are those of `dense_update_of_groups`.
-// Precondition: the block's threads are a power of 2.
+// Writes the scalars of each variable that has elements, with what the rule sums over it: see
+// `VariableSums`. Nothing is updated.
 template <class Rule, class Storage>
 __global__ void __launch_bounds__(dense_threads)
     sum_terms(const Variable<Rule, Storage>* __restrict__ variables, long long num_variables,
@@ -227,57 +236,23 @@ __global__ void __launch_bounds__(dense_threads)
               const long long* __restrict__ grads, const __grid_constant__ FewGradients few_grads,
               const long long* __restrict__ groups,
               const __grid_constant__ FewScalars<Rule, Storage> few_scalars,
-              const Scalars<Rule, Storage>* __restrict__ many_scalars, double* __restrict__ parts,
+              const Scalars<Rule, Storage>* __restrict__ many_scalars,
+              const long long* __restrict__ first_chunks, double* parts, unsigned int* num_done,
+              int first_sum, Scalars<Rule, Storage>* __restrict__ of_variables,
               const unsigned long long* __restrict__ refused) {
-  constexpr int num_sums = Rule::num_sums;
+  const VariableSums<Rule, Storage> sums = {first_chunks, parts, num_done, first_sum, of_variables};
   visit_chunks<Rule, Storage>(
       variables, num_variables, chunks, num_chunks, chunk_size, grads, few_grads, refused,
       [&](long long chunk, unsigned int variable, const Target<Rule, Storage>& target,
           const StoredGradient<Storage>* grad, int size) {
         const Scalars<Rule, Storage> scalars =
             scalars_of_group<Rule, Storage>(variable, groups, few_scalars, many_scalars);
-        Compute<Storage> mine[num_sums] = {};
+        Compute<Storage> mine[Rule::num_sums] = {};
         visit_first(target, grad, size, [&](const auto& state, const auto& gradient, int) {
           state.add_terms(gradient, scalars, mine);
         });
-#pragma unroll
-        for (int k = 0; k < num_sums; ++k) {
-          const Compute<Storage> sum = sum_of_block<dense_threads>(mine[k]);
-          if (threadIdx.x == 0) parts[chunk * num_sums + k] = static_cast<double>(sum);
-        }
+        sums.finish_chunk(chunk, variable, mine, groups, few_scalars, many_scalars);
       });
-}
-
-// Adds up the sums over the chunks of each variable, and writes the variable's scalars: those of
-// its group, and the sums from number `first_sum` on. `first_chunks` holds the number of each
-// variable's first chunk, and at the end the number of all chunks. Precondition: the block's
-// threads are a power of 2.
-template <class Rule, class Storage>
-__global__ void __launch_bounds__(dense_threads)
-    add_sums(const long long* __restrict__ groups, long long num_variables,
-             const long long* __restrict__ first_chunks, const double* __restrict__ parts,
-             int first_sum, const __grid_constant__ FewScalars<Rule, Storage> few_scalars,
-             const Scalars<Rule, Storage>* __restrict__ many_scalars,
-             Scalars<Rule, Storage>* __restrict__ of_variables) {
-  constexpr int num_sums = Rule::num_sums;
-  for (long long variable = blockIdx.x; variable < num_variables; variable += gridDim.x) {
-    double mine[num_sums] = {};
-    const long long end = first_chunks[variable + 1];
-    for (long long c = first_chunks[variable] + threadIdx.x; c < end; c += blockDim.x) {
-#pragma unroll
-      for (int k = 0; k < num_sums; ++k) mine[k] += parts[c * num_sums + k];
-    }
-    if (threadIdx.x == 0) {
-      of_variables[variable] = given_scalars<Rule, Storage>(static_cast<unsigned int>(variable),
-                                                            groups, few_scalars, many_scalars);
-    }
-    Compute<Storage>* sums = reinterpret_cast<Compute<Storage>*>(of_variables + variable);
-#pragma unroll
-    for (int k = 0; k < num_sums; ++k) {
-      const double sum = sum_of_block<dense_threads>(mine[k]);
-      if (threadIdx.x == 0) sums[first_sum + k] = static_cast<Compute<Storage>>(sum);
-    }
-  }
 }
 
 }  // namespace gpuopt

@@ -44,29 +44,36 @@ __device__ __forceinline__ double squares_of_run(const Storage* grad, const Sort
 }
 
 // Writes the sum of squares of each `measured_rows` positions; 0 for rows that are refused.
-template <bool decides, class Storage, class Key>
+template <class Storage, class Key, class Decision = NoDecision>
 __device__ __forceinline__ void sum_rows(const Tables& tables, const SortedRows<Key>& rows,
                                          const Compute<Storage>* run_parts, long long row_width,
                                          int lanes_per_row, const unsigned long long* refused,
-                                         double* parts, long long num_parts) {
+                                         double* parts, long long num_parts,
+                                         const Decision& decision = {}) {
   __shared__ double squares[measured_rows];
   const Lanes lanes(lanes_per_row);
   const Parts<const Compute<Storage>> all(run_parts, rows.num_rows, row_width);
   const bool is_refused = *refused != 0;
+  const auto table_of = [&](long long position) {
+    return tables.count == 1 ? 0 : tables.number_of(__ldg(&rows.keys[position]));
+  };
   for (long long part = blockIdx.x; part < num_parts; part += gridDim.x) {
     for (int k = threadIdx.x / lanes_per_row; k < measured_rows;
          k += clip_threads / lanes_per_row) {
       const long long begin = part * measured_rows + k;
       double mine = 0;
       if (begin < rows.num_rows && !(is_refused | !rows.begins_run(begin))) {
-        const long long table = tables.count == 1 ? 0 : tables.number_of(__ldg(&rows.keys[begin]));
-        mine = squares_of_run<decides>(tables.values_of<Storage>(table), rows, all,
-                                       static_cast<unsigned int>(begin), lanes);
+        mine = squares_of_run<Decision::decides>(tables.values_of<Storage>(table_of(begin)), rows,
+                                                 all, static_cast<unsigned int>(begin), lanes);
       }
       if (lanes.lane == 0) squares[k] = mine;
     }
     __syncthreads();
-    const double sum = sum_of_block<clip_threads>(squares[threadIdx.x]);
+    const double mine = squares[threadIdx.x];
+    if (Decision::decides && isnan(mine)) {
+      decision.note_bad(table_of(part * measured_rows + threadIdx.x));
+    }
+    const double sum = sum_of_block<clip_threads>(mine);
     if (threadIdx.x == 0) parts[part] = sum;
   }
 }
@@ -87,8 +94,8 @@ __global__ void __launch_bounds__(clip_threads, 2)
                  const __grid_constant__ ClipTotals totals, const __grid_constant__ ClipRule rule,
                  ClipResult* results) {
   const long long num_parts = parts_of(rows.num_rows);
-  sum_rows<false, Storage>({only_gradient, gradients, num_tables}, rows, run_parts, row_width,
-                           lanes_per_row, refused, parts, num_parts);
+  sum_rows<Storage>({only_gradient, gradients, num_tables}, rows, run_parts, row_width,
+                    lanes_per_row, refused, parts, num_parts);
   finish_sums(parts, num_parts, totals, rule, results);
 }
 
@@ -104,8 +111,8 @@ __global__ void __launch_bounds__(clip_threads, 2)
                             const __grid_constant__ ClipRule rule, ClipResult* results,
                             const __grid_constant__ LossDecision decision) {
   const long long num_parts = parts_of(rows.num_rows);
-  sum_rows<true, Storage>({only_gradient, gradients, num_tables}, rows, run_parts, row_width,
-                          lanes_per_row, refused, parts, num_parts);
+  sum_rows<Storage>({only_gradient, gradients, num_tables}, rows, run_parts, row_width,
+                    lanes_per_row, refused, parts, num_parts, decision);
   finish_sums(parts, num_parts, totals, rule, results, decision);
 }
 

@@ -35,10 +35,12 @@ class DenseGradients(NamedTuple):
     Attributes:
         arrays: The gradients, of any shapes and strides.
         norms: The number of the norm that each belongs to; below 0 if it belongs to none.
+        numbers: Where each stands in the step, for `LossScalings`.
     """
 
     arrays: Sequence[Array]
     norms: Sequence[int]
+    numbers: Sequence[int] = ()
 
     def positions(self) -> dict[int, list[int]]:
         """Lists the positions of the gradients of each norm, but for empty ones."""
@@ -57,12 +59,14 @@ class SparseGradient(NamedTuple):
         rows: [num_rows], int32 or int64 within range.
         height: The variable's number of rows.
         norm: The number of the norm that it belongs to, from 0.
+        number: Where it stands in the step, for `LossScalings`.
     """
 
     values: Array
     rows: Array
     height: int
     norm: int
+    number: int = 0
 
 
 class ClipLimits(NamedTuple):

@@ -19,12 +19,14 @@ class Decision(NamedTuple):
         accept_after: See `after_step` of rules/loss_scaling.py.
         before: The loss scale before the step, from `LossScalings.new` or `Decided.after`.
         host_count: How many steps the host takes for made, of those since `LossScalings.new`.
+        step: Which step since then it is, from 1.
     """
 
     rule: ScaleRule
     accept_after: int | None
     before: Any
     host_count: int
+    step: int
 
 
 class Decided(NamedTuple):
@@ -36,12 +38,27 @@ class Decided(NamedTuple):
         host_count: How many steps the host takes for made, this one included.
         num_counts: How many counts updates are given scalars for: each one less than the one before
             it.
+        memory: What both arrays are in, to be brought to other devices, if there are any.
     """
 
     factors: Any
     after: Any
     host_count: int
     num_counts: int = 1
+    memory: Any = None
+
+
+class LastBad(NamedTuple):
+    """The last step whose gradients were not finite.
+
+    Attributes:
+        step: Its number; 0 if there was none.
+        gradient: The number of its first gradient that was not; of a sparse one, the sums of equal
+            rows are looked at.
+    """
+
+    step: int
+    gradient: int
 
 
 class LossScalings(Protocol):
@@ -74,21 +91,56 @@ class LossScalings(Protocol):
                 and not counted.
         """
 
+    def sums(
+        self,
+        dense: Sequence[DenseGradients],
+        sparse: Sequence[SparseGradient],
+        num_norms: int,
+        refused: Any = None,
+    ) -> Any:
+        """Returns what this device has for `join`; the arguments are those of `decide`."""
+
+    def join(self, sums: Sequence[Any], limits: ClipLimits, decision: Decision) -> Decided:
+        """Decides about a step of several devices.
+
+        Args:
+            sums: From `sums` of all devices with gradients, each brought to this one.
+            limits: See `decide`.
+            decision: Likewise.
+        """
+
+    def take(self, decided: Decided, memory: Any) -> Decided:
+        """Returns what another device has decided, as updates of this one read it.
+
+        Args:
+            decided: From `join` of the other device.
+            memory: Its `memory`, brought to this one.
+        """
+
     def choose(self, decided: Decided, numbers: Sequence[np.floating[Any]]) -> Any:
         """Returns the number for the count of steps that was reached, a scalar array.
 
         It is for the current stream. Of a step that is left out, it is any of them.
 
         Args:
-            decided: From `decide`.
+            decided: From `decide` or `take`.
             numbers: Those for the host's count, for one less, and so on, of one type.
         """
 
     def read(self, scaling: Any) -> Any:
-        """Begins to read how many steps were made; returns a `FlagRead` of this one value."""
+        """Begins to read what the host follows; returns a `FlagRead`.
+
+        Its values are how many steps were made, and the two of `LastBad`.
+        """
 
     def seed(self, scaling: Any) -> Any:
         """Returns the scale, a scalar array of float32, for the current stream."""
 
-    def state(self, scaling: Any) -> tuple[ScaleState, int]:
-        """Returns the state, and how many steps were made since `new`; the host waits for them."""
+    def unscale(self, scaling: Any) -> Any:
+        """Returns the scale's reciprocal, likewise."""
+
+    def state(self, scaling: Any) -> tuple[ScaleState, int, LastBad]:
+        """Returns the state, and how many steps were made since `new`; the host waits for them.
+
+        And the last step since then whose gradients were not finite.
+        """

@@ -25,7 +25,7 @@ class SwappingSaver(Saver):
         Args:
             averages: The averages, which are swapped with their variables.
             var_list: See `Saver`; what is among them as a variable and not as its average, or the
-                other way round, is refused.
+                other way round, is refused, as is an average of another type than its variable's.
             **options: Other arguments of `Saver`.
 
         Raises:
@@ -49,6 +49,11 @@ class SwappingSaver(Saver):
                 raise ValueError(
                     f'"{name}" is to be saved, and its average "{average.name}" is not: they are '
                     "swapped, so var_list must hold both"
+                )
+            if average.dtype != variable.dtype:
+                raise ValueError(
+                    f'"{name}" is {variable.dtype}, and its average "{average.name}" is '
+                    f"{average.dtype}: they cannot be swapped, so save both by a Saver"
                 )
             partners[name], partners[names[average.identity]] = average, variable
             left.discard(average.identity)

@@ -68,6 +68,12 @@ def optimizer_to_torch(
             f'"{optimizer.get_name()}" has masters={optimizer.masters!r}, and torch\'s optimizers '
             "keep no master copies: export a run of float32 variables"
         )
+    if optimizer.slot_dtype is not None:
+        raise ValueError(
+            f'"{optimizer.get_name()}" has slot_dtype="{optimizer.slot_dtype}", and torch\'s '
+            "optimizers keep states in the types of parameters: load its state_dict into an "
+            "optimizer without slot_dtype, and export that"
+        )
     if optimizer.rounding is not None:
         raise ValueError(
             f'"{optimizer.get_name()}" has stochastic_rounding, and torch\'s optimizers round to '

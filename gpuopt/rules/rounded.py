@@ -18,7 +18,7 @@ from gpuopt.rules.derived import DerivedRule, derive
 from gpuopt.rules.random_bits import GOLDEN, mixed
 from gpuopt.rules.update_rule import UpdateRule
 
-BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+BFLOAT16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
 # The key of a step's random bits, 16 of them in each, the lowest ones first: float32 holds them.
 ROUNDING_SCALARS = tuple(f"rounding_key_{place}" for place in range(4))
 _BITS = 16

@@ -165,6 +165,12 @@ def create_master(state: State, variable: Variable) -> None:
         state.create_slot(variable, MASTER, op_name, variable.storage, variable.shape, float32)
 
 
+def master_or_own(state: State, variable: Variable) -> Variable:
+    """Returns a variable's master copy; the variable itself where there is none."""
+    master = state.slot(variable, MASTER)
+    return variable if master is None else master
+
+
 def check_variables(state: State, variables: Sequence[Variable], masters: Masters) -> None:
     """Raises ValueError for variables that get a master copy, and would not stay in step with it.
 

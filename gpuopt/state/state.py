@@ -64,6 +64,8 @@ class Description(NamedTuple):
             have them; they are left out.
         slot_codes: How slots are stored in 8 bits; None if they are not.
         masters: What master copies of 16-bit variables are; None if there are none.
+        slot_dtype: The type of all slots; None if they have that of their variables, or of their
+            master copies.
     """
 
     optimizer: str
@@ -79,6 +81,7 @@ class Description(NamedTuple):
     former_names: Sequence[str]
     slot_codes: SlotCodes | None
     masters: Masters | None
+    slot_dtype: np.dtype[Any] | None
 
 
 class Beside(Protocol):

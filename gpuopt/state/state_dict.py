@@ -13,8 +13,9 @@ from gpuopt.backends import refuse_masked
 from gpuopt.rules.update_rule import row_shape
 from gpuopt.state.coded_conversion import as_stored
 from gpuopt.state.coded_slots import replace_scales, stored_shape
-from gpuopt.state.master_conversion import as_kept, kept_dtype
+from gpuopt.state.master_conversion import as_kept
 from gpuopt.state.masters import MASTER
+from gpuopt.state.slot_dtypes import dtype_of_slots, in_own_dtype
 from gpuopt.state.split_masters import paired
 from gpuopt.state.state import Description, Range, State, check_fits
 from gpuopt.variables.identity import Identity
@@ -370,14 +371,17 @@ def _expected(
     if optimizer.slot_codes is not None:
         return stored_shape(optimizer.slot_codes, slot_name, shape, value)
     of_rows = slot_name in optimizer.row_slots
-    return row_shape(shape) if of_rows else shape, kept_dtype(dtype, optimizer.masters)
+    own = dtype_of_slots(dtype, optimizer.masters, optimizer.slot_dtype)
+    return row_shape(shape) if of_rows else shape, own
 
 
 def _as_here(
     saved: OptimizerState, optimizer: Description, variables: Mapping[str, Variable]
 ) -> OptimizerState:
     """Returns a saved state with slots as the optimizer here keeps them."""
-    return as_kept(as_stored(saved, optimizer.slot_codes, variables), optimizer.masters, variables)
+    saved = as_stored(saved, optimizer.slot_codes, variables)
+    saved = as_kept(saved, optimizer.masters, variables)
+    return in_own_dtype(saved, optimizer, variables)
 
 
 def _in_order(state: State, slot_names: Iterable[str]) -> list[str]:

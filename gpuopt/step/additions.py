@@ -24,6 +24,10 @@ class Addition(Protocol):
     def _what_is_added(self) -> str:
         """Says what is written, for the error of a step that was not finished; empty if nothing."""
 
+    @property
+    def _keeps_new_slots(self) -> bool:
+        """Whether what was made for a step stays if `_makes_step` leaves the step out."""
+
     def _adds_to(self, optimizer: Any) -> bool:
         """Whether a step of `optimizer` is one of the optimizer inside."""
 

@@ -13,13 +13,16 @@ from gpuopt.device import Device
 from gpuopt.rules.averaged import AVERAGE_WEIGHT, averaged
 from gpuopt.rules.slot_codes import SlotCodes
 from gpuopt.rules.update_rule import UpdateRule
+from gpuopt.state.master_conversion import kept_dtype
+from gpuopt.state.masters import Masters
 from gpuopt.step.gpu_decision import GpuDecision
 from gpuopt.step.known import KnownGroups
 from gpuopt.step.row_checks import RowChecks
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.variable import Variable, as_variable, known_identity
 
-# Of 16 bits, a variable is rounded after its rule, and the average is of what it is rounded to.
+# Of 16 bits, a variable is rounded after its rule, and the average is of what it is rounded to. A
+# master copy is not.
 _JOINING_DTYPES = frozenset({np.dtype(np.float32), np.dtype(np.float64)})
 
 TargetOf = Callable[[Variable], tuple[Target, list[Identity], Any]]
@@ -61,19 +64,35 @@ class MovingAverages:
         """
         raise NotImplementedError
 
-    def move(self, variables: Iterable[Variable], refusals: Refusals, weight: Any) -> None:
+    def keep_in_float32(self) -> None:
+        """Has averages of 16-bit variables that are not made yet be float32: of master copies."""
+        raise NotImplementedError
+
+    def start(self, variables: Sequence[Variable], values: Sequence[Variable]) -> list[Variable]:
+        """Makes the averages that are missing, and returns them.
+
+        Args:
+            variables: What the averages belong to.
+            values: What they are of: the variables, or their master copies.
+        """
+        raise NotImplementedError
+
+    def move(
+        self,
+        variables: Sequence[Variable],
+        values: Sequence[Variable],
+        refusals: Refusals,
+        weight: Any,
+    ) -> None:
         """Moves averages towards the present values, as a part of a step.
 
         Args:
             variables: Those that have an average.
+            values: See `start`.
             refusals: Of the step: averages on a device that refuses it stay as they are.
             weight: That of the new values, a scalar of float32: a number, or an array where the
                 averages are.
         """
-        raise NotImplementedError
-
-    def track(self, var_list: Iterable[Any] | None = None) -> list[Variable]:
-        """Makes the averages that are missing, from the present values, and returns them."""
         raise NotImplementedError
 
     def forget(self, averages: Iterable[Variable]) -> None:
@@ -89,17 +108,30 @@ class FollowingAverages:
         known: The cache of groups whose plans also write averages.
     """
 
-    def __init__(self, moving: MovingAverages, slot_codes: SlotCodes | None) -> None:
+    def __init__(
+        self, moving: MovingAverages, has_slots_apart: bool, masters: Masters | None
+    ) -> None:
+        """Keeps the averages.
+
+        Args:
+            moving: Theirs.
+            has_slots_apart: Whether slots are in 8 bits or in a type of their own.
+            masters: What master copies of 16-bit variables are; None if there are none.
+        """
         self.moving = moving
         self.known = KnownGroups()
-        # Among arrays of codes and scales, a rule finds no array of its own.
-        self._some_join = slot_codes is None
+        # A rule's slots are of one type, and an average has its variable's.
+        self._some_join = not has_slots_apart
+        self._masters = masters
+        if masters is not None:
+            moving.keep_in_float32()
 
     def joining(self, variables: Sequence[Any]) -> list[bool]:
         """Says of which variables the average is moved by the rule that updates them.
 
-        It is not where it is not made yet, where a constraint comes between, of 16 bits, and where
-        slots are stored in 8 bits.
+        It is not where it is not made yet, where a constraint comes between, of 16 bits without a
+        master copy or of an average that was made in 16 bits before, and where slots are stored in
+        8 bits or by a `slot_dtype`.
 
         Args:
             variables: As the caller passed them, of dense gradients.
@@ -108,11 +140,13 @@ class FollowingAverages:
 
     def _joins(self, given: Any) -> bool:
         variable = as_variable(given)
+        average = self.moving.average(variable)
         return (
             self._some_join
             and variable.constraint is None
-            and variable.dtype in _JOINING_DTYPES
-            and self.moving.average(variable) is not None
+            and average is not None
+            and average.dtype in _JOINING_DTYPES
+            and average.dtype == kept_dtype(variable.dtype, self._masters)
         )
 
     def target(self, target_of: TargetOf, variable: Variable) -> tuple[Target, list[Identity], Any]:
@@ -155,14 +189,23 @@ class StepAverages:
         weight: np.floating[Any] = real(1 - self._decay)
         return averaged(rule), [{**each, AVERAGE_WEIGHT: weight} for each in scalars]
 
-    def follow(self, variables: Sequence[Variable], row_checks: RowChecks) -> None:
-        """Moves the averages of variables that are updated; those that are missing are made."""
-        self._made += self._moving.track(variables)
-        self._moving.move(variables, row_checks, 1 - self._decay)
+    def follow(
+        self, variables: Sequence[Variable], values: Sequence[Variable], row_checks: RowChecks
+    ) -> None:
+        """Moves the averages of variables that are updated; those that are missing are made.
+
+        Args:
+            variables: What the step has updated.
+            values: See `MovingAverages.start`.
+            row_checks: Of the step.
+        """
+        self._made += self._moving.start(variables, values)
+        self._moving.move(variables, values, row_checks, 1 - self._decay)
 
     def follow_decided(
         self,
         variables: Sequence[Variable],
+        values: Sequence[Variable],
         decision: GpuDecision,
         of_counts: Sequence[StepAverages],
     ) -> None:
@@ -170,11 +213,12 @@ class StepAverages:
 
         Args:
             variables: Those that are updated, all on this GPU.
+            values: See `MovingAverages.start`.
             decision: The GPU's.
             of_counts: The averages for each count of steps that the GPU may have, this one first.
         """
         weight = decision.choose([1 - each._decay for each in of_counts])
-        self._moving.move(variables, decision, weight)
+        self._moving.move(variables, values, decision, weight)
 
     def forget(self, devices: Collection[Device] | None) -> None:
         """Drops the averages that the step has made on devices that refuse it; None for all."""
@@ -183,12 +227,19 @@ class StepAverages:
         )
 
 
-def following(averages: Any, slot_codes: SlotCodes | None) -> FollowingAverages | None:
+def following(
+    averages: Any,
+    slot_codes: SlotCodes | None,
+    slot_dtype: np.dtype[Any] | None,
+    masters: Masters | None,
+) -> FollowingAverages | None:
     """Returns the averages that an optimizer is given, as it moves them.
 
     Args:
         averages: As the optimizer is given them.
         slot_codes: How its slots are stored, if not as they are.
+        slot_dtype: The type of its slots, if it is one of their own.
+        masters: What its master copies are, if it has any.
 
     Raises:
         TypeError: they are something else.
@@ -197,4 +248,5 @@ def following(averages: Any, slot_codes: SlotCodes | None) -> FollowingAverages 
         return None
     if not isinstance(averages, MovingAverages):
         raise TypeError(f"averages must be an ExponentialMovingAverage, or None, got {averages!r}")
-    return FollowingAverages(averages, slot_codes)
+    has_slots_apart = slot_codes is not None or slot_dtype is not None
+    return FollowingAverages(averages, has_slots_apart, masters)

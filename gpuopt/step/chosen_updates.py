@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from gpuopt.locks import Lock
 from gpuopt.step.nonfinite import first_nonfinite
 from gpuopt.step.updates import HookOptimizer, Pair, Updates
+from gpuopt.step.wide_gradients import this_thread
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.variable import Variable
 
@@ -37,6 +38,9 @@ class ChosenUpdates:
             chosen: Those of their pairs that are written; there may be none.
         """
         self._every = every
+        self.takes_wide = every.takes_wide
+        if chosen and self.takes_wide:
+            this_thread.takes_wide = optimizer
         self._chosen = optimizer._checked_updates(list(chosen)) if chosen else None
         self.has_rows_on_a_gpu = every.has_rows_on_a_gpu
         self.created = every.created

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,7 +17,7 @@ from gpuopt.backends.clips import (
     DenseGradients,
     SparseGradient,
 )
-from gpuopt.backends.loss_scaling import Decided, Decision
+from gpuopt.backends.loss_scaling import Decided, Decision, LossScalings
 from gpuopt.device import Device
 from gpuopt.quietly import quietly
 from gpuopt.rules.clipped import CLIP_SCALARS, clipped
@@ -35,10 +35,15 @@ _NONE = -1
 
 
 class ClippedPart(Protocol):
-    """Gradients of one group of variables; see `RuleUpdates`."""
+    """Gradients of one group of variables; see `RuleUpdates`.
+
+    Attributes:
+        first_number: Where the first of them stands in the step.
+    """
 
     is_sparse: bool
     gradients: Sequence[Any]
+    first_number: int
 
     def arrays(self, batch: Batch) -> Sequence[Any]: ...
 
@@ -166,9 +171,10 @@ class StepClips:
         self._shown = shown
         self._bounds = bounds
         self._unscale = unscale
-        # How a GPU is to decide about the step, and what it has made of it.
+        # How a GPU is to decide about the step, which it is, and what it has made of it, on each.
         self.decision: Decision | None = None
-        self.decided: Decided | None = None
+        self.deciding: Device | None = None
+        self.decided: dict[Device, Decided] = {}
         # By device; see `Clips.factors`.
         self._factors: dict[Device, Any] = {}
 
@@ -187,6 +193,7 @@ class StepClips:
         num_copies = replica_context().num_copies
         limits = ClipLimits(self._most, self._clips.form, is_double, self._unscale, num_copies)
         backends = {batch.device: batch.backend for _, batch in parts}
+        is_alone = [*backends] == [self.deciding or next(iter(backends))]
         sums = []
         for device, backend in backends.items():
             here = [(part, batch) for part, batch in parts if batch.device == device]
@@ -198,21 +205,44 @@ class StepClips:
             ]
             flag = refused.get(device)
             with backend.enter():
-                if self.decision is not None:
-                    assert backend.loss_scalings is not None, "it is a GPU, and the only device"
+                if self.decision is not None and is_alone:
                     given = dense, sparse, limits, self.decision, flag
-                    self.decided = backend.loss_scalings.decide(*given)
-                    self._factors[device] = self.decided.factors
-                elif len(backends) == 1:
+                    self.decided[device] = _scalings(device).decide(*given)
+                elif is_alone:
                     self._factors[device] = backend.clips.measure(dense, sparse, limits, flag)
                 else:
-                    sums.append(backend.clips.sums(dense, sparse, len(self._most), flag))
-        for device, backend in backends.items() if sums else ():
-            brought = [to_device(each, device) for each in sums]
-            with backend.enter():
-                self._factors[device] = backend.clips.factors(brought, limits)
+                    clips = backend.clips if self.decision is None else _scalings(device)
+                    sums.append(clips.sums(dense, sparse, len(self._most), flag))
+        if self.decision is not None:
+            if sums:
+                self._decide_about_all(sums, backends, limits, self.decision)
+            self._factors = {at: decided.factors for at, decided in self.decided.items()}
+        else:
+            for device, backend in backends.items() if sums else ():
+                brought = [to_device(each, device) for each in sums]
+                with backend.enter():
+                    self._factors[device] = backend.clips.factors(brought, limits)
         home = next((each for each in backends if each.kind == "gpu"), Device.cpu)
         self._clips.measured = Measured(self._factors[home], home, is_double, self._shown)
+
+    def _decide_about_all(
+        self,
+        sums: Sequence[Any],
+        devices: Iterable[Device],
+        limits: ClipLimits,
+        decision: Decision,
+    ) -> None:
+        """Has one GPU decide about a step of several, and tells the others."""
+        home = self.deciding
+        assert home is not None, "there is a decision"
+        brought = [to_device(each, home) for each in sums]
+        with backend_for(home).enter():
+            decided = self.decided[home] = _scalings(home).join(brought, limits, decision)
+        for device in devices:
+            if device != home:
+                memory = to_device(decided.memory, device)
+                with backend_for(device).enter():
+                    self.decided[device] = _scalings(device).take(decided, memory)
 
     def is_all_finite(self) -> bool:
         """Whether no gradient holds NaN or infinity; the host waits for the sums of squares.
@@ -243,9 +273,10 @@ class StepClips:
             factor = batch.backend.clips.factor_scalar(factors, self._norm_of(group), real)
             bound: np.floating[Any] = quietly(real, self._bounds.get(group, self._bounds[0]))
             extended.append({**each, **dict(zip(CLIP_SCALARS, (factor, bound), strict=True))})
-        if self.decided is not None:
+        if self.decided:
             num_counts = len(groups) // len(set(groups))
-            return scaled(rule), extended, self.decided._replace(num_counts=num_counts)
+            decided = self.decided[batch.device]
+            return scaled(rule), extended, decided._replace(num_counts=num_counts)
         return clipped(rule), extended, factors
 
     def _norm_of(self, group: int) -> int:
@@ -255,14 +286,26 @@ class StepClips:
     def _dense(self, part: ClippedPart, batch: Batch) -> DenseGradients:
         arrays = part.arrays(batch)
         of_groups = [self._norm_of(group) for group in batch.parameter_groups]
-        if batch.groups is None:
-            return DenseGradients(arrays, of_groups * len(arrays))
-        return DenseGradients(arrays, [of_groups[at] for at in batch.groups])
+        norms = of_groups * len(arrays)
+        if batch.groups is not None:
+            norms = [of_groups[at] for at in batch.groups]
+        numbers: Sequence[int] = ()
+        if self.decision is not None:
+            at = batch.positions or range(len(arrays))
+            numbers = [part.first_number + position for position in at]
+        return DenseGradients(arrays, norms, numbers)
 
     def _sparse(self, part: ClippedPart, batch: Batch) -> SparseGradient:
         values, rows = part.arrays(batch)
         norm = self._norm_of(batch.parameter_groups[0])
-        return SparseGradient(values, rows, part.gradients[0].dense_shape[0], norm)
+        height = part.gradients[0].dense_shape[0]
+        return SparseGradient(values, rows, height, norm, part.first_number)
+
+
+def _scalings(device: Device) -> LossScalings:
+    found = backend_for(device).loss_scalings
+    assert found is not None, "it is a GPU"
+    return found
 
 
 def checked_most(name: str, value: Any) -> Any:

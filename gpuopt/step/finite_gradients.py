@@ -14,6 +14,7 @@ class FiniteGradients:
     """An `Addition`: gradients are read once for both, and the host waits for their norms."""
 
     _what_is_added = ""
+    _keeps_new_slots = False
 
     def __init__(self, makes_step_of: Callable[[str | None], bool]) -> None:
         """Takes the decision.

@@ -28,12 +28,15 @@ class Hooks:
         state: The optimizer's slots and other variables.
         slot_codes: How slots are stored in 8 bits; None if they are not.
         masters: What master copies of 16-bit variables are; None if there are none.
-        rounding: How bfloat16 variables are rounded stochastically; None if they are not.
+        slot_dtype: The type of all slots; None if they have that of their variables, or of their
+            master copies.
+        rounding: How bfloat16 numbers are rounded stochastically; None if they are not.
     """
 
     state: State
     slot_codes: SlotCodes | None = None
     masters: Masters | None = None
+    slot_dtype: np.dtype[Any] | None = None
     rounding: StochasticRounding | None = None
     _name: str
 

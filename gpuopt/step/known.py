@@ -105,6 +105,7 @@ class Group:
         self.constrained = [
             position for position, variable in enumerate(variables) if variable.constraint
         ]
+        self._names: tuple[str, ...] = ()
         self._known_apart: dict[bytes, list[weakref.ref[Any]]] = {}
         self.batches: list[Batch] = []
         by_kind: dict[tuple[Device, np.dtype[Any]], list[int]] = {}
@@ -141,6 +142,13 @@ class Group:
             )
         # No generator that `any` leaves: an exception from a signal handler in one is lost.
         self.is_on_a_cpu = "cpu" in {batch.device.kind for batch in self.batches}
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The variables' names, in order."""
+        if not self._names:
+            self._names = tuple(identity.name for identity in self.identities)
+        return self._names
 
     def is_known_apart(self, members: Sequence[Group | Identity]) -> bool:
         """Whether `note_apart` was called with these: they share no memory with this group."""

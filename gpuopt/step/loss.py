@@ -9,7 +9,8 @@ import numpy as np
 
 from gpuopt.autodiff import engine_of
 from gpuopt.autodiff.engine import Loss, OnGradient, flatten
-from gpuopt.backends import refuse_masked
+from gpuopt.backends import array_types, backend_for, refuse_masked
+from gpuopt.device import device_of
 from gpuopt.step.pairs import Gradient
 from gpuopt.step.replica_context import replica_context
 from gpuopt.variables.variable import FLOAT_DTYPES, Variable
@@ -84,7 +85,7 @@ def _differentiate(
         _check_dtype(_dtype_of(grad_loss), "grad_loss", valid_dtypes)
     scale = replica_context().loss_scale
     if scale != 1:
-        grad_loss = scale if grad_loss is None else grad_loss * scale
+        grad_loss = scale if grad_loss is None else _scaled(grad_loss, scale)
     value, grads_and_vars = engine_of(loss).compute(loss, var_list, grad_loss, on_grad)
     if not grads_and_vars:
         raise ValueError(
@@ -115,6 +116,14 @@ def refuse_independent_loss(loss: Loss, variables: list[Variable]) -> None:
     raise ValueError(
         f"No gradients provided for any variable: the loss {loss!r} does not depend on {names}."
     )
+
+
+def _scaled(grad_loss: Any, scale: float) -> Any:
+    """Multiplies on the device of `grad_loss`, which may be another one than the loss's."""
+    if type(grad_loss) not in array_types:
+        return grad_loss * scale
+    with backend_for(device_of(grad_loss)).enter():
+        return grad_loss * scale
 
 
 def _check_dtype(dtype: np.dtype[Any], what: str, valid: Set[np.dtype[Any]]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from gpuopt.backends import backend_for
-from gpuopt.backends.clips import DenseGradients
+from gpuopt.backends.clips import DenseGradients, SparseGradient
 from gpuopt.device import Device
 from gpuopt.quietly import quietly
 from gpuopt.step.pairs import Gradient
@@ -20,21 +20,22 @@ from gpuopt.variables.variable import Variable
 def first_nonfinite(grads_and_vars: Iterable[tuple[Gradient, Variable]]) -> str | None:
     """Describes the first gradient that holds NaN or infinity; None if all are finite.
 
-    The host waits once for each device: for the sum of all squares, which is finite if all are,
-    unless they are too large. Only then are gradients looked at one by one.
+    So are sums of equal rows, by which a variable is updated. The host waits once for each device:
+    for the sum of all squares, which is finite if all are, unless they are too large. Only then are
+    gradients looked at one by one.
     """
-    by_device: dict[Device, list[tuple[Any, Variable]]] = {}
-    every = []
-    for gradient, variable in grads_and_vars:
-        values = _values_of(gradient)
-        every.append((values, variable))
-        by_device.setdefault(variable.device, []).append((values, variable))
+    every = list(grads_and_vars)
+    by_device: dict[Device, list[tuple[Gradient, Variable]]] = {}
+    for pair in every:
+        by_device.setdefault(pair[1].device, []).append(pair)
     looked_at = {
         device
         for device, here in by_device.items()
-        if not _have_finite_squares(device, [values for values, _ in here])
+        if not quietly(_have_finite_squares, device, here)
     }
-    return describe_first((values, v) for values, v in every if v.device in looked_at)
+    every = [pair for pair in every if pair[1].device in looked_at]
+    slices = [pair for pair in every if isinstance(pair[0], IndexedSlices)]
+    return describe_first(every) or describe_first_sum(slices)
 
 
 def describe_first(grads_and_vars: Iterable[tuple[Gradient, Variable]]) -> str | None:
@@ -65,15 +66,20 @@ def _values_of(gradient: Any) -> Any:
     return gradient.values if isinstance(gradient, IndexedSlices) else gradient
 
 
-def _have_finite_squares(device: Device, arrays: Sequence[Any]) -> bool:
-    """Whether the sum of all squares is finite; the host waits for it."""
+def _have_finite_squares(device: Device, here: Sequence[tuple[Gradient, Variable]]) -> bool:
+    """Whether the sum of all squares is finite, of sums of equal rows; the host waits for it."""
     backend = backend_for(device)
     by_dtype: dict[np.dtype[Any], list[Any]] = {}
-    for array in arrays:
-        by_dtype.setdefault(array.dtype, []).append(array)
+    sparse = []
+    for gradient, variable in here:
+        if isinstance(gradient, IndexedSlices):
+            height = variable.shape[0]
+            sparse.append(SparseGradient(gradient.values, gradient.indices, height, norm=0))
+        else:
+            by_dtype.setdefault(gradient.dtype, []).append(gradient)
     dense = [DenseGradients(same, [0] * len(same)) for same in by_dtype.values()]
     with backend.enter():
-        sums = backend.clips.sums(dense, [], num_norms=1)
+        sums = backend.clips.sums(dense, sparse, num_norms=1)
         return bool(np.isfinite(backend.to_host(sums)).all())
 
 

@@ -21,13 +21,16 @@ Gradient: TypeAlias = "Any | IndexedSlices"
 
 
 def checked_pairs(
-    grads_and_vars: Iterable[tuple[Any, Any]], valid_dtypes: Set[np.dtype[Any]]
+    grads_and_vars: Iterable[tuple[Any, Any]],
+    valid_dtypes: Set[np.dtype[Any]],
+    takes_wide: bool | None = None,
 ) -> list[tuple[Gradient | None, Variable]]:
     """Turns what a user passes to `apply_gradients` into pairs that can be applied.
 
     Args:
         grads_and_vars: See `Optimizer.apply_gradients`.
         valid_dtypes: The dtypes that variables and gradients may have.
+        takes_wide: See `is_taken_wide`.
 
     Returns:
         Pairs in the given order. A gradient is None, an array of its variable's shape and dtype,
@@ -45,7 +48,9 @@ def checked_pairs(
         refuse_no_gradients([variable for _, variable in unchecked])
     pairs = [
         (
-            None if gradient is None else checked_gradient(gradient, variable, valid_dtypes),
+            None
+            if gradient is None
+            else checked_gradient(gradient, variable, valid_dtypes, takes_wide),
             variable,
         )
         for gradient, variable in unchecked
@@ -106,17 +111,23 @@ def unpack_pair(position: int, pair: Any) -> tuple[Any, Variable]:
 
 
 def checked_gradient(
-    gradient: Any, variable: Variable, valid_dtypes: Set[np.dtype[Any]]
+    gradient: Any,
+    variable: Variable,
+    valid_dtypes: Set[np.dtype[Any]],
+    takes_wide: bool | None = None,
 ) -> Gradient:
-    """Returns an array of its variable's device, shape and dtype, or IndexedSlices that fit it."""
+    """Returns an array of its variable's device, shape and dtype, or IndexedSlices that fit it.
+
+    The dtype may be a wider one: see `is_taken_wide`.
+    """
     if variable.dtype not in valid_dtypes:
         expected = sorted(str(dtype) for dtype in valid_dtypes)
         raise ValueError(
             f'Invalid type {variable.dtype} for "{variable.name}", expected: {expected}.'
         )
     if isinstance(gradient, IndexedSlices):
-        return _checked_slices(gradient, variable)
-    array = _as_gradient_array(gradient, variable)
+        return _checked_slices(gradient, variable, takes_wide)
+    array = _as_gradient_array(gradient, variable, takes_wide)
     if array.shape != variable.shape:
         raise ValueError(
             f'gradient for "{variable.name}" has shape {array.shape}; the variable has shape '
@@ -135,7 +146,9 @@ def _pair(position: int, pair: Any) -> tuple[Any, Any]:
     return gradient, variable
 
 
-def _checked_slices(slices: IndexedSlices, variable: Variable) -> IndexedSlices:
+def _checked_slices(
+    slices: IndexedSlices, variable: Variable, takes_wide: bool | None
+) -> IndexedSlices:
     name, shape = variable.name, variable.shape
     if variable.constraint is not None:
         raise RuntimeError(
@@ -149,7 +162,7 @@ def _checked_slices(slices: IndexedSlices, variable: Variable) -> IndexedSlices:
     except (TypeError, ValueError) as error:
         _raise_naming(variable, error)
     values, indices = slices.values, slices.indices
-    _check_dtype(values, variable)
+    _check_dtype(values, variable, takes_wide)
     if values.shape[1:] != shape[1:]:
         raise ValueError(
             f'gradient for "{name}" has rows of shape {values.shape[1:]} (values {values.shape}); '
@@ -184,15 +197,15 @@ def _check_rows(indices: np.ndarray[Any, Any], variable: Variable) -> None:
         )
 
 
-def _as_gradient_array(gradient: Any, variable: Variable) -> Any:
+def _as_gradient_array(gradient: Any, variable: Variable, takes_wide: bool | None) -> Any:
     if isinstance(gradient, Variable):
         # The step reads it later, inside `reading`; a copy to another device is made now.
         with reading(gradient):
-            return _as_gradient_array(gradient.storage, variable)
+            return _as_gradient_array(gradient.storage, variable, takes_wide)
     refuse_masked(gradient, f'gradient for "{variable.name}"')
     if hasattr(gradient, "dtype"):
         array = _on_device(gradient, variable)
-        _check_dtype(array, variable)
+        _check_dtype(array, variable, takes_wide)
         return array
     try:
         array = np.asarray(gradient)
@@ -204,7 +217,7 @@ def _as_gradient_array(gradient: Any, variable: Variable) -> Any:
             f'"{variable.name}" is {gradient!r}'
         )
     if _has_dtype(gradient):
-        _check_dtype(array, variable)
+        _check_dtype(array, variable, takes_wide)
     # Python's numbers have no type of their own.
     return _on_device(array.astype(variable.dtype), variable)
 
@@ -235,8 +248,8 @@ def _on_device(array: Any, variable: Variable) -> Any:
         _raise_naming(variable, error)
 
 
-def _check_dtype(array: Any, variable: Variable) -> None:
-    if array.dtype != variable.dtype and not is_taken_wide(array.dtype, variable):
+def _check_dtype(array: Any, variable: Variable, takes_wide: bool | None) -> None:
+    if array.dtype != variable.dtype and not is_taken_wide(array.dtype, variable, takes_wide):
         raise TypeError(
             f'gradient for "{variable.name}" has dtype {array.dtype}; the variable has dtype '
             f"{variable.dtype}. Nothing is cast silently: use gradient.astype(...)."

@@ -23,17 +23,19 @@ _MOST_STEPS = 2.0**53
 
 
 class StochasticRounding:
-    """How an optimizer rounds what it writes to bfloat16 variables.
+    """How an optimizer rounds what it writes to bfloat16 variables and slots.
 
     Attributes:
         seed: Of the random bits.
+        has_own_slots: Whether slots are bfloat16 beside variables of any type.
         ranges: The numbers that the count of steps can be.
     """
 
     ranges: ClassVar[Mapping[str, Range]] = {ROUNDED_STEPS: Range(0.0, _MOST_STEPS, np.float64)}
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, has_own_slots: bool) -> None:
         self.seed = seed
+        self.has_own_slots = has_own_slots
 
     def create_counter(self, state: State, device: Device) -> None:
         """Makes the count of steps, if it is missing."""
@@ -42,15 +44,20 @@ class StochasticRounding:
 
     def of_step(self, state: State) -> StepRounding:
         """Returns the rounding of the next step."""
-        return StepRounding(self.seed, state.host_scalar(ROUNDED_STEPS))
+        return StepRounding(self, state.host_scalar(ROUNDED_STEPS))
 
 
 class StepRounding:
     """The rounding of one step."""
 
-    def __init__(self, seed: int, steps: HostScalar) -> None:
+    def __init__(self, rounding: StochasticRounding, steps: HostScalar) -> None:
         self._steps = steps
-        self._key = key_of_step(seed, int(steps.numpy()))
+        self._has_own_slots = rounding.has_own_slots
+        self._key = key_of_step(rounding.seed, int(steps.numpy()))
+
+    def rounds(self, dtype: np.dtype[Any]) -> bool:
+        """Whether something is rounded in updates of variables of this type."""
+        return self._has_own_slots or bool(dtype == BFLOAT16)
 
     def join(
         self, rule: UpdateRule, scalars: Sequence[Scalars]
@@ -71,8 +78,3 @@ def check_not_float16(variables: Sequence[Variable]) -> None:
                 f'stochastic_rounding: "{variable.name}" is float16, and only bfloat16 variables '
                 'are rounded so: use masters="float32", or make it bfloat16'
             )
-
-
-def is_rounded_dtype(dtype: np.dtype[Any]) -> bool:
-    """Whether variables of this type are rounded stochastically."""
-    return bool(dtype == BFLOAT16)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, ClassVar, Protocol
@@ -25,7 +25,8 @@ from gpuopt.state.coded_slots import (
     end_blocks_at_rows,
 )
 from gpuopt.state.master_conversion import kept_dtype
-from gpuopt.state.masters import Masters, check_variables
+from gpuopt.state.masters import Masters, check_variables, master_or_own
+from gpuopt.state.slot_dtypes import check_no_doubles
 from gpuopt.state.state import Created
 from gpuopt.step.averages import FollowingAverages
 from gpuopt.step.clips import GradientClips, StepClips
@@ -42,6 +43,7 @@ from gpuopt.step.step import ThisThread
 from gpuopt.step.step_numbers import StepNumbers
 from gpuopt.step.tables_behind import refuse_unseen_reads, table_behind
 from gpuopt.step.updates import HookOptimizer, Pair, apply_constraint, dtypes_of
+from gpuopt.step.wide_gradients import this_thread as wide_gradients
 from gpuopt.variables.gate import writing
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.indexed_slices import IndexedSlices
@@ -60,6 +62,7 @@ class RuleOptimizer(HookOptimizer, Protocol):
     row_checks: RowChecks
     slot_codes: SlotCodes | None
     masters: Masters | None
+    slot_dtype: np.dtype[Any] | None
     rounding: StochasticRounding | None
     this_thread: ThisThread
 
@@ -98,11 +101,15 @@ class _Part:
         gradients: An array for each variable, or the IndexedSlices of the only variable. They fit
             after `check`.
         is_averaged: Whether the rule moves the variables' averages, too.
+        first_number: Where the first of the gradients stands in the step, if a GPU decides.
         group: The variables' group; None until their slots are made.
         versions: The version of each batch's gradients; see `Group.accept`.
     """
 
-    __slots__ = ("given", "gradients", "group", "is_averaged", "is_sparse", "rule", "versions")
+    __slots__ = (
+        *("first_number", "given", "gradients", "group", "is_averaged", "is_sparse"),
+        *("rule", "versions"),
+    )
 
     def __init__(
         self,
@@ -117,6 +124,7 @@ class _Part:
         self.gradients = gradients
         self.group = group
         self.is_averaged = is_averaged
+        self.first_number = 0
         self.is_sparse = isinstance(gradients[0], IndexedSlices)
         self.versions: Sequence[int | None] | None = None
 
@@ -126,13 +134,13 @@ class _Part:
     def pairs(self) -> Iterator[Pair]:
         return zip(self.gradients, self.variables(), strict=True)
 
-    def check(self, optimizer: RuleOptimizer) -> None:
+    def check(self, optimizer: RuleOptimizer, takes_wide: bool) -> None:
         """Raises what is wrong with a gradient, and gives all the form that the group takes."""
         group = None if self.is_sparse else self.group
         self.versions = None if group is None else group.accept(self.gradients)
         if self.versions is None:
             dtypes = dtypes_of(optimizer)
-            self.gradients = [checked_gradient(*pair, dtypes) for pair in self.pairs()]
+            self.gradients = [checked_gradient(*pair, dtypes, takes_wide) for pair in self.pairs()]
             if group is not None:
                 self.versions = group.accept(self.gradients)
 
@@ -177,6 +185,9 @@ class RuleUpdates:
     def __init__(self, optimizer: RuleOptimizer, given: list[Any]) -> None:
         """Divides the pairs into parts and checks them; recognised pairs need few checks."""
         self._optimizer = optimizer
+        self.takes_wide = wide_gradients.takes_wide is optimizer
+        if self.takes_wide:
+            wide_gradients.takes_wide = None
         self._parts: list[_Part] = []
         self._numbers = StepNumbers({}, None, None)
         # These, and those of counts of steps that are less by one each: see `decide_on_gpu`.
@@ -220,10 +231,12 @@ class RuleUpdates:
                 [rule] = optimizer._rules_of([as_passed], True) or [optimizer.rule]
                 part = _Part(rule, [as_passed], [gradient], group)
                 if group is None:
-                    part.check(optimizer)
+                    part.check(optimizer, self.takes_wide)
                 self._parts.append(part)
             else:
-                checked = checked_gradient(gradient, variable, dtypes_of(optimizer))
+                checked = checked_gradient(
+                    gradient, variable, dtypes_of(optimizer), self.takes_wide
+                )
                 if isinstance(gradient, Variable):
                     self.read.append(gradient)
                 converted.append((position, checked, as_passed))
@@ -271,14 +284,16 @@ class RuleUpdates:
             return
         for part in self._parts:
             if part.group is not None:  # others have been checked
-                part.check(self._optimizer)
+                part.check(self._optimizer, self.takes_wide)
         state = self._optimizer.state
         with writing(), state.lock:
             variables = [v for part in unknown for v in part.variables()]
             self._optimizer._check_groups(variables)
             if self._optimizer.masters is not None:
                 check_variables(state, variables, self._optimizer.masters)
-            if self._optimizer.rounding is not None:
+            if self._optimizer.slot_dtype is not None:
+                check_no_doubles(variables, self._optimizer.slot_dtype)
+            if self._optimizer.rounding is not None and self._optimizer.masters is None:
                 check_not_float16(variables)
             if codes is not None:
                 check_coded_variables(variables)
@@ -352,7 +367,7 @@ class RuleUpdates:
                 if averages is not None and part.is_averaged:
                     part.is_averaged = all(averages.joining(part.given))
                 self.create_slots()
-            part.check(self._optimizer)
+            part.check(self._optimizer, self.takes_wide)
 
     def must_check_first(self) -> bool:
         needs_host = self._has_constraints or self._host_decides
@@ -371,12 +386,22 @@ class RuleUpdates:
                 for position in part.require_group().constrained:
                     apply_constraint(part.given[position])
         if averages is not None and (alone := self._averaged_alone()):
+            values = alone
+            if self._optimizer.masters is not None:
+                values = [master_or_own(self._optimizer.state, each) for each in alone]
             if self.gpu_decides is None:
-                averages.follow(alone, self._optimizer.row_checks)
+                averages.follow(alone, values, self._optimizer.row_checks)
             else:
-                decision = GpuDecision(alone[0].device, self.decided)
                 every = [each.averages for each in self._of_counts if each.averages is not None]
-                averages.follow_decided(alone, decision, every)
+                for device, decided in self._decided.items():
+                    here = [n for n, variable in enumerate(alone) if variable.device == device]
+                    if here:
+                        averages.follow_decided(
+                            [alone[n] for n in here],
+                            [values[n] for n in here],
+                            GpuDecision(device, decided),
+                            every,
+                        )
         return []
 
     def write(self) -> None:
@@ -414,8 +439,8 @@ class RuleUpdates:
             if self._clips is not None:
                 of_counts = [*numbers] * len(self._of_counts)
                 rule, scalars, factors = self._clips.clip(rule, batch, of_counts, scalars)
-                if self._clips.decided is not None:
-                    refused = self._clips.decided.after
+                if self._clips.decided:
+                    refused = factors.after
             # Raw arrays own the memory that the plan writes to.
             kept = [part.given for part, batch in unit if batch.is_borrowed]
             if part.is_sparse and rule.sums:
@@ -443,21 +468,26 @@ class RuleUpdates:
     def measure_all(self) -> None:
         self._clips = self._optimizer._clips_of_step(unscale=1.0)
 
-    def deciding_gpu(self) -> Device | None:
-        """Returns the GPU that can decide whether the step is made; None if the host must."""
+    def deciding_gpu(self, last: Device | None) -> Device | None:
+        """Returns the GPU that can decide whether the step is made; None if the host must.
+
+        Args:
+            last: The one that has decided about the step before, which can about all others.
+        """
         parts = self._parts
         devices = {batch.device for part in parts for batch in part.require_group().batches}
-        if len(devices) > 1 or self._has_constraints or not self._optimizer.finish_is_undoable:
+        if self._has_constraints or not self._optimizer.finish_is_undoable:
             return None
-        [device] = devices
-        if backend_for(device).loss_scalings is None:
+        if [each for each in devices if backend_for(each).loss_scalings is None]:
             return None
         if not self._averages_follow_the_count():
             return None
         arrays = chain.from_iterable(
             part.gradients[:1] if part.is_sparse else part.gradients for part in parts
         )
-        return device if any(_has_elements(array) for array in arrays) else None
+        if not any(_has_elements(array) for array in arrays):
+            return None
+        return last or min(devices, key=lambda device: device.index)
 
     def _averages_follow_the_count(self) -> bool:
         """Whether the count of steps says how averages are moved: they are there already."""
@@ -480,6 +510,7 @@ class RuleUpdates:
     def decide_on_gpu(
         self,
         decision: Decision,
+        device: Device,
         unscale: float,
         earlier: Sequence[StepNumbers],
         lock: Lock,
@@ -488,6 +519,7 @@ class RuleUpdates:
 
         Args:
             decision: How.
+            device: Which GPU it is.
             unscale: See `unscale`; 0 for the reciprocal of the loss scale before the step.
             earlier: What `numbers` were when the host had counted one step less, two less, and so
                 on: the GPU may not have made all that the host has counted.
@@ -495,7 +527,11 @@ class RuleUpdates:
         """
         self._clips = self._optimizer._clips_of_step(unscale)
         assert self._clips is not None, "it is asked for"
-        self._clips.decision = decision
+        self._clips.decision, self._clips.deciding = decision, device
+        number = 0
+        for part in self._parts:
+            part.first_number = number
+            number += len(part.gradients)
         self._of_counts = [self._numbers, *earlier]
         self.gpu_decides = lock
 
@@ -503,8 +539,19 @@ class RuleUpdates:
     def decided(self) -> Decided:
         """What the GPU has made of the step, after `apply`."""
         assert self._clips is not None, "decide_on_gpu comes first"
-        assert self._clips.decided is not None, "apply comes first"
+        assert self._clips.deciding is not None, "decide_on_gpu comes first"
+        return self._decided[self._clips.deciding]
+
+    @property
+    def _decided(self) -> Mapping[Device, Decided]:
+        """The same, by device."""
+        assert self._clips is not None, "decide_on_gpu comes first"
         return self._clips.decided
+
+    @property
+    def measured_names(self) -> Sequence[tuple[Sequence[str], bool]]:
+        """The variables' names, as gradients are numbered, and whether these are sparse."""
+        return [(part.require_group().names, part.is_sparse) for part in self._parts]
 
     def find_nonfinite(self) -> str | None:
         assert self._clips is not None, "unscale or measure_all comes first"
@@ -572,7 +619,7 @@ class RuleUpdates:
             at = positions or range(len(variables))
             for position, pair in zip(at, zip(gradients, variables, strict=True), strict=True):
                 unpack_pair(position, pair)
-            part.check(optimizer)
+            part.check(optimizer, self.takes_wide)
         self._parts.append(part)
 
     def _version_with_averages(self) -> int:

@@ -260,17 +260,19 @@ class Step:
 
     def _is_made(self, updates: Updates) -> bool:
         """Asks all additions; takes back what was made for a step that is left out or refused."""
-        is_made = False
+        is_made = keeps_new_slots = False
         try:
             with reading(*updates.read):
                 for addition in self._additions:
                     if not addition._makes_step(updates):
+                        keeps_new_slots = addition._keeps_new_slots
                         return False
             is_made = True
         finally:
             if not is_made:
                 self._counters_to_undo.clear()
-                self._forget(updates)
+                if not keeps_new_slots:
+                    self._forget(updates)
         return True
 
     def _apply(self, updates: Updates) -> None:

@@ -11,7 +11,7 @@ from gpuopt.backends.backend import Scalars
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.step.averages import StepAverages
 from gpuopt.step.known import Batch
-from gpuopt.step.rounding import StepRounding, is_rounded_dtype
+from gpuopt.step.rounding import StepRounding
 
 # The scalars of all groups, by the type that rules compute in.
 ScalarsByType = dict[type["np.floating[Any]"], Sequence[Scalars]]
@@ -43,6 +43,6 @@ class StepNumbers(NamedTuple):
         """
         if is_averaged and self.averages is not None:
             rule, scalars = self.averages.join(rule, batch.real, scalars)
-        if self.rounding is not None and is_rounded_dtype(batch.dtype):
+        if self.rounding is not None and self.rounding.rounds(batch.dtype):
             rule, scalars = self.rounding.join(rule, scalars)
         return rule, scalars

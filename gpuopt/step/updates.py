@@ -17,7 +17,7 @@ from gpuopt.step.nonfinite import first_nonfinite
 from gpuopt.step.overlap import Written, refuse_shared_memory
 from gpuopt.step.pairs import Gradient, as_pairs, checked_pairs
 from gpuopt.step.unscaled import unscaled
-from gpuopt.step.wide_gradients import narrowed
+from gpuopt.step.wide_gradients import narrowed, this_thread
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.variable import Variable
@@ -36,9 +36,11 @@ class Updates(Protocol):
         read: The gradients that are Variables: `apply` is called inside `reading` of them.
         gpu_decides: If a GPU decides whether the step is made, a lock to be held from the decision
             to the step's count. Who lets it decide also puts right what the host has counted.
+        takes_wide: Whether gradients may have the type that rules compute in.
     """
 
     gpu_decides: Lock | None
+    takes_wide: bool
     has_rows_on_a_gpu: bool
     created: list[Created]
     forgets: list[Callable[[Collection[Device] | None], None]]
@@ -121,8 +123,11 @@ class HookUpdates:
 
     def __init__(self, optimizer: HookOptimizer, given: list[Any]) -> None:
         self._optimizer = optimizer
+        self.takes_wide = this_thread.takes_wide is optimizer
+        if self.takes_wide:
+            this_thread.takes_wide = None
         given = as_pairs(given)
-        checked = checked_pairs(given, dtypes_of(optimizer))
+        checked = checked_pairs(given, dtypes_of(optimizer), self.takes_wide)
         # A hook's own code computes in the variable's dtype.
         self._pairs = [(narrowed(*pair), pair[1]) for pair in checked if pair[0] is not None]
         self._num_begun = 0
@@ -157,7 +162,8 @@ class HookUpdates:
             self._optimizer._scalars_for(real)
 
     def check(self) -> None:
-        checked = checked_pairs(self._pairs, dtypes_of(self._optimizer))
+        # They have been narrowed.
+        checked = checked_pairs(self._pairs, dtypes_of(self._optimizer), takes_wide=False)
         state = self._optimizer.state
         variables = [variable for _, variable in checked]
         slots = (slot for each in variables for slot in state.slots_of(each))

@@ -14,13 +14,14 @@ from gpuopt.variables.variable import Variable
 
 
 class _ThisThread(threading.local):
-    """What steps of this thread take.
+    """What the next step of this thread takes.
 
     Attributes:
-        takes_wide: Whether a gradient may have the type that rules compute in.
+        takes_wide: The optimizer whose next step takes gradients of the type that rules compute in;
+            None if none does. That step puts None there when it begins: not so steps inside it.
     """
 
-    takes_wide = False
+    takes_wide: Any = None
 
 
 this_thread = _ThisThread()
@@ -31,9 +32,17 @@ def wide_dtype(variable: Variable) -> np.dtype[Any]:
     return np.dtype(compute_type(variable.dtype))
 
 
-def is_taken_wide(dtype: np.dtype[Any], variable: Variable) -> bool:
-    """Whether a gradient of another dtype than its variable's may be of this one."""
-    return this_thread.takes_wide and dtype == wide_dtype(variable)
+def is_taken_wide(dtype: np.dtype[Any], variable: Variable, takes_wide: bool | None) -> bool:
+    """Whether a gradient of another dtype than its variable's may be of this one.
+
+    Args:
+        dtype: The gradient's.
+        variable: Which it is for.
+        takes_wide: Whether the step takes such; None for the next step of this thread.
+    """
+    if takes_wide is None:
+        takes_wide = this_thread.takes_wide is not None
+    return takes_wide and dtype == wide_dtype(variable)
 
 
 def narrowed(gradient: Any, variable: Variable) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import numbers
-from collections.abc import Callable, Iterable, MutableMapping
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 from weakref import WeakKeyDictionary, ref
@@ -80,6 +80,7 @@ class ExponentialMovingAverage(MovingAverages):
         self._zero_debias = zero_debias
         self._name = name
         self.version = 0
+        self._is_wide = False
         self._averages: WeakKeyDictionary[Identity, Variable] = WeakKeyDictionary()
         self._making = Lock("the making of moving averages")
         self._functions: WeakKeyDictionary[Expression, _ExpressionAverage] = WeakKeyDictionary()
@@ -140,12 +141,30 @@ class ExponentialMovingAverage(MovingAverages):
         with writing():
             quietly(move)
 
-    def move(self, variables: Iterable[Variable], refusals: Refusals, weight: Any) -> None:
+    def keep_in_float32(self) -> None:
+        """Makes averages of 16-bit variables in float32 from now on; see `MovingAverages`."""
+        self._is_wide = True
+
+    def start(self, variables: Sequence[Variable], values: Sequence[Variable]) -> list[Variable]:
+        """Does what `track` does, as a part of a step; see `MovingAverages`."""
+        made: list[Variable] = []
+        for variable, value in zip(variables, values, strict=True):
+            self._read_value(variable)
+            self._shadow(variable, made, value)
+        return made
+
+    def move(
+        self,
+        variables: Sequence[Variable],
+        values: Sequence[Variable],
+        refusals: Refusals,
+        weight: Any,
+    ) -> None:
         """Does what `apply` does, as a part of a step; see `MovingAverages`."""
 
         def move() -> None:
-            for variable in variables:
-                _move(self._shadow(variable), variable, weight, refusals)
+            for variable, value in zip(variables, values, strict=True):
+                _move(self._shadow(variable), value, weight, refusals)
 
         quietly(move)
 
@@ -268,8 +287,19 @@ class ExponentialMovingAverage(MovingAverages):
             )
         return value
 
-    def _shadow(self, variable: Variable, made: list[Variable] | None = None) -> Variable:
-        """Returns the average of a variable; if it must be made, it is added to `made`."""
+    def _shadow(
+        self,
+        variable: Variable,
+        made: list[Variable] | None = None,
+        value: Variable | None = None,
+    ) -> Variable:
+        """Returns the average of a variable; if it must be made, it is added to `made`.
+
+        Args:
+            variable: What the average belongs to.
+            made: The averages that were made so far.
+            value: What a new one starts with; None for the variable.
+        """
         shadow = self._averages.get(variable.identity)
         if shadow is not None:
             return shadow
@@ -277,8 +307,15 @@ class ExponentialMovingAverage(MovingAverages):
         with writing(), self._making:
             shadow = self._averages.get(variable.identity)
             if shadow is None:
-                with reading(variable):
-                    shadow = new_slot_variable(variable, self._name, variable.storage, "value")
+                first = variable if value is None else value
+                dtype = variable.dtype
+                if self._is_wide:
+                    dtype = np.dtype(compute_type(dtype))
+                with reading(first):
+                    start = first.storage
+                    shadow = new_slot_variable(
+                        variable, self._name, start, "value", variable.shape, dtype
+                    )
                 self._averages[variable.identity] = shadow
                 if made is not None:
                     made.append(shadow)

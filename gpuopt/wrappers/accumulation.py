@@ -315,7 +315,7 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
         this_thread = wide_gradients.this_thread
         before = this_thread.takes_wide
         try:
-            this_thread.takes_wide = True
+            this_thread.takes_wide = self.owner_of_state
             with reading(*totals):
                 self._inner.apply_gradients(pairs, global_step, name)
         finally:

@@ -91,6 +91,10 @@ class StepWrapper(OptimizerWrapper):
     def _what_is_added(self) -> str:
         return ""
 
+    @property
+    def _keeps_new_slots(self) -> bool:
+        return False
+
     def _adds_to(self, optimizer: Optimizer) -> bool:
         # A signal handler may step another optimizer now. Which one a user's own wrapper steps is
         # not known.

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpuopt.backends import backend_for
-from gpuopt.backends.loss_scaling import Decision, LossScalings
+from gpuopt.backends.loss_scaling import Decision, LastBad, LossScalings
 from gpuopt.device import Device
 from gpuopt.locks import Lock
 from gpuopt.rules.loss_scaling import ScaleRule, ScaleState
@@ -42,6 +42,10 @@ class DeviceScale(NamedTuple):
         """Returns it as a scalar array there."""
         return _scalings(self.device).seed(self.scaling)
 
+    def unscale(self) -> Any:
+        """Returns its reciprocal as a scalar array there."""
+        return _scalings(self.device).unscale(self.scaling)
+
     def number(self) -> np.float32:
         """Waits for it."""
         return np.float32(_scalings(self.device).state(self.scaling)[0].loss_scale)
@@ -64,11 +68,11 @@ class _Read(NamedTuple):
 
     Attributes:
         num_calls: How many steps were to be made.
-        made: A `FlagRead` of how many were.
+        seen: From `LossScalings.read`.
     """
 
     num_calls: int
-    made: Any
+    seen: Any
 
 
 class _Chain(NamedTuple):
@@ -83,6 +87,7 @@ class _Chain(NamedTuple):
         host_count: How many of them the host takes for made.
         by_count: For each count that the GPU may have.
         reads: Those that the host has not looked at yet.
+        names: `RuleUpdates.measured_names` of the steps of these, by their numbers.
     """
 
     scale: DeviceScale
@@ -93,6 +98,7 @@ class _Chain(NamedTuple):
     host_count: int
     by_count: Mapping[int, _Counted]
     reads: tuple[_Read, ...]
+    names: Mapping[int, Sequence[tuple[Sequence[str], bool]]]
 
 
 class _ThisThread(threading.local):
@@ -122,6 +128,8 @@ class DeviceScaling:
 
     Attributes:
         lock: Held by a step from its decision to its count, inside the gate.
+        last_nonfinite: Describes the first gradient that was not finite in the last step that had
+            one, of those that the host has heard of.
     """
 
     holds_arrays = False
@@ -140,6 +148,7 @@ class DeviceScaling:
         self._accept_after = accept_after
         self._variables = variables
         self.lock = Lock("a loss scale on a GPU")
+        self.last_nonfinite: str | None = None
         self._chain: _Chain | None = None
 
     @property
@@ -183,7 +192,8 @@ class DeviceScaling:
         Raises:
             StepAgain: the step was prepared by numbers that may be wrong.
         """
-        device = updates.deciding_gpu()
+        before = self._chain
+        device = updates.deciding_gpu(None if before is None else before.scale.device)
         chain_key = device, *map(id, (*key, *numbers))
         with undoing(), self.lock:
             chain = self._chain
@@ -208,7 +218,14 @@ class DeviceScaling:
             below = range(chain.host_count - 1, min(by_count) - 1, -1)
             _this_thread.place = _place_of(chain)
             updates.decide_on_gpu(
-                Decision(self._rule, self._accept_after, chain.scale.scaling, chain.host_count),
+                Decision(
+                    self._rule,
+                    self._accept_after,
+                    chain.scale.scaling,
+                    chain.host_count,
+                    chain.num_calls + 1,
+                ),
+                chain.scale.device,
                 unscale,
                 [by_count[count].of_step for count in below],
                 self.lock,
@@ -237,6 +254,7 @@ class DeviceScaling:
                 num_calls=num_calls,
                 host_count=chain.host_count + 1,
                 reads=(*chain.reads, read),
+                names={**chain.names, num_calls: updates.measured_names},
             )
 
     def while_written(
@@ -259,7 +277,7 @@ class DeviceScaling:
             each.bring_up()  # another optimizer's steps may count by the same variable
         given: dict[str, Any] = {name: each.numpy()[()] for name, each in self._variables.items()}
         scale = DeviceScale(_scalings(device).new(ScaleState(**given)), device)
-        self._chain = _Chain(scale, chain_key, key, numbers, 0, 0, {}, ())
+        self._chain = _Chain(scale, chain_key, key, numbers, 0, 0, {}, (), {})
         for each in (*numbers, *self._variables.values()):
             each.identity.behind = self
         return self._chain
@@ -273,22 +291,27 @@ class DeviceScaling:
             reads, known = list(chain.reads), None
             while reads:
                 if len(reads) >= _MOST_STEPS:
-                    reads[0].made.wait(f"{chain.scale.device}, which is {_MOST_STEPS} steps behind")
-                if not reads[0].made.is_done:
+                    reads[0].seen.wait(f"{chain.scale.device}, which is {_MOST_STEPS} steps behind")
+                if not reads[0].seen.is_done:
                     break
                 known = reads.pop(0)
             if known is None:
                 return
-            made = int(known.made.values[0])
+            made, *last_bad = map(int, known.seen.values)
+            self._note_nonfinite(chain, LastBad(*last_bad))
             count = made + chain.num_calls - known.num_calls
             self._go_back(chain, count)
             left = {n: counted for n, counted in chain.by_count.items() if made <= n <= count}
-            self._chain = chain._replace(host_count=count, by_count=left, reads=tuple(reads))
+            names = {n: each for n, each in chain.names.items() if n > known.num_calls}
+            self._chain = chain._replace(
+                host_count=count, by_count=left, reads=tuple(reads), names=names
+            )
 
     def _settle(self, chain: _Chain) -> None:
         """Ends a chain; again, if it was interrupted."""
-        state, made = _scalings(chain.scale.device).state(chain.scale.scaling)
+        state, made, last_bad = _scalings(chain.scale.device).state(chain.scale.scaling)
         self._go_back(chain, made)
+        self._note_nonfinite(chain, last_bad)
         with self._seeing():
             for name, variable in self._variables.items():
                 variable.assign(np.asarray(getattr(state, name), variable.dtype))
@@ -296,6 +319,18 @@ class DeviceScaling:
             if each.identity.behind is self:
                 each.identity.behind = None
         self._chain = None
+
+    def _note_nonfinite(self, chain: _Chain, last: LastBad) -> None:
+        """Takes the name of a gradient that was not finite, unless that has been done."""
+        number = last.gradient
+        for names, is_sparse in chain.names.get(last.step, ()):
+            if number < len(names):
+                found = f'gradient for "{names[number]}" is not finite'
+                if is_sparse:
+                    found += ", or equal rows of it add up to what is not"
+                self.last_nonfinite = found
+                return
+            number -= len(names)
 
     def _go_back(self, chain: _Chain, count: int) -> None:
         if count == chain.host_count:

@@ -15,7 +15,8 @@ import numpy as np
 
 from gpuopt.autodiff import engine_of
 from gpuopt.autodiff.engine import Loss
-from gpuopt.backends import gpu_backends
+from gpuopt.backends import gpu_backends, to_device
+from gpuopt.device import device_of
 from gpuopt.distributed.tower import TowerOptimizer
 from gpuopt.distributed.wrapper import OptimizerWrapper, inner_optimizers
 from gpuopt.optimizer import Optimizer
@@ -36,6 +37,7 @@ from gpuopt.step.rule_updates import RuleUpdates
 from gpuopt.step.unscaled import unscaled
 from gpuopt.step.updates import Updates
 from gpuopt.variables.gate import between_writes
+from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.variable import Variable
 from gpuopt.wrappers.base import StepWrapper
 from gpuopt.wrappers.device_scaling import DeviceScale, DeviceScaling, StepAgain
@@ -72,13 +74,13 @@ class LossScaleOptimizer(StepWrapper):
         optimizer.minimize(loss, global_step)
 
     The host decides whether a step is made. So it waits for gradients on GPUs, once in a step. But
-    if all are on one GPU, that decides, chooses the scale and picks the numbers that the step is
-    made by, and the host goes on, and waits where the scale, a count, a power of beta or the global
-    step is read. This is so right around an optimizer with an update rule, with a manager of this
-    package and in no replica; for variables without constraints; where hyperparameters are numbers,
-    or schedules of the same `global_step` in host memory, but not those that clip; and with
-    `averages` if all are made, as by the first step that is not skipped, and their `num_updates` is
-    a number or this `global_step`.
+    if all are on GPUs, one of these decides, chooses the scale and picks the numbers that the step
+    is made by, and the host goes on, and waits where the scale, a count, a power of beta or the
+    global step is read. This is so right around an optimizer with an update rule and with a manager
+    of this package; for variables without constraints; where hyperparameters are numbers, or
+    schedules of the same `global_step` in host memory, but not those that clip; and with `averages`
+    if all are made, as by the first step that is not skipped, and their `num_updates` is a number
+    or this `global_step`.
 
     `minimize` divides while it updates, so that gradients are only read. `compute_gradients`
     divides and returns new arrays, and `apply_gradients` takes such. Both may be used by
@@ -90,8 +92,6 @@ class LossScaleOptimizer(StepWrapper):
 
     Attributes:
         manager: Chooses the scale.
-        last_nonfinite: Describes the first gradient that was not finite in the last step that had
-            one, and that the host has decided about; None before.
     """
 
     def __init__(
@@ -125,7 +125,6 @@ class LossScaleOptimizer(StepWrapper):
         super().__init__(opt)
         self._refuse_inside()
         self.manager = loss_scale_manager
-        self.last_nonfinite: str | None = None
         self._accept_after = accept_after
         self._this_thread = _ThisThread()
         self._counts = {
@@ -152,6 +151,16 @@ class LossScaleOptimizer(StepWrapper):
     def skipped_in_a_row(self) -> int:
         """How many of them since the last step that was made."""
         return int(self._counts["skipped_in_a_row"])
+
+    @property
+    def last_nonfinite(self) -> str | None:
+        """Describes the first gradient that was not finite in the last step that had one.
+
+        None before there was one. Reading it waits for a GPU that decides, which names the
+        variable alone.
+        """
+        self._on_gpu.bring_up()
+        return self._on_gpu.last_nonfinite
 
     def minimize(
         self,
@@ -181,10 +190,8 @@ class LossScaleOptimizer(StepWrapper):
         """
         if checked_gate(gate_gradients) == GATE_NONE and engine_of(loss).streams:
             self._needs_all_gradients()
-        on_gpu = self._on_gpu.scale if grad_loss is None else None
-        scale = self._scale() if on_gpu is None else on_gpu
-        seed = scale if on_gpu is None else on_gpu.seed()
-        pairs = self._scaled_gradients(loss, var_list, grad_loss, seed)
+        scale = self._scale_of_loss(grad_loss)
+        pairs = self._scaled_gradients(loss, var_list, grad_loss, scale)
         if not [gradient for gradient, _ in pairs if gradient is not None]:
             refuse_independent_loss(loss, [variable for _, variable in pairs])
         self.apply_gradients(pairs, global_step, name, loss_scale=scale)
@@ -203,7 +210,7 @@ class LossScaleOptimizer(StepWrapper):
         The arguments are those of `Optimizer.compute_gradients`.
         """
         checked_gate(gate_gradients)
-        scale = self._scale()
+        scale = self._scale_of_loss(grad_loss)
         return _unscaled(self._scaled_gradients(loss, var_list, grad_loss, scale), scale)
 
     def apply_gradients(
@@ -237,7 +244,6 @@ class LossScaleOptimizer(StepWrapper):
         context = replica_context()
         if context.strategy is not None and not skip_gradients_aggregation:
             if loss_scale is not None:
-                loss_scale = _number(loss_scale)
                 grads_and_vars = _unscaled(as_pairs(as_list(grads_and_vars)), loss_scale)
             # The strategy adds up the replicas' gradients, and calls this again.
             Optimizer.apply_gradients(self, grads_and_vars, global_step, name)
@@ -296,8 +302,10 @@ class LossScaleOptimizer(StepWrapper):
         managed = self.manager.variables if isinstance(self.manager, RuleManager) else {}
         return {**managed, **self._counts}
 
-    def _scale(self) -> Any:
-        return np.float32(self.manager.get_loss_scale())
+    def _scale_of_loss(self, grad_loss: Any) -> Any:
+        """Returns the scale: a number, or a `DeviceScale`, for which the host does not wait."""
+        on_gpu = self._on_gpu.scale if grad_loss is None else None
+        return np.float32(self.manager.get_loss_scale()) if on_gpu is None else on_gpu
 
     def _key_on_gpu(self, global_step: Any) -> Sequence[Any] | None:
         """Returns what a step shares with those that a GPU can decide about after one another.
@@ -331,6 +339,8 @@ class LossScaleOptimizer(StepWrapper):
     ) -> list[tuple[Gradient | None, Variable]]:
         if isinstance(grad_loss, list | tuple):
             grad_loss = np.asarray(grad_loss, np.float32)
+        if isinstance(scale, DeviceScale):
+            scale = scale.seed()
         seed = scale if grad_loss is None else grad_loss * scale
         compute = partial(self._inner.compute_gradients, loss, var_list=var_list, grad_loss=seed)
         # What overflows is looked for in any case.
@@ -356,6 +366,10 @@ class LossScaleOptimizer(StepWrapper):
 
     # What the step calls: see `Addition`.
 
+    @property
+    def _keeps_new_slots(self) -> bool:
+        return True  # as in TensorFlow, and as where a GPU decides after they are made
+
     def _prepare_updates(self, optimizer: Any, updates: Updates) -> tuple[Updates, Forget]:
         this_thread = self._this_thread
         loss_scale, key = this_thread.loss_scale, this_thread.key
@@ -373,7 +387,7 @@ class LossScaleOptimizer(StepWrapper):
             return True
         found = updates.find_nonfinite()
         if found is not None:
-            self.last_nonfinite = found
+            self._on_gpu.last_nonfinite = found
         self.manager.update_loss_scale(found is None)
         return self._count(found is None)
 
@@ -389,7 +403,7 @@ class LossScaleOptimizer(StepWrapper):
             self._counts["num_skipped"].assign(np.int64(after.num_skipped))
             self._counts["skipped_in_a_row"].assign(np.int64(after.skipped_in_a_row))
         if not makes_step:
-            _logger.info("%s; %s skips the step", self.last_nonfinite, self.get_name())
+            _logger.info("%s; %s skips the step", self._on_gpu.last_nonfinite, self.get_name())
         return makes_step
 
 
@@ -418,10 +432,18 @@ def _follows(hyperparameters: Hyperparameters, counter: Variable | None) -> bool
 
 
 def _unscaled(pairs: Iterable[tuple[Any, Any]], loss_scale: Any) -> list[tuple[Any, Any]]:
-    factor = np.float32(1) / np.float32(loss_scale)
+    """Divides gradients by a number, or by a `DeviceScale`: the host waits for none on a GPU."""
+    is_on_gpu = isinstance(loss_scale, DeviceScale)
+    factor = loss_scale.unscale() if is_on_gpu else np.float32(1) / np.float32(loss_scale)
+
+    def divided(gradient: Any) -> Any:
+        if not is_on_gpu:
+            return unscaled(gradient, factor)
+        values = gradient.values if isinstance(gradient, IndexedSlices) else gradient
+        return unscaled(gradient, to_device(factor, device_of(values)))
+
     return [
-        (None if gradient is None else unscaled(gradient, factor), variable)
-        for gradient, variable in pairs
+        (None if gradient is None else divided(gradient), variable) for gradient, variable in pairs
     ]
 
 

@@ -125,7 +125,8 @@ class MovingAverageOptimizer(StepWrapper):
 
     def _move(self, updates: Updates, row_checks: RowChecks) -> None:
         variables = [variable for _, variable in updates.pairs()]
-        self.averages.move(variables, row_checks, 1 - self.averages.decay_now())
+        weight = 1 - self.averages.decay_now()
+        self.averages.move(variables, variables, row_checks, weight)
 
 
 def _check_num_updates(num_updates: Any) -> None:

@@ -13,6 +13,7 @@ namespace gpuopt {
 
 template <class Rule>
 struct Averaged : Rule {
+  static constexpr bool is_averaged = true;
   static constexpr int num_slots = 1 + Rule::num_slots;  // average, and those of the rule
 
   template <class Real>

@@ -30,6 +30,19 @@ constexpr bool scales(...) {
 template <class Rule>
 constexpr bool is_scaled = scales<Rule>(nullptr);
 
+template <class Rule>
+constexpr bool averages(const decltype(Rule::is_averaged)*) {
+  return true;
+}
+template <class Rule>
+constexpr bool averages(...) {
+  return false;
+}
+
+// Whether a rule moves an average of the variable, too.
+template <class Rule>
+constexpr bool is_averaged = averages<Rule>(nullptr);
+
 // For loops around rules that compute something of the gradient themselves.
 template <class Rule, class Real>
 GPUOPT_INLINE Real gradient_of(Real grad, const typename Rule::template Scalars<Real>& scalars) {

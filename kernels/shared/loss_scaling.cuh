@@ -11,6 +11,8 @@ namespace gpuopt {
 struct LossScaling {
   unsigned long long is_left_out;  // whether the step is; updates read it as they read a row flag
   long long num_made;              // how many steps were made
+  long long last_bad_step;         // the number of the last one that was not finite; 0: none was
+  long long first_bad;             // the number of its first gradient that was not
   long long good_steps;
   long long bad_steps;
   long long num_skipped;
@@ -25,12 +27,23 @@ __device__ __forceinline__ Real nan_unless_finite(Real x) {
   return x + (x - x);
 }
 
+// What is wrong with a step's gradients, as a number that launches and devices take the least of:
+// the number of a gradient that is not finite, or one of these.
+constexpr double rows_are_refused = -1;
+constexpr double nothing_is_wrong = 0x1p53;
+
 // What decides about a step. Mirrors `LossDecision` in gpuopt/backends/cuda/structs.py, and
 // `ScaleRule` in gpuopt/rules/loss_scaling.py.
 struct LossDecision {
+  static constexpr bool decides = true;
+
   long long before;      // the address of LossScaling before the step
   long long after;       // the address of what is written
   long long refused;     // the address of the row flag
+  long long bad;         // the address of a word: see `note_bad`
+  long long numbers;     // the address of the numbers of the launch's gradients; 0 if it has one
+  long long number;      // the only one's
+  long long step;        // the step's own number, from 1
   long long incr_every;  // 0: the scale stays
   long long decr_every;
   long long accept_after;  // below 0: never
@@ -48,6 +61,26 @@ struct LossDecision {
     ClipRule by = rule;
     if (by.unscale == 0) by.unscale = state_before().unscale;
     return by;
+  }
+
+  // Notes that a gradient of the launch is not finite. The word holds the complement of the least
+  // number: 0 before and after the launch.
+  __device__ __forceinline__ void note_bad(long long gradient) const {
+    const long long* every = reinterpret_cast<const long long*>(numbers);
+    const unsigned long long found = every == nullptr ? number : every[gradient];
+    atomicMax(reinterpret_cast<unsigned long long*>(bad), ~found);
+  }
+
+  // Writes what is wrong after one launch more. Called by one thread, when all blocks are done.
+  __device__ __forceinline__ void take_bad(double* wrong, bool is_first, bool is_bad) const {
+    if (is_first) {
+      const bool are_refused = *reinterpret_cast<const unsigned long long*>(refused) != 0;
+      *wrong = are_refused ? rows_are_refused : nothing_is_wrong;
+    }
+    if (is_bad) {
+      unsigned long long* word = reinterpret_cast<unsigned long long*>(bad);
+      *wrong = lesser(*wrong, static_cast<double>(~atomicExch(word, 0ull)));
+    }
   }
 
   __device__ __forceinline__ void change_scale(LossScaling& state, bool is_finite) const {
@@ -73,15 +106,17 @@ struct LossDecision {
     state.good_steps = state.bad_steps = 0;
   }
 
-  // Writes what follows from sums of squares: they are NaN where a gradient is not finite. Called
-  // by one thread.
-  __device__ __forceinline__ void decide(const double* sums, long long num_norms) const {
-    bool is_finite = true;
-    for (long long norm = 0; norm < num_norms; ++norm) is_finite &= !isnan(sums[norm]);
+  // Writes what follows from what is wrong. Called by one thread.
+  __device__ __forceinline__ void decide(const double* wrong) const {
+    const bool is_finite = *wrong == nothing_is_wrong;
     LossScaling state = state_before();
-    if (*reinterpret_cast<const unsigned long long*>(refused) != 0) {
+    if (*wrong == rows_are_refused) {
       state.is_left_out = 1;
     } else {
+      if (!is_finite) {
+        state.last_bad_step = step;
+        state.first_bad = static_cast<long long>(*wrong);
+      }
       change_scale(state, is_finite);
       const bool is_accepted = accept_after >= 0 && state.skipped_in_a_row >= accept_after;
       if (is_finite) state.skipped_in_a_row = 0;

@@ -87,24 +87,30 @@ struct ClipTotals {
 
 // For launches after which nothing is decided; `LossDecision` of loss_scaling.cuh is another.
 struct NoDecision {
+  static constexpr bool decides = false;
+
+  __device__ __forceinline__ void note_bad(long long) const {}
+  __device__ __forceinline__ void take_bad(double*, bool, bool) const {}
   __device__ __forceinline__ const ClipRule& unscaling(const ClipRule& rule) const { return rule; }
-  __device__ __forceinline__ void decide(const double*, long long) const {}
+  __device__ __forceinline__ void decide(const double*) const {}
 };
 
 // Adds up the sums of chunks in the block that is done last, and makes results of all sums, and
-// decides, unless `results` is null. Every thread of the block must call it, after thread 0 has
-// written to `parts`. Nobody waits for another block.
+// decides, unless `results` is null. With a decision, what is wrong comes behind the sums. Every
+// thread of the block must call it, after thread 0 has written to `parts`. Nobody waits for another
+// block.
 template <class Decision = NoDecision>
 __device__ __forceinline__ void finish_sums(const double* parts, long long num_parts,
                                             const ClipTotals& totals, const ClipRule& rule,
                                             ClipResult* results, const Decision& decision = {}) {
-  if (!is_last_block(reinterpret_cast<unsigned int*>(totals.num_done))) return;
+  if (!is_last_block(gridDim.x, reinterpret_cast<unsigned int*>(totals.num_done))) return;
   double* sums = reinterpret_cast<double*>(totals.sums);
   double mine = 0;
   for (long long i = threadIdx.x; i < num_parts; i += clip_threads) mine += __ldcg(&parts[i]);
   const double sum = sum_of_block<clip_threads>(mine);
   if (threadIdx.x == 0) {
     sums[totals.norm] = (totals.is_first ? 0.0 : sums[totals.norm]) + sum;
+    decision.take_bad(sums + totals.num_norms, totals.is_first, isnan(sum));
   }
   for (long long norm = threadIdx.x; totals.is_first && norm < totals.num_norms;
        norm += clip_threads) {
@@ -116,7 +122,7 @@ __device__ __forceinline__ void finish_sums(const double* parts, long long num_p
   for (long long norm = threadIdx.x; norm < totals.num_norms; norm += clip_threads) {
     results[norm] = by.result(sums[norm], norm);
   }
-  if (threadIdx.x == 0) decision.decide(sums, totals.num_norms);
+  if (threadIdx.x == 0) decision.decide(sums + totals.num_norms);
 }
 
 }  // namespace gpuopt

@@ -44,7 +44,7 @@ template <class Rule, bool = is_rounded<Rule>>
 struct Numbering {
   GPUOPT_INLINE void count_from(long long) {}
 
-  template <class Scalars, class Real>
+  template <bool is_var_rounded, class Scalars, class Real>
   GPUOPT_INLINE void round(int, const Scalars&, Real&, Real*) const {}
 };
 template <class Rule>
@@ -54,8 +54,9 @@ struct Numbering<Rule, true> {
   GPUOPT_INLINE void count_from(long long elements) { first += elements; }
 
   // Rounds what the rule made of element number `i` from the first one on: array number `k`, where
-  // the variable is 0 and slots follow, by 16 bits of word number `k / 4` of the element's.
-  template <class Scalars>
+  // the variable is 0 and slots follow, by 16 bits of word number `k / 4` of the element's. The
+  // variable may be left as it is.
+  template <bool is_var_rounded, class Scalars>
   GPUOPT_INLINE void round(int i, const Scalars& s, float& var, float* slot) const {
     constexpr int words = (Rule::num_slots + 4) / 4;
     const unsigned long long key = word(s.rounding_key_0, 0) | word(s.rounding_key_1, 16) |
@@ -63,7 +64,7 @@ struct Numbering<Rule, true> {
     const unsigned long long state =
         key + static_cast<unsigned long long>(first) * (words * golden) + (i * words + 1) * golden;
     unsigned long long random = mix(state);
-    round_by(var, random & 0xffffu);
+    if (is_var_rounded) round_by(var, random & 0xffffu);
 #pragma unroll
     for (int k = 1; k <= Rule::num_slots; ++k) {
       if (k % 4 == 0) random = mix(state + k / 4 * golden);

@@ -69,6 +69,12 @@ using StoredGradient = typename Stored<Storage>::Gradient;
 template <class Storage>
 using StoredBeside = typename Stored<Storage>::Beside;
 
+// Whether what a rule makes of the variable is stored in 16 bits, and nothing is kept of the
+// others.
+template <class Storage>
+constexpr bool drops_bits_of_var =
+    sizeof(StoredVar<Storage>) == 2 && StoredBeside<Storage>::num_arrays == 0;
+
 // A pack: as many elements as one memory instruction moves, of the widest of an update's types.
 constexpr int pack_bytes = 16;
 template <class Storage>

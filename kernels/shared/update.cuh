@@ -244,7 +244,7 @@ struct Weights<Storage, count, Split> {
 // computed, so that one wait is for all loads.
 template <class Rule, class Storage, int count>
 struct State : Numbering<Rule> {
-  static_assert(!is_rounded<Rule> || sizeof(StoredVar<Storage>) == 2, "of bfloat16 variables");
+  static_assert(!is_rounded<Rule> || sizeof(StoredSlot<Storage>) == 2, "to bfloat16");
   using Real = Compute<Storage>;
 
   Weights<Storage, count> weights;
@@ -268,7 +268,7 @@ struct State : Numbering<Rule> {
 #pragma unroll
       for (int k = 0; k < Rule::num_slots; ++k) slot[k] = Real(slots[k].of[i]);
       Rule::apply(value, gradient[i], slot, scalars);
-      this->round(i, scalars, value, slot);
+      this->template round<drops_bits_of_var<Storage>>(i, scalars, value, slot);
       weights.set(i, value);
 #pragma unroll
       for (int k = 0; k < Rule::num_slots; ++k) slots[k].of[i] = StoredSlot<Storage>(slot[k]);

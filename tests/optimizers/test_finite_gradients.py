@@ -192,6 +192,23 @@ def test_squares_that_are_too_large_are_no_bad_gradients(xp: Any) -> None:
     assert w.numpy().tolist() == [1, 1]  # gradients of infinite norm are clipped to 0
 
 
+@pytest.mark.parametrize("clipping", [{}, {"clip_norm": 1.0, "clip_form": "torch"}], ids=str)
+def test_equal_rows_that_add_up_to_infinity_are_no_step(clipping: dict[str, Any], xp: Any) -> None:
+    table = variable_on(xp, np.zeros((3, 1), np.float32), name="table")
+    optimizer = gpuopt.GradientDescentOptimizer(1e-30, on_nonfinite="raise", **clipping)
+    values = xp.asarray(np.float32([[3e38], [1], [3e38]]))
+    again, apart = (
+        [(IndexedSlices(values, xp.asarray(np.array(rows))), table)]
+        for rows in ([1, 2, 1], [1, 2, 0])
+    )
+    expected = 'equal rows of the gradient for "table" add up to what is not finite'
+    with pytest.raises(FloatingPointError, match=expected):
+        optimizer.apply_gradients(again)
+    assert not table.numpy().any()
+    optimizer.apply_gradients(apart)
+    assert table.numpy().any() == (not clipping)  # gradients of infinite norm are clipped to 0
+
+
 def test_a_function_that_gives_the_largest_norm_is_called_in_the_step(xp: Any) -> None:
     calls = []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import fake_cupy
@@ -11,6 +12,7 @@ import pytest
 import textbook
 from dtypes import every_dtype
 from each_device import variable_on
+from emulator.emulator import EmulatorLauncher
 
 import gpuopt
 from gpuopt import IndexedSlices, ParameterGroup, Variable
@@ -117,6 +119,25 @@ def test_a_sparse_gradient_makes_the_step_of_a_dense_one(dtype: Any, xp: Any) ->
     assert np.array_equal(tables[0].numpy(), tables[1].numpy())
     assert np.array_equal(others[0].numpy(), others[1].numpy())
     assert not np.array_equal(tables[0].numpy()[2], start[2])
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize(
+    "make", [gpuopt.LAMBOptimizer, partial(gpuopt.LARSOptimizer, 0.1), gpuopt.AdamOptimizer]
+)
+@pytest.mark.parametrize("clipping", [{}, {"clip_norm": 0.5}], ids=str)
+def test_sums_take_one_launch_more(
+    make: Any, clipping: dict[str, Any], emulated_gpus: list[EmulatorLauncher]
+) -> None:
+    starts = [np.ones(n, np.float32) for n in (70_000, 5, 3000)]
+    variables = [variable_on(fake_cupy, start) for start in starts]
+    pairs = [(fake_cupy.asarray(start), v) for start, v in zip(starts, variables, strict=True)]
+    optimizer = make(**clipping)
+    for _ in range(2):
+        before = emulated_gpus[0].launches
+        optimizer.apply_gradients(pairs)
+    has_sums = bool(optimizer.rule.sums)
+    assert emulated_gpus[0].launches - before == 1 + has_sums + bool(clipping)
 
 
 @pytest.mark.parametrize("zero", ["weights", "update"])

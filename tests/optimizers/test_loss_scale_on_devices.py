@@ -29,6 +29,16 @@ CLIPPING: dict[str, dict[str, Any]] = {
 }
 
 
+class _Own(gpuopt.ExponentialUpdateLossScaleManager):
+    """Has the host decide."""
+
+    def get_loss_scale(self) -> Any:
+        return super().get_loss_scale()
+
+
+MANAGERS = {"known": gpuopt.ExponentialUpdateLossScaleManager, "own": _Own}
+
+
 def numbers(variable: Any) -> np.ndarray:
     return np.asarray(variable.numpy()).astype(np.float64)
 
@@ -114,13 +124,9 @@ def test_every_type_can_be_scaled(dtype: Any, kind: str, xp: Any) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("clip", ["plain", "clip_norm"])
-@pytest.mark.parametrize("manager", ["known", "own"])
+@pytest.mark.parametrize("manager", MANAGERS)
 def test_rows_that_add_up_to_infinity_are_left_out(manager: str, clip: str, xp: Any) -> None:
-    class Own(gpuopt.ExponentialUpdateLossScaleManager):  # the host decides
-        def get_loss_scale(self) -> Any:
-            return super().get_loss_scale()
-
-    kind = Own if manager == "own" else gpuopt.ExponentialUpdateLossScaleManager
+    kind = MANAGERS[manager]
     table = variable_on(xp, np.ones((3, 2), np.float32), name="table")
     inner = gpuopt.MomentumOptimizer(0.5, 0.5, **CLIPPING[clip])
     scaling = LossScaleOptimizer(inner, kind(8.0, 1000, 1))
@@ -132,9 +138,25 @@ def test_rows_that_add_up_to_infinity_are_left_out(manager: str, clip: str, xp: 
         assert scaling.loss_scale == np.float32(8 * 0.8)
         assert (numbers(table)[1:, 0] != 1).all() == (large == 1)
         assert np.isfinite(numbers(table)).all()
-    if xp is np or manager == "own":
-        expected = 'equal rows of the gradient for "table" add up to what is not finite'
-        assert scaling.last_nonfinite == expected
+    expected = 'equal rows of the gradient for "table" add up to what is not finite'
+    if xp is not np and manager == "known":
+        more = "or equal rows of it add up to what is not"
+        expected = f'gradient for "table" is not finite, {more}'
+    assert scaling.last_nonfinite == expected
+
+
+@pytest.mark.parametrize("manager", MANAGERS)
+def test_a_first_step_that_is_left_out_makes_the_slots(manager: str, xp: Any) -> None:
+    w = variable_on(xp, np.ones(2, np.float32), name="w")
+    inner = gpuopt.AdagradOptimizer(0.5, 0.25)
+    scaling = LossScaleOptimizer(inner, MANAGERS[manager](8.0, 1000, 1))
+    scaling.apply_gradients([(xp.asarray(np.float32([np.nan, 1])), w)])
+    assert scaling.num_skipped == 1
+    slot = inner.get_slot(w, "accumulator")
+    assert slot is not None
+    assert numbers(slot).tolist() == [0.25, 0.25]
+    scaling.apply_gradients([(xp.asarray(np.float32([2, 0])), w)])
+    assert numbers(slot).tolist() == [4.25, 0.25]
 
 
 @pytest.mark.gpu

@@ -20,6 +20,7 @@ from gpuopt import IndexedSlices, ParameterGroup, Variable
 from gpuopt.backends import using
 from gpuopt.backends.cpu.backend import CpuBackend
 from gpuopt.backends.cpu.limits import CpuLimits
+from gpuopt.checkpoint.swapping_saver import SwappingSaver
 from gpuopt.device import Device
 from gpuopt.rules.split import split
 
@@ -596,10 +597,21 @@ def test_the_remainder_goes_with_its_variable() -> None:
     assert pair() is None
 
 
-def test_averages_in_the_step_are_refused() -> None:
+def test_averages_of_master_copies_have_a_saver_of_their_own_type(tmp_path: Path) -> None:
     averages = gpuopt.ExponentialMovingAverage(0.5)
-    with pytest.raises(ValueError, match="masters='float32' cannot be had with averages="):
-        gpuopt.AdamOptimizer(masters="float32", averages=averages)
+    w = Variable(np.ones(3, np.float16), name="w")
+    optimizer = gpuopt.AdamOptimizer(masters="float32", averages=averages)
+    for _ in range(2):
+        optimizer.apply_gradients([(np.ones(3, np.float16), w)])
+    average = averages.average(w)
+    assert average is not None
+    kept = average.numpy()
+    path = gpuopt.Saver([w, average], optimizers=[]).save(str(tmp_path / "model"))
+    average.assign(0 * kept)
+    gpuopt.Saver([w, average], optimizers=[]).restore(path)
+    np.testing.assert_array_equal(average.numpy(), kept)
+    with pytest.raises(ValueError, match="is float16, and its average"):
+        SwappingSaver(averages, [w, average])
 
 
 @every_masters

@@ -104,6 +104,45 @@ def test_of_a_variable_and_its_master_what_was_written_last_counts(
     np.testing.assert_array_equal(master.numpy(), [0, 1, 2, 3])
 
 
+@pytest.mark.parametrize(
+    ("masters", "dtype", "slot_dtype"),
+    [
+        ("float32", DTYPES[0], None),
+        ("float32", DTYPES[1], "bfloat16"),
+        ("remainder", DTYPES[1], None),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("is_tracked", [False, True], ids=["made in a step", "made before"])
+def test_averages_are_of_the_master_copy(
+    is_tracked: bool, masters: Any, dtype: Any, slot_dtype: Any, xp: Any
+) -> None:
+    averages = gpuopt.ExponentialMovingAverage(0.75)
+    w = variable_on(xp, normal(0, (300,), dtype), name="w")
+    table = variable_on(xp, normal(1, (40, 12), dtype), name="table")
+    optimizer = gpuopt.AdamOptimizer(
+        1e-3, masters=masters, averages=averages, slot_dtype=slot_dtype, clip_norm=2.0
+    )
+    expected: dict[str, Any] = {}
+    if is_tracked:
+        averages.track([w, table])
+        expected = {each.name: each.numpy().astype(np.float32) for each in (w, table)}
+    for step in range(4):
+        slices = IndexedSlices(
+            xp.asarray(normal(step, (5, 12), dtype)), xp.asarray(np.array([1, 3, 1, 0, 39]))
+        )
+        gradient = xp.asarray(normal(9 + step, (300,), dtype))
+        optimizer.apply_gradients([(gradient, w), (slices, table)])
+        for each in (w, table):
+            master = optimizer.get_slot(each, "master").numpy()
+            before = expected.get(each.name, master)
+            expected[each.name] = before - (before - master) * np.float32(0.25)
+            average = averages.average(each)
+            assert average is not None
+            assert average.dtype == np.float32
+            np.testing.assert_allclose(average.numpy(), expected[each.name], rtol=0, atol=1e-6)
+
+
 def test_rows_come_and_go_with_their_masters(xp: Any) -> None:
     table, optimizer = variable_on(xp, normal(0, (6, 4), np.float16), name="table"), adam()
     optimizer.apply_gradients([(xp.asarray(normal(1, (6, 4), np.float16)), table)])
@@ -119,11 +158,19 @@ def test_rows_come_and_go_with_their_masters(xp: Any) -> None:
 
 
 @pytest.mark.emulator
+@pytest.mark.parametrize("slot_dtype", [None, "bfloat16"])
+@pytest.mark.parametrize("is_averaged", [False, True], ids=["", "averaged"])
 @pytest.mark.parametrize("masters", ["float32", "remainder"])
 def test_a_step_is_one_launch_and_the_host_waits_for_nothing(
-    masters: Any, emulated_gpus: list[EmulatorLauncher]
+    masters: Any, is_averaged: bool, slot_dtype: Any, emulated_gpus: list[EmulatorLauncher]
 ) -> None:
-    w, optimizer = Variable(np.ones(3000, DTYPES[1]), device="gpu:0"), adam(masters)
+    if is_averaged and slot_dtype is not None:
+        pytest.skip("averages are moved after the update then")
+    w = Variable(np.ones(3000, DTYPES[1]), device="gpu:0")
+    averages = gpuopt.ExponentialMovingAverage(0.5) if is_averaged else None
+    optimizer = gpuopt.AdamOptimizer(
+        0.01, masters=masters, averages=averages, slot_dtype=slot_dtype
+    )
     gradient = fake_cupy.asarray(np.ones(3000, DTYPES[1]))
     for _ in range(3):
         launches, waits = emulated_gpus[0].launches, fake_cupy.counts.synchronisations

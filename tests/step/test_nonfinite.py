@@ -118,6 +118,16 @@ def test_the_host_waits_once_for_each_gpu_unless_a_gradient_is_bad(
     assert fake_cupy.counts.synchronisations - before == 2
 
 
+def test_equal_rows_are_added_up_for_hooks_too() -> None:
+    class Own(gpuopt.Optimizer):
+        def _apply_sparse(self, grad: Any, var: Variable) -> None:
+            raise AssertionError("it is not finite")
+
+    table = Variable(np.zeros((3, 1), np.float32), name="table")
+    slices = IndexedSlices(np.float32([[3e38], [1], [3e38]]), np.array([1, 2, 1]))
+    Own(False, "Own", on_nonfinite="skip").apply_gradients([(slices, table)])
+
+
 def test_numbers_whose_squares_are_infinite_are_finite() -> None:
     v, w = Variable(np.zeros(2, np.float32), name="v"), Variable(np.zeros(2, np.float32), name="w")
     optimizer = gpuopt.GradientDescentOptimizer(1.0, on_nonfinite="raise")

@@ -156,7 +156,8 @@ def kernels_of_codes() -> list[Kernel]:
 def kernels_with_averages() -> list[Kernel]:
     """Lists kernels of dense updates that move averages, too: of a rule of each kind."""
     by_name = {rule.name: rule for rule in update_rules()}
-    bases = [averaged(by_name[name]) for name in ("adam", "lamb", "partial_row_wise_adam")]
+    names = ("adam", "adagrad_da", "lamb", "partial_row_wise_adam")
+    bases = [averaged(by_name[name]) for name in names]
     return [
         kernel
         for base in bases
@@ -180,7 +181,7 @@ def kernels_with_rounding() -> list[Kernel]:
     updates: list[tuple[UpdateRule, Storage]] = [
         *((rule, "bfloat16") for rule in (rounded(adam), rounded(most_slots))),
         *((made(rounded(adam)), "bfloat16") for made in (clipped, scaled)),
-        (rounded(adam), Mixed("bfloat16", "bfloat16", "float32")),
+        *((rounded(rule), Mixed("bfloat16", "bfloat16", "float32")) for rule in (adam, most_slots)),
     ]
     return [
         kernels.sum_terms(rounded(lamb), "bfloat16"),
@@ -195,6 +196,30 @@ def kernels_with_rounding() -> list[Kernel]:
                 kernels.update_other_rows(rule, storage),
             )
         ),
+    ]
+
+
+def kernels_of_slots_in_bfloat16() -> list[Kernel]:
+    """Lists kernels of variables and master copies that have slots in bfloat16."""
+    by_name = {rule.name: rule for rule in update_rules()}
+    adam, lamb = by_name["adam"], by_name["lamb"]
+    storages = [
+        Mixed("float32", "bfloat16", "float32"),
+        Mixed("float32", "bfloat16", "bfloat16", "bfloat16"),
+        Mixed("bfloat16", "bfloat16", "bfloat16", SPLIT),
+    ]
+    return [
+        kernel
+        for storage in storages
+        for kernel in (
+            kernels.dense_update(adam, storage),
+            kernels.dense_update(clipped(adam), storage, has_groups=True),
+            kernels.dense_update(rounded(adam), storage),
+            kernels.sum_terms(rounded(lamb), storage),
+            kernels.sparse_update(adam, storage, "uint32"),
+            kernels.sparse_update(rounded(adam), storage, "uint32"),
+            kernels.update_other_rows(rounded(adam), storage),
+        )
     ]
 
 
@@ -220,7 +245,7 @@ def kernels_without_rule() -> list[Kernel]:
         ),
         *(kernels.measure(dtype, decides=True) for dtype in DTYPES),
         *(kernels.measure_rows(dtype, key, decides=True) for dtype in DTYPES for key in KEYS),
-        kernels.join_sums(),
+        *(kernels.join_sums(decides) for decides in (False, True)),
         *(kernels.count_digits(source) for source in (*INDICES, *KEYS)),
         *(kernels.check_and_count_digits(index) for index in INDICES),
         *(kernels.move_rows(index, key) for index in INDICES for key in KEYS),
@@ -241,7 +266,6 @@ def kernels_of_dense_update(rule: UpdateRule, dtype: str) -> list[Kernel]:
     if rule.sums:
         return [
             kernels.sum_terms(rule, dtype),
-            kernels.add_sums(rule, dtype),
             kernels.dense_update(rule, dtype, has_groups=True),
         ]
     if rule.row_slots:

@@ -636,6 +636,32 @@ def test_a_users_gradient_of_float32_is_refused_for_16_bits() -> None:
             optimizer._inner.apply_gradients([(one(1), w)])
 
 
+@pytest.mark.parametrize("chooses", [False, True])
+def test_a_step_inside_an_update_takes_no_gradient_wider_than_its_variable(chooses: bool) -> None:
+    other = Variable(np.zeros(1, np.float16), name="other")
+    inside, errors = gpuopt.GradientDescentOptimizer(1.0), []
+
+    def learning_rate() -> float:
+        for gradient in (one(1), IndexedSlices(one(1), np.array([0]))):
+            with pytest.raises(TypeError) as raised:
+                inside.apply_gradients([(gradient, other)])
+            errors.append(str(raised.value))
+        inside.apply_gradients([(np.ones(1, np.float16), other)])
+        return 1.0
+
+    opt: gpuopt.Optimizer = gpuopt.GradientDescentOptimizer(learning_rate)
+    if chooses:
+        opt = gpuopt.MultitaskOptimizerWrapper(opt)
+    w, left_out = (Variable(np.zeros(1, np.float16), name=name) for name in ("w", "left_out"))
+    optimizer = GradientAccumulationOptimizer(opt, 2)
+    for _ in range(2):
+        pairs = [(np.full(1, value, np.float16), v) for value, v in ((1, w), (0, left_out))]
+        optimizer.apply_gradients(pairs)
+    assert [float(each.numpy().sum()) for each in (w, other)] == [-1, -1]
+    assert len(errors) == 2
+    assert all('"other" has dtype float32; the variable has dtype' in each for each in errors)
+
+
 def test_variables_of_integers_are_refused_by_name() -> None:
     w = Variable(np.zeros(2, np.int32), name="whole")
     optimizer = GradientAccumulationOptimizer(gpuopt.AdamOptimizer(), 2)

@@ -196,8 +196,8 @@ class CpuBackend:
             update_rounded(rule, plan, gradients, scalars, self._limits)
         else:
             update_dense(rule, plan, gradients, scalars, self._limits)
-            if plan.copies:
-                write_copies(plan, self._limits)
+        if plan.copies:
+            write_copies(plan, self._limits)
         if watcher is not None:
             _note_launch(watcher, f"dense {rule.name}", begin)
 

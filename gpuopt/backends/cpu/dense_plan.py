@@ -32,7 +32,7 @@ _dtype_of = attrgetter("dtype")
 class DensePlan:
     """Variables of one dtype and their slots, sorted by how they are best updated.
 
-    Slots may be of another dtype, as a subclass may have made them.
+    Slots may be of other dtypes. Of a subclass, those of one variable may differ from another's.
 
     It is valid as long as the arrays exist: updates write into them and never replace them.
 
@@ -73,13 +73,15 @@ class DensePlan:
         self._shapes = [var.shape for var, _ in targets]
         self.copies = copies
         self._dtype = copies[0].dtype if copies else stored
-        converted = 0 if stored == self.real else 2 + len(targets[0].slots)
+        types = [array.dtype for array in (targets[0].var, *targets[0].slots)]
+        converted = sum(each != self.real for each in [*types, stored])  # and the gradient
         self._converted_bytes = converted * self.real.itemsize
         self._strided: list[int] = []
         self._large: list[int] = []
         small: list[int] = []
         for position, (var, slots) in enumerate(targets):
-            if not all(array.flags.carray and array.dtype == stored for array in (var, *slots)):
+            written = zip((var, *slots), types, strict=True)
+            if not all(array.flags.carray and array.dtype == each for array, each in written):
                 self._strided.append(position)
             elif var.size:
                 (small if var.size < limits.small_elements else self._large).append(position)
@@ -89,6 +91,11 @@ class DensePlan:
         self._copies_small = small_bytes <= _COPIED_BYTES
         # Gradients read after the first write: those that alias a variable or slot are copied.
         self.read_late = [*self._large, *self._strided, *([] if self._copies_small else small)]
+
+    @property
+    def is_strided(self) -> bool:
+        """Whether some arrays do not lie flat in memory, or have another dtype than the first."""
+        return bool(self._strided)
 
     def accept(self, gradients: Sequence[Any]) -> int | None:
         """Returns 0 if all gradients are numpy's arrays of their variables' shapes and dtype.

@@ -15,6 +15,7 @@ from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cpu.row_wise_update import update_rows
 from gpuopt.backends.cpu.summed_scalars import scalars_with_sums
 from gpuopt.backends.cpu.threads import share_out
+from gpuopt.backends.cpu.written_memory import WrittenMemory
 from gpuopt.rules.update_rule import UpdateRule
 
 Array = np.ndarray[Any, Any]
@@ -56,6 +57,19 @@ def update_dense(
             update_strided(rule, plan.targets[position], gradients[position], of_group)
 
 
+def update_alone(
+    rule: UpdateRule,
+    targets: Sequence[Target],
+    gradients: Sequence[Array],
+    scalars: Sequence[Scalars],
+    limits: CpuLimits,
+    groups: Sequence[int] | None = None,
+) -> None:
+    """Applies a rule to variables without a plan, as copies that exist during one step are."""
+    memory = WrittenMemory([array for var, slots in targets for array in (var, *slots)])
+    update_dense(rule, DensePlan(targets, memory, limits, groups), gradients, scalars, limits)
+
+
 def update_strided_rows(
     rule: UpdateRule, target: Target, gradient: Array, scalars: Scalars, limits: CpuLimits
 ) -> None:
@@ -74,9 +88,7 @@ def update_with_zero(
     var = target.var
     threads = limits.threads_for(var.size)
     real = np.dtype(compute_type(var.dtype))
-    if var.size < limits.large_elements or not all(
-        array.flags.carray and array.dtype == var.dtype for array in (var, *target.slots)
-    ):
+    if var.size < limits.large_elements or plan.is_strided:
         update_strided(rule, target, np.broadcast_to(var.dtype.type(0), var.shape), scalars)
         return
     forms = large_forms(rule, real, [scalars], zero_grad=True)

@@ -1,4 +1,4 @@
-"""Updates of bfloat16 variables in host memory that are rounded stochastically."""
+"""Updates in host memory of which bfloat16 variables and slots are rounded stochastically."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 
 from gpuopt.backends.backend import Scalars, Target
 from gpuopt.backends.cpu.dense_plan import DensePlan
+from gpuopt.backends.cpu.dense_update import update_alone
 from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cpu.row_groups import group_rows, sum_rows
-from gpuopt.backends.cpu.split_update import update_alone
 from gpuopt.quietly import quietly
 from gpuopt.rules.rounded import BFLOAT16, round_at_random
 from gpuopt.rules.update_rule import UpdateRule
@@ -30,14 +30,8 @@ def update_rounded(
     scalars: Sequence[Scalars],
     limits: CpuLimits,
 ) -> None:
-    """Applies a rule to every element of a plan's variables; see `Backend.apply_dense`.
-
-    Float32 copies of variables and slots are there for as long as this takes.
-    """
-    copies = [_copies(target) for target in plan.targets]
-    update_alone(rule, copies, gradients, scalars, limits, plan.groups)
-    for target, copy, group in zip(plan.targets, copies, plan.groups, strict=True):
-        _write(target, copy, np.arange(copy.var.size, dtype=np.uint64), scalars[group])
+    """Applies a rule to every element of a plan's variables; see `Backend.apply_dense`."""
+    update_own(rule, plan.targets, gradients, scalars, limits, plan.groups)
 
 
 def update_rounded_rows(
@@ -56,18 +50,54 @@ def update_rounded_rows(
     sums, order = quietly(lambda: sum_rows(values, groups))
     rows = groups.rows[order]
     touched = Target(target.var[rows], [slot[rows] for slot in target.slots])
-    copy = _copies(touched)
     if other_rows is not None:
         zero = np.zeros(target.var.shape, np.float32)
         update_rounded(other_rows, plan, [zero], [other_rows.own(scalars)], limits)
-    update_alone(rule, [copy], [sums], [scalars], limits)
-    width = np.uint64(math.prod(target.var.shape[1:]))
-    firsts = rows.astype(np.uint64)[:, np.newaxis] * width
-    _write(touched, copy, (firsts + np.arange(width, dtype=np.uint64)).reshape(-1), scalars)
+    update_own(rule, [touched], [sums], [scalars], limits, rows=rows)
     for array, new_rows in zip(
         (target.var, *target.slots), (touched.var, *touched.slots), strict=True
     ):
         array[rows] = new_rows
+
+
+def update_own(
+    rule: UpdateRule,
+    targets: Sequence[Target],
+    gradients: Sequence[Array],
+    scalars: Sequence[Scalars],
+    limits: CpuLimits,
+    groups: Sequence[int] | None = None,
+    rows: Array | None = None,
+) -> None:
+    """Applies a rule, rounded or not, to variables without a plan.
+
+    Float32 copies of what is rounded are there for as long as this takes.
+
+    Args:
+        rule: Computes the step.
+        targets: The variables, or copies of them.
+        gradients: One for each.
+        scalars: Those of each group.
+        limits: See `CpuLimits`.
+        groups: The number of each variable's group; None for one group.
+        rows: Of the only variable: which rows of a table it has. None if it is the whole.
+    """
+    if not rule.is_rounded:
+        update_alone(rule, targets, gradients, scalars, limits, groups)
+        return
+    copies = [_copies(target) for target in targets]
+    update_alone(rule, copies, gradients, scalars, limits, groups)
+    for target, copy, group in zip(targets, copies, groups or [0] * len(targets), strict=True):
+        _write(target, copy, _numbers(target.var, rows), scalars[group])
+
+
+def _numbers(var: Array, rows: Array | None) -> Array:
+    """Returns the number of each element in its variable."""
+    if rows is None:
+        return np.arange(var.size, dtype=np.uint64)
+    width = np.uint64(math.prod(var.shape[1:]))
+    firsts = rows.astype(np.uint64)[:, np.newaxis] * width
+    return (firsts + np.arange(width, dtype=np.uint64)).reshape(-1)
 
 
 def _copies(target: Target) -> Target:

@@ -9,8 +9,8 @@ import numpy as np
 
 from gpuopt.backends.backend import Scalars, Target
 from gpuopt.backends.cpu.dense_plan import DensePlan
-from gpuopt.backends.cpu.dense_update import update_dense
 from gpuopt.backends.cpu.limits import CpuLimits
+from gpuopt.backends.cpu.rounded_update import update_own
 from gpuopt.backends.cpu.row_groups import group_rows, sum_rows
 from gpuopt.backends.cpu.written_memory import WrittenMemory
 from gpuopt.quietly import quietly
@@ -55,7 +55,7 @@ def update_split(
         for (var, _), rest in zip(plan.targets, plan.remainders, strict=True)
     ]
     own = [Target(m, slots) for m, (_, slots) in zip(masters, plan.targets, strict=True)]
-    update_alone(rule, own, gradients, scalars, limits, plan.groups)
+    update_own(rule, own, gradients, scalars, limits, plan.groups)
     for master, (var, _), rest in zip(masters, plan.targets, plan.remainders, strict=True):
         var[...], rest[...] = split(master)
 
@@ -80,20 +80,7 @@ def update_split_rows(
     if other_rows is not None:
         zero = np.zeros(var.shape, np.float32)
         update_split(other_rows, plan, [zero], [other_rows.own(scalars)], limits)
-    update_alone(rule, [Target(master, touched)], [sums], [scalars], limits)
+    update_own(rule, [Target(master, touched)], [sums], [scalars], limits, rows=rows)
     var[rows], rest[rows] = split(master)
     for slot, new_rows in zip(slots, touched, strict=True):
         slot[rows] = new_rows
-
-
-def update_alone(
-    rule: UpdateRule,
-    targets: Sequence[Target],
-    gradients: Sequence[Array],
-    scalars: Sequence[Scalars],
-    limits: CpuLimits,
-    groups: Sequence[int] | None = None,
-) -> None:
-    """Applies a rule to variables without a plan, as copies that exist during one step are."""
-    memory = WrittenMemory([array for var, slots in targets for array in (var, *slots)])
-    update_dense(rule, DensePlan(targets, memory, limits, groups), gradients, scalars, limits)

@@ -18,7 +18,13 @@ from gpuopt.backends.cuda.norms import ClippedArrays
 from gpuopt.backends.cuda.order import UpdateOrder
 from gpuopt.backends.cuda.parameters import name_of
 from gpuopt.backends.cuda.sorted_tables import Table, tables_kind_of, together
-from gpuopt.backends.cuda.structs import ClipResult, ClipRule, ClipTotals, LossDecision
+from gpuopt.backends.cuda.structs import (
+    NOTHING_IS_WRONG,
+    ClipResult,
+    ClipRule,
+    ClipTotals,
+    LossDecision,
+)
 from gpuopt.backends.cuda.workspace import Workspace, Workspaces
 from gpuopt.locks import Lock
 
@@ -33,10 +39,12 @@ class _Sum(NamedTuple):
     Attributes:
         norm: The norm's number.
         launch: Launches it, given arguments for where sums go.
+        numbers: See `DenseGradients`, of the launch's.
     """
 
     norm: int
     launch: Callable[..., None]
+    numbers: Sequence[int]
 
 
 class CudaClips:
@@ -99,19 +107,47 @@ class CudaClips:
         sparse: Sequence[SparseGradient],
         num_norms: int,
         refused: Any = None,
+        decision: LossDecision | None = None,
     ) -> Array:
-        return self._sum(dense, sparse, num_norms, refused, None)[0]
+        """Does what `Clips.sums` does.
+
+        Args:
+            dense: See `Clips.sums`.
+            sparse: Likewise.
+            num_norms: Likewise.
+            refused: Likewise.
+            decision: If another launch, of `join`, is to decide: what is wrong is behind the sums.
+        """
+        return self._sum(dense, sparse, num_norms, refused, None, decision)[0]
 
     def factors(self, sums: Sequence[Array], limits: ClipLimits) -> Array:
+        results = self._results(len(limits.most))
+        self.join(sums, limits, results)
+        return results
+
+    def join(
+        self,
+        sums: Sequence[Array],
+        limits: ClipLimits,
+        results: Array,
+        decision: LossDecision | None = None,
+    ) -> None:
+        """Writes what `Clips.factors` returns, and decides about the step if it is given how.
+
+        Args:
+            sums: See `Clips.factors`.
+            limits: Likewise.
+            results: What is written.
+            decision: How to decide; the sums are then from `sums` with a decision.
+        """
         num_norms = len(limits.most)
-        joined = self._launcher.xp.empty((len(sums), num_norms), np.float64)
+        joined = self._launcher.xp.empty((len(sums), sums[0].size), np.float64)
         for row, each in zip(joined, sums, strict=True):
             row[...] = each
-        results = self._results(num_norms)
         with self._lock, self._launcher.device():
             workspace = self._workspaces.take()
             self._launcher.launch(
-                kernels.join_sums(),
+                kernels.join_sums(decides=decision is not None),
                 num_blocks(num_norms, CLIP_THREADS, self._launcher.num_multiprocessors),
                 CLIP_THREADS,
                 sums=joined,
@@ -119,10 +155,10 @@ class CudaClips:
                 num_norms=num_norms,
                 rule=self._rule(workspace, limits),
                 results=results,
+                **({} if decision is None else {"decision": decision}),
             )
             self._workspaces.put_back(workspace)
             self._order.hold((joined, sums, results))
-        return results
 
     def factor_scalar(
         self, factors: Array, norm: int, real: type[np.floating[Any]]
@@ -139,32 +175,41 @@ class CudaClips:
         decision: LossDecision | None = None,
     ) -> tuple[Array, Array]:
         """Returns the sums, and if there are limits, the results."""
-        sums = self._launcher.xp.empty(num_norms, np.float64)
+        sums = self._launcher.xp.empty(num_norms + (decision is not None), np.float64)
         results = None if limits is None else self._results(num_norms)
         with self._lock, self._launcher.device():
             if refused is not None:
                 self._order.follow((refused,))
             flag = self._flag_array(refused)
             workspace = self._workspaces.take()
-            every = [*self._dense_sums(workspace, dense, decision)]
+            if decision is not None:
+                word = workspace.zeros("bad", 1, "uint64")
+                decision = decision._replace(bad=self._launcher.address(word))
+            every = [*self._dense_sums(workspace, dense, decides=decision is not None)]
             every += self._sparse_sums(workspace, sparse, flag, decision)
             rule = _NO_RULE if limits is None else self._rule(workspace, limits)
             num_done = workspace.zeros("num_done", 1, "uint32")
+            more: dict[str, LossDecision] = {}
             for number, each in enumerate(every):
                 is_last = number == len(every) - 1
                 address = self._launcher.address
                 totals = ClipTotals(
                     address(sums), address(num_done), each.norm, num_norms, int(number == 0)
                 )
+                if decision is not None:
+                    numbers = self._numbers(workspace, number, each.numbers)
+                    more = {"decision": decision._replace(**numbers)}
                 each.launch(
                     totals=totals,
                     rule=rule if is_last else _NO_RULE,
                     results=results if is_last else None,
+                    **more,
                 )
             self._workspaces.put_back(workspace)
             self._order.hold((sums, results, dense, sparse))
         if not every:
             sums[...] = 0
+            sums[num_norms:] = NOTHING_IS_WRONG
             if limits is not None:
                 results = self.factors([sums], limits)
         return sums, results
@@ -173,9 +218,8 @@ class CudaClips:
         self,
         workspace: Workspace,
         dense: Sequence[DenseGradients],
-        decision: LossDecision | None,
+        decides: bool,
     ) -> Iterator[_Sum]:
-        more = {} if decision is None else {"decision": decision}
         for number, gradients in enumerate(dense):
             arrays = gradients.arrays
             for norm, positions in gradients.positions().items():
@@ -185,11 +229,11 @@ class CudaClips:
                 table = ClippedArrays(self._launcher, arrays, positions, constants=constants)
                 launch = partial(
                     table.launch,
-                    kernels.measure(dtype, decides=decision is not None),
+                    kernels.measure(dtype, decides=decides),
                     parts=workspace.take("squares", table.num_chunks, "float64"),
-                    **more,
                 )
-                yield _Sum(norm, launch)
+                numbers = [gradients.numbers[at] for at in positions] if decides else ()
+                yield _Sum(norm, launch, numbers)
 
     def _sparse_sums(
         self,
@@ -199,13 +243,16 @@ class CudaClips:
         decision: LossDecision | None,
     ) -> Iterator[_Sum]:
         by_kind: dict[tuple[int, np.dtype[Any], int], list[Table]] = {}
+        numbers: dict[tuple[int, np.dtype[Any], int], list[int]] = {}
         contiguous = self._launcher.xp.ascontiguousarray
-        for values, rows, height, norm in sparse:
+        for values, rows, height, norm, number in sparse:
             if values.size:
                 key = norm, values.dtype, math.prod(values.shape[1:])
                 table = Table((), height, contiguous(values), contiguous(rows))
                 by_kind.setdefault(key, []).append(table)
+                numbers.setdefault(key, []).append(number)
         for (norm, dtype, width), tables in by_kind.items():
+            left = iter(numbers[norm, dtype, width])
             for some in together(tables):
                 kind = tables_kind_of(dtype, width, some, checks=False)
                 given = some, flag, decision
@@ -213,7 +260,15 @@ class CudaClips:
                 # Those of the updates that follow are of another kind.
                 form = MeasuredTables, kind, decision is not None
                 launches = workspace.prepared(form, prepare)
-                yield _Sum(norm, partial(launches.start, *given))
+                launch = partial(launches.start, some, flag)
+                yield _Sum(norm, launch, [next(left) for _ in some])
+
+    def _numbers(self, workspace: Workspace, launch: int, numbers: Sequence[int]) -> dict[str, int]:
+        """Returns how a decision numbers the gradients of a launch."""
+        if len(numbers) == 1:
+            return {"numbers": 0, "number": numbers[0]}
+        on_device = workspace.constants(f"numbers {launch}").set(numbers)
+        return {"numbers": self._launcher.address(on_device), "number": 0}
 
     def _rule(self, workspace: Workspace, limits: ClipLimits) -> ClipRule:
         most = [float(each) for each in limits.most]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpuopt.backends.cuda.structs import Shares
 from gpuopt.rules.slot_codes import BLOCK
 
-# The CUDA sources fix these numbers. `kernels.py` declares them, so that no kernel compiles with
+# The CUDA sources fix these numbers. `kernels/` declares them, so that no kernel compiles with
 # others.
 WARP = 32
 PACK_BYTES = 16

@@ -106,7 +106,7 @@ class Landing(Download):
 class Landings:
     """Page-locked memory that small arrays are copied to; arguments are `UploadBlocks`'s."""
 
-    SIZE = 16
+    SIZE = 32
 
     def __init__(self, device: str, allocate: Allocate, new_event: NewEvent) -> None:
         self._device = device

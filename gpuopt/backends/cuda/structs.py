@@ -12,6 +12,8 @@ FEW_GRADIENTS = 5
 # The most groups whose scalars an update takes by value, and the most bytes that these may have.
 FEW_GROUPS = 64
 FEW_GROUPS_BYTES = 2048
+# In place of the number of a gradient that is not finite: more than any.
+NOTHING_IS_WRONG = 2**53
 
 
 class FewGradients(NamedTuple):
@@ -167,12 +169,16 @@ class LossScaling(NamedTuple):
     Attributes:
         is_left_out: Whether the step is; updates read it as they read a row flag.
         num_made: How many steps were made.
+        last_bad_step: The number of the last one whose gradients were not finite; 0 if none was.
+        first_bad: The number of its first gradient that was not.
         good_steps, bad_steps, num_skipped, skipped_in_a_row, loss_scale: See `ScaleState`.
         unscale: What gradients are multiplied by.
     """
 
     is_left_out: Annotated[int, Number("uint64")]
     num_made: Annotated[int, Number("int64")]
+    last_bad_step: Annotated[int, Number("int64")]
+    first_bad: Annotated[int, Number("int64")]
     good_steps: Annotated[int, Number("int64")]
     bad_steps: Annotated[int, Number("int64")]
     num_skipped: Annotated[int, Number("int64")]
@@ -188,6 +194,10 @@ class LossDecision(NamedTuple):
         before: The address of the `LossScaling` before the step.
         after: The address of the one after it.
         refused: The address of the row flag.
+        bad: The address of a word for gradients that are not finite, uint64: 0 between launches.
+        numbers: The address of the numbers of the launch's gradients; 0 if it has one.
+        number: The only one's.
+        step: The step's own number, from 1.
         incr_every, decr_every: See `ScaleRule`.
         accept_after: After how many skipped steps one is made anyway; below 0 for never.
         incr_ratio, decr_ratio, divisor: See `ScaleRule`.
@@ -196,6 +206,10 @@ class LossDecision(NamedTuple):
     before: Annotated[int, Number("int64")]
     after: Annotated[int, Number("int64")]
     refused: Annotated[int, Number("int64")]
+    bad: Annotated[int, Number("int64")]
+    numbers: Annotated[int, Number("int64")]
+    number: Annotated[int, Number("int64")]
+    step: Annotated[int, Number("int64")]
     incr_every: Annotated[int, Number("int64")]
     decr_every: Annotated[int, Number("int64")]
     accept_after: Annotated[int, Number("int64")]

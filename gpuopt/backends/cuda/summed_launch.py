@@ -1,4 +1,4 @@
-"""The three launches of a rule that needs sums over each variable."""
+"""The two launches of a rule that needs sums over each variable."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.kernel import Kernel
-from gpuopt.backends.cuda.launch_shapes import DENSE_THREADS, num_blocks
 from gpuopt.backends.cuda.launcher import Launcher, to_device
 from gpuopt.backends.cuda.mixed import Storage, real_of
 from gpuopt.backends.cuda.structs import ClippedScalars, FewScalars, ScaledScalars
@@ -19,10 +17,10 @@ _SCALARS = ("few_scalars", "many_scalars")
 
 
 class SummedLaunch:
-    """Sums over chunks, sums over variables, and the update by these: as if they were one launch.
+    """Sums over variables, and the update by these: as if they were one launch.
 
-    The host waits for no sum: the second launch writes the scalars of each variable, which the
-    third reads as if each variable were a group.
+    The host waits for no sum: the first launch writes the scalars of each variable, which the
+    second reads as if each variable were a group.
     """
 
     def __init__(
@@ -47,13 +45,12 @@ class SummedLaunch:
             groups: The number of each variable's group, int64 [num_variables].
             storage: What kernels are compiled for.
             scalars: The arguments for the groups' scalars.
-            forms: What sums over chunks, and what updates, with scalars of groups.
+            forms: What sums over variables, and what updates, with scalars of groups.
             **chunks: The other arguments of both.
         """
         num_variables = len(groups)
         numbers = np.arange(num_variables + 1)
         first_chunks = to_device(launcher, np.searchsorted(of_chunks, numbers).astype(np.int64))
-        of_groups = {"groups": to_device(launcher, groups), **scalars}
         parts = launcher.xp.empty(len(of_chunks) * len(rule.sums), np.float64)
         each = launcher.xp.empty(num_variables * len(rule.scalars), real_of(storage))
         of_terms, update = forms
@@ -61,18 +58,12 @@ class SummedLaunch:
             of_terms,
             *shape,
             **chunks,
-            **of_groups,
-            parts=parts,
-        )
-        self._add = launcher.bind(
-            kernels.add_sums(rule, storage),
-            num_blocks(num_variables, 1, launcher.num_multiprocessors),
-            DENSE_THREADS,
-            num_variables=num_variables,
+            groups=to_device(launcher, groups),
+            **scalars,
             first_chunks=first_chunks,
             parts=parts,
+            num_done=launcher.xp.zeros(num_variables, np.uint32),
             first_sum=rule.scalars.index(rule.sums[0]),
-            **of_groups,
             of_variables=each,
         )
         self._update = launcher.bind(
@@ -88,7 +79,6 @@ class SummedLaunch:
         """Checks new values of some arguments of the update, for all later starts."""
         scalars = {name: arguments.pop(name) for name in _SCALARS if name in arguments}
         self._sum.replace(**arguments, **scalars)
-        self._add.replace(**scalars)
         if scalars:
             arguments["few_scalars"] = _of_variables(scalars["few_scalars"])
         self._update.replace(**arguments)
@@ -96,14 +86,13 @@ class SummedLaunch:
     def start(self) -> None:
         """Starts the kernels on the device's current stream."""
         self._sum.start()
-        self._add.start()
         self._update.start()
 
 
 def _of_variables(
     few_scalars: FewScalars | ClippedScalars | ScaledScalars,
 ) -> FewScalars | ClippedScalars | ScaledScalars:
-    """Returns the argument of the third launch, whose scalars the second one has chosen."""
+    """Returns the argument of the second launch, whose scalars the first one has chosen."""
     if isinstance(few_scalars, ScaledScalars):
         few_scalars = few_scalars._replace(num_groups=0)
     return few_scalars._replace(of=b"")

@@ -12,6 +12,7 @@ from gpuopt.optimizers.base.hyperparameters import Hyperparameter
 from gpuopt.optimizers.base.slot_bits import SlotBits
 from gpuopt.rules.slot_codes import SlotForm
 from gpuopt.state.masters import Masters
+from gpuopt.state.slot_dtypes import SlotDtype
 from gpuopt.step.averages import MovingAverages
 
 # By which formula gradients are scaled to a norm.
@@ -25,6 +26,7 @@ _DEFAULTS: dict[str, Any] = {
     "clip_form": "tensorflow",
     "slot_bits": 32,
     "slot_form": "root",
+    "slot_dtype": None,
     "masters": None,
     "stochastic_rounding": None,
     "averages": None,
@@ -44,6 +46,7 @@ class Additions(TypedDict, total=False):
     clip_form: ClipFormName
     slot_bits: SlotBits
     slot_form: SlotForm
+    slot_dtype: SlotDtype | None
     masters: Masters | None
     stochastic_rounding: int | None
     averages: MovingAverages | None

@@ -6,16 +6,13 @@ from typing import get_args
 
 from gpuopt.rules.slot_codes import SlotCodes
 from gpuopt.state.masters import Masters
-from gpuopt.step.averages import FollowingAverages
 
 
-def checked_masters(
-    masters: Masters | None, slot_codes: SlotCodes | None, averages: FollowingAverages | None
-) -> Masters | None:
+def checked_masters(masters: Masters | None, slot_codes: SlotCodes | None) -> Masters | None:
     """Returns the option.
 
     Raises:
-        ValueError: it is unknown, slots are in 8 bits, or averages are made in the step.
+        ValueError: it is unknown, or slots are in 8 bits.
     """
     if masters is None:
         return None
@@ -27,10 +24,5 @@ def checked_masters(
         raise ValueError(
             f"masters={masters!r} cannot be had with slot_bits=8: slots beside master copies are "
             "float32. Leave one of them out"
-        )
-    if averages is not None:
-        raise ValueError(
-            f"masters={masters!r} cannot be had with averages=: an average in the step would be of "
-            "the master copies. Call averages.apply after each step"
         )
     return masters

@@ -1,9 +1,11 @@
-"""Stochastic rounding of bfloat16 variables as an option of optimizers."""
+"""Stochastic rounding of bfloat16 variables and slots as an option of optimizers."""
 
 from __future__ import annotations
 
 from numbers import Integral
 from typing import Any
+
+import numpy as np
 
 from gpuopt.rules.slot_codes import SlotCodes
 from gpuopt.rules.update_rule import UpdateRule
@@ -19,6 +21,7 @@ def checked_rounding(
     rule: UpdateRule,
     slot_codes: SlotCodes | None,
     masters: Masters | None,
+    slot_dtype: np.dtype[Any] | None,
     averages: FollowingAverages | None,
 ) -> StochasticRounding | None:
     """Returns the rounding with a seed; None if there is no seed.
@@ -26,7 +29,7 @@ def checked_rounding(
     Raises:
         TypeError: the seed is no whole number.
         ValueError: it is below 0 or has more than 63 bits, the rule has slots of rows, or there are
-            slots in 8 bits, master copies or averages in the step.
+            slots in 8 bits, master copies with float32 slots, or averages in the step.
     """
     if seed is None:
         return None
@@ -42,8 +45,11 @@ def checked_rounding(
             f"of the rule {rule.name}, whose slots {', '.join(rule.row_slots)} have a number for "
             'each row: use masters="float32"'
         )
-    elif masters is not None:
-        problem = f"with masters={masters!r}, which lose no digits. Leave one of them out"
+    elif masters is not None and slot_dtype is None:
+        problem = (
+            f"with masters={masters!r}, which lose no digits. Leave one of them out, or give "
+            'slot_dtype="bfloat16"'
+        )
     elif slot_codes is not None:
         problem = "with slot_bits=8: codes are rounded to nearest. Leave one of them out"
     elif averages is not None:
@@ -53,4 +59,4 @@ def checked_rounding(
         )
     if problem:
         raise ValueError(f"stochastic_rounding={seed} cannot be had {problem}")
-    return StochasticRounding(int(seed))
+    return StochasticRounding(int(seed), slot_dtype is not None)

@@ -26,6 +26,7 @@ from gpuopt.optimizers.base.slot_bits import (
     check_coded_slot,
     slot_codes_of,
 )
+from gpuopt.optimizers.base.slot_dtype import checked_slot_dtype
 from gpuopt.quietly import quietly
 from gpuopt.rules.catch_up import CatchUpOption
 from gpuopt.rules.slot_codes import scales_name
@@ -33,8 +34,8 @@ from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.coded_conversion import described_codes
 from gpuopt.state.coded_slots import coded_slot, create_coded_slots
 from gpuopt.state.copies import Changes, of_state
-from gpuopt.state.master_conversion import kept_dtype
 from gpuopt.state.masters import MASTER, create_master, has_master
+from gpuopt.state.slot_dtypes import SLOT_DTYPE, dtype_of_slots
 from gpuopt.state.split_masters import SplitPair, paired
 from gpuopt.state.state import Range
 from gpuopt.step.averages import following
@@ -164,18 +165,23 @@ class RuleOptimizer(Optimizer):
                 before they are rounded. An element whose slots would not be finite has 0 there.
                 `slot_form`, how a sum of squares is then stored: its square root with "root", or
                 as it is with "bitsandbytes", for dense gradients alone, as that library does.
+                `slot_dtype`, "bfloat16" to store all slots in bfloat16, beside variables of at most
+                32 bits: rounded to nearest, or by `stochastic_rounding`. It goes together with
+                neither `slot_bits=8` nor slots that have a number for each row;
                 `masters`, "float32" to keep a master copy of each float16 or bfloat16 variable in
-                a slot "master", and all slots in float32: a step updates the copy, and rounds it to
-                the variable. Of the two, what was written last counts. "remainder" to keep only the
-                16 bits of the copy that a bfloat16 variable, rounded half up, does not have.
-                Neither goes together with `slot_bits=8` or `averages`;
+                a slot "master", and all other slots in float32, too, or by `slot_dtype`: a step
+                updates the copy, and rounds it to the variable. Of the two, what was written last
+                counts. "remainder" to keep only the 16 bits of the copy that a bfloat16 variable,
+                rounded half up, does not have.
+                Neither goes together with `slot_bits=8`;
                 `stochastic_rounding`, a seed, to round what is written to bfloat16 variables and
-                their slots up or down at random, with the number itself as the mean. The random
-                bits depend on seed, count of steps, element and slot alone. It goes together with
-                none of `masters`, `slot_bits=8` and `averages`;
+                slots up or down at random, with the number itself as the mean. The random bits
+                depend on seed, count of steps, element and slot alone. It goes together with
+                `masters` if there is a `slot_dtype`, and with neither `slot_bits=8` nor `averages`;
                 and `averages`, an `ExponentialMovingAverage` whose `apply` is made a part of the
                 step, for the variables that have a gradient: with the same values, and mostly in
-                the launch that updates them. It may belong to several optimizers.
+                the launch that updates them. It may belong to several optimizers. With `masters`,
+                it is of the master copies, and float32.
             hyperparameters: By name.
 
         Raises:
@@ -189,13 +195,17 @@ class RuleOptimizer(Optimizer):
         super().__init__(**arguments)
         bits, form = ours.pop("slot_bits"), ours.pop("slot_form")
         self.slot_codes = slot_codes_of(bits, form, self.rule, type(self).__name__)
-        self.averages = following(ours.pop("averages"), self.slot_codes)
-        self.masters = checked_masters(ours.pop("masters"), self.slot_codes, self.averages)
+        self.slot_dtype = checked_slot_dtype(ours.pop("slot_dtype"), self.rule, self.slot_codes)
+        self.masters = checked_masters(ours.pop("masters"), self.slot_codes)
+        self.averages = following(
+            ours.pop("averages"), self.slot_codes, self.slot_dtype, self.masters
+        )
         self.rounding = checked_rounding(
             ours.pop("stochastic_rounding"),
             self.rule,
             self.slot_codes,
             self.masters,
+            self.slot_dtype,
             self.averages,
         )
         clipping, self.clips = clipping_of(**ours, groups=self._grouping)
@@ -246,6 +256,11 @@ class RuleOptimizer(Optimizer):
             raise ValueError(
                 f"catch_up={catch_up!r} cannot be had with masters={self.masters!r}: rows that are "
                 "behind are not rounded to 16 bits when they catch up. Leave one of them out"
+            )
+        if catch_up and self.slot_dtype is not None:
+            raise ValueError(
+                f"catch_up={catch_up!r} cannot be had with slot_dtype: steps that rows make at "
+                "once would be of slots that are rounded once. Leave one of them out"
             )
         if catch_up and self.rounding is not None:
             raise ValueError(
@@ -439,6 +454,7 @@ class RuleOptimizer(Optimizer):
             **({} if self.clips is None else {"clip_form": self.clips.form.name.lower()}),
             **({} if self.slot_codes is None else described_codes(self.slot_codes)),
             **({} if self.masters is None else {"masters": self.masters}),
+            **({} if self.slot_dtype is None else {SLOT_DTYPE: self.slot_dtype.name}),
             **({} if self.rounding is None else {"stochastic_rounding": self.rounding.seed}),
             **({"groups": of_groups} if of_groups else {}),
         }
@@ -488,7 +504,7 @@ class RuleOptimizer(Optimizer):
                 if self.state.slot(variable, slot_name) is None:
                     shape = self.rule.slot_shape(slot_name, variable.shape)
                     op_name = self._slot_op_name(slot_name)
-                    dtype = kept_dtype(variable.dtype, self.masters)
+                    dtype = dtype_of_slots(variable.dtype, self.masters, self.slot_dtype)
                     self.state.create_slot(variable, slot_name, op_name, value, shape, dtype)
         for variable in var_list:
             if self.masters is not None and has_master(variable.dtype):
@@ -579,6 +595,11 @@ class RuleOptimizer(Optimizer):
                 f"{type(self).__name__} overrides a hook that updates one variable at a time, "
                 "which has no master copies: leave masters out"
             )
+        if self.slot_dtype is not None:
+            raise NotImplementedError(
+                f"{type(self).__name__} overrides a hook that updates one variable at a time, "
+                "whose slots have its variable's type: leave slot_dtype out"
+            )
         if self.rounding is not None:
             raise NotImplementedError(
                 f"{type(self).__name__} overrides a hook that updates one variable at a time, "
@@ -630,8 +651,11 @@ class RuleOptimizer(Optimizer):
         if slot.device != variable.device:
             raise ValueError(f"{what} is on {slot.device}; the variable is on {variable.device}")
         # The CPU converts slots of another dtype; a kernel's table has one dtype for all.
-        dtype = kept_dtype(variable.dtype, self.masters)
-        if slot.dtype != dtype and (variable.device.kind == "gpu" or slot_name == MASTER):
+        is_master = slot_name == MASTER
+        own = None if is_master else self.slot_dtype
+        dtype = dtype_of_slots(variable.dtype, self.masters, own)
+        is_fixed = variable.device.kind == "gpu" or is_master or own is not None
+        if slot.dtype != dtype and is_fixed:
             whose = "the variable's, " if dtype == variable.dtype else ""
             raise ValueError(
                 f"{what} has dtype {slot.dtype}; on {variable.device} it must have {whose}{dtype}"

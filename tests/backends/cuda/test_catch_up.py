@@ -15,7 +15,9 @@ from interrupt_at import HandleAt
 
 import gpuopt
 from gpuopt import IndexedSlices, Variable
+from gpuopt.backends import to_device
 from gpuopt.backends.catch_up import CatchUp
+from gpuopt.device import Device
 from gpuopt.rules.catch_up import Factors
 from gpuopt.step import tables_behind
 from gpuopt.step.rows_behind import TableBehind
@@ -101,16 +103,24 @@ def test_a_row_catches_up_over_a_gap(gpus: Any, gap: int, catch_up: Any) -> None
 
 
 @on_gpus
-def test_a_refused_step_is_not_counted(gpus: Any) -> None:
+@pytest.mark.parametrize("bad", ["value", "row"])
+def test_a_refused_step_is_not_counted(gpus: Any, bad: str) -> None:
     ends = []
+    gpu = Device("gpu", 0)
     for catch_up in (False, True):
         rng = np.random.default_rng(3)
         table = Variable(np.ones((HEIGHT, 3), "f4"), device="gpu:0")
         optimizer = gpuopt.AdamOptimizer(0.01, catch_up=catch_up, on_nonfinite="skip")
         for step in range(12):
             gradient = slices_of(rng, 3, 3, np.float32)
-            if step % 4 == 2:
+            if step % 4 == 2 and bad == "value":
                 gradient.values[0] = np.nan
+            elif step % 4 == 2:
+                wrong = to_device(np.array([1, HEIGHT, 2]), gpu)
+                refused = IndexedSlices(to_device(gradient.values, gpu), wrong)
+                optimizer.apply_gradients([(refused, table)])
+                with pytest.raises(IndexError, match=f"row {HEIGHT} is not in"):
+                    optimizer.check()
             optimizer.apply_gradients([(gradient, table)])
         ends.append(table.numpy())
     np.testing.assert_allclose(ends[1], ends[0], rtol=2e-6, atol=2e-6)

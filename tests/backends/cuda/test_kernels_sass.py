@@ -21,6 +21,7 @@ from gpuopt.backends.cuda.mixed import SPLIT, Mixed
 from gpuopt.rules.averaged import averaged
 from gpuopt.rules.catch_up import NUM_SUMS
 from gpuopt.rules.clipped import clipped
+from gpuopt.rules.rounded import rounded
 from gpuopt.rules.scaled import scaled
 from gpuopt.rules.sources import kernel_root, on_disk
 from gpuopt.rules.update_rule import UpdateRule
@@ -113,9 +114,8 @@ def test_updates_move_16_bytes_at_a_time(rule: UpdateRule, tmp_path: Path) -> No
         # row-wise rule reads gradients twice.
         has_grad = kernel.function != "update_other_rows"
         slots = len(rule.slots) - len(rule.row_slots)
-        if kernel.function != "add_sums":
-            assert packs(counted, "LDG") >= slots + has_grad + bool(rule.row_slots), where
-        if kernel.function not in ("sum_terms", "add_sums"):
+        assert packs(counted, "LDG") >= slots + has_grad + bool(rule.row_slots), where
+        if kernel.function != "sum_terms":
             assert packs(counted, "STG") >= 1 + slots, where
         assert not any(name.startswith(("LDL", "STL", "LD.", "ST.")) for name in counted), where
 
@@ -183,6 +183,30 @@ def test_adam_moves_26_bytes_for_a_parameter_with_a_remainder(tmp_path: Path) ->
     assert packs(counted, "STG.E.EF.128") == len(ADAM.slots)
     assert counted["STG.E.64"] == counted["STG.E.EF.64"] == 1  # the weights, and the remainder
     assert counted["LDG.E.EF.64"] == 2  # the gradient, and the remainder
+
+
+@pytest.mark.parametrize("is_rounded", [False, True], ids=["to nearest", "at random"])
+def test_adam_moves_20_bytes_for_a_parameter_with_slots_in_bfloat16(
+    is_rounded: bool, tmp_path: Path
+) -> None:
+    storage = Mixed("float32", "bfloat16", "float32")
+    rule = rounded(ADAM) if is_rounded else ADAM
+    [instructions] = compiled([kernels.dense_update(rule, storage)], "sm_90", tmp_path)
+    counted = accesses(instructions)
+    variable = 4  # its load, which stays in caches
+    assert bytes_of_packs(counted) == (20 - variable) * (PACK_BYTES // 4), counted
+    assert counted["LDG.E.EF.64"] == counted["STG.E.EF.64"] == len(ADAM.slots)
+
+
+def test_adam_moves_18_bytes_for_a_parameter_with_a_remainder_and_such_slots(
+    tmp_path: Path,
+) -> None:
+    storage = Mixed("bfloat16", "bfloat16", "bfloat16", SPLIT)
+    [instructions] = compiled([kernels.dense_update(ADAM, storage)], "sm_90", tmp_path)
+    counted = accesses(instructions)
+    weights = 2
+    assert bytes_of_packs(counted) == (18 - weights) * (PACK_BYTES // 2), counted
+    assert packs(counted, "STG.E.EF.128") == 1 + len(ADAM.slots)
 
 
 @pytest.mark.parametrize(

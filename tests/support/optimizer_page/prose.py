@@ -14,9 +14,10 @@ arguments that returns one; it is called once in each step. Every optimizer also
 `use_locking`, `name` and `on_nonfinite`, as `Optimizer` does; `groups`: [other numbers for some
 variables](guides/parameter_groups.md); `clip_norm`, `clip_value` and `clip_form`, which [clip
 gradients](guides/schedules_and_clipping.md#in-the-step); `averages`, [moving
-averages](guides/averages.md) that follow its steps; `masters`, for [mixed
-precision](guides/mixed_precision.md); and, where its rule says so, `slot_bits` and `slot_form`, for
-[slots in 8 bits](guides/slots_in_8_bits.md). Slots are what an optimizer keeps for each variable.
+averages](guides/averages.md) that follow its steps; `masters`, `slot_dtype` and
+`stochastic_rounding`, for [mixed precision](guides/mixed_precision.md); and, where its rule says
+so, `slot_bits` and `slot_form`, for [slots in 8 bits](guides/slots_in_8_bits.md). Slots are what an
+optimizer keeps for each variable.
 
 ## Choosing one
 

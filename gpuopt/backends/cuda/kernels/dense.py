@@ -1,0 +1,142 @@
+"""Kernels that update by dense gradients."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from gpuopt.backends.cuda.kernel import Kernel
+from gpuopt.backends.cuda.kernels.common import INT32, INT64, OF_CODES, REFUSED, UINT32S
+from gpuopt.backends.cuda.kernels.of_rules import (
+    GROUPS,
+    coded_variables,
+    constants_of_rule,
+    scalars_of_groups,
+    scalars_struct,
+    variables,
+)
+from gpuopt.backends.cuda.launch_shapes import DENSE_THREADS
+from gpuopt.backends.cuda.mixed import Storage, cpp_storage, real_of
+from gpuopt.backends.cuda.parameters import Parameter, Pointer, struct_of
+from gpuopt.backends.cuda.structs import FEW_GRADIENTS, Chunk, FewGradients
+from gpuopt.rules.slot_codes import Coding, packed_codings
+from gpuopt.rules.update_rule import UpdateRule
+
+_CHUNKS: dict[str, Parameter] = {
+    "num_variables": INT64,
+    "chunks": Pointer("uint32", struct_of(Chunk)),
+    "num_chunks": INT64,
+    "chunk_size": INT64,
+    "grads": Pointer("int64", is_optional=True),
+    "few_grads": struct_of(FewGradients),
+}
+# Constants in each file that the host relies on.
+_OF_DENSE_UPDATE = {
+    "gpuopt::dense_threads": DENSE_THREADS,
+    "gpuopt::few_gradients": FEW_GRADIENTS,
+}
+
+
+@cache
+def dense_update(rule: UpdateRule, storage: Storage, has_groups: bool = False) -> Kernel:
+    scalars: dict[str, Parameter] = {"scalars": scalars_struct(rule, storage)}
+    if has_groups:
+        scalars = {"groups": GROUPS, **scalars_of_groups(rule, storage)}
+    return _of_dense_update(
+        "dense_update_of_groups" if has_groups else "dense_update",
+        {"variables": variables(rule, storage), **_CHUNKS, **scalars, "refused": REFUSED},
+        rule,
+        storage,
+    )
+
+
+@cache
+def dense_update_of_rows(rule: UpdateRule, storage: Storage) -> Kernel:
+    return _of_dense_update(
+        "dense_update_of_rows",
+        {
+            "variables": variables(rule, storage),
+            **_CHUNKS,
+            "groups": GROUPS,
+            "widths": Pointer("int64"),
+            **scalars_of_groups(rule, storage),
+            "refused": REFUSED,
+        },
+        rule,
+        storage,
+    )
+
+
+@cache
+def sum_terms(rule: UpdateRule, storage: Storage) -> Kernel:
+    return _of_dense_update(
+        "sum_terms",
+        {
+            "variables": variables(rule, storage),
+            **_CHUNKS,
+            "groups": GROUPS,
+            **scalars_of_groups(rule, storage),
+            **_variable_sums(rule, storage),
+            "refused": REFUSED,
+        },
+        rule,
+        storage,
+    )
+
+
+def _variable_sums(rule: UpdateRule, storage: Storage) -> dict[str, Parameter]:
+    return {
+        "first_chunks": Pointer("int64"),
+        "parts": Pointer("float64"),
+        "num_done": UINT32S,
+        "first_sum": INT32,
+        "of_variables": Pointer(real_of(storage), scalars_struct(rule, storage)),
+    }
+
+
+def _of_dense_update(
+    function: str, parameters: dict[str, Parameter], rule: UpdateRule, storage: Storage
+) -> Kernel:
+    return Kernel(
+        function,
+        parameters,
+        (rule.require_cuda().functor, cpp_storage(storage)),
+        rule,
+        file="dense_update.cu",
+        constants={**_OF_DENSE_UPDATE, **constants_of_rule(rule)},
+    )
+
+
+@cache
+def coded_update(rule: UpdateRule, codings: tuple[Coding, ...], storage: Storage) -> Kernel:
+    return _of_coded_update("coded_update", {}, rule, codings, storage)
+
+
+@cache
+def sum_coded_terms(rule: UpdateRule, codings: tuple[Coding, ...], storage: Storage) -> Kernel:
+    sums = _variable_sums(rule, storage)
+    return _of_coded_update("sum_coded_terms", sums, rule, codings, storage)
+
+
+def _of_coded_update(
+    function: str,
+    more: dict[str, Parameter],
+    rule: UpdateRule,
+    codings: tuple[Coding, ...],
+    storage: Storage,
+) -> Kernel:
+    return Kernel(
+        function,
+        {
+            "variables": coded_variables(rule),
+            **_CHUNKS,
+            "groups": GROUPS,
+            **scalars_of_groups(rule, storage),
+            "words": UINT32S,
+            **more,
+            "refused": REFUSED,
+        },
+        (rule.require_cuda().functor, str(packed_codings(codings)), cpp_storage(storage)),
+        rule,
+        file="coded_update.cu",
+        constants={**_OF_DENSE_UPDATE, **OF_CODES, **constants_of_rule(rule)},
+    )

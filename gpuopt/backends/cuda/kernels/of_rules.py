@@ -1,0 +1,112 @@
+"""What kernels take of a rule: its scalars, and its variables' arrays."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from gpuopt.backends.backend import Scalars
+from gpuopt.backends.cuda.kernels.common import INT64
+from gpuopt.backends.cuda.mixed import Storage, cpp_storage, num_beside, real_of
+from gpuopt.backends.cuda.parameters import (
+    CPP_TYPES,
+    Number,
+    Numbers,
+    Parameter,
+    Pointer,
+    Records,
+    Struct,
+)
+from gpuopt.backends.cuda.structs import (
+    FEW_GROUPS,
+    FEW_GROUPS_BYTES,
+    ClippedScalars,
+    FewScalars,
+    ScaledScalars,
+)
+from gpuopt.rules.clipped import ClippedRule
+from gpuopt.rules.scaled import ScaledRule
+from gpuopt.rules.update_rule import UpdateRule
+
+GROUPS = Pointer("int64")
+
+
+@cache
+def _scalars_type(rule: UpdateRule) -> Callable[..., tuple[Any, ...]]:
+    return namedtuple("Scalars", rule.scalars)
+
+
+def scalars_of(rule: UpdateRule, scalars: Scalars) -> tuple[Any, ...]:
+    """Returns what kernels take for a rule's scalars."""
+    return _scalars_type(rule)(*(scalars[name] for name in rule.scalars))
+
+
+def form_of_scalars(rule: UpdateRule) -> type[FewScalars | ClippedScalars | ScaledScalars]:
+    """Returns what kernels take for the scalars of several groups."""
+    if isinstance(rule, ScaledRule):
+        return ScaledScalars
+    return ClippedScalars if isinstance(rule, ClippedRule) else FewScalars
+
+
+def few_groups(rule: UpdateRule, storage: Storage) -> int:
+    """Returns how many groups' scalars are passed by value."""
+    few = min(FEW_GROUPS, FEW_GROUPS_BYTES // scalars_struct(rule, storage).size)
+    return few // 2 * 2 if isinstance(rule, ClippedRule) else few
+
+
+def constants_of_rule(rule: UpdateRule) -> dict[str, int]:
+    """The constants in a rule's header that the host relies on."""
+    return {f"{rule.require_cuda().functor}::num_slots": len(rule.slots)}
+
+
+def scalars_struct(rule: UpdateRule, storage: Storage) -> Struct:
+    """The rule's scalars, in the struct of its header."""
+    real = real_of(storage)
+    fields = {name: Number(real) for name in rule.scalars}
+    functor = rule.require_cuda().functor
+    return Struct(f"{functor}::Scalars<{CPP_TYPES[real]}>", fields)
+
+
+def scalars_of_groups(rule: UpdateRule, storage: Storage) -> dict[str, Parameter]:
+    """The scalars of several groups: by value, or on the device."""
+    one = scalars_struct(rule, storage)
+    struct = f"gpuopt::FewScalars<{rule.require_cuda().functor}, {cpp_storage(storage)}>"
+    before = [name for name in form_of_scalars(rule)._fields if name != "of"]
+    records = Records(one, few_groups(rule, storage))
+    return {
+        "few_scalars": Struct(struct, {**dict.fromkeys(before, INT64), "of": records}),
+        "many_scalars": Pointer(real_of(storage), one, is_optional=True),
+    }
+
+
+def variables(rule: UpdateRule, storage: Storage) -> Pointer:
+    """The sizes of variables, and the addresses of each, its slots, and what is beside it."""
+    name = f"gpuopt::Variable<{rule.require_cuda().functor}, {cpp_storage(storage)}>"
+    addresses = Numbers(INT64, _num_arrays(rule, storage))
+    return Pointer("int64", Struct(name, {"size": INT64, "arrays": addresses}))
+
+
+def arrays_struct(rule: UpdateRule, storage: Storage) -> Struct:
+    """The addresses of a variable, its slots, and what is beside it."""
+    count = _num_arrays(rule, storage)
+    return Struct(f"gpuopt::Arrays<{count}>", {"of": Numbers(Number("int64"), count)})
+
+
+def _num_arrays(rule: UpdateRule, storage: Storage) -> int:
+    return 1 + len(rule.slots) + num_beside(storage)
+
+
+def coded_variables(rule: UpdateRule) -> Pointer:
+    """The sizes and widths of variables, and the addresses of each, its codes and its scales."""
+    functor, count = rule.require_cuda().functor, 1 + 2 * len(rule.slots)
+    name = f"gpuopt::CodedVariable<{functor}>"
+    arrays = Numbers(INT64, count)
+    return Pointer("int64", Struct(name, {"size": INT64, "width": INT64, "arrays": arrays}))
+
+
+def coded_arrays(rule: UpdateRule) -> Struct:
+    """The addresses of a variable, its codes and its scales."""
+    count = 1 + 2 * len(rule.slots)
+    return Struct(f"gpuopt::Arrays<{count}>", {"of": Numbers(INT64, count)})

@@ -1,0 +1,40 @@
+"""Slots in bfloat16 as an option of optimizers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gpuopt.rules.rounded import BFLOAT16
+from gpuopt.rules.slot_codes import SlotCodes
+from gpuopt.rules.update_rule import UpdateRule
+from gpuopt.state.slot_dtypes import SlotDtype
+
+
+def checked_slot_dtype(
+    slot_dtype: SlotDtype | None, rule: UpdateRule, slot_codes: SlotCodes | None
+) -> np.dtype[Any] | None:
+    """Returns the type of all slots; None if they have their variables'.
+
+    Raises:
+        ValueError: the option has another value, the rule has no slots or slots of rows, or slots
+            are in 8 bits.
+    """
+    if slot_dtype is None:
+        return None
+    if not isinstance(slot_dtype, str) or slot_dtype != BFLOAT16.name:
+        raise ValueError(f'slot_dtype must be None or "{BFLOAT16.name}", got {slot_dtype!r}')
+    problem = ""
+    if slot_codes is not None:
+        problem = "with slot_bits=8. Leave one of them out"
+    elif not rule.slots:
+        problem = f"of the rule {rule.name}, which has no slots. Leave it out"
+    elif rule.row_slots:
+        problem = (
+            f"of the rule {rule.name}, whose slots {', '.join(rule.row_slots)} have a number for "
+            "each row. Leave it out"
+        )
+    if problem:
+        raise ValueError(f"slot_dtype={slot_dtype!r} cannot be had {problem}")
+    return BFLOAT16

@@ -1,0 +1,59 @@
+// Sums over each variable, by the block that does the variable's last chunk: nobody waits.
+#pragma once
+#include "block_sum.cuh"
+#include "chunks.cuh"
+#include "last_block.cuh"
+
+namespace gpuopt {
+
+// Where a kernel that goes through chunks writes what a rule sums over a variable. `first_chunks`
+// holds the number of each variable's first chunk, and at the end the number of all chunks. `parts`
+// is for the sums over each chunk, Rule::num_sums of them. `num_done` has how many chunks of each
+// variable are done: 0 before and after the launch. `of_variables` gets the scalars of each
+// variable: those of its group, and the sums from number `first_sum` on.
+template <class Rule, class Storage>
+struct VariableSums {
+  const long long* first_chunks;
+  double* parts;
+  unsigned int* num_done;
+  int first_sum;
+  Scalars<Rule, Storage>* of_variables;
+
+  // Adds up the sums of each thread over a chunk, and after the variable's last one those over its
+  // chunks, in their order. Every thread of the block must call it. The scalars are those of
+  // `dense_update_of_groups`. Precondition: the block's threads are a power of 2.
+  __device__ __forceinline__ void finish_chunk(long long chunk, unsigned int variable,
+                                               const Compute<Storage> (&mine)[Rule::num_sums],
+                                               const long long* groups,
+                                               const FewScalars<Rule, Storage>& few_scalars,
+                                               const Scalars<Rule, Storage>* many_scalars) const {
+    constexpr int num_sums = Rule::num_sums;
+#pragma unroll
+    for (int k = 0; k < num_sums; ++k) {
+      const Compute<Storage> sum = sum_of_block<dense_threads>(mine[k]);
+      if (threadIdx.x == 0) parts[chunk * num_sums + k] = static_cast<double>(sum);
+    }
+    const long long begin = __ldg(&first_chunks[variable]);
+    const long long end = __ldg(&first_chunks[variable + 1]);
+    // The only chunk is the last one.
+    const unsigned int num_chunks = static_cast<unsigned int>(end - begin);
+    if (num_chunks > 1 && !is_last_block(num_chunks, &num_done[variable])) return;
+    double of_chunks[num_sums] = {};
+    for (long long c = begin + threadIdx.x; c < end; c += blockDim.x) {
+#pragma unroll
+      for (int k = 0; k < num_sums; ++k) of_chunks[k] += __ldcg(&parts[c * num_sums + k]);
+    }
+    if (threadIdx.x == 0) {
+      of_variables[variable] =
+          given_scalars<Rule, Storage>(variable, groups, few_scalars, many_scalars);
+    }
+    Compute<Storage>* sums = reinterpret_cast<Compute<Storage>*>(of_variables + variable);
+#pragma unroll
+    for (int k = 0; k < num_sums; ++k) {
+      const double sum = sum_of_block<dense_threads>(of_chunks[k]);
+      if (threadIdx.x == 0) sums[first_sum + k] = static_cast<Compute<Storage>>(sum);
+    }
+  }
+};
+
+}  // namespace gpuopt
