@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from catching_up import OPTIMIZERS
 from safetensors.numpy import load_file
 
 import gpuopt
@@ -15,15 +16,23 @@ from gpuopt import IndexedSlices, Saver, Variable
 from gpuopt.distributed import Reduction, SyncReplicasOptimizer, TowerOptimizer, replicate
 
 HEIGHT = 30
+# What TensorFlow calls the slots of each optimizer in a file, and what is in it of no variable.
+IN_FILES: dict[str, tuple[dict[str, str], list[str]]] = {
+    "Adam": ({"m": "table/Adam", "v": "table/Adam_1"}, ["beta1_power", "beta2_power"]),
+    "AdamW": ({"m": "table/AdamW", "v": "table/AdamW_1"}, ["beta1_power", "beta2_power"]),
+    "Nadam": ({"m": "table/Adam", "v": "table/Adam_1"}, ["beta1_power", "beta2_power"]),
+    "AddSign": ({"m": "table/AddSignOptimizer"}, []),
+    "PowerSign": ({"m": "table/PowerSignOptimizer"}, []),
+}
 
 
 class Training:
     """A table and its optimizer, with rows that catch up or without."""
 
-    def __init__(self, catch_up: Any) -> None:
+    def __init__(self, catch_up: Any, name: str = "Adam") -> None:
         value = np.random.default_rng(1).normal(size=(HEIGHT, 2)).astype(np.float32)
         self.table = Variable(value, name="table")
-        self.optimizer = gpuopt.AdamOptimizer(0.01, catch_up=catch_up)
+        self.optimizer = OPTIMIZERS[name](learning_rate=0.01, catch_up=catch_up)
 
     def step(self, gradients: list[IndexedSlices]) -> None:
         for slices in gradients:
@@ -34,7 +43,10 @@ class Training:
         return behind is not None and behind.is_behind
 
     def values(self) -> list[np.ndarray]:
-        slots = [self.optimizer.get_slot(self.table, name).numpy() for name in ("m", "v")]
+        slots = [
+            self.optimizer.get_slot(self.table, name).numpy()
+            for name in self.optimizer.get_slot_names()
+        ]
         return [self.table.numpy(), *slots]
 
 
@@ -149,27 +161,29 @@ def test_a_step_of_several_workers_is_one_step_of_the_rows_that_it_names() -> No
 
 @pytest.mark.parametrize("saved_by", [True, False])
 @pytest.mark.parametrize("restored_by", [True, "stepping", False])
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_file_is_restored_into_either_form(
-    saved_by: bool, restored_by: Any, tmp_path: Path
+    name: str, saved_by: bool, restored_by: Any, tmp_path: Path
 ) -> None:
-    first, all_rows = Training(saved_by), Training(False)
+    first, all_rows = Training(saved_by, name), Training(False, name)
     for training in (first, all_rows):
         training.step(list(gradients(25)))
     assert first.is_behind() == saved_by
     named = {"table": first.table}
     path = Saver(named, optimizers=[first.optimizer]).save(tmp_path / "model")
     tensors = load_file(path)
-    assert sorted(tensors) == ["beta1_power", "beta2_power", "table", "table/Adam", "table/Adam_1"]
+    slots, others = IN_FILES[name]
+    keys = ["table", *map(slots.__getitem__, first.optimizer.get_slot_names())]
+    assert sorted(tensors) == sorted([*others, *keys])
     # As they are after all steps, in the file itself.
-    names = ("table", "table/Adam", "table/Adam_1")
-    for name, expected in zip(names, all_rows.values(), strict=True):
-        np.testing.assert_allclose(tensors[name], expected, rtol=4e-6, atol=4e-6)
+    for key, expected in zip(keys, all_rows.values(), strict=True):
+        np.testing.assert_allclose(tensors[key], expected, rtol=4e-6, atol=4e-6)
 
-    second = Training(restored_by)
+    second = Training(restored_by, name)
     second.step(list(gradients(12, seed=5)))  # rows that are behind are overwritten
     Saver({"table": second.table}, optimizers=[second.optimizer]).restore(path)
-    for value, name in zip(second.values(), names, strict=True):
-        np.testing.assert_array_equal(value, tensors[name])
+    for value, key in zip(second.values(), keys, strict=True):
+        np.testing.assert_array_equal(value, tensors[key])
     for training in (second, all_rows):
         training.step(list(gradients(20, seed=6)))
     close(second, all_rows)
