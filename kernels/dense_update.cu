@@ -156,11 +156,12 @@ __global__ void __launch_bounds__(dense_threads, blocks_of_updates<Rule, Storage
 }
 
 // How many blocks of `dense_update_of_groups` a multiprocessor is to hold: with the count of steps,
-// compilers would rather spill than take more registers than four blocks have. 0 leaves it to them.
+// compilers would rather spill than take more registers than four blocks have, and with random bits
+// besides, three. 0 leaves it to them.
 template <class Rule, class Storage>
-constexpr int blocks_of_groups = !is_scaled<Rule>               ? 0
-                                 : sizeof(Compute<Storage>) > 4 ? 2
-                                                                : 3;
+constexpr int blocks_of_groups = !is_scaled<Rule>                                   ? 0
+                                 : sizeof(Compute<Storage>) > 4 || is_rounded<Rule> ? 2
+                                                                                    : 3;
 
 // Updates variables of several groups. `many_scalars` has each group's scalars; if it is null,
 // `few_scalars` has.
@@ -227,10 +228,15 @@ __global__ void __launch_bounds__(dense_threads, blocks_of_rows<Rule, Storage>)
   }
 }
 
+// How many blocks of `sum_terms` a multiprocessor is to hold: floats with an average take more
+// registers than five blocks have. 0 leaves it to compilers, which would rather spill.
+template <class Rule, class Storage>
+constexpr int blocks_of_sums = is_averaged<Rule> && sizeof(Compute<Storage>) <= 4 ? 4 : 0;
+
 // Writes the scalars of each variable that has elements, with what the rule sums over it: see
 // `VariableSums`. Nothing is updated.
 template <class Rule, class Storage>
-__global__ void __launch_bounds__(dense_threads)
+__global__ void __launch_bounds__(dense_threads, blocks_of_sums<Rule, Storage>)
     sum_terms(const Variable<Rule, Storage>* __restrict__ variables, long long num_variables,
               const Chunk* __restrict__ chunks, long long num_chunks, long long chunk_size,
               const long long* __restrict__ grads, const __grid_constant__ FewGradients few_grads,

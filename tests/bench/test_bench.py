@@ -328,7 +328,11 @@ def test_the_tasks_run_under_pytest_benchmark_against_a_baseline(tmp_path: Path)
     command += ["-p", "no:cacheprovider", "--benchmark-storage", str(tmp_path)]
 
     def run(*options: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([*command, *options], cwd=root, capture_output=True, text=True)
+        # As a worker of pytest-xdist, pytest-benchmark would measure nothing.
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+        return subprocess.run(
+            [*command, *options], cwd=root, env=environment, capture_output=True, text=True
+        )
 
     first = run("--benchmark-autosave")
     assert first.returncode == 0, first.stdout + first.stderr

@@ -194,7 +194,7 @@ def test_arrays_that_are_not_contiguous_are_summed(xp: Any) -> None:
 
 
 @pytest.mark.emulator
-def test_all_sums_take_three_launches_and_the_host_waits_for_none(emulated_gpus: Any) -> None:
+def test_all_sums_take_one_launch_more_and_the_host_waits_for_none(emulated_gpus: Any) -> None:
     variables = [Variable(np.ones(n, np.float32), device="gpu:0") for n in (9, 5000)]
     pairs = [(fake_cupy.asarray(np.ones(v.shape, np.float32)), v) for v in variables]
     optimizer = gpuopt.LAMBOptimizer(**NUMBERS)
@@ -202,7 +202,7 @@ def test_all_sums_take_three_launches_and_the_host_waits_for_none(emulated_gpus:
     waits, launches = fake_cupy.counts.synchronisations, emulated_gpus[0].launches
     optimizer.apply_gradients(pairs)
     assert fake_cupy.counts.synchronisations == waits
-    assert emulated_gpus[0].launches == launches + 3
+    assert emulated_gpus[0].launches == launches + 2
 
 
 def test_a_gradient_in_its_variables_memory_is_read_first() -> None:

@@ -54,8 +54,6 @@ REFUSED = {
     ("loss_scale", "on_nonfinite"): "both decide",
     ("loss_scale", "growing_scale"): "around another one",
     ("on_nonfinite", "growing_scale"): "both decide",
-    ("averages", "masters"): "masters='float32' cannot be had with averages=",
-    ("averages", "remainders"): "masters='remainder' cannot be had with averages=",
     ("averages", "rounding"): "stochastic_rounding=7 cannot be had with averages=",
     ("slot_bits", "catch_up"): "cannot be had with slot_bits=8",
     ("slot_bits", "masters"): "masters='float32' cannot be had with slot_bits=8",

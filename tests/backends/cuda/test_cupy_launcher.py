@@ -257,7 +257,7 @@ def test_where_an_interrupted_download_lands_nothing_else_does(
         signal.setattr(Event, "record", raise_interrupt)
         launcher.download(interrupted)
     late = current.streams.pop(0)
-    landed = [launcher.download(other) for _ in range(300)]
+    landed = [launcher.download(other) for _ in range(150)]
     current_stream().run()
     late.run()
     assert all(download.values.tolist() == [5] for download in landed)
@@ -299,7 +299,7 @@ def test_a_download_keeps_its_memory_until_it_has_landed_and_is_gone(module: Any
     for _ in range(1000):
         launcher.download(source)  # gone while the copy is in flight
     assert PinnedMemory.made == 1
-    many = [launcher.download(source) for _ in range(300)]
+    many = [launcher.download(source) for _ in range(150)]
     assert PinnedMemory.made == 2
     source.host[:] = 7
     current_stream().run()

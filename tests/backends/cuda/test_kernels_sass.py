@@ -284,7 +284,7 @@ def test_a_stage_that_is_off_costs_no_instruction(tmp_path: Path) -> None:
         (gradient, "is_clipped = clips<Rule>(nullptr);", "is_clipped = false;"),
         (gradient, "is_scaled = scales<Rule>(nullptr);", "is_scaled = false;"),
         (gradient, "if constexpr (is_clipped<Rule>) return Rule::gradient(grad, scalars);", ""),
-        (update, "this->round(i, scalars, value, slot);", ""),
+        (update, "this->template round<drops_bits_of_var<Storage>>(i, scalars, value, slot);", ""),
         (update, "this->count_from(at);", ""),
         (update, "shifted.count_from(begin);", ""),
         (update, "struct Target : Numbering<Rule> {", "struct Target {"),

@@ -98,10 +98,10 @@ class Trainer:
             [(_given(gradients[each.label], each.dtype), each.real) for each in tables]
         )
         values = [getattr(each, "values", each) for each in gradients.values()]
-        if not all(np.isfinite(each).all() for each in values):
-            return
         for each in tables:
             self.model.make_slots(each.label, each.expected)
+        if not all(np.isfinite(each).all() for each in values):
+            return
         norm = np.sqrt(sum(float(np.sum(each * each)) for each in values))
         factor = CLIP_NORM / max(norm, CLIP_NORM) if self.clips else 1.0
         usual = getattr(self.model, "epsilon", None)
