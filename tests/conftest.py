@@ -185,4 +185,6 @@ def emulated_gpus(compiled_kernels: None) -> Iterator[list[EmulatorLauncher]]:
         for index, launcher in enumerate(launchers):
             gpu = Device("gpu", index)
             stack.enter_context(backends.using(gpu, CudaBackend(gpu, launcher)))
+        # Ctrl-C, in an earlier test, may have come where a device's context begins or ends.
+        fake_cupy.cuda.current.device = 0
         yield launchers
