@@ -228,10 +228,14 @@ __global__ void __launch_bounds__(dense_threads, blocks_of_rows<Rule, Storage>)
   }
 }
 
-// How many blocks of `sum_terms` a multiprocessor is to hold: floats with an average take more
-// registers than five blocks have. 0 leaves it to compilers, which would rather spill.
+// How many blocks of `sum_terms` a multiprocessor is to hold: with an average, compilers would
+// rather spill than take more registers than five blocks of floats or four of doubles have, or
+// three with the count of steps. 0 leaves it to them.
 template <class Rule, class Storage>
-constexpr int blocks_of_sums = is_averaged<Rule> && sizeof(Compute<Storage>) <= 4 ? 4 : 0;
+constexpr int blocks_of_sums = !is_averaged<Rule>              ? 0
+                               : sizeof(Compute<Storage>) <= 4 ? 4
+                               : is_scaled<Rule>               ? 2
+                                                               : 3;
 
 // Writes the scalars of each variable that has elements, with what the rule sums over it: see
 // `VariableSums`. Nothing is updated.
