@@ -54,11 +54,18 @@ def test_rows_are_as_close_to_all_steps_as_float32_itself(
 @pytest.mark.parametrize("rate", [constant, cosine, waves])
 @pytest.mark.parametrize("epsilon", [1e-8, 1e-3])
 def test_float64_is_close_by_sums_and_closer_step_by_step(
-    rate: Callable[[int], float], epsilon: float, *, stepping: bool, bound: float
+    rate: Callable[[int], float],
+    epsilon: float,
+    every_cpu_form: str,
+    *,
+    stepping: bool,
+    bound: float,
 ) -> None:
+    is_hardest = rate is constant and epsilon == 1e-3 and every_cpu_form == "compiled"
+    steps = 10_000 if is_hardest or os.environ.get("GPUOPT_FULL") else 700
     table = Table(np.float64, stepping=stepping, epsilon=epsilon)
     exact = AllRows(np.float64, epsilon)
-    for step, (rows, values) in enumerate(zipf_steps(700, seed=4), start=1):
+    for step, (rows, values) in enumerate(zipf_steps(steps, seed=4), start=1):
         table.step(rows, values, step_size(rate, step))
         exact.step(rows, values, step_size(rate, step))
         if step % 233 == 0:
