@@ -115,7 +115,10 @@ class SumsInState:
         for key in [key for key in self._state.waiting_slots if key[0] in self.slot_names]:
             del self._state.waiting_slots[key]
         self._forget_slots(_ROWS, _VALUES)
-        self._counter().assign(0)
+        self._state.waiting_others.pop(_COUNT, None)
+        count = self._state.other(_COUNT)
+        if count is not None:
+            count.assign(0)
 
     def spread(self) -> None:
         """Notes that other processes add gradients of the same steps to sums of their own.

@@ -117,3 +117,18 @@ def test_a_run_goes_on_to_the_same_bits(stage: str, way: str, tmp_path: Path) ->
         assert [name for name in expected if got.get(name) != expected[name]] == []
         del model
         gc.collect()
+
+
+def test_a_restore_before_the_first_step_makes_no_second_count(tmp_path: Path) -> None:
+    def num_counts() -> int:
+        gc.collect()
+        return sum("accumulated_steps" in each.name for each in gpuopt.global_variables())
+
+    before = num_counts()
+    optimizer = gpuopt.GradientAccumulationOptimizer(gpuopt.AdamOptimizer(0.1), 2)
+    variable = Variable(np.ones(4, np.float32), name="w")
+    saver = gpuopt.Saver()
+    saver.restore(saver.save(tmp_path / "before"))
+    optimizer.apply_gradients([(np.ones(4, np.float32), variable)])
+    assert optimizer.accumulated_steps == 1
+    assert num_counts() == before + 1
