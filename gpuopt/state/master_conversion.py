@@ -9,28 +9,27 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpuopt.quietly import quietly
-from gpuopt.rules.slot_codes import SlotCodes, scales_name
+from gpuopt.rules.slot_codes import scales_name
 from gpuopt.state.masters import MASTER, Masters, has_master
 from gpuopt.variables.variable import FLOAT_DTYPES, Variable
 
 if TYPE_CHECKING:
+    from gpuopt.state.state import Description
     from gpuopt.state.state_dict import OptimizerState
 
 
 def as_kept(
-    saved: OptimizerState,
-    masters: Masters | None,
-    codes: SlotCodes | None,
-    variables: Mapping[str, Variable],
+    saved: OptimizerState, optimizer: Description, variables: Mapping[str, Variable]
 ) -> OptimizerState:
     """Returns a saved state with slots of the types that an optimizer keeps: itself if they are so.
 
     Args:
         saved: A state of the right form, with slots as the optimizer stores them.
-        masters: Whether the optimizer keeps master copies.
-        codes: How it stores slots in 8 bits; None if as they are.
+        optimizer: Whether it keeps master copies, and which slots are its own: what wrappers keep
+            beside them is of types that do not hang on master copies.
         variables: The variables that exist, by their names in the state.
     """
+    masters, codes = optimizer.masters, optimizer.slot_codes
     slots = {name: dict(by_variable) for name, by_variable in saved["slots"].items()}
     hyperparameters = saved["hyperparameters"]
     is_of_masters = isinstance(hyperparameters, Mapping) and hyperparameters.get("masters")
@@ -46,7 +45,7 @@ def as_kept(
     # Scales are float32 beside variables of every type.
     scales = () if codes is None else [scales_name(name) for name in codes.slots]
     for slot_name, by_variable in slots.items():
-        if slot_name in scales:
+        if slot_name in scales or slot_name not in (optimizer.slot_names or slots):
             continue
         for name, value in by_variable.items():
             array = np.asarray(value)

@@ -132,3 +132,26 @@ def test_a_restore_before_the_first_step_makes_no_second_count(tmp_path: Path) -
     optimizer.apply_gradients([(np.ones(4, np.float32), variable)])
     assert optimizer.accumulated_steps == 1
     assert num_counts() == before + 1
+
+
+@pytest.mark.parametrize("there", [None, "float32", "remainder"])
+@pytest.mark.parametrize("here", [None, "float32", "remainder"])
+def test_sums_go_on_with_other_master_copies_or_without(there: Any, here: Any) -> None:
+    """Sums of 16-bit variables are of float32 either way."""
+    variables, optimizers = [], []
+    for masters in (there, here):
+        options = {} if masters is None else {"masters": masters}
+        variables.append(Variable(np.ones((3, 2), ml_dtypes.bfloat16)))
+        inner = gpuopt.AdamOptimizer(0.1, **options)
+        optimizers.append(gpuopt.GradientAccumulationOptimizer(inner, 3))
+    for number in range(5):  # their sums are no numbers of bfloat16
+        gradient = np.full((3, 2), number + 1 / 6, np.float32).astype(ml_dtypes.bfloat16)
+        optimizers[0].apply_gradients([(gradient, variables[0])])
+    variables[1].assign(variables[0].numpy())
+    state = optimizers[0].state_dict({"w": variables[0]})
+    optimizers[1].load_state_dict(state, {"w": variables[1]})
+    assert optimizers[1].accumulated_steps == 2
+    again = optimizers[1].state_dict({"w": variables[1]})
+    sums = [each["slots"]["gradient_sum"]["w"] for each in (state, again)]
+    assert sums[0].dtype == np.float32
+    np.testing.assert_array_equal(*sums)
