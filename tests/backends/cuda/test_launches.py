@@ -17,7 +17,14 @@ import gpuopt
 from gpuopt import IndexedSlices, LossScaleOptimizer, Variable, backends
 from gpuopt.backends.cuda import cuda_backend, kernels
 from gpuopt.backends.cuda.kernel import Kernel
-from gpuopt.backends.cuda.structs import Arrays, FewGradients, Shares, SortedRows, TableGradient
+from gpuopt.backends.cuda.structs import (
+    Arrays,
+    FewGradients,
+    IndexList,
+    Shares,
+    SortedRows,
+    TableGradient,
+)
 from gpuopt.device import Device
 from gpuopt.optimizers.adam import adam
 
@@ -130,7 +137,7 @@ def test_arguments_may_be_replaced_while_the_launch_is_queued(cupy: Any, launche
     cupy.cuda.get_current_stream().synchronize()
     given = {"lists": None, "num_lists": 1, "num_rows": 3}
     height = {"address": rows.data.ptr, "index_size": 8, "first": 0, "first_key": 0, "variable": 0}
-    only = kernels.IndexList(**height, height=9)
+    only = IndexList(**height, height=9)
     launch = launcher.bind(kernels.check_rows(), 1, 128, **given, only=only, refused=refused)
     for flag in flags:
         launch.replace(refused=flag)
