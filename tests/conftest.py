@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 from importlib.util import find_spec
+from typing import Any
 
 import browser
 import driver
@@ -25,6 +26,7 @@ from every_optimizer import update_rules
 from gpuopt import backends, global_variables
 from gpuopt.backends.cpu.backend import CpuBackend
 from gpuopt.backends.cpu.limits import CpuLimits
+from gpuopt.backends.cuda import launcher
 from gpuopt.backends.cuda.availability import ask_driver, installed
 from gpuopt.backends.cuda.backend import CudaBackend
 from gpuopt.device import Device
@@ -182,9 +184,23 @@ def emulated_gpus(compiled_kernels: None) -> Iterator[list[EmulatorLauncher]]:
     """Makes gpu:0 and gpu:1 usable: arrays of fake_cupy, and kernels that run on the CPU."""
     launchers = [EmulatorLauncher(xp=fake_cupy, index=index) for index in range(2)]
     with ExitStack() as stack:
-        for index, launcher in enumerate(launchers):
+        for index, each in enumerate(launchers):
             gpu = Device("gpu", index)
-            stack.enter_context(backends.using(gpu, CudaBackend(gpu, launcher)))
+            stack.enter_context(backends.using(gpu, CudaBackend(gpu, each)))
         # Ctrl-C, in an earlier test, may have come where a device's context begins or ends.
         fake_cupy.cuda.current.device = 0
         yield launchers
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Notes how often the host waits for a GPU that is not done yet."""
+    seen: list[str] = []
+    waiting = launcher.Waiting
+
+    def wait() -> Any:
+        seen.append("wait")
+        return waiting()
+
+    monkeypatch.setattr(launcher, "Waiting", wait)
+    return seen

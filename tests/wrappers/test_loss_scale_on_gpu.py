@@ -16,7 +16,7 @@ from naive_loss_scale import HostRule
 
 import gpuopt
 from gpuopt import IndexedSlices, LossScaleOptimizer, ParameterGroup, Variable, backends
-from gpuopt.backends.cuda import cuda_backend, launcher
+from gpuopt.backends.cuda import cuda_backend
 from gpuopt.device import Device
 from gpuopt.step.unscaled import unscaled
 from gpuopt.wrappers.device_scaling import DeviceScaling
@@ -163,20 +163,6 @@ def test_random_programs_do_what_the_host_model_does(name: str, seed: int) -> No
                 program.look()
         program.compare()
     assert program.num_skipped > 3
-
-
-@pytest.fixture
-def waits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Notes how often the host waits for a GPU that is not done yet."""
-    seen: list[str] = []
-    waiting = launcher.Waiting
-
-    def wait() -> Any:
-        seen.append("wait")
-        return waiting()
-
-    monkeypatch.setattr(launcher, "Waiting", wait)
-    return seen
 
 
 def gradients(xp: Any, bad: bool = False) -> tuple[Any, IndexedSlices]:

@@ -14,7 +14,7 @@ from gpu_streams import new_stream, require_two_gpus
 
 import gpuopt
 from gpuopt import IndexedSlices, LossScaleOptimizer, ParameterGroup, Variable, backends
-from gpuopt.backends.cuda import cuda_backend, launcher
+from gpuopt.backends.cuda import cuda_backend
 from gpuopt.device import Device
 from gpuopt.distributed import PerReplica
 
@@ -162,20 +162,6 @@ def on_each(xp: Any, num_gpus: int, make: Callable[[int], Any]) -> list[Any]:
         with xp.cuda.Device(gpu):
             found.append(make(gpu))
     return found
-
-
-@pytest.fixture
-def waits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Notes how often the host waits for a GPU that is not done yet."""
-    seen: list[str] = []
-    waiting = launcher.Waiting
-
-    def wait() -> Any:
-        seen.append("wait")
-        return waiting()
-
-    monkeypatch.setattr(launcher, "Waiting", wait)
-    return seen
 
 
 @pytest.mark.skipif(not driver.is_here(), reason="a real GPU may be done before the host looks")

@@ -14,7 +14,7 @@ from gpu_streams import new_stream
 
 import gpuopt
 from gpuopt import ExponentialMovingAverage, IndexedSlices, LossScaleOptimizer, Variable, backends
-from gpuopt.backends.cuda import cuda_backend, launcher
+from gpuopt.backends.cuda import cuda_backend
 from gpuopt.device import Device
 from gpuopt.step.rule_updates import RuleUpdates
 
@@ -177,20 +177,6 @@ def test_a_gpu_decides_what_the_host_would_to_the_bit(
         assert sides[0].optimizer.num_skipped == sides[1].optimizer.num_skipped == num_bad
     assert len(decided) > 12
     assert ours["step"] == 24 - num_bad
-
-
-@pytest.fixture
-def waits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Notes how often the host waits for a GPU that is not done yet."""
-    seen: list[str] = []
-    waiting = launcher.Waiting
-
-    def wait() -> Any:
-        seen.append("wait")
-        return waiting()
-
-    monkeypatch.setattr(launcher, "Waiting", wait)
-    return seen
 
 
 @pytest.mark.skipif(not driver.is_here(), reason="a real GPU may be done before the host looks")
