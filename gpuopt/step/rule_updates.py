@@ -28,7 +28,7 @@ from gpuopt.state.master_conversion import kept_dtype
 from gpuopt.state.masters import Masters, check_variables, master_or_own
 from gpuopt.state.slot_dtypes import check_no_doubles
 from gpuopt.state.state import Created
-from gpuopt.step.averages import FollowingAverages
+from gpuopt.step.averages import FollowingAverages, StepAverages
 from gpuopt.step.clips import GradientClips, StepClips
 from gpuopt.step.dense_gradients import as_dense
 from gpuopt.step.gpu_decision import GpuDecision
@@ -386,23 +386,27 @@ class RuleUpdates:
                 for position in part.require_group().constrained:
                     apply_constraint(part.given[position])
         if averages is not None and (alone := self._averaged_alone()):
-            values = alone
-            if self._optimizer.masters is not None:
-                values = [master_or_own(self._optimizer.state, each) for each in alone]
-            if self.gpu_decides is None:
-                averages.follow(alone, values, self._optimizer.row_checks)
-            else:
-                every = [each.averages for each in self._of_counts if each.averages is not None]
-                for device, decided in self._decided.items():
-                    here = [n for n, variable in enumerate(alone) if variable.device == device]
-                    if here:
-                        averages.follow_decided(
-                            [alone[n] for n in here],
-                            [values[n] for n in here],
-                            GpuDecision(device, decided),
-                            every,
-                        )
+            self._follow(averages, alone)
         return []
+
+    def _follow(self, averages: StepAverages, variables: Sequence[Variable]) -> None:
+        """Moves averages that rules do not move."""
+        values = variables
+        if self._optimizer.masters is not None:
+            values = [master_or_own(self._optimizer.state, each) for each in variables]
+        if self.gpu_decides is None:
+            averages.follow(variables, values, self._optimizer.row_checks)
+            return
+        every = [each.averages for each in self._of_counts if each.averages is not None]
+        for device, decided in self._decided.items():
+            here = [n for n, variable in enumerate(variables) if variable.device == device]
+            if here:
+                averages.follow_decided(
+                    [variables[n] for n in here],
+                    [values[n] for n in here],
+                    GpuDecision(device, decided),
+                    every,
+                )
 
     def write(self) -> None:
         """Applies the rule, without constraints; to be called by `quietly` if on a CPU."""
