@@ -162,3 +162,17 @@ def test_a_call_is_a_launch_and_an_update_two_more_and_nobody_waits(
     # The sum of the last call is a launch; then gradients are measured, and sums over variables.
     num_in_update = 4 if name == "LAMB" else 3
     assert launches[2 * NUM_STEPS :] == [1, 1, num_in_update] * 6
+
+
+@pytest.mark.skipif(not driver.is_here(), reason="a real GPU may be done before the host looks")
+def test_gradients_of_a_scaled_loss_are_accumulated_and_nobody_waits(waits: list[str]) -> None:
+    xp: Any = pytest.importorskip("cupy")
+    with driver.schedule("oldest"), backends.using(GPU, cuda_backend(GPU)):
+        side = Side("clipped AdamW", gpuopt.DynamicLossScale)
+        w = side.variables["w1"]
+        factors = [xp.full(w.shape, each, np.float32) for each in (1, np.inf)]
+        for call in range(8 * NUM_STEPS):
+            factor, waited = factors[call % 7 == 6], len(waits)
+            side.optimizer.minimize(lambda f=factor: xp.sum(w.value() * f), side.step, [w])
+            assert call < 2 * NUM_STEPS or len(waits) == waited, call
+        assert (side.scaling.num_skipped, int(side.step)) == (3, 5)
