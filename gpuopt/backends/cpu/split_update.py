@@ -38,6 +38,10 @@ class SplitPlan(DensePlan):
         super().__init__(targets, memory, limits, groups)
         self.remainders = remainders
 
+    @property
+    def beside(self) -> Sequence[Array]:
+        return self.remainders
+
 
 def update_split(
     rule: UpdateRule,
