@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from operator import attrgetter, eq
 from typing import Any
@@ -120,6 +121,20 @@ class DensePlan:
     def alone(self) -> DensePlan:
         """A plan of the same variables, each in a group of its own."""
         return DensePlan(self.targets, self.memory, self._limits, range(len(self.targets)))
+
+    def for_forms(self, forms: Sequence[RuleForm]) -> DensePlan:
+        """Returns the plan of the same variables that suits forms of a rule best."""
+        converts = self._converted_bytes or self._dtype != self.real
+        return self if converts or forms[0].update_chunks is None else self._for_compiled
+
+    @computed_once
+    def _for_compiled(self) -> DensePlan:
+        """The plan of the same variables of which fewer count as small."""
+        limits, smallest = self._limits, self._limits.small_compiled_elements
+        if not any(smallest <= var.size < limits.small_elements for var, _ in self.targets):
+            return self
+        limits = replace(limits, small_elements=smallest)
+        return DensePlan(self.targets, self.memory, limits, self.groups, self.copies)
 
     def without_overlap(self, gradients: Sequence[Array]) -> list[Array]:
         """Returns the gradients; those that the step would overwrite before reading are copies."""

@@ -39,6 +39,7 @@ def update_dense(
         threads, forms = 1, [PlainRule(rule, each) for each in scalars]
     else:
         threads, forms = limits.threads_for(plan.size), large_forms(rule, plan.real, scalars)
+        plan = plan.for_forms(forms)
     if plan.read_late:
         gradients = plan.without_overlap(gradients)
     if rule.row_slots:
