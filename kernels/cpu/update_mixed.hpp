@@ -51,6 +51,23 @@ struct Tile<float> {
   void write(float*, long long) const {}
 };
 
+// The gradient's: copies, or those in memory. Or zeros, where there is none.
+struct Zeros {};
+template <class Stored>
+struct GradientTile {
+  Tile<Stored> tile;
+
+  const float* read(const void* grad, long long at, long long size) {
+    return tile.read(static_cast<const Stored*>(grad) + at, size);
+  }
+};
+template <>
+struct GradientTile<Zeros> {
+  float numbers[mixed_tile] = {};
+
+  const float* read(const void*, long long, long long) const { return numbers; }
+};
+
 // Those of a variable, which is written with what is beside it.
 template <class Var, class Beside>
 struct VariableTile;
@@ -110,7 +127,7 @@ struct MixedChunk {
   const typename Rule::template Scalars<float>* scalars;
 };
 
-// An update of arrays of certain types: each float, Bfloat16 or Float16.
+// An update of arrays of certain types: each float, Bfloat16 or Float16; a gradient may be `Zeros`.
 template <class Rule, class Var, class Beside, class Gradient, class... Slot>
 struct MixedUpdate {
   static_assert(sizeof...(Slot) == Rule::num_slots, "each slot has a type");
@@ -135,11 +152,11 @@ struct MixedUpdate {
   static void update_tile(const Chunk& chunk, long long at, long long size, Scalars scalars,
                           std::index_sequence<k...>) {
     VariableTile<Var, Beside> variable;
-    Tile<Gradient> gradient;
+    GradientTile<Gradient> gradient;
     std::tuple<Tile<Slot>...> tiles;
     void* const* const beside = chunk.written + Rule::num_slots + 1;
     float* const var = variable.read(chunk.written, beside, at, size);
-    const float* const grad = gradient.read(static_cast<const Gradient*>(chunk.grad) + at, size);
+    const float* const grad = gradient.read(chunk.grad, at, size);
     const Slots<Rule, float> slots{
         {std::get<k>(tiles).read(static_cast<Slot*>(chunk.written[1 + k]) + at, size)...}};
     GPUOPT_INDEPENDENT

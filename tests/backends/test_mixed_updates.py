@@ -14,7 +14,9 @@ import pytest
 from every_backend import BACKENDS, BY_NAME, misaligned, scalars_for
 
 from gpuopt.backends import Target
+from gpuopt.backends.backend import SparseUpdate
 from gpuopt.backends.cpu import backend as cpu_backend
+from gpuopt.backends.cpu import dense_update, rounded_update, split_update
 from gpuopt.backends.cpu.mixed_update import update_mixed
 from gpuopt.rules.averaged import averaged
 from gpuopt.rules.clipped import clipped
@@ -60,11 +62,11 @@ KINDS = {
 }
 
 
-def make(kind: Kind, rule: UpdateRule) -> tuple[list[Target], Any, Any]:
+def make(kind: Kind, rule: UpdateRule, shapes: list[Any]) -> tuple[list[Target], Any, Any]:
     """Returns variables with slots, what is beside them, and their gradients."""
     random = np.random.default_rng(0)
     targets, beside, gradients = [], [], []
-    for shape in SHAPES:
+    for shape in shapes:
         master = np.asarray(random.normal(size=shape), FLOAT)
         slots = [np.asarray(random.uniform(1, 2, shape), kind.slots) for _ in rule.slots]
         var = master.astype(kind.weights)
@@ -85,7 +87,7 @@ def shifted(array: Array) -> Array:
 
 def write(backend: str, kind: Kind, rule: UpdateRule, shift: bool) -> Any:
     """Returns what is written by three steps."""
-    targets, beside, gradients = make(kind, rule)
+    targets, beside, gradients = make(kind, rule, SHAPES)
     if shift:
         targets = [Target(shifted(var), slots) for var, slots in targets]
         gradients = list(map(shifted, gradients))
@@ -101,6 +103,7 @@ def write(backend: str, kind: Kind, rule: UpdateRule, shift: bool) -> Any:
     return [array for var, slots in targets for array in (var, *slots)] + beside
 
 
+KEY = key_of_step(3, 0)
 CASES = [
     *((name, ADAM) for name in KINDS),
     *(("bfloat16 with masters", rule) for rule in RULES),
@@ -128,6 +131,28 @@ def test_compiled_updates_write_numpys_bits(
     assert used == [True] * 3 + [False] * 3
     for mine, theirs in zip(found, expected, strict=True):
         assert mine.tobytes() == theirs.tobytes()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_rows_without_a_gradient_are_updated_to_numpys_bits(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    used: list[bool] = []
+    for module in (dense_update, split_update, rounded_update):
+        monkeypatch.setattr(module, "update_mixed", partial(noting, used))
+    kind, rows = KINDS[name], np.array([3, 40, 3, 0])
+    rule, scalars = (rounded(ADAM), KEY) if kind.is_rounded else (ADAM, {})
+    found = []
+    for backend in ("compiled", "plain"):
+        [target], beside, [grad] = make(kind, ADAM, [(300, 70)])
+        mine = BACKENDS[backend]()
+        update = SparseUpdate(mine.plan_dense([target], beside=beside), grad[:4], rows)
+        given = {**scalars_for(backend, ADAM), **scalars}
+        mine.apply_sparse(rule, [update], [given], other_rows=rule)
+        found.append([target.var, *target.slots, *beside])
+    assert used == [True, False]
+    for compiled, plain in zip(*found, strict=True):
+        assert compiled.tobytes() == plain.tobytes()
 
 
 # Each upper half of a float32, with the lower halves around each tie of both types of 16 bits.

@@ -118,18 +118,20 @@ class Chunks:
             table[:, _GRADIENT] = (grads + self._offsets[:, 0])[present]
         return table
 
-    def numbered_table(self, scalars: Sequence[int], gradients: Sequence[Array]) -> Array:
+    def numbered_table(self, scalars: Sequence[int], gradients: Sequence[Array] | None) -> Array:
         """Returns the chunks' addresses, for `CompiledMixed.update_chunks`.
 
         Precondition: rows have one element.
 
         Args:
             scalars: Where each group's scalars are.
-            gradients: One for each target, contiguous and all of one type.
+            gradients: One for each target, contiguous and all of one type; None if they are zero
+                everywhere.
         """
         table = self._table.copy()
-        grads = np.array([gradient.ctypes.data for gradient in gradients], np.intp)
-        table[:, _GRADIENT] = grads[self._owners] + self._starts * gradients[0].itemsize
+        if gradients is not None:
+            grads = np.array([gradient.ctypes.data for gradient in gradients], np.intp)
+            table[:, _GRADIENT] = grads[self._owners] + self._starts * gradients[0].itemsize
         table[:, _WIDTH] = self._starts
         table[:, _SCALARS] = np.array(scalars, np.intp)[self._chunk_groups]
         return table

@@ -22,11 +22,18 @@ _FLOAT = np.dtype(np.float32)
 def update_mixed(
     rule: UpdateRule,
     plan: DensePlan,
-    gradients: Sequence[Array],
+    gradients: Sequence[Array] | None,
     scalars: Sequence[Scalars],
     limits: CpuLimits,
 ) -> bool:
     """Does what `Backend.apply_dense` does, with what a plan has beside its variables.
+
+    Args:
+        rule: See there.
+        plan: See there.
+        gradients: See there; None if they are zero everywhere.
+        scalars: See there.
+        limits: See `CpuLimits`.
 
     Returns:
         Whether it did: not for small updates, rules with sums or slots of rows, arrays that do not
@@ -42,12 +49,7 @@ def update_mixed(
     compiled = compiled_mixed(rule, types, scalars)
     if compiled is None:
         return False
-    overlaps = plan.memory.overlaps
-    flat = [
-        np.require(each.copy() if overlaps(each) else each, requirements=["C", "ALIGNED"])
-        for each in gradients
-        if each.size
-    ]
+    flat = None if gradients is None else _flat(plan, gradients)
     threads = limits.threads_for(plan.size)
     longest = min(CompiledRule.most_elements, -(-plan.size // threads))
     table = plan.whole_chunks(longest).numbered_table(compiled.scalars_addresses, flat)
@@ -56,16 +58,26 @@ def update_mixed(
     return True
 
 
-def _types_of(plan: DensePlan, gradients: Sequence[Array]) -> StoredTypes | None:
+def _flat(plan: DensePlan, gradients: Sequence[Array]) -> list[Array]:
+    """Returns the gradients that have elements: copies of those that overlap, or are not flat."""
+    overlaps = plan.memory.overlaps
+    return [
+        np.require(each.copy() if overlaps(each) else each, requirements=["C", "ALIGNED"])
+        for each in gradients
+        if each.size
+    ]
+
+
+def _types_of(plan: DensePlan, gradients: Sequence[Array] | None) -> StoredTypes | None:
     """Returns the types of a step's arrays, if they are such as can be updated in one pass."""
     beside, [(var, slots), *_] = plan.beside, plan.targets
     types = StoredTypes(
         var.dtype,
         beside[0].dtype if beside else None,
-        gradients[0].dtype,
+        gradients[0].dtype if gradients else None,
         tuple(each.dtype for each in slots),
     )
     are_flat = not plan.is_strided and all(each.flags.carray for each in beside)
-    are_alike = {each.dtype for each in gradients} == {types.gradient}
-    is_plain = not beside and {types.var, types.gradient, *types.slots} == {_FLOAT}
+    are_alike = len({each.dtype for each in gradients or ()}) <= 1
+    is_plain = not beside and {types.var, types.gradient or _FLOAT, *types.slots} == {_FLOAT}
     return types if are_flat and are_alike and types.are_known and not is_plain else None

@@ -43,21 +43,20 @@ class StoredTypes(NamedTuple):
     Attributes:
         var: The variable's.
         beside: That of the array beside it, if there is one: see `Backend.plan_dense`.
-        gradient: The gradient's.
+        gradient: The gradient's; None if it is zero everywhere.
         slots: Those of the slots, in the rule's order.
     """
 
     var: np.dtype[Any]
     beside: np.dtype[Any] | None
-    gradient: np.dtype[Any]
+    gradient: np.dtype[Any] | None
     slots: tuple[np.dtype[Any], ...]
 
     @property
     def are_known(self) -> bool:
         """Whether there is a compiled form for them."""
-        copied = self.beside if self.beside != _REMAINDER else None
-        used = {self.var, self.gradient, *self.slots, *([copied] if copied else [])}
-        return used <= _STORED.keys()
+        used = {self.var, *self.slots, self.gradient, self.beside}
+        return used <= {*_STORED, _REMAINDER, None}
 
     @property
     def names(self) -> str:
@@ -66,8 +65,9 @@ class StoredTypes(NamedTuple):
         if self.beside is not None:
             copied = _STORED.get(self.beside)
             beside = f"gpuopt::Copied<{copied}>" if copied else "gpuopt::Split"
+        gradient = "gpuopt::Zeros" if self.gradient is None else _STORED[self.gradient]
         slots = [_STORED[each] for each in self.slots]
-        return ", ".join([_STORED[self.var], beside, _STORED[self.gradient], *slots])
+        return ", ".join([_STORED[self.var], beside, gradient, *slots])
 
 
 class CompiledMixed:
