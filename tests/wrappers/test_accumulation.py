@@ -341,8 +341,18 @@ def test_a_state_without_sums_begins_anew_and_one_with_sums_needs_a_place() -> N
     assert with_sums["non_slots"]["accumulated_steps"] == 2
     optimizer.load_state_dict(without, {"w": w})
     assert optimizer.accumulated_steps == 0
-    with pytest.raises(ValueError, match='has a slot "gradient_sum"'):
+    refused = pytest.raises(ValueError, match=r'has a slot "gradient_sum".*apply_accumulated')
+    with refused:
         plain.load_state_dict(with_sums, {"w": w})
+    optimizer.load_state_dict(with_sums, {"w": w})
+    optimizer.apply_accumulated()
+    between = optimizer.state_dict({"w": w})
+    plain.load_state_dict(between, {"w": w})
+    np.testing.assert_array_equal(plain.get_slot(w, "m").numpy(), between["slots"]["m"]["w"])
+    assert "accumulated_steps" not in plain.state_dict({"w": w})["non_slots"]
+    between["non_slots"]["accumulated_steps"] = np.int64(1)
+    with pytest.raises(ValueError, match=r'has a "accumulated_steps".*apply_accumulated'):
+        plain.load_state_dict(between, {"w": w})
     optimizer.load_state_dict(with_sums, {"w": w})
     assert optimizer.accumulated_steps == 2
     with_sums["slots"]["gradient_sum"]["w"] = one(1, 2)

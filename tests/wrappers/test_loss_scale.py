@@ -27,6 +27,41 @@ def make(manager: str = "dynamic", opt: Any = None, **options: Any) -> LossScale
     )
 
 
+def test_wrappers_around_it_tell_what_it_tells() -> None:
+    scaling = make("dynamic")
+    optimizer = gpuopt.MovingAverageOptimizer(gpuopt.GradientAccumulationOptimizer(scaling, 1))
+    w = Variable(np.ones(2, np.float32), name="w")
+    optimizer.apply_gradients([(np.float32([1, np.nan]), w)])
+    told = optimizer.loss_scale, optimizer.num_skipped, optimizer.skipped_in_a_row
+    assert told == (scaling.loss_scale, 1, 1)
+    assert optimizer.last_nonfinite == scaling.last_nonfinite is not None
+    assert not hasattr(
+        gpuopt.GradientAccumulationOptimizer(gpuopt.AdamOptimizer(), 2), "loss_scale"
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "listed"),
+    [
+        (
+            lambda: gpuopt.DynamicLossScale(init_scale=8.0),
+            "DynamicLossScale takes no init_scale; it takes initial_loss_scale, increment_period",
+        ),
+        (
+            lambda: gpuopt.FixedLossScaleManager(scale=8.0),
+            "FixedLossScaleManager takes no scale; it takes loss_scale",
+        ),
+        (
+            lambda: gpuopt.LossScaleOptimizer(gpuopt.AdamOptimizer(), manager=None),
+            "LossScaleOptimizer takes no manager; it takes opt, loss_scale_manager, accept_after",
+        ),
+    ],
+)
+def test_an_unknown_argument_is_refused_with_those_that_there_are(make: Any, listed: str) -> None:
+    with pytest.raises(TypeError, match=listed):
+        make()
+
+
 @pytest.mark.parametrize("manager", MANAGERS)
 @pytest.mark.parametrize("kind", ["dense", "sparse", "mixed"])
 @pytest.mark.parametrize("clip", [{}, {"clip_norm": 0.5}, {"clip_value": 0.25}])
