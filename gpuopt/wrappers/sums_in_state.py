@@ -197,7 +197,10 @@ class SumsInState:
     def refuse_row_changes(self, variables: Sequence[Variable]) -> None:
         for variable in variables:
             found = self._sums.get(variable.identity)
-            if found is not None and found.slices and self.num_steps:
+            has_slices = found is not None and bool(found.slices)
+            if self._reference() is not None:  # restored ones are slots until the next call
+                has_slices |= self._state.slot(variable, ROWS) is not None
+            if has_slices and self.num_steps:
                 raise ValueError(
                     f'the rows of "{variable.name}" stay as they are while sparse gradients of it '
                     "are accumulated: call apply_accumulated() or reset() of the "
