@@ -78,7 +78,7 @@ def _table(workloads: Mapping[str, Any]) -> str:
         share = each["contenders"]["gpuopt"]["share_of_copy"]
         rows.append([each["description"], *times, f"{share:.2f}"])
     return make_table(
-        ["milliseconds, the median", *contenders, "gpuopt's part of a copy's bandwidth"], rows
+        ["milliseconds, the median", *contenders, "gpuopt's bandwidth, of a copy's"], rows
     )
 
 
@@ -127,6 +127,8 @@ def _draw_panel(panel: Any, workloads: Sequence[Mapping[str, Any]], colors: dict
     panel.set_yticks(range(len(names)), names)
     panel.invert_yaxis()
     panel.set_xscale("log")
+    panel.xaxis.set_major_formatter("{x:g}")
+    panel.xaxis.set_minor_formatter("")
     panel.grid(axis="x", color="#DDDDDD", linewidth=0.5)
 
 

@@ -22,12 +22,14 @@ class Reference(NamedTuple):
         text: What it begins with.
         names: The public names that it describes, as paths in Python.
         with_members: Those of them whose methods and attributes are described, too.
+        inherited: Of those, the ones that get theirs from private classes.
     """
 
     title: str
     text: str
     names: Sequence[str]
     with_members: frozenset[str] = frozenset()
+    inherited: frozenset[str] = frozenset()
 
 
 def _in(module: str, names: Sequence[str]) -> list[str]:
@@ -81,6 +83,7 @@ PAGES = {
             ],
         ),
         frozenset({"gpuopt.Variable", "gpuopt.IndexedSlices", "gpuopt.Rows", "gpuopt.Device"}),
+        frozenset({"gpuopt.Variable"}),
     ),
     "training": Reference(
         "Training",
@@ -150,6 +153,7 @@ def text_of(page: Reference, command: str) -> str:
     for name in page.names:
         options = [f"heading: {name}"]
         options += [] if name in page.with_members else ["members: false"]
+        options += ["inherited_members: true"] if name in page.inherited else []
         parts.append("\n      ".join([f"::: {_definition(name)}\n    options:", *options]))
     return "\n\n".join(parts) + "\n"
 
