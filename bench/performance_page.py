@@ -116,6 +116,8 @@ def _draw_panel(panel: Any, workloads: Sequence[Mapping[str, Any]], colors: dict
         workloads: Of one size.
         colors: By contender; new ones are added.
     """
+    from matplotlib.ticker import LogLocator
+
     for row, workload in enumerate(workloads):
         contenders = workload["contenders"]
         for place, (name, times) in enumerate(contenders.items()):
@@ -127,6 +129,7 @@ def _draw_panel(panel: Any, workloads: Sequence[Mapping[str, Any]], colors: dict
     panel.set_yticks(range(len(names)), names)
     panel.invert_yaxis()
     panel.set_xscale("log")
+    panel.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     panel.xaxis.set_major_formatter("{x:g}")
     panel.xaxis.set_minor_formatter("")
     panel.grid(axis="x", color="#DDDDDD", linewidth=0.5)
