@@ -315,7 +315,7 @@ def checked_most(name: str, value: Any) -> Any:
         ValueError: it is below 0, or NaN.
     """
     if not value >= 0:
-        raise ValueError(f"{name} must be a number from 0, or None, got {value!r}")
+        raise ValueError(f"{name} must be a number from 0, or None, got {value:.7g}")
     return value
 
 
