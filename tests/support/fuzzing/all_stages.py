@@ -9,6 +9,7 @@ comparison brings rows up to date, and waits.
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
@@ -523,6 +524,31 @@ def handled_step(program: Program) -> None:
     program.follow(gradients)
 
 
+def watched_steps(program: Program) -> None:
+    """Another thread reads what there is while steps are made."""
+    done = threading.Event()
+    failed: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            while not done.is_set():
+                for each in program.real.values():
+                    each.numpy()
+                program.whole.state_dict(program.named())
+        except BaseException as error:  # raised again by the program's thread
+            failed.append(error)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    try:
+        steps(program)
+    finally:
+        done.set()
+        thread.join()
+    if failed:
+        raise failed[0]
+
+
 def change_rows(program: Program) -> None:
     table, model = program.real["table"], program.model
     height = len(model.values["table"])
@@ -614,6 +640,7 @@ OPERATIONS: list[tuple[float, Callable[[Program], None]]] = [
     (1, apply_accumulated),
     (1, by_another),
     (2, handled_step),
+    (1, watched_steps),
     (1, change_rows),
     (2, save),
     (3, restore),
