@@ -18,11 +18,10 @@ import numpy as np
 import gpuopt
 from bench.catch_up import HEIGHTS
 from bench.harness import ROOT
-from bench.page import make_table, replace_between
+from bench.page import make_table, picture, replace_between
 
 PAGE = ROOT / "docs" / "guides" / "adam_for_embeddings.md"
 COMMAND = "python -m bench.catch_up_page"
-_IMAGES = ROOT / "docs" / "images"
 _CONTENDERS = {
     "gpuopt": "catch_up=True",
     "LazyAdam": "LazyAdam",
@@ -132,12 +131,7 @@ def _loss_of(table: gpuopt.Variable, pairs: np.ndarray, wanted: np.ndarray) -> C
 
 
 def _draw(file: str, curves: Mapping[str, np.ndarray], x: str, y: str, *, logarithmic: str) -> None:
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    settings = {"svg.hashsalt": file, "svg.fonttype": "none", "font.size": 9.0}
-    with matplotlib.rc_context(settings):
-        figure = Figure(figsize=(6.0, 3.4), layout="constrained")
+    with picture(file, f"{y}, by {x}", (6.0, 3.4)) as figure:
         panel = figure.subplots()
         for (name, points), marker in zip(curves.items(), "osD^", strict=False):
             panel.plot(*points.T, label=name, marker=marker, markersize=4, linewidth=1.3)
@@ -147,8 +141,6 @@ def _draw(file: str, curves: Mapping[str, np.ndarray], x: str, y: str, *, logari
         panel.set_xlabel(x)
         panel.set_ylabel(y)
         panel.legend(frameon=False)
-        figure.savefig(_IMAGES / file, metadata={"Date": None, "Title": f"{y}, by {x}"})
-    print(f"written: {(_IMAGES / file).relative_to(ROOT)}")
 
 
 if __name__ == "__main__":
