@@ -108,6 +108,7 @@ CASES = [
     *((name, ADAM) for name in KINDS),
     *(("bfloat16 with masters", rule) for rule in RULES),
     *(("remainders and slots in bfloat16", rule) for rule in RULES),
+    *((name, BY_NAME["lamb"]) for name in ("float16 with masters", "bfloat16, rounded")),
     # Two words of random bits for each element.
     ("bfloat16, rounded", averaged(BY_NAME["ams_grad"])),
 ]

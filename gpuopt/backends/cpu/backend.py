@@ -191,7 +191,7 @@ class CpuBackend:
         begin = 0.0 if watcher is None else perf_counter()
         if isinstance(plan, CodedPlan):
             update_coded(rule, plan, gradients, scalars, self._limits)
-        elif not update_mixed(rule, plan, gradients, scalars, self._limits):
+        elif not (plan.is_mixed and update_mixed(rule, plan, gradients, scalars, self._limits)):
             if isinstance(plan, SplitPlan):
                 update_split(rule, plan, gradients, scalars, self._limits)
             elif rule.is_rounded:

@@ -124,7 +124,7 @@ class Chunks:
         Precondition: rows have one element.
 
         Args:
-            scalars: Where each group's scalars are.
+            scalars: Where each target's scalars are.
             gradients: One for each target, contiguous and all of one type; None if they are zero
                 everywhere.
         """
@@ -133,7 +133,7 @@ class Chunks:
             grads = np.array([gradient.ctypes.data for gradient in gradients], np.intp)
             table[:, _GRADIENT] = grads[self._owners] + self._starts * gradients[0].itemsize
         table[:, _WIDTH] = self._starts
-        table[:, _SCALARS] = np.array(scalars, np.intp)[self._chunk_groups]
+        table[:, _SCALARS] = np.array(scalars, np.intp)[self._owners]
         return table
 
     @computed_once

@@ -44,6 +44,7 @@ class DensePlan:
         groups: For each of them, the number of its group, whose forms and scalars it gets.
         memory: Theirs, and that of `copies`.
         copies: The arrays that get the new values, too, if the variables are master copies.
+        is_mixed: Whether some of these arrays have another type than `real`.
         read_late: The positions of gradients that are read after the first write.
     """
 
@@ -77,6 +78,7 @@ class DensePlan:
         types = [array.dtype for array in (targets[0].var, *targets[0].slots)]
         converted = sum(each != self.real for each in [*types, stored])  # and the gradient
         self._converted_bytes = converted * self.real.itemsize
+        self.is_mixed = bool(converted or copies)
         self._strided: list[int] = []
         self._large: list[int] = []
         small: list[int] = []
@@ -150,12 +152,13 @@ class DensePlan:
         Precondition: all of that lies flat in memory.
         """
         if self._whole_chunks.longest != longest:
-            targets, groups = [], []
-            for position, (var, slots) in enumerate(self.targets):
-                if var.size:
-                    targets.append(Target(var, [*slots, *self.beside[position : position + 1]]))
-                    groups.append(self.groups[position])
-            self._whole_chunks = Chunks(targets, groups, longest)
+            targets = [
+                Target(var, [*slots, *self.beside[position : position + 1]])
+                for position, (var, slots) in enumerate(self.targets)
+                if var.size
+            ]
+            # Each has its own scalars: see `Chunks.numbered_table`.
+            self._whole_chunks = Chunks(targets, range(len(targets)), longest)
         return self._whole_chunks
 
     def in_rows(self, gradients: Sequence[Array]) -> list[Array]:

@@ -86,7 +86,7 @@ def update_with_zero(
     rule: UpdateRule, plan: DensePlan, scalars: Scalars, limits: CpuLimits
 ) -> None:
     """Updates a plan's only variable as if its gradient were zero everywhere."""
-    if update_mixed(rule, plan, None, [scalars], limits):
+    if plan.is_mixed and update_mixed(rule, plan, None, [scalars], limits):
         return
     [target] = plan.targets
     var = target.var

@@ -9,9 +9,10 @@ import numpy as np
 from gpuopt.backends.backend import Scalars
 from gpuopt.backends.cpu.dense_plan import DensePlan
 from gpuopt.backends.cpu.forms.compiled import CompiledRule
-from gpuopt.backends.cpu.forms.compiled_mixed import StoredTypes, compiled_mixed
+from gpuopt.backends.cpu.forms.compiled_mixed import CompiledMixed, StoredTypes, mixed_library
 from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cpu.memory import Array
+from gpuopt.backends.cpu.summed_scalars import scalars_with_sums
 from gpuopt.backends.cpu.threads import share_out
 from gpuopt.rules.rounded import BFLOAT16
 from gpuopt.rules.update_rule import UpdateRule
@@ -36,23 +37,32 @@ def update_mixed(
         limits: See `CpuLimits`.
 
     Returns:
-        Whether it did: not for small updates, rules with sums or slots of rows, arrays that do not
-        lie flat in memory, and where nothing can be compiled.
+        Whether it did: not for small updates, rules with slots of rows, arrays that do not lie flat
+        in memory, sums over variables that are halves, and where nothing can be compiled.
     """
     if plan.size < max(limits.large_elements, 1) or plan.real != _FLOAT or rule.row_slots:
         return False
     types = _types_of(plan, gradients)
-    if types is None or rule.sums:
+    if types is None or (rule.is_rounded and set(types.slots) - {BFLOAT16}):
         return False
-    if rule.is_rounded and set(types.slots) - {BFLOAT16}:
+    if rule.sums and (gradients is None or types.are_halves):
         return False
-    compiled = compiled_mixed(rule, types, scalars)
-    if compiled is None:
+    library = mixed_library(rule, types)
+    if library is None:
         return False
+    groups = plan.groups
+    if rule.sums and gradients is not None:
+        scalars = scalars_with_sums(rule, plan, gradients, scalars, limits)
+        groups = range(len(scalars))
+    compiled = CompiledMixed(library, rule, scalars)
     flat = None if gradients is None else _flat(plan, gradients)
     threads = limits.threads_for(plan.size)
     longest = min(CompiledRule.most_elements, -(-plan.size // threads))
-    table = plan.whole_chunks(longest).numbered_table(compiled.scalars_addresses, flat)
+    of_groups = compiled.scalars_addresses
+    addresses = [
+        of_groups[group] for group, (var, _) in zip(groups, plan.targets, strict=True) if var.size
+    ]
+    table = plan.whole_chunks(longest).numbered_table(addresses, flat)
     taken = np.zeros(1, np.int64)
     share_out(lambda _: compiled.update_chunks(table, taken), range(threads), threads)
     return True
@@ -79,5 +89,4 @@ def _types_of(plan: DensePlan, gradients: Sequence[Array] | None) -> StoredTypes
     )
     are_flat = not plan.is_strided and all(each.flags.carray for each in beside)
     are_alike = len({each.dtype for each in gradients or ()}) <= 1
-    is_plain = not beside and {types.var, types.gradient or _FLOAT, *types.slots} == {_FLOAT}
-    return types if are_flat and are_alike and types.are_known and not is_plain else None
+    return types if are_flat and are_alike and types.are_known else None

@@ -59,6 +59,11 @@ class StoredTypes(NamedTuple):
         return used <= {*_STORED, _REMAINDER, None}
 
     @property
+    def are_halves(self) -> bool:
+        """Whether a variable is half of its master copy, of which the rest is beside it."""
+        return self.beside == _REMAINDER
+
+    @property
     def names(self) -> str:
         """The types as template arguments of C++."""
         beside = "gpuopt::Alone"
@@ -96,14 +101,9 @@ class CompiledMixed:
         )
 
 
-def compiled_mixed(
-    rule: UpdateRule, types: StoredTypes, scalars: Sequence[Scalars]
-) -> CompiledMixed | None:
-    """Returns the compiled form of a rule for arrays of known types; None where there is none."""
-    if rule.cuda is None or why_not_compiled() is not None:
-        return None
-    library = _library(rule, types)
-    return None if library is None else CompiledMixed(library, rule, scalars)
+def mixed_library(rule: UpdateRule, types: StoredTypes) -> ctypes.CDLL | None:
+    """Returns a rule compiled for arrays of known types; None where it cannot be."""
+    return None if rule.cuda is None or why_not_compiled() else _library(rule, types)
 
 
 @cache
