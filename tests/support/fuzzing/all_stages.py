@@ -591,7 +591,8 @@ def save(program: Program) -> None:
     values = {label: each.numpy() for label, each in program.real.items()}
     labels = sorted(program.model.averages)
     averages = {n: program.averages.average(program.real[n]).numpy() for n in labels}
-    program.saved.append((saved, values, averages, program.model.copied()))
+    has_masters = "masters" in program.form.options
+    program.saved.append((saved, has_masters, values, averages, program.model.copied()))
     del program.saved[:-4]
 
 
@@ -600,12 +601,13 @@ def restore(program: Program) -> None:
     if not program.saved:
         return
     program.check()
-    saved, values, averages, model = program.choose(program.saved)
+    saved, has_masters, values, averages, model = program.choose(program.saved)
     if not set(program.model.slots) <= set(model.slots):  # those would be missing
         return
     if set(program.model.averages) != set(averages):
         return
-    if program.choose([True, False]):
+    is_new = program.choose([True, False])
+    if is_new:
         before = program.form.options
         del program.own, program.whole, program.scaled
         gc.collect()
@@ -620,11 +622,14 @@ def restore(program: Program) -> None:
     for label, average in averages.items():
         program.averages.average(program.real[label]).assign(average)
     program.counter.assign(np.int64(model.count))
-    scaling = program.model.scaling
+    scaling, kept = program.model.scaling, program.model.values
     program.model = model.copied()
     for label, value in values.items():
         if "masters" not in program.form.options:
             program.model.values[label] = value.astype(np.float64)
+        elif not has_masters and not is_new:  # those that there are follow what is written
+            program.model.values[label] = kept[label]
+            program.write(label, value.astype(np.float64))
     assert (scaling is None) == (program.model.scaling is None)
     program.check()
 
