@@ -44,7 +44,7 @@ _needs_driver = pytest.mark.skipif(
 
 @_needs_driver
 @pytest.mark.gpu
-@pytest.mark.parametrize("seed", seeds(12))
+@pytest.mark.parametrize("seed", seeds(6))
 def test_stages_on_streams_do_what_a_model_does(seed: int) -> None:
     run_on_streams(seed)
 

@@ -9,6 +9,7 @@ comparison brings rows up to date, and waits.
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
@@ -523,6 +524,31 @@ def handled_step(program: Program) -> None:
     program.follow(gradients)
 
 
+def watched_steps(program: Program) -> None:
+    """Another thread reads what there is while steps are made."""
+    done = threading.Event()
+    failed: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            while not done.is_set():
+                for each in program.real.values():
+                    each.numpy()
+                program.whole.state_dict(program.named())
+        except BaseException as error:  # raised again by the program's thread
+            failed.append(error)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    try:
+        steps(program)
+    finally:
+        done.set()
+        thread.join()
+    if failed:
+        raise failed[0]
+
+
 def change_rows(program: Program) -> None:
     table, model = program.real["table"], program.model
     height = len(model.values["table"])
@@ -565,7 +591,8 @@ def save(program: Program) -> None:
     values = {label: each.numpy() for label, each in program.real.items()}
     labels = sorted(program.model.averages)
     averages = {n: program.averages.average(program.real[n]).numpy() for n in labels}
-    program.saved.append((saved, values, averages, program.model.copied()))
+    has_masters = "masters" in program.form.options
+    program.saved.append((saved, has_masters, values, averages, program.model.copied()))
     del program.saved[:-4]
 
 
@@ -574,12 +601,13 @@ def restore(program: Program) -> None:
     if not program.saved:
         return
     program.check()
-    saved, values, averages, model = program.choose(program.saved)
+    saved, has_masters, values, averages, model = program.choose(program.saved)
     if not set(program.model.slots) <= set(model.slots):  # those would be missing
         return
     if set(program.model.averages) != set(averages):
         return
-    if program.choose([True, False]):
+    is_new = program.choose([True, False])
+    if is_new:
         before = program.form.options
         del program.own, program.whole, program.scaled
         gc.collect()
@@ -594,11 +622,14 @@ def restore(program: Program) -> None:
     for label, average in averages.items():
         program.averages.average(program.real[label]).assign(average)
     program.counter.assign(np.int64(model.count))
-    scaling = program.model.scaling
+    scaling, kept = program.model.scaling, program.model.values
     program.model = model.copied()
     for label, value in values.items():
         if "masters" not in program.form.options:
             program.model.values[label] = value.astype(np.float64)
+        elif not has_masters and not is_new:  # those that there are follow what is written
+            program.model.values[label] = kept[label]
+            program.write(label, value.astype(np.float64))
     assert (scaling is None) == (program.model.scaling is None)
     program.check()
 
@@ -614,6 +645,7 @@ OPERATIONS: list[tuple[float, Callable[[Program], None]]] = [
     (1, apply_accumulated),
     (1, by_another),
     (2, handled_step),
+    (1, watched_steps),
     (1, change_rows),
     (2, save),
     (3, restore),
