@@ -34,6 +34,15 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}\n")
 
 
+class _Help(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows defaults, but not that an option is off or has none."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.default is None or action.default is False:
+            return action.help
+        return super()._get_help_string(action)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit status."""
     try:
@@ -161,7 +170,7 @@ def _make_parser() -> argparse.ArgumentParser:
     demo = commands.add_parser(
         "demo",
         help="train a classifier of handwritten digits",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=_Help,
     )
     demo.add_argument(
         "--optimizer",
@@ -212,7 +221,7 @@ def _make_parser() -> argparse.ArgumentParser:
     benchmark = commands.add_parser(
         "bench",
         help="time gpuopt beside what is installed of torch, optax and Thinc",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=_Help,
     )
     bench.add_arguments(benchmark)
     _add_device(benchmark)

@@ -392,6 +392,20 @@ def test_a_gpu_that_is_not_usable_is_refused_with_the_reason(
     assert "gpu:0 is not usable: no NVIDIA driver\n" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["demo", "bench"])
+def test_the_help_shows_defaults_but_none_of_options_that_are_off(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as shown:
+        command_line.main([command, "--help"])
+    printed = capsys.readouterr().out
+    assert shown.value.code == 0
+    assert "(default: auto)" in printed
+    assert "default: None" not in printed
+    assert "default: False" not in printed
+    assert command != "demo" or "(default: 0)" in printed  # the seed
+
+
 def test_the_version_is_printed() -> None:
     assert run("--version").stdout == f"gpuopt {gpuopt.__version__}\n"
 

@@ -14,6 +14,7 @@ import tables
 from optimizer_page import entries
 
 import gpuopt
+from gpuopt.device import Device
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -117,6 +118,12 @@ def test_pages_say_the_same_of_runs_on_gpus(page: Path) -> None:
     sentence = " ".join(re.findall(r"\*\*(.*?)\*\*", status, re.DOTALL)[0].split())
     claims = re.findall(r"(?:not|never)(?: been)? run on a GPU|No GPU has been", text)
     assert not claims or sentence in text, f"say: {sentence}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_devices_on_a_page_are_written_as_gpuopt_reads_them(page: Path) -> None:
+    for device in re.findall(r'"((?:cpu|gpu|cuda)(?::\d+)?)"', page.read_text()):
+        Device.parse(device)
 
 
 def names_in(section: str) -> set[str]:
