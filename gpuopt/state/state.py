@@ -417,6 +417,12 @@ class State:
         """Lists the scalars that the host computes with."""
         return [other for other in self.others().values() if isinstance(other, HostScalar)]
 
+    def scalars_of_steps(self) -> list[HostScalar]:
+        """Lists those of `host_scalars` that steps change: not what a wrapper keeps beside them."""
+        beside = () if self.beside is None else self.beside.others
+        others = [other for name, other in self.others().items() if name not in beside]
+        return [other for other in others if isinstance(other, HostScalar)]
+
     def drop_other(self, name: str) -> None:
         """Removes the optimizer's own variable `name`, and a value that waits for it."""
         with writing(), self.lock:
