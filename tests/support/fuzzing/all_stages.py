@@ -592,7 +592,7 @@ def change_rows(program: Program) -> None:
 def save(program: Program) -> None:
     program.check()
     if program.choose([True, False]):
-        saved: Any = program.saver().save(program.folder / f"model{len(program.saved)}")
+        saved: Any = program.saver().save(program.folder / f"model{len(program.log)}")
     else:
         saved = program.whole.state_dict(program.named())
     values = {label: each.numpy() for label, each in program.real.items()}
