@@ -1,51 +1,82 @@
 # syntax=docker/dockerfile:1
-# Demo:   docker build -t gpuopt . && docker run --rm --gpus all gpuopt
-# Tests:  docker build --target test -t gpuopt:test . && docker run --rm --gpus all gpuopt:test
-# Without a GPU: --build-arg EXTRA=plots leaves out the 2 GB of CUDA wheels.
+# Demo and a short benchmark:
+#   docker build -t gpuopt . && docker run --rm --gpus all gpuopt
+# The demo alone, the whole benchmark, or the tests:
+#   docker build --target demo|bench|test -t gpuopt:NAME . && docker run --rm --gpus all gpuopt:NAME
+# EXTRA is the extras of pyproject.toml that are installed:
+#   --build-arg EXTRA=plots               without a GPU: leaves out the 2 GB of CUDA's wheels
+#   --build-arg EXTRA=cuda13,plots,bench  with torch and optax, for the benchmark to compare with
+# A change of source builds the last layers alone: no step that asks a package index is repeated.
 ARG BASE=python:3.12-slim-bookworm
 
-FROM ${BASE} AS build
+FROM ${BASE} AS dependencies
 ARG EXTRA=cuda12,plots
-ENV PIP_DISABLE_PIP_VERSION_CHECK=1
-RUN python3 -m venv /opt/venv
-ENV PATH=/opt/venv/bin:${PATH}
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 \
+    PATH=/opt/venv/bin:${PATH}
+# This pip and later ones know dependency groups.
+RUN --mount=type=cache,target=/root/.cache/pip \
+    python3 -m venv /opt/venv \
+ && pip install --upgrade "pip>=25.1"
 WORKDIR /src
-# The dependencies alone, so that a change of source does not fetch CUDA again.
 COPY pyproject.toml ./
 RUN --mount=type=cache,target=/root/.cache/pip \
     python3 -c "import os, tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; e = p['optional-dependencies']; print(*p['dependencies'], *sum((e[x] for x in os.environ['EXTRA'].split(',') if x), []), sep='\n')" > /tmp/requirements.txt \
  && pip install -r /tmp/requirements.txt
-COPY README.md LICENSE ./
+
+FROM ${BASE} AS wheel
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 \
+    PATH=/opt/build/bin:${PATH}
+RUN --mount=type=cache,target=/root/.cache/pip \
+    python3 -m venv /opt/build \
+ && pip install "pip>=25.1" "hatchling>=1.27"
+WORKDIR /src
+COPY pyproject.toml README.md LICENSE ./
 COPY gpuopt gpuopt
 COPY kernels kernels
-RUN --mount=type=cache,target=/root/.cache/pip pip install --no-deps .
+RUN pip wheel --no-cache-dir --no-deps --no-index --no-build-isolation --check-build-dependencies \
+    --wheel-dir /wheels .
 
 FROM ${BASE} AS runtime
 # What the container toolkit reads, and images of NVIDIA's set; libcuda comes from the host.
 ENV NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     PATH=/opt/venv/bin:${PATH} \
+    PIP_DISABLE_PIP_VERSION_CHECK=1 \
     PYTHONUNBUFFERED=1 \
     CUPY_CACHE_DIR=/var/cache/gpuopt/cupy
-RUN useradd --create-home --uid 10001 gpuopt \
- && install --directory --mode 1777 /var/cache/gpuopt
-COPY --from=build /opt/venv /opt/venv
-USER 10001
-WORKDIR /home/gpuopt
-
-FROM runtime AS test
-USER 0
+# Rules for the CPU are compiled where they run. Debian keeps one version of a release's g++.
 # hadolint ignore=DL3008
 RUN apt-get update \
  && apt-get install -y --no-install-recommends g++ \
  && rm -rf /var/lib/apt/lists/*
-WORKDIR /home/gpuopt/src
-COPY --chown=10001 . .
-RUN --mount=type=cache,target=/root/.cache/pip \
-    python3 -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['dependency-groups']['test'], sep='\n')" > /tmp/requirements.txt \
- && pip install -r /tmp/requirements.txt
-USER 10001
-CMD ["pytest", "-p", "no:cacheprovider"]
+RUN useradd --create-home --uid 10001 gpuopt \
+ && install --directory --mode 1777 /var/cache/gpuopt
+COPY --from=dependencies /opt/venv /opt/venv
+WORKDIR /home/gpuopt
 
-FROM runtime
+FROM runtime AS test
+WORKDIR /home/gpuopt/src
+COPY pyproject.toml ./
+# Tests write beside the sources, as pytest's cache does.
+RUN --mount=type=cache,target=/root/.cache/pip \
+    chown 10001 . \
+ && pip install --group=test
+COPY --chown=10001 . .
+RUN pip install --no-cache-dir --no-deps --no-index --no-build-isolation --editable .
+USER 10001
+# As run.py has them: the threads of numpy's library would wait for the cores of other processes.
+ENV OPENBLAS_NUM_THREADS=1 \
+    OMP_NUM_THREADS=1
+CMD ["python3", "-m", "pytest", "-m", "not nvrtc", "-n", "auto", "--maxprocesses", "8", "--dist", "worksteal"]
+
+FROM runtime AS demo
+COPY --from=wheel /wheels /wheels
+RUN pip install --no-cache-dir --no-deps --no-index /wheels/*.whl
+USER 10001
 CMD ["gpuopt", "demo"]
+
+FROM demo AS bench
+CMD ["gpuopt", "bench"]
+
+FROM demo
+CMD ["sh", "-c", "gpuopt demo && exec gpuopt bench resnet-50 1000-tensors --seconds 5"]

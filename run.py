@@ -13,7 +13,7 @@
                                    dependencies and the newest
     python3 run.py test-kernels    run the kernels' own tests on the CPU, under sanitizers
     python3 run.py test-kernels-full    the same, and compile all of them for all GPUs
-    python3 run.py lint            check style, types, layers and the Dockerfile
+    python3 run.py lint            check style, types, layers, the Dockerfile and the workflow
     python3 run.py bench           time gpuopt beside other libraries: gpuopt bench
     python3 run.py docs            build the documentation
     python3 run.py gallery         draw the pictures of docs/optimizers.md
@@ -585,6 +585,7 @@ def lint() -> int:
         )
         for path in sorted(ROOT.glob(pattern))
     ]
+    workflows = [str(path.relative_to(ROOT)) for path in ROOT.glob(".github/workflows/*.yml")]
     checks = [
         ["ruff", "check", "."],
         ["ruff", "format", "--check", "."],
@@ -592,6 +593,8 @@ def lint() -> int:
         ["lint-imports"],
         ["clang-format", "--dry-run", "-Werror", *sources],
         ["hadolint", "Dockerfile"],
+        ["check-jsonschema", "--builtin-schema", "vendor.github-workflows", *workflows],
+        ["zizmor", "--offline", "--no-progress", *workflows],
     ]
     failed = []
     for tool, *arguments in checks:

@@ -13,34 +13,44 @@ import gpuopt
 from bench.harness import Workload
 from bench.targets import Target
 
-_RATE = 0.001
-_NUM_ROWS = 8_192
+# Of the curve: as many at each height. As many draws would name more rows of a taller table.
+NUM_DIFFERENT = 4_096
 # Of the curve; the tallest table still fits into memory several times, as its rows are narrow.
 HEIGHTS = {"10k": 10_000, "100k": 100_000, "1m": 1_000_000, "10m": 10_000_000}
+_RATE = 0.001
+_NUM_ROWS = 8_192
 _NARROW, _WIDE = 16, 64
 _TALLEST_OF_ALL_ROWS = 1_000_000
+_NUM_BATCHES = 16
+_LOWEST = "the lowest table"
 
 TARGETS = (
     Target("catch_up_step", "ratio", "LazyAdam", at_most=1.5),
     Target("catch_up_flush", "ratio", "a step of all rows", at_most=1.5),
+    *(Target(f"catch_up_step_{name}", "ratio", "LazyAdam", at_most=1.5) for name in HEIGHTS),
+    # Rows of the lowest table stay in the caches: LazyAdam's step grows as much.
+    Target("catch_up_flat", "ratio", _LOWEST, at_most=2.0),
 )
 
 
 def make_workloads() -> Iterator[Workload]:
     yield _make_step("catch_up_step", 1_000_000, _WIDE)
     yield _make_flush()
+    yield _make_flat()
     for name, height in HEIGHTS.items():
-        yield _make_step(f"catch_up_step_{name}", height, _NARROW)
+        yield _make_step(f"catch_up_step_{name}", height, _NARROW, NUM_DIFFERENT)
 
 
-def _make_step(name: str, height: int, width: int) -> Workload:
-    """A step by rows of Zipf's distribution, which lie anywhere in the table."""
-    rng = np.random.default_rng(1)
-    shares = 1 / np.arange(1, height + 1)
-    places = rng.permutation(height)
-    drawn = rng.choice(height, 16 * _NUM_ROWS, p=shares / shares.sum())
-    rows = np.split(places[drawn], 16)
-    values = rng.normal(size=(_NUM_ROWS, width)).astype(np.float32)
+def _make_step(name: str, height: int, width: int, num_different: int | None = None) -> Workload:
+    """A step by rows of Zipf's distribution, which lie anywhere in the table.
+
+    Args:
+        name: The workload's.
+        height: How many rows the table has.
+        width: How many columns.
+        num_different: How many different rows a step names; None for what chance brings.
+    """
+    values, rows = _make_batches(height, width, num_different)
     _, table, step = _ours(gpuopt.AdamOptimizer(_RATE, catch_up=True), height, width)
     contenders = {
         "gpuopt": _in_turn(step, values, rows),
@@ -53,16 +63,65 @@ def _make_step(name: str, height: int, width: int) -> Workload:
         contenders["all rows"] = _in_turn(all_rows, values, rows)
     if find_spec("torch") is not None:
         contenders["torch SparseAdam"] = _in_turn(_torchs(height, width), values, rows)
-    contenders["gpuopt"]()
     catch_up: Any = table.identity.behind._catch_up  # type: ignore[union-attr]
     beside = [each for each in (catch_up.last, catch_up.steps, catch_up.sums) if each is not None]
+    of_them = "" if num_different is None else f", {num_different:,} different ones,"
     return Workload(
         name,
-        f"Adam, {_NUM_ROWS:,} rows by Zipf's law of {height:,} x {width}, other rows catching up",
+        f"Adam, {_NUM_ROWS:,} rows by Zipf's law{of_them} of {height:,} x {width}, other rows "
+        "catching up",
         None,
         contenders,
         peak_extra_bytes={"catching up": sum(each.nbytes for each in beside)},
     )
+
+
+def _make_flat() -> Workload:
+    """A step of the curve's tallest table beside one of its lowest table; LazyAdam's, too."""
+    low, tall = min(HEIGHTS.values()), max(HEIGHTS.values())
+    contenders = {}
+    for height, names in (
+        (tall, ("gpuopt", "LazyAdam")),
+        (low, (_LOWEST, f"LazyAdam, {_LOWEST}")),
+    ):
+        batches = _make_batches(height, _NARROW, NUM_DIFFERENT)
+        both = gpuopt.AdamOptimizer(_RATE, catch_up=True), gpuopt.LazyAdamOptimizer(_RATE)
+        for name, optimizer in zip(names, both, strict=True):
+            contenders[name] = _in_turn(_ours(optimizer, height, _NARROW)[2], *batches)
+    return Workload(
+        "catch_up_flat",
+        f"Adam, {_NUM_ROWS:,} rows by Zipf's law, {NUM_DIFFERENT:,} different ones, of {tall:,} x "
+        f"{_NARROW}, other rows catching up, compared with as many of {low:,}",
+        None,
+        contenders,
+    )
+
+
+def _make_batches(
+    height: int, width: int, num_different: int | None
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Returns gradients, and the rows of each batch that they are for."""
+    rng = np.random.default_rng(1)
+    ranks = [_draw(rng, height, num_different) for _ in range(_NUM_BATCHES)]
+    values = rng.normal(size=(_NUM_ROWS, width)).astype(np.float32)
+    return values, list(rng.permutation(height)[ranks])
+
+
+def _draw(rng: np.random.Generator, height: int, num_different: int | None) -> np.ndarray:
+    """Draws ranks by Zipf's law, from 0 on.
+
+    If the number of different ones is given, these are drawn without any that was drawn before, and
+    then some of them again.
+    """
+    if num_different is None:
+        shares = 1 / np.arange(1, height + 1)
+        return rng.choice(height, _NUM_ROWS, p=shares / shares.sum())
+    # Of clocks that ring by Zipf's law, the first to ring are such draws.
+    first_rings = rng.exponential(np.arange(1, height + 1))
+    different = np.argpartition(first_rings, num_different)[:num_different]
+    shares = 1 / (1 + different)
+    again = rng.choice(different, _NUM_ROWS - num_different, p=shares / shares.sum())
+    return rng.permutation(np.concatenate([different, again]))
 
 
 def _make_flush(height: int = 1_000_000, width: int = _WIDE) -> Workload:
@@ -122,5 +181,8 @@ def _torchs(height: int, width: int) -> Callable[[np.ndarray, np.ndarray], None]
 def _in_turn(
     step: Callable[[np.ndarray, np.ndarray], None], values: np.ndarray, rows: list[np.ndarray]
 ) -> Callable[[], None]:
+    """Returns a function that steps by one batch after the other; each was stepped by before."""
+    for each in rows:
+        step(values, each)
     following = cycle(rows)
     return lambda: step(values, next(following))

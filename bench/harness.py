@@ -139,9 +139,15 @@ def summarize(
 
 
 def describe_commit(checkout: Path = ROOT) -> str:
-    """Returns a checkout's commit, with "-dirty" behind it if files have changed since."""
+    """Returns a checkout's commit, with "-dirty" behind it if files have changed since.
+
+    "unknown" where there is no git, or no checkout, as in a container.
+    """
     command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
-    finished = subprocess.run(command, cwd=checkout, capture_output=True, text=True)
+    try:
+        finished = subprocess.run(command, cwd=checkout, capture_output=True, text=True)
+    except FileNotFoundError:
+        return "unknown"
     return finished.stdout.strip() or "unknown"
 
 

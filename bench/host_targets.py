@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from bench import averages, catch_up, clipping, rows, slot_bits, step_path
+from bench import averages, catch_up, clipping, mixed_precision, rows, slot_bits, step_path
 from bench.harness import Timing
 from bench.targets import Target, Verdict, compare
 
@@ -53,6 +53,7 @@ TARGETS = (
     *averages.TARGETS,
     *clipping.TARGETS,
     *slot_bits.TARGETS,
+    *mixed_precision.TARGETS,
 )
 
 

@@ -12,6 +12,7 @@ import gpuopt
 from bench.harness import Workload
 from bench.slot_bits import CASES as MOVEMENTS
 from bench.slot_bits import movement_of
+from bench.targets import Target
 from gpuopt.demo.digits import load_digits
 from gpuopt.demo.model import WideAndDeep
 from gpuopt.demo.settings import ARGUMENTS, TUNED
@@ -26,6 +27,11 @@ _STEPS = 400
 _SCALE = 1024.0
 _SEED_OF_BITS = 7
 _FEW, _LONG = 4096, 1000
+
+
+# The largest ratios to a step of float32 variables and slots.
+_AT_MOST = {"stochastic_slot_dtype": 4.0}
+_ELSE_AT_MOST = 2.0
 
 
 class Kind(NamedTuple):
@@ -63,6 +69,12 @@ KINDS = {
         {"slot_dtype": "bfloat16", "stochastic_rounding": _SEED_OF_BITS},
     ),
 }
+
+
+TARGETS = tuple(
+    Target(f"{name}_adam_16m", "ratio", _PLAIN, at_most=_AT_MOST.get(name, _ELSE_AT_MOST))
+    for name in KINDS
+)
 
 
 def make_workloads() -> Iterator[Workload]:

@@ -1,22 +1,55 @@
-"""Parts of documentation pages that programs write."""
+"""Parts of documentation pages that programs write, and their pictures."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+from bench.harness import ROOT
+
+_IMAGES = ROOT / "docs" / "images"
 _END = "<!-- to here -->\n"
 
 
 def replace_between(page: str, command: str, text: str) -> str:
     """Returns a page with `text` in place of what `command` has written to it before."""
-    begin = f"<!-- `{command}` writes from here -->\n\n"
+    begin = _begin(command)
     before, _, rest = page.partition(begin)
     _, _, after = rest.partition(_END)
     return before + begin + text + "\n" + _END + after
+
+
+def part_of(page: str, command: str) -> str:
+    """Returns what `command` has written to a page."""
+    return page.partition(_begin(command))[2].partition(_END)[0]
+
+
+def _begin(command: str) -> str:
+    return f"<!-- `{command}` writes from here -->\n\n"
 
 
 def make_table(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """Returns a table in Markdown."""
     lines = [headings, ["---", *["---:"] * (len(headings) - 1)], *rows]
     return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
+
+
+@contextmanager
+def picture(name: str, title: str, size: tuple[float, float]) -> Iterator[Any]:
+    """Saves a figure that is drawn in the context as docs/images/NAME.
+
+    Args:
+        name: The file's name.
+        title: What the picture shows, for its metadata.
+        size: In inches.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    settings = {"svg.hashsalt": name, "svg.fonttype": "none", "font.size": 9.0}
+    with matplotlib.rc_context(settings):
+        figure = Figure(figsize=size, layout="constrained")
+        yield figure
+        figure.savefig(_IMAGES / name, metadata={"Date": None, "Title": title})
+    print(f"written: {(_IMAGES / name).relative_to(ROOT)}")

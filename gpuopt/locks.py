@@ -189,7 +189,13 @@ def _call_holding(
 class Waiting:
     """One wait for something that is looked at again and again."""
 
-    def __init__(self) -> None:
+    def __init__(self, deadline_s: float | None = None) -> None:
+        """Begins to wait.
+
+        Args:
+            deadline_s: How long without progress; None for `DEADLINE_S`.
+        """
+        self._deadline_s = DEADLINE_S if deadline_s is None else deadline_s
         self._began = time.monotonic()
         self._pause_s = _SHORTEST_PAUSE_S
 
@@ -208,8 +214,8 @@ class Waiting:
         Raises:
             DeadlineExceededError: it has not gone on for too long.
         """
-        if time.monotonic() - max(self._began, last_progress) > DEADLINE_S:
-            raise DeadlineExceededError(f"waited {DEADLINE_S:g} s for {describe()}")
+        if time.monotonic() - max(self._began, last_progress) > self._deadline_s:
+            raise DeadlineExceededError(f"waited {self._deadline_s:g} s for {describe()}")
         time.sleep(self._pause_s)
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 

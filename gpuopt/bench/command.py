@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from fnmatch import fnmatch
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 # Fewer have no deciles.
 FEWEST_ROUNDS = 5
+WIDTH_OF_FILES = 160
 
 
 class Choice(NamedTuple):
@@ -133,7 +135,8 @@ def run(options: argparse.Namespace, device: Device) -> int:
 
     from gpuopt.bench.report import print_comparison, print_growth, print_reasons
 
-    console = Console()
+    # Files and pipes have no width of their own.
+    console = Console() if sys.stdout.isatty() else Console(width=WIDTH_OF_FILES)
     if options.list:
         for task in list_growing_tasks() if options.growth else list_tasks():
             print(f"{task.name:<16}{task.description}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -19,6 +20,9 @@ _COLORS = {
     Verdict.SLOWER: "bold red",
     Verdict.AMBIGUOUS: "yellow",
 }
+
+
+_WIDEST = 1000
 
 
 @contextmanager
@@ -37,24 +41,40 @@ def show_progress(console: Console, title: str, rounds: int) -> Iterator[Callabl
 
 
 def print_run(console: Console, name: str, run: Run) -> None:
-    """Prints a table of one task's contenders, and what makes its figures doubtful."""
+    """Prints a table of one task's contenders, and what makes its figures doubtful.
+
+    Deciles are left out where the console is too narrow for them.
+    """
+    table = _make_table(name, run, with_deciles=True)
+    unlimited = console.options.update(max_width=_WIDEST)
+    if console.measure(table, options=unlimited).maximum > console.width:
+        table = _make_table(name, run, with_deciles=False)
+    console.print(table)
+    for contender, reason in run.left_out.items():
+        _print_line(console, f"  without {contender}: {reason}")
+    for warning in run.warnings:
+        _print_line(console, f"  doubtful: {warning}")
+
+
+def _make_table(name: str, run: Run, *, with_deciles: bool) -> Table:
     on_gpu = any(figures.launches is not None for figures in run.contenders.values())
-    table = Table(title=f"{name}: {run.description}")
-    table.add_column("")
+    deciles = ("p10", "p90") if with_deciles else ()
+    table = _new_table(f"{name}: {run.description}")
+    table.add_column("", no_wrap=True)
     for heading in (
-        *("warm\nms", "p10", "p90", "gpuopt\n/ its", "cold\nms", "p10", "p90"),
+        *("warm\nms", *deciles, "gpuopt\n/ its", "cold\nms", *deciles),
         *("GB/s", "of\ncopy", "state\nMB", "peak\nMB"),
         *(("launches", "waits") if on_gpu else ()),
         *((f"ns a\n{run.per}",) if run.per else ()),
     ):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     ours = run.contenders["gpuopt"].warm.median_ms
     for contender, figures in run.contenders.items():
         table.add_row(
             contender,
-            *_format_times(figures.warm),
+            *_format_times(figures.warm, with_deciles),
             f"{ours / figures.warm.median_ms:.2f}",
-            *_format_times(figures.cold),
+            *_format_times(figures.cold, with_deciles),
             f"{figures.gb_per_s:.1f}",
             f"{figures.share_of_copy:.0%}",
             _format_megabytes(figures.state_bytes),
@@ -62,11 +82,11 @@ def print_run(console: Console, name: str, run: Run) -> None:
             *(_format_calls(figures) if on_gpu else ()),
             *((_format_cost(figures, run),) if run.units else ()),
         )
-    console.print(table)
-    for contender, reason in run.left_out.items():
-        _print_line(console, f"  without {contender}: {reason}")
-    for warning in run.warnings:
-        _print_line(console, f"  doubtful: {warning}")
+    return table
+
+
+def _new_table(title: str) -> Table:
+    return Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
 
 
 def print_growth(console: Console, runs: Mapping[str, Run]) -> None:
@@ -75,7 +95,7 @@ def print_growth(console: Console, runs: Mapping[str, Run]) -> None:
     if not growing:
         return
     contenders = list(dict.fromkeys(each for run in growing.values() for each in run.contenders))
-    table = Table(title="nanoseconds, with warm caches")
+    table = _new_table("nanoseconds, with warm caches")
     for heading in ("", "for each", *contenders):
         table.add_column(heading, justify="right" if heading in contenders else "left")
     for name, run in growing.items():
@@ -88,7 +108,7 @@ def print_comparison(
     console: Console, comparisons: Sequence[Comparison], differences: Sequence[str]
 ) -> None:
     """Prints a table of verdicts, and in what the machines differ."""
-    table = Table(title="compared with earlier results")
+    table = _new_table("compared with earlier results")
     for heading in ("", "contender", "caches", "new / old", "between", ""):
         table.add_column(
             heading, justify="right" if heading in ("new / old", "between") else "left"
@@ -118,8 +138,9 @@ def _print_line(console: Console, text: str) -> None:
     console.print(escape(text), highlight=False, soft_wrap=True)
 
 
-def _format_times(times: Times) -> list[str]:
-    return [f"{ms:.4g}" for ms in (times.median_ms, times.p10_ms, times.p90_ms)]
+def _format_times(times: Times, with_deciles: bool) -> list[str]:
+    deciles = (times.p10_ms, times.p90_ms) if with_deciles else ()
+    return [f"{ms:.4g}" for ms in (times.median_ms, *deciles)]
 
 
 def _format_megabytes(num_bytes: int | None) -> str:

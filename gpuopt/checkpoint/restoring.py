@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -17,10 +18,13 @@ from gpuopt.checkpoint.contents import (
 )
 from gpuopt.errors import CheckpointError
 from gpuopt.optimizer import Optimizer
+from gpuopt.quietly import quietly
 from gpuopt.state import state_dict
+from gpuopt.state.master_conversion import kept_dtype
+from gpuopt.state.masters import has_master
 from gpuopt.state.state import check_fits
 from gpuopt.state.state_dict import OptimizerState
-from gpuopt.variables.variable import Variable
+from gpuopt.variables.variable import FLOAT_DTYPES, Variable
 
 Array = np.ndarray[Any, Any]
 
@@ -139,11 +143,26 @@ def read_values(
             )
     waiting = extra - own_tensors if deferred else set()
     tensors = checkpoint.read(sorted({*named, *claimed, *waiting}))
-    for name, variable in places.items():
-        check_fits(tensors[name], f'"{name}"', variable.shape, variable.dtype)
+    values = {name: fitted(name, tensors[name], variable) for name, variable in places.items()}
     states = [(optimizer, with_values(entry, tensors)) for optimizer, entry in pairs]
     waiting_values = {name: tensors[name].copy() for name in waiting}
-    return Restoration(named, tensors, places, states, waiting_values)
+    return Restoration(named, values, places, states, waiting_values)
+
+
+def fitted(name: str, value: Array, place: Variable) -> Array:
+    """Returns a value of a checkpoint in the type of what it is for.
+
+    An average of a 16-bit variable is float32 where it follows a master copy, and else of the
+    variable's type: each is restored as the other, and as the variable.
+
+    Raises:
+        ValueError: its shape or dtype does not fit.
+    """
+    is_average = place.is_beside_another or name.startswith(f"{place.name}/")
+    if is_average and _is_kept_in_either(value.dtype, place.dtype):
+        value = quietly(partial(value.astype, place.dtype))
+    check_fits(value, f'"{name}"', place.shape, place.dtype)
+    return value
 
 
 def saved_optimizers(description: Any, names: frozenset[str], path: Path) -> list[SavedOptimizer]:
@@ -166,6 +185,14 @@ def saved_optimizers(description: Any, names: frozenset[str], path: Path) -> lis
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} is damaged: {error!r}") from error
     return saved
+
+
+def _is_kept_in_either(saved: np.dtype[Any], here: np.dtype[Any]) -> bool:
+    """Whether one type is that of 16-bit variables, and the other that of their master copies."""
+    both = {saved, here}
+    return both <= FLOAT_DTYPES and any(
+        has_master(each) and both == {each, kept_dtype(each, "float32")} for each in both
+    )
 
 
 def _only(saved: SavedOptimizer, variables: Iterable[str]) -> SavedOptimizer:

@@ -21,12 +21,11 @@ from gpuopt.checkpoint.checkpoint_writer import write_checkpoint
 from gpuopt.checkpoint.contents import SavedOptimizer, by_tensorflows_names, flattened
 from gpuopt.checkpoint.file_format import SUFFIX
 from gpuopt.checkpoint.kept_checkpoints import KeptCheckpoint, KeptCheckpoints
-from gpuopt.checkpoint.restoring import Readable, read_values, saved_optimizers
+from gpuopt.checkpoint.restoring import Readable, fitted, read_values, saved_optimizers
 from gpuopt.checkpoint.tensorflow_checkpoint import TensorFlowCheckpoint
 from gpuopt.errors import CheckpointError
 from gpuopt.optimizer import Optimizer, living_optimizers
 from gpuopt.state import state_dict
-from gpuopt.state.state import check_fits
 from gpuopt.variables.gate import between_writes, note_progress, refuse_while_writing, writing
 from gpuopt.variables.storage import describe
 from gpuopt.variables.variable import (
@@ -244,17 +243,19 @@ class Saver:
         """
         named = _by_name(variables, "variables")
         places = self._places(named)
+        values: dict[str, Array] = {}
         with between_writes(f"attaching {sorted(named)}", writes=True):
             for name, variable in named.items():
                 if name not in self._waiting:
                     raise ValueError(
                         f'no restored value waits for "{name}"; waiting are {sorted(self._waiting)}'
                     )
-                check_fits(self._waiting[name], f'"{name}"', variable.shape, variable.dtype)
+                values[name] = fitted(name, self._waiting[name], variable)
                 for optimizer in self._optimizers():
                     state_dict.check_claim(optimizer.state, name, variable)
             for name, variable in named.items():
-                places[name].assign(self._waiting.pop(name))
+                places[name].assign(values[name])
+                del self._waiting[name]
                 for optimizer in self._optimizers():
                     state_dict.claim_state(optimizer.state, name, variable)
                 if self._variables is not None:

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 from gpuopt.optimizer import Optimizer
+from gpuopt.optimizers.base.arguments import refuse_unknown_arguments
 from gpuopt.optimizers.base.hyperparameters import Hyperparameters
 from gpuopt.state.state_dict import OptimizerState
 from gpuopt.step.pairs import Gradient
@@ -30,6 +31,7 @@ class OptimizerWrapper(Optimizer):
         raise NotImplementedError
 
     def __new__(cls: type[Self], *args: Any, **kwargs: Any) -> Self:
+        refuse_unknown_arguments(cls, kwargs)
         # Not the arguments, which would keep variables alive.
         return object.__new__(cls)
 
@@ -86,6 +88,30 @@ class OptimizerWrapper(Optimizer):
         owner: Any = self.owner_of_state
         found: dict[str, Any] = owner.group_norms
         return found
+
+    @property
+    def loss_scale(self) -> float:
+        """That of the `LossScaleOptimizer` inside, if there is one."""
+        inner: Any = self._inner
+        return inner.loss_scale  # type: ignore[no-any-return]
+
+    @property
+    def num_skipped(self) -> int:
+        """Likewise, how many steps it left out."""
+        inner: Any = self._inner
+        return inner.num_skipped  # type: ignore[no-any-return]
+
+    @property
+    def skipped_in_a_row(self) -> int:
+        """Likewise, how many of them since the last step that was made."""
+        inner: Any = self._inner
+        return inner.skipped_in_a_row  # type: ignore[no-any-return]
+
+    @property
+    def last_nonfinite(self) -> str | None:
+        """Likewise, what it says about the last gradient that was not finite."""
+        inner: Any = self._inner
+        return inner.last_nonfinite  # type: ignore[no-any-return]
 
     def compute_gradients(
         self, *args: Any, **kwargs: Any

@@ -64,24 +64,27 @@ def key_of_step(seed: int, step: int) -> dict[str, np.float32]:
 def round_at_random(
     arrays: Sequence[Any], numbers: Any, scalars: Mapping[str, np.floating[Any]]
 ) -> list[Any]:
-    """Rounds float32 arrays to bfloat16, stochastically.
+    """Rounds float32 arrays to bfloat16, stochastically; returns None for None.
 
     The result depends on the arguments alone, bit by bit. Numbers above the last finite bfloat16
     are rounded to nearest; infinity stays, and every NaN as some NaN.
 
     Args:
-        arrays: float32 [size], the variable and its slots.
+        arrays: float32 [size], the variable and its slots; None for one that is not rounded.
         numbers: uint64 [size], of the elements in their variable.
         scalars: Those of `key_of_step`.
     """
     parts = [int(scalars[name]) << _BITS * place for place, name in enumerate(ROUNDING_SCALARS)]
     key = np.uint64(sum(parts))
     words = np.uint64(-(-len(arrays) // _ARRAYS))
-    result = []
+    result: list[Any] = []
     for position, array in enumerate(arrays):
         word, place = divmod(position, _ARRAYS)
         if place == 0:
             random = mixed(key + (numbers * words + np.uint64(word + 1)) * GOLDEN)
+        if array is None:
+            result.append(None)
+            continue
         mine = (random >> np.uint64(_BITS * place)).astype(np.uint16).astype(np.uint32)
         result.append(_rounded(array, mine))
     return result

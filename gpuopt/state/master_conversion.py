@@ -44,8 +44,9 @@ def as_kept(
                 copies.pop(name, None)
     # Scales are float32 beside variables of every type.
     scales = () if codes is None else [scales_name(name) for name in codes.slots]
+    own = slots if optimizer.slot_names is None else optimizer.slot_names
     for slot_name, by_variable in slots.items():
-        if slot_name in scales or slot_name not in (optimizer.slot_names or slots):
+        if slot_name in scales or slot_name not in own:
             continue
         for name, value in by_variable.items():
             array = np.asarray(value)

@@ -23,6 +23,16 @@ SlotDtype = Literal["bfloat16"]
 SLOT_DTYPE = "slot_dtype"
 
 
+def name_of_dtype(given: Any) -> Any:
+    """Returns the name of a type, as `np.float32` or `np.dtype("float32")`; all else as it is."""
+    if isinstance(given, str):
+        return given
+    try:
+        return np.dtype(given).name
+    except (TypeError, ValueError):  # it names none
+        return given
+
+
 def dtype_of_slots(
     dtype: np.dtype[Any], masters: Masters | None, slot_dtype: np.dtype[Any] | None
 ) -> np.dtype[Any]:

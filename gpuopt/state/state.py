@@ -209,7 +209,8 @@ class State:
         self.version = Version()
         self._tables: dict[str, SlotTable] = {}
         self._others: dict[str, Variable] = {}
-        self._created: list[Created] = []
+        # What `collect_created` is to return; None outside of it, as slots go with their variables.
+        self._created: list[Created] | None = None
         # Of a copy: what has the slots of a variable that may not have come along, by its name.
         self._expected: dict[str, tuple[weakref.ref[Identity], list[tuple[str, Variable]]]] = {}
 
@@ -289,10 +290,11 @@ class State:
         """Calls `create`, and returns what it has made."""
         self.settle_expected()
         with writing(), self.lock:
-            outer, self._created = self._created, []
+            made: list[Created] = []
+            outer, self._created = self._created, made
             try:
                 create()
-                return self._created
+                return made
             finally:
                 self._created = outer
 
@@ -383,7 +385,8 @@ class State:
                 paired(self, variable, slot)
             self.waiting_slots.pop(key, None)
             owner = weakref.ref(variable.identity)
-            self._created.append(Created(slot_name, owner, slot, restored))
+            if self._created is not None:
+                self._created.append(Created(slot_name, owner, slot, restored))
             return slot
 
     def create_other(self, name: str, value: Any, device: Device) -> Variable:
@@ -414,6 +417,12 @@ class State:
         """Lists the scalars that the host computes with."""
         return [other for other in self.others().values() if isinstance(other, HostScalar)]
 
+    def scalars_of_steps(self) -> list[HostScalar]:
+        """Lists those of `host_scalars` that steps change: not what a wrapper keeps beside them."""
+        beside = () if self.beside is None else self.beside.others
+        others = [other for name, other in self.others().items() if name not in beside]
+        return [other for other in others if isinstance(other, HostScalar)]
+
     def drop_other(self, name: str) -> None:
         """Removes the optimizer's own variable `name`, and a value that waits for it."""
         with writing(), self.lock:
@@ -434,7 +443,8 @@ class State:
                 variable.assign(restored)
             self._others[name] = variable
             self.waiting_others.pop(name, None)
-            self._created.append(Created(name, None, variable, restored))
+            if self._created is not None:
+                self._created.append(Created(name, None, variable, restored))
             return variable
 
 

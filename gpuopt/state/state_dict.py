@@ -11,6 +11,7 @@ import numpy as np
 
 from gpuopt.backends import refuse_masked
 from gpuopt.rules.update_rule import row_shape
+from gpuopt.state.accumulated import hint_about, says_nothing
 from gpuopt.state.coded_conversion import as_stored
 from gpuopt.state.coded_slots import replace_scales, stored_shape
 from gpuopt.state.master_conversion import as_kept
@@ -159,7 +160,7 @@ def load_state(state: State, saved: OptimizerState, variables: Mapping[str, Any]
             if name not in saved["non_slots"]:
                 state.drop_other(name)
         for name, value in saved["non_slots"].items():
-            if name in described.former_names or _is_of_another_grouping(name, described):
+            if _is_left_out(name, value, state, described):
                 continue
             existing = state.other(name)
             if existing is None:
@@ -220,7 +221,7 @@ def _check_slots(
         if not is_ours and optimizer.lists_all and by_variable:
             raise ValueError(
                 f'{what_is_saved} has a slot "{slot_name}"; {optimizer.optimizer} '
-                f'"{optimizer.name}" has {known}'
+                f'"{optimizer.name}" has {known}{hint_about(slot_name)}'
             )
         for name, value in by_variable.items():
             what = f'slot "{slot_name}" of "{name}"'
@@ -280,13 +281,13 @@ def _check_others(state: State, saved: OptimizerState, what_is_saved: str) -> No
     for name, value in others.items():
         allowed = optimizer.ranges.get(name)
         array = _checked_numbers(value, f'"{name}"', allowed)
-        if name in optimizer.former_names or _is_of_another_grouping(name, optimizer):
+        if _is_left_out(name, array, state, optimizer):
             continue
         is_listed = name in optimizer.other_names or name in optimizer.names_of_groups
         if not is_listed and optimizer.lists_all:
             raise ValueError(
                 f'{what_is_saved} has a "{name}"; {optimizer.optimizer} "{optimizer.name}" has '
-                f"{optimizer.other_names or 'nothing but slots'}"
+                f"{optimizer.other_names or 'nothing but slots'}{hint_about(name)}"
             )
         existing = state.other(name)
         if existing is not None:
@@ -299,6 +300,12 @@ def _check_others(state: State, saved: OptimizerState, what_is_saved: str) -> No
         needed |= set(optimizer.other_names)
     for name in sorted(needed - set(others)):
         raise ValueError(f'{what_is_saved} has no "{name}"')
+
+
+def _is_left_out(name: str, value: Any, state: State, optimizer: Description) -> bool:
+    """Whether one of an optimizer's other variables may be saved, and is not restored."""
+    is_idle = state.beside is None and optimizer.lists_all and says_nothing(name, value)
+    return is_idle or name in optimizer.former_names or _is_of_another_grouping(name, optimizer)
 
 
 def _is_of_another_grouping(name: str, optimizer: Description) -> bool:

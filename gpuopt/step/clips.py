@@ -193,7 +193,8 @@ class StepClips:
         num_copies = replica_context().num_copies
         limits = ClipLimits(self._most, self._clips.form, is_double, self._unscale, num_copies)
         backends = {batch.device: batch.backend for _, batch in parts}
-        is_alone = [*backends] == [self.deciding or next(iter(backends))]
+        # Of one device, which decides if one is to: there are no other sums to be joined.
+        is_alone = len(backends) == 1 and self.deciding in (None, *backends)
         sums = []
         for device, backend in backends.items():
             here = [(part, batch) for part, batch in parts if batch.device == device]
@@ -315,7 +316,7 @@ def checked_most(name: str, value: Any) -> Any:
         ValueError: it is below 0, or NaN.
     """
     if not value >= 0:
-        raise ValueError(f"{name} must be a number from 0, or None, got {value!r}")
+        raise ValueError(f"{name} must be a number from 0, or None, got {value:.7g}")
     return value
 
 

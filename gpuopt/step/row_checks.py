@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from gpuopt.backends import backend_for, gpu_backends
 from gpuopt.backends.backend import FlagRead, RowCheck, RowFlag, RowFlags
 from gpuopt.device import Device
-from gpuopt.locks import Lock, call_if_free
+from gpuopt.locks import Lock, Waiting, call_if_free
 from gpuopt.step.pairs import Gradient
 from gpuopt.variables.gate import undoing
 from gpuopt.variables.indexed_slices import IndexedSlices
@@ -25,6 +25,8 @@ Undo = Callable[[Collection[Device]], None]
 
 # Calls that the host may be ahead of its checks: each takes a little page-locked memory.
 _MOST_CALLS = 64
+# Of a signal handler that waits for a call: many times what a call takes that waits for nothing.
+_HANDLER_DEADLINE_S = 1.0
 
 
 class _Check(NamedTuple):
@@ -120,6 +122,7 @@ class RowChecks:
         Raises:
             IndexError: a row is out of range, and `must_check_first()` is true or GPUOPT_CHECK is
                 1; or an earlier call's row is.
+            DeadlineExceededError: another thread is in the middle of a call, and does not end it.
         """
         checks = [
             _Check(number, gradient.indices, variable)
@@ -127,19 +130,39 @@ class RowChecks:
             if isinstance(gradient, IndexedSlices) and variable.device.kind == "gpu"
         ]
         if must_check_first():
-            with self._lock:
-                if checks:
-                    self._enqueue(checks, _nothing)
-                self.raise_late(wait=True)
+            self._call_alone(partial(self._check_first, checks))
             write()
             return
-        with self._lock:
-            if checks or self.calls:
-                self._enqueue(checks, write, prepare_undo())
-            else:
-                write()
+        self._call_alone(partial(self._check_and_write, checks, write, prepare_undo))
         if checks and os.environ.get("GPUOPT_CHECK") == "1":
             self.raise_late(wait=True)
+
+    def _call_alone(self, work: Callable[[], None]) -> None:
+        """Calls `work` while no other thread is in the middle of a call.
+
+        A signal handler in the middle of an update may wait for a call that waits for this update:
+        it does not wait for long.
+        """
+        if not _is_updating():
+            with self._lock:
+                work()
+            return
+        waiting = Waiting(_HANDLER_DEADLINE_S)
+        while not call_if_free(self._lock, work):
+            waiting.pause(_describe_call)
+
+    def _check_first(self, checks: Sequence[_Check]) -> None:
+        if checks:
+            self._enqueue(checks, _nothing)
+        self.raise_late(wait=True)
+
+    def _check_and_write(
+        self, checks: Sequence[_Check], write: Callable[[], None], prepare_undo: Callable[[], Undo]
+    ) -> None:
+        if checks or self.calls:
+            self._enqueue(checks, write, prepare_undo())
+        else:
+            write()
 
     def raise_late(self, device: Device | None = None, *, wait: bool) -> None:
         """Raises what the checks have found; see `LateErrors`.
@@ -248,6 +271,13 @@ class RowChecks:
 def _is_updating() -> bool:
     """Whether this thread is in the middle of an update: then a signal handler asks."""
     return any(lock.is_this_threads for backend in gpu_backends for lock in backend.locks)
+
+
+def _describe_call() -> str:
+    return (
+        "another thread, which is in the middle of a step by the same optimizer, and may wait for "
+        "the update in whose middle this signal handler steps; step after that update"
+    )
 
 
 def _row_flags(device: Device) -> RowFlags:

@@ -227,12 +227,10 @@ class Step:
                 lambda: self._undoing(updates),
                 must_check_first or updates.must_check_first,
             )
-        except IndexError:
+        except BaseException as error:
             if not was_called:
                 self._forget(updates)
-            raise
-        except BaseException as error:
-            if is_written:
+            if is_written and not isinstance(error, IndexError):
                 error.add_note(f'The step of "{self.name}" was finished before.')
             raise
 

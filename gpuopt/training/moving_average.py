@@ -66,7 +66,7 @@ class ExponentialMovingAverage(MovingAverages):
         """Keeps the settings.
 
         Args:
-            decay: The weight of the old average in each `apply`, slightly below 1.
+            decay: The weight of the old average in each `apply`, from 0 to 1: slightly below 1.
             num_updates: The number of training steps so far: a number, or a scalar variable that
                 each `apply` reads. The decay is then at most
                 `(1 + num_updates) / (10 + num_updates)`, so that averages follow faster at the
@@ -74,7 +74,13 @@ class ExponentialMovingAverage(MovingAverages):
             zero_debias: Correct the averages of functions for their start at zero (Kingma & Ba
                 2015, section 3). Averages of variables do not start at zero and need no correction.
             name: The last part of the shadow variables' names.
+
+        Raises:
+            ValueError: `decay` is a number that is not from 0 to 1. TensorFlow takes it, and
+                computes what is no average.
         """
+        if isinstance(decay, int | float | np.number) and not 0 <= decay <= 1:
+            raise ValueError(f"decay must be from 0 to 1, got {decay!s}")
         self._decay = decay
         self._num_updates = num_updates
         self._zero_debias = zero_debias

@@ -97,10 +97,9 @@ class StepWrapper(OptimizerWrapper):
 
     def _adds_to(self, optimizer: Optimizer) -> bool:
         # A signal handler may step another optimizer now. Which one a user's own wrapper steps is
-        # not known.
+        # not known; methods of this package have the mark, and step the optimizer itself.
         owner = self.owner_of_state
-        applies_itself = getattr(owner.apply_gradients, "__func__", None)
-        return optimizer is owner or applies_itself is not Optimizer.apply_gradients
+        return optimizer is owner or not hasattr(owner.apply_gradients, "leaves_gradients_alone")
 
     def _prepare_updates(self, optimizer: Any, updates: Updates) -> tuple[Updates, Forget]:
         return updates, nothing_to_forget

@@ -21,7 +21,7 @@ from gpuopt.distributed.tower import TowerOptimizer
 from gpuopt.distributed.wrapper import OptimizerWrapper, inner_optimizers
 from gpuopt.optimizer import Optimizer
 from gpuopt.optimizers.base.clipping import CLIPPING
-from gpuopt.optimizers.base.hyperparameters import Hyperparameters
+from gpuopt.optimizers.base.hyperparameters import Hyperparameters, WithAllDigits
 from gpuopt.optimizers.base.rule_optimizer import RuleOptimizer
 from gpuopt.quietly import quietly
 from gpuopt.rules.loss_scaling import ScaleRule, ScaleState, after_step
@@ -380,7 +380,7 @@ class LossScaleOptimizer(StepWrapper):
         loss_scale, key = this_thread.loss_scale, this_thread.key
         if key is not None and isinstance(updates, RuleUpdates):
             counter = optimizer.this_thread.global_step
-            numbers = [*optimizer.state.host_scalars(), *([] if counter is None else [counter])]
+            numbers = [*optimizer.state.scalars_of_steps(), *([] if counter is None else [counter])]
             if self._on_gpu.prepare(updates, key, numbers, loss_scale):
                 return updates, nothing_to_forget
         updates.unscale(float(np.float32(1) / _number(loss_scale)))
@@ -428,7 +428,11 @@ def _follows(hyperparameters: Hyperparameters, counter: Variable | None) -> bool
     """Whether values follow from a counter alone, and those that clip do not change."""
     if hyperparameters.fixed:
         return True
-    functions = {name: each for name, each in hyperparameters.own.items() if callable(each)}
+    functions = {
+        name: each.given if isinstance(each, WithAllDigits) else each
+        for name, each in hyperparameters.own.items()
+        if callable(each)
+    }
     return all(
         # Not one of a subclass, which may override what a Schedule computes.
         type(each) is Schedule and each.global_step is counter and name not in CLIPPING

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
+from gpuopt.optimizers.base.arguments import refuse_unknown_arguments
 from gpuopt.quietly import quietly
 from gpuopt.rules.loss_scaling import ScaleRule, scale_after
 from gpuopt.variables.gate import writing
@@ -42,6 +43,10 @@ class RuleManager(LossScaleManager):
         variables: The scale (float32) and, if it changes, the counts of good and bad steps (int64):
             variables, which a `Saver` saves.
     """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        refuse_unknown_arguments(cls, kwargs)
+        return super().__new__(cls)
 
     def __init__(self, loss_scale: float, rule: ScaleRule) -> None:
         self.rule = rule

@@ -12,6 +12,7 @@ import numpy as np
 
 from gpuopt.backends import backend_for
 from gpuopt.device import Device
+from gpuopt.state.accumulated import COUNT, ROWS, SUM, VALUES
 from gpuopt.state.host_scalar import HostScalar
 from gpuopt.state.state import Range, State, check_fits, new_slot_variable
 from gpuopt.step.wide_gradients import wide_dtype
@@ -22,8 +23,6 @@ from gpuopt.variables.variable import Variable, global_variables
 
 Array = Any
 
-_SUM, _ROWS, _VALUES = "gradient_sum", "gradient_rows", "gradient_values"
-_COUNT = "accumulated_steps"
 # Any more are not counted one by one in float64.
 _MOST_STEPS = 2.0**53
 
@@ -85,8 +84,8 @@ class SumsInState:
     the state is read. See `Beside`.
     """
 
-    slot_names: Sequence[str] = (_SUM, _ROWS, _VALUES)
-    others: Mapping[str, Range] = {_COUNT: Range(0.0, _MOST_STEPS, np.int64)}
+    slot_names: Sequence[str] = (SUM, ROWS, VALUES)
+    others: Mapping[str, Range] = {COUNT: Range(0.0, _MOST_STEPS, np.int64)}
 
     def __init__(self, optimizer: Any) -> None:
         """Begins without gradients, or with those that its state has.
@@ -104,8 +103,8 @@ class SumsInState:
     @property
     def num_steps(self) -> int:
         """How many steps' gradients are summed."""
-        count = self._state.other(_COUNT)
-        waiting = self._state.waiting_others.get(_COUNT, 0)
+        count = self._state.other(COUNT)
+        waiting = self._state.waiting_others.get(COUNT, 0)
         return int(waiting if count is None else count.numpy())
 
     def reset(self) -> None:
@@ -114,9 +113,9 @@ class SumsInState:
         self._is_restored = self.is_spread = False
         for key in [key for key in self._state.waiting_slots if key[0] in self.slot_names]:
             del self._state.waiting_slots[key]
-        self._forget_slots(_ROWS, _VALUES)
-        self._state.waiting_others.pop(_COUNT, None)
-        count = self._state.other(_COUNT)
+        self._forget_slots(ROWS, VALUES)
+        self._state.waiting_others.pop(COUNT, None)
+        count = self._state.other(COUNT)
         if count is not None:
             count.assign(0)
 
@@ -149,7 +148,7 @@ class SumsInState:
             for identity, found in list(self._sums.items()):
                 if found.slices and found.variable is not None and self.num_steps:
                     for slot_name, array in zip(
-                        (_VALUES, _ROWS), found.joined(found.variable), strict=True
+                        (VALUES, ROWS), found.joined(found.variable), strict=True
                     ):
                         slot = new_slot_variable(
                             found.variable, slot_name, array, None, array.shape, array.dtype
@@ -162,26 +161,26 @@ class SumsInState:
                 del self._state.table(slot_name)[identity]
 
     def is_stale(self, slot_name: str, identity: Identity) -> bool:
-        if slot_name != _SUM or self._is_restored:
+        if slot_name != SUM or self._is_restored:
             return False
         found = self._sums.get(identity)
         return found is None or not found.is_dense or not self.num_steps
 
     def check(self, slots: Mapping[str, Array], variable: Variable, name: str) -> None:
         wide = wide_dtype(variable)
-        total, rows, values = (slots.get(slot_name) for slot_name in (_SUM, _ROWS, _VALUES))
+        total, rows, values = (slots.get(slot_name) for slot_name in (SUM, ROWS, VALUES))
         if total is not None:
-            check_fits(total, f'slot "{_SUM}" of "{name}"', variable.shape, wide)
+            check_fits(total, f'slot "{SUM}" of "{name}"', variable.shape, wide)
         if rows is None and values is None:
             return
         if rows is None or values is None or total is not None or not variable.ndim:
             raise ValueError(
                 f'"{name}" has the slots {list(slots)}; of a variable with rows there is either '
-                f'"{_SUM}", or "{_ROWS}" and "{_VALUES}"'
+                f'"{SUM}", or "{ROWS}" and "{VALUES}"'
             )
         num_rows = len(values) if values.ndim else 0
-        check_fits(values, f'slot "{_VALUES}" of "{name}"', (num_rows, *variable.shape[1:]), wide)
-        what = f'slot "{_ROWS}" of "{name}"'
+        check_fits(values, f'slot "{VALUES}" of "{name}"', (num_rows, *variable.shape[1:]), wide)
+        what = f'slot "{ROWS}" of "{name}"'
         check_fits(rows, what, (num_rows,), np.dtype(np.int64))
         outside = rows[(rows < 0) | (rows >= variable.shape[0])]
         if outside.size:
@@ -198,7 +197,10 @@ class SumsInState:
     def refuse_row_changes(self, variables: Sequence[Variable]) -> None:
         for variable in variables:
             found = self._sums.get(variable.identity)
-            if found is not None and found.slices and self.num_steps:
+            has_slices = found is not None and bool(found.slices)
+            if self._reference() is not None:  # restored ones are slots until the next call
+                has_slices |= self._state.slot(variable, ROWS) is not None
+            if has_slices and self.num_steps:
                 raise ValueError(
                     f'the rows of "{variable.name}" stay as they are while sparse gradients of it '
                     "are accumulated: call apply_accumulated() or reset() of the "
@@ -218,7 +220,7 @@ class SumsInState:
         return self._optimizer.state  # type: ignore[no-any-return]
 
     def _counter(self) -> HostScalar:
-        return self._state.create_host_scalar(_COUNT, np.int64(0), Device.cpu)
+        return self._state.create_host_scalar(COUNT, np.int64(0), Device.cpu)
 
     def _forget_slots(self, *slot_names: str) -> None:
         for slot_name in set(slot_names).intersection(self._state.slot_names()):
@@ -232,10 +234,10 @@ class SumsInState:
             self._sums.clear()
         elif self._is_restored:
             variables = {each.identity: each for each in global_variables()}
-            for slot_name in (_SUM, _ROWS):
+            for slot_name in (SUM, ROWS):
                 for identity in list(self._state.table(slot_name)):
                     found = self._sums.setdefault(identity, KeptSum(variables.get(identity)))
-                    if slot_name == _SUM:
+                    if slot_name == SUM:
                         found.is_dense = True
                     elif found.variable is not None:
                         self._take_slices(found.variable, found)
@@ -259,15 +261,15 @@ class SumsInState:
         self.check(waiting, variable, variable.name)
         for slot_name, value in waiting.items():
             self._state.create_slot(variable, slot_name, slot_name, value, value.shape, value.dtype)
-        found.is_dense |= _SUM in waiting
+        found.is_dense |= SUM in waiting
         self._take_slices(variable, found)
 
     def _take_slices(self, variable: Variable, found: KeptSum) -> None:
         """Takes restored slices out of the state."""
-        values, rows = (self._state.slot(variable, slot_name) for slot_name in (_VALUES, _ROWS))
+        values, rows = (self._state.slot(variable, slot_name) for slot_name in (VALUES, ROWS))
         if values is None or rows is None:
             return
-        for slot_name in (_VALUES, _ROWS):
+        for slot_name in (VALUES, ROWS):
             del self._state.table(slot_name)[variable.identity]
         with reading(values, rows):
             found.slices = [(values.storage, rows.storage)]
@@ -275,8 +277,8 @@ class SumsInState:
 
     def _total(self, variable: Variable) -> Variable:
         """Returns the slot of a variable's dense sum."""
-        total = self._state.slot(variable, _SUM)
+        total = self._state.slot(variable, SUM)
         if total is None:
             dtype = wide_dtype(variable)
-            total = self._state.create_slot(variable, _SUM, _SUM, 0.0, None, dtype)
+            total = self._state.create_slot(variable, SUM, SUM, 0.0, None, dtype)
         return total

@@ -129,14 +129,9 @@ void bring_up_tile(Real* const* written, long long offset, long long tile, long 
 template <class Unnamed, class Real>
 void bring_up_row(Real* const* written, long long row, long long width,
                   const CatchUp<Unnamed, Real>& catch_up) {
-  std::int32_t last = catch_up.last[row];
+  const std::int32_t last = catch_up.last[row];
   const long long gap = catch_up.now - last;
   if (gap <= 0) return;
-  // First: a signal handler may bring up rows while other threads are still at work on theirs.
-  if (!__atomic_compare_exchange_n(&catch_up.last[row], &last,
-                                   static_cast<std::int32_t>(catch_up.now), false, __ATOMIC_RELAXED,
-                                   __ATOMIC_RELAXED))
-    return;
   using Rule = typename Unnamed::Rule;
   Real decay[slot_capacity<Rule>];
   for (int k = 0; k < Rule::num_slots; ++k)
@@ -145,6 +140,7 @@ void bring_up_row(Real* const* written, long long row, long long width,
     const long long tile = width - left < tile_width ? width - left : tile_width;
     bring_up_tile(written, row * width + left, tile, last, gap, decay, catch_up);
   }
+  catch_up.last[row] = static_cast<std::int32_t>(catch_up.now);
 }
 
 // For `update_rows`: rows are brought up to date first.

@@ -25,8 +25,9 @@ struct CodedChunk {
 
 // Encodes the numbers of a block, all finite, and returns their scale.
 template <int coding>
-inline float encode_block(const SlotTables& tables, const float* values, long long length,
-                          unsigned char* codes) {
+__attribute__((always_inline)) inline float encode_block(const SlotTables& tables,
+                                                         const float* values, long long length,
+                                                         unsigned char* codes) {
   float magnitudes[block_codes];
   int places[block_codes];
   // As integers, floats that are not below 0 have the same order, and a vector has their largest.
@@ -53,41 +54,47 @@ inline float encode_block(const SlotTables& tables, const float* values, long lo
 }
 
 template <int codings, int k, class Rule>
-inline void decode_slots(const CodedChunk<Rule>& chunk, const SlotTables* tables, long long block,
-                         float (*slots)[block_codes]) {
+__attribute__((always_inline)) inline void decode_slots(const CodedChunk<Rule>& chunk,
+                                                        const SlotTables* tables, long long block,
+                                                        long long length,
+                                                        float (*slots)[block_codes]) {
   if constexpr (k < Rule::num_slots) {
     constexpr int coding = coding_of(codings, k);
     const unsigned char* const codes = chunk.codes[k] + block * chunk.distance;
     const float scale = chunk.scales[k][block * chunk.scales_distance];
     GPUOPT_INDEPENDENT
-    for (long long i = 0; i < chunk.length; ++i)
+    for (long long i = 0; i < length; ++i)
       slots[k][i] = decode(coding, tables[map_of(coding)], codes[i], scale);
-    decode_slots<codings, k + 1>(chunk, tables, block, slots);
+    decode_slots<codings, k + 1>(chunk, tables, block, length, slots);
   }
 }
 
 template <int codings, int k, class Rule>
-inline void encode_slots(const CodedChunk<Rule>& chunk, const SlotTables* tables, long long block,
-                         const float (*slots)[block_codes]) {
+__attribute__((always_inline)) inline void encode_slots(const CodedChunk<Rule>& chunk,
+                                                        const SlotTables* tables, long long block,
+                                                        long long length,
+                                                        const float (*slots)[block_codes]) {
   if constexpr (k < Rule::num_slots) {
     constexpr int coding = coding_of(codings, k);
     unsigned char* const codes = chunk.codes[k] + block * chunk.distance;
     chunk.scales[k][block * chunk.scales_distance] =
-        encode_block<coding>(tables[map_of(coding)], slots[k], chunk.length, codes);
-    encode_slots<codings, k + 1>(chunk, tables, block, slots);
+        encode_block<coding>(tables[map_of(coding)], slots[k], length, codes);
+    encode_slots<codings, k + 1>(chunk, tables, block, length, slots);
   }
 }
 
+// Inlined: where the compiler knows `length`, it leaves out everything for other lengths.
 template <int codings, class Rule>
-void update_coded_chunk(const CodedChunk<Rule>& chunk,
-                        typename Rule::template Scalars<float> scalars, const SlotTables* tables) {
+__attribute__((always_inline)) inline void update_coded_chunk(
+    const CodedChunk<Rule>& chunk, long long length, typename Rule::template Scalars<float> scalars,
+    const SlotTables* tables) {
   float slots[slot_capacity<Rule>][block_codes];
   for (long long block = 0; block < chunk.num_blocks; ++block) {
-    decode_slots<codings, 0>(chunk, tables, block, slots);
+    decode_slots<codings, 0>(chunk, tables, block, length, slots);
     float* const var = chunk.var + block * chunk.distance;
     const float* const grad = chunk.grad + block * chunk.distance;
     GPUOPT_INDEPENDENT
-    for (long long i = 0; i < chunk.length; ++i) {
+    for (long long i = 0; i < length; ++i) {
       float value = var[i];
       float slot[slot_capacity<Rule>];
       for (int k = 0; k < Rule::num_slots; ++k) slot[k] = slots[k][i];
@@ -98,7 +105,7 @@ void update_coded_chunk(const CodedChunk<Rule>& chunk,
       for (int k = 0; k < Rule::num_slots; ++k) all_finite &= is_finite(slot[k]);
       for (int k = 0; k < Rule::num_slots; ++k) slots[k][i] = all_finite ? slot[k] : 0;
     }
-    encode_slots<codings, 0>(chunk, tables, block, slots);
+    encode_slots<codings, 0>(chunk, tables, block, length, slots);
   }
 }
 
@@ -108,7 +115,10 @@ template <int codings, class Rule>
 void update_coded_chunks(const CodedChunk<Rule>* chunks, long long num_chunks, long long* taken,
                          const SlotTables* tables) {
   for (long long i; (i = __atomic_fetch_add(taken, 1, __ATOMIC_RELAXED)) < num_chunks;)
-    update_coded_chunk<codings>(chunks[i], *chunks[i].scalars, tables);
+    if (chunks[i].length == block_codes)
+      update_coded_chunk<codings>(chunks[i], block_codes, *chunks[i].scalars, tables);
+    else
+      update_coded_chunk<codings>(chunks[i], chunks[i].length, *chunks[i].scalars, tables);
 }
 
 }  // namespace gpuopt

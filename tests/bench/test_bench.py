@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from dataclasses import asdict
+from io import StringIO
 from itertools import pairwise
 from pathlib import Path
 from time import sleep
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from gpuopt import __main__ as command_line
 from gpuopt.bench import command, measure, slowdowns
@@ -23,7 +25,16 @@ from gpuopt.bench.jobs import JOBS, Place
 from gpuopt.bench.memory import measure_host_peak
 from gpuopt.bench.models import list_dlrm_tables, list_llama_layer_shapes
 from gpuopt.bench.profiler import Calls, sum_calls
-from gpuopt.bench.results import ResultsError, read_results, summarize, write_results
+from gpuopt.bench.report import print_run
+from gpuopt.bench.results import (
+    Figures,
+    ResultsError,
+    Run,
+    Times,
+    read_results,
+    summarize,
+    write_results,
+)
 from gpuopt.bench.sampling import take_samples
 from gpuopt.bench.workloads import (
     DTYPES,
@@ -213,6 +224,28 @@ def test_what_slows_a_machine_down_is_named() -> None:
 def test_times_that_spread_widely_are_called_noisy() -> None:
     assert not summarize([1.0, 1.01, 1.02, 1.03, 1.04]).is_noisy
     assert summarize([1.0, 1.0, 1.0, 2.0, 2.0]).is_noisy
+
+
+def a_run() -> Run:
+    times = Times(1234.5678, 1200.0, 1300.25, [1234.5678])
+    figures = Figures(times, times, 123.4, 1.62, 204_100_000, 1_021_000_000)
+    names = ("gpuopt", NUMPY_ALONE, "torch foreach", "array operations")
+    return Run(
+        *("a large model", 10**9, None, None, None, None, [1.0], 25.9),
+        contenders=dict.fromkeys(names, figures),
+    )
+
+
+@pytest.mark.parametrize(("width", "has_deciles"), [(80, False), (160, True)])
+def test_a_table_shows_each_figure_whole(width: int, has_deciles: bool) -> None:
+    console = Console(width=width, file=StringIO())
+    print_run(console, "resnet-50/adam/float32", a_run())
+    shown = console.file.getvalue()
+    assert "…" not in shown
+    assert max(map(len, shown.splitlines())) <= width
+    assert shown.count("1235") == 2 * 4
+    assert shown.count("1300") == 2 * 4 * has_deciles
+    assert "gpuopt, numpy alone" in shown
 
 
 # The command

@@ -20,6 +20,7 @@ import gpuopt
 from gpuopt import IndexedSlices, ParameterGroup, Saver, Variable, locks
 from gpuopt.backends.cuda.row_flags import CudaRowFlags
 from gpuopt.distributed import MirroredStrategy, PerReplica
+from gpuopt.errors import DeadlineExceededError
 
 HEIGHT = 40
 
@@ -405,6 +406,44 @@ def test_a_signal_handler_in_an_update_reads_beside_a_thread_that_waits_for_the_
     thread.join()
     assert not handled.is_over
     assert not errors
+    pair.check()
+
+
+def test_a_signal_handler_in_an_update_does_not_step_beside_a_thread_that_waits_for_the_update(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(locks, "DEADLINE_S", 10.0)
+    pair = Pair()
+    pair.step(14)
+    before = numbers(pair.late)
+    other = Variable(np.ones(3, np.float32), device="gpu:0")
+    optimizer = gpuopt.GradientDescentOptimizer(1.0)
+    new = Variable(np.ones((4, 3), np.float32), device="gpu:0")
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            pair.step()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work)
+
+    def handle() -> None:
+        thread.start()
+        time.sleep(0.2)
+        slices = IndexedSlices(np.ones((1, 3), np.float32), [0])
+        with pytest.raises(DeadlineExceededError, match="in whose middle this signal handler"):
+            pair.optimizers[0].apply_gradients([(slices, pair.late), (slices, new)])
+
+    with HandleAt(1, handle, ["dense_launch.py"]) as handled:
+        optimizer.apply_gradients([(np.ones(3, np.float32), other)])
+    thread.join()
+    assert not handled.is_over
+    assert not errors
+    # As if the handler had done nothing.
+    assert pair.optimizers[0].get_slot(new, "m") is None
+    assert abs(numbers(pair.late) - before).max() > 1e-5
     pair.check()
 
 

@@ -424,3 +424,12 @@ def test_every_optimizer_takes_the_options() -> None:
         parameters = inspect.signature(cls).parameters
         defaults = [parameters[f"clip_{each}"].default for each in ("norm", "value", "form")]
         assert defaults == [None, None, "tensorflow"], name
+
+
+@pytest.mark.parametrize(("bad", "shown"), [(-1, "-1"), (-0.5, "-0.5"), (np.nan, "nan")])
+def test_a_limit_below_0_is_shown_as_a_plain_number(bad: float, shown: str) -> None:
+    for given in (bad, lambda: bad):
+        with pytest.raises(ValueError, match=f"clip_norm must be .*, got {shown}$"):
+            gpuopt.AdamOptimizer(clip_norm=given).apply_gradients(
+                [(np.ones(2, np.float32), Variable(np.ones(2, np.float32)))]
+            )

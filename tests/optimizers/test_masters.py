@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -325,8 +326,9 @@ def test_what_would_not_stay_in_step_is_refused_by_name() -> None:
         NotImplementedError, match='"rows" has a master copy by masters="remainder"'
     ):
         gpuopt.rows(table).keep([0])
-    with pytest.raises(ValueError, match="masters must be None or one of"):
-        gpuopt.AdamOptimizer(masters="float64")
+    for bad in ("float64", np.float64, BFLOAT16, 32):
+        with pytest.raises(ValueError, match="masters must be None or one of"):
+            gpuopt.AdamOptimizer(masters=bad)
 
     class Own(gpuopt.GradientDescentOptimizer):
         def _apply_dense(self, grad: Any, var: Variable) -> None:
@@ -612,6 +614,58 @@ def test_averages_of_master_copies_have_a_saver_of_their_own_type(tmp_path: Path
     np.testing.assert_array_equal(average.numpy(), kept)
     with pytest.raises(ValueError, match="is float16, and its average"):
         SwappingSaver(averages, [w, average])
+
+
+@pytest.mark.parametrize("given", [np.float32, np.dtype("float32")], ids=repr)
+def test_the_type_itself_is_as_good_as_its_name(given: Any) -> None:
+    w, optimizer = Variable(np.ones(4, BFLOAT16)), gpuopt.AdamOptimizer(masters=given)
+    one_step(w, optimizer)
+    assert master_of(optimizer, w).dtype == np.float32
+    assert optimizer.state_dict({"w": w})["hyperparameters"]["masters"] == "float32"
+
+
+def train_with_averages(dtype: Any, masters: Any) -> tuple[Variable, Any]:
+    averages = gpuopt.ExponentialMovingAverage(0.75)
+    w = Variable(normal(0, (4, 3), dtype), name="w")
+    optimizer = gpuopt.AdamOptimizer(0.1, masters=masters, averages=averages)
+    for step in range(3):
+        optimizer.apply_gradients([(normal(step, (4, 3), dtype), w)])
+    return w, averages
+
+
+@pytest.mark.parametrize("dtype", [np.float16, BFLOAT16], ids=["float16", "bfloat16"])
+@pytest.mark.parametrize("masters", [("float32", None), (None, "float32")], ids=str)
+@pytest.mark.parametrize("way", ["restore", "attach", "as weights"])
+def test_averages_are_restored_with_masters_or_without(
+    dtype: Any, masters: tuple[Any, Any], way: str, tmp_path: Path
+) -> None:
+    there, here = masters
+    w, averages = train_with_averages(dtype, there)
+    saved = averages.average(w).numpy()
+    path = gpuopt.Saver([w, averages.average(w)], optimizers=[]).save(str(tmp_path / "model"))
+    del w, averages
+    gc.collect()
+    w, averages = train_with_averages(dtype, here)
+    restored = average = averages.average(w)
+    if way == "restore":
+        gpuopt.Saver([w, average], optimizers=[]).restore(path)
+    elif way == "attach":
+        saver = gpuopt.Saver([w], optimizers=[])
+        saver.restore(path, deferred=True)
+        saver.attach([average])
+    else:
+        gpuopt.Saver({averages.average_name(w): w}, optimizers=[]).restore(path)
+        restored = w
+    assert restored.dtype == (np.float32 if here and restored is average else dtype)
+    np.testing.assert_array_equal(restored.numpy(), saved.astype(restored.dtype))
+
+
+def test_another_variable_is_not_restored_in_another_type(tmp_path: Path) -> None:
+    for dtypes in [(np.float32, BFLOAT16), (BFLOAT16, np.float32), (np.float32, np.int32)]:
+        there, here = (Variable(np.ones(3, dtype)) for dtype in dtypes)
+        path = gpuopt.Saver({"w": there}, optimizers=[]).save(str(tmp_path / "model"))
+        with pytest.raises(gpuopt.CheckpointError, match='"w" has dtype'):
+            gpuopt.Saver({"w": here}, optimizers=[]).restore(path)
 
 
 @every_masters

@@ -480,7 +480,7 @@ def test_a_tables_bits_depend_on_no_thread_chunk_or_neighbour(
 
     def ends(threads: int, small_elements: int, at_once: int) -> list[np.ndarray]:
         monkeypatch.setenv("GPUOPT_THREADS", str(threads))
-        limits = CpuLimits(small_elements, large_elements=0, elements_per_thread=1)
+        limits = CpuLimits(small_elements, small_elements, large_elements=0, elements_per_thread=1)
         arrays = []
         with backends.using(Device.cpu, CpuBackend(limits)):
             for first in range(0, len(starts), at_once):

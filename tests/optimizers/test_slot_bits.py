@@ -12,9 +12,12 @@ import pytest
 import gpuopt
 from bench.slot_bits import CASES, LENGTHS, movement_of
 from gpuopt import IndexedSlices, ParameterGroup, Variable
+from gpuopt.backends import using
 from gpuopt.backends.cpu import coded_update
+from gpuopt.backends.cpu.backend import CpuBackend
 from gpuopt.backends.cpu.forms.compiled_blocks import compiled_blocks
 from gpuopt.backends.cpu.limits import CpuLimits
+from gpuopt.device import Device
 from gpuopt.rules.slot_codes import BLOCK, CodedValues, Coding, decoded, encoded
 
 SIZES = [(), (1,), (255,), (256,), (257,), (1000,), (3, 300), (0,), (0, 5)]
@@ -378,3 +381,18 @@ def test_sparse_gradients_of_bitsandbytes_form_are_refused_before_anything_is_wr
         optimizer.apply_gradients([(slices, variable)])
     assert optimizer.get_slot(variable, "m") is None
     assert (variable.numpy() == 1).all()
+
+
+@pytest.mark.parametrize("kind", ["Adam", "LazyAdam"])
+@pytest.mark.parametrize("shape", [(9, 2), (9, 0)], ids=str)
+def test_a_gradient_without_rows_or_columns_is_no_work_for_the_compiled_form(
+    kind: str, shape: tuple[int, int]
+) -> None:
+    with using(Device.cpu, CpuBackend(CpuLimits(large_elements=0))):
+        table = Variable(np.ones(shape, np.float32))
+        optimizer = getattr(gpuopt, f"{kind}Optimizer")(0.1, slot_bits=8)
+        for rows in ([], [1, 4]):
+            values = np.ones((len(rows), shape[1]), np.float32)
+            optimizer.apply_gradients([(IndexedSlices(values, rows), table)])
+    moved = np.flatnonzero((table.numpy() != 1).any(axis=1))
+    assert moved.tolist() == ([1, 4] if shape[1] else [])

@@ -158,8 +158,16 @@ def test_what_it_cannot_be_had_with_is_refused_by_name(stage: str) -> None:
         STAGES[stage](slot_dtype="bfloat16")
 
 
+@pytest.mark.parametrize("given", ["bfloat16", BFLOAT16, np.dtype(BFLOAT16)], ids=repr)
+def test_the_type_itself_is_as_good_as_its_name(given: Any) -> None:
+    optimizer, w = gpuopt.AdamOptimizer(slot_dtype=given), Variable(np.ones(3, np.float32))
+    optimizer.apply_gradients([(np.ones(3, np.float32), w)])
+    assert optimizer.get_slot(w, "m").dtype == BFLOAT16
+    assert optimizer.state_dict({"w": w})["hyperparameters"]["slot_dtype"] == "bfloat16"
+
+
 def test_other_refusals_are_by_name_and_write_nothing() -> None:
-    for bad in ("float16", "float32", BFLOAT16, 16, True):
+    for bad in ("float16", "float32", np.float32, np.dtype("float16"), 16, True, {}):
         with pytest.raises(ValueError, match='slot_dtype must be None or "bfloat16", got'):
             gpuopt.AdamOptimizer(slot_dtype=bad)
     double, w = Variable(np.ones(3), name="double"), Variable(np.ones(3, np.float32))

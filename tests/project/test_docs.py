@@ -9,7 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import reference_pages
 import tables
+from optimizer_page import entries
+
+import gpuopt
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -81,6 +85,13 @@ def test_examples_of_a_page_run_in_order(page: Path) -> None:
     assert OUTCOMES.get(page.name, lambda names: True)(names)
 
 
+def test_the_reference_describes_every_public_name_once() -> None:
+    described = [name for page in reference_pages.PAGES.values() for name in page.names]
+    assert len(described) == len(set(described))
+    public = {f"gpuopt.{name}" for name in gpuopt.__all__}
+    assert public <= set(described), "add them to tests/support/reference_pages.py"
+
+
 def test_every_outcome_has_its_guide() -> None:
     assert set(OUTCOMES) <= {page.name for page in PAGES}
 
@@ -91,6 +102,61 @@ def test_links_lead_to_a_file_and_a_heading(page: Path) -> None:
         target = page.parent / file if file else page
         assert target.exists(), file
         assert not anchor or anchor in anchors(target), f"{file}#{anchor}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_to_other_sites_are_well_formed(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)]*://[^)]*)\)", page.read_text()):
+        assert re.fullmatch(r"https://[\w.-]+\.[a-z]{2,}(/[\w./%~#?=&+-]*)?", target), target
+
+
+@pytest.mark.parametrize("page", [each for each in PAGES if each.parent != DECISIONS], ids=name_of)
+def test_pages_say_the_same_of_runs_on_gpus(page: Path) -> None:
+    text = " ".join(page.read_text().split())
+    status = (DOCS / "on_a_gpu.md").read_text().partition("## Status")[2]
+    sentence = " ".join(re.findall(r"\*\*(.*?)\*\*", status, re.DOTALL)[0].split())
+    claims = re.findall(r"(?:not|never)(?: been)? run on a GPU|No GPU has been", text)
+    assert not claims or sentence in text, f"say: {sentence}"
+
+
+def names_in(section: str) -> set[str]:
+    """Returns what stands in backticks in the first column of a section's tables."""
+    rows = re.findall(r"^\| (.*?) \|", section, re.MULTILINE)
+    return {name.rpartition(".")[2] for row in rows for name in re.findall(r"`([\w.]+)`", row)}
+
+
+def test_symbols_of_tensorflow_are_there_where_the_page_says_so() -> None:
+    text = (DOCS / "tensorflow_symbols.md").read_text()
+    same, elsewhere, missing = map(names_in, re.split(r"^## ", text, flags=re.MULTILINE)[1:])
+    assert same <= set(gpuopt.__all__)
+    assert (elsewhere | missing) & set(gpuopt.__all__) == {"DynamicLossScale"}
+    theirs = {peer.rpartition(".")[2] for peer in entries.every_peer() if peer.startswith("tf.")}
+    assert theirs <= same
+
+
+@pytest.mark.torch
+def test_every_optimizer_of_torch_is_on_the_page_for_those_who_come_from_it() -> None:
+    import torch
+
+    text = (DOCS / "coming_from_pytorch.md").read_text()
+    table = text.partition("## Which optimizer")[2].partition("\n## ")[0]
+    listed = {
+        name
+        for cell in re.findall(r"^\| (.*?) \|", table, re.MULTILINE)
+        for name in re.findall(r"\w+", cell)
+    }
+    theirs = {
+        name
+        for name, value in vars(torch.optim).items()
+        if isinstance(value, type) and issubclass(value, torch.optim.Optimizer)
+    }
+    assert theirs - {"Optimizer"} <= listed
+
+
+def test_the_page_for_those_who_come_from_torch_names_optimizers_that_are_there() -> None:
+    named = re.findall(r"`(\w+Optimizer)[`(]", (DOCS / "coming_from_pytorch.md").read_text())
+    assert named
+    assert set(named) <= set(gpuopt.__all__)
 
 
 @pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=name_of)
@@ -136,7 +202,7 @@ def test_the_architecture_shows_the_layers_that_the_linter_checks() -> None:
     assert shown == [set(re.findall(r"gpuopt\.(\w+)", layer)) for layer in layers]
 
 
-@pytest.mark.parametrize("page", [tables.README, tables.PAGE], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", tables.pages(), ids=name_of)
 def test_tables_of_optimizers_are_those_of_the_exports(page: Path) -> None:
     is_up_to_date = page.read_text() == tables.pages()[page]
     assert is_up_to_date, f"{page.name} is not what the exports say now: run {tables.COMMAND}"

@@ -27,7 +27,7 @@ from bench.gpu import make_table, run_offer
 from bench.gpu_harness import Measured, measure
 from bench.gpu_targets import TARGETS, judge
 from bench.gpu_workloads import Sizes, offer_workloads
-from bench.harness import Timing, Workload, write_results
+from bench.harness import Timing, Workload, describe_commit, write_results
 from bench.targets import Target
 from gpuopt.bench.clock import HostClock
 from gpuopt.bench.contenders import (
@@ -359,6 +359,13 @@ class Script:
 
     def runs_ahead(self, step: Any, host_ms: float) -> bool | None:
         return True
+
+
+def test_a_commit_is_unknown_where_there_is_no_git(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert describe_commit() == "unknown"
 
 
 def test_ratios_shares_and_samples_are_of_device_time() -> None:

@@ -105,6 +105,16 @@ def test_a_picture_is_light_and_shows_every_optimizer(picture: str) -> None:
     assert sorted(gallery.said_in(file)) == sorted(NAMES), f"run {gallery.COMMAND}"
 
 
+def test_every_optimizer_has_a_small_picture_of_the_paths_in_the_large_ones() -> None:
+    files = {file.stem: file for file in gallery.PATHS.iterdir()}
+    assert sorted(files) == sorted(NAMES), f"run {gallery.COMMAND}"
+    for surface in surfaces.SURFACES:
+        said = gallery.said_in(gallery.IMAGES / f"{surface.name}.svg")
+        for name, file in files.items():
+            assert file.stat().st_size < 25_000
+            assert (name, said[name]) in gallery.all_said_in(file), f"run {gallery.COMMAND}"
+
+
 @pytest.mark.parametrize("surface", surfaces.SURFACES, ids=lambda surface: surface.name)
 def test_paths_end_where_the_picture_says(surface: surfaces.Surface) -> None:
     said = gallery.said_in(gallery.IMAGES / f"{surface.name}.svg")

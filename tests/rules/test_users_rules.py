@@ -311,16 +311,18 @@ def test_a_folder_has_another_digest_when_a_source_in_it_is_changed_renamed_or_n
 def test_the_guides_cuda_form_fits_its_rule_on_a_gpu(
     tmp_path: Path, emulated_gpus: list[EmulatorLauncher]
 ) -> None:
-    guide = (Path(__file__).parents[2] / "docs" / "guides" / "rules.md").read_text()
+    guides = Path(__file__).parents[2] / "docs" / "guides"
     [python, *_], [header] = (
-        re.findall(rf"^```{language}\n(.*?)^```", guide, re.DOTALL | re.MULTILINE)
-        for language in ("python", "cpp")
+        re.findall(
+            rf"^```{language}.*?\n(.*?)^```", (guides / page).read_text(), re.DOTALL | re.MULTILINE
+        )
+        for language, page in (("python", "rules.md"), ("cpp", "own_package.md"))
     )
     (tmp_path / "averaged_sign.cuh").write_text(header)
     names: dict[str, Any] = {}
     exec(python, names)
     plain = names["AveragedSignOptimizer"]
-    source = gpuopt.CudaSource(tmp_path, "averaged_sign.cuh", "myproject::AveragedSign")
+    source = gpuopt.CudaSource(tmp_path, "averaged_sign.cuh", "averaged_sign::AveragedSign")
 
     class OnAnyDevice(plain):
         rule = gpuopt.update_rule(cuda=source)(plain.rule.apply)

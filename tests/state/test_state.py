@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 import time
+import weakref
 from typing import Any
 
 import numpy as np
+import pytest
 
 import gpuopt
+from gpuopt import Variable
 
 
 def test_the_version_is_read_while_another_thread_makes_tables() -> None:
@@ -80,3 +84,27 @@ def test_a_listing_of_slots_is_never_open_while_other_code_runs() -> None:
         sys.settrace(None)
     assert len(is_open) > 20
     assert not any(is_open)
+
+
+def _restored(w: Variable) -> Any:
+    first, second = (gpuopt.MomentumOptimizer(0.1, 0.5) for _ in range(2))
+    first.apply_gradients([(np.ones(3, np.float32), w)])
+    second.load_state_dict(first.state_dict({"w": w}), {"w": w})
+    return second, second.get_slot(w, "momentum")
+
+
+def _accumulated(w: Variable) -> Any:
+    optimizer = gpuopt.GradientAccumulationOptimizer(gpuopt.MomentumOptimizer(0.1, 0.5), 2)
+    optimizer.apply_gradients([(np.ones(3, np.float32), w)])
+    return optimizer, optimizer.owner_of_state.state.slot(w, "gradient_sum")
+
+
+@pytest.mark.parametrize("make", [_restored, _accumulated])
+def test_a_slot_that_is_made_outside_of_a_step_goes_with_its_variable(make: Any) -> None:
+    w = Variable(np.ones(3, np.float32))
+    optimizer, slot = make(w)
+    gone = weakref.ref(slot)
+    del slot, w
+    gc.collect()
+    assert gone() is None
+    assert optimizer is not None

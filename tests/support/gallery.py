@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 import re
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from gpuopt.device import Device
 
 COMMAND = "make gallery"
 IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
+PATHS = IMAGES / "paths"
 DIGITS = "digits"
 COLUMNS = 2
 # Okabe & Ito's, which the colour-blind can tell apart, too; brown for their yellow.
@@ -114,20 +116,10 @@ def draw(
         how_it_ends: Says so for the legend.
         dress: Draws what is below the curves of a panel.
     """
-    import matplotlib
-    from matplotlib.figure import Figure
-
     families = by_family(curves)
     rows = math.ceil(len(families) / COLUMNS)
-    settings = {
-        "svg.hashsalt": path.stem,  # for the same names of parts in each run
-        "svg.fonttype": "none",
-        "font.sans-serif": ["DejaVu Sans", "Verdana"],
-        "font.size": 8.0,
-        "path.simplify_threshold": 0.5,
-    }
-    with matplotlib.rc_context(settings):
-        figure = Figure(figsize=(8.0, 3.4 * rows), layout="constrained")
+    description = "; ".join(map(in_words, curves))
+    with picture(path, (8.0, 3.4 * rows), title, description) as figure:
         panels = figure.subplots(rows, COLUMNS, squeeze=False).ravel()
         for panel in panels[len(families) :]:
             panel.set_axis_off()
@@ -156,7 +148,30 @@ def draw(
                 borderpad=0.0,
                 borderaxespad=0.0,
             )
-        description = "; ".join(map(in_words, curves))
+
+
+@contextmanager
+def picture(path: Path, size: tuple[float, float], title: str, description: str) -> Iterator[Any]:
+    """Saves a figure that is drawn in the context.
+
+    Args:
+        path: The file.
+        size: In inches.
+        title, description: Of the file's text.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    settings = {
+        "svg.hashsalt": path.stem,  # for the same names of parts in each run
+        "svg.fonttype": "none",
+        "font.sans-serif": ["DejaVu Sans", "Verdana"],
+        "font.size": 8.0,
+        "path.simplify_threshold": 0.5,
+    }
+    with matplotlib.rc_context(settings):
+        figure = Figure(figsize=size, layout="constrained")
+        yield figure
         figure.savefig(path, metadata={"Date": None, "Title": title, "Description": description})
     if path.suffix == ".svg":
         path.write_text(shortened(path.read_text()))
@@ -175,11 +190,16 @@ def in_words(curve: Curve) -> str:
 
 def said_in(path: Path) -> Mapping[str, Said]:
     """Reads the text of a picture: what it shows of each optimizer, by name."""
+    return dict(all_said_in(path))
+
+
+def all_said_in(path: Path) -> list[tuple[str, Said]]:
+    """Reads the same of each curve, with the optimizer's name."""
     pattern = r"(\w+) at (\S+) ends at ([-\d., ]+)"
-    return {
-        name: Said(float(rate), tuple(map(float, end.split(", "))))
+    return [
+        (name, Said(float(rate), tuple(map(float, end.split(", ")))))
         for name, rate, end in re.findall(pattern, path.read_text())
-    }
+    ]
 
 
 def shortened(svg: str) -> str:
@@ -218,6 +238,23 @@ def draw_surface(surface: Surface, folder: Path = IMAGES, suffix: str = ".svg") 
     draw(path, curves, surface.title, how_it_ends, dress_surface(surface))
 
 
+def draw_paths(name: str, folder: Path = PATHS) -> None:
+    """Draws an optimizer's path on each surface, at the rates of the pictures of all."""
+    rates = [said_in(IMAGES / f"{surface.name}.svg")[name].rate for surface in surfaces.SURFACES]
+    curves = [
+        path_curve(surface, name, rate)
+        for surface, rate in zip(surfaces.SURFACES, rates, strict=True)
+    ]
+    description = "; ".join(map(in_words, curves))
+    path = folder / f"{name}.svg"
+    with picture(path, (5.0, 2.1), f"Paths of {name}", description) as figure:
+        panels = figure.subplots(1, len(curves))
+        for panel, surface, curve in zip(panels, surfaces.SURFACES, curves, strict=True):
+            dress_surface(surface)(panel)
+            panel.plot(*curve.points.T, color=COLORS[0], linewidth=1.1)
+            panel.set_title(f"{surface.title}, rate {curve.rate:g}", fontsize=8, loc="left")
+
+
 def draw_digits(folder: Path = IMAGES, suffix: str = ".svg") -> None:
     curves = [loss_curve(name) for name in NAMES]
     lowest = math.floor(min(curve.points[:, 1].min() for curve in curves))
@@ -240,6 +277,9 @@ def draw_digits(folder: Path = IMAGES, suffix: str = ".svg") -> None:
 def main() -> None:
     for surface in surfaces.SURFACES:
         draw_surface(surface)
+    PATHS.mkdir(exist_ok=True)
+    for name in NAMES:
+        draw_paths(name)
     draw_digits()
 
 

@@ -116,11 +116,13 @@ def step_size(rate: Callable[[int], float], step: int) -> float:
     return rate(step) * math.sqrt(1 - 0.999**step) / (1 - 0.9**step)
 
 
-def zipf_steps(steps: int, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
+def zipf_steps(
+    steps: int, seed: int, height: int = HEIGHT, draws: int = 6
+) -> list[tuple[np.ndarray, np.ndarray]]:
     rng = np.random.default_rng(seed)
-    shares = 1 / np.arange(1, HEIGHT + 1)
-    named = rng.choice(HEIGHT, (steps, 6), p=shares / shares.sum())
-    return list(zip(named, rng.normal(0.2, 1, (steps, 6, 1)), strict=True))
+    shares = 1 / np.arange(1, height + 1)
+    named = rng.choice(height, (steps, draws), p=shares / shares.sum())
+    return list(zip(named, rng.normal(0.2, 1, (steps, draws, 1)), strict=True))
 
 
 def side_by_side(steps: int, seeds: int) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -1,4 +1,4 @@
-"""Writes the list of optimizers in README.md, and docs/optimizers.md, from the exported classes.
+"""Writes the list of optimizers in README.md, docs/optimizers.md and docs/reference, from exports.
 
 .venv/bin/python tests/support/tables.py
 """
@@ -9,6 +9,7 @@ import re
 from functools import cache
 from pathlib import Path
 
+import reference_pages
 from optimizer_page import exports
 from optimizer_page.page import page
 
@@ -18,17 +19,22 @@ ROOT = Path(__file__).resolve().parents[2]
 COMMAND = ".venv/bin/python tests/support/tables.py"
 README = ROOT / "README.md"
 PAGE = ROOT / "docs" / "optimizers.md"
+REFERENCE = ROOT / "docs" / "reference"
 
 
 @cache
 def pages() -> dict[Path, str]:
-    """Returns each file that holds a table, and the text that it should have."""
+    """Returns each file that follows from the exports, and the text that it should have."""
     names = ", ".join(map(in_short, exports.optimizers()))
     guide = "[which one?](docs/optimizers.md#choosing-one)"
     row = f"| [Optimizers](docs/optimizers.md) | {names}: {guide} |"
     text, rows = re.subn(r"^\| \[?Optimizers\b.*$", row, README.read_text(), flags=re.MULTILINE)
     assert rows == 1, "README.md has no row that begins with | Optimizers"
-    return {README: text, PAGE: page(COMMAND)}
+    reference = {
+        REFERENCE / f"{name}.md": reference_pages.text_of(each, COMMAND)
+        for name, each in reference_pages.PAGES.items()
+    }
+    return {README: text, PAGE: page(COMMAND), **reference}
 
 
 def in_short(optimizer: type[RuleOptimizer]) -> str:
@@ -44,6 +50,7 @@ def in_short(optimizer: type[RuleOptimizer]) -> str:
 
 def main() -> None:
     for path, text in pages().items():
+        path.parent.mkdir(exist_ok=True)
         path.write_text(text)
 
 

@@ -41,6 +41,12 @@ def test_debiased_average_of_a_function_weights_all_values_alike_at_decay_one() 
     assert average.average(loss).name == "loss/ExponentialMovingAverage"
 
 
+@pytest.mark.parametrize("decay", [1.5, -0.25, np.nan, np.float32(2), 7])
+def test_a_decay_that_makes_no_average_is_refused(decay: Any) -> None:
+    with pytest.raises(ValueError, match=f"decay must be from 0 to 1, got {decay}"):
+        gpuopt.ExponentialMovingAverage(decay)
+
+
 def test_number_of_updates_bounds_the_decay() -> None:
     w = Variable(np.float64(0), name="w")
     updates = Variable(1, name="updates", trainable=False)

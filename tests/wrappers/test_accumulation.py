@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -341,13 +342,53 @@ def test_a_state_without_sums_begins_anew_and_one_with_sums_needs_a_place() -> N
     assert with_sums["non_slots"]["accumulated_steps"] == 2
     optimizer.load_state_dict(without, {"w": w})
     assert optimizer.accumulated_steps == 0
-    with pytest.raises(ValueError, match='has a slot "gradient_sum"'):
+    refused = pytest.raises(ValueError, match=r'has a slot "gradient_sum".*apply_accumulated')
+    with refused:
         plain.load_state_dict(with_sums, {"w": w})
+    optimizer.load_state_dict(with_sums, {"w": w})
+    optimizer.apply_accumulated()
+    between = optimizer.state_dict({"w": w})
+    plain.load_state_dict(between, {"w": w})
+    np.testing.assert_array_equal(plain.get_slot(w, "m").numpy(), between["slots"]["m"]["w"])
+    assert "accumulated_steps" not in plain.state_dict({"w": w})["non_slots"]
+    between["non_slots"]["accumulated_steps"] = np.int64(1)
+    with pytest.raises(ValueError, match=r'has a "accumulated_steps".*apply_accumulated'):
+        plain.load_state_dict(between, {"w": w})
     optimizer.load_state_dict(with_sums, {"w": w})
     assert optimizer.accumulated_steps == 2
     with_sums["slots"]["gradient_sum"]["w"] = one(1, 2)
     with pytest.raises(ValueError, match=r'"gradient_sum" of "w" has shape \(1,\)'):
         optimizer.load_state_dict(with_sums, {"w": w})
+
+
+def test_sums_beside_a_rule_without_slots_stay_float32_where_masters_are_not_kept() -> None:
+    half, states = Variable(one(1).astype(np.float16), name="half"), []
+    for masters in ("float32", None):
+        inner = gpuopt.GradientDescentOptimizer(1.0, masters=masters)
+        optimizer = GradientAccumulationOptimizer(inner, 2, "sum")
+        for state in states:
+            optimizer.load_state_dict(state, {"half": half})
+        for _ in range(1 if states else 3):  # the first makes an update, which makes a master copy
+            optimizer.apply_gradients([(one(0.25).astype(np.float16), half)])
+        states.append(optimizer.state_dict({"half": half}))
+        del inner, optimizer
+        gc.collect()
+    assert half.numpy() == 0
+
+
+def test_restored_slices_keep_rows_as_they_are_by_the_same_words() -> None:
+    table = Variable(np.zeros((4, 1), np.float32), name="table")
+    rows = IndexedSlices(np.ones((1, 1), np.float32), [2])
+    optimizers = [
+        GradientAccumulationOptimizer(gpuopt.MomentumOptimizer(1.0, 0.5), 2) for _ in range(2)
+    ]
+    optimizers[0].apply_gradients([(rows, table)])
+    optimizers[1].load_state_dict(optimizers[0].state_dict({"table": table}), {"table": table})
+    optimizers[0].reset()
+    with pytest.raises(ValueError, match=r"are accumulated: call apply_accumulated\(\) or reset"):
+        gpuopt.rows(table).keep([2, 3])
+    optimizers[1].reset()
+    gpuopt.rows(table).keep([2, 3])
 
 
 def test_an_error_drops_what_was_accumulated_and_says_so() -> None:

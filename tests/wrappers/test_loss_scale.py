@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from interrupt_at import HandleAt
 from naive_loss_scale import HostRule
 
 import gpuopt
@@ -25,6 +27,68 @@ def make(manager: str = "dynamic", opt: Any = None, **options: Any) -> LossScale
     return LossScaleOptimizer(
         gpuopt.AdamOptimizer(0.1) if opt is None else opt, MANAGERS[manager](), **options
     )
+
+
+def test_wrappers_around_it_tell_what_it_tells() -> None:
+    scaling = make("dynamic")
+    optimizer = gpuopt.MovingAverageOptimizer(gpuopt.GradientAccumulationOptimizer(scaling, 1))
+    w = Variable(np.ones(2, np.float32), name="w")
+    optimizer.apply_gradients([(np.float32([1, np.nan]), w)])
+    told = optimizer.loss_scale, optimizer.num_skipped, optimizer.skipped_in_a_row
+    assert told == (scaling.loss_scale, 1, 1)
+    assert optimizer.last_nonfinite == scaling.last_nonfinite is not None
+    assert not hasattr(
+        gpuopt.GradientAccumulationOptimizer(gpuopt.AdamOptimizer(), 2), "loss_scale"
+    )
+
+
+@pytest.mark.parametrize("kind", ["AdamW", "Lion", "Adam", "TorchAdamW"])
+def test_a_handlers_step_of_another_optimizer_is_not_the_scaled_one(kind: str) -> None:
+    """At any moment of the step, also where the optimizer inside has its own `apply_gradients`."""
+    arguments = {"weight_decay": 0.0} if kind == "AdamW" else {}
+    w, other = Variable(np.ones(2, np.float32)), Variable(np.zeros(1, np.float32))
+    scaled = make("fixed", getattr(gpuopt, f"{kind}Optimizer")(**arguments))
+    optimizer = gpuopt.MovingAverageOptimizer(scaled)
+    apart = gpuopt.GradientDescentOptimizer(1.0)
+    expected, moment, is_over = 0.0, 0, False
+    while not is_over:
+        moment += 1
+        stepped = []
+
+        def handle() -> None:
+            with suppress(RuntimeError):  # in the middle of the other one's
+                apart.apply_gradients([(np.ones(1, np.float32), other)])
+                stepped.append(1)  # noqa: B023
+
+        with HandleAt(moment, handle, ["gpuopt/"]) as handled:
+            optimizer.apply_gradients([(np.ones(2, np.float32), w)])
+        expected -= len(stepped)
+        is_over = handled.is_over
+        assert other.numpy() == expected, moment
+    assert optimizer.averages.average(other) is None
+    assert moment > 50
+
+
+@pytest.mark.parametrize(
+    ("make", "listed"),
+    [
+        (
+            lambda: gpuopt.DynamicLossScale(init_scale=8.0),
+            "DynamicLossScale takes no init_scale; it takes initial_loss_scale, increment_period",
+        ),
+        (
+            lambda: gpuopt.FixedLossScaleManager(scale=8.0),
+            "FixedLossScaleManager takes no scale; it takes loss_scale",
+        ),
+        (
+            lambda: gpuopt.LossScaleOptimizer(gpuopt.AdamOptimizer(), manager=None),
+            "LossScaleOptimizer takes no manager; it takes opt, loss_scale_manager, accept_after",
+        ),
+    ],
+)
+def test_an_unknown_argument_is_refused_with_those_that_there_are(make: Any, listed: str) -> None:
+    with pytest.raises(TypeError, match=listed):
+        make()
 
 
 @pytest.mark.parametrize("manager", MANAGERS)

@@ -56,6 +56,14 @@ STAGES: dict[str, tuple[Callable[[Variable], Optimizing], np.dtype[Any]]] = {
     "averages by the step, float64": (with_averages(gpuopt.AdamOptimizer, True, **ADAM), DOUBLE),
     "averages by the step, float16": (with_averages(gpuopt.AdamOptimizer, True, **ADAM), HALF),
     "averages and sums": (with_averages(gpuopt.LAMBOptimizer, True, clip_norm=1.0), FLOAT),
+    "averages of masters": (
+        with_averages(gpuopt.AdamOptimizer, True, masters="float32", **ADAM),
+        HALF,
+    ),
+    "averages of remainders": (
+        with_averages(gpuopt.AdamOptimizer, True, masters="remainder", **ADAM),
+        BRAIN,
+    ),
     "rounding": (alone(gpuopt.AdamOptimizer, stochastic_rounding=7), BRAIN),
     "rounding of rows": (alone(gpuopt.LazyAdamOptimizer, stochastic_rounding=7), BRAIN),
     "codes": (alone(gpuopt.LazyAdamOptimizer, slot_bits=8), FLOAT),

@@ -29,6 +29,7 @@ from gpuopt.backends.cpu.dense_update import update_dense
 from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cpu.master_copies import write_copies
 from gpuopt.backends.cpu.memory import empty
+from gpuopt.backends.cpu.mixed_update import update_mixed
 from gpuopt.backends.cpu.norms import CpuNorms
 from gpuopt.backends.cpu.rounded_update import update_rounded, update_rounded_rows
 from gpuopt.backends.cpu.row_copies import copy_rows
@@ -191,14 +192,15 @@ class CpuBackend:
         begin = 0.0 if watcher is None else perf_counter()
         if isinstance(plan, CodedPlan):
             update_coded(rule, plan, gradients, scalars, self._limits)
-        elif isinstance(plan, SplitPlan):
-            update_split(rule, plan, gradients, scalars, self._limits)
-        elif rule.is_rounded:
-            update_rounded(rule, plan, gradients, scalars, self._limits)
-        else:
-            update_dense(rule, plan, gradients, scalars, self._limits)
-        if plan.copies:
-            write_copies(plan, self._limits)
+        elif not (plan.is_mixed and update_mixed(rule, plan, gradients, scalars, self._limits)):
+            if isinstance(plan, SplitPlan):
+                update_split(rule, plan, gradients, scalars, self._limits)
+            elif rule.is_rounded:
+                update_rounded(rule, plan, gradients, scalars, self._limits)
+            else:
+                update_dense(rule, plan, gradients, scalars, self._limits)
+            if plan.copies:
+                write_copies(plan, self._limits)
         if watcher is not None:
             _note_launch(watcher, f"dense {rule.name}", begin)
 

@@ -14,7 +14,7 @@ from gpuopt.backends.cpu.memory import Array, scratch
 from gpuopt.computed_once import computed_once
 
 # Columns of a table of chunks: see `CompiledRule.update_chunks`.
-_GRADIENT, _SCALARS = -4, -1
+_GRADIENT, _WIDTH, _SCALARS = -4, -2, -1
 # The most memory that the scratch arrays of all threads may take together.
 _SCRATCH_BYTES = 6 * 1024 * 1024
 
@@ -116,6 +116,24 @@ class Chunks:
             present = grads != 0
             table = table[present]
             table[:, _GRADIENT] = (grads + self._offsets[:, 0])[present]
+        return table
+
+    def numbered_table(self, scalars: Sequence[int], gradients: Sequence[Array] | None) -> Array:
+        """Returns the chunks' addresses, for `CompiledMixed.update_chunks`.
+
+        Precondition: rows have one element.
+
+        Args:
+            scalars: Where each target's scalars are.
+            gradients: One for each target, contiguous and all of one type; None if they are zero
+                everywhere.
+        """
+        table = self._table.copy()
+        if gradients is not None:
+            grads = np.array([gradient.ctypes.data for gradient in gradients], np.intp)
+            table[:, _GRADIENT] = grads[self._owners] + self._starts * gradients[0].itemsize
+        table[:, _WIDTH] = self._starts
+        table[:, _SCALARS] = np.array(scalars, np.intp)[self._owners]
         return table
 
     @computed_once

@@ -65,6 +65,8 @@ def update_coded(
     limits: CpuLimits,
 ) -> None:
     """Applies a rule to every element of a plan's variables; see `Backend.apply_dense`."""
+    if not plan.size:  # as of a gradient without rows
+        return
     gradients = plan.without_overlap(gradients)
     work = list(map(_work_of, plan.targets, gradients))
     threads = 1 if plan.size < limits.large_elements else limits.threads_for(plan.size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from operator import attrgetter, eq
 from typing import Any
@@ -43,6 +44,7 @@ class DensePlan:
         groups: For each of them, the number of its group, whose forms and scalars it gets.
         memory: Theirs, and that of `copies`.
         copies: The arrays that get the new values, too, if the variables are master copies.
+        is_mixed: Whether some of these arrays have another type than `real`.
         read_late: The positions of gradients that are read after the first write.
     """
 
@@ -76,6 +78,7 @@ class DensePlan:
         types = [array.dtype for array in (targets[0].var, *targets[0].slots)]
         converted = sum(each != self.real for each in [*types, stored])  # and the gradient
         self._converted_bytes = converted * self.real.itemsize
+        self.is_mixed = bool(converted or copies)
         self._strided: list[int] = []
         self._large: list[int] = []
         small: list[int] = []
@@ -85,7 +88,7 @@ class DensePlan:
                 self._strided.append(position)
             elif var.size:
                 (small if var.size < limits.small_elements else self._large).append(position)
-        self._chunks = Chunks([], [], 0)
+        self._chunks = self._whole_chunks = Chunks([], [], 0)
         self._bundles = bundles(targets, self.groups, small, _BUNDLE_BYTES // self.real.itemsize)
         small_bytes = stored.itemsize * sum(targets[position].var.size for position in small)
         self._copies_small = small_bytes <= _COPIED_BYTES
@@ -96,6 +99,11 @@ class DensePlan:
     def is_strided(self) -> bool:
         """Whether some arrays do not lie flat in memory, or have another dtype than the first."""
         return bool(self._strided)
+
+    @property
+    def beside(self) -> Sequence[Array]:
+        """The arrays that are written with the variables, one for each, if there are any."""
+        return self.copies
 
     def accept(self, gradients: Sequence[Any]) -> int | None:
         """Returns 0 if all gradients are numpy's arrays of their variables' shapes and dtype.
@@ -116,6 +124,20 @@ class DensePlan:
         """A plan of the same variables, each in a group of its own."""
         return DensePlan(self.targets, self.memory, self._limits, range(len(self.targets)))
 
+    def for_forms(self, forms: Sequence[RuleForm]) -> DensePlan:
+        """Returns the plan of the same variables that suits forms of a rule best."""
+        converts = self._converted_bytes or self._dtype != self.real
+        return self if converts or forms[0].update_chunks is None else self._for_compiled
+
+    @computed_once
+    def _for_compiled(self) -> DensePlan:
+        """The plan of the same variables of which fewer count as small."""
+        limits, smallest = self._limits, self._limits.small_compiled_elements
+        if not any(smallest <= var.size < limits.small_elements for var, _ in self.targets):
+            return self
+        limits = replace(limits, small_elements=smallest)
+        return DensePlan(self.targets, self.memory, limits, self.groups, self.copies)
+
     def without_overlap(self, gradients: Sequence[Array]) -> list[Array]:
         """Returns the gradients; those that the step would overwrite before reading are copies."""
         apart = list(gradients)
@@ -123,6 +145,21 @@ class DensePlan:
             if self.memory.overlaps(apart[position]):
                 apart[position] = apart[position].copy()
         return apart
+
+    def whole_chunks(self, longest: int) -> Chunks:
+        """Cuts all variables that have elements, with their slots and what is beside them.
+
+        Precondition: all of that lies flat in memory.
+        """
+        if self._whole_chunks.longest != longest:
+            targets = [
+                Target(var, [*slots, *self.beside[position : position + 1]])
+                for position, (var, slots) in enumerate(self.targets)
+                if var.size
+            ]
+            # Each has its own scalars: see `Chunks.numbered_table`.
+            self._whole_chunks = Chunks(targets, range(len(targets)), longest)
+        return self._whole_chunks
 
     def in_rows(self, gradients: Sequence[Array]) -> list[Array]:
         """Returns the gradients; where large variables have others than rows, copies in rows."""

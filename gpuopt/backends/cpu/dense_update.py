@@ -12,6 +12,7 @@ from gpuopt.backends.cpu.dense_plan import DensePlan
 from gpuopt.backends.cpu.forms.plain import PlainRule
 from gpuopt.backends.cpu.forms.rule_form import RuleForm, large_forms
 from gpuopt.backends.cpu.limits import CpuLimits
+from gpuopt.backends.cpu.mixed_update import update_mixed
 from gpuopt.backends.cpu.row_wise_update import update_rows
 from gpuopt.backends.cpu.summed_scalars import scalars_with_sums
 from gpuopt.backends.cpu.threads import share_out
@@ -39,6 +40,7 @@ def update_dense(
         threads, forms = 1, [PlainRule(rule, each) for each in scalars]
     else:
         threads, forms = limits.threads_for(plan.size), large_forms(rule, plan.real, scalars)
+        plan = plan.for_forms(forms)
     if plan.read_late:
         gradients = plan.without_overlap(gradients)
     if rule.row_slots:
@@ -84,6 +86,8 @@ def update_with_zero(
     rule: UpdateRule, plan: DensePlan, scalars: Scalars, limits: CpuLimits
 ) -> None:
     """Updates a plan's only variable as if its gradient were zero everywhere."""
+    if plan.is_mixed and update_mixed(rule, plan, None, [scalars], limits):
+        return
     [target] = plan.targets
     var = target.var
     threads = limits.threads_for(var.size)

@@ -14,12 +14,15 @@ class CpuLimits:
     Attributes:
         small_elements: Smaller variables are updated several at a time: a call costs more than what
             it computes.
+        small_compiled_elements: The same for compiled rules, which get all addresses in one call:
+            to find a gradient's takes longer than to copy and update so few elements.
         large_elements: From this size on, a second thread and a rule without temporaries are worth
             preparing.
         elements_per_thread: The least number of elements for each thread.
     """
 
     small_elements: int = 8 * 1024
+    small_compiled_elements: int = 512
     large_elements: int = 256 * 1024
     elements_per_thread: int = 128 * 1024
 

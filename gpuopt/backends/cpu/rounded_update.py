@@ -12,6 +12,7 @@ from gpuopt.backends.backend import Scalars, Target
 from gpuopt.backends.cpu.dense_plan import DensePlan
 from gpuopt.backends.cpu.dense_update import update_alone
 from gpuopt.backends.cpu.limits import CpuLimits
+from gpuopt.backends.cpu.mixed_update import update_mixed
 from gpuopt.backends.cpu.row_groups import group_rows, sum_rows
 from gpuopt.quietly import quietly
 from gpuopt.rules.rounded import BFLOAT16, round_at_random
@@ -51,8 +52,10 @@ def update_rounded_rows(
     rows = groups.rows[order]
     touched = Target(target.var[rows], [slot[rows] for slot in target.slots])
     if other_rows is not None:
-        zero = np.zeros(target.var.shape, np.float32)
-        update_rounded(other_rows, plan, [zero], [other_rows.own(scalars)], limits)
+        of_others = [other_rows.own(scalars)]
+        if not update_mixed(other_rows, plan, None, of_others, limits):
+            zero = np.zeros(target.var.shape, np.float32)
+            update_rounded(other_rows, plan, [zero], of_others, limits)
     update_own(rule, [touched], [sums], [scalars], limits, rows=rows)
     for array, new_rows in zip(
         (target.var, *target.slots), (touched.var, *touched.slots), strict=True
@@ -107,13 +110,18 @@ def _copies(target: Target) -> Target:
 
 def _write(target: Target, copy: Target, numbers: Array, scalars: Scalars) -> None:
     """Writes new values, rounded where they are not stored as float32."""
+    written = [target.var, *target.slots]
     values = [each.reshape(-1) for each in (copy.var, *copy.slots)]
-    new = [np.empty(each.size, BFLOAT16) for each in values]
     for at in range(0, numbers.size, _PART):
         part = slice(at, at + _PART)
-        parts = round_at_random([each[part] for each in values], numbers[part], scalars)
-        for array, rounded in zip(new, parts, strict=True):
-            array[part] = rounded
-    for stored, value, rounded in zip((target.var, *target.slots), values, new, strict=True):
-        chosen = rounded if stored.dtype == BFLOAT16 else value
-        stored[...] = chosen.reshape(stored.shape)
+        chosen = [
+            each[part] if stored.dtype == BFLOAT16 else None
+            for each, stored in zip(values, written, strict=True)
+        ]
+        parts = round_at_random(chosen, numbers[part], scalars)
+        for value, rounded in zip(values, parts, strict=True):
+            if rounded is not None:
+                value[part] = rounded
+    # A bfloat16 stays itself.
+    for stored, value in zip(written, values, strict=True):
+        stored[...] = value.reshape(stored.shape)

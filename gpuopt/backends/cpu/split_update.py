@@ -10,6 +10,7 @@ import numpy as np
 from gpuopt.backends.backend import Scalars, Target
 from gpuopt.backends.cpu.dense_plan import DensePlan
 from gpuopt.backends.cpu.limits import CpuLimits
+from gpuopt.backends.cpu.mixed_update import update_mixed
 from gpuopt.backends.cpu.rounded_update import update_own
 from gpuopt.backends.cpu.row_groups import group_rows, sum_rows
 from gpuopt.backends.cpu.written_memory import WrittenMemory
@@ -37,6 +38,10 @@ class SplitPlan(DensePlan):
     ) -> None:
         super().__init__(targets, memory, limits, groups)
         self.remainders = remainders
+
+    @property
+    def beside(self) -> Sequence[Array]:
+        return self.remainders
 
 
 def update_split(
@@ -78,8 +83,10 @@ def update_split_rows(
     master = joined(var[rows], rest[rows])
     touched = [slot[rows] for slot in slots]
     if other_rows is not None:
-        zero = np.zeros(var.shape, np.float32)
-        update_split(other_rows, plan, [zero], [other_rows.own(scalars)], limits)
+        of_others = [other_rows.own(scalars)]
+        if not update_mixed(other_rows, plan, None, of_others, limits):
+            zero = np.zeros(var.shape, np.float32)
+            update_split(other_rows, plan, [zero], of_others, limits)
     update_own(rule, [Target(master, touched)], [sums], [scalars], limits, rows=rows)
     var[rows], rest[rows] = split(master)
     for slot, new_rows in zip(slots, touched, strict=True):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, TypedDict, Unpack, get_args, get_origin, get_type_hints
+
+import numpy as np
 
 from gpuopt.optimizer import OnNonfinite, Optimizer
 from gpuopt.optimizers.base.groups import ParameterGroup
@@ -46,8 +48,8 @@ class Additions(TypedDict, total=False):
     clip_form: ClipFormName
     slot_bits: SlotBits
     slot_form: SlotForm
-    slot_dtype: SlotDtype | None
-    masters: Masters | None
+    slot_dtype: SlotDtype | type[Any] | np.dtype[Any] | None
+    masters: Masters | type[Any] | np.dtype[Any] | None
     stochastic_rounding: int | None
     averages: MovingAverages | None
 
@@ -75,16 +77,36 @@ def with_defaults(
     """
     for name in common:
         if name not in Common.__annotations__:
-            parameters = inspect.signature(optimizer_class).parameters.values()
             # A `**common` that is not annotated stands for all of Common.
-            own = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]
-            known = ", ".join(dict.fromkeys([*own, *get_type_hints(Common)]))
-            raise TypeError(f"{optimizer_class.__name__} takes no {name}; it takes {known}")
+            raise unknown_argument(optimizer_class, name, get_type_hints(Common))
     defaults = {"use_locking": False, "name": _default_name(optimizer_class)}
     given = {name: value for name, value in common.items() if name not in _DEFAULTS}
     return {**defaults, **given}, {
         name: common.get(name, default) for name, default in _DEFAULTS.items()
     }
+
+
+def unknown_argument(cls: type[Any], name: str, more: Iterable[str] = ()) -> TypeError:
+    """Returns the error about an argument that a class does not take, with those that it takes.
+
+    Args:
+        cls: The class.
+        name: The argument's.
+        more: Others that it takes, beside those of its signature.
+    """
+    parameters = inspect.signature(cls).parameters.values()
+    own = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]
+    known = ", ".join(dict.fromkeys([*own, *more]))
+    return TypeError(f"{cls.__name__} takes no {name}; it takes {known}")
+
+
+def refuse_unknown_arguments(cls: type[Any], names: Iterable[str]) -> None:
+    """Raises TypeError for an argument that is not in the signature of a class."""
+    parameters = inspect.signature(cls).parameters
+    if not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        for name in names:
+            if name not in parameters:
+                raise unknown_argument(cls, name)
 
 
 class FullSignature:

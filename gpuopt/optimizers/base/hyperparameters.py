@@ -122,8 +122,22 @@ class Hyperparameters(Mapping[str, Hyperparameter]):
 def with_all_digits(value: Hyperparameter) -> Hyperparameter:
     """Has `as_scalar` keep all digits of a Python float, also of one that a function returns."""
     if callable(value):
-        return lambda: with_all_digits(value())
+        return value if isinstance(value, WithAllDigits) else WithAllDigits(value)
     return np.float64(value) if type(value) is float else value
+
+
+class WithAllDigits:
+    """A function of `with_all_digits`.
+
+    Attributes:
+        given: The function that it calls.
+    """
+
+    def __init__(self, given: Callable[[], Any]) -> None:
+        self.given = given
+
+    def __call__(self) -> Any:
+        return with_all_digits(self.given())
 
 
 def require_number(**numbers: float) -> None:

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Any, get_args
+
+import numpy as np
 
 from gpuopt.rules.slot_codes import SlotCodes
 from gpuopt.state.masters import Masters
+from gpuopt.state.slot_dtypes import name_of_dtype
 
 
-def checked_masters(masters: Masters | None, slot_codes: SlotCodes | None) -> Masters | None:
-    """Returns the option.
+def checked_masters(
+    given: Masters | type[Any] | np.dtype[Any] | None, slot_codes: SlotCodes | None
+) -> Masters | None:
+    """Returns the option; a type that numpy knows stands for its name.
 
     Raises:
         ValueError: it is unknown, or slots are in 8 bits.
     """
-    if masters is None:
+    if given is None:
         return None
-    if masters not in get_args(Masters):
-        raise ValueError(
-            f"masters must be None or one of {list(get_args(Masters))}, got {masters!r}"
-        )
+    known: tuple[Masters, ...] = get_args(Masters)
+    named = [masters for masters in known if masters == name_of_dtype(given)]
+    if not named:
+        raise ValueError(f"masters must be None or one of {list(known)}, got {given!r}")
     if slot_codes is not None:
         raise ValueError(
-            f"masters={masters!r} cannot be had with slot_bits=8: slots beside master copies are "
+            f"masters={given!r} cannot be had with slot_bits=8: slots beside master copies are "
             "float32. Leave one of them out"
         )
-    return masters
+    return named[0]

@@ -178,6 +178,7 @@ class RuleOptimizer(Optimizer):
                 slots up or down at random, with the number itself as the mean. The random bits
                 depend on seed, count of steps, element and slot alone. It goes together with
                 `masters` if there is a `slot_dtype`, and with neither `slot_bits=8` nor `averages`;
+                `slot_dtype` and `masters` may also be given as types, as `np.float32`;
                 and `averages`, an `ExponentialMovingAverage` whose `apply` is made a part of the
                 step, for the variables that have a gradient: with the same values, and mostly in
                 the launch that updates them. It may belong to several optimizers. With `masters`,

@@ -9,13 +9,17 @@ import numpy as np
 from gpuopt.rules.rounded import BFLOAT16
 from gpuopt.rules.slot_codes import SlotCodes
 from gpuopt.rules.update_rule import UpdateRule
-from gpuopt.state.slot_dtypes import SlotDtype
+from gpuopt.state.slot_dtypes import SlotDtype, name_of_dtype
 
 
 def checked_slot_dtype(
-    slot_dtype: SlotDtype | None, rule: UpdateRule, slot_codes: SlotCodes | None
+    slot_dtype: SlotDtype | type[Any] | np.dtype[Any] | None,
+    rule: UpdateRule,
+    slot_codes: SlotCodes | None,
 ) -> np.dtype[Any] | None:
     """Returns the type of all slots; None if they have their variables'.
+
+    A type that numpy knows stands for its name.
 
     Raises:
         ValueError: the option has another value, the rule has no slots or slots of rows, or slots
@@ -23,7 +27,7 @@ def checked_slot_dtype(
     """
     if slot_dtype is None:
         return None
-    if not isinstance(slot_dtype, str) or slot_dtype != BFLOAT16.name:
+    if name_of_dtype(slot_dtype) != BFLOAT16.name:
         raise ValueError(f'slot_dtype must be None or "{BFLOAT16.name}", got {slot_dtype!r}')
     problem = ""
     if slot_codes is not None:

@@ -50,6 +50,36 @@ def test_rows_are_as_close_to_all_steps_as_float32_itself(
         assert ours <= 1.5 * of_writes, step
 
 
+@pytest.mark.parametrize(
+    ("rate", "epsilon", "steps"),
+    [
+        (cosine, 1e-8, 10_000),
+        (constant, 1e-3, 10_000),
+        *((cosine, epsilon, 1_000) for epsilon in (1e-5, 1e-3)),
+        *((constant, epsilon, 1_000) for epsilon in (1e-8, 1e-5)),
+    ],
+)
+def test_each_read_of_2_000_rows_is_as_close_to_all_steps_as_float32_itself(
+    rate: Callable[[int], float], epsilon: float, steps: int, every_cpu_form: str
+) -> None:
+    """So many that chance plays no part in the distance of a table."""
+    height, reads = 2_000, 0
+    if os.environ.get("GPUOPT_FULL"):
+        steps = 10_000
+    elif every_cpu_form != "compiled":
+        steps = 500
+    table = Table(np.float32, stepping=False, epsilon=epsilon, height=height)
+    exact, all_rows = (AllRows(real, epsilon, height) for real in (np.float64, np.float32))
+    for step, (rows, values) in enumerate(zipf_steps(steps, 1, height, draws=64), start=1):
+        for each in (table, exact, all_rows):
+            each.step(rows, values.astype(np.float32), step_size(rate, step))
+        if step % 250 == 0:
+            of_all_rows = distance(all_rows.var, exact.var)
+            assert distance(table.read(), exact.var) <= max(of_all_rows, 1e-6), step
+            reads += 1
+    assert reads == steps // 250
+
+
 @pytest.mark.parametrize(("stepping", "bound"), [(False, 1e-7), (True, 1e-11)])
 @pytest.mark.parametrize("rate", [constant, cosine, waves])
 @pytest.mark.parametrize("epsilon", [1e-8, 1e-3])

@@ -24,10 +24,13 @@ from every_optimizer import optimizer_classes, update_rules
 
 import gpuopt
 from gpuopt import IndexedSlices, Variable
-from gpuopt.backends import backend_for
+from gpuopt.backends import backend_for, using
 from gpuopt.backends.cpu import compiler as host_compiler
+from gpuopt.backends.cpu.backend import CpuBackend
+from gpuopt.backends.cpu.bundles import Bundle
 from gpuopt.backends.cpu.forms.compiled import compiled_rules
 from gpuopt.backends.cpu.forms.recorded import recorded_rules
+from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cpu.row_groups import group_rows, sum_rows
 from gpuopt.backends.cpu.threads import share_out
 from gpuopt.device import Device
@@ -169,6 +172,43 @@ def test_results_do_not_depend_on_the_number_of_threads(
     gradients = [rng.normal(size=size).astype(np.float32) for size in sizes]
     first, *others = (steps_of(name, dtype, gradients, threads) for threads in (1, 2, 5))
     assert all(other == first for other in others)
+
+
+@pytest.mark.cxx
+@pytest.mark.parametrize("smallest", [1, 512, 10**9])
+def test_compiled_rules_update_medium_variables_where_they_are(
+    smallest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joined = []
+    monkeypatch.setattr(Bundle, "update", noting(joined, Bundle.update))
+    monkeypatch.setenv("GPUOPT_COMPILED", "1")
+    rng = np.random.default_rng(0)
+    starts = [rng.normal(size=size).astype(np.float32) for size in (7, 5000, 511, 512, 8191, 8192)]
+    gradients = [rng.normal(size=each.size).astype(np.float32) for each in starts]
+
+    def stepped(limits: CpuLimits) -> list[Variable]:
+        variables = [Variable(start) for start in starts]
+        with using(Device.cpu, CpuBackend(limits)):
+            optimizer = gpuopt.AdamOptimizer(0.1)
+            for _ in range(2):
+                optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
+        return variables
+
+    alone = stepped(CpuLimits(1, 1, large_elements=0))
+    assert not joined
+    found = stepped(CpuLimits(small_compiled_elements=smallest, large_elements=0))
+    assert len({id(bundle) for bundle in joined}) == (smallest > 7)
+    assert sum(bundle._size for bundle in joined[:1]) == {1: 0, 512: 518, 10**9: 14_221}[smallest]
+    for one, other in zip(alone, found, strict=True):
+        np.testing.assert_array_equal(one.numpy(), other.numpy())
+
+
+def noting(calls: list[Any], method: Any) -> Any:
+    def noted(self: Any, *args: Any) -> Any:
+        calls.append(self)
+        return method(self, *args)
+
+    return noted
 
 
 @pytest.mark.parametrize("count", [1, 20, 40])

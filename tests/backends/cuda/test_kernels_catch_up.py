@@ -223,6 +223,20 @@ def test_float64_is_close_by_sums_and_closer_step_by_step(
             assert distance(table.read(), exact.var) <= bound
 
 
+@pytest.mark.skipif(SANITIZED, reason="hundreds of steps")
+def test_sums_of_more_steps_than_move_a_row_are_numpys() -> None:
+    sums = []
+    for backend in (new_backend(), None):
+        table = Table(np.float64, stepping=False, epsilon=1e-8, height=2, backend=backend)
+        for number in range(1, 500):
+            # Of both signs: the bound has none.
+            table.step(np.zeros(1, np.int64), np.ones((1, 1)), step_size(waves, number))
+        assert table.catch_up.factors.window < 499
+        sums.append(table.catch_up.sums)
+    # The last term that counts for a row is 1e-23, one in the middle of the window 1e-13.
+    np.testing.assert_allclose(*sums, rtol=1e-12, atol=1e-16)
+
+
 @pytest.mark.skipif(SANITIZED, reason="thousands of steps")
 @pytest.mark.parametrize("gradient", [1.0, 1e-7, 1e-18, 0.0])
 @pytest.mark.parametrize("stepping", [False, True])

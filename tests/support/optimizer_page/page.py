@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import peers
 import surfaces
@@ -15,6 +17,7 @@ from gpuopt import Optimizer
 from gpuopt.optimizers.base import RuleOptimizer
 from gpuopt.wrappers.periodic import PeriodicWrapper
 
+GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 # Their names in a sentence.
 LIBRARIES = {"tf": "TensorFlow", "keras": "Keras", "lion_pytorch": "lion-pytorch"}
 
@@ -93,12 +96,29 @@ def section(optimizer: type[RuleOptimizer]) -> str:
         described.summary,
         f"```text\n{described.formula}\n```",
         described.text,
+        f"![Its path from the circle to the star, on Rosenbrock's function and in a ravine: "
+        f"{exports.short_name(optimizer)}.](images/paths/{exports.short_name(optimizer)}.svg)",
         f"State: {', '.join(kept)}. A sparse step writes {reach(found)}.",
+        f"Compared in the tests with {listed(sources(optimizer))}.",
         f"```python\n{example(optimizer)}\n```",
         defaults(optimizer),
         agreement(exports.short_name(optimizer)),
     ]
     return "\n" + "\n\n".join(part.rstrip("\n") for part in parts if part) + "\n"
+
+
+def sources(optimizer: type[RuleOptimizer]) -> list[str]:
+    """Lists what the tests compare an optimizer's numbers with."""
+    name = exports.short_name(optimizer)
+    of_contrib = json.loads((GOLDEN / "contrib_index.json").read_text())
+    found = []
+    if (GOLDEN / f"{name}.npz").exists():
+        found.append(f"values of TensorFlow (`tests/golden/{name}.npz`)")
+    elif any(case["optimizer"] == name for case in of_contrib["cases"]):
+        found.append("values of TensorFlow 1.15 (`tests/golden/contrib.npz`)")
+    theirs = dict.fromkeys(case.peer.name for case in peers.CASES if case.ours.name == name)
+    found += map(code_cell, theirs)
+    return [*found, "its formula in float64 (`tests/support/textbook.py`)"]
 
 
 def example(optimizer: type[RuleOptimizer]) -> str:

@@ -1,0 +1,27 @@
+"""What gradient accumulation calls its part of a state, and states that have it elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+SUM: Final = "gradient_sum"
+ROWS: Final = "gradient_rows"
+VALUES: Final = "gradient_values"
+COUNT: Final = "accumulated_steps"
+
+_HINT = (
+    ": it was saved in the middle of accumulation. Load it by a GradientAccumulationOptimizer, or "
+    "save it after the call of apply_accumulated() that ends it"
+)
+
+
+def hint_about(name: str) -> str:
+    """Returns the end of the message that refuses a name where nothing accumulates."""
+    return _HINT if name in (SUM, ROWS, VALUES, COUNT) else ""
+
+
+def says_nothing(name: str, value: Any) -> bool:
+    """Whether a saved number says that nothing was accumulated."""
+    return name == COUNT and not np.any(value)

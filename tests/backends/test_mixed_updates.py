@@ -1,0 +1,212 @@
+"""In host memory, arrays that are not all float32 are updated in one pass, to numpy's bits.
+
+Large updates by compiled rules are compared with small ones, which are numpy's.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+import pytest
+from every_backend import BACKENDS, BY_NAME, misaligned, scalars_for
+
+from gpuopt.backends import Target
+from gpuopt.backends.backend import SparseUpdate
+from gpuopt.backends.cpu import backend as cpu_backend
+from gpuopt.backends.cpu import dense_update, rounded_update, split_update
+from gpuopt.backends.cpu.mixed_update import update_mixed
+from gpuopt.rules.averaged import averaged
+from gpuopt.rules.clipped import clipped
+from gpuopt.rules.decayed import decayed
+from gpuopt.rules.rounded import key_of_step, rounded
+from gpuopt.rules.split import joined, split
+from gpuopt.rules.update_rule import UpdateRule
+
+pytestmark = pytest.mark.cxx
+
+Array = np.ndarray[Any, Any]
+
+FLOAT, FLOAT16 = np.dtype(np.float32), np.dtype(np.float16)
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+SGD, ADAM = BY_NAME["gradient_descent"], BY_NAME["adam"]
+RULES = [SGD, clipped(decayed(ADAM)), averaged(BY_NAME["ams_grad"])]
+SHAPES = [(1,), (7,), (511,), (513,), (), (0,), (5, 3), (40, 130), (70_001,), (300, 7)]
+
+
+class Kind(NamedTuple):
+    """How the arrays of an update are stored: the weights, what is beside them, and slots."""
+
+    weights: np.dtype[Any]
+    beside: str
+    slots: np.dtype[Any]
+    is_rounded: bool = False
+
+
+KINDS = {
+    "bfloat16": Kind(BFLOAT16, "", BFLOAT16),
+    "float16": Kind(FLOAT16, "", FLOAT16),
+    "bfloat16 with masters": Kind(BFLOAT16, "master", FLOAT),
+    "float16 with masters": Kind(FLOAT16, "master", FLOAT),
+    "bfloat16 with remainders": Kind(BFLOAT16, "remainder", FLOAT),
+    "slots in bfloat16": Kind(FLOAT, "", BFLOAT16),
+    "float16 with slots in bfloat16": Kind(FLOAT16, "", BFLOAT16),
+    "float16 with masters and slots in bfloat16": Kind(FLOAT16, "master", BFLOAT16),
+    "remainders and slots in bfloat16": Kind(BFLOAT16, "remainder", BFLOAT16),
+    "bfloat16, rounded": Kind(BFLOAT16, "", BFLOAT16, True),
+    "slots, rounded": Kind(FLOAT, "", BFLOAT16, True),
+    "slots beside masters, rounded": Kind(BFLOAT16, "master", BFLOAT16, True),
+    "slots beside remainders, rounded": Kind(BFLOAT16, "remainder", BFLOAT16, True),
+}
+
+
+def make(kind: Kind, rule: UpdateRule, shapes: list[Any]) -> tuple[list[Target], Any, Any]:
+    """Returns variables with slots, what is beside them, and their gradients."""
+    random = np.random.default_rng(0)
+    targets, beside, gradients = [], [], []
+    for shape in shapes:
+        master = np.asarray(random.normal(size=shape), FLOAT)
+        slots = [np.asarray(random.uniform(1, 2, shape), kind.slots) for _ in rule.slots]
+        var = master.astype(kind.weights)
+        if kind.beside == "master":
+            var, copy = master, var
+            beside.append(copy)
+        elif kind.beside:
+            var, rest = map(np.asarray, split(master))
+            beside.append(rest)
+        targets.append(Target(var, slots))
+        gradients.append(np.asarray(random.normal(size=shape), kind.weights))
+    return targets, beside, gradients
+
+
+def shifted(array: Array) -> Array:
+    return misaligned(array) if array.size else array
+
+
+def write(backend: str, kind: Kind, rule: UpdateRule, shift: bool) -> Any:
+    """Returns what is written by three steps."""
+    targets, beside, gradients = make(kind, rule, SHAPES)
+    if shift:
+        targets = [Target(shifted(var), slots) for var, slots in targets]
+        gradients = list(map(shifted, gradients))
+    mine, groups = BACKENDS[backend](), [i % 2 for i in range(len(SHAPES))]
+    plan = mine.plan_dense(targets, groups=groups, beside=beside)
+    for step in range(3):
+        scalars = scalars_for(backend, rule)
+        if kind.is_rounded:
+            scalars |= key_of_step(3, step)
+        of_groups = [scalars, {**scalars, rule.scalars[0]: np.float32(0.25)}]
+        taken = rounded(rule) if kind.is_rounded else rule
+        mine.apply_dense(taken, plan, gradients, of_groups)
+    return [array for var, slots in targets for array in (var, *slots)] + beside
+
+
+KEY = key_of_step(3, 0)
+CASES = [
+    *((name, ADAM) for name in KINDS),
+    *(("bfloat16 with masters", rule) for rule in RULES),
+    *(("remainders and slots in bfloat16", rule) for rule in RULES),
+    *((name, BY_NAME["lamb"]) for name in ("float16 with masters", "bfloat16, rounded")),
+    # Two words of random bits for each element.
+    ("bfloat16, rounded", averaged(BY_NAME["ams_grad"])),
+]
+
+
+def noting(used: list[bool], *arguments: Any) -> bool:
+    used.append(update_mixed(*arguments))
+    return used[-1]
+
+
+@pytest.mark.parametrize("shift", [False, True])
+@pytest.mark.parametrize(("name", "rule"), CASES, ids=lambda each: getattr(each, "name", each))
+def test_compiled_updates_write_numpys_bits(
+    monkeypatch: pytest.MonkeyPatch, name: str, rule: UpdateRule, shift: bool
+) -> None:
+    used: list[bool] = []
+    monkeypatch.setattr(cpu_backend, "update_mixed", partial(noting, used))
+    found, expected = (
+        write(backend, KINDS[name], rule, shift) for backend in ("compiled", "plain")
+    )
+    assert used == [True] * 3 + [False] * 3
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine.tobytes() == theirs.tobytes()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_rows_without_a_gradient_are_updated_to_numpys_bits(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    used: list[bool] = []
+    for module in (dense_update, split_update, rounded_update):
+        monkeypatch.setattr(module, "update_mixed", partial(noting, used))
+    kind, rows = KINDS[name], np.array([3, 40, 3, 0])
+    rule, scalars = (rounded(ADAM), KEY) if kind.is_rounded else (ADAM, {})
+    found = []
+    for backend in ("compiled", "plain"):
+        [target], beside, [grad] = make(kind, ADAM, [(300, 70)])
+        mine = BACKENDS[backend]()
+        update = SparseUpdate(mine.plan_dense([target], beside=beside), grad[:4], rows)
+        given = {**scalars_for(backend, ADAM), **scalars}
+        mine.apply_sparse(rule, [update], [given], other_rows=rule)
+        found.append([target.var, *target.slots, *beside])
+    assert used == [True, False]
+    for compiled, plain in zip(*found, strict=True):
+        assert compiled.tobytes() == plain.tobytes()
+
+
+# Each upper half of a float32, with the lower halves around each tie of both types of 16 bits.
+TIES = np.array([0, 1, 0xFFF, 0x1000, 0x1001, 0x2000, 0x3000, 0x7FFF, 0x8000, 0x8001, 0xFFFF])
+FLOATS = (np.arange(1 << 16)[:, np.newaxis] << 16 | TIES).astype(np.uint32).reshape(-1).view(FLOAT)
+HALVES = np.arange(1 << 16).astype(np.uint16)
+
+
+def step_by_gradient(var: Array, beside: list[Array], grad: Array) -> None:
+    mine = BACKENDS["compiled"]()
+    plan = mine.plan_dense([Target(var, [])], beside=beside)
+    assert update_mixed(SGD, plan, [grad], [{"learning_rate": FLOAT.type(1)}], mine._limits)
+
+
+def check_same(found: Array, expected: Array) -> None:
+    """Compares bits; a NaN may be another one, as it may in numpy, which asks the processor."""
+    is_nan = np.isnan(expected.astype(FLOAT))
+    np.testing.assert_array_equal(np.isnan(found.astype(FLOAT)), is_nan)
+    assert found[~is_nan].tobytes() == expected[~is_nan].tobytes()
+
+
+@pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=str)
+def test_every_number_is_rounded_as_numpy_does(dtype: np.dtype[Any]) -> None:
+    copy = np.empty(FLOATS.shape, dtype)
+    step_by_gradient(FLOATS.copy(), [copy], np.zeros_like(copy))
+    with np.errstate(all="ignore"):
+        check_same(copy, FLOATS.astype(dtype))
+
+
+@pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=str)
+def test_every_number_of_16_bits_is_read_as_numpy_does(dtype: np.dtype[Any]) -> None:
+    var = np.zeros(1 << 16, FLOAT)
+    step_by_gradient(var, [], HALVES.view(dtype))
+    with np.errstate(all="ignore"):
+        check_same(var, 0 - HALVES.view(dtype).astype(FLOAT))
+
+
+def test_every_number_is_split_as_numpy_does() -> None:
+    var, rest = split(FLOATS)
+    step_by_gradient(var, [rest], np.zeros_like(var))
+    check_same(joined(var, rest), FLOATS)
+    is_nan = np.isnan(FLOATS)
+    assert np.isnan(var[is_nan].astype(FLOAT)).all()
+
+
+def test_gradients_may_be_of_another_type_and_in_columns_and_overlap_the_variable() -> None:
+    for dtype in (FLOAT, FLOAT16):
+        var, rest = split(np.asfortranarray(FLOATS[:77].reshape(7, 11)).copy("C"))
+        expected = joined(var, rest) - 2
+        step_by_gradient(var, [rest], np.full((11, 7), 2, dtype).T)
+        check_same(joined(var, rest), expected)
+    # The gradient of an element is the element before.
+    numbers = np.geomspace(1, 100, 1001).astype(BFLOAT16)
+    expected = numbers[1:].astype(FLOAT) - numbers[:-1].astype(FLOAT)
+    step_by_gradient(numbers[1:], [], numbers[:-1])
+    assert numbers[1:].tobytes() == expected.astype(BFLOAT16).tobytes()

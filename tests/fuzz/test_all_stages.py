@@ -1,0 +1,61 @@
+"""Random programs of steps with many stages, beside a naive model, on all backends."""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+import driver
+import pytest
+from fuzzing import all_stages
+from fuzzing.settings import NUMBERS, PART_S, long_run, run_for_a_while, seeds
+from gpu_streams import new_stream
+
+POLICIES = ("newest", "random", "oldest")
+
+
+@pytest.mark.parametrize("seed", seeds(24))
+def test_stages_do_together_what_a_model_does(seed: int) -> None:
+    all_stages.run(seed, NUMBERS)
+
+
+@long_run
+def test_stages_do_what_a_model_does_in_many_programs(part: int) -> None:
+    run_for_a_while(all_stages.run)
+
+
+@pytest.mark.emulator
+@pytest.mark.usefixtures("emulated_gpus")
+@pytest.mark.parametrize("seed", seeds(12))
+def test_stages_on_emulated_gpus_do_what_a_model_does(seed: int) -> None:
+    all_stages.run(seed, NUMBERS[:20], "gpu:0")
+
+
+def run_on_streams(seed: int) -> None:
+    with driver.schedule(POLICIES[seed % len(POLICIES)], seed):
+        all_stages.run(seed, NUMBERS[:20], "gpu:0", [new_stream() for _ in range(2)])
+        assert driver.take_reports() == [], f"the program of seed {seed}"
+
+
+_needs_driver = pytest.mark.skipif(
+    not driver.is_here(), reason="a real GPU chooses its order itself"
+)
+
+
+@_needs_driver
+@pytest.mark.gpu
+@pytest.mark.parametrize("seed", seeds(6))
+def test_stages_on_streams_do_what_a_model_does(seed: int) -> None:
+    run_on_streams(seed)
+
+
+@_needs_driver
+@pytest.mark.gpu
+@long_run
+def test_stages_on_streams_do_what_a_model_does_in_many_programs(part: int) -> None:
+    seed = secrets.randbits(40)
+    print(f"seeds from {seed}")
+    end = time.monotonic() + PART_S
+    while time.monotonic() < end:
+        run_on_streams(seed)
+        seed += 1

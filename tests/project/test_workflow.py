@@ -1,0 +1,35 @@
+"""What the workflow of GitHub runs; make lint checks how it is written."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from pathlib import Path
+
+import run
+
+ROOT = Path(__file__).parents[2]
+WORKFLOW = ROOT / ".github/workflows/ci.yml"
+# What is for people to look at; and the benchmark is part of the image that the workflow runs.
+NOT_CHECKS = {"bench", "gallery"}
+
+
+def test_workflow_runs_every_task_that_checks_something() -> None:
+    workflow = WORKFLOW.read_text()
+    ran = {*re.findall(r"make ([\w-]+)", workflow), *re.findall(r"task: ([\w-]+)", workflow)}
+    assert set(run.GROUPS) - NOT_CHECKS <= ran
+
+
+def test_workflow_tests_with_every_python_that_the_package_names() -> None:
+    [tested] = re.findall(r"python: (\[.*\])", WORKFLOW.read_text())
+    named = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
+    versions = [name.rpartition(" ")[2] for name in named if "Python :: 3." in name]
+    assert json.loads(tested) == versions
+
+
+def test_every_job_has_a_time_limit() -> None:
+    workflow = WORKFLOW.read_text()
+    jobs = re.findall(r"runs-on: ", workflow)
+    assert jobs
+    assert len(re.findall(r"timeout-minutes: ", workflow)) == len(jobs)

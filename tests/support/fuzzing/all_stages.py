@@ -1,0 +1,701 @@
+"""Random programs of steps with many stages, beside a naive model of them.
+
+What an operation does follows from the program's seed and the operation's number alone. Where
+numbers are kept in fewer bits than steps are computed in, everything is compared after each
+operation, and the model goes on from the real numbers. Else it is compared now and then, as a
+comparison brings rows up to date, and waits.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from handled_calls import REFUSALS
+from interrupt_at import HandleAt
+
+import gpuopt
+from fuzzing.model import Rows
+from fuzzing.stages_model import (
+    AVERAGE_DECAY,
+    BETA1,
+    BETA2,
+    DECAY,
+    EPSILON,
+    KINDS,
+    MOMENTUM,
+    Clip,
+    Model,
+    Scaling,
+    as_dense,
+)
+from gpuopt import IndexedSlices, Variable, backends
+from gpuopt.backends.cpu.backend import CpuBackend
+from gpuopt.backends.cpu.limits import CpuLimits
+from gpuopt.device import Device
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+SHAPES = {"w0": (3, 4), "w1": (5,), "w2": (), "w3": (300,), "table": (9, 2)}
+DTYPES = ["float32", "float64", "float16", "bfloat16", "mixed"]
+RATE, GROUPS_RATE = 2.0**-3, 2.0**-4
+GROUP = ("w1", "table")
+# Of the largest number of an array: rounding of a step, and of all steps between comparisons.
+STEPS_TOLERANCE = {"float32": 4e-5, "float64": 2e-6}
+# Of the largest number of a block: half the distance of codes.
+CODES = 0.01
+
+
+class Form:
+    """How an optimizer keeps its numbers: what may differ where its state is restored."""
+
+    def __init__(self, program: Program) -> None:
+        choose, dtypes = program.choose, program.dtypes.values()
+        self.options: dict[str, Any] = {}
+        self.is_coded = False
+        kind, narrow = program.kind, [each for each in dtypes if each.itemsize == 2]
+        if kind in ("Adam", "AdamW") and not narrow and choose([True, False]):
+            self.options["catch_up"] = choose([True, "stepping"])
+            return
+        if kind in ("Momentum", "Adam", "LazyAdam", "Lion") and np.float64 not in dtypes:
+            self.is_coded = choose([True, False, False])
+        if self.is_coded:
+            self.options["slot_bits"] = 8
+            return
+        if narrow and choose([True, False]):
+            only_bfloat16 = np.float16 not in dtypes
+            names = ["float32", np.float32, *(["remainder"] if only_bfloat16 else [])]
+            self.options["masters"] = choose(names)
+        has_slots = bool(KINDS[kind].slots)
+        if has_slots and np.float64 not in dtypes and choose([True, False, False]):
+            self.options["slot_dtype"] = choose(["bfloat16", BFLOAT16])
+        if program.follows != "inside" and choose([True, False]):
+            is_wide = "masters" in self.options or np.float16 not in dtypes
+            if is_wide and ("slot_dtype" in self.options or "masters" not in self.options):
+                self.options["stochastic_rounding"] = 7
+
+
+class Program:
+    """One random program; `log` says what it has done."""
+
+    def __init__(self, seed: int, folder: Path, device: str, streams: Sequence[Any] = ()) -> None:
+        self.seed, self.folder, self.device, self.streams = seed, folder, device, streams
+        self.rng = np.random.default_rng([seed])
+        self.log: list[str] = []
+        choose = self.choose
+        self.kind = choose(list(KINDS))
+        of_all = choose(DTYPES)
+        self.dtypes = {
+            label: np.dtype(choose(DTYPES[:4]) if of_all == "mixed" else of_all) for label in SHAPES
+        }
+        self.places = {
+            label: choose(["cpu", device]) if device != "cpu" and choose([0, 0, 0, 1]) else device
+            for label in SHAPES
+        }
+        start = {label: self.rng.normal(size=shape) for label, shape in SHAPES.items()}
+        self.real = {
+            label: Variable(value.astype(self.dtypes[label]), device=self.places[label])
+            for label, value in start.items()
+        }
+        self.other = Variable(np.zeros(3, np.float32))
+        self.expected_other = np.zeros(3)
+        self.counter = Variable(np.int64(0), trainable=False)
+        values = {label: as_float64(each) for label, each in self.real.items()}
+        self.model = Model(self.kind, values)
+        self.shown = {label: value.copy() for label, value in values.items()}
+        # What does not change when the optimizer is made again.
+        self.follows: str | None = choose([None, None, "inside", "after"])
+        self.averages: Any = None
+        self.scaling = choose([None, "fixed", "dynamic", "exponential"])
+        if self.scaling:
+            self.model.scaling = Scaling(self.scaling)
+        self.skips = bool(self.scaling) or choose([True, False])
+        self.accumulated = choose([0, 0, 2, 3])
+        self.is_mean = choose([True, False])
+        self.clip = choose([Clip(), Clip(norm=0.75), Clip(value=0.5), Clip(norm=1.5, form="torch")])
+        self.group = choose([None, None, {}, {"clip_norm": 0.25}, {"clip_value": 0.125}])
+        self.rate = choose(["fixed", "function", "schedule"])
+        self.saved: list[Any] = []
+        self.made_steps = 0
+        self.make()
+        self.log.append(
+            f"{self.kind} of {of_all} on {device}, {self.form.options}, averages {self.follows}, "
+            f"scale {self.scaling}, skips {self.skips}, accumulates {self.accumulated} "
+            f"(mean {self.is_mean}), {self.clip}, group {self.group}, rate {self.rate}"
+        )
+
+    def choose(self, items: Any) -> Any:
+        return items[int(self.rng.integers(len(items)))]
+
+    # The optimizer and its wrappers.
+
+    def make(self) -> None:
+        """Makes the optimizer in some form, with the stages of the program around it."""
+        self.form = Form(self)
+        options: dict[str, Any] = dict(self.form.options)
+        if self.clip.norm < np.inf:
+            options |= {"clip_norm": self.clip.norm, "clip_form": self.clip.form}
+        if self.clip.value < np.inf:
+            options["clip_value"] = self.clip.value
+        if self.group is not None:
+            listed = [self.real[label] for label in GROUP]
+            group = gpuopt.ParameterGroup(variables=listed, learning_rate=GROUPS_RATE, **self.group)
+            options["groups"] = [group]
+        if self.skips and not self.scaling:
+            options["on_nonfinite"] = "skip"
+        if self.follows == "inside":
+            if self.averages is None:
+                self.averages = gpuopt.ExponentialMovingAverage(AVERAGE_DECAY)
+            options["averages"] = self.averages
+        rate: Any = {
+            "fixed": RATE,
+            "function": lambda: RATE,
+            "schedule": gpuopt.exponential_decay(RATE, self.counter, 4, 0.5, staircase=True),
+        }[self.rate]
+        self.own = make_optimizer(self.kind, rate, options)
+        self.whole: Any = self.own
+        self.scaled: Any = None
+        if self.scaling:
+            self.whole = self.scaled = gpuopt.LossScaleOptimizer(self.own, _manager(self.scaling))
+        if self.accumulated:
+            # Sparse gradients of a few rows are added up early.
+            self.whole = gpuopt.GradientAccumulationOptimizer(
+                self.whole,
+                self.accumulated,
+                "mean" if self.is_mean else "sum",
+                most_rows=self.choose([8, 65536]),
+            )
+        if self.follows == "after":
+            self.whole = gpuopt.MovingAverageOptimizer(self.whole, AVERAGE_DECAY)
+            self.whole.averages = self.averages = self.averages or self.whole.averages
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether numbers are kept in as many bits as steps are computed in."""
+        options, dtypes = self.form.options, self.dtypes.values()
+        is_wide = "masters" in options and not self.follows
+        if not is_wide and any(each.itemsize == 2 for each in dtypes):
+            return False
+        return not {"slot_dtype", "slot_bits", "stochastic_rounding"} & set(options)
+
+    def rates(self) -> dict[str, float]:
+        rate = RATE * 0.5 ** (self.model.count // 4) if self.rate == "schedule" else RATE
+        grouped = GROUP if self.group is not None else ()
+        return {label: GROUPS_RATE if label in grouped else rate for label in SHAPES}
+
+    def clips(self) -> dict[str, tuple[int, Clip]]:
+        own = 0, self.clip
+        apart = own
+        if self.group:
+            of_group = Clip(
+                self.group.get("clip_norm", np.inf), self.group.get("clip_value", np.inf)
+            )
+            apart = 1, of_group._replace(form=self.clip.form)
+        return {label: apart if label in GROUP else own for label in SHAPES}
+
+    @property
+    def accumulating(self) -> Any:
+        return self.whole if self.follows != "after" else self.whole._inner
+
+    def named(self) -> dict[str, Variable]:
+        return dict(self.real)
+
+    def saver(self) -> gpuopt.Saver:
+        beside = {} if self.scaled is None else self.scaled._own_variables()
+        named = {**self.real, **{f"scaling/{name}": each for name, each in beside.items()}}
+        return gpuopt.Saver(named, optimizers=[self.whole])
+
+    # Steps.
+
+    def gradients(self) -> dict[str, Any]:
+        """Draws gradients in the arrays' types, times the scale of the loss if it is asked for."""
+        scale = 1.0 if self.accumulated or self.scaled is None else self.model.scaling.scale
+        size = self.choose([1.0, 1.0, 2.0**-6, 8.0])
+        drawn: dict[str, Any] = {}
+        for label, value in self.model.values.items():
+            if self.rng.random() < 0.25:
+                continue
+            if label == "table" and self.rng.random() < 0.7:
+                count = int(self.rng.integers(0, 7))
+                values = size * scale * self.rng.normal(size=(count, *value.shape[1:]))
+                rows = self.rng.integers(0, len(value), count)
+                drawn[label] = Rows(values.astype(self.dtypes[label]), rows)
+            else:
+                gradient = size * scale * self.rng.normal(size=value.shape)
+                drawn[label] = np.asarray(gradient).astype(self.dtypes[label])
+        return drawn or {"w0": np.full(SHAPES["w0"], scale).astype(self.dtypes["w0"])}
+
+    def given(self, gradients: Mapping[str, Any]) -> list[tuple[Any, Variable]]:
+        """Returns what an optimizer gets; on the variables' devices, and now and then not."""
+        pairs: list[tuple[Any, Variable]] = []
+        for label, gradient in gradients.items():
+            place = self.places[label] if self.rng.random() < 0.9 else "cpu"
+            if isinstance(gradient, Rows):
+                slices = [put(each, place) for each in gradient]
+                pairs.append((IndexedSlices(*slices), self.real[label]))
+            else:
+                pairs.append((put(gradient, place), self.real[label]))
+        return pairs
+
+    def apply(self, gradients: Mapping[str, Any]) -> None:
+        more = {}
+        if self.scaled is not None and self.whole is self.scaled:
+            more["loss_scale"] = np.float32(self.model.scaling.scale)
+        elif self.scaled is not None and not self.accumulated:
+            gradients = {label: _times(each, 1 / self.scale()) for label, each in gradients.items()}
+        self.whole.apply_gradients(self.given(gradients), self.counter, **more)
+
+    def scale(self) -> float:
+        return 1.0 if self.accumulated or self.scaled is None else self.model.scaling.scale
+
+    def follow(self, gradients: Mapping[str, Any]) -> bool:
+        """Has the model do what `apply` has done; says whether it was an update."""
+        unscaled = {
+            label: _times(_wide(each), 1 / self.scale()) for label, each in gradients.items()
+        }
+        if not self.accumulated:
+            return self.update(unscaled)
+        self.model.accumulate(unscaled)
+        return len(self.model.pending) >= self.accumulated and self.update(
+            self.model.take(is_mean=self.is_mean)
+        )
+
+    def update(self, gradients: Mapping[str, Any]) -> bool:
+        is_made = self.model.update(
+            gradients,
+            self.rates(),
+            self.clips(),
+            self.follows,
+            may_skip=self.skips,
+            makes_slots=self.scaled is not None,
+        )
+        self.made_steps += is_made
+        return is_made
+
+    def write(self, label: str, value: np.ndarray) -> None:
+        """Has the model have what somebody else has written to an array.
+
+        Digits of a master copy that are none of the array's stay where the array stays as it was.
+        """
+        kept = self.model.values[label]
+        self.model.values[label] = np.where(value == self.shown[label], kept, value)
+        self.shown[label] = value.copy()
+
+    # Comparisons.
+
+    def check(self) -> None:
+        """Compares everything; the model goes on from what is there."""
+        model = self.model
+        self.whole.check()
+        assert int(self.counter) == model.count, (int(self.counter), model.count)
+        np.testing.assert_array_equal(self.other.numpy(), self.expected_other)
+        if self.scaled is not None and model.scaling is not None:
+            told = self.scaled.loss_scale, self.scaled.num_skipped
+            assert told == (model.scaling.scale, model.scaling.skipped)
+        if self.accumulated:
+            assert self.accumulating.accumulated_steps == len(model.pending)
+        for number, power in enumerate(model.powers, 1):
+            own = self.own.state.other(f"beta{number}_power")  # None until it is used
+            assert own is None or own.numpy() == power, (number, float(own.numpy()), power)
+        for label, real in self.real.items():
+            self._check_value(label, real)
+            for name, expected in model.slots.get(label, {}).items():
+                self._compare(f"{name} of {label}", self.own.get_slot(real, name), expected, label)
+            if label in model.averages:
+                average = self.averages.average(real)
+                self._compare(f"average of {label}", average, model.averages[label], label)
+        self.made_steps = 0
+
+    def _check_value(self, label: str, real: Variable) -> None:
+        master = self.own.get_slot(real, "master") if "masters" in self.form.options else None
+        kept = real if master is None else master
+        self._compare(label, kept, self.model.values[label], label)
+        if master is not None:
+            bits = master.numpy().view(np.uint32)
+            rounded = master.numpy().astype(real.dtype)
+            if self.form.options["masters"] == "remainder":  # half up
+                rounded = ((bits + np.uint32(0x8000)) >> 16).astype(np.uint16).view(BFLOAT16)
+            np.testing.assert_array_equal(real.numpy(), rounded, err_msg=label)
+        self.shown[label] = as_float64(real)
+
+    def _compare(self, what: str, real: Any, expected: np.ndarray, label: str) -> None:
+        assert real is not None, f"{what} is missing"
+        got = as_float64(real)
+        assert got.shape == expected.shape, (what, got.shape, expected.shape)
+        largest = max(np.abs(expected).max(initial=0), np.abs(got).max(initial=0))
+        wide = "float64" if self.dtypes[label] == np.float64 else "float32"
+        tolerance = STEPS_TOLERANCE[wide] * largest
+        if self.form.is_coded and " of " in what and "average" not in what:
+            tolerance += 2 * CODES * largest  # twice where blocks of a table begin to end at rows
+        elif self.form.is_coded and label == "table":
+            tolerance += 2 * CODES * RATE
+        is_average = "average" in what  # of a value that is rounded, too
+        if real.dtype.itemsize == 2 or (is_average and self.dtypes[label].itemsize == 2):
+            eps = float(ml_dtypes.finfo(self.dtypes[label] if is_average else real.dtype).eps)
+            beside = np.maximum(np.abs(expected), np.abs(got))
+            if is_average:
+                beside = largest + np.abs(self.model.values[label]).max(initial=0)
+            tolerance = tolerance + eps * beside + 1e-7
+        wrong = ~(np.abs(got - expected) <= tolerance + 1e-30)
+        assert not wrong.any(), f"{what}: {got[wrong]} is not {expected[wrong]}"
+        expected[...] = got
+
+    # The whole.
+
+    def run(self, number: int) -> None:
+        """Does operation `number`."""
+        self.rng = np.random.default_rng([self.seed, number])
+        weights = np.array([weight for weight, _ in OPERATIONS])
+        operation = OPERATIONS[self.rng.choice(len(weights), p=weights / weights.sum())][1]
+        self.log.append(f"{number}: {operation.__name__}")
+        with self.choose(self.streams) if self.streams else nullcontext():
+            operation(self)
+        if not self.is_exact or self.rng.random() < 0.3 or self.made_steps > 12:
+            self.check()
+
+
+def put(array: np.ndarray, device: str) -> Any:
+    return array if device == "cpu" else Variable(array, device=device).storage
+
+
+def as_float64(variable: Any) -> np.ndarray:
+    return np.array(variable.numpy(), np.float64)
+
+
+def _wide(gradient: Any) -> Any:
+    if isinstance(gradient, Rows):
+        return Rows(gradient.values.astype(np.float64), gradient.indices)
+    return gradient.astype(np.float64)
+
+
+def _times(gradient: Any, factor: float) -> Any:
+    if isinstance(gradient, Rows):
+        return gradient._replace(values=gradient.values * gradient.values.dtype.type(factor))
+    return np.asarray(gradient * gradient.dtype.type(factor))
+
+
+def _manager(kind: str) -> gpuopt.LossScaleManager:
+    start, every = Scaling.start, Scaling.every
+    if kind == "fixed":
+        return gpuopt.FixedLossScaleManager(start)
+    if kind == "dynamic":
+        return gpuopt.DynamicLossScale(start, every, 2.0)
+    return gpuopt.ExponentialUpdateLossScaleManager(start, every, 2, 2.0, 0.5)
+
+
+def make_optimizer(kind: str, rate: Any, options: Mapping[str, Any]) -> Any:
+    moments = {"beta1": BETA1, "beta2": BETA2, "epsilon": EPSILON}
+    arguments: dict[str, dict[str, Any]] = {
+        "GradientDescent": {},
+        "Momentum": {"momentum": MOMENTUM},
+        "Adagrad": {"initial_accumulator_value": 0.25},
+        "RMSProp": {"decay": BETA1, "momentum": MOMENTUM, "epsilon": EPSILON},
+        "Adam": moments,
+        "LazyAdam": moments,
+        "AdamW": {"weight_decay": DECAY, **moments},
+        "Lion": {"beta1": BETA1, "beta2": BETA2, "weight_decay": DECAY},
+    }
+    make = getattr(gpuopt, f"{kind}Optimizer")
+    return make(learning_rate=rate, **arguments[kind], **options)
+
+
+def step(program: Program) -> None:
+    gradients = program.gradients()
+    program.apply(gradients)
+    program.follow(gradients)
+
+
+def steps(program: Program) -> None:
+    for _ in range(4 if program.is_exact else 1):
+        step(program)
+
+
+def bad_step(program: Program) -> None:
+    """A gradient that is not finite is left out, where that is asked for."""
+    if not program.skips:
+        return
+    gradients = program.gradients()
+    bad = program.choose(list(gradients))
+    values = getattr(gradients[bad], "values", gradients[bad])
+    if values.size:
+        values.reshape(-1)[-1:] = program.choose([np.inf, -np.inf, np.nan])
+    program.apply(gradients)
+    program.follow(gradients)
+
+
+def refused_step(program: Program) -> None:
+    gradients = {**program.gradients(), "w3": np.ones(7, program.dtypes["w3"])}
+    with pytest.raises(ValueError, match="has shape"):
+        program.apply(gradients)
+
+
+def row_out_of_range(program: Program) -> None:
+    """A GPU refuses the whole call later; the host at once."""
+    # What is on another device is updated nevertheless.
+    if program.accumulated or len(set(program.places.values())) > 1:
+        return
+    gradients = program.gradients()
+    values = np.ones((2, *program.model.values["table"].shape[1:]), program.dtypes["table"])
+    gradients["table"] = Rows(values, np.array([0, len(program.model.values["table"])]))
+    program.check()
+    with pytest.raises(IndexError, match="row"):  # noqa: PT012
+        program.apply(gradients)
+        program.whole.check()
+
+
+def assign(program: Program) -> None:
+    label = program.choose(list(SHAPES))
+    value = program.rng.normal(size=program.model.values[label].shape)
+    new = np.asarray(value).astype(program.dtypes[label])
+    program.check()
+    program.real[label].assign(new)
+    program.write(label, new.astype(np.float64))
+
+
+def assign_slot(program: Program) -> None:
+    if not program.model.slots or not program.model.kind.slots:
+        return
+    label = program.choose(list(program.model.slots))
+    name = program.choose(list(program.model.kind.slots))
+    slot = program.own.get_slot(program.real[label], name)
+    value = program.rng.uniform(0.5, 1, program.model.values[label].shape)
+    new = np.asarray(value).astype(slot.dtype)
+    slot.assign(new)
+    program.model.slots[label][name] = new.astype(np.float64)
+
+
+def apply_accumulated(program: Program) -> None:
+    if not program.accumulated:
+        return
+    if program.choose([True, False]):
+        program.accumulating.reset()
+        program.model.pending.clear()
+    elif program.follows != "after":  # averages of the wrapper around are moved by its own calls
+        program.accumulating.apply_accumulated(program.counter)
+        if program.model.pending:
+            program.update(program.model.take(is_mean=program.is_mean))
+
+
+def by_another(program: Program) -> None:
+    """Another optimizer steps on some of the variables: it sees no master copies."""
+    program.check()
+    labels = [label for label in SHAPES if program.rng.random() < 0.5]
+    gradients = {label: each for label, each in program.gradients().items() if label in labels}
+    gradients = {label: _times(each, 1 / program.scale()) for label, each in gradients.items()}
+    if gradients:
+        gpuopt.GradientDescentOptimizer(0.5).apply_gradients(program.given(gradients))
+    for label, gradient in gradients.items():
+        value = program.shown[label].copy()
+        wide = _wide(gradient)
+        if isinstance(wide, Rows):
+            np.subtract.at(value, wide.indices, 0.5 * wide.values)
+        else:
+            value -= 0.5 * wide
+        program._compare(label, program.real[label], value, label)
+        program.write(label, value)
+
+
+def handled_step(program: Program) -> None:
+    """A signal handler reads, and steps on another variable, in the middle of a step."""
+    gradients = program.gradients()
+    stepped: list[bool] = []
+
+    def handle() -> None:
+        with _refused():
+            program.real["table"].numpy()
+        with _refused():
+            program.own.state_dict(program.named())
+        with _refused():
+            gpuopt.GradientDescentOptimizer(1.0).apply_gradients(
+                [(np.ones(3, np.float32), program.other)]
+            )
+            stepped.append(True)
+
+    with HandleAt(int(program.rng.integers(1, 400)), handle, ["gpuopt/"]):
+        program.apply(gradients)
+    program.expected_other = program.expected_other - len(stepped)
+    program.follow(gradients)
+
+
+def watched_steps(program: Program) -> None:
+    """Another thread reads what there is while steps are made."""
+    done = threading.Event()
+    failed: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            while not done.is_set():
+                for each in program.real.values():
+                    each.numpy()
+                program.whole.state_dict(program.named())
+        except BaseException as error:  # raised again by the program's thread
+            failed.append(error)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    try:
+        steps(program)
+    finally:
+        done.set()
+        thread.join()
+    if failed:
+        raise failed[0]
+
+
+def change_rows(program: Program) -> None:
+    table, model = program.real["table"], program.model
+    height = len(model.values["table"])
+    is_longer = height < 20 and program.choose([True, False])
+    new = program.rng.normal(size=(2, SHAPES["table"][1])).astype(program.dtypes["table"])
+    kept = np.sort(program.rng.permutation(height)[: max(height - 2, 3)])
+    program.check()
+    try:
+        if is_longer:
+            gpuopt.rows(table).append(new)
+        else:
+            gpuopt.rows(table).keep(kept)
+    except (ValueError, NotImplementedError) as error:
+        if not any(each in str(error) for each in ("are accumulated", "has a master copy by")):
+            raise
+        return
+
+    def changed(array: np.ndarray, start: Any) -> np.ndarray:
+        if not is_longer:
+            return array[kept]
+        return np.concatenate([array, np.broadcast_to(start, new.shape).astype(np.float64)])
+
+    for call in model.pending:
+        if "table" in call:
+            call["table"] = changed(as_dense(call["table"], model.values["table"].shape), 0.0)
+    model.values["table"] = changed(model.values["table"], new)
+    for name, slot in model.slots.get("table", {}).items():
+        model.slots["table"][name] = changed(slot, model.kind.slots[name])
+    if "table" in model.averages:
+        model.averages["table"] = changed(model.averages["table"], new)
+    program.saved.clear()
+
+
+def save(program: Program) -> None:
+    program.check()
+    if program.choose([True, False]):
+        saved: Any = program.saver().save(program.folder / f"model{len(program.saved)}")
+    else:
+        saved = program.whole.state_dict(program.named())
+    values = {label: each.numpy() for label, each in program.real.items()}
+    labels = sorted(program.model.averages)
+    averages = {n: program.averages.average(program.real[n]).numpy() for n in labels}
+    has_masters = "masters" in program.form.options
+    program.saved.append((saved, has_masters, values, averages, program.model.copied()))
+    del program.saved[:-4]
+
+
+def restore(program: Program) -> None:
+    """Goes back; in half of the cases with an optimizer that is made anew, in some form."""
+    if not program.saved:
+        return
+    program.check()
+    saved, has_masters, values, averages, model = program.choose(program.saved)
+    if not set(program.model.slots) <= set(model.slots):  # those would be missing
+        return
+    if set(program.model.averages) != set(averages):
+        return
+    is_new = program.choose([True, False])
+    if is_new:
+        before = program.form.options
+        del program.own, program.whole, program.scaled
+        gc.collect()
+        program.make()
+        program.log.append(f"   {before} into {program.form.options}")
+    if isinstance(saved, str):
+        program.saver().restore(saved)
+    else:
+        for label, value in values.items():
+            program.real[label].assign(value)
+        program.whole.load_state_dict(saved, program.named())
+    for label, average in averages.items():
+        program.averages.average(program.real[label]).assign(average)
+    program.counter.assign(np.int64(model.count))
+    scaling, kept = program.model.scaling, program.model.values
+    program.model = model.copied()
+    for label, value in values.items():
+        if "masters" not in program.form.options:
+            program.model.values[label] = value.astype(np.float64)
+        elif not has_masters and not is_new:  # those that there are follow what is written
+            program.model.values[label] = kept[label]
+            program.write(label, value.astype(np.float64))
+    assert (scaling is None) == (program.model.scaling is None)
+    program.check()
+
+
+OPERATIONS: list[tuple[float, Callable[[Program], None]]] = [
+    (10, step),
+    (6, steps),
+    (3, bad_step),
+    (1, refused_step),
+    (1, row_out_of_range),
+    (2, assign),
+    (1, assign_slot),
+    (1, apply_accumulated),
+    (1, by_another),
+    (2, handled_step),
+    (1, watched_steps),
+    (1, change_rows),
+    (2, save),
+    (3, restore),
+]
+
+
+def run(
+    seed: int,
+    numbers: Iterable[int],
+    device: str = "cpu",
+    streams: Sequence[Any] = (),
+) -> None:
+    """Runs a program; what it raises says how to repeat it.
+
+    Args:
+        seed: Decides what the program works on, and what each operation does.
+        numbers: Which operations.
+        device: Of all variables, or of most of them.
+        streams: Each operation is done on one of these.
+    """
+    gc.collect()  # frees the names of an earlier program's variables
+    rng = np.random.default_rng([seed, 2**31])
+    with ExitStack() as stack:
+        form = int(rng.integers(3))
+        if form:  # all compiled and shared by threads, or numpy alone
+            large = 0 if form == 1 else 10**9
+            limits = CpuLimits(small_elements=1, large_elements=large, elements_per_thread=64)
+            stack.enter_context(backends.using(Device.cpu, CpuBackend(limits)))
+        program = Program(seed, Path(stack.enter_context(TemporaryDirectory())), device, streams)
+        done = []
+        try:
+            for number in numbers:
+                done.append(str(number))
+                program.run(number)
+            program.check()
+        except BaseException as error:
+            repeat = f"GPUOPT_FUZZ_SEED={seed} GPUOPT_FUZZ_ONLY={','.join(done)} make test"
+            file = "tests/fuzz/test_all_stages.py"
+            lines = ["The program so far:", *program.log, f'To repeat it: {repeat} ARGS="{file}"']
+            error.add_note("\n".join(lines))
+            raise
+
+
+class _refused(suppress):
+    """Takes an error that says that a signal handler has come."""
+
+    def __init__(self) -> None:
+        super().__init__(RuntimeError)
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> bool:
+        if isinstance(error, RuntimeError):
+            assert any(reason in str(error) for reason in REFUSALS), error
+        return super().__exit__(kind, error, traceback)
