@@ -438,7 +438,9 @@ def install_built(python: str, is_oldest: bool, folder: Path) -> tuple[Path, Pat
     call([*build, "--target", "sdist", "--directory", str(folder)], cwd=ROOT)
     [sdist] = folder.glob("*.tar.gz")
     with tarfile.open(sdist) as opened:
-        opened.extractall(folder, filter="data")
+        # Python has filters since 3.11.4, and warns since 3.12 where none is named.
+        named = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+        opened.extractall(folder, **named)
     unpacked = folder / sdist.name.removesuffix(".tar.gz")
     call([*build, "--target", "wheel", "--directory", str(folder)], cwd=unpacked)
     [wheel] = folder.glob("*.whl")
