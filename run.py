@@ -438,9 +438,10 @@ def install_built(python: str, is_oldest: bool, folder: Path) -> tuple[Path, Pat
     call([*build, "--target", "sdist", "--directory", str(folder)], cwd=ROOT)
     [sdist] = folder.glob("*.tar.gz")
     with tarfile.open(sdist) as opened:
-        # Python has filters since 3.11.4, and warns since 3.12 where none is named.
-        named = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
-        opened.extractall(folder, **named)
+        if hasattr(tarfile, "data_filter"):  # since Python 3.11.4; 3.12 warns where none is named
+            opened.extractall(folder, filter="data")
+        else:
+            opened.extractall(folder)
     unpacked = folder / sdist.name.removesuffix(".tar.gz")
     call([*build, "--target", "wheel", "--directory", str(folder)], cwd=unpacked)
     [wheel] = folder.glob("*.whl")
