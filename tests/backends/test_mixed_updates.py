@@ -57,6 +57,7 @@ KINDS = {
     "remainders and slots in bfloat16": Kind(BFLOAT16, "remainder", BFLOAT16),
     "bfloat16, rounded": Kind(BFLOAT16, "", BFLOAT16, True),
     "slots, rounded": Kind(FLOAT, "", BFLOAT16, True),
+    "slots beside float16, rounded": Kind(FLOAT16, "", BFLOAT16, True),
     "slots beside masters, rounded": Kind(BFLOAT16, "master", BFLOAT16, True),
     "slots beside remainders, rounded": Kind(BFLOAT16, "remainder", BFLOAT16, True),
 }
@@ -210,3 +211,15 @@ def test_gradients_may_be_of_another_type_and_in_columns_and_overlap_the_variabl
     expected = numbers[1:].astype(FLOAT) - numbers[:-1].astype(FLOAT)
     step_by_gradient(numbers[1:], [], numbers[:-1])
     assert numbers[1:].tobytes() == expected.astype(BFLOAT16).tobytes()
+
+
+def test_slots_of_types_without_a_compiled_form_are_left_to_numpy() -> None:
+    for dtype in (np.float64, np.uint16):
+        slot, expected = (np.arange(1, 6).astype(dtype) for _ in range(2))
+        var, grad = np.ones(5, FLOAT), np.full(5, 2, FLOAT)
+        mine = BACKENDS["compiled"]()
+        plan = mine.plan_dense([Target(var, [slot])])
+        scalars = {"learning_rate": FLOAT.type(0.5), "decay": FLOAT.type(1)}
+        mine.apply_dense(BY_NAME["momentum"], plan, [grad], [scalars])
+        np.testing.assert_array_equal(slot, expected + 2)
+        np.testing.assert_array_equal(var, 1 - (expected + 2) / 2)
