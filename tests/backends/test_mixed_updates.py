@@ -17,6 +17,7 @@ from gpuopt.backends import Target
 from gpuopt.backends.backend import SparseUpdate
 from gpuopt.backends.cpu import backend as cpu_backend
 from gpuopt.backends.cpu import dense_update, rounded_update, split_update
+from gpuopt.backends.cpu.master_copies import write_copies
 from gpuopt.backends.cpu.mixed_update import update_mixed
 from gpuopt.rules.averaged import averaged
 from gpuopt.rules.clipped import clipped
@@ -120,6 +121,11 @@ def noting(used: list[bool], *arguments: Any) -> bool:
     return used[-1]
 
 
+def noting_rows(of_rows: list[bool], *arguments: Any) -> None:
+    write_copies(*arguments)
+    of_rows.append(len(arguments) == 3)
+
+
 @pytest.mark.parametrize("shift", [False, True])
 @pytest.mark.parametrize(("name", "rule"), CASES, ids=lambda each: getattr(each, "name", each))
 def test_compiled_updates_write_numpys_bits(
@@ -140,8 +146,11 @@ def test_rows_without_a_gradient_are_updated_to_numpys_bits(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     used: list[bool] = []
+    of_rows: list[bool] = []
     for module in (dense_update, split_update, rounded_update):
         monkeypatch.setattr(module, "update_mixed", partial(noting, used))
+    for module in (cpu_backend, dense_update, rounded_update):
+        monkeypatch.setattr(module, "write_copies", partial(noting_rows, of_rows))
     kind, rows = KINDS[name], np.array([3, 40, 3, 0])
     rule, scalars = (rounded(ADAM), KEY) if kind.is_rounded else (ADAM, {})
     found = []
@@ -153,6 +162,8 @@ def test_rows_without_a_gradient_are_updated_to_numpys_bits(
         mine.apply_sparse(rule, [update], [given], other_rows=rule)
         found.append([target.var, *target.slots, *beside])
     assert used == [True, False]
+    # Of numpy's update, all copies are rounded before those of the rows; of the other, these alone.
+    assert of_rows == ([True, False, True] if kind.beside == "master" else [])
     for compiled, plain in zip(*found, strict=True):
         assert compiled.tobytes() == plain.tobytes()
 
