@@ -4,6 +4,7 @@
 #pragma once
 #include <cstdint>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 
 #include "../shared/rounding.cuh"
@@ -169,7 +170,7 @@ struct MixedUpdate {
   // Rounds what is stored in bfloat16, and nowhere else. All slots are of one type.
   static void round(float* var, const Slots<Rule, float>& slots, long long first, long long size,
                     const Scalars& scalars) {
-    constexpr bool is_var_rounded = sizeof(Var) == 2 && !Beside::is_array;
+    constexpr bool is_var_rounded = std::is_same<Var, Bfloat16>::value && !Beside::is_array;
     Numbering<Rule> numbering;
     numbering.count_from(first);
     GPUOPT_INDEPENDENT

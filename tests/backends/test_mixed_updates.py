@@ -17,6 +17,7 @@ from gpuopt.backends import Target
 from gpuopt.backends.backend import SparseUpdate
 from gpuopt.backends.cpu import backend as cpu_backend
 from gpuopt.backends.cpu import dense_update, rounded_update, split_update
+from gpuopt.backends.cpu.master_copies import write_copies
 from gpuopt.backends.cpu.mixed_update import update_mixed
 from gpuopt.rules.averaged import averaged
 from gpuopt.rules.clipped import clipped
@@ -57,6 +58,7 @@ KINDS = {
     "remainders and slots in bfloat16": Kind(BFLOAT16, "remainder", BFLOAT16),
     "bfloat16, rounded": Kind(BFLOAT16, "", BFLOAT16, True),
     "slots, rounded": Kind(FLOAT, "", BFLOAT16, True),
+    "slots beside float16, rounded": Kind(FLOAT16, "", BFLOAT16, True),
     "slots beside masters, rounded": Kind(BFLOAT16, "master", BFLOAT16, True),
     "slots beside remainders, rounded": Kind(BFLOAT16, "remainder", BFLOAT16, True),
 }
@@ -119,6 +121,11 @@ def noting(used: list[bool], *arguments: Any) -> bool:
     return used[-1]
 
 
+def noting_rows(of_rows: list[bool], *arguments: Any) -> None:
+    write_copies(*arguments)
+    of_rows.append(len(arguments) == 3)
+
+
 @pytest.mark.parametrize("shift", [False, True])
 @pytest.mark.parametrize(("name", "rule"), CASES, ids=lambda each: getattr(each, "name", each))
 def test_compiled_updates_write_numpys_bits(
@@ -139,8 +146,11 @@ def test_rows_without_a_gradient_are_updated_to_numpys_bits(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     used: list[bool] = []
+    of_rows: list[bool] = []
     for module in (dense_update, split_update, rounded_update):
         monkeypatch.setattr(module, "update_mixed", partial(noting, used))
+    for module in (cpu_backend, dense_update, rounded_update):
+        monkeypatch.setattr(module, "write_copies", partial(noting_rows, of_rows))
     kind, rows = KINDS[name], np.array([3, 40, 3, 0])
     rule, scalars = (rounded(ADAM), KEY) if kind.is_rounded else (ADAM, {})
     found = []
@@ -152,6 +162,8 @@ def test_rows_without_a_gradient_are_updated_to_numpys_bits(
         mine.apply_sparse(rule, [update], [given], other_rows=rule)
         found.append([target.var, *target.slots, *beside])
     assert used == [True, False]
+    # Of numpy's update, all copies are rounded before those of the rows; of the other, these alone.
+    assert of_rows == ([True, False, True] if kind.beside == "master" else [])
     for compiled, plain in zip(*found, strict=True):
         assert compiled.tobytes() == plain.tobytes()
 
@@ -210,3 +222,15 @@ def test_gradients_may_be_of_another_type_and_in_columns_and_overlap_the_variabl
     expected = numbers[1:].astype(FLOAT) - numbers[:-1].astype(FLOAT)
     step_by_gradient(numbers[1:], [], numbers[:-1])
     assert numbers[1:].tobytes() == expected.astype(BFLOAT16).tobytes()
+
+
+def test_slots_of_types_without_a_compiled_form_are_left_to_numpy() -> None:
+    for dtype in (np.float64, np.uint16):
+        slot, after = np.arange(1, 6).astype(dtype), np.arange(3, 8)
+        var, grad = np.ones(5, FLOAT), np.full(5, 2, FLOAT)
+        mine = BACKENDS["compiled"]()
+        plan = mine.plan_dense([Target(var, [slot])])
+        scalars = {"learning_rate": FLOAT.type(0.5), "decay": FLOAT.type(1)}
+        mine.apply_dense(BY_NAME["momentum"], plan, [grad], [scalars])
+        np.testing.assert_array_equal(slot, after)
+        np.testing.assert_array_equal(var, 1 - after / 2)

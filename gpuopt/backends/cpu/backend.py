@@ -236,7 +236,7 @@ class CpuBackend:
             elif values.size:
                 update_touched_rows(rule, plan, values, rows, scalars[group], self._limits)
             if plan.copies:
-                write_copies(plan, self._limits, None if other_rows is not None else rows)
+                write_copies(plan, self._limits, rows)
         if watcher is not None:
             _note_launch(watcher, f"sparse {rule.name}", begin)
 

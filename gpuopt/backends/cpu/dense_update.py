@@ -12,6 +12,7 @@ from gpuopt.backends.cpu.dense_plan import DensePlan
 from gpuopt.backends.cpu.forms.plain import PlainRule
 from gpuopt.backends.cpu.forms.rule_form import RuleForm, large_forms
 from gpuopt.backends.cpu.limits import CpuLimits
+from gpuopt.backends.cpu.master_copies import write_copies
 from gpuopt.backends.cpu.mixed_update import update_mixed
 from gpuopt.backends.cpu.row_wise_update import update_rows
 from gpuopt.backends.cpu.summed_scalars import scalars_with_sums
@@ -85,19 +86,12 @@ def update_strided_rows(
 def update_with_zero(
     rule: UpdateRule, plan: DensePlan, scalars: Scalars, limits: CpuLimits
 ) -> None:
-    """Updates a plan's only variable as if its gradient were zero everywhere."""
+    """Updates a plan's only variable, and its copy, as if its gradient were zero everywhere."""
     if plan.is_mixed and update_mixed(rule, plan, None, [scalars], limits):
         return
-    [target] = plan.targets
-    var = target.var
-    threads = limits.threads_for(var.size)
-    real = np.dtype(compute_type(var.dtype))
-    if var.size < limits.large_elements or plan.is_strided:
-        update_strided(rule, target, np.broadcast_to(var.dtype.type(0), var.shape), scalars)
-        return
-    forms = large_forms(rule, real, [scalars], zero_grad=True)
-    tasks = plan.tasks_without_gradients(forms, threads)
-    share_out(lambda task: task(), tasks, threads)
+    _update_var_with_zero(rule, plan, scalars, limits)
+    if plan.copies:
+        write_copies(plan, limits)
 
 
 def update_strided(rule: UpdateRule, target: Target, gradient: Array, scalars: Scalars) -> None:
@@ -118,3 +112,18 @@ def update_strided(rule: UpdateRule, target: Target, gradient: Array, scalars: S
     with chunks:
         for chunk in chunks:
             rule.apply(*chunk, **scalars)
+
+
+def _update_var_with_zero(
+    rule: UpdateRule, plan: DensePlan, scalars: Scalars, limits: CpuLimits
+) -> None:
+    [target] = plan.targets
+    var = target.var
+    threads = limits.threads_for(var.size)
+    real = np.dtype(compute_type(var.dtype))
+    if var.size < limits.large_elements or plan.is_strided:
+        update_strided(rule, target, np.broadcast_to(var.dtype.type(0), var.shape), scalars)
+        return
+    forms = large_forms(rule, real, [scalars], zero_grad=True)
+    tasks = plan.tasks_without_gradients(forms, threads)
+    share_out(lambda task: task(), tasks, threads)

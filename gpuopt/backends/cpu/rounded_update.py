@@ -12,6 +12,7 @@ from gpuopt.backends.backend import Scalars, Target
 from gpuopt.backends.cpu.dense_plan import DensePlan
 from gpuopt.backends.cpu.dense_update import update_alone
 from gpuopt.backends.cpu.limits import CpuLimits
+from gpuopt.backends.cpu.master_copies import write_copies
 from gpuopt.backends.cpu.mixed_update import update_mixed
 from gpuopt.backends.cpu.row_groups import group_rows, sum_rows
 from gpuopt.quietly import quietly
@@ -56,6 +57,8 @@ def update_rounded_rows(
         if not update_mixed(other_rows, plan, None, of_others, limits):
             zero = np.zeros(target.var.shape, np.float32)
             update_rounded(other_rows, plan, [zero], of_others, limits)
+            if plan.copies:
+                write_copies(plan, limits)
     update_own(rule, [touched], [sums], [scalars], limits, rows=rows)
     for array, new_rows in zip(
         (target.var, *target.slots), (touched.var, *touched.slots), strict=True

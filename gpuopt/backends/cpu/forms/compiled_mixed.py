@@ -55,8 +55,8 @@ class StoredTypes(NamedTuple):
     @property
     def are_known(self) -> bool:
         """Whether there is a compiled form for them."""
-        used = {self.var, *self.slots, self.gradient, self.beside}
-        return used <= {*_STORED, _REMAINDER, None}
+        stored = {self.var, *self.slots, self.gradient}
+        return stored <= {*_STORED, None} and self.beside in (*_STORED, _REMAINDER, None)
 
     @property
     def are_halves(self) -> bool:
