@@ -9,6 +9,8 @@
     python3 run.py test-ranks      run the tests of several processes, over Open MPI and MPICH
     python3 run.py test-peers      compare with optimizers of torch, optax and others
     python3 run.py test-thinc      compare with Thinc's optimizers, and train with spaCy
+    python3 run.py test-package    test the package as built and installed, with its oldest
+                                   dependencies and the newest
     python3 run.py test-kernels    run the kernels' own tests on the CPU, under sanitizers
     python3 run.py test-kernels-full    the same, and compile all of them for all GPUs
     python3 run.py lint            check style, types, layers, the Dockerfile and the workflow
@@ -52,6 +54,24 @@ INTERACTIVE = {"--pdb", "--trace", "-s", "--capture=no"}
 # A test that hangs is to end with the stacks of all threads, not when CI's patience does.
 NO_HANGING = ["-o", "faulthandler_timeout=600", "-o", "faulthandler_exit_on_timeout=true"]
 LONGEST_PART_S = 1800.0
+# Each dependency, and each file that the package has beside its modules, is used by some of these.
+OF_A_PACKAGE = [
+    "tests/optimizers/test_golden.py",
+    "tests/backends/cpu/test_library_cache.py",
+    "tests/backends/cpu/test_written_memory.py",
+    "tests/autodiff/test_autograd_engine.py",
+    "tests/checkpoint/test_checkpoint.py",
+    "tests/schedules",
+    "tests/demo/test_demo.py",
+    "tests/bench/test_bench.py",
+    "tests/project/test_command_line.py",
+    "tests/project/test_info.py",
+    "tests/project/test_public_names.py",
+    "tests/project/test_typed_program.py",
+]
+
+# What the oldest dependencies need, where they do not say that a newer one warns of their calls.
+OF_THEIR_TIME = ["pyparsing<3.3"]  # of matplotlib
 
 # Dependency groups of pyproject.toml that a task needs, and extras of the package.
 GROUPS = {
@@ -63,6 +83,7 @@ GROUPS = {
     "test-ranks": ["test", "gpu"],
     "test-peers": [],
     "test-thinc": [],
+    "test-package": ["test"],
     "test-kernels": ["test", "kernels"],
     "test-kernels-full": ["test", "kernels"],
     "lint": ["lint", "test"],
@@ -104,6 +125,8 @@ def main() -> int:
         return test_peers(arguments)
     if task == "test-thinc":
         return test_thinc(arguments)
+    if task == "test-package":
+        return test_package(arguments)
     if task in ("test-kernels", "test-kernels-full"):
         return test_kernels(arguments, is_full=task.endswith("full"))
     if task == "gallery":
@@ -224,8 +247,8 @@ def make_environment() -> None:
         )
 
 
-def works(statement: str) -> bool:
-    command = [sys.executable, "-c", statement]
+def works(statement: str, python: str = sys.executable) -> bool:
+    command = [python, "-c", statement]
     return subprocess.run(command, capture_output=True).returncode == 0
 
 
@@ -234,8 +257,10 @@ def install(arguments: Sequence[str]) -> None:
     call([str(PYTHON), "-m", "pip", "install", *options, *arguments])
 
 
-def call(command: list[str], environment: Mapping[str, str] | None = None) -> None:
-    subprocess.run(command, check=True, env=environment)
+def call(
+    command: list[str], environment: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> None:
+    subprocess.run(command, check=True, env=environment, cwd=cwd)
 
 
 def test(arguments: Sequence[str], is_full: bool) -> int:
@@ -341,6 +366,98 @@ def test_thinc(arguments: Sequence[str]) -> int:
     if failed:
         print(f"run.py: failed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def test_package(arguments: Sequence[str]) -> int:
+    """Builds the package, and tests it where it is installed and there is no checkout.
+
+    With the newest versions of what it needs on each Python that is here, and on the oldest Python
+    also with the oldest versions.
+
+    Args:
+        arguments: For pytest, beside the tests; those that name tests take their place.
+    """
+    tests = [] if any(each.startswith("tests/") for each in arguments) else OF_A_PACKAGE
+    pythons = find_pythons()
+    parts = [(version, "newest") for version in pythons]
+    if OLDEST_PYTHON in pythons:
+        parts.insert(0, (OLDEST_PYTHON, "oldest"))
+    failed = []
+    for version, age in parts:
+        name = f"Python {'.'.join(map(str, version))}, {age} dependencies"
+        print(f"== {name}", flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            python, unpacked = install_built(pythons[version], age == "oldest", Path(folder))
+            environment = {**SINGLE_THREADED, **os.environ}
+            environment.pop("PYTHONPATH", None)
+            command = [str(python), "-m", "pytest", "-p", "no:cacheprovider", *tests, *arguments]
+            if subprocess.run(command, cwd=unpacked, env=environment).returncode:
+                failed.append(name)
+    if OLDEST_PYTHON not in pythons:
+        oldest = ".".join(map(str, OLDEST_PYTHON))
+        print(f"run.py: not tested: the oldest dependencies, which need Python {oldest}")
+    if failed:
+        print(f"run.py: failed: {'; '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def find_pythons() -> dict[tuple[int, int], str]:
+    """Returns the Pythons that are here and new enough, by version: this one, and those in PATH."""
+    major, oldest = OLDEST_PYTHON
+    found = {}
+    for minor in range(oldest, oldest + 10):
+        python = shutil.which(f"python{major}.{minor}")
+        if python is not None and works("import venv", python):
+            found[major, minor] = python
+    return {**found, sys.version_info[:2]: sys.executable}
+
+
+def install_built(python: str, is_oldest: bool, folder: Path) -> tuple[Path, Path]:
+    """Builds an sdist of the checkout and a wheel of the sdist, and installs that with its tests.
+
+    Args:
+        python: For the environment that it is built and installed in.
+        is_oldest: Whether it gets the oldest versions that pyproject.toml allows.
+        folder: Where all of this is made.
+
+    Returns:
+        The environment's Python, and a folder that has the tests, and not the package.
+    """
+    import tarfile
+    import tomllib
+
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    built_with = settings["build-system"]["requires"]
+    plots = settings["project"]["optional-dependencies"]["plots"]
+    environment, constraints = folder / "venv", folder / "constraints.txt"
+    bounded = [*built_with, *dependencies(), *plots]
+    oldest = [*map(oldest_version, bounded), *OF_THEIR_TIME]
+    constraints.write_text("\n".join(oldest) if is_oldest else "")
+    call([python, "-m", "venv", "--without-pip", str(environment)])
+    installed = environment / PYTHON.relative_to(VENV)
+    pip = [str(PYTHON), "-m", "pip", "--python", str(installed), "install", "--quiet"]
+    pip += ["--disable-pip-version-check", "--constraint", str(constraints)]
+    call([*pip, *built_with])
+    build = [str(installed), "-m", "hatchling", "build"]
+    call([*build, "--target", "sdist", "--directory", str(folder)], cwd=ROOT)
+    [sdist] = folder.glob("*.tar.gz")
+    with tarfile.open(sdist) as opened:
+        if hasattr(tarfile, "data_filter"):  # since Python 3.11.4; 3.12 warns where none is named
+            opened.extractall(folder, filter="data")
+        else:
+            opened.extractall(folder)
+    unpacked = folder / sdist.name.removesuffix(".tar.gz")
+    call([*build, "--target", "wheel", "--directory", str(folder)], cwd=unpacked)
+    [wheel] = folder.glob("*.whl")
+    call([*pip, f"{wheel}[plots]", *requirements(["test"])])
+    for source in ("gpuopt", "kernels"):
+        shutil.rmtree(unpacked / source)
+    return installed, unpacked
+
+
+def oldest_version(requirement: str) -> str:
+    """Returns the requirement of the oldest version: that of numpy>=2.0,<3 is numpy==2.0."""
+    return requirement.partition(",")[0].replace(">=", "==")
 
 
 def set_up_beside(name: str, packages: Sequence[str], groups: Sequence[str]) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,8 +24,28 @@ from gpuopt.device import Device
 from gpuopt.errors import DeviceUnavailableError
 from gpuopt.info import describe
 
+_EPILOG = """\
+exit status:
+  0    all is well
+  1    what was asked for cannot be done, or gpuopt is slower than in `bench --compare OLD`
+  2    wrong arguments, or files that cannot be read or written
+  130  Ctrl-C
+
+environment:
+  GPUOPT_THREADS    threads that share a large update in host memory
+  GPUOPT_COMPILED   0: rules run as numpy's calls, and are not compiled
+  GPUOPT_CACHE_DIR  the folder of compiled rules
+  CXX               the C++ compiler, with arguments if need be
+  GPUOPT_CHECK      1: each step waits until a GPU has checked the rows of sparse gradients
+  CUPY_CACHE_DIR    the folder where CuPy keeps compiled kernels
+
+`gpuopt COMMAND --help` lists a command's arguments."""
 # Formats that matplotlib writes without further software.
 _PICTURES = (".png", ".svg", ".pdf")
+
+
+# As shells say that a signal has ended a process: 128 more than its number.
+_INTERRUPTED = 128 + signal.SIGINT
 
 
 class _Parser(argparse.ArgumentParser):
@@ -37,13 +58,18 @@ class _Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit status."""
     try:
-        status = _run(arguments)
-        sys.stdout.flush()
-        return status
+        try:
+            return _run(arguments)
+        finally:  # also where argparse ends the process, after --help
+            sys.stdout.flush()
     except BrokenPipeError:  # the pipe's reader has stopped, as in `gpuopt info | head -3`
         # The interpreter flushes stdout again at its end, which must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except KeyboardInterrupt:
+        if "mpi4py.MPI" in sys.modules:  # whose job ends by the exception
+            raise
+        return _INTERRUPTED
 
 
 def _run(arguments: Sequence[str] | None) -> int:
@@ -153,14 +179,25 @@ def _run_demo(options: argparse.Namespace) -> int:
 
 def _make_parser() -> argparse.ArgumentParser:
     parser = _Parser(
-        prog="gpuopt", description="TensorFlow 1's optimizers for CuPy and numpy arrays."
+        prog="gpuopt",
+        description="TensorFlow 1's optimizers for CuPy and numpy arrays.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"gpuopt {gpuopt.__version__}")
-    commands = parser.add_subparsers(dest="command")
-    commands.add_parser("info", help="list devices and libraries, and say why a GPU is not usable")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    commands.add_parser(
+        "info",
+        help="list devices and libraries, and say why a GPU is not usable",
+        description="Lists this machine's devices and libraries, whether rules are compiled, and "
+        "for each GPU that is not usable, the reason and what to do.",
+    )
     demo = commands.add_parser(
         "demo",
         help="train a classifier of handwritten digits",
+        description="Trains a classifier of handwritten digits, whose images are in the package, "
+        "by each optimizer that is named; prints a table of speed and accuracy, and draws curves "
+        "where matplotlib is installed.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     demo.add_argument(
@@ -212,6 +249,8 @@ def _make_parser() -> argparse.ArgumentParser:
     benchmark = commands.add_parser(
         "bench",
         help="time gpuopt beside what is installed of torch, optax and Thinc",
+        description="Times steps of real models' sizes by gpuopt, by what is installed of torch, "
+        "optax and Thinc, and by plain array code, in turns; prints medians, bandwidth and memory.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     bench.add_arguments(benchmark)

@@ -283,8 +283,9 @@ class Optimizer(CopiedByConstructor, Hooks):
         The report has the bytes that steps read and write, by variable and parameter group; their
         launches with the milliseconds of each kind, on a GPU by its own clock; and the bandwidth
         as a share of that of a copy, measured at the end, for which 128 MiB are allocated on each
-        device. In NVIDIA's profilers, launches have names then. Steps are a little slower as long
-        as it is open, and as quick as ever otherwise.
+        device, or twice its largest cache if that is more. In NVIDIA's profilers,
+        launches have names then. Steps are a little slower as long as it is open, and as quick as
+        ever otherwise.
 
         Raises:
             RuntimeError: a report of this optimizer is open.

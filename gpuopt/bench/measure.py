@@ -13,10 +13,11 @@ from typing import NamedTuple
 import numpy as np
 
 from gpuopt.backends import backend_for
+from gpuopt.backends.cpu.caches import read_cache_bytes
 from gpuopt.bench.clock import Clock, GpuClock, HostClock, Step, make_gpu_copy
 from gpuopt.bench.contenders import Contender, compiled_as_now
 from gpuopt.bench.jobs import Place
-from gpuopt.bench.machine import count_free_bytes, make_host_copy, read_cache_bytes
+from gpuopt.bench.machine import count_free_bytes, make_host_copy
 from gpuopt.bench.memory import measure_gpu_peak, measure_host_peak
 from gpuopt.bench.profiler import count_calls
 from gpuopt.bench.results import Figures, Run, summarize

@@ -108,8 +108,8 @@ class Schedule:
         """
         if find_spec("matplotlib") is None:
             raise ImportError(
-                'a picture of a schedule needs matplotlib, which is in gpuopt\'s extra "plots"; '
-                "schedule.at(steps) gives the values"
+                'a picture of a schedule needs matplotlib, which is in gpuopt\'s extra "plots": '
+                "pip install matplotlib; schedule.at(steps) gives the values"
             )
         # Here, because matplotlib takes long to import, and may be missing. Not pyplot, which would
         # choose a window system; a Figure draws with Agg.

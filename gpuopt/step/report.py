@@ -91,6 +91,8 @@ class Report:
         self.host_ms = 0.0
         self.copy_rates: dict[str, float] = {}
         self._optimizer = optimizer
+        # Who waits for a GPU holds this one alone, so that steps go on.
+        self._reading = Lock("the times of a report of steps")
         self._lock = Lock("a report of steps")
         self._traffic: dict[tuple[str, str, str], int] = {}
         self._times: dict[tuple[str, str], list[float]] = {}
@@ -254,10 +256,13 @@ class Report:
     def _read(self, most_left: int) -> None:
         if len(self._unread) <= most_left:
             return
-        with self._lock:
-            unread, self._unread = self._unread, []
-            for device, name, read_ms in unread:
-                self._times.setdefault((device, name), []).append(read_ms())
+        with self._reading:
+            with self._lock:
+                unread, self._unread = self._unread, []
+            times = [(device, name, read_ms()) for device, name, read_ms in unread]
+            with self._lock:
+                for device, name, ms in times:
+                    self._times.setdefault((device, name), []).append(ms)
 
 
 @contextmanager

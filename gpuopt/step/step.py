@@ -103,6 +103,8 @@ class Step:
         self._counters_to_undo = [] if self.counter is None else [self.counter]
         self._additions: list[Addition] = []
         self._forget_additions: list[Forget] = []
+        # From here on, as another thread may open or end one in the step's middle.
+        self._report = optimizer.open_report
 
     def run(self, updates: Updates, *own: Addition) -> None:
         """Does the whole step: the updates, `_finish`, the count, and what wrappers add.
@@ -114,7 +116,7 @@ class Step:
         updates.refuse_shared_memory(self.counter)
         this_thread, adding = self._optimizer.this_thread, additions.this_thread
         outer, added = vars(this_thread).copy(), adding.additions
-        report = self._optimizer.open_report
+        report = self._report
         as_step = profiling_range(self.name) if gpu_backends else _nothing
         try:
             adding.additions = ()  # of a step inside this one, as of user code
@@ -151,7 +153,7 @@ class Step:
         is_prepared = False
         written: list[str] = []
         unsure: list[str] = []
-        report = self._optimizer.open_report
+        report = self._report
 
         def apply_checked(updates: Updates) -> None:
             nonlocal unsure
@@ -250,9 +252,8 @@ class Step:
                 addition._after_update(updates, row_checks)
                 if addition._what_is_added:
                     missing.remove(addition._what_is_added)
-            report = self._optimizer.open_report  # once: another thread may end it now
-            if report is not None:
-                report.note_updates(updates)
+            if self._report is not None:
+                self._report.note_updates(updates)
         except BaseException as error:
             self._note(error, *updates.written(), missing)
             raise

@@ -132,7 +132,8 @@ def identity_of(layout: np.ndarray[Any, Any], address: int, owner: Owner) -> Ide
         found = _by_memory.get(key)
         if found is None or found.holder() is not owner.watched:
             forget = partial(_forget, key)
-            found = Identity("array", owner.watched, owner.unknown, forget, is_named=False)
+            name = "_of_".join(filter(None, ["array", "x".join(map(str, layout.shape))]))
+            found = Identity(name, owner.watched, owner.unknown, forget, is_named=False)
             _by_memory[key] = found
         return found
 

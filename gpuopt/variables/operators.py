@@ -138,7 +138,13 @@ class ArrayOperators:
     transpose, swapaxes, astype = map(_method, ("transpose", "swapaxes", "astype"))
 
     def __format__(self, form: str) -> str:
-        return format(cast(Any, self).numpy(), form) if form else str(self)
+        variable = cast(Any, self)
+        if form and variable.ndim:
+            raise TypeError(
+                f'"{variable.name}" of shape {variable.shape} is no number, which the format '
+                f'"{form}" is for; format its elements, or use np.array2string(v.numpy(), ...)'
+            )
+        return format(variable.numpy(), form) if form else str(self)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         called = getattr(ufunc, method)

@@ -28,7 +28,7 @@ OUTCOMES: dict[str, Callable[[Any], bool]] = {
     "embeddings.md": lambda names: names["after"] < 0.1 * names["before"],
 }
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")),
     ROOT / "bench" / "README.md",
     ROOT / "gpuopt" / "demo" / "data" / "README.md",
     *sorted(DOCS.rglob("*.md")),

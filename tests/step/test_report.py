@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import ml_dtypes
@@ -10,7 +12,10 @@ import pytest
 
 import gpuopt
 from gpuopt import IndexedSlices, ParameterGroup, Variable
-from gpuopt.backends import watching
+from gpuopt.backends import backend_for, watching
+from gpuopt.backends.cpu import backend as cpu
+from gpuopt.device import Device
+from gpuopt.step.report import Report
 
 
 def test_a_report_has_the_bytes_of_variables_and_groups() -> None:
@@ -150,6 +155,49 @@ def test_a_report_may_end_in_the_middle_of_another_threads_step(num_looks: int) 
         looks += [report] * num_looks
         optimizer.apply_gradients([([1.0], w)])
     np.testing.assert_array_equal(w.numpy(), [0.5])
+
+
+def test_a_report_has_nothing_of_a_step_in_whose_middle_it_is_opened() -> None:
+    w = Variable([1.0], name="w")
+    optimizer = gpuopt.GradientDescentOptimizer(lambda: opened.append(reports.__enter__()) or 0.5)
+    opened: list[Any] = []
+    reports = optimizer.report()
+    optimizer.apply_gradients([([1.0], w)])
+    reports.__exit__(None, None, None)
+    [report] = opened
+    assert (report.num_steps, report.launches, report.variables) == (0, [], [])
+
+
+def test_steps_go_on_while_a_report_waits_for_a_gpu() -> None:
+    report = Report(gpuopt.GradientDescentOptimizer(0.1))
+    is_waiting, is_done = threading.Event(), threading.Event()
+
+    def wait_for_the_gpu() -> float:
+        is_waiting.set()
+        assert is_done.wait(60)
+        return 2.0
+
+    report.note_launch("gpu:0", "dense_update adam", wait_for_the_gpu)
+    with ThreadPoolExecutor() as pool:
+        reading = pool.submit(lambda: report.launches)
+        assert is_waiting.wait(60)
+        noting = pool.submit(report.note_launch, "gpu:0", "dense_update adam", lambda: 1.0)
+        try:
+            noting.result(timeout=60)
+        finally:
+            is_done.set()
+        assert [each.num_launches for each in reading.result()] == [1]
+    assert report.launches == [("gpu:0", "dense_update adam", 2, 3.0)]
+
+
+def test_a_copy_is_larger_than_caches_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    copyto = np.copyto
+    monkeypatch.setattr(cpu, "_COPIED_BYTES", 2**16)
+    monkeypatch.setattr(cpu, "read_cache_bytes", lambda: 2**20)
+    monkeypatch.setattr(np, "copyto", lambda to, of: (sizes.append(of.nbytes), copyto(to, of)))
+    assert backend_for(Device.cpu).measure_copy() > 0
+    assert set(sizes) == {2**20}
 
 
 @pytest.mark.emulator

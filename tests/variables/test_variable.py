@@ -276,6 +276,22 @@ def test_variable_says_what_it_is() -> None:
     assert matrix.endswith("device=cpu value=[[1., 0.], [0., 1.]]>")
 
 
+def test_a_scalar_is_formatted_as_a_number_and_an_array_refused_by_name() -> None:
+    assert f"{Variable(1.25, name='loss'):.1f}|{Variable(7):04d}" == "1.2|0007"
+    w = Variable([1.0, 2.0], name="w")
+    assert f"{w}" == str(w)
+    with pytest.raises(TypeError, match=r'"w" of shape \(2,\) is no number, .* format ".2f"'):
+        f"{w:.2f}"
+
+
+def test_a_raw_array_is_called_by_its_shape() -> None:
+    optimizer = gpuopt.MomentumOptimizer(0.1, 0.9)
+    table, bias = np.zeros((3, 2), np.float32), np.zeros(4, np.float32)
+    with pytest.raises(ValueError, match=r'"array_of_3x2" has shape \(2,\)'):
+        optimizer.apply_gradients([(bias, bias), (np.zeros(2, np.float32), table)])
+    assert as_variable(np.zeros((), np.float32)).name == "array"
+
+
 def test_a_large_value_is_shown_by_its_corners() -> None:
     numbers = Variable(np.arange(1000), name="w")
     assert repr(numbers).endswith("device=cpu value=[0, 1, 2, ..., 997, 998, 999]>")

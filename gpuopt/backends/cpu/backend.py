@@ -20,6 +20,7 @@ from gpuopt.backends.backend import (
     Updated,
 )
 from gpuopt.backends.clips import Clips
+from gpuopt.backends.cpu.caches import read_cache_bytes
 from gpuopt.backends.cpu.catch_up import CpuLateRows
 from gpuopt.backends.cpu.clips import CpuClips
 from gpuopt.backends.cpu.coded_update import CodedPlan, update_coded, update_coded_rows
@@ -52,7 +53,7 @@ from gpuopt.rules.update_rule import UpdateRule
 Array = np.ndarray[Any, Any]
 
 _DEFAULT_LIMITS = CpuLimits()
-# Of `measure_copy`: more than caches hold.
+# Of `measure_copy`: at least this, and as much as the largest cache, twice which is copied then.
 _COPIED_BYTES = 64 * 2**20
 _COPIES = 5
 _nothing = nullcontext()
@@ -240,13 +241,14 @@ class CpuBackend:
             _note_launch(watcher, f"sparse {rule.name}", begin)
 
     def measure_copy(self) -> float:
-        source, target = np.ones(_COPIED_BYTES, np.uint8), np.zeros(_COPIED_BYTES, np.uint8)
+        num_bytes = max(_COPIED_BYTES, read_cache_bytes())
+        source, target = np.ones(num_bytes, np.uint8), np.zeros(num_bytes, np.uint8)
         best = np.inf
         for _ in range(_COPIES):
             begin = perf_counter()
             np.copyto(target, source)
             best = min(best, perf_counter() - begin)
-        return 2 * _COPIED_BYTES / best
+        return 2 * num_bytes / best
 
     def copy_rows(self, copies: Sequence[RowCopy]) -> None:
         copy_rows(copies)

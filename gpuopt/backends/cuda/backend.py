@@ -56,8 +56,8 @@ from gpuopt.locks import Lock
 from gpuopt.rules.slot_codes import Coding
 from gpuopt.rules.update_rule import UpdateRule
 
-# Of `measure_copy`: elements, more than caches hold.
-_COPIED = 16 * 2**20
+# Of `measure_copy`: at least this, and as much as the cache, twice which is copied then.
+_COPIED_BYTES = 64 * 2**20
 _COPIES = 5
 
 
@@ -339,7 +339,9 @@ class CudaBackend:
 
     def measure_copy(self) -> float:
         with self.enter():
-            source, target = self.xp.ones(_COPIED, np.float32), self.xp.zeros(_COPIED, np.float32)
+            num_elements = max(_COPIED_BYTES, self._launcher.cache_bytes) // 4
+            source = self.xp.ones(num_elements, np.float32)
+            target = self.xp.zeros(num_elements, np.float32)
             # Started one after the other, so that the GPU does not wait for the host between them.
             copies = [
                 self._launcher.timed(lambda: self.xp.copyto(target, source)) for _ in range(_COPIES)

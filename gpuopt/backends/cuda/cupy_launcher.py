@@ -39,6 +39,7 @@ class CupyLauncher:
         self.name = f"gpu:{index}"
         attributes = cupy.cuda.Device(index).attributes
         self.num_multiprocessors = int(attributes["MultiProcessorCount"])
+        self.cache_bytes = int(attributes["L2CacheSize"])
         self._functions: dict[Kernel, Any] = {}
         self._this_thread = _ThisThread()
         page_locked = f"gpu:{index}", cupy.cuda.alloc_pinned_memory, CupyEvent

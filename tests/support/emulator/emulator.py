@@ -86,6 +86,7 @@ class EmulatorLauncher:
         self._seed = seed
         self._strict = strict
         self._sanitize = sanitize or os.environ.get("GPUOPT_EMULATOR_SANITIZE", "")
+        self.cache_bytes = 0  # there is none
         # ThreadSanitizer takes about a megabyte for each thread of a launch.
         self.num_multiprocessors = 2 if self._sanitize == "thread" else 4
 
