@@ -122,7 +122,7 @@ def helping_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_signal_handler_waits_for_rows_that_helping_threads_are_moving(
     call: str, handler: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Compiled code notes that a row is up to date before it moves it: so these threads do."""
+    """Compiled code moves a row before it notes that it is up to date: so these threads do."""
     pair = Pair()
     others = np.arange(HEIGHT // 4, HEIGHT)
     pair.apply(SLICES(np.ones((len(others), 3), "f4"), others))
@@ -135,11 +135,14 @@ def test_a_signal_handler_waits_for_rows_that_helping_threads_are_moving(
 
     def bring_up_slowly(written: Any, count: Any, some: Any) -> bool:
         if threading.current_thread() is not threading.main_thread():
-            last, count.last[some] = count.last[some], count.now
+            now, last = count.now, count.last[some]
+            is_done = bring_up_some(written, count, some)
+            count.last[some] = last
             moving.set()
             time.sleep(0.1)
-            count.last[some] = last
-        elif not handled:
+            count.last[some] = now
+            return is_done
+        if not handled:
             handled.append(True)
             assert moving.wait(5)
             if handler == "step":

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, ForwardRef
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = ".venv/bin/python tests/support/public_api.py"
@@ -93,7 +93,7 @@ def members_of(name: str, found: type, classes: dict[type, str]) -> Iterator[str
                 continue
             seen.add(member)
             if member not in vars(base):
-                yield f"{name}.{member}: {members[member]}"
+                yield f"{name}.{member}: {as_written(members[member])}"
             else:
                 yield f"{name}.{member}{describe_member(vars(base)[member])}"
 
@@ -134,6 +134,8 @@ def signature_of(function: Any) -> str:
 
 
 def as_written(annotation: Any) -> Any:
+    if isinstance(annotation, ForwardRef):  # whose repr depends on the version of Python
+        annotation = annotation.__forward_arg__
     return Written(annotation) if isinstance(annotation, str) else annotation
 
 

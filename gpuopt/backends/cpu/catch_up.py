@@ -38,7 +38,7 @@ class CpuLateRows:
         self._limits = limits
 
     def bring_up(self, plan: DensePlan, catch_up: CatchUp, rows: Array | None = None) -> None:
-        # A row that another thread is moving counts as up to date, and is not.
+        # One that another thread is moving counts as behind until it is moved: it would move twice.
         finish_shared_tasks()
         [(var, slots)] = plan.targets
         rows = None if rows is None else np.asarray(rows).reshape(-1)
