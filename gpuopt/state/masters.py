@@ -103,14 +103,20 @@ class MasterPair:
 
     def settle(self) -> None:
         """Has variable and copy agree before a step."""
-        self._list_as_equal()  # first: what another thread writes meanwhile is for the next step
+        self._make_equal()
+        # Last: what Ctrl-C ends before this is for the next step.
+        _unequal.pop(weakref.ref(self), None)
+        if not self._is_equal():  # written by another thread meanwhile
+            self._list_as_unequal()
+
+    def _make_equal(self) -> None:
         self.bring_up()
+
+    def _is_equal(self) -> bool:
+        return self._is_written is None
 
     def _list_as_unequal(self) -> None:
         _unequal[weakref.ref(self, _forget_pair)] = None
-
-    def _list_as_equal(self) -> None:
-        _unequal.pop(weakref.ref(self), None)
 
     def _agree(self, written: Identity, variable: Variable, master: Variable) -> None:
         is_master = written is master.identity

@@ -51,19 +51,23 @@ class SplitPair(MasterPair):
     def note_unfinished(self) -> None:
         """Does nothing: a step writes the variable, which has the copy's upper half."""
 
-    def settle(self) -> None:
-        super().settle()
+    def _make_equal(self) -> None:
+        super()._make_equal()
         with undoing(), self._lock:
             _, master = self._living()
             if self._is_written is not None:  # by another thread, which needs the array
                 return
-            if self._is_shown and master is not None:
+            # Before: who looks after Ctrl-C would be shown the array without memory.
+            self._is_shown = False
+            if master is not None:
                 backend = backend_for(master.device)
                 with backend.enter_update(master.identity, kept=(master.unread_storage,)):
                     # Of the same shape, and without memory.
                     nothing = np.broadcast_to(backend.xp.zeros((), np.float32), master.shape)
                     master._array = nothing
-            self._is_shown = False
+
+    def _is_equal(self) -> bool:
+        return super()._is_equal() and not self._is_shown
 
     def show(self) -> None:
         """Gives the copy's slot an array with its numbers."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -291,6 +291,40 @@ def test_what_is_written_while_the_two_are_made_to_agree_counts(
     np.testing.assert_array_equal(master_of(optimizer, w).numpy(), 3)
     optimizer.apply_gradients([(np.zeros(4, BFLOAT16), w)])
     check_rounded(optimizer, w)
+
+
+@every_masters
+def test_what_was_assigned_counts_after_a_step_that_was_interrupted(masters: Any) -> None:
+    w = Variable(np.ones(4, BFLOAT16))
+    optimizer = gpuopt.GradientDescentOptimizer(0.25, masters=masters)
+    pairs = [(np.ones(4, BFLOAT16), w)]
+    optimizer.apply_gradients(pairs)
+    for moment in count(1):
+        w.assign(np.full(4, 2))
+        interrupts = InterruptAt(moment)
+        with suppress(Interrupt), interrupts:
+            optimizer.apply_gradients(pairs)
+        optimizer.apply_gradients(pairs)
+        check_rounded(optimizer, w)
+        assert w.numpy()[0] in (1.75, 1.5), moment
+        if interrupts.left > 0:
+            break
+
+
+def test_who_looks_after_an_interrupted_step_sees_the_master() -> None:
+    w = Variable(np.ones(4, BFLOAT16))
+    optimizer = gpuopt.GradientDescentOptimizer(0.25, masters="remainder")
+    pairs = [(np.ones(4, BFLOAT16), w)]
+    optimizer.apply_gradients(pairs)
+    for moment in count(1):
+        w.assign(np.full(4, 2))
+        check_rounded(optimizer, w)
+        interrupts = InterruptAt(moment)
+        with suppress(Interrupt), interrupts:
+            optimizer.apply_gradients(pairs)
+        check_rounded(optimizer, w)
+        if interrupts.left > 0:
+            break
 
 
 def refused(w: Any, optimizer: Any, error: type[Exception], says: str) -> None:
