@@ -89,7 +89,16 @@ def update_with_zero(
     """Updates a plan's only variable, and its copy, as if its gradient were zero everywhere."""
     if plan.is_mixed and update_mixed(rule, plan, None, [scalars], limits):
         return
-    _update_var_with_zero(rule, plan, scalars, limits)
+    [target] = plan.targets
+    var = target.var
+    threads = limits.threads_for(var.size)
+    real = np.dtype(compute_type(var.dtype))
+    if var.size < limits.large_elements or plan.is_strided:
+        update_strided(rule, target, np.broadcast_to(var.dtype.type(0), var.shape), scalars)
+    else:
+        forms = large_forms(rule, real, [scalars], zero_grad=True)
+        tasks = plan.tasks_without_gradients(forms, threads)
+        share_out(lambda task: task(), tasks, threads)
     if plan.copies:
         write_copies(plan, limits)
 
@@ -112,18 +121,3 @@ def update_strided(rule: UpdateRule, target: Target, gradient: Array, scalars: S
     with chunks:
         for chunk in chunks:
             rule.apply(*chunk, **scalars)
-
-
-def _update_var_with_zero(
-    rule: UpdateRule, plan: DensePlan, scalars: Scalars, limits: CpuLimits
-) -> None:
-    [target] = plan.targets
-    var = target.var
-    threads = limits.threads_for(var.size)
-    real = np.dtype(compute_type(var.dtype))
-    if var.size < limits.large_elements or plan.is_strided:
-        update_strided(rule, target, np.broadcast_to(var.dtype.type(0), var.shape), scalars)
-        return
-    forms = large_forms(rule, real, [scalars], zero_grad=True)
-    tasks = plan.tasks_without_gradients(forms, threads)
-    share_out(lambda task: task(), tasks, threads)
