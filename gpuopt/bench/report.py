@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -11,7 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from gpuopt.bench.compare import Comparison, Verdict
+from gpuopt.bench.compare import Comparison, Interval, Verdict
 from gpuopt.bench.results import Figures, Run, Times
 
 _COLORS = {
@@ -120,7 +121,7 @@ def print_comparison(
             each.contender,
             each.caches,
             f"{each.ratio:.3f}",
-            f"{each.interval.low:.3f} - {each.interval.high:.3f}",
+            _format_interval(each.interval),
             f"[{color}]{each.verdict}[/]" if color else str(each.verdict),
         )
     console.print(table)
@@ -151,6 +152,12 @@ def _format_cost(figures: Figures | None, run: Run) -> str:
     if figures is None or not run.units:
         return ""
     return f"{1e6 * figures.warm.median_ms / run.units:.3g}"
+
+
+def _format_interval(interval: Interval) -> str:
+    if interval.low == 0 or interval.high == math.inf:
+        return "too few samples"
+    return f"{interval.low:.3f} - {interval.high:.3f}"
 
 
 def _format_calls(figures: Figures) -> list[str]:

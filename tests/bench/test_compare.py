@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
+from io import StringIO
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from gpuopt.bench.compare import (
     Interval,
@@ -20,6 +22,7 @@ from gpuopt.bench.compare import (
     find_ratio,
     judge,
 )
+from gpuopt.bench.report import print_comparison
 from gpuopt.bench.results import Figures, Results, Run, summarize
 
 NO_CHANGE = Interval(1.0, 1.0)
@@ -126,6 +129,11 @@ def test_a_few_samples_force_no_verdict() -> None:
     assert verdicts(results([2.0] * 5, [9.0] * 5), few) == {Verdict.AMBIGUOUS}
     [each, *_] = compare_results(few, few)
     assert each.interval == (0.0, math.inf)
+    console = Console(width=160, file=StringIO())
+    print_comparison(console, compare_results(few, few), [])
+    shown = console.file.getvalue()
+    assert shown.count("too few samples") == 4
+    assert "inf" not in shown
 
 
 def test_only_what_both_have_is_compared() -> None:
