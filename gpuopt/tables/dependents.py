@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from gpuopt.backends import backend_for
 from gpuopt.optimizer import living_optimizers
+from gpuopt.state.accumulated import SUM
 from gpuopt.state.coded_slots import end_blocks_at_rows
 from gpuopt.state.state_dict import check_claim, claim_state
 from gpuopt.step.overlap import share_memory
@@ -79,7 +80,8 @@ def table_of(variable: Variable) -> Table:
             if slot is None:
                 continue
             slots.add(slot)
-            new_rows = optimizer._new_slot_rows(slot_name)
+            # Nothing was summed for a row that was not there.
+            new_rows = 0.0 if slot_name == SUM else optimizer._new_slot_rows(slot_name)
             what = f'slot "{slot_name}" of "{variable.name}" under {type(optimizer).__name__}'
             if _has_rows(slot, variable, what, is_said=new_rows is not None):
                 known = slot.new_rows if new_rows is None else new_rows

@@ -426,6 +426,20 @@ def test_rows_come_and_go_between_steps_unless_slices_are_kept() -> None:
     assert table.numpy().tolist() == [[-2], [-2]]
 
 
+def test_a_new_row_has_no_part_in_a_restored_sum() -> None:
+    table = Variable(np.zeros((2, 1), np.float32), name="table")
+    optimizers = [
+        GradientAccumulationOptimizer(gpuopt.GradientDescentOptimizer(1.0), 2, "sum")
+        for _ in range(2)
+    ]
+    optimizers[0].apply_gradients([(np.ones((2, 1), np.float32), table)])
+    optimizers[1].load_state_dict(optimizers[0].state_dict({"table": table}), {"table": table})
+    optimizers[0].reset()
+    gpuopt.rows(table).append(np.zeros((1, 1), np.float32))
+    optimizers[1].apply_gradients([(np.ones((3, 1), np.float32), table)])
+    assert table.numpy().tolist() == [[-2], [-2], [-1]]
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
