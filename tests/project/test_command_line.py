@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
 import tomllib
@@ -108,7 +107,7 @@ def test_ctrl_c_ends_a_command_with_status_130_and_no_traceback(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted(*arguments: object, **options: object) -> None:
-        signal.raise_signal(signal.SIGINT)
+        raise KeyboardInterrupt
 
     monkeypatch.setattr(command_line, "train", interrupted)
     assert command_line.main(["demo", "--device", "cpu"]) == 130

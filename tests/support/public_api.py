@@ -111,15 +111,20 @@ def describe_member(value: Any) -> str:
     return f": {type(value).__name__}"
 
 
+_NONE = object.__init__
+
+
 def has_own_constructor(found: type) -> bool:
     """Whether a class of gpuopt says what it is made of; those of enums and protocols do not."""
     if issubclass(found, Enum) or getattr(found, "_is_protocol", False):
         return False
-    return any(
-        base.__module__.startswith("gpuopt") and {"__init__", "__new__"} & vars(base).keys()
+    own = [
+        vars(base)
         for base in found.__mro__
-        if not getattr(base, "_is_protocol", False)
-    )
+        if base.__module__.startswith("gpuopt") and not getattr(base, "_is_protocol", False)
+    ]
+    # Python gives a class that implements a protocol object's, when it is first called.
+    return any("__new__" in each or each.get("__init__", _NONE) is not _NONE for each in own)
 
 
 def signature_of(function: Any) -> str:

@@ -287,9 +287,9 @@ def test_a_scalar_is_formatted_as_a_number_and_an_array_refused_by_name() -> Non
 def test_a_raw_array_is_called_by_its_shape() -> None:
     optimizer = gpuopt.MomentumOptimizer(0.1, 0.9)
     table, bias = np.zeros((3, 2), np.float32), np.zeros(4, np.float32)
-    with pytest.raises(ValueError, match=r'"array_of_3x2" has shape \(2,\)'):
+    with pytest.raises(ValueError, match=r'"array_of_3x2(_\d+)?" has shape \(2,\)'):
         optimizer.apply_gradients([(bias, bias), (np.zeros(2, np.float32), table)])
-    assert as_variable(np.zeros((), np.float32)).name == "array"
+    assert re.fullmatch(r"array(_\d+)?", as_variable(np.zeros((), np.float32)).name)
 
 
 def test_a_large_value_is_shown_by_its_corners() -> None:

@@ -121,7 +121,7 @@ class PinnedMemory(bytearray):
 class Device:
     def __init__(self, index: int) -> None:
         self.id = index
-        self.attributes = {"MultiProcessorCount": 7}
+        self.attributes = {"MultiProcessorCount": 7, "L2CacheSize": 2**20}
 
     def __enter__(self) -> None:
         self.outer, current.device = current.device, self.id
