@@ -36,10 +36,11 @@ from gpuopt.step.updates import Updates
 from gpuopt.step.wide_gradients import this_thread as wide_gradients
 from gpuopt.variables.gate import between_writes
 from gpuopt.variables.indexed_slices import IndexedSlices
+from gpuopt.variables.scalars import as_scalar
 from gpuopt.variables.variable import Variable
 from gpuopt.wrappers.base import StepWrapper
 from gpuopt.wrappers.device_scaling import DeviceScale, DeviceScaling, StepAgain
-from gpuopt.wrappers.loss_scale_managers import LossScaleManager, RuleManager
+from gpuopt.wrappers.loss_scale_managers import LossScaleManager, RuleManager, checked_scale
 from gpuopt.wrappers.numbers_by_count import unknown_beside, unknown_hyperparameter
 
 _logger = logging.getLogger("gpuopt")
@@ -242,11 +243,14 @@ class LossScaleOptimizer(StepWrapper):
             name: See `Optimizer.apply_gradients`.
             skip_gradients_aggregation: Likewise.
             loss_scale: What the gradients are divided by while they are read: what their loss was
-                multiplied by. 1 if not given, as for those of `compute_gradients`.
+                multiplied by, a number from 1. 1 if not given, as for those of
+                `compute_gradients`.
 
         Raises:
+            TypeError: `loss_scale` is no number.
             RuntimeError: workers that meet after a number of steps are around this optimizer.
-            ValueError: the host would wait for GPUs in each step, without `host_may_wait`.
+            ValueError: `loss_scale` is less than 1, or not finite; or the host would wait for GPUs
+                in each step, without `host_may_wait`.
         """
         for outer in additions.this_thread.additions:
             if isinstance(outer, OptimizerWrapper) and outer.is_for_workers:
@@ -254,6 +258,8 @@ class LossScaleOptimizer(StepWrapper):
                     f"{type(outer).__name__} cannot be around LossScaleOptimizer: its workers meet "
                     "after a number of steps, and each of them would skip others"
                 )
+        if loss_scale is not None and not isinstance(loss_scale, DeviceScale):
+            loss_scale = _checked_loss_scale(loss_scale)
         context = replica_context()
         if context.strategy is not None and not skip_gradients_aggregation:
             if loss_scale is not None:
@@ -440,6 +446,12 @@ class LossScaleOptimizer(StepWrapper):
         if not makes_step:
             _logger.info("%s; %s skips the step", self._on_gpu.last_nonfinite, self.get_name())
         return makes_step
+
+
+def _checked_loss_scale(loss_scale: Any) -> np.float32:
+    if hasattr(loss_scale, "dtype") and not isinstance(loss_scale, np.generic):
+        loss_scale = as_scalar(loss_scale, "loss_scale")
+    return np.float32(checked_scale("loss_scale", loss_scale))
 
 
 def _number(loss_scale: Any) -> np.float32:
