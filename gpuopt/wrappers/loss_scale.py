@@ -24,7 +24,7 @@ from gpuopt.optimizers.base.clipping import CLIPPING
 from gpuopt.optimizers.base.hyperparameters import Hyperparameters, WithAllDigits
 from gpuopt.optimizers.base.rule_optimizer import RuleOptimizer
 from gpuopt.quietly import quietly
-from gpuopt.rules.loss_scaling import ScaleRule, ScaleState, after_step
+from gpuopt.rules.loss_scaling import LARGEST_SCALE, ScaleRule, ScaleState, after_step
 from gpuopt.schedules.schedule import Schedule
 from gpuopt.state.state_dict import OptimizerState, load_state
 from gpuopt.step import additions
@@ -42,7 +42,7 @@ from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.variable import Variable
 from gpuopt.wrappers.base import StepWrapper
 from gpuopt.wrappers.device_scaling import DeviceScale, DeviceScaling, StepAgain
-from gpuopt.wrappers.loss_scale_managers import LossScaleManager, RuleManager
+from gpuopt.wrappers.loss_scale_managers import LossScaleManager, RuleManager, checked_scale
 
 _logger = logging.getLogger("gpuopt")
 
@@ -91,8 +91,6 @@ class LossScaleOptimizer(StepWrapper):
     The scale, the manager's counts, and those of skipped steps are variables, which a `Saver`
     saves; `state_dict` has them, too.
 
-    Attributes:
-        manager: Chooses the scale.
     """
 
     def __init__(
@@ -108,12 +106,12 @@ class LossScaleOptimizer(StepWrapper):
             opt: Makes the steps; its name is this optimizer's.
             loss_scale_manager: Chooses the scale.
             accept_after: After so many skipped steps in a row, a step is made with what is not
-                finite; None for never.
+                finite; from 1, and None for never.
 
         Raises:
             TypeError: `opt` is no optimizer, the manager is none, or `accept_after` is no whole
                 number.
-            ValueError: `accept_after` is negative, or 2**63 or more; `opt` gathers the gradients of
+            ValueError: `accept_after` is below 1, or 2**63 or more; `opt` gathers the gradients of
                 several workers or towers, which goes around this optimizer; it scales a loss
                 itself; or it decides about gradients that are not finite, by `on_nonfinite`.
         """
@@ -126,7 +124,7 @@ class LossScaleOptimizer(StepWrapper):
             accept_after = _checked_count(accept_after)
         super().__init__(opt)
         self._refuse_inside()
-        self.manager = loss_scale_manager
+        self._manager = loss_scale_manager
         self._accept_after = accept_after
         self._this_thread = _ThisThread()
         self._counts = {
@@ -138,6 +136,11 @@ class LossScaleOptimizer(StepWrapper):
             type(loss_scale_manager)
         ) == _methods_of(RuleManager)
         self._on_gpu = DeviceScaling(rule, accept_after, self._own_variables())
+
+    @property
+    def manager(self) -> LossScaleManager:
+        """Chooses the scale; another manager is for another `LossScaleOptimizer`."""
+        return self._manager
 
     @property
     def loss_scale(self) -> float:
@@ -232,9 +235,12 @@ class LossScaleOptimizer(StepWrapper):
             name: See `Optimizer.apply_gradients`.
             skip_gradients_aggregation: Likewise.
             loss_scale: What the gradients are divided by while they are read: what their loss was
-                multiplied by. 1 if not given, as for those of `compute_gradients`.
+                multiplied by, from 1 to 2**126. 1 if not given, as for those of
+                `compute_gradients`.
 
         Raises:
+            TypeError: `loss_scale` is no number.
+            ValueError: it is below 1, above 2**126, or NaN.
             RuntimeError: workers that meet after a number of steps are around this optimizer.
         """
         for outer in additions.this_thread.additions:
@@ -243,6 +249,8 @@ class LossScaleOptimizer(StepWrapper):
                     f"{type(outer).__name__} cannot be around LossScaleOptimizer: its workers meet "
                     "after a number of steps, and each of them would skip others"
                 )
+        if loss_scale is not None and not isinstance(loss_scale, DeviceScale):
+            loss_scale = np.float32(checked_scale("loss_scale", loss_scale))
         context = replica_context()
         if context.strategy is not None and not skip_gradients_aggregation:
             if loss_scale is not None:
@@ -310,7 +318,10 @@ class LossScaleOptimizer(StepWrapper):
     def _scale_of_loss(self, grad_loss: Any) -> Any:
         """Returns the scale: a number, or a `DeviceScale`, for which the host does not wait."""
         on_gpu = self._on_gpu.scale if grad_loss is None else None
-        return np.float32(self.manager.get_loss_scale()) if on_gpu is None else on_gpu
+        if on_gpu is not None:
+            return on_gpu
+        name = f"{type(self.manager).__name__}.get_loss_scale()"
+        return np.float32(checked_scale(name, self.manager.get_loss_scale()))
 
     def _key_on_gpu(self, global_step: Any) -> Sequence[Any] | None:
         """Returns what a step shares with those that a GPU can decide about after one another.
@@ -465,6 +476,8 @@ def _checked_count(value: Any) -> int:
         raise TypeError(f"accept_after must be a whole number or None, got {value!r}")
     if count < 0:
         raise ValueError(f"accept_after must not be negative, got {value!r}")
+    if count == 0:
+        raise ValueError("accept_after=0 would make every step: give a number from 1, or None")
     if count >= 2**63:
         raise ValueError(f"accept_after must be less than 2**63, got {value!r}: None is for never")
     return count
@@ -474,9 +487,10 @@ def _checked_value(name: str, value: Any, variable: Variable) -> Any:
     """Returns a saved number, or raises ValueError."""
     given = np.asarray(value)
     least = 1 if name == "loss_scale" else 0
-    if given.shape != () or given.dtype != variable.dtype or not least <= given < np.inf:
+    most = LARGEST_SCALE if name == "loss_scale" else np.iinfo(variable.dtype).max
+    if given.shape != () or given.dtype != variable.dtype or not least <= given <= most:
         raise ValueError(
-            f'"{name}" must be a number of {variable.dtype} from {least}, and finite; the saved '
+            f'"{name}" must be a number of {variable.dtype} from {least} to {most:.7g}; the saved '
             f"value is {value!r}"
         )
     return given[()]
