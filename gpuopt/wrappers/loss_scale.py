@@ -84,9 +84,10 @@ class LossScaleOptimizer(StepWrapper):
     or this `global_step`.
 
     `minimize` divides while it updates, so that gradients are only read. `compute_gradients`
-    divides and returns new arrays, and `apply_gradients` takes such. Both may be used by
-    `SyncReplicasOptimizer`, `TowerOptimizer` and other wrappers around this one, and by
-    `MirroredStrategy`: then the decision is about the gradients of all, and the same for all.
+    divides and returns new arrays, of float32 for variables of 16 bits, and `apply_gradients` takes
+    such. Both may be used by `SyncReplicasOptimizer`, `TowerOptimizer` and other wrappers around
+    this one, and by `MirroredStrategy`: then the decision is about the gradients of all, and the
+    same for all.
 
     The scale, the manager's counts, and those of skipped steps are variables, which a `Saver`
     saves; `state_dict` has them, too.
@@ -212,6 +213,9 @@ class LossScaleOptimizer(StepWrapper):
     ) -> list[tuple[Gradient | None, Variable]]:
         """Returns the gradients of the scaled loss, divided by the scale, as new arrays.
 
+        They are of float32 for variables of 16 bits, so that small ones do not vanish again.
+        `apply_gradients` takes such, of this optimizer and of those around it.
+
         The arguments are those of `Optimizer.compute_gradients`.
         """
         checked_gate(gate_gradients)
@@ -230,7 +234,8 @@ class LossScaleOptimizer(StepWrapper):
         """Makes a step if all gradients are finite; see `Optimizer.apply_gradients`.
 
         Args:
-            grads_and_vars: (gradient, variable) pairs; a gradient may be None.
+            grads_and_vars: (gradient, variable) pairs; a gradient may be None, and one for a
+                variable of 16 bits may be of float32.
             global_step: Grows by 1 unless the step is left out.
             name: See `Optimizer.apply_gradients`.
             skip_gradients_aggregation: Likewise.
@@ -266,12 +271,13 @@ class LossScaleOptimizer(StepWrapper):
             this_thread.loss_scale = np.float32(1) if loss_scale is None else loss_scale
             while True:
                 # The step takes it when it begins, and may have to begin again.
-                wide_gradients.takes_wide = takes_wide
+                wide_gradients.takes_wide = self.owner_of_state
                 this_thread.key = key = self._key_on_gpu(global_step)
                 with suppress(StepAgain), nullcontext() if key is None else self._on_gpu.ahead():
                     super().apply_gradients(pairs, global_step, name, skip_gradients_aggregation)
                     return
         finally:
+            wide_gradients.takes_wide = takes_wide
             vars(this_thread).clear()
             vars(this_thread).update(before)
 
@@ -381,6 +387,10 @@ class LossScaleOptimizer(StepWrapper):
                 )
 
     # What the step calls: see `Addition`.
+
+    @property
+    def _takes_wide(self) -> bool:
+        return True
 
     @property
     def _keeps_new_slots(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -501,6 +502,93 @@ def test_small_gradients_of_16_bits_do_not_vanish() -> None:
     scaled.manager.variables["loss_scale"].assign(2.0**10)
     scaled.minimize(losses[0], var_list=[w])
     np.testing.assert_array_equal(w.numpy(), np.float16(1 - 2.0**-8))
+
+
+def _step_in_a_strategy(optimizer: Any, start: Any, loss_of: Any) -> Any:
+    strategy = gpuopt.MirroredStrategy(["cpu", "cpu"])
+    w = strategy.variable(start, name="w")
+
+    def train() -> None:
+        mine = w.replicas[replica_context().replica_id]
+        optimizer.minimize(loss_of(mine), var_list=[mine])
+
+    strategy.run(train)
+    return w.numpy()
+
+
+def _step_of_towers(optimizer: Any, start: Any, loss_of: Any) -> Any:
+    w, tower = Variable(start, name="w"), gpuopt.TowerOptimizer(optimizer)
+
+    def model(batch: Any) -> None:
+        tower.minimize(loss_of(w), var_list=[w])
+
+    gpuopt.replicate(model, devices=["cpu", "cpu"])(np.zeros(2))
+    return w.numpy()
+
+
+def _step_of_a_worker(optimizer: Any, start: Any, loss_of: Any) -> Any:
+    w, step = Variable(start, name="w"), Variable(0, name="step")
+    sync = gpuopt.SyncReplicasOptimizer(optimizer, 2, 2)
+    with sync.start(step, num_tokens=0), sync.worker(0) as one, sync.worker(1) as other:
+        thread = threading.Thread(target=lambda: one.minimize(loss_of(w), step, [w]))
+        thread.start()
+        # By hand, in the variable's own type.
+        gradients = optimizer.compute_gradients(loss_of(w), [w])
+        other.apply_gradients([(gradients[0][0], w)], step)
+        thread.join()
+    return w.numpy()
+
+
+def _step_by(wrap: Callable[[Any], Any], num_calls: int = 1) -> Callable[..., Any]:
+    def step(optimizer: Any, start: Any, loss_of: Any) -> Any:
+        w, outer = Variable(start, name="w"), wrap(optimizer)
+        for _ in range(num_calls):
+            outer.minimize(loss_of(w), var_list=[w])
+        return w.numpy()
+
+    return step
+
+
+def _step_by_hand(optimizer: Any, start: Any, loss_of: Any) -> Any:
+    w = Variable(start, name="w")
+    pairs, _ = gpuopt.clip_gradients_by_global_norm(
+        optimizer.compute_gradients(loss_of(w), [w]), 1.0
+    )
+    assert pairs[0][0].dtype == np.float32
+    optimizer.apply_gradients(pairs)
+    return w.numpy()
+
+
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
+@pytest.mark.parametrize(
+    "step",
+    [
+        _step_by(lambda optimizer: optimizer),
+        _step_by_hand,
+        _step_by(lambda optimizer: gpuopt.GradientAccumulationOptimizer(optimizer, 2), 2),
+        _step_by(gpuopt.MovingAverageOptimizer),
+        _step_in_a_strategy,
+        _step_of_towers,
+        _step_of_a_worker,
+    ],
+    ids=["alone", "by hand", "accumulated", "averaged", "strategy", "towers", "workers"],
+)
+def test_gradients_of_16_bits_do_not_vanish_again_where_wrappers_are_around(
+    step: Callable[..., Any], kind: str
+) -> None:
+    def loss_of(w: Variable) -> Callable[[], Any]:
+        def loss() -> Any:
+            read = w.value() if kind == "dense" else gpuopt.embedding_lookup(w, np.array([0, 2]))
+            return (read.astype(np.float32) * np.float32(2.0**-31)).sum()
+
+        return loss
+
+    inside = gpuopt.GradientDescentOptimizer(2.0**30, masters="float32")
+    optimizer = LossScaleOptimizer(inside, gpuopt.FixedLossScaleManager(2.0**12))
+    found = step(optimizer, np.zeros((3, 2), np.float16), loss_of)
+    expected = np.array([[-0.5], [-0.5 if kind == "dense" else 0], [-0.5]]) * np.ones(2)
+    np.testing.assert_array_equal(found / found.min() / -2, expected)
+    assert found.min() in (-0.5, -1)  # a strategy adds up
 
 
 def test_replicas_decide_about_their_sum_and_alike() -> None:
