@@ -290,6 +290,7 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
     def _is_left_out(self, found: str | None, *, is_told: bool = True) -> bool:
         if found is None:
             return False
+        self._note_nonfinite(found)
         if self._on_nonfinite == "raise":
             raise FloatingPointError(f"{found}; nothing was changed")
         if is_told:

@@ -342,6 +342,9 @@ class LossScaleOptimizer(StepWrapper):
         own = {"accept_after": self._accept_after, "host_may_wait": self._host_may_wait}
         return {**super()._settings(), "loss_scale_manager": self.manager, **own}
 
+    def _note_nonfinite(self, description: str) -> None:
+        self._on_gpu.last_nonfinite = description
+
     def _own_variables(self) -> dict[str, Variable]:
         """Returns the variables of the manager and of this optimizer, by name."""
         managed = self.manager.variables if isinstance(self.manager, RuleManager) else {}
@@ -454,7 +457,7 @@ class LossScaleOptimizer(StepWrapper):
             return True
         found = updates.find_nonfinite()
         if found is not None:
-            self._on_gpu.last_nonfinite = found
+            self._note_nonfinite(found)
         self.manager.update_loss_scale(found is None)
         return self._count(found is None)
 
