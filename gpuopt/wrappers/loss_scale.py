@@ -35,7 +35,7 @@ from gpuopt.step.rule_updates import RuleUpdates
 from gpuopt.step.unscaled import unscaled
 from gpuopt.step.updates import Updates
 from gpuopt.step.wide_gradients import this_thread as wide_gradients
-from gpuopt.variables.gate import between_writes
+from gpuopt.variables.gate import between_writes, writing
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.variable import Variable
 from gpuopt.wrappers.base import StepWrapper
@@ -294,6 +294,22 @@ class LossScaleOptimizer(StepWrapper):
             wide_gradients.takes_wide = takes_wide
             vars(this_thread).clear()
             vars(this_thread).update(before)
+
+    def leaves_out_call(self) -> bool:
+        """Tells of a call, of several that make a step, that is left out as it is not finite.
+
+        The manager hears of it, and it counts as a skipped step.
+
+        Returns:
+            False if it is not to be left out, after `accept_after` skipped ones in a row.
+        """
+        with writing():
+            most = self._accept_after
+            if most is not None and self.skipped_in_a_row >= most:
+                return False
+            self.manager.update_loss_scale(False)
+            self._count(False)
+        return True
 
     def state_dict(self, variables: Mapping[str, Any] | None = None) -> OptimizerState:
         """Copies the state of the optimizer inside, with the scale and the counts.
