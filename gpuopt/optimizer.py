@@ -338,8 +338,14 @@ class Optimizer(CopiedByConstructor, Hooks):
         return self.state.slot(as_variable(var), name)
 
     def get_slot_names(self) -> list[str]:
-        """Lists the names of the slots created so far, sorted."""
-        return sorted(self.state.slot_names())
+        """Lists the names of the slots created so far, sorted.
+
+        Among them are those of accumulated gradients, while a variable has one.
+        """
+        beside = self.state.beside
+        passing = () if beside is None else beside.slot_names
+        names = self.state.slot_names()
+        return sorted(name for name in names if name not in passing or self.state.table(name))
 
     def variables(self) -> list[Variable]:
         """Lists the optimizer's own variables, slots and others, sorted by name."""

@@ -123,6 +123,14 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
     def _inner(self) -> Optimizer:
         return self._optimizer
 
+    def _settings(self) -> dict[str, Any]:
+        own: dict[str, Any] = {
+            "accumulation_steps": self._accumulation_steps,
+            "reduction": self._reduction,
+            "on_nonfinite": self._on_nonfinite,
+        }
+        return {**super()._settings(), **own}
+
     @property
     def accumulation_steps(self) -> Steps:
         """How many calls make an update; to be set at any time."""

@@ -60,6 +60,15 @@ class RuleManager(LossScaleManager):
             for name, start in self.starts.items()
         }
 
+    def __repr__(self) -> str:
+        """Shows what the constructor was given; the present scale may be on a GPU."""
+        settings = ", ".join(f"{name}={value!r}" for name, value in self._settings().items())
+        return f"{type(self).__name__}({settings})"
+
+    def _settings(self) -> dict[str, Any]:
+        """Returns what `repr` shows, by the names of the constructor's arguments."""
+        return {"loss_scale": float(self.starts[SCALE].value), "rule": self.rule}
+
     def get_loss_scale(self) -> np.float32:
         """Returns the scale; waits for a GPU that decides about steps."""
         return np.float32(self.variables[SCALE].numpy())
@@ -93,6 +102,9 @@ class FixedLossScaleManager(RuleManager):
             ValueError: it is below 1, or above 2**126.
         """
         super().__init__(checked_scale("loss_scale", loss_scale), ScaleRule())
+
+    def _settings(self) -> dict[str, Any]:
+        return {"loss_scale": float(self.starts[SCALE].value)}
 
 
 class ExponentialUpdateLossScaleManager(RuleManager):
@@ -131,6 +143,15 @@ class ExponentialUpdateLossScaleManager(RuleManager):
         )
         super().__init__(checked_scale("init_loss_scale", init_loss_scale), rule)
 
+    def _settings(self) -> dict[str, Any]:
+        return {
+            "init_loss_scale": float(self.starts[SCALE].value),
+            "incr_every_n_steps": self.rule.incr_every,
+            "decr_every_n_nan_or_inf": self.rule.decr_every,
+            "incr_ratio": self.rule.incr_ratio,
+            "decr_ratio": self.rule.decr_ratio,
+        }
+
 
 class DynamicLossScale(RuleManager):
     """TensorFlow 2's rule: each bad step divides the scale, and many good ones multiply it.
@@ -160,6 +181,13 @@ class DynamicLossScale(RuleManager):
         period = _checked_count("increment_period", increment_period)
         rule = ScaleRule(period, factor, divisor=factor)
         super().__init__(checked_scale("initial_loss_scale", initial_loss_scale), rule)
+
+    def _settings(self) -> dict[str, Any]:
+        return {
+            "initial_loss_scale": float(self.starts[SCALE].value),
+            "increment_period": self.rule.incr_every,
+            "multiplier": self.rule.divisor,
+        }
 
     def __call__(self) -> np.float32:
         """Returns the scale; see `get_loss_scale`."""

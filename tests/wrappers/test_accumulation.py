@@ -793,6 +793,23 @@ def test_loss_scaling_is_refused_around_it_and_where_a_call_would_raise() -> Non
     GradientAccumulationOptimizer(inner, 2)
 
 
+def test_slots_of_accumulated_rows_are_listed_while_a_variable_has_them() -> None:
+    table, inner = Variable(np.ones((3, 1), np.float32), name="table"), gpuopt.AdamOptimizer()
+    optimizer = GradientAccumulationOptimizer(inner, 2)
+
+    def step() -> list[str]:
+        slices = IndexedSlices(np.ones((1, 1), np.float32), np.array([1]))
+        optimizer.apply_gradients([(slices, table)])
+        return optimizer.get_slot_names()
+
+    step(), step(), step()
+    optimizer.load_state_dict(optimizer.state_dict())
+    names = ["gradient_rows", "gradient_values", "m", "v"]
+    assert inner.get_slot_names() == names
+    assert all(inner.get_slot(table, name) is not None for name in names)
+    assert step() == inner.get_slot_names() == ["m", "v"]
+
+
 @pytest.mark.parametrize("is_sparse", [False, True])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("gpu:0", marks=pytest.mark.gpu)])
 def test_a_call_that_overflows_is_left_out_and_lowers_the_scale(

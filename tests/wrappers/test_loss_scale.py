@@ -274,6 +274,27 @@ def test_a_scale_may_be_any_number(kind: Callable[[int], Any]) -> None:
     assert w.numpy().tolist() == [-1, -1]
 
 
+@pytest.mark.parametrize(
+    "shown",
+    [
+        "FixedLossScaleManager(loss_scale=8.0)",
+        "DynamicLossScale(initial_loss_scale=4.0, increment_period=3, multiplier=2.5)",
+        "ExponentialUpdateLossScaleManager(init_loss_scale=4.0, incr_every_n_steps=3, "
+        "decr_every_n_nan_or_inf=5, incr_ratio=2.5, decr_ratio=0.25)",
+    ],
+)
+def test_a_manager_and_what_is_around_it_show_what_they_were_given(shown: str) -> None:
+    manager = eval(shown, vars(gpuopt))
+    assert repr(manager) == shown
+    scaling = LossScaleOptimizer(gpuopt.AdamOptimizer(), manager, accept_after=7)
+    scaling.apply_gradients([(np.float32([np.inf]), Variable([1.0]))])
+    assert f"loss_scale_manager={shown}, accept_after=7" in repr(scaling)
+    outer = gpuopt.GradientAccumulationOptimizer(scaling, 3, "sum", on_nonfinite="skip")
+    more = "accumulation_steps=3, reduction='sum', on_nonfinite='skip'"
+    assert repr(scaling) in repr(outer)
+    assert more in repr(outer)
+
+
 def test_a_manager_stays() -> None:
     optimizer = make()
     with pytest.raises(AttributeError):
