@@ -200,7 +200,9 @@ def test_the_host_waits_for_no_step_that_a_gpu_can_decide_about(
     if "clip_norm" in options and options["clip_norm"] is None:
         options = {**options, "clip_norm": decays(step)}
     optimizer = LossScaleOptimizer(
-        gpuopt.LazyAdamOptimizer(**options), gpuopt.DynamicLossScale(8.0, 3)
+        gpuopt.LazyAdamOptimizer(**options),
+        gpuopt.DynamicLossScale(8.0, 3),
+        host_may_wait=not gpu_decides,
     )
     # With a backend that has seen no other stream, as other tests' has.
     with driver.schedule("oldest"), backends.using(gpu, cuda_backend(gpu)):
