@@ -1,7 +1,5 @@
 """TensorFlow 1's optimizer system for numpy and CuPy arrays."""
 
-from typing import TYPE_CHECKING
-
 from gpuopt import optimizers, schedules
 from gpuopt.autodiff import embedding_lookup, with_gradients, with_torch
 from gpuopt.checkpoint import Saver, latest_checkpoint
@@ -137,6 +135,6 @@ __all__ = [
     "with_torch",
 ]
 
-# Type checkers cannot evaluate this line; they read the imports above.
-if not TYPE_CHECKING:
-    __all__ += [*optimizers.__all__, *schedules.__all__]
+# Where pyright did not see these lines, it would take the optimizers' names for private ones.
+__all__ += optimizers.__all__  # type: ignore[attr-defined]  # mypy reads the imports above
+__all__ += schedules.__all__
