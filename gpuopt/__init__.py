@@ -1,5 +1,7 @@
 """TensorFlow 1's optimizer system for numpy and CuPy arrays."""
 
+from typing import TYPE_CHECKING, Any
+
 from gpuopt import optimizers, schedules
 from gpuopt.autodiff import embedding_lookup, with_gradients, with_torch
 from gpuopt.checkpoint import Saver, latest_checkpoint
@@ -138,3 +140,11 @@ __all__ = [
 # Where pyright did not see these lines, it would take the optimizers' names for private ones.
 __all__ += optimizers.__all__  # type: ignore[attr-defined]  # mypy reads the imports above
 __all__ += schedules.__all__
+
+# Type checkers would take every name for one that this returns.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        from gpuopt.near_names import describe_missing
+
+        raise AttributeError(describe_missing(name, __all__), name=name)
