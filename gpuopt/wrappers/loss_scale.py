@@ -302,6 +302,18 @@ class LossScaleOptimizer(StepWrapper):
             for variable, value in taken.items():
                 variable.assign(value)
 
+    def _made_with(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return (self._inner, self.manager), {"accept_after": self._accept_after}
+
+    def _own_state(self) -> tuple[Any, dict[str, Any]]:
+        counts = {name: variable.numpy() for name, variable in self._counts.items()}
+        return {"counts": counts, "last_nonfinite": self.last_nonfinite}, {}
+
+    def _take_state(self, state: Any, variables: Mapping[str, Any]) -> None:
+        for name, count in state["counts"].items():
+            self._counts[name].assign(count)
+        self._on_gpu.last_nonfinite = state["last_nonfinite"]
+
     def _own_variables(self) -> dict[str, Variable]:
         """Returns the variables of the manager and of this optimizer, by name."""
         managed = self.manager.variables if isinstance(self.manager, RuleManager) else {}
