@@ -71,29 +71,27 @@ GPUOPT_INLINE bool moved(const MissedSteps& missed, Real var, Real average, Real
   const Real root = square_root(square);
   const Real divisor = root + epsilon;
   const Real inverse = Real(1) / divisor;
-  const Real root_rest = fused(-root, root, square) * (Real(0.5) * inverse);
-  const Real divisor_rest = root_rest + (epsilon - (divisor - root));
+  const Real divisor_rest =
+      fused(Real(0.5) * inverse, fused(-root, root, square), epsilon - (divisor - root));
 
   const Real quotient = average * inverse;
-  const Real quotient_rest =
-      (fused(-quotient, divisor, average) - quotient * divisor_rest) * inverse;
+  const Real remainder = fused(-quotient, divisor, average);
+  const Real quotient_rest = fused(-quotient, divisor_rest, remainder) * inverse;
 
   const Real first = static_cast<Real>(missed.first);
   const Real first_rest = static_cast<Real>(missed.first - first);
   const Real part = epsilon * inverse;
-  const Real others =
-      part * (static_cast<Real>(missed.second) - part * static_cast<Real>(missed.third));
+  const Real others = part * fused(-part, static_cast<Real>(missed.third),  //
+                                   static_cast<Real>(missed.second));
   const Real series = first - others;
   const Real series_rest = first_rest + ((first - series) - others);
 
   const Real move = times(quotient, series);
-  const Real move_rest =
-      fused(quotient, series, -move) + (quotient * series_rest + quotient_rest * series);
-
+  const Real move_rest = fused(quotient, series_rest, fused(quotient, series, -move));
   const Real after = var - move;
   const Real difference = after - var;
   const Real after_rest = (var - (after - difference)) - (move + difference);
-  result = after + (after_rest - move_rest);
+  result = after + (fused(-quotient_rest, series, after_rest) - move_rest);
 
   const Real left_out = part * part * part * static_cast<Real>(missed.bound);
   const bool is_close = left_out <= tolerance * absolute(first);
