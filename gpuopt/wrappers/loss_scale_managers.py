@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from abc import ABC, abstractmethod
 from typing import Any, Self
@@ -57,6 +58,10 @@ class RuleManager(LossScaleManager):
             name: Variable(value, name=name, trainable=False) for name, value in start.items()
         }
 
+    def __copy__(self) -> Self:
+        """Returns a manager with variables of its own."""
+        return copy.deepcopy(self)
+
     def get_loss_scale(self) -> np.float32:
         """Returns the scale; waits for a GPU that decides about steps."""
         return np.float32(self.variables["loss_scale"].numpy())
@@ -96,7 +101,7 @@ class ExponentialUpdateLossScaleManager(RuleManager):
     """A loss scale that grows after good steps and shrinks after bad ones, as contrib's.
 
     A good step resets no count of bad ones: they are counted until the scale changes. The scale
-    grows to 2**64 at most, where contrib's grows while it is finite, and stays at least 1.
+    grows to 2**100 at most, where contrib's grows while it is finite, and stays at least 1.
     """
 
     def __init__(
@@ -132,7 +137,7 @@ class ExponentialUpdateLossScaleManager(RuleManager):
 class DynamicLossScale(RuleManager):
     """TensorFlow 2's rule: each bad step divides the scale, and many good ones multiply it.
 
-    The scale grows to 2**64 at most, where TensorFlow's grows while it is finite, and stays at
+    The scale grows to 2**100 at most, where TensorFlow's grows while it is finite, and stays at
     least 1.
     """
 
@@ -166,18 +171,11 @@ class DynamicLossScale(RuleManager):
 def checked_scale(name: str, value: Any) -> float:
     """Returns a loss scale, rounded to float32.
 
-    Args:
-        name: Of the argument, or of the function that has returned it.
-        value: A number, or an array or Variable of one.
-
     Raises:
         TypeError: it is no number.
         ValueError: it is below 1, above 2**126, or NaN.
     """
-    number = value.numpy() if isinstance(value, Variable) else value
-    if getattr(number, "shape", None) == ():
-        number = number.item()
-    scale = quietly(np.float32, checked_number(name, number))
+    scale = quietly(np.float32, checked_number(name, value))
     if not 1 <= scale <= LARGEST_SCALE:
         raise ValueError(
             f"{name} must be at least 1, at most 2**126, and finite in float32, got {value!r}"
@@ -198,6 +196,8 @@ def _checked_count(name: str, value: Any) -> int:
         count = operator.index(value)
     except TypeError:
         raise TypeError(f"{name} must be a whole number, got {value!r}") from None
-    if isinstance(value, bool) or not 1 <= count < 2**63:
+    if isinstance(value, bool) or count < 1:
         raise ValueError(f"{name} must be at least 1, got {value!r}")
+    if count >= 2**63:
+        raise ValueError(f"{name} must be less than 2**63, got {value!r}")
     return count

@@ -33,7 +33,7 @@ constexpr double rows_are_refused = -1;
 constexpr double nothing_is_wrong = 0x1p53;
 
 // The largest scale that grows, as in gpuopt/rules/loss_scaling.py.
-constexpr float largest_grown = 0x1p64f;
+constexpr float largest_grown_scale = 0x1p100f;
 
 // What decides about a step. Mirrors `LossDecision` in gpuopt/backends/cuda/structs.py, and
 // `ScaleRule` in gpuopt/rules/loss_scaling.py.
@@ -102,7 +102,7 @@ struct LossDecision {
         state.loss_scale * static_cast<float>(decr_ratio) / static_cast<float>(divisor);
     if (!is_finite) {
       state.loss_scale = shrunk < 1.0f ? 1.0f : shrunk;
-    } else if (grown <= largest_grown) {
+    } else if (grown <= largest_grown_scale) {
       state.loss_scale = grown;
     }
     state.unscale = 1.0f / state.loss_scale;

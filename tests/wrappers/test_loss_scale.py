@@ -221,7 +221,7 @@ def test_steps_are_right_at_every_scale_that_growth_reaches(clip: Any, device: s
         optimizer.minimize(lambda: (w * 2.0**10).sum(), var_list=[w])
         moved.append(w.numpy()[0])
         w.assign(np.zeros(4, np.float32))
-    assert optimizer.loss_scale == 2.0**64
+    assert optimizer.loss_scale == 2.0**100
     np.testing.assert_allclose(moved, -(5e-4 if clip else 2.0**10), rtol=1e-6)
 
 
@@ -413,7 +413,7 @@ def test_a_saver_restores_in_the_middle_of_growth(tmp_path: Path) -> None:
         ),
         (lambda: LossScaleOptimizer(3, MANAGERS["fixed"]()), TypeError, "must be an Optimizer"),
         (lambda: make(accept_after=-1), ValueError, "accept_after must not be negative"),
-        (lambda: make(accept_after=0), ValueError, "accept_after=0 would make every step"),
+        (lambda: make(accept_after=0), ValueError, "accept_after must be from 1, or None"),
         (lambda: make(accept_after=0.5), TypeError, "accept_after must be a whole number or None"),
         (lambda: make(accept_after=True), TypeError, "accept_after must be a whole number or None"),
         (lambda: make(accept_after=2**63), ValueError, r"accept_after must be less than 2\*\*63"),
