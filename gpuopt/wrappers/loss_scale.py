@@ -323,6 +323,19 @@ class LossScaleOptimizer(StepWrapper):
         own = {"accept_after": self._accept_after, "host_may_wait": self._host_may_wait}
         return {**super()._settings(), "loss_scale_manager": self.manager, **own}
 
+    def _made_with(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        own = {"accept_after": self._accept_after, "host_may_wait": self._host_may_wait}
+        return (self._inner, self.manager), own
+
+    def _own_state(self) -> tuple[Any, dict[str, Any]]:
+        counts = {name: variable.numpy() for name, variable in self._counts.items()}
+        return {"counts": counts, "last_nonfinite": self.last_nonfinite}, {}
+
+    def _take_state(self, state: Any, variables: Mapping[str, Any]) -> None:
+        for name, count in state["counts"].items():
+            self._counts[name].assign(count)
+        self._on_gpu.last_nonfinite = state["last_nonfinite"]
+
     def _own_variables(self) -> dict[str, Variable]:
         """Returns the variables of the manager and of this optimizer, by name."""
         managed = self.manager.variables if isinstance(self.manager, RuleManager) else {}

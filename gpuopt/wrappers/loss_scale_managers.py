@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from abc import ABC, abstractmethod
 from typing import Any, Self
@@ -56,6 +57,10 @@ class RuleManager(LossScaleManager):
         self.variables = {
             name: Variable(value, name=name, trainable=False) for name, value in start.items()
         }
+
+    def __copy__(self) -> Self:
+        """Returns a manager with variables of its own."""
+        return copy.deepcopy(self)
 
     def get_loss_scale(self) -> np.float32:
         """Returns the scale; waits for a GPU that decides about steps."""

@@ -294,6 +294,21 @@ def test_a_step_is_accepted_after_some_that_were_skipped(
     assert (int(step), optimizer.num_skipped) == (1, accept_after)
 
 
+def test_a_scale_that_grows_on_and_on_makes_no_step_0() -> None:
+    w = Variable(np.ones(3, np.float32), name="w", device="gpu:0")
+    manager = gpuopt.DynamicLossScale(2.0**96, 1)
+    optimizer = LossScaleOptimizer(gpuopt.GradientDescentOptimizer(0.25, clip_norm=0.5), manager)
+    gradient = np.float32([2, 4, 4]) * np.float32(1e-7)
+    expected = np.ones(3, np.float32)
+    for _ in range(33):
+        scale = manager.get_loss_scale()
+        given = backends.to_device(gradient * scale, w.device)
+        optimizer.apply_gradients([(given, w)], loss_scale=scale)
+        expected -= np.float32(0.25) * gradient
+    assert (optimizer.num_skipped, manager.get_loss_scale()) == (0, 2.0**100)
+    np.testing.assert_array_equal(w.numpy(), expected)
+
+
 def test_a_refused_row_is_no_skipped_step(every_schedule: str) -> None:
     xp: Any = pytest.importorskip("cupy")
     table = Variable(np.ones((6, 4), np.float32), name="table", device="gpu:0")
