@@ -321,7 +321,7 @@ class LossScaleOptimizer(StepWrapper):
 
     def _settings(self) -> dict[str, Any]:
         own = {"accept_after": self._accept_after, "host_may_wait": self._host_may_wait}
-        return {**super()._settings(), "loss_scale_manager": self.manager, **own}
+        return {**super()._settings(), **own}
 
     def _made_with(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         own = {"accept_after": self._accept_after, "host_may_wait": self._host_may_wait}

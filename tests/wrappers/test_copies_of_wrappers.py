@@ -27,7 +27,9 @@ BOTH = pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
 
 def scaled(variables: list[Variable], step: Variable) -> Any:
     manager = gpuopt.ExponentialUpdateLossScaleManager(8.0, 3, 1)
-    return gpuopt.LossScaleOptimizer(gpuopt.AdamOptimizer(0.1), manager, accept_after=2)
+    return gpuopt.LossScaleOptimizer(
+        gpuopt.AdamOptimizer(0.1), manager, accept_after=2, host_may_wait=True
+    )
 
 
 def accumulating(variables: list[Variable], step: Variable) -> Any:
