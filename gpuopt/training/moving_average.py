@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import numbers
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from types import CodeType, FunctionType
-from typing import Any, NamedTuple, NoReturn, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary, ref
 
 import numpy as np
@@ -22,6 +23,7 @@ from gpuopt.variables.gate import writing
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.names import unique_name
 from gpuopt.variables.operators import reading, storage_of
+from gpuopt.variables.scalars import as_scalar
 from gpuopt.variables.variable import (
     FLOAT_DTYPES,
     Variable,
@@ -76,11 +78,17 @@ class ExponentialMovingAverage(MovingAverages):
             name: The last part of the shadow variables' names.
 
         Raises:
-            ValueError: `decay` is a number that is not from 0 to 1. TensorFlow takes it, and
-                computes what is no average.
+            TypeError: `decay` or `num_updates` is no scalar number, `zero_debias` is neither True
+                nor False, or `name` is no text.
+            ValueError: `decay` is not from 0 to 1, or `num_updates` is a number below 0, or not
+                finite. TensorFlow takes these, and computes what is no average.
         """
-        if isinstance(decay, int | float | np.number) and not 0 <= decay <= 1:
-            raise ValueError(f"decay must be from 0 to 1, got {decay!s}")
+        _check_decay(decay)
+        _check_num_updates(num_updates)
+        if not isinstance(zero_debias, bool):
+            raise TypeError(f"zero_debias must be True or False, got {zero_debias!r}")
+        if not isinstance(name, str):
+            raise TypeError(f"name must be a text, got {name!r}")
         self._decay = decay
         self._num_updates = num_updates
         self._zero_debias = zero_debias
@@ -88,6 +96,10 @@ class ExponentialMovingAverage(MovingAverages):
         self.version = 0
         self._is_wide = False
         self._averages: WeakKeyDictionary[Identity, Variable] = WeakKeyDictionary()
+        # Of a copy: averages by the names of the variables that those they belong to are copies of,
+        # until its first use; and then, of variables that are gone, those that wait for others.
+        self._expected: dict[str, tuple[ref[Variable], Variable]] = {}
+        self._waiting: dict[str, Variable] = {}
         self._making = Lock("the making of moving averages")
         self._functions: WeakKeyDictionary[Expression, _ExpressionAverage] = WeakKeyDictionary()
         # A method is a new object each time it is named, and equal to the one before.
@@ -99,16 +111,33 @@ class ExponentialMovingAverage(MovingAverages):
     def name(self) -> str:
         return self._name
 
-    def __reduce__(self) -> NoReturn:
-        """Refuses copies and pickles: the averages belong to variables that are not copied.
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles and copies the averages with their variables; functions have none in a copy.
+
+        Copied together with its variables, it continues with the copies; copied alone, with
+        variables of their names, once they are tracked.
 
         Raises:
-            TypeError: always.
+            TypeError: it keeps averages of functions.
+            ValueError: it keeps that of a raw array.
         """
-        raise TypeError(
-            "ExponentialMovingAverage cannot be copied or pickled: its averages belong to "
-            "variables of this process. Make another one, call its apply, and assign the averages"
-        )
+        if self._functions or self._other_expressions:
+            raise TypeError(
+                f"{type(self).__name__} cannot be copied or pickled: it keeps averages of "
+                "functions, which a copy would not know. Make another one for the functions"
+            )
+        kept = []
+        for identity, average in self._made():
+            variable = identity.holder()
+            if isinstance(variable, Variable):
+                kept.append((variable.name, variable, average.numpy()))
+            elif variable is not None:
+                raise ValueError(
+                    f'the average of "{identity.name}" cannot be copied: it is of an array without '
+                    "a name of its own; average gpuopt.Variable(array, copy=False)"
+                )
+        given = self._decay, self._num_updates, self._zero_debias, self._name
+        return _make_again, (type(self), given, self._is_wide, kept)
 
     def __repr__(self) -> str:
         given = {"decay": self._decay, "num_updates": self._num_updates, "name": self._name}
@@ -246,7 +275,13 @@ class ExponentialMovingAverage(MovingAverages):
         return names
 
     def decay_now(self, counter: Variable | None = None) -> np.floating[Any]:
-        """Returns the weight of old averages; see `MovingAverages`."""
+        """Returns the weight of old averages; see `MovingAverages`.
+
+        Raises:
+            ValueError: `decay` is an array or a variable, and not from 0 to 1 any more.
+        """
+        if not _is_number(self._decay):
+            _check_decay(self._decay)
         decay = np.float32(self._decay)
         if self._num_updates is None:
             return decay
@@ -261,8 +296,10 @@ class ExponentialMovingAverage(MovingAverages):
         """Whether `decay_now` is known for any value of a counter; see `MovingAverages`."""
         if type(self).decay_now is not ExponentialMovingAverage.decay_now:
             return False
+        if not _is_number(self._decay):
+            return False
         number = self._num_updates
-        is_number = number is None or isinstance(number, numbers.Real)
+        is_number = number is None or _is_number(number)
         return is_number or (counter is not None and _is_same(number, counter))
 
     def _made(self) -> list[tuple[Identity, Variable]]:
@@ -306,6 +343,8 @@ class ExponentialMovingAverage(MovingAverages):
             made: The averages that were made so far.
             value: What a new one starts with; None for the variable.
         """
+        if self._expected:
+            self._settle_expected()
         shadow = self._averages.get(variable.identity)
         if shadow is not None:
             return shadow
@@ -319,6 +358,9 @@ class ExponentialMovingAverage(MovingAverages):
                     dtype = np.dtype(compute_type(dtype))
                 with reading(first):
                     start = first.storage
+                    waiting = self._waiting.pop(variable.name, None)
+                    if waiting is not None and waiting.shape == variable.shape:
+                        start = waiting.numpy()
                     shadow = new_slot_variable(
                         variable, self._name, start, "value", variable.shape, dtype
                     )
@@ -326,6 +368,12 @@ class ExponentialMovingAverage(MovingAverages):
                 if made is not None:
                     made.append(shadow)
             return shadow
+
+    def _settle_expected(self) -> None:
+        """Ends what a copy began: averages belong to the variables that are there now."""
+        with self._making:
+            gone = {name: each for name, (owner, each) in self._expected.items() if owner() is None}
+            self._waiting, self._expected = gone, {}
 
     def _expression_average(self, expression: Expression, value: Any) -> _ExpressionAverage:
         found = self._expressions(expression).get(expression)
@@ -372,8 +420,54 @@ class ExponentialMovingAverage(MovingAverages):
         )
 
 
+def _make_again(
+    cls: type[ExponentialMovingAverage],
+    given: tuple[Any, ...],
+    is_wide: bool,
+    kept: Iterable[tuple[str, Variable, Any]],
+) -> ExponentialMovingAverage:
+    made = cls(*given)
+    made._is_wide = is_wide
+    expected = {}
+    for name, variable, value in kept:
+        average = made._shadow(variable)
+        average.assign(value)
+        expected[name] = ref(variable), average
+    made._expected = expected
+    return made
+
+
 def _tracked(var_list: Iterable[Any] | None) -> list[Any]:
     return trainable_variables() if var_list is None else checked_list(var_list, "var_list")
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it cannot change, as an array and a variable can."""
+    return isinstance(value, numbers.Real)
+
+
+def _check_decay(decay: Any) -> None:
+    """Raises TypeError or ValueError unless it is a number from 0 to 1, or an array of one."""
+    try:
+        number = as_scalar(decay, "decay")
+    except TypeError:
+        raise TypeError(f"decay must be a number from 0 to 1, got {decay!r}") from None
+    # All of its digits, and not those of float32 alone.
+    if not 0 <= (decay if _is_number(decay) else number) <= 1:
+        raise ValueError(f"decay must be from 0 to 1, got {decay!s}")
+
+
+def _check_num_updates(num_updates: Any) -> None:
+    """Raises TypeError or ValueError unless it counts updates: None for not at all."""
+    if num_updates is None:
+        return
+    array = storage_of(num_updates)
+    if not hasattr(array, "dtype"):
+        array = np.asarray(array)
+    if array.shape != () or array.dtype.kind not in "iuf":
+        raise TypeError(f"num_updates must be a scalar number, got {num_updates!r}")
+    if _is_number(num_updates) and not 0 <= num_updates < math.inf:
+        raise ValueError(f"num_updates must be from 0, and finite, got {num_updates!s}")
 
 
 def _is_same(value: Any, variable: Variable) -> bool:

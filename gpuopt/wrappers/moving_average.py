@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-import numpy as np
-
 from gpuopt.checkpoint import Saver
 from gpuopt.checkpoint.swapping_saver import SwappingSaver
 from gpuopt.device import Device
 from gpuopt.optimizer import Optimizer
+from gpuopt.state.copies import Changes
 from gpuopt.step.additions import Forget, nothing_to_forget
 from gpuopt.step.row_checks import RowChecks
 from gpuopt.step.updates import Updates
 from gpuopt.training import ExponentialMovingAverage
-from gpuopt.variables.operators import storage_of
 from gpuopt.variables.variable import Variable
 from gpuopt.wrappers.base import StepWrapper, checked_number
 
@@ -63,11 +61,19 @@ class MovingAverageOptimizer(StepWrapper):
         checked_number("average_decay", average_decay)
         if not 0 <= average_decay <= 1:
             raise ValueError(f"average_decay must be from 0 to 1, got {average_decay!r}")
-        if num_updates is not None:
-            _check_num_updates(num_updates)
         self.averages = ExponentialMovingAverage(average_decay, num_updates=num_updates)
         self._sequential_update = sequential_update
         super().__init__(opt)
+
+    def _made_with(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        averages = self.averages
+        return (self._inner, averages._decay, averages._num_updates, self._sequential_update), {}
+
+    def _changes(self) -> Changes:
+        return [{"averages": self.averages}]
+
+    def _repeat_changes(self, changes: Changes) -> None:
+        self.averages = changes[0]["averages"]
 
     def swapping_saver(
         self, var_list: Any = None, name: str = "swapping_saver", **kwargs: Any
@@ -127,11 +133,3 @@ class MovingAverageOptimizer(StepWrapper):
         variables = [variable for _, variable in updates.pairs()]
         weight = 1 - self.averages.decay_now()
         self.averages.move(variables, variables, row_checks, weight)
-
-
-def _check_num_updates(num_updates: Any) -> None:
-    array = storage_of(num_updates)
-    if not hasattr(array, "dtype"):
-        array = np.asarray(array)
-    if array.shape != () or array.dtype.kind not in "iuf":
-        raise TypeError(f"num_updates must be a scalar number, got {num_updates!r}")

@@ -164,7 +164,9 @@ class Program:
         self.whole: Any = self.own
         self.scaled: Any = None
         if self.scaling:
-            self.whole = self.scaled = gpuopt.LossScaleOptimizer(self.own, _manager(self.scaling))
+            self.whole = self.scaled = gpuopt.LossScaleOptimizer(
+                self.own, _manager(self.scaling), host_may_wait=True
+            )
         if self.accumulated:
             # Sparse gradients of a few rows are added up early.
             self.whole = gpuopt.GradientAccumulationOptimizer(
