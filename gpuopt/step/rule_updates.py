@@ -150,6 +150,7 @@ class RuleUpdates:
         self._units: Sequence[_Unit] = ()
         self._host_decides = False
         self.gpu_decides: Lock | None = None
+        self._note_enqueued: Callable[[RuleUpdates], None] | None = None
         self._has_constraints = False
         self._is_on_a_cpu = False
         # What is being written, and what has been written.
@@ -331,6 +332,8 @@ class RuleUpdates:
             quietly(self.write)
         else:
             self.write()
+        if self._note_enqueued is not None:
+            self._note_enqueued(self)
         averages, rounding = self._numbers.averages, self._numbers.rounding
         if rounding is not None:
             rounding.count()
@@ -471,6 +474,7 @@ class RuleUpdates:
         unscale: float,
         earlier: Sequence[StepNumbers],
         lock: Lock,
+        note_enqueued: Callable[[RuleUpdates], None],
     ) -> None:
         """Has `deciding_gpu` decide before it writes.
 
@@ -481,6 +485,8 @@ class RuleUpdates:
             earlier: What `numbers` were when the host had counted one step less, two less, and so
                 on: the GPU may not have made all that the host has counted.
             lock: See `Updates`.
+            note_enqueued: Called once the GPU is to decide and to update, before the host counts
+                the step: what it counts in a step that is then interrupted is put right, too.
         """
         self._clips = self._optimizer._clips_of_step(unscale)
         assert self._clips is not None, "it is asked for"
@@ -490,11 +496,11 @@ class RuleUpdates:
             part.first_number = number
             number += len(part.gradients)
         self._of_counts = [self._numbers, *earlier]
-        self.gpu_decides = lock
+        self.gpu_decides, self._note_enqueued = lock, note_enqueued
 
     @property
     def decided(self) -> Decided:
-        """What the GPU has made of the step, after `apply`."""
+        """What the GPU has made of the step, once that is enqueued."""
         assert self._clips is not None, "decide_on_gpu comes first"
         assert self._clips.deciding is not None, "decide_on_gpu comes first"
         return self._decided[self._clips.deciding]
