@@ -63,31 +63,46 @@ __device__ __forceinline__ void load_pack(const ClipChunk<Storage>& chunk, int a
   }
 }
 
+// Returns the sum of squares of a chunk's elements, which are multiplied by `by` before, to all
+// threads of the block.
+template <class Decision, class Storage>
+__device__ __forceinline__ Compute<Storage> sum_chunk(const ClipChunk<Storage>& chunk,
+                                                      Compute<Storage> by) {
+  using Real = Compute<Storage>;
+  constexpr int pack = pack_size<Storage>;
+  Real places[pack] = {};
+  for (int i = threadIdx.x * pack; i < chunk.size; i += clip_threads * pack) {
+    Elements<Storage, pack> elements;
+    load_pack(chunk, i, elements);
+#pragma unroll
+    for (int k = 0; k < pack; ++k) {
+      const Real x = Real(elements.of[k]) * by;
+      add_square(places[k], Decision::decides ? nan_unless_finite(x) : x);
+    }
+  }
+  return sum_of_block<clip_threads>(add_places(places));
+}
+
 // Writes the sum of squares of each chunk of the block. A single array is passed by value, as
-// `only`; `arrays` are read if there are more. With a decision, the sum is NaN where an element is
-// not finite, and there alone. Precondition: blocks have `clip_threads` threads.
-template <class Storage, class Decision = NoDecision>
+// `only`; `arrays` are read if there are more. If sums are wide, those that floats cannot hold are
+// of numbers made smaller. With a decision, the sum is NaN where an element is not finite, and
+// there alone. Precondition: blocks have `clip_threads` threads.
+template <class Storage, bool are_wide, class Decision = NoDecision>
 __device__ __forceinline__ void sum_chunks(const ClippedArray& only,
                                            const ClippedArray* __restrict__ arrays,
                                            long long num_arrays, long long num_chunks, double* sums,
                                            const Decision& decision = {}) {
   using Real = Compute<Storage>;
-  constexpr int pack = pack_size<Storage>;
   for (long long c = blockIdx.x; c < num_chunks; c += gridDim.x) {
     const ClipChunk<Storage> chunk(array_of(only, arrays, num_arrays, c), c);
-    Real places[pack] = {};
-    for (int i = threadIdx.x * pack; i < chunk.size; i += clip_threads * pack) {
-      Elements<Storage, pack> elements;
-      load_pack(chunk, i, elements);
-#pragma unroll
-      for (int k = 0; k < pack; ++k) {
-        const Real x = Real(elements.of[k]);
-        add_square(places[k], Decision::decides ? nan_unless_finite(x) : x);
-      }
+    const Real sum_here = sum_chunk<Decision>(chunk, Real(1));
+    double sum = static_cast<double>(sum_here);
+    if (are_wide && sizeof(Real) == sizeof(float) && isinf(sum_here)) {
+      sum = static_cast<double>(sum_chunk<Decision>(chunk, Real(made_smaller)));
+      sum /= made_smaller * made_smaller;
     }
-    const Real sum = sum_of_block<clip_threads>(add_places(places));
     if (threadIdx.x == 0) {
-      sums[c] = static_cast<double>(sum);
+      sums[c] = sum;
       if (Decision::decides && isnan(sum)) {
         decision.note_bad(num_arrays == 1 ? 0 : number_of_array(arrays, num_arrays, c));
       }
@@ -99,7 +114,7 @@ template <class Storage>
 __global__ void __launch_bounds__(clip_threads)
     sum_squares(const __grid_constant__ ClippedArray only, const ClippedArray* __restrict__ arrays,
                 long long num_arrays, long long num_chunks, double* __restrict__ sums) {
-  sum_chunks<Storage>(only, arrays, num_arrays, num_chunks, sums);
+  sum_chunks<Storage, false>(only, arrays, num_arrays, num_chunks, sums);
 }
 
 // Adds the squares of gradients to a norm. The last launch of a step also makes results: `results`
@@ -110,7 +125,7 @@ __global__ void __launch_bounds__(clip_threads, 2)
             long long num_arrays, long long num_chunks, double* parts,
             const __grid_constant__ ClipTotals totals, const __grid_constant__ ClipRule rule,
             ClipResult* results) {
-  sum_chunks<Storage>(only, arrays, num_arrays, num_chunks, parts);
+  sum_chunks<Storage, true>(only, arrays, num_arrays, num_chunks, parts);
   finish_sums(parts, num_chunks, totals, rule, results);
 }
 
@@ -123,7 +138,7 @@ __global__ void __launch_bounds__(clip_threads, 2)
                        const __grid_constant__ ClipTotals totals,
                        const __grid_constant__ ClipRule rule, ClipResult* results,
                        const __grid_constant__ LossDecision decision) {
-  sum_chunks<Storage>(only, arrays, num_arrays, num_chunks, parts, decision);
+  sum_chunks<Storage, true>(only, arrays, num_arrays, num_chunks, parts, decision);
   finish_sums(parts, num_chunks, totals, rule, results, decision);
 }
 

@@ -143,8 +143,8 @@ class LARSOptimizer(RuleOptimizer):
         # TensorFlow rounds these to float32, and those of the dense form not.
         real = type(scalars["decay"])
         return {
-            "learning_rate": real(np.float32(self._hyper("learning_rate"))),
-            "decay": real(np.float32(self._hyper("momentum"))),
+            "learning_rate": real(np.float32(scalars["learning_rate"])),
+            "decay": real(np.float32(scalars["decay"])),
         }
 
     def _rules_of(self, variables: Sequence[Any], is_sparse: bool) -> Sequence[UpdateRule] | None:

@@ -50,7 +50,7 @@ def after_step(
 ) -> tuple[ScaleState, bool]:
     """Returns the state after one step, and whether the step is made.
 
-    kernels/shared/loss_scaling.cuh does the same.
+    kernels/shared/loss_scaling.cuh does the same, but that a scale grows to 2^100 there.
 
     Args:
         state: Before the step.

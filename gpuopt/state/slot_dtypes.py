@@ -25,7 +25,7 @@ SLOT_DTYPE = "slot_dtype"
 
 def name_of_dtype(given: Any) -> Any:
     """Returns the name of a type, as `np.float32` or `np.dtype("float32")`; all else as it is."""
-    if isinstance(given, str):
+    if not isinstance(given, type | np.dtype):  # an array or a number has a type, and is none
         return given
     try:
         return np.dtype(given).name

@@ -214,16 +214,16 @@ class StepClips:
                 else:
                     clips = backend.clips if self.decision is None else _scalings(device)
                     sums.append(clips.sums(dense, sparse, len(self._most), flag))
-        if self.decision is not None:
-            if sums:
-                self._decide_about_all(sums, backends, limits, self.decision)
-            self._factors = {at: decided.factors for at, decided in self.decided.items()}
-        else:
-            for device, backend in backends.items() if sums else ():
-                brought = [to_device(each, device) for each in sums]
-                with backend.enter():
-                    self._factors[device] = backend.clips.factors(brought, limits)
         home = next((each for each in backends if each.kind == "gpu"), Device.cpu)
+        if sums and self.decision is not None:
+            self._decide_about_all(sums, backends, limits, self.decision)
+        elif sums:
+            brought = [to_device(each, home) for each in sums]
+            with backends[home].enter():
+                factors = backends[home].clips.factors(brought, limits)
+            self._factors = {device: to_device(factors, device) for device in backends}
+        if self.decision is not None:
+            self._factors = {at: decided.factors for at, decided in self.decided.items()}
         self._clips.measured = Measured(self._factors[home], home, is_double, self._shown)
 
     def _decide_about_all(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import numbers
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from types import CodeType, FunctionType
@@ -22,6 +23,7 @@ from gpuopt.variables.gate import writing
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.names import unique_name
 from gpuopt.variables.operators import reading, storage_of
+from gpuopt.variables.scalars import as_scalar
 from gpuopt.variables.variable import (
     FLOAT_DTYPES,
     Variable,
@@ -76,11 +78,17 @@ class ExponentialMovingAverage(MovingAverages):
             name: The last part of the shadow variables' names.
 
         Raises:
-            ValueError: `decay` is a number that is not from 0 to 1. TensorFlow takes it, and
-                computes what is no average.
+            TypeError: `decay` or `num_updates` is no scalar number, `zero_debias` is neither True
+                nor False, or `name` is no text.
+            ValueError: `decay` is not from 0 to 1, or `num_updates` is a number below 0, or not
+                finite. TensorFlow takes these, and computes what is no average.
         """
-        if isinstance(decay, int | float | np.number) and not 0 <= decay <= 1:
-            raise ValueError(f"decay must be from 0 to 1, got {decay!s}")
+        _check_decay(decay)
+        _check_num_updates(num_updates)
+        if not isinstance(zero_debias, bool):
+            raise TypeError(f"zero_debias must be True or False, got {zero_debias!r}")
+        if not isinstance(name, str):
+            raise TypeError(f"name must be a text, got {name!r}")
         self._decay = decay
         self._num_updates = num_updates
         self._zero_debias = zero_debias
@@ -267,7 +275,13 @@ class ExponentialMovingAverage(MovingAverages):
         return names
 
     def decay_now(self, counter: Variable | None = None) -> np.floating[Any]:
-        """Returns the weight of old averages; see `MovingAverages`."""
+        """Returns the weight of old averages; see `MovingAverages`.
+
+        Raises:
+            ValueError: `decay` is an array or a variable, and not from 0 to 1 any more.
+        """
+        if not _is_number(self._decay):
+            _check_decay(self._decay)
         decay = np.float32(self._decay)
         if self._num_updates is None:
             return decay
@@ -282,8 +296,10 @@ class ExponentialMovingAverage(MovingAverages):
         """Whether `decay_now` is known for any value of a counter; see `MovingAverages`."""
         if type(self).decay_now is not ExponentialMovingAverage.decay_now:
             return False
+        if not _is_number(self._decay):
+            return False
         number = self._num_updates
-        is_number = number is None or isinstance(number, numbers.Real)
+        is_number = number is None or _is_number(number)
         return is_number or (counter is not None and _is_same(number, counter))
 
     def _made(self) -> list[tuple[Identity, Variable]]:
@@ -423,6 +439,35 @@ def _make_again(
 
 def _tracked(var_list: Iterable[Any] | None) -> list[Any]:
     return trainable_variables() if var_list is None else checked_list(var_list, "var_list")
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it cannot change, as an array and a variable can."""
+    return isinstance(value, numbers.Real)
+
+
+def _check_decay(decay: Any) -> None:
+    """Raises TypeError or ValueError unless it is a number from 0 to 1, or an array of one."""
+    try:
+        number = as_scalar(decay, "decay")
+    except TypeError:
+        raise TypeError(f"decay must be a number from 0 to 1, got {decay!r}") from None
+    # All of its digits, and not those of float32 alone.
+    if not 0 <= (decay if _is_number(decay) else number) <= 1:
+        raise ValueError(f"decay must be from 0 to 1, got {decay!s}")
+
+
+def _check_num_updates(num_updates: Any) -> None:
+    """Raises TypeError or ValueError unless it counts updates: None for not at all."""
+    if num_updates is None:
+        return
+    array = storage_of(num_updates)
+    if not hasattr(array, "dtype"):
+        array = np.asarray(array)
+    if array.shape != () or array.dtype.kind not in "iuf":
+        raise TypeError(f"num_updates must be a scalar number, got {num_updates!r}")
+    if _is_number(num_updates) and not 0 <= num_updates < math.inf:
+        raise ValueError(f"num_updates must be from 0, and finite, got {num_updates!s}")
 
 
 def _is_same(value: Any, variable: Variable) -> bool:

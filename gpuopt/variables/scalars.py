@@ -18,7 +18,7 @@ def as_scalar(value: Any, name: str) -> np.floating[Any]:
     (`numpy.float64` is a Python float by inheritance, and yet is not rounded.)
 
     Raises:
-        TypeError: `value` is not a real number.
+        TypeError: `value` is not a real number; True and False are none.
         ValueError: it is an array of numbers.
     """
     if type(value) is float:
@@ -26,7 +26,7 @@ def as_scalar(value: Any, name: str) -> np.floating[Any]:
     if isinstance(value, Variable):
         value = value.numpy()
     array = to_device(value, Device.cpu)
-    if array.dtype.kind not in "biuf" and array.dtype not in FLOAT_DTYPES:
+    if array.dtype.kind not in "iuf" and array.dtype not in FLOAT_DTYPES:
         raise TypeError(f"{name} must be a number, or a function that returns one, got {value!r}")
     if array.shape != ():
         raise ValueError(f"{name} must be a scalar, got an array of shape {array.shape}")

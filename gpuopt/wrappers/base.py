@@ -126,7 +126,7 @@ def refuse_replicas(optimizer: Optimizer) -> None:
 
 def checked_number(name: str, value: Any) -> float:
     """Returns a number, or raises TypeError."""
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
         raise TypeError(f"{name} must be a number, got {value!r}")
     return float(value)
 

@@ -20,12 +20,9 @@ from gpuopt.device import device_of
 from gpuopt.distributed.tower import TowerOptimizer
 from gpuopt.distributed.wrapper import OptimizerWrapper, inner_optimizers
 from gpuopt.optimizer import Optimizer
-from gpuopt.optimizers.base.clipping import CLIPPING
-from gpuopt.optimizers.base.hyperparameters import Hyperparameters, WithAllDigits
 from gpuopt.optimizers.base.rule_optimizer import RuleOptimizer
 from gpuopt.quietly import quietly
 from gpuopt.rules.loss_scaling import ScaleRule, ScaleState, after_step
-from gpuopt.schedules.schedule import Schedule
 from gpuopt.state.state_dict import OptimizerState, load_state
 from gpuopt.step import additions
 from gpuopt.step.additions import Forget, nothing_to_forget
@@ -39,10 +36,12 @@ from gpuopt.step.updates import Updates
 from gpuopt.step.wide_gradients import this_thread as wide_gradients
 from gpuopt.variables.gate import between_writes
 from gpuopt.variables.indexed_slices import IndexedSlices
+from gpuopt.variables.scalars import as_scalar
 from gpuopt.variables.variable import Variable
 from gpuopt.wrappers.base import StepWrapper
 from gpuopt.wrappers.device_scaling import DeviceScale, DeviceScaling, StepAgain
-from gpuopt.wrappers.loss_scale_managers import LossScaleManager, RuleManager
+from gpuopt.wrappers.loss_scale_managers import LossScaleManager, RuleManager, checked_scale
+from gpuopt.wrappers.numbers_by_count import unknown_beside, unknown_hyperparameter
 
 _logger = logging.getLogger("gpuopt")
 
@@ -74,14 +73,19 @@ class LossScaleOptimizer(StepWrapper):
         optimizer = LossScaleOptimizer(AdamOptimizer(), manager)
         optimizer.minimize(loss, global_step)
 
-    The host decides whether a step is made. So it waits for gradients on GPUs, once in a step. But
-    if all are on GPUs, one of these decides, chooses the scale and picks the numbers that the step
-    is made by, and the host goes on, and waits where the scale, a count, a power of beta or the
-    global step is read. This is so right around an optimizer with an update rule and with a manager
-    of this package; for variables without constraints; where hyperparameters are numbers, or
-    schedules of the same `global_step` in host memory, but not those that clip; and with `averages`
-    if all are made, as by the first step that is not skipped, and their `num_updates` is a number
-    or this `global_step`.
+    Where all variables are on GPUs, one of these decides whether a step is made, chooses the scale
+    and picks the numbers that the step is made by. The host goes on, and waits where the scale, a
+    count, a power of beta or the global step is read. This is so right around an optimizer with an
+    update rule, with a manager of this package, and a `global_step` in host memory; and with
+    `averages` if all are made, as by the first step that is not skipped. Else the host decides,
+    and waits for gradients on GPUs, once in a step.
+
+    What follows from more than the count of steps would have it wait in each of them. So, where a
+    variable is on a GPU, these are refused by name, unless `host_may_wait=True` is given: a
+    hyperparameter that is a Python function, a variable, a schedule of a subclass or of another
+    variable than the step's `global_step`, or, if it clips, any schedule; a variable's constraint;
+    and `averages` whose `num_updates` is something else than a number or this `global_step`, or
+    whose decay a subclass computes.
 
     `minimize` divides while it updates, so that gradients are only read. `compute_gradients`
     divides and returns new arrays, and `apply_gradients` takes such. Both may be used by
@@ -101,6 +105,7 @@ class LossScaleOptimizer(StepWrapper):
         loss_scale_manager: LossScaleManager,
         *,
         accept_after: int | None = None,
+        host_may_wait: bool = False,
     ) -> None:
         """Wraps `opt`.
 
@@ -109,10 +114,13 @@ class LossScaleOptimizer(StepWrapper):
             loss_scale_manager: Chooses the scale.
             accept_after: After so many skipped steps in a row, a step is made with what is not
                 finite; None for never.
+            host_may_wait: Whether a step on GPUs may have what the host alone can compute, and not
+                before it has waited for them: a Python function as a hyperparameter, say. It
+                changes no number, and is in no saved state.
 
         Raises:
-            TypeError: `opt` is no optimizer, the manager is none, or `accept_after` is no whole
-                number.
+            TypeError: `opt` is no optimizer, the manager is none, `accept_after` is no whole
+                number, or `host_may_wait` is neither True nor False.
             ValueError: `accept_after` is negative, or 2**63 or more; `opt` gathers the gradients of
                 several workers or towers, which goes around this optimizer; it scales a loss
                 itself; or it decides about gradients that are not finite, by `on_nonfinite`.
@@ -124,10 +132,13 @@ class LossScaleOptimizer(StepWrapper):
             )
         if accept_after is not None:
             accept_after = _checked_count(accept_after)
+        if not isinstance(host_may_wait, bool):
+            raise TypeError(f"host_may_wait must be True or False, got {host_may_wait!r}")
         super().__init__(opt)
         self._refuse_inside()
         self.manager = loss_scale_manager
         self._accept_after = accept_after
+        self._host_may_wait = host_may_wait
         self._this_thread = _ThisThread()
         self._counts = {
             name: Variable(np.int64(0), name=f"loss_scale/{name}", trainable=False)
@@ -232,10 +243,14 @@ class LossScaleOptimizer(StepWrapper):
             name: See `Optimizer.apply_gradients`.
             skip_gradients_aggregation: Likewise.
             loss_scale: What the gradients are divided by while they are read: what their loss was
-                multiplied by. 1 if not given, as for those of `compute_gradients`.
+                multiplied by, a number from 1. 1 if not given, as for those of
+                `compute_gradients`.
 
         Raises:
+            TypeError: `loss_scale` is no number.
             RuntimeError: workers that meet after a number of steps are around this optimizer.
+            ValueError: `loss_scale` is less than 1, or not finite; or the host would wait for GPUs
+                in each step, without `host_may_wait`.
         """
         for outer in additions.this_thread.additions:
             if isinstance(outer, OptimizerWrapper) and outer.is_for_workers:
@@ -243,6 +258,8 @@ class LossScaleOptimizer(StepWrapper):
                     f"{type(outer).__name__} cannot be around LossScaleOptimizer: its workers meet "
                     "after a number of steps, and each of them would skip others"
                 )
+        if loss_scale is not None and not isinstance(loss_scale, DeviceScale):
+            loss_scale = _checked_loss_scale(loss_scale)
         context = replica_context()
         if context.strategy is not None and not skip_gradients_aggregation:
             if loss_scale is not None:
@@ -302,8 +319,13 @@ class LossScaleOptimizer(StepWrapper):
             for variable, value in taken.items():
                 variable.assign(value)
 
+    def _settings(self) -> dict[str, Any]:
+        own = {"accept_after": self._accept_after, "host_may_wait": self._host_may_wait}
+        return {**super()._settings(), "loss_scale_manager": self.manager, **own}
+
     def _made_with(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return (self._inner, self.manager), {"accept_after": self._accept_after}
+        own = {"accept_after": self._accept_after, "host_may_wait": self._host_may_wait}
+        return (self._inner, self.manager), own
 
     def _own_state(self) -> tuple[Any, dict[str, Any]]:
         counts = {name: variable.numpy() for name, variable in self._counts.items()}
@@ -343,13 +365,9 @@ class LossScaleOptimizer(StepWrapper):
             return None
         if counter is not None and not (isinstance(counter, Variable) and _is_in_memory(counter)):
             return None
-        every = (owner.hyperparameters, *owner.groups)
-        if not all(_follows(each, counter) for each in every):
+        if unknown_hyperparameter(owner, counter) is not None:
             return None
-        is_plain = type(owner)._sparse_scalars is RuleOptimizer._sparse_scalars
-        if not is_plain and not all(each.fixed for each in every):
-            return None
-        return [each.own for each in every]
+        return [each.own for each in (owner.hyperparameters, *owner.groups)]
 
     def _scaled_gradients(
         self, loss: Loss, var_list: Any, grad_loss: Any, scale: Any
@@ -395,8 +413,27 @@ class LossScaleOptimizer(StepWrapper):
             numbers = [*optimizer.state.scalars_of_steps(), *([] if counter is None else [counter])]
             if self._on_gpu.prepare(updates, key, numbers, loss_scale):
                 return updates, nothing_to_forget
+        if gpu_backends and not self._host_may_wait:
+            self._refuse_waits(optimizer, updates)
         updates.unscale(float(np.float32(1) / _number(loss_scale)))
         return updates, nothing_to_forget
+
+    def _refuse_waits(self, optimizer: Any, updates: Updates) -> None:
+        """Raises ValueError if the host has to know whether earlier steps on GPUs were made."""
+        gpus = {v.device for _, v in updates.pairs() if v.device.kind == "gpu"}
+        if not gpus:
+            return
+        counter, found = optimizer.this_thread.global_step, None
+        if isinstance(optimizer, RuleOptimizer):
+            found = unknown_hyperparameter(optimizer, counter)
+        found = found or unknown_beside(optimizer, updates, counter)
+        if found is not None:
+            raise ValueError(
+                f'"{self.get_name()}" of LossScaleOptimizer: {found.what}. The host would wait in '
+                f"each step until it knows whether {min(gpus, key=str)} skips the step. Give "
+                f"{found.instead}; or LossScaleOptimizer(..., host_may_wait=True), for one wait in "
+                "each step"
+            )
 
     def _makes_step(self, updates: Updates) -> bool:
         if updates.gpu_decides is not None:
@@ -424,6 +461,12 @@ class LossScaleOptimizer(StepWrapper):
         return makes_step
 
 
+def _checked_loss_scale(loss_scale: Any) -> np.float32:
+    if hasattr(loss_scale, "dtype") and not isinstance(loss_scale, np.generic):
+        loss_scale = as_scalar(loss_scale, "loss_scale")
+    return np.float32(checked_scale("loss_scale", loss_scale))
+
+
 def _number(loss_scale: Any) -> np.float32:
     """Returns what the loss was multiplied by; waits for a GPU that knows it alone."""
     if isinstance(loss_scale, DeviceScale):
@@ -434,22 +477,6 @@ def _number(loss_scale: Any) -> np.float32:
 def _is_in_memory(counter: Variable) -> bool:
     """Whether whoever reads a counter can be made to wait for a GPU, and writing it waits not."""
     return counter.memory.kind == "cpu" and not counter.is_raw_array
-
-
-def _follows(hyperparameters: Hyperparameters, counter: Variable | None) -> bool:
-    """Whether values follow from a counter alone, and those that clip do not change."""
-    if hyperparameters.fixed:
-        return True
-    functions = {
-        name: each.given if isinstance(each, WithAllDigits) else each
-        for name, each in hyperparameters.own.items()
-        if callable(each)
-    }
-    return all(
-        # Not one of a subclass, which may override what a Schedule computes.
-        type(each) is Schedule and each.global_step is counter and name not in CLIPPING
-        for name, each in functions.items()
-    ) and hyperparameters.are_numbers_beside(functions)
 
 
 def _unscaled(pairs: Iterable[tuple[Any, Any]], loss_scale: Any) -> list[tuple[Any, Any]]:

@@ -94,7 +94,7 @@ class FixedLossScaleManager(RuleManager):
             TypeError: it is no number.
             ValueError: it is below 1, or not finite.
         """
-        super().__init__(_checked_scale("loss_scale", loss_scale), ScaleRule())
+        super().__init__(checked_scale("loss_scale", loss_scale), ScaleRule())
 
 
 class ExponentialUpdateLossScaleManager(RuleManager):
@@ -131,7 +131,7 @@ class ExponentialUpdateLossScaleManager(RuleManager):
             _checked_count("decr_every_n_nan_or_inf", decr_every_n_nan_or_inf),
             _checked_ratio("decr_ratio", decr_ratio, 0, 1),
         )
-        super().__init__(_checked_scale("init_loss_scale", init_loss_scale), rule)
+        super().__init__(checked_scale("init_loss_scale", init_loss_scale), rule)
 
 
 class DynamicLossScale(RuleManager):
@@ -160,14 +160,20 @@ class DynamicLossScale(RuleManager):
         factor = _checked_ratio("multiplier", multiplier, 1, np.inf)
         period = _checked_count("increment_period", increment_period)
         rule = ScaleRule(period, factor, divisor=factor)
-        super().__init__(_checked_scale("initial_loss_scale", initial_loss_scale), rule)
+        super().__init__(checked_scale("initial_loss_scale", initial_loss_scale), rule)
 
     def __call__(self) -> np.float32:
         """Returns the scale; see `get_loss_scale`."""
         return self.get_loss_scale()
 
 
-def _checked_scale(name: str, value: Any) -> float:
+def checked_scale(name: str, value: Any) -> float:
+    """Returns a loss scale, rounded to float32.
+
+    Raises:
+        TypeError: it is no number.
+        ValueError: it is less than 1, or not finite.
+    """
     scale = quietly(np.float32, checked_number(name, value))
     if not 1 <= scale < np.inf:
         raise ValueError(f"{name} must be at least 1, and finite in float32, got {value!r}")
@@ -187,6 +193,8 @@ def _checked_count(name: str, value: Any) -> int:
         count = operator.index(value)
     except TypeError:
         raise TypeError(f"{name} must be a whole number, got {value!r}") from None
-    if isinstance(value, bool) or not 1 <= count < 2**63:
+    if isinstance(value, bool) or count < 1:
         raise ValueError(f"{name} must be at least 1, got {value!r}")
+    if count >= 2**63:
+        raise ValueError(f"{name} must be less than 2**63, got {value!r}")
     return count

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-import numpy as np
-
 from gpuopt.checkpoint import Saver
 from gpuopt.checkpoint.swapping_saver import SwappingSaver
 from gpuopt.device import Device
@@ -16,7 +14,6 @@ from gpuopt.step.additions import Forget, nothing_to_forget
 from gpuopt.step.row_checks import RowChecks
 from gpuopt.step.updates import Updates
 from gpuopt.training import ExponentialMovingAverage
-from gpuopt.variables.operators import storage_of
 from gpuopt.variables.variable import Variable
 from gpuopt.wrappers.base import StepWrapper, checked_number
 
@@ -64,8 +61,6 @@ class MovingAverageOptimizer(StepWrapper):
         checked_number("average_decay", average_decay)
         if not 0 <= average_decay <= 1:
             raise ValueError(f"average_decay must be from 0 to 1, got {average_decay!r}")
-        if num_updates is not None:
-            _check_num_updates(num_updates)
         self.averages = ExponentialMovingAverage(average_decay, num_updates=num_updates)
         self._sequential_update = sequential_update
         super().__init__(opt)
@@ -138,11 +133,3 @@ class MovingAverageOptimizer(StepWrapper):
         variables = [variable for _, variable in updates.pairs()]
         weight = 1 - self.averages.decay_now()
         self.averages.move(variables, variables, row_checks, weight)
-
-
-def _check_num_updates(num_updates: Any) -> None:
-    array = storage_of(num_updates)
-    if not hasattr(array, "dtype"):
-        array = np.asarray(array)
-    if array.shape != () or array.dtype.kind not in "iuf":
-        raise TypeError(f"num_updates must be a scalar number, got {num_updates!r}")

@@ -32,6 +32,11 @@ __device__ __forceinline__ Real nan_unless_finite(Real x) {
 constexpr double rows_are_refused = -1;
 constexpr double nothing_is_wrong = 0x1p53;
 
+// To where a scale grows: in host memory, as in TensorFlow, it does to the largest finite number.
+// The reciprocal of this, times a factor of clipping down to 2^-26, is no subnormal number, which
+// kernels would take for 0.
+constexpr float largest_grown_scale = 0x1p100f;
+
 // What decides about a step. Mirrors `LossDecision` in gpuopt/backends/cuda/structs.py, and
 // `ScaleRule` in gpuopt/rules/loss_scaling.py.
 struct LossDecision {
@@ -99,7 +104,7 @@ struct LossDecision {
         state.loss_scale * static_cast<float>(decr_ratio) / static_cast<float>(divisor);
     if (!is_finite) {
       state.loss_scale = shrunk < 1.0f ? 1.0f : shrunk;
-    } else if (isfinite(grown)) {
+    } else if (grown <= largest_grown_scale) {
       state.loss_scale = grown;
     }
     state.unscale = 1.0f / state.loss_scale;

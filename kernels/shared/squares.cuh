@@ -12,6 +12,11 @@ namespace gpuopt {
 constexpr int square_lanes = 256;
 constexpr int square_chunk = 16384;
 
+// A chunk of floats whose sum is more than a float holds is added up again, where a norm may be
+// divided by a loss scale: its elements are multiplied by this, and the sum is divided by the
+// square. The largest are squared to 2^96 then, and a chunk of them adds up to 2^110.
+constexpr double made_smaller = 0x1p-80;
+
 // Adds a square as two operations that both round: a fused one would round once, on GPUs alone.
 GPUOPT_INLINE void add_square(float& sum, float x) {
 #if defined(__CUDA_ARCH__)

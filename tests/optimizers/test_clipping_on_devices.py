@@ -20,7 +20,9 @@ from gpuopt.backends.clips import ClipForm, ClipLimits, DenseGradients, SparseGr
 from gpuopt.backends.cpu.clips import CpuClips
 from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cuda.backend import CudaBackend
+from gpuopt.backends.loss_scaling import Decision
 from gpuopt.device import Device
+from gpuopt.rules.loss_scaling import ScaleRule, ScaleState
 
 SHAPES = [(3, 4), (), (0,), (70, 50), (5,), (131, 257)]
 OPTIMIZERS: dict[str, Callable[..., Any]] = {
@@ -244,6 +246,24 @@ def test_sums_have_the_same_bits_in_every_order_at_any_address_and_on_the_host(d
         tolerance = 66 * np.finfo(compute_type(np.dtype(dtype))).eps
         np.testing.assert_allclose(got[1], host[1], rtol=tolerance)
     assert len(found) == 1
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("dtype", DTYPES[1:3], ids=str)
+def test_squares_that_floats_cannot_hold_have_the_hosts_bits(dtype: Any) -> None:
+    rng = np.random.default_rng(7)
+    large = rng.normal(size=16384 + 77) * 2.0 ** np.repeat([100, 40], [16384, 77])
+    dense = [DenseGradients([large.astype(dtype)], [0], [0])]
+    limits = ClipLimits([np.float32(2)], ClipForm.TENSORFLOW, False, 2.0**-90)
+    host = CpuClips(CpuLimits()).measure(dense, [], limits)
+    backend = CudaBackend(Device("gpu", 0), EmulatorLauncher())
+    scaling = backend.loss_scalings.new(ScaleState(2.0**90))
+    decision = Decision(ScaleRule(), None, scaling, host_count=0, step=1)
+    decided = backend.loss_scalings.decide(dense, [], limits, decision)
+    for factors in (backend.clips.measure(dense, [], limits), decided.factors):
+        assert np.isfinite(factors).all()
+        np.testing.assert_array_equal(factors, host)
+    assert decided.after.num_made[0] == 1
 
 
 @pytest.mark.emulator

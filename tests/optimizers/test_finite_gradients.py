@@ -104,10 +104,10 @@ def test_gradients_in_host_memory_are_read_once(
     num_read = 0
     sum_of_squares = clips.sum_of_squares
 
-    def count(arrays: Any, limits: CpuLimits) -> np.float64:
+    def count(arrays: Any, limits: CpuLimits, is_wide: bool) -> np.float64:
         nonlocal num_read
         num_read += sum(array.size for array in arrays)
-        return sum_of_squares(arrays, limits)
+        return sum_of_squares(arrays, limits, is_wide)
 
     monkeypatch.setattr(clips, "sum_of_squares", count)
     # Of the table, three different rows.

@@ -19,6 +19,9 @@ from gpuopt.backends.backend import compute_type
 from gpuopt.backends.cpu.backend import CpuBackend
 from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.device import Device
+from gpuopt.rules.rounded import BFLOAT16, key_of_step, round_at_random
+from gpuopt.rules.slot_codes import encoded, scales_shape
+from gpuopt.state.coded_slots import CodedSlot
 
 # All of these are exact in binary, so that no digits are lost before a step begins.
 RATE, GROUP_RATE, MOST_NORM, MOST_VALUE, DECAY, AVERAGE_DECAY, SCALE = (
@@ -30,6 +33,7 @@ RATE, GROUP_RATE, MOST_NORM, MOST_VALUE, DECAY, AVERAGE_DECAY, SCALE = (
     0.75,
     8.0,
 )
+ROUNDING_SEED = 7
 # What each stage is asked for by.
 STAGES: dict[str, dict[str, Any]] = {
     "clip_norm": {"clip_norm": MOST_NORM},
@@ -46,7 +50,8 @@ STAGES: dict[str, dict[str, Any]] = {
     "growing_scale": {},
     "masters": {"masters": "float32"},
     "remainders": {"masters": "remainder"},
-    "rounding": {"stochastic_rounding": 7},
+    "rounding": {"stochastic_rounding": ROUNDING_SEED},
+    "slot_dtype": {"slot_dtype": "bfloat16"},
 }
 REFUSED = {
     ("clip_norm", "clip_value"): "cannot both clip",
@@ -64,6 +69,8 @@ REFUSED = {
     ("catch_up", "rounding"): "cannot be had with stochastic_rounding",
     ("masters", "rounding"): "stochastic_rounding=7 cannot be had with masters='float32'",
     ("remainders", "rounding"): "stochastic_rounding=7 cannot be had with masters='remainder'",
+    ("slot_bits", "slot_dtype"): "slot_dtype='bfloat16' cannot be had with slot_bits=8",
+    ("catch_up", "slot_dtype"): "cannot be had with slot_dtype",
 }
 # Values of one argument.
 SAME = [("masters", "remainders")]
@@ -74,6 +81,7 @@ TYPES: dict[str, Sequence[Any]] = {
     "masters": [np.float16, ml_dtypes.bfloat16],
     "remainders": [ml_dtypes.bfloat16],
     "rounding": [ml_dtypes.bfloat16],
+    "slot_dtype": [np.float16, ml_dtypes.bfloat16, np.float32],
 }
 # Of these, what is compiled for other types than float32 is looked at, too.
 COMPILED = [
@@ -86,6 +94,10 @@ COMPILED_OF_16_BITS = [
     ("clip_norm", "masters"),
     ("decay", "remainders"),
     ("clip_value", "rounding"),
+    ("clip_norm", "slot_dtype"),
+    ("masters", "slot_dtype"),
+    ("remainders", "slot_dtype"),
+    ("rounding", "slot_dtype"),
 ]
 # Those of the first ones have launches of their own on GPUs.
 ON_GPUS = [
@@ -98,6 +110,8 @@ ON_GPUS = [
     ("cautious", "slot_bits"),
     ("groups", "slot_bits"),
     ("averages", "slot_bits"),
+    ("decay", "slot_dtype"),
+    ("averages", "slot_dtype"),
 ]
 MIXED_ON_GPUS = [
     *COMPILED_OF_16_BITS,
@@ -117,6 +131,12 @@ MIXED_ON_GPUS = [
     ("cautious", "rounding"),
     ("on_nonfinite", "remainders"),
     ("on_nonfinite", "rounding"),
+    ("clip_value", "slot_dtype"),
+    ("cautious", "slot_dtype"),
+    ("groups", "slot_dtype"),
+    ("on_nonfinite", "slot_dtype"),
+    ("accumulation", "slot_dtype"),
+    ("growing_scale", "slot_dtype"),
 ]
 KINDS = ["dense", "sparse", "mixed"]
 SHAPES = [(3, 4), (70, 5), ()]
@@ -301,11 +321,66 @@ def check(stages: Sequence[str], kind: str, dtype: Any, xp: Any = np) -> None:
                 followed[name] = follows.numpy().astype(real)
                 error = np.abs(followed[name] - moved.astype(dtype).astype(real)).max()
                 assert error <= 4 * eps * largest, (name, number, error / (eps * largest))
-            for slot_name in theirs.plain[name].get_slot_names():
-                slot = inner.get_slot(variable, slot_name)
-                other = theirs.plain[name].get_slot(theirs.zeros[name], slot_name)
-                # From here on, both have the same, also where it is stored in fewer bits.
-                other.assign(slot.numpy().astype(real))
+            at_random = "rounding" in stages and (
+                variable.dtype == BFLOAT16 or "slot_dtype" in stages
+            )
+            key = key_of_step(ROUNDING_SEED, number) if at_random else None
+            _check_slots(
+                inner, variable, theirs.plain[name], theirs.zeros[name], expected[name], key
+            )
+
+
+def _check_slots(
+    inner: Any, variable: Variable, plain: Any, zero: Variable, expected: Any, key: Any
+) -> None:
+    """Compares slots with those of the plain optimizer, which gets ours.
+
+    Those in fewer bits have the code that numpy gives, or, in a few places, the next one: what is
+    computed in another order is another number by some of its last digits, and lies on the other
+    side of what is between two codes at times.
+    """
+    names = plain.get_slot_names()
+    slots = [inner.get_slot(variable, name) for name in names]
+    others = [plain.get_slot(zero, name) for name in names]
+    if inner.slot_dtype is not None:
+        assert {slot.dtype for slot in slots} == {BFLOAT16}
+    values = [other.numpy() for other in others]
+    rounded = [value.astype(slot.dtype) for value, slot in zip(values, slots, strict=True)]
+    if key is not None:
+        every = [np.ravel(each) for each in (expected, *values)]
+        new = round_at_random(every, np.arange(zero.size, dtype=np.uint64), key)
+        rounded = [each.reshape(zero.shape) for each in new[1:]]
+    for name, slot, other, value, code in zip(names, slots, others, values, rounded, strict=True):
+        got = slot.numpy()
+        if isinstance(slot, CodedSlot):
+            mine, theirs = _codes_of(slot), _codes_of(slot, value)
+            distance = np.abs(mine - theirs)
+        elif got.dtype.itemsize == 2:
+            distance = np.abs(_ordered(got) - _ordered(code))
+        else:
+            most = 4 * np.finfo(got.dtype).eps * np.abs(value).max()
+            assert np.abs(got - code).max() <= most, (variable.name, name)
+            distance = np.zeros(1)
+        assert distance.max() <= 1, (variable.name, name, distance.max())
+        assert distance.sum() <= 2 + 0.01 * distance.size, (variable.name, name, distance.sum())
+        # From here on, both have the same.
+        other.assign(got.astype(value.dtype))
+
+
+def _ordered(numbers: Any) -> Any:
+    """Numbers finite numbers of 16 bits in their order."""
+    bits = np.asarray(numbers).view(np.int16).astype(np.int32)
+    return np.where(bits < 0, -(bits & 0x7FFF), bits)
+
+
+def _codes_of(slot: CodedSlot, values: Any = None) -> Any:
+    """Returns a slot's codes, or those that values get; they are in the order of what they mean."""
+    codes, scales = slot.codes.numpy(), slot.scales.numpy()
+    if values is not None:
+        by_rows = scales.shape != scales_shape(codes.shape, by_rows=False)
+        codes, expected = encoded(np.float32(values), slot.coding, by_rows=by_rows)
+        np.testing.assert_allclose(scales, expected, rtol=4 * np.finfo(np.float32).eps)
+    return codes.astype(np.int32)
 
 
 def _gradients(rng: Any, variables: Mapping[str, Variable], seed: int) -> dict[str, Any]:

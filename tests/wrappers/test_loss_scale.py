@@ -14,6 +14,8 @@ from naive_loss_scale import HostRule
 
 import gpuopt
 from gpuopt import IndexedSlices, LossScaleOptimizer, Variable
+from gpuopt.backends import to_device
+from gpuopt.device import Device
 from gpuopt.step.replica_context import replica_context
 
 MANAGERS: dict[str, Callable[[], gpuopt.LossScaleManager]] = {
@@ -166,6 +168,25 @@ def test_finite_gradients_whose_squares_are_infinite_make_a_step() -> None:
     optimizer.apply_gradients([(np.float32([3e38, 1]), w)])
     assert optimizer.num_skipped == 0
     np.testing.assert_allclose(w.numpy(), np.float32([1 - 3e8, 2]))
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("gpu:0", marks=pytest.mark.gpu)])
+def test_gradients_are_clipped_to_a_norm_at_any_scale(device: str) -> None:
+    rng = np.random.default_rng(11)
+    gradient = rng.normal(size=20000).astype(np.float32)
+    norms, moved = [], []
+    for scale in map(np.float32, (1, 2.0**66, 2.0**110)):
+        w = Variable(np.ones_like(gradient), name="w", device=device)
+        clipping = gpuopt.GradientDescentOptimizer(1.0, clip_norm=2.0)
+        optimizer = make("fixed", clipping)
+        given = to_device(gradient * scale, Device.parse(device))
+        optimizer.apply_gradients([(given, w)], loss_scale=scale)
+        assert optimizer.num_skipped == 0
+        norms.append(float(clipping.global_norm))
+        moved.append(w.numpy())
+    np.testing.assert_allclose(norms, np.linalg.norm(gradient), rtol=1e-6)
+    assert len(set(norms)) == 1
+    np.testing.assert_array_equal(moved[1:], moved[:1] * 2)
 
 
 def test_finite_rows_that_add_up_to_infinity_are_left_out() -> None:

@@ -200,7 +200,9 @@ def test_the_host_waits_for_no_step_that_a_gpu_can_decide_about(
     if "clip_norm" in options and options["clip_norm"] is None:
         options = {**options, "clip_norm": decays(step)}
     optimizer = LossScaleOptimizer(
-        gpuopt.LazyAdamOptimizer(**options), gpuopt.DynamicLossScale(8.0, 3)
+        gpuopt.LazyAdamOptimizer(**options),
+        gpuopt.DynamicLossScale(8.0, 3),
+        host_may_wait=not gpu_decides,
     )
     # With a backend that has seen no other stream, as other tests' has.
     with driver.schedule("oldest"), backends.using(gpu, cuda_backend(gpu)):
@@ -290,6 +292,21 @@ def test_a_step_is_accepted_after_some_that_were_skipped(
     optimizer.apply_gradients([(gradients(xp, True)[0], w)], step)
     assert np.isnan(w.numpy()).all()
     assert (int(step), optimizer.num_skipped) == (1, accept_after)
+
+
+def test_a_scale_that_grows_on_and_on_makes_no_step_0() -> None:
+    w = Variable(np.ones(3, np.float32), name="w", device="gpu:0")
+    manager = gpuopt.DynamicLossScale(2.0**96, 1)
+    optimizer = LossScaleOptimizer(gpuopt.GradientDescentOptimizer(0.25, clip_norm=0.5), manager)
+    gradient = np.float32([2, 4, 4]) * np.float32(1e-7)
+    expected = np.ones(3, np.float32)
+    for _ in range(33):
+        scale = manager.get_loss_scale()
+        given = backends.to_device(gradient * scale, w.device)
+        optimizer.apply_gradients([(given, w)], loss_scale=scale)
+        expected -= np.float32(0.25) * gradient
+    assert (optimizer.num_skipped, manager.get_loss_scale()) == (0, 2.0**100)
+    np.testing.assert_array_equal(w.numpy(), expected)
 
 
 def test_a_refused_row_is_no_skipped_step(every_schedule: str) -> None:

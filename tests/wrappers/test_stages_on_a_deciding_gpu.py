@@ -245,7 +245,9 @@ def test_averages_that_go_by_something_else_are_right(bound: str) -> None:
     number = {"number": 3, "array": np.array(3.0), "another variable": other}
     averages = Own(0.9) if "own" in bound else ExponentialMovingAverage(0.9, number[bound])
     optimizer = LossScaleOptimizer(
-        gpuopt.GradientDescentOptimizer(1.0, averages=averages), gpuopt.FixedLossScaleManager(2.0)
+        gpuopt.GradientDescentOptimizer(1.0, averages=averages),
+        gpuopt.FixedLossScaleManager(2.0),
+        host_may_wait=True,
     )
     values, expected = [], 0.0
     for count, bad in enumerate((False, False, True, False, False)):
@@ -291,7 +293,7 @@ def test_a_schedule_of_a_subclass_may_be_a_function_of_anything() -> None:
     own = Own(**{name: getattr(found, name) for name in found.__dataclass_fields__})
     w = Variable(np.zeros(3, np.float32), name="w", device="gpu:0")
     optimizer = LossScaleOptimizer(
-        gpuopt.GradientDescentOptimizer(own), gpuopt.FixedLossScaleManager(2.0)
+        gpuopt.GradientDescentOptimizer(own), gpuopt.FixedLossScaleManager(2.0), host_may_wait=True
     )
     for bad in (False, True, False):
         optimizer.apply_gradients([(xp.full(3, np.nan if bad else 1, np.float32), w)], step)

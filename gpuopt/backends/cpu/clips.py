@@ -41,10 +41,10 @@ class CpuClips:
         for gradients in dense:
             for norm, positions in gradients.positions().items():
                 mine = [gradients.arrays[position] for position in positions]
-                sums[norm] += sum_of_squares(mine, self._limits)
+                sums[norm] += sum_of_squares(mine, self._limits, is_wide=True)
         for each in sparse:
             summed, _ = sum_duplicate_rows(each.values, each.rows)
-            sums[each.norm] += sum_of_squares([summed], self._limits)
+            sums[each.norm] += sum_of_squares([summed], self._limits, is_wide=True)
         return sums
 
     def measure(

@@ -21,6 +21,7 @@ Array = np.ndarray[Any, Any]
 # Those of the kernels: see kernels/shared/squares.cuh, which declares the same numbers.
 LANES = 256
 CHUNK = 16384
+MADE_SMALLER = 2.0**-80
 _PACK_BYTES = 16
 # Elements that numpy goes through at a time: their squares stay in the cache.
 _AT_ONCE = 16 * CHUNK
@@ -37,7 +38,7 @@ extern "C" void sum_chunks(
 """
 
 
-def sum_of_squares(arrays: Sequence[Array], limits: CpuLimits) -> np.float64:
+def sum_of_squares(arrays: Sequence[Array], limits: CpuLimits, is_wide: bool = False) -> np.float64:
     """Returns the sum of the squares of all elements.
 
     An array's elements are divided into chunks, and a chunk's among 256 lanes, a pack of 16 bytes
@@ -48,11 +49,12 @@ def sum_of_squares(arrays: Sequence[Array], limits: CpuLimits) -> np.float64:
     Args:
         arrays: Of one dtype; they are squared and added up in its compute type.
         limits: See `CpuLimits`.
+        is_wide: Whether the sum may be more than float32 holds; else it is infinite then.
     """
-    return quietly(_sum_of_squares, arrays, limits)
+    return quietly(_sum_of_squares, arrays, limits, is_wide)
 
 
-def _sum_of_squares(arrays: Sequence[Array], limits: CpuLimits) -> np.float64:
+def _sum_of_squares(arrays: Sequence[Array], limits: CpuLimits, is_wide: bool) -> np.float64:
     flat = [np.ascontiguousarray(array).reshape(-1) for array in arrays if array.size]
     if not flat:
         return np.float64(0)
@@ -64,16 +66,24 @@ def _sum_of_squares(arrays: Sequence[Array], limits: CpuLimits) -> np.float64:
         sums = _sum_by_numpy(flat, real)
     else:
         sums = _sum_compiled(library, flat, limits.threads_for(size))
+    if is_wide and real == np.float32 and np.isinf(sums).any():
+        chunks, beyond = _chunks(flat), np.flatnonzero(np.isinf(sums))
+        large = [chunks[number] for number in beyond]
+        sums[beyond] = _sum_by_numpy(large, real, real.type(MADE_SMALLER)) / MADE_SMALLER**2
     rows = np.zeros((-(-sums.size // LANES), LANES))
     rows.reshape(-1)[: sums.size] = sums
     return np.float64(_halved(_added(rows[np.newaxis]))[0])
 
 
-def _sum_by_numpy(flat: Sequence[Array], real: np.dtype[Any]) -> Array:
-    """Returns the sum of the squares of each chunk."""
+def _chunks(flat: Sequence[Array]) -> list[Array]:
+    return [array[i : i + CHUNK] for array in flat for i in range(0, array.size, CHUNK)]
+
+
+def _sum_by_numpy(flat: Sequence[Array], real: np.dtype[Any], by: Any = 1) -> Array:
+    """Returns the sum of the squares of each chunk, of elements multiplied by `by`."""
     pack = _PACK_BYTES // flat[0].itemsize
     row = LANES * pack
-    chunks = [array[i : i + CHUNK] for array in flat for i in range(0, array.size, CHUNK)]
+    chunks = _chunks(flat)
     sums = np.empty(len(chunks))
     # Chunks that have as many rows go together. A square of 0 changes no sum.
     by_height: dict[int, list[int]] = {}
@@ -86,6 +96,8 @@ def _sum_by_numpy(flat: Sequence[Array], real: np.dtype[Any]) -> Array:
             values = np.zeros((len(some), height * row), real)
             for target, number in zip(values, some, strict=True):
                 target[: chunks[number].size] = chunks[number]
+            if by != 1:
+                values *= by
             values *= values
             lanes = _added(values.reshape(len(some), height, row)).reshape(-1, LANES, pack)
             while lanes.shape[2] > 1:

@@ -18,6 +18,8 @@ class CautiousOption(StepCountingOptimizer):
     def __init__(
         self, cautious: bool, common: Common, /, **hyperparameters: Hyperparameter
     ) -> None:
+        if not isinstance(cautious, bool):
+            raise TypeError(f"cautious must be True or False, got {cautious!r}")
         super().__init__(common, **hyperparameters)
         if cautious:
             self.rule = cautious_rule(self.rule)

@@ -30,7 +30,9 @@ class Hyperparameters(Mapping[str, Hyperparameter]):
     Attributes:
         own: Those that are not the optimizer's, as they were given.
         fixed: Their values, if none can change until one is set; else empty.
+        changing: Those of `own` that are no numbers, and may have another value in each step.
         changed: Those that were set, as they were given.
+        whose: What errors put before a name.
     """
 
     def __init__(
@@ -49,10 +51,10 @@ class Hyperparameters(Mapping[str, Hyperparameter]):
                 hold the optimizer, which holds this.
             settable: The names of those that can be set.
             base: The optimizer's, if these are a group's.
-            whose: What errors of a step put before a name.
+            whose: See the attribute.
         """
         self._check = check
-        self._whose = whose
+        self.whose = whose
         self._settable = settable
         self._base = base
         self.changed: Mapping[str, Hyperparameter] = {}
@@ -84,10 +86,6 @@ class Hyperparameters(Mapping[str, Hyperparameter]):
     def __repr__(self) -> str:
         return repr(dict(self))
 
-    def are_numbers_beside(self, others: Collection[str]) -> bool:
-        """Whether all of its own but these are numbers, which change when they are set alone."""
-        return self.own.keys() - others <= self._numbers.keys()
-
     def evaluate(self) -> Mapping[str, np.floating[Any]]:
         """Returns the values that its own have in this step: functions are called."""
         if self.fixed:
@@ -96,7 +94,7 @@ class Hyperparameters(Mapping[str, Hyperparameter]):
         return {
             name: numbers[name]
             if name in numbers
-            else as_scalar(value() if callable(value) else value, f"{self._whose}{name}")
+            else as_scalar(value() if callable(value) else value, f"{self.whose}{name}")
             for name, value in self.own.items()
         }
 
@@ -114,6 +112,7 @@ class Hyperparameters(Mapping[str, Hyperparameter]):
         self.fixed: Mapping[str, np.floating[Any]] = {}
         self._numbers: Mapping[str, np.floating[Any]] = {}
         self.own = own
+        self.changing = {name: each for name, each in own.items() if name not in numbers}
         self._numbers = numbers
         if len(numbers) == len(own):
             self.fixed = numbers

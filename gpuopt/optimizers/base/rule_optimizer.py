@@ -474,7 +474,12 @@ class RuleOptimizer(Optimizer):
     def _sparse_scalars(
         self, scalars: Mapping[str, np.floating[Any]]
     ) -> Mapping[str, np.floating[Any]]:
-        """Returns the scalars of sparse updates, given `_scalars`: by default the same."""
+        """Returns the scalars of sparse updates: by default the same.
+
+        Args:
+            scalars: Those of `_scalars`, in this step or in one of another count of steps: what is
+                returned follows from these alone.
+        """
         return scalars
 
     def _hyper(self, name: str) -> np.floating[Any]:

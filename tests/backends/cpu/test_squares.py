@@ -58,3 +58,20 @@ def test_squares_that_are_more_than_a_type_holds_are_infinite() -> None:
         assert sum_of_squares([np.float32([1e30])], limits) == np.inf
         assert np.isnan(sum_of_squares([np.float32([np.nan, 1])], limits))
         np.testing.assert_allclose(sum_of_squares([np.float64([1e30])], limits), 1e60, rtol=1e-15)
+
+
+@pytest.mark.cxx
+@pytest.mark.parametrize("dtype", DTYPES[1:3], ids=str)
+def test_wide_sums_are_those_of_smaller_numbers(dtype: Any) -> None:
+    rng = np.random.default_rng(9)
+    array = rng.normal(size=2 * CHUNK + 5).astype(dtype)
+    array[2 * CHUNK :] *= dtype.type(2.0**-60)  # a chunk whose sum a float holds
+    large = array * dtype.type(2.0**90)
+    for limits in (NUMPY, COMPILED):
+        chunks = [sum_of_squares([each], limits, is_wide=True) for each in (large, large[CHUNK:])]
+        exact = [sum_of_squares([each], limits) for each in (array, array[CHUNK:])]
+        assert chunks == [each * 2.0**180 for each in exact]
+        assert sum_of_squares([large], limits) == np.inf
+    for bad in (np.inf, np.nan):
+        large[3] = bad
+        np.testing.assert_equal(sum_of_squares([large], NUMPY, is_wide=True), np.float64(bad))

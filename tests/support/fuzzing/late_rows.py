@@ -89,7 +89,7 @@ class Trainer:
         options["name"] = self.name
         self.real = getattr(gpuopt, f"{self.kind}Optimizer")(self.rate, **options)
         manager = gpuopt.FixedLossScaleManager(8)
-        self.scaled = gpuopt.LossScaleOptimizer(self.real, manager)
+        self.scaled = gpuopt.LossScaleOptimizer(self.real, manager, host_may_wait=True)
 
     def step(self, gradients: dict[str, Any], tables: list[Table], *, scaled: bool) -> None:
         """Makes a step, which is left out if a gradient is not finite."""
