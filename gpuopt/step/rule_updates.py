@@ -520,9 +520,11 @@ class RuleUpdates:
         assert self._clips is not None, "unscale or measure_all comes first"
         self._units = _units(self._parts)
         quietly(self._measure, self._units)
-        if self._clips.is_all_finite():
+        unusable = self._clips.find_unusable()
+        if unusable is None:
             return None
-        return describe_first(self.pairs()) or describe_first_sum(self.sparse_pairs())
+        found = describe_first(self.pairs()) or describe_first_sum(self.sparse_pairs())
+        return found or unusable or None
 
     def _measure(self, units: Sequence[_Unit]) -> None:
         """Computes the norms of the gradients of what is to be written."""

@@ -14,6 +14,7 @@ from gpuopt.backends.loss_scaling import Decision, LastBad, LossScalings
 from gpuopt.device import Device
 from gpuopt.locks import Lock
 from gpuopt.rules.loss_scaling import ScaleRule, ScaleState
+from gpuopt.step.clips import NORM_IS_NOT_FINITE
 from gpuopt.step.rule_updates import RuleUpdates
 from gpuopt.step.step_numbers import StepNumbers
 from gpuopt.variables.gate import undoing
@@ -329,6 +330,9 @@ class DeviceScaling:
     def _note_nonfinite(self, chain: _Chain, last: LastBad) -> None:
         """Takes the name of a gradient that was not finite, unless that has been done."""
         number = last.gradient
+        if number < 0:
+            self.last_nonfinite = NORM_IS_NOT_FINITE
+            return
         for names, is_sparse in chain.names.get(last.step, ()):
             if number < len(names):
                 found = f'gradient for "{names[number]}" is not finite'

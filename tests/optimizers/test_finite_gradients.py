@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -223,3 +224,32 @@ def test_a_function_that_gives_the_largest_norm_is_called_in_the_step(xp: Any) -
         expected.step()
     assert len(calls) == 2
     assert training.state() == expected.state()
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("gpu:0", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(
+    "own", [{"clip_norm": 5.0}, {"groups": [ParameterGroup("w", clip_norm=5)]}]
+)
+def test_a_norm_that_would_make_finite_gradients_nan_is_refused_by_name(
+    own: dict[str, Any], device: str
+) -> None:
+    large, small = np.float32([3e20, 4e20]), np.float32([3, 4])
+    for form, moved in (("tensorflow", np.nan), ("torch", 0), ("apex", 0)):
+        for policy in ("propagate", "skip", "raise"):
+            w = Variable(np.ones(2, np.float32), name="w", device=device)
+            optimizer = gpuopt.GradientDescentOptimizer(
+                1.0, clip_form=form, on_nonfinite=policy, **own
+            )
+            step = functools.partial(optimizer.apply_gradients, [(to_device(large, w.device), w)])
+            if policy == "raise" and form == "tensorflow":
+                with pytest.raises(FloatingPointError, match="the norm that gradients are to be"):
+                    step()
+            else:
+                step()
+            is_refused = form == "tensorflow" and policy != "propagate"
+            np.testing.assert_array_equal(
+                w.numpy(), np.float32([1, 1]) - (0 if is_refused else moved)
+            )
+            w.assign(np.ones(2, np.float32))
+            optimizer.apply_gradients([(to_device(small, w.device), w)])
+            np.testing.assert_allclose(w.numpy(), [-2, -3], rtol=1e-6)
