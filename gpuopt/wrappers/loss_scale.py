@@ -6,7 +6,7 @@ import logging
 import operator
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -29,7 +29,6 @@ from gpuopt.step.additions import Forget, nothing_to_forget
 from gpuopt.step.loss import GATE_NONE, GATE_OP, checked_gate, refuse_independent_loss
 from gpuopt.step.pairs import Gradient, as_list, as_pairs
 from gpuopt.step.replica_context import replica_context
-from gpuopt.step.row_checks import RowChecks
 from gpuopt.step.rule_updates import RuleUpdates
 from gpuopt.step.unscaled import unscaled
 from gpuopt.step.updates import Updates
@@ -278,6 +277,9 @@ class LossScaleOptimizer(StepWrapper):
         this_thread = self._this_thread
         before = vars(this_thread).copy()
         pairs = as_list(grads_and_vars)
+        step = partial(
+            super().apply_gradients, pairs, global_step, name, skip_gradients_aggregation
+        )
         takes_wide = wide_gradients.takes_wide
         try:
             this_thread.loss_scale = np.float32(1) if loss_scale is None else loss_scale
@@ -285,8 +287,11 @@ class LossScaleOptimizer(StepWrapper):
                 # The step takes it when it begins, and may have to begin again.
                 wide_gradients.takes_wide = self.owner_of_state
                 this_thread.key = key = self._key_on_gpu(global_step)
-                with suppress(StepAgain), nullcontext() if key is None else self._on_gpu.ahead():
-                    super().apply_gradients(pairs, global_step, name, skip_gradients_aggregation)
+                with suppress(StepAgain):
+                    if key is None:
+                        step()
+                    else:
+                        self._on_gpu.call_ahead(step)
                     return
         finally:
             wide_gradients.takes_wide = takes_wide
@@ -330,7 +335,7 @@ class LossScaleOptimizer(StepWrapper):
 
     def _settings(self) -> dict[str, Any]:
         own = {"accept_after": self._accept_after, "host_may_wait": self._host_may_wait}
-        return {**super()._settings(), "loss_scale_manager": self.manager, **own}
+        return {**super()._settings(), **own}
 
     def _made_with(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         own = {"accept_after": self._accept_after, "host_may_wait": self._host_may_wait}
@@ -460,10 +465,6 @@ class LossScaleOptimizer(StepWrapper):
             self._on_gpu.last_nonfinite = found
         self.manager.update_loss_scale(found is None)
         return self._count(found is None)
-
-    def _after_update(self, updates: Updates, row_checks: RowChecks) -> None:
-        if isinstance(updates, RuleUpdates) and updates.gpu_decides is not None:
-            self._on_gpu.note_step(updates)
 
     def _count(self, is_finite: bool) -> bool:
         """Counts a step; returns whether it is made."""

@@ -58,6 +58,12 @@ class RuleManager(LossScaleManager):
             name: Variable(value, name=name, trainable=False) for name, value in start.items()
         }
 
+    def __repr__(self) -> str:
+        """Shows the scale as it is now, and the rule; waits for a GPU that decides about steps."""
+        rule = {n: v for n, v in self.rule._asdict().items() if v != ScaleRule._field_defaults[n]}
+        shown = {"loss_scale": self.get_loss_scale(), **rule}
+        return f"<{type(self).__name__} {' '.join(f'{n}={v:g}' for n, v in shown.items())}>"
+
     def __copy__(self) -> Self:
         """Returns a manager with variables of its own."""
         return copy.deepcopy(self)
