@@ -30,7 +30,7 @@ RUN --mount=type=cache,target=/root/.cache/pip \
     python3 -m venv /opt/build \
  && pip install "pip>=25.1" "hatchling>=1.27"
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY gpuopt gpuopt
 COPY kernels kernels
 RUN pip wheel --no-cache-dir --no-deps --no-index --no-build-isolation --check-build-dependencies \

@@ -83,7 +83,7 @@ GROUPS = {
     "test-ranks": ["test", "gpu"],
     "test-peers": [],
     "test-thinc": [],
-    "test-package": ["test"],
+    "test-package": ["test", "types"],
     "test-kernels": ["test", "kernels"],
     "test-kernels-full": ["test", "kernels"],
     "lint": ["lint", "test"],
@@ -372,7 +372,7 @@ def test_package(arguments: Sequence[str]) -> int:
     """Builds the package, and tests it where it is installed and there is no checkout.
 
     With the newest versions of what it needs on each Python that is here, and on the oldest Python
-    also with the oldest versions.
+    also with the oldest versions. basedpyright checks a user's program beside each.
 
     Args:
         arguments: For pytest, beside the tests; those that name tests take their place.
@@ -393,6 +393,10 @@ def test_package(arguments: Sequence[str]) -> int:
             command = [str(python), "-m", "pytest", "-p", "no:cacheprovider", *tests, *arguments]
             if subprocess.run(command, cwd=unpacked, env=environment).returncode:
                 failed.append(name)
+            # What mypy takes for public in a checkout may be private in what is installed.
+            command = [str(PYTHON.parent / "basedpyright"), "--pythonpath", str(python)]
+            if subprocess.run(command, cwd=unpacked, env=environment).returncode:
+                failed.append(f"types with {name}")
     if OLDEST_PYTHON not in pythons:
         oldest = ".".join(map(str, OLDEST_PYTHON))
         print(f"run.py: not tested: the oldest dependencies, which need Python {oldest}")

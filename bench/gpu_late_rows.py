@@ -33,8 +33,10 @@ STEPS = {"LazyAdam": False, "catch_up": True}
 _TASK = SparseTask("adam", (1_000_000, 128), 65_536)
 # What memory reads and writes at least: the number of steps that a row has made is alone there.
 _SECTOR = 32
-# The powers of a slot's decay, in float64: one for gaps below 256, two for most others.
-_POWERS, _POWER_BYTES = 2, 8
+# Sums are in float64, and so are the powers of a slot's decay.
+_DOUBLE = 8
+# One for gaps below 256, two for most others.
+_POWERS = 2
 # Steps that a step of float32 adds itself to; see docs/guides/adam_for_embeddings.md.
 _WINDOW = 308
 
@@ -48,8 +50,8 @@ def _late_update(launch: Launch, data: Rows) -> Work:
     that a step changes, and waits for its threads.
     """
     plain = KERNELS["sparse_update"](launch, data)
-    sums = NUM_SUMS * FLOAT
-    of_row = sums + (STRIDE - 1) / 2 * FLOAT + data.slots * _POWERS * _POWER_BYTES
+    sums = NUM_SUMS * _DOUBLE
+    of_row = sums + (STRIDE - 1) / 2 * FLOAT + data.slots * _POWERS * _DOUBLE
     of_count = 3 * sums * _WINDOW / STRIDE  # weights and sums are read, and sums are written
     catching_up = DRAM.and_then(L2.times(2 + data.slots * _POWERS))
     counting = L2.times(3).and_then(SHARED.times(2))

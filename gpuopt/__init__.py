@@ -1,6 +1,6 @@
 """TensorFlow 1's optimizer system for numpy and CuPy arrays."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpuopt import optimizers, schedules
 from gpuopt.autodiff import embedding_lookup, with_gradients, with_torch
@@ -137,6 +137,14 @@ __all__ = [
     "with_torch",
 ]
 
-# Type checkers cannot evaluate this line; they read the imports above.
+# Where pyright did not see these lines, it would take the optimizers' names for private ones.
+__all__ += optimizers.__all__  # type: ignore[attr-defined]  # mypy reads the imports above
+__all__ += schedules.__all__
+
+# Type checkers would take every name for one that this returns.
 if not TYPE_CHECKING:
-    __all__ += [*optimizers.__all__, *schedules.__all__]
+
+    def __getattr__(name: str) -> Any:
+        from gpuopt.near_names import describe_missing
+
+        raise AttributeError(describe_missing(name, __all__), name=name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -56,11 +57,13 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows defaults, but not that an option is off or has none."""
+    """Shows defaults as they are typed, but not that an option is off or has none."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         if action.default is None or action.default is False:
             return action.help
+        if isinstance(action.default, list):
+            return f"{action.help} (default: {shlex.join(action.default).replace('%', '%%')})"
         return super()._get_help_string(action)
 
 

@@ -28,7 +28,7 @@ class CatchUp:
             counted, in a step that was not finished.
         steps: [room], in the type that the rule computes in: the step size of each step; None if
             rows without a gradient do not move.
-        sums: [-, 4], as `steps`: for rows that have made 0 steps, `STRIDE`, twice as many and so
+        sums: float64 [-, 4]: for rows that have made 0 steps, `STRIDE`, twice as many and so
             on, up to `room`; None if steps are to be made one by one, or rows do not move.
         room: How many steps can be counted: then all rows are brought up to date, for a new count.
         promised: How many steps have begun that may not be counted yet, at most.
@@ -60,7 +60,8 @@ class CatchUp:
             rule: Of rows without a gradient.
             factors: Its numbers.
             last: Zeros.
-            zeros: Returns an array of zeros of a shape, in the type that the rule computes in.
+            zeros: Returns an array of zeros of a shape, in the type that the rule computes in, or
+                in `dtype`.
         """
         self.rule, self.factors, self.last = rule, factors, last
         self.now = self.made_by_all = self.promised = 0
@@ -72,7 +73,8 @@ class CatchUp:
             self.room = factors.room_for(len(last))
             self.steps = zeros((self.room,))
             if factors.tolerance >= 0:
-                self.sums = zeros((1 - (-self.room // STRIDE), NUM_SUMS))
+                shape = (1 - (-self.room // STRIDE), NUM_SUMS)
+                self.sums = zeros(shape, dtype=np.dtype(np.float64))
 
     def step_size(self, scalars: Any) -> np.floating[Any] | None:
         """Returns the step size among the rule's scalars; None if rows do not move."""

@@ -106,6 +106,8 @@ def why_refused(options: argparse.Namespace) -> str | None:
     for path in (options.json, options.html):
         if path and not path.parent.is_dir():
             return f"the folder of {str(path)!r} does not exist"
+        if path and path.is_dir():
+            return f"{str(path)!r} is a folder"
     if not options.compare and not list(choose(options)):
         return f"no task is named {' or '.join(options.patterns)}; --list shows them"
     return None
@@ -128,8 +130,8 @@ def run(options: argparse.Namespace, device: Device) -> int:
         The exit status: 1 if gpuopt is slower than it was.
 
     Raises:
-        OSError: a file cannot be read or written.
-        ResultsError: a file to compare with is none of results.
+        OSError: a file cannot be written.
+        ResultsError: a file to compare with cannot be read, or is none of results.
     """
     from rich.console import Console
 

@@ -89,6 +89,11 @@ class Run:
     left_out: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 
+    @property
+    def counts_launches(self) -> bool:
+        """Whether launches and waits are known of some contender, as on a GPU."""
+        return any(figures.launches is not None for figures in self.contenders.values())
+
 
 @dataclass(frozen=True)
 class Results:
@@ -138,11 +143,12 @@ def read_results(path: Path) -> Results:
     """Reads what `write_results` has written.
 
     Raises:
-        OSError: the file cannot be read.
-        ResultsError: it is no file of results, or one of another format.
+        ResultsError: the file cannot be read, is no file of results, or one of another format.
     """
     try:
         found = json.loads(path.read_text())
+    except OSError as error:
+        raise ResultsError(f"{_why_unread(path, error)}; --json FILE writes results") from error
     except ValueError as error:
         raise ResultsError(f"{path} is no file of results: {error}") from error
     if not isinstance(found, dict) or found.pop("format", None) != FORMAT:
@@ -152,6 +158,12 @@ def read_results(path: Path) -> Results:
         return Results(**found, runs=runs)
     except (AttributeError, KeyError, TypeError) as error:
         raise ResultsError(f"{path} is no complete file of results: {error}") from error
+
+
+def _why_unread(path: Path, error: OSError) -> str:
+    if isinstance(error, FileNotFoundError):
+        return f"there is no file {path}"
+    return f"{path} cannot be read: {error.strerror}"
 
 
 def _read_run(found: dict[str, Any]) -> Run:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, NoReturn, TypeVar
@@ -9,6 +10,7 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 from gpuopt.optimizer import Optimizer
 from gpuopt.optimizers.base.arguments import refuse_unknown_arguments
 from gpuopt.optimizers.base.hyperparameters import Hyperparameters
+from gpuopt.state.copies import Changes, make_again
 from gpuopt.state.state_dict import OptimizerState
 from gpuopt.step.pairs import Gradient
 from gpuopt.step.report import Report
@@ -38,25 +40,45 @@ class OptimizerWrapper(Optimizer):
     def _settings(self) -> dict[str, Any]:
         return {"opt": self._inner, "name": self.get_name()}
 
-    def __copy__(self) -> NoReturn:
-        """Refuses copies: what it brings together belongs to this process.
+    def __copy__(self: Self) -> Self:
+        """Returns a wrapper for the same variables, around a copy of the optimizer inside.
 
         Raises:
-            TypeError: always.
+            TypeError: the wrapper cannot be copied.
         """
+        cls, (args, kwargs), changes, state, variables = self._recipe()
+        own = [each if isinstance(each, Variable) else copy.copy(each) for each in args]
+        own_changes = [{name: copy.copy(each[name]) for name in each} for each in changes]
+        return make_again(cls, (tuple(own), kwargs), own_changes, state, variables)
+
+    def _recipe(self: Self) -> tuple[type[Self], tuple[Any, Any], Changes, Any, dict[str, Any]]:
+        cls = type(self)
+        maker = next(each for each in cls.__mro__ if "_made_with" in vars(each))
+        below = cls.__mro__[: cls.__mro__.index(maker)]
+        if any("__init__" in vars(each) for each in below):  # a user's own, with other arguments
+            self._refuse_copies()
+        return cls, self._made_with(), self._changes(), *self._own_state()
+
+    def _made_with(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Returns arguments of the constructor by which a copy is made; the first is `_inner`.
+
+        A subclass that has no part in other threads or processes overrides this.
+        """
+        self._refuse_copies()
+
+    def _own_state(self) -> tuple[Any, dict[str, Any]]:
+        """Returns what `_take_state` of a copy is given: a state beside that of `_inner`."""
+        return None, {}
+
+    def _take_state(self, state: Any, variables: Mapping[str, Any]) -> None:
+        pass
+
+    def _refuse_copies(self) -> NoReturn:
         raise TypeError(
             f"{type(self).__name__} cannot be copied or pickled: what it brings together belongs "
             "to this process. Copy the optimizer inside, and make another wrapper around the copy; "
             "or hand the state over by state_dict() and load_state_dict()"
         )
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
-        """Refuses copies."""
-        self.__copy__()
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        """Refuses pickles."""
-        self.__copy__()
 
     @property
     def owner_of_state(self) -> Optimizer:

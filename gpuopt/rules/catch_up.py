@@ -61,9 +61,9 @@ class OneEarlier(NamedTuple):
         bound: What the step's size adds to the bound.
     """
 
-    ratio: np.floating[Any]
-    excess: np.floating[Any]
-    bound: np.floating[Any]
+    ratio: np.float64
+    excess: np.float64
+    bound: np.float64
 
     def sums(self, later: Sequence[Any], step_size: Any) -> list[Any]:
         """Returns the sums of a step.
@@ -92,9 +92,9 @@ class Factors:
         key: Equal for equal numbers.
         decays: Of each slot of the rule, in order, in float64.
         scalars: The rule's, of the step that these were made in.
-        weights: [window, 4], in the type that rules compute in: what a step size of 1 adds to the
-            sums of the steps before, the oldest one first. None if rows do not move. The bound is
-            that of a row whose last step was up to `STRIDE` - 1 steps before.
+        weights: float64 [window, 4]: what a step size of 1 adds to the sums of the steps before,
+            the oldest one first. None if rows do not move. The bound is that of a row whose last
+            step was up to `STRIDE` - 1 steps before.
         one_earlier: How sums follow from those of one step later; None if rows do not move.
         window: How many steps without a gradient move a row; 0 if rows do not move.
         tolerance: The part of a movement that may be left out; -1 if all steps are made one by one.
@@ -139,8 +139,8 @@ class Factors:
         self.window = _window(abs(ratio), _NOTHING[real])
         self.fall_behind = self.window <= _LONGEST_WINDOW
         if self.fall_behind:
-            self.weights = _weights(ratio, square, self.window).astype(real)
-            self.one_earlier = _one_earlier(ratio, square, real)
+            self.weights = _weights(ratio, square, self.window)
+            self.one_earlier = _one_earlier(ratio, square)
 
     def room_for(self, height: int) -> int:
         """Returns how many steps there should be room for, beside a table of so many rows.
@@ -196,7 +196,7 @@ def _weights(ratio: float, square: float, window: int) -> np.ndarray[Any, Any]:
         return np.stack(sums, axis=1)
 
 
-def _one_earlier(ratio: float, square: float, real: Any) -> OneEarlier:
+def _one_earlier(ratio: float, square: float) -> OneEarlier:
     with np.errstate(all="ignore"):
         excess, bound = np.expm1(-0.5 * math.log(square) * np.array([1, STRIDE - 1]))
-        return OneEarlier(real(ratio), real(excess), real(bound**3))
+        return OneEarlier(np.float64(ratio), excess, bound**3)

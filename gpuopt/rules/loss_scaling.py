@@ -11,9 +11,9 @@ from gpuopt.quietly import quietly
 # The largest scale that is accepted: the reciprocal of a larger one is subnormal, and kernels take
 # that for 0.
 LARGEST_SCALE = 2.0**126
-# The largest scale that grows: where gradients are clipped besides, the factor for both is normal
-# up to a norm of 2^62 times the limit. Gradients that vanish even so have squares of 0, too.
-LARGEST_GROWN = 2.0**64
+# The largest scale that grows: its reciprocal times a factor of clipping down to 2^-26 is no
+# subnormal number either.
+LARGEST_GROWN = 2.0**100
 
 
 class ScaleRule(NamedTuple):

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gpuopt.quietly import quietly
 from gpuopt.rules.slot_codes import BLOCK, MAP, SlotCodes, encoded, scales_name
 from gpuopt.state.coded_slots import decoded_array
+from gpuopt.state.slot_dtypes import dtype_of_slots
 from gpuopt.variables.variable import Variable
 
 if TYPE_CHECKING:
+    from gpuopt.state.state import Description
     from gpuopt.state.state_dict import OptimizerState
 
 Slots = dict[str, dict[str, Any]]
@@ -39,19 +43,19 @@ def described_codes(codes: SlotCodes) -> dict[str, Any]:
 
 
 def as_stored(
-    saved: OptimizerState, codes: SlotCodes | None, variables: Mapping[str, Variable]
+    saved: OptimizerState, optimizer: Description, variables: Mapping[str, Variable]
 ) -> OptimizerState:
     """Returns a saved state with slots as an optimizer stores them: itself if they are so.
 
     Args:
         saved: A state of the right form.
-        codes: How the optimizer stores slots; None if as they are.
+        optimizer: How it stores slots, and of which types those are that are no codes.
         variables: The variables that exist, by their names in the state.
 
     Raises:
         ValueError: the saved slots have blocks or a map that are not known, or are damaged.
     """
-    hyperparameters = saved["hyperparameters"]
+    hyperparameters, codes = saved["hyperparameters"], optimizer.slot_codes
     theirs = hyperparameters.get(_CODINGS) if isinstance(hyperparameters, Mapping) else None
     ours = None if codes is None else described_codes(codes)[_CODINGS]
     if theirs is not None:
@@ -68,22 +72,23 @@ def as_stored(
     if theirs is not None:
         kept = ours or {}
         others = {name: coding for name, coding in theirs.items() if kept.get(name) != coding}
-        _decode(slots, others, None if codes is not None else variables)
+        dtypes: dict[str, Any] = {}  # of what is encoded again, none
+        if codes is None:
+            options = optimizer.masters, optimizer.slot_dtype
+            dtypes = {n: dtype_of_slots(each.dtype, *options) for n, each in variables.items()}
+        _decode(slots, others, dtypes)
     if codes is not None:
         _encode(slots, codes)
     return {**saved, "slots": slots}
 
 
-def _decode(
-    slots: Slots, codings: Mapping[str, Any], variables: Mapping[str, Variable] | None
-) -> None:
-    """Decodes slots in place: to the dtypes of variables, and float32 where they are not known."""
+def _decode(slots: Slots, codings: Mapping[str, Any], dtypes: Mapping[str, np.dtype[Any]]) -> None:
+    """Decodes slots in place: to a variable's type of slots; float32 where that is not known."""
     for name, coding in codings.items():
         scales = slots.pop(scales_name(name), {})
         for of, value in slots.get(name, {}).items():
             array = decoded_array(value, scales.get(of), coding, f'slot "{name}" of "{of}"')
-            known = None if variables is None else variables.get(of)
-            slots[name][of] = array if known is None else array.astype(known.dtype)
+            slots[name][of] = quietly(partial(array.astype, dtypes.get(of, array.dtype)))
 
 
 def _encode(slots: Slots, codes: SlotCodes) -> None:

@@ -45,14 +45,16 @@ class CopiedByConstructor:
         return f"{type(self).__name__}({settings})"
 
     def __copy__(self: Self) -> Self:
-        """Returns an optimizer of the same variables, with slots of its own."""
-        return _make_again(*self._recipe())
+        """Returns an optimizer of the same variables, with slots and averages of its own."""
+        cls, (args, kwargs), *rest = self._recipe()
+        own = {name: copy.copy(each) for name, each in kwargs.items() if name == "averages"}
+        return make_again(cls, (args, {**kwargs, **own}), *rest)
 
     def __deepcopy__(self: Self, memo: dict[int, Any]) -> Self:
         """Returns an optimizer of the copies of its variables; functions are not copied."""
         cls, arguments, changes, state, variables = self._recipe()
         arguments, changes, variables = copy.deepcopy((arguments, changes, variables), memo)
-        return _make_again(cls, arguments, changes, state, variables)
+        return make_again(cls, arguments, changes, state, variables)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """Pickles the optimizer and the variables that have slots.
@@ -70,21 +72,20 @@ class CopiedByConstructor:
                     "process could find by its name; define it in a module, with `def`, or use a "
                     "schedule of gpuopt"
                 )
-        return _make_again, recipe
+        return make_again, recipe
 
     def _settings(self) -> dict[str, Any]:
         """Returns what `repr` shows, by the names of the constructor's arguments."""
         args, kwargs = self._arguments
         return dict(_by_name(type(self), args, kwargs))
 
-    def _recipe(
-        self: Self,
-    ) -> tuple[type[Self], tuple[Any, Any], Changes, OptimizerState, dict[str, Any]]:
+    def _recipe(self: Self) -> tuple[type[Self], tuple[Any, Any], Changes, Any, dict[str, Any]]:
+        """Returns the arguments of `make_again`: of these, the state is not copied once more."""
         optimizer: Any = self
         state: OptimizerState = optimizer.state_dict()
         beside = optimizer.state.beside
         if beside is not None:
-            # A wrapper's, which is not copied.
+            # A wrapper's, which is copied with that alone.
             for name in beside.slot_names:
                 state["slots"].pop(name, None)
             for name in beside.others:
@@ -99,20 +100,25 @@ class CopiedByConstructor:
     def _repeat_changes(self, changes: Changes) -> None:
         """Sets what `_changes` of another optimizer has returned."""
 
+    def _take_state(self, state: Any, variables: Mapping[str, Any]) -> None:
+        """Takes over the state of another optimizer, with copies of the variables it belongs to."""
+        optimizer: Any = self
+        optimizer.load_state_dict(state, variables)
+        optimizer.state.expect_by_name(variables)
 
-def _make_again(
+
+def make_again(
     cls: type[Self],
     arguments: tuple[tuple[Any, ...], dict[str, Any]],
     changes: Changes,
-    state: OptimizerState,
+    state: Any,
     variables: Mapping[str, Any],
 ) -> Self:
+    """Makes a copy by what `CopiedByConstructor._recipe` has returned."""
     args, kwargs = arguments
     made = cls(*args, **kwargs)
-    optimizer: Any = made
     made._repeat_changes(changes)
-    optimizer.load_state_dict(state, variables)
-    optimizer.state.expect_by_name(variables)
+    made._take_state(state, variables)
     return made
 
 

@@ -30,6 +30,8 @@ def as_kept(
         variables: The variables that exist, by their names in the state.
     """
     masters, codes = optimizer.masters, optimizer.slot_codes
+    # Else `in_own_dtype` narrows them: float16 in between would lose large ones.
+    follows_variables = masters is None and optimizer.slot_dtype is None
     slots = {name: dict(by_variable) for name, by_variable in saved["slots"].items()}
     hyperparameters = saved["hyperparameters"]
     is_of_masters = isinstance(hyperparameters, Mapping) and hyperparameters.get("masters")
@@ -54,7 +56,7 @@ def as_kept(
                 continue
             if masters is not None and has_master(array.dtype):
                 by_variable[name] = array.astype(np.float32)
-            elif masters is None and name in copies and name in variables:
+            elif follows_variables and name in copies and name in variables:
                 by_variable[name] = quietly(partial(array.astype, variables[name].dtype))
     return {**saved, "slots": slots}
 

@@ -390,7 +390,7 @@ def _as_here(
     saved: OptimizerState, optimizer: Description, variables: Mapping[str, Variable]
 ) -> OptimizerState:
     """Returns a saved state with slots as the optimizer here keeps them."""
-    saved = as_stored(saved, optimizer.slot_codes, variables)
+    saved = as_stored(saved, optimizer, variables)
     saved = as_kept(saved, optimizer, variables)
     return in_own_dtype(saved, optimizer, variables)
 

@@ -31,8 +31,11 @@ CLIP_NORM, CLIP_VALUE = "clip_norm", "clip_value"
 # How None is kept.
 NO_LIMIT = np.float32(np.inf)
 
-# Of finite gradients, which TensorFlow's formula would make NaN.
-NORM_IS_NOT_FINITE = "the norm that gradients are to be clipped to is more than its type holds"
+# By TensorFlow's formula.
+CLIPPING_MAKES_NAN = (
+    "clipping to a norm makes finite gradients NaN: the norm is more than its type holds, or it "
+    "and clip_norm are 0"
+)
 
 # In place of a norm's number: the gradient belongs to no norm.
 _NONE = -1
@@ -218,16 +221,16 @@ class StepClips:
                 else:
                     clips = backend.clips if self.decision is None else _scalings(device)
                     sums.append(clips.sums(dense, sparse, len(self._most), flag))
-        if self.decision is not None:
-            if sums:
-                self._decide_about_all(sums, backends, limits, self.decision)
-            self._factors = {at: decided.factors for at, decided in self.decided.items()}
-        else:
-            for device, backend in backends.items() if sums else ():
-                brought = [to_device(each, device) for each in sums]
-                with backend.enter():
-                    self._factors[device] = backend.clips.factors(brought, limits)
         home = next((each for each in backends if each.kind == "gpu"), Device.cpu)
+        if sums and self.decision is not None:
+            self._decide_about_all(sums, backends, limits, self.decision)
+        elif sums:
+            brought = [to_device(each, home) for each in sums]
+            with backends[home].enter():
+                factors = backends[home].clips.factors(brought, limits)
+            self._factors = {device: to_device(factors, device) for device in backends}
+        if self.decision is not None:
+            self._factors = {at: decided.factors for at, decided in self.decided.items()}
         self._clips.measured = Measured(self._factors[home], home, is_double, self._shown)
 
     def _decide_about_all(
@@ -262,7 +265,7 @@ class StepClips:
         with backend.enter():
             found = backend.to_host(factors)
         if not np.isfinite(found[:, FACTOR_OF_FLOAT64]).all():
-            return NORM_IS_NOT_FINITE
+            return CLIPPING_MAKES_NAN
         return None if np.isfinite(found[:, SQUARES]).all() else ""
 
     def clip(

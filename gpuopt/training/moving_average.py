@@ -7,7 +7,7 @@ import math
 import numbers
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from types import CodeType, FunctionType
-from typing import Any, NamedTuple, NoReturn, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary, ref
 
 import numpy as np
@@ -96,6 +96,10 @@ class ExponentialMovingAverage(MovingAverages):
         self.version = 0
         self._is_wide = False
         self._averages: WeakKeyDictionary[Identity, Variable] = WeakKeyDictionary()
+        # Of a copy: averages by the names of the variables that those they belong to are copies of,
+        # until its first use; and then, of variables that are gone, those that wait for others.
+        self._expected: dict[str, tuple[ref[Variable], Variable]] = {}
+        self._waiting: dict[str, Variable] = {}
         self._making = Lock("the making of moving averages")
         self._functions: WeakKeyDictionary[Expression, _ExpressionAverage] = WeakKeyDictionary()
         # A method is a new object each time it is named, and equal to the one before.
@@ -107,16 +111,33 @@ class ExponentialMovingAverage(MovingAverages):
     def name(self) -> str:
         return self._name
 
-    def __reduce__(self) -> NoReturn:
-        """Refuses copies and pickles: the averages belong to variables that are not copied.
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles and copies the averages with their variables; functions have none in a copy.
+
+        Copied together with its variables, it continues with the copies; copied alone, with
+        variables of their names, once they are tracked.
 
         Raises:
-            TypeError: always.
+            TypeError: it keeps averages of functions.
+            ValueError: it keeps that of a raw array.
         """
-        raise TypeError(
-            "ExponentialMovingAverage cannot be copied or pickled: its averages belong to "
-            "variables of this process. Make another one, call its apply, and assign the averages"
-        )
+        if self._functions or self._other_expressions:
+            raise TypeError(
+                f"{type(self).__name__} cannot be copied or pickled: it keeps averages of "
+                "functions, which a copy would not know. Make another one for the functions"
+            )
+        kept = []
+        for identity, average in self._made():
+            variable = identity.holder()
+            if isinstance(variable, Variable):
+                kept.append((variable.name, variable, average.numpy()))
+            elif variable is not None:
+                raise ValueError(
+                    f'the average of "{identity.name}" cannot be copied: it is of an array without '
+                    "a name of its own; average gpuopt.Variable(array, copy=False)"
+                )
+        given = self._decay, self._num_updates, self._zero_debias, self._name
+        return _make_again, (type(self), given, self._is_wide, kept)
 
     def __repr__(self) -> str:
         given = {"decay": self._decay, "num_updates": self._num_updates, "name": self._name}
@@ -322,6 +343,8 @@ class ExponentialMovingAverage(MovingAverages):
             made: The averages that were made so far.
             value: What a new one starts with; None for the variable.
         """
+        if self._expected:
+            self._settle_expected()
         shadow = self._averages.get(variable.identity)
         if shadow is not None:
             return shadow
@@ -335,6 +358,9 @@ class ExponentialMovingAverage(MovingAverages):
                     dtype = np.dtype(compute_type(dtype))
                 with reading(first):
                     start = first.storage
+                    waiting = self._waiting.pop(variable.name, None)
+                    if waiting is not None and waiting.shape == variable.shape:
+                        start = waiting.numpy()
                     shadow = new_slot_variable(
                         variable, self._name, start, "value", variable.shape, dtype
                     )
@@ -342,6 +368,12 @@ class ExponentialMovingAverage(MovingAverages):
                 if made is not None:
                     made.append(shadow)
             return shadow
+
+    def _settle_expected(self) -> None:
+        """Ends what a copy began: averages belong to the variables that are there now."""
+        with self._making:
+            gone = {name: each for name, (owner, each) in self._expected.items() if owner() is None}
+            self._waiting, self._expected = gone, {}
 
     def _expression_average(self, expression: Expression, value: Any) -> _ExpressionAverage:
         found = self._expressions(expression).get(expression)
@@ -386,6 +418,23 @@ class ExponentialMovingAverage(MovingAverages):
             code.co_filename,
             code.co_firstlineno,
         )
+
+
+def _make_again(
+    cls: type[ExponentialMovingAverage],
+    given: tuple[Any, ...],
+    is_wide: bool,
+    kept: Iterable[tuple[str, Variable, Any]],
+) -> ExponentialMovingAverage:
+    made = cls(*given)
+    made._is_wide = is_wide
+    expected = {}
+    for name, variable, value in kept:
+        average = made._shadow(variable)
+        average.assign(value)
+        expected[name] = ref(variable), average
+    made._expected = expected
+    return made
 
 
 def _tracked(var_list: Iterable[Any] | None) -> list[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, Literal, get_args
@@ -18,7 +18,7 @@ from gpuopt.step.pairs import as_list, checked_pairs
 from gpuopt.step.replica_context import replica_context
 from gpuopt.step.step import checked_global_step
 from gpuopt.step.updates import Pair, dtypes_of
-from gpuopt.variables.gate import writing
+from gpuopt.variables.gate import between_writes, writing
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.operators import reading
 from gpuopt.variables.variable import Variable
@@ -239,6 +239,25 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
         self._refuse_nested()
         with writing(), self._adding:
             self._sums.reset()
+
+    def _made_with(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return (self._inner, self._accumulation_steps, self._reduction), {
+            "most_rows": self._sums.most_rows,
+            "on_nonfinite": self._on_nonfinite,
+            "use_locking": self._use_locking,
+            "name": self._name,
+        }
+
+    def _own_state(self) -> tuple[Any, dict[str, Any]]:
+        with between_writes(f'reading the sums of "{self.get_name()}"'):
+            if not self._sums.num_steps:
+                return None, {}
+            return self.state_dict(), self._sums.variables()
+
+    def _take_state(self, state: Any, variables: Mapping[str, Any]) -> None:
+        if state is not None:
+            self.load_state_dict(state, variables)
+            self.owner_of_state.state.expect_by_name(variables)
 
     def forget_plans(self, changed: Set[Identity]) -> None:
         self._sums.known.forget(changed)

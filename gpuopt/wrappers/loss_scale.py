@@ -6,7 +6,7 @@ import logging
 import operator
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -30,13 +30,13 @@ from gpuopt.step.additions import Forget, nothing_to_forget
 from gpuopt.step.loss import GATE_NONE, GATE_OP, checked_gate, refuse_independent_loss
 from gpuopt.step.pairs import Gradient, as_list, as_pairs
 from gpuopt.step.replica_context import replica_context
-from gpuopt.step.row_checks import RowChecks
 from gpuopt.step.rule_updates import RuleUpdates
 from gpuopt.step.unscaled import unscaled
 from gpuopt.step.updates import Updates
 from gpuopt.step.wide_gradients import this_thread as wide_gradients
 from gpuopt.variables.gate import between_writes, writing
 from gpuopt.variables.indexed_slices import IndexedSlices
+from gpuopt.variables.scalars import as_scalar
 from gpuopt.variables.variable import Variable
 from gpuopt.wrappers.base import StepWrapper
 from gpuopt.wrappers.device_scaling import DeviceScale, DeviceScaling, StepAgain
@@ -269,7 +269,7 @@ class LossScaleOptimizer(StepWrapper):
                     "after a number of steps, and each of them would skip others"
                 )
         if loss_scale is not None and not isinstance(loss_scale, DeviceScale):
-            loss_scale = np.float32(checked_scale("loss_scale", loss_scale))
+            loss_scale = _checked_scale("loss_scale", loss_scale)
         context = replica_context()
         if context.strategy is not None and not skip_gradients_aggregation:
             if loss_scale is not None:
@@ -280,6 +280,9 @@ class LossScaleOptimizer(StepWrapper):
         this_thread = self._this_thread
         before = vars(this_thread).copy()
         pairs = as_list(grads_and_vars)
+        step = partial(
+            super().apply_gradients, pairs, global_step, name, skip_gradients_aggregation
+        )
         takes_wide = wide_gradients.takes_wide
         try:
             this_thread.loss_scale = np.float32(1) if loss_scale is None else loss_scale
@@ -287,8 +290,11 @@ class LossScaleOptimizer(StepWrapper):
                 # The step takes it when it begins, and may have to begin again.
                 wide_gradients.takes_wide = self.owner_of_state
                 this_thread.key = key = self._key_on_gpu(global_step)
-                with suppress(StepAgain), nullcontext() if key is None else self._on_gpu.ahead():
-                    super().apply_gradients(pairs, global_step, name, skip_gradients_aggregation)
+                with suppress(StepAgain):
+                    if key is None:
+                        step()
+                    else:
+                        self._on_gpu.call_ahead(step)
                     return
         finally:
             wide_gradients.takes_wide = takes_wide
@@ -358,6 +364,19 @@ class LossScaleOptimizer(StepWrapper):
         own = {"accept_after": self._accept_after, "host_may_wait": self._host_may_wait}
         return {**super()._settings(), "loss_scale_manager": self.manager, **own}
 
+    def _made_with(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        own = {"accept_after": self._accept_after, "host_may_wait": self._host_may_wait}
+        return (self._inner, self.manager), own
+
+    def _own_state(self) -> tuple[Any, dict[str, Any]]:
+        counts = {name: variable.numpy() for name, variable in self._counts.items()}
+        return {"counts": counts, "last_nonfinite": self.last_nonfinite}, {}
+
+    def _take_state(self, state: Any, variables: Mapping[str, Any]) -> None:
+        for name, count in state["counts"].items():
+            self._counts[name].assign(count)
+        self._on_gpu.last_nonfinite = state["last_nonfinite"]
+
     def _note_nonfinite(self, description: str) -> None:
         self._on_gpu.last_nonfinite = description
 
@@ -372,7 +391,7 @@ class LossScaleOptimizer(StepWrapper):
         if on_gpu is not None:
             return on_gpu
         name = f"{type(self.manager).__name__}.get_loss_scale()"
-        return np.float32(checked_scale(name, self.manager.get_loss_scale()))
+        return _checked_scale(name, self.manager.get_loss_scale())
 
     def _key_on_gpu(self, global_step: Any) -> Sequence[Any] | None:
         """Returns what a step shares with those that a GPU can decide about after one another.
@@ -477,10 +496,6 @@ class LossScaleOptimizer(StepWrapper):
         self.manager.update_loss_scale(found is None)
         return self._count(found is None)
 
-    def _after_update(self, updates: Updates, row_checks: RowChecks) -> None:
-        if isinstance(updates, RuleUpdates) and updates.gpu_decides is not None:
-            self._on_gpu.note_step(updates)
-
     def _count(self, is_finite: bool) -> bool:
         """Counts a step; returns whether it is made."""
         before = ScaleState(np.float32(1), 0, 0, self.num_skipped, self.skipped_in_a_row)
@@ -491,6 +506,13 @@ class LossScaleOptimizer(StepWrapper):
         if not makes_step:
             _logger.info("%s; %s skips the step", self._on_gpu.last_nonfinite, self.get_name())
         return makes_step
+
+
+def _checked_scale(name: str, scale: Any) -> np.float32:
+    """Returns a scale, of a number or of an array or Variable of one."""
+    if hasattr(scale, "dtype") and not isinstance(scale, np.generic):
+        scale = as_scalar(scale, name)
+    return np.float32(checked_scale(name, scale))
 
 
 def _number(loss_scale: Any) -> np.float32:
@@ -531,7 +553,7 @@ def _checked_count(value: Any) -> int:
     if count < 0:
         raise ValueError(f"accept_after must not be negative, got {value!r}")
     if count == 0:
-        raise ValueError("accept_after=0 would make every step: give a number from 1, or None")
+        raise ValueError("accept_after must be from 1, or None for never: 0 would make every step")
     if count >= 2**63:
         raise ValueError(f"accept_after must be less than 2**63, got {value!r}: None is for never")
     return count

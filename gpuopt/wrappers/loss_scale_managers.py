@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from abc import ABC, abstractmethod
 from typing import Any, Self
@@ -61,13 +62,14 @@ class RuleManager(LossScaleManager):
         }
 
     def __repr__(self) -> str:
-        """Shows what the constructor was given; the present scale may be on a GPU."""
-        settings = ", ".join(f"{name}={value!r}" for name, value in self._settings().items())
-        return f"{type(self).__name__}({settings})"
+        """Shows the scale as it is now, and the rule; waits for a GPU that decides about steps."""
+        rule = {n: v for n, v in self.rule._asdict().items() if v != ScaleRule._field_defaults[n]}
+        shown = {"loss_scale": self.get_loss_scale(), **rule}
+        return f"<{type(self).__name__} {' '.join(f'{n}={v:g}' for n, v in shown.items())}>"
 
-    def _settings(self) -> dict[str, Any]:
-        """Returns what `repr` shows, by the names of the constructor's arguments."""
-        return {"loss_scale": float(self.starts[SCALE].value), "rule": self.rule}
+    def __copy__(self) -> Self:
+        """Returns a manager with variables of its own."""
+        return copy.deepcopy(self)
 
     def get_loss_scale(self) -> np.float32:
         """Returns the scale; waits for a GPU that decides about steps."""
@@ -103,15 +105,12 @@ class FixedLossScaleManager(RuleManager):
         """
         super().__init__(checked_scale("loss_scale", loss_scale), ScaleRule())
 
-    def _settings(self) -> dict[str, Any]:
-        return {"loss_scale": float(self.starts[SCALE].value)}
-
 
 class ExponentialUpdateLossScaleManager(RuleManager):
     """A loss scale that grows after good steps and shrinks after bad ones, as contrib's.
 
     A good step resets no count of bad ones: they are counted until the scale changes. The scale
-    grows to 2**64 at most, where contrib's grows while it is finite, and stays at least 1.
+    grows to 2**100 at most, where contrib's grows while it is finite, and stays at least 1.
     """
 
     def __init__(
@@ -143,20 +142,11 @@ class ExponentialUpdateLossScaleManager(RuleManager):
         )
         super().__init__(checked_scale("init_loss_scale", init_loss_scale), rule)
 
-    def _settings(self) -> dict[str, Any]:
-        return {
-            "init_loss_scale": float(self.starts[SCALE].value),
-            "incr_every_n_steps": self.rule.incr_every,
-            "decr_every_n_nan_or_inf": self.rule.decr_every,
-            "incr_ratio": self.rule.incr_ratio,
-            "decr_ratio": self.rule.decr_ratio,
-        }
-
 
 class DynamicLossScale(RuleManager):
     """TensorFlow 2's rule: each bad step divides the scale, and many good ones multiply it.
 
-    The scale grows to 2**64 at most, where TensorFlow's grows while it is finite, and stays at
+    The scale grows to 2**100 at most, where TensorFlow's grows while it is finite, and stays at
     least 1.
     """
 
@@ -182,13 +172,6 @@ class DynamicLossScale(RuleManager):
         rule = ScaleRule(period, factor, divisor=factor)
         super().__init__(checked_scale("initial_loss_scale", initial_loss_scale), rule)
 
-    def _settings(self) -> dict[str, Any]:
-        return {
-            "initial_loss_scale": float(self.starts[SCALE].value),
-            "increment_period": self.rule.incr_every,
-            "multiplier": self.rule.divisor,
-        }
-
     def __call__(self) -> np.float32:
         """Returns the scale; see `get_loss_scale`."""
         return self.get_loss_scale()
@@ -197,18 +180,11 @@ class DynamicLossScale(RuleManager):
 def checked_scale(name: str, value: Any) -> float:
     """Returns a loss scale, rounded to float32.
 
-    Args:
-        name: Of the argument, or of the function that has returned it.
-        value: A number, or an array or Variable of one.
-
     Raises:
         TypeError: it is no number.
         ValueError: it is below 1, above 2**126, or NaN.
     """
-    number = value.numpy() if isinstance(value, Variable) else value
-    if getattr(number, "shape", None) == ():
-        number = number.item()
-    scale = quietly(np.float32, checked_number(name, number))
+    scale = quietly(np.float32, checked_number(name, value))
     if not 1 <= scale <= LARGEST_SCALE:
         raise ValueError(
             f"{name} must be at least 1, at most 2**126, and finite in float32, got {value!r}"

@@ -9,6 +9,7 @@ from gpuopt.checkpoint import Saver
 from gpuopt.checkpoint.swapping_saver import SwappingSaver
 from gpuopt.device import Device
 from gpuopt.optimizer import Optimizer
+from gpuopt.state.copies import Changes
 from gpuopt.step.additions import Forget, nothing_to_forget
 from gpuopt.step.row_checks import RowChecks
 from gpuopt.step.updates import Updates
@@ -63,6 +64,16 @@ class MovingAverageOptimizer(StepWrapper):
         self.averages = ExponentialMovingAverage(average_decay, num_updates=num_updates)
         self._sequential_update = sequential_update
         super().__init__(opt)
+
+    def _made_with(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        averages = self.averages
+        return (self._inner, averages._decay, averages._num_updates, self._sequential_update), {}
+
+    def _changes(self) -> Changes:
+        return [{"averages": self.averages}]
+
+    def _repeat_changes(self, changes: Changes) -> None:
+        self.averages = changes[0]["averages"]
 
     def swapping_saver(
         self, var_list: Any = None, name: str = "swapping_saver", **kwargs: Any

@@ -44,6 +44,9 @@ class MultitaskOptimizerWrapper(StepWrapper):
         """
         super().__init__(opt)
 
+    def _made_with(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return (self._inner,), {}
+
     def _prepare_updates(self, optimizer: Any, updates: Updates) -> tuple[Updates, Forget]:
         pairs = updates.pairs()
         with reading(*updates.read):

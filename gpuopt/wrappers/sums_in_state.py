@@ -15,6 +15,7 @@ from gpuopt.device import Device
 from gpuopt.state.accumulated import COUNT, ROWS, SUM, VALUES
 from gpuopt.state.host_scalar import HostScalar
 from gpuopt.state.state import Range, State, check_fits, new_slot_variable
+from gpuopt.state.state_dict import variables_with_slots
 from gpuopt.step.wide_gradients import wide_dtype
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.operators import reading
@@ -106,6 +107,12 @@ class SumsInState:
         count = self._state.other(COUNT)
         waiting = self._state.waiting_others.get(COUNT, 0)
         return int(waiting if count is None else count.numpy())
+
+    def variables(self) -> dict[str, Variable]:
+        """Returns the variables that have slots or sums, by name."""
+        summed = (each.variable for each in self._sums.values())
+        kept = {each.name: each for each in summed if each is not None}
+        return {**variables_with_slots(self._state), **kept}
 
     def reset(self) -> None:
         """Forgets what is summed."""
@@ -230,6 +237,7 @@ class SumsInState:
 
     def _begin(self) -> None:
         """Takes over what was restored; drops what an update that was undone has left."""
+        self._state.settle_expected()
         if not self.num_steps:
             self._sums.clear()
         elif self._is_restored:

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 
@@ -71,6 +71,8 @@ class VariableClippingOptimizer(StepWrapper):
         """
         self._dims: WeakKeyDictionary[Identity, tuple[int, ...]] = WeakKeyDictionary()
         self._has_warned_of: WeakKeyDictionary[Identity, bool] = WeakKeyDictionary()
+        # Of a copy: references to the clipped variables, by the names of what they are copies of.
+        self._expected: dict[str, tuple[ref[Variable], tuple[int, ...]]] = {}
         self._max_norm = checked_number("max_norm", max_norm)
         _check_max_norm(self._max_norm, max_norm)
         if not isinstance(vars_to_clip_dims, Mapping):
@@ -86,6 +88,17 @@ class VariableClippingOptimizer(StepWrapper):
                 self._dims[variable.identity] = _checked_dims(variable, dims)
         super().__init__(opt, use_locking, name)
 
+    def _made_with(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        dims = {each: self._dims[each.identity] for each in self._clipped().values()}
+        return (self._inner, dims, self._max_norm, self._use_locking, False, self._name), {}
+
+    def _own_state(self) -> tuple[Any, dict[str, Any]]:
+        clipped = self._clipped()
+        return {name: self._dims[each.identity] for name, each in clipped.items()}, clipped
+
+    def _take_state(self, state: Any, variables: Mapping[str, Any]) -> None:
+        self._expected = {name: (ref(variables[name]), dims) for name, dims in state.items()}
+
     @property
     def _what_is_added(self) -> str:
         return "clipping"
@@ -93,12 +106,24 @@ class VariableClippingOptimizer(StepWrapper):
     def _after_update(self, updates: Updates, row_checks: RowChecks) -> None:
         def clip() -> None:
             for gradient, variable in updates.pairs():
-                dims = self._dims.get(variable.identity)
+                dims = self._dims_of(variable.identity)
                 if dims is not None:
                     rows = self._rows_to_clip(gradient, variable, dims)
                     self._clip(variable, rows, dims, row_checks)
 
         quietly(clip)
+
+    def _clipped(self) -> dict[str, Variable]:
+        holders = [identity.holder() for identity in list(self._dims)]
+        return {each.name: each for each in holders if isinstance(each, Variable)}
+
+    def _dims_of(self, identity: Identity) -> tuple[int, ...] | None:
+        found = self._dims.get(identity)
+        if found is None and self._expected:
+            variable, dims = self._expected.get(identity.name, (None, ()))
+            if variable is not None and variable() is None:  # copied without its variables
+                self._dims[identity] = found = dims
+        return found
 
     def _rows_to_clip(self, gradient: Any, variable: Variable, dims: tuple[int, ...]) -> Any:
         """Returns the rows that a sparse gradient names; None stands for all."""

@@ -25,23 +25,22 @@ struct Unnamed {
 // Of how many steps there are sums for one. Mirrors `STRIDE` in gpuopt/rules/catch_up.py.
 constexpr int sums_stride = 4;
 
-// The sums of the steps that a row has missed.
-template <class Real>
+// The sums of the steps that a row has missed. They are of hundreds of terms, and all that a row
+// moves by: so they are in float64, whatever rules compute in.
 struct MissedSteps {
-  Real first, second, third, bound;
+  double first, second, third, bound;
 };
 
 // Makes the sums of a step from those of the next one, and this one's step size. Mirrors
 // `OneEarlier` in gpuopt/rules/catch_up.py.
-template <class Real>
 struct OneEarlier {
-  Real ratio, excess, bound;
+  double ratio, excess, bound;
 
-  GPUOPT_INLINE MissedSteps<Real> sums(const MissedSteps<Real>& later, Real step_size) const {
-    const Real first = step_size + later.first;
-    const Real growth = Real(1) + excess;
-    const Real second = growth * later.second + excess * first;
-    const Real third = growth * later.third + excess * later.second;
+  GPUOPT_INLINE MissedSteps sums(const MissedSteps& later, double step_size) const {
+    const double first = step_size + later.first;
+    const double growth = 1 + excess;
+    const double second = growth * later.second + excess * first;
+    const double third = growth * later.third + excess * later.second;
     return {ratio * first, ratio * second, ratio * (growth * third + excess * second),
             absolute(ratio) * (later.bound + absolute(step_size) * bound)};
   }
@@ -53,26 +52,50 @@ GPUOPT_INLINE unsigned int next_sums(unsigned int last) {
 }
 
 // Makes the next sums those of a row that has made `last` steps of `now`.
-template <class Real, class StepSizeOf>
-GPUOPT_INLINE void go_back(MissedSteps<Real>& sums, int last, int now,
-                           const OneEarlier<Real>& one_earlier, const StepSizeOf& step_size_of) {
+template <class StepSizeOf>
+GPUOPT_INLINE void go_back(MissedSteps& sums, int last, int now, const OneEarlier& one_earlier,
+                           const StepSizeOf& step_size_of) {
   for (int made = static_cast<int>(next_sums(last) * sums_stride); made > last; --made) {
     if (made <= now) sums = one_earlier.sums(sums, step_size_of(made - 1));
   }
 }
 
-// Writes by how much missed steps move an element, and returns whether this is close enough. It is
-// not where a number is not finite: the rule makes infinity NaN.
+// Writes where missed steps move an element, and returns whether this is close enough. It is not
+// where a number is not finite: the rule makes infinity NaN.
+//
+// Rounded like any other, each number would be as far off as the element is rounded when it is
+// written. So what each rounding takes is kept beside the number, and the element is rounded once.
 template <class Real>
-GPUOPT_INLINE bool movement(const MissedSteps<Real>& missed, Real average, Real square,
-                            Real epsilon, Real tolerance, Real& move) {
-  const Real inverse = Real(1) / (square_root(square) + epsilon);
+GPUOPT_INLINE bool moved(const MissedSteps& missed, Real var, Real average, Real square,
+                         Real epsilon, Real tolerance, Real& result) {
+  const Real root = square_root(square);
+  const Real divisor = root + epsilon;
+  const Real inverse = Real(1) / divisor;
+  const Real divisor_rest =
+      fused(Real(0.5) * inverse, fused(-root, root, square), epsilon - (divisor - root));
+
+  const Real quotient = average * inverse;
+  const Real remainder = fused(-quotient, divisor, average);
+  const Real quotient_rest = fused(-quotient, divisor_rest, remainder) * inverse;
+
+  const Real first = static_cast<Real>(missed.first);
+  const Real first_rest = static_cast<Real>(missed.first - first);
   const Real part = epsilon * inverse;
-  const Real series = missed.first - part * (missed.second - part * missed.third);
-  move = average * inverse * series;
-  const Real left_out = part * part * part * missed.bound;
-  const bool is_finite = (average + square + inverse + series) * Real(0) == Real(0);
-  const bool is_close = left_out <= tolerance * absolute(missed.first);
+  const Real others = part * fused(-part, static_cast<Real>(missed.third),  //
+                                   static_cast<Real>(missed.second));
+  const Real series = first - others;
+  const Real series_rest = first_rest + ((first - series) - others);
+
+  const Real move = times(quotient, series);
+  const Real move_rest = fused(quotient, series_rest, fused(quotient, series, -move));
+  const Real after = var - move;
+  const Real difference = after - var;
+  const Real after_rest = (var - (after - difference)) - (move + difference);
+  result = after + (fused(-quotient_rest, series, after_rest) - move_rest);
+
+  const Real left_out = part * part * part * static_cast<Real>(missed.bound);
+  const bool is_close = left_out <= tolerance * absolute(first);
+  const bool is_finite = result * Real(0) == Real(0);
   return is_finite & (is_close | (average == Real(0)));
 }
 

@@ -14,21 +14,21 @@ constexpr int num_powers = 4 << power_bits;  // k is below 2^31
 template <class Rule, class Real>
 struct LateNumbers {
   Real tolerance, epsilon;
-  OneEarlier<Real> one_earlier;
   typename Rule::template Scalars<Real> scalars;
 };
 
 // A table's count of steps: addresses, and a number. Mirrors `LateTable` in
 // gpuopt/backends/cuda/structs.py.
 struct LateTable {
-  long long last;     // int of each key: how many steps its row has made
-  long long now;      // one long long: how many steps were counted
-  long long steps;    // the step size of each step; 0 if rows without a gradient do not move
-  long long sums;     // MissedSteps of each `sums_stride` steps; 0 if steps are made one by one
-  long long weights;  // what a step size of 1 adds to the sums before it, the oldest first
-  long long powers;   // [num_slots, num_powers], double
-  long long numbers;  // LateNumbers
-  long long window;   // how many steps without a gradient move a row
+  long long last;         // int of each key: how many steps its row has made
+  long long now;          // one long long: how many steps were counted
+  long long steps;        // the step size of each step; 0 if rows without a gradient do not move
+  long long sums;         // MissedSteps of each `sums_stride` steps; 0 if steps are made one by one
+  long long weights;      // what a step size of 1 adds to the sums before it, the oldest first
+  long long powers;       // [num_slots, num_powers], double
+  long long numbers;      // LateNumbers
+  long long one_earlier;  // OneEarlier
+  long long window;       // how many steps without a gradient move a row
 };
 
 template <class Value>
@@ -59,29 +59,28 @@ __device__ __forceinline__ int steps_of(const LateTable& table) {
 }
 
 // Sums, by packs: element `number` of an array.
-template <class Real>
 struct PackedSums {
-  static constexpr int pack = pack_size<Real>;
-  static constexpr int packs = sizeof(MissedSteps<Real>) / pack_bytes;
+  static constexpr int pack = pack_size<double>;
+  static constexpr int packs = sizeof(MissedSteps) / pack_bytes;
 
-  __device__ __forceinline__ static Real* at(long long address, long long number) {
-    return array_at<Real>(address) + number * (packs * pack);
+  __device__ __forceinline__ static double* at(long long address, long long number) {
+    return array_at<double>(address) + number * (packs * pack);
   }
 
-  __device__ __forceinline__ static MissedSteps<Real> load(long long address, long long number) {
-    Elements<Real, pack> parts[packs];
+  __device__ __forceinline__ static MissedSteps load(long long address, long long number) {
+    Elements<double, pack> parts[packs];
 #pragma unroll
     for (int i = 0; i < packs; ++i) {
       gpuopt::load<Caching::normal>(at(address, number) + i * pack, parts[i]);
     }
-    MissedSteps<Real> sums;
+    MissedSteps sums;
     memcpy(&sums, parts, sizeof sums);
     return sums;
   }
 
   __device__ __forceinline__ static void store(long long address, long long number,
-                                               const MissedSteps<Real>& sums) {
-    Elements<Real, pack> parts[packs];
+                                               const MissedSteps& sums) {
+    Elements<double, pack> parts[packs];
     memcpy(parts, &sums, sizeof sums);
 #pragma unroll
     for (int i = 0; i < packs; ++i) {
@@ -92,12 +91,12 @@ struct PackedSums {
 
 // Returns the sums of a row that has made `last` steps of `now`.
 template <class Real>
-__device__ __forceinline__ MissedSteps<Real> sums_of(const LateTable& table, int last, int now,
-                                                     const OneEarlier<Real>* given) {
+__device__ __forceinline__ MissedSteps sums_of(const LateTable& table, int last, int now) {
   const Real* steps = array_at<const Real>(table.steps);
-  const OneEarlier<Real> one_earlier = {__ldg(&given->ratio), __ldg(&given->excess),
-                                        __ldg(&given->bound)};
-  MissedSteps<Real> sums = PackedSums<Real>::load(table.sums, next_sums(last));
+  const auto* given = array_at<const OneEarlier>(table.one_earlier);
+  const OneEarlier one_earlier = {__ldg(&given->ratio), __ldg(&given->excess),
+                                  __ldg(&given->bound)};
+  MissedSteps sums = PackedSums::load(table.sums, next_sums(last));
   go_back(sums, last, now, one_earlier, [&](int step) { return __ldg(steps + step); });
   return sums;
 }
@@ -109,16 +108,16 @@ __device__ __forceinline__ unsigned int move_by_sums(const LateTable& table, int
                                                      State<Rule, Storage, count>& state) {
   using Real = Compute<Storage>;
   const auto* numbers = array_at<const LateNumbers<typename Unnamed::Rule, Real>>(table.numbers);
-  const MissedSteps<Real> missed = sums_of<Real>(table, last, now, &numbers->one_earlier);
+  const MissedSteps missed = sums_of<Real>(table, last, now);
   const Real epsilon = __ldg(&numbers->epsilon);
   const Real tolerance = __ldg(&numbers->tolerance);
   unsigned int left = 0;
 #pragma unroll
   for (int i = 0; i < count; ++i) {
-    Real moved;
-    if (movement(missed, Real(state.slots[Unnamed::average].of[i]),
-                 Real(state.slots[Unnamed::square].of[i]), epsilon, tolerance, moved)) {
-      state.weights.set(i, state.weights.get(i) - moved);
+    Real result;
+    if (moved(missed, state.weights.get(i), Real(state.slots[Unnamed::average].of[i]),
+              Real(state.slots[Unnamed::square].of[i]), epsilon, tolerance, result)) {
+      state.weights.set(i, result);
     } else {
       left |= 1u << i;
     }
@@ -252,19 +251,18 @@ struct LateTables {
 // block must call it, and no other one reads the counts meanwhile.
 template <class Real>
 __device__ __forceinline__ void count_step(const LateTable& table, Real step_size) {
-  using Sums = PackedSums<Real>;
   const long long step = steps_of(table);
   if (table.sums != 0) {
     for (long long at = step / sums_stride - threadIdx.x; at >= 0; at -= blockDim.x) {
       const long long before = step - at * sums_stride;
       if (before >= table.window) break;
-      const MissedSteps<Real> weight = Sums::load(table.weights, table.window - 1 - before);
-      MissedSteps<Real> sums = Sums::load(table.sums, at);
+      const MissedSteps weight = PackedSums::load(table.weights, table.window - 1 - before);
+      MissedSteps sums = PackedSums::load(table.sums, at);
       sums.first += step_size * weight.first;
       sums.second += step_size * weight.second;
       sums.third += step_size * weight.third;
       sums.bound += absolute(step_size) * weight.bound;
-      Sums::store(table.sums, at, sums);
+      PackedSums::store(table.sums, at, sums);
     }
   }
   __syncthreads();  // all have read `now`

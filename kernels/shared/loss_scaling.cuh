@@ -12,7 +12,7 @@ struct LossScaling {
   unsigned long long is_left_out;  // whether the step is; updates read it as they read a row flag
   long long num_made;              // how many steps were made
   long long last_bad_step;         // the number of the last one that was not finite; 0: none was
-  long long first_bad;             // the number of its first gradient that was not; -1: their norm
+  long long first_bad;  // the number of its first gradient that was not; -1: a clipped one
   long long good_steps;
   long long bad_steps;
   long long num_skipped;
@@ -33,7 +33,7 @@ constexpr double rows_are_refused = -1;
 constexpr double nothing_is_wrong = 0x1p53;
 
 // The largest scale that grows, as in gpuopt/rules/loss_scaling.py.
-constexpr float largest_grown = 0x1p64f;
+constexpr float largest_grown_scale = 0x1p100f;
 
 // What decides about a step. Mirrors `LossDecision` in gpuopt/backends/cuda/structs.py, and
 // `ScaleRule` in gpuopt/rules/loss_scaling.py.
@@ -102,7 +102,7 @@ struct LossDecision {
         state.loss_scale * static_cast<float>(decr_ratio) / static_cast<float>(divisor);
     if (!is_finite) {
       state.loss_scale = shrunk < 1.0f ? 1.0f : shrunk;
-    } else if (grown <= largest_grown) {
+    } else if (grown <= largest_grown_scale) {
       state.loss_scale = grown;
     }
     state.unscale = 1.0f / state.loss_scale;

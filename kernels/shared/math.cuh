@@ -37,6 +37,23 @@ GPUOPT_INLINE double times(double x, double y) {
 #endif
 }
 
+// x * y + z, rounded once. A host without such an instruction rounds the sum twice, in float64, and
+// does not fuse float64: what rounding took from a product is then taken for 0.
+GPUOPT_INLINE float fused(float x, float y, float z) {
+#if defined(__CUDACC__) || defined(FP_FAST_FMAF)
+  return fmaf(x, y, z);
+#else
+  return static_cast<float>(static_cast<double>(x) * y + z);
+#endif
+}
+GPUOPT_INLINE double fused(double x, double y, double z) {
+#if defined(__CUDACC__) || defined(FP_FAST_FMA)
+  return fma(x, y, z);
+#else
+  return x * y + z;
+#endif
+}
+
 // The larger of two; NaN if one of them is.
 template <class Real>
 GPUOPT_INLINE Real larger(Real x, Real y) {

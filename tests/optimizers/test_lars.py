@@ -96,6 +96,22 @@ def test_all_norms_take_two_launches_and_the_host_waits_for_none(emulated_gpus: 
     assert emulated_gpus[0].launches == launches + 2
 
 
+@pytest.mark.emulator
+@pytest.mark.parametrize(
+    ("options", "launches"), [({"clip_value": 1.0}, 2), ({"clip_norm": 1.0}, 3)]
+)
+def test_the_sums_follow_a_norm_of_all_gradients(
+    options: dict[str, float], launches: int, emulated_gpus: Any
+) -> None:
+    variables = [Variable(np.ones(n, np.float32), device="gpu:0") for n in (9, 5000, 1)]
+    pairs = [(fake_cupy.asarray(np.ones(v.shape, np.float32)), v) for v in variables]
+    optimizer = gpuopt.LARSOptimizer(**NUMBERS, **options)
+    for _ in range(2):
+        before = emulated_gpus[0].launches
+        optimizer.apply_gradients(pairs)
+        assert emulated_gpus[0].launches - before == launches
+
+
 def test_a_gradient_in_its_variables_memory_is_read_first() -> None:
     start = np.random.default_rng(3).normal(size=50_000).astype(np.float32)
     array, apart = start.copy(), Variable(start)

@@ -66,6 +66,16 @@ def test_help_of_a_command_says_what_it_does_and_explains_each_argument(
     assert all(action.help for action in commands[command]._actions)
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_defaults_as_they_are_typed(command: str) -> None:
+    status, output, _ = run(command, "--help")
+    assert status == 0
+    shown = re.findall(r"\(default:\s+(.+?)\)", output, re.DOTALL)
+    assert not [default for default in shown if default.startswith(("[", "("))]
+    if command == "bench":
+        assert {"'*'", "adam", "float32"} <= set(shown)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [["--help"], ["bench", "--help"], ["info"], ["bench", "--list"], ["demo", "--steps", "1"]],
@@ -93,7 +103,15 @@ def test_a_reader_that_stops_early_causes_no_traceback(
         (["info", "--json"], "gpuopt: unrecognized arguments: --json"),
         (["demo", "--steps", "none"], "gpuopt demo: argument --steps: 'none' is not a whole"),
         (["bench", "no-such-task"], "gpuopt: no task is named no-such-task; --list shows them"),
-        (["bench", "--compare", "no-such-file"], "gpuopt bench: "),
+        (["bench", "--json", os.curdir], "gpuopt: '.' is a folder\n"),
+        (
+            ["bench", "--compare", "no-such-file"],
+            "gpuopt bench: there is no file no-such-file; --json FILE writes results\n",
+        ),
+        (
+            ["bench", "--compare", os.curdir],
+            "gpuopt bench: . cannot be read: Is a directory; --json FILE writes results\n",
+        ),
     ],
 )
 def test_wrong_arguments_end_with_status_2_and_one_line(arguments: list[str], words: str) -> None:

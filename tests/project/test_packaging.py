@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,8 @@ import sysconfig
 import tarfile
 import tomllib
 import zipfile
+from email.message import Message
+from email.parser import BytesParser
 from pathlib import Path
 
 import pytest
@@ -35,14 +38,31 @@ def sdist(tree: Path) -> Path:
     return build("sdist", tree)
 
 
-def build(kind: str, tree: Path) -> Path:
-    """Calls the build backend as pip does; returns what it built."""
-    out = tree.parent / f"{kind}-of-{tree.name}"
+def build(kind: str, tree: Path, out: Path | None = None, **variables: str) -> Path:
+    """Calls the build backend as pip does, with its own environment variables or none."""
+    out = out or tree.parent / f"{kind}-of-{tree.name}"
     out.mkdir()
     program = f"import hatchling.build as b; b.build_{kind}({str(out)!r})"
-    subprocess.run([sys.executable, "-c", program], cwd=tree, check=True, capture_output=True)
+    command = [sys.executable, "-c", program]
+    addresses = dict.fromkeys(("REPOSITORY_URL", "DOCUMENTATION_URL"), "")
+    environment = {**os.environ, **addresses, **variables}
+    subprocess.run(command, cwd=tree, env=environment, check=True, capture_output=True, text=True)
     [built] = out.iterdir()
     return built
+
+
+def unpack(sdist: Path, folder: Path) -> Path:
+    with tarfile.open(sdist) as opened:
+        # Python has filters since 3.11.4, and warns since 3.12 where none is named.
+        named = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+        opened.extractall(folder, **named)
+    [unpacked] = folder.iterdir()
+    return unpacked
+
+
+def metadata(wheel: Path) -> Message:
+    [written] = [data for name, data in contents(wheel).items() if name.endswith("/METADATA")]
+    return BytesParser().parsebytes(written)
 
 
 def contents(archive: Path) -> dict[str, bytes]:
@@ -88,11 +108,7 @@ def test_wheel_holds_the_package_with_its_kernels_and_data_and_nothing_else(
 def test_sdist_holds_what_it_lists_and_builds_the_same_wheel(
     tree: Path, wheel: Path, sdist: Path, tmp_path: Path
 ) -> None:
-    with tarfile.open(sdist) as opened:
-        # Python has filters since 3.11.4, and warns since 3.12 where none is named.
-        named = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
-        opened.extractall(tmp_path, **named)
-    [unpacked] = tmp_path.iterdir()
+    unpacked = unpack(sdist, tmp_path)
     settings = tomllib.loads((tree / "pyproject.toml").read_text())
     listed = settings["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
     # hatchling adds the metadata, and the file that says what git ignores.
@@ -101,6 +117,38 @@ def test_sdist_holds_what_it_lists_and_builds_the_same_wheel(
     for folder in ("gpuopt", "kernels", "tests"):
         assert files_below(unpacked / folder) == files_below(tree / folder)
     assert contents(build("wheel", unpacked)) == contents(wheel)
+
+
+def test_a_package_names_the_addresses_that_its_builder_knows(tree: Path, tmp_path: Path) -> None:
+    known = {
+        "REPOSITORY_URL": "https://example.org/them/gpuopt/",
+        "DOCUMENTATION_URL": "http://docs.example.org",
+    }
+    sdist = build("sdist", tree, tmp_path / "sdist", **known)
+    # What someone else builds from the sdist keeps the sdist's addresses.
+    unpacked = unpack(sdist, tmp_path / "unpacked")
+    wheel = build("wheel", unpacked, tmp_path / "wheel", REPOSITORY_URL="https://other.org")
+    assert metadata(wheel).get_all("Project-URL") == [
+        "Documentation, http://docs.example.org",
+        "Source, https://example.org/them/gpuopt",
+        "Issues, https://example.org/them/gpuopt/issues",
+        "Changelog, https://example.org/them/gpuopt/blob/main/CHANGELOG.md",
+    ]
+
+
+def test_a_package_whose_builder_knows_no_address_names_none(wheel: Path) -> None:
+    assert metadata(wheel).get_all("Project-URL") is None
+
+
+@pytest.mark.parametrize("url", ["them/gpuopt", "git@example.org:them/gpuopt", "https:///gpuopt"])
+def test_what_is_no_address_of_a_web_page_is_refused(tree: Path, tmp_path: Path, url: str) -> None:
+    with pytest.raises(subprocess.CalledProcessError) as raised:
+        build("wheel", tree, tmp_path / "wheel", REPOSITORY_URL=url)
+    last = raised.value.stderr.strip().splitlines()[-1]
+    assert last == (
+        f"ValueError: REPOSITORY_URL={url} is no address of a web page: write https://HOST/PATH, "
+        "or unset REPOSITORY_URL to build a package that names none"
+    )
 
 
 def test_installed_wheel_finds_its_own_kernels(wheel: Path, tmp_path: Path) -> None:

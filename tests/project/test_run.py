@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -111,3 +112,27 @@ def test_ranks_are_tested_over_each_mpi(
         ".venv-mpich/bin/python",
     ]
     assert all(command[-2:] == ["-k", "adam"] for command in ran.values())
+
+
+@pytest.mark.parametrize(("types", "status"), [(0, 0), (1, 1)])
+def test_types_are_found_in_each_package_that_is_installed(
+    types: int, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls: list[Any] = []
+
+    def record(command: Any, cwd: Path, env: Any) -> Any:
+        calls.append((command, cwd))
+        is_types = Path(command[0]).name == "basedpyright"
+        return subprocess.CompletedProcess(command, types if is_types else 0)
+
+    def install_built(python: str, is_oldest: bool, folder: Path) -> tuple[Path, Path]:
+        return Path("installed/python"), Path("unpacked")
+
+    monkeypatch.setattr(run, "find_pythons", lambda: {run.OLDEST_PYTHON: "python"})
+    monkeypatch.setattr(run, "install_built", install_built)
+    monkeypatch.setattr(run.subprocess, "run", record)
+    assert run.test_package([]) == status
+    found = [command[1:] for command, _ in calls if Path(command[0]).name == "basedpyright"]
+    assert found == [["--pythonpath", "installed/python"]] * 2
+    assert {cwd for _, cwd in calls} == {Path("unpacked")}
+    assert ("types with Python 3.11, oldest" in capsys.readouterr().err) == bool(status)

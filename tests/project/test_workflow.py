@@ -34,6 +34,19 @@ def test_workflow_tests_the_package_with_its_oldest_dependencies() -> None:
     assert python == ".".join(map(str, run.OLDEST_PYTHON))
 
 
+def test_workflow_builds_and_runs_every_image_that_no_other_is_made_of() -> None:
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    stages = re.findall(r"^FROM (\S+)(?: AS (\w+))?", dockerfile, re.MULTILINE)
+    used = {base for base, _ in stages} | set(re.findall(r"--from=(\w+)", dockerfile))
+    workflow = WORKFLOW.read_text()
+    ends = [name for _, name in stages if name not in used]
+    assert ends == ["test", "bench", ""]
+    for name in ends:
+        target, tag = (f"--target {name} ", f":{name}") if name else ("", "")
+        assert f"docker build --build-arg EXTRA=plots {target}-t gpuopt{tag} ." in workflow
+        assert re.search(f"docker run --rm gpuopt{tag}( |\n)", workflow)
+
+
 def test_every_job_has_a_time_limit() -> None:
     workflow = WORKFLOW.read_text()
     jobs = re.findall(r"runs-on: ", workflow)

@@ -117,6 +117,22 @@ def test_slots_beside_master_copies_are_restored_in_8_bits(
     other.apply_gradients([(normal(2).astype(variable.dtype), again)])
 
 
+@pytest.mark.parametrize("to", [{"masters": "float32"}, {"slot_dtype": "bfloat16"}], ids=str)
+@pytest.mark.parametrize("source", [{"slot_bits": 8}, {"masters": "float32"}], ids=str)
+def test_slots_of_float16_variables_pass_between_wider_forms_without_being_float16(
+    source: dict[str, Any], to: dict[str, Any]
+) -> None:
+    variable, again = (Variable(normal(0), name=name, dtype="float16") for name in ("w", "again"))
+    optimizer = MAKE["adam"](**source)
+    # Too large for float16 in `v`, and in `m` of more digits than it has.
+    optimizer.apply_gradients([(12_000 * normal(1).astype(np.float16), variable)])
+    other = MAKE["adam"](**to)
+    other.load_state_dict(optimizer.state_dict({"w": variable}), {"w": again})
+    for slot_name in ("m", "v"):
+        given, taken = optimizer.get_slot(variable, slot_name), other.get_slot(again, slot_name)
+        np.testing.assert_array_equal(taken.numpy(), given.numpy().astype(taken.dtype))
+
+
 @pytest.mark.parametrize("name", MAKE)
 def test_a_restored_run_goes_on_bit_by_bit(tmp_path: Path, name: str) -> None:
     for sparse in (False, True):

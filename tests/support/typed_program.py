@@ -1,4 +1,7 @@
-"""A program as a user writes it: mypy, in strict mode, must find its types, and find it right."""
+"""A program as a user writes it.
+
+mypy and basedpyright, in strict mode, must find its types, and find it right.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,8 @@ def train(optimizer: gpuopt.Optimizer, steps: int) -> float:
     value, pairs = gpuopt.value_and_gradients(loss, [w])
     optimizer.apply_gradients(pairs, global_step=step)
     rows = gpuopt.IndexedSlices(np.ones((2, 4), np.float32), [1, 3], table.shape)
-    optimizer.apply_gradients([(rows, table)])
+    decayed = gpuopt.exponential_decay(0.1, step, decay_steps=10, decay_rate=0.5)
+    gpuopt.GradientDescentOptimizer(decayed).apply_gradients([(rows, table)])
     assert_type(step.numpy(), np.ndarray[Any, Any])
     assert_type(optimizer.get_slot(w, "m"), gpuopt.Variable | None)
     assert_type(optimizer.state_dict()["name"], str)

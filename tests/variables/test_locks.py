@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -232,6 +233,63 @@ def test_an_exception_at_any_moment_of_a_fork_leaves_imports_open(
         assert is_free(locks.importing), moment
         if child is not None:
             assert os.waitpid(child, 0)[1] == 0, moment
+
+
+def test_a_second_exception_at_any_moment_leaves_no_thread_at_work() -> None:
+    working: set[int] = set()
+    helping = threading.Event()
+
+    def work(number: int) -> None:
+        if threading.current_thread() is threading.main_thread():
+            assert helping.wait(30)
+            raise Interrupt
+        working.add(number)
+        helping.set()
+        time.sleep(0.0005)
+        working.discard(number)
+
+    moment = 0
+    while True:
+        moment += 1
+        helping.clear()
+        # Of what share_out does after the first one.
+        interrupt = InterruptAt(moment, inside=[gpuopt.backends.cpu.threads.__file__])
+        with suppress(Interrupt), interrupt:
+            share_out(work, range(6), 3)
+        assert not working, moment
+        if interrupt.left > 0:
+            break
+    assert moment > 20
+
+
+def test_ctrl_c_again_and_again_leaves_no_thread_at_work() -> None:
+    helping, ended, times = threading.Event(), threading.Event(), iter(range(1, 4))
+
+    def work(number: int) -> None:
+        if threading.current_thread() is threading.main_thread():
+            assert helping.wait(30)
+            raise Interrupt(0)
+        helping.set()
+        for _ in range(3):
+            time.sleep(0.02)
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+        time.sleep(0.02)
+        ended.set()
+
+    def interrupt(*_: object) -> None:
+        raise Interrupt(next(times))
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with pytest.raises(Interrupt) as raised:
+            share_out(work, range(2), 2)
+        is_over = ended.is_set()
+    finally:
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        ended.wait(30)
+        signal.signal(signal.SIGUSR1, before)
+    assert is_over
+    assert raised.value.args == (3,)  # the last one
 
 
 def test_an_exception_at_any_moment_leaves_no_thread_at_work() -> None:

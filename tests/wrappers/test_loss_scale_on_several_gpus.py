@@ -204,6 +204,35 @@ def test_two_launches_on_each_gpu_and_one_more_join_and_nobody_waits(
         np.testing.assert_array_equal(variable.numpy(), variables[0].numpy())
 
 
+@pytest.mark.skipif(not driver.is_here(), reason="a real GPU may be done before the host looks")
+@pytest.mark.parametrize("num_gpus", [2, 3])
+def test_gradients_of_several_gpus_are_clipped_by_as_many_launches(
+    num_gpus: int, waits: list[str]
+) -> None:
+    xp: Any = pytest.importorskip("cupy")
+    optimizer = gpuopt.AdamOptimizer(clip_norm=1.0)
+    gpus = [Device("gpu", gpu) for gpu in range(num_gpus)]
+    with ExitStack() as inside:
+        inside.enter_context(driver.schedule("oldest"))
+        for gpu in gpus:
+            inside.enter_context(backends.using(gpu, cuda_backend(gpu)))
+        variables = [Variable(np.ones(5, np.float32), device=gpu) for gpu in gpus]
+        gradients = on_each(xp, num_gpus, lambda gpu: xp.full(5, gpu + 1, np.float32))
+        for number in range(8):
+            before, waited = driver.counts(), len(waits)
+            optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
+            after = driver.counts()
+            if number < 3:
+                continue  # the first ones wait for memory
+            assert len(waits) == waited
+            assert after["launches"] - before["launches"] == 2 * num_gpus + 1
+            copies = after["device to device"] - before["device to device"]
+            assert copies == 2 * (num_gpus - 1) + num_gpus
+            assert after["device to host"] == before["device to host"]
+        norm = np.sqrt(5 * sum((gpu + 1) ** 2 for gpu in range(num_gpus)))
+        assert float(optimizer.global_norm) == np.float32(norm)
+
+
 def test_rows_that_one_gpu_refuses_leave_all_as_they_were(every_schedule: str) -> None:
     xp: Any = pytest.importorskip("cupy")
     require_two_gpus()

@@ -68,12 +68,13 @@ def _movement(
     missed: Missed,
     alike: tuple[int, ...],
 ) -> tuple[Array, Array]:
-    """Returns what rows move by, from the sums, and where that is close enough.
+    """Returns what rows move by, from the sums, in float64, and where that is close enough.
 
     An average of 0 does not move a row, whatever the sums leave out.
     """
     average, square = (
-        slots[rule.slots.index(each)] for each in (movement.average, movement.square)
+        slots[rule.slots.index(each)].astype(np.float64, copy=False)
+        for each in (movement.average, movement.square)
     )
     first, second, third, bound = (each.reshape(alike) for each in _sums(catch_up, missed))
     epsilon = catch_up.factors.scalars[movement.epsilon]
@@ -81,7 +82,7 @@ def _movement(
     part = epsilon * inverse
     series = first - part * (second - part * third)
     left_out = part * part * part * bound
-    is_close = left_out <= average.dtype.type(catch_up.factors.tolerance) * abs(first)
+    is_close = left_out <= catch_up.factors.tolerance * abs(first)
     # Subtracted from itself, as the rule does it, infinity is NaN: such elements make each step.
     # So do those for which there is no finite sum: 0 times that were NaN.
     is_finite = np.isfinite(average + square + inverse + series)
@@ -89,7 +90,7 @@ def _movement(
 
 
 def _sums(catch_up: CatchUp, missed: Missed) -> list[Array]:
-    """Returns the sums of the steps that each row has missed, [num_rows] each."""
+    """Returns the sums of the steps that each row has missed, float64 [num_rows] each."""
     steps, one_earlier = catch_up.steps, catch_up.factors.one_earlier
     assert catch_up.sums is not None
     assert steps is not None

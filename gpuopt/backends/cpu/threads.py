@@ -62,12 +62,17 @@ def share_out(work: Callable[[Task], object], tasks: Iterable[Task], threads: in
         _helpers.call(shared.help, min(threads, shared.left.qsize()) - 1)
         shared.work_on()
         shared.wait()
-    except BaseException:  # also Ctrl-C, at any moment
-        shared.drop()
-        shared.wait()
-        raise
+    except BaseException as error:  # noqa: F841 - also Ctrl-C, at any moment
+        while not shared.is_over:
+            try:
+                shared.drop()
+                shared.wait()
+            except BaseException as later:  # Ctrl-C again: other threads still write
+                error = later
+        raise error
     finally:
-        shared.forget_work()
+        # Lets go of what the work holds: a thread may come to help much later, or never.
+        shared.work = _nothing_left
         _begun.pop(shared, None)
     if shared.errors:
         raise shared.errors[0]
@@ -103,15 +108,19 @@ class _SharedTasks:
 
     Attributes:
         left: Tasks not yet begun.
+        work: What is done with each task.
         errors: What helping threads have raised.
+        is_over: Whether a wait has come to its end: no thread works on a task, or one takes too
+            long, or is none of this process.
     """
 
     def __init__(self, work: Callable[[Any], object], tasks: Iterable[Any]) -> None:
         self.left: SimpleQueue[Any] = SimpleQueue()
         for task in tasks:
             self.left.put(task)
+        self.work = work
         self.errors: list[BaseException] = []
-        self._work = work
+        self.is_over = False
         # Tasks that are left to the thread that shares them out.
         self._kept: list[Any] = []
         self._process = os.getpid()
@@ -137,10 +146,10 @@ class _SharedTasks:
     def _work_on(self) -> NoReturn:
         try:
             while True:
-                self._work(self.left.get_nowait())
+                self.work(self.left.get_nowait())
         except Empty:
             while self._kept and self.is_this_threads():
-                self._work(self._kept.pop())
+                self.work(self._kept.pop())
             raise
 
     def help(self) -> None:
@@ -170,23 +179,23 @@ class _SharedTasks:
         except Empty:
             return
 
-    def forget_work(self) -> None:
-        """Lets go of what the work holds: a thread may come to help much later, or never."""
-        self._work = _nothing_left
-
     def wait(self) -> None:
         """Waits until no thread works on a task; no task is left by now."""
         began = time.monotonic()
+        self.is_over = False
         for lock in self._helping:
             # For a second at a time: a signal handler may fork in this wait.
             while self._check_process() and not lock.acquire(timeout=1.0):
                 if time.monotonic() - began > locks.DEADLINE_S:
+                    self.is_over = True
                     raise DeadlineExceededError(
                         f"waited {locks.DEADLINE_S:g} s for a thread that shares an update"
                     )
+        self.is_over = True
 
     def _check_process(self) -> bool:
         if os.getpid() != self._process and self._helping:
+            self.is_over = True
             raise RuntimeError(
                 f"this process was forked from process {self._process} in the middle of an update "
                 "that threads shared: what they updated there is unknown here"

@@ -93,11 +93,11 @@ class CudaBackend:
             # Kernels of all streams read it, and none waits for its stream.
             wait_for_event(launcher.record(), f"{device}, whose first memory is being filled")
 
-    @contextmanager
-    def enter(self, *read: Updated) -> Iterator[None]:
+    def enter(self, *read: Updated) -> AbstractContextManager[Any]:
         with self._launcher.device():
             self._order.follow(read)
-            yield
+        # CuPy's own: Ctrl-C in one that is written in Python may leave its device the current one.
+        return self._launcher.device()
 
     @contextmanager
     def enter_reading(self, *read: Updated, kept: Sequence[Any] = ()) -> Iterator[None]:

@@ -143,7 +143,8 @@ class CudaClips:
         num_norms = len(limits.most)
         joined = self._launcher.xp.empty((len(sums), sums[0].size), np.float64)
         for row, each in zip(joined, sums, strict=True):
-            row[...] = each
+            # By assignment, one number is copied by a kernel.
+            self._launcher.xp.copyto(row, each)
         with self._lock, self._launcher.device():
             workspace = self._workspaces.take()
             self._launcher.launch(

@@ -10,7 +10,6 @@ from gpuopt.backends.catch_up import CatchUp
 from gpuopt.backends.cuda.launch_shapes import NUM_POWERS, POWER_BITS
 from gpuopt.backends.cuda.launcher import Launcher, to_device
 from gpuopt.backends.cuda.structs import LateTable
-from gpuopt.rules.catch_up import OneEarlier
 
 Array = Any
 
@@ -34,14 +33,15 @@ class CountOfSteps:
         factors, rule, unnamed = catch_up.factors, catch_up.rule, catch_up.rule.unnamed
         assert unnamed is not None, "an optimizer without it refuses the option"
         self.rule = rule
-        epsilon, weights = real(0), None
+        epsilon, weights, one_earlier = real(0), None, None
         if unnamed.movement is not None:
             epsilon = factors.scalars[unnamed.movement.epsilon]
         if factors.weights is not None:
             weights = to_device(launcher, factors.weights)
-        one_earlier = factors.one_earlier or [0] * len(OneEarlier._fields)
+        if factors.one_earlier is not None:
+            one_earlier = to_device(launcher, np.array(factors.one_earlier))
         scalars = [factors.scalars[name] for name in rule.scalars]
-        numbers = [factors.tolerance, epsilon, *one_earlier, *scalars]
+        numbers = [factors.tolerance, epsilon, *scalars]
         self._now = launcher.xp.zeros(1, dtype=np.int64)
         by_name = {
             "last": catch_up.last,
@@ -51,6 +51,7 @@ class CountOfSteps:
             "weights": weights,
             "powers": to_device(launcher, _powers(factors.decays)),
             "numbers": to_device(launcher, np.array(numbers, real)),
+            "one_earlier": one_earlier,
         }
         self.arrays: list[Array] = [each for each in by_name.values() if each is not None]
         addresses = {

@@ -170,7 +170,7 @@ class LossScaling(NamedTuple):
         is_left_out: Whether the step is; updates read it as they read a row flag.
         num_made: How many steps were made.
         last_bad_step: The number of the last one whose gradients were not finite; 0 if none was.
-        first_bad: The number of its first gradient that was not; -1 for their norm.
+        first_bad: The number of its first gradient that was not; -1: a clipped one.
         good_steps, bad_steps, num_skipped, skipped_in_a_row, loss_scale: See `ScaleState`.
         unscale: What gradients are multiplied by.
     """
@@ -267,8 +267,8 @@ class LateTable(NamedTuple):
         sums: The address of the sums of steps; 0 if missed steps are made one by one.
         weights: The address of what a step of size 1 adds to them.
         powers: The address of powers of the slots' decays, float64 [num_slots, NUM_POWERS].
-        numbers: The address of the tolerance, epsilon, what makes sums one step earlier, and the
-            scalars of rows without a gradient.
+        numbers: The address of the tolerance, epsilon, and the scalars of rows without a gradient.
+        one_earlier: The address of what makes sums one step earlier, float64.
         window: How many steps without a gradient move a row.
     """
 
@@ -279,6 +279,7 @@ class LateTable(NamedTuple):
     weights: Annotated[int, Number("int64")]
     powers: Annotated[int, Number("int64")]
     numbers: Annotated[int, Number("int64")]
+    one_earlier: Annotated[int, Number("int64")]
     window: Annotated[int, Number("int64")]
 
 

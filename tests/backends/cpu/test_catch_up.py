@@ -12,10 +12,12 @@ import pytest
 from late_tables import (
     AllRows,
     Table,
+    check_single_reads,
     constant,
     cosine,
     distance,
     distances,
+    single_reads,
     step_size,
     waves,
     zipf_steps,
@@ -78,6 +80,14 @@ def test_each_read_of_2_000_rows_is_as_close_to_all_steps_as_float32_itself(
             assert distance(table.read(), exact.var) <= max(of_all_rows, 1e-6), step
             reads += 1
     assert reads == steps // 250
+
+
+@pytest.mark.parametrize(("rate", "epsilon"), [(cosine, 1e-8), (constant, 1e-3)])
+def test_single_rows_are_nearly_as_close_as_if_writes_alone_were_rounded(
+    rate: Callable[[int], float], epsilon: float, every_cpu_form: str
+) -> None:
+    reads = list(single_reads(rate, epsilon, 10_000 if os.environ.get("GPUOPT_FULL") else 1_500))
+    check_single_reads(reads)
 
 
 @pytest.mark.parametrize(("stepping", "bound"), [(False, 1e-7), (True, 1e-11)])

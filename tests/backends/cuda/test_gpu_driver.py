@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import os
 import subprocess
@@ -23,6 +24,7 @@ from interrupt_at import Interrupt, InterruptAt
 
 import gpuopt
 from gpuopt import IndexedSlices, Variable
+from gpuopt.backends import backend_for
 from gpuopt.backends.cuda.page_locked import Landing
 from gpuopt.bench.clock import GpuClock, measure_copy_bytes_per_second
 
@@ -368,6 +370,24 @@ def test_variables_of_several_gpus_are_each_updated_on_their_own(cupy: Any) -> N
     for index, variable in enumerate(variables):
         assert optimizer.get_slot(variable, "m").device == gpuopt.device.Device("gpu", index)
     assert cupy.cuda.runtime.getDevice() == 0
+
+
+def test_ctrl_c_while_a_device_is_entered_leaves_the_one_before_current(cupy: Any) -> None:
+    if cupy.cuda.runtime.getDeviceCount() < 2:
+        pytest.skip("there is one GPU")
+    backend = backend_for(gpuopt.device.Device("gpu", 1))
+    errors = []  # their tracebacks keep alive what was in the middle of something
+    for moment in itertools.count(1):
+        interrupts = InterruptAt(moment)
+        try:
+            with interrupts, backend.enter():
+                pass
+        except Interrupt as error:
+            errors.append(error)
+        assert cupy.cuda.runtime.getDevice() == 0, moment
+        if interrupts.left > 0:
+            break
+    assert errors
 
 
 # Sizes

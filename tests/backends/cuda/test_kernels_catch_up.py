@@ -17,10 +17,12 @@ from every_optimizer import rules_of_missed_steps
 from late_tables import (
     AllRows,
     Table,
+    check_single_reads,
     constant,
     cosine,
     distance,
     distances,
+    single_reads,
     step_size,
     waves,
     zipf_steps,
@@ -205,6 +207,11 @@ def test_rows_are_as_close_to_all_steps_as_float32_itself(
     for step, ours, of_all_rows, of_writes in distances(rate, epsilon, steps, 4, new_backend()):
         assert ours <= max(of_all_rows, 1e-6), step
         assert ours <= 2 * of_writes, step  # after few steps, roundings of slots count, too
+
+
+@pytest.mark.skipif(SANITIZED, reason="hundreds of steps")
+def test_single_rows_are_nearly_as_close_as_if_writes_alone_were_rounded() -> None:
+    check_single_reads(list(single_reads(cosine, 1e-8, 750, new_backend())))
 
 
 @pytest.mark.skipif(SANITIZED, reason="hundreds of steps")

@@ -13,7 +13,6 @@ from every_optimizer import update_rules
 from nvrtc import compile_together
 from sass import Instruction, disassemble, loads_in_flight
 
-from gpuopt.backends.backend import compute_type
 from gpuopt.backends.cuda import kernels
 from gpuopt.backends.cuda.kernel import Kernel
 from gpuopt.backends.cuda.launch_shapes import FEW_ROWS, PACK_BYTES, SORT_THREADS, SORT_TILE
@@ -229,8 +228,8 @@ def test_rows_that_catch_up_are_read_and_written_once(
     assert evicted(late) == evicted(update)
     assert packs(alone, "LDG.E.EF") == packs(alone, "STG.E.EF") == len(ADAM.slots)
     # Weights beside them. A row reads its sums once for a pack, and once for an element alone; who
-    # counts the step reads sums and what is added, and writes the sums.
-    sums = NUM_SUMS * compute_type(DTYPES_BY_NAME[dtype])(0).itemsize // PACK_BYTES
+    # counts the step reads sums and what is added, and writes the sums: all in float64.
+    sums = NUM_SUMS * 8 // PACK_BYTES
     assert packs(late, "LDG") == packs(update, "LDG") + 4 * sums
     assert packs(late, "STG") == packs(update, "STG") + sums
     assert packs(alone, "LDG") == 1 + len(ADAM.slots) + 2 * sums

@@ -24,6 +24,7 @@ from interrupt_at import HandleAt
 
 import gpuopt
 from fuzzing.model import Rows
+from fuzzing.stages_beside import beside_another, copied, forked, step_by_views
 from fuzzing.stages_model import (
     AVERAGE_DECAY,
     BETA1,
@@ -246,6 +247,11 @@ class Program:
                 pairs.append((put(gradient, place), self.real[label]))
         return pairs
 
+    def step(self) -> None:
+        gradients = self.gradients()
+        self.apply(gradients)
+        self.follow(gradients)
+
     def apply(self, gradients: Mapping[str, Any]) -> None:
         more = {}
         if self.scaled is not None and self.whole is self.scaled:
@@ -332,7 +338,8 @@ class Program:
         assert real is not None, f"{what} is missing"
         got = as_float64(real)
         assert got.shape == expected.shape, (what, got.shape, expected.shape)
-        largest = max(np.abs(expected).max(initial=0), np.abs(got).max(initial=0))
+        before = self.model.largest.pop(what, 0.0)
+        largest = max(np.abs(expected).max(initial=0), np.abs(got).max(initial=0), before)
         wide = "float64" if self.dtypes[label] == np.float64 else "float32"
         tolerance = STEPS_TOLERANCE[wide] * largest
         if self.form.is_coded and " of " in what and "average" not in what:
@@ -409,15 +416,9 @@ def make_optimizer(kind: str, rate: Any, options: Mapping[str, Any]) -> Any:
     return make(learning_rate=rate, **arguments[kind], **options)
 
 
-def step(program: Program) -> None:
-    gradients = program.gradients()
-    program.apply(gradients)
-    program.follow(gradients)
-
-
 def steps(program: Program) -> None:
     for _ in range(4 if program.is_exact else 1):
-        step(program)
+        program.step()
 
 
 def bad_step(program: Program) -> None:
@@ -644,7 +645,7 @@ def restore(program: Program) -> None:
 
 
 OPERATIONS: list[tuple[float, Callable[[Program], None]]] = [
-    (10, step),
+    (10, Program.step),
     (6, steps),
     (3, bad_step),
     (1, refused_step),
@@ -658,6 +659,10 @@ OPERATIONS: list[tuple[float, Callable[[Program], None]]] = [
     (1, change_rows),
     (2, save),
     (3, restore),
+    (2, copied),
+    (1, forked),
+    (1, beside_another),
+    (2, step_by_views),
 ]
 
 

@@ -129,6 +129,8 @@ class Model:
         powers: Those of beta, as float32.
         count: Of updates.
         norm: Of the gradients of the last update that are not clipped by their group.
+        largest: The largest number that an array had before some update, by the array's name:
+            "w", "m of w" or "average of w". Where numbers cancel, rounding is in proportion to it.
     """
 
     def __init__(self, kind: str, values: Mapping[str, np.ndarray]) -> None:
@@ -139,6 +141,7 @@ class Model:
         self.pending: list[dict[str, Gradient]] = []
         self.powers = [np.float32(BETA1), np.float32(BETA2)]
         self.count, self.norm = 0, 0.0
+        self.largest: dict[str, float] = {}
         self.scaling: Scaling | None = None
 
     def accumulate(self, gradients: Mapping[str, Gradient]) -> None:
@@ -210,6 +213,7 @@ class Model:
         for label, gradient in gradients.items():
             number, clip = clips[label]
             clipped = np.clip(summed[label] * clip.factor(norms[number]), -clip.value, clip.value)
+            self._note_largest(label)
             self._update(label, clipped, getattr(gradient, "indices", None), rates[label])
         for label in gradients if follows else ():
             value = self.values[label]
@@ -234,6 +238,15 @@ class Model:
         w[touched] = part
         for name, slot in slots.items():
             slot[touched] = parts[name]
+
+    def _note_largest(self, label: str) -> None:
+        arrays = {f"{name} of {label}": slot for name, slot in self.slots[label].items()}
+        arrays[label] = self.values[label]
+        if label in self.averages:
+            arrays[f"average of {label}"] = self.averages[label]
+        for name, array in arrays.items():
+            now = float(np.abs(array).max(initial=0))
+            self.largest[name] = max(self.largest.get(name, 0.0), now)
 
     def copied(self) -> Model:
         return copy.deepcopy(self)

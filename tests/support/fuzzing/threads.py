@@ -245,7 +245,7 @@ def fork(world: World, files: Files) -> str:
         return _child(world, files)
 
     with in_background(work):
-        done = _in_child(world, child)
+        done = in_child(child)
     if future is not None:
         future.result(60)
     return f"fork while another thread does {busy}; the child: {done}"
@@ -277,7 +277,7 @@ def _child(world: World, files: Files) -> list[str]:
     return texts
 
 
-def _in_child(world: World, work: Callable[[], list[str]]) -> str:
+def in_child(work: Callable[[], list[str]]) -> str:
     """Runs some work in a forked child, and returns what it says; raises what it raised."""
     answer, says = os.pipe()
     with warnings.catch_warnings():

@@ -28,7 +28,6 @@ from gpuopt.backends.cuda.launch_shapes import NUM_POWERS, POWER_BITS
 from gpuopt.backends.cuda.mixed import Storage, cpp_storage, real_of
 from gpuopt.backends.cuda.parameters import CPP_TYPES, Parameter, Pointer, struct_of
 from gpuopt.backends.cuda.structs import LateTable, SortedRows
-from gpuopt.rules.catch_up import OneEarlier
 from gpuopt.rules.slot_codes import Coding, packed_codings
 from gpuopt.rules.update_rule import UpdateRule
 
@@ -216,6 +215,5 @@ def _of_late_numbers(other_rows: UpdateRule, storage: Storage) -> dict[str, int]
     numbers = f"gpuopt::LateNumbers<{functor}, {CPP_TYPES[real]}>"
     return {
         **constants_of_rule(other_rows),
-        f"sizeof({numbers})": (2 + len(OneEarlier._fields) + len(other_rows.scalars))
-        * np.dtype(real).itemsize,
+        f"sizeof({numbers})": (2 + len(other_rows.scalars)) * np.dtype(real).itemsize,
     }

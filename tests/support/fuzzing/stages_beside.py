@@ -1,0 +1,87 @@
+"""Operations of random programs of all stages in which others than one step take part.
+
+Copies of the optimizer, forked children, other threads' optimizers, and gradients that are views of
+the variables.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import gpuopt
+from fuzzing.threads import in_background, in_child
+
+if TYPE_CHECKING:
+    from fuzzing.all_stages import Program
+
+
+def copied(program: Program) -> None:
+    """The optimizer goes on as a copy: with copies of its variables, or with the same ones."""
+    if program.whole is not program.own or program.averages is not None:
+        return  # a wrapper is not copied, and averages are not the optimizer's
+    program.check()
+    together = program.real, program.counter, program.own
+    how = program.choose(["alone", "deeply", "pickled"])
+    if how == "alone":
+        program.own = copy.copy(program.own)
+    elif how == "pickled" and program.rate != "function":
+        program.real, program.counter, program.own = pickle.loads(pickle.dumps(together))
+    else:
+        program.real, program.counter, program.own = copy.deepcopy(together)
+    program.whole = program.own
+    del together
+    gc.collect()  # two optimizers cannot keep master copies of one variable
+    program.check()
+
+
+def forked(program: Program) -> None:
+    """A child makes a step and compares everything; the parent goes on as if there were none."""
+    if program.device != "cpu":
+        return  # CUDA does not outlive a fork
+
+    def child() -> list[str]:
+        program.step()
+        program.check()
+        return []
+
+    in_child(child)
+
+
+def beside_another(program: Program) -> None:
+    """Another thread steps on another variable by another optimizer."""
+    made: list[None] = []
+    other, optimizer = program.other, gpuopt.MomentumOptimizer(1.0, 0.0)
+
+    def work() -> None:
+        optimizer.apply_gradients([(np.ones(3, np.float32), other)])
+        made.append(None)
+
+    with in_background(work):
+        program.step()
+    program.expected_other = program.expected_other - len(made)
+
+
+def step_by_views(program: Program) -> None:
+    """Gradients are in the variables' own memory: themselves, backwards, or one number for all."""
+    program.check()
+    views: dict[str, Any] = {}
+    for label, variable in program.real.items():
+        storage = variable.storage
+        if program.places[label] != "cpu" or program.rng.random() < 0.25:
+            continue
+        views[label] = program.choose(
+            [storage, storage[..., ::-1] if storage.ndim else storage, _first_of_all(storage)]
+        )
+    if views:
+        copies = {label: view.copy() for label, view in views.items()}
+        program.apply(views)
+        program.follow(copies)
+
+
+def _first_of_all(array: Any) -> Any:
+    return np.broadcast_to(array.reshape(-1)[:1].reshape(()), array.shape)
