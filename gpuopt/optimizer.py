@@ -120,6 +120,7 @@ class Optimizer(CopiedByConstructor, Hooks):
         self._use_locking = use_locking
         self._name = name
         self._on_nonfinite = on_nonfinite
+        self._last_nonfinite: str | None = None
         self.state = State(self._describe_state)
         self.row_checks = RowChecks()
         self.this_thread = ThisThread()
@@ -262,6 +263,15 @@ class Optimizer(CopiedByConstructor, Hooks):
         elif not self._must_skip(updates):
             step.run(updates)
 
+    @property
+    def last_nonfinite(self) -> str | None:
+        """Describes the first gradient that was not finite in the last step that had one.
+
+        The first in the list of pairs. None before there was one, and where nobody looks for one:
+        with `on_nonfinite="propagate"`.
+        """
+        return self._last_nonfinite
+
     def check(self) -> None:
         """Waits for the GPUs, and raises the first error that they found in earlier calls.
 
@@ -328,8 +338,14 @@ class Optimizer(CopiedByConstructor, Hooks):
         return self.state.slot(as_variable(var), name)
 
     def get_slot_names(self) -> list[str]:
-        """Lists the names of the slots created so far, sorted."""
-        return sorted(self.state.slot_names())
+        """Lists the names of the slots created so far, sorted.
+
+        Among them are those of accumulated gradients, while a variable has one.
+        """
+        beside = self.state.beside
+        passing = () if beside is None else beside.slot_names
+        names = self.state.slot_names()
+        return sorted(name for name in names if name not in passing or self.state.table(name))
 
     def variables(self) -> list[Variable]:
         """Lists the optimizer's own variables, slots and others, sorted by name."""
@@ -423,10 +439,15 @@ class Optimizer(CopiedByConstructor, Hooks):
         """
         if nonfinite is None:
             return True
+        self._note_nonfinite(nonfinite)
         if self._on_nonfinite == "raise":
             raise FloatingPointError(f"{nonfinite}; nothing was changed")
         _logger.warning("%s; %s skips the step", nonfinite, self._name)
         return False
+
+    def _note_nonfinite(self, description: str) -> None:
+        """Keeps what `last_nonfinite` says."""
+        self._last_nonfinite = description
 
     def _takes_norms(self) -> bool:
         """Whether a step takes norms of gradients, by which it also knows that all are finite."""

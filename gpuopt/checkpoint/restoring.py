@@ -19,7 +19,7 @@ from gpuopt.checkpoint.contents import (
 from gpuopt.errors import CheckpointError
 from gpuopt.optimizer import Optimizer
 from gpuopt.quietly import quietly
-from gpuopt.state import state_dict
+from gpuopt.state import loss_scales, state_dict
 from gpuopt.state.master_conversion import kept_dtype
 from gpuopt.state.masters import has_master
 from gpuopt.state.state import check_fits
@@ -118,8 +118,9 @@ def read_values(
     names = checkpoint.names
     pairs = find_saved_states(optimizers, saved, checkpoint.path)
     own_tensors = {name for entry in saved for name in tensor_names(entry)}
+    anew = loss_scales.starts_anew(named, names)
     for name in named:
-        if name not in names:
+        if name not in names and name not in anew:
             raise CheckpointError(
                 f'{checkpoint.path} holds no "{name}"; it holds {_shortened(names - own_tensors)}. '
                 "Saver([...]) says which variables to restore"
@@ -136,13 +137,14 @@ def read_values(
             for variable in by_variable
             if variable not in named
         ]
+        extra -= loss_scales.of_loss_scales(names)
         if extra or orphans:
             raise CheckpointError(
                 f"{checkpoint.path} holds {_shortened({*extra, *orphans})}, which nothing here is "
                 "called; give var_list, or restore with deferred=True before they are made"
             )
     waiting = extra - own_tensors if deferred else set()
-    tensors = checkpoint.read(sorted({*named, *claimed, *waiting}))
+    tensors = {**checkpoint.read(sorted({*named, *claimed, *waiting} - set(anew))), **anew}
     values = {name: fitted(name, tensors[name], variable) for name, variable in places.items()}
     states = [(optimizer, with_values(entry, tensors)) for optimizer, entry in pairs]
     waiting_values = {name: tensors[name].copy() for name in waiting}

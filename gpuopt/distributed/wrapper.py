@@ -131,9 +131,8 @@ class OptimizerWrapper(Optimizer):
 
     @property
     def last_nonfinite(self) -> str | None:
-        """Likewise, what it says about the last gradient that was not finite."""
-        inner: Any = self._inner
-        return inner.last_nonfinite  # type: ignore[no-any-return]
+        """That of the optimizer inside, about what it is given; see `Optimizer.last_nonfinite`."""
+        return self._inner.last_nonfinite
 
     def compute_gradients(
         self, *args: Any, **kwargs: Any
@@ -170,6 +169,9 @@ class OptimizerWrapper(Optimizer):
     ) -> None:
         """Asks the optimizer inside; see `Optimizer.load_state_dict`."""
         self._inner.load_state_dict(state, variables)
+
+    def _note_nonfinite(self, description: str) -> None:
+        self._inner._note_nonfinite(description)
 
     def _valid_dtypes(self) -> Iterable[Any]:
         return self._inner._valid_dtypes()

@@ -11,6 +11,7 @@ import numpy as np
 
 from gpuopt.backends import refuse_masked
 from gpuopt.rules.update_rule import row_shape
+from gpuopt.state import loss_scales
 from gpuopt.state.accumulated import hint_about, says_nothing
 from gpuopt.state.coded_conversion import as_stored
 from gpuopt.state.coded_slots import replace_scales, stored_shape
@@ -304,6 +305,9 @@ def _check_others(state: State, saved: OptimizerState, what_is_saved: str) -> No
 
 def _is_left_out(name: str, value: Any, state: State, optimizer: Description) -> bool:
     """Whether one of an optimizer's other variables may be saved, and is not restored."""
+    is_of_a_loss_scale = name in loss_scales.NAMES and optimizer.lists_all
+    if is_of_a_loss_scale and name not in optimizer.other_names and state.other(name) is None:
+        return True
     is_idle = state.beside is None and optimizer.lists_all and says_nothing(name, value)
     return is_idle or name in optimizer.former_names or _is_of_another_grouping(name, optimizer)
 

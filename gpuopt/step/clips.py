@@ -45,12 +45,12 @@ class ClippedPart(Protocol):
     """Gradients of one group of variables; see `RuleUpdates`.
 
     Attributes:
-        first_number: Where the first of them stands in the step.
+        numbers: Where they stand in the step.
     """
 
     is_sparse: bool
     gradients: Sequence[Any]
-    first_number: int
+    numbers: Sequence[int]
 
     def arrays(self, batch: Batch) -> Sequence[Any]: ...
 
@@ -305,14 +305,14 @@ class StepClips:
         numbers: Sequence[int] = ()
         if self.decision is not None:
             at = batch.positions or range(len(arrays))
-            numbers = [part.first_number + position for position in at]
+            numbers = [part.numbers[position] for position in at]
         return DenseGradients(arrays, norms, numbers)
 
     def _sparse(self, part: ClippedPart, batch: Batch) -> SparseGradient:
         values, rows = part.arrays(batch)
         norm = self._norm_of(batch.parameter_groups[0])
         height = part.gradients[0].dense_shape[0]
-        return SparseGradient(values, rows, height, norm, part.first_number)
+        return SparseGradient(values, rows, height, norm, part.numbers[0])
 
 
 def _scalings(device: Device) -> LossScalings:

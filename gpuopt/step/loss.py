@@ -113,6 +113,12 @@ def checked_gate(gate_gradients: int) -> int:
 def refuse_independent_loss(loss: Loss, variables: list[Variable]) -> None:
     """Raises ValueError: the loss depends on none of the variables."""
     names = [variable.name for variable in variables]
+    whole = [f'"{each.name}" is {each.dtype}' for each in variables if each.dtype.kind in "iub"]
+    if whole:
+        raise ValueError(
+            f"No gradients provided for any variable of {names}: {', '.join(whole)}, and integers "
+            f"are constants in a loss, here {loss!r}."
+        )
     raise ValueError(
         f"No gradients provided for any variable: the loss {loss!r} does not depend on {names}."
     )

@@ -33,37 +33,31 @@ def first_nonfinite(grads_and_vars: Iterable[tuple[Gradient, Variable]]) -> str 
         for device, here in by_device.items()
         if not quietly(_have_finite_squares, device, here)
     }
-    every = [pair for pair in every if pair[1].device in looked_at]
-    slices = [pair for pair in every if isinstance(pair[0], IndexedSlices)]
-    return describe_first(every) or describe_first_sum(slices)
+    return describe_first(pair for pair in every if pair[1].device in looked_at)
 
 
 def describe_first(grads_and_vars: Iterable[tuple[Gradient, Variable]]) -> str | None:
-    """Describes the first gradient that holds NaN or infinity; looks at one after the other."""
+    """Describes the first gradient that holds NaN or infinity, or whose equal rows add up to it.
+
+    It looks at one after the other.
+    """
     for gradient, variable in grads_and_vars:
-        found = _describe(_values_of(gradient), variable)
+        if isinstance(gradient, IndexedSlices):
+            found = _describe(gradient.values, variable) or _describe_sums(gradient, variable)
+        else:
+            found = _describe(gradient, variable)
         if found is not None:
             return found
     return None
 
 
-def describe_first_sum(slices_and_vars: Iterable[tuple[IndexedSlices, Variable]]) -> str | None:
-    """Describes the first sparse gradient whose equal rows add up to NaN or infinity.
-
-    Args:
-        slices_and_vars: Gradients that are finite themselves.
-    """
-    for slices, variable in slices_and_vars:
-        backend = backend_for(variable.device)
-        with backend.enter():
-            sums, _ = quietly(partial(backend.sum_duplicate_rows, slices.values, slices.indices))
-        if _describe(sums, variable) is not None:
-            return f'equal rows of the gradient for "{variable.name}" add up to what is not finite'
-    return None
-
-
-def _values_of(gradient: Any) -> Any:
-    return gradient.values if isinstance(gradient, IndexedSlices) else gradient
+def _describe_sums(slices: IndexedSlices, variable: Variable) -> str | None:
+    backend = backend_for(variable.device)
+    with backend.enter():
+        sums, _ = quietly(partial(backend.sum_duplicate_rows, slices.values, slices.indices))
+    if _describe(sums, variable) is None:
+        return None
+    return f'equal rows of the gradient for "{variable.name}" add up to what is not finite'
 
 
 def _have_finite_squares(device: Device, here: Sequence[tuple[Gradient, Variable]]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from gpuopt.step.averages import StepAverages
 from gpuopt.step.clips import StepClips
 from gpuopt.step.gpu_decision import GpuDecision
 from gpuopt.step.known import Batch, Group
-from gpuopt.step.nonfinite import describe_first, describe_first_sum
+from gpuopt.step.nonfinite import describe_first
 from gpuopt.step.overlap import refuse_shared_memory
 from gpuopt.step.pairs import as_pairs, checked_gradient, refuse_no_gradients, unpack_pair
 from gpuopt.step.rounding import check_not_float16
@@ -54,13 +55,13 @@ class _Part:
         gradients: An array for each variable, or the IndexedSlices of the only variable. They fit
             after `check`.
         is_averaged: Whether the rule moves the variables' averages, too.
-        first_number: Where the first of the gradients stands in the step, if a GPU decides.
+        numbers: Where the gradients stand in the caller's list.
         group: The variables' group; None until their slots are made.
         versions: The version of each batch's gradients; see `Group.accept`.
     """
 
     __slots__ = (
-        *("first_number", "given", "gradients", "group", "is_averaged", "is_sparse"),
+        *("given", "gradients", "group", "is_averaged", "is_sparse", "numbers"),
         *("rule", "versions"),
     )
 
@@ -69,6 +70,7 @@ class _Part:
         rule: UpdateRule,
         given: Sequence[Any],
         gradients: Sequence[Any],
+        numbers: Sequence[int],
         group: Group | None,
         is_averaged: bool = False,
     ) -> None:
@@ -77,7 +79,7 @@ class _Part:
         self.gradients = gradients
         self.group = group
         self.is_averaged = is_averaged
-        self.first_number = 0
+        self.numbers = numbers
         self.is_sparse = isinstance(gradients[0], IndexedSlices)
         self.versions: Sequence[int | None] | None = None
 
@@ -183,7 +185,7 @@ class RuleUpdates:
                 self.has_rows_on_a_gpu |= variable.device.kind == "gpu"
                 group = optimizer.known.find([as_passed], optimizer.state.version.number)
                 [rule] = optimizer._rules_of([as_passed], True) or [optimizer.rule]
-                part = _Part(rule, [as_passed], [gradient], group)
+                part = _Part(rule, [as_passed], [gradient], (position,), group)
                 if group is None:
                     part.check(optimizer, self.takes_wide)
                 self._parts.append(part)
@@ -201,7 +203,12 @@ class RuleUpdates:
             refuse_no_gradients([unpack_pair(*each)[1] for each in enumerate(given)])
 
     def pairs(self) -> Sequence[Pair]:
-        return [pair for part in self._parts for pair in part.pairs()]
+        if len(self._parts) == 1:
+            return list(self._parts[0].pairs())
+        every = [
+            each for part in self._parts for each in zip(part.numbers, part.pairs(), strict=True)
+        ]
+        return [pair for _, pair in sorted(every, key=itemgetter(0))]
 
     def sparse_pairs(self) -> Sequence[Pair]:
         return [pair for part in self._parts if part.is_sparse for pair in part.pairs()]
@@ -491,10 +498,6 @@ class RuleUpdates:
         self._clips = self._optimizer._clips_of_step(unscale)
         assert self._clips is not None, "it is asked for"
         self._clips.decision, self._clips.deciding = decision, device
-        number = 0
-        for part in self._parts:
-            part.first_number = number
-            number += len(part.gradients)
         self._of_counts = [self._numbers, *earlier]
         self.gpu_decides, self._note_enqueued = lock, note_enqueued
 
@@ -512,9 +515,9 @@ class RuleUpdates:
         return self._clips.decided
 
     @property
-    def measured_names(self) -> Sequence[tuple[Sequence[str], bool]]:
-        """The variables' names, as gradients are numbered, and whether these are sparse."""
-        return [(part.require_group().names, part.is_sparse) for part in self._parts]
+    def measured_names(self) -> Sequence[tuple[Sequence[int], Sequence[str], bool]]:
+        """The numbers of gradients, their variables' names, and whether they are sparse."""
+        return [(part.numbers, part.require_group().names, part.is_sparse) for part in self._parts]
 
     def find_nonfinite(self) -> str | None:
         assert self._clips is not None, "unscale or measure_all comes first"
@@ -523,8 +526,7 @@ class RuleUpdates:
         unusable = self._clips.find_unusable()
         if unusable is None:
             return None
-        found = describe_first(self.pairs()) or describe_first_sum(self.sparse_pairs())
-        return found or unusable or None
+        return describe_first(self.pairs()) or unusable or None
 
     def _measure(self, units: Sequence[_Unit]) -> None:
         """Computes the norms of the gradients of what is to be written."""
@@ -579,9 +581,9 @@ class RuleUpdates:
         is_averaged = optimizer.averages is not None and is_averaged is not False
         if not is_averaged:
             group = optimizer.known.find(variables, optimizer.state.version.number)
-        part = _Part(rule or optimizer.rule, variables, gradients, group, is_averaged)
+        at = positions or range(len(variables))
+        part = _Part(rule or optimizer.rule, variables, gradients, at, group, is_averaged)
         if group is None:
-            at = positions or range(len(variables))
             for position, pair in zip(at, zip(gradients, variables, strict=True), strict=True):
                 unpack_pair(position, pair)
             part.check(optimizer, self.takes_wide)

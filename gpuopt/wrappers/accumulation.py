@@ -83,23 +83,26 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
                 waits for a GPU then.
             on_nonfinite: What to do about a call with NaN or infinity in a gradient: "propagate"
                 adds it; "skip" leaves the call out, as if it had not been made, and logs a warning;
-                "raise" raises FloatingPointError. For the last two, the host waits for each GPU.
+                "raise" raises FloatingPointError. For the last two, the host waits for each GPU. A
+                LossScaleOptimizer inside hears of a call that is left out, and lowers its scale.
             use_locking: Accepted like that of other optimizers: calls always take turns.
             name: This optimizer's; by default that of `opt`.
 
         Raises:
             TypeError: `opt` is no optimizer, or a number is no integer.
             ValueError: a number is less than 1, `reduction` or `on_nonfinite` is unknown, `opt` is
-                for workers, or accumulates already; or both this optimizer and a LossScaleOptimizer
-                inside it are to decide about gradients that are not finite.
+                for workers, or accumulates already; or a call is to raise what a LossScaleOptimizer
+                inside skips.
         """
         self._optimizer = check_inside_of_workers(opt, "GradientAccumulationOptimizer")
         scales = [each for each in inner_optimizers(opt) if isinstance(each, LossScaleOptimizer)]
-        if scales and on_nonfinite != "propagate":
+        if scales and on_nonfinite == "raise":
             raise ValueError(
-                f'on_nonfinite="{on_nonfinite}" around LossScaleOptimizer would keep from it what '
-                "is not finite, so that it would never lower the scale: leave on_nonfinite out"
+                'on_nonfinite="raise" around LossScaleOptimizer would keep from it what is not '
+                'finite, so that it would never lower the scale: give "skip", which leaves out the '
+                "call alone, or leave on_nonfinite out"
             )
+        self._scaling = scales[0] if scales else None
         if reduction not in get_args(Reduction):
             raise ValueError(
                 f"reduction must be one of {list(get_args(Reduction))}, got {reduction!r}"
@@ -119,6 +122,14 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
     @property
     def _inner(self) -> Optimizer:
         return self._optimizer
+
+    def _settings(self) -> dict[str, Any]:
+        own: dict[str, Any] = {
+            "accumulation_steps": self._accumulation_steps,
+            "reduction": self._reduction,
+            "on_nonfinite": self._on_nonfinite,
+        }
+        return {**super()._settings(), **own}
 
     @property
     def accumulation_steps(self) -> Steps:
@@ -175,8 +186,12 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
             checked_global_step(global_step)
         checked = checked_pairs(given, dtypes_of(self), self._takes_wide or None)
         pairs: list[Pair] = [pair for pair in checked if pair[0] is not None]
-        if self._on_nonfinite != "propagate" and self._is_left_out(first_nonfinite(pairs)):
-            return
+        if self._on_nonfinite != "propagate":
+            found = first_nonfinite(pairs)
+            if found is not None:
+                self._raise_if_asked(found)
+                if self._leaves_out(found):
+                    return
         with writing(), self._adding, reading(*(gradient for gradient, _ in given)):
             count = 1 + self._sums.num_steps
             try:
@@ -274,8 +289,11 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
             checked_global_step(global_step)
         if given is not None and self._on_nonfinite != "propagate":
             found = call.first_found(first_nonfinite(call.pairs))
-            if self._is_left_out(found, is_told=call.is_first):
-                return
+            if found is not None:
+                self._raise_if_asked(found)
+                # What the first replica of a process decides, it counts for all of them.
+                if call.first_found(self._leaves_out(found) if call.is_first else None):
+                    return
         if call.is_first and call.is_spread:
             self._sums.spread()
         gradients = [gradient for gradient, _ in given or ()]
@@ -306,13 +324,15 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
         divided = [variable for _, variable in pairs]
         return self._sums.take(divisor, divided) if count >= steps else None
 
-    def _is_left_out(self, found: str | None, *, is_told: bool = True) -> bool:
-        if found is None:
-            return False
+    def _raise_if_asked(self, found: str) -> None:
+        self._note_nonfinite(found)
         if self._on_nonfinite == "raise":
             raise FloatingPointError(f"{found}; nothing was changed")
-        if is_told:
-            _logger.warning("%s; %s does not accumulate the step's", found, self.get_name())
+
+    def _leaves_out(self, found: str) -> bool:
+        if self._scaling is not None and not self._scaling.leaves_out_call():
+            return False
+        _logger.warning("%s; %s does not accumulate the step's", found, self.get_name())
         return True
 
     def _divisor(self, count: int) -> int:

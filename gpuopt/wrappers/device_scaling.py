@@ -99,7 +99,7 @@ class _Chain(NamedTuple):
     host_count: int
     by_count: Mapping[int, _Counted]
     reads: tuple[_Read, ...]
-    names: Mapping[int, Sequence[tuple[Sequence[str], bool]]]
+    names: Mapping[int, Sequence[tuple[Sequence[int], Sequence[str], bool]]]
 
 
 class _ThisThread(threading.local):
@@ -329,18 +329,17 @@ class DeviceScaling:
 
     def _note_nonfinite(self, chain: _Chain, last: LastBad) -> None:
         """Takes the name of a gradient that was not finite, unless that has been done."""
-        number = last.gradient
-        if number < 0:
+        if last.gradient < 0:
             self.last_nonfinite = CLIPPING_MAKES_NAN
             return
-        for names, is_sparse in chain.names.get(last.step, ()):
-            if number < len(names):
-                found = f'gradient for "{names[number]}" is not finite'
+        for numbers, names, is_sparse in chain.names.get(last.step, ()):
+            if last.gradient in numbers:
+                name = names[numbers.index(last.gradient)]
+                found = f'gradient for "{name}" is not finite'
                 if is_sparse:
                     found += ", or equal rows of it add up to what is not"
                 self.last_nonfinite = found
                 return
-            number -= len(names)
 
     def _go_back(self, chain: _Chain, count: int) -> None:
         if count == chain.host_count:

@@ -23,6 +23,7 @@ from gpuopt.optimizer import Optimizer
 from gpuopt.optimizers.base.rule_optimizer import RuleOptimizer
 from gpuopt.quietly import quietly
 from gpuopt.rules.loss_scaling import LARGEST_SCALE, ScaleRule, ScaleState, after_step
+from gpuopt.state import loss_scales
 from gpuopt.state.state_dict import OptimizerState, load_state
 from gpuopt.step import additions
 from gpuopt.step.additions import Forget, nothing_to_forget
@@ -33,7 +34,7 @@ from gpuopt.step.rule_updates import RuleUpdates
 from gpuopt.step.unscaled import unscaled
 from gpuopt.step.updates import Updates
 from gpuopt.step.wide_gradients import this_thread as wide_gradients
-from gpuopt.variables.gate import between_writes
+from gpuopt.variables.gate import between_writes, writing
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.scalars import as_scalar
 from gpuopt.variables.variable import Variable
@@ -94,7 +95,6 @@ class LossScaleOptimizer(StepWrapper):
 
     The scale, the manager's counts, and those of skipped steps are variables, which a `Saver`
     saves; `state_dict` has them, too.
-
     """
 
     def __init__(
@@ -139,9 +139,12 @@ class LossScaleOptimizer(StepWrapper):
         self._host_may_wait = host_may_wait
         self._this_thread = _ThisThread()
         self._counts = {
-            name: Variable(np.int64(0), name=f"loss_scale/{name}", trainable=False)
-            for name in ("num_skipped", "skipped_in_a_row")
+            name: Variable(np.int64(0), name=f"{loss_scales.SCALE}/{name}", trainable=False)
+            for name in loss_scales.COUNTS
         }
+        starts = loss_scale_manager.starts if isinstance(loss_scale_manager, RuleManager) else {}
+        for name, variable in self._own_variables().items():
+            loss_scales.note_start(variable, starts.get(name, loss_scales.ZERO))
         rule = loss_scale_manager.rule if isinstance(loss_scale_manager, RuleManager) else _NO_RULE
         self._rule_is_known = isinstance(loss_scale_manager, RuleManager) and _methods_of(
             type(loss_scale_manager)
@@ -298,6 +301,22 @@ class LossScaleOptimizer(StepWrapper):
             vars(this_thread).clear()
             vars(this_thread).update(before)
 
+    def leaves_out_call(self) -> bool:
+        """Tells of a call, of several that make a step, that is left out as it is not finite.
+
+        The manager hears of it, and it counts as a skipped step.
+
+        Returns:
+            False if it is not to be left out, after `accept_after` skipped ones in a row.
+        """
+        with writing():
+            most = self._accept_after
+            if most is not None and self.skipped_in_a_row >= most:
+                return False
+            self.manager.update_loss_scale(False)
+            self._count(False)
+        return True
+
     def state_dict(self, variables: Mapping[str, Any] | None = None) -> OptimizerState:
         """Copies the state of the optimizer inside, with the scale and the counts.
 
@@ -314,28 +333,36 @@ class LossScaleOptimizer(StepWrapper):
     ) -> None:
         """Takes over a state of `state_dict`; see `Optimizer.load_state_dict`.
 
+        It may be of an optimizer without this one around it, or with another manager: what it lacks
+        begins anew, as the scale of this manager and counts of 0 do. A scale that stays is this
+        manager's in any case.
+
         Raises:
-            ValueError: the state has no scale, as of an optimizer without this one around it, or a
-                number that no run makes.
+            ValueError: the state has a number that no run makes, or lacks one that is saved with
+                others that it has.
         """
-        others = dict(state["non_slots"])
-        taken = {}
-        for name, variable in self._own_variables().items():
-            if name not in others:
-                raise ValueError(
-                    f'the state has no "{name}": it was saved without this LossScaleOptimizer; the '
-                    "optimizer inside can load it"
-                )
-            taken[variable] = _checked_value(name, others.pop(name), variable)
+        loss_scales.refuse_half_saved(state["non_slots"])
+        own = self._own_variables()
+        saved = {
+            name: _checked_value(name, state["non_slots"][name], variable)
+            for name, variable in own.items()
+            if name in state["non_slots"]
+        }
+        taken = {**saved, **loss_scales.starts_anew(own, saved)}
+        others = {
+            name: value
+            for name, value in state["non_slots"].items()
+            if name not in loss_scales.NAMES
+        }
         inner: Any = {**state, "non_slots": others}
         with between_writes(f'loading the state of optimizer "{self.get_name()}"', writes=True):
             load_state(self.owner_of_state.state, inner, variables)
-            for variable, value in taken.items():
-                variable.assign(value)
+            for name, value in taken.items():
+                own[name].assign(value)
 
     def _settings(self) -> dict[str, Any]:
         own = {"accept_after": self._accept_after, "host_may_wait": self._host_may_wait}
-        return {**super()._settings(), **own}
+        return {**super()._settings(), "loss_scale_manager": self.manager, **own}
 
     def _made_with(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         own = {"accept_after": self._accept_after, "host_may_wait": self._host_may_wait}
@@ -349,6 +376,9 @@ class LossScaleOptimizer(StepWrapper):
         for name, count in state["counts"].items():
             self._counts[name].assign(count)
         self._on_gpu.last_nonfinite = state["last_nonfinite"]
+
+    def _note_nonfinite(self, description: str) -> None:
+        self._on_gpu.last_nonfinite = description
 
     def _own_variables(self) -> dict[str, Variable]:
         """Returns the variables of the manager and of this optimizer, by name."""
@@ -462,7 +492,7 @@ class LossScaleOptimizer(StepWrapper):
             return True
         found = updates.find_nonfinite()
         if found is not None:
-            self._on_gpu.last_nonfinite = found
+            self._note_nonfinite(found)
         self.manager.update_loss_scale(found is None)
         return self._count(found is None)
 

@@ -12,6 +12,7 @@ import numpy as np
 from gpuopt.optimizers.base.arguments import refuse_unknown_arguments
 from gpuopt.quietly import quietly
 from gpuopt.rules.loss_scaling import LARGEST_SCALE, ScaleRule, scale_after
+from gpuopt.state.loss_scales import SCALE, STEPS, ZERO, Start
 from gpuopt.variables.gate import writing
 from gpuopt.variables.variable import Variable
 from gpuopt.wrappers.base import checked_number
@@ -43,6 +44,7 @@ class RuleManager(LossScaleManager):
         rule: How the scale changes.
         variables: The scale (float32) and, if it changes, the counts of good and bad steps (int64):
             variables, which a `Saver` saves.
+        starts: What they begin with.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
@@ -51,11 +53,12 @@ class RuleManager(LossScaleManager):
 
     def __init__(self, loss_scale: float, rule: ScaleRule) -> None:
         self.rule = rule
-        start: dict[str, Any] = {"loss_scale": np.float32(loss_scale)}
+        self.starts = {SCALE: Start(np.float32(loss_scale), stays=not rule.incr_every)}
         if rule.incr_every:
-            start |= {"good_steps": np.int64(0), "bad_steps": np.int64(0)}
+            self.starts |= dict.fromkeys(STEPS, ZERO)
         self.variables = {
-            name: Variable(value, name=name, trainable=False) for name, value in start.items()
+            name: Variable(start.value, name=name, trainable=False)
+            for name, start in self.starts.items()
         }
 
     def __repr__(self) -> str:
@@ -70,7 +73,7 @@ class RuleManager(LossScaleManager):
 
     def get_loss_scale(self) -> np.float32:
         """Returns the scale; waits for a GPU that decides about steps."""
-        return np.float32(self.variables["loss_scale"].numpy())
+        return np.float32(self.variables[SCALE].numpy())
 
     def update_loss_scale(self, finite_grads: Any) -> None:
         """Counts one step, and changes the scale if it is time.

@@ -80,8 +80,8 @@ class ReplicaCall:
         """Whether there are replicas in other processes."""
         return self._communicator.local.size < self._communicator.size
 
-    def first_found(self, found: str | None) -> str | None:
-        """Returns what the first of all replicas has found that has found anything."""
+    def first_found(self, found: Any) -> Any:
+        """Returns what the first of all replicas has found whose own is not None."""
         of_ranks = self._communicator.all_gather(found, self._what)
         return next((each for each in of_ranks if each is not None), None)
 

@@ -276,3 +276,24 @@ def test_factors_are_the_hosts_for_all_numbers(form: ClipForm) -> None:
             limits = ClipLimits([np.float64(most)] * len(squares), form, is_double)
             got = backend.clips.factors([squares, 0 * np.ones_like(squares)], limits)
             np.testing.assert_array_equal(got, host.factors([squares, 0 * squares**0], limits))
+
+
+@pytest.mark.parametrize("is_sparse", [False, True], ids=["dense", "sparse"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("gpu:0", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("size", [1, 1000, 300_000])
+def test_a_norm_is_exact_up_to_the_ends_of_its_range(
+    size: int, device: str, is_sparse: bool
+) -> None:
+    w = Variable(np.zeros((size, 1), np.float32), name="w", device=device)
+    optimizer = gpuopt.GradientDescentOptimizer(0.0, clip_norm=np.inf)
+    # The squares of the smallest are the smallest normal ones; the sum of the largest is 2^127.
+    for element in (2.0**-63, 1.0, 2.0**63.5 / np.sqrt(size)):
+        gradient = np.full((size, 1), element, np.float32)
+        given: Any = gpuopt.backends.to_device(gradient, w.device)
+        if is_sparse:
+            rows = gpuopt.backends.to_device(np.arange(size), w.device)
+            given = IndexedSlices(given, rows)
+        optimizer.apply_gradients([(given, w)])
+        exact = np.linalg.norm(gradient.astype(np.float64))
+        bound = 16 * np.spacing(np.float32(exact))
+        assert abs(float(on_host(optimizer.global_norm)) - exact) <= bound

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -253,6 +254,53 @@ def test_a_norm_that_would_make_finite_gradients_nan_is_refused_by_name(
             w.assign(np.ones(2, np.float32))
             optimizer.apply_gradients([(to_device(small, w.device), w)])
             np.testing.assert_allclose(w.numpy(), [-2, -3], rtol=1e-6)
+
+
+NAMERS: dict[str, Callable[[], Any]] = {
+    "alone": lambda: gpuopt.AdamOptimizer(on_nonfinite="skip"),
+    "clipped": lambda: gpuopt.AdamOptimizer(on_nonfinite="skip", clip_norm=1.0),
+    "scaled": lambda: gpuopt.LossScaleOptimizer(
+        gpuopt.AdamOptimizer(), gpuopt.FixedLossScaleManager(1)
+    ),
+    "clipped and scaled": lambda: gpuopt.LossScaleOptimizer(
+        gpuopt.AdamOptimizer(clip_norm=1.0), gpuopt.DynamicLossScale()
+    ),
+    "accumulated": lambda: gpuopt.GradientAccumulationOptimizer(
+        gpuopt.AdamOptimizer(), 2, on_nonfinite="skip"
+    ),
+}
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("gpu:0", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("kind", NAMERS)
+def test_the_first_bad_gradient_of_the_list_is_named(kind: str, device: str) -> None:
+    shapes = {"half": np.float16, "vector": np.float32, "table": np.float32, "sums": np.float32}
+    variables = {
+        name: Variable(np.ones((5, 2), dtype), name=name, device=device)
+        for name, dtype in shapes.items()
+    }
+    values = {
+        "half": np.full((5, 2), np.inf, np.float16),
+        "vector": np.full((5, 2), np.nan, np.float32),
+        "table": np.float32([[1, 2], [np.nan, 2]]),
+        "sums": np.float32([[3e38, 2], [3e38, 2]]),
+    }
+    rows = {"table": np.array([1, 3]), "sums": np.array([4, 4])}
+
+    def pair(name: str) -> tuple[Any, Variable]:
+        where = gpuopt.device.device_of(variables[name].storage)
+        given = to_device(values[name], where)
+        if name in rows:
+            given = IndexedSlices(given, to_device(rows[name], where))
+        return given, variables[name]
+
+    optimizer = NAMERS[kind]()
+    assert optimizer.last_nonfinite is None
+    for order in itertools.permutations(variables):
+        optimizer.apply_gradients([(None, variables[order[-1]]), *map(pair, order[:-1])])
+        assert f'"{order[0]}"' in str(optimizer.last_nonfinite)
+    for variable in variables.values():
+        np.testing.assert_array_equal(variable.numpy(), 1)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("gpu:0", marks=pytest.mark.gpu)])

@@ -76,6 +76,11 @@ def test_minimize_updates_and_counts_once() -> None:
             ValueError,
             "does not depend on ['w']",
         ),
+        (
+            lambda o, v: o.minimize(lambda: 1.0, var_list=[Variable(1, name="n")]),
+            ValueError,
+            '"n" is int32, and integers are constants',
+        ),
         (lambda o, v: o.minimize(loss_with(3)), TypeError, "mapping from variable to gradient"),
         (lambda o, v: o.minimize(loss_with([None])), ValueError, "needs var_list"),
         (lambda o, v: o.minimize(loss_with([None] * 2), var_list=[v]), ValueError, "2 gradients"),

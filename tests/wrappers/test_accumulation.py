@@ -14,6 +14,7 @@ from stages import STAGES
 
 import gpuopt
 from gpuopt import GradientAccumulationOptimizer, IndexedSlices, Variable
+from gpuopt.backends import to_device
 from gpuopt.wrappers.device_scaling import StepAgain
 
 SHAPES = [(3, 4), (), (70, 50), (0,), (5,)]
@@ -777,7 +778,7 @@ def test_loss_scaling_inside_decides_about_updates(is_last: bool) -> None:
     assert (w.numpy(), counter.numpy()) == (0.5, 2)
 
 
-def test_loss_scaling_is_refused_around_it_and_where_both_would_skip() -> None:
+def test_loss_scaling_is_refused_around_it_and_where_a_call_would_raise() -> None:
     def scaling(inner: gpuopt.Optimizer) -> gpuopt.LossScaleOptimizer:
         return gpuopt.LossScaleOptimizer(inner, gpuopt.DynamicLossScale())
 
@@ -787,9 +788,78 @@ def test_loss_scaling_is_refused_around_it_and_where_both_would_skip() -> None:
     ):
         scaling(GradientAccumulationOptimizer(adam, 2))
     inner = gpuopt.MovingAverageOptimizer(scaling(gpuopt.AdamOptimizer()))
-    with pytest.raises(ValueError, match="it would never lower the scale: leave on_nonfinite out"):
-        GradientAccumulationOptimizer(inner, 2, on_nonfinite="skip")
+    with pytest.raises(ValueError, match='it would never lower the scale: give "skip"'):
+        GradientAccumulationOptimizer(inner, 2, on_nonfinite="raise")
     GradientAccumulationOptimizer(inner, 2)
+
+
+def test_slots_of_accumulated_rows_are_listed_while_a_variable_has_them() -> None:
+    table, inner = Variable(np.ones((3, 1), np.float32), name="table"), gpuopt.AdamOptimizer()
+    optimizer = GradientAccumulationOptimizer(inner, 2)
+
+    def step() -> list[str]:
+        slices = IndexedSlices(np.ones((1, 1), np.float32), np.array([1]))
+        optimizer.apply_gradients([(slices, table)])
+        return optimizer.get_slot_names()
+
+    step(), step(), step()
+    optimizer.load_state_dict(optimizer.state_dict())
+    names = ["gradient_rows", "gradient_values", "m", "v"]
+    assert inner.get_slot_names() == names
+    assert all(inner.get_slot(table, name) is not None for name in names)
+    assert step() == inner.get_slot_names() == ["m", "v"]
+
+
+@pytest.mark.parametrize("is_sparse", [False, True])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("gpu:0", marks=pytest.mark.gpu)])
+def test_a_call_that_overflows_is_left_out_and_lowers_the_scale(
+    device: str, is_sparse: bool
+) -> None:
+    w = Variable(np.zeros((3, 1), np.float32), name="w", device=device)
+    counter = Variable(np.int64(0))
+    scaling = gpuopt.LossScaleOptimizer(
+        gpuopt.GradientDescentOptimizer(1.0), gpuopt.DynamicLossScale(64, 2), accept_after=2
+    )
+    optimizer = GradientAccumulationOptimizer(scaling, 2, "sum", on_nonfinite="skip")
+
+    def call(factor: float) -> list[Any]:
+        given = to_device(np.float32([[factor], [0], [1]]), w.device)
+        rows = to_device(np.array([0, 1, 2]), w.device)
+        gradient = IndexedSlices(given, rows) if is_sparse else given
+        optimizer.apply_gradients([(gradient, w)], counter)
+        counts = scaling.loss_scale, scaling.num_skipped, scaling.skipped_in_a_row
+        return [float(w.numpy()[0, 0]), int(counter), optimizer.accumulated_steps, *counts]
+
+    assert call(1) == [0, 0, 1, 64, 0, 0]
+    assert call(np.inf) == [0, 0, 1, 32, 1, 1]
+    assert optimizer.last_nonfinite is not None
+    assert optimizer.last_nonfinite.startswith('gradient for "w" is not finite')
+    assert call(2) == [-3, 1, 0, 32, 1, 0]
+    # The manager has heard of a bad step since, and so of one good one alone.
+    assert call(4) == [-3, 1, 1, 32, 1, 0]
+    assert call(4) == [-11, 2, 0, 64, 1, 0]
+    assert call(np.nan) == [-11, 2, 0, 32, 2, 1]
+    assert call(-np.inf) == [-11, 2, 0, 16, 3, 2]
+    # What comes after so many is accepted, and the update with it.
+    assert call(-np.inf) == [-11, 2, 1, 16, 3, 2]
+    assert call(1) == [np.inf, 3, 0, 8, 3, 2]
+
+
+def test_all_replicas_leave_out_a_call_that_overflows_in_one_and_count_it_once() -> None:
+    strategy = gpuopt.MirroredStrategy(["cpu:0"] * 2)
+    w = strategy.variable(one(0), name="w")
+    scaling = gpuopt.LossScaleOptimizer(
+        gpuopt.GradientDescentOptimizer(1.0), gpuopt.DynamicLossScale(64)
+    )
+    optimizer = GradientAccumulationOptimizer(scaling, 2, on_nonfinite="skip")
+
+    def step(factor: float) -> None:
+        optimizer.apply_gradients([(one(factor), w.local)])
+
+    for factors in ((1, 1), (1, np.inf), (np.nan, np.inf), (3, 3)):
+        strategy.run(step, (gpuopt.distributed.PerReplica(factors),))
+    assert (scaling.num_skipped, scaling.loss_scale) == (2, 16)
+    assert w.numpy() == -4
 
 
 def test_towers_accumulate_what_they_bring_together() -> None:

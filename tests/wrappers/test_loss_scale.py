@@ -275,6 +275,15 @@ def test_a_scale_may_be_any_number(kind: Callable[[int], Any]) -> None:
     assert w.numpy().tolist() == [-1, -1]
 
 
+def test_a_manager_is_shown_by_what_is_around_it() -> None:
+    scaling = make(accept_after=7)
+    scaling.apply_gradients([(np.float32([np.inf]), Variable([1.0]))])
+    assert f"loss_scale_manager={scaling.manager!r}, accept_after=7" in repr(scaling)
+    outer = gpuopt.GradientAccumulationOptimizer(scaling, 3, "sum", on_nonfinite="skip")
+    assert repr(scaling) in repr(outer)
+    assert "accumulation_steps=3, reduction='sum', on_nonfinite='skip'" in repr(outer)
+
+
 def test_a_manager_stays() -> None:
     optimizer = make()
     with pytest.raises(AttributeError):

@@ -17,6 +17,9 @@ from gpuopt.backends.cuda.launch_shapes import CLIP_CHUNK, CLIP_THREADS
 from gpuopt.backends.cuda.structs import Chunk, ClippedArray, FewGradients
 from gpuopt.optimizers.adam import adam
 from gpuopt.optimizers.gradient_descent import gradient_descent
+from gpuopt.optimizers.lamb import lamb
+from gpuopt.rules.accumulation import add_to_sum, begin_sum
+from gpuopt.rules.slot_codes import slot_codes
 
 pytestmark = pytest.mark.emulator
 
@@ -61,12 +64,23 @@ def test_squares_and_scaled_arrays_of_late_chunks_are_those_of_the_first(
 
 
 @pytest.mark.parametrize("before", BEFORE)
-def test_late_chunks_of_a_variable_are_updated(before: int) -> None:
+@pytest.mark.parametrize(
+    ("rule", "scalar", "expected"),
+    [
+        (gradient_descent, "learning_rate", lambda grad: 1 - grad / 2),
+        (begin_sum, "divisor", lambda grad: grad * 2),
+        (add_to_sum, "divisor", lambda grad: (1 + grad) * 2),
+    ],
+    ids=lambda each: each.name if hasattr(each, "name") else "",
+)
+def test_late_chunks_of_a_variable_are_updated(
+    rule: Any, scalar: str, expected: Any, before: int
+) -> None:
     launcher, chunk_size = EmulatorLauncher(), CLIP_CHUNK
     var, grad = np.ones(SIZE, np.float32), np.arange(SIZE).astype(np.float32) % 5
     first = before // chunk_size
     launcher.launch(
-        kernels.dense_update(gradient_descent, "float32"),
+        kernels.dense_update(rule, "float32"),
         2,
         256,
         variables=np.array([[before + SIZE, address_before(var, before)]]),
@@ -76,10 +90,10 @@ def test_late_chunks_of_a_variable_are_updated(before: int) -> None:
         chunk_size=chunk_size,
         grads=None,
         few_grads=FewGradients([address_before(grad, before), 0, 0, 0, 0]),
-        scalars=kernels.scalars_of(gradient_descent, {"learning_rate": np.float32(0.5)}),
+        scalars=kernels.scalars_of(rule, {scalar: np.float32(0.5)}),
         refused=np.zeros(2, np.uint64),
     )
-    np.testing.assert_array_equal(var, 1 - grad / 2)
+    np.testing.assert_array_equal(var, expected(grad))
 
 
 def test_a_plan_cuts_all_of_a_tall_variable_into_chunks() -> None:
@@ -93,18 +107,36 @@ def test_a_plan_cuts_all_of_a_tall_variable_into_chunks() -> None:
 
 @pytest.mark.parametrize("rule", [adam, gradient_descent], ids=lambda rule: rule.name)
 def test_kernels_take_sizes_and_counts_of_64_bits(rule: Any) -> None:
+    codings = slot_codes(adam, "root").codings
     for kernel in (
         kernels.measure("float32"),
+        kernels.measure("float32", decides=True),
+        kernels.measure_rows("float32", "uint32"),
+        kernels.measure_rows("float32", "uint32", decides=True),
+        kernels.join_sums(),
+        kernels.join_sums(decides=True),
         kernels.sum_squares("float32"),
         kernels.scale_to_norm("float32"),
         kernels.dense_update(rule, "float32"),
         kernels.dense_update(rule, "float32", has_groups=True),
         kernels.dense_update_of_rows(rule, "float32"),
+        kernels.dense_update(begin_sum, "float32"),
+        kernels.dense_update(add_to_sum, "float32"),
+        kernels.sum_terms(lamb, "float32"),
+        kernels.coded_update(adam, codings, "float32"),
+        kernels.sum_coded_terms(lamb, codings, "float32"),
+        kernels.sparse_update(rule, "float32", "uint32"),
+        kernels.sparse_update(rule, "float32", "uint32", has_groups=True),
+        kernels.update_other_rows(rule, "float32"),
+        kernels.update_coded_rows(adam, codings, "float32", "uint32"),
+        kernels.update_other_coded_rows(adam, codings, "float32"),
+        kernels.update_other_coded_rows(adam, codings, "float32", has_groups=True),
     ):
         counts = {
             name: parameter.dtype
             for name, parameter in kernel.parameters.items()
-            if name.startswith("num_") or name in ("chunk_size", "row_width")
+            if (name.startswith("num_") and name != "num_done")
+            or name in ("chunk_size", "row_width", "size", "table")
         }
         assert counts
         assert set(counts.values()) == {"int64"}, (kernel.function, counts)

@@ -1,0 +1,87 @@
+"""The numbers of loss scaling in saved states: runs go on without them, and with other managers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from gpuopt.variables.identity import Identity
+from gpuopt.variables.variable import Variable
+
+SCALE: Final = "loss_scale"
+# Of managers that change the scale.
+STEPS: Final = ("good_steps", "bad_steps")
+COUNTS: Final = ("num_skipped", "skipped_in_a_row")
+NAMES: Final = frozenset((SCALE, *STEPS, *COUNTS))
+
+# As variables are named, the second ones and so on with a number.
+_VARIABLES = re.compile(rf"(?:{'|'.join((SCALE, *STEPS))}|{SCALE}/(?:{'|'.join(COUNTS)}))(?:_\d+)?")
+
+
+class Start(NamedTuple):
+    """What a number of loss scaling begins with.
+
+    Attributes:
+        value: A numpy scalar.
+        stays: Whether it is a scale that never changes: it is the manager's, whatever was saved.
+    """
+
+    value: Any
+    stays: bool
+
+
+ZERO: Final = Start(np.int64(0), stays=False)
+
+_starts: WeakKeyDictionary[Identity, Start] = WeakKeyDictionary()
+
+
+def note_start(variable: Variable, start: Start) -> None:
+    """Has a variable begin anew where a saved state has nothing for it."""
+    _starts[variable.identity] = start
+
+
+def refuse_half_saved(names: Iterable[str]) -> None:
+    """Raises ValueError unless a state has all numbers that a loss scale saves together, or none.
+
+    Args:
+        names: What a state has besides slots.
+    """
+    present = NAMES.intersection(names)
+    together: list[tuple[str, ...]] = [(), COUNTS, (SCALE, *COUNTS), (SCALE, *STEPS, *COUNTS)]
+    expected = next(each for each in together if present.issubset(each))
+    for name in expected:
+        if name not in present:
+            raise ValueError(
+                f'the state has no "{name}": it was saved without, but with "{min(present)}", as '
+                "no LossScaleOptimizer does"
+            )
+
+
+def starts_anew(named: Mapping[str, Variable], saved: Iterable[str]) -> dict[str, Any]:
+    """Returns the values that begin anew when a state is restored, by name.
+
+    Args:
+        named: Variables by the names that a state has for them.
+        saved: The names that are saved.
+    """
+    every = set(saved)
+    found = {
+        name: _starts[variable.identity]
+        for name, variable in named.items()
+        if variable.identity in _starts
+    }
+    return {
+        name: np.asarray(start.value)
+        for name, start in found.items()
+        if start.stays or name not in every
+    }
+
+
+def of_loss_scales(names: Iterable[str]) -> set[str]:
+    """Returns the names of a checkpoint's variables that are of loss scaling, if it has any."""
+    found = {name for name in names if _VARIABLES.fullmatch(name)}
+    return found if f"{SCALE}/{COUNTS[0]}" in found else set()
