@@ -29,7 +29,7 @@ from gpuopt.variables.operators import (
 )
 from gpuopt.variables.recording import before_write, recorder
 from gpuopt.variables.shown import shown_value
-from gpuopt.variables.storage import adopt_array, copy_value, describe
+from gpuopt.variables.storage import adopt_array, copy_value, describe, hint_for_foreign
 
 FLOAT_DTYPES = frozenset(
     np.dtype(dtype) for dtype in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)
@@ -532,9 +532,4 @@ def _hint(value: Any) -> str:
         return "; make one, as in gpuopt.Variable(value), and keep it"
     if isinstance(getattr(value, "local", None), Variable):  # a MirroredVariable
         return "; in a replica, pass its own copy, `variable.local`"
-    if not hasattr(value, "__dlpack__"):
-        return ""
-    return (
-        "; for another library's array, make gpuopt.Variable(view, copy=False) once, where view is "
-        "numpy's or CuPy's array on the same memory, as by from_dlpack"
-    )
+    return hint_for_foreign(value)
