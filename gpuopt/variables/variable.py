@@ -215,6 +215,14 @@ class Variable(ArrayOperators):
         return self._array.size  # type: ignore[no-any-return]
 
     @property
+    def itemsize(self) -> int:
+        return self.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.itemsize
+
+    @property
     def T(self) -> Any:
         return self.value().T
 
@@ -364,17 +372,31 @@ class Variable(ArrayOperators):
         backend = backend_for(self.memory)
         return backend.enter_reading(self.identity, kept=(self._array,))
 
+    def item(self, *index: Any) -> Any:
+        """Returns one element as a number of Python's; see `numpy` about waiting."""
+        self._refuse_as_constant("a number of Python's")
+        return self.numpy().item(*index)
+
+    def tolist(self) -> Any:
+        """Returns the elements as nested lists of Python's numbers; see `numpy` about waiting."""
+        self._refuse_as_constant("a list")
+        return self.numpy().tolist()
+
+    def _refuse_as_constant(self, what: str) -> None:
+        """Raises TypeError in a loss that is differentiated by this variable."""
+        by = recorder()
+        if by is not None and by.watches(self):
+            raise TypeError(
+                f'"{self.name}" would lose its gradient by becoming {what} in a loss; '
+                "numpy() gives a constant, and a @ b is what a.dot(b) is"
+            )
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         if self.device.kind != "cpu":
             raise TypeError(
                 f'"{self.name}" lives on {self.device}; numpy() copies it to host memory'
             )
-        by = recorder()
-        if by is not None and by.watches(self):
-            raise TypeError(
-                f'"{self.name}" would lose its gradient by becoming a plain array in a loss; '
-                "numpy() gives a constant, and a @ b is what a.dot(b) is"
-            )
+        self._refuse_as_constant("a plain array")
         self.bring_up()
         return np.array(self._array, dtype=dtype, copy=copy)
 
