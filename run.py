@@ -375,8 +375,7 @@ def test_package(arguments: Sequence[str]) -> int:
     also with the oldest versions. basedpyright checks a user's program beside each.
 
     Args:
-        arguments: For pytest, beside the tests; those that name tests take their place. With
-            arguments, types are not checked.
+        arguments: For pytest, beside the tests; those that name tests take their place.
     """
     tests = [] if any(each.startswith("tests/") for each in arguments) else OF_A_PACKAGE
     pythons = find_pythons()
@@ -396,7 +395,7 @@ def test_package(arguments: Sequence[str]) -> int:
                 failed.append(name)
             # What mypy takes for public in a checkout may be private in what is installed.
             command = [str(PYTHON.parent / "basedpyright"), "--pythonpath", str(python)]
-            if not arguments and subprocess.run(command, cwd=unpacked, env=environment).returncode:
+            if subprocess.run(command, cwd=unpacked, env=environment).returncode:
                 failed.append(f"types with {name}")
     if OLDEST_PYTHON not in pythons:
         oldest = ".".join(map(str, OLDEST_PYTHON))

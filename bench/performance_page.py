@@ -126,7 +126,7 @@ def _draw_panel(panel: Any, workloads: Sequence[Mapping[str, Any]], colors: dict
             panel.plot([times["p10_ms"], times["p90_ms"]], [y, y], color=color, linewidth=1.0)
             panel.plot(times["median_ms"], y, "o", color=color, markersize=4)
     names = [each["description"].partition(" on ")[0] for each in workloads]
-    panel.set_yticks(range(len(names)), names)
+    panel.set_yticks(range(len(names)), [name.replace(" with ", "\nwith ") for name in names])
     panel.invert_yaxis()
     panel.set_xscale("log")
     panel.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))

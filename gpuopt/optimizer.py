@@ -88,6 +88,11 @@ class Optimizer(CopiedByConstructor, Hooks):
     # Other variables that the class made once, and makes no more: a saved state may have them.
     _former_non_slots: ClassVar[tuple[str, ...]] = ()
 
+    @property
+    def _takes_wide(self) -> bool:
+        """Whether gradients may be wider than their variables; see `step/wide_gradients.py`."""
+        return False
+
     def __init__(
         self, use_locking: bool, name: str, *, on_nonfinite: OnNonfinite = "propagate"
     ) -> None:

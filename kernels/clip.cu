@@ -142,14 +142,21 @@ __global__ void __launch_bounds__(clip_threads, 2)
   finish_sums(parts, num_chunks, totals, rule, results, decision);
 }
 
-// Makes results of the sums of several devices; `row` is how far these are apart.
+// Returns what the sums of several devices make of a norm; `row` is how far these are apart.
+__device__ __forceinline__ ClipResult joined(const double* __restrict__ sums, long long row,
+                                             long long num_devices, long long norm,
+                                             const ClipRule& rule) {
+  double sum = 0;
+  for (long long device = 0; device < num_devices; ++device) sum += sums[device * row + norm];
+  return rule.result(sum, norm);
+}
+
+// Makes results of them.
 __device__ __forceinline__ void join(const double* __restrict__ sums, long long row,
                                      long long num_devices, long long num_norms,
                                      const ClipRule& rule, ClipResult* __restrict__ results) {
   for (long long norm = first_item(); norm < num_norms; norm += items_per_pass()) {
-    double sum = 0;
-    for (long long device = 0; device < num_devices; ++device) sum += sums[device * row + norm];
-    results[norm] = rule.result(sum, norm);
+    results[norm] = joined(sums, row, num_devices, norm, rule);
   }
 }
 
@@ -168,13 +175,18 @@ __global__ void __launch_bounds__(clip_threads)
                     const __grid_constant__ ClipRule rule, ClipResult* __restrict__ results,
                     const __grid_constant__ LossDecision decision) {
   const long long row = num_norms + 1;
-  join(sums, row, num_devices, num_norms, decision.unscaling(rule), results);
+  const ClipRule by = decision.unscaling(rule);
+  join(sums, row, num_devices, num_norms, by, results);
   if (first_item() != 0) return;
   double wrong = nothing_is_wrong;
   for (long long device = 0; device < num_devices; ++device) {
     wrong = lesser(wrong, sums[device * row + num_norms]);
   }
-  decision.decide(&wrong);
+  bool is_unusable = false;
+  for (long long norm = 0; norm < num_norms; ++norm) {  // other blocks may have written results
+    is_unusable |= isnan(joined(sums, row, num_devices, norm, by).factor_of_doubles);
+  }
+  decision.decide(&wrong, is_unusable);
 }
 
 // Adds up sums of squares; writes the sum, or its root. Precondition: one block of `clip_threads`

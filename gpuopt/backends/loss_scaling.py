@@ -54,7 +54,7 @@ class LastBad(NamedTuple):
     Attributes:
         step: Its number; 0 if there was none.
         gradient: The number of its first gradient that was not; of a sparse one, the sums of equal
-            rows are looked at.
+            rows are looked at. -1 if all were, and clipping would make them NaN.
     """
 
     step: int
@@ -80,7 +80,8 @@ class LossScalings(Protocol):
     ) -> Decided:
         """Measures gradients, of which one has elements, and decides whether the step is made.
 
-        It is if all gradients are finite; of a sparse one, the sums of equal rows.
+        It is if all gradients are finite, of a sparse one the sums of equal rows, and if no factor
+        would make them NaN.
 
         Args:
             dense: See `Clips.measure`.

@@ -137,7 +137,7 @@ def measure(
     }
     noisy = [name for name, figures in contenders.items() if _is_noisy(figures)]
     if noisy:
-        warnings.append(f"the times of {', '.join(noisy)} spread widely")
+        warnings.append(f"the times of {'; '.join(noisy)} spread widely")
     return Run(
         task.description,
         made.bytes_moved,

@@ -11,12 +11,13 @@ from string import Template
 
 from gpuopt.atomic_file import replace_file
 from gpuopt.bench.plots import COLORS, draw_bars, draw_curves
-from gpuopt.bench.results import Figures, Results, Run
+from gpuopt.bench.results import Results, Run
 
 _HEADINGS = (
-    *("", "warm, then cold", "warm ms", "cold ms", "gpuopt / its", "GB/s", "of copy"),
-    *("state MB", "peak MB", "launches", "waits"),
+    *("", "warm, then cold", "warm ms", "cold ms", "gpuopt / its"),
+    *("GB/s", "of copy", "state MB", "peak MB"),
 )
+_COUNTS = ("launches", "waits")
 _PAGE = Template("""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -127,11 +128,11 @@ def _make_run(name: str, run: Run) -> str:
     longest = max(
         times.p90_ms for each in run.contenders.values() for times in (each.warm, each.cold)
     )
-    ours = run.contenders["gpuopt"].warm.median_ms
-    headings = "".join(f"<th>{heading}</th>" for heading in _HEADINGS)
+    shown = (*_HEADINGS, *(_COUNTS if run.counts_launches else ()))
+    headings = "".join(f"<th>{heading}</th>" for heading in shown)
     rows = "".join(
-        "<tr>" + "".join(f"<td>{cell}</td>" for cell in _make_cells(contender, each, ours, longest))
-        for contender, each in run.contenders.items()
+        "<tr>" + "".join(f"<td>{cell}</td>" for cell in _make_cells(run, contender, longest))
+        for contender in run.contenders
     )
     left_out = {f"without {contender}": reason for contender, reason in run.left_out.items()}
     doubts = "".join(f"<li>doubtful: {escape(warning)}</li>" for warning in run.warnings)
@@ -144,7 +145,8 @@ def _make_run(name: str, run: Run) -> str:
     )
 
 
-def _make_cells(contender: str, figures: Figures, ours: float, longest: float) -> Iterator[str]:
+def _make_cells(run: Run, contender: str, longest: float) -> Iterator[str]:
+    figures, ours = run.contenders[contender], run.contenders["gpuopt"].warm.median_ms
     yield escape(contender)
     yield draw_bars(figures.warm, figures.cold, longest)
     for number in (figures.warm.median_ms, figures.cold.median_ms):
@@ -154,8 +156,9 @@ def _make_cells(contender: str, figures: Figures, ours: float, longest: float) -
     yield f"{figures.share_of_copy:.0%}"
     for num_bytes in (figures.state_bytes, figures.peak_extra_bytes):
         yield "" if num_bytes is None else f"{num_bytes / 1e6:.1f}"
-    for count in (figures.launches, figures.waits):
-        yield "" if count is None else str(count)
+    if run.counts_launches:
+        for count in (figures.launches, figures.waits):
+            yield "" if count is None else str(count)
 
 
 def _make_heading(name: str) -> str:

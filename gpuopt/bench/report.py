@@ -58,7 +58,7 @@ def print_run(console: Console, name: str, run: Run) -> None:
 
 
 def _make_table(name: str, run: Run, *, with_deciles: bool) -> Table:
-    on_gpu = any(figures.launches is not None for figures in run.contenders.values())
+    on_gpu = run.counts_launches
     deciles = ("p10", "p90") if with_deciles else ()
     table = _new_table(f"{name}: {run.description}")
     table.add_column("", no_wrap=True)

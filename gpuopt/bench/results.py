@@ -89,6 +89,11 @@ class Run:
     left_out: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 
+    @property
+    def counts_launches(self) -> bool:
+        """Whether launches and waits are known of some contender, as on a GPU."""
+        return any(figures.launches is not None for figures in self.contenders.values())
+
 
 @dataclass(frozen=True)
 class Results:

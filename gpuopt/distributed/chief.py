@@ -126,9 +126,9 @@ class Chief:
         coordinator = self._coordinator
         was_closed = coordinator.is_closed
         try:
-            pairs = checked_pairs(
-                self._shared.unpack_gradients(message.gradients), self._valid_dtypes
-            )
+            given = self._shared.unpack_gradients(message.gradients)
+            # Workers have refused what the optimizer does not take.
+            pairs = checked_pairs(given, self._valid_dtypes, takes_wide=True)
             ticket = coordinator.push(worker, message.local_step, pairs)
         except Exception as error:
             if coordinator.is_closed and not was_closed:

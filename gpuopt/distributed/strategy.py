@@ -307,7 +307,8 @@ class MirroredStrategy:
             for gradient, v in as_pairs(as_list(grads_and_vars))
         ]
         gradients, variables = [], []
-        for gradient, variable in checked_pairs(pairs, dtypes_of(optimizer)):
+        takes_wide = optimizer._takes_wide or None
+        for gradient, variable in checked_pairs(pairs, dtypes_of(optimizer), takes_wide):
             if gradient is not None:
                 gradients.append(gradient)
                 variables.append(self._mirrored.find(variable, place))

@@ -178,7 +178,7 @@ class TowerOptimizer(OptimizerWrapper):
         # A tower may have no gradient at all. If no tower has any, the optimizer inside raises.
         has_gradient = not given or any(gradient is not None for gradient, _ in given)
         pairs = (
-            checked_pairs(given, dtypes_of(self))
+            checked_pairs(given, dtypes_of(self), self._takes_wide or None)
             if has_gradient
             else [(None, as_variable(variable)) for _, variable in given]
         )

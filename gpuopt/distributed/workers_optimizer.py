@@ -21,6 +21,7 @@ from gpuopt.optimizer import Optimizer
 from gpuopt.step.pairs import checked_pairs
 from gpuopt.step.step import checked_global_step
 from gpuopt.step.updates import dtypes_of
+from gpuopt.step.wide_gradients import widened
 from gpuopt.variables.variable import Variable
 
 
@@ -202,7 +203,9 @@ class Worker(OptimizerWrapper):
                 f'global_step must be "{coordinator.global_step.name}", with which the coordinator '
                 "was started"
             )
-        pairs = checked_pairs(grads_and_vars, dtypes_of(self))
+        pairs = checked_pairs(grads_and_vars, dtypes_of(self), self._takes_wide or None)
+        if self._takes_wide:  # all workers' alike
+            pairs = [(widened(*pair), pair[1]) for pair in pairs]
         ticket = coordinator.push(self.index, self.local_step, pairs)
         self.local_step = coordinator.wait(ticket)
 

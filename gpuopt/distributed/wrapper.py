@@ -174,6 +174,10 @@ class OptimizerWrapper(Optimizer):
     def _valid_dtypes(self) -> Iterable[Any]:
         return self._inner._valid_dtypes()
 
+    @property
+    def _takes_wide(self) -> bool:
+        return self._inner._takes_wide
+
 
 def inner_optimizers(optimizer: Optimizer) -> Iterator[Optimizer]:
     """Yields the optimizer, and those inside of it, as far as they are known."""

@@ -8,13 +8,20 @@ import numpy as np
 
 from gpuopt.quietly import quietly
 
+# The largest scale that is accepted: the reciprocal of a larger one is subnormal, and kernels take
+# that for 0.
+LARGEST_SCALE = 2.0**126
+# The largest scale that grows: its reciprocal times a factor of clipping down to 2^-26 is no
+# subnormal number either.
+LARGEST_GROWN = 2.0**100
+
 
 class ScaleRule(NamedTuple):
     """How a loss scale grows and shrinks.
 
     Attributes:
         incr_every: After how many good steps it grows; 0 if it never changes.
-        incr_ratio: What it is multiplied by then, unless the product is infinite.
+        incr_ratio: What it is multiplied by then, unless the product is above `LARGEST_GROWN`.
         decr_every: After how many bad steps it shrinks.
         decr_ratio: What it is multiplied by then; it stays at least 1.
         divisor: What it is divided by then.
@@ -50,7 +57,7 @@ def after_step(
 ) -> tuple[ScaleState, bool]:
     """Returns the state after one step, and whether the step is made.
 
-    kernels/shared/loss_scaling.cuh does the same, but that a scale grows to 2^100 there.
+    kernels/shared/loss_scaling.cuh does the same.
 
     Args:
         state: Before the step.
@@ -77,7 +84,7 @@ def scale_after(
         if good + 1 < rule.incr_every:
             return scale, good + 1, bad
         grown = quietly(np.multiply, scale, np.float32(rule.incr_ratio))
-        return (grown if np.isfinite(grown) else scale), 0, 0
+        return (grown if grown <= LARGEST_GROWN else scale), 0, 0
     if bad + 1 < rule.decr_every:
         return scale, 0, bad + 1
     shrunk = scale * np.float32(rule.decr_ratio) / np.float32(rule.divisor)

@@ -10,6 +10,7 @@ import numpy as np
 from gpuopt.backends import backend_for, to_device
 from gpuopt.backends.backend import Scalars
 from gpuopt.backends.clips import (
+    FACTOR_OF_FLOAT64,
     NORM,
     SQUARES,
     ClipForm,
@@ -29,6 +30,12 @@ from gpuopt.step.replica_context import replica_context
 CLIP_NORM, CLIP_VALUE = "clip_norm", "clip_value"
 # How None is kept.
 NO_LIMIT = np.float32(np.inf)
+
+# By TensorFlow's formula.
+CLIPPING_MAKES_NAN = (
+    "clipping to a norm makes finite gradients NaN: the norm is more than its type holds, or it "
+    "and clip_norm are 0"
+)
 
 # In place of a norm's number: the gradient belongs to no norm.
 _NONE = -1
@@ -245,16 +252,21 @@ class StepClips:
                 with backend_for(device).enter():
                     self.decided[device] = _scalings(device).take(decided, memory)
 
-    def is_all_finite(self) -> bool:
-        """Whether no gradient holds NaN or infinity; the host waits for the sums of squares.
+    def find_unusable(self) -> str | None:
+        """Looks for norms that are not finite; the host waits for them.
 
-        False does not mean that one does: squares may be too large, too.
+        Returns:
+            None if all gradients and factors are finite. Else why gradients cannot be clipped, or
+            "" if they can: some may hold NaN or infinity, or their squares are too large.
         """
         # Every device has the sums of all.
         device, factors = next(iter(self._factors.items()))
         backend = backend_for(device)
         with backend.enter():
-            return bool(np.isfinite(backend.to_host(factors)[:, SQUARES]).all())
+            found = backend.to_host(factors)
+        if not np.isfinite(found[:, FACTOR_OF_FLOAT64]).all():
+            return CLIPPING_MAKES_NAN
+        return None if np.isfinite(found[:, SQUARES]).all() else ""
 
     def clip(
         self, rule: UpdateRule, batch: Batch, groups: Sequence[int], scalars: Sequence[Scalars]

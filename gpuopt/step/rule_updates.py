@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 import numpy as np
 
-from gpuopt.backends import Target, array_types, backend_for
-from gpuopt.backends.backend import Scalars, SparseUpdate
+from gpuopt.backends import array_types, backend_for
+from gpuopt.backends.backend import Scalars
 from gpuopt.backends.loss_scaling import Decided, Decision
 from gpuopt.device import Device
 from gpuopt.locks import Lock
 from gpuopt.quietly import quietly
-from gpuopt.rules.catch_up import CatchUpOption
-from gpuopt.rules.rounded import rounded
 from gpuopt.rules.slot_codes import SlotCodes
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.coded_slots import (
@@ -24,72 +22,27 @@ from gpuopt.state.coded_slots import (
     create_coded_slots,
     end_blocks_at_rows,
 )
-from gpuopt.state.master_conversion import kept_dtype
-from gpuopt.state.masters import Masters, check_variables, master_or_own
+from gpuopt.state.masters import check_variables, master_or_own
 from gpuopt.state.slot_dtypes import check_no_doubles
 from gpuopt.state.state import Created
-from gpuopt.step.averages import FollowingAverages, StepAverages
-from gpuopt.step.clips import GradientClips, StepClips
-from gpuopt.step.dense_gradients import as_dense
+from gpuopt.step.averages import StepAverages
+from gpuopt.step.clips import StepClips
 from gpuopt.step.gpu_decision import GpuDecision
-from gpuopt.step.known import Batch, Group, KnownGroups
+from gpuopt.step.known import Batch, Group
 from gpuopt.step.nonfinite import describe_first, describe_first_sum
 from gpuopt.step.overlap import refuse_shared_memory
 from gpuopt.step.pairs import as_pairs, checked_gradient, refuse_no_gradients, unpack_pair
-from gpuopt.step.rounding import StochasticRounding, check_not_float16
-from gpuopt.step.row_checks import RowChecks
-from gpuopt.step.rows_behind import update_tables
-from gpuopt.step.step import ThisThread
+from gpuopt.step.rounding import check_not_float16
+from gpuopt.step.rule_protocol import RuleOptimizer
+from gpuopt.step.sparse_updates import apply_as_dense, apply_sparse
 from gpuopt.step.step_numbers import StepNumbers
-from gpuopt.step.tables_behind import refuse_unseen_reads, table_behind
-from gpuopt.step.updates import HookOptimizer, Pair, apply_constraint, dtypes_of
+from gpuopt.step.tables_behind import refuse_unseen_reads
+from gpuopt.step.updates import Pair, apply_constraint, dtypes_of
 from gpuopt.step.wide_gradients import this_thread as wide_gradients
 from gpuopt.variables.gate import writing
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.variable import Variable, as_variable
-
-
-class RuleOptimizer(HookOptimizer, Protocol):
-    """The part of an optimizer that `RuleUpdates` uses."""
-
-    rule: UpdateRule
-    rule_of_other_rows: ClassVar[UpdateRule | None]
-    catch_up: CatchUpOption
-    known: KnownGroups
-    clips: GradientClips | None
-    averages: FollowingAverages | None
-    row_checks: RowChecks
-    slot_codes: SlotCodes | None
-    masters: Masters | None
-    slot_dtype: np.dtype[Any] | None
-    rounding: StochasticRounding | None
-    this_thread: ThisThread
-
-    @property
-    def finish_is_undoable(self) -> bool: ...
-
-    def _rules_of(
-        self, variables: Sequence[Any], is_sparse: bool
-    ) -> Sequence[UpdateRule] | None: ...
-
-    def _target(self, variable: Variable) -> tuple[Target, list[Identity], Any]: ...
-
-    def _slot_to_update(self, variable: Variable, slot_name: str) -> Variable: ...
-
-    def _hint_at_cost(self, table: Variable, num_rows: int) -> None: ...
-
-    def _group_of(self, variable: Variable) -> int: ...
-
-    def _check_groups(self, variables: Sequence[Variable]) -> None: ...
-
-    def _in_group(self, number: int, compute: Callable[[], Any]) -> Any: ...
-
-    def _scalars(self, real: type[np.floating[Any]]) -> Scalars: ...
-
-    def _clips_of_step(self, unscale: float | None = None) -> StepClips | None: ...
-
-    def _sparse_scalars(self, scalars: Scalars) -> Scalars: ...
 
 
 class _Part:
@@ -197,6 +150,7 @@ class RuleUpdates:
         self._units: Sequence[_Unit] = ()
         self._host_decides = False
         self.gpu_decides: Lock | None = None
+        self._note_enqueued: Callable[[RuleUpdates], None] | None = None
         self._has_constraints = False
         self._is_on_a_cpu = False
         # What is being written, and what has been written.
@@ -378,6 +332,8 @@ class RuleUpdates:
             quietly(self.write)
         else:
             self.write()
+        if self._note_enqueued is not None:
+            self._note_enqueued(self)
         averages, rounding = self._numbers.averages, self._numbers.rounding
         if rounding is not None:
             rounding.count()
@@ -448,9 +404,9 @@ class RuleUpdates:
             # Raw arrays own the memory that the plan writes to.
             kept = [part.given for part, batch in unit if batch.is_borrowed]
             if part.is_sparse and rule.sums:
-                self._apply_as_dense(unit, rule, numbers, scalars, factors, refused, kept)
+                apply_as_dense(optimizer, unit, rule, numbers, scalars, factors, refused, kept)
             elif part.is_sparse:
-                self._apply_sparse(unit, rule, numbers, scalars, factors, refused, kept)
+                apply_sparse(optimizer, unit, rule, numbers, scalars, factors, refused, kept)
             else:
                 batch.backend.apply_dense(
                     rule,
@@ -518,6 +474,7 @@ class RuleUpdates:
         unscale: float,
         earlier: Sequence[StepNumbers],
         lock: Lock,
+        note_enqueued: Callable[[RuleUpdates], None],
     ) -> None:
         """Has `deciding_gpu` decide before it writes.
 
@@ -528,6 +485,8 @@ class RuleUpdates:
             earlier: What `numbers` were when the host had counted one step less, two less, and so
                 on: the GPU may not have made all that the host has counted.
             lock: See `Updates`.
+            note_enqueued: Called once the GPU is to decide and to update, before the host counts
+                the step: what it counts in a step that is then interrupted is put right, too.
         """
         self._clips = self._optimizer._clips_of_step(unscale)
         assert self._clips is not None, "it is asked for"
@@ -537,11 +496,11 @@ class RuleUpdates:
             part.first_number = number
             number += len(part.gradients)
         self._of_counts = [self._numbers, *earlier]
-        self.gpu_decides = lock
+        self.gpu_decides, self._note_enqueued = lock, note_enqueued
 
     @property
     def decided(self) -> Decided:
-        """What the GPU has made of the step, after `apply`."""
+        """What the GPU has made of the step, once that is enqueued."""
         assert self._clips is not None, "decide_on_gpu comes first"
         assert self._clips.deciding is not None, "decide_on_gpu comes first"
         return self._decided[self._clips.deciding]
@@ -561,9 +520,11 @@ class RuleUpdates:
         assert self._clips is not None, "unscale or measure_all comes first"
         self._units = _units(self._parts)
         quietly(self._measure, self._units)
-        if self._clips.is_all_finite():
+        unusable = self._clips.find_unusable()
+        if unusable is None:
             return None
-        return describe_first(self.pairs()) or describe_first_sum(self.sparse_pairs())
+        found = describe_first(self.pairs()) or describe_first_sum(self.sparse_pairs())
+        return found or unusable or None
 
     def _measure(self, units: Sequence[_Unit]) -> None:
         """Computes the norms of the gradients of what is to be written."""
@@ -631,106 +592,6 @@ class RuleUpdates:
         averages = self._optimizer.averages
         dropped = 0 if averages is None else averages.moving.version
         return self._optimizer.state.version.number + dropped
-
-    def _apply_sparse(
-        self,
-        unit: _Unit,
-        rule: UpdateRule,
-        numbers: Sequence[int],
-        scalars: Sequence[Scalars],
-        factors: Any,
-        refused: Any,
-        kept: Sequence[Any],
-    ) -> None:
-        other_rows = self._optimizer.rule_of_other_rows
-        updates = [
-            SparseUpdate(batch.plan, *part.arrays(batch))._replace(
-                group=numbers.index(batch.parameter_groups[0])
-            )
-            for part, batch in unit
-        ]
-        if other_rows is not None and self._optimizer.catch_up:
-            left = self._left_by_catching_up(
-                unit, rule, other_rows, updates, scalars, factors, refused
-            )
-            if not left:
-                return
-            unit, updates = [unit[at] for at in left], [updates[at] for at in left]
-        if other_rows is not None:
-            if rule.is_rounded:
-                other_rows = rounded(other_rows)
-            for part, _ in unit:
-                num_rows = len(part.gradients[0].indices)
-                self._optimizer._hint_at_cost(part.variables()[0], num_rows)
-        unit[0][1].backend.apply_sparse(
-            rule,
-            updates,
-            scalars,
-            factors=factors,
-            other_rows=other_rows,
-            refused=refused,
-            kept=kept,
-        )
-
-    def _left_by_catching_up(
-        self,
-        unit: _Unit,
-        rule: UpdateRule,
-        other_rows: UpdateRule,
-        updates: Sequence[SparseUpdate],
-        scalars: Sequence[Scalars],
-        factors: Any,
-        refused: Any,
-    ) -> list[int]:
-        """Updates tables whose rows may fall behind; returns the positions of the others."""
-        optimizer = self._optimizer
-        left: list[int] = []
-        waiting: Sequence[int] = range(len(unit))
-        while waiting:
-            tables = []
-            for part, batch in (unit[at] for at in waiting):
-                [variable] = part.variables()
-                slots = [optimizer._slot_to_update(variable, name) for name in rule.slots]
-                tables.append(table_behind(optimizer.state, variable, slots, batch))
-            done = update_tables(
-                tables,
-                rule,
-                other_rows,
-                [updates[at] for at in waiting],
-                scalars,
-                factors,
-                refused=refused,
-                stepping=optimizer.catch_up == "stepping",
-            )
-            answers = list(zip(waiting, done, strict=True))
-            left += [at for at, is_updated in answers if is_updated is False]
-            # Tables that are another optimizer's by now.
-            waiting = [at for at, is_updated in answers if is_updated is None]
-        return left
-
-    def _apply_as_dense(
-        self,
-        unit: _Unit,
-        rule: UpdateRule,
-        numbers: Sequence[int],
-        scalars: Sequence[Scalars],
-        factors: Any,
-        refused: Any,
-        kept: Sequence[Any],
-    ) -> None:
-        for part, batch in unit:
-            [variable] = part.variables()
-            dtype = kept_dtype(variable.dtype, self._optimizer.masters)
-            batch.backend.apply_dense(
-                rule,
-                batch.plan,
-                [as_dense(batch.backend, part.gradients[0], variable, dtype, refused)],
-                # Of each count.
-                scalars[numbers.index(batch.parameter_groups[0]) :: len(numbers)],
-                factors=factors,
-                refused=refused,
-                kept=[*kept, part.gradients],
-            )
 
 
 def _units(parts: Sequence[_Part]) -> list[_Unit]:

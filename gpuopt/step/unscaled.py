@@ -12,7 +12,9 @@ from gpuopt.variables.indexed_slices import IndexedSlices
 
 
 def unscaled(gradient: Any, factor: Any) -> Any:
-    """Returns a new gradient, the product with a factor, in the gradient's dtype.
+    """Returns a new gradient, the product with a factor.
+
+    It has the type that rules compute in: of 16 bits, what was scaled would vanish again.
 
     Args:
         gradient: An array of any device, or IndexedSlices; it is only read.
@@ -25,7 +27,7 @@ def unscaled(gradient: Any, factor: Any) -> Any:
     def multiply() -> Any:
         real = compute_type(gradient.dtype)
         at_once = factor.astype(real) if hasattr(factor, "astype") else real(factor)
-        return (gradient.astype(real, copy=False) * at_once).astype(gradient.dtype, copy=False)
+        return gradient.astype(real, copy=False) * at_once
 
     with backend_for(device_of(gradient)).enter():
         return quietly(multiply)

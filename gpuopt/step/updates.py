@@ -191,7 +191,9 @@ class HookUpdates:
 
     def unscale(self, factor: float) -> None:
         if factor != 1:
-            self._pairs = [(unscaled(gradient, factor), v) for gradient, v in self._pairs]
+            self._pairs = [
+                (narrowed(unscaled(gradient, factor), v), v) for gradient, v in self._pairs
+            ]
 
     def measure_all(self) -> None:
         pass

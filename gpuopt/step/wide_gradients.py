@@ -1,4 +1,4 @@
-"""Gradients in float32 for variables of 16 bits: sums of others, which are not rounded before."""
+"""Gradients in float32 for variables of 16 bits: sums, and what a loss scale has divided."""
 
 from __future__ import annotations
 
@@ -45,12 +45,21 @@ def is_taken_wide(dtype: np.dtype[Any], variable: Variable, takes_wide: bool | N
     return takes_wide and dtype == wide_dtype(variable)
 
 
+def widened(gradient: Any, variable: Variable) -> Any:
+    """Returns a gradient of `wide_dtype`: a copy, unless it has that dtype."""
+    return _cast(gradient, variable, wide_dtype(variable))
+
+
 def narrowed(gradient: Any, variable: Variable) -> Any:
     """Returns a gradient of its variable's dtype: a rounded copy, unless it has that dtype."""
+    return _cast(gradient, variable, variable.dtype)
+
+
+def _cast(gradient: Any, variable: Variable, dtype: np.dtype[Any]) -> Any:
     if isinstance(gradient, IndexedSlices):
-        values = narrowed(gradient.values, variable)
+        values = _cast(gradient.values, variable, dtype)
         return gradient.replace(values, gradient.indices, variable.shape)
-    if gradient is None or gradient.dtype == variable.dtype:
+    if gradient is None or gradient.dtype == dtype:
         return gradient
     with backend_for(variable.device).enter():
-        return gradient.astype(variable.dtype)
+        return gradient.astype(dtype)

@@ -173,9 +173,8 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
         steps = self._steps_now()
         if global_step is not None:
             checked_global_step(global_step)
-        pairs: list[Pair] = [
-            pair for pair in checked_pairs(given, dtypes_of(self)) if pair[0] is not None
-        ]
+        checked = checked_pairs(given, dtypes_of(self), self._takes_wide or None)
+        pairs: list[Pair] = [pair for pair in checked if pair[0] is not None]
         if self._on_nonfinite != "propagate" and self._is_left_out(first_nonfinite(pairs)):
             return
         with writing(), self._adding, reading(*(gradient for gradient, _ in given)):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ from gpuopt.backends.loss_scaling import Decision, LastBad, LossScalings
 from gpuopt.device import Device
 from gpuopt.locks import Lock
 from gpuopt.rules.loss_scaling import ScaleRule, ScaleState
+from gpuopt.step.clips import CLIPPING_MAKES_NAN
 from gpuopt.step.rule_updates import RuleUpdates
 from gpuopt.step.step_numbers import StepNumbers
 from gpuopt.variables.gate import undoing
@@ -124,7 +125,7 @@ class DeviceScaling:
     that steps were left out, it goes back to the numbers that it had at the smaller count. All
     these numbers and the loss scale are behind meanwhile: who reads one waits for the GPU.
 
-    A step that fails, or is interrupted, leaves the chain as it was.
+    A step that fails, or is interrupted, before it is enqueued leaves the chain as it was.
 
     Attributes:
         lock: Held by a step from its decision to its count, inside the gate.
@@ -156,9 +157,8 @@ class DeviceScaling:
         """The present scale, if a GPU has it."""
         return None if self._chain is None else self._chain.scale
 
-    @contextmanager
-    def ahead(self) -> Iterator[None]:
-        """Inside, this thread sees the host's numbers, as far as the GPU has not refuted them.
+    def call_ahead(self, step: Callable[[], None]) -> None:
+        """Calls `step`, in which this thread sees the host's numbers, unless the GPU refuted them.
 
         Raises:
             RuntimeError: this thread is in the middle of a step, as in a signal handler.
@@ -170,9 +170,12 @@ class DeviceScaling:
             )
         if self._chain is not None and self._chain.reads:
             self._look()
-        with self._seeing():
-            _this_thread.place = _place_of(self._chain)
-            yield
+        outer = _this_thread.ahead_of, _this_thread.place
+        try:
+            _this_thread.ahead_of, _this_thread.place = self, _place_of(self._chain)
+            step()
+        finally:  # without a call: after Ctrl-C at one, this thread would see them for ever
+            _this_thread.ahead_of, _this_thread.place = outer
 
     def prepare(
         self,
@@ -184,7 +187,7 @@ class DeviceScaling:
         """Has a GPU decide about a step, if it can; returns whether it will.
 
         Args:
-            updates: The step's, prepared inside `ahead`.
+            updates: The step's, prepared inside `call_ahead`.
             key: Objects: steps with the same ones can follow each other.
             numbers: The variables in host memory that the step changes.
             loss_scale: What gradients are multiplied by: a number, or a `DeviceScale`.
@@ -229,6 +232,7 @@ class DeviceScaling:
                 unscale,
                 [by_count[count].of_step for count in below],
                 self.lock,
+                self._note_step,
             )
             return True
 
@@ -240,22 +244,6 @@ class DeviceScaling:
         """
         if _place_of(self._chain) != _this_thread.place:
             raise StepAgain
-
-    def note_step(self, updates: RuleUpdates) -> None:
-        """Notes that a step was enqueued, and counted by the host."""
-        with self.lock:
-            chain = self._chain
-            assert chain is not None, "it was prepared"
-            device = chain.scale.device
-            after, num_calls = updates.decided.after, chain.num_calls + 1
-            read = _Read(num_calls, _scalings(device).read(after))
-            self._chain = chain._replace(
-                scale=DeviceScale(after, device),
-                num_calls=num_calls,
-                host_count=chain.host_count + 1,
-                reads=(*chain.reads, read),
-                names={**chain.names, num_calls: updates.measured_names},
-            )
 
     def while_written(
         self, written: Any, work: AbstractContextManager[Any]
@@ -277,10 +265,27 @@ class DeviceScaling:
             each.bring_up()  # another optimizer's steps may count by the same variable
         given: dict[str, Any] = {name: each.numpy()[()] for name, each in self._variables.items()}
         scale = DeviceScale(_scalings(device).new(ScaleState(**given)), device)
-        self._chain = _Chain(scale, chain_key, key, numbers, 0, 0, {}, (), {})
+        # Before there is a chain: Ctrl-C in between leaves no number that nobody puts right.
         for each in (*numbers, *self._variables.values()):
             each.identity.behind = self
+        self._chain = _Chain(scale, chain_key, key, numbers, 0, 0, {}, (), {})
         return self._chain
+
+    def _note_step(self, updates: RuleUpdates) -> None:
+        """Notes that a step was enqueued, which the host is about to count."""
+        with self.lock:
+            chain = self._chain
+            assert chain is not None, "it was prepared"
+            device = chain.scale.device
+            after, num_calls = updates.decided.after, chain.num_calls + 1
+            read = _Read(num_calls, _scalings(device).read(after))
+            self._chain = chain._replace(
+                scale=DeviceScale(after, device),
+                num_calls=num_calls,
+                host_count=chain.host_count + 1,
+                reads=(*chain.reads, read),
+                names={**chain.names, num_calls: updates.measured_names},
+            )
 
     def _look(self) -> None:
         """Learns what the GPU has decided, without waiting unless it is far behind."""
@@ -312,17 +317,22 @@ class DeviceScaling:
         state, made, last_bad = _scalings(chain.scale.device).state(chain.scale.scaling)
         self._go_back(chain, made)
         self._note_nonfinite(chain, last_bad)
-        with self._seeing():
-            for name, variable in self._variables.items():
-                variable.assign(np.asarray(getattr(state, name), variable.dtype))
+        values = [
+            np.asarray(getattr(state, name), variable.dtype)
+            for name, variable in self._variables.items()
+        ]
+        self._assign(self._variables.values(), values)
+        self._chain = None
         for each in (*chain.numbers, *self._variables.values()):
             if each.identity.behind is self:
                 each.identity.behind = None
-        self._chain = None
 
     def _note_nonfinite(self, chain: _Chain, last: LastBad) -> None:
         """Takes the name of a gradient that was not finite, unless that has been done."""
         number = last.gradient
+        if number < 0:
+            self.last_nonfinite = CLIPPING_MAKES_NAN
+            return
         for names, is_sparse in chain.names.get(last.step, ()):
             if number < len(names):
                 found = f'gradient for "{names[number]}" is not finite'
@@ -335,21 +345,17 @@ class DeviceScaling:
     def _go_back(self, chain: _Chain, count: int) -> None:
         if count == chain.host_count:
             return
-        with self._seeing():
-            values = chain.by_count[count].numbers
-            for variable, value in zip(chain.numbers, values, strict=True):
-                variable.assign(value)
+        self._assign(chain.numbers, chain.by_count[count].numbers)
 
-    @contextmanager
-    def _seeing(self) -> Iterator[None]:
-        """Inside, this thread reads and writes numbers without bringing them up to date."""
-        before = vars(_this_thread).copy()
+    def _assign(self, variables: Iterable[Variable], values: Sequence[Any]) -> None:
+        """Writes numbers without bringing them up to date before."""
+        outer = _this_thread.ahead_of
         try:
             _this_thread.ahead_of = self
-            yield
+            for variable, value in zip(variables, values, strict=True):
+                variable.assign(value)
         finally:
-            vars(_this_thread).clear()
-            vars(_this_thread).update(before)
+            _this_thread.ahead_of = outer
 
 
 def _place_of(chain: _Chain | None) -> tuple[DeviceScale, int] | None:

@@ -44,7 +44,7 @@ def clip_gradients_by_global_norm(
     given = as_pairs(as_list(gradients_variables))
     unpacked = [unpack_pair(position, pair) for position, pair in enumerate(given)]
     gradients = [
-        None if gradient is None else checked_gradient(gradient, variable, FLOAT_DTYPES)
+        None if gradient is None else checked_gradient(gradient, variable, FLOAT_DTYPES, True)
         for gradient, variable in unpacked
     ]
     if not [gradient for gradient in gradients if gradient is not None]:

@@ -6,7 +6,7 @@ import logging
 import operator
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -22,14 +22,13 @@ from gpuopt.distributed.wrapper import OptimizerWrapper, inner_optimizers
 from gpuopt.optimizer import Optimizer
 from gpuopt.optimizers.base.rule_optimizer import RuleOptimizer
 from gpuopt.quietly import quietly
-from gpuopt.rules.loss_scaling import ScaleRule, ScaleState, after_step
+from gpuopt.rules.loss_scaling import LARGEST_SCALE, ScaleRule, ScaleState, after_step
 from gpuopt.state.state_dict import OptimizerState, load_state
 from gpuopt.step import additions
 from gpuopt.step.additions import Forget, nothing_to_forget
 from gpuopt.step.loss import GATE_NONE, GATE_OP, checked_gate, refuse_independent_loss
 from gpuopt.step.pairs import Gradient, as_list, as_pairs
 from gpuopt.step.replica_context import replica_context
-from gpuopt.step.row_checks import RowChecks
 from gpuopt.step.rule_updates import RuleUpdates
 from gpuopt.step.unscaled import unscaled
 from gpuopt.step.updates import Updates
@@ -88,15 +87,14 @@ class LossScaleOptimizer(StepWrapper):
     whose decay a subclass computes.
 
     `minimize` divides while it updates, so that gradients are only read. `compute_gradients`
-    divides and returns new arrays, and `apply_gradients` takes such. Both may be used by
-    `SyncReplicasOptimizer`, `TowerOptimizer` and other wrappers around this one, and by
-    `MirroredStrategy`: then the decision is about the gradients of all, and the same for all.
+    divides and returns new arrays, of float32 for variables of 16 bits, and `apply_gradients` takes
+    such. Both may be used by `SyncReplicasOptimizer`, `TowerOptimizer` and other wrappers around
+    this one, and by `MirroredStrategy`: then the decision is about the gradients of all, and the
+    same for all.
 
     The scale, the manager's counts, and those of skipped steps are variables, which a `Saver`
     saves; `state_dict` has them, too.
 
-    Attributes:
-        manager: Chooses the scale.
     """
 
     def __init__(
@@ -113,7 +111,7 @@ class LossScaleOptimizer(StepWrapper):
             opt: Makes the steps; its name is this optimizer's.
             loss_scale_manager: Chooses the scale.
             accept_after: After so many skipped steps in a row, a step is made with what is not
-                finite; None for never.
+                finite; from 1, and None for never.
             host_may_wait: Whether a step on GPUs may have what the host alone can compute, and not
                 before it has waited for them: a Python function as a hyperparameter, say. It
                 changes no number, and is in no saved state.
@@ -121,7 +119,7 @@ class LossScaleOptimizer(StepWrapper):
         Raises:
             TypeError: `opt` is no optimizer, the manager is none, `accept_after` is no whole
                 number, or `host_may_wait` is neither True nor False.
-            ValueError: `accept_after` is negative, or 2**63 or more; `opt` gathers the gradients of
+            ValueError: `accept_after` is below 1, or 2**63 or more; `opt` gathers the gradients of
                 several workers or towers, which goes around this optimizer; it scales a loss
                 itself; or it decides about gradients that are not finite, by `on_nonfinite`.
         """
@@ -136,7 +134,7 @@ class LossScaleOptimizer(StepWrapper):
             raise TypeError(f"host_may_wait must be True or False, got {host_may_wait!r}")
         super().__init__(opt)
         self._refuse_inside()
-        self.manager = loss_scale_manager
+        self._manager = loss_scale_manager
         self._accept_after = accept_after
         self._host_may_wait = host_may_wait
         self._this_thread = _ThisThread()
@@ -149,6 +147,11 @@ class LossScaleOptimizer(StepWrapper):
             type(loss_scale_manager)
         ) == _methods_of(RuleManager)
         self._on_gpu = DeviceScaling(rule, accept_after, self._own_variables())
+
+    @property
+    def manager(self) -> LossScaleManager:
+        """Chooses the scale; another manager is for another `LossScaleOptimizer`."""
+        return self._manager
 
     @property
     def loss_scale(self) -> float:
@@ -220,6 +223,9 @@ class LossScaleOptimizer(StepWrapper):
     ) -> list[tuple[Gradient | None, Variable]]:
         """Returns the gradients of the scaled loss, divided by the scale, as new arrays.
 
+        They are of float32 for variables of 16 bits, so that small ones do not vanish again.
+        `apply_gradients` takes such, of this optimizer and of those around it.
+
         The arguments are those of `Optimizer.compute_gradients`.
         """
         checked_gate(gate_gradients)
@@ -238,19 +244,20 @@ class LossScaleOptimizer(StepWrapper):
         """Makes a step if all gradients are finite; see `Optimizer.apply_gradients`.
 
         Args:
-            grads_and_vars: (gradient, variable) pairs; a gradient may be None.
+            grads_and_vars: (gradient, variable) pairs; a gradient may be None, and one for a
+                variable of 16 bits may be of float32.
             global_step: Grows by 1 unless the step is left out.
             name: See `Optimizer.apply_gradients`.
             skip_gradients_aggregation: Likewise.
             loss_scale: What the gradients are divided by while they are read: what their loss was
-                multiplied by, a number from 1. 1 if not given, as for those of
+                multiplied by, from 1 to 2**126. 1 if not given, as for those of
                 `compute_gradients`.
 
         Raises:
             TypeError: `loss_scale` is no number.
             RuntimeError: workers that meet after a number of steps are around this optimizer.
-            ValueError: `loss_scale` is less than 1, or not finite; or the host would wait for GPUs
-                in each step, without `host_may_wait`.
+            ValueError: `loss_scale` is below 1, above 2**126, or NaN; or the host would wait for
+                GPUs in each step, without `host_may_wait`.
         """
         for outer in additions.this_thread.additions:
             if isinstance(outer, OptimizerWrapper) and outer.is_for_workers:
@@ -259,7 +266,7 @@ class LossScaleOptimizer(StepWrapper):
                     "after a number of steps, and each of them would skip others"
                 )
         if loss_scale is not None and not isinstance(loss_scale, DeviceScale):
-            loss_scale = _checked_loss_scale(loss_scale)
+            loss_scale = _checked_scale("loss_scale", loss_scale)
         context = replica_context()
         if context.strategy is not None and not skip_gradients_aggregation:
             if loss_scale is not None:
@@ -270,17 +277,24 @@ class LossScaleOptimizer(StepWrapper):
         this_thread = self._this_thread
         before = vars(this_thread).copy()
         pairs = as_list(grads_and_vars)
+        step = partial(
+            super().apply_gradients, pairs, global_step, name, skip_gradients_aggregation
+        )
         takes_wide = wide_gradients.takes_wide
         try:
             this_thread.loss_scale = np.float32(1) if loss_scale is None else loss_scale
             while True:
                 # The step takes it when it begins, and may have to begin again.
-                wide_gradients.takes_wide = takes_wide
+                wide_gradients.takes_wide = self.owner_of_state
                 this_thread.key = key = self._key_on_gpu(global_step)
-                with suppress(StepAgain), nullcontext() if key is None else self._on_gpu.ahead():
-                    super().apply_gradients(pairs, global_step, name, skip_gradients_aggregation)
+                with suppress(StepAgain):
+                    if key is None:
+                        step()
+                    else:
+                        self._on_gpu.call_ahead(step)
                     return
         finally:
+            wide_gradients.takes_wide = takes_wide
             vars(this_thread).clear()
             vars(this_thread).update(before)
 
@@ -321,7 +335,7 @@ class LossScaleOptimizer(StepWrapper):
 
     def _settings(self) -> dict[str, Any]:
         own = {"accept_after": self._accept_after, "host_may_wait": self._host_may_wait}
-        return {**super()._settings(), "loss_scale_manager": self.manager, **own}
+        return {**super()._settings(), **own}
 
     def _made_with(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         own = {"accept_after": self._accept_after, "host_may_wait": self._host_may_wait}
@@ -344,7 +358,10 @@ class LossScaleOptimizer(StepWrapper):
     def _scale_of_loss(self, grad_loss: Any) -> Any:
         """Returns the scale: a number, or a `DeviceScale`, for which the host does not wait."""
         on_gpu = self._on_gpu.scale if grad_loss is None else None
-        return np.float32(self.manager.get_loss_scale()) if on_gpu is None else on_gpu
+        if on_gpu is not None:
+            return on_gpu
+        name = f"{type(self.manager).__name__}.get_loss_scale()"
+        return _checked_scale(name, self.manager.get_loss_scale())
 
     def _key_on_gpu(self, global_step: Any) -> Sequence[Any] | None:
         """Returns what a step shares with those that a GPU can decide about after one another.
@@ -402,6 +419,10 @@ class LossScaleOptimizer(StepWrapper):
     # What the step calls: see `Addition`.
 
     @property
+    def _takes_wide(self) -> bool:
+        return True
+
+    @property
     def _keeps_new_slots(self) -> bool:
         return True  # as in TensorFlow, and as where a GPU decides after they are made
 
@@ -445,10 +466,6 @@ class LossScaleOptimizer(StepWrapper):
         self.manager.update_loss_scale(found is None)
         return self._count(found is None)
 
-    def _after_update(self, updates: Updates, row_checks: RowChecks) -> None:
-        if isinstance(updates, RuleUpdates) and updates.gpu_decides is not None:
-            self._on_gpu.note_step(updates)
-
     def _count(self, is_finite: bool) -> bool:
         """Counts a step; returns whether it is made."""
         before = ScaleState(np.float32(1), 0, 0, self.num_skipped, self.skipped_in_a_row)
@@ -461,10 +478,11 @@ class LossScaleOptimizer(StepWrapper):
         return makes_step
 
 
-def _checked_loss_scale(loss_scale: Any) -> np.float32:
-    if hasattr(loss_scale, "dtype") and not isinstance(loss_scale, np.generic):
-        loss_scale = as_scalar(loss_scale, "loss_scale")
-    return np.float32(checked_scale("loss_scale", loss_scale))
+def _checked_scale(name: str, scale: Any) -> np.float32:
+    """Returns a scale, of a number or of an array or Variable of one."""
+    if hasattr(scale, "dtype") and not isinstance(scale, np.generic):
+        scale = as_scalar(scale, name)
+    return np.float32(checked_scale(name, scale))
 
 
 def _number(loss_scale: Any) -> np.float32:
@@ -504,6 +522,8 @@ def _checked_count(value: Any) -> int:
         raise TypeError(f"accept_after must be a whole number or None, got {value!r}")
     if count < 0:
         raise ValueError(f"accept_after must not be negative, got {value!r}")
+    if count == 0:
+        raise ValueError("accept_after must be from 1, or None for never: 0 would make every step")
     if count >= 2**63:
         raise ValueError(f"accept_after must be less than 2**63, got {value!r}: None is for never")
     return count
@@ -513,9 +533,10 @@ def _checked_value(name: str, value: Any, variable: Variable) -> Any:
     """Returns a saved number, or raises ValueError."""
     given = np.asarray(value)
     least = 1 if name == "loss_scale" else 0
-    if given.shape != () or given.dtype != variable.dtype or not least <= given < np.inf:
+    most = LARGEST_SCALE if name == "loss_scale" else np.iinfo(variable.dtype).max
+    if given.shape != () or given.dtype != variable.dtype or not least <= given <= most:
         raise ValueError(
-            f'"{name}" must be a number of {variable.dtype} from {least}, and finite; the saved '
+            f'"{name}" must be a number of {variable.dtype} from {least} to {most:.7g}; the saved '
             f"value is {value!r}"
         )
     return given[()]

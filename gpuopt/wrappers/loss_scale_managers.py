@@ -11,7 +11,7 @@ import numpy as np
 
 from gpuopt.optimizers.base.arguments import refuse_unknown_arguments
 from gpuopt.quietly import quietly
-from gpuopt.rules.loss_scaling import ScaleRule, scale_after
+from gpuopt.rules.loss_scaling import LARGEST_SCALE, ScaleRule, scale_after
 from gpuopt.variables.gate import writing
 from gpuopt.variables.variable import Variable
 from gpuopt.wrappers.base import checked_number
@@ -25,7 +25,7 @@ class LossScaleManager(ABC):
 
     @abstractmethod
     def get_loss_scale(self) -> Any:
-        """Returns the scale, a number from 1."""
+        """Returns the scale, a number from 1 to 2**126."""
 
     @abstractmethod
     def update_loss_scale(self, finite_grads: Any) -> None:
@@ -58,6 +58,12 @@ class RuleManager(LossScaleManager):
             name: Variable(value, name=name, trainable=False) for name, value in start.items()
         }
 
+    def __repr__(self) -> str:
+        """Shows the scale as it is now, and the rule; waits for a GPU that decides about steps."""
+        rule = {n: v for n, v in self.rule._asdict().items() if v != ScaleRule._field_defaults[n]}
+        shown = {"loss_scale": self.get_loss_scale(), **rule}
+        return f"<{type(self).__name__} {' '.join(f'{n}={v:g}' for n, v in shown.items())}>"
+
     def __copy__(self) -> Self:
         """Returns a manager with variables of its own."""
         return copy.deepcopy(self)
@@ -88,11 +94,11 @@ class FixedLossScaleManager(RuleManager):
         """Keeps the scale.
 
         Args:
-            loss_scale: A number from 1; it is rounded to float32.
+            loss_scale: A number from 1 to 2**126; it is rounded to float32.
 
         Raises:
             TypeError: it is no number.
-            ValueError: it is below 1, or not finite.
+            ValueError: it is below 1, or above 2**126.
         """
         super().__init__(checked_scale("loss_scale", loss_scale), ScaleRule())
 
@@ -101,7 +107,7 @@ class ExponentialUpdateLossScaleManager(RuleManager):
     """A loss scale that grows after good steps and shrinks after bad ones, as contrib's.
 
     A good step resets no count of bad ones: they are counted until the scale changes. The scale
-    stays finite, and at least 1.
+    grows to 2**100 at most, where contrib's grows while it is finite, and stays at least 1.
     """
 
     def __init__(
@@ -115,7 +121,7 @@ class ExponentialUpdateLossScaleManager(RuleManager):
         """Keeps the rule.
 
         Args:
-            init_loss_scale: A number from 1.
+            init_loss_scale: A number from 1 to 2**126.
             incr_every_n_steps: After how many good steps, without a bad one, the scale grows.
             decr_every_n_nan_or_inf: After how many bad steps it shrinks.
             incr_ratio: What it is multiplied by when it grows; above 1.
@@ -137,7 +143,8 @@ class ExponentialUpdateLossScaleManager(RuleManager):
 class DynamicLossScale(RuleManager):
     """TensorFlow 2's rule: each bad step divides the scale, and many good ones multiply it.
 
-    The scale stays finite, and at least 1.
+    The scale grows to 2**100 at most, where TensorFlow's grows while it is finite, and stays at
+    least 1.
     """
 
     def __init__(
@@ -149,7 +156,7 @@ class DynamicLossScale(RuleManager):
         """Keeps the rule.
 
         Args:
-            initial_loss_scale: A number from 1.
+            initial_loss_scale: A number from 1 to 2**126.
             increment_period: After how many good steps in a row the scale is multiplied.
             multiplier: By what; and what a bad step divides it by. Above 1.
 
@@ -172,11 +179,13 @@ def checked_scale(name: str, value: Any) -> float:
 
     Raises:
         TypeError: it is no number.
-        ValueError: it is less than 1, or not finite.
+        ValueError: it is below 1, above 2**126, or NaN.
     """
     scale = quietly(np.float32, checked_number(name, value))
-    if not 1 <= scale < np.inf:
-        raise ValueError(f"{name} must be at least 1, and finite in float32, got {value!r}")
+    if not 1 <= scale <= LARGEST_SCALE:
+        raise ValueError(
+            f"{name} must be at least 1, at most 2**126, and finite in float32, got {value!r}"
+        )
     return float(scale)
 
 

@@ -12,7 +12,7 @@ struct LossScaling {
   unsigned long long is_left_out;  // whether the step is; updates read it as they read a row flag
   long long num_made;              // how many steps were made
   long long last_bad_step;         // the number of the last one that was not finite; 0: none was
-  long long first_bad;             // the number of its first gradient that was not
+  long long first_bad;  // the number of its first gradient that was not; -1: a clipped one
   long long good_steps;
   long long bad_steps;
   long long num_skipped;
@@ -32,9 +32,7 @@ __device__ __forceinline__ Real nan_unless_finite(Real x) {
 constexpr double rows_are_refused = -1;
 constexpr double nothing_is_wrong = 0x1p53;
 
-// To where a scale grows: in host memory, as in TensorFlow, it does to the largest finite number.
-// The reciprocal of this, times a factor of clipping down to 2^-26, is no subnormal number, which
-// kernels would take for 0.
+// The largest scale that grows, as in gpuopt/rules/loss_scaling.py.
 constexpr float largest_grown_scale = 0x1p100f;
 
 // What decides about a step. Mirrors `LossDecision` in gpuopt/backends/cuda/structs.py, and
@@ -111,16 +109,18 @@ struct LossDecision {
     state.good_steps = state.bad_steps = 0;
   }
 
-  // Writes what follows from what is wrong. Called by one thread.
-  __device__ __forceinline__ void decide(const double* wrong) const {
-    const bool is_finite = *wrong == nothing_is_wrong;
+  // Writes what follows from what is wrong, or from a factor that would make gradients NaN. Called
+  // by one thread.
+  __device__ __forceinline__ void decide(const double* wrong, bool is_unusable) const {
+    const bool has_bad = *wrong != nothing_is_wrong;
+    const bool is_finite = !has_bad && !is_unusable;
     LossScaling state = state_before();
     if (*wrong == rows_are_refused) {
       state.is_left_out = 1;
     } else {
       if (!is_finite) {
         state.last_bad_step = step;
-        state.first_bad = static_cast<long long>(*wrong);
+        state.first_bad = has_bad ? static_cast<long long>(*wrong) : -1;
       }
       change_scale(state, is_finite);
       const bool is_accepted = accept_after >= 0 && state.skipped_in_a_row >= accept_after;

@@ -92,7 +92,7 @@ struct NoDecision {
   __device__ __forceinline__ void note_bad(long long) const {}
   __device__ __forceinline__ void take_bad(double*, bool, bool) const {}
   __device__ __forceinline__ const ClipRule& unscaling(const ClipRule& rule) const { return rule; }
-  __device__ __forceinline__ void decide(const double*) const {}
+  __device__ __forceinline__ void decide(const double*, bool) const {}
 };
 
 // Adds up the sums of chunks in the block that is done last, and makes results of all sums, and
@@ -119,10 +119,15 @@ __device__ __forceinline__ void finish_sums(const double* parts, long long num_p
   if (results == nullptr) return;
   __syncthreads();
   const ClipRule& by = decision.unscaling(rule);
+  bool is_unusable = false;
   for (long long norm = threadIdx.x; norm < totals.num_norms; norm += clip_threads) {
-    results[norm] = by.result(sums[norm], norm);
+    const ClipResult result = by.result(sums[norm], norm);
+    is_unusable |= isnan(result.factor_of_doubles);
+    results[norm] = result;
   }
-  if (threadIdx.x == 0) decision.decide(sums + totals.num_norms);
+  if (!Decision::decides) return;
+  is_unusable = __syncthreads_or(is_unusable);
+  if (threadIdx.x == 0) decision.decide(sums + totals.num_norms, is_unusable);
 }
 
 }  // namespace gpuopt

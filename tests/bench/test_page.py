@@ -69,6 +69,17 @@ def test_the_page_has_all_figures_and_samples(results: Results) -> None:
     assert json.loads(data) == json.loads(json.dumps(asdict(results)))
 
 
+def test_launches_have_columns_where_they_are_known(results: Results) -> None:
+    tables = re.findall(r"<table>(.*?)</table>", make_page(results), re.DOTALL)
+    assert len(tables) == len(results.runs)
+    for table, run in zip(tables, results.runs.values(), strict=True):
+        assert ("<th>launches</th><th>waits</th>" in table) == run.counts_launches
+        # A row ends where the next one begins.
+        _, *rows = table.split("<tr>")[1:]
+        assert {row.count("<td>") for row in rows} == {table.count("<th>")}
+    assert {run.counts_launches for run in results.runs.values()} == {True, False}
+
+
 def test_the_page_loads_nothing_and_takes_names_for_no_markup(results: Results) -> None:
     page = make_page(results)
     assert "<b>library" not in page

@@ -149,7 +149,7 @@ ARGUMENTS: dict[str, tuple[Callable[[Any], Any], str, set[str]]] = {
     "accept_after": (
         lambda bad: scaled(DynamicLossScale(), accept_after=bad),
         "accept_after must",
-        {"zero", "None"},
+        {"None"},
     ),
     "host_may_wait": (
         lambda bad: scaled(DynamicLossScale(), host_may_wait=bad),

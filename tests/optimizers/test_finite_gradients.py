@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -223,3 +224,42 @@ def test_a_function_that_gives_the_largest_norm_is_called_in_the_step(xp: Any) -
         expected.step()
     assert len(calls) == 2
     assert training.state() == expected.state()
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("gpu:0", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(
+    "own", [{"clip_norm": 5.0}, {"groups": [ParameterGroup("w", clip_norm=5)]}]
+)
+def test_a_norm_that_would_make_finite_gradients_nan_is_refused_by_name(
+    own: dict[str, Any], device: str
+) -> None:
+    large, small = np.float32([3e20, 4e20]), np.float32([3, 4])
+    for form, moved in (("tensorflow", np.nan), ("torch", 0), ("apex", 0)):
+        for policy in ("propagate", "skip", "raise"):
+            w = Variable(np.ones(2, np.float32), name="w", device=device)
+            optimizer = gpuopt.GradientDescentOptimizer(
+                1.0, clip_form=form, on_nonfinite=policy, **own
+            )
+            step = functools.partial(optimizer.apply_gradients, [(to_device(large, w.device), w)])
+            if policy == "raise" and form == "tensorflow":
+                with pytest.raises(FloatingPointError, match="the norm is more than its type"):
+                    step()
+            else:
+                step()
+            is_refused = form == "tensorflow" and policy != "propagate"
+            np.testing.assert_array_equal(
+                w.numpy(), np.float32([1, 1]) - (0 if is_refused else moved)
+            )
+            w.assign(np.ones(2, np.float32))
+            optimizer.apply_gradients([(to_device(small, w.device), w)])
+            np.testing.assert_allclose(w.numpy(), [-2, -3], rtol=1e-6)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("gpu:0", marks=pytest.mark.gpu)])
+def test_gradients_of_0_that_are_clipped_to_0_are_refused(device: str) -> None:
+    w = Variable(np.ones(2, np.float32), name="w", device=device)
+    optimizer = gpuopt.GradientDescentOptimizer(1.0, clip_norm=0.0, on_nonfinite="raise")
+    with pytest.raises(FloatingPointError, match="it and clip_norm are 0; nothing was changed"):
+        optimizer.apply_gradients([(to_device(np.zeros(2, np.float32), w.device), w)])
+    optimizer.apply_gradients([(to_device(np.ones(2, np.float32), w.device), w)])
+    assert w.numpy().tolist() == [1, 1]

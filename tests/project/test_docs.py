@@ -6,10 +6,12 @@ import re
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import reference_pages
+import search_order
 import tables
 from optimizer_page import entries
 
@@ -178,6 +180,22 @@ def test_every_page_is_in_the_navigation_or_in_the_index_of_decisions() -> None:
         listed = page.name if page.parent == DECISIONS else page.relative_to(DOCS).as_posix()
         index = (DECISIONS / "index.md").read_text() if page.parent == DECISIONS else navigation
         assert page.name == "index.md" or listed in index, listed
+
+
+def test_a_search_finds_guides_before_decisions() -> None:
+    def weight(path: str) -> float:
+        page = SimpleNamespace(file=SimpleNamespace(src_uri=path), meta={})
+        search_order.on_page_markdown("", page)
+        return float(page.meta.get("search", {}).get("boost", 1))
+
+    assert "hooks:\n  - tests/support/search_order.py\n" in (ROOT / "mkdocs.yml").read_text()
+    by_weight: dict[float, set[str]] = {}
+    for page in DOCS.rglob("*.md"):
+        path = page.relative_to(DOCS).as_posix()
+        by_weight.setdefault(weight(path), set()).add(path.partition("/")[0])
+    assert by_weight.pop(0.25) == {"decisions"}
+    assert by_weight.pop(2) == {"guides", "optimizers.md", "reference"}
+    assert set(by_weight) == {1}
 
 
 def test_the_index_of_decisions_gives_each_page_by_its_title() -> None:

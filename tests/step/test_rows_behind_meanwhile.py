@@ -20,7 +20,7 @@ from gpuopt.backends.cpu.backend import CpuBackend
 from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.device import Device
 from gpuopt.rules.catch_up import Factors
-from gpuopt.step import rule_updates
+from gpuopt.step import sparse_updates
 from gpuopt.variables.gate import between_writes
 
 # Where a signal handler may come.
@@ -220,7 +220,7 @@ def test_two_threads_may_step_by_optimizers_of_their_own(monkeypatch: pytest.Mon
     late.apply_gradients([(slices, pair.late)])
     exact.apply_gradients([(slices, pair.exact)])
     pair.step(10)
-    table_of = rule_updates.table_behind
+    table_of = sparse_updates.table_behind
 
     def replaced_by_another_thread(*arguments: Any) -> Any:
         monkeypatch.undo()
@@ -231,7 +231,7 @@ def test_two_threads_may_step_by_optimizers_of_their_own(monkeypatch: pytest.Mon
         thread.join()
         return table
 
-    monkeypatch.setattr(rule_updates, "table_behind", replaced_by_another_thread)
+    monkeypatch.setattr(sparse_updates, "table_behind", replaced_by_another_thread)
     pair.apply(SLICES(np.ones((1, 3), "f4"), [20]))
     # Made anew, under the lock of the table that the other thread's step came by.
     behind: Any = pair.late.identity.behind

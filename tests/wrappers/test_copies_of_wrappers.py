@@ -27,7 +27,9 @@ BOTH = pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
 
 def scaled(variables: list[Variable], step: Variable) -> Any:
     manager = gpuopt.ExponentialUpdateLossScaleManager(8.0, 3, 1)
-    return gpuopt.LossScaleOptimizer(gpuopt.AdamOptimizer(0.1), manager, accept_after=2)
+    return gpuopt.LossScaleOptimizer(
+        gpuopt.AdamOptimizer(0.1), manager, accept_after=2, host_may_wait=True
+    )
 
 
 def accumulating(variables: list[Variable], step: Variable) -> Any:
@@ -206,6 +208,16 @@ def test_a_shallow_copy_moves_averages_of_its_own(make: Any) -> None:
     train({**model, "optimizer": other}, [2])
     assert mine.average(w).numpy().tolist() == before.tolist()
     assert theirs.average(w).numpy().tolist() != before.tolist()
+
+
+def test_a_manager_is_shown_with_its_scale_and_rule() -> None:
+    manager = gpuopt.DynamicLossScale(8.0, 1, 2.5)
+    assert repr(manager) == (
+        "<DynamicLossScale loss_scale=8 incr_every=1 incr_ratio=2.5 divisor=2.5>"
+    )
+    manager.update_loss_scale(True)
+    assert repr(manager).startswith("<DynamicLossScale loss_scale=20 ")
+    assert repr(gpuopt.FixedLossScaleManager(4.0)) == "<FixedLossScaleManager loss_scale=4>"
 
 
 def test_two_optimizers_of_one_manager_are_copied_with_one() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -189,6 +190,97 @@ def test_gradients_are_clipped_to_a_norm_at_any_scale(device: str) -> None:
     np.testing.assert_array_equal(moved[1:], moved[:1] * 2)
 
 
+@pytest.mark.parametrize("form", ["tensorflow", "torch", "apex"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("gpu:0", marks=pytest.mark.gpu)])
+def test_a_step_whose_norm_is_infinite_is_left_out_where_it_would_write_nan(
+    device: str, form: str
+) -> None:
+    w = Variable(np.ones(2, np.float32), name="w", device=device)
+    inside = gpuopt.GradientDescentOptimizer(1.0, clip_norm=5.0, clip_form=form)
+    optimizer = make("dynamic", inside)
+    is_skipped = form == "tensorflow"
+    for gradient, skipped in (([3e20, 4e20], is_skipped), ([3, 4], is_skipped)):
+        given = to_device(np.float32(gradient), Device.parse(device))
+        optimizer.apply_gradients([(given, w)])
+        assert optimizer.num_skipped == skipped
+        told = optimizer.last_nonfinite
+        assert (told is None) or "the norm is more than its type holds" in told
+        assert (told is not None) == is_skipped
+    np.testing.assert_allclose(w.numpy(), [-2, -3], rtol=1e-6)
+    assert optimizer.loss_scale == (np.float32(4) / np.float32(2.5) if is_skipped else 4)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("gpu:0", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("clip", [{}, {"clip_norm": 1e-3}], ids=["plain", "clipped"])
+def test_steps_are_right_at_every_scale_that_growth_reaches(clip: Any, device: str) -> None:
+    w = Variable(np.zeros(4, np.float32), name="w", device=device)
+    manager = gpuopt.DynamicLossScale(2.0**50, 1)
+    inside = gpuopt.GradientDescentOptimizer(1.0, **clip)
+    optimizer, moved = LossScaleOptimizer(inside, manager), []
+    for _ in range(80):
+        optimizer.minimize(lambda: (w * 2.0**10).sum(), var_list=[w])
+        moved.append(w.numpy()[0])
+        w.assign(np.zeros(4, np.float32))
+    assert optimizer.loss_scale == 2.0**100
+    np.testing.assert_allclose(moved, -(5e-4 if clip else 2.0**10), rtol=1e-6)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("gpu:0", marks=pytest.mark.gpu)])
+def test_the_largest_scale_divides_gradients(device: str) -> None:
+    w = Variable(np.zeros(4, np.float32), name="w", device=device)
+    optimizer = LossScaleOptimizer(
+        gpuopt.GradientDescentOptimizer(1.0), gpuopt.FixedLossScaleManager(2.0**126)
+    )
+    optimizer.minimize(lambda: (w * 0.25).sum(), var_list=[w])
+    assert w.numpy().tolist() == [-0.25] * 4
+
+
+class _Returning(gpuopt.LossScaleManager):
+    def __init__(self, scale: Any) -> None:
+        self.scale = scale
+
+    def get_loss_scale(self) -> Any:
+        return self.scale
+
+    def update_loss_scale(self, finite_grads: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize("scale", [0.0, -8.0, 0.5, np.nan, np.inf, 2.0**127, "8", None, True])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("gpu:0", marks=pytest.mark.gpu)])
+def test_a_scale_that_divides_nothing_is_refused_before_the_first_write(
+    device: str, scale: Any
+) -> None:
+    w = Variable(np.ones(2, np.float32), name="w", device=device)
+    managed = LossScaleOptimizer(gpuopt.GradientDescentOptimizer(1.0), _Returning(scale))
+    error = ValueError if isinstance(scale, float) else TypeError
+    for call in (managed.minimize, managed.compute_gradients):
+        with pytest.raises(error, match=r"_Returning.get_loss_scale\(\) must be"):
+            call(lambda: w.sum(), var_list=[w])
+    given, optimizer = [(to_device(np.ones(2, np.float32), w.device), w)], make()
+    if scale is not None:
+        with pytest.raises(error, match=r"^loss_scale must be"):
+            optimizer.apply_gradients(given, loss_scale=scale)
+    assert w.numpy().tolist() == [1, 1]
+    assert (managed.num_skipped, optimizer.num_skipped) == (0, 0)
+
+
+@pytest.mark.parametrize("kind", [int, np.asarray, Variable])
+def test_a_scale_may_be_any_number(kind: Callable[[int], Any]) -> None:
+    w, scale = Variable(np.ones(2, np.float32), name="w"), kind(8)
+    optimizer = LossScaleOptimizer(gpuopt.GradientDescentOptimizer(1.0), _Returning(scale))
+    optimizer.minimize(lambda: w.sum(), var_list=[w])
+    optimizer.apply_gradients([(np.full(2, 8, np.float32), w)], loss_scale=scale)
+    assert w.numpy().tolist() == [-1, -1]
+
+
+def test_a_manager_stays() -> None:
+    optimizer = make()
+    with pytest.raises(AttributeError):
+        optimizer.manager = gpuopt.FixedLossScaleManager(8)  # type: ignore[misc]
+    assert isinstance(optimizer.manager, gpuopt.DynamicLossScale)
+
+
 def test_finite_rows_that_add_up_to_infinity_are_left_out() -> None:
     table = Variable(np.ones((3, 1), np.float32), name="table")
     optimizer = make(opt=gpuopt.MomentumOptimizer(0.5, 0.5))
@@ -281,6 +373,7 @@ def test_a_saver_restores_in_the_middle_of_growth(tmp_path: Path) -> None:
         (lambda: gpuopt.FixedLossScaleManager(0.5), ValueError, "loss_scale must be at least 1"),
         (lambda: gpuopt.FixedLossScaleManager(np.inf), ValueError, "loss_scale must be at least 1"),
         (lambda: gpuopt.FixedLossScaleManager(1e39), ValueError, "finite in float32, got 1e"),
+        (lambda: gpuopt.DynamicLossScale(2.0**127), ValueError, r"at most 2\*\*126"),
         (lambda: gpuopt.FixedLossScaleManager("8"), TypeError, "loss_scale must be a number"),
         (
             lambda: gpuopt.ExponentialUpdateLossScaleManager(0.9, 2),
@@ -320,6 +413,7 @@ def test_a_saver_restores_in_the_middle_of_growth(tmp_path: Path) -> None:
         ),
         (lambda: LossScaleOptimizer(3, MANAGERS["fixed"]()), TypeError, "must be an Optimizer"),
         (lambda: make(accept_after=-1), ValueError, "accept_after must not be negative"),
+        (lambda: make(accept_after=0), ValueError, "accept_after must be from 1, or None"),
         (lambda: make(accept_after=0.5), TypeError, "accept_after must be a whole number or None"),
         (lambda: make(accept_after=True), TypeError, "accept_after must be a whole number or None"),
         (lambda: make(accept_after=2**63), ValueError, r"accept_after must be less than 2\*\*63"),
@@ -348,7 +442,13 @@ def test_bad_values_are_refused_by_name(make_wrong: Any, error: Any, message: st
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("loss_scale", 0.5), ("loss_scale", np.nan), ("good_steps", -1), ("num_skipped", -1)],
+    [
+        ("loss_scale", 0.5),
+        ("loss_scale", np.nan),
+        ("loss_scale", 2.0**127),
+        ("good_steps", -1),
+        ("num_skipped", -1),
+    ],
 )
 def test_a_state_that_no_run_makes_is_refused(name: str, value: float) -> None:
     w = Variable([1.0], name="w")
@@ -402,6 +502,93 @@ def test_small_gradients_of_16_bits_do_not_vanish() -> None:
     scaled.manager.variables["loss_scale"].assign(2.0**10)
     scaled.minimize(losses[0], var_list=[w])
     np.testing.assert_array_equal(w.numpy(), np.float16(1 - 2.0**-8))
+
+
+def _step_in_a_strategy(optimizer: Any, start: Any, loss_of: Any) -> Any:
+    strategy = gpuopt.MirroredStrategy(["cpu", "cpu"])
+    w = strategy.variable(start, name="w")
+
+    def train() -> None:
+        mine = w.replicas[replica_context().replica_id]
+        optimizer.minimize(loss_of(mine), var_list=[mine])
+
+    strategy.run(train)
+    return w.numpy()
+
+
+def _step_of_towers(optimizer: Any, start: Any, loss_of: Any) -> Any:
+    w, tower = Variable(start, name="w"), gpuopt.TowerOptimizer(optimizer)
+
+    def model(batch: Any) -> None:
+        tower.minimize(loss_of(w), var_list=[w])
+
+    gpuopt.replicate(model, devices=["cpu", "cpu"])(np.zeros(2))
+    return w.numpy()
+
+
+def _step_of_a_worker(optimizer: Any, start: Any, loss_of: Any) -> Any:
+    w, step = Variable(start, name="w"), Variable(0, name="step")
+    sync = gpuopt.SyncReplicasOptimizer(optimizer, 2, 2)
+    with sync.start(step, num_tokens=0), sync.worker(0) as one, sync.worker(1) as other:
+        thread = threading.Thread(target=lambda: one.minimize(loss_of(w), step, [w]))
+        thread.start()
+        # By hand, in the variable's own type.
+        gradients = optimizer.compute_gradients(loss_of(w), [w])
+        other.apply_gradients([(gradients[0][0], w)], step)
+        thread.join()
+    return w.numpy()
+
+
+def _step_by(wrap: Callable[[Any], Any], num_calls: int = 1) -> Callable[..., Any]:
+    def step(optimizer: Any, start: Any, loss_of: Any) -> Any:
+        w, outer = Variable(start, name="w"), wrap(optimizer)
+        for _ in range(num_calls):
+            outer.minimize(loss_of(w), var_list=[w])
+        return w.numpy()
+
+    return step
+
+
+def _step_by_hand(optimizer: Any, start: Any, loss_of: Any) -> Any:
+    w = Variable(start, name="w")
+    pairs, _ = gpuopt.clip_gradients_by_global_norm(
+        optimizer.compute_gradients(loss_of(w), [w]), 1.0
+    )
+    assert pairs[0][0].dtype == np.float32
+    optimizer.apply_gradients(pairs)
+    return w.numpy()
+
+
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
+@pytest.mark.parametrize(
+    "step",
+    [
+        _step_by(lambda optimizer: optimizer),
+        _step_by_hand,
+        _step_by(lambda optimizer: gpuopt.GradientAccumulationOptimizer(optimizer, 2), 2),
+        _step_by(gpuopt.MovingAverageOptimizer),
+        _step_in_a_strategy,
+        _step_of_towers,
+        _step_of_a_worker,
+    ],
+    ids=["alone", "by hand", "accumulated", "averaged", "strategy", "towers", "workers"],
+)
+def test_gradients_of_16_bits_do_not_vanish_again_where_wrappers_are_around(
+    step: Callable[..., Any], kind: str
+) -> None:
+    def loss_of(w: Variable) -> Callable[[], Any]:
+        def loss() -> Any:
+            read = w.value() if kind == "dense" else gpuopt.embedding_lookup(w, np.array([0, 2]))
+            return (read.astype(np.float32) * np.float32(2.0**-31)).sum()
+
+        return loss
+
+    inside = gpuopt.GradientDescentOptimizer(2.0**30, masters="float32")
+    optimizer = LossScaleOptimizer(inside, gpuopt.FixedLossScaleManager(2.0**12))
+    found = step(optimizer, np.zeros((3, 2), np.float16), loss_of)
+    expected = np.array([[-0.5], [-0.5 if kind == "dense" else 0], [-0.5]]) * np.ones(2)
+    np.testing.assert_array_equal(found / found.min() / -2, expected)
+    assert found.min() in (-0.5, -1)  # a strategy adds up
 
 
 def test_replicas_decide_about_their_sum_and_alike() -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import driver
 import numpy as np
 import pytest
 from gpu_streams import new_stream, require_two_gpus
+from interrupt_at import Interrupt, InterruptAt
 from naive_loss_scale import HostRule
 
 import gpuopt
@@ -274,7 +276,7 @@ def test_a_state_in_the_middle_of_growth_goes_on_as_it_would_have(every_schedule
     assert ours == theirs
 
 
-@pytest.mark.parametrize("accept_after", [0, 2])
+@pytest.mark.parametrize("accept_after", [1, 2])
 def test_a_step_is_accepted_after_some_that_were_skipped(
     accept_after: int, every_schedule: str
 ) -> None:
@@ -538,3 +540,29 @@ def test_variables_of_several_gpus_are_decided_about_alike(every_schedule: str) 
     np.testing.assert_array_equal(first.numpy(), np.float32([-2] * 5))
     np.testing.assert_array_equal(second.numpy(), np.float32([-1] * 5))
     assert (int(step), optimizer.num_skipped, optimizer.loss_scale) == (2, 2, 16)
+
+
+def test_a_skipped_step_that_ctrl_c_ends_is_not_counted() -> None:
+    xp = pytest.importorskip("cupy")
+    variable, step = Variable(np.ones(3, np.float32), device="gpu:0"), Variable(0, trainable=False)
+    adam = gpuopt.AdamOptimizer(0.1)
+    optimizer = LossScaleOptimizer(adam, gpuopt.DynamicLossScale(8.0, 2, 2.0))
+    good, bad = (xp.asarray(np.float32([1, 1, last])) for last in (1, np.inf))
+
+    def numbers() -> list[float]:
+        return [float(each.numpy()) for each in (step, *adam.state.others().values())]
+
+    # Where the host counts and notes what it counts.
+    inside = ["gpuopt/step/step.py", "host_scalar.py", "device_scaling.py", "rule_optimizer.py"]
+    for moment in itertools.count(1):
+        optimizer.apply_gradients([(good, variable)], step)
+        before, value = numbers(), variable.numpy()
+        interrupts = InterruptAt(moment, inside=inside)
+        with suppress(Interrupt), interrupts:
+            optimizer.apply_gradients([(bad, variable)], step)
+        assert numbers() == before, moment
+        np.testing.assert_array_equal(variable.numpy(), value)
+        if interrupts.left > 0:
+            break
+    assert moment > 20
+    assert optimizer.num_skipped > 1

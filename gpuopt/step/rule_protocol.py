@@ -1,0 +1,66 @@
+"""What steps by an update rule ask of an optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+
+from gpuopt.backends import Target
+from gpuopt.backends.backend import Scalars
+from gpuopt.rules.catch_up import CatchUpOption
+from gpuopt.rules.slot_codes import SlotCodes
+from gpuopt.rules.update_rule import UpdateRule
+from gpuopt.state.masters import Masters
+from gpuopt.step.averages import FollowingAverages
+from gpuopt.step.clips import GradientClips, StepClips
+from gpuopt.step.known import KnownGroups
+from gpuopt.step.rounding import StochasticRounding
+from gpuopt.step.row_checks import RowChecks
+from gpuopt.step.step import ThisThread
+from gpuopt.step.updates import HookOptimizer
+from gpuopt.variables.identity import Identity
+from gpuopt.variables.variable import Variable
+
+
+class RuleOptimizer(HookOptimizer, Protocol):
+    """The part of an optimizer that `RuleUpdates` uses."""
+
+    rule: UpdateRule
+    rule_of_other_rows: ClassVar[UpdateRule | None]
+    catch_up: CatchUpOption
+    known: KnownGroups
+    clips: GradientClips | None
+    averages: FollowingAverages | None
+    row_checks: RowChecks
+    slot_codes: SlotCodes | None
+    masters: Masters | None
+    slot_dtype: np.dtype[Any] | None
+    rounding: StochasticRounding | None
+    this_thread: ThisThread
+
+    @property
+    def finish_is_undoable(self) -> bool: ...
+
+    def _rules_of(
+        self, variables: Sequence[Any], is_sparse: bool
+    ) -> Sequence[UpdateRule] | None: ...
+
+    def _target(self, variable: Variable) -> tuple[Target, list[Identity], Any]: ...
+
+    def _slot_to_update(self, variable: Variable, slot_name: str) -> Variable: ...
+
+    def _hint_at_cost(self, table: Variable, num_rows: int) -> None: ...
+
+    def _group_of(self, variable: Variable) -> int: ...
+
+    def _check_groups(self, variables: Sequence[Variable]) -> None: ...
+
+    def _in_group(self, number: int, compute: Callable[[], Any]) -> Any: ...
+
+    def _scalars(self, real: type[np.floating[Any]]) -> Scalars: ...
+
+    def _clips_of_step(self, unscale: float | None = None) -> StepClips | None: ...
+
+    def _sparse_scalars(self, scalars: Scalars) -> Scalars: ...

@@ -1,0 +1,146 @@
+"""Updates by sparse gradients: their rows, rows that fell behind, and as dense where rules sum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from gpuopt.backends.backend import Scalars, SparseUpdate
+from gpuopt.rules.rounded import rounded
+from gpuopt.rules.update_rule import UpdateRule
+from gpuopt.state.master_conversion import kept_dtype
+from gpuopt.step.dense_gradients import as_dense
+from gpuopt.step.known import Batch
+from gpuopt.step.rows_behind import update_tables
+from gpuopt.step.rule_protocol import RuleOptimizer
+from gpuopt.step.tables_behind import table_behind
+from gpuopt.variables.variable import Variable
+
+
+class SparsePart(Protocol):
+    """The part of a step that has the gradient of one table."""
+
+    gradients: Any
+
+    def variables(self) -> list[Variable]: ...
+
+    def arrays(self, batch: Batch) -> Sequence[Any]: ...
+
+
+def apply_sparse(
+    optimizer: RuleOptimizer,
+    unit: Sequence[tuple[SparsePart, Batch]],
+    rule: UpdateRule,
+    numbers: Sequence[int],
+    scalars: Sequence[Scalars],
+    factors: Any,
+    refused: Any,
+    kept: Sequence[Any],
+) -> None:
+    """Updates the rows of sparse gradients, and the other rows where the rule has one for them.
+
+    Args:
+        optimizer: Whose step this is.
+        unit: Parts with a sparse gradient each, of one device and dtype.
+        rule: What updates the rows.
+        numbers: The parameter groups that `scalars` are for.
+        scalars: The rule's: one for each of `numbers`, and again for each count of steps that a GPU
+            may have reached.
+        factors: What gradients are multiplied by, if they are clipped.
+        refused: The GPU's flag of refused rows; None on a CPU.
+        kept: What must live until the update is done.
+    """
+    other_rows = optimizer.rule_of_other_rows
+    updates = [
+        SparseUpdate(batch.plan, *part.arrays(batch))._replace(
+            group=numbers.index(batch.parameter_groups[0])
+        )
+        for part, batch in unit
+    ]
+    if other_rows is not None and optimizer.catch_up:
+        left = _left_by_catching_up(
+            optimizer, unit, rule, other_rows, updates, scalars, factors, refused
+        )
+        if not left:
+            return
+        unit, updates = [unit[at] for at in left], [updates[at] for at in left]
+    if other_rows is not None:
+        if rule.is_rounded:
+            other_rows = rounded(other_rows)
+        for part, _ in unit:
+            num_rows = len(part.gradients[0].indices)
+            optimizer._hint_at_cost(part.variables()[0], num_rows)
+    unit[0][1].backend.apply_sparse(
+        rule,
+        updates,
+        scalars,
+        factors=factors,
+        other_rows=other_rows,
+        refused=refused,
+        kept=kept,
+    )
+
+
+def _left_by_catching_up(
+    optimizer: RuleOptimizer,
+    unit: Sequence[tuple[SparsePart, Batch]],
+    rule: UpdateRule,
+    other_rows: UpdateRule,
+    updates: Sequence[SparseUpdate],
+    scalars: Sequence[Scalars],
+    factors: Any,
+    refused: Any,
+) -> list[int]:
+    """Updates tables whose rows may fall behind; returns the positions of the others."""
+    left: list[int] = []
+    waiting: Sequence[int] = range(len(unit))
+    while waiting:
+        tables = []
+        for part, batch in (unit[at] for at in waiting):
+            [variable] = part.variables()
+            slots = [optimizer._slot_to_update(variable, name) for name in rule.slots]
+            tables.append(table_behind(optimizer.state, variable, slots, batch))
+        done = update_tables(
+            tables,
+            rule,
+            other_rows,
+            [updates[at] for at in waiting],
+            scalars,
+            factors,
+            refused=refused,
+            stepping=optimizer.catch_up == "stepping",
+        )
+        answers = list(zip(waiting, done, strict=True))
+        left += [at for at, is_updated in answers if is_updated is False]
+        # Tables that are another optimizer's by now.
+        waiting = [at for at, is_updated in answers if is_updated is None]
+    return left
+
+
+def apply_as_dense(
+    optimizer: RuleOptimizer,
+    unit: Sequence[tuple[SparsePart, Batch]],
+    rule: UpdateRule,
+    numbers: Sequence[int],
+    scalars: Sequence[Scalars],
+    factors: Any,
+    refused: Any,
+    kept: Sequence[Any],
+) -> None:
+    """Updates by sparse gradients as by dense ones, whose other rows are 0: for rules with sums.
+
+    The arguments are those of `apply_sparse`.
+    """
+    for part, batch in unit:
+        [variable] = part.variables()
+        dtype = kept_dtype(variable.dtype, optimizer.masters)
+        batch.backend.apply_dense(
+            rule,
+            batch.plan,
+            [as_dense(batch.backend, part.gradients[0], variable, dtype, refused)],
+            # Of each count.
+            scalars[numbers.index(batch.parameter_groups[0]) :: len(numbers)],
+            factors=factors,
+            refused=refused,
+            kept=[*kept, part.gradients],
+        )
