@@ -171,7 +171,9 @@ def _squares_after_a_fall(**options: Any) -> float:
         for _ in range(_LONG):
             gradient = np.float32(scale) * random.standard_normal(_FEW, np.float32)
             optimizer.apply_gradients([(gradient, variable)])
-    return float(optimizer.get_slot(variable, "v").numpy().astype(np.float64).mean())
+    slot = optimizer.get_slot(variable, "v")
+    assert slot is not None
+    return float(slot.numpy().astype(np.float64).mean())
 
 
 def _step_of(

@@ -115,10 +115,6 @@ def to_array(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     value = value.detach()
-    if value.dtype == torch.bfloat16:
-        import ml_dtypes
-
-        return to_array(value.view(torch.int16)).view(ml_dtypes.bfloat16)
     return backend_for(device_of(value)).as_array(value)
 
 

@@ -144,6 +144,14 @@ class Report:
             tables.append(table)
         return tables
 
+    def __repr__(self) -> str:
+        num_bytes = sum(self.groups.values())
+        return (
+            f'<Report of "{self._optimizer.get_name()}": {self.num_steps} steps, '
+            f"{self._a_step(self.host_ms):.3f} ms each on the host, "
+            f"{self._a_step(num_bytes) / _MEGABYTE:.3f} MB each>"
+        )
+
     def __str__(self) -> str:
         parts = [f"{self.num_steps} steps, {self._a_step(self.host_ms):.3f} ms each on the host"]
         for title, header, rows in self._contents():

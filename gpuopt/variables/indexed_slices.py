@@ -153,12 +153,14 @@ class IndexedSlices:
 
 def _as_array(value: Any, empty_dtype: Any = None) -> Any:
     device = device_of(value)
+    has_dtype = hasattr(value, "dtype")
+    if has_dtype and not isinstance(value.dtype, np.dtype):
+        # Another library's array, as a torch tensor: numpy's or CuPy's on the same memory.
+        return backend_for(device).as_array(value)
     if device.kind == "gpu":
-        # Another library's array, as a torch tensor, becomes one of CuPy's on the same memory.
-        is_plain = isinstance(value.dtype, np.dtype)
-        return value if is_plain else backend_for(device).as_array(value)
+        return value
     array = np.asarray(value)
-    if array.size == 0 and empty_dtype is not None and not hasattr(value, "dtype"):
+    if array.size == 0 and empty_dtype is not None and not has_dtype:
         return array.astype(empty_dtype)
     return array
 

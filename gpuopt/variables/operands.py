@@ -83,7 +83,10 @@ def _on_its_device(variable: Written, value: Any) -> Any:
                 raise ValueError(
                     f'the value for "{variable.name}" does not fit into {variable.dtype}'
                 )
-    return to_device(array, variable.memory)
+    try:
+        return to_device(array, variable.memory)
+    except TypeError as error:
+        raise TypeError(f'the value for "{variable.name}": {error}') from error
 
 
 def _check_dtype(variable: Written, array: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import numpy as np
 
@@ -70,8 +70,8 @@ def having_read(result: Any, *operands: Any) -> Any:
     return result
 
 
-def _make_operators(apply: _Binary, in_place: np.ufunc) -> tuple[_Binary, _Binary, _Binary]:
-    """Makes `a + v`'s three forms: from the left, from the right, and in place."""
+def _make_operators(apply: _Binary) -> tuple[_Binary, _Binary]:
+    """Makes `v + a` and `a + v`."""
 
     def from_left(self: Any, other: Any) -> Any:
         return having_read(apply(self.value(), value_of(other)), self, other)
@@ -79,17 +79,11 @@ def _make_operators(apply: _Binary, in_place: np.ufunc) -> tuple[_Binary, _Binar
     def from_right(self: Any, other: Any) -> Any:
         return having_read(apply(value_of(other), self.value()), self, other)
 
-    def into(self: Any, other: Any) -> Any:
-        refuse_masked(storage_of(other), f'the operand for "{self.name}"')
-        with writing(), reading(other), self._writing(other):
-            in_place(self._array, storage_of(other), out=self._array)
-        return self
-
-    return from_left, from_right, into
+    return from_left, from_right
 
 
 def _make_comparison(apply: _Binary) -> _Binary:
-    return _make_operators(apply, np.less)[0]
+    return _make_operators(apply)[0]
 
 
 def _method(name: str) -> Callable[..., Any]:
@@ -112,14 +106,14 @@ class ArrayOperators:
 
     __slots__ = ()
 
-    __add__, __radd__, __iadd__ = _make_operators(operator.add, np.add)
-    __sub__, __rsub__, __isub__ = _make_operators(operator.sub, np.subtract)
-    __mul__, __rmul__, __imul__ = _make_operators(operator.mul, np.multiply)
-    __truediv__, __rtruediv__, __itruediv__ = _make_operators(operator.truediv, np.true_divide)
-    __floordiv__, __rfloordiv__, __ifloordiv__ = _make_operators(operator.floordiv, np.floor_divide)
-    __mod__, __rmod__, __imod__ = _make_operators(operator.mod, np.remainder)
-    __pow__, __rpow__, __ipow__ = _make_operators(operator.pow, np.power)
-    __matmul__, __rmatmul__, __imatmul__ = _make_operators(operator.matmul, np.matmul)
+    __add__, __radd__ = _make_operators(operator.add)
+    __sub__, __rsub__ = _make_operators(operator.sub)
+    __mul__, __rmul__ = _make_operators(operator.mul)
+    __truediv__, __rtruediv__ = _make_operators(operator.truediv)
+    __floordiv__, __rfloordiv__ = _make_operators(operator.floordiv)
+    __mod__, __rmod__ = _make_operators(operator.mod)
+    __pow__, __rpow__ = _make_operators(operator.pow)
+    __matmul__, __rmatmul__ = _make_operators(operator.matmul)
     __lt__, __le__ = _make_comparison(operator.lt), _make_comparison(operator.le)
     __gt__, __ge__ = _make_comparison(operator.gt), _make_comparison(operator.ge)
     __neg__, __pos__, __abs__ = (
@@ -136,6 +130,39 @@ class ArrayOperators:
     )
     reshape, ravel, flatten, squeeze = map(_method, ("reshape", "ravel", "flatten", "squeeze"))
     transpose, swapaxes, astype = map(_method, ("transpose", "swapaxes", "astype"))
+    copy = _method("copy")
+
+    def __iadd__(self, other: Any) -> Self:
+        return self._write(np.add, other)
+
+    def __isub__(self, other: Any) -> Self:
+        return self._write(np.subtract, other)
+
+    def __imul__(self, other: Any) -> Self:
+        return self._write(np.multiply, other)
+
+    def __itruediv__(self, other: Any) -> Self:
+        return self._write(np.true_divide, other)
+
+    def __ifloordiv__(self, other: Any) -> Self:
+        return self._write(np.floor_divide, other)
+
+    def __imod__(self, other: Any) -> Self:
+        return self._write(np.remainder, other)
+
+    def __ipow__(self, other: Any) -> Self:
+        return self._write(np.power, other)
+
+    def __imatmul__(self, other: Any) -> Self:
+        return self._write(np.matmul, other)
+
+    def _write(self, function: np.ufunc, other: Any) -> Self:
+        """Computes in place; type checkers see that `v += a` is still a variable."""
+        variable = cast(Any, self)
+        refuse_masked(storage_of(other), f'the operand for "{variable.name}"')
+        with writing(), reading(other), variable._writing(other):
+            function(variable._array, storage_of(other), out=variable._array)
+        return self
 
     def __format__(self, form: str) -> str:
         variable = cast(Any, self)

@@ -36,7 +36,10 @@ def copy_value(value: Any, name: str, dtype: Any, device: Device) -> Any:
     given = storage_of(value)
     source = device_of(given)
     refuse_masked(given, f'the value of "{name}"')
-    array = backend_for(source).as_array(given) if source.kind == "gpu" else np.asarray(given)
+    try:
+        array = backend_for(source).as_array(given)
+    except TypeError as error:
+        raise TypeError(f'the value of "{name}": {error}') from error
     _check_holds_numbers(array, name, value)
     is_typed = hasattr(value, "dtype") or _holds_numpy_numbers(value)
     if dtype is not None:
@@ -70,7 +73,10 @@ def adopt_array(value: Any, name: str, dtype: Any, device: Device) -> Any:
     refuse_masked(value, f'"{name}"')
     array = backend.plain_array(value)
     if array is None:
-        raise TypeError(f'"{name}": copy=False adopts an array, got {describe(value)}')
+        raise TypeError(
+            f'"{name}": copy=False adopts an array of numpy or CuPy, got {describe(value)}'
+            f"{hint_for_foreign(value)}"
+        )
     layout = backend.layout(array)
     if not layout.flags.writeable:
         raise ValueError(f'"{name}": a read-only array cannot be adopted; use copy=True')
@@ -94,6 +100,16 @@ def describe(value: Any) -> str:
     """Returns a value's type, with its dtype if it has one, for errors."""
     dtype = getattr(value, "dtype", None)
     return type(value).__name__ + ("" if dtype is None else f" of dtype {dtype}")
+
+
+def hint_for_foreign(value: Any) -> str:
+    """Says how another library's array becomes a variable; nothing for what is no such array."""
+    if not hasattr(value, "__dlpack__"):
+        return ""
+    return (
+        "; for another library's array, make gpuopt.Variable(view, copy=False) once, where view is "
+        "numpy's or CuPy's array on the same memory, as by from_dlpack"
+    )
 
 
 def holds_numbers(array: Any) -> bool:

@@ -29,7 +29,7 @@ from gpuopt.variables.operators import (
 )
 from gpuopt.variables.recording import before_write, recorder
 from gpuopt.variables.shown import shown_value
-from gpuopt.variables.storage import adopt_array, copy_value, describe
+from gpuopt.variables.storage import adopt_array, copy_value, describe, hint_for_foreign
 
 FLOAT_DTYPES = frozenset(
     np.dtype(dtype) for dtype in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)
@@ -215,6 +215,14 @@ class Variable(ArrayOperators):
         return self._array.size  # type: ignore[no-any-return]
 
     @property
+    def itemsize(self) -> int:
+        return self.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.itemsize
+
+    @property
     def T(self) -> Any:
         return self.value().T
 
@@ -364,17 +372,31 @@ class Variable(ArrayOperators):
         backend = backend_for(self.memory)
         return backend.enter_reading(self.identity, kept=(self._array,))
 
+    def item(self, *index: Any) -> Any:
+        """Returns one element as a number of Python's; see `numpy` about waiting."""
+        self._refuse_as_constant("a number of Python's")
+        return self.numpy().item(*index)
+
+    def tolist(self) -> Any:
+        """Returns the elements as nested lists of Python's numbers; see `numpy` about waiting."""
+        self._refuse_as_constant("a list")
+        return self.numpy().tolist()
+
+    def _refuse_as_constant(self, what: str) -> None:
+        """Raises TypeError in a loss that is differentiated by this variable."""
+        by = recorder()
+        if by is not None and by.watches(self):
+            raise TypeError(
+                f'"{self.name}" would lose its gradient by becoming {what} in a loss; '
+                "numpy() gives a constant, and a @ b is what a.dot(b) is"
+            )
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         if self.device.kind != "cpu":
             raise TypeError(
                 f'"{self.name}" lives on {self.device}; numpy() copies it to host memory'
             )
-        by = recorder()
-        if by is not None and by.watches(self):
-            raise TypeError(
-                f'"{self.name}" would lose its gradient by becoming a plain array in a loss; '
-                "numpy() gives a constant, and a @ b is what a.dot(b) is"
-            )
+        self._refuse_as_constant("a plain array")
         self.bring_up()
         return np.array(self._array, dtype=dtype, copy=copy)
 
@@ -532,9 +554,4 @@ def _hint(value: Any) -> str:
         return "; make one, as in gpuopt.Variable(value), and keep it"
     if isinstance(getattr(value, "local", None), Variable):  # a MirroredVariable
         return "; in a replica, pass its own copy, `variable.local`"
-    if not hasattr(value, "__dlpack__"):
-        return ""
-    return (
-        "; for another library's array, make gpuopt.Variable(view, copy=False) once, where view is "
-        "numpy's or CuPy's array on the same memory, as by from_dlpack"
-    )
+    return hint_for_foreign(value)

@@ -67,13 +67,16 @@ def test_a_jax_gradient_is_read_and_not_written(dtype: str) -> None:
     np.testing.assert_array_equal(np.asarray(gradient), np.full(3, 2, dtype))
 
 
-def test_a_bfloat16_gradient_of_jax_is_taken_as_numpys() -> None:
+@pytest.mark.parametrize("convert", [np.asarray, lambda gradient: gradient], ids=["numpy", "jax"])
+def test_a_bfloat16_gradient_of_jax_is_taken_as_numpys(convert: Any) -> None:
     import jax.numpy as jnp
 
     variable = gpuopt.Variable(np.ones(3, ml_dtypes.bfloat16))
-    gradient = np.asarray(jnp.full(3, 2, "bfloat16"))
+    gradient = convert(jnp.full(3, 2, "bfloat16"))
     gpuopt.GradientDescentOptimizer(0.5).apply_gradients([(gradient, variable)])
     assert (variable.numpy() == 0).all()
+    variable.assign(gradient)
+    assert (gpuopt.Variable(gradient).numpy() == variable.numpy()).all()
 
 
 def test_rows_of_jax_update_the_rows_that_they_name() -> None:

@@ -38,7 +38,7 @@ def test_a_row_that_is_behind_costs_a_number_of_steps_and_what_it_catches_up_by(
     lazy, late = (read(RESULT)["steps"][name] for name in STEPS)
     # The number, in a sector of 32 bytes, is read and written; from L2 come sums, the sizes of one
     # step and a half, and two powers of two slots' decays. A step is added to every fourth of 308.
-    of_row, of_count = 2 * 32 + 16 + 6 + 4 * 8, 3 * 16 * 77
+    of_row, of_count = 2 * 32 + 32 + 6 + 4 * 8, 3 * 32 * 77
     expected = lazy["num_bytes"] + of_row * data_of_steps().different + of_count
     assert late["num_bytes"] == expected
     for short in GPUS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -229,3 +230,13 @@ def test_a_report_times_launches_by_the_gpus_clock() -> None:
     assert launch[:3] == ("gpu:0", "dense_update momentum", 3)
     assert launch.total_ms >= 0
     assert w.numpy()[0] == pytest.approx(1 - 0.1 * (1 + 1.9 + 2.71))
+
+
+def test_a_reports_repr_is_a_line() -> None:
+    optimizer = gpuopt.GradientDescentOptimizer(0.1, name="Descent")
+    variable = Variable(np.zeros(250_000, np.float32))
+    with optimizer.report() as report:
+        for _ in range(2):
+            optimizer.apply_gradients([(np.ones(250_000, np.float32), variable)])
+    shown = r'<Report of "Descent": 2 steps, \d+\.\d{3} ms each on the host, 3\.000 MB each>'
+    assert re.fullmatch(shown, repr(report))

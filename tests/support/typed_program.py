@@ -36,6 +36,8 @@ def train(optimizer: gpuopt.Optimizer, steps: int) -> float:
     assert_type(step.numpy(), np.ndarray[Any, Any])
     assert_type(optimizer.get_slot(w, "m"), gpuopt.Variable | None)
     assert_type(optimizer.state_dict()["name"], str)
+    w += 1
+    assert_type(w, gpuopt.Variable)
     return float(value)
 
 
@@ -45,6 +47,8 @@ def main() -> float:
     optimizer.hyperparameters["learning_rate"] = 0.05
     wrapped = gpuopt.GradientAccumulationOptimizer(gpuopt.AdamOptimizer(0.01), 2)
     assert_type(repr(optimizer), str)
+    variable = gpuopt.Variable(1.0)
+    assert_type(optimizer.get_slot(variable, "m"), gpuopt.Variable | None)
     return train(gpuopt.MomentumOptimizer(rate, 0.9, use_nesterov=True), 3) + train(wrapped, 4)
 
 

@@ -532,3 +532,27 @@ def test_variables_are_listed_while_other_threads_make_and_drop_them() -> None:
         for thread in threads:
             thread.join()
         sys.setswitchinterval(interval)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16, np.int64])
+def test_a_variable_has_an_arrays_copy_item_tolist_and_sizes(dtype: Any) -> None:
+    array = np.arange(6).reshape(2, 3).astype(dtype)
+    v = Variable(array)
+    copy = v.copy()
+    v += np.ones((2, 3), dtype)
+    np.testing.assert_array_equal(copy, array)
+    assert (v.itemsize, v.nbytes) == (array.itemsize, array.nbytes)
+    assert v.tolist() == [[1, 2, 3], [4, 5, 6]]
+    assert (v.item(5), v.item(1, 0), Variable(dtype(7)).item()) == (6, 4, 7)
+    with pytest.raises(ValueError, match="convert an array of size 1"):
+        v.item()
+
+
+def test_a_copy_in_a_loss_keeps_the_gradient_and_numbers_are_refused() -> None:
+    v = Variable(np.ones(3, np.float32), name="v")
+    optimizer = gpuopt.GradientDescentOptimizer(1.0)
+    [(gradient, _)] = optimizer.compute_gradients(lambda: np.sum(v.copy() * (2 * v).copy()))
+    np.testing.assert_array_equal(gradient, [4, 4, 4])
+    for read in (lambda: v.item(0) * v.sum(), lambda: v.tolist()[0] * v.sum()):
+        with pytest.raises(TypeError, match="would lose its gradient"):
+            optimizer.compute_gradients(read)

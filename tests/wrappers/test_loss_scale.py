@@ -163,12 +163,13 @@ def test_a_skipped_steps_averages_stay_and_the_gradient_is_named() -> None:
     assert (averages.averages.average(w).numpy() != before).all()
 
 
-def test_finite_gradients_whose_squares_are_infinite_make_a_step() -> None:
-    w = Variable([1.0, 2.0], name="w")
-    optimizer = make(opt=gpuopt.GradientDescentOptimizer(np.float32(1e-30)))
-    optimizer.apply_gradients([(np.float32([3e38, 1]), w)])
+@pytest.mark.parametrize(("dtype", "large"), [(np.float32, 3e38), (np.float64, 1e200)])
+def test_finite_gradients_whose_squares_are_infinite_make_a_step(dtype: Any, large: float) -> None:
+    w = Variable([1.0, 2.0], name="w", dtype=dtype)
+    optimizer = make(opt=gpuopt.GradientDescentOptimizer(dtype(1e-30)))
+    optimizer.apply_gradients([(np.array([large, 1], dtype), w)])
     assert optimizer.num_skipped == 0
-    np.testing.assert_allclose(w.numpy(), np.float32([1 - 3e8, 2]))
+    np.testing.assert_allclose(w.numpy(), dtype([1 - large * 1e-30, 2]))
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("gpu:0", marks=pytest.mark.gpu)])

@@ -41,6 +41,7 @@ from gpuopt.backends.cpu.sparse_update import (
 )
 from gpuopt.backends.cpu.split_update import SplitPlan, update_split, update_split_rows
 from gpuopt.backends.cpu.written_memory import WrittenMemory
+from gpuopt.backends.foreign import array_of_foreign, is_foreign
 from gpuopt.backends.loss_scaling import LossScalings
 from gpuopt.backends.memory_owner import Owner, owner_of
 from gpuopt.backends.norms import Norms
@@ -112,7 +113,10 @@ class CpuBackend:
         pass
 
     def as_array(self, value: Any) -> Array:
-        return np.from_dlpack(value) if _is_foreign(value) else np.asarray(value)
+        if is_foreign(value):
+            array: Array = array_of_foreign(value, np.from_dlpack)
+            return array
+        return np.asarray(value)
 
     def plain_array(self, value: Any) -> Array | None:
         # An update of a masked array's values would ignore its mask.
@@ -263,8 +267,3 @@ class CpuBackend:
 def _note_launch(watcher: watching.Watcher, name: str, begin: float) -> None:
     ms = (perf_counter() - begin) * 1e3
     watcher.note_launch("cpu", name, lambda: ms)
-
-
-def _is_foreign(value: Any) -> bool:
-    """Whether this is another library's array, which shares its memory by DLPack."""
-    return not isinstance(value, np.ndarray | np.generic) and hasattr(value, "__dlpack__")

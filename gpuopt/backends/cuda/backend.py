@@ -46,6 +46,7 @@ from gpuopt.backends.cuda.sorted_tables import Table, add_pieces, together
 from gpuopt.backends.cuda.sparse_launches import SparseLaunches, kind_of
 from gpuopt.backends.cuda.structs import TableGradient
 from gpuopt.backends.cuda.workspace import Workspace, Workspaces
+from gpuopt.backends.foreign import array_of_foreign
 from gpuopt.backends.loss_scaling import LossScalings
 from gpuopt.backends.memory_owner import Owner
 from gpuopt.backends.norms import Norms
@@ -155,7 +156,7 @@ class CudaBackend:
         if isinstance(value, self.xp.ndarray):
             return value
         with self.enter():
-            return self.xp.from_dlpack(value)
+            return array_of_foreign(value, self.xp.from_dlpack)
 
     def plain_array(self, value: Any) -> Any:
         return value if isinstance(value, self.xp.ndarray) else None

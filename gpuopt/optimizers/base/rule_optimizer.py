@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
 from operator import attrgetter, is_
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 import numpy as np
 
@@ -396,16 +396,17 @@ class RuleOptimizer(Optimizer):
         """Returns each slot's initial value, in order of creation: by default 0 for every slot."""
         return dict.fromkeys(self.rule.slots, 0.0)
 
-    def get_slot(self, var: Any, name: str) -> Any:
+    def get_slot(self, var: Any, name: str) -> Variable | None:
         """Returns the slot `name` of `var`, or None if it was never created.
 
-        It is a Variable; with `slot_bits=8` a `CodedSlot`, which reads as float32, takes `assign`,
-        and has the Variables `codes` and `scales`.
+        With `slot_bits=8` it is a `CodedSlot`, which type checkers are not told: it reads as
+        float32, takes `assign`, and has the Variables `codes` and `scales`.
         """
         codes = self.slot_codes
         if codes is None or name not in codes.slots:
             return super().get_slot(var, name)
-        return coded_slot(self.state, as_variable(var), name, codes)
+        coded: Any = coded_slot(self.state, as_variable(var), name, codes)
+        return cast("Variable | None", coded)
 
     def get_slot_names(self) -> list[str]:
         names = super().get_slot_names()
