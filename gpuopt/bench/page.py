@@ -146,12 +146,12 @@ def _make_run(name: str, run: Run) -> str:
 
 
 def _make_cells(run: Run, contender: str, longest: float) -> Iterator[str]:
-    figures, ours = run.contenders[contender], run.contenders["gpuopt"].warm.median_ms
+    figures, ours = run.contenders[contender], run.contenders.get("gpuopt")
     yield escape(contender)
     yield draw_bars(figures.warm, figures.cold, longest)
     for number in (figures.warm.median_ms, figures.cold.median_ms):
         yield f"{number:.4g}"
-    yield f"{ours / figures.warm.median_ms:.2f}"
+    yield f"{ours.warm.median_ms / figures.warm.median_ms:.2f}" if ours else ""
     yield f"{figures.gb_per_s:.4g}"
     yield f"{figures.share_of_copy:.0%}"
     for num_bytes in (figures.state_bytes, figures.peak_extra_bytes):
