@@ -11,7 +11,7 @@ from string import Template
 
 from gpuopt.atomic_file import replace_file
 from gpuopt.bench.plots import COLORS, draw_bars, draw_curves
-from gpuopt.bench.results import Results, Run
+from gpuopt.bench.results import Results, Run, name_optimizer
 
 _HEADINGS = (
     *("", "warm, then cold", "warm ms", "cold ms", "gpuopt / its"),
@@ -138,8 +138,8 @@ def _make_run(name: str, run: Run) -> str:
     doubts = "".join(f"<li>doubtful: {escape(warning)}</li>" for warning in run.warnings)
     reasons = "".join(f"<li>{escape(what)}: {escape(why)}</li>" for what, why in left_out.items())
     return (
-        f"{_make_heading(name)}<p>{escape(run.description)}; copies reach "
-        f"{run.copy_gb_per_s:.4g} GB/s</p>"
+        f"{_make_heading(name)}<p>{name_optimizer(name, run)}, {escape(run.description)}; "
+        f"copies reach {run.copy_gb_per_s:.4g} GB/s</p>"
         f'<div class="wide"><table><tr>{headings}</tr>{rows}</table></div>'
         f"<ul>{doubts}{reasons}</ul>"
     )

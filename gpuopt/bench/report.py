@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from gpuopt.bench.compare import Comparison, Interval, Verdict
-from gpuopt.bench.results import Figures, Run, Times
+from gpuopt.bench.results import Figures, Run, Times, name_optimizer
 
 _COLORS = {
     Verdict.SAME: "",
@@ -60,7 +60,7 @@ def print_run(console: Console, name: str, run: Run) -> None:
 def _make_table(name: str, run: Run, *, with_deciles: bool) -> Table:
     on_gpu = run.counts_launches
     deciles = ("p10", "p90") if with_deciles else ()
-    table = _new_table(f"{name}: {run.description}")
+    table = _new_table(f"{name}: {name_optimizer(name, run)}, {run.description}")
     table.add_column("", no_wrap=True)
     for heading in (
         *("warm\nms", *deciles, "gpuopt\n/ its", "cold\nms", *deciles),

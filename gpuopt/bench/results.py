@@ -119,6 +119,13 @@ class Results:
     not_run: dict[str, str]
 
 
+def name_optimizer(run_name: str, run: Run) -> str:
+    """Returns the class that was timed, without "Optimizer"; for sparse rows, adam is LazyAdam."""
+    _, job_name, *_ = run_name.split("/")
+    is_sparse = any("torch sparse" in names for names in (run.contenders, run.left_out))
+    return "LazyAdam" if is_sparse and job_name == "adam" else job_name.title().replace("_", "")
+
+
 def summarize(samples_ms: Sequence[float]) -> Times:
     """Computes the statistics of two samples or more."""
     middle, p10, p90 = find_deciles(samples_ms)

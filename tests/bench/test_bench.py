@@ -258,7 +258,8 @@ def test_the_command_writes_all_samples_and_reads_them_again(
     path = tmp_path / "results.json"
     assert command_line.main(["bench", *FEW, "--json", str(path)]) == 0
     printed = capsys.readouterr().out
-    assert "small/adam/float32" in printed
+    assert "small/adam/float32: Adam, two small tensors" in printed
+    assert "rows/adam/float32: LazyAdam, two small tables" in printed
     written = json.loads(path.read_text())
     assert set(written["runs"]) == {"small/adam/float32", "rows/adam/float32"}
     run = written["runs"]["rows/adam/float32"]
