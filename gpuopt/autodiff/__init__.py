@@ -5,6 +5,7 @@ from functools import cache
 
 from gpuopt.autodiff.engine import Engine
 from gpuopt.autodiff.lookup import embedding_lookup
+from gpuopt.autodiff.registration import register_with_autograd
 from gpuopt.autodiff.torch_engine import with_torch
 from gpuopt.autodiff.user_gradients import with_gradients
 from gpuopt.locks import importing
@@ -35,3 +36,6 @@ def _autograd_engine() -> type[Engine]:
                     sys.modules.pop(name, None)
             raise
     return AutogradEngine
+
+
+register_with_autograd()

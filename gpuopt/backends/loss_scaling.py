@@ -54,7 +54,7 @@ class LastBad(NamedTuple):
     Attributes:
         step: Its number; 0 if there was none.
         gradient: The number of its first gradient that was not; of a sparse one, the sums of equal
-            rows are looked at. -1 if all were, and only a norm to clip them to was not.
+            rows are looked at. -1 if all were, and clipping would make them NaN.
     """
 
     step: int

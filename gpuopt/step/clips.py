@@ -31,8 +31,11 @@ CLIP_NORM, CLIP_VALUE = "clip_norm", "clip_value"
 # How None is kept.
 NO_LIMIT = np.float32(np.inf)
 
-# Of finite gradients, which TensorFlow's formula would make NaN.
-NORM_IS_NOT_FINITE = "the norm that gradients are to be clipped to is more than its type holds"
+# By TensorFlow's formula.
+CLIPPING_MAKES_NAN = (
+    "clipping to a norm makes finite gradients NaN: the norm is more than its type holds, or it "
+    "and clip_norm are 0"
+)
 
 # In place of a norm's number: the gradient belongs to no norm.
 _NONE = -1
@@ -262,7 +265,7 @@ class StepClips:
         with backend.enter():
             found = backend.to_host(factors)
         if not np.isfinite(found[:, FACTOR_OF_FLOAT64]).all():
-            return NORM_IS_NOT_FINITE
+            return CLIPPING_MAKES_NAN
         return None if np.isfinite(found[:, SQUARES]).all() else ""
 
     def clip(

@@ -137,6 +137,13 @@ def checked_gradient(
 
 
 def _pair(position: int, pair: Any) -> tuple[Any, Any]:
+    # An array of two rows could be taken apart.
+    if hasattr(pair, "shape"):
+        raise ValueError(
+            f"grads_and_vars[{position}] must be a (gradient, variable) pair, got "
+            f"{describe(pair)}, of shape {pair.shape}: was one pair passed instead of a list of "
+            "them? Pass [(gradient, variable)]"
+        )
     try:
         gradient, variable = pair
     except (TypeError, ValueError) as error:

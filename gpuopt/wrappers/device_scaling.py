@@ -14,7 +14,7 @@ from gpuopt.backends.loss_scaling import Decision, LastBad, LossScalings
 from gpuopt.device import Device
 from gpuopt.locks import Lock
 from gpuopt.rules.loss_scaling import ScaleRule, ScaleState
-from gpuopt.step.clips import NORM_IS_NOT_FINITE
+from gpuopt.step.clips import CLIPPING_MAKES_NAN
 from gpuopt.step.rule_updates import RuleUpdates
 from gpuopt.step.step_numbers import StepNumbers
 from gpuopt.variables.gate import undoing
@@ -331,7 +331,7 @@ class DeviceScaling:
         """Takes the name of a gradient that was not finite, unless that has been done."""
         number = last.gradient
         if number < 0:
-            self.last_nonfinite = NORM_IS_NOT_FINITE
+            self.last_nonfinite = CLIPPING_MAKES_NAN
             return
         for names, is_sparse in chain.names.get(last.step, ()):
             if number < len(names):

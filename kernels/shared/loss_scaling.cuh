@@ -12,7 +12,7 @@ struct LossScaling {
   unsigned long long is_left_out;  // whether the step is; updates read it as they read a row flag
   long long num_made;              // how many steps were made
   long long last_bad_step;         // the number of the last one that was not finite; 0: none was
-  long long first_bad;             // the number of its first gradient that was not; -1: their norm
+  long long first_bad;  // the number of its first gradient that was not; -1: a clipped one
   long long good_steps;
   long long bad_steps;
   long long num_skipped;

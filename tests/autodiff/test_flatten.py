@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
+import pytest
 from autograd.misc.flatten import flatten
 
 from gpuopt import GradientDescentOptimizer, Variable
@@ -52,3 +55,31 @@ def test_gradients_of_flattened_float32_are_float32() -> None:
     [gradient] = gradients(lambda: np.sum(flatten([w])[0] ** 2))
     assert gradient.dtype == np.float32
     np.testing.assert_array_equal(gradient, [2, 2, 2])
+
+
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "import gpuopt; from autograd.misc.flatten import flatten",
+        "from autograd.misc.flatten import flatten; import gpuopt",
+        "import gpuopt, importlib.util; importlib.util.find_spec('autograd'); "
+        "from autograd.misc.flatten import flatten",
+    ],
+)
+def test_variables_are_flattened_before_any_gradient_was_computed(imports: str) -> None:
+    program = f"""
+{imports}
+import autograd, inspect, sys
+flat, _ = flatten([gpuopt.Variable([1.0, 2.0]), {{"b": gpuopt.Variable(3.0)}}])
+print(flat, "def flatten" in inspect.getsource(flatten), type(autograd.__loader__).__name__)
+print([type(each) for each in sys.meta_path if type(each).__module__.startswith("gpuopt")])
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ran.stderr == ""
+    assert ran.stdout.splitlines() == ["[1. 2. 3.] True SourceFileLoader", "[]"]
+
+
+def test_autograd_is_not_imported_by_gpuopt_alone() -> None:
+    program = "import gpuopt, sys; gpuopt.Variable(1.0); print('autograd' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (ran.stdout, ran.stderr) == ("False\n", "")

@@ -242,7 +242,7 @@ def test_a_norm_that_would_make_finite_gradients_nan_is_refused_by_name(
             )
             step = functools.partial(optimizer.apply_gradients, [(to_device(large, w.device), w)])
             if policy == "raise" and form == "tensorflow":
-                with pytest.raises(FloatingPointError, match="the norm that gradients are to be"):
+                with pytest.raises(FloatingPointError, match="the norm is more than its type"):
                     step()
             else:
                 step()
@@ -253,3 +253,13 @@ def test_a_norm_that_would_make_finite_gradients_nan_is_refused_by_name(
             w.assign(np.ones(2, np.float32))
             optimizer.apply_gradients([(to_device(small, w.device), w)])
             np.testing.assert_allclose(w.numpy(), [-2, -3], rtol=1e-6)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("gpu:0", marks=pytest.mark.gpu)])
+def test_gradients_of_0_that_are_clipped_to_0_are_refused(device: str) -> None:
+    w = Variable(np.ones(2, np.float32), name="w", device=device)
+    optimizer = gpuopt.GradientDescentOptimizer(1.0, clip_norm=0.0, on_nonfinite="raise")
+    with pytest.raises(FloatingPointError, match="it and clip_norm are 0; nothing was changed"):
+        optimizer.apply_gradients([(to_device(np.zeros(2, np.float32), w.device), w)])
+    optimizer.apply_gradients([(to_device(np.ones(2, np.float32), w.device), w)])
+    assert w.numpy().tolist() == [1, 1]

@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 
 import gpuopt
-from gpuopt import IndexedSlices, Variable
+from gpuopt import (
+    FixedLossScaleManager,
+    GradientAccumulationOptimizer,
+    GradientDescentOptimizer,
+    IndexedSlices,
+    LossScaleOptimizer,
+    Variable,
+    clip_gradients_by_global_norm,
+)
 from gpuopt.step.overlap import refuse_shared_memory
 from gpuopt.variables.variable import as_variable
 
@@ -132,3 +140,28 @@ def test_slices_that_are_changed_in_place_are_refused_with_the_variables_name(
     change(values, rows)
     with pytest.raises(error, match=f'gradient for "table": IndexedSlices .*{words}'):
         gpuopt.MomentumOptimizer(0.1, 0.9).apply_gradients([(slices, table)])
+
+
+@pytest.mark.parametrize("as_pair", [tuple, list], ids=["tuple", "list"])
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda inner: inner,
+        lambda inner: LossScaleOptimizer(inner, FixedLossScaleManager(8)),
+        lambda inner: GradientAccumulationOptimizer(inner, 2),
+        lambda inner: GradientDescentOptimizer(0.1, on_nonfinite="skip"),
+    ],
+    ids=["plain", "loss_scale", "accumulation", "nonfinite"],
+)
+def test_a_pair_without_its_list_is_refused_before_its_rows_are_taken_for_a_pair(
+    as_pair: Any, wrap: Any
+) -> None:
+    gradient, variable = np.ones((2, 3), np.float32), Variable(np.zeros((2, 3), np.float32))
+    optimizer = wrap(GradientDescentOptimizer(0.1))
+    for one, other in ((gradient, variable), (Variable(gradient), variable)):
+        with pytest.raises(ValueError, match=r"of shape \(2, 3\).*\[\(gradient, variable\)\]"):
+            optimizer.apply_gradients(as_pair((one, other)))
+    with pytest.raises(ValueError, match=r"\[\(gradient, variable\)\]"):
+        clip_gradients_by_global_norm(as_pair((gradient, variable)))
+    assert not variable.numpy().any()
+    assert (gradient == 1).all()

@@ -170,7 +170,7 @@ class LossScaling(NamedTuple):
         is_left_out: Whether the step is; updates read it as they read a row flag.
         num_made: How many steps were made.
         last_bad_step: The number of the last one whose gradients were not finite; 0 if none was.
-        first_bad: The number of its first gradient that was not; -1 for their norm.
+        first_bad: The number of its first gradient that was not; -1: a clipped one.
         good_steps, bad_steps, num_skipped, skipped_in_a_row, loss_scale: See `ScaleState`.
         unscale: What gradients are multiplied by.
     """
