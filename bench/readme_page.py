@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bench.harness import RESULTS, ROOT
 from bench.page import make_table, replace_between
-from gpuopt.bench.results import Results, Run, Times, read_results
+from gpuopt.bench.results import Results, Run, Times, name_optimizer, read_results
 
 PAGE = ROOT / "README.md"
 COMMAND = "python -m bench.readme_page"
@@ -52,8 +52,7 @@ def _make_table(results: Results) -> str:
 
 
 def _describe_run(name: str, run: Run) -> str:
-    job = name.split("/")[1].replace("_", " ")
-    return f"{job.capitalize()}, {run.description}"
+    return f"{name_optimizer(name, run)}, {run.description}"
 
 
 def _format_ours(times: Times) -> str:

@@ -1,5 +1,7 @@
 """A network whose weights are a distribution, after autograd's example bayesian_neural_net."""
 
+# Needs SciPy, for autograd.scipy: pip install scipy
+
 from itertools import pairwise
 
 import autograd.numpy as np

@@ -3,6 +3,8 @@
 Only the other's log density is known: here of a funnel, which gets narrower to one side.
 """
 
+# Needs SciPy, for autograd.scipy: pip install scipy
+
 from collections.abc import Callable
 from typing import Any
 

@@ -1,5 +1,7 @@
 """A network with long short-term memory that predicts the next character, after autograd's lstm."""
 
+# Needs SciPy, for autograd.scipy: pip install scipy
+
 from itertools import pairwise
 
 import autograd.numpy as np

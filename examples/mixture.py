@@ -1,5 +1,7 @@
 """A mixture of normal distributions by gradient descent, after autograd's gmm."""
 
+# Needs SciPy, for autograd.scipy: pip install scipy
+
 import autograd.numpy as np
 from autograd.scipy.special import logsumexp
 from autograd.scipy.stats import multivariate_normal

@@ -1,5 +1,7 @@
 """A network that reads handwritten digits, after autograd's example neural_net."""
 
+# Needs SciPy, for autograd.scipy: pip install scipy
+
 from itertools import pairwise
 
 import autograd.numpy as np

@@ -1,5 +1,7 @@
 """A curve through noisy points, by a network with a prior: autograd's neural_net_regression."""
 
+# Needs SciPy, for autograd.scipy: pip install scipy
+
 from itertools import pairwise
 
 import autograd.numpy as np

@@ -1,5 +1,7 @@
 """A recurrent network that predicts the next character, after autograd's example rnn."""
 
+# Needs SciPy, for autograd.scipy: pip install scipy
+
 from itertools import pairwise
 
 import autograd.numpy as np

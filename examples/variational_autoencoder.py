@@ -1,5 +1,7 @@
 """Digits from a few numbers each (Kingma & Welling 2014): autograd's variational_autoencoder."""
 
+# Needs SciPy, for autograd.scipy: pip install scipy
+
 from itertools import pairwise
 
 import autograd.numpy as np

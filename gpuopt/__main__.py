@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -29,7 +29,8 @@ _EPILOG = """\
 exit status:
   0    all is well
   1    what was asked for cannot be done, or gpuopt is slower than in `bench --compare OLD`
-  2    wrong arguments, or files that cannot be read or written
+  2    wrong arguments, files or output that cannot be read or written, or nothing of gpuopt's
+       that `bench --compare OLD` could compare
   130  Ctrl-C
 
 environment:
@@ -50,10 +51,19 @@ _INTERRUPTED = 128 + signal.SIGINT
 
 
 class _Parser(argparse.ArgumentParser):
-    """Refuses wrong arguments in one line; argparse itself prints the usage before it."""
+    """Refuses wrong arguments in one line, and says so where help cannot be written.
+
+    argparse itself prints the usage before the line, and ignores errors of stdout.
+    """
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}\n")
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        if file is sys.stdout:
+            sys.stdout.write(message)
+        else:
+            super()._print_message(message, file)
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
@@ -69,15 +79,23 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit status."""
+    if sys.stdout is None:  # as after `gpuopt info >&-`
+        print("gpuopt: standard output is closed", file=sys.stderr)
+        return 2
     try:
         try:
             return _run(arguments)
         finally:  # also where argparse ends the process, after --help
             sys.stdout.flush()
-    except BrokenPipeError:  # the pipe's reader has stopped, as in `gpuopt info | head -3`
+    except OSError as error:
+        if "mpi4py.MPI" in sys.modules and not isinstance(error, BrokenPipeError):
+            raise
         # The interpreter flushes stdout again at its end, which must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        if isinstance(error, BrokenPipeError):  # the pipe's reader has stopped, as in `... | head`
+            return 1
+        print(f"gpuopt: {error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         if "mpi4py.MPI" in sys.modules:  # whose job ends by the exception
             raise
@@ -105,9 +123,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 def _run_bench(options: argparse.Namespace) -> int:
     try:
         return bench.run(options, options.device)
-    except BrokenPipeError:
-        raise
-    except (OSError, ResultsError) as error:
+    except ResultsError as error:
         print(f"gpuopt bench: {error}", file=sys.stderr)
         return 2
 

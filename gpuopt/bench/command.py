@@ -8,10 +8,17 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from fnmatch import fnmatch
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, NamedTuple
 
 import gpuopt
-from gpuopt.bench.compare import TOLERANCE, Verdict, compare_results, find_differences
+from gpuopt.bench.compare import (
+    TOLERANCE,
+    Verdict,
+    compare_results,
+    find_differences,
+    find_missing,
+)
 from gpuopt.bench.jobs import JOBS
 from gpuopt.bench.machine import describe_machine
 from gpuopt.bench.measure import Bench, measure, prepare
@@ -83,7 +90,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar=("OLD", "NEW"),
         help="say what is SAME, FASTER, SLOWER or AMBIGUOUS since the file OLD, and end with "
-        "status 1 if gpuopt is slower somewhere; with NEW, nothing is timed",
+        "status 1 if gpuopt is slower somewhere, or with 2 if nothing of gpuopt's is in both; with "
+        "NEW, nothing is timed",
     )
     parser.add_argument(
         "--tolerance",
@@ -108,6 +116,10 @@ def why_refused(options: argparse.Namespace) -> str | None:
             return f"the folder of {str(path)!r} does not exist"
         if path and path.is_dir():
             return f"{str(path)!r} is a folder"
+        if path and (reason := _why_unwritable(path)) is not None:
+            return reason
+    if options.json and options.html and options.json.resolve() == options.html.resolve():
+        return f"--json and --html name the same file, {str(options.json)!r}"
     if not options.compare and not list(choose(options)):
         return f"no task is named {' or '.join(options.patterns)}; --list shows them"
     return None
@@ -116,20 +128,27 @@ def why_refused(options: argparse.Namespace) -> str | None:
 def choose(options: argparse.Namespace) -> Iterator[Choice]:
     """Yields what the arguments ask for."""
     jobs = list(JOBS) if "all" in options.optimizer else options.optimizer
+    for task in choose_tasks(options):
+        for job_name in jobs:
+            for dtype in options.dtype:
+                yield Choice(task, job_name, dtype)
+
+
+def choose_tasks(options: argparse.Namespace) -> Iterator[Task]:
+    """Yields the tasks whose names match the arguments' patterns."""
     for task in list_growing_tasks() if options.growth else list_tasks():
         if any(fnmatch(task.name, pattern) for pattern in options.patterns):
-            for job_name in jobs:
-                for dtype in options.dtype:
-                    yield Choice(task, job_name, dtype)
+            yield task
 
 
 def run(options: argparse.Namespace, device: Device) -> int:
     """Runs the command with arguments that `why_refused` has no reason against.
 
     Returns:
-        The exit status: 1 if gpuopt is slower than it was.
+        The exit status: 1 if gpuopt is slower than it was, 2 if this cannot be said.
 
     Raises:
+        KeyboardInterrupt: Ctrl-C; the files that were asked for have what was measured until then.
         OSError: a file cannot be written.
         ResultsError: a file to compare with cannot be read, or is none of results.
     """
@@ -140,52 +159,79 @@ def run(options: argparse.Namespace, device: Device) -> int:
     # Files and pipes have no width of their own.
     console = Console() if sys.stdout.isatty() else Console(width=WIDTH_OF_FILES)
     if options.list:
-        for task in list_growing_tasks() if options.growth else list_tasks():
+        for task in choose_tasks(options):
             print(f"{task.name:<16}{task.description}")
         return 0
     # Before anything is timed, for that takes minutes.
     earlier = [read_results(path) for path in options.compare or ()]
-    new = earlier[1] if len(earlier) == 2 else _run_all(console, options, device)
+    if len(earlier) == 2:
+        new = earlier[1]
+    else:
+        bench = prepare(device)
+        new = _begin(bench)
+        try:
+            _run_all(console, bench, options, new)
+        except KeyboardInterrupt:
+            _keep(new, options)
+            raise
     print_growth(console, new.runs)
     print_reasons(console, new.not_run)
-    if options.json:
-        write_results(new, options.json)
-    if options.html:
-        write_page(new, options.html)
+    _write(new, options)
     if not earlier:
         return 0
     comparisons = compare_results(new, earlier[0], options.tolerance)
-    print_comparison(console, comparisons, find_differences(new, earlier[0]))
-    slower = [
-        each
-        for each in comparisons
-        if each.verdict is Verdict.SLOWER and each.contender.startswith("gpuopt")
-    ]
-    return 1 if slower else 0
+    differences, missing = find_differences(new, earlier[0]), find_missing(new, earlier[0])
+    print_comparison(console, comparisons, differences, missing)
+    ours = [each.verdict for each in comparisons if each.contender.startswith("gpuopt")]
+    if not ours:
+        print("gpuopt bench: no run of gpuopt is in both results to compare", file=sys.stderr)
+        return 2
+    return 1 if Verdict.SLOWER in ours else 0
 
 
-def _run_all(console: Console, options: argparse.Namespace, device: Device) -> Results:
+def _why_unwritable(path: Path) -> str | None:
+    if path.exists() and not path.is_file():
+        return f"{str(path)!r} is no regular file"
+    try:  # as it will be written: beside the file, which is then replaced
+        with TemporaryFile(dir=path.parent):
+            return None
+    except OSError as error:
+        return f"{str(path)!r} cannot be written: {error.strerror}"
+
+
+def _begin(bench: Bench) -> Results:
+    """Returns results without runs."""
+    date = f"{datetime.now(UTC):%Y-%m-%d %H:%M}"
+    return Results(gpuopt.__version__, date, bench.name, describe_machine(), {}, {})
+
+
+def _write(results: Results, options: argparse.Namespace) -> None:
+    if options.json:
+        write_results(results, options.json)
+    if options.html:
+        write_page(results, options.html)
+
+
+def _keep(results: Results, options: argparse.Namespace) -> None:
+    """Writes the runs that were measured before Ctrl-C, and says so."""
+    files = [str(path) for path in (options.json, options.html) if path]
+    if results.runs and files:
+        _write(results, options)
+        runs = f"{len(results.runs)} of {len(list(choose(options)))} runs"
+        print(f"gpuopt bench: stopped; {runs} are in {' and '.join(files)}", file=sys.stderr)
+
+
+def _run_all(console: Console, bench: Bench, options: argparse.Namespace, results: Results) -> None:
+    """Adds each run to `results` when it is over."""
     from gpuopt.bench.report import print_run
 
-    bench = prepare(device)
-    runs: dict[str, Run] = {}
-    not_run: dict[str, str] = {}
-    results = Results(
-        gpuopt.__version__,
-        f"{datetime.now(UTC):%Y-%m-%d %H:%M}",
-        bench.name,
-        describe_machine(),
-        runs,
-        not_run,
-    )
     for choice in choose(options):
         reason = why_not(*choice, bench.count_free_bytes())
         if reason is not None:
-            not_run[choice.name] = reason
+            results.not_run[choice.name] = reason
             continue
-        runs[choice.name] = _run_one(console, bench, choice, options)
-        print_run(console, choice.name, runs[choice.name])
-    return results
+        results.runs[choice.name] = _run_one(console, bench, choice, options)
+        print_run(console, choice.name, results.runs[choice.name])
 
 
 def _run_one(console: Console, bench: Bench, choice: Choice, options: argparse.Namespace) -> Run:

@@ -101,6 +101,23 @@ def compare_results(new: Results, old: Results, tolerance: float = TOLERANCE) ->
     return comparisons
 
 
+def find_missing(new: Results, old: Results) -> list[str]:
+    """Says which runs and contenders one of two results lacks, with the reason if it has one."""
+    missing = []
+    for word, there, elsewhere in (("GONE", old, new), ("NEW", new, old)):
+        for name, run in there.runs.items():
+            other = elsewhere.runs.get(name)
+            if other is None:
+                missing.append(_name_missing(word, name, elsewhere.not_run.get(name)))
+                continue
+            missing += [
+                _name_missing(word, f"{name}, {contender}", other.left_out.get(contender))
+                for contender in run.contenders
+                if contender not in other.contenders
+            ]
+    return missing
+
+
 def judge(interval: Interval, copies: Interval, tolerance: float = TOLERANCE) -> Verdict:
     """Judges a ratio of times.
 
@@ -156,6 +173,10 @@ def find_differences(new: Results, old: Results) -> list[str]:
         if now != then:
             differences.append(f"{key}: {then} -> {now}")
     return differences
+
+
+def _name_missing(word: str, name: str, reason: str | None) -> str:
+    return f"{word}: {name} ({reason})" if reason else f"{word}: {name}"
 
 
 def _compare_copies(new: Run, old: Run, miss: float) -> Interval:

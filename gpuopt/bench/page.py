@@ -11,7 +11,7 @@ from string import Template
 
 from gpuopt.atomic_file import replace_file
 from gpuopt.bench.plots import COLORS, draw_bars, draw_curves
-from gpuopt.bench.results import Results, Run
+from gpuopt.bench.results import Results, Run, name_optimizer
 
 _HEADINGS = (
     *("", "warm, then cold", "warm ms", "cold ms", "gpuopt / its"),
@@ -138,20 +138,20 @@ def _make_run(name: str, run: Run) -> str:
     doubts = "".join(f"<li>doubtful: {escape(warning)}</li>" for warning in run.warnings)
     reasons = "".join(f"<li>{escape(what)}: {escape(why)}</li>" for what, why in left_out.items())
     return (
-        f"{_make_heading(name)}<p>{escape(run.description)}; copies reach "
-        f"{run.copy_gb_per_s:.4g} GB/s</p>"
+        f"{_make_heading(name)}<p>{name_optimizer(name, run)}, {escape(run.description)}; "
+        f"copies reach {run.copy_gb_per_s:.4g} GB/s</p>"
         f'<div class="wide"><table><tr>{headings}</tr>{rows}</table></div>'
         f"<ul>{doubts}{reasons}</ul>"
     )
 
 
 def _make_cells(run: Run, contender: str, longest: float) -> Iterator[str]:
-    figures, ours = run.contenders[contender], run.contenders["gpuopt"].warm.median_ms
+    figures, ours = run.contenders[contender], run.contenders.get("gpuopt")
     yield escape(contender)
     yield draw_bars(figures.warm, figures.cold, longest)
     for number in (figures.warm.median_ms, figures.cold.median_ms):
         yield f"{number:.4g}"
-    yield f"{ours / figures.warm.median_ms:.2f}"
+    yield f"{ours.warm.median_ms / figures.warm.median_ms:.2f}" if ours else ""
     yield f"{figures.gb_per_s:.4g}"
     yield f"{figures.share_of_copy:.0%}"
     for num_bytes in (figures.state_bytes, figures.peak_extra_bytes):

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from gpuopt.bench.compare import Comparison, Interval, Verdict
-from gpuopt.bench.results import Figures, Run, Times
+from gpuopt.bench.results import Figures, Run, Times, name_optimizer
 
 _COLORS = {
     Verdict.SAME: "",
@@ -60,7 +60,7 @@ def print_run(console: Console, name: str, run: Run) -> None:
 def _make_table(name: str, run: Run, *, with_deciles: bool) -> Table:
     on_gpu = run.counts_launches
     deciles = ("p10", "p90") if with_deciles else ()
-    table = _new_table(f"{name}: {run.description}")
+    table = _new_table(f"{name}: {name_optimizer(name, run)}, {run.description}")
     table.add_column("", no_wrap=True)
     for heading in (
         *("warm\nms", *deciles, "gpuopt\n/ its", "cold\nms", *deciles),
@@ -106,9 +106,12 @@ def print_growth(console: Console, runs: Mapping[str, Run]) -> None:
 
 
 def print_comparison(
-    console: Console, comparisons: Sequence[Comparison], differences: Sequence[str]
+    console: Console,
+    comparisons: Sequence[Comparison],
+    differences: Sequence[str],
+    missing: Sequence[str] = (),
 ) -> None:
-    """Prints a table of verdicts, and in what the machines differ."""
+    """Prints a table of verdicts if there are any, what is missing, and how the machines differ."""
     table = _new_table("compared with earlier results")
     for heading in ("", "contender", "caches", "new / old", "between", ""):
         table.add_column(
@@ -124,7 +127,10 @@ def print_comparison(
             _format_interval(each.interval),
             f"[{color}]{each.verdict}[/]" if color else str(each.verdict),
         )
-    console.print(table)
+    if comparisons:
+        console.print(table)
+    for each_missing in missing:
+        _print_line(console, f"  {each_missing}")
     for difference in differences:
         _print_line(console, f"  not the same: {difference}")
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median, quantiles
-from typing import Any
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from gpuopt.atomic_file import replace_file
 
 FORMAT = 1
+_Found = TypeVar("_Found")
 # Beyond this, the ninth decile less the first one, divided by the median, is called noise.
 _MOST_SPREAD = 0.3
 
@@ -116,6 +119,13 @@ class Results:
     not_run: dict[str, str]
 
 
+def name_optimizer(run_name: str, run: Run) -> str:
+    """Returns the class that was timed, without "Optimizer"; for sparse rows, adam is LazyAdam."""
+    _, job_name, *_ = run_name.split("/")
+    is_sparse = any("torch sparse" in names for names in (run.contenders, run.left_out))
+    return "LazyAdam" if is_sparse and job_name == "adam" else job_name.title().replace("_", "")
+
+
 def summarize(samples_ms: Sequence[float]) -> Times:
     """Computes the statistics of two samples or more."""
     middle, p10, p90 = find_deciles(samples_ms)
@@ -155,9 +165,11 @@ def read_results(path: Path) -> Results:
         raise ResultsError(f"{path} is no file of results in format {FORMAT}; write it anew")
     try:
         runs = {name: _read_run(run) for name, run in found.pop("runs").items()}
-        return Results(**found, runs=runs)
+        return _check_types(Results(**found, runs=runs))
     except (AttributeError, KeyError, TypeError) as error:
         raise ResultsError(f"{path} is no complete file of results: {error}") from error
+    except ValueError as error:
+        raise ResultsError(f"{path} is no file of results: {error}") from error
 
 
 def _why_unread(path: Path, error: OSError) -> str:
@@ -168,7 +180,47 @@ def _why_unread(path: Path, error: OSError) -> str:
 
 def _read_run(found: dict[str, Any]) -> Run:
     contenders = {
-        name: Figures(**{**figures, **{key: Times(**figures[key]) for key in ("warm", "cold")}})
+        name: _check_types(
+            Figures(**{**figures, **{key: _read_times(figures[key]) for key in ("warm", "cold")}})
+        )
         for name, figures in found.pop("contenders").items()
     }
-    return Run(**found, contenders=contenders)
+    run = _check_types(Run(**found, contenders=contenders))
+    _check_times("copy_ms", run.copy_ms)
+    return run
+
+
+def _read_times(found: dict[str, Any]) -> Times:
+    times = _check_types(Times(**found))
+    _check_times("samples_ms", times.samples_ms)
+    _check_times("median_ms, p10_ms, p90_ms", [times.median_ms, times.p10_ms, times.p90_ms])
+    return times
+
+
+def _check_times(name: str, times_ms: Sequence[float]) -> None:
+    if not times_ms or not all(0 < ms < math.inf for ms in times_ms):
+        raise ValueError(f"{name} must be positive times, and is {str(times_ms)[:80]}")
+
+
+def _check_types(found: _Found) -> _Found:
+    """Returns a dataclass whose fields have the types that they are declared with."""
+    for name, declared in get_type_hints(type(found)).items():
+        value = getattr(found, name)
+        if not _has_type(value, declared):
+            raise ValueError(f"{name} is {str(value)[:80]!r}, which is no {declared}")
+    return found
+
+
+def _has_type(value: object, declared: Any) -> bool:
+    kinds = get_args(declared)
+    if isinstance(declared, UnionType):
+        return any(_has_type(value, kind) for kind in kinds)
+    if isinstance(value, list) and get_origin(declared) is list:
+        return all(_has_type(each, kinds[0]) for each in value)
+    if isinstance(value, dict) and kinds:
+        return issubclass(dict, get_origin(declared)) and all(
+            _has_type(each, kinds[1]) for each in value.values()
+        )
+    if declared is float:  # as JSON writes 1.0 and others write 1
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    return declared is Any or (isinstance(declared, type) and isinstance(value, declared))

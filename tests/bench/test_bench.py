@@ -258,7 +258,8 @@ def test_the_command_writes_all_samples_and_reads_them_again(
     path = tmp_path / "results.json"
     assert command_line.main(["bench", *FEW, "--json", str(path)]) == 0
     printed = capsys.readouterr().out
-    assert "small/adam/float32" in printed
+    assert "small/adam/float32: Adam, two small tensors" in printed
+    assert "rows/adam/float32: LazyAdam, two small tables" in printed
     written = json.loads(path.read_text())
     assert set(written["runs"]) == {"small/adam/float32", "rows/adam/float32"}
     run = written["runs"]["rows/adam/float32"]
@@ -311,6 +312,78 @@ def test_a_comparison_ends_with_status_1_if_gpuopt_is_slower(
     assert command_line.main(["bench", "--compare", str(now), str(slower)]) == 0
 
 
+@pytest.mark.usefixtures("small_tasks")
+def test_what_cannot_be_compared_ends_with_status_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, new = tmp_path / "old.json", tmp_path / "new.json"
+    command_line.main(["bench", "small", "--json", str(old), *FEW])
+    written = json.loads(old.read_text())
+    [run] = written["runs"].values()
+    new.write_text(json.dumps({**written, "runs": {"other/adam/float32": run}}))
+    compare = ["bench", "--compare", str(old), str(new), "--html", str(tmp_path / "page.html")]
+    capsys.readouterr()
+    assert command_line.main(compare) == 2
+    printed = capsys.readouterr()
+    assert "GONE: small/adam/float32" in printed.out
+    assert "NEW: other/adam/float32" in printed.out
+    assert "no run of gpuopt" in printed.err
+    for name in [name for name in run["contenders"] if name.startswith("gpuopt")]:
+        del run["contenders"][name]
+    new.write_text(json.dumps(written))
+    assert command_line.main(compare) == 2
+    assert "GONE: small/adam/float32, gpuopt" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("small_tasks")
+def test_ctrl_c_keeps_what_was_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_one = command._run_one
+
+    def stop_in_the_second(*arguments: Any) -> Run:
+        if arguments[2].task is SPARSE:
+            raise KeyboardInterrupt
+        return run_one(*arguments)
+
+    monkeypatch.setattr(command, "_run_one", stop_in_the_second)
+    path, page = tmp_path / "results.json", tmp_path / "page.html"
+    files = ["--json", str(path), "--html", str(page)]
+    assert command_line.main(["bench", *FEW, *files]) == 130
+    assert list(read_results(path).runs) == ["small/adam/float32"]
+    assert page.is_file()
+    assert f"1 of 2 runs are in {path} and {page}" in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_timed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(**_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(command, "prepare", lambda device: pytest.fail("something is timed"))
+    for files, words in (
+        (["--json", str(tmp_path)], "is a folder"),
+        (["--html", os.devnull], "is no regular file"),
+        (
+            ["--json", str(tmp_path / "a"), "--html", f"{tmp_path}/../{tmp_path.name}/a"],
+            "same file",
+        ),
+        (["--json", str(tmp_path / "a")], "cannot be written: Permission denied"),
+    ):
+        if "Permission" in words:
+            monkeypatch.setattr(command, "TemporaryFile", refuse)
+        with pytest.raises(SystemExit) as refused:
+            command_line.main(["bench", *files, *FEW])
+        assert refused.value.code == 2
+        assert words in capsys.readouterr().err
+
+
+def test_the_tasks_that_match_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line.main(["bench", "dlrm*", "--list"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["dlrm"]
+
+
 def test_the_tasks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert command_line.main(["bench", "--list"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -352,6 +425,43 @@ def test_a_file_that_has_no_results_is_refused(
     arguments: list[Any] = ["bench", "--compare", str(path), str(path)]
     assert command_line.main(arguments) == 2
     assert "gpuopt bench: " in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("small_tasks")
+@pytest.mark.parametrize(
+    ("where", "key", "value"),
+    [
+        ("warm", "median_ms", 0),
+        ("warm", "samples_ms", []),
+        ("cold", "samples_ms", [1.0, -1.0]),
+        ("cold", "samples_ms", [1.0, "2.0"]),
+        ("cold", "p10_ms", float("nan")),
+        ("figures", "gb_per_s", None),
+        ("figures", "waits", 1.5),
+        ("run", "copy_ms", []),
+        ("run", "left_out", ["torch"]),
+        ("all", "machine", "mine"),
+        ("all", "not_run", {"a task": 3}),
+    ],
+)
+def test_a_file_with_impossible_figures_is_refused(
+    where: str, key: str, value: object, tmp_path: Path
+) -> None:
+    times = asdict(summarize([1.0] * 30))
+    figures: dict[str, Any] = asdict(Figures(Times(**times), Times(**times), 1.0, 1.0, 0))
+    run = asdict(Run("a task", 100, None, None, None, None, [1.0] * 30, 1.0, {}))
+    run["contenders"]["gpuopt"] = figures
+    results: dict[str, Any] = {
+        **{"format": 1, "gpuopt": "1", "date": "a day", "device": "cpu", "machine": {"cpu": "a"}},
+        **{"runs": {"small/adam/float32": run}, "not_run": {}},
+    }
+    path = tmp_path / "old.json"
+    path.write_text(json.dumps(results))
+    read_results(path)
+    {"all": results, "run": run, "figures": figures, **figures}[where][key] = value
+    path.write_text(json.dumps(results))
+    with pytest.raises(ResultsError, match=rf"old\.json is no file of results: .*{key}"):
+        read_results(path)
 
 
 def test_the_tasks_run_under_pytest_benchmark_against_a_baseline(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from gpuopt.bench.compare import (
     compare_results,
     find_differences,
     find_median,
+    find_missing,
     find_ratio,
     judge,
 )
@@ -141,6 +142,22 @@ def test_only_what_both_have_is_compared() -> None:
     assert compare_results(replace(old, runs={}), old) == []
     other = replace(old, runs={"160m/adam/float32": old.runs["16m/adam/float32"]})
     assert compare_results(other, old) == []
+
+
+def test_what_one_side_lacks_is_named_with_its_reason() -> None:
+    old = results([1.0] * 30, [9.0] * 30)
+    [(name, run)] = old.runs.items()
+    assert find_missing(old, old) == []
+    no_task = replace(old, runs={}, not_run={name: "no memory"})
+    assert find_missing(no_task, old) == [f"GONE: {name} (no memory)"]
+    assert find_missing(old, no_task) == [f"NEW: {name} (no memory)"]
+    fewer = replace(run, contenders={"gpuopt": run.contenders["gpuopt"]}, left_out={})
+    without_torch = replace(old, runs={name: fewer})
+    assert find_missing(without_torch, old) == [f"GONE: {name}, torch fused"]
+    assert find_missing(old, without_torch) == [f"NEW: {name}, torch fused"]
+    console = Console(width=160, file=StringIO())
+    print_comparison(console, [], [], find_missing(no_task, old))
+    assert console.file.getvalue() == f"  GONE: {name} (no memory)\n"
 
 
 def test_machines_that_differ_are_named() -> None:

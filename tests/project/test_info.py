@@ -196,6 +196,25 @@ def test_a_reader_that_stops_early_causes_no_traceback(unbuffered: str) -> None:
     assert finished.stderr == b""
 
 
+@pytest.mark.parametrize("arguments", [["info"], ["bench", "--list"], ["--help"], ["--version"]])
+@pytest.mark.parametrize("stdout", [">&-", "> /dev/full"])
+def test_output_that_cannot_be_written_is_an_error_without_a_traceback(
+    stdout: str, arguments: list[str]
+) -> None:
+    if "full" in stdout and not os.path.exists("/dev/full"):
+        pytest.skip("this system has no /dev/full")
+    command = [sys.executable, "-m", "gpuopt", *arguments]
+    for unbuffered in ("", "1"):
+        finished = subprocess.run(
+            ["sh", "-c", f'"$@" {stdout}', "sh", *command],
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert finished.returncode == 2
+        assert re.fullmatch("gpuopt: .*\n", finished.stderr)
+
+
 def test_info_imports_no_cuda_library() -> None:
     script = (
         "import sys, gpuopt.info as info; info.describe();"

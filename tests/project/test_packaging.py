@@ -19,7 +19,9 @@ import pytest
 pytest.importorskip("hatchling", reason="hatchling, which builds the package, is not installed")
 
 ROOT = Path(__file__).parents[2]
-SKIPPED = shutil.ignore_patterns(".*", "__pycache__", "dist", "site", "*.png")
+SKIPPED = shutil.ignore_patterns(
+    ".[!cg]*", ".git", ".c[!i]*", "__pycache__", "dist", "site", "*.png"
+)
 
 
 @pytest.fixture(scope="module")

@@ -47,6 +47,10 @@ def test_workflow_builds_and_runs_every_image_that_no_other_is_made_of() -> None
         assert re.search(f"docker run --rm gpuopt{tag}( |\n)", workflow)
 
 
+def test_some_job_fails_where_tests_in_a_browser_would_be_skipped() -> None:
+    assert re.search(r'require: "[^"]*\bbrowser\b', WORKFLOW.read_text())
+
+
 def test_every_job_has_a_time_limit() -> None:
     workflow = WORKFLOW.read_text()
     jobs = re.findall(r"runs-on: ", workflow)
