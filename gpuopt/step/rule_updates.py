@@ -152,7 +152,6 @@ class RuleUpdates:
         self._units: Sequence[_Unit] = ()
         self._host_decides = False
         self.gpu_decides: Lock | None = None
-        self._note_enqueued: Callable[[RuleUpdates], None] | None = None
         self._has_constraints = False
         self._is_on_a_cpu = False
         # What is being written, and what has been written.
@@ -339,8 +338,6 @@ class RuleUpdates:
             quietly(self.write)
         else:
             self.write()
-        if self._note_enqueued is not None:
-            self._note_enqueued(self)
         averages, rounding = self._numbers.averages, self._numbers.rounding
         if rounding is not None:
             rounding.count()
@@ -481,7 +478,6 @@ class RuleUpdates:
         unscale: float,
         earlier: Sequence[StepNumbers],
         lock: Lock,
-        note_enqueued: Callable[[RuleUpdates], None],
     ) -> None:
         """Has `deciding_gpu` decide before it writes.
 
@@ -492,18 +488,16 @@ class RuleUpdates:
             earlier: What `numbers` were when the host had counted one step less, two less, and so
                 on: the GPU may not have made all that the host has counted.
             lock: See `Updates`.
-            note_enqueued: Called once the GPU is to decide and to update, before the host counts
-                the step: what it counts in a step that is then interrupted is put right, too.
         """
         self._clips = self._optimizer._clips_of_step(unscale)
         assert self._clips is not None, "it is asked for"
         self._clips.decision, self._clips.deciding = decision, device
         self._of_counts = [self._numbers, *earlier]
-        self.gpu_decides, self._note_enqueued = lock, note_enqueued
+        self.gpu_decides = lock
 
     @property
     def decided(self) -> Decided:
-        """What the GPU has made of the step, once that is enqueued."""
+        """What the GPU has made of the step, after `apply`."""
         assert self._clips is not None, "decide_on_gpu comes first"
         assert self._clips.deciding is not None, "decide_on_gpu comes first"
         return self._decided[self._clips.deciding]

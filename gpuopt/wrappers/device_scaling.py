@@ -125,7 +125,8 @@ class DeviceScaling:
     that steps were left out, it goes back to the numbers that it had at the smaller count. All
     these numbers and the loss scale are behind meanwhile: who reads one waits for the GPU.
 
-    A step that fails, or is interrupted, before it is enqueued leaves the chain as it was.
+    A step that fails, or is interrupted, leaves the chain as it was. What the host had counted of
+    it is taken back when the next step is prepared, or a number is read.
 
     Attributes:
         lock: Held by a step from its decision to its count, inside the gate.
@@ -207,6 +208,8 @@ class DeviceScaling:
                 raise StepAgain
             if device is None:
                 return False
+            if chain is not None and self._take_back_half_counted(chain):
+                raise StepAgain
             if chain is None:
                 chain = self._begin(device, chain_key, key, numbers)
             if not isinstance(loss_scale, DeviceScale):
@@ -232,7 +235,6 @@ class DeviceScaling:
                 unscale,
                 [by_count[count].of_step for count in below],
                 self.lock,
-                self._note_step,
             )
             return True
 
@@ -244,6 +246,22 @@ class DeviceScaling:
         """
         if _place_of(self._chain) != _this_thread.place:
             raise StepAgain
+
+    def note_step(self, updates: RuleUpdates) -> None:
+        """Notes that a step was enqueued, and counted by the host."""
+        with self.lock:
+            chain = self._chain
+            assert chain is not None, "it was prepared"
+            device = chain.scale.device
+            after, num_calls = updates.decided.after, chain.num_calls + 1
+            read = _Read(num_calls, _scalings(device).read(after))
+            self._chain = chain._replace(
+                scale=DeviceScale(after, device),
+                num_calls=num_calls,
+                host_count=chain.host_count + 1,
+                reads=(*chain.reads, read),
+                names={**chain.names, num_calls: updates.measured_names},
+            )
 
     def while_written(
         self, written: Any, work: AbstractContextManager[Any]
@@ -270,22 +288,6 @@ class DeviceScaling:
             each.identity.behind = self
         self._chain = _Chain(scale, chain_key, key, numbers, 0, 0, {}, (), {})
         return self._chain
-
-    def _note_step(self, updates: RuleUpdates) -> None:
-        """Notes that a step was enqueued, which the host is about to count."""
-        with self.lock:
-            chain = self._chain
-            assert chain is not None, "it was prepared"
-            device = chain.scale.device
-            after, num_calls = updates.decided.after, chain.num_calls + 1
-            read = _Read(num_calls, _scalings(device).read(after))
-            self._chain = chain._replace(
-                scale=DeviceScale(after, device),
-                num_calls=num_calls,
-                host_count=chain.host_count + 1,
-                reads=(*chain.reads, read),
-                names={**chain.names, num_calls: updates.measured_names},
-            )
 
     def _look(self) -> None:
         """Learns what the GPU has decided, without waiting unless it is far behind."""
@@ -315,6 +317,7 @@ class DeviceScaling:
     def _settle(self, chain: _Chain) -> None:
         """Ends a chain; again, if it was interrupted."""
         state, made, last_bad = _scalings(chain.scale.device).state(chain.scale.scaling)
+        self._take_back_half_counted(chain)
         self._go_back(chain, made)
         self._note_nonfinite(chain, last_bad)
         values = [
@@ -341,20 +344,27 @@ class DeviceScaling:
                 self.last_nonfinite = found
                 return
 
-    def _go_back(self, chain: _Chain, count: int) -> None:
-        if count == chain.host_count:
-            return
-        self._assign(chain.numbers, chain.by_count[count].numbers)
+    def _take_back_half_counted(self, chain: _Chain) -> bool:
+        """Takes back what the host had counted of an interrupted step; returns whether it had."""
+        before = chain.by_count.get(chain.host_count)
+        return before is not None and self._assign(chain.numbers, before.numbers)
 
-    def _assign(self, variables: Iterable[Variable], values: Sequence[Any]) -> None:
-        """Writes numbers without bringing them up to date before."""
-        outer = _this_thread.ahead_of
+    def _go_back(self, chain: _Chain, count: int) -> None:
+        if count != chain.host_count:
+            self._assign(chain.numbers, chain.by_count[count].numbers)
+
+    def _assign(self, variables: Iterable[Variable], values: Sequence[Any]) -> bool:
+        """Writes numbers without bringing them up to date before; returns if one was another."""
+        outer, was_another = _this_thread.ahead_of, False
         try:
             _this_thread.ahead_of = self
             for variable, value in zip(variables, values, strict=True):
-                variable.assign(value)
+                if variable.numpy() != value:
+                    was_another = True
+                    variable.assign(value)
         finally:
             _this_thread.ahead_of = outer
+        return was_another
 
 
 def _place_of(chain: _Chain | None) -> tuple[DeviceScale, int] | None:

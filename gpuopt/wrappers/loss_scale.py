@@ -30,6 +30,7 @@ from gpuopt.step.additions import Forget, nothing_to_forget
 from gpuopt.step.loss import GATE_NONE, GATE_OP, checked_gate, refuse_independent_loss
 from gpuopt.step.pairs import Gradient, as_list, as_pairs
 from gpuopt.step.replica_context import replica_context
+from gpuopt.step.row_checks import RowChecks
 from gpuopt.step.rule_updates import RuleUpdates
 from gpuopt.step.unscaled import unscaled
 from gpuopt.step.updates import Updates
@@ -495,6 +496,10 @@ class LossScaleOptimizer(StepWrapper):
             self._note_nonfinite(found)
         self.manager.update_loss_scale(found is None)
         return self._count(found is None)
+
+    def _after_update(self, updates: Updates, row_checks: RowChecks) -> None:
+        if isinstance(updates, RuleUpdates) and updates.gpu_decides is not None:
+            self._on_gpu.note_step(updates)
 
     def _count(self, is_finite: bool) -> bool:
         """Counts a step; returns whether it is made."""
