@@ -542,6 +542,10 @@ def test_variables_of_several_gpus_are_decided_about_alike(every_schedule: str) 
     assert (int(step), optimizer.num_skipped, optimizer.loss_scale) == (2, 2, 16)
 
 
+# Where the host counts and notes what it counts.
+COUNTING = ["gpuopt/step/step.py", "host_scalar.py", "device_scaling.py", "rule_optimizer.py"]
+
+
 def test_a_skipped_step_that_ctrl_c_ends_is_not_counted() -> None:
     xp = pytest.importorskip("cupy")
     variable, step = Variable(np.ones(3, np.float32), device="gpu:0"), Variable(0, trainable=False)
@@ -552,12 +556,10 @@ def test_a_skipped_step_that_ctrl_c_ends_is_not_counted() -> None:
     def numbers() -> list[float]:
         return [float(each.numpy()) for each in (step, *adam.state.others().values())]
 
-    # Where the host counts and notes what it counts.
-    inside = ["gpuopt/step/step.py", "host_scalar.py", "device_scaling.py", "rule_optimizer.py"]
     for moment in itertools.count(1):
         optimizer.apply_gradients([(good, variable)], step)
         before, value = numbers(), variable.numpy()
-        interrupts = InterruptAt(moment, inside=inside)
+        interrupts = InterruptAt(moment, inside=COUNTING)
         with suppress(Interrupt), interrupts:
             optimizer.apply_gradients([(bad, variable)], step)
         assert numbers() == before, moment
@@ -566,3 +568,20 @@ def test_a_skipped_step_that_ctrl_c_ends_is_not_counted() -> None:
             break
     assert moment > 20
     assert optimizer.num_skipped > 1
+
+
+def test_a_skipped_step_that_ctrl_c_ends_is_not_counted_by_the_next_one() -> None:
+    xp = pytest.importorskip("cupy")
+    variable, step = Variable(np.ones(3, np.float32), device="gpu:0"), Variable(0, trainable=False)
+    optimizer = LossScaleOptimizer(gpuopt.AdamOptimizer(0.1), gpuopt.DynamicLossScale(8.0, 2, 2.0))
+    good, bad = (xp.asarray(np.float32([1, 1, last])) for last in (1, np.inf))
+    for moment in itertools.count(1):
+        optimizer.apply_gradients([(good, variable)], step)
+        interrupts = InterruptAt(moment, inside=COUNTING)
+        with suppress(Interrupt), interrupts:
+            optimizer.apply_gradients([(bad, variable)], step)
+        optimizer.apply_gradients([(good, variable)], step)  # nobody has read a number since
+        assert int(step) == 2 * moment
+        if interrupts.left > 0:
+            break
+    assert moment > 20
