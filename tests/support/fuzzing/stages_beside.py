@@ -15,6 +15,7 @@ import numpy as np
 
 import gpuopt
 from fuzzing.threads import in_background, in_child
+from gpuopt.distributed.wrapper import OptimizerWrapper
 
 if TYPE_CHECKING:
     from fuzzing.all_stages import Program
@@ -22,19 +23,22 @@ if TYPE_CHECKING:
 
 def copied(program: Program) -> None:
     """The optimizer goes on as a copy: with copies of its variables, or with the same ones."""
-    if program.whole is not program.own or program.averages is not None:
-        return  # a wrapper is not copied, and averages are not the optimizer's
     program.check()
-    together = program.real, program.counter, program.own
-    how = program.choose(["alone", "deeply", "pickled"])
+    together = program.real, program.counter, program.averages, program.whole
+    is_bare = program.whole is program.own and program.averages is None
+    how = program.choose(["deeply", "pickled", *(["alone"] if is_bare else [])])
     if how == "alone":
-        program.own = copy.copy(program.own)
-    elif how == "pickled" and program.rate != "function":
-        program.real, program.counter, program.own = pickle.loads(pickle.dumps(together))
+        program.whole = copy.copy(program.whole)
     else:
-        program.real, program.counter, program.own = copy.deepcopy(together)
-    program.whole = program.own
+        is_pickled = how == "pickled" and program.rate != "function"
+        together = pickle.loads(pickle.dumps(together)) if is_pickled else copy.deepcopy(together)
+        program.real, program.counter, program.averages, program.whole = together
     del together
+    program.own = program.whole
+    while isinstance(program.own, OptimizerWrapper):
+        if isinstance(program.own, gpuopt.LossScaleOptimizer):
+            program.scaled = program.own
+        program.own = program.own._inner
     gc.collect()  # two optimizers cannot keep master copies of one variable
     program.check()
 
