@@ -110,7 +110,7 @@ class GatheredGradients:
             sparse = isinstance(gradient, IndexedSlices)
             make = SparseConditionalAccumulator if sparse else ConditionalAccumulator
             accumulator = make(
-                (gradient.values if sparse else gradient).dtype,
+                gradient.dtype,
                 variable.shape,
                 device=variable.device,
                 name=f"{variable.name}/grad_accum",

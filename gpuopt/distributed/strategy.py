@@ -26,9 +26,9 @@ from gpuopt.distributed.mirrored import (
 from gpuopt.distributed.reduction import Mark, bring_to, sum_over_ranks
 from gpuopt.distributed.waiting import DEFAULT_TIMEOUT_S
 from gpuopt.optimizer import Optimizer
-from gpuopt.step.pairs import Gradient, as_list, as_pairs, checked_pairs
+from gpuopt.step.pairs import Gradient, as_list, as_pairs
 from gpuopt.step.replica_context import ReplicaContext, in_replica
-from gpuopt.step.updates import dtypes_of
+from gpuopt.step.updates import pairs_for
 from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.storage import describe
 from gpuopt.variables.variable import Variable
@@ -307,8 +307,7 @@ class MirroredStrategy:
             for gradient, v in as_pairs(as_list(grads_and_vars))
         ]
         gradients, variables = [], []
-        takes_wide = optimizer._takes_wide or None
-        for gradient, variable in checked_pairs(pairs, dtypes_of(optimizer), takes_wide):
+        for gradient, variable in pairs_for(optimizer, pairs):
             if gradient is not None:
                 gradients.append(gradient)
                 variables.append(self._mirrored.find(variable, place))

@@ -13,10 +13,10 @@ from gpuopt.distributed.reduction import sum_gradients
 from gpuopt.distributed.wrapper import OptimizerWrapper, check_optimizer
 from gpuopt.optimizer import Optimizer
 from gpuopt.step import additions
-from gpuopt.step.pairs import Gradient, checked_pairs
+from gpuopt.step.pairs import Gradient
 from gpuopt.step.replica_context import ReplicaContext, in_replica
 from gpuopt.step.step import checked_global_step
-from gpuopt.step.updates import dtypes_of
+from gpuopt.step.updates import pairs_for
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.variable import Variable, as_variable
 
@@ -178,7 +178,7 @@ class TowerOptimizer(OptimizerWrapper):
         # A tower may have no gradient at all. If no tower has any, the optimizer inside raises.
         has_gradient = not given or any(gradient is not None for gradient, _ in given)
         pairs = (
-            checked_pairs(given, dtypes_of(self), self._takes_wide or None)
+            pairs_for(self, given)
             if has_gradient
             else [(None, as_variable(variable)) for _, variable in given]
         )

@@ -18,9 +18,8 @@ from gpuopt.distributed.worker_runs import run_in_process, run_in_threads
 from gpuopt.distributed.wrapper import OptimizerWrapper, check_inside_of_workers
 from gpuopt.locks import Lock, call_if_free
 from gpuopt.optimizer import Optimizer
-from gpuopt.step.pairs import checked_pairs
 from gpuopt.step.step import checked_global_step
-from gpuopt.step.updates import dtypes_of
+from gpuopt.step.updates import dtypes_of, pairs_for
 from gpuopt.step.wide_gradients import widened
 from gpuopt.variables.variable import Variable
 
@@ -203,7 +202,7 @@ class Worker(OptimizerWrapper):
                 f'global_step must be "{coordinator.global_step.name}", with which the coordinator '
                 "was started"
             )
-        pairs = checked_pairs(grads_and_vars, dtypes_of(self), self._takes_wide or None)
+        pairs = pairs_for(self, grads_and_vars)
         if self._takes_wide:  # all workers' alike
             pairs = [(widened(*pair), pair[1]) for pair in pairs]
         ticket = coordinator.push(self.index, self.local_step, pairs)

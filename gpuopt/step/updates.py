@@ -107,6 +107,9 @@ class HookOptimizer(Protocol):
 
     state: State
 
+    @property
+    def _takes_wide(self) -> bool: ...
+
     def _valid_dtypes(self) -> Iterable[Any]: ...
 
     def _create_slots(self, var_list: Sequence[Variable]) -> None: ...
@@ -219,6 +222,14 @@ def apply_constraint(variable: Variable) -> None:
     if variable.constraint is not None:
         with backend_for(variable.device).enter():
             variable.assign(variable.constraint(variable.storage))
+
+
+def pairs_for(
+    optimizer: HookOptimizer, grads_and_vars: Iterable[tuple[Any, Any]]
+) -> list[tuple[Gradient | None, Variable]]:
+    """Returns `checked_pairs` of gradients that an optimizer is to take in a later step."""
+    takes_wide = optimizer._takes_wide or None
+    return checked_pairs(grads_and_vars, dtypes_of(optimizer), takes_wide)
 
 
 def dtypes_of(optimizer: HookOptimizer) -> frozenset[np.dtype[Any]]:

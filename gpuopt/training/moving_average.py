@@ -23,7 +23,7 @@ from gpuopt.variables.gate import writing
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.names import unique_name
 from gpuopt.variables.operators import reading, storage_of
-from gpuopt.variables.scalars import as_scalar
+from gpuopt.variables.scalars import as_scalar, check_bool
 from gpuopt.variables.variable import (
     FLOAT_DTYPES,
     Variable,
@@ -85,8 +85,7 @@ class ExponentialMovingAverage(MovingAverages):
         """
         _check_decay(decay)
         _check_num_updates(num_updates)
-        if not isinstance(zero_debias, bool):
-            raise TypeError(f"zero_debias must be True or False, got {zero_debias!r}")
+        check_bool(zero_debias, "zero_debias")
         if not isinstance(name, str):
             raise TypeError(f"name must be a text, got {name!r}")
         self._decay = decay

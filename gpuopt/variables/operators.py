@@ -5,13 +5,14 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any, Self, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
 from gpuopt.backends import gpu_backends, refuse_masked
 from gpuopt.variables.gate import writing
 
+_Left = TypeVar("_Left")
 _Binary = Callable[[Any, Any], Any]
 
 _nothing = nullcontext()
@@ -82,6 +83,19 @@ def _make_operators(apply: _Binary) -> tuple[_Binary, _Binary]:
     return from_left, from_right
 
 
+def _make_in_place(function: np.ufunc) -> Callable[[_Left, Any], _Left]:
+    """Makes `v += a`; type checkers see that it is still a variable."""
+
+    def into(self: _Left, other: Any) -> _Left:
+        variable = cast(Any, self)
+        refuse_masked(storage_of(other), f'the operand for "{variable.name}"')
+        with writing(), reading(other), variable._writing(other):
+            function(variable._array, storage_of(other), out=variable._array)
+        return self
+
+    return into
+
+
 def _make_comparison(apply: _Binary) -> _Binary:
     return _make_operators(apply)[0]
 
@@ -132,37 +146,10 @@ class ArrayOperators:
     transpose, swapaxes, astype = map(_method, ("transpose", "swapaxes", "astype"))
     copy = _method("copy")
 
-    def __iadd__(self, other: Any) -> Self:
-        return self._write(np.add, other)
-
-    def __isub__(self, other: Any) -> Self:
-        return self._write(np.subtract, other)
-
-    def __imul__(self, other: Any) -> Self:
-        return self._write(np.multiply, other)
-
-    def __itruediv__(self, other: Any) -> Self:
-        return self._write(np.true_divide, other)
-
-    def __ifloordiv__(self, other: Any) -> Self:
-        return self._write(np.floor_divide, other)
-
-    def __imod__(self, other: Any) -> Self:
-        return self._write(np.remainder, other)
-
-    def __ipow__(self, other: Any) -> Self:
-        return self._write(np.power, other)
-
-    def __imatmul__(self, other: Any) -> Self:
-        return self._write(np.matmul, other)
-
-    def _write(self, function: np.ufunc, other: Any) -> Self:
-        """Computes in place; type checkers see that `v += a` is still a variable."""
-        variable = cast(Any, self)
-        refuse_masked(storage_of(other), f'the operand for "{variable.name}"')
-        with writing(), reading(other), variable._writing(other):
-            function(variable._array, storage_of(other), out=variable._array)
-        return self
+    __iadd__, __isub__ = _make_in_place(np.add), _make_in_place(np.subtract)
+    __imul__, __itruediv__ = _make_in_place(np.multiply), _make_in_place(np.true_divide)
+    __ifloordiv__, __imod__ = _make_in_place(np.floor_divide), _make_in_place(np.remainder)
+    __ipow__, __imatmul__ = _make_in_place(np.power), _make_in_place(np.matmul)
 
     def __format__(self, form: str) -> str:
         variable = cast(Any, self)

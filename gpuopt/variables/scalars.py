@@ -32,3 +32,9 @@ def as_scalar(value: Any, name: str) -> np.floating[Any]:
         raise ValueError(f"{name} must be a scalar, got an array of shape {array.shape}")
     keeps_digits = array.dtype == np.float64 and hasattr(value, "dtype")
     return np.float64(array) if keeps_digits else np.float32(array)
+
+
+def check_bool(value: Any, name: str) -> None:
+    """Raises TypeError unless `value` is True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}")

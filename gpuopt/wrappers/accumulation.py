@@ -14,10 +14,10 @@ from gpuopt.locks import Lock
 from gpuopt.optimizer import OnNonfinite, Optimizer
 from gpuopt.step import wide_gradients
 from gpuopt.step.nonfinite import first_nonfinite
-from gpuopt.step.pairs import as_list, checked_pairs
+from gpuopt.step.pairs import as_list
 from gpuopt.step.replica_context import replica_context
 from gpuopt.step.step import checked_global_step
-from gpuopt.step.updates import Pair, dtypes_of
+from gpuopt.step.updates import Pair, pairs_for
 from gpuopt.variables.gate import between_writes, writing
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.operators import reading
@@ -184,8 +184,7 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
         steps = self._steps_now()
         if global_step is not None:
             checked_global_step(global_step)
-        checked = checked_pairs(given, dtypes_of(self), self._takes_wide or None)
-        pairs: list[Pair] = [pair for pair in checked if pair[0] is not None]
+        pairs: list[Pair] = [pair for pair in pairs_for(self, given) if pair[0] is not None]
         if self._on_nonfinite != "propagate":
             found = first_nonfinite(pairs)
             if found is not None:

@@ -37,7 +37,7 @@ from gpuopt.step.updates import Updates
 from gpuopt.step.wide_gradients import this_thread as wide_gradients
 from gpuopt.variables.gate import between_writes, writing
 from gpuopt.variables.indexed_slices import IndexedSlices
-from gpuopt.variables.scalars import as_scalar
+from gpuopt.variables.scalars import as_scalar, check_bool
 from gpuopt.variables.variable import Variable
 from gpuopt.wrappers.base import StepWrapper
 from gpuopt.wrappers.device_scaling import DeviceScale, DeviceScaling, StepAgain
@@ -131,8 +131,7 @@ class LossScaleOptimizer(StepWrapper):
             )
         if accept_after is not None:
             accept_after = _checked_count(accept_after)
-        if not isinstance(host_may_wait, bool):
-            raise TypeError(f"host_may_wait must be True or False, got {host_may_wait!r}")
+        check_bool(host_may_wait, "host_may_wait")
         super().__init__(opt)
         self._refuse_inside()
         self._manager = loss_scale_manager
@@ -362,8 +361,8 @@ class LossScaleOptimizer(StepWrapper):
                 own[name].assign(value)
 
     def _settings(self) -> dict[str, Any]:
-        own = {"accept_after": self._accept_after, "host_may_wait": self._host_may_wait}
-        return {**super()._settings(), "loss_scale_manager": self.manager, **own}
+        (_, manager), own = self._made_with()
+        return {**super()._settings(), "loss_scale_manager": manager, **own}
 
     def _made_with(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         own = {"accept_after": self._accept_after, "host_may_wait": self._host_may_wait}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import driver
@@ -164,6 +164,24 @@ def on_each(xp: Any, num_gpus: int, make: Callable[[int], Any]) -> list[Any]:
     return found
 
 
+@contextmanager
+def on_new_backends(gpus: Sequence[Device]) -> Iterator[None]:
+    """Inside, streams run late, and backends have seen no other stream, as other tests' have."""
+    with ExitStack() as inside:
+        inside.enter_context(driver.schedule("oldest"))
+        for gpu in gpus:
+            inside.enter_context(backends.using(gpu, cuda_backend(gpu)))
+        yield
+
+
+def check_joined(before: Mapping[str, int], after: Mapping[str, int], num_gpus: int) -> None:
+    assert after["launches"] - before["launches"] == 2 * num_gpus + 1
+    # The sums go to the one that joins them, where they are put together, and what follows from
+    # them to the others.
+    copies = after["device to device"] - before["device to device"]
+    assert copies == 2 * (num_gpus - 1) + num_gpus
+
+
 @pytest.mark.skipif(not driver.is_here(), reason="a real GPU may be done before the host looks")
 @pytest.mark.parametrize("num_gpus", [2, 3])
 def test_two_launches_on_each_gpu_and_one_more_join_and_nobody_waits(
@@ -175,11 +193,7 @@ def test_two_launches_on_each_gpu_and_one_more_join_and_nobody_waits(
     )
     step = Variable(0, name="step")
     gpus = [Device("gpu", gpu) for gpu in range(num_gpus)]
-    with ExitStack() as inside:
-        inside.enter_context(driver.schedule("oldest"))
-        # With backends that have seen no other stream, as other tests' have.
-        for gpu in gpus:
-            inside.enter_context(backends.using(gpu, cuda_backend(gpu)))
+    with on_new_backends(gpus):
         variables = [Variable(np.ones(5, np.float32), device=gpu) for gpu in gpus]
         good = on_each(xp, num_gpus, lambda gpu: xp.ones(5, np.float32))
         bad = on_each(xp, num_gpus, lambda gpu: xp.full(5, np.nan, np.float32))
@@ -193,11 +207,7 @@ def test_two_launches_on_each_gpu_and_one_more_join_and_nobody_waits(
             if number < 3:
                 continue  # the first ones wait for memory
             assert len(waits) == waited
-            assert after["launches"] - before["launches"] == 2 * num_gpus + 1
-            # The sums go to the one that decides, where they are put together, and what it has
-            # decided to the others.
-            copies = after["device to device"] - before["device to device"]
-            assert copies == 2 * (num_gpus - 1) + num_gpus
+            check_joined(before, after, num_gpus)
             assert after["device to host"] - before["device to host"] == 1
         assert (int(step), optimizer.num_skipped) == (19, 6)
     for variable in variables[1:]:
@@ -212,10 +222,7 @@ def test_gradients_of_several_gpus_are_clipped_by_as_many_launches(
     xp: Any = pytest.importorskip("cupy")
     optimizer = gpuopt.AdamOptimizer(clip_norm=1.0)
     gpus = [Device("gpu", gpu) for gpu in range(num_gpus)]
-    with ExitStack() as inside:
-        inside.enter_context(driver.schedule("oldest"))
-        for gpu in gpus:
-            inside.enter_context(backends.using(gpu, cuda_backend(gpu)))
+    with on_new_backends(gpus):
         variables = [Variable(np.ones(5, np.float32), device=gpu) for gpu in gpus]
         gradients = on_each(xp, num_gpus, lambda gpu: xp.full(5, gpu + 1, np.float32))
         for number in range(8):
@@ -225,9 +232,7 @@ def test_gradients_of_several_gpus_are_clipped_by_as_many_launches(
             if number < 3:
                 continue  # the first ones wait for memory
             assert len(waits) == waited
-            assert after["launches"] - before["launches"] == 2 * num_gpus + 1
-            copies = after["device to device"] - before["device to device"]
-            assert copies == 2 * (num_gpus - 1) + num_gpus
+            check_joined(before, after, num_gpus)
             assert after["device to host"] == before["device to host"]
         norm = np.sqrt(5 * sum((gpu + 1) ** 2 for gpu in range(num_gpus)))
         assert float(optimizer.global_norm) == np.float32(norm)

@@ -6,6 +6,7 @@ from gpuopt.optimizers.base.arguments import Common
 from gpuopt.optimizers.base.hyperparameters import Hyperparameter
 from gpuopt.optimizers.base.step_counting import StepCountingOptimizer
 from gpuopt.rules.cautious import cautious as cautious_rule
+from gpuopt.variables.scalars import check_bool
 
 
 class CautiousOption(StepCountingOptimizer):
@@ -18,8 +19,7 @@ class CautiousOption(StepCountingOptimizer):
     def __init__(
         self, cautious: bool, common: Common, /, **hyperparameters: Hyperparameter
     ) -> None:
-        if not isinstance(cautious, bool):
-            raise TypeError(f"cautious must be True or False, got {cautious!r}")
+        check_bool(cautious, "cautious")
         super().__init__(common, **hyperparameters)
         if cautious:
             self.rule = cautious_rule(self.rule)
