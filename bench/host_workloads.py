@@ -42,13 +42,14 @@ def make_host_workloads() -> Iterator[Workload]:
 
 
 def _make_workloads() -> Iterator[Workload]:
-    large = [(16 * 2**20,)]
+    large, medium = [(16 * 2**20,)], [(2**17,)]
     many_small = [(64,)] * 1000
     for job in _JOBS:
         for name, what, shapes in (
             ("16m", "one tensor of 16,777,216 elements", large),
             ("resnet50", "the 161 tensors of a ResNet-50", list(list_resnet50_shapes())),
             ("1000x64", "1,000 tensors of 64 elements each", many_small),
+            ("128k", "one tensor of 131,072 elements", medium),
         ):
             yield _make_dense_workload(
                 job, f"host_{job}_{name}", f"{_JOBS[job].title} on {what}", shapes

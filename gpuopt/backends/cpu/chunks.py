@@ -109,13 +109,14 @@ class Chunks:
             gradients: See `update`.
         """
         table = self._table.copy()
-        table[:, _SCALARS] = np.array(scalars, np.intp)[self._chunk_groups]
+        one_group = len(scalars) == 1
+        table[:, _SCALARS] = scalars if one_group else np.array(scalars, np.intp)[self._chunk_groups]
         if gradients is not None:
             addresses = [0 if gradient is None else gradient.ctypes.data for gradient in gradients]
             grads = np.array(addresses, np.intp)[self._owners]
-            present = grads != 0
-            table = table[present]
-            table[:, _GRADIENT] = (grads + self._offsets[:, 0])[present]
+            np.add(grads, self._offsets[:, 0], out=table[:, _GRADIENT])
+            if 0 in addresses:
+                table = table[grads != 0]
         return table
 
     def numbered_table(self, scalars: Sequence[int], gradients: Sequence[Array] | None) -> Array:

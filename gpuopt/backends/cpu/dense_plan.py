@@ -88,6 +88,9 @@ class DensePlan:
                 self._strided.append(position)
             elif var.size:
                 (small if var.size < limits.small_elements else self._large).append(position)
+        # These are small for numpy alone.
+        medium = range(limits.small_compiled_elements, limits.small_elements)
+        self._has_medium = any(targets[position].var.size in medium for position in small)
         self._chunks = self._whole_chunks = Chunks([], [], 0)
         self._bundles = bundles(targets, self.groups, small, _BUNDLE_BYTES // self.real.itemsize)
         small_bytes = stored.itemsize * sum(targets[position].var.size for position in small)
@@ -127,15 +130,13 @@ class DensePlan:
     def for_forms(self, forms: Sequence[RuleForm]) -> DensePlan:
         """Returns the plan of the same variables that suits forms of a rule best."""
         converts = self._converted_bytes or self._dtype != self.real
-        return self if converts or forms[0].update_chunks is None else self._for_compiled
+        is_other = self._has_medium and not converts and forms[0].update_chunks is not None
+        return self._for_compiled if is_other else self
 
     @computed_once
     def _for_compiled(self) -> DensePlan:
         """The plan of the same variables of which fewer count as small."""
-        limits, smallest = self._limits, self._limits.small_compiled_elements
-        if not any(smallest <= var.size < limits.small_elements for var, _ in self.targets):
-            return self
-        limits = replace(limits, small_elements=smallest)
+        limits = replace(self._limits, small_elements=self._limits.small_compiled_elements)
         return DensePlan(self.targets, self.memory, limits, self.groups, self.copies)
 
     def without_overlap(self, gradients: Sequence[Array]) -> list[Array]:

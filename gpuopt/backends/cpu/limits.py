@@ -16,8 +16,10 @@ class CpuLimits:
             it computes.
         small_compiled_elements: The same for compiled rules, which get all addresses in one call:
             to find a gradient's takes longer than to copy and update so few elements.
+        compiled_elements: From this size on, a compiled rule is quicker than numpy's calls, also with
+            one thread.
         large_elements: From this size on, a second thread and a rule without temporaries are worth
-            preparing.
+            preparing; a compiled rule, too, where this is less than `compiled_elements`.
         elements_per_thread: The least number of elements for each thread.
     """
 
@@ -25,6 +27,11 @@ class CpuLimits:
     small_compiled_elements: int = 512
     large_elements: int = 256 * 1024
     elements_per_thread: int = 128 * 1024
+    compiled_elements: int = 64 * 1024
+
+    def compiles(self, size: int) -> bool:
+        """Says whether an update of `size` elements is worth a compiled rule."""
+        return size >= min(self.compiled_elements, self.large_elements)
 
     def threads_for(self, size: int) -> int:
         """Returns how many threads share an update of `size` elements.

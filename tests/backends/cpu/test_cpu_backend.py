@@ -21,6 +21,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from every_optimizer import optimizer_classes, update_rules
+from textbook import adam
 
 import gpuopt
 from gpuopt import IndexedSlices, Variable
@@ -29,6 +30,7 @@ from gpuopt.backends.cpu import compiler as host_compiler
 from gpuopt.backends.cpu.backend import CpuBackend
 from gpuopt.backends.cpu.bundles import Bundle
 from gpuopt.backends.cpu.forms.compiled import compiled_rules
+from gpuopt.backends.cpu.forms.plain import PlainRule
 from gpuopt.backends.cpu.forms.recorded import recorded_rules
 from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cpu.row_groups import group_rows, sum_rows
@@ -40,6 +42,57 @@ from gpuopt.rules.update_rule import UpdateRule, update_rule
 RULES = update_rules()
 LARGE = 3 * 2**18 + 5
 CPU = backend_for(Device.cpu)
+
+
+@pytest.mark.cxx
+@pytest.mark.parametrize(("size", "is_compiled"), [(2**16 - 1, False), (2**16, True)])
+def test_a_step_is_compiled_from_65536_elements_on(
+    size: int, is_compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain: list[Any] = []
+    monkeypatch.setattr(PlainRule, "apply", noting(plain, PlainRule.apply))
+    monkeypatch.setenv("GPUOPT_COMPILED", "1")
+    rng = np.random.default_rng(0)
+    start, gradient = rng.normal(size=(2, size)).astype(np.float32)
+    optimizer = gpuopt.AdamOptimizer(0.1)
+    variables = [Variable(start[:5]), Variable(start[5:])]
+    optimizer.apply_gradients([(gradient[:5], variables[0]), (gradient[5:], variables[1])])
+    assert bool(plain) != is_compiled
+    expected = adam(start, [(1, gradient)], learning_rate=0.1)["var"]
+    found = np.concatenate([variable.numpy() for variable in variables])
+    np.testing.assert_allclose(found, expected, rtol=4 * np.finfo(np.float32).eps, atol=4e-7 * 0.1)
+
+
+@pytest.mark.cxx
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_rows_are_compiled_from_16384_elements_on(
+    is_compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain: list[Any] = []
+    monkeypatch.setattr(PlainRule, "apply", noting(plain, PlainRule.apply))
+    monkeypatch.setenv("GPUOPT_COMPILED", "1")
+    rows = np.arange(256 if is_compiled else 255)
+    table = Variable(np.zeros((1000, 64), np.float32))
+    values = np.ones((len(rows), 64), np.float32)
+    gpuopt.AdagradOptimizer(0.1).apply_gradients([(IndexedSlices(values, rows), table)])
+    assert bool(plain) != is_compiled
+
+
+@pytest.mark.parametrize("compiled", ["0", pytest.param("1", marks=pytest.mark.cxx)])
+def test_all_rows_of_a_medium_table_are_moved_without_gradients(
+    compiled: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUOPT_COMPILED", compiled)
+    rng = np.random.default_rng(0)
+    start, gradient = rng.normal(size=(2, 1100, 64)).astype(np.float32)
+    table, dense = Variable(start), Variable(start)
+    sparse_adam, dense_adam = gpuopt.AdamOptimizer(0.1), gpuopt.AdamOptimizer(0.1)
+    for rows in ([3, 1000], [7], [3]):
+        alone = np.zeros_like(gradient)
+        alone[rows] = gradient[rows]
+        sparse_adam.apply_gradients([(IndexedSlices(gradient[rows], np.array(rows)), table)])
+        dense_adam.apply_gradients([(alone, dense)])
+    np.testing.assert_allclose(table.numpy(), dense.numpy(), rtol=1e-6, atol=1e-7)
 
 
 # A rule, recorded.
@@ -305,11 +358,12 @@ def test_variables_made_in_a_row_lie_side_by_side_and_large_ones_apart_in_a_page
 # Plans.
 
 
-def test_a_variables_state_is_freed_while_others_of_its_plan_live_on() -> None:
+@pytest.mark.parametrize("size", [100_000, LARGE])
+def test_a_variables_state_is_freed_while_others_of_its_plan_live_on(size: int) -> None:
     optimizer = gpuopt.MomentumOptimizer(0.1, 0.9)
-    variables = [Variable(np.zeros(100_000)) for _ in range(2)]
+    variables = [Variable(np.zeros(size)) for _ in range(2)]
     for _ in range(2):
-        optimizer.apply_gradients([(np.ones(100_000), v) for v in variables])
+        optimizer.apply_gradients([(np.ones(size), v) for v in variables])
     slot = optimizer.get_slot(variables[0], "momentum")
     assert slot is not None
     memory = weakref.ref(slot.value().base)

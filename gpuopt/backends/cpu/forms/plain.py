@@ -30,8 +30,9 @@ class PlainRule:
         self._rule, self._scalars = rule, scalars
 
     def apply(self, written: Sequence[Chunk], grad: Chunk | None, scratch: Sequence[Chunk]) -> None:
+        if grad is None:
+            grad = np.broadcast_to(written[0].dtype.type(0), written[0].shape)
         if self._rule.row_slots:
-            assert grad is not None, "no row-wise rule gets a gradient of zeros"
             self._apply_to_rows(written, grad)
         else:
             self._rule.apply(written[0], grad, *written[1:], **self._scalars)

@@ -11,6 +11,7 @@ from gpuopt.backends.backend import Scalars
 from gpuopt.backends.cpu.forms.compiled import compiled_rules
 from gpuopt.backends.cpu.forms.plain import PlainRule
 from gpuopt.backends.cpu.forms.recorded import recorded_rules
+from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.rules.update_rule import UpdateRule
 
 Array = np.ndarray[Any, Any]
@@ -49,10 +50,16 @@ class RuleForm(Protocol):
         """
 
 
-def large_forms(
-    rule: UpdateRule, real: np.dtype[Any], scalars: Sequence[Scalars], *, zero_grad: bool = False
+def quickest_forms(
+    rule: UpdateRule,
+    real: np.dtype[Any],
+    scalars: Sequence[Scalars],
+    size: int,
+    limits: CpuLimits,
+    *,
+    zero_grad: bool = False,
 ) -> Sequence[RuleForm]:
-    """Returns the quickest forms for large work: compiled where that is possible, else recorded.
+    """Returns the quickest forms for work of a size: plain, or compiled, or else recorded.
 
     A recording with sums would be used once, and one with numbers of rows has two lengths: such a
     rule is run as it is written.
@@ -61,9 +68,13 @@ def large_forms(
         rule: What to compute.
         real: The type of all chunks.
         scalars: The rule's scalars, of that type: those of each group. There is a form for each.
+        size: How many elements are updated in all.
+        limits: See `CpuLimits`.
         zero_grad: The gradient is zero everywhere; `apply` and `update_chunks` get none.
     """
-    compiled = compiled_rules(rule, real, scalars)
-    if rule.computed and not compiled:
+    compiled = compiled_rules(rule, real, scalars) if limits.compiles(size) else []
+    if compiled:
+        return compiled
+    if rule.computed or size < limits.large_elements:
         return [PlainRule(rule, each) for each in scalars]
-    return compiled or recorded_rules(rule, real, scalars, zero_grad=zero_grad)
+    return recorded_rules(rule, real, scalars, zero_grad=zero_grad)
