@@ -50,6 +50,7 @@ class Identity:
 
     __slots__ = (
         "__weakref__",
+        "_array",
         "_holder",
         "_name",
         "behind",
@@ -68,6 +69,7 @@ class Identity:
         on_end: Callable[[weakref.ref[Any]], None] | None = None,
         *,
         is_named: bool = True,
+        array: Any = None,
     ) -> None:
         """Takes a name.
 
@@ -77,7 +79,9 @@ class Identity:
             unknown_owner: See above.
             on_end: Called at the holder's end.
             is_named: Whether this is a variable with a name that the user chose.
+            array: See `array`; it is not kept alive.
         """
+        self._array = None if array is None else weakref.ref(array)
         self._holder = weakref.ref(holder, on_end)
         self.unknown_owner = unknown_owner
         self.last_update: Any = None
@@ -105,11 +109,17 @@ class Identity:
         """
         return self._holder()
 
+    def array(self) -> Any:
+        """Returns the raw array or view that was first seen here; None if it is gone."""
+        return None if self._array is None else self._array()
+
     def __repr__(self) -> str:
         return f"Identity({self.name!r})"
 
 
-def identity_of(layout: np.ndarray[Any, Any], address: int, owner: Owner) -> Identity:
+def identity_of(
+    layout: np.ndarray[Any, Any], address: int, owner: Owner, array: Any = None
+) -> Identity:
     """Finds a raw array's identity by its memory, or makes one.
 
     Arrays on memory of one owner with the same address, shape, strides and dtype are one variable.
@@ -119,6 +129,7 @@ def identity_of(layout: np.ndarray[Any, Any], address: int, owner: Owner) -> Ide
         layout: An array of this shape, strides and dtype.
         address: Where the first element is.
         owner: Of the memory.
+        array: What the caller was given.
 
     Raises:
         ValueError: several of its elements share memory.
@@ -133,7 +144,9 @@ def identity_of(layout: np.ndarray[Any, Any], address: int, owner: Owner) -> Ide
         if found is None or found.holder() is not owner.watched:
             forget = partial(_forget, key)
             name = "_of_".join(filter(None, ["array", "x".join(map(str, layout.shape))]))
-            found = Identity(name, owner.watched, owner.unknown, forget, is_named=False)
+            found = Identity(
+                name, owner.watched, owner.unknown, forget, is_named=False, array=array
+            )
             _by_memory[key] = found
         return found
 
