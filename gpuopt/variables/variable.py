@@ -22,6 +22,7 @@ from gpuopt.variables.late_errors import raise_late_errors
 from gpuopt.variables.operands import check_shape, checked_operand
 from gpuopt.variables.operators import (
     ArrayOperators,
+    checked_foreign,
     having_read,
     reading,
     storage_of,
@@ -421,7 +422,7 @@ class Variable(ArrayOperators):
 
     def __setitem__(self, key: Any, value: Any) -> None:
         refuse_masked(key, f'the index for "{self.name}"')
-        refuse_masked(value, f'the value for "{self.name}"')
+        value = checked_foreign(value, self, "the value")
         with writing(), reading(key, value), self._writing(key, value):
             self._array[storage_of(key)] = storage_of(value)
 
