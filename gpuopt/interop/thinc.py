@@ -63,6 +63,22 @@ class Optimizer(thinc_optimizers.Optimizer):
         # How often `step_schedules` was called.
         self._num_steps = 0
 
+    def __repr__(self) -> str:
+        """Shows the settings as they are now, by the names of the constructor's arguments."""
+        settings = {
+            "learn_rate": self.learn_rate,
+            "L2": self.L2,
+            "beta1": self.b1,
+            "beta2": self.b2,
+            "eps": self.eps,
+            "grad_clip": self.grad_clip,
+            "use_averages": self.averages is not None,
+            "use_radam": self.use_radam,
+            "L2_is_weight_decay": self.L2_is_weight_decay,
+        }
+        shown = ", ".join(f"{name}={value!r}" for name, value in settings.items())
+        return f"{type(self).__name__}({shown})"
+
     def __call__(
         self, key: Key, weights: Array, gradient: Array, *, lr_scale: float = 1.0
     ) -> tuple[Array, Array]:
