@@ -108,7 +108,14 @@ def _make_in_place(function: np.ufunc) -> Callable[[_Left, Any], _Left]:
         variable = cast(Any, self)
         other = checked_foreign(other, variable, "the operand")
         with writing(), reading(other), variable._writing(other):
-            function(variable._array, storage_of(other), out=variable._array)
+            try:
+                function(variable._array, storage_of(other), out=variable._array)
+            except (TypeError, ValueError) as error:
+                error.add_note(
+                    f'Raised by an operation in place of "{variable.name}", which stays of shape '
+                    f"{variable.shape} and dtype {variable.dtype}."
+                )
+                raise
         return self
 
     return into

@@ -59,9 +59,6 @@ class Variable(ArrayOperators):
         trainable: Whether `trainable_variables()` lists it.
         constraint: Called with the array after each dense update; returns what to store.
         device: Where the array lives.
-        identity: The key of this variable's optimizer state.
-        owns_memory: Whether no other variable was made on the same memory; False for an adopted
-            array.
     """
 
     __slots__ = (
@@ -137,8 +134,10 @@ class Variable(ArrayOperators):
         constraint: Callable[[Any], Any] | None = None,
     ) -> Variable:
         self._array = array
+        # The key of this variable's optimizer state.
         self.identity = identity
         self._serial = next(_serials)
+        # Whether no other variable was made on the same memory; False for an adopted array.
         self.owns_memory = False
         self.device = device
         self.trainable = trainable
