@@ -69,7 +69,6 @@ class Identity:
         on_end: Callable[[weakref.ref[Any]], None] | None = None,
         *,
         is_named: bool = True,
-        array: Any = None,
     ) -> None:
         """Takes a name.
 
@@ -79,9 +78,8 @@ class Identity:
             unknown_owner: See above.
             on_end: Called at the holder's end.
             is_named: Whether this is a variable with a name that the user chose.
-            array: See `array`; it is not kept alive.
         """
-        self._array = None if array is None else weakref.ref(array)
+        self._array: weakref.ref[Any] | None = None
         self._holder = weakref.ref(holder, on_end)
         self.unknown_owner = unknown_owner
         self.last_update: Any = None
@@ -110,16 +108,19 @@ class Identity:
         return self._holder()
 
     def array(self) -> Any:
-        """Returns the raw array or view that was first seen here; None if it is gone."""
+        """Returns a raw array or view that was seen here; None if it is gone."""
         return None if self._array is None else self._array()
+
+    def note_seen(self, array: Any) -> None:
+        """Notes a raw array or view that is there, in the place of one that is gone."""
+        if self.array() is None:
+            self._array = weakref.ref(array)
 
     def __repr__(self) -> str:
         return f"Identity({self.name!r})"
 
 
-def identity_of(
-    layout: np.ndarray[Any, Any], address: int, owner: Owner, array: Any = None
-) -> Identity:
+def identity_of(layout: np.ndarray[Any, Any], address: int, owner: Owner) -> Identity:
     """Finds a raw array's identity by its memory, or makes one.
 
     Arrays on memory of one owner with the same address, shape, strides and dtype are one variable.
@@ -129,7 +130,6 @@ def identity_of(
         layout: An array of this shape, strides and dtype.
         address: Where the first element is.
         owner: Of the memory.
-        array: What the caller was given.
 
     Raises:
         ValueError: several of its elements share memory.
@@ -144,9 +144,7 @@ def identity_of(
         if found is None or found.holder() is not owner.watched:
             forget = partial(_forget, key)
             name = "_of_".join(filter(None, ["array", "x".join(map(str, layout.shape))]))
-            found = Identity(
-                name, owner.watched, owner.unknown, forget, is_named=False, array=array
-            )
+            found = Identity(name, owner.watched, owner.unknown, forget, is_named=False)
             _by_memory[key] = found
         return found
 

@@ -502,7 +502,8 @@ def as_variable(value: Any) -> Variable:
         )
     # An empty array of a GPU has no address.
     address = layout.ctypes.data if array.size or device.kind == "cpu" else 0
-    identity = identity_of(layout, address, backend.memory_owner(array, address), value)
+    identity = identity_of(layout, address, backend.memory_owner(array, address))
+    identity.note_seen(value)
     return object.__new__(Variable)._fill(array, identity, device)
 
 

@@ -358,7 +358,8 @@ def test_the_guides_config_makes_the_optimizer_that_it_names() -> None:
 
     page = (Path(__file__).parents[2] / "docs" / "guides" / "thinc.md").read_text()
     [block] = re.findall(r"^```ini\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
-    config = Config().from_str(block)
+    # A part of a config of spaCy's, which has the section around it.
+    config = Config().from_str(f"[training]\n\n{block}")
     made = registry.resolve(config)["training"]["optimizer"]
     assert type(made) is Optimizer
     assert repr(made) == (

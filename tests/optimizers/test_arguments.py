@@ -188,7 +188,9 @@ def test_what_other_libraries_optimizers_have_is_answered_by_what_is_there(
 def test_a_hyperparameter_is_not_set_by_an_attribute_that_no_step_reads(name: str) -> None:
     optimizer: Any = gpuopt.AdamOptimizer(0.5, clip_norm=2.0)
     for each in (optimizer, gpuopt.GradientAccumulationOptimizer(optimizer, 2)):
-        with pytest.raises(AttributeError, match=rf"do not read an attribute '{name}': set optimiz"):
+        with pytest.raises(
+            AttributeError, match=rf"do not read an attribute '{name}': set optimiz"
+        ):
             setattr(each, name, 0.25)
         each.notes = "a user's own"
     assert optimizer.hyperparameters["learning_rate"] == 0.5

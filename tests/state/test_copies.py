@@ -6,6 +6,7 @@ import copy
 import inspect
 import multiprocessing
 import pickle
+from array import array as PythonArray
 from collections.abc import Callable
 from typing import Any
 
@@ -344,6 +345,18 @@ def test_slots_of_views_that_are_made_anew_are_refused(copied: Any) -> None:
     assert kept.tolist() == [np.float32(0.9)] * 3
 
 
+def test_a_view_that_is_kept_is_copied_though_another_of_its_memory_was_seen_first() -> None:
+    memory = PythonArray("f", [1, 1, 1])
+    optimizer = gpuopt.MomentumOptimizer(0.1, 0.9)
+    optimizer.apply_gradients([(np.ones(3, np.float32), np.frombuffer(memory, np.float32))])
+    view = np.frombuffer(memory, np.float32)
+    optimizer.apply_gradients([(np.ones(3, np.float32), view)])
+    other, twin = copy.deepcopy((optimizer, view))
+    for one, values in ((optimizer, view), (other, twin)):
+        one.apply_gradients([(np.ones(3, np.float32), values)])
+    assert twin.tolist() == view.tolist()
+
+
 @BOTH
 @pytest.mark.parametrize("is_alone", [True, False])
 def test_a_group_that_lists_arrays_has_their_copies(copied: Any, is_alone: bool) -> None:
@@ -493,6 +506,7 @@ def test_a_run_of_torch_keeps_the_epsilon_of_its_own_steps(copied: Any) -> None:
 
     w = Variable([1.0], name="w")
     optimizer = gpuopt.optimizer_from_torch(state_of_torch(), [w])
+    assert "epsilon=EpsilonOfTorch(0.5, 'beta2_power')" in repr(optimizer)
     other, v = copied((optimizer, w))
     for _ in range(3):
         optimizer.apply_gradients([([1.0], w)])

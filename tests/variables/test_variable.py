@@ -112,7 +112,11 @@ def test_python_numbers_become_tensorflows_types_and_arrays_keep_theirs(
         (lambda: Variable(1.0, name=3), TypeError, "name must be text"),
         (lambda: Variable(1.0, name="w", constraint=3), ValueError, 'constraint of "w"'),
         (lambda: Variable(1.0, device="tpu"), ValueError, 'device must be "cpu"'),
-        (lambda: Variable(1.0, device="cuda:0"), ValueError, 'what torch calls "cuda:0" is "gpu:0"'),
+        (
+            lambda: Variable(1.0, device="cuda:0"),
+            ValueError,
+            'what torch calls "cuda:0" is "gpu:0"',
+        ),
         (lambda: Variable([[1.0], [2.0, 3.0]], name="w"), ValueError, 'the value of "w": '),
         (lambda: Variable(1.0, name="w", dtype="float33"), TypeError, 'the dtype of "w" must be'),
         (lambda: Variable(np.ones(2), name="w", dtype="x", copy=False), TypeError, 'dtype of "w"'),
