@@ -142,9 +142,9 @@ def test_assignments_check_shape_and_kind_and_write_in_place() -> None:
         with pytest.raises(ValueError, match=r'"w" has shape \(2,\)'):
             v.assign(wrong)
     for wrong in (None, "text", [None, 1.0]):
-        with pytest.raises(TypeError, match='the value for "w" must hold numbers, got (N|s|l)'):
+        with pytest.raises(TypeError, match=r'the value for "w" must hold numbers, got (N|s|l)'):
             v.assign(wrong)
-    with pytest.raises(ValueError, match='the value for "w": .*inhomogeneous'):
+    with pytest.raises(ValueError, match=r'the value for "w": .*inhomogeneous'):
         v.assign([[1.0], [2.0, 3.0]])
     for operand, error in ((np.ones((3, 2)), ValueError), (np.ones(2, np.complex64), TypeError)):
         with pytest.raises(error) as raised:
