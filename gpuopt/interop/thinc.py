@@ -76,7 +76,7 @@ class Optimizer(thinc_optimizers.Optimizer):
             "use_radam": self.use_radam,
             "L2_is_weight_decay": self.L2_is_weight_decay,
         }
-        shown = ", ".join(f"{name}={value!r}" for name, value in settings.items())
+        shown = ", ".join(f"{name}={_shown(value)}" for name, value in settings.items())
         return f"{type(self).__name__}({shown})"
 
     def __call__(
@@ -240,6 +240,14 @@ class _Done:
         if not self._arrays:
             self.caller = None
         return arrays
+
+
+def _shown(value: Rate) -> str:
+    """Returns how a setting is shown: in Thinc 9, each number is a schedule."""
+    if not callable(value):
+        return repr(value)
+    name = getattr(value, "name", type(value).__name__)
+    return repr(value(0)) if name == "constant" else f"<schedule {name!r}>"
 
 
 def _calls_of(model: Any) -> list[_Call]:

@@ -247,17 +247,20 @@ class State:
             return
         with undoing(), self.lock:
             gone = {n: each for n, each in self._expected.items() if not each[0].is_kept()}
-            lost = [name for name, (copied, _) in gone.items() if copied.name_of_other() is None]
-            for copied, slots in gone.values():
-                name = copied.name_of_other()
-                for slot_name, slot in slots if name is not None else ():
-                    self.waiting_slots.setdefault((slot_name, name), slot.numpy())
+            lost = []
+            for name, (copied, slots) in gone.items():
+                other = copied.name_of_other()
+                if other is None:
+                    lost.append(name)
+                    continue
+                for slot_name, slot in slots:
+                    self.waiting_slots.setdefault((slot_name, other), slot.numpy())
             if lost and len(gone) == len(self._expected):
                 self._lost = lost
             self._expected = {}
 
     def forget_lost(self) -> None:
-        """Notes that other state is taken over than what was unpickled without its arrays."""
+        """Notes that other state is taken over than what came without its arrays."""
         self._lost = []
 
     def table(self, slot_name: str) -> SlotTable:
@@ -300,7 +303,7 @@ class State:
         """Calls `create`, and returns what it has made.
 
         Raises:
-            ValueError: the optimizer was unpickled without the arrays that its slots are of.
+            ValueError: the optimizer was copied or unpickled without its arrays.
         """
         self.settle_expected()
         if self._lost:

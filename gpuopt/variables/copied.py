@@ -113,7 +113,7 @@ class Copy:
 
 
 def describe_lost(what: str, names: list[str]) -> str:
-    """Returns the message for what was unpickled without the arrays that it is of.
+    """Returns the message for what came without its arrays.
 
     Args:
         what: As in "the state of ...".
@@ -121,7 +121,7 @@ def describe_lost(what: str, names: list[str]) -> str:
     """
     listed = ", ".join(f'"{name}"' for name in names[:3]) + (", ..." if len(names) > 3 else "")
     return (
-        f"{what} was unpickled without the arrays that it is of, {listed}, and arrays have no "
+        f"{what} was copied or unpickled without its arrays, {listed}, and arrays have no "
         "names by which others would be known: pickle them together, as in "
         "pickle.dumps((arrays, optimizer)); or hand the state over by names: "
         'load_state_dict(state, {"w": array}), with what state_dict({"w": array}) has returned'

@@ -121,9 +121,10 @@ def holds_numbers(array: Any) -> bool:
 
 def _checked_dtype(dtype: Any, name: str) -> np.dtype[Any]:
     try:
-        return np.dtype(dtype)
+        checked: np.dtype[Any] = np.dtype(dtype)
     except TypeError as error:
         raise TypeError(f'the dtype of "{name}" must be one of numpy\'s: {error}') from None
+    return checked
 
 
 def _check_holds_numbers(array: Any, name: str, value: Any) -> None:

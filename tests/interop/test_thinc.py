@@ -342,8 +342,13 @@ def test_an_optimizer_is_shown_with_its_settings_as_they_are_now() -> None:
     rest = f"L2=0.01, {defaults}, use_averages=False, use_radam=False, L2_is_weight_decay=True)"
     optimizer.b2 = 0.99
     rest = rest.replace("beta2=0.999", "beta2=0.99")
-    assert repr(optimizer).startswith("Optimizer(learn_rate=")
-    assert repr(optimizer).endswith(rest)
+    # Of a list, Thinc 8 has the number that is next, and Thinc 9 a schedule.
+    before, _, after = repr(optimizer).partition(", L2=")
+    assert before in (
+        "Optimizer(learn_rate=0.5",
+        "Optimizer(learn_rate=<schedule 'wrap_generator'>",
+    )
+    assert f"L2={after}" == rest
     assert repr(ours("SGD")(0.5)) == (
         "Optimizer(learn_rate=0.5, L2=0.0, beta1=0.0, beta2=0.0, eps=1e-08, grad_clip=1.0, "
         "use_averages=True, use_radam=False, L2_is_weight_decay=True)"

@@ -286,7 +286,7 @@ def test_averages_of_arrays_are_copied_with_them(copied: Any) -> None:
         alone.apply([array])
         assert alone.average(array).numpy().tolist() == [3, 3, 3]
     else:
-        with pytest.raises(ValueError, match="was unpickled without the arrays"):
+        with pytest.raises(ValueError, match="unpickled without its arrays"):
             alone.apply([array])
 
 

@@ -302,7 +302,8 @@ class RuleOptimizer(Optimizer):
         return cls, (args, {**kwargs, **groups}), *rest
 
     def _names_to_set(self) -> Collection[str]:
-        return vars(self).get("hyperparameters", ())
+        names: Collection[str] = vars(self).get("hyperparameters", ())
+        return names
 
     def _changes(self) -> Changes:
         return [each.changed for each in (self.hyperparameters, *self.groups)]
