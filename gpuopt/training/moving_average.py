@@ -273,8 +273,11 @@ class ExponentialMovingAverage(MovingAverages):
         """Returns the weight of old averages; see `MovingAverages`.
 
         Raises:
-            ValueError: `decay` is an array or a variable, and not from 0 to 1 any more.
+            ValueError: `decay` is an array or a variable, and not from 0 to 1 any more; or averages
+                of arrays were unpickled without these.
         """
+        if self._expected:  # before a step writes anything
+            self._settle_expected()
         if not _is_number(self._decay):
             _check_decay(self._decay)
         decay = np.float32(self._decay)
@@ -370,7 +373,7 @@ class ExponentialMovingAverage(MovingAverages):
             gone = {n: each for n, each in self._expected.items() if not each[0].is_kept()}
             lost = [name for name, (copied, _) in gone.items() if copied.name_of_other() is None]
             if lost and len(gone) == len(self._expected):
-                raise ValueError(describe_lost(f'the averages of "{self._name}"', lost))
+                raise ValueError(describe_lost(f'the averages "{self._name}"', lost))
             waiting = {copied.name_of_other(): average for copied, average in gone.values()}
             self._waiting = {name: each for name, each in waiting.items() if name is not None}
             self._expected = {}
