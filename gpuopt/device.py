@@ -61,7 +61,8 @@ class Device:
             raise TypeError(f'device must be text such as "cpu" or "gpu:0", got {device!r}')
         match = re.fullmatch(r"/?(?:device:)?(cpu|gpu)(?::(\d+))?", device.lower())
         if match is None or (match[1] == "cpu" and int(match[2] or 0) != 0):
-            raise ValueError(f'device must be "cpu", "gpu" or "gpu:<index>", got {device!r}')
+            hint = ': what torch calls "cuda:0" is "gpu:0"' if device.startswith("cuda") else ""
+            raise ValueError(f'device must be "cpu", "gpu" or "gpu:<index>", got {device!r}{hint}')
         return cls.cpu if match[1] == "cpu" else cls("gpu", int(match[2] or 0))
 
 

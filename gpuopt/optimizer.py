@@ -6,9 +6,9 @@ import itertools
 import logging
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_args
 
 from gpuopt.autodiff import engine_of
 from gpuopt.autodiff.engine import Loss
@@ -72,14 +72,9 @@ class Optimizer(CopiedByConstructor, Hooks):
     eager mode.
 
     Threads may share an optimizer. With `use_locking=True` they lose no update.
-
-    Attributes:
-        state: The optimizer's slots and other variables.
-        row_checks: Checks of sparse gradients' rows that GPUs have not finished yet.
-        this_thread: The numbers of the calling thread's step.
-        open_report: What watches the steps: see `report`; None if nothing does.
     """
 
+    # What watches the steps: see `report`; None if nothing does.
     open_report: Report | None = None
 
     GATE_NONE: ClassVar[int] = GATE_NONE
@@ -121,12 +116,43 @@ class Optimizer(CopiedByConstructor, Hooks):
         self._name = name
         self._on_nonfinite = on_nonfinite
         self._last_nonfinite: str | None = None
+        # The slots and other variables.
         self.state = State(self._describe_state)
+        # Checks of sparse gradients' rows that GPUs have not finished yet.
         self.row_checks = RowChecks()
+        # The numbers of the calling thread's step.
         self.this_thread = ThisThread()
         self._gate_warning_given = False
         with _listing:
             _living[next(_serials)] = self
+
+    # Type checkers would take every name for one that this returns.
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if hasattr(type(self), name):  # a property, whose own error this is
+                return object.__getattribute__(self, name)
+            from gpuopt.near_names import describe_missing_member
+
+            meant = _hyperparameter_meant(name, self._names_to_set())
+            message = describe_missing_member(type(self).__name__, name, meant)
+            raise AttributeError(message, name=name, obj=self)
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            is_own = name.startswith("_") or hasattr(type(self), name)
+            meant = None if is_own else _hyperparameter_meant(name, self._names_to_set())
+            if meant is not None:
+                raise AttributeError(
+                    f"steps of {type(self).__name__} do not read an attribute {name!r}: set "
+                    f'optimizer.hyperparameters["{meant}"]',
+                    name=name,
+                    obj=self,
+                )
+            object.__setattr__(self, name, value)
+
+    def _names_to_set(self) -> Collection[str]:
+        """Returns the names of the hyperparameters, if it has any by now."""
+        return ()
 
     def get_name(self) -> str:
         return self._name
@@ -484,6 +510,12 @@ def living_optimizers() -> list[Optimizer]:
     with _listing:
         living = sorted(_living.items())
     return [optimizer for _, optimizer in living]
+
+
+def _hyperparameter_meant(name: str, hyperparameters: Collection[str]) -> str | None:
+    """Returns the hyperparameter that somebody means by an attribute; None for none."""
+    wanted = "learning_rate" if name in ("lr", "learn_rate") else name
+    return wanted if wanted in hyperparameters else None
 
 
 def _var_key(var: Any) -> Identity:

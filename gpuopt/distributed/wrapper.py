@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, NoReturn, TypeVar
 
@@ -169,6 +169,9 @@ class OptimizerWrapper(Optimizer):
     ) -> None:
         """Asks the optimizer inside; see `Optimizer.load_state_dict`."""
         self._inner.load_state_dict(state, variables)
+
+    def _names_to_set(self) -> Collection[str]:
+        return () if "_optimizer" not in vars(self) else self._inner._names_to_set()
 
     def _note_nonfinite(self, description: str) -> None:
         self._inner._note_nonfinite(description)

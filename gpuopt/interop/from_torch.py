@@ -138,6 +138,9 @@ class EpsilonOfTorch:
         self.state: State | None = None
         self._power = power
 
+    def __repr__(self) -> str:
+        return f"EpsilonOfTorch({self.eps!r}, {self._power!r})"
+
     def for_state(self, state: State) -> EpsilonOfTorch:
         """Returns the same for another optimizer's state."""
         other = EpsilonOfTorch(self.eps, self._power)

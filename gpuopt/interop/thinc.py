@@ -63,6 +63,22 @@ class Optimizer(thinc_optimizers.Optimizer):
         # How often `step_schedules` was called.
         self._num_steps = 0
 
+    def __repr__(self) -> str:
+        """Shows the settings as they are now, by the names of the constructor's arguments."""
+        settings = {
+            "learn_rate": self.learn_rate,
+            "L2": self.L2,
+            "beta1": self.b1,
+            "beta2": self.b2,
+            "eps": self.eps,
+            "grad_clip": self.grad_clip,
+            "use_averages": self.averages is not None,
+            "use_radam": self.use_radam,
+            "L2_is_weight_decay": self.L2_is_weight_decay,
+        }
+        shown = ", ".join(f"{name}={_shown(value)}" for name, value in settings.items())
+        return f"{type(self).__name__}({shown})"
+
     def __call__(
         self, key: Key, weights: Array, gradient: Array, *, lr_scale: float = 1.0
     ) -> tuple[Array, Array]:
@@ -224,6 +240,14 @@ class _Done:
         if not self._arrays:
             self.caller = None
         return arrays
+
+
+def _shown(value: Rate) -> str:
+    """Returns how a setting is shown: in Thinc 9, each number is a schedule."""
+    if not callable(value):
+        return repr(value)
+    name = getattr(value, "name", type(value).__name__)
+    return repr(value(0)) if name == "constant" else f"<schedule {name!r}>"
 
 
 def _calls_of(model: Any) -> list[_Call]:

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import FunctionType
 from typing import Any, Protocol, TypeVar
 
-from gpuopt.state.state_dict import OptimizerState, variables_with_slots
+from gpuopt.state.state_dict import OptimizerState, owners_of_slots
+from gpuopt.variables.copied import Copied, found_again
 
 Self = TypeVar("Self", bound="CopiedByConstructor")
 # Of an optimizer, and of each of its groups: the hyperparameters that were set, by name.
@@ -29,7 +30,8 @@ class CopiedByConstructor:
     A copy is what the constructor makes of the same arguments, with the hyperparameters that were
     set since, and the state. Copied together with its variables, as in
     `copy.deepcopy({"model": model, "optimizer": optimizer})`, it continues with the copies; copied
-    alone, with the variables that have the names of those that had slots.
+    alone, with the variables that have the names of those that had slots. Raw arrays have no names
+    outside of their process: they are pickled with their optimizer, or their state is lost.
     """
 
     _arguments: tuple[tuple[Any, ...], dict[str, Any]]
@@ -61,7 +63,7 @@ class CopiedByConstructor:
 
         Raises:
             TypeError: an argument is a function that a pickle cannot name, as a lambda.
-            ValueError: a raw array has slots.
+            ValueError: a view of an array has slots, and the program does not keep the view.
             RuntimeError: called in the middle of a step.
         """
         recipe = cls, arguments, changes, _, _ = self._recipe()
@@ -82,7 +84,8 @@ class CopiedByConstructor:
     def _recipe(self: Self) -> tuple[type[Self], tuple[Any, Any], Changes, Any, dict[str, Any]]:
         """Returns the arguments of `make_again`: of these, the state is not copied once more."""
         optimizer: Any = self
-        state: OptimizerState = optimizer.state_dict()
+        variables = owners_of_slots(optimizer.state)
+        state: OptimizerState = optimizer.state_dict(found_again(variables))
         beside = optimizer.state.beside
         if beside is not None:
             # A wrapper's, which is copied with that alone.
@@ -90,7 +93,6 @@ class CopiedByConstructor:
                 state["slots"].pop(name, None)
             for name in beside.others:
                 state["non_slots"].pop(name, None)
-        variables = variables_with_slots(optimizer.state)
         return type(self), self._arguments, self._changes(), state, variables
 
     def _changes(self) -> Changes:
@@ -100,10 +102,10 @@ class CopiedByConstructor:
     def _repeat_changes(self, changes: Changes) -> None:
         """Sets what `_changes` of another optimizer has returned."""
 
-    def _take_state(self, state: Any, variables: Mapping[str, Any]) -> None:
+    def _take_state(self, state: Any, variables: Mapping[str, Copied]) -> None:
         """Takes over the state of another optimizer, with copies of the variables it belongs to."""
         optimizer: Any = self
-        optimizer.load_state_dict(state, variables)
+        optimizer.load_state_dict(state, found_again(variables))
         optimizer.state.expect_by_name(variables)
 
 

@@ -25,6 +25,7 @@ from gpuopt.rules.slot_codes import SlotCodes
 from gpuopt.state.host_scalar import HostScalar
 from gpuopt.state.masters import MASTER, Masters
 from gpuopt.state.split_masters import paired
+from gpuopt.variables.copied import Copied, Copy, describe_lost, variable_of
 from gpuopt.variables.gate import undoing, writing
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.variable import NewRows, Variable, require_known_owner
@@ -212,7 +213,9 @@ class State:
         # What `collect_created` is to return; None outside of it, as slots go with their variables.
         self._created: list[Created] | None = None
         # Of a copy: what has the slots of a variable that may not have come along, by its name.
-        self._expected: dict[str, tuple[weakref.ref[Identity], list[tuple[str, Variable]]]] = {}
+        self._expected: dict[str, tuple[Copy, list[tuple[str, Variable]]]] = {}
+        # The arrays that have not, where no others can have their slots: a step is refused then.
+        self._lost: list[str] = []
 
     def describe(self) -> Description:
         """Returns a description of the optimizer whose state this is.
@@ -225,7 +228,7 @@ class State:
             raise ReferenceError("the optimizer of this state is gone")
         return describe()
 
-    def expect_by_name(self, variables: Mapping[str, Variable]) -> None:
+    def expect_by_name(self, variables: Mapping[str, Copied]) -> None:
         """Lets slots wait for variables of these names if the given ones are not kept.
 
         Args:
@@ -233,22 +236,32 @@ class State:
                 nobody else has one by the first step, the optimizer was copied without it.
         """
         with self.lock:
-            for name, variable in variables.items():
-                identity = variable.identity
+            for name, copied in variables.items():
+                identity = variable_of(copied).identity
                 slots = [(key, t[identity]) for key, t in self._tables.items() if identity in t]
-                self._expected[name] = weakref.ref(variable.identity), slots
+                self._expected[name] = Copy(name, copied), slots
 
     def settle_expected(self) -> None:
         """Ends what `expect_by_name` began: slots belong to the variables that are there now."""
         if not self._expected:
             return
         with undoing(), self.lock:
-            for name, (owner, slots) in self._expected.items():
-                identity = owner()
-                if identity is None or identity.holder() is None:
-                    for slot_name, slot in slots:
-                        self.waiting_slots.setdefault((slot_name, name), slot.numpy())
+            gone = {n: each for n, each in self._expected.items() if not each[0].is_kept()}
+            lost = []
+            for name, (copied, slots) in gone.items():
+                other = copied.name_of_other()
+                if other is None:
+                    lost.append(name)
+                    continue
+                for slot_name, slot in slots:
+                    self.waiting_slots.setdefault((slot_name, other), slot.numpy())
+            if lost and len(gone) == len(self._expected):
+                self._lost = lost
             self._expected = {}
+
+    def forget_lost(self) -> None:
+        """Notes that other state is taken over than what came without its arrays."""
+        self._lost = []
 
     def table(self, slot_name: str) -> SlotTable:
         """Returns the slots of one name by the identity of their variable, to read or change."""
@@ -287,8 +300,14 @@ class State:
             return [*slots, *self._others.values()]
 
     def collect_created(self, create: Callable[[], None]) -> list[Created]:
-        """Calls `create`, and returns what it has made."""
+        """Calls `create`, and returns what it has made.
+
+        Raises:
+            ValueError: the optimizer was copied or unpickled without its arrays.
+        """
         self.settle_expected()
+        if self._lost:
+            raise ValueError(describe_lost(f'the state of "{self.describe().name}"', self._lost))
         with writing(), self.lock:
             made: list[Created] = []
             outer, self._created = self._created, made

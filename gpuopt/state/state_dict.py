@@ -20,6 +20,7 @@ from gpuopt.state.masters import MASTER
 from gpuopt.state.slot_dtypes import dtype_of_slots, in_own_dtype
 from gpuopt.state.split_masters import paired
 from gpuopt.state.state import Description, Range, State, check_fits
+from gpuopt.variables.copied import Copied, to_copy
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.storage import describe, holds_numbers
 from gpuopt.variables.variable import (
@@ -113,12 +114,12 @@ def _as_json_has_them(hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def variables_with_slots(state: State) -> dict[str, Variable]:
-    """Returns the variables that have slots, by name."""
+def owners_of_slots(state: State) -> dict[str, Copied]:
+    """Returns the variables and arrays that have slots, by name; see `to_copy`."""
     with state.lock:
         owners = {each for name in state.slot_names() for each in state.table(name)}
-        holders = [identity.holder() for identity in owners]
-        return {each.name: each for each in holders if isinstance(each, Variable)}
+        found = {identity.name: to_copy(identity) for identity in owners}
+        return {name: each for name, each in found.items() if each is not None}
 
 
 def _leave_out_half_made(slots: dict[str, dict[str, Array]], slot_names: list[str]) -> None:
@@ -142,6 +143,7 @@ def load_state(state: State, saved: OptimizerState, variables: Mapping[str, Any]
         named = _named(variables)
         check_state(state, saved, named)
         saved = _as_here(saved, state.describe(), named)
+        state.forget_lost()
         state.restored_elsewhere = frozenset()
         if state.beside is not None:
             state.beside.forget_all()

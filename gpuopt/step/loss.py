@@ -90,7 +90,8 @@ def _differentiate(
     if not grads_and_vars:
         raise ValueError(
             f"No variables to optimize: the loss {loss!r} read no trainable one. Raw arrays, the "
-            "result of numpy(), and integers are constants in a loss."
+            "result of numpy(), and integers are constants in a loss. One in torch's operations is "
+            "marked by gpuopt.with_torch."
         )
     if on_grad is None:
         _check_dtype(_dtype_of(value), "loss", valid_dtypes)

@@ -19,6 +19,7 @@ from gpuopt.locks import Lock
 from gpuopt.quietly import quietly
 from gpuopt.state.state import new_slot_variable
 from gpuopt.step.averages import MovingAverages, Refusals
+from gpuopt.variables.copied import Copied, Copy, describe_lost, to_copy, variable_of
 from gpuopt.variables.gate import writing
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.names import unique_name
@@ -97,7 +98,7 @@ class ExponentialMovingAverage(MovingAverages):
         self._averages: WeakKeyDictionary[Identity, Variable] = WeakKeyDictionary()
         # Of a copy: averages by the names of the variables that those they belong to are copies of,
         # until its first use; and then, of variables that are gone, those that wait for others.
-        self._expected: dict[str, tuple[ref[Variable], Variable]] = {}
+        self._expected: dict[str, tuple[Copy, Variable]] = {}
         self._waiting: dict[str, Variable] = {}
         self._making = Lock("the making of moving averages")
         self._functions: WeakKeyDictionary[Expression, _ExpressionAverage] = WeakKeyDictionary()
@@ -114,11 +115,11 @@ class ExponentialMovingAverage(MovingAverages):
         """Pickles and copies the averages with their variables; functions have none in a copy.
 
         Copied together with its variables, it continues with the copies; copied alone, with
-        variables of their names, once they are tracked.
+        variables of their names, once they are tracked. Raw arrays are pickled with it.
 
         Raises:
             TypeError: it keeps averages of functions.
-            ValueError: it keeps that of a raw array.
+            ValueError: it keeps that of a view of an array, and the program does not keep the view.
         """
         if self._functions or self._other_expressions:
             raise TypeError(
@@ -127,14 +128,9 @@ class ExponentialMovingAverage(MovingAverages):
             )
         kept = []
         for identity, average in self._made():
-            variable = identity.holder()
-            if isinstance(variable, Variable):
-                kept.append((variable.name, variable, average.numpy()))
-            elif variable is not None:
-                raise ValueError(
-                    f'the average of "{identity.name}" cannot be copied: it is of an array without '
-                    "a name of its own; average gpuopt.Variable(array, copy=False)"
-                )
+            owner = to_copy(identity)
+            if owner is not None:
+                kept.append((identity.name, owner, average.numpy()))
         given = self._decay, self._num_updates, self._zero_debias, self._name
         return _make_again, (type(self), given, self._is_wide, kept)
 
@@ -277,8 +273,11 @@ class ExponentialMovingAverage(MovingAverages):
         """Returns the weight of old averages; see `MovingAverages`.
 
         Raises:
-            ValueError: `decay` is an array or a variable, and not from 0 to 1 any more.
+            ValueError: `decay` is an array or a variable, and not from 0 to 1 any more; or averages
+                of arrays were unpickled without these.
         """
+        if self._expected:  # before a step writes anything
+            self._settle_expected()
         if not _is_number(self._decay):
             _check_decay(self._decay)
         decay = np.float32(self._decay)
@@ -371,8 +370,13 @@ class ExponentialMovingAverage(MovingAverages):
     def _settle_expected(self) -> None:
         """Ends what a copy began: averages belong to the variables that are there now."""
         with self._making:
-            gone = {name: each for name, (owner, each) in self._expected.items() if owner() is None}
-            self._waiting, self._expected = gone, {}
+            gone = {n: each for n, each in self._expected.items() if not each[0].is_kept()}
+            lost = [name for name, (copied, _) in gone.items() if copied.name_of_other() is None]
+            if lost and len(gone) == len(self._expected):
+                raise ValueError(describe_lost(f'the averages "{self._name}"', lost))
+            waiting = {copied.name_of_other(): average for copied, average in gone.values()}
+            self._waiting = {name: each for name, each in waiting.items() if name is not None}
+            self._expected = {}
 
     def _expression_average(self, expression: Expression, value: Any) -> _ExpressionAverage:
         found = self._expressions(expression).get(expression)
@@ -423,15 +427,15 @@ def _make_again(
     cls: type[ExponentialMovingAverage],
     given: tuple[Any, ...],
     is_wide: bool,
-    kept: Iterable[tuple[str, Variable, Any]],
+    kept: Iterable[tuple[str, Copied, Any]],
 ) -> ExponentialMovingAverage:
     made = cls(*given)
     made._is_wide = is_wide
     expected = {}
-    for name, variable, value in kept:
-        average = made._shadow(variable)
+    for name, owner, value in kept:
+        average = made._shadow(variable_of(owner))
         average.assign(value)
-        expected[name] = ref(variable), average
+        expected[name] = Copy(name, owner), average
     made._expected = expected
     return made
 

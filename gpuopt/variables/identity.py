@@ -50,6 +50,7 @@ class Identity:
 
     __slots__ = (
         "__weakref__",
+        "_array",
         "_holder",
         "_name",
         "behind",
@@ -78,6 +79,7 @@ class Identity:
             on_end: Called at the holder's end.
             is_named: Whether this is a variable with a name that the user chose.
         """
+        self._array: weakref.ref[Any] | None = None
         self._holder = weakref.ref(holder, on_end)
         self.unknown_owner = unknown_owner
         self.last_update: Any = None
@@ -104,6 +106,15 @@ class Identity:
         drops the address at its end; see `Backend.unowned`.
         """
         return self._holder()
+
+    def array(self) -> Any:
+        """Returns a raw array or view that was seen here; None if it is gone."""
+        return None if self._array is None else self._array()
+
+    def note_seen(self, array: Any) -> None:
+        """Notes a raw array or view that is there, in the place of one that is gone."""
+        if self.array() is None:
+            self._array = weakref.ref(array)
 
     def __repr__(self) -> str:
         return f"Identity({self.name!r})"

@@ -76,7 +76,14 @@ def _on_its_device(variable: Written, value: Any) -> Any:
     array = storage_of(value)
     refuse_masked(array, f'the value for "{variable.name}"')
     if not hasattr(array, "dtype"):
-        given = array = np.asarray(array)
+        try:
+            given = array = np.asarray(array)
+        except ValueError as error:  # lists of several lengths
+            raise ValueError(f'the value for "{variable.name}": {error}') from error
+        if array.dtype.kind in "OSU":
+            raise TypeError(
+                f'the value for "{variable.name}" must hold numbers, got {type(value).__name__}'
+            )
         if array.dtype.kind in ("biu" if variable.dtype.kind in "iu" else "biuf"):
             array = array.astype(variable.dtype)
             if variable.dtype.kind in "iu" and np.any(array != given):

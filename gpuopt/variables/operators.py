@@ -9,7 +9,8 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from gpuopt.backends import gpu_backends, refuse_masked
+from gpuopt.backends import array_types, gpu_backends, refuse_masked, to_device
+from gpuopt.backends.foreign import is_foreign
 from gpuopt.variables.gate import writing
 
 _Left = TypeVar("_Left")
@@ -71,6 +72,23 @@ def having_read(result: Any, *operands: Any) -> Any:
     return result
 
 
+def checked_foreign(operand: Any, variable: Any, what: str) -> Any:
+    """Returns an operand of a write, brought to the variable's device if another library has it.
+
+    Raises:
+        TypeError: it is masked, or the library's array cannot be read.
+    """
+    refuse_masked(storage_of(operand), f'{what} for "{variable.name}"')
+    if isinstance(operand, ArrayOperators) or type(operand) in array_types:
+        return operand
+    if not is_foreign(operand):
+        return operand
+    try:
+        return to_device(operand, variable.memory)
+    except TypeError as error:
+        raise TypeError(f'{what} for "{variable.name}": {error}') from error
+
+
 def _make_operators(apply: _Binary) -> tuple[_Binary, _Binary]:
     """Makes `v + a` and `a + v`."""
 
@@ -88,9 +106,16 @@ def _make_in_place(function: np.ufunc) -> Callable[[_Left, Any], _Left]:
 
     def into(self: _Left, other: Any) -> _Left:
         variable = cast(Any, self)
-        refuse_masked(storage_of(other), f'the operand for "{variable.name}"')
+        other = checked_foreign(other, variable, "the operand")
         with writing(), reading(other), variable._writing(other):
-            function(variable._array, storage_of(other), out=variable._array)
+            try:
+                function(variable._array, storage_of(other), out=variable._array)
+            except (TypeError, ValueError) as error:
+                error.add_note(
+                    f'Raised by an operation in place of "{variable.name}", which stays of shape '
+                    f"{variable.shape} and dtype {variable.dtype}."
+                )
+                raise
         return self
 
     return into

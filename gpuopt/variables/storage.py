@@ -30,20 +30,22 @@ def copy_value(value: Any, name: str, dtype: Any, device: Device) -> Any:
         device: Where the storage is wanted.
 
     Raises:
-        TypeError: the value does not hold numbers, or is masked.
-        ValueError: Python's numbers do not fit into `dtype`, or TensorFlow's type for them.
+        TypeError: the value does not hold numbers, or is masked, or `dtype` is no type.
+        ValueError: Python's numbers do not fit into `dtype`, or TensorFlow's type for them; or
+            lists have several lengths.
     """
     given = storage_of(value)
     source = device_of(given)
     refuse_masked(given, f'the value of "{name}"')
     try:
         array = backend_for(source).as_array(given)
-    except TypeError as error:
-        raise TypeError(f'the value of "{name}": {error}') from error
+    except (TypeError, ValueError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f'the value of "{name}": {error}') from error
     _check_holds_numbers(array, name, value)
     is_typed = hasattr(value, "dtype") or _holds_numpy_numbers(value)
     if dtype is not None:
-        target = np.dtype(dtype)
+        target = _checked_dtype(dtype, name)
     elif is_typed:
         target = array.dtype if array.dtype.isnative else array.dtype.newbyteorder("=")
     else:
@@ -80,9 +82,9 @@ def adopt_array(value: Any, name: str, dtype: Any, device: Device) -> Any:
     layout = backend.layout(array)
     if not layout.flags.writeable:
         raise ValueError(f'"{name}": a read-only array cannot be adopted; use copy=True')
-    if dtype is not None and array.dtype != np.dtype(dtype):
+    if dtype is not None and array.dtype != (wanted := _checked_dtype(dtype, name)):
         raise ValueError(
-            f'"{name}": copy=False cannot turn {array.dtype} into {np.dtype(dtype)}; use copy=True'
+            f'"{name}": copy=False cannot turn {array.dtype} into {wanted}; use copy=True'
         )
     if source != device:
         raise ValueError(f'"{name}": copy=False cannot move from {source} to {device}')
@@ -115,6 +117,14 @@ def hint_for_foreign(value: Any) -> str:
 def holds_numbers(array: Any) -> bool:
     """Whether an array is of a type that a variable can have."""
     return array.dtype.kind not in "OSUMm" and not array.dtype.names
+
+
+def _checked_dtype(dtype: Any, name: str) -> np.dtype[Any]:
+    try:
+        checked: np.dtype[Any] = np.dtype(dtype)
+    except TypeError as error:
+        raise TypeError(f'the dtype of "{name}" must be one of numpy\'s: {error}') from None
+    return checked
 
 
 def _check_holds_numbers(array: Any, name: str, value: Any) -> None:

@@ -22,6 +22,7 @@ from gpuopt.variables.late_errors import raise_late_errors
 from gpuopt.variables.operands import check_shape, checked_operand
 from gpuopt.variables.operators import (
     ArrayOperators,
+    checked_foreign,
     having_read,
     reading,
     storage_of,
@@ -58,9 +59,6 @@ class Variable(ArrayOperators):
         trainable: Whether `trainable_variables()` lists it.
         constraint: Called with the array after each dense update; returns what to store.
         device: Where the array lives.
-        identity: The key of this variable's optimizer state.
-        owns_memory: Whether no other variable was made on the same memory; False for an adopted
-            array.
     """
 
     __slots__ = (
@@ -136,8 +134,10 @@ class Variable(ArrayOperators):
         constraint: Callable[[Any], Any] | None = None,
     ) -> Variable:
         self._array = array
+        # The key of this variable's optimizer state.
         self.identity = identity
         self._serial = next(_serials)
+        # Whether no other variable was made on the same memory; False for an adopted array.
         self.owns_memory = False
         self.device = device
         self.trainable = trainable
@@ -421,7 +421,7 @@ class Variable(ArrayOperators):
 
     def __setitem__(self, key: Any, value: Any) -> None:
         refuse_masked(key, f'the index for "{self.name}"')
-        refuse_masked(value, f'the value for "{self.name}"')
+        value = checked_foreign(value, self, "the value")
         with writing(), reading(key, value), self._writing(key, value):
             self._array[storage_of(key)] = storage_of(value)
 
@@ -503,6 +503,7 @@ def as_variable(value: Any) -> Variable:
     # An empty array of a GPU has no address.
     address = layout.ctypes.data if array.size or device.kind == "cpu" else 0
     identity = identity_of(layout, address, backend.memory_owner(array, address))
+    identity.note_seen(value)
     return object.__new__(Variable)._fill(array, identity, device)
 
 

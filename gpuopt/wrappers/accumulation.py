@@ -18,6 +18,7 @@ from gpuopt.step.pairs import as_list
 from gpuopt.step.replica_context import replica_context
 from gpuopt.step.step import checked_global_step
 from gpuopt.step.updates import Pair, pairs_for
+from gpuopt.variables.copied import found_again
 from gpuopt.variables.gate import between_writes, writing
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.operators import reading
@@ -251,11 +252,12 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
         with between_writes(f'reading the sums of "{self.get_name()}"'):
             if not self._sums.num_steps:
                 return None, {}
-            return self.state_dict(), self._sums.variables()
+            owners = self._sums.owners()
+            return self.state_dict(found_again(owners)), owners
 
     def _take_state(self, state: Any, variables: Mapping[str, Any]) -> None:
         if state is not None:
-            self.load_state_dict(state, variables)
+            self.load_state_dict(state, found_again(variables))
             self.owner_of_state.state.expect_by_name(variables)
 
     def forget_plans(self, changed: Set[Identity]) -> None:

@@ -51,8 +51,16 @@ class RuleManager(LossScaleManager):
         refuse_unknown_arguments(cls, kwargs)
         return super().__new__(cls)
 
-    def __init__(self, loss_scale: float, rule: ScaleRule) -> None:
+    def __init__(self, loss_scale: float, rule: ScaleRule, **arguments: float) -> None:
+        """Keeps the rule.
+
+        Args:
+            loss_scale: What the scale starts with.
+            rule: How it changes.
+            arguments: What the rule was made of, as `repr` shows it.
+        """
         self.rule = rule
+        self._arguments = arguments
         self.starts = {SCALE: Start(np.float32(loss_scale), stays=not rule.incr_every)}
         if rule.incr_every:
             self.starts |= dict.fromkeys(STEPS, ZERO)
@@ -62,9 +70,11 @@ class RuleManager(LossScaleManager):
         }
 
     def __repr__(self) -> str:
-        """Shows the scale as it is now, and the rule; waits for a GPU that decides about steps."""
-        rule = {n: v for n, v in self.rule._asdict().items() if v != ScaleRule._field_defaults[n]}
-        shown = {"loss_scale": self.get_loss_scale(), **rule}
+        """Shows the scale as it is now, and the other arguments.
+
+        It waits for a GPU that decides about steps.
+        """
+        shown = {"loss_scale": self.get_loss_scale(), **self._arguments}
         return f"<{type(self).__name__} {' '.join(f'{n}={v:g}' for n, v in shown.items())}>"
 
     def __copy__(self) -> Self:
@@ -140,7 +150,14 @@ class ExponentialUpdateLossScaleManager(RuleManager):
             _checked_count("decr_every_n_nan_or_inf", decr_every_n_nan_or_inf),
             _checked_ratio("decr_ratio", decr_ratio, 0, 1),
         )
-        super().__init__(checked_scale("init_loss_scale", init_loss_scale), rule)
+        super().__init__(
+            checked_scale("init_loss_scale", init_loss_scale),
+            rule,
+            incr_every_n_steps=rule.incr_every,
+            decr_every_n_nan_or_inf=rule.decr_every,
+            incr_ratio=rule.incr_ratio,
+            decr_ratio=rule.decr_ratio,
+        )
 
 
 class DynamicLossScale(RuleManager):
@@ -170,7 +187,8 @@ class DynamicLossScale(RuleManager):
         factor = _checked_ratio("multiplier", multiplier, 1, np.inf)
         period = _checked_count("increment_period", increment_period)
         rule = ScaleRule(period, factor, divisor=factor)
-        super().__init__(checked_scale("initial_loss_scale", initial_loss_scale), rule)
+        scale = checked_scale("initial_loss_scale", initial_loss_scale)
+        super().__init__(scale, rule, increment_period=period, multiplier=factor)
 
     def __call__(self) -> np.float32:
         """Returns the scale; see `get_loss_scale`."""

@@ -15,8 +15,9 @@ from gpuopt.device import Device
 from gpuopt.state.accumulated import COUNT, ROWS, SUM, VALUES
 from gpuopt.state.host_scalar import HostScalar
 from gpuopt.state.state import Range, State, check_fits, new_slot_variable
-from gpuopt.state.state_dict import variables_with_slots
+from gpuopt.state.state_dict import owners_of_slots
 from gpuopt.step.wide_gradients import wide_dtype
+from gpuopt.variables.copied import Copied, to_copy
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.operators import reading
 from gpuopt.variables.row_changes import register
@@ -108,11 +109,11 @@ class SumsInState:
         waiting = self._state.waiting_others.get(COUNT, 0)
         return int(waiting if count is None else count.numpy())
 
-    def variables(self) -> dict[str, Variable]:
-        """Returns the variables that have slots or sums, by name."""
-        summed = (each.variable for each in self._sums.values())
-        kept = {each.name: each for each in summed if each is not None}
-        return {**variables_with_slots(self._state), **kept}
+    def owners(self) -> dict[str, Copied]:
+        """Returns the variables and arrays that have slots or sums, by name; see `to_copy`."""
+        summed = {identity.name: to_copy(identity) for identity in list(self._sums)}
+        kept = {name: each for name, each in summed.items() if each is not None}
+        return {**owners_of_slots(self._state), **kept}
 
     def reset(self) -> None:
         """Forgets what is summed."""

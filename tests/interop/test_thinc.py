@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import itertools
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -332,3 +334,47 @@ def test_weights_that_are_not_contiguous_are_updated_in_place() -> None:
         make(learn_rate=0.1, use_averages=False)((1, "W"), whole[:, ::2], gradient)
         arrays.append(whole)
     np.testing.assert_allclose(arrays[1], arrays[0], rtol=WITHIN)
+
+
+def test_an_optimizer_is_shown_with_its_settings_as_they_are_now() -> None:
+    optimizer = ours()([0.5, 0.25, 0.125], L2=0.01, use_averages=False)
+    defaults = "beta1=0.9, beta2=0.999, eps=1e-08, grad_clip=1.0"
+    rest = f"L2=0.01, {defaults}, use_averages=False, use_radam=False, L2_is_weight_decay=True)"
+    optimizer.b2 = 0.99
+    rest = rest.replace("beta2=0.999", "beta2=0.99")
+    # Of a list, Thinc 8 has the number that is next, and Thinc 9 a schedule.
+    before, _, after = repr(optimizer).partition(", L2=")
+    assert before in (
+        "Optimizer(learn_rate=0.5",
+        "Optimizer(learn_rate=<schedule 'wrap_generator'>",
+    )
+    assert f"L2={after}" == rest
+    assert repr(ours("SGD")(0.5)) == (
+        "Optimizer(learn_rate=0.5, L2=0.0, beta1=0.0, beta2=0.0, eps=1e-08, grad_clip=1.0, "
+        "use_averages=True, use_radam=False, L2_is_weight_decay=True)"
+    )
+    assert "use_radam=True" in repr(ours("RAdam")())
+
+
+def test_the_guides_config_makes_the_optimizer_that_it_names() -> None:
+    from thinc.api import Config, registry
+
+    from gpuopt.interop.thinc import Optimizer
+
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "thinc.md").read_text()
+    [block] = re.findall(r"^```ini\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    # A part of a config of spaCy's, which has the section around it.
+    config = Config().from_str(f"[training]\n\n{block}")
+    made = registry.resolve(config)["training"]["optimizer"]
+    assert type(made) is Optimizer
+    assert repr(made) == (
+        "Optimizer(learn_rate=0.001, L2=0.01, beta1=0.9, beta2=0.999, eps=1e-08, grad_clip=1.0, "
+        "use_averages=False, use_radam=False, L2_is_weight_decay=True)"
+    )
+    one, other = model(), model()
+    train(one, made, range(3))
+    given = {
+        name: value for name, value in config["training"]["optimizer"].items() if name[0] != "@"
+    }
+    train(other, theirs("Adam")(**given), range(3))
+    np.testing.assert_allclose(weights(one), weights(other), rtol=0, atol=WITHIN)

@@ -157,3 +157,56 @@ def test_a_rule_without_its_decorator_is_refused_where_the_class_is_defined() ->
 
         class Own(RuleOptimizer):
             rule = gpuopt.GradientDescentOptimizer.rule.apply
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("learning_rate", 'read and set optimizer.hyperparameters["learning_rate"]'),
+        ("lr", 'read and set optimizer.hyperparameters["learning_rate"]'),
+        ("epsilon", 'read and set optimizer.hyperparameters["epsilon"]'),
+        ("step", "minimize(loss), or apply_gradients([(gradient, variable)]), makes a step"),
+        ("zero_grad", "gradients are not kept from step to step: there is nothing to clear"),
+        ("weights", None),
+    ],
+)
+def test_what_other_libraries_optimizers_have_is_answered_by_what_is_there(
+    name: str, hint: str | None
+) -> None:
+    for optimizer in (
+        gpuopt.AdamOptimizer(),
+        gpuopt.LossScaleOptimizer(gpuopt.AdamOptimizer(), gpuopt.DynamicLossScale()),
+    ):
+        with pytest.raises(AttributeError) as raised:
+            getattr(optimizer, name)
+        missing = f"'{type(optimizer).__name__}' object has no attribute '{name}'"
+        assert str(raised.value) == (missing if hint is None else f"{missing}; {hint}")
+        assert not hasattr(optimizer, name)
+
+
+@pytest.mark.parametrize("name", ["learning_rate", "lr", "beta1", "clip_norm"])
+def test_a_hyperparameter_is_not_set_by_an_attribute_that_no_step_reads(name: str) -> None:
+    optimizer: Any = gpuopt.AdamOptimizer(0.5, clip_norm=2.0)
+    for each in (optimizer, gpuopt.GradientAccumulationOptimizer(optimizer, 2)):
+        with pytest.raises(
+            AttributeError, match=rf"do not read an attribute '{name}': set optimiz"
+        ):
+            setattr(each, name, 0.25)
+        each.notes = "a user's own"
+    assert optimizer.hyperparameters["learning_rate"] == 0.5
+
+
+def test_an_optimizer_of_a_users_own_has_the_attributes_that_it_likes() -> None:
+    class Own(gpuopt.Optimizer):
+        def __init__(self) -> None:
+            super().__init__(False, "Own")
+            self.learning_rate = 0.5
+
+        @property
+        def beta1(self) -> float:
+            return self.beta2
+
+    optimizer: Any = Own()
+    assert optimizer.learning_rate == 0.5
+    with pytest.raises(AttributeError, match=r"^'Own' object has no attribute 'beta2'$"):
+        _ = optimizer.beta1

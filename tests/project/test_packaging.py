@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +15,7 @@ import zipfile
 from email.message import Message
 from email.parser import BytesParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -130,6 +133,7 @@ def test_a_package_names_the_addresses_that_its_builder_knows(tree: Path, tmp_pa
     # What someone else builds from the sdist keeps the sdist's addresses.
     unpacked = unpack(sdist, tmp_path / "unpacked")
     wheel = build("wheel", unpacked, tmp_path / "wheel", REPOSITORY_URL="https://other.org")
+    assert_links_of_the_page_lead_to(metadata(wheel), "https://example.org/them/gpuopt")
     assert metadata(wheel).get_all("Project-URL") == [
         "Documentation, http://docs.example.org",
         "Source, https://example.org/them/gpuopt",
@@ -138,8 +142,57 @@ def test_a_package_names_the_addresses_that_its_builder_knows(tree: Path, tmp_pa
     ]
 
 
+def assert_links_of_the_page_lead_to(written: Message, repository: str) -> None:
+    assert written["Description-Content-Type"] == "text/markdown"
+    page = written.get_payload()
+    assert isinstance(page, str)
+    targets = links(page)
+    assert len(targets) > 20
+    for target in targets:
+        if target.startswith(f"{repository}/"):
+            kind, branch, path = target.removeprefix(f"{repository}/").split("/", 2)
+            file = ROOT / path.partition("#")[0]
+            assert file.is_dir() if kind == "tree" else file.is_file()
+            assert kind == ("raw" if file.suffix == ".svg" else "tree" if file.is_dir() else "blob")
+            assert branch == "main"
+        else:
+            assert target.startswith("https://")
+
+
+def links(page: str) -> list[str]:
+    return re.findall(r"\]\(([^)]+)\)", page)
+
+
 def test_a_package_whose_builder_knows_no_address_names_none(wheel: Path) -> None:
-    assert metadata(wheel).get_all("Project-URL") is None
+    written = metadata(wheel)
+    assert written.get_all("Project-URL") is None
+    page = written.get_payload()
+    assert isinstance(page, str)
+    assert page.startswith("# gpuopt\n")
+    assert "(how close)" in page
+    assert not [target for target in links(page) if "://" not in target]
+
+
+def test_the_page_of_a_package_keeps_code_and_links_of_the_web() -> None:
+    hatch_build = module_of(ROOT / "hatch_build.py")
+    code = "```python\nx = calls[0](argument)  # [a](b)\n```\n"
+    web = "[web](https://a.org/b) and [below](#below) "
+    readme = f"{web}[`text`](docs/a.md#part)\n{code}![two\nlines](p.svg) [all](bench/)"
+    assert hatch_build.package_page(readme, "") == f"{web}`text`\n{code}two\nlines all"
+    there = "https://me.org/it"
+    assert hatch_build.package_page(readme, there) == (
+        f"{web}[`text`]({there}/blob/main/docs/a.md#part)\n{code}"
+        f"![two\nlines]({there}/raw/main/p.svg) [all]({there}/tree/main/bench/)"
+    )
+
+
+def module_of(file: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.mark.parametrize("url", ["them/gpuopt", "git@example.org:them/gpuopt", "https:///gpuopt"])

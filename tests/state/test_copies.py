@@ -6,6 +6,7 @@ import copy
 import inspect
 import multiprocessing
 import pickle
+from array import array as PythonArray
 from collections.abc import Callable
 from typing import Any
 
@@ -207,16 +208,201 @@ def test_a_schedule_follows_the_copy_of_its_step(copied: Any) -> None:
     assert values(other) == values(model)
 
 
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
-def test_slots_of_raw_arrays_are_refused(copied: Any) -> None:
+def arrays_of(kind: str) -> list[Any]:
+    """Returns arrays of the shapes in `model_of`."""
+    arrays = [gradient(91, (4, 3)), gradient(92, (3,)), gradient(93, (6, 2))]
+    if kind == "own their memory":
+        return arrays
+    if kind == "transposed":
+        return [array.T.copy().T for array in arrays]
+    if kind == "bfloat16":
+        return [array.astype(bfloat16) for array in arrays]
+    flat = np.concatenate([array.ravel() for array in arrays])
+    return [flat[:12].reshape(4, 3), flat[12:15], flat[15:].reshape(6, 2)]
+
+
+ARRAYS = ["own their memory", "transposed", "bfloat16", "views of one"]
+COPIED = {
+    "deepcopy": copy.deepcopy,
+    **{
+        f"protocol {number}": lambda value, number=number: pickle.loads(
+            pickle.dumps(value, protocol=number)
+        )
+        for number in range(2, pickle.HIGHEST_PROTOCOL + 1)
+    },
+}
+
+
+def train_arrays(model: Any, steps: range) -> None:
+    arrays, optimizer = model["arrays"], model["optimizer"]
+    for number in steps:
+        pairs: list[Any] = [(gradient(number, a.shape).astype(a.dtype), a) for a in arrays]
+        rows = gradient(number, (3, 2)).astype(arrays[-1].dtype)
+        pairs[-1] = gpuopt.IndexedSlices(rows, [1, 4, 1]), arrays[-1]
+        optimizer.apply_gradients(pairs)
+
+
+def bits(model: Any) -> list[bytes]:
+    return [array.tobytes() for array in model["arrays"]]
+
+
+@pytest.mark.parametrize("copied", COPIED.values(), ids=COPIED)
+@pytest.mark.parametrize("kind", ARRAYS)
+@pytest.mark.parametrize("is_first", [True, False])
+def test_arrays_copied_with_their_optimizer_continue_to_the_bit(
+    copied: Any, kind: str, is_first: bool
+) -> None:
+    both = {"arrays": arrays_of(kind), "optimizer": gpuopt.AdamOptimizer(0.1)}
+    model = dict(reversed(both.items())) if is_first else both
+    train_arrays(model, range(3))
+    other = copied(model)
+    train_arrays(model, range(3, 6))
+    assert bits(other) != bits(model)
+    train_arrays(other, range(3, 6))
+    assert bits(other) == bits(model)
+    assert len(other["optimizer"].variables()) == len(model["optimizer"].variables()) == 8
+    again = copied(other)
+    train_arrays(again, range(6, 8))
+    train_arrays(model, range(6, 8))
+    assert bits(again) == bits(model)
+
+
+def test_an_optimizer_of_arrays_copied_alone_goes_on_with_them() -> None:
+    for copied in (copy.copy, copy.deepcopy):
+        model: Any = {"arrays": arrays_of("views of one"), "optimizer": gpuopt.AdamOptimizer(0.1)}
+        train_arrays(model, range(3))
+        again = copy.deepcopy(model)
+        alone = copied(model["optimizer"])
+        train_arrays({**model, "optimizer": alone}, range(3, 5))
+        train_arrays(again, range(3, 5))
+        assert bits(again) == bits(model)
+        assert len(alone.variables()) == 8
+
+
+def test_an_optimizer_that_is_unpickled_without_its_arrays_makes_no_step() -> None:
+    model: Any = {"arrays": arrays_of("own their memory"), "optimizer": gpuopt.AdamOptimizer(0.1)}
+    train_arrays(model, range(3))
+    state = model["optimizer"].state_dict(dict(zip("wbt", model["arrays"], strict=True)))
+    alone = pickled(model["optimizer"])
+    before = bits(model)
+    for _ in range(2):
+        with pytest.raises(
+            ValueError, match=r'of "Adam" came out of a copy or a pickle without .*"array_of_4x3'
+        ):
+            train_arrays({**model, "optimizer": alone}, range(3, 4))
+    assert bits(model) == before
+    again = copy.deepcopy(model)
+    alone.load_state_dict(state, dict(zip("wbt", model["arrays"], strict=True)))
+    train_arrays({**model, "optimizer": alone}, range(3, 5))
+    train_arrays(again, range(3, 5))
+    assert bits(again) == bits(model)
+
+
+def test_a_new_array_does_not_get_the_slots_of_one_that_is_gone() -> None:
+    w = np.ones(3, np.float32)
     optimizer = gpuopt.MomentumOptimizer(0.1, 0.9)
-    array = np.ones(3, np.float32)
-    optimizer.apply_gradients([(np.ones(3, np.float32), array)])
-    with pytest.raises(ValueError, match="is an array without a name of its own"):
+    optimizer.apply_gradients([(w.copy(), w)])
+    other = copy.deepcopy(optimizer)
+    del w
+    v = np.ones(3, np.float32)
+    with pytest.raises(ValueError, match="without the arrays"):
+        other.apply_gradients([(v.copy(), v)])
+
+
+def test_arrays_that_a_program_drops_take_their_slots_along() -> None:
+    w, v = np.ones(3, np.float32), np.ones(3, np.float32)
+    optimizer = gpuopt.MomentumOptimizer(0.1, 0.9)
+    optimizer.apply_gradients([(2 * w, w), (w.copy(), v)])
+    [kept, _, other] = pickled([v, w, optimizer])
+    del _
+    new = np.ones(3, np.float32)
+    other.apply_gradients([(new.copy(), kept), (new.copy(), new)])
+    [slot, of_new] = [other.get_slot(each, "momentum").numpy() for each in (kept, new)]
+    assert slot.tolist() == np.full(3, 0.9 + 1, np.float32).tolist()
+    assert of_new.tolist() == [1, 1, 1]
+
+
+def test_two_optimizers_of_one_array_are_copied_with_one_copy() -> None:
+    w = np.ones(3, np.float32)
+    optimizers = [gpuopt.MomentumOptimizer(0.1, 0.9), gpuopt.AdamOptimizer(0.1)]
+    for each in optimizers:
+        each.apply_gradients([(w.copy(), w)])
+    one, v, two = copy.deepcopy([optimizers[0], w, optimizers[1]])
+    for each, array in [(one, v), (two, v), (optimizers[0], w), (optimizers[1], w)]:
+        each.apply_gradients([(np.ones(3, np.float32), array)])
+    assert v.tobytes() == w.tobytes()
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_slots_of_views_that_are_made_anew_are_refused(copied: Any) -> None:
+    optimizer = gpuopt.MomentumOptimizer(0.1, 0.9)
+    flat = np.ones(6, np.float32)
+    optimizer.apply_gradients([(np.ones(3, np.float32), flat[:3])])
+    with pytest.raises(ValueError, match=r'"array_of_3\w*" cannot be copied .*view of another'):
         copied(optimizer)
-    group = ParameterGroup(variables=[array], learning_rate=0.5)
-    with pytest.raises(TypeError, match="lists the array"):
+    kept = flat[:3]
+    group = ParameterGroup(variables=[flat[3:]], learning_rate=0.5)
+    with pytest.raises(ValueError, match="view of another array"):
         copy.deepcopy(group)
+    assert kept.tolist() == [np.float32(0.9)] * 3
+
+
+def test_a_view_that_is_kept_is_copied_though_another_of_its_memory_was_seen_first() -> None:
+    memory = PythonArray("f", [1, 1, 1])
+    optimizer = gpuopt.MomentumOptimizer(0.1, 0.9)
+    optimizer.apply_gradients([(np.ones(3, np.float32), np.frombuffer(memory, np.float32))])
+    view = np.frombuffer(memory, np.float32)
+    optimizer.apply_gradients([(np.ones(3, np.float32), view)])
+    other, twin = copy.deepcopy((optimizer, view))
+    for one, values in ((optimizer, view), (other, twin)):
+        one.apply_gradients([(np.ones(3, np.float32), values)])
+    assert twin.tolist() == view.tolist()
+
+
+@BOTH
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_a_group_that_lists_arrays_has_their_copies(copied: Any, is_alone: bool) -> None:
+    w, b = np.ones(1, np.float32), np.ones(1, np.float32)
+    groups = [ParameterGroup(variables=[b], learning_rate=0.5)]
+    optimizer = gpuopt.GradientDescentOptimizer(0.25, groups=groups)
+    if not is_alone:
+        optimizer, w, b = copied([optimizer, w, b])
+    elif copied is copy.deepcopy:
+        optimizer = copied(optimizer)
+    optimizer.apply_gradients([(np.ones(1, np.float32), w), (np.ones(1, np.float32), b)])
+    assert (float(w[0]), float(b[0])) == (0.75, 0.5)
+
+
+def continue_with_arrays_elsewhere(model: Any) -> list[bytes]:
+    train_arrays(model, range(3, 5))
+    return bits(model)
+
+
+def test_arrays_and_their_optimizer_go_to_a_process_that_is_spawned() -> None:
+    model = {"optimizer": gpuopt.AdamOptimizer(0.1), "arrays": arrays_of("views of one")}
+    train_arrays(model, range(3))
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        elsewhere = pool.apply(continue_with_arrays_elsewhere, (model,))
+    train_arrays(model, range(3, 5))
+    assert elsewhere == bits(model)
+
+
+@pytest.mark.gpu
+@BOTH
+def test_arrays_of_a_gpu_are_copied_with_their_optimizer(copied: Any) -> None:
+    cupy: Any = pytest.importorskip("cupy")
+    arrays = [cupy.ones((4, 3), np.float32), cupy.ones(6, np.float32)[:3]]
+    model = {"arrays": arrays, "optimizer": gpuopt.AdamOptimizer(0.1)}
+
+    def step(one: Any) -> list[Any]:
+        pairs = [(cupy.full(a.shape, 0.5, np.float32), a) for a in one["arrays"]]
+        one["optimizer"].apply_gradients(pairs)
+        return [cupy.asnumpy(array).tolist() for array in one["arrays"]]
+
+    step(model)
+    other = copied(model)
+    assert step(other) == step(model)
+    assert len(other["optimizer"].variables()) == 6
 
 
 def test_a_repr_shows_hyperparameters_as_they_are_now_and_what_was_given() -> None:
@@ -322,6 +508,7 @@ def test_a_run_of_torch_keeps_the_epsilon_of_its_own_steps(copied: Any) -> None:
 
     w = Variable([1.0], name="w")
     optimizer = gpuopt.optimizer_from_torch(state_of_torch(), [w])
+    assert "epsilon=EpsilonOfTorch(0.5, 'beta2_power')" in repr(optimizer)
     other, v = copied((optimizer, w))
     for _ in range(3):
         optimizer.apply_gradients([([1.0], w)])

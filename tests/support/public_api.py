@@ -13,6 +13,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, ForwardRef
 
+from internal_names import internal_members
+
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = ".venv/bin/python tests/support/public_api.py"
 PAGE = ROOT / "tests" / "project" / "public_api.txt"
@@ -79,6 +81,7 @@ def describe(name: str, found: Any, classes: dict[type, str]) -> Iterator[str]:
 
 def members_of(name: str, found: type, classes: dict[type, str]) -> Iterator[str]:
     """Yields the public members that are the class's own, or of bases that are not exported."""
+    internal = internal_members(found)
     listed_elsewhere = {
         base for listed in found.__mro__[1:] if listed in classes for base in listed.__mro__
     }
@@ -89,7 +92,8 @@ def members_of(name: str, found: type, classes: dict[type, str]) -> Iterator[str
         members = {**inspect.get_annotations(base), **vars(base)}
         for member in members:
             is_hook = member in HOOKS and classes[found] == "gpuopt.Optimizer"
-            if member in seen or (member.startswith("_") and not is_hook):
+            is_private = member.startswith("_") or member in internal
+            if member in seen or (is_private and not is_hook):
                 continue
             seen.add(member)
             if member not in vars(base):

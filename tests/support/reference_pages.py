@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from internal_names import internal_members
 
 import gpuopt
 import gpuopt.distributed
@@ -152,14 +154,17 @@ def text_of(page: Reference, command: str) -> str:
     parts = [f"# {page.title}", f"<!-- `{command}` writes this page. -->", page.text]
     for name in page.names:
         options = [f"heading: {name}"]
+        value = _value(name)
         options += [] if name in page.with_members else ["members: false"]
         options += ["inherited_members: true"] if name in page.inherited else []
-        parts.append("\n      ".join([f"::: {_definition(name)}\n    options:", *options]))
+        if name in page.with_members and (internal := internal_members(value)):
+            options.append(f'filters: ["!^_", "!^({"|".join(sorted(internal))})$"]')
+        defined = f"{value.__module__}.{value.__qualname__}"
+        parts.append("\n      ".join([f"::: {defined}\n    options:", *options]))
     return "\n\n".join(parts) + "\n"
 
 
-def _definition(name: str) -> str:
-    """Returns where a public name is defined: what gpuopt exports, only Python can tell."""
+def _value(name: str) -> Any:
+    """Returns what has a public name: where it is defined, only Python can tell."""
     module, _, last = name.rpartition(".")
-    value = getattr(importlib.import_module(module), last)
-    return f"{value.__module__}.{value.__qualname__}"
+    return getattr(importlib.import_module(module), last)

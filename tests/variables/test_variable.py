@@ -112,6 +112,14 @@ def test_python_numbers_become_tensorflows_types_and_arrays_keep_theirs(
         (lambda: Variable(1.0, name=3), TypeError, "name must be text"),
         (lambda: Variable(1.0, name="w", constraint=3), ValueError, 'constraint of "w"'),
         (lambda: Variable(1.0, device="tpu"), ValueError, 'device must be "cpu"'),
+        (
+            lambda: Variable(1.0, device="cuda:0"),
+            ValueError,
+            'what torch calls "cuda:0" is "gpu:0"',
+        ),
+        (lambda: Variable([[1.0], [2.0, 3.0]], name="w"), ValueError, 'the value of "w": '),
+        (lambda: Variable(1.0, name="w", dtype="float33"), TypeError, 'the dtype of "w" must be'),
+        (lambda: Variable(np.ones(2), name="w", dtype="x", copy=False), TypeError, 'dtype of "w"'),
         (lambda: Variable(1.0, device="gpu:1"), gpuopt.DeviceUnavailableError, '"gpu:1"'),
         (lambda: Variable(1.0, device=3), TypeError, "device must be text"),
     ],
@@ -133,6 +141,17 @@ def test_assignments_check_shape_and_kind_and_write_in_place() -> None:
     for wrong in ([1.0], [[1.0, 2.0]], 1.0):
         with pytest.raises(ValueError, match=r'"w" has shape \(2,\)'):
             v.assign(wrong)
+    for wrong in (None, "text", [None, 1.0]):
+        with pytest.raises(TypeError, match=r'the value for "w" must hold numbers, got (N|s|l)'):
+            v.assign(wrong)
+    with pytest.raises(ValueError, match=r'the value for "w": .*inhomogeneous'):
+        v.assign([[1.0], [2.0, 3.0]])
+    for operand, error in ((np.ones((3, 2)), ValueError), (np.ones(2, np.complex64), TypeError)):
+        with pytest.raises(error) as raised:
+            v += operand
+        assert raised.value.__notes__ == [
+            'Raised by an operation in place of "w", which stays of shape (2,) and dtype float32.'
+        ]
     counter = Variable(0, name="counter")
     with pytest.raises(TypeError, match='"counter" has dtype int32'):
         counter.assign_add(0.5)

@@ -212,12 +212,15 @@ def test_a_shallow_copy_moves_averages_of_its_own(make: Any) -> None:
 
 def test_a_manager_is_shown_with_its_scale_and_rule() -> None:
     manager = gpuopt.DynamicLossScale(8.0, 1, 2.5)
-    assert repr(manager) == (
-        "<DynamicLossScale loss_scale=8 incr_every=1 incr_ratio=2.5 divisor=2.5>"
-    )
+    assert repr(manager) == "<DynamicLossScale loss_scale=8 increment_period=1 multiplier=2.5>"
     manager.update_loss_scale(True)
     assert repr(manager).startswith("<DynamicLossScale loss_scale=20 ")
     assert repr(gpuopt.FixedLossScaleManager(4.0)) == "<FixedLossScaleManager loss_scale=4>"
+    manager = copy.copy(gpuopt.ExponentialUpdateLossScaleManager(16.0, 3))
+    assert repr(manager) == (
+        "<ExponentialUpdateLossScaleManager loss_scale=16 incr_every_n_steps=3 "
+        "decr_every_n_nan_or_inf=2 incr_ratio=2 decr_ratio=0.8>"
+    )
 
 
 def test_two_optimizers_of_one_manager_are_copied_with_one() -> None:
@@ -260,10 +263,64 @@ def test_averages_that_cannot_be_copied_are_refused_by_name() -> None:
     with pytest.raises(TypeError, match="it keeps averages of functions"):
         copy.deepcopy(averages)
     averages = gpuopt.ExponentialMovingAverage(0.9)
+    array = np.ones(6, np.float32)
+    averages.apply([array[:3]])
+    with pytest.raises(ValueError, match="it is a view of another array"):
+        copy.deepcopy(averages)
+
+
+@BOTH
+def test_averages_of_arrays_are_copied_with_them(copied: Any) -> None:
+    averages = gpuopt.ExponentialMovingAverage(0.5)
     array = np.ones(3, np.float32)
     averages.apply([array])
-    with pytest.raises(ValueError, match="it is of an array without a name of its own"):
-        copy.deepcopy(averages)
+    other, twin = copied((averages, array))
+    for one, values in ((averages, array), (other, twin)):
+        values[...] = 3
+        one.apply([values])
+        assert one.average(values).numpy().tolist() == [2, 2, 2]
+    assert len(other.averages_of_variables()) == 1
+    alone = copied(averages)
+    if copied is copy.deepcopy:
+        array[...] = 4
+        alone.apply([array])
+        assert alone.average(array).numpy().tolist() == [3, 3, 3]
+    else:
+        for _ in range(2):
+            with pytest.raises(ValueError, match="came out of a copy or a pickle without the arr"):
+                alone.apply([array])
+
+
+def test_a_step_with_averages_that_came_without_their_arrays_writes_nothing() -> None:
+    w, step = np.ones(3, np.float32), Variable(0, trainable=False)
+    averages = gpuopt.ExponentialMovingAverage(0.9)
+    optimizer = gpuopt.GradientDescentOptimizer(0.1, averages=averages)
+    optimizer.apply_gradients([(np.ones(3, np.float32), w)], global_step=step)
+    before, alone = w.tolist(), pickled(optimizer)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="came out of a copy or a pickle without the arrays"):
+            alone.apply_gradients([(np.ones(3, np.float32), w)], global_step=step)
+        assert (w.tolist(), int(step)) == (before, 1)
+
+
+@BOTH
+@pytest.mark.parametrize("calls", [1, 2, 3])
+def test_sums_of_gradients_of_arrays_are_copied_with_them(copied: Any, calls: int) -> None:
+    def call(model: Any, number: int) -> None:
+        rows = gpuopt.IndexedSlices(gradient(number, (2, 2)), [1, 4])
+        pairs = [(gradient(number, (4, 3)), model["arrays"][0]), (rows, model["arrays"][1])]
+        model["optimizer"].apply_gradients(pairs)
+
+    arrays = [gradient(91, (4, 3)), gradient(92, (6, 2))]
+    inner = gpuopt.AdamOptimizer(0.1, averages=gpuopt.ExponentialMovingAverage(0.9))
+    model = {"optimizer": gpuopt.GradientAccumulationOptimizer(inner, 2), "arrays": arrays}
+    for number in range(calls):
+        call(model, number)
+    other = copied(model)
+    for number in range(calls, 6):
+        call(model, number)
+        call(other, number)
+    assert [a.tobytes() for a in other["arrays"]] == [a.tobytes() for a in arrays]
 
 
 def test_a_function_that_a_pickle_cannot_name_is_refused_by_name() -> None:

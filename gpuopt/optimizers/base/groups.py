@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet, ref
+from weakref import WeakKeyDictionary, WeakSet
 
 from gpuopt.optimizers.base.hyperparameters import Hyperparameter
+from gpuopt.variables.copied import Copied, Copy, found_again, to_copy
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.variable import Variable, as_variable, global_variables
 
@@ -55,8 +56,8 @@ class ParameterGroup:
         self.hyperparameters = hyperparameters
         self._pattern: re.Pattern[str] | None = None
         self._identities: WeakSet[Identity] = WeakSet()
-        # Of a copy: references to the listed variables, by the names of what they are copies of.
-        self._expected: dict[str, ref[Variable]] = {}
+        # Of a copy: the listed variables, by the names of what they are copies of.
+        self._expected: dict[str, Copy] = {}
         if variables is not None:
             identities = _identities(variables)
             self.name = identities[0].name
@@ -76,18 +77,12 @@ class ParameterGroup:
         Copied without them, it is for variables of their names; see `CopiedByConstructor`.
 
         Raises:
-            TypeError: it lists a raw array.
+            ValueError: it lists a view of an array, and the program does not keep the view.
         """
         if self._pattern is not None:
             return ParameterGroup, (self.name,), (None, {"hyperparameters": self.hyperparameters})
-        holders = {identity.name: identity.holder() for identity in self._identities}
-        listed = {name: holder for name, holder in holders.items() if holder is not None}
-        for name, holder in listed.items():
-            if not isinstance(holder, Variable):
-                raise TypeError(
-                    f'group "{self.name}" cannot be copied: it lists the array "{name}", which a '
-                    "copy could not be known by; list gpuopt.Variable(array, copy=False)"
-                )
+        owners = {identity.name: to_copy(identity) for identity in self._identities}
+        listed = {name: each for name, each in owners.items() if each is not None}
         return _group_of, (self.name, listed, self.hyperparameters)
 
     def with_changes(self, changed: Mapping[str, Hyperparameter]) -> ParameterGroup:
@@ -108,7 +103,7 @@ class ParameterGroup:
         """Whether a variable is in this group."""
         if self._pattern is None:
             expected = self._expected.get(identity.name) if self._expected else None
-            if expected is not None and expected() is None:
+            if expected is not None and expected.is_replaced_by(identity):
                 self._identities.add(identity)
             return identity in self._identities
         return self._pattern.search(identity.name) is not None
@@ -191,12 +186,12 @@ class Groups:
 
 
 def _group_of(
-    name: str, listed: Mapping[str, Variable], hyperparameters: dict[str, Hyperparameter]
+    name: str, listed: Mapping[str, Copied], hyperparameters: dict[str, Hyperparameter]
 ) -> ParameterGroup:
     group = object.__new__(ParameterGroup)
     group.name, group.hyperparameters, group._pattern = name, hyperparameters, None
-    group._identities = WeakSet(variable.identity for variable in listed.values())
-    group._expected = {name: ref(variable) for name, variable in listed.items()}
+    group._identities = WeakSet(each.identity for each in found_again(listed).values())
+    group._expected = {name: Copy(name, each) for name, each in listed.items()}
     return group
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from functools import partial
 from operator import attrgetter, is_
 from typing import Any, ClassVar, TypeVar, cast
@@ -300,6 +300,10 @@ class RuleOptimizer(Optimizer):
         # Not what was given, which may have been an iterator.
         groups = {"groups": list(self._grouping)} if "groups" in kwargs else {}
         return cls, (args, {**kwargs, **groups}), *rest
+
+    def _names_to_set(self) -> Collection[str]:
+        names: Collection[str] = vars(self).get("hyperparameters", ())
+        return names
 
     def _changes(self) -> Changes:
         return [each.changed for each in (self.hyperparameters, *self.groups)]

@@ -1,0 +1,128 @@
+"""Variables that are copied or pickled together with what is kept for them, raw arrays too."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+from gpuopt.variables.identity import Identity
+from gpuopt.variables.variable import Variable, as_variable, known_identity
+
+
+class Original:
+    """The identity of a raw array that was copied; None once it is gone, or in another process."""
+
+    __slots__ = ("_identity",)
+
+    def __init__(self, identity: Identity | None = None) -> None:
+        self._identity = None if identity is None else weakref.ref(identity)
+
+    def __call__(self) -> Identity | None:
+        return None if self._identity is None else self._identity()
+
+    def __deepcopy__(self, memo: Any) -> Original:
+        return self
+
+    def __reduce__(self) -> Any:
+        return Original, ()
+
+
+class CopiedArray(NamedTuple):
+    """A raw array, or its copy: the one that the rest of what is copied or pickled has, too."""
+
+    array: Any
+    original: Original
+
+
+Copied: TypeAlias = Variable | CopiedArray
+
+
+def to_copy(identity: Identity) -> Copied | None:
+    """Returns what is copied or pickled to find a variable again; None if it is gone.
+
+    Raises:
+        ValueError: it is a view of an array, and the program does not keep the view.
+    """
+    holder = identity.holder()
+    if holder is None or isinstance(holder, Variable):
+        return holder
+    for each in (identity.array(), holder):
+        if each is not None and known_identity(each) is identity:
+            return CopiedArray(each, Original(identity))
+    raise ValueError(
+        f'"{identity.name}" cannot be copied or pickled: it is a view of another array, made anew '
+        "for a step, and a copy of that array would not be known by it. Make it once and keep it: "
+        "w = gpuopt.Variable(view, copy=False); or hand the state over by names, as in "
+        'state_dict({"w": view})'
+    )
+
+
+def found_again(copied: Mapping[str, Copied]) -> dict[str, Variable]:
+    """Returns the variables that `to_copy` has returned, or that are copies of those, by name."""
+    return {name: variable_of(each) for name, each in copied.items()}
+
+
+def variable_of(copied: Copied) -> Variable:
+    """Does for one what `found_again` does."""
+    if isinstance(copied, Variable):
+        return copied
+    variable = as_variable(copied.array)
+    # What was copied or unpickled is in memory of its own, though the unpickler still holds that.
+    variable.identity.unknown_owner = None
+    return variable
+
+
+class Copy:
+    """A variable that has come out of a copy or a pickle, which the program may keep or not.
+
+    It is not kept alive. If the program has not kept it, the optimizer was copied without its
+    variables, and goes on with others.
+    """
+
+    __slots__ = ("_identity", "_name", "_original")
+
+    def __init__(self, name: str, copied: Copied) -> None:
+        """Watches it.
+
+        Args:
+            name: Of the variable that it is a copy of.
+            copied: The copy.
+        """
+        self._name = name
+        self._identity = weakref.ref(variable_of(copied).identity)
+        self._original = None if isinstance(copied, Variable) else copied.original
+
+    def is_kept(self) -> bool:
+        identity = self._identity()
+        return identity is not None and identity.holder() is not None
+
+    def name_of_other(self) -> str | None:
+        """Returns the name of the variable in its place, which an array has in one process alone.
+
+        An array in another process has no name by which it would be known.
+        """
+        if self._original is None:
+            return self._name
+        identity = self._original()
+        return None if identity is None or identity.holder() is None else identity.name
+
+    def is_replaced_by(self, identity: Identity) -> bool:
+        """Whether it was not kept, and this variable is in its place."""
+        return not self.is_kept() and identity.name == self.name_of_other()
+
+
+def describe_lost(what: str, names: list[str]) -> str:
+    """Returns the message for what came without its arrays.
+
+    Args:
+        what: As in "the state of ...".
+        names: Of the arrays, in the process that pickled them.
+    """
+    listed = ", ".join(f'"{name}"' for name in names[:3]) + (", ..." if len(names) > 3 else "")
+    return (
+        f"{what} came out of a copy or a pickle without the arrays {listed}, and other arrays "
+        "would not be known by such names: copy or pickle both together, as in "
+        "pickle.dumps((arrays, optimizer)); or hand the state over by names: "
+        'load_state_dict(state, {"w": array}), with what state_dict({"w": array}) has returned'
+    )
