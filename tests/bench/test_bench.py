@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from io import StringIO
 from itertools import pairwise
 from pathlib import Path
@@ -25,7 +25,7 @@ from gpuopt.bench.jobs import JOBS, Place
 from gpuopt.bench.memory import measure_host_peak
 from gpuopt.bench.models import list_dlrm_tables, list_llama_layer_shapes
 from gpuopt.bench.profiler import Calls, sum_calls
-from gpuopt.bench.report import print_run
+from gpuopt.bench.report import print_growth, print_run
 from gpuopt.bench.results import (
     Figures,
     ResultsError,
@@ -236,16 +236,48 @@ def a_run() -> Run:
     )
 
 
-@pytest.mark.parametrize(("width", "has_deciles"), [(80, False), (160, True)])
-def test_a_table_shows_each_figure_whole(width: int, has_deciles: bool) -> None:
+@pytest.mark.parametrize(
+    ("width", "on_gpu", "shown"),
+    [
+        (160, True, {"p10", "MB", "GB/s"}),
+        (160, False, {"p10", "MB", "GB/s"}),
+        (80, False, {"MB", "GB/s"}),
+        (80, True, set()),
+        (72, True, set()),
+    ],
+)
+def test_a_table_shows_each_figure_whole(width: int, on_gpu: bool, shown: set[str]) -> None:
+    run = a_run()
+    if on_gpu:
+        figures = replace(run.contenders["gpuopt"], launches=123456, waits=5)
+        names = ("gpuopt", "a kernel for each parameter")
+        run = replace(run, contenders=dict.fromkeys(names, figures), per="parameter", units=1000)
     console = Console(width=width, file=StringIO())
-    print_run(console, "resnet-50/adam/float32", a_run())
+    print_run(console, "resnet-50/adam/float32", run)
+    text = console.file.getvalue()
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= width
+    assert text.count("1235") == 2 * len(run.contenders)
+    assert text.count("1300") == 2 * len(run.contenders) * ("p10" in shown)
+    assert text.count("123456") == on_gpu * len(run.contenders)
+    assert {each for each in ("p10", "MB", "GB/s") if each in text} == shown
+
+
+def test_tables_of_growth_show_each_cost_whole_on_80_columns() -> None:
+    run = replace(a_run(), per="parameter", units=10**6, curve="parameters")
+    names = ("torch fused", "optax jit", "Thinc")
+    contenders = {**run.contenders, **dict.fromkeys(names, run.contenders["gpuopt"])}
+    points = {
+        f"parameters-{at}/adam/float32": replace(run, contenders=contenders, at=at)
+        for at in (1024, 2**27)
+    }
+    console = Console(width=80, file=StringIO())
+    print_growth(console, points)
     shown = console.file.getvalue()
     assert "…" not in shown
-    assert max(map(len, shown.splitlines())) <= width
-    assert shown.count("1235") == 2 * 4
-    assert shown.count("1300") == 2 * 4 * has_deciles
-    assert "gpuopt, numpy alone" in shown
+    assert "growth: parameters/adam/float32, ns a parameter" in shown
+    assert shown.count("1,235") == 2 * len(contenders) == 14
+    assert "134,217,728" in shown
 
 
 # The command
