@@ -1,6 +1,6 @@
 """Draws the pictures of docs/guides/adam_for_embeddings.md.
 
-`python -m bench.catch_up_page FILE...` draws the steps' times in files of results of `make bench`,
+`python -m bench.catch_up_page FILE...` draws the steps' times in files of results of `python -m bench`,
 and writes them below the picture; of a workload in several files, the last one counts. `--training`
 also trains the forms, and draws what differs.
 """
@@ -35,7 +35,7 @@ _WORDS, _WIDTH = 2_000, 8
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="bench.catch_up_page", description=__doc__)
-    parser.add_argument("results", type=Path, nargs="+", help="files of results of make bench")
+    parser.add_argument("results", type=Path, nargs="+", help="files of results of python -m bench")
     parser.add_argument("--training", action="store_true", help="also train, which takes a minute")
     options = parser.parse_args()
     found: dict[str, Any] = {}
