@@ -211,6 +211,14 @@ def test_a_search_finds_guides_before_decisions() -> None:
     assert set(by_weight) == {1}
 
 
+def test_a_search_finds_pages_by_words_of_other_libraries() -> None:
+    for path, words in search_order.WORDS.items():
+        assert (DOCS / path).exists()
+        page = SimpleNamespace(file=SimpleNamespace(src_uri=path), meta={})
+        search_order.on_page_markdown("", page)
+        assert page.meta["tags"] == words
+
+
 def test_the_index_of_decisions_gives_each_page_by_its_title() -> None:
     entries = re.findall(r"^- \[(.+)\]\((.+)\)$", (DECISIONS / "index.md").read_text(), re.M)
     pages = [page for page in DECISIONS.glob("*.md") if page.name != "index.md"]
