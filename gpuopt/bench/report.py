@@ -118,10 +118,12 @@ def print_comparison(
 ) -> None:
     """Prints a table of verdicts if there are any, what is missing, and how the machines differ."""
     table = _new_table("compared with earlier results")
-    for heading in ("", "contender", "caches", "new / old", "between", ""):
-        table.add_column(
-            heading, justify="right" if heading in ("new / old", "between") else "left"
-        )
+    for heading in ("", "contender"):
+        table.add_column(heading, overflow="fold")
+    table.add_column("caches", no_wrap=True)
+    for heading in ("new / old", "between"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
     for each in comparisons:
         color = _COLORS[each.verdict]
         table.add_row(
