@@ -12,8 +12,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.harness import ROOT
-from bench.page import COLORS, find_files, make_table, name_versions, picture, replace_between
-from gpuopt.bench.results import Results, Run, three_digits, read_results
+from bench.page import (
+    COLORS,
+    find_files,
+    make_table,
+    name_file,
+    name_versions,
+    picture,
+    replace_between,
+)
+from gpuopt.bench.results import Results, Run, read_results, three_digits
 
 PAGE = ROOT / "docs" / "performance.md"
 PICTURE = "growth.svg"
@@ -94,7 +102,7 @@ def with_results(page: str, file: Path) -> str:
         f"table below has some of the numbers.](images/{PICTURE})",
         "\n".join(_describe(name, runs) for name, runs in curves.items()),
         _table(curves).strip(),
-        f"From `{file.resolve().relative_to(ROOT)}`, of {results.date[:10]},\n"
+        f"From `{name_file(file)}`, of {results.date[:10]},\n"
         f"on {machine['cores']} cores of an {machine['cpu']}, {name_versions(machine)}.",
     ]
     return replace_between(page, COMMAND, "\n\n".join(parts) + "\n")
@@ -112,8 +120,8 @@ def _describe(name: str, runs: Sequence[Run]) -> str:
     at = [_size(_at(run)) for run in runs]
     return (
         f"- **{curve.title[0].upper()}{curve.title[1:]}.** A {runs[0].per} costs gpuopt\n"
-        f"  {three_digits(costs[least])} ns where it costs least, at {at[least]} {curve.axis}, and\n"
-        f"  at most {FLAT:g} times that from {at[first]} to {at[last]}. A step takes\n"
+        f"  {three_digits(costs[least])} ns where it costs least, at {at[least]} {curve.axis},\n"
+        f"  and at most {FLAT:g} times that from {at[first]} to {at[last]}. A step takes\n"
         f"  {step_ms[0]} ms at {at[0]}, and {step_ms[1]} ms at {at[-1]}.\n"
         f"  This is from {ratios[best]:.2f} (at {_size(best)}) to {ratios[worst]:.2f} times\n"
         f"  (at {_size(worst)}) what {curve.peer} takes."
@@ -157,7 +165,7 @@ def _draw(curves: Mapping[str, Sequence[Run]], file: Path) -> None:
 
 
 def _list_costs(runs: Sequence[Run], contender: str) -> dict[int, float]:
-    """Returns what a contender's parameter, tensor or row costs, by how much there is of what grows."""
+    """Returns what a contender's parameter, tensor or row costs, by how many there are."""
     costs = ((_at(run), run.cost_ns(contender)) for run in runs)
     return {at: cost for at, cost in costs if cost is not None}
 

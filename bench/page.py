@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench.harness import ROOT
+from bench.harness import RESULTS, ROOT
 
 # Of contenders, by Okabe and Ito: told apart by all eyes.
 COLORS = ("#0072B2", "#56B4E9", "#D55E00", "#E69F00", "#009E73", "#888888", "#CC79A7")
@@ -41,6 +41,21 @@ def part_of(page: str, command: str) -> str:
 def find_files(page: str, command: str) -> list[Path]:
     """Returns the files of results that lines of a command's part of a page name."""
     return [ROOT / name for name in re.findall(r"^From `(.+?)`", part_of(page, command), re.M)]
+
+
+def name_file(file: Path) -> str:
+    """Returns a file of results as pages name it.
+
+    Raises:
+        ValueError: it is not under bench/results, where readers of the page find it.
+    """
+    path = file.resolve()
+    if not path.is_relative_to(RESULTS):
+        raise ValueError(
+            f"{file} is not in {RESULTS.relative_to(ROOT)}: put it there, as "
+            "<machine>/<date>-<commit>-<what>.json"
+        )
+    return path.relative_to(ROOT).as_posix()
 
 
 def name_versions(machine: Mapping[str, Any]) -> str:

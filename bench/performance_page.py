@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness import ROOT
-from bench.page import COLORS, find_files, make_table, name_versions, picture, replace_between
+from bench.page import (
+    COLORS,
+    find_files,
+    make_table,
+    name_file,
+    name_versions,
+    picture,
+    replace_between,
+)
 
 PAGE = ROOT / "docs" / "performance.md"
 COMMAND = ".venv/bin/python -m bench.performance_page"
@@ -55,7 +63,7 @@ def _section(file: Path) -> str:
         f"(images/{picture_of(file)})",
         _table(dense),
         _table(sparse) if sparse else "",
-        f"From `{file.resolve().relative_to(ROOT)}`, at commit {found['commit']}. A copy in memory "
+        f"From `{name_file(file)}`, at commit {found['commit']}. A copy in memory "
         f"reached {found['copy_gb_per_s']:.1f} GB/s.",
     ]
     return "\n\n".join(part.strip() for part in parts if part) + "\n"

@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 from bench.harness import ROOT
-from bench.page import find_files, make_table, name_versions, replace_between
+from bench.page import find_files, make_table, name_file, name_versions, replace_between
 from gpuopt.bench.results import three_digits
 
 PAGE = ROOT / "docs" / "guides" / "thinc.md"
@@ -47,7 +47,7 @@ def with_results(page: str, file: Path) -> str:
     parts = [
         _summary(workloads),
         _table(workloads).strip(),
-        f"From `{file.resolve().relative_to(ROOT)}`, on {machine['cores']} cores of an\n"
+        f"From `{name_file(file)}`, on {machine['cores']} cores of an\n"
         f"{machine['cpu']}, with {name_versions(machine)}. Medians; the quotient is the\n"
         "median of all rounds, in each of which both took their turn.",
     ]

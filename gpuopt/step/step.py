@@ -136,7 +136,10 @@ class Step:
             except BaseException:
                 self._forget(updates)
                 raise
-            with as_step if report is None else report.watch_step(self.name, self._began), writing():
+            with (
+                as_step if report is None else report.watch_step(self.name, self._began),
+                writing(),
+            ):
                 if changes.number != self._row_change:
                     refuse_changed((v for _, v in updates.pairs()), self._row_change)
                 write = self._write if updates.gpu_decides is None else self._write_alone
