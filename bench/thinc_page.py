@@ -80,7 +80,7 @@ def _table(workloads: Mapping[str, Any]) -> str:
 def _ratio(workload: Mapping[str, Any]) -> float:
     """Returns the median of gpuopt's time divided by Thinc's: the file's own has few digits."""
     ours, its = (workload["contenders"][who]["samples_ms"] for who in ("gpuopt", "Thinc's"))
-    return median(our_ms / its_ms for our_ms, its_ms in zip(ours, its, strict=True))
+    return float(median(our_ms / its_ms for our_ms, its_ms in zip(ours, its, strict=True)))
 
 
 if __name__ == "__main__":
