@@ -255,7 +255,7 @@ class Optimizer(CopiedByConstructor, Hooks):
             return
         step = Step(self, global_step, name or self._name)
         given = grads_and_vars if type(grads_and_vars) is list else as_list(grads_and_vars)
-        with step.watched():
+        with step.watched:
             updates = self._checked_updates(given)
             if self._on_nonfinite == "propagate":
                 step.run(updates)

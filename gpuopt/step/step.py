@@ -81,6 +81,7 @@ class Step:
     Attributes:
         name: The step's name in profilers, and the `name_scope` of `_finish`.
         counter: The variable that counts steps, or None.
+        watched: The context that `apply_gradients` enters once.
     """
 
     def __init__(self, optimizer: SteppingOptimizer, global_step: Any, name: str) -> None:
@@ -106,11 +107,14 @@ class Step:
         self._forget_additions: list[Forget] = []
         # From here on, as another thread may open or end one in the step's middle.
         self._report = optimizer.open_report
-        self._began = perf_counter() if self._report is not None else 0.0
-
-    def watched(self) -> AbstractContextManager[None]:
-        """Has an open report told of what this thread launches inside, checks of gradients too."""
-        return _nothing if self._report is None else watching.watched_by(self._report)
+        self._began = 0.0
+        # Inside, an open report is told of what this thread launches, checks of gradients too.
+        self.watched: AbstractContextManager[None] = _nothing
+        if self._report is not None:
+            self._began = perf_counter()
+            self.watched = watching.watched_by(self._report)
+        elif isinstance(watching.this_thread.watcher, Report):  # of the step that this is inside of
+            self.watched = watching.watched_by(None)
 
     def run(self, updates: Updates, *own: Addition) -> None:
         """Does the whole step: the updates, `_finish`, the count, and what wrappers add.

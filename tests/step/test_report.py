@@ -112,6 +112,16 @@ def test_steps_of_other_optimizers_are_not_in_a_report() -> None:
     assert mine.open_report is None
 
 
+def test_a_step_inside_of_a_reported_one_is_not_in_its_report() -> None:
+    w, v = Variable([1.0], name="w"), Variable([1.0], name="v")
+    inside = gpuopt.MomentumOptimizer(0.1, 0.9)
+    outside = gpuopt.GradientDescentOptimizer(lambda: inside.apply_gradients([([1.0], v)]) or 0.1)
+    with outside.report() as report:
+        outside.apply_gradients([([1.0], w)])
+    assert [each.name for each in report.launches] == ["dense gradient_descent"]
+    assert v.numpy()[0] < 1
+
+
 def test_a_wrapper_and_steps_in_parts_are_reported() -> None:
     w = Variable([1.0], name="w")
     optimizer = gpuopt.AdamOptimizer(0.1)
