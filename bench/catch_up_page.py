@@ -1,8 +1,8 @@
 """Draws the pictures of docs/guides/adam_for_embeddings.md.
 
-`python -m bench.catch_up_page FILE...` draws the steps' times in files of results of `make bench`,
-and writes them below the picture; of a workload in several files, the last one counts. `--training`
-also trains the forms, and draws what differs.
+`python -m bench.catch_up_page FILE...` draws the steps' times in files of results of
+`python -m bench`, and writes them below the picture; of a workload in several files, the last one
+counts. `--training` also trains the forms, and draws what differs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 import gpuopt
 from bench.catch_up import HEIGHTS, NUM_DIFFERENT
 from bench.harness import ROOT
-from bench.page import make_table, picture, replace_between
+from bench.page import make_table, name_file, picture, replace_between
 
 PAGE = ROOT / "docs" / "guides" / "adam_for_embeddings.md"
 COMMAND = "python -m bench.catch_up_page"
@@ -35,7 +35,7 @@ _WORDS, _WIDTH = 2_000, 8
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="bench.catch_up_page", description=__doc__)
-    parser.add_argument("results", type=Path, nargs="+", help="files of results of make bench")
+    parser.add_argument("results", type=Path, nargs="+", help="files of results of python -m bench")
     parser.add_argument("--training", action="store_true", help="also train, which takes a minute")
     options = parser.parse_args()
     found: dict[str, Any] = {}
@@ -46,7 +46,7 @@ def main() -> None:
         for name in (*_WIDE, *(f"catch_up_step_{height}" for height in HEIGHTS))
     }
     _draw_times(times)
-    files = " and\n".join(f"`{each.resolve().relative_to(ROOT)}`" for each in options.results)
+    files = " and\n".join(f"`{name_file(each)}`" for each in options.results)
     written = f"{_growth(times)}\n\n{_table(times)}\nFrom {files}.\n"
     page = replace_between(PAGE.read_text(), COMMAND, written)
     PAGE.write_text(page)

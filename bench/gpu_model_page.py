@@ -60,7 +60,7 @@ def _constants() -> str:
             "about 50 cycles: 30 of latency, and what is computed",
         ],
     ]
-    return "## Constants\n\n" + make_table(["", "us", "source"], rows)
+    return "### Constants\n\n" + make_table(["", "us", "source"], rows)
 
 
 def _gpus() -> str:
@@ -90,7 +90,7 @@ def _all_workloads(ours: Mapping[str, Any]) -> str:
         rows.append([f"`{workload}`", f"{on_h200['bytes'] / 1e6:,.1f}", launches, loads, *times])
     headings = ["workload", "MB", "launches and copies", "dependent loads"]
     headings += [f"{gpu}, modelled us" for gpu in gpus]
-    return "## Modelled times\n\n" + make_table(headings, rows)
+    return "### Modelled times\n\n" + make_table(headings, rows)
 
 
 def _launches(ours: Mapping[str, Any]) -> str:
@@ -106,7 +106,7 @@ def _launches(ours: Mapping[str, Any]) -> str:
         for each in steps
     ]
     headings = ["launch", "MB", "dependent loads", "H200, modelled us", "what takes the time"]
-    return "## One step: `gpu_sparse_lazyadam`\n\n" + make_table(headings, rows)
+    return "### One step: `gpu_sparse_lazyadam`\n\n" + make_table(headings, rows)
 
 
 def _limits(ours: Mapping[str, Any]) -> str:
@@ -116,7 +116,7 @@ def _limits(ours: Mapping[str, Any]) -> str:
         verdict = "kept" if us <= limit else "**missed**"
         rows.append([f"`{workload}`", limit, _shown(us), verdict])
     headings = ["workload", "limit, us", "H200, modelled us", ""]
-    return "## Limits\n\n" + make_table(headings, rows)
+    return "### Limits\n\n" + make_table(headings, rows)
 
 
 def _avoidable(ours: Mapping[str, Any]) -> str:
@@ -134,7 +134,7 @@ def _avoidable(ours: Mapping[str, Any]) -> str:
         for what, names in _AVOIDABLE.items()
     ]
     headings = ["if", *(f"`{workload}` saves at most, modelled us" for workload in workloads)]
-    return "## What sparse steps could save\n\n" + make_table(headings, rows)
+    return "### What sparse steps could save\n\n" + make_table(headings, rows)
 
 
 def _review(reviewed: Mapping[str, Any]) -> str:
@@ -145,7 +145,7 @@ def _review(reviewed: Mapping[str, Any]) -> str:
         differs = us / ((least + most) / 2) - 1
         rows.append([f"`{workload}`", expected, _shown(us), f"{differs:+.0%}"])
     headings = ["workload", "the review's us", "H200, modelled us", "difference"]
-    return "## The model against a review of commit 29a79d3\n\n" + make_table(headings, rows)
+    return "### The model against a review of commit 29a79d3\n\n" + make_table(headings, rows)
 
 
 def _shown(us: float) -> str:

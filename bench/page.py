@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from bench.harness import ROOT
+from bench.harness import RESULTS, ROOT
 
+# Of contenders, by Okabe and Ito: told apart by all eyes.
+COLORS = ("#0072B2", "#56B4E9", "#D55E00", "#E69F00", "#009E73", "#888888", "#CC79A7")
 _IMAGES = ROOT / "docs" / "images"
+# As in a file's description of its machine, and as pages write them.
+_LIBRARIES = {
+    "numpy": "numpy",
+    "torch": "torch",
+    "optax": "optax",
+    "jax": "jax",
+    "numba": "numba",
+    "thinc": "Thinc",
+}
 _END = "<!-- to here -->\n"
 
 
@@ -23,6 +36,32 @@ def replace_between(page: str, command: str, text: str) -> str:
 def part_of(page: str, command: str) -> str:
     """Returns what `command` has written to a page."""
     return page.partition(_begin(command))[2].partition(_END)[0]
+
+
+def find_files(page: str, command: str) -> list[Path]:
+    """Returns the files of results that lines of a command's part of a page name."""
+    return [ROOT / name for name in re.findall(r"^From `(.+?)`", part_of(page, command), re.M)]
+
+
+def name_file(file: Path) -> str:
+    """Returns a file of results as pages name it.
+
+    Raises:
+        ValueError: it is not under bench/results, where readers of the page find it.
+    """
+    path = file.resolve()
+    if not path.is_relative_to(RESULTS):
+        raise ValueError(
+            f"{file} is not in {RESULTS.relative_to(ROOT)}: put it there, as "
+            "<machine>/<date>-<commit>-<what>.json"
+        )
+    return path.relative_to(ROOT).as_posix()
+
+
+def name_versions(machine: Mapping[str, Any]) -> str:
+    """Names Python and the libraries of a machine, as in "Python 3.11.7, numpy 2.4.6"."""
+    found = [f"{name} {machine[key]}" for key, name in _LIBRARIES.items() if machine.get(key)]
+    return ", ".join([f"Python {machine['python']}", *found])
 
 
 def _begin(command: str) -> str:

@@ -1,6 +1,6 @@
 """Writes the measured part of docs/performance.md, and draws its pictures.
 
-`python -m bench.performance_page FILE...` takes files of results of `make bench`, one for each
+`python -m bench.performance_page FILE...` takes files of results of `python -m bench`, one for each
 machine; without any, those that the page names.
 """
 
@@ -14,29 +14,30 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness import ROOT
-from bench.page import make_table, part_of, picture, replace_between
+from bench.page import (
+    COLORS,
+    find_files,
+    make_table,
+    name_file,
+    name_versions,
+    picture,
+    replace_between,
+)
 
 PAGE = ROOT / "docs" / "performance.md"
 COMMAND = ".venv/bin/python -m bench.performance_page"
 _DENSE = re.compile(r"host_(\w+)_(16m|resnet50|1000x64)")
 _SPARSE = ("host_sparse_lazy_adam", "host_sparse_adagrad", "host_all_rows_adam", "host_row_sums")
-_COLORS = ("#0072B2", "#56B4E9", "#D55E00", "#E69F00", "#009E73", "#888888", "#CC79A7")
-_LIBRARIES = ("numpy", "torch", "optax", "jax", "numba")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="bench.performance_page", description=__doc__)
-    parser.add_argument("results", type=Path, nargs="*", help="files of results of make bench")
-    files = parser.parse_args().results or files_of(PAGE.read_text())
+    parser.add_argument("results", type=Path, nargs="*", help="files of results of python -m bench")
+    files = parser.parse_args().results or find_files(PAGE.read_text(), COMMAND)
     for file in files:
         _draw(file)
     PAGE.write_text(with_results(PAGE.read_text(), files))
     print(f"written: {PAGE.relative_to(ROOT)}")
-
-
-def files_of(page: str) -> list[Path]:
-    """Returns the files of results that a page's measured part names."""
-    return [ROOT / name for name in re.findall(r"^From `(.+)`", part_of(page, COMMAND), re.M)]
 
 
 def picture_of(file: Path) -> str:
@@ -52,18 +53,17 @@ def with_results(page: str, files: Sequence[Path]) -> str:
 def _section(file: Path) -> str:
     found = _read(file)
     machine = found["machine"]
-    versions = [f"{name} {machine[name]}" for name in _LIBRARIES if machine.get(name)]
     dense = {key: each for key, each in found["workloads"].items() if _DENSE.fullmatch(key)}
     sparse = {key: found["workloads"][key] for key in _SPARSE if key in found["workloads"]}
     parts = [
         f"### {machine['cpu']}, {machine['cores']} cores",
-        f"Python {machine['python']}, {', '.join(versions)}.",
+        f"{name_versions(machine)}.",
         "![Milliseconds of a step of each library, for one large tensor, the tensors of a "
         "ResNet-50,\nand many small tensors; the table below has the numbers.]"
         f"(images/{picture_of(file)})",
         _table(dense),
         _table(sparse) if sparse else "",
-        f"From `{file.resolve().relative_to(ROOT)}`, at commit {found['commit']}. A copy in memory "
+        f"From `{name_file(file)}`, at commit {found['commit']}. A copy in memory "
         f"reached {found['copy_gb_per_s']:.1f} GB/s.",
     ]
     return "\n\n".join(part.strip() for part in parts if part) + "\n"
@@ -121,7 +121,7 @@ def _draw_panel(panel: Any, workloads: Sequence[Mapping[str, Any]], colors: dict
     for row, workload in enumerate(workloads):
         contenders = workload["contenders"]
         for place, (name, times) in enumerate(contenders.items()):
-            color = colors.setdefault(name, _COLORS[len(colors) % len(_COLORS)])
+            color = colors.setdefault(name, COLORS[len(colors) % len(COLORS)])
             y = row + 0.7 * (place / len(contenders) - 0.5)
             panel.plot([times["p10_ms"], times["p90_ms"]], [y, y], color=color, linewidth=1.0)
             panel.plot(times["median_ms"], y, "o", color=color, markersize=4)

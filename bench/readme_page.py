@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from bench.harness import RESULTS, ROOT
-from bench.page import make_table, replace_between
+from bench.page import make_table, name_file, replace_between
 from gpuopt.bench.results import Results, Run, Times, name_optimizer, read_results
 
 PAGE = ROOT / "README.md"
@@ -75,7 +75,7 @@ def _describe(results: Results, file: Path) -> str:
     machine = results.machine
     names = {"numpy": "numpy", "torch": "torch", "optax": "optax", "jax": "jax", "thinc": "Thinc"}
     versions = [f"{name} {machine[key]}" for key, name in names.items() if machine[key]]
-    path = file.resolve().relative_to(ROOT).as_posix()
+    path = name_file(file)
     device = (
         f"{machine['cores']} cores of an {machine['cpu']}"
         if results.device == "cpu"

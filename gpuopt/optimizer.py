@@ -281,13 +281,14 @@ class Optimizer(CopiedByConstructor, Hooks):
             return
         step = Step(self, global_step, name or self._name)
         given = grads_and_vars if type(grads_and_vars) is list else as_list(grads_and_vars)
-        updates = self._checked_updates(given)
-        if self._on_nonfinite == "propagate":
-            step.run(updates)
-        elif self._takes_norms():
-            step.run(updates, FiniteGradients(self._makes_step_of))
-        elif not self._must_skip(updates):
-            step.run(updates)
+        with step.watched:
+            updates = self._checked_updates(given)
+            if self._on_nonfinite == "propagate":
+                step.run(updates)
+            elif self._takes_norms():
+                step.run(updates, FiniteGradients(self._makes_step_of))
+            elif not self._must_skip(updates):
+                step.run(updates)
 
     @property
     def last_nonfinite(self) -> str | None:

@@ -80,7 +80,7 @@ def _dense(tasks: Mapping[str, Any]) -> str:
         rows.append([f"`{name}`", *cycles, _share(launch), _share(copy)])
     headings = ["step", "cycles, simulated", "cycles of a copy", "of the copy's speed"]
     headings += ["of memory's bandwidth", "a copy's"]
-    return "## Dense steps and copies, simulated\n\n" + make_table(headings, rows)
+    return "### Dense steps and copies, simulated\n\n" + make_table(headings, rows)
 
 
 def _dense_steps(tasks: Mapping[str, Any]) -> list[str]:
@@ -111,7 +111,7 @@ def _limits(tasks: Mapping[str, Any]) -> str:
             verdict = "kept" if found <= limits[part] else "**missed**"
         rows.append([part, f"{_REVIEW[part]:,}", limit, f"{found:,}", verdict])
     headings = ["", "cycles at 29a79d3, simulated", "limit", "cycles, simulated", ""]
-    return "## Limits of simulated cycles\n\n" + make_table(headings, rows)
+    return "### Limits of simulated cycles\n\n" + make_table(headings, rows)
 
 
 def _parts_of(launches: Sequence[Simulated]) -> dict[str, int]:
@@ -139,4 +139,4 @@ def _results(tasks: Mapping[str, Any]) -> str:
         if name in tasks
     ]
     headings = ["step", "kernels", "largest error, of what is allowed"]
-    return "## Results in the simulator\n\n" + make_table(headings, rows)
+    return "### Results in the simulator\n\n" + make_table(headings, rows)

@@ -29,11 +29,13 @@ class Contender:
         step: The step.
         state: Returns the arrays of the optimizer's state, after a step or more.
         prepare: Called before a step is timed, and not timed itself.
+        is_ours: Whether the step is gpuopt's.
     """
 
     step: Step
     state: Callable[[], Iterable[Any]]
     prepare: Step = lambda: None
+    is_ours: bool = False
 
     def __call__(self) -> object:
         return self.step()
@@ -92,7 +94,10 @@ def _make_ours(optimizer: gpuopt.Optimizer, step: Step, compiled: bool) -> Conte
     def choose() -> None:
         os.environ[_COMPILED] = "1" if compiled else "0"
 
-    return Contender(step, lambda: [each.numpy() for each in optimizer.variables()], choose)
+    def state() -> list[Any]:
+        return [each.numpy() for each in optimizer.variables()]
+
+    return Contender(step, state, choose, is_ours=True)
 
 
 def make_elementwise_dense_step(

@@ -19,7 +19,7 @@ from gpuopt.bench.contenders import Contender, compiled_as_now
 from gpuopt.bench.jobs import Place
 from gpuopt.bench.machine import count_free_bytes, make_host_copy
 from gpuopt.bench.memory import measure_gpu_peak, measure_host_peak
-from gpuopt.bench.profiler import count_calls
+from gpuopt.bench.profiler import count_calls, count_our_calls
 from gpuopt.bench.results import Figures, Run, summarize
 from gpuopt.bench.sampling import Samples, take_samples
 from gpuopt.bench.slowdowns import (
@@ -150,6 +150,7 @@ def measure(
         contenders,
         made.left_out,
         warnings,
+        {name: each.why_uncounted for name, each in kept.items() if each.why_uncounted},
     )
 
 
@@ -158,26 +159,39 @@ class _Kept(NamedTuple):
 
     state_bytes: int
     peak_extra_bytes: int | None
-    launches: int | None
-    waits: int | None
+    launches: int | None = None
+    waits: int | None = None
+    why_uncounted: str | None = None
 
 
 def _measure_kept(bench: Bench, contender: Contender) -> _Kept:
     contender.prepare()
     if not bench.on_gpu:
         peak = measure_host_peak(contender.step)
-        return _Kept(contender.count_state_bytes(), peak, None, None)
-    calls = count_calls(contender.step, bench.clock)
-    launches, waits = (None, None) if isinstance(calls, str) else calls
+        return _Kept(contender.count_state_bytes(), peak)
+    count = count_our_calls if contender.is_ours else count_calls
+    calls = count(contender.step, bench.clock)
     peak = measure_gpu_peak(contender.step, bench.clock, bench.place.xp)
-    return _Kept(contender.count_state_bytes(), peak, launches, waits)
+    state_bytes = contender.count_state_bytes()
+    if isinstance(calls, str):
+        return _Kept(state_bytes, peak, why_uncounted=calls)
+    return _Kept(state_bytes, peak, *calls)
 
 
 def _make_figures(samples: Samples, kept: _Kept, bytes_moved: int, copy_gb_per_s: float) -> Figures:
     cold = summarize(samples.cold)
     gb_per_s = bytes_moved / cold.median_ms / 1e6
     share = gb_per_s / copy_gb_per_s
-    return Figures(summarize(samples.warm), cold, round(gb_per_s, 6), round(share, 6), *kept)
+    return Figures(
+        summarize(samples.warm),
+        cold,
+        round(gb_per_s, 6),
+        round(share, 6),
+        kept.state_bytes,
+        kept.peak_extra_bytes,
+        kept.launches,
+        kept.waits,
+    )
 
 
 def _is_noisy(figures: Figures) -> bool:

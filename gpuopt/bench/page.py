@@ -11,7 +11,7 @@ from string import Template
 
 from gpuopt.atomic_file import replace_file
 from gpuopt.bench.plots import COLORS, draw_bars, draw_curves
-from gpuopt.bench.results import Results, Run, name_optimizer
+from gpuopt.bench.results import Results, Run, list_curves, name_optimizer
 
 _HEADINGS = (
     *("", "warm, then cold", "warm ms", "cold ms", "gpuopt / its"),
@@ -74,9 +74,9 @@ def make_page(results: Results) -> str:
         "measured": f"{results.date} UTC",
         **{key: str(value) for key, value in results.machine.items() if value is not None},
     }
-    curves = _list_curves(results.runs)
+    curves, colors = list_curves(results.runs), _choose_colors(results.runs)
     sections = [
-        *(_make_curve(name, runs) for name, runs in curves.items()),
+        *(_make_curve(name, runs, colors) for name, runs in curves.items()),
         *(_make_run(name, run) for name, run in results.runs.items()),
         _make_list("Not run", results.not_run),
     ]
@@ -96,31 +96,27 @@ def make_page(results: Results) -> str:
     )
 
 
-def _list_curves(runs: Mapping[str, Run]) -> dict[str, list[Run]]:
-    """Returns the runs of each curve, by its name, optimizer and type."""
-    curves: dict[str, list[Run]] = {}
-    for name, run in runs.items():
-        if run.curve is not None:
-            settings = name.partition("/")[2]
-            curves.setdefault(f"{run.curve}/{settings}", []).append(run)
-    return {name: found for name, found in curves.items() if len(found) > 1}
+def _choose_colors(runs: Mapping[str, Run]) -> dict[str, int]:
+    """Returns the number of each contender's color, the same in all plots."""
+    contenders = dict.fromkeys(name for run in runs.values() for name in run.contenders)
+    return {name: number % len(COLORS) for number, name in enumerate(contenders)}
 
 
-def _make_curve(name: str, runs: list[Run]) -> str:
+def _make_curve(name: str, runs: list[Run], colors: Mapping[str, int]) -> str:
     points = {
         contender: [
-            (float(run.at), 1e6 * run.contenders[contender].warm.median_ms / run.units)
+            (float(run.at), cost)
             for run in runs
-            if contender in run.contenders and run.at and run.units
+            if run.at and (cost := run.cost_ns(contender)) is not None
         ]
         for contender in dict.fromkeys(each for run in runs for each in run.contenders)
     }
     legend = " ".join(
-        f'<span class="s{i % len(COLORS)}">&#9632;&nbsp;{escape(contender)}</span>'
-        for i, contender in enumerate(points)
+        f'<span class="s{colors[contender]}">&#9632;&nbsp;{escape(contender)}</span>'
+        for contender in points
     )
     curve = name.partition("/")[0]
-    plot = draw_curves(points, curve, f"ns a {runs[0].per}, warm")
+    plot = draw_curves(points, colors, curve, f"ns a {runs[0].per}, warm")
     return f"{_make_heading(f'growth: {name}')}<p>{legend}</p>{plot}"
 
 
@@ -134,14 +130,12 @@ def _make_run(name: str, run: Run) -> str:
         "<tr>" + "".join(f"<td>{cell}</td>" for cell in _make_cells(run, contender, longest))
         for contender in run.contenders
     )
-    left_out = {f"without {contender}": reason for contender, reason in run.left_out.items()}
-    doubts = "".join(f"<li>doubtful: {escape(warning)}</li>" for warning in run.warnings)
-    reasons = "".join(f"<li>{escape(what)}: {escape(why)}</li>" for what, why in left_out.items())
+    notes = "".join(f"<li>{escape(note)}</li>" for note in run.notes)
     return (
         f"{_make_heading(name)}<p>{name_optimizer(name, run)}, {escape(run.description)}; "
         f"copies reach {run.copy_gb_per_s:.4g} GB/s</p>"
         f'<div class="wide"><table><tr>{headings}</tr>{rows}</table></div>'
-        f"<ul>{doubts}{reasons}</ul>"
+        f"<ul>{notes}</ul>"
     )
 
 

@@ -46,11 +46,17 @@ def draw_bars(warm: Times, cold: Times, longest: float) -> str:
     return f'<svg class="bars" role="img" {size}>{"".join(parts)}</svg>'
 
 
-def draw_curves(points: Mapping[str, Sequence[tuple[float, float]]], across: str, up: str) -> str:
+def draw_curves(
+    points: Mapping[str, Sequence[tuple[float, float]]],
+    colors: Mapping[str, int],
+    across: str,
+    up: str,
+) -> str:
     """Draws a curve for each name, on logarithmic axes.
 
     Args:
         points: The (x, y) of each curve, all above 0; there is one at least.
+        colors: By name, the number of each curve's color.
         across: What x is.
         up: What y is.
     """
@@ -67,20 +73,20 @@ def draw_curves(points: Mapping[str, Sequence[tuple[float, float]]], across: str
         parts.append(
             f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{_TOP + up_px}"/>'
         )
-        parts.append(_label(x, _TOP + up_px + 16, f"{10.0**power:g}", "middle"))
+        parts.append(_label(x, _TOP + up_px + 16, _write_power(power), "middle"))
     for power in ys.powers():
         _, y = place(10.0**xs.low, 10.0**power)
         parts.append(
             f'<line class="axis" x1="{_LEFT}" x2="{_LEFT + across_px}" y1="{y:.1f}" y2="{y:.1f}"/>'
         )
-        parts.append(_label(_LEFT - 6, y + 4, f"{10.0**power:g}", "end"))
+        parts.append(_label(_LEFT - 6, y + 4, _write_power(power), "end"))
     parts.append(_label(_LEFT + across_px / 2, _HEIGHT - 8, across, "middle"))
     parts.append(_label(4, 14, up, "start"))
-    for i, (name, curve) in enumerate(points.items()):
+    for name, curve in points.items():
         places = [place(*point) for point in sorted(curve)]
         joined = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
         parts.append(
-            f'<g class="s{i % len(COLORS)}"><polyline points="{joined}" style="fill:none" '
+            f'<g class="s{colors[name]}"><polyline points="{joined}" style="fill:none" '
             'stroke-width="2"/>'
         )
         for (x, y), (at, cost) in zip(places, sorted(curve), strict=True):
@@ -103,6 +109,13 @@ class _Axis:
 
     def powers(self) -> range:
         return range(self.low, self.high + 1)
+
+
+def _write_power(power: int) -> str:
+    """Writes a power of 10, as in 0.1, 1000 and 10⁴."""
+    if -3 <= power <= 3:
+        return f"{10.0**power:g}"
+    return "10" + str(power).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
 def _label(x: float, y: float, text: str, anchor: str) -> str:

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from gpuopt.bench.compare import Comparison, Interval, Verdict
-from gpuopt.bench.results import Figures, Run, Times, name_optimizer
+from gpuopt.bench.results import Figures, Run, Times, list_curves, name_optimizer, three_digits
 
 _COLORS = {
     Verdict.SAME: "",
@@ -24,6 +24,8 @@ _COLORS = {
 
 
 _WIDEST = 1000
+# The columns that are the first to go are the last here.
+_MAY_BE_LEFT_OUT = ("bandwidth", "memory", "deciles")
 
 
 @contextmanager
@@ -44,44 +46,47 @@ def show_progress(console: Console, title: str, rounds: int) -> Iterator[Callabl
 def print_run(console: Console, name: str, run: Run) -> None:
     """Prints a table of one task's contenders, and what makes its figures doubtful.
 
-    Deciles are left out where the console is too narrow for them.
+    Where the console is too narrow, deciles are left out, then memory, and then bandwidth. Where it
+    still is, names are broken, and figures are not.
     """
-    table = _make_table(name, run, with_deciles=True)
     unlimited = console.options.update(max_width=_WIDEST)
-    if console.measure(table, options=unlimited).maximum > console.width:
-        table = _make_table(name, run, with_deciles=False)
+    shown = list(_MAY_BE_LEFT_OUT)
+    table = _make_table(name, run, shown)
+    while shown and console.measure(table, options=unlimited).maximum > console.width:
+        shown.pop()
+        table = _make_table(name, run, shown)
     console.print(table)
-    for contender, reason in run.left_out.items():
-        _print_line(console, f"  without {contender}: {reason}")
-    for warning in run.warnings:
-        _print_line(console, f"  doubtful: {warning}")
+    for note in run.notes:
+        _print_line(console, f"  {note}")
 
 
-def _make_table(name: str, run: Run, *, with_deciles: bool) -> Table:
+def _make_table(name: str, run: Run, shown: Sequence[str]) -> Table:
     on_gpu = run.counts_launches
+    with_deciles = "deciles" in shown
     deciles = ("p10", "p90") if with_deciles else ()
     table = _new_table(f"{name}: {name_optimizer(name, run)}, {run.description}")
-    table.add_column("", no_wrap=True)
+    table.add_column("")
     for heading in (
         *("warm\nms", *deciles, "gpuopt\n/ its", "cold\nms", *deciles),
-        *("GB/s", "of\ncopy", "state\nMB", "peak\nMB"),
+        *(("GB/s", "of\ncopy") if "bandwidth" in shown else ()),
+        *(("state\nMB", "peak\nMB") if "memory" in shown else ()),
         *(("launches", "waits") if on_gpu else ()),
         *((f"ns a\n{run.per}",) if run.per else ()),
     ):
         table.add_column(heading, justify="right", no_wrap=True)
     ours = run.contenders["gpuopt"].warm.median_ms
     for contender, figures in run.contenders.items():
+        bandwidth = (f"{figures.gb_per_s:.1f}", f"{figures.share_of_copy:.0%}")
+        memory = map(_format_megabytes, (figures.state_bytes, figures.peak_extra_bytes))
         table.add_row(
             contender,
             *_format_times(figures.warm, with_deciles),
             f"{ours / figures.warm.median_ms:.2f}",
             *_format_times(figures.cold, with_deciles),
-            f"{figures.gb_per_s:.1f}",
-            f"{figures.share_of_copy:.0%}",
-            _format_megabytes(figures.state_bytes),
-            _format_megabytes(figures.peak_extra_bytes),
+            *(bandwidth if "bandwidth" in shown else ()),
+            *(memory if "memory" in shown else ()),
             *(_format_calls(figures) if on_gpu else ()),
-            *((_format_cost(figures, run),) if run.units else ()),
+            *((three_digits(run.cost_ns(contender)),) if run.units else ()),
         )
     return table
 
@@ -91,18 +96,18 @@ def _new_table(title: str) -> Table:
 
 
 def print_growth(console: Console, runs: Mapping[str, Run]) -> None:
-    """Prints the cost of a parameter, tensor or row for all tasks that grow."""
-    growing = {name: run for name, run in runs.items() if run.units}
-    if not growing:
-        return
-    contenders = list(dict.fromkeys(each for run in growing.values() for each in run.contenders))
-    table = _new_table("nanoseconds, with warm caches")
-    for heading in ("", "for each", *contenders):
-        table.add_column(heading, justify="right" if heading in contenders else "left")
-    for name, run in growing.items():
-        found = (run.contenders.get(each) for each in contenders)
-        table.add_row(name, run.per, *(_format_cost(figures, run) for figures in found))
-    console.print(table)
+    """Prints a table of each curve: what a parameter, tensor or row costs as steps grow."""
+    for name, points in list_curves(runs).items():
+        table = _new_table(f"growth: {name}, ns a {points[0].per}, warm")
+        table.collapse_padding = True
+        contenders = dict.fromkeys(each for run in points for each in run.contenders)
+        for heading in (name.partition("/")[0], *contenders):
+            # One word a line: on 80 columns, there is room for seven contenders.
+            table.add_column(heading.replace(" ", "\n"), justify="right", no_wrap=True)
+        for run in points:
+            costs = (three_digits(run.cost_ns(each)) for each in contenders)
+            table.add_row(f"{run.at:,}", *costs)
+        console.print(table)
 
 
 def print_comparison(
@@ -113,10 +118,12 @@ def print_comparison(
 ) -> None:
     """Prints a table of verdicts if there are any, what is missing, and how the machines differ."""
     table = _new_table("compared with earlier results")
-    for heading in ("", "contender", "caches", "new / old", "between", ""):
-        table.add_column(
-            heading, justify="right" if heading in ("new / old", "between") else "left"
-        )
+    for heading in ("", "contender"):
+        table.add_column(heading, overflow="fold")
+    table.add_column("caches", no_wrap=True)
+    for heading in ("new / old", "between"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
     for each in comparisons:
         color = _COLORS[each.verdict]
         table.add_row(
@@ -152,12 +159,6 @@ def _format_times(times: Times, with_deciles: bool) -> list[str]:
 
 def _format_megabytes(num_bytes: int | None) -> str:
     return "" if num_bytes is None else f"{num_bytes / 1e6:.1f}"
-
-
-def _format_cost(figures: Figures | None, run: Run) -> str:
-    if figures is None or not run.units:
-        return ""
-    return f"{1e6 * figures.warm.median_ms / run.units:.3g}"
 
 
 def _format_interval(interval: Interval) -> str:

@@ -78,6 +78,7 @@ class Run:
         contenders: The figures, by name.
         left_out: Contenders that took no part, with reasons.
         warnings: What makes the figures doubtful.
+        uncounted: Contenders whose launches and waits are not known on a GPU, with reasons.
     """
 
     description: str
@@ -91,6 +92,31 @@ class Run:
     contenders: dict[str, Figures]
     left_out: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    uncounted: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def notes(self) -> list[str]:
+        """Lines about what the figures lack, and what makes them doubtful."""
+        # Mostly all for the same reason.
+        uncounted = {
+            reason: [name for name, other in self.uncounted.items() if other == reason]
+            for reason in self.uncounted.values()
+        }
+        return [
+            *(f"without {name}: {reason}" for name, reason in self.left_out.items()),
+            *(
+                f"launches and waits not counted of {'; '.join(names)}: {reason}"
+                for reason, names in uncounted.items()
+            ),
+            *(f"doubtful: {warning}" for warning in self.warnings),
+        ]
+
+    def cost_ns(self, contender: str) -> float | None:
+        """Returns what one of `per` costs in a warm step; None where nothing is counted."""
+        figures = self.contenders.get(contender)
+        if figures is None or not self.units:
+            return None
+        return 1e6 * figures.warm.median_ms / self.units
 
     @property
     def counts_launches(self) -> bool:
@@ -124,6 +150,24 @@ def name_optimizer(run_name: str, run: Run) -> str:
     _, job_name, *_ = run_name.split("/")
     is_sparse = any("torch sparse" in names for names in (run.contenders, run.left_out))
     return "LazyAdam" if is_sparse and job_name == "adam" else job_name.title().replace("_", "")
+
+
+def list_curves(runs: Mapping[str, Run]) -> dict[str, list[Run]]:
+    """Returns the runs of each curve of two points or more, by its name, optimizer and type."""
+    curves: dict[str, list[Run]] = {}
+    for name, run in runs.items():
+        if run.curve is not None:
+            settings = name.partition("/")[2]
+            curves.setdefault(f"{run.curve}/{settings}", []).append(run)
+    return {name: found for name, found in curves.items() if len(found) > 1}
+
+
+def three_digits(number: float | None) -> str:
+    """Writes a positive number with three digits, or all before the point; nothing for None."""
+    if number is None:
+        return ""
+    decimals = max(0, 2 - math.floor(math.log10(number)))
+    return f"{number:,.{decimals}f}"
 
 
 def summarize(samples_ms: Sequence[float]) -> Times:

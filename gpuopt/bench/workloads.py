@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 
 import gpuopt
+from gpuopt.backends.cpu.compiler import compiler
 from gpuopt.bench.contenders import (
     Contender,
     make_elementwise_dense_step,
@@ -48,6 +49,7 @@ DTYPES: Mapping[str, Any] = {
 }
 # The contender that is gpuopt without compiled rules.
 NUMPY_ALONE = "gpuopt, numpy alone"
+_NOT_COMPILED = "that is gpuopt, as no C++ compiler was found"
 ARRAYS = "array operations"
 # With more tensors than this, array operations on a GPU take a second for each step.
 _MOST_NAIVE = 1000
@@ -206,8 +208,10 @@ def make_contenders(task: Task, job_name: str, dtype: str, place: Place) -> Made
 
     contenders = {"gpuopt": make_our_dense_step(job, weights(), gradients)}
     left_out: dict[str, str] = {}
-    if place.torch_device == "cpu":
+    if place.torch_device == "cpu" and compiler():
         contenders[NUMPY_ALONE] = make_our_dense_step(job, weights(), gradients, compiled=False)
+    elif place.torch_device == "cpu":
+        left_out[NUMPY_ALONE] = _NOT_COMPILED
     for title, form in TORCH_FORMS.items():
         if (reason := why_not_torch(job, place, form, dtype)) is None:
             contenders[title] = make_torch_dense_step(job, weights(), gradients, form)
@@ -251,9 +255,11 @@ def _make_sparse(task: Task, job_name: str, place: Place) -> Made:
     kind = gpuopt.LazyAdamOptimizer if job_name == "adam" else gpuopt.AdagradOptimizer
     ours: Callable[[], gpuopt.Optimizer] = partial(kind, RATE)
     contenders = {"gpuopt": make_our_sparse_step(ours, tables(), lookups)}
-    if place.torch_device == "cpu":
-        contenders[NUMPY_ALONE] = make_our_sparse_step(ours, tables(), lookups, compiled=False)
     left_out = dict.fromkeys(("optax jit", "Thinc"), "it has no sparse gradients")
+    if place.torch_device == "cpu" and compiler():
+        contenders[NUMPY_ALONE] = make_our_sparse_step(ours, tables(), lookups, compiled=False)
+    elif place.torch_device == "cpu":
+        left_out[NUMPY_ALONE] = _NOT_COMPILED
     if (reason := why_not_torch(job, place, {})) is None:
         contenders["torch sparse"] = make_torch_sparse_step(
             partial(_make_torch_sparse, job_name, job), tables(), lookups

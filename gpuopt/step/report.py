@@ -81,6 +81,7 @@ class Report:
     Attributes:
         num_steps: How many steps there were.
         host_ms: What they took on the host, all together.
+        num_waits: How often the host waited for a GPU in them.
         copy_rates: By device, the bytes a second that a copy within its memory reads and writes,
             measured when the report ends.
     """
@@ -89,6 +90,7 @@ class Report:
         """Starts without steps."""
         self.num_steps = 0
         self.host_ms = 0.0
+        self.num_waits = 0
         self.copy_rates: dict[str, float] = {}
         self._optimizer = optimizer
         # Who waits for a GPU holds this one alone, so that steps go on.
@@ -154,6 +156,8 @@ class Report:
 
     def __str__(self) -> str:
         parts = [f"{self.num_steps} steps, {self._a_step(self.host_ms):.3f} ms each on the host"]
+        if gpu_backends:
+            parts[0] += f", in which it waits {self._a_step(self.num_waits):.4g} times for a GPU"
         for title, header, rows in self._contents():
             lines = [header, *rows]
             widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -225,19 +229,21 @@ class Report:
     # What steps call, and `Optimizer.report`.
 
     @contextmanager
-    def watch_step(self, name: str) -> Iterator[None]:
-        """Watches what this thread launches inside, as a step; names it for profilers."""
-        this_thread = watching.this_thread
-        outer, begin = this_thread.watcher, perf_counter()
-        try:
-            this_thread.watcher = self
-            with profiling_range(name) if gpu_backends else nullcontext():
-                yield
-        finally:
-            this_thread.watcher = outer
+    def watch_step(self, name: str, began: float) -> Iterator[None]:
+        """Watches what this thread launches inside, as a step.
+
+        Args:
+            name: The step's, for profilers.
+            began: When it began, by `perf_counter`.
+        """
+        with (
+            watching.watched_by(self),
+            profiling_range(name) if gpu_backends else nullcontext(),
+        ):
+            yield
         with self._lock:
             self.num_steps += 1
-            self.host_ms += (perf_counter() - begin) * 1e3
+            self.host_ms += (perf_counter() - began) * 1e3
 
     def note_updates(self, updates: Updates) -> None:
         """Adds what updates have read and written."""
@@ -253,7 +259,12 @@ class Report:
     def note_launch(self, device: str, name: str, read_ms: Callable[[], float]) -> None:
         with self._lock:
             self._unread.append((device, name, read_ms))
-        self._read(_MOST_UNREAD)
+        with watching.watched_by(None):  # the report's own waits are none of the step's
+            self._read(_MOST_UNREAD)
+
+    def note_wait(self) -> None:
+        with self._lock:
+            self.num_waits += 1
 
     def end(self) -> None:
         """Waits for what was launched, and measures a copy on each device."""

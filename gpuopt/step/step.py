@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from time import perf_counter
 from typing import Any, Protocol
 
 import numpy as np
 
-from gpuopt.backends import gpu_backends, profiling_range
+from gpuopt.backends import gpu_backends, profiling_range, watching
 from gpuopt.backends.backend import Scalars
 from gpuopt.device import Device
 from gpuopt.locks import call_locked
@@ -80,6 +81,7 @@ class Step:
     Attributes:
         name: The step's name in profilers, and the `name_scope` of `_finish`.
         counter: The variable that counts steps, or None.
+        watched: The context that `apply_gradients` enters once.
     """
 
     def __init__(self, optimizer: SteppingOptimizer, global_step: Any, name: str) -> None:
@@ -105,6 +107,14 @@ class Step:
         self._forget_additions: list[Forget] = []
         # From here on, as another thread may open or end one in the step's middle.
         self._report = optimizer.open_report
+        self._began = 0.0
+        # Inside, an open report is told of what this thread launches, checks of gradients too.
+        self.watched: AbstractContextManager[None] = _nothing
+        if self._report is not None:
+            self._began = perf_counter()
+            self.watched = watching.watched_by(self._report)
+        elif isinstance(watching.this_thread.watcher, Report):  # of the step that this is inside of
+            self.watched = watching.watched_by(None)
 
     def run(self, updates: Updates, *own: Addition) -> None:
         """Does the whole step: the updates, `_finish`, the count, and what wrappers add.
@@ -130,7 +140,10 @@ class Step:
             except BaseException:
                 self._forget(updates)
                 raise
-            with as_step if report is None else report.watch_step(self.name), writing():
+            with (
+                as_step if report is None else report.watch_step(self.name, self._began),
+                writing(),
+            ):
                 if changes.number != self._row_change:
                     refuse_changed((v for _, v in updates.pairs()), self._row_change)
                 write = self._write if updates.gpu_decides is None else self._write_alone
@@ -182,7 +195,7 @@ class Step:
         this_thread = self._optimizer.this_thread
         outer = vars(this_thread).copy()
         as_step = profiling_range(self.name)
-        with as_step if report is None else report.watch_step(self.name), writing():
+        with as_step if report is None else report.watch_step(self.name, self._began), writing():
             try:
                 compute(apply)
                 self._finish()

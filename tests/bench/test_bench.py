@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from io import StringIO
 from itertools import pairwise
 from pathlib import Path
@@ -20,12 +20,13 @@ from rich.console import Console
 from gpuopt import __main__ as command_line
 from gpuopt.bench import command, measure, slowdowns
 from gpuopt.bench.clock import HostClock
+from gpuopt.bench.compare import Comparison, Interval, Verdict
 from gpuopt.bench.contenders import Contender
 from gpuopt.bench.jobs import JOBS, Place
 from gpuopt.bench.memory import measure_host_peak
 from gpuopt.bench.models import list_dlrm_tables, list_llama_layer_shapes
 from gpuopt.bench.profiler import Calls, sum_calls
-from gpuopt.bench.report import print_run
+from gpuopt.bench.report import print_comparison, print_growth, print_run
 from gpuopt.bench.results import (
     Figures,
     ResultsError,
@@ -119,6 +120,17 @@ def test_contenders_keep_the_same_state(task: Task, job: str) -> None:
             sums[name] = sorted(float(np.abs(a).sum()) for a in arrays if a.ndim and a.size > 1)
     for name, found in sums.items():
         assert found == pytest.approx(sums["gpuopt"], rel=1e-4), name
+
+
+@pytest.mark.parametrize("task", [DENSE, SPARSE])
+def test_without_a_compiler_gpuopt_is_timed_once(
+    task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "")
+    monkeypatch.setenv("PATH", "/nowhere")
+    made = make_contenders(task, "adam", "float32", HOST)
+    assert NUMPY_ALONE not in made.contenders
+    assert "no C++ compiler" in made.left_out[NUMPY_ALONE]
 
 
 def test_contenders_leave_the_choice_of_compiled_rules_as_it_was(
@@ -236,16 +248,60 @@ def a_run() -> Run:
     )
 
 
-@pytest.mark.parametrize(("width", "has_deciles"), [(80, False), (160, True)])
-def test_a_table_shows_each_figure_whole(width: int, has_deciles: bool) -> None:
+@pytest.mark.parametrize(
+    ("width", "on_gpu", "shown"),
+    [
+        (160, True, {"p10", "MB", "GB/s"}),
+        (160, False, {"p10", "MB", "GB/s"}),
+        (80, False, {"MB", "GB/s"}),
+        (80, True, set()),
+        (72, True, set()),
+    ],
+)
+def test_a_table_shows_each_figure_whole(width: int, on_gpu: bool, shown: set[str]) -> None:
+    run = a_run()
+    if on_gpu:
+        figures = replace(run.contenders["gpuopt"], launches=123456, waits=5)
+        names = ("gpuopt", "a kernel for each parameter")
+        run = replace(run, contenders=dict.fromkeys(names, figures), per="parameter", units=1000)
     console = Console(width=width, file=StringIO())
-    print_run(console, "resnet-50/adam/float32", a_run())
+    print_run(console, "resnet-50/adam/float32", run)
+    text = console.file.getvalue()
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= width
+    assert text.count("1235") == 2 * len(run.contenders)
+    assert text.count("1300") == 2 * len(run.contenders) * ("p10" in shown)
+    assert text.count("123456") == on_gpu * len(run.contenders)
+    assert {each for each in ("p10", "MB", "GB/s") if each in text} == shown
+
+
+def test_tables_of_growth_show_each_cost_whole_on_80_columns() -> None:
+    run = replace(a_run(), per="parameter", units=10**6, curve="parameters")
+    names = ("torch fused", "optax jit", "Thinc")
+    contenders = {**run.contenders, **dict.fromkeys(names, run.contenders["gpuopt"])}
+    points = {
+        f"parameters-{at}/adam/float32": replace(run, contenders=contenders, at=at)
+        for at in (1024, 2**27)
+    }
+    console = Console(width=80, file=StringIO())
+    print_growth(console, points)
     shown = console.file.getvalue()
     assert "…" not in shown
-    assert max(map(len, shown.splitlines())) <= width
-    assert shown.count("1235") == 2 * 4
-    assert shown.count("1300") == 2 * 4 * has_deciles
-    assert "gpuopt, numpy alone" in shown
+    assert "growth: parameters/adam/float32, ns a parameter" in shown
+    assert shown.count("1,235") == 2 * len(contenders) == 14
+    assert "134,217,728" in shown
+
+
+@pytest.mark.parametrize("width", [72, 100])
+def test_a_table_of_verdicts_shows_each_name_and_number_whole(width: int) -> None:
+    interval = Interval(0.9, 1.1)
+    compared = Comparison("run", NUMPY_ALONE, "warm", 1.0234, interval, Verdict.AMBIGUOUS)
+    console = Console(width=width, file=StringIO())
+    print_comparison(console, [compared._replace(run="parameters-2^10/adam/float32")], [])
+    shown = console.file.getvalue()
+    assert "…" not in shown
+    assert "0.900 - 1.100" in shown
+    assert "AMBIGUOUS" in shown
 
 
 # The command

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -96,6 +96,20 @@ def test_each_curve_goes_through_all_of_its_runs(results: Results) -> None:
         xs = [float(point.partition(",")[0]) for point in line.split()]
         assert len(xs) == 18
         assert xs == sorted(xs)
+
+
+def test_a_contender_has_one_color_in_all_plots(results: Results) -> None:
+    [run] = (run for name, run in results.runs.items() if name.startswith("parameters-2^10/"))
+    few = {name: run.contenders[name] for name in ("gpuopt", "array operations")}
+    rows = {
+        f"rows-{at}/adam/float32": replace(run, curve="rows", per="row", at=at, contenders=few)
+        for at in (1, 10)
+    }
+    page = make_page(replace(results, runs={**results.runs, **rows}))
+    legend = set(re.findall(r'<span class="(s\d)">&#9632;&nbsp;(.*?)</span>', page))
+    assert len(legend) == len({name for _, name in legend}) == 4
+    for color, title in re.findall(r'<g class="(s\d)">.*?<title>(.*?): ', page):
+        assert (color, title) in legend
 
 
 @pytest.mark.browser

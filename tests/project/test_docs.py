@@ -128,6 +128,19 @@ def test_devices_on_a_page_are_written_as_gpuopt_reads_them(page: Path) -> None:
         Device.parse(device)
 
 
+@pytest.mark.thinc
+def test_the_config_of_the_guide_to_spacy_makes_the_optimizer_that_it_names() -> None:
+    from thinc.api import Config, registry
+
+    page = (DOCS / "guides" / "thinc.md").read_text()
+    [config] = re.findall(r"^```ini\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    made = registry.resolve(Config().from_str(config)["training"])["optimizer"]
+    assert type(made).__module__.startswith("gpuopt.")
+    settings = {name: getattr(made, name) for name in ("b1", "b2", "L2", "grad_clip", "eps")}
+    assert settings == {"b1": 0.9, "b2": 0.999, "L2": 0.01, "grad_clip": 1.0, "eps": 1e-8}
+    assert (made.learn_rate, made.L2_is_weight_decay) == (0.001, True)
+
+
 def names_in(section: str) -> set[str]:
     """Returns what stands in backticks in the first column of a section's tables."""
     rows = re.findall(r"^\| (.*?) \|", section, re.MULTILINE)
@@ -196,6 +209,14 @@ def test_a_search_finds_guides_before_decisions() -> None:
     assert by_weight.pop(0.25) == {"decisions"}
     assert by_weight.pop(2) == {"guides", "optimizers.md", "reference"}
     assert set(by_weight) == {1}
+
+
+def test_a_search_finds_pages_by_words_of_other_libraries() -> None:
+    for path, words in search_order.WORDS.items():
+        assert (DOCS / path).exists()
+        page = SimpleNamespace(file=SimpleNamespace(src_uri=path), meta={})
+        search_order.on_page_markdown("", page)
+        assert page.meta["tags"] == words
 
 
 def test_the_index_of_decisions_gives_each_page_by_its_title() -> None:

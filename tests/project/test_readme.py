@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -24,3 +25,10 @@ def test_each_example_has_ten_lines_at_most() -> None:
     examples = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     assert len(examples) >= 4
     assert all(len(example.splitlines()) <= 10 for example in examples)
+
+
+def test_results_that_readers_would_not_find_are_refused(tmp_path: Path) -> None:
+    copy = tmp_path / "today.json"
+    copy.write_bytes(find_results(README).read_bytes())
+    with pytest.raises(ValueError, match=r"today.json is not in bench/results: put it there"):
+        with_table(README, copy)

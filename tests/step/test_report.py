@@ -16,6 +16,7 @@ from gpuopt import IndexedSlices, ParameterGroup, Variable
 from gpuopt.backends import backend_for, watching
 from gpuopt.backends.cpu import backend as cpu
 from gpuopt.device import Device
+from gpuopt.step import report as report_of_steps
 from gpuopt.step.report import Report
 
 
@@ -109,6 +110,16 @@ def test_steps_of_other_optimizers_are_not_in_a_report() -> None:
             pass
     assert [each.name for each in report.launches] == ["dense gradient_descent"]
     assert mine.open_report is None
+
+
+def test_a_step_inside_of_a_reported_one_is_not_in_its_report() -> None:
+    w, v = Variable([1.0], name="w"), Variable([1.0], name="v")
+    inside = gpuopt.MomentumOptimizer(0.1, 0.9)
+    outside = gpuopt.GradientDescentOptimizer(lambda: inside.apply_gradients([([1.0], v)]) or 0.1)
+    with outside.report() as report:
+        outside.apply_gradients([([1.0], w)])
+    assert [each.name for each in report.launches] == ["dense gradient_descent"]
+    assert v.numpy()[0] < 1
 
 
 def test_a_wrapper_and_steps_in_parts_are_reported() -> None:
@@ -218,6 +229,25 @@ def test_a_gpus_launches_have_its_kernels_names_for_profilers_too(emulated_gpus:
     assert report.variables == [("w", "", "gpu:1", 2 * 7 * 256)]
 
 
+@pytest.mark.emulator
+@pytest.mark.parametrize(
+    "arguments", [{"clip_norm": 1.0}, {"on_nonfinite": "skip"}], ids=["clip_norm", "on_nonfinite"]
+)
+def test_launches_that_read_gradients_before_the_update_are_reported(
+    arguments: dict[str, Any], emulated_gpus: Any
+) -> None:
+    launcher = emulated_gpus[1]
+    w = Variable(np.ones(64, np.float32), name="w", device="gpu:1")
+    optimizer = gpuopt.AdamOptimizer(0.1, **arguments)
+    with launcher.device():
+        gradient = launcher.xp.ones((64,), np.float32)
+    with optimizer.report() as report:
+        for _ in range(2):
+            optimizer.apply_gradients([(gradient, w)])
+    launches = [each.num_launches for each in report.launches]
+    assert launches == [2, 2]
+
+
 @pytest.mark.gpu
 def test_a_report_times_launches_by_the_gpus_clock() -> None:
     cupy = pytest.importorskip("cupy")
@@ -230,6 +260,24 @@ def test_a_report_times_launches_by_the_gpus_clock() -> None:
     assert launch[:3] == ("gpu:0", "dense_update momentum", 3)
     assert launch.total_ms >= 0
     assert w.numpy()[0] == pytest.approx(1 - 0.1 * (1 + 1.9 + 2.71))
+
+
+@pytest.mark.gpu
+def test_a_report_counts_the_waits_of_steps_and_not_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cupy = pytest.importorskip("cupy")
+    monkeypatch.setattr(report_of_steps, "_MOST_UNREAD", 1)
+    w = Variable(np.ones(1000, np.float32), name="w", device="gpu:0")
+    for on_nonfinite, waits in (("propagate", 0), ("skip", 4)):
+        optimizer = gpuopt.AdamOptimizer(on_nonfinite=on_nonfinite)
+        gradient = cupy.ones(1000, np.float32)
+        optimizer.apply_gradients([(gradient, w)])
+        with optimizer.report() as report:
+            for _ in range(4):
+                optimizer.apply_gradients([(gradient, w)])
+        assert report.num_waits == waits
+        assert f"in which it waits {waits // 4} times for a GPU" in str(report)
 
 
 def test_a_reports_repr_is_a_line() -> None:

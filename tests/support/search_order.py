@@ -1,4 +1,4 @@
-"""A hook of mkdocs: in the search, what users need comes before what was decided."""
+"""A hook of mkdocs: what a search finds first, and by which words of other libraries."""
 
 from __future__ import annotations
 
@@ -6,12 +6,42 @@ from typing import Any
 
 FIRST = ("reference/", "guides/", "optimizers.md")
 LAST = ("decisions/",)
+# What newcomers type that a page calls otherwise, or mentions beside much else.
+WORDS = {
+    "benchmark.md": ["benchmark", "speed"],
+    "checkpoints.md": ["save", "load", "restore", "resume training", "state_dict", "pickle"],
+    "coming_from_pytorch.md": ["torch.optim"],
+    "getting_started.md": ["install", "pip", "docker"],
+    "guides/averages.md": ["EMA", "exponential moving average", "SWA"],
+    "guides/differentiation.md": ["autograd", "backward", "loss"],
+    "guides/embeddings.md": ["embedding", "sparse gradients"],
+    "guides/gradient_accumulation.md": ["micro batches"],
+    "guides/mixed_precision.md": ["AMP", "FP16", "float16", "half", "BF16", "bfloat16"],
+    "guides/parameter_groups.md": ["param groups", "weight decay", "no decay"],
+    "guides/reports.md": ["profile", "profiler"],
+    "guides/schedules_and_clipping.md": [
+        "learning rate decay",
+        "lr scheduler",
+        "warmup",
+        "gradient clipping",
+        "loss scaling",
+        "GradScaler",
+    ],
+    "guides/several_processes.md": ["distributed", "multi node", "MPI", "NCCL"],
+    "guides/slots_in_8_bits.md": ["8-bit", "bitsandbytes", "quantized"],
+    "guides/workers_and_towers.md": ["multi GPU", "data parallel", "distributed", "DDP"],
+    "on_a_gpu.md": ["CUDA", "streams", "CUDA graphs"],
+    "on_the_cpu.md": ["threads", "compiler"],
+    "optimizers.md": ["SGD", "Adam", "AdamW"],
+}
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> None:
-    """Has the search weigh a page by the folder that it is in."""
+    """Has the search weigh a page by the folder that it is in, and find it by its words."""
     path = page.file.src_uri
     if path.startswith(FIRST):
         page.meta["search"] = {"boost": 2}
     elif path.startswith(LAST):
         page.meta["search"] = {"boost": 0.25}
+    if path in WORDS:
+        page.meta["tags"] = WORDS[path]

@@ -66,6 +66,9 @@ def wait_for_event(event: Event, what: str) -> None:
     """
     if event.done:
         return
+    watcher = watching.this_thread.watcher
+    if watcher is not None:
+        watcher.note_wait()
     waiting = Waiting()
     # As CUDA does by default, for work of a millisecond: a sleep would be as long as the work.
     while not event.done and waiting.is_short:

@@ -11,7 +11,8 @@ BEGINNING = """# Optimizers
 
 All of them are classes of `gpuopt`. Each number but an initial value may be a function without
 arguments that returns one; it is called once in each step. Every optimizer also takes
-`use_locking`, `name` and `on_nonfinite`, as `Optimizer` does; `groups`: [other numbers for some
+`use_locking` and `name`, as `Optimizer` does; `on_nonfinite`, for [NaN and
+infinity](guides/schedules_and_clipping.md#nan-and-infinity); `groups`: [other numbers for some
 variables](guides/parameter_groups.md); `clip_norm`, `clip_value` and `clip_form`, which [clip
 gradients](guides/schedules_and_clipping.md#in-the-step); `averages`, [moving
 averages](guides/averages.md) that follow its steps; `masters`, `slot_dtype` and
