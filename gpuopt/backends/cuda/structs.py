@@ -101,7 +101,7 @@ class IndexList(NamedTuple):
 
 
 class ClippedArray(NamedTuple):
-    """One array whose norm is taken, or that is scaled; its twin is in kernels/clip.cu.
+    """One array whose norm is taken, or that is scaled; its twin is in shared/clipped_arrays.cuh.
 
     Attributes:
         source: The array's address.
@@ -114,6 +114,18 @@ class ClippedArray(NamedTuple):
     target: Annotated[int, Number("int64")]
     size: Annotated[int, Number("int64")]
     first_chunk: Annotated[int, Number("int64")]
+
+
+class MeasuredVariable(NamedTuple):
+    """What belongs to a gradient of `measure_inputs`; its twin is in kernels/measure_inputs.cu.
+
+    Attributes:
+        number: The variable's number among those of the plan.
+        arrays: The addresses of the variable, and of what is beside it, if anything is.
+    """
+
+    number: Annotated[int, Number("int64")]
+    arrays: Annotated[Sequence[int], Numbers(Number("int64"), 2)]
 
 
 class ClipRule(NamedTuple):
