@@ -20,10 +20,12 @@ from gpuopt.backends.cuda.order import UpdateOrder
 from gpuopt.backends.cuda.parameters import name_of
 from gpuopt.backends.cuda.sorted_tables import Table, tables_kind_of, together
 from gpuopt.backends.cuda.structs import (
+    FEW_DEVICES,
     NOTHING_IS_WRONG,
     ClipResult,
     ClipRule,
     ClipTotals,
+    FewSums,
     LossDecision,
 )
 from gpuopt.backends.cuda.workspace import Workspace, Workspaces
@@ -149,17 +151,19 @@ class CudaClips:
             decision: How to decide; the sums are then from `sums` with a decision.
         """
         num_norms = len(limits.most)
-        joined = self._launcher.xp.empty((len(sums), sums[0].size), np.float64)
-        for row, each in zip(joined, sums, strict=True):
-            # By assignment, one number is copied by a kernel.
-            self._launcher.xp.copyto(row, each)
+        addresses = [self._launcher.address(each) for each in sums]
         with self._lock, self._launcher.device():
             workspace = self._workspaces.take()
+            many = None
+            if len(addresses) > FEW_DEVICES:
+                many, addresses = workspace.constants("sums to join").set(addresses), []
+            few = FewSums([*addresses, *[0] * (FEW_DEVICES - len(addresses))])
             self._launcher.launch(
                 kernels.join_sums(decides=decision is not None),
                 num_blocks(num_norms, CLIP_THREADS, self._launcher.num_multiprocessors),
                 CLIP_THREADS,
-                sums=joined,
+                few_sums=few,
+                many_sums=many,
                 num_devices=len(sums),
                 num_norms=num_norms,
                 rule=self._rule(workspace, limits),
@@ -167,7 +171,7 @@ class CudaClips:
                 **({} if decision is None else {"decision": decision}),
             )
             self._workspaces.put_back(workspace)
-            self._order.hold((joined, sums, results))
+            self._order.hold((sums, results))
 
     def factor_scalar(
         self, factors: Array, norm: int, real: type[np.floating[Any]]

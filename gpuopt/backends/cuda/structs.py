@@ -12,6 +12,8 @@ FEW_GRADIENTS = 5
 # The most groups whose scalars an update takes by value, and the most bytes that these may have.
 FEW_GROUPS = 64
 FEW_GROUPS_BYTES = 2048
+# The most devices whose sums a launch that joins them finds by addresses that it takes by value.
+FEW_DEVICES = 8
 # In place of the number of a gradient that is not finite: more than any.
 NOTHING_IS_WRONG = 2**53
 
@@ -155,6 +157,12 @@ class ClipResult(NamedTuple):
     norm: Annotated[float, Number("float64")]
     factor_of_floats: Annotated[float, Number("float64")]
     factor_of_doubles: Annotated[float, Number("float64")]
+
+
+class FewSums(NamedTuple):
+    """The addresses of the sums of several devices, by value; its twin is in kernels/clip.cu."""
+
+    of: Annotated[Sequence[int], Numbers(Number("int64"), FEW_DEVICES)]
 
 
 class ClipTotals(NamedTuple):

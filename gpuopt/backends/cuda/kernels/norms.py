@@ -16,6 +16,7 @@ from gpuopt.backends.cuda.structs import (
     ClipResult,
     ClipRule,
     ClipTotals,
+    FewSums,
     LossDecision,
     LossScaling,
     MeasuredVariable,
@@ -158,14 +159,15 @@ def join_sums(decides: bool = False) -> Kernel:
     return Kernel(
         "join_and_decide" if decides else "join_sums",
         {
-            "sums": Pointer("float64"),
+            "few_sums": struct_of(FewSums),
+            "many_sums": Pointer("int64", is_optional=True),
             "num_devices": INT64,
             "num_norms": INT64,
             "rule": struct_of(ClipRule),
             "results": Pointer("float64", struct_of(ClipResult)),
             **({"decision": struct_of(LossDecision)} if decides else {}),
         },
-        (CPP_TYPES["float64"],) if decides else (),
+        (struct_of(LossDecision).cpp_type,) if decides else (),
         file="clip.cu",
         constants={**_OF_CLIP, **_OF_DECISION} if decides else _OF_CLIP,
     )
