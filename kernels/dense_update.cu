@@ -183,6 +183,39 @@ __global__ void __launch_bounds__(dense_threads, blocks_of_groups<Rule, Storage>
                                few_grads, scalars_of, refused);
 }
 
+// Updates variables of several groups by a clipped rule, whose sums `measure_inputs` has computed
+// of gradients as they are: `sums` holds those of each variable, which become the scalars from
+// number `first_sum` on.
+template <class Rule, class Storage, int first_sum>
+__global__ void __launch_bounds__(dense_threads, blocks_of_groups<Rule, Storage>)
+    dense_update_by_sums(const Variable<Rule, Storage>* __restrict__ variables,
+                         long long num_variables, const Chunk* __restrict__ chunks,
+                         long long num_chunks, long long chunk_size,
+                         const long long* __restrict__ grads,
+                         const __grid_constant__ FewGradients few_grads,
+                         const long long* __restrict__ groups,
+                         const __grid_constant__ FewScalars<Rule, Storage> few_scalars,
+                         const Scalars<Rule, Storage>* __restrict__ many_scalars,
+                         const double* __restrict__ sums,
+                         const unsigned long long* __restrict__ refused) {
+  const auto scalars_of = [&](unsigned int variable) {
+    Scalars<Rule, Storage> scalars =
+        scalars_of_group<Rule, Storage>(variable, groups, few_scalars, many_scalars);
+    const double factor = static_cast<double>(scalars.clip_factor);
+    Compute<Storage>* own = reinterpret_cast<Compute<Storage>*>(&scalars) + first_sum;
+#pragma unroll
+    for (int k = 0; k < Rule::num_sums; ++k) {
+      double sum = __ldg(&sums[static_cast<long long>(variable) * Rule::num_sums + k]);
+#pragma unroll
+      for (int times = 0; times < Rule::degree(k); ++times) sum *= factor;
+      own[k] = static_cast<Compute<Storage>>(sum);
+    }
+    return scalars;
+  };
+  update_chunks<Rule, Storage>(variables, num_variables, chunks, num_chunks, chunk_size, grads,
+                               few_grads, scalars_of, refused);
+}
+
 // Blocks of a row-wise update that run side by side: doubles of four arrays take the registers of
 // one block more.
 template <class Rule, class Storage>

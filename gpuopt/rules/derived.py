@@ -68,6 +68,7 @@ def derive(
         terms if all_sums else None,
         base.row_slots,
         eight_bit=base.eight_bit,
+        degrees=() if sums else base.degrees,
         is_rounded=is_rounded or base.is_rounded,
         base=base,
         header=header,

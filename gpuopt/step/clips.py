@@ -16,6 +16,7 @@ from gpuopt.backends.clips import (
     ClipForm,
     ClipLimits,
     DenseGradients,
+    RuleInputs,
     SparseGradient,
 )
 from gpuopt.backends.loss_scaling import Decided, Decision, LossScalings
@@ -45,9 +46,11 @@ class ClippedPart(Protocol):
     """Gradients of one group of variables; see `RuleUpdates`.
 
     Attributes:
+        rule: What updates the variables, before it clips.
         numbers: Where they stand in the step.
     """
 
+    rule: UpdateRule
     is_sparse: bool
     gradients: Sequence[Any]
     numbers: Sequence[int]
@@ -184,6 +187,8 @@ class StepClips:
         self.decided: dict[Device, Decided] = {}
         # By device; see `Clips.factors`.
         self._factors: dict[Device, Any] = {}
+        # What rules sum, as it is computed with the norms, by the id of the plan.
+        self._inputs: dict[int, RuleInputs] = {}
 
     def measure(
         self, parts: Sequence[tuple[ClippedPart, Batch]], refused: Mapping[Device, Any]
@@ -292,6 +297,11 @@ class StepClips:
             return scaled(rule), extended, decided._replace(num_counts=num_counts)
         return clipped(rule), extended, factors
 
+    def sums_of(self, batch: Batch) -> Any:
+        """Returns what `Backend.apply_dense` takes for sums."""
+        found = self._inputs.get(id(batch.plan))
+        return None if found is None else found.sums
+
     def _norm_of(self, group: int) -> int:
         """Returns the number of the norm of a parameter group's gradients."""
         return self._norms.get(group, self._norms[0])
@@ -306,7 +316,17 @@ class StepClips:
         if self.decision is not None:
             at = batch.positions or range(len(arrays))
             numbers = [part.numbers[position] for position in at]
-        return DenseGradients(arrays, norms, numbers)
+        inputs = None
+        if _NONE not in of_groups and not self._clips_values(batch):
+            inputs = batch.backend.clips.inputs(part.rule, batch.plan)
+            if inputs is not None:
+                self._inputs[id(batch.plan)] = inputs
+        return DenseGradients(arrays, norms, numbers, inputs)
+
+    def _clips_values(self, batch: Batch) -> bool:
+        """Whether some gradients are clipped by value: then sums are not scaled by a factor."""
+        bounds = [self._bounds.get(group, self._bounds[0]) for group in batch.parameter_groups]
+        return bool(np.isfinite(bounds).any())
 
     def _sparse(self, part: ClippedPart, batch: Batch) -> SparseGradient:
         values, rows = part.arrays(batch)

@@ -380,7 +380,7 @@ class RuleUpdates:
             numbers = batch.parameter_groups
             if len(unit) > 1:
                 numbers = sorted({number for _, each in unit for number in each.parameter_groups})
-            rule, factors = part.rule, None
+            rule, factors, sums = part.rule, None, None
             scalars: list[Scalars] = []
             for of_count in self._of_counts:
                 every = of_count.scalars[batch.real]
@@ -403,6 +403,7 @@ class RuleUpdates:
             if self._clips is not None:
                 of_counts = [*numbers] * len(self._of_counts)
                 rule, scalars, factors = self._clips.clip(rule, batch, of_counts, scalars)
+                sums = self._clips.sums_of(batch)
                 if self._clips.decided:
                     refused = factors.after
             # Raw arrays own the memory that the plan writes to.
@@ -418,6 +419,7 @@ class RuleUpdates:
                     batch.select(part.gradients) if batch.positions else part.gradients,
                     scalars,
                     factors=factors,
+                    sums=sums,
                     version=None if part.versions is None else part.versions[batch.number],
                     refused=refused,
                     kept=kept,

@@ -126,6 +126,31 @@ def kernels_of_several_types() -> list[Kernel]:
     ]
 
 
+def kernels_of_measured_inputs() -> list[Kernel]:
+    """Lists kernels of rules whose sums are computed as gradients are measured."""
+    rules = [rule for rule in update_rules() if rule.degrees]
+    storages: list[Storage] = [
+        *DTYPES,
+        *(Mixed(var, var, "float32") for var in ("float16", "bfloat16")),
+        *(Mixed("float32", "float32", copy, copy) for copy in ("float16", "bfloat16")),
+        Mixed("float32", "bfloat16", "float32"),
+        Mixed("bfloat16", "float32", "bfloat16", SPLIT),
+    ]
+    return [
+        kernel
+        for rule in rules
+        for storage in storages
+        for kernel in (
+            *(kernels.measure_inputs(rule, storage, decides) for decides in (False, True)),
+            *(
+                kernels.dense_update_by_sums(made(of), storage)
+                for made in (clipped, scaled)
+                for of in (rule, averaged(rule))
+            ),
+        )
+    ]
+
+
 def kernels_of_codes() -> list[Kernel]:
     """Lists kernels of slots in 8 bits: of a rule of each kind that has such slots."""
     by_name = {rule.name: rule for rule in update_rules()}

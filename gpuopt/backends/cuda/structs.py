@@ -12,6 +12,8 @@ FEW_GRADIENTS = 5
 # The most groups whose scalars an update takes by value, and the most bytes that these may have.
 FEW_GROUPS = 64
 FEW_GROUPS_BYTES = 2048
+# The most devices whose sums a launch that joins them finds by addresses that it takes by value.
+FEW_DEVICES = 8
 # In place of the number of a gradient that is not finite: more than any.
 NOTHING_IS_WRONG = 2**53
 
@@ -101,7 +103,7 @@ class IndexList(NamedTuple):
 
 
 class ClippedArray(NamedTuple):
-    """One array whose norm is taken, or that is scaled; its twin is in kernels/clip.cu.
+    """One array whose norm is taken, or that is scaled; its twin is in shared/clipped_arrays.cuh.
 
     Attributes:
         source: The array's address.
@@ -114,6 +116,18 @@ class ClippedArray(NamedTuple):
     target: Annotated[int, Number("int64")]
     size: Annotated[int, Number("int64")]
     first_chunk: Annotated[int, Number("int64")]
+
+
+class MeasuredVariable(NamedTuple):
+    """What belongs to a gradient of `measure_inputs`; its twin is in kernels/measure_inputs.cu.
+
+    Attributes:
+        number: The variable's number among those of the plan.
+        arrays: The addresses of the variable, and of what is beside it, if anything is.
+    """
+
+    number: Annotated[int, Number("int64")]
+    arrays: Annotated[Sequence[int], Numbers(Number("int64"), 2)]
 
 
 class ClipRule(NamedTuple):
@@ -143,6 +157,12 @@ class ClipResult(NamedTuple):
     norm: Annotated[float, Number("float64")]
     factor_of_floats: Annotated[float, Number("float64")]
     factor_of_doubles: Annotated[float, Number("float64")]
+
+
+class FewSums(NamedTuple):
+    """The addresses of the sums of several devices, by value; its twin is in kernels/clip.cu."""
+
+    of: Annotated[Sequence[int], Numbers(Number("int64"), FEW_DEVICES)]
 
 
 class ClipTotals(NamedTuple):

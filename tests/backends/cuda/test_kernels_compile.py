@@ -12,6 +12,7 @@ from every_kernel import (
     kernels_of,
     kernels_of_accumulation,
     kernels_of_codes,
+    kernels_of_measured_inputs,
     kernels_of_several_types,
     kernels_of_slots_in_bfloat16,
     kernels_with_averages,
@@ -113,6 +114,11 @@ def test_kernels_compile_without_spills_within_their_registers(architecture: str
 @on_chosen
 def test_kernels_of_several_types_keep_to_the_same_registers(architecture: str) -> None:
     check_registers(kernels_of_several_types(), architecture)
+
+
+@on_chosen
+def test_kernels_of_measured_inputs_keep_to_the_same_registers(architecture: str) -> None:
+    check_registers(kernels_of_measured_inputs(), architecture)
 
 
 @on_chosen
