@@ -295,8 +295,7 @@ def check(stages: Sequence[str], kind: str, dtype: Any, xp: Any = np) -> None:
         pairs_of_rounds = [_pairs(each, mine, xp) for each in given]
         if number == BAD_STEP and {"on_nonfinite", "loss_scale", "growing_scale"} & set(stages):
             good, last = pairs_of_rounds[-1].pop()
-            bad = xp.asarray(np.full(TABLE if kind != "dense" else last.shape, np.nan, dtype))
-            pairs_of_rounds[-1].append((bad, last))
+            pairs_of_rounds[-1].append((_spoiled(given[-1][last.name], last, kind, xp), last))
             _apply(optimizer, pairs_of_rounds, theirs.scale)
             theirs.skip()
             for name, variable in mine.items():
@@ -416,6 +415,16 @@ def _pairs(gradients: Mapping[str, Any], variables: Mapping[str, Variable], xp: 
             gradient = IndexedSlices(gradient, xp.asarray(rows))
         pairs.append((gradient, variables[name]))
     return pairs
+
+
+def _spoiled(gradient: tuple[Any, Any], variable: Variable, kind: str, xp: Any) -> Any:
+    """Returns a gradient that is not finite: of some rows where all gradients are."""
+    array, rows = gradient
+    if kind != "sparse":
+        return xp.asarray(np.full(variable.shape, np.nan, array.dtype))
+    values = array.copy()
+    values[-1, -1] = np.nan
+    return IndexedSlices(xp.asarray(values), xp.asarray(rows))
 
 
 def _apply(optimizer: Any, pairs_of_rounds: Sequence[Any], scale: float) -> None:
