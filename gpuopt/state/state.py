@@ -307,7 +307,9 @@ class State:
         """
         self.settle_expected()
         if self._lost:
-            raise ValueError(describe_lost(f'the state of "{self.describe().name}"', self._lost))
+            lost = describe_lost(f'the state of "{self.describe().name}"', self._lost)
+            by_name = 'load_state_dict(state, {"w": array}), with what state_dict({"w": array})'
+            raise ValueError(f"{lost}; or hand the state over by names: {by_name} has returned")
         with writing(), self.lock:
             made: list[Created] = []
             outer, self._created = self._created, made

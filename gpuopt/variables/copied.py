@@ -116,13 +116,12 @@ def describe_lost(what: str, names: list[str]) -> str:
     """Returns the message for what came without its arrays.
 
     Args:
-        what: As in "the state of ...".
+        what: As in 'the state of "Adam"'.
         names: Of the arrays, in the process that pickled them.
     """
     listed = ", ".join(f'"{name}"' for name in names[:3]) + (", ..." if len(names) > 3 else "")
     return (
         f"{what} came out of a copy or a pickle without the arrays {listed}, and other arrays "
         "would not be known by such names: copy or pickle both together, as in "
-        "pickle.dumps((arrays, optimizer)); or hand the state over by names: "
-        'load_state_dict(state, {"w": array}), with what state_dict({"w": array}) has returned'
+        "pickle.dumps((arrays, optimizer))"
     )

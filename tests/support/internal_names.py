@@ -22,7 +22,7 @@ Variable: assign_rows belongs_to bring_up count_down follow_updates identity is_
   is_beside_another is_orphan is_raw_array memory new_rows note_reading owns_memory serial
   unread_storage unread_value
 IndexedSlices: check replace
-ParameterGroup: has is_empty with_changes
+ParameterGroup: has is_empty lost with_changes
 ExponentialMovingAverage: averages_of_variables decay_now follows forget keep_in_float32 move
   start version
 Schedule: arguments constants formula then

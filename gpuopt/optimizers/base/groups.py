@@ -8,7 +8,7 @@ from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 from gpuopt.optimizers.base.hyperparameters import Hyperparameter
-from gpuopt.variables.copied import Copied, Copy, found_again, to_copy
+from gpuopt.variables.copied import Copied, Copy, describe_lost, found_again, to_copy
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.variable import Variable, as_variable, global_variables
 
@@ -108,6 +108,13 @@ class ParameterGroup:
             return identity in self._identities
         return self._pattern.search(identity.name) is not None
 
+    def lost(self) -> list[str]:
+        """Returns the names of its arrays, if it came out of a copy or a pickle without them."""
+        gone = {name: each for name, each in self._expected.items() if not each.is_kept()}
+        if len(gone) < len(self._expected):
+            return []
+        return [name for name, each in gone.items() if each.name_of_other() is None]
+
     def is_empty(self, variables: Iterable[Variable]) -> bool:
         """Whether this is a pattern that none of some variables has in its name."""
         return self._pattern is not None and not [v for v in variables if self.has(v.identity)]
@@ -166,9 +173,12 @@ class Groups:
         """Looks for the groups of variables that a step updates for the first time.
 
         Raises:
-            ValueError: one is in two groups, or none of all variables has a group's pattern in its
-                name.
+            ValueError: one is in two groups, none of all variables has a group's pattern in its
+                name, or a group came out of a pickle without the arrays that it lists.
         """
+        for group in self._groups:
+            if lost := group.lost():
+                raise ValueError(describe_lost(f'group "{group.name}"', lost))
         for variable in variables:
             self.number_of(variable)
         if self._unknown:
