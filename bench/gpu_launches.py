@@ -202,7 +202,7 @@ def _make_step(workload: Mapping[str, Any]) -> Callable[[], object]:
 
 
 def _with_stages(stages: Sequence[str]) -> Any:
-    """Returns Adam with what is named: options, and wrappers around it."""
+    """Returns Adam, or LARS, with what is named: options, and wrappers around it."""
     import gpuopt
 
     every: dict[str, Any] = {
@@ -225,6 +225,8 @@ def _with_stages(stages: Sequence[str]) -> Any:
         optimizer = gpuopt.TorchAdamWOptimizer(1e-3, weight_decay=decay, **options)
     elif "decay" in stages:
         optimizer = gpuopt.AdamWOptimizer(0.01, 1e-3, **options)
+    elif "lars" in stages:
+        optimizer = gpuopt.LARSOptimizer(1e-3, **options)
     else:
         optimizer = gpuopt.AdamOptimizer(1e-3, **options)
     if "loss_scale" in stages:

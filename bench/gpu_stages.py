@@ -88,7 +88,7 @@ class Moved(NamedTuple):
 
 # By their names in C++; what is kept beside a variable is read unless it is a copy.
 _BYTES = {"float": 4, "__nv_bfloat16": 2, "Split": 2}
-_SLOTS = {"Adam": 2, "BeginSum": 0, "AddToSum": 0}
+_SLOTS = {"Adam": 2, "Lars": 1, "BeginSum": 0, "AddToSum": 0}
 # A byte, and the scale of 256 of them.
 _CODE_BYTES = 1 + 4 / 256
 
@@ -102,6 +102,8 @@ def moved(kernel: str) -> Moved:
     # A type for all, or those of the variable, slots, gradient, and what is beside it.
     var, slot, gradient, *beside = types if len(types) > 1 else types * 3
     of_slots = slots * (_CODE_BYTES if "coded" in function else slot)
+    if function.startswith("measure_inputs"):
+        of_slots = 0
     read = gradient + of_slots + var * ("BeginSum" not in names)
     written = var + of_slots + sum(beside)
     if "Copied" not in names:
@@ -149,8 +151,11 @@ _MAP = L2.and_then(SHARED)
 KERNELS_OF_STAGES: Mapping[str, WorkOf] = {
     "measure": _measure,
     "measure_and_decide": _measure,
+    "measure_inputs": _update(_ENTRY, after=_SUMS),
+    "measure_inputs_and_decide": _update(_ENTRY, after=_SUMS),
     "dense_update": _update(_ENTRY),
     "dense_update_of_groups": _update(_ENTRY_AND_SCALARS),
+    "dense_update_by_sums": _update(_ENTRY_AND_SCALARS),
     "sum_terms": _update(_ENTRY_AND_SCALARS, after=_SUMS),
     "coded_update": _update(_ENTRY_AND_SCALARS, begin=_MAP),
 }
@@ -183,7 +188,7 @@ def count(launches: Sequence[Launch]) -> Counted:
     works = [KERNELS_OF_STAGES[_name(each)](each, DATA) for each in kernels]
     names = [_name(each) for each in kernels]
     # What a GPU has decided comes back in later steps: the host asks, and does not wait.
-    comes_back_later = "measure_and_decide" in names
+    comes_back_later = any(name.endswith("_and_decide") for name in names)
     waits = sum(each.kernel == "device to host" for each in launches) - comes_back_later
     num_bytes = sum(work.num_bytes for work in works)
     return Counted(names, waits, round(num_bytes))

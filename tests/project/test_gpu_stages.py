@@ -62,6 +62,17 @@ WITH_SUMS = [
     ["cautious", "clip_norm"],
     ["cautious", "clip_norm", "decay", "groups", "averages"],
 ]
+# Rules that sum over variables and gradients: these are read twice, and the slot once.
+BY_SUMS = "dense_update_by_sums"
+WITH_SUMS_OF_INPUTS: dict[str, tuple[list[str], float]] = {
+    # w g; g, and w m twice
+    "lars, clip_norm": (["measure_inputs", BY_SUMS], 8 + 20),
+    "lars, loss_scale": (["measure_inputs_and_decide", BY_SUMS], 8 + 20),
+    "lars, loss_scale, clip_norm, groups": (["measure_inputs_and_decide", BY_SUMS], 8 + 20),
+    # the master or w and the remainder, and g; g, and these and m twice, and w written
+    "lars, clip_norm, masters": (["measure_inputs", BY_SUMS], 6 + 2 + 16 + 2),
+    "lars, clip_norm, remainders": (["measure_inputs", BY_SUMS], 6 + 2 + 16),
+}
 
 
 @cache
@@ -114,6 +125,18 @@ def test_a_rule_with_sums_takes_a_launch_more() -> None:
         assert not [each for each in found[name] if each.copied_bytes], name
         # The sums, and the update; and the norm before.
         assert len(found[name]) == (3 if "clip_norm" in stages else 2), found[name]
+
+
+@pytest.mark.gpu
+@pytest.mark.driver
+def test_sums_of_inputs_take_no_launch_more_than_a_norm() -> None:
+    tasks = {
+        name: {"job": "adam", "shapes": SHAPES, "num_sets": 1, "stages": name.split(", ")}
+        for name in WITH_SUMS_OF_INPUTS
+    }
+    found = record(tasks, H200.multiprocessors, H200.architecture).launches
+    for name, (launches, per_element) in WITH_SUMS_OF_INPUTS.items():
+        assert count(found[name]) == (launches, 0, ELEMENTS * per_element), name
 
 
 @pytest.mark.gpu
