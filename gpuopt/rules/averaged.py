@@ -7,9 +7,8 @@ from functools import cache
 from typing import Any
 
 from gpuopt.rules.derived import DerivedRule, derive
+from gpuopt.rules.moving_average import AVERAGE_WEIGHT, follow
 from gpuopt.rules.update_rule import UpdateRule
-
-AVERAGE_WEIGHT = "average_weight"
 
 
 @cache
@@ -24,7 +23,7 @@ def averaged(base: UpdateRule) -> DerivedRule:
         var: Any, grad: Any, average: Any, *slots: Any, average_weight: Any, **scalars: Any
     ) -> None:
         base.apply(var, grad, *slots, **scalars)
-        average -= (average - var) * average_weight
+        follow(average, var, average_weight)
 
     def terms(
         var: Any, grad: Any, average: Any, *slots: Any, average_weight: Any, **scalars: Any

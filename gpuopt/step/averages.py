@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from gpuopt.backends import Target
 from gpuopt.backends.backend import Scalars
+from gpuopt.backends.loss_scaling import Decided
 from gpuopt.device import Device
-from gpuopt.rules.averaged import AVERAGE_WEIGHT, averaged
+from gpuopt.rules.averaged import averaged
+from gpuopt.rules.moving_average import AVERAGE_WEIGHT
 from gpuopt.rules.slot_codes import SlotCodes
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.master_conversion import kept_dtype
 from gpuopt.state.masters import Masters
-from gpuopt.step.gpu_decision import GpuDecision
+from gpuopt.step.average_weights import AverageWeights
 from gpuopt.step.known import KnownGroups
 from gpuopt.step.row_checks import RowChecks
 from gpuopt.variables.identity import Identity
@@ -26,13 +28,6 @@ from gpuopt.variables.variable import Variable, as_variable, known_identity
 _JOINING_DTYPES = frozenset({np.dtype(np.float32), np.dtype(np.float64)})
 
 TargetOf = Callable[[Variable], tuple[Target, list[Identity], Any]]
-
-
-class Refusals(Protocol):
-    """What says, on a device, whether a step is made that the host has written down."""
-
-    def unless_refused(self, device: Device, new: Any, old: Any) -> Any:
-        """Returns what to write beside the step's updates: see `RowChecks`."""
 
 
 class MovingAverages:
@@ -78,20 +73,14 @@ class MovingAverages:
         raise NotImplementedError
 
     def move(
-        self,
-        variables: Sequence[Variable],
-        values: Sequence[Variable],
-        refusals: Refusals,
-        weight: Any,
+        self, variables: Sequence[Variable], values: Sequence[Variable], weights: AverageWeights
     ) -> None:
         """Moves averages towards the present values, as a part of a step.
 
         Args:
             variables: Those that have an average.
             values: See `start`.
-            refusals: Of the step: averages on a device that refuses it stay as they are.
-            weight: That of the new values, a scalar of float32: a number, or an array where the
-                averages are.
+            weights: Those of the new values, in this step.
         """
         raise NotImplementedError
 
@@ -200,25 +189,26 @@ class StepAverages:
             row_checks: Of the step.
         """
         self._made += self._moving.start(variables, values)
-        self._moving.move(variables, values, row_checks, 1 - self._decay)
+        weights = AverageWeights([1 - self._decay], row_checks)
+        self._moving.move(variables, values, weights)
 
     def follow_decided(
         self,
         variables: Sequence[Variable],
         values: Sequence[Variable],
-        decision: GpuDecision,
+        decided: Mapping[Device, Decided],
         of_counts: Sequence[StepAverages],
     ) -> None:
-        """Moves the averages that there are, in a step that a GPU has decided about.
+        """Moves the averages that there are, in a step that GPUs have decided about.
 
         Args:
-            variables: Those that are updated, all on this GPU.
+            variables: Those that are updated.
             values: See `MovingAverages.start`.
-            decision: The GPU's.
-            of_counts: The averages for each count of steps that the GPU may have, this one first.
+            decided: What each variable's GPU has made of the step.
+            of_counts: The averages for each count of steps that a GPU may have, this one first.
         """
-        weight = decision.choose([1 - each._decay for each in of_counts])
-        self._moving.move(variables, values, decision, weight)
+        weights = AverageWeights([1 - each._decay for each in of_counts], decided=decided)
+        self._moving.move(variables, values, weights)
 
     def forget(self, devices: Collection[Device] | None) -> None:
         """Drops the averages that the step has made on devices that refuse it; None for all."""
