@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
-
 from gpuopt.backends.clips import ClipLimits, DenseGradients, SparseGradient
 from gpuopt.rules.loss_scaling import ScaleRule, ScaleState
 
@@ -116,16 +114,6 @@ class LossScalings(Protocol):
         Args:
             decided: From `join` of the other device.
             memory: Its `memory`, brought to this one.
-        """
-
-    def choose(self, decided: Decided, numbers: Sequence[np.floating[Any]]) -> Any:
-        """Returns the number for the count of steps that was reached, a scalar array.
-
-        It is for the current stream. Of a step that is left out, it is any of them.
-
-        Args:
-            decided: From `decide` or `take`.
-            numbers: Those for the host's count, for one less, and so on, of one type.
         """
 
     def read(self, scaling: Any) -> Any:

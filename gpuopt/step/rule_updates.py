@@ -28,7 +28,6 @@ from gpuopt.state.slot_dtypes import check_no_doubles
 from gpuopt.state.state import Created
 from gpuopt.step.averages import StepAverages
 from gpuopt.step.clips import StepClips
-from gpuopt.step.gpu_decision import GpuDecision
 from gpuopt.step.known import Batch, Group
 from gpuopt.step.nonfinite import describe_first
 from gpuopt.step.overlap import refuse_shared_memory
@@ -358,15 +357,7 @@ class RuleUpdates:
             averages.follow(variables, values, self._optimizer.row_checks)
             return
         every = [each.averages for each in self._of_counts if each.averages is not None]
-        for device, decided in self._decided.items():
-            here = [n for n, variable in enumerate(variables) if variable.device == device]
-            if here:
-                averages.follow_decided(
-                    [variables[n] for n in here],
-                    [values[n] for n in here],
-                    GpuDecision(device, decided),
-                    every,
-                )
+        averages.follow_decided(variables, values, self._decided, every)
 
     def write(self) -> None:
         """Applies the rule, without constraints; to be called by `quietly` if on a CPU."""

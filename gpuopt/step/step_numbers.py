@@ -42,7 +42,7 @@ class StepNumbers(NamedTuple):
             scalars: The rule's, for each group.
         """
         if is_averaged and self.averages is not None:
-            rule, scalars = self.averages.join(rule, batch.real, scalars)
+            rule, scalars = self.averages.join(rule, batch, scalars)
         if self.rounding is not None and self.rounding.rounds(batch.dtype):
             rule, scalars = self.rounding.join(rule, scalars)
         return rule, scalars

@@ -45,14 +45,24 @@ Slots<Rule, Real> slots_at(Real* const* written, long long offset) {
   return slots;
 }
 
+// Of a variable that is stored as it is computed.
+struct AsComputed {
+  template <class Real>
+  static Real of(Real value) {
+    return value;
+  }
+};
+
+// Updates an element; `Kept::of` returns what of the variable is stored then.
 // `inline`: else GCC calls it for each element of longer rules, and uses no vectors.
-template <class Rule, class Real>
+template <class Rule, class Kept = AsComputed, class Real>
 inline void update_element(Real* var, const Slots<Rule, Real>& slots, long long at, Real grad,
                            const typename Rule::template Scalars<Real>& scalars) {
   Real value = var[at];
   Real slot[slot_capacity<Rule>];
   for (int k = 0; k < Rule::num_slots; ++k) slot[k] = slots.of[k][at];
   Rule::apply(value, grad, slot, scalars);
+  follow_variable<Rule>(Kept::of(value), slot, scalars);
   var[at] = value;
   for (int k = 0; k < Rule::num_slots; ++k) slots.of[k][at] = slot[k];
 }

@@ -92,7 +92,8 @@ class DensePlan:
         self._launcher = launcher
         self.targets = targets
         var, slots = targets[0]
-        slot_type = slots[0].dtype if slots and not self.codings else var.dtype
+        # The last: an average, which is the first, may have the variable's type.
+        slot_type = slots[-1].dtype if slots and not self.codings else var.dtype
         self.types = WrittenTypes(var.dtype, slot_type, beside[0].dtype if beside else None)
         self.dtype = self.types.gradients
         self._shapes = [var.shape for var, _ in targets]

@@ -116,15 +116,6 @@ class CudaLossScalings:
             self._order.record_creation(taken.after)
             return taken
 
-    def choose(self, decided: Decided, numbers: Sequence[np.floating[Any]]) -> Any:
-        with self._lock, self._launcher.device():
-            self._order.follow((decided.after,))
-            every = to_device(self._launcher, np.array(numbers))
-            behind = decided.host_count - decided.after.num_made.view(np.int64)
-            chosen = every[self._launcher.xp.clip(behind, 0, len(numbers) - 1)]
-            self._order.hold((decided.after.array,))
-            return chosen[0]
-
     def read(self, scaling: CudaLossScaling) -> Download:
         with self._lock, self._launcher.device():
             self._order.follow((scaling,))

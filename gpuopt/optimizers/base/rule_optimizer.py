@@ -198,9 +198,7 @@ class RuleOptimizer(Optimizer):
         self.slot_codes = slot_codes_of(bits, form, self.rule, type(self).__name__)
         self.slot_dtype = checked_slot_dtype(ours.pop("slot_dtype"), self.rule, self.slot_codes)
         self.masters = checked_masters(ours.pop("masters"), self.slot_codes)
-        self.averages = following(
-            ours.pop("averages"), self.slot_codes, self.slot_dtype, self.masters
-        )
+        self.averages = following(ours.pop("averages"), self.masters)
         self.rounding = checked_rounding(
             ours.pop("stochastic_rounding"),
             self.rule,

@@ -16,6 +16,7 @@ from every_kernel import (
     kernels_of_several_types,
     kernels_of_slots_in_bfloat16,
     kernels_with_averages,
+    kernels_with_averages_of_several_types,
     kernels_with_rounding,
     kernels_without_rule,
 )
@@ -56,6 +57,17 @@ def max_registers(kernel: Kernel, architecture: str) -> int:
         return 80 if architecture == ARCHITECTURES[0] else 96
     if kernel.function == "dense_update_of_rows":
         return 128 if slots > 2 and "double" in kernel.types else 80  # two blocks of 256
+    is_averaged = kernel.rule is not None and "average" in kernel.rule.slots
+    storage = kernel.types[-1] if kernel.types else ""
+    if is_averaged and ("coded" in kernel.function or storage not in ("float", "double")):
+        # Two blocks of 256, or three: more elements are in registers than a rule has of itself.
+        is_scaled = isinstance(kernel.rule, ScaledRule)
+        has_wide_average = storage.count("__nv_bfloat16") == 3 and storage.endswith("Split>")
+        return (
+            128
+            if is_scaled or has_wide_average or (slots > 2 and "coded" in kernel.function)
+            else 80
+        )
     if "coded" in kernel.function:  # a lane has 8 elements: 512 threads load as much as 1024 do
         if architecture not in ("sm_75", "sm_90"):
             return 128
@@ -87,8 +99,8 @@ def max_registers(kernel: Kernel, architecture: str) -> int:
     wide = {"double", "unsigned long long"}
     if architecture == "sm_75":  # it has no instructions for bfloat16
         wide |= {"__nv_bfloat16"}
-    storage = re.findall(r"__nv_bfloat16", kernel.types[-1]) if kernel.types else []
-    return 80 if wide & {*kernel.types, *storage} else 64
+    bfloat16 = re.findall(r"__nv_bfloat16", storage)
+    return 80 if wide & {*kernel.types, *bfloat16} else 64
 
 
 def selected(architecture: str) -> Iterable[UpdateRule]:
@@ -136,6 +148,11 @@ def test_kernels_of_accumulation_keep_to_the_same_registers(architecture: str) -
 @on_chosen
 def test_kernels_with_averages_keep_to_the_same_registers(architecture: str) -> None:
     check_registers(kernels_with_averages(), architecture)
+
+
+@on_chosen
+def test_kernels_with_averages_of_several_types_keep_to_their_registers(architecture: str) -> None:
+    check_registers(kernels_with_averages_of_several_types(), architecture)
 
 
 @on_chosen
