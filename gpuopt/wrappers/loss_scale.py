@@ -22,7 +22,7 @@ from gpuopt.distributed.wrapper import OptimizerWrapper, inner_optimizers
 from gpuopt.optimizer import Optimizer
 from gpuopt.optimizers.base.rule_optimizer import RuleOptimizer
 from gpuopt.quietly import quietly
-from gpuopt.rules.loss_scaling import LARGEST_SCALE, ScaleRule, ScaleState, after_step
+from gpuopt.rules.loss_scaling import ScaleRule, ScaleState, after_step
 from gpuopt.state import loss_scales
 from gpuopt.state.state_dict import OptimizerState, load_state
 from gpuopt.step import additions
@@ -341,19 +341,8 @@ class LossScaleOptimizer(StepWrapper):
             ValueError: the state has a number that no run makes, or lacks one that is saved with
                 others that it has.
         """
-        loss_scales.refuse_half_saved(state["non_slots"])
         own = self._own_variables()
-        saved = {
-            name: _checked_value(name, state["non_slots"][name], variable)
-            for name, variable in own.items()
-            if name in state["non_slots"]
-        }
-        taken = {**saved, **loss_scales.starts_anew(own, saved)}
-        others = {
-            name: value
-            for name, value in state["non_slots"].items()
-            if name not in loss_scales.NAMES
-        }
+        taken, others = loss_scales.taken_over(own, state["non_slots"])
         inner: Any = {**state, "non_slots": others}
         with between_writes(f'loading the state of optimizer "{self.get_name()}"', writes=True):
             load_state(self.owner_of_state.state, inner, variables)
@@ -561,16 +550,3 @@ def _checked_count(value: Any) -> int:
     if count >= 2**63:
         raise ValueError(f"accept_after must be less than 2**63, got {value!r}: None is for never")
     return count
-
-
-def _checked_value(name: str, value: Any, variable: Variable) -> Any:
-    """Returns a saved number, or raises ValueError."""
-    given = np.asarray(value)
-    least = 1 if name == "loss_scale" else 0
-    most = LARGEST_SCALE if name == "loss_scale" else np.iinfo(variable.dtype).max
-    if given.shape != () or given.dtype != variable.dtype or not least <= given <= most:
-        raise ValueError(
-            f'"{name}" must be a number of {variable.dtype} from {least} to {most:.7g}; the saved '
-            f"value is {value!r}"
-        )
-    return given[()]
