@@ -510,6 +510,11 @@ class RuleUpdates:
         return self._clips.decided
 
     @property
+    def deciding_devices(self) -> Collection[Device]:
+        """Those whose updates read what the GPU has decided."""
+        return self._decided
+
+    @property
     def measured_names(self) -> Sequence[tuple[Sequence[int], Sequence[str], bool]]:
         """The numbers of gradients, their variables' names, and whether they are sparse."""
         return [(part.numbers, part.require_group().names, part.is_sparse) for part in self._parts]
