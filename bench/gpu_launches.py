@@ -242,10 +242,11 @@ def _with_stages(stages: Sequence[str]) -> Any:
         optimizer = gpuopt.LARSOptimizer(1e-3, **options)
     else:
         optimizer = gpuopt.AdamOptimizer(1e-3, **options)
-    if "loss_scale" in stages:
+    if {"loss_scale", "on_nonfinite"} & set(stages):
         # Nothing runs that would decide about steps: the host is to learn of no decision.
-        device_scaling = import_module("gpuopt.wrappers.device_scaling")
+        device_scaling = import_module("gpuopt.step.device_scaling")
         device_scaling.DeviceScaling._look = lambda scaling: None
+    if "loss_scale" in stages:
         optimizer = gpuopt.LossScaleOptimizer(optimizer, gpuopt.FixedLossScaleManager(8.0))
     if "accumulation" in stages:
         return gpuopt.GradientAccumulationOptimizer(optimizer, ACCUMULATED)

@@ -18,6 +18,7 @@ class Decision(NamedTuple):
         before: The loss scale before the step, from `LossScalings.new` or `Decided.after`.
         host_count: How many steps the host takes for made, of those since `LossScalings.new`.
         step: Which step since then it is, from 1.
+        stops: Whether no step is made after one that is not finite.
     """
 
     rule: ScaleRule
@@ -25,6 +26,7 @@ class Decision(NamedTuple):
     before: Any
     host_count: int
     step: int
+    stops: bool = False
 
 
 class Decided(NamedTuple):
@@ -50,7 +52,7 @@ class LastBad(NamedTuple):
     """The last step whose gradients were not finite.
 
     Attributes:
-        step: Its number; 0 if there was none.
+        step: Its number; 0 if there was none. If it stops the ones after it, these are not told of.
         gradient: The number of its first gradient that was not; of a sparse one, the sums of equal
             rows are looked at. -1 if all were, and clipping would make them NaN.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum, auto
 from typing import Any, Protocol
 
 import numpy as np
@@ -37,6 +38,17 @@ CLIPPING_MAKES_NAN = (
     "clipping to a norm makes finite gradients NaN: the norm is more than its type holds, or it "
     "and clip_norm are 0"
 )
+
+
+class Measurement(Enum):
+    """What the norms of a step tell of its gradients."""
+
+    FINITE = auto()
+    # Some hold NaN or infinity, or their squares are too large.
+    UNKNOWN = auto()
+    # All may be finite, and clipping would make them NaN.
+    FACTOR_IS_NAN = auto()
+
 
 # In place of a norm's number: the gradient belongs to no norm.
 _NONE = -1
@@ -257,21 +269,17 @@ class StepClips:
                 with backend_for(device).enter():
                     self.decided[device] = _scalings(device).take(decided, memory)
 
-    def find_unusable(self) -> str | None:
-        """Looks for norms that are not finite; the host waits for them.
-
-        Returns:
-            None if all gradients and factors are finite. Else why gradients cannot be clipped, or
-            "" if they can: some may hold NaN or infinity, or their squares are too large.
-        """
+    def look(self) -> Measurement:
+        """Says what the norms tell of the gradients; the host waits for them."""
         # Every device has the sums of all.
         device, factors = next(iter(self._factors.items()))
         backend = backend_for(device)
         with backend.enter():
             found = backend.to_host(factors)
         if not np.isfinite(found[:, FACTOR_OF_FLOAT64]).all():
-            return CLIPPING_MAKES_NAN
-        return None if np.isfinite(found[:, SQUARES]).all() else ""
+            return Measurement.FACTOR_IS_NAN
+        are_finite = np.isfinite(found[:, SQUARES]).all()
+        return Measurement.FINITE if are_finite else Measurement.UNKNOWN
 
     def clip(
         self, rule: UpdateRule, batch: Batch, groups: Sequence[int], scalars: Sequence[Scalars]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -12,9 +13,27 @@ from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.step.averages import StepAverages
 from gpuopt.step.known import Batch
 from gpuopt.step.rounding import StepRounding
+from gpuopt.variables.variable import Variable
 
 # The scalars of all groups, by the type that rules compute in.
 ScalarsByType = dict[type["np.floating[Any]"], Sequence[Scalars]]
+
+
+class FollowsSteps(ABC):
+    """A hyperparameter that follows a counter: a `Schedule`.
+
+    Attributes:
+        name: The function that has made it.
+        global_step: The variable that is followed.
+    """
+
+    name: str
+    global_step: Variable
+
+    @property
+    @abstractmethod
+    def _is_ours(self) -> bool:
+        """Whether its values follow from the counter alone: a subclass may compute others."""
 
 
 class StepNumbers(NamedTuple):

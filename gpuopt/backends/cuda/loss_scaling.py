@@ -23,7 +23,7 @@ _LAYOUT = struct_of(LossScaling)
 _WORD = np.dtype(np.uint64)
 _NUM_WORDS = _LAYOUT.size // _WORD.itemsize
 # What launches are given that do not decide, but tell who does.
-_ELSEWHERE = LossDecision(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
+_ELSEWHERE = LossDecision(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
 _FLOAT = np.dtype(np.float32)
 
 
@@ -168,6 +168,7 @@ class CudaLossScalings:
                 incr_every=rule.incr_every,
                 decr_every=rule.decr_every,
                 accept_after=accept_after,
+                stops=int(decision.stops),
                 incr_ratio=rule.incr_ratio,
                 decr_ratio=rule.decr_ratio,
                 divisor=rule.divisor,

@@ -220,6 +220,7 @@ class LossDecision(NamedTuple):
         step: The step's own number, from 1.
         incr_every, decr_every: See `ScaleRule`.
         accept_after: After how many skipped steps one is made anyway; below 0 for never.
+        stops: Whether no step is made after one that is not finite.
         incr_ratio, decr_ratio, divisor: See `ScaleRule`.
     """
 
@@ -233,6 +234,7 @@ class LossDecision(NamedTuple):
     incr_every: Annotated[int, Number("int64")]
     decr_every: Annotated[int, Number("int64")]
     accept_after: Annotated[int, Number("int64")]
+    stops: Annotated[int, Number("int64")]
     incr_ratio: Annotated[float, Number("float64")]
     decr_ratio: Annotated[float, Number("float64")]
     divisor: Annotated[float, Number("float64")]
