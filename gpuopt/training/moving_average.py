@@ -6,7 +6,7 @@ import math
 import numbers
 from collections.abc import Iterable, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
