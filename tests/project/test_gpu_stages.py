@@ -73,12 +73,10 @@ OTHERS: dict[str, tuple[list[str], float]] = {
     'slot_dtype="bfloat16"': ([UPDATE], 4 + 2 * (4 + 2 + 2)),
     'slot_dtype="bfloat16", clip_norm, decay': (["measure", OF_GROUPS], 4 + 20),
     'slot_dtype="bfloat16", loss_scale': (["measure_and_decide", OF_GROUPS], 4 + 20),
-}
-# Averages that a launch of their own moves, or more; and what is moved at least: each array once.
-APART: dict[str, tuple[str, float]] = {
-    "bfloat16, averages": (UPDATE, 14 + 2 * 2),
-    "slot_bits=8, averages": ("coded_update", OF_CODES + 2 * 4),
-    'slot_dtype="bfloat16", averages': (UPDATE, 20 + 2 * 4),
+    # and an average of the variable's type, twice
+    "bfloat16, averages": ([UPDATE], 14 + 2 * 2),
+    "slot_bits=8, averages": (["coded_update"], OF_CODES + 2 * 4),
+    'slot_dtype="bfloat16", averages': ([UPDATE], 20 + 2 * 4),
 }
 # Rules that sum over their own update.
 WITH_SUMS = [
@@ -111,7 +109,7 @@ def recorded() -> Recorded:
 
 @pytest.mark.gpu
 @pytest.mark.driver
-@pytest.mark.parametrize("name", [name for name in STEPS if name not in {*OTHERS, *APART}])
+@pytest.mark.parametrize("name", [name for name in STEPS if name not in OTHERS])
 def test_gradients_are_read_twice_and_all_else_once(name: str) -> None:
     stages = set(STEPS[name])
     counted = count(recorded().launches[name])
@@ -140,18 +138,6 @@ def test_types_and_sums_move_what_they_store(name: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.driver
-@pytest.mark.parametrize("name", APART)
-def test_averages_that_do_not_join_take_few_launches_and_no_wait(name: str) -> None:
-    counted = count(recorded().launches[name])
-    update, least = APART[name]
-    assert counted.launches[0] == update
-    assert len(counted.launches) <= 1 + 3 * len(SHAPES)
-    assert not counted.waits
-    assert counted.num_bytes >= ELEMENTS * least
-
-
-@pytest.mark.gpu
-@pytest.mark.driver
 def test_a_rule_with_sums_takes_a_launch_more() -> None:
     steps = {"+".join(stages): stages for stages in WITH_SUMS}
     found = record_steps(H200, SMALLER, steps).launches
@@ -164,11 +150,8 @@ def test_a_rule_with_sums_takes_a_launch_more() -> None:
 @pytest.mark.gpu
 @pytest.mark.driver
 def test_sums_of_inputs_take_no_launch_more_than_a_norm() -> None:
-    tasks = {
-        name: {"job": "adam", "shapes": SHAPES, "num_sets": 1, "stages": name.split(", ")}
-        for name in WITH_SUMS_OF_INPUTS
-    }
-    found = record(tasks, H200.multiprocessors, H200.architecture).launches
+    steps = {name: name.split(", ") for name in WITH_SUMS_OF_INPUTS}
+    found = record_steps(H200, steps=steps).launches
     for name, (launches, per_element) in WITH_SUMS_OF_INPUTS.items():
         assert count(found[name]) == (launches, 0, ELEMENTS * per_element), name
 

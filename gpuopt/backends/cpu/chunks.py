@@ -109,8 +109,10 @@ class Chunks:
             gradients: See `update`.
         """
         table = self._table.copy()
-        one_group = len(scalars) == 1
-        table[:, _SCALARS] = scalars if one_group else np.array(scalars, np.intp)[self._chunk_groups]
+        if len(scalars) == 1:
+            table[:, _SCALARS] = scalars
+        else:
+            table[:, _SCALARS] = np.array(scalars, np.intp)[self._chunk_groups]
         if gradients is not None:
             addresses = [0 if gradient is None else gradient.ctypes.data for gradient in gradients]
             grads = np.array(addresses, np.intp)[self._owners]

@@ -10,7 +10,7 @@ import numpy as np
 from gpuopt.backends.backend import Scalars, Target, compute_type
 from gpuopt.backends.cpu.dense_plan import DensePlan
 from gpuopt.backends.cpu.forms.plain import PlainRule
-from gpuopt.backends.cpu.forms.rule_form import RuleForm, quickest_forms
+from gpuopt.backends.cpu.forms.rule_form import quickest_forms
 from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cpu.master_copies import write_copies
 from gpuopt.backends.cpu.mixed_update import update_mixed
