@@ -16,8 +16,8 @@ class CpuLimits:
             it computes.
         small_compiled_elements: The same for compiled rules, which get all addresses in one call:
             to find a gradient's takes longer than to copy and update so few elements.
-        compiled_elements: From this size on, a compiled rule is quicker than numpy's calls, with one
-            thread, too.
+        compiled_elements: From this size on, a compiled rule is quicker than numpy's calls, also
+            with one thread.
         large_elements: From this size on, a second thread and a rule without temporaries are worth
             preparing; a compiled rule, too, where this is less than `compiled_elements`.
         elements_per_thread: The least number of elements for each thread.
