@@ -134,11 +134,21 @@ def test_the_config_of_the_guide_to_spacy_makes_the_optimizer_that_it_names() ->
 
     page = (DOCS / "guides" / "thinc.md").read_text()
     [config] = re.findall(r"^```ini\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
-    made = registry.resolve(Config().from_str(config)["training"])["optimizer"]
+    parsed = Config().from_str(f"[training]\n\n{config}")["training"]
+    made = registry.resolve(parsed)["optimizer"]
     assert type(made).__module__.startswith("gpuopt.")
-    settings = {name: getattr(made, name) for name in ("b1", "b2", "L2", "grad_clip", "eps")}
-    assert settings == {"b1": 0.9, "b2": 0.999, "L2": 0.01, "grad_clip": 1.0, "eps": 1e-8}
-    assert (made.learn_rate, made.L2_is_weight_decay) == (0.001, True)
+    expected = {
+        "b1": 0.9,
+        "b2": 0.999,
+        "L2": 0.01,
+        "grad_clip": 1.0,
+        "eps": 1e-8,
+        "learn_rate": 0.001,
+    }
+    for name, value in expected.items():
+        found = getattr(made, name)  # Thinc 9 has schedules of the step
+        assert (found(0) if callable(found) else found) == value, name
+    assert made.L2_is_weight_decay is True
 
 
 def names_in(section: str) -> set[str]:
