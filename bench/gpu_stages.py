@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from bench import gpu_torch
 from bench.gpu_kernels import FLOAT, WorkOf
-from bench.gpu_launches import Launch, Recorded, Resources, record
+from bench.gpu_launches import Launch, Recorded, record
 from bench.gpu_model_page import PAGE
 from bench.gpu_modelled import FOLDER, WHAT
 from bench.gpu_stages_page import make_tables
@@ -172,10 +172,6 @@ def _update(before_data: Waits, *, begin: Waits = L2, after: Waits | None = None
 _ENTRY, _ENTRY_AND_SCALARS = L2, L2.times(2)
 # The chunk's sum, the count of the variable's chunks, and their sums.
 _SUMS = _SUM_OF_BLOCK.and_then(L2.times(3)).and_then(_SUM_OF_BLOCK)
-# Of arrays; of numbers, CuPy says no size.
-_BYTES_OF_CUPYS = {"float32": 4, "bfloat16": 2}
-# What its operations take at most: as many run at once as can.
-_OF_CUPY = Resources(registers=32, shared_bytes=0)
 # A block first copies the map of codes.
 _MAP = L2.and_then(SHARED)
 KERNELS_OF_STAGES: Mapping[str, WorkOf] = {
@@ -189,19 +185,6 @@ KERNELS_OF_STAGES: Mapping[str, WorkOf] = {
     "sum_terms": _update(_ENTRY_AND_SCALARS, after=_SUMS),
     "coded_update": _update(_ENTRY_AND_SCALARS, begin=_MAP),
 }
-
-
-def _elementwise(launch: Launch, data: Dense) -> Work:
-    """The work of an operation of CuPy's, which goes through one variable: of arrays alone."""
-    types = launch.kernel.partition("__")[2].split("_")
-    item_bytes = sum(_BYTES_OF_CUPYS.get(each, 0) for each in types)
-    num_bytes = data.elements / len(SHAPES) * item_bytes
-    return Work(num_bytes, 0, launch.grid, 1, Waits(), DRAM, DRAM, DRAM)
-
-
-def _works(launches: Sequence[Launch]) -> Mapping[str, WorkOf]:
-    of_cupy = {_name(each) for each in launches if each.kernel.startswith("cupy_")}
-    return {**KERNELS_OF_STAGES, **dict.fromkeys(of_cupy, _elementwise)}
 
 
 class Counted(NamedTuple):
@@ -232,7 +215,7 @@ def record_steps(
 
 def count(launches: Sequence[Launch]) -> Counted:
     kernels = [each for each in launches if not each.copied_bytes]
-    works = [_works(kernels)[_name(each)](each, DATA) for each in kernels]
+    works = [KERNELS_OF_STAGES[_name(each)](each, DATA) for each in kernels]
     names = [_name(each) for each in kernels]
     # What a GPU has decided comes back in later steps: the host asks, and does not wait.
     comes_back_later = any(name.endswith("_and_decide") for name in names)
@@ -260,8 +243,7 @@ def compute() -> dict[str, Any]:
         for name in STEPS:
             launches = recorded.launches[name]
             counted = count(launches)
-            resources = {each.kernel: _OF_CUPY for each in launches} | recorded.resources
-            modelled = model_step(launches, DATA, gpu, resources, _works(launches))
+            modelled = model_step(launches, DATA, gpu, recorded.resources, KERNELS_OF_STAGES)
             step = steps.setdefault(name, {**counted._asdict(), "modelled_us": {}})
             step["modelled_us"][short] = round(sum(each.us for each in modelled), 1)
     torch: dict[str, dict[str, Any]] = {}

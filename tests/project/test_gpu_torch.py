@@ -55,8 +55,6 @@ MORE = {
     "accumulation: the first call",
     'masters="float32", accumulation: the first call',
     'masters="float32", accumulation: a call between',
-    "bfloat16, averages",
-    'slot_dtype="bfloat16", averages',
 }
 
 
