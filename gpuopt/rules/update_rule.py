@@ -12,6 +12,7 @@ from typing import Any, overload
 import numpy as np
 
 from gpuopt.computed_once import computed_once
+from gpuopt.rules.shift import Shift, shift_of
 from gpuopt.rules.sources import CudaSource, kernel_root
 from gpuopt.rules.trial import refuse_by_trial
 from gpuopt.rules.unnamed import Unnamed
@@ -75,6 +76,11 @@ class UpdateRule:
     def computed(self) -> tuple[str, ...]:
         """The scalars that the optimizer does not give."""
         return (*self.sums, MEAN_SQUARE) if self.row_slots else self.sums
+
+    @computed_once
+    def shift(self) -> Shift | None:
+        """How its step depends on where the variable is; None if in any other way than these."""
+        return shift_of(self)
 
     def require_cuda(self, to_update: str = "variables on a GPU") -> CudaSource:
         """Returns the CUDA form.

@@ -357,6 +357,17 @@ struct State : Numbering<Rule> {
 
   __device__ __forceinline__ void update(const Real (&gradient)[count],
                                          const typename Rule::template Scalars<Real>& scalars) {
+    change([&](int i, Real& value, Real* slot) {
+      Rule::apply(value, gradient[i], slot, scalars);
+      follow_variable<Rule>(drops_bits_of_var<Storage> ? Real(StoredVar<Storage>(value)) : value,
+                            slot, scalars);
+      this->template round<drops_bits_of_var<Storage>>(i, scalars, value, slot);
+    });
+  }
+
+  // Calls `apply` with the place of each element, its weight and its slots, which it may change.
+  template <class Apply>
+  __device__ __forceinline__ void change(const Apply& apply) {
 #pragma unroll
     for (int i = 0; i < count; ++i) {
       Real value = weights.get(i);
@@ -365,10 +376,7 @@ struct State : Numbering<Rule> {
       for (int k = first_slot<Rule, Storage>; k < Rule::num_slots; ++k)
         slot[k] = Real(slots[k].of[i]);
       average.get(i, slot);
-      Rule::apply(value, gradient[i], slot, scalars);
-      follow_variable<Rule>(drops_bits_of_var<Storage> ? Real(StoredVar<Storage>(value)) : value,
-                            slot, scalars);
-      this->template round<drops_bits_of_var<Storage>>(i, scalars, value, slot);
+      apply(i, value, slot);
       weights.set(i, value);
       average.set(i, slot);
 #pragma unroll

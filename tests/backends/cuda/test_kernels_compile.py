@@ -51,7 +51,9 @@ def max_registers(kernel: Kernel, architecture: str) -> int:
     is_sparse_update = kernel.function.startswith("sparse_update")
     slots = 0 if kernel.rule is None else len(kernel.rule.slots)
     if kernel.function.startswith("late_update"):  # besides, what rows have missed
-        is_wide = "double" in kernel.types or kernel.function.endswith("_of_groups")
+        # Of 16 bits, a thread has 8 elements; of each, what is left of the weight as it was moved.
+        is_wide = not {"double", "__half", "__nv_bfloat16"}.isdisjoint(kernel.types)
+        is_wide |= kernel.function.endswith("_of_groups")
         return 128 if is_wide or architecture != ARCHITECTURES[0] else 96
     if kernel.function == "bring_up_rows":
         return 80 if architecture == ARCHITECTURES[0] else 96
