@@ -46,7 +46,7 @@ def test_a_shift_is_what_each_exported_rule_does() -> None:
     """By numbers: a step from a sum is the step from one part, and what is left of the other."""
     rng = np.random.default_rng(0)
     shifting = 0
-    for rule in {make(name, arguments).rule for _, name, arguments in CONFIGURATIONS}:
+    for rule in dict.fromkeys(make(name, arguments).rule for _, name, arguments in CONFIGURATIONS):
         for each in (rule, decayed(rule), clipped(rule)):
             if each.shift is None or each.computed:
                 continue
@@ -57,7 +57,8 @@ def test_a_shift_is_what_each_exported_rule_does() -> None:
             stepped = []
             for start in (var + rest, rest):
                 own = start.copy()
-                each.apply(own, grad, *slots.copy(), **scalars)
+                with np.errstate(all="ignore"):  # of numbers that no training has: NaN in both
+                    each.apply(own, grad, *slots.copy(), **scalars)
                 stepped.append(own)
             decay = 0.0 if each.shift.decay is None else scalars[each.shift.decay]
             np.testing.assert_allclose(
