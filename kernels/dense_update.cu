@@ -197,11 +197,16 @@ __global__ void __launch_bounds__(dense_threads, blocks_of_groups<Rule, Storage>
                                few_grads, scalars_of, refused);
 }
 
+// How many blocks of `dense_update_by_sums` a multiprocessor is to hold: as of groups, but with
+// doubles, compilers would rather spill than take more registers than three blocks have.
+template <class Rule, class Storage>
+constexpr int blocks_by_sums = sizeof(Compute<Storage>) > 4 ? 2 : blocks_of_groups<Rule, Storage>;
+
 // Updates variables of several groups by a clipped rule, whose sums `measure_inputs` has computed
 // of gradients as they are: `sums` holds those of each variable, which become the scalars from
 // number `first_sum` on.
 template <class Rule, class Storage, int first_sum>
-__global__ void __launch_bounds__(dense_threads, blocks_of_groups<Rule, Storage>)
+__global__ void __launch_bounds__(dense_threads, blocks_by_sums<Rule, Storage>)
     dense_update_by_sums(const Variable<Rule, Storage>* __restrict__ variables,
                          long long num_variables, const Chunk* __restrict__ chunks,
                          long long num_chunks, long long chunk_size,

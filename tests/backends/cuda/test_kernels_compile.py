@@ -74,15 +74,17 @@ def max_registers(kernel: Kernel, architecture: str) -> int:
         if architecture not in ("sm_75", "sm_90"):
             return 128
         return 80 if slots == 1 else 96
-    takes_sums = kernel.function == "dense_update_by_sums"
-    is_scaled_group = isinstance(kernel.rule, ScaledRule) and (
-        takes_sums or kernel.function == "dense_update_of_groups"
+    if kernel.function.startswith("measure_inputs"):
+        return 80  # a variable's packs beside a gradient's
+    if kernel.function == "dense_update_by_sums":  # as many as launch bounds ask for, at least
+        return 128 if "double" in kernel.types else 80
+    is_scaled_group = kernel.function == "dense_update_of_groups" and isinstance(
+        kernel.rule, ScaledRule
     )
     is_rounded = kernel.rule is not None and kernel.rule.is_rounded
-    if is_scaled_group and (is_rounded or (slots > 2 - takes_sums and "double" in kernel.types)):
+    if is_scaled_group and (is_rounded or (slots > 2 and "double" in kernel.types)):
         return 128  # two blocks of 256, as with 96: `blocks_of_groups` asks for them
-    of_groups = kernel.function.endswith("_of_groups") or kernel.function == "sum_terms"
-    has_groups = of_groups or takes_sums
+    has_groups = kernel.function.endswith("_of_groups") or kernel.function == "sum_terms"
     if has_groups and slots > 1 + is_sparse_update:
         if is_sparse_update:
             return 128
