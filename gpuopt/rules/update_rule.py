@@ -50,6 +50,7 @@ class UpdateRule:
         unnamed: What the rule does where the gradient is 0, if rows without one can catch up.
         eight_bit: The slots that may be stored in 8 bits.
         is_rounded: Whether backends round what it writes stochastically; see `rounded`.
+        stored: The type that the variable is rounded to, if the rule goes by that; see `averaged`.
     """
 
     apply: Callable[..., None]
@@ -63,6 +64,7 @@ class UpdateRule:
     unnamed: Unnamed | None = None
     eight_bit: tuple[str, ...] = ()
     is_rounded: bool = False
+    stored: np.dtype[Any] | None = None
 
     @property
     def name(self) -> str:
