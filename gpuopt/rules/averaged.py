@@ -23,7 +23,7 @@ def averaged(base: UpdateRule, stored: np.dtype[Any] | None = None) -> DerivedRu
     Args:
         base: What updates the variable.
         stored: The type that the variable is rounded to, if it is not the one that rules compute
-            in: so is what the average follows. Compiled forms know it by themselves.
+            in: so is what the average follows. Kernels know it by themselves.
     """
 
     def averaged(
@@ -47,4 +47,5 @@ def averaged(base: UpdateRule, stored: np.dtype[Any] | None = None) -> DerivedRu
         header="shared/averaged.cuh",
         slots=("average",),
         scalars=(AVERAGE_WEIGHT,),
+        stored=stored,
     )

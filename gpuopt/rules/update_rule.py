@@ -53,6 +53,7 @@ class UpdateRule:
         unnamed: What the rule does where the gradient is 0, if rows without one can catch up.
         eight_bit: The slots that may be stored in 8 bits.
         is_rounded: Whether backends round what it writes stochastically; see `rounded`.
+        stored: The type that the variable is rounded to, if the rule goes by that; see `averaged`.
     """
 
     apply: Callable[..., None]
@@ -67,6 +68,7 @@ class UpdateRule:
     eight_bit: tuple[str, ...] = ()
     is_rounded: bool = False
     degrees: tuple[int, ...] = ()
+    stored: np.dtype[Any] | None = None
 
     @property
     def name(self) -> str:
