@@ -33,8 +33,8 @@ def host(**limits: int) -> Backend:
 
 
 BACKENDS: dict[str, Callable[[], Backend]] = {
-    "plain": host,
-    "one by one": lambda: host(small_elements=1),
+    "plain": lambda: host(compiled_elements=10**9),
+    "one by one": lambda: host(small_elements=1, compiled_elements=10**9),
     "compiled": lambda: host(small_elements=1, large_elements=0, elements_per_thread=1),
     "kernels": lambda: CudaBackend(Device("gpu"), EmulatorLauncher(seed=3)),
 }

@@ -77,7 +77,7 @@ def update_coded(
         scalars = [sums(*each) for each in zip(work, of_groups, strict=True)]
         groups = range(len(work))
     compiled = None
-    if limits.compiles(plan.size) and plan.targets[0].var.dtype == np.float32:
+    if plan.size >= limits.compiled_elements and plan.targets[0].var.dtype == np.float32:
         compiled = compiled_blocks(rule, plan.codings, scalars)
     if compiled is not None:
         table = _table(compiled, work, groups)

@@ -10,7 +10,7 @@ import numpy as np
 from gpuopt.backends.backend import Scalars, Target, compute_type
 from gpuopt.backends.cpu.dense_plan import DensePlan
 from gpuopt.backends.cpu.forms.plain import PlainRule
-from gpuopt.backends.cpu.forms.rule_form import quickest_forms
+from gpuopt.backends.cpu.forms.rule_form import RuleForm, quickest_forms
 from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cpu.master_copies import write_copies
 from gpuopt.backends.cpu.mixed_update import update_mixed
@@ -36,9 +36,14 @@ def update_dense(
     if rule.sums:
         scalars = scalars_with_sums(rule, plan, gradients, scalars, limits)
         plan = plan.alone
-    threads = 1 if plan.size < limits.large_elements else limits.threads_for(plan.size)
-    forms = quickest_forms(rule, plan.real, scalars, plan.size, limits)
-    plan = plan.for_forms(forms)
+    forms: Sequence[RuleForm]
+    if plan.size < limits.compiled_elements:
+        threads, forms = 1, [PlainRule(rule, each) for each in scalars]
+    else:
+        is_large = plan.size >= limits.large_elements
+        threads = limits.threads_for(plan.size) if is_large else 1
+        forms = quickest_forms(rule, plan.real, scalars, is_large)
+        plan = plan.for_forms(forms)
     if plan.read_late:
         gradients = plan.without_overlap(gradients)
     if rule.row_slots:
@@ -90,10 +95,11 @@ def update_with_zero(
     var = target.var
     threads = limits.threads_for(var.size)
     real = np.dtype(compute_type(var.dtype))
-    if not limits.compiles(var.size) or plan.is_strided:
+    if var.size < limits.compiled_elements or plan.is_strided:
         update_strided(rule, target, np.broadcast_to(var.dtype.type(0), var.shape), scalars)
     else:
-        forms = quickest_forms(rule, real, [scalars], var.size, limits, zero_grad=True)
+        is_large = var.size >= limits.large_elements
+        forms = quickest_forms(rule, real, [scalars], is_large, zero_grad=True)
         tasks = plan.tasks_without_gradients(forms, threads)
         share_out(lambda task: task(), tasks, threads)
     if plan.copies:

@@ -17,9 +17,9 @@ class CpuLimits:
         small_compiled_elements: The same for compiled rules, which get all addresses in one call:
             to find a gradient's takes longer than to copy and update so few elements.
         compiled_elements: From this size on, a compiled rule is quicker than numpy's calls, also
-            with one thread.
+            with one thread; at most `large_elements`.
         large_elements: From this size on, a second thread and a rule without temporaries are worth
-            preparing; a compiled rule, too, where this is less than `compiled_elements`.
+            preparing.
         elements_per_thread: The least number of elements for each thread.
     """
 
@@ -29,9 +29,9 @@ class CpuLimits:
     elements_per_thread: int = 128 * 1024
     compiled_elements: int = 64 * 1024
 
-    def compiles(self, size: int) -> bool:
-        """Says whether an update of `size` elements is worth a compiled rule."""
-        return size >= min(self.compiled_elements, self.large_elements)
+    def __post_init__(self) -> None:
+        least = min(self.compiled_elements, self.large_elements)
+        object.__setattr__(self, "compiled_elements", least)
 
     def threads_for(self, size: int) -> int:
         """Returns how many threads share an update of `size` elements.

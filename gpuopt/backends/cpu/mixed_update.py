@@ -40,7 +40,7 @@ def update_mixed(
         Whether it did: not for small updates, rules with slots of rows, arrays that do not lie flat
         in memory, sums over variables that are halves, and where nothing can be compiled.
     """
-    if not (plan.size and limits.compiles(plan.size)) or plan.real != _FLOAT or rule.row_slots:
+    if plan.size < max(limits.compiled_elements, 1) or plan.real != _FLOAT or rule.row_slots:
         return False
     types = _types_of(plan, gradients)
     if types is None or (rule.is_rounded and set(types.slots) - {BFLOAT16}):

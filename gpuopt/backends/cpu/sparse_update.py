@@ -96,7 +96,7 @@ def update_touched_rows(
     [(var, slots)] = plan.targets
     written = [var, *slots]
     real = np.dtype(compute_type(var.dtype))
-    if limits.compiles(values.size * ROW_FACTOR) and all(
+    if values.size * ROW_FACTOR >= limits.compiled_elements and all(
         array.flags.carray and array.dtype == real for array in written
     ):
         compiled = compiled_rules(rule, real, [scalars])

@@ -11,7 +11,6 @@ from gpuopt.backends.backend import Scalars
 from gpuopt.backends.cpu.forms.compiled import compiled_rules
 from gpuopt.backends.cpu.forms.plain import PlainRule
 from gpuopt.backends.cpu.forms.recorded import recorded_rules
-from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.rules.update_rule import UpdateRule
 
 Array = np.ndarray[Any, Any]
@@ -54,12 +53,13 @@ def quickest_forms(
     rule: UpdateRule,
     real: np.dtype[Any],
     scalars: Sequence[Scalars],
-    size: int,
-    limits: CpuLimits,
+    is_large: bool,
     *,
     zero_grad: bool = False,
 ) -> Sequence[RuleForm]:
-    """Returns the quickest forms for work of a size: plain, or compiled, or else recorded.
+    """Returns the quickest forms for work that is not small: compiled where that is possible.
+
+    Else it is recorded if the work is large, and plain if it is not.
 
     A recording with sums would be used once, and one with numbers of rows has two lengths: such a
     rule is run as it is written.
@@ -68,13 +68,12 @@ def quickest_forms(
         rule: What to compute.
         real: The type of all chunks.
         scalars: The rule's scalars, of that type: those of each group. There is a form for each.
-        size: How many elements are updated in all.
-        limits: See `CpuLimits`.
+        is_large: Whether at least `CpuLimits.large_elements` are updated.
         zero_grad: The gradient is zero everywhere; `apply` and `update_chunks` get none.
     """
-    compiled = compiled_rules(rule, real, scalars) if limits.compiles(size) else []
+    compiled = compiled_rules(rule, real, scalars)
     if compiled:
         return compiled
-    if rule.computed or size < limits.large_elements:
+    if rule.computed or not is_large:
         return [PlainRule(rule, each) for each in scalars]
     return recorded_rules(rule, real, scalars, zero_grad=zero_grad)
