@@ -66,6 +66,7 @@ struct Momentum {{
 """
 SCALARS = "Real learning_rate, decay;"
 WITH_SUMS = f"{WITH_CUDA[:-1]}, sums=['decay'], terms=lambda *_, **__: [])"
+TERMS = "lambda var, grad, *_, **__: [grad]"
 OTHER_COUNTS: list[tuple[dict[str, Any], str]] = [
     (
         {"num_slots": "1, num_row_slots = 1"},
@@ -82,6 +83,10 @@ OTHER_COUNTS: list[tuple[dict[str, Any], str]] = [
     (
         {"cuda": WITH_SUMS},
         "sums of momentum is 1 in Python .decay., and 0 in users::Momentum .num_sums",
+    ),
+    (
+        {"cuda": f"{WITH_CUDA[:-1]}, sums=['decay'], terms={TERMS}, degrees=[1])"},
+        "the degree of decay of momentum is 1 in Python, and another in users::Momentum",
     ),
 ]
 Package = Callable[..., ModuleType]
@@ -430,6 +435,53 @@ def test_sums_must_be_scalars_side_by_side_with_terms(wrong: dict[str, Any], wor
         @gpuopt.update_rule(**wrong)
         def summed(var: Any, grad: Any, *, rate: Any, total: Any) -> None:
             var -= rate * total * grad
+
+
+def _inputs(var: Any, grad: Any, slot: Any, **_: Any) -> list[Any]:
+    return [var * grad, abs(grad) ** 3]
+
+
+def _of_a_slot(var: Any, grad: Any, slot: Any, **_: Any) -> list[Any]:
+    return [slot * grad, abs(grad) ** 3]
+
+
+def _of_a_scalar(var: Any, grad: Any, slot: Any, *, rate: Any, **_: Any) -> list[Any]:
+    return [rate * grad, abs(grad) ** 3]
+
+
+@pytest.mark.parametrize(
+    ("terms", "degrees", "words"),
+    [
+        (
+            _inputs,
+            [1],
+            r"degrees=\(1,\) must be an integer from 0 for each of its sums, \('a', 'b'\)",
+        ),
+        (_inputs, [1, -3], r"degrees=\(1, -3\) must be an integer from 0"),
+        (_inputs, [1, 3.0], r"degrees=\(1, 3.0\) must be an integer from 0"),
+        (_inputs, [True, 3], r"degrees=\(True, 3\) must be an integer from 0"),
+        (_inputs, [0, 3], r"not of degree 0 in the gradient alone, as degrees=\(0, 3\) says of a"),
+        (_inputs, [1, 2], r"not of degree 2 in the gradient alone, as degrees=\(1, 2\) says of b"),
+        (_of_a_slot, [1, 3], r"not of degree 1 .* says of a: of twice the gradient, and of other"),
+        (_of_a_scalar, [1, 3], r"not of degree 1 .* says of a"),
+    ],
+)
+def test_degrees_are_those_of_sums_over_variable_and_gradient(
+    terms: Any, degrees: Any, words: str
+) -> None:
+    def make(**named: Any) -> Any:
+        @gpuopt.update_rule(sums=["a", "b"], terms=terms, **named)
+        def summed(var: Any, grad: Any, slot: Any, *, rate: Any, a: Any, b: Any) -> None:
+            slot += grad
+            var -= rate * (a + b) * slot
+
+        return summed
+
+    with pytest.raises(ValueError, match=words):
+        make(degrees=degrees)
+    make()
+    if terms is _inputs:
+        make(degrees=[1, 3])
 
 
 def test_a_rule_of_ones_own_gets_sums_over_each_variable() -> None:

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpuopt.backends.clips import ClipLimits, DenseGradients, SparseGradient
+from gpuopt.backends.clips import ClipLimits, DenseGradients, RuleInputs, SparseGradient
 from gpuopt.backends.cuda import kernels
+from gpuopt.backends.cuda.dense_plan import DensePlan
 from gpuopt.backends.cuda.launch_shapes import CLIP_THREADS, num_blocks
 from gpuopt.backends.cuda.launcher import Launcher
 from gpuopt.backends.cuda.measured_tables import MeasuredTables
@@ -19,14 +20,17 @@ from gpuopt.backends.cuda.order import UpdateOrder
 from gpuopt.backends.cuda.parameters import name_of
 from gpuopt.backends.cuda.sorted_tables import Table, tables_kind_of, together
 from gpuopt.backends.cuda.structs import (
+    FEW_DEVICES,
     NOTHING_IS_WRONG,
     ClipResult,
     ClipRule,
     ClipTotals,
+    FewSums,
     LossDecision,
 )
 from gpuopt.backends.cuda.workspace import Workspace, Workspaces
 from gpuopt.locks import Lock
+from gpuopt.rules.update_rule import UpdateRule
 
 Array = Any
 
@@ -76,6 +80,12 @@ class CudaClips:
         self._order = order
         self._workspaces = workspaces
         self._flag_array = flag_array
+
+    def inputs(self, rule: UpdateRule, plan: DensePlan) -> RuleInputs | None:
+        if not rule.degrees or plan.codings or not plan.num_variables:
+            return None
+        size = plan.num_variables * len(rule.sums)
+        return RuleInputs(rule, plan, self._launcher.xp.empty(size, np.float64))
 
     def measure(
         self,
@@ -141,17 +151,19 @@ class CudaClips:
             decision: How to decide; the sums are then from `sums` with a decision.
         """
         num_norms = len(limits.most)
-        joined = self._launcher.xp.empty((len(sums), sums[0].size), np.float64)
-        for row, each in zip(joined, sums, strict=True):
-            # By assignment, one number is copied by a kernel.
-            self._launcher.xp.copyto(row, each)
+        addresses = [self._launcher.address(each) for each in sums]
         with self._lock, self._launcher.device():
             workspace = self._workspaces.take()
+            many = None
+            if len(addresses) > FEW_DEVICES:
+                many, addresses = workspace.constants("sums to join").set(addresses), []
+            few = FewSums([*addresses, *[0] * (FEW_DEVICES - len(addresses))])
             self._launcher.launch(
                 kernels.join_sums(decides=decision is not None),
                 num_blocks(num_norms, CLIP_THREADS, self._launcher.num_multiprocessors),
                 CLIP_THREADS,
-                sums=joined,
+                few_sums=few,
+                many_sums=many,
                 num_devices=len(sums),
                 num_norms=num_norms,
                 rule=self._rule(workspace, limits),
@@ -159,7 +171,7 @@ class CudaClips:
                 **({} if decision is None else {"decision": decision}),
             )
             self._workspaces.put_back(workspace)
-            self._order.hold((joined, sums, results))
+            self._order.hold((sums, results))
 
     def factor_scalar(
         self, factors: Array, norm: int, real: type[np.floating[Any]]
@@ -182,6 +194,9 @@ class CudaClips:
             if refused is not None:
                 self._order.follow((refused,))
             flag = self._flag_array(refused)
+            for each in dense:
+                if each.inputs is not None:
+                    self._follow(each.inputs.plan)
             workspace = self._workspaces.take()
             if decision is not None:
                 word = workspace.zeros("bad", 1, "uint64")
@@ -191,16 +206,16 @@ class CudaClips:
             rule = _NO_RULE if limits is None else self._rule(workspace, limits)
             num_done = workspace.zeros("num_done", 1, "uint32")
             more: dict[str, LossDecision] = {}
-            for number, each in enumerate(every):
+            for number, one in enumerate(every):
                 is_last = number == len(every) - 1
                 address = self._launcher.address
                 totals = ClipTotals(
-                    address(sums), address(num_done), each.norm, num_norms, int(number == 0)
+                    address(sums), address(num_done), one.norm, num_norms, int(number == 0)
                 )
                 if decision is not None:
-                    numbers = self._numbers(workspace, number, each.numbers)
+                    numbers = self._numbers(workspace, number, one.numbers)
                     more = {"decision": decision._replace(**numbers)}
-                each.launch(
+                one.launch(
                     totals=totals,
                     rule=rule if is_last else _NO_RULE,
                     results=results if is_last else None,
@@ -224,17 +239,34 @@ class CudaClips:
         for number, gradients in enumerate(dense):
             arrays = gradients.arrays
             for norm, positions in gradients.positions().items():
-                dtype = name_of(arrays[positions[0]].dtype)
+                dtype = arrays[positions[0]].dtype
                 # All are uploaded before the first launch: those of one dtype must not share.
                 constants = workspace.constants(f"gradients {number} {norm}")
                 table = ClippedArrays(self._launcher, arrays, positions, constants=constants)
-                launch = partial(
-                    table.launch,
-                    kernels.measure(dtype, decides=decides),
-                    parts=workspace.take("squares", table.num_chunks, "float64"),
-                )
+                kernel = kernels.measure(name_of(dtype), decides=decides)
+                more: dict[str, Any] = {}
+                if gradients.inputs is not None:
+                    rule, plan, sums = gradients.inputs
+                    kernel = kernels.measure_inputs(rule, plan.types.storage(dtype), decides)
+                    variables = workspace.constants(f"variables {number} {norm}")
+                    size = table.num_chunks * len(rule.sums)
+                    more = {
+                        "variables": variables.set(plan.measured(positions)),
+                        "parts_of_sums": workspace.take("sums of inputs", size, "float64"),
+                        "num_done": workspace.zeros("variables_done", len(positions), "uint32"),
+                        "sums": sums,
+                    }
+                parts = workspace.take("squares", table.num_chunks, "float64")
+                launch = partial(table.launch, kernel, parts=parts, **more)
                 numbers = [gradients.numbers[at] for at in positions] if decides else ()
                 yield _Sum(norm, launch, numbers)
+
+    def _follow(self, plan: DensePlan) -> None:
+        """Makes the current stream wait until a plan's variables can be read."""
+        last = plan.last_update
+        is_last = last is not None and not last.is_superseded
+        self._order.follow((plan,) if is_last else plan.updated)
+        plan.fill_stand_ins()
 
     def _sparse_sums(
         self,

@@ -12,9 +12,11 @@ from every_kernel import (
     kernels_of,
     kernels_of_accumulation,
     kernels_of_codes,
+    kernels_of_measured_inputs,
     kernels_of_several_types,
     kernels_of_slots_in_bfloat16,
     kernels_with_averages,
+    kernels_with_averages_of_several_types,
     kernels_with_rounding,
     kernels_without_rule,
 )
@@ -49,16 +51,33 @@ def max_registers(kernel: Kernel, architecture: str) -> int:
     is_sparse_update = kernel.function.startswith("sparse_update")
     slots = 0 if kernel.rule is None else len(kernel.rule.slots)
     if kernel.function.startswith("late_update"):  # besides, what rows have missed
-        is_wide = "double" in kernel.types or kernel.function.endswith("_of_groups")
+        # Of 16 bits, a thread has 8 elements; of each, what is left of the weight as it was moved.
+        is_wide = not {"double", "__half", "__nv_bfloat16"}.isdisjoint(kernel.types)
+        is_wide |= kernel.function.endswith("_of_groups")
         return 128 if is_wide or architecture != ARCHITECTURES[0] else 96
     if kernel.function == "bring_up_rows":
         return 80 if architecture == ARCHITECTURES[0] else 96
     if kernel.function == "dense_update_of_rows":
         return 128 if slots > 2 and "double" in kernel.types else 80  # two blocks of 256
+    is_averaged = kernel.rule is not None and "average" in kernel.rule.slots
+    storage = kernel.types[-1] if kernel.types else ""
+    if is_averaged and ("coded" in kernel.function or storage not in ("float", "double")):
+        # Two blocks of 256, or three: more elements are in registers than a rule has of itself.
+        is_scaled = isinstance(kernel.rule, ScaledRule)
+        has_wide_average = storage.count("__nv_bfloat16") == 3 and storage.endswith("Split>")
+        return (
+            128
+            if is_scaled or has_wide_average or (slots > 2 and "coded" in kernel.function)
+            else 80
+        )
     if "coded" in kernel.function:  # a lane has 8 elements: 512 threads load as much as 1024 do
         if architecture not in ("sm_75", "sm_90"):
             return 128
         return 80 if slots == 1 else 96
+    if kernel.function.startswith("measure_inputs"):
+        return 80  # a variable's packs beside a gradient's
+    if kernel.function == "dense_update_by_sums":  # as many as launch bounds ask for, at least
+        return 128 if "double" in kernel.types else 80
     is_scaled_group = kernel.function == "dense_update_of_groups" and isinstance(
         kernel.rule, ScaledRule
     )
@@ -84,8 +103,8 @@ def max_registers(kernel: Kernel, architecture: str) -> int:
     wide = {"double", "unsigned long long"}
     if architecture == "sm_75":  # it has no instructions for bfloat16
         wide |= {"__nv_bfloat16"}
-    storage = re.findall(r"__nv_bfloat16", kernel.types[-1]) if kernel.types else []
-    return 80 if wide & {*kernel.types, *storage} else 64
+    bfloat16 = re.findall(r"__nv_bfloat16", storage)
+    return 80 if wide & {*kernel.types, *bfloat16} else 64
 
 
 def selected(architecture: str) -> Iterable[UpdateRule]:
@@ -116,6 +135,11 @@ def test_kernels_of_several_types_keep_to_the_same_registers(architecture: str) 
 
 
 @on_chosen
+def test_kernels_of_measured_inputs_keep_to_the_same_registers(architecture: str) -> None:
+    check_registers(kernels_of_measured_inputs(), architecture)
+
+
+@on_chosen
 def test_kernels_of_slots_in_8_bits_keep_to_their_registers(architecture: str) -> None:
     check_registers(kernels_of_codes(), architecture)
 
@@ -128,6 +152,11 @@ def test_kernels_of_accumulation_keep_to_the_same_registers(architecture: str) -
 @on_chosen
 def test_kernels_with_averages_keep_to_the_same_registers(architecture: str) -> None:
     check_registers(kernels_with_averages(), architecture)
+
+
+@on_chosen
+def test_kernels_with_averages_of_several_types_keep_to_their_registers(architecture: str) -> None:
+    check_registers(kernels_with_averages_of_several_types(), architecture)
 
 
 @on_chosen

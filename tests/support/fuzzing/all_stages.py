@@ -118,6 +118,8 @@ class Program:
         if self.scaling:
             self.model.scaling = Scaling(self.scaling)
         self.skips = bool(self.scaling) or choose([True, False])
+        self.refuses = self.skips and not self.scaling and choose([True, False])
+        self.was_refused = False
         self.accumulated = choose([0, 0, 2, 3])
         self.is_mean = choose([True, False])
         self.clip = choose([Clip(), Clip(norm=0.75), Clip(value=0.5), Clip(norm=1.5, form="torch")])
@@ -128,8 +130,9 @@ class Program:
         self.make()
         self.log.append(
             f"{self.kind} of {of_all} on {device}, {self.form.options}, averages {self.follows}, "
-            f"scale {self.scaling}, skips {self.skips}, accumulates {self.accumulated} "
-            f"(mean {self.is_mean}), {self.clip}, group {self.group}, rate {self.rate}"
+            f"scale {self.scaling}, skips {self.skips} (refuses {self.refuses}), "
+            f"accumulates {self.accumulated} (mean {self.is_mean}), {self.clip}, "
+            f"group {self.group}, rate {self.rate}"
         )
 
     def choose(self, items: Any) -> Any:
@@ -150,7 +153,7 @@ class Program:
             group = gpuopt.ParameterGroup(variables=listed, learning_rate=GROUPS_RATE, **self.group)
             options["groups"] = [group]
         if self.skips and not self.scaling:
-            options["on_nonfinite"] = "skip"
+            options["on_nonfinite"] = "raise" if self.refuses else "skip"
         if self.follows == "inside":
             if self.averages is None:
                 self.averages = gpuopt.ExponentialMovingAverage(AVERAGE_DECAY)
@@ -258,7 +261,19 @@ class Program:
             more["loss_scale"] = np.float32(self.model.scaling.scale)
         elif self.scaled is not None and not self.accumulated:
             gradients = {label: _times(each, 1 / self.scale()) for label, each in gradients.items()}
-        self.whole.apply_gradients(self.given(gradients), self.counter, **more)
+        self.call(lambda: self.whole.apply_gradients(self.given(gradients), self.counter, **more))
+
+    def call(self, step: Callable[[], None]) -> None:
+        """Notes whether a step is refused, in the call or late."""
+        self.was_refused = False
+        try:
+            step()
+            if self.refuses:
+                self.whole.check()
+        except FloatingPointError:
+            if not self.refuses:
+                raise
+            self.was_refused = True
 
     def scale(self) -> float:
         return 1.0 if self.accumulated or self.scaled is None else self.model.scaling.scale
@@ -285,6 +300,8 @@ class Program:
             makes_slots=self.scaled is not None,
         )
         self.made_steps += is_made
+        if self.refuses:
+            assert self.was_refused != is_made
         return is_made
 
     def write(self, label: str, value: np.ndarray) -> None:
@@ -434,6 +451,20 @@ def bad_step(program: Program) -> None:
     program.follow(gradients)
 
 
+def refused_late(program: Program) -> None:
+    """Steps after one that is not finite are not made either, until somebody hears of it."""
+    if not program.refuses or program.accumulated:
+        return
+    bad = {"w0": np.full(SHAPES["w0"], np.nan, program.dtypes["w0"])}
+    with pytest.raises(FloatingPointError, match="is not finite"):  # noqa: PT012
+        program.whole.apply_gradients(
+            program.given({**program.gradients(), **bad}), program.counter
+        )
+        for _ in range(program.choose([0, 1, 3])):
+            program.whole.apply_gradients(program.given(program.gradients()), program.counter)
+        program.whole.check()
+
+
 def refused_step(program: Program) -> None:
     gradients = {**program.gradients(), "w3": np.ones(7, program.dtypes["w3"])}
     with pytest.raises(ValueError, match="has shape"):
@@ -482,7 +513,7 @@ def apply_accumulated(program: Program) -> None:
         program.accumulating.reset()
         program.model.pending.clear()
     elif program.follows != "after":  # averages of the wrapper around are moved by its own calls
-        program.accumulating.apply_accumulated(program.counter)
+        program.call(lambda: program.accumulating.apply_accumulated(program.counter))
         if program.model.pending:
             program.update(program.model.take(is_mean=program.is_mean))
 
@@ -648,6 +679,7 @@ OPERATIONS: list[tuple[float, Callable[[Program], None]]] = [
     (10, Program.step),
     (6, steps),
     (3, bad_step),
+    (1, refused_late),
     (1, refused_step),
     (1, row_out_of_range),
     (2, assign),
