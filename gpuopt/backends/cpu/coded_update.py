@@ -12,7 +12,7 @@ from gpuopt.backends.backend import Scalars, Target
 from gpuopt.backends.cpu.dense_plan import DensePlan
 from gpuopt.backends.cpu.forms.compiled_blocks import CompiledBlocks, compiled_blocks
 from gpuopt.backends.cpu.limits import CpuLimits
-from gpuopt.backends.cpu.memory import Array
+from gpuopt.backends.cpu.memory import Array, read_only
 from gpuopt.backends.cpu.row_groups import group_rows, sum_rows
 from gpuopt.backends.cpu.threads import share_out
 from gpuopt.backends.cpu.written_memory import WrittenMemory
@@ -143,7 +143,7 @@ def _update_blocks(
     shape = gradient.shape
     reals = _decoded(codings, blocks)
     grad = np.ascontiguousarray(gradient, np.float32).reshape(-1)
-    rule.apply(reals[0], grad, *reals[1:], **scalars)
+    rule.apply(reals[0], read_only(grad), *reals[1:], **scalars)
     for array, real in zip(written, reals, strict=False):
         array[...] = real.reshape(shape)
     # The slots of an element begin anew where one has no code.

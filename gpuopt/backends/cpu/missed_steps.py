@@ -9,6 +9,7 @@ import numpy as np
 
 from gpuopt.backends.backend import compute_type
 from gpuopt.backends.catch_up import CatchUp
+from gpuopt.backends.cpu.memory import read_only
 from gpuopt.rules.catch_up import STRIDE
 from gpuopt.rules.unnamed import Movement
 from gpuopt.rules.update_rule import UpdateRule
@@ -156,7 +157,7 @@ def _stepped(
     var, *slots = (each[order] for each in arrays)
     # Those that have missed k steps come first.
     counts = np.searchsorted(-gaps, -np.arange(1, min(factors.window, gaps[0]) + 1), "right")
-    zeros = np.zeros_like(var)
+    zeros = read_only(np.zeros_like(var))
     for done, count in enumerate(counts.tolist()):
         scalars = {**factors.scalars, unnamed.movement.step: steps[last[:count] + done]}
         rule.apply(var[:count], zeros[:count], *[slot[:count] for slot in slots], **scalars)
