@@ -269,12 +269,18 @@ def test_a_report_counts_the_waits_of_steps_and_not_its_own(
     cupy = pytest.importorskip("cupy")
     monkeypatch.setattr(report_of_steps, "_MOST_UNREAD", 1)
     w = Variable(np.ones(1000, np.float32), name="w", device="gpu:0")
-    for on_nonfinite, waits in (("propagate", 0), ("skip", 4)):
-        optimizer = gpuopt.AdamOptimizer(on_nonfinite=on_nonfinite)
+
+    def read_and_choose() -> float:
+        return 0.1 if w.numpy().any() else 0.2
+
+    for learning_rate, waits in ((0.1, 0), (read_and_choose, 4)):
+        optimizer = gpuopt.AdamOptimizer(learning_rate)
         gradient = cupy.ones(1000, np.float32)
         optimizer.apply_gradients([(gradient, w)])
         with optimizer.report() as report:
             for _ in range(4):
+                # A host that is two steps ahead of a GPU would wait for it.
+                cupy.cuda.get_current_stream().synchronize()
                 optimizer.apply_gradients([(gradient, w)])
         assert report.num_waits == waits
         assert f"in which it waits {waits // 4} times for a GPU" in str(report)
