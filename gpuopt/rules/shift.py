@@ -35,9 +35,10 @@ def shift_of(rule: UpdateRule) -> Shift | None:
     scalars = {name: _Unknown(name) for name in rule.scalars}
     try:
         rule.apply(var, _Unknown(), *slots, **scalars)
-    except Exception:  # of the rule's own arithmetic, too: a step will raise it
+    except (_Depends, Exception):  # of the rule's own arithmetic, too: a step will raise it
         return None
-    return Shift(var.decay)
+    # A rule that did not move it may have asked for its type.
+    return Shift(var.decay) if var.is_moved else None
 
 
 def cpp_type(rule: UpdateRule) -> str:
@@ -49,8 +50,8 @@ def cpp_type(rule: UpdateRule) -> str:
     return f"gpuopt::Shift<true, {place}>"
 
 
-class _Depends(Exception):
-    """A result may depend on the variable, or a call on values."""
+class _Depends(BaseException):
+    """A result may depend on the variable, or a call on values; no rule's own `except` ends it."""
 
 
 class _Unknown(np.lib.mixins.NDArrayOperatorsMixin):
@@ -60,6 +61,7 @@ class _Unknown(np.lib.mixins.NDArrayOperatorsMixin):
         name: Of the scalar that it is; None for anything else.
     """
 
+    __class__ = property(lambda self: np.ndarray)  # a rule may ask whether it has one
     dtype = np.dtype(np.float64)
 
     def __init__(self, name: str | None = None) -> None:
@@ -87,17 +89,24 @@ class _Unknown(np.lib.mixins.NDArrayOperatorsMixin):
     __bool__ = __float__ = __int__ = __index__ = __complex__ = _refuse
     __array__ = __getitem__ = __len__ = __iter__ = __format__ = __round__ = _refuse
 
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):  # numpy looks for its protocols
+            raise AttributeError(name)
+        raise _Depends
+
 
 class _Variable(_Unknown):
     """Stands for the variable.
 
     Attributes:
         decay: The scalar that it was multiplied by, to be subtracted.
+        is_moved: Whether something was added to it or subtracted.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.decay: str | None = None
+        self.is_moved = False
 
 
 class _Decay(_Unknown):
@@ -128,7 +137,9 @@ def _result(function: Any, inputs: Any, out: Any, options: dict[str, Any]) -> An
     if into is first and isinstance(into, _Variable):
         if isinstance(second, _Decay) and function is np.subtract and into.decay is None:
             into.decay = second.name
+            into.is_moved = True
             return into
         if function in (np.add, np.subtract) and not isinstance(second, _Variable | _Decay):
+            into.is_moved = True
             return into
     raise _Depends

@@ -173,6 +173,29 @@ def _by_a_list(var, grad, m, *, rate, decay):
     var -= rate * np.mean([grad, var], axis=0)
 
 
+def _by_whatever_can_be_done(var, grad, m, *, rate, decay):
+    try:
+        m[...] = var
+    except Exception:
+        m[...] = grad
+    var -= rate * grad
+
+
+def _by_its_type(var, grad, m, *, rate, decay):
+    if isinstance(var, np.ndarray):
+        m[...] = var
+    var -= rate * grad
+
+
+def _by_an_attribute(var, grad, m, *, rate, decay):
+    var -= rate * getattr(var, "clip", lambda low, high: grad)(0, 1)
+
+
+def _by_a_type_of_its_own(var, grad, m, *, rate, decay):
+    if type(var) is np.ndarray:
+        var -= rate * (grad + np.sign(var))
+
+
 READERS = [each for name, each in globals().copy().items() if name.startswith("_by_")]
 
 

@@ -550,7 +550,7 @@ def test_a_rule_cannot_write_to_the_callers_gradient(
     var = Variable(np.ones((height, 64), dtype))
     gradient: Any = np.ones((num_rows, 64), dtype)
     slices = gradient if num_rows == height else IndexedSlices(gradient, np.arange(num_rows))
-    with pytest.raises((TypeError, ValueError), match="read-only|writing to the gradient"):
+    with pytest.raises((TypeError, ValueError), match=r"read-only|writing to the gradient"):
         make().apply_gradients([(slices, var)])
     assert (gradient == 1).all()
 

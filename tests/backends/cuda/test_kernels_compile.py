@@ -172,13 +172,13 @@ def test_kernels_of_slots_in_bfloat16_keep_to_the_same_registers(architecture: s
 def check_registers(group: list[Kernel], architecture: str) -> None:
     compiled, log = compile_together(group, architecture)
     reports = resources(log)
+    too_many = []
     for kernel in group:
         report = reports[compiled.symbol_mapping[kernel.expression].decode()]
-        assert report["stack"] == report["spilled"] == 0, (kernel.expression, report)
-        assert report["registers"] <= max_registers(kernel, architecture), (
-            kernel.expression,
-            report,
-        )
+        budget = max_registers(kernel, architecture)
+        if report["stack"] or report["spilled"] or report["registers"] > budget:
+            too_many.append((kernel.expression, report, budget))
+    assert not too_many
 
 
 def with_parameters(kernel: Kernel, **changed: Parameter) -> Kernel:
