@@ -181,7 +181,7 @@ class RuleOptimizer(Optimizer):
                 `stochastic_rounding`, a seed, to round what is written to bfloat16 variables and
                 slots up or down at random, with the number itself as the mean. The random bits
                 depend on seed, count of steps, element and slot alone. It goes together with
-                `masters` if there is a `slot_dtype`, and with neither `slot_bits=8` nor `averages`;
+                `masters` if there is a `slot_dtype`, and not with `slot_bits=8`;
                 `slot_dtype` and `masters` may also be given as types, as `np.float32`;
                 and `averages`, an `ExponentialMovingAverage` whose `apply` is made a part of the
                 step, for the variables that have a gradient: with the same values, and mostly in
@@ -202,14 +202,15 @@ class RuleOptimizer(Optimizer):
         self.slot_codes = slot_codes_of(bits, form, self.rule, type(self).__name__)
         self.slot_dtype = checked_slot_dtype(ours.pop("slot_dtype"), self.rule, self.slot_codes)
         self.masters = checked_masters(ours.pop("masters"), self.slot_codes)
-        self.averages = following(ours.pop("averages"), self.masters)
         self.rounding = checked_rounding(
             ours.pop("stochastic_rounding"),
             self.rule,
             self.slot_codes,
             self.masters,
             self.slot_dtype,
-            self.averages,
+        )
+        self.averages = following(
+            ours.pop("averages"), self.masters, is_rounded=self.rounding is not None
         )
         clipping, self.clips = clipping_of(**ours, groups=self._grouping)
         every = {**self._all_hyperparameters(hyperparameters), **clipping}
