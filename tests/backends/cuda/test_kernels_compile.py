@@ -35,12 +35,11 @@ pytestmark = pytest.mark.nvrtc
 
 RULES = update_rules()
 # The one we tune for, the oldest, and the newest.
-CHOSEN = (
-    ARCHITECTURES
-    if os.environ.get("GPUOPT_ALL_KERNELS")
-    else [ARCHITECTURES[0], "sm_75", ARCHITECTURES[-1]]
-)
-on_chosen = pytest.mark.parametrize("architecture", CHOSEN)
+CHOSEN = [ARCHITECTURES[0], "sm_75", ARCHITECTURES[-1]]
+IS_FULL = bool(os.environ.get("GPUOPT_ALL_KERNELS"))
+on_chosen = pytest.mark.parametrize("architecture", ARCHITECTURES if IS_FULL else CHOSEN)
+# For the combinations of what `on_chosen` looks at.
+on_tuned = pytest.mark.parametrize("architecture", ARCHITECTURES if IS_FULL else CHOSEN[:1])
 
 
 def max_registers(kernel: Kernel, architecture: str) -> int:
@@ -109,7 +108,7 @@ def max_registers(kernel: Kernel, architecture: str) -> int:
 
 def selected(architecture: str) -> Iterable[UpdateRule]:
     """All rules for the architecture we tune for; elsewhere, unless asked, the extremes."""
-    if architecture == ARCHITECTURES[0] or os.environ.get("GPUOPT_ALL_KERNELS"):
+    if architecture == ARCHITECTURES[0] or IS_FULL:
         return RULES
     # A rule with decay is its base and one more scalar.
     by_slots = sorted(
@@ -134,7 +133,7 @@ def test_kernels_of_several_types_keep_to_the_same_registers(architecture: str) 
     check_registers(kernels_of_several_types(), architecture)
 
 
-@on_chosen
+@on_tuned
 def test_kernels_of_measured_inputs_keep_to_the_same_registers(architecture: str) -> None:
     check_registers(kernels_of_measured_inputs(), architecture)
 
@@ -154,7 +153,7 @@ def test_kernels_with_averages_keep_to_the_same_registers(architecture: str) -> 
     check_registers(kernels_with_averages(), architecture)
 
 
-@on_chosen
+@on_tuned
 def test_kernels_with_averages_of_several_types_keep_to_their_registers(architecture: str) -> None:
     check_registers(kernels_with_averages_of_several_types(), architecture)
 
