@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -227,3 +228,38 @@ def test_weights_that_another_stream_writes_are_summed_when_they_are_there(
             optimizer.apply_gradients([(given, w)])
         states.append(w.numpy())
     np.testing.assert_allclose(*states, rtol=2e-6, atol=2e-6)
+
+
+def write(w: Variable, other: gpuopt.Optimizer) -> None:
+    """Its master copy follows only when somebody needs it."""
+    w.assign(w.numpy() * w.dtype.type(4))
+
+
+def update_rows(w: Variable, other: gpuopt.Optimizer) -> None:
+    """Leaves rows that have missed steps."""
+    for row in (0, 1, 1, 1):
+        slices = IndexedSlices(np.ones((1, 4), w.dtype), np.array([row]))
+        other.apply_gradients([(slices, w)])
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("change", [write, update_rows], ids=lambda each: each.__name__)
+def test_weights_are_summed_as_others_left_them_where_the_host_decides(
+    change: Callable[[Variable, gpuopt.Optimizer], None], emulated_gpus: list[EmulatorLauncher]
+) -> None:
+    has_master = change is write
+    dtype = HALF if has_master else FLOAT
+    states = []
+    for xp in (np, fake_cupy):
+        w, gradient = variable_on(xp, np.full((6, 4), 3, dtype)), xp.asarray(np.ones((6, 4), dtype))
+        other = gpuopt.AdamOptimizer(0.5, catch_up=True)
+        numbers = {**NUMBERS, "learning_rate": lambda: 2.0}
+        masters = "float32" if has_master else None
+        optimizer = gpuopt.LARSOptimizer(
+            **numbers, masters=masters, on_nonfinite="skip", clip_norm=2.0
+        )
+        optimizer.apply_gradients([(gradient, w)])
+        change(w, other)
+        optimizer.apply_gradients([(gradient, w)])
+        states.append(w.numpy().astype(np.float64))
+    np.testing.assert_allclose(*states, rtol=2e-3)
