@@ -134,7 +134,6 @@ def test_every_device_makes_the_same_steps(name: str, xp: Any) -> None:
 LAUNCHES = {
     **dict.fromkeys(OPTIONS, 2),
     "names without a norm": 4,  # two rules
-    "norms of groups": 3,  # two norms
     "a group without a norm": 3,
     "a group clipped by value": 3,
     "scaled, clipped by value": 3,
