@@ -177,6 +177,20 @@ def test_variables_that_are_not_contiguous_and_gradients_of_rows_are_summed_too(
 
 
 @pytest.mark.emulator
+def test_a_sum_that_overflows_leaves_the_others_as_they_are(
+    emulated_gpus: list[EmulatorLauncher],
+) -> None:
+    start = np.full(40, 3e19, FLOAT)  # with infinite squares
+    states = []
+    for xp in (np, fake_cupy):
+        w = variable_on(xp, start)
+        optimizer = gpuopt.LARSOptimizer(**NUMBERS, clip_norm=2.0)
+        optimizer.apply_gradients([(xp.asarray(np.ones(40, FLOAT)), w)])
+        states.append(w.numpy())
+    np.testing.assert_array_equal(*states)
+
+
+@pytest.mark.emulator
 def test_variables_of_several_gpus_have_sums_of_their_own(
     emulated_gpus: list[EmulatorLauncher],
 ) -> None:
