@@ -97,6 +97,12 @@ __device__ __forceinline__ InputSums<Rule, Storage> sum_inputs(
   return sums;
 }
 
+// Returns what a sum over a gradient made smaller would be over the gradient itself.
+__device__ __forceinline__ double enlarged(double sum, int degree) {
+  for (int times = 0; times < degree; ++times) sum /= made_smaller;
+  return sum;
+}
+
 // Writes the sum of squares of each chunk of the block to `squares`, as `sum_chunks` in clip.cu
 // does if sums are wide, and what the rule sums over each variable. Those that floats cannot hold
 // are of a gradient made smaller. `parts` is for sums of each chunk, Rule::num_sums of them;
@@ -117,24 +123,24 @@ __device__ __forceinline__ void sum_chunks_of_inputs(
     const ClipChunk<StoredGradient<Storage>> chunk(array, c);
     const Target<NoSlots, Storage> target =
         Target<NoSlots, Storage>(variable.arrays).from((c - array.first_chunk) * clip_chunk);
-    InputSums<Rule, Storage> sums = sum_inputs<Rule, Storage, Decision>(chunk, target, Real(1));
-    double sum_here = static_cast<double>(sums.squares);
-    double by = 1;
+    const InputSums<Rule, Storage> sums =
+        sum_inputs<Rule, Storage, Decision>(chunk, target, Real(1));
+    InputSums<Rule, Storage> smaller = sums;
     if (sizeof(Real) == sizeof(float) && !sums.are_finite()) {
-      const bool is_held = !isinf(sums.squares);
-      sums = sum_inputs<Rule, Storage, Decision>(chunk, target, Real(made_smaller));
-      by = 1 / made_smaller;
-      if (!is_held) sum_here = static_cast<double>(sums.squares) * by * by;
+      smaller = sum_inputs<Rule, Storage, Decision>(chunk, target, Real(made_smaller));
     }
+    const double sum_here = isinf(sums.squares) ? enlarged(static_cast<double>(smaller.squares), 2)
+                                                : static_cast<double>(sums.squares);
     if (threadIdx.x == 0) {
       squares[c] = sum_here;
       if (Decision::decides && isnan(sum_here)) decision.note_bad(number);
 #pragma unroll
       for (int k = 0; k < num_sums; ++k) {
-        double sum = static_cast<double>(sums.terms[k]);
-#pragma unroll
-        for (int times = 0; times < Rule::degree(k); ++times) sum *= by;
-        parts[c * num_sums + k] = sum;
+        // Where a float holds it, it is not of what may have underflowed.
+        parts[c * num_sums + k] =
+            isfinite(sums.terms[k])
+                ? static_cast<double>(sums.terms[k])
+                : enlarged(static_cast<double>(smaller.terms[k]), Rule::degree(k));
       }
     }
     double of_variable[num_sums];

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -133,7 +134,6 @@ def test_every_device_makes_the_same_steps(name: str, xp: Any) -> None:
 LAUNCHES = {
     **dict.fromkeys(OPTIONS, 2),
     "names without a norm": 4,  # two rules
-    "norms of groups": 3,  # two norms
     "a group without a norm": 3,
     "a group clipped by value": 3,
     "scaled, clipped by value": 3,
@@ -174,6 +174,20 @@ def test_variables_that_are_not_contiguous_and_gradients_of_rows_are_summed_too(
         states.append([gpuopt.backends.to_device(memory, Device.cpu), table.numpy()])
     for got, expected in zip(*states, strict=True):
         np.testing.assert_allclose(got, expected, rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.emulator
+def test_a_sum_that_overflows_leaves_the_others_as_they_are(
+    emulated_gpus: list[EmulatorLauncher],
+) -> None:
+    start = np.full(40, 3e19, FLOAT)  # with infinite squares
+    states = []
+    for xp in (np, fake_cupy):
+        w = variable_on(xp, start)
+        optimizer = gpuopt.LARSOptimizer(**NUMBERS, clip_norm=2.0)
+        optimizer.apply_gradients([(xp.asarray(np.ones(40, FLOAT)), w)])
+        states.append(w.numpy())
+    np.testing.assert_array_equal(*states)
 
 
 @pytest.mark.emulator
@@ -227,3 +241,38 @@ def test_weights_that_another_stream_writes_are_summed_when_they_are_there(
             optimizer.apply_gradients([(given, w)])
         states.append(w.numpy())
     np.testing.assert_allclose(*states, rtol=2e-6, atol=2e-6)
+
+
+def write(w: Variable, other: gpuopt.Optimizer) -> None:
+    """Its master copy follows only when somebody needs it."""
+    w.assign(w.numpy() * w.dtype.type(4))
+
+
+def update_rows(w: Variable, other: gpuopt.Optimizer) -> None:
+    """Leaves rows that have missed steps."""
+    for row in (0, 1, 1, 1):
+        slices = IndexedSlices(np.ones((1, 4), w.dtype), np.array([row]))
+        other.apply_gradients([(slices, w)])
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("change", [write, update_rows], ids=lambda each: each.__name__)
+def test_weights_are_summed_as_others_left_them_where_the_host_decides(
+    change: Callable[[Variable, gpuopt.Optimizer], None], emulated_gpus: list[EmulatorLauncher]
+) -> None:
+    has_master = change is write
+    dtype = HALF if has_master else FLOAT
+    states = []
+    for xp in (np, fake_cupy):
+        w, gradient = variable_on(xp, np.full((6, 4), 3, dtype)), xp.asarray(np.ones((6, 4), dtype))
+        other = gpuopt.AdamOptimizer(0.5, catch_up=True)
+        numbers = {**NUMBERS, "learning_rate": lambda: 2.0}
+        masters = "float32" if has_master else None
+        optimizer = gpuopt.LARSOptimizer(
+            **numbers, masters=masters, on_nonfinite="skip", clip_norm=2.0
+        )
+        optimizer.apply_gradients([(gradient, w)])
+        change(w, other)
+        optimizer.apply_gradients([(gradient, w)])
+        states.append(w.numpy().astype(np.float64))
+    np.testing.assert_allclose(*states, rtol=2e-3)

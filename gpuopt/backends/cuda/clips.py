@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,21 +39,23 @@ _NO_RULE = ClipRule(0, 0.0, 1.0, 1.0, 0, 0)
 
 
 class _Sum(NamedTuple):
-    """What one launch adds to a norm.
+    """What one launch adds to norms.
 
     Attributes:
-        norm: The norm's number.
+        norms: The norms' numbers, one after the other.
+        begins: Where the sums of each one's chunks begin, and the last ones end; of several norms.
         launch: Launches it, given arguments for where sums go.
         numbers: See `DenseGradients`, of the launch's.
     """
 
-    norm: int
+    norms: range
+    begins: Sequence[int]
     launch: Callable[..., None]
     numbers: Sequence[int]
 
 
 class CudaClips:
-    """See `Clips`. A launch for each norm, and dtype or width of rows.
+    """See `Clips`. A launch for each dtype of dense gradients; of rows, for each norm and width.
 
     The last block of each adds up what all its blocks have found, so that no launch is for that
     alone, and no block waits for another one.
@@ -209,8 +212,12 @@ class CudaClips:
             for number, one in enumerate(every):
                 is_last = number == len(every) - 1
                 address = self._launcher.address
+                begins = 0
+                if one.begins:
+                    begins = address(workspace.constants(f"begins {number}").set(one.begins))
+                norms = one.norms.start, one.norms.stop
                 totals = ClipTotals(
-                    address(sums), address(num_done), one.norm, num_norms, int(number == 0)
+                    address(sums), address(num_done), *norms, begins, num_norms, int(number == 0)
                 )
                 if decision is not None:
                     numbers = self._numbers(workspace, number, one.numbers)
@@ -237,29 +244,36 @@ class CudaClips:
         decides: bool,
     ) -> Iterator[_Sum]:
         for number, gradients in enumerate(dense):
-            arrays = gradients.arrays
-            for norm, positions in gradients.positions().items():
-                dtype = arrays[positions[0]].dtype
-                # All are uploaded before the first launch: those of one dtype must not share.
-                constants = workspace.constants(f"gradients {number} {norm}")
-                table = ClippedArrays(self._launcher, arrays, positions, constants=constants)
-                kernel = kernels.measure(name_of(dtype), decides=decides)
-                more: dict[str, Any] = {}
-                if gradients.inputs is not None:
-                    rule, plan, sums = gradients.inputs
-                    kernel = kernels.measure_inputs(rule, plan.types.storage(dtype), decides)
-                    variables = workspace.constants(f"variables {number} {norm}")
-                    size = table.num_chunks * len(rule.sums)
-                    more = {
-                        "variables": variables.set(plan.measured(positions)),
-                        "parts_of_sums": workspace.take("sums of inputs", size, "float64"),
-                        "num_done": workspace.zeros("variables_done", len(positions), "uint32"),
-                        "sums": sums,
-                    }
-                parts = workspace.take("squares", table.num_chunks, "float64")
-                launch = partial(table.launch, kernel, parts=parts, **more)
-                numbers = [gradients.numbers[at] for at in positions] if decides else ()
-                yield _Sum(norm, launch, numbers)
+            arrays, of_norms = gradients.arrays, gradients.positions()
+            if not of_norms:
+                continue
+            norms = range(min(of_norms), max(of_norms) + 1)
+            positions = [at for norm in norms for at in of_norms.get(norm, ())]
+            dtype = arrays[positions[0]].dtype
+            # All are uploaded before the first launch: those of one dtype must not share.
+            constants = workspace.constants(f"gradients {number}")
+            table = ClippedArrays(self._launcher, arrays, positions, constants=constants)
+            kernel = kernels.measure(name_of(dtype), decides=decides)
+            more: dict[str, Any] = {}
+            if gradients.inputs is not None:
+                rule, plan, sums = gradients.inputs
+                kernel = kernels.measure_inputs(rule, plan.types.storage(dtype), decides)
+                variables = workspace.constants(f"variables {number}")
+                size = table.num_chunks * len(rule.sums)
+                more = {
+                    "variables": variables.set(plan.measured(positions)),
+                    "parts_of_sums": workspace.take("sums of inputs", size, "float64"),
+                    "num_done": workspace.zeros("variables_done", len(positions), "uint32"),
+                    "sums": sums,
+                }
+            parts = workspace.take("squares", table.num_chunks, "float64")
+            launch = partial(table.launch, kernel, parts=parts, **more)
+            numbers = [gradients.numbers[at] for at in positions] if decides else ()
+            begins: Sequence[int] = ()
+            if len(norms) > 1:
+                ends = accumulate(len(of_norms.get(norm, ())) for norm in norms)
+                begins = [table.first_chunks[at] for at in (0, *ends)]
+            yield _Sum(norms, begins, launch, numbers)
 
     def _follow(self, plan: DensePlan) -> None:
         """Makes the current stream wait until a plan's variables can be read."""
@@ -294,7 +308,7 @@ class CudaClips:
                 form = MeasuredTables, kind, decision is not None
                 launches = workspace.prepared(form, prepare)
                 launch = partial(launches.start, some, flag)
-                yield _Sum(norm, launch, [next(left) for _ in some])
+                yield _Sum(range(norm, norm + 1), (), launch, [next(left) for _ in some])
 
     def _numbers(self, workspace: Workspace, launch: int, numbers: Sequence[int]) -> dict[str, int]:
         """Returns how a decision numbers the gradients of a launch."""

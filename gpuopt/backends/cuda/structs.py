@@ -168,17 +168,24 @@ class FewSums(NamedTuple):
 class ClipTotals(NamedTuple):
     """Where the sums of one launch go; its twin is in kernels/shared/norms.cuh.
 
+    The launch adds to some norms, whose numbers follow each other.
+
     Attributes:
         sums: The address of the sum of squares of each norm, float64.
         num_done: The address of how many blocks are done: 0 before and after the launch.
-        norm: The number of the norm that the launch adds to.
+        first_norm: The first number.
+        end_norm: The number after the last one.
+        begins: The address of where each one's parts begin, and the last ones end; 0 if there is
+            one norm.
         num_norms: How many norms there are.
         is_first: Whether no launch before it has written sums.
     """
 
     sums: Annotated[int, Number("int64")]
     num_done: Annotated[int, Number("int64")]
-    norm: Annotated[int, Number("int64")]
+    first_norm: Annotated[int, Number("int64")]
+    end_norm: Annotated[int, Number("int64")]
+    begins: Annotated[int, Number("int64")]
     num_norms: Annotated[int, Number("int64")]
     is_first: Annotated[int, Number("int64")]
 

@@ -228,6 +228,22 @@ def scaled_averaged_rows_step(cupy: Any, num_variables: int, num_rows: int) -> C
     return scaled_step(cupy, num_variables, num_rows, inner, step=step)
 
 
+def groups_step(
+    cupy: Any, num_variables: int, num_groups: int, is_scaled: bool = False, **options: Any
+) -> Callable[[], None]:
+    """Each group is clipped to a norm of its own."""
+    variables = [Variable(np.zeros(9, np.float32), device="gpu:0") for _ in range(num_variables)]
+    groups = [
+        gpuopt.ParameterGroup(variables=variables[number :: num_groups + 1], clip_norm=0.5)
+        for number in range(num_groups)
+    ]
+    optimizer: Any = gpuopt.AdamOptimizer(clip_norm=1.0, groups=groups, **options)
+    if is_scaled:
+        optimizer = LossScaleOptimizer(optimizer, gpuopt.DynamicLossScale())
+    pairs, step = [(cupy.zeros(9, np.float32), v) for v in variables], Variable(0, name="step")
+    return lambda: optimizer.apply_gradients(pairs, step)
+
+
 def scaled_coded_step(cupy: Any, num_variables: int, num_rows: int) -> Callable[[], None]:
     return scaled_step(cupy, num_variables, num_rows, gpuopt.AdamOptimizer(slot_bits=8))
 
@@ -322,6 +338,13 @@ STEPS: dict[str, tuple[Callable[..., Any], tuple[int, int], dict[str, int]]] = {
     # Gradients are measured, and the step is decided about; then it is made or not. The host reads
     # how many steps were made.
     "scaled": (scaled_step, (3, 0), DENSE_SCALED),
+    "groups with norms": (groups_step, (12, 3), {"launches": 2, "cudaEventRecord": 2}),
+    "groups with norms, if finite": (
+        partial(groups_step, on_nonfinite="skip"),
+        (12, 3),
+        DENSE_SCALED,
+    ),
+    "scaled groups with norms": (partial(groups_step, is_scaled=True), (12, 3), DENSE_SCALED),
     "scaled, with averages": (scaled_averaged_step, (3, 0), DENSE_SCALED),
     "scaled, of slots in 8 bits": (scaled_coded_step, (3, 0), DENSE_SCALED),
     "scaled, and rounded": (scaled_rounded_step, (3, 0), DENSE_SCALED),

@@ -30,6 +30,7 @@ from fuzzing.stages_model import (
     BETA1,
     BETA2,
     DECAY,
+    EETA,
     EPSILON,
     KINDS,
     MOMENTUM,
@@ -220,6 +221,7 @@ class Program:
 
     # Steps.
 
+    @np.errstate(over="ignore")  # times a scale, in 16 bits
     def gradients(self) -> dict[str, Any]:
         """Draws gradients in the arrays' types, times the scale of the loss if it is asked for."""
         scale = 1.0 if self.accumulated or self.scaled is None else self.model.scaling.scale
@@ -278,6 +280,7 @@ class Program:
     def scale(self) -> float:
         return 1.0 if self.accumulated or self.scaled is None else self.model.scaling.scale
 
+    @np.errstate(invalid="ignore")
     def follow(self, gradients: Mapping[str, Any]) -> bool:
         """Has the model do what `apply` has done; says whether it was an update."""
         unscaled = {
@@ -427,6 +430,9 @@ def make_optimizer(kind: str, rate: Any, options: Mapping[str, Any]) -> Any:
         "Adam": moments,
         "LazyAdam": moments,
         "AdamW": {"weight_decay": DECAY, **moments},
+        "LARS": {
+            **{"momentum": MOMENTUM, "weight_decay": DECAY, "eeta": EETA, "epsilon": EPSILON},
+        },
         "Lion": {"beta1": BETA1, "beta2": BETA2, "weight_decay": DECAY},
     }
     make = getattr(gpuopt, f"{kind}Optimizer")
