@@ -58,6 +58,8 @@ def max_registers(kernel: Kernel, architecture: str) -> int:
         return 80 if architecture == ARCHITECTURES[0] else 96
     if kernel.function == "dense_update_of_rows":
         return 128 if slots > 2 and "double" in kernel.types else 80  # two blocks of 256
+    if kernel.function == "dense_update_by_sums":  # as many as launch bounds ask for, at least
+        return 128 if "double" in kernel.types else 80
     is_averaged = kernel.rule is not None and "average" in kernel.rule.slots
     storage = kernel.types[-1] if kernel.types else ""
     if is_averaged and ("coded" in kernel.function or storage not in ("float", "double")):
@@ -75,8 +77,6 @@ def max_registers(kernel: Kernel, architecture: str) -> int:
         return 80 if slots == 1 else 96
     if kernel.function.startswith("measure_inputs"):
         return 80  # a variable's packs beside a gradient's
-    if kernel.function == "dense_update_by_sums":  # as many as launch bounds ask for, at least
-        return 128 if "double" in kernel.types else 80
     is_scaled_group = kernel.function == "dense_update_of_groups" and isinstance(
         kernel.rule, ScaledRule
     )
