@@ -273,8 +273,13 @@ def test_a_report_counts_the_waits_of_steps_and_not_its_own(
     def read_and_choose() -> float:
         return 0.1 if w.numpy().any() else 0.2
 
-    for learning_rate, waits in ((0.1, 0), (read_and_choose, 4)):
-        optimizer = gpuopt.AdamOptimizer(learning_rate)
+    cases: list[tuple[dict[str, Any], int]] = [
+        ({}, 0),
+        ({"learning_rate": read_and_choose}, 4),
+        ({"on_nonfinite": "skip"}, 4),
+    ]
+    for options, waits in cases:
+        optimizer = gpuopt.AdamOptimizer(**options)
         gradient = cupy.ones(1000, np.float32)
         optimizer.apply_gradients([(gradient, w)])
         with optimizer.report() as report:
