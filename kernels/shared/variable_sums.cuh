@@ -16,13 +16,15 @@ __device__ __forceinline__ bool add_up_chunks(const double* parts, long long beg
   // The only chunk is the last one.
   const unsigned int num_chunks = static_cast<unsigned int>(end - begin);
   if (num_chunks > 1 && !is_last_block(num_chunks, num_done)) return false;
-  double mine[num_sums] = {};
-  for (long long c = begin + threadIdx.x; c < end; c += blockDim.x) {
+  // One sum after the other: side by side, they would take more registers than there are.
 #pragma unroll
-    for (int k = 0; k < num_sums; ++k) mine[k] += __ldcg(&parts[c * num_sums + k]);
+  for (int k = 0; k < num_sums; ++k) {
+    double mine = 0;
+    for (long long c = begin + threadIdx.x; c < end; c += blockDim.x) {
+      mine += __ldcg(&parts[c * num_sums + k]);
+    }
+    sums[k] = sum_of_block<dense_threads>(mine);
   }
-#pragma unroll
-  for (int k = 0; k < num_sums; ++k) sums[k] = sum_of_block<dense_threads>(mine[k]);
   return true;
 }
 
