@@ -147,20 +147,32 @@ class Optimizer(CopiedByConstructor, Hooks):
             raise AttributeError(message, name=name, obj=self)
 
         def __setattr__(self, name: str, value: Any) -> None:
-            is_own = name.startswith("_") or hasattr(type(self), name)
-            meant = None if is_own else _hyperparameter_meant(name, self._names_to_set())
-            if meant is not None:
-                raise AttributeError(
-                    f"steps of {type(self).__name__} do not read an attribute {name!r}: set "
-                    f'optimizer.hyperparameters["{meant}"]',
-                    name=name,
-                    obj=self,
-                )
+            if not name.startswith("_") and not hasattr(type(self), name):
+                hint = self._hint_for_setting(name)
+                if hint is not None:
+                    raise AttributeError(
+                        f"steps of {type(self).__name__} do not read an attribute {name!r}: {hint}",
+                        name=name,
+                        obj=self,
+                    )
             object.__setattr__(self, name, value)
 
     def _names_to_set(self) -> Collection[str]:
         """Returns the names of the hyperparameters, if it has any by now."""
         return ()
+
+    def _names_to_give(self) -> Collection[str]:
+        """Returns the arguments that it has no attribute for; none until it is made."""
+        return ()
+
+    def _hint_for_setting(self, name: str) -> str | None:
+        """Says what to do instead of setting an attribute; None if it may be set."""
+        meant = _hyperparameter_meant(name, self._names_to_set())
+        if meant is not None:
+            return f'set optimizer.hyperparameters["{meant}"]'
+        if name in self._names_to_give():
+            return f"give {name} where the optimizer is made"
+        return None
 
     def get_name(self) -> str:
         return self._name

@@ -14,7 +14,7 @@ import numpy as np
 from gpuopt.backends import Target, gpu_backends
 from gpuopt.backends.clips import ClipForm
 from gpuopt.optimizer import Optimizer
-from gpuopt.optimizers.base.arguments import Common, FullSignature, with_defaults
+from gpuopt.optimizers.base.arguments import GIVEN_ONCE, Common, FullSignature, with_defaults
 from gpuopt.optimizers.base.clipping import CLIPPING, checked_clipping, clipping_of
 from gpuopt.optimizers.base.groups import Groups, ParameterGroup
 from gpuopt.optimizers.base.hyperparameters import Hyperparameter, Hyperparameters
@@ -307,6 +307,9 @@ class RuleOptimizer(Optimizer):
     def _names_to_set(self) -> Collection[str]:
         names: Collection[str] = vars(self).get("hyperparameters", ())
         return names
+
+    def _names_to_give(self) -> Collection[str]:
+        return GIVEN_ONCE.difference(vars(self)) if "groups" in vars(self) else ()
 
     def _changes(self) -> Changes:
         return [each.changed for each in (self.hyperparameters, *self.groups)]
