@@ -298,7 +298,8 @@ class Step:
             masters.settle(self._optimizer.state, list(updates.identities()))
 
     def _apply(self, updates: Updates) -> None:
-        self._bring_up(updates)
+        if tables_behind.members_of_tables or masters.owners:
+            self._bring_up(updates)
         if recording.this_thread.recorders:  # a step inside a loss
             recording.before_write(variable for _, variable in updates.pairs())
         apply = partial(_apply_reading, updates) if updates.read else updates.apply

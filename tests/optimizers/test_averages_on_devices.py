@@ -100,6 +100,12 @@ STORED: dict[str, tuple[str, dict[str, Any]]] = {
         "bfloat16",
         {"masters": "remainder", "slot_dtype": "bfloat16"},
     ),
+    "at random": ("bfloat16", {"stochastic_rounding": 7}),
+    "slots at random": ("float32", {"slot_dtype": "bfloat16", "stochastic_rounding": 7}),
+    "remainders, slots at random": (
+        "bfloat16",
+        {"masters": "remainder", "slot_dtype": "bfloat16", "stochastic_rounding": 7},
+    ),
     "8 bits": ("float32", {"slot_bits": 8}),
     "8 bits, bfloat16": ("bfloat16", {"slot_bits": 8}),
 }
@@ -110,14 +116,17 @@ STORED: dict[str, tuple[str, dict[str, Any]]] = {
 def test_averages_follow_what_is_stored_in_the_launch_that_stores_it(
     emulated_gpus: list[EmulatorLauncher], stored: str
 ) -> None:
-    """To the bit, as an average that is moved by `apply` after each step."""
+    """To the bit, as an average that is moved by `apply` after each step, which is as without it."""
     name, options = STORED[stored]
     rng = np.random.default_rng(3)
     # The last one is not where packs are.
     given = [np.asarray(rng.normal(size=shape)) for shape in [(3, 4), (), (70, 9), (0,), (300,)]]
-    variables = [Variable(each.astype(name), device="gpu:0") for each in given]
+    variables, same = [
+        [Variable(each.astype(name), device="gpu:0") for each in given] for _ in range(2)
+    ]
     averages, apart = ExponentialMovingAverage(0.75), ExponentialMovingAverage(0.75, name="apart")
     optimizer = gpuopt.AdamOptimizer(0.1, averages=averages, **options)
+    without = gpuopt.AdamOptimizer(0.1, **options)
     for step in range(4):
         pairs = [
             (to_device(np.asarray(rng.normal(size=v.shape)).astype(name), v.device), v)
@@ -126,6 +135,9 @@ def test_averages_follow_what_is_stored_in_the_launch_that_stores_it(
         before = emulated_gpus[0].launches
         optimizer.apply_gradients(pairs)
         assert step == 0 or emulated_gpus[0].launches - before == 1
+        without.apply_gradients([(g, each) for (g, _), each in zip(pairs, same, strict=True)])
+        for variable, each in zip(variables, same, strict=True):
+            assert variable.numpy().tobytes() == each.numpy().tobytes()
         masters = [optimizer.get_slot(variable, "master") for variable in variables]
         followed = [
             variable if master is None else master
