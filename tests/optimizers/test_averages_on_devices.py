@@ -116,7 +116,7 @@ STORED: dict[str, tuple[str, dict[str, Any]]] = {
 def test_averages_follow_what_is_stored_in_the_launch_that_stores_it(
     emulated_gpus: list[EmulatorLauncher], stored: str
 ) -> None:
-    """To the bit, as an average that is moved by `apply` after each step, which is as without it."""
+    """To the bit, as one that `apply` moves after each step; the step is as without it."""
     name, options = STORED[stored]
     rng = np.random.default_rng(3)
     # The last one is not where packs are.
