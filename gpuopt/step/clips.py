@@ -115,12 +115,14 @@ class GradientClips:
     Attributes:
         form: The formula of norms.
         measures_all: Whether the optimizer's own norm is asked for, also where it clips nothing.
+        sums_inputs: Whether what measures gradients can also compute what the rule sums.
         measured: The norms of the last step that has measured any.
     """
 
-    def __init__(self, form: ClipForm, measures_all: bool) -> None:
+    def __init__(self, form: ClipForm, measures_all: bool, sums_inputs: bool) -> None:
         self.form = form
         self.measures_all = measures_all
+        self.sums_inputs = sums_inputs
         self.measured: Measured | None = None
 
     def of_step(
@@ -162,6 +164,10 @@ class GradientClips:
             shown[number] = norms[number] if is_asked_for else _NONE
             if norms[number] != _NONE:
                 limits.append(most)
+        for number in norms if limits and self.sums_inputs else ():
+            if norms[number] == _NONE and not np.isfinite(bounds[number]):
+                norms[number] = len(limits)
+                limits.append(NO_LIMIT)
         return StepClips(self, limits, norms, shown, bounds, 1.0 if unscale is None else unscale)
 
 

@@ -212,7 +212,8 @@ class RuleOptimizer(Optimizer):
         self.averages = following(
             ours.pop("averages"), self.masters, is_rounded=self.rounding is not None
         )
-        clipping, self.clips = clipping_of(**ours, groups=self._grouping)
+        sums_inputs = bool(self.rule.degrees)
+        clipping, self.clips = clipping_of(**ours, groups=self._grouping, sums_inputs=sums_inputs)
         every = {**self._all_hyperparameters(hyperparameters), **clipping}
         settable = [name for name in every if name not in self.derived_hyperparameters]
         self.hyperparameters = Hyperparameters(every, self._checked, settable)
@@ -364,7 +365,7 @@ class RuleOptimizer(Optimizer):
         """
         clips = self.clips
         if clips is None and unscale is not None:
-            clips = GradientClips(ClipForm.TENSORFLOW, measures_all=False)
+            clips = GradientClips(ClipForm.TENSORFLOW, measures_all=False, sums_inputs=False)
         if clips is None:
             return None
         names = [group.name for group in self._grouping]
