@@ -110,8 +110,8 @@ class FollowingAverages:
     def joining(self, variables: Sequence[Any]) -> list[bool]:
         """Says of which variables the average is moved by the rule that updates them.
 
-        It is not where it is not made yet, where a constraint comes between, or on a CPU stochastic
-        rounding, and of a master copy where the average was made in 16 bits before.
+        It is not where it is not made yet, where a constraint or stochastic rounding comes between,
+        and of a master copy where the average was made in 16 bits before.
 
         Args:
             variables: As the caller passed them, of dense gradients.
@@ -123,7 +123,7 @@ class FollowingAverages:
         average = self.moving.average(variable)
         return (
             variable.constraint is None
-            and not (self._is_rounded and variable.device.kind == "cpu")
+            and not self._is_rounded
             and average is not None
             and average.dtype == kept_dtype(variable.dtype, self._masters)
         )

@@ -66,9 +66,11 @@ def max_registers(kernel: Kernel, architecture: str) -> int:
         # Two blocks of 256, or three: more elements are in registers than a rule has of itself.
         is_scaled = isinstance(kernel.rule, ScaledRule)
         has_wide_average = storage.count("__nv_bfloat16") == 3 and storage.endswith("Split>")
-        has_many_slots = slots > 2 and "coded" in kernel.function
-        has_many_slots |= slots > 3 and kernel.rule.is_rounded
-        return 128 if is_scaled or has_wide_average or has_many_slots else 80
+        return (
+            128
+            if is_scaled or has_wide_average or (slots > 2 and "coded" in kernel.function)
+            else 80
+        )
     if "coded" in kernel.function:  # a lane has 8 elements: 512 threads load as much as 1024 do
         if architecture not in ("sm_75", "sm_90"):
             return 128
@@ -126,7 +128,7 @@ def test_kernels_compile_without_spills_within_their_registers(architecture: str
         check_registers(group, architecture)
 
 
-@on_chosen
+@on_tuned
 def test_kernels_of_several_types_keep_to_the_same_registers(architecture: str) -> None:
     check_registers(kernels_of_several_types(), architecture)
 
@@ -136,17 +138,17 @@ def test_kernels_of_measured_inputs_keep_to_the_same_registers(architecture: str
     check_registers(kernels_of_measured_inputs(), architecture)
 
 
-@on_chosen
+@on_tuned
 def test_kernels_of_slots_in_8_bits_keep_to_their_registers(architecture: str) -> None:
     check_registers(kernels_of_codes(), architecture)
 
 
-@on_chosen
+@on_tuned
 def test_kernels_of_accumulation_keep_to_the_same_registers(architecture: str) -> None:
     check_registers(kernels_of_accumulation(), architecture)
 
 
-@on_chosen
+@on_tuned
 def test_kernels_with_averages_keep_to_the_same_registers(architecture: str) -> None:
     check_registers(kernels_with_averages(), architecture)
 
@@ -156,12 +158,12 @@ def test_kernels_with_averages_of_several_types_keep_to_their_registers(architec
     check_registers(kernels_with_averages_of_several_types(), architecture)
 
 
-@on_chosen
+@on_tuned
 def test_kernels_with_rounding_keep_to_the_same_registers(architecture: str) -> None:
     check_registers(kernels_with_rounding(), architecture)
 
 
-@on_chosen
+@on_tuned
 def test_kernels_of_slots_in_bfloat16_keep_to_the_same_registers(architecture: str) -> None:
     check_registers(kernels_of_slots_in_bfloat16(), architecture)
 
