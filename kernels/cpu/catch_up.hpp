@@ -187,8 +187,10 @@ GPUOPT_WIDEST_REGISTERS void bring_up_columns(const LateRow<Unnamed, Real>& row,
   }
   // Loops of their own: in one with what comes before, GCC 12 uses no vectors.
   for (int k = 0; k < Unnamed::Rule::num_slots; ++k) {
+    const Decay<Real> decay = row.decay[k];
+    Real* const slot = slots.of[k];
     GPUOPT_INDEPENDENT
-    for (long long i = 0; i < tile; ++i) slots.of[k][i] = row.decay[k](slots.of[k][i]);
+    for (long long i = 0; i < tile; ++i) slot[i] = decay(slot[i]);
   }
 }
 
