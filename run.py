@@ -346,7 +346,7 @@ def test_peers(arguments: Sequence[str]) -> int:
     command = [str(python), "-m", "pytest", "-m", "peers or torch or jax", "-p", "no:cacheprovider"]
     environment = {**SINGLE_THREADED, **os.environ, "GPUOPT_REQUIRE": "peers,torch,jax"}
     command += ["tests/optimizers/test_peers.py", "tests/interop", "tests/project/test_docs.py"]
-    command += arguments
+    command += ["tests/project/test_gpu_torch.py", *arguments]
     return subprocess.run(command, cwd=ROOT, env=environment).returncode
 
 

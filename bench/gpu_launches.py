@@ -21,10 +21,12 @@ from typing import Any, NamedTuple
 
 _ROOT = Path(__file__).resolve().parent.parent
 _SUPPORT = _ROOT / "tests" / "support"
-# How many steps' gradients an update takes, with "accumulation".
-ACCUMULATED = 2
+# How many calls make an update, with "accumulation"; the last one updates. Others are recorded by
+# the names of these stages, by their numbers.
+ACCUMULATED = 3
+CALLS_THAT_ADD = {"first call": 0, "call between": 1}
 # Stages of variables of that type.
-_OF_BFLOAT16 = {"masters", "remainders", "rounding"}
+_OF_BFLOAT16 = {"bfloat16", "masters", "remainders", "rounding"}
 # After these, nothing is compiled, allocated or uploaded any more.
 _WARM_UP_STEPS = 8
 _KERNEL = re.compile(
@@ -84,13 +86,14 @@ def record(
     architecture: str,
     checkout: Path = _ROOT,
 ) -> Recorded:
-    """Records one step of each workload, in another process.
+    """Records one call of `apply_gradients` of each workload, in another process.
 
     Args:
         workloads: For each name, {"job": ..., "shapes": ..., "num_sets": ...} or {"job": ...,
             "table": ..., "lookups": ...}: the fields of a `DenseTask` or `SparseTask`. Those of
-            a dense step of Adam may have "stages": see `_with_stages`. A sparse one may have
-            "catch_up": whether rows catch up, instead of LazyAdam's step.
+            a dense step of Adam may have "stages": see `_with_stages`, `CALLS_THAT_ADD`, and
+            "bfloat16". A sparse one may have "catch_up": whether rows catch up, instead of
+            LazyAdam's step.
         num_multiprocessors: The GPU's.
         architecture: For which kernels are compiled, as "90".
         checkout: The gpuopt to run.
@@ -151,12 +154,21 @@ def main() -> None:
     parameters = read_parameters(Path(checkout) / "kernels")
     launches = {}
     for name, workload in json.load(sys.stdin).items():
-        launches[name] = _record_step(_make_step(workload), parameters)
+        calls_before = _calls_before(workload.get("stages", ()))
+        launches[name] = _record_call(_make_call(workload), calls_before, parameters)
         _free_memory()
     print(json.dumps({"launches": launches, "resources": _compile(architecture)}))
 
 
-def _make_step(workload: Mapping[str, Any]) -> Callable[[], object]:
+def _calls_before(stages: Sequence[str]) -> int:
+    """Returns how many calls come before the one that is recorded."""
+    if "accumulation" not in stages:
+        return _WARM_UP_STEPS
+    numbers = [number for name, number in CALLS_THAT_ADD.items() if name in stages]
+    return _WARM_UP_STEPS * ACCUMULATED + (numbers[0] if numbers else ACCUMULATED - 1)
+
+
+def _make_call(workload: Mapping[str, Any]) -> Callable[[], object]:
     import cupy
     import numpy as np
 
@@ -171,8 +183,9 @@ def _make_step(workload: Mapping[str, Any]) -> Callable[[], object]:
     optimizer = optimizers[workload["job"]](1e-3) if not stages else _with_stages(stages)
     if catches_up:
         optimizer = gpuopt.AdamOptimizer(1e-3, catch_up=True)
-    more = {"loss_scale": np.float32(8)} if "loss_scale" in stages else {}
-    calls = ACCUMULATED if "accumulation" in stages else 1
+    # Who accumulates passes gradients that are unscaled already.
+    is_scaled = "loss_scale" in stages and "accumulation" not in stages
+    more = {"loss_scale": np.float32(8)} if is_scaled else {}
     real = np.dtype("bfloat16" if set(stages) & _OF_BFLOAT16 else "float32")
 
     def make(shape: Sequence[int], dtype: Any = real) -> Any:
@@ -192,17 +205,16 @@ def _make_step(workload: Mapping[str, Any]) -> Callable[[], object]:
         sets = [[(rows, gpuopt.Variable(make(workload["table"]), copy=catches_up))]]
     turn = 0
 
-    def step() -> None:
+    def call() -> None:
         nonlocal turn
         turn += 1
-        for _ in range(calls):
-            optimizer.apply_gradients(sets[turn % len(sets)], **more)
+        optimizer.apply_gradients(sets[turn % len(sets)], **more)
 
-    return step
+    return call
 
 
 def _with_stages(stages: Sequence[str]) -> Any:
-    """Returns Adam with what is named: options, and wrappers around it."""
+    """Returns Adam, or LARS, with what is named: options, and wrappers around it."""
     import gpuopt
 
     every: dict[str, Any] = {
@@ -215,6 +227,7 @@ def _with_stages(stages: Sequence[str]) -> Any:
         "remainders": {"masters": "remainder"},
         "rounding": {"stochastic_rounding": 1},
         "8 bits": {"slot_bits": 8},
+        "slot_dtype": {"slot_dtype": "bfloat16"},
     }
     options = {key: value for name in stages for key, value in every.get(name, {}).items()}
     if "averages" in stages:
@@ -225,43 +238,51 @@ def _with_stages(stages: Sequence[str]) -> Any:
         optimizer = gpuopt.TorchAdamWOptimizer(1e-3, weight_decay=decay, **options)
     elif "decay" in stages:
         optimizer = gpuopt.AdamWOptimizer(0.01, 1e-3, **options)
+    elif "lars" in stages:
+        optimizer = gpuopt.LARSOptimizer(1e-3, **options)
     else:
         optimizer = gpuopt.AdamOptimizer(1e-3, **options)
-    if "loss_scale" in stages:
+    if {"loss_scale", "on_nonfinite"} & set(stages):
         # Nothing runs that would decide about steps: the host is to learn of no decision.
-        device_scaling = import_module("gpuopt.wrappers.device_scaling")
+        device_scaling = import_module("gpuopt.step.device_scaling")
         device_scaling.DeviceScaling._look = lambda scaling: None
-        return gpuopt.LossScaleOptimizer(optimizer, gpuopt.FixedLossScaleManager(8.0))
+    if "loss_scale" in stages:
+        optimizer = gpuopt.LossScaleOptimizer(optimizer, gpuopt.FixedLossScaleManager(8.0))
     if "accumulation" in stages:
         return gpuopt.GradientAccumulationOptimizer(optimizer, ACCUMULATED)
     return optimizer
 
 
-def _record_step(
-    step: Callable[[], object], parameters: Mapping[str, Sequence[str | None]]
+def _record_call(
+    call: Callable[[], object], calls_before: int, parameters: Mapping[str, Sequence[str | None]]
 ) -> list[Launch]:
     driver = import_module("driver")
 
-    for _ in range(_WARM_UP_STEPS):
-        step()
+    for _ in range(calls_before):
+        call()
     with driver.record_launches() as launches:
-        step()
+        call()
     return [
         Launch(
             _short(each.name) or each.kind,
             each.grid[0],
             each.block[0],
-            {
-                name: int.from_bytes(value, "little", signed=True)
-                for name, value in zip(
-                    parameters.get(_function(each.name), ()), each.arguments, strict=True
-                )
-                if name is not None
-            },
+            _integers(each, parameters.get(_function(each.name))),
             each.num_bytes,
         )
         for each in launches
     ]
+
+
+def _integers(launch: Any, parameters: Sequence[str | None] | None) -> dict[str, int]:
+    """Returns a launch's arguments that are integers; none are known of a kernel of CuPy's."""
+    if parameters is None:
+        return {}
+    return {
+        name: int.from_bytes(value, "little", signed=True)
+        for name, value in zip(parameters, launch.arguments, strict=True)
+        if name is not None
+    }
 
 
 def _free_memory() -> None:

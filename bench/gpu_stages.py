@@ -2,9 +2,9 @@
 
     .venv/bin/python -m bench.gpu_stages
 
-The launches are those that real CuPy makes on the tests' driver. Torch's are not recorded: they are
-counted by what its sources say of its calls. A model, as `bench.gpu_model` is: nothing is measured.
-The result goes to bench/results/model/stages.json and into a table of docs/performance.md.
+The launches are those that real CuPy makes on the tests' driver; torch's calls for the same are
+counted by `bench.gpu_torch`. A model, as `bench.gpu_model` is: nothing is measured. The result goes
+to bench/results/model/stages.json and into tables of docs/performance.md.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from bench import gpu_torch
 from bench.gpu_kernels import FLOAT, WorkOf
-from bench.gpu_launches import ACCUMULATED, Launch, Recorded, record
+from bench.gpu_launches import Launch, Recorded, record
 from bench.gpu_model_page import PAGE
 from bench.gpu_modelled import FOLDER, WHAT
-from bench.gpu_timing import ENDS_US, GAP_US, GPUS, Gpu, model_step
+from bench.gpu_stages_page import make_tables
+from bench.gpu_timing import COPY_US, ENDS_US, GAP_US, GPUS, Gpu, model_step
 from bench.gpu_work import DRAM, L2, SHARED, Dense, Waits, Work
-from bench.page import make_table, replace_between
+from bench.page import replace_between
 
 COMMAND = ".venv/bin/python -m bench.gpu_stages"
 RESULT = FOLDER / "stages.json"
@@ -52,18 +54,40 @@ STEPS: Mapping[str, Sequence[str]] = {
     "on_nonfinite, clip_norm, decay, averages": ["on_nonfinite", "clip_norm", "decay", "averages"],
     "cautious": ["cautious"],
     "cautious, clip_norm": ["cautious", "clip_norm"],
-    "accumulation": ["accumulation"],
-    "accumulation, clip_norm, decay": ["accumulation", "clip_norm", "decay"],
+    "accumulation: the first call": ["accumulation", "first call"],
+    "accumulation: a call between": ["accumulation", "call between"],
+    "accumulation: the call that updates": ["accumulation"],
+    "accumulation, clip_norm, decay: the call that updates": ["accumulation", "clip_norm", "decay"],
+    "accumulation, averages: the call that updates": ["accumulation", "averages"],
+    "accumulation, loss_scale: the call that updates": ["accumulation", "loss_scale"],
+    "accumulation, loss_scale, clip_norm, decay, averages: the call that updates": [
+        *("accumulation", "loss_scale", "clip_norm", "decay", "averages")
+    ],
+    "bfloat16": ["bfloat16"],
+    "bfloat16, clip_norm, decay": ["bfloat16", "clip_norm", "decay"],
+    "bfloat16, averages": ["bfloat16", "averages"],
     'masters="float32"': ["masters"],
     'masters="float32", clip_norm, decay': ["masters", "clip_norm", "decay"],
+    'masters="float32", averages': ["masters", "averages"],
     'masters="float32", loss_scale, clip_norm': ["masters", "loss_scale", "clip_norm"],
+    'masters="float32", accumulation: the first call': ["masters", "accumulation", "first call"],
+    'masters="float32", accumulation: a call between': ["masters", "accumulation", "call between"],
+    'masters="float32", accumulation: the call that updates': ["masters", "accumulation"],
     'masters="remainder"': ["remainders"],
     'masters="remainder", clip_norm, decay': ["remainders", "clip_norm", "decay"],
+    'masters="remainder", averages': ["remainders", "averages"],
     'masters="remainder", loss_scale, clip_norm': ["remainders", "loss_scale", "clip_norm"],
     "stochastic_rounding": ["rounding"],
     "stochastic_rounding, clip_norm, decay": ["rounding", "clip_norm", "decay"],
+    "stochastic_rounding, loss_scale": ["rounding", "loss_scale"],
     "slot_bits=8": ["8 bits"],
     "slot_bits=8, clip_norm, decay": ["8 bits", "clip_norm", "decay"],
+    "slot_bits=8, averages": ["8 bits", "averages"],
+    "slot_bits=8, loss_scale": ["8 bits", "loss_scale"],
+    'slot_dtype="bfloat16"': ["slot_dtype"],
+    'slot_dtype="bfloat16", clip_norm, decay': ["slot_dtype", "clip_norm", "decay"],
+    'slot_dtype="bfloat16", averages': ["slot_dtype", "averages"],
+    'slot_dtype="bfloat16", loss_scale': ["slot_dtype", "loss_scale"],
 }
 
 # An array is read in chunks of 16,384 elements by 256 threads, 16 bytes at once.
@@ -88,7 +112,7 @@ class Moved(NamedTuple):
 
 # By their names in C++; what is kept beside a variable is read unless it is a copy.
 _BYTES = {"float": 4, "__nv_bfloat16": 2, "Split": 2}
-_SLOTS = {"Adam": 2, "BeginSum": 0, "AddToSum": 0}
+_SLOTS = {"Adam": 2, "Lars": 1}
 # A byte, and the scale of 256 of them.
 _CODE_BYTES = 1 + 4 / 256
 
@@ -97,11 +121,15 @@ def moved(kernel: str) -> Moved:
     """Says what an update moves, or what sums over its variables read, by the kernel's types."""
     function, _, arguments = kernel.partition("<")
     names = re.findall(r"\w+", arguments)
-    slots = sum(_SLOTS.get(name, name == "Averaged") for name in names)
     types = [_BYTES[name] for name in names if name in _BYTES]
     # A type for all, or those of the variable, slots, gradient, and what is beside it.
     var, slot, gradient, *beside = types if len(types) > 1 else types * 3
-    of_slots = slots * (_CODE_BYTES if "coded" in function else slot)
+    of_slots: float = sum(_SLOTS.get(name, 0) for name in names)
+    of_slots *= _CODE_BYTES if "coded" in function else slot
+    if function.startswith("measure_inputs"):
+        of_slots = 0
+    if "Averaged" in names:  # it is of the whole of a variable that is kept in two parts
+        of_slots += FLOAT if "Split" in names else var
     read = gradient + of_slots + var * ("BeginSum" not in names)
     written = var + of_slots + sum(beside)
     if "Copied" not in names:
@@ -149,8 +177,11 @@ _MAP = L2.and_then(SHARED)
 KERNELS_OF_STAGES: Mapping[str, WorkOf] = {
     "measure": _measure,
     "measure_and_decide": _measure,
+    "measure_inputs": _update(_ENTRY, after=_SUMS),
+    "measure_inputs_and_decide": _update(_ENTRY, after=_SUMS),
     "dense_update": _update(_ENTRY),
     "dense_update_of_groups": _update(_ENTRY_AND_SCALARS),
+    "dense_update_by_sums": _update(_ENTRY_AND_SCALARS),
     "sum_terms": _update(_ENTRY_AND_SCALARS, after=_SUMS),
     "coded_update": _update(_ENTRY_AND_SCALARS, begin=_MAP),
 }
@@ -170,10 +201,14 @@ class Counted(NamedTuple):
     num_bytes: int
 
 
-def record_steps(gpu: Gpu) -> Recorded:
+def record_steps(
+    gpu: Gpu,
+    shapes: Sequence[tuple[int, ...]] = SHAPES,
+    steps: Mapping[str, Sequence[str]] = STEPS,
+) -> Recorded:
     tasks = {
-        name: {"job": "adam", "shapes": SHAPES, "num_sets": 1, "stages": list(stages)}
-        for name, stages in STEPS.items()
+        name: {"job": "adam", "shapes": shapes, "num_sets": 1, "stages": list(stages)}
+        for name, stages in steps.items()
     }
     return record(tasks, gpu.multiprocessors, gpu.architecture)
 
@@ -183,7 +218,7 @@ def count(launches: Sequence[Launch]) -> Counted:
     works = [KERNELS_OF_STAGES[_name(each)](each, DATA) for each in kernels]
     names = [_name(each) for each in kernels]
     # What a GPU has decided comes back in later steps: the host asks, and does not wait.
-    comes_back_later = "measure_and_decide" in names
+    comes_back_later = any(name.endswith("_and_decide") for name in names)
     waits = sum(each.kernel == "device to host" for each in launches) - comes_back_later
     num_bytes = sum(work.num_bytes for work in works)
     return Counted(names, waits, round(num_bytes))
@@ -193,58 +228,10 @@ def _name(launch: Launch) -> str:
     return launch.kernel.partition("<")[0]
 
 
-# Torch's calls, in float32: not recorded, but counted by what torch's sources say. Its lists of
-# tensors go by chunks of 65,536 elements, 320 of them in a launch, of as many tensors as a launch's
-# arguments hold (ATen/native/cuda/MultiTensorApply.cuh).
-_TORCH_CHUNK, _TORCH_BLOCKS = 65536, 320
-
-
-class Call(NamedTuple):
-    """A call of torch's.
-
-    Attributes:
-        arrays: How many arrays of all elements it reads or writes; each is 4 bytes an element.
-        tensors: How many tensors of each list a launch takes.
-        others: Launches for single numbers.
-    """
-
-    arrays: int
-    tensors: int
-    others: int
-
-
-TORCH: Mapping[str, Call] = {
-    # Reads; then adds up each tensor's chunks, stacks, takes the norm of norms, adds 1e-6, divides,
-    # and clamps.
-    "_foreach_norm": Call(1, 110, 6),
-    "_foreach_mul_": Call(2, 110, 0),
-    # The count of steps is a tensor.
-    "AdamW(fused)": Call(7, 36, 1),
-    "_foreach_lerp_": Call(3, 64, 0),
-}
-TORCH_OF: Mapping[str, Sequence[str]] = {
-    "decay": ["AdamW(fused)"],
-    "clip_norm, decay": ["_foreach_norm", "_foreach_mul_", "AdamW(fused)"],
-    "decay, averages": ["AdamW(fused)", "_foreach_lerp_"],
-    "clip_norm, decay, averages": list(TORCH),
-}
-
-
-def count_torch(calls: Sequence[str]) -> tuple[int, int]:
-    """Returns how many launches calls make, and how many bytes they move."""
-    launches = num_bytes = 0
-    for name in calls:
-        call = TORCH[name]
-        chunks = sum(-(-math.prod(shape) // _TORCH_CHUNK) for shape in SHAPES)
-        launches += max(-(-chunks // _TORCH_BLOCKS), -(-len(SHAPES) // call.tensors)) + call.others
-        num_bytes += call.arrays * ELEMENTS * FLOAT
-    return launches, num_bytes
-
-
-def model_torch(calls: Sequence[str], gpu: Gpu) -> float:
+def model_torch(counted: gpu_torch.Counted, gpu: Gpu) -> float:
     """Returns microseconds: all bytes as quickly as ours, and each launch's own time."""
-    launches, num_bytes = count_torch(calls)
-    return launches * (GAP_US + ENDS_US) + 1e6 * num_bytes / (gpu.bytes_per_second * gpu.share)
+    seconds = counted.num_bytes / (gpu.bytes_per_second * gpu.share)
+    return counted.launches * (GAP_US + ENDS_US) + counted.copies * COPY_US + 1e6 * seconds
 
 
 def compute() -> dict[str, Any]:
@@ -259,48 +246,34 @@ def compute() -> dict[str, Any]:
             modelled = model_step(launches, DATA, gpu, recorded.resources, KERNELS_OF_STAGES)
             step = steps.setdefault(name, {**counted._asdict(), "modelled_us": {}})
             step["modelled_us"][short] = round(sum(each.us for each in modelled), 1)
-    torch = {}
-    for name, calls in TORCH_OF.items():
-        of_calls, num_bytes = count_torch(calls)
-        us = {short: round(model_torch(calls, gpu), 1) for short, gpu in GPUS.items()}
-        torch[name] = {"launches": of_calls, "num_bytes": num_bytes, "modelled_us": us}
-    return {"what": WHAT, "made_by": COMMAND, "shapes": SHAPES, "steps": steps, "torch": torch}
-
-
-def make_stages_table(result: Mapping[str, Any]) -> str:
-    rows = []
-    for name, step in result["steps"].items():
-        torch = result["torch"].get(name)
-        times = [
-            f"{us:,.0f}" + (f" ({torch['modelled_us'][short]:,.0f})" if torch else "")
-            for short, us in step["modelled_us"].items()
-        ]
-        per_element = f"{step['num_bytes'] / ELEMENTS:g}"
-        launches = str(len(step["launches"]))
-        if torch:
-            per_element += f" ({torch['num_bytes'] / ELEMENTS:g})"
-            launches += f" ({torch['launches']})"
-        rows.append([name, launches, step["waits"], per_element, *times])
-    headings = ["Adam with", "launches", "waits", "bytes an element"]
-    table = make_table([*headings, *(f"{short}, us" for short in GPUS)], rows)
-    return (
-        "## Stages of a step, modelled\n\n"
-        f"{len(SHAPES)} tensors of {SHAPES[0][0]:,} elements, float32; bfloat16 with `masters` and "
-        "`stochastic_rounding`. Our launches are\nrecorded on the driver that is not there. "
-        f"`accumulation` adds up the gradients of {ACCUMULATED} calls, and the row is for both.\n"
-        "`cautious` stands for all rules that sum over a variable.\n\n"
-        "In brackets `clip_grad_norm_(foreach=True)`, `AdamW(fused=True)` and `_foreach_lerp_` of "
-        "torch. No torch has run for these\nnumbers: its launches and bytes are counted by what "
-        "its sources say of how such calls divide lists of tensors\n(`MultiTensorApply.cuh`), and "
-        "get the same share of the memory's bandwidth as ours.\n\n" + table
-    )
+    torch: dict[str, dict[str, Any]] = {}
+    of_calls: dict[str, dict[str, Any]] = {}
+    for name, stages in STEPS.items():
+        calls = gpu_torch.calls_for(stages)
+        if calls is None:
+            continue
+        of_step = gpu_torch.count(calls, SHAPES)
+        us = {short: round(model_torch(of_step, gpu), 1) for short, gpu in GPUS.items()}
+        names = [call.name for call in calls]
+        torch[name] = {"calls": names, **of_step._asdict(), "modelled_us": us}
+        for call in calls:
+            of_call = {"source": call.source, **gpu_torch.count([call], SHAPES)._asdict()}
+            of_calls.setdefault(call.name, of_call)
+    return {
+        "what": WHAT,
+        "made_by": COMMAND,
+        "shapes": SHAPES,
+        "steps": steps,
+        "torch": torch,
+        "torch_calls": of_calls,
+    }
 
 
 def main() -> None:
     result = compute()
     RESULT.write_text(json.dumps(result, indent=1) + "\n")
-    PAGE.write_text(replace_between(PAGE.read_text(), COMMAND, make_stages_table(result)))
-    print(make_stages_table(result))
+    PAGE.write_text(replace_between(PAGE.read_text(), COMMAND, make_tables(result)))
+    print(make_tables(result))
 
 
 if __name__ == "__main__":

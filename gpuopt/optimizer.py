@@ -8,6 +8,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_args
 
 from gpuopt.autodiff import engine_of
@@ -16,6 +17,7 @@ from gpuopt.locks import Lock
 from gpuopt.state.copies import CopiedByConstructor
 from gpuopt.state.state import Description, State
 from gpuopt.state.state_dict import OptimizerState, load_state, read_state
+from gpuopt.step.device_scaling import DeviceScaling, Key
 from gpuopt.step.finite_gradients import FiniteGradients
 from gpuopt.step.hooks import Hooks
 from gpuopt.step.loss import (
@@ -99,7 +101,9 @@ class Optimizer(CopiedByConstructor, Hooks):
             on_nonfinite: What to do if a gradient of a step holds NaN or infinity. "propagate"
                 computes with it, as TensorFlow does; "skip" leaves out the whole step, with all
                 slots and the global step as they were, and logs a warning; "raise" raises
-                FloatingPointError, and nothing is written.
+                FloatingPointError, and nothing is written. Where GPUs have all variables, one of
+                them decides: the host does not wait, logs when it hears of it, and raises the error
+                in a later call, before which no other step is made either (see `check`).
 
         Raises:
             ValueError: `name` is empty or None, or `on_nonfinite` is none of the three.
@@ -115,7 +119,11 @@ class Optimizer(CopiedByConstructor, Hooks):
         self._use_locking = use_locking
         self._name = name
         self._on_nonfinite = on_nonfinite
-        self._last_nonfinite: str | None = None
+        # What GPUs decide about steps, and what was not finite.
+        self._on_gpu = DeviceScaling(
+            tell=partial(_warn_of_skip, name) if on_nonfinite == "skip" else None,
+            refuses=on_nonfinite == "raise",
+        )
         # The slots and other variables.
         self.state = State(self._describe_state)
         # Checks of sparse gradients' rows that GPUs have not finished yet.
@@ -139,20 +147,32 @@ class Optimizer(CopiedByConstructor, Hooks):
             raise AttributeError(message, name=name, obj=self)
 
         def __setattr__(self, name: str, value: Any) -> None:
-            is_own = name.startswith("_") or hasattr(type(self), name)
-            meant = None if is_own else _hyperparameter_meant(name, self._names_to_set())
-            if meant is not None:
-                raise AttributeError(
-                    f"steps of {type(self).__name__} do not read an attribute {name!r}: set "
-                    f'optimizer.hyperparameters["{meant}"]',
-                    name=name,
-                    obj=self,
-                )
+            if not name.startswith("_") and not hasattr(type(self), name):
+                hint = self._hint_for_setting(name)
+                if hint is not None:
+                    raise AttributeError(
+                        f"steps of {type(self).__name__} do not read an attribute {name!r}: {hint}",
+                        name=name,
+                        obj=self,
+                    )
             object.__setattr__(self, name, value)
 
     def _names_to_set(self) -> Collection[str]:
         """Returns the names of the hyperparameters, if it has any by now."""
         return ()
+
+    def _names_to_give(self) -> Collection[str]:
+        """Returns the arguments that it has no attribute for; none until it is made."""
+        return ()
+
+    def _hint_for_setting(self, name: str) -> str | None:
+        """Says what to do instead of setting an attribute; None if it may be set."""
+        meant = _hyperparameter_meant(name, self._names_to_set())
+        if meant is not None:
+            return f'set optimizer.hyperparameters["{meant}"]'
+        if name in self._names_to_give():
+            return f"give {name} where the optimizer is made"
+        return None
 
     def get_name(self) -> str:
         return self._name
@@ -268,7 +288,8 @@ class Optimizer(CopiedByConstructor, Hooks):
             RuntimeError: IndexedSlices for a variable with a constraint; or a strategy's
                 cross-replica context.
             DeviceUnavailableError: an array lives on a device that cannot be used.
-            FloatingPointError: a gradient is not finite, and `on_nonfinite` is "raise".
+            FloatingPointError: a gradient is not finite, and `on_nonfinite` is "raise". Where a GPU
+                decides, a later call raises it (see `check`), and this one changes nothing.
         """
         context = replica_context()
         if context.strategy is not None and not skip_gradients_aggregation:
@@ -279,14 +300,21 @@ class Optimizer(CopiedByConstructor, Hooks):
                 )
             context.strategy.apply_gradients(self, grads_and_vars, global_step, name)
             return
+        if self._on_nonfinite == "propagate":
+            step = Step(self, global_step, name or self._name)
+            given = grads_and_vars if type(grads_and_vars) is list else as_list(grads_and_vars)
+            with step.watched:
+                step.run(self._checked_updates(given))
+            return
+        step_if_finite = partial(self._step_if_finite, as_list(grads_and_vars), global_step, name)
+        self._on_gpu.call(step_if_finite, partial(self._key_on_gpu, global_step))
+
+    def _step_if_finite(self, given: list[Any], global_step: Any, name: str | None) -> None:
         step = Step(self, global_step, name or self._name)
-        given = grads_and_vars if type(grads_and_vars) is list else as_list(grads_and_vars)
         with step.watched:
-            updates = self._checked_updates(given)
-            if self._on_nonfinite == "propagate":
-                step.run(updates)
-            elif self._takes_norms():
-                step.run(updates, FiniteGradients(self._makes_step_of))
+            updates, takes_norms = self._checked_updates(given), self._takes_norms()
+            if takes_norms or self._on_gpu.is_ahead:
+                step.run(updates, FiniteGradients(self._on_gpu, self._makes_step_of, takes_norms))
             elif not self._must_skip(updates):
                 step.run(updates)
 
@@ -295,9 +323,11 @@ class Optimizer(CopiedByConstructor, Hooks):
         """Describes the first gradient that was not finite in the last step that had one.
 
         The first in the list of pairs. None before there was one, and where nobody looks for one:
-        with `on_nonfinite="propagate"`.
+        with `on_nonfinite="propagate"`. Reading it waits for a GPU that decides, which names the
+        variable alone.
         """
-        return self._last_nonfinite
+        self._on_gpu.bring_up()
+        return self._on_gpu.last_nonfinite
 
     def check(self) -> None:
         """Waits for the GPUs, and raises the first error that they found in earlier calls.
@@ -309,10 +339,14 @@ class Optimizer(CopiedByConstructor, Hooks):
         global step, and Adam's powers of beta. With GPUOPT_CHECK=1 in the environment,
         `apply_gradients` waits for its own check.
 
+        So it is with a gradient that is not finite, if `on_nonfinite` is "raise" and a GPU decides.
+
         Raises:
             IndexError: a row of IndexedSlices is outside its variable.
+            FloatingPointError: a gradient is not finite, and `on_nonfinite` is "raise".
         """
         self.row_checks.raise_late(wait=True)
+        self._on_gpu.raise_late(wait=True)
 
     def report(self) -> AbstractContextManager[Report]:
         """Watches this optimizer's steps, of all threads, as long as it is open.
@@ -466,15 +500,26 @@ class Optimizer(CopiedByConstructor, Hooks):
         """
         if nonfinite is None:
             return True
+        self._raise_if_asked(nonfinite)
+        _warn_of_skip(self._name, nonfinite)
+        return False
+
+    def _raise_if_asked(self, nonfinite: str) -> None:
+        """Notes a gradient that is not finite; raises if `on_nonfinite` is "raise"."""
         self._note_nonfinite(nonfinite)
         if self._on_nonfinite == "raise":
             raise FloatingPointError(f"{nonfinite}; nothing was changed")
-        _logger.warning("%s; %s skips the step", nonfinite, self._name)
-        return False
 
     def _note_nonfinite(self, description: str) -> None:
         """Keeps what `last_nonfinite` says."""
-        self._last_nonfinite = description
+        self._on_gpu.last_nonfinite = description
+
+    def _key_on_gpu(self, global_step: Any) -> Key | None:
+        """Returns what a step shares with those that a GPU can decide about after one another.
+
+        None if it cannot: where the numbers of a step follow from more than the count of steps.
+        """
+        return None
 
     def _takes_norms(self) -> bool:
         """Whether a step takes norms of gradients, by which it also knows that all are finite."""
@@ -504,6 +549,10 @@ class Optimizer(CopiedByConstructor, Hooks):
                 stacklevel=3,
             )
         return bool(reasons)
+
+
+def _warn_of_skip(name: str, nonfinite: str) -> None:
+    _logger.warning("%s; %s skips the step", nonfinite, name)
 
 
 def living_optimizers() -> list[Optimizer]:

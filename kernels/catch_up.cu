@@ -29,7 +29,7 @@ __device__ __forceinline__ void update_and_count(
 }
 
 // Updates one table.
-template <class Rule, class Unnamed, int step_scalar, class Storage, class Key>
+template <class Rule, class Unnamed, class Shift, int step_scalar, class Storage, class Key>
 __global__ void late_update(const __grid_constant__ TableGradient only_gradient,
                             const TableGradient* __restrict__ gradients, long long num_tables,
                             const __grid_constant__ ArraysOf<Rule, Storage> only_arrays,
@@ -40,12 +40,12 @@ __global__ void late_update(const __grid_constant__ TableGradient only_gradient,
                             int lanes_per_row, const unsigned long long* __restrict__ refused) {
   update_and_count<Rule, Storage, step_scalar>(
       Tables{only_gradient, gradients, num_tables}, only_arrays, arrays, rows, parts, row_width,
-      ScalarsOfOne<Rule, Storage>{scalars}, OneLateTable<Unnamed>{only_late}, num_done,
+      ScalarsOfOne<Rule, Storage>{scalars}, OneLateTable<Unnamed, Shift>{only_late}, num_done,
       lanes_per_row, refused);
 }
 
 // Updates several tables, or those of several groups.
-template <class Rule, class Unnamed, int step_scalar, class Storage, class Key>
+template <class Rule, class Unnamed, class Shift, int step_scalar, class Storage, class Key>
 __global__ void late_update_of_groups(
     const __grid_constant__ TableGradient only_gradient,
     const TableGradient* __restrict__ gradients, long long num_tables,
@@ -58,8 +58,8 @@ __global__ void late_update_of_groups(
     const unsigned long long* __restrict__ refused) {
   update_and_count<Rule, Storage, step_scalar>(
       Tables{only_gradient, gradients, num_tables}, only_arrays, arrays, rows, parts, row_width,
-      ScalarsOfGroups<Rule, Storage>{few_scalars, many_scalars}, LateTables<Unnamed>{late_tables},
-      num_done, lanes_per_row, refused);
+      ScalarsOfGroups<Rule, Storage>{few_scalars, many_scalars},
+      LateTables<Unnamed, Shift>{late_tables}, num_done, lanes_per_row, refused);
 }
 
 template <class Unnamed, class Storage, int count>

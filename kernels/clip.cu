@@ -1,67 +1,10 @@
 // The norm of many arrays, and new arrays that are scaled by it.
+#include "shared/clipped_arrays.cuh"
 #include "shared/grid.cuh"
 #include "shared/loss_scaling.cuh"
 #include "shared/norms.cuh"
-#include "shared/ranges.cuh"
-#include "shared/storage.cuh"
 
 namespace gpuopt {
-
-// Elements that a block goes through at once: fixed, so that a sum does not depend on the GPU.
-constexpr int clip_chunk = square_chunk;
-
-// Mirrors `ClippedArray` in gpuopt/backends/cuda/structs.py.
-struct ClippedArray {
-  long long source;  // the address of the array
-  long long target;  // the address of the scaled one; 0 if there is none
-  long long size;
-  long long first_chunk;  // the number of its first chunk among those of all arrays
-};
-
-// The number of the array that has a chunk. Precondition: the arrays are in order, and none is
-// empty.
-__device__ __forceinline__ long long number_of_array(const ClippedArray* arrays,
-                                                     long long num_arrays, long long chunk) {
-  return range_with<&ClippedArray::first_chunk>(arrays, num_arrays, chunk);
-}
-
-__device__ __forceinline__ const ClippedArray& array_of(const ClippedArray& only,
-                                                        const ClippedArray* arrays,
-                                                        long long num_arrays, long long chunk) {
-  return num_arrays == 1 ? only : arrays[number_of_array(arrays, num_arrays, chunk)];
-}
-
-// Some consecutive elements of an array: a chunk's, or the array's last ones.
-template <class Storage>
-struct ClipChunk {
-  const Storage* source;
-  Storage* target;
-  int size;
-
-  __device__ __forceinline__ ClipChunk(const ClippedArray& array, long long chunk) {
-    const long long begin = (chunk - array.first_chunk) * clip_chunk;
-    source = reinterpret_cast<const Storage*>(array.source) + begin;
-    target = reinterpret_cast<Storage*>(array.target) + begin;
-    const long long left = array.size - begin;
-    size = static_cast<int>(left < clip_chunk ? left : clip_chunk);
-  }
-};
-
-// Loads a pack's elements from `at` on, those past the end as 0.
-template <class Storage>
-__device__ __forceinline__ void load_pack(const ClipChunk<Storage>& chunk, int at,
-                                          Elements<Storage, pack_size<Storage>>& pack) {
-  if (is_pack_aligned(chunk.source) && at + pack_size<Storage> <= chunk.size) {
-    load<Caching::normal>(chunk.source + at, pack);
-    return;
-  }
-#pragma unroll
-  for (int k = 0; k < pack_size<Storage>; ++k) {
-    Elements<Storage, 1> one = {{Storage(0.0f)}};
-    if (at + k < chunk.size) load<Caching::normal>(chunk.source + at + k, one);
-    pack.of[k] = one.of[0];
-  }
-}
 
 // Returns the sum of squares of a chunk's elements, which are multiplied by `by` before, to all
 // threads of the block.
@@ -142,49 +85,68 @@ __global__ void __launch_bounds__(clip_threads, 2)
   finish_sums(parts, num_chunks, totals, rule, results, decision);
 }
 
-// Returns what the sums of several devices make of a norm; `row` is how far these are apart.
-__device__ __forceinline__ ClipResult joined(const double* __restrict__ sums, long long row,
-                                             long long num_devices, long long norm,
-                                             const ClipRule& rule) {
-  double sum = 0;
-  for (long long device = 0; device < num_devices; ++device) sum += sums[device * row + norm];
-  return rule.result(sum, norm);
-}
+// How many devices' sums are found by addresses that are passed by value.
+constexpr int few_devices = 8;
 
-// Makes results of them.
-__device__ __forceinline__ void join(const double* __restrict__ sums, long long row,
-                                     long long num_devices, long long num_norms,
-                                     const ClipRule& rule, ClipResult* __restrict__ results) {
-  for (long long norm = first_item(); norm < num_norms; norm += items_per_pass()) {
-    results[norm] = joined(sums, row, num_devices, norm, rule);
+// The addresses of the sums of several devices, each brought to this one. Mirrors `FewSums` in
+// gpuopt/backends/cuda/structs.py.
+struct FewSums {
+  long long of[few_devices];
+};
+
+// Those addresses: `many` holds them; if it is null, `few` does.
+struct JoinedSums {
+  const FewSums& few;
+  const long long* many;
+  long long num_devices;
+
+  __device__ __forceinline__ double of(long long device, long long number) const {
+    const long long address = many == nullptr ? few.of[device] : many[device];
+    return reinterpret_cast<const double*>(address)[number];
   }
+
+  // What the sums of all devices make of a norm: they are added up in the order of the devices.
+  __device__ __forceinline__ ClipResult result(long long norm, const ClipRule& rule) const {
+    double sum = 0;
+    for (long long device = 0; device < num_devices; ++device) sum += of(device, norm);
+    return rule.result(sum, norm);
+  }
+
+  __device__ __forceinline__ void write(long long num_norms, const ClipRule& rule,
+                                        ClipResult* __restrict__ results) const {
+    for (long long norm = first_item(); norm < num_norms; norm += items_per_pass()) {
+      results[norm] = result(norm, rule);
+    }
+  }
+};
+
+// Makes results of the sums of several devices, [num_norms] of each.
+__global__ void __launch_bounds__(clip_threads)
+    join_sums(const __grid_constant__ FewSums few_sums, const long long* __restrict__ many_sums,
+              long long num_devices, long long num_norms, const __grid_constant__ ClipRule rule,
+              ClipResult* __restrict__ results) {
+  JoinedSums{few_sums, many_sums, num_devices}.write(num_norms, rule, results);
 }
 
-// The same, of sums [num_devices, num_norms].
+// The same, of sums with what is wrong behind them, [num_norms + 1] of each; decides about the step
+// of all devices. A template, so that others of this file are compiled without it.
+template <class Decision>
 __global__ void __launch_bounds__(clip_threads)
-    join_sums(const double* __restrict__ sums, long long num_devices, long long num_norms,
-              const __grid_constant__ ClipRule rule, ClipResult* __restrict__ results) {
-  join(sums, num_norms, num_devices, num_norms, rule, results);
-}
-
-// The same, of sums with what is wrong behind them, [num_devices, num_norms + 1]; decides about the
-// step of all devices. A template, so that others of this file are compiled without it.
-template <class Sum>
-__global__ void __launch_bounds__(clip_threads)
-    join_and_decide(const Sum* __restrict__ sums, long long num_devices, long long num_norms,
-                    const __grid_constant__ ClipRule rule, ClipResult* __restrict__ results,
-                    const __grid_constant__ LossDecision decision) {
-  const long long row = num_norms + 1;
+    join_and_decide(const __grid_constant__ FewSums few_sums,
+                    const long long* __restrict__ many_sums, long long num_devices,
+                    long long num_norms, const __grid_constant__ ClipRule rule,
+                    ClipResult* __restrict__ results, const __grid_constant__ Decision decision) {
+  const JoinedSums sums{few_sums, many_sums, num_devices};
   const ClipRule by = decision.unscaling(rule);
-  join(sums, row, num_devices, num_norms, by, results);
+  sums.write(num_norms, by, results);
   if (first_item() != 0) return;
   double wrong = nothing_is_wrong;
   for (long long device = 0; device < num_devices; ++device) {
-    wrong = lesser(wrong, sums[device * row + num_norms]);
+    wrong = lesser(wrong, sums.of(device, num_norms));
   }
   bool is_unusable = false;
   for (long long norm = 0; norm < num_norms; ++norm) {  // other blocks may have written results
-    is_unusable |= isnan(joined(sums, row, num_devices, norm, by).factor_of_doubles);
+    is_unusable |= isnan(sums.result(norm, by).factor_of_doubles);
   }
   decision.decide(&wrong, is_unusable);
 }

@@ -7,7 +7,7 @@ namespace gpuopt {
 
 // The addresses of a variable, of its slots' codes and of their scales, passed by value.
 template <class Rule>
-using CodedArraysOf = Arrays<1 + 2 * Rule::num_slots>;
+using CodedArraysOf = Arrays<num_coded_arrays<Rule>>;
 
 // Sums the gradients of a run for the elements of a lane.
 template <class Stored, class Key>
@@ -66,7 +66,7 @@ __global__ void update_coded_rows(const __grid_constant__ TableGradient only_gra
     const StoredGradient<Storage>* grad = tables.values_of<StoredGradient<Storage>>(table);
     const CodedTarget<Rule, Storage> target =
         num_tables == 1 ? CodedTarget<Rule, Storage>(only_arrays.of)
-                        : CodedTarget<Rule, Storage>(arrays + table * (1 + 2 * Rule::num_slots));
+                        : CodedTarget<Rule, Storage>(arrays + table * num_coded_arrays<Rule>);
     const LanePart part(row * per_row + number, row, number * block_codes, row_width, lanes);
     const bool has_rows = (row_width % lane_codes == 0) & part.is_packed();
     const bool is_packed = has_rows && target.has_packs();

@@ -9,9 +9,9 @@ namespace gpuopt {
 // One variable of many. Mirrors `coded_variables` in gpuopt/backends/cuda/kernels/of_rules.py.
 template <class Rule>
 struct CodedVariable {
-  long long size;                             // in elements
-  long long width;                            // of a row that blocks end at, or the size
-  long long arrays[1 + 2 * Rule::num_slots];  // see `CodedTarget`
+  long long size;                            // in elements
+  long long width;                           // of a row that blocks end at, or the size
+  long long arrays[num_coded_arrays<Rule>];  // see `CodedTarget`
 };
 
 // The blocks of a chunk. The lanes that share them have `chunk_size` elements, a few of which are

@@ -132,11 +132,21 @@ struct SameScalars {
   }
 };
 
-// How many blocks of `dense_update` a multiprocessor is to hold, where compilers would rather spill
-// than take the registers that are left: doubles with an average take more than four blocks have,
-// and slots that are narrower than a master copy more than five. 0 leaves it to them.
+// Whether a rule moves an average of 32 bits in packs of 16 bits: of a remainder beside slots of as
+// many bits. It takes the registers of twice as many elements.
 template <class Rule, class Storage>
-constexpr int blocks_of_updates = is_averaged<Rule> && sizeof(Compute<Storage>) > 4 ? 3
+constexpr bool has_wide_average =
+    has_average_apart<Rule, Storage> && sizeof(StoredAverage<Storage>) > Stored<Storage>::widest;
+
+// How many blocks of `dense_update` a multiprocessor is to hold, where compilers would rather spill
+// than take the registers that are left: with an average, doubles and master copies take more than
+// four blocks have, and slots that are narrower than a master copy more than five. 0 leaves it to
+// them.
+template <class Rule, class Storage>
+constexpr int blocks_of_updates = has_wide_average<Rule, Storage> ? 2
+                                  : is_averaged<Rule> && (sizeof(Compute<Storage>) > 4 ||
+                                                          StoredBeside<Storage>::num_arrays > 0)
+                                      ? 3
                                   : StoredBeside<Storage>::num_arrays > 0 &&
                                           sizeof(StoredSlot<Storage>) < sizeof(StoredVar<Storage>)
                                       ? 4
@@ -157,11 +167,15 @@ __global__ void __launch_bounds__(dense_threads, blocks_of_updates<Rule, Storage
 
 // How many blocks of `dense_update_of_groups` a multiprocessor is to hold: with the count of steps,
 // compilers would rather spill than take more registers than four blocks have, and with random bits
-// besides, three. 0 leaves it to them.
+// besides, or an average of what is stored in 16 bits, three. 0 leaves it to them.
 template <class Rule, class Storage>
-constexpr int blocks_of_groups = !is_scaled<Rule>                                   ? 0
-                                 : sizeof(Compute<Storage>) > 4 || is_rounded<Rule> ? 2
-                                                                                    : 3;
+constexpr int blocks_of_groups =
+    !is_scaled<Rule> ? 0
+    : sizeof(Compute<Storage>) > 4 || is_rounded<Rule> ||
+            (is_averaged<Rule> &&
+             (sizeof(StoredVar<Storage>) == 2 || StoredBeside<Storage>::num_arrays > 0))
+        ? 2
+        : 3;
 
 // Updates variables of several groups. `many_scalars` has each group's scalars; if it is null,
 // `few_scalars` has.
@@ -178,6 +192,44 @@ __global__ void __launch_bounds__(dense_threads, blocks_of_groups<Rule, Storage>
                            const unsigned long long* __restrict__ refused) {
   const auto scalars_of = [&](unsigned int variable) -> Scalars<Rule, Storage> {
     return scalars_of_group<Rule, Storage>(variable, groups, few_scalars, many_scalars);
+  };
+  update_chunks<Rule, Storage>(variables, num_variables, chunks, num_chunks, chunk_size, grads,
+                               few_grads, scalars_of, refused);
+}
+
+// How many blocks of `dense_update_by_sums` a multiprocessor is to hold: as of groups, but with
+// doubles, compilers would rather spill than take more registers than three blocks have.
+template <class Rule, class Storage>
+constexpr int blocks_by_sums = sizeof(Compute<Storage>) > 4 ? 2 : blocks_of_groups<Rule, Storage>;
+
+// Updates variables of several groups by a clipped rule, whose sums `measure_inputs` has computed
+// of gradients as they are: `sums` holds those of each variable, which become the scalars from
+// number `first_sum` on.
+template <class Rule, class Storage, int first_sum>
+__global__ void __launch_bounds__(dense_threads, blocks_by_sums<Rule, Storage>)
+    dense_update_by_sums(const Variable<Rule, Storage>* __restrict__ variables,
+                         long long num_variables, const Chunk* __restrict__ chunks,
+                         long long num_chunks, long long chunk_size,
+                         const long long* __restrict__ grads,
+                         const __grid_constant__ FewGradients few_grads,
+                         const long long* __restrict__ groups,
+                         const __grid_constant__ FewScalars<Rule, Storage> few_scalars,
+                         const Scalars<Rule, Storage>* __restrict__ many_scalars,
+                         const double* __restrict__ sums,
+                         const unsigned long long* __restrict__ refused) {
+  const auto scalars_of = [&](unsigned int variable) {
+    Scalars<Rule, Storage> scalars =
+        scalars_of_group<Rule, Storage>(variable, groups, few_scalars, many_scalars);
+    const double factor = static_cast<double>(scalars.clip_factor);
+    Compute<Storage>* own = reinterpret_cast<Compute<Storage>*>(&scalars) + first_sum;
+#pragma unroll
+    for (int k = 0; k < Rule::num_sums; ++k) {
+      double sum = __ldg(&sums[static_cast<long long>(variable) * Rule::num_sums + k]);
+#pragma unroll
+      for (int times = 0; times < Rule::degree(k); ++times) sum *= factor;
+      own[k] = static_cast<Compute<Storage>>(sum);
+    }
+    return scalars;
   };
   update_chunks<Rule, Storage>(variables, num_variables, chunks, num_chunks, chunk_size, grads,
                                few_grads, scalars_of, refused);
@@ -232,10 +284,11 @@ __global__ void __launch_bounds__(dense_threads, blocks_of_rows<Rule, Storage>)
 // rather spill than take more registers than five blocks of floats or four of doubles have, or
 // three with the count of steps. 0 leaves it to them.
 template <class Rule, class Storage>
-constexpr int blocks_of_sums = !is_averaged<Rule>              ? 0
-                               : sizeof(Compute<Storage>) <= 4 ? 4
-                               : is_scaled<Rule>               ? 2
-                                                               : 3;
+constexpr int blocks_of_sums = !is_averaged<Rule>                ? 0
+                               : has_wide_average<Rule, Storage> ? 3
+                               : sizeof(Compute<Storage>) <= 4   ? 4
+                               : is_scaled<Rule>                 ? 2
+                                                                 : 3;
 
 // Writes the scalars of each variable that has elements, with what the rule sums over it: see
 // `VariableSums`. Nothing is updated.

@@ -378,6 +378,7 @@ class Backend(Protocol):
         scalars: Sequence[Scalars],
         *,
         factors: Any = None,
+        sums: Any = None,
         version: int | None = None,
         refused: Any = None,
         kept: Sequence[Any] = (),
@@ -397,6 +398,7 @@ class Backend(Protocol):
             scalars: The rule's scalars in the compute type of the variables' dtype: those of each
                 group of the plan.
             factors: What the `clip_factor` of a clipped rule is found in: see `Clips`.
+            sums: What a clipped rule sums, if it is computed already: see `Clips.inputs`.
             version: Of the gradients, from the plan's `accept`; None if unknown.
             refused: From `RowFlags.new`: nothing is written if a bad row was found.
             kept: What owns memory that the plan borrows: see `enter_update`.

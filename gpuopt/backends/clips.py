@@ -8,6 +8,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from gpuopt.rules.update_rule import UpdateRule
+
 Array = Any
 
 
@@ -29,6 +31,20 @@ class ClipForm(IntEnum):
 SQUARES, NORM, FACTOR_OF_FLOAT32, FACTOR_OF_FLOAT64 = range(4)
 
 
+class RuleInputs(NamedTuple):
+    """What a rule sums over variables and their gradients, computed as these are measured.
+
+    Attributes:
+        rule: The rule, before it clips; it has `degrees`.
+        plan: Of the variables.
+        sums: What is written, for `Backend.apply_dense` of the plan.
+    """
+
+    rule: UpdateRule
+    plan: Any
+    sums: Array
+
+
 class DenseGradients(NamedTuple):
     """Gradients of one dtype.
 
@@ -36,11 +52,13 @@ class DenseGradients(NamedTuple):
         arrays: The gradients, of any shapes and strides.
         norms: The number of the norm that each belongs to; below 0 if it belongs to none.
         numbers: Where each stands in the step, for `LossScalings`.
+        inputs: From `Clips.inputs`, of their variables; each gradient then belongs to a norm.
     """
 
     arrays: Sequence[Array]
     norms: Sequence[int]
     numbers: Sequence[int] = ()
+    inputs: RuleInputs | None = None
 
     def positions(self) -> dict[int, list[int]]:
         """Lists the positions of the gradients of each norm, but for empty ones."""
@@ -96,6 +114,12 @@ class Clips(Protocol):
     gradients of a scaled loss may be that large. A sparse gradient's equal rows are added up first.
     The caller is inside the backend's `enter`. On a GPU the host waits for nothing.
     """
+
+    def inputs(self, rule: UpdateRule, plan: Any) -> RuleInputs | None:
+        """Returns what is to be computed as the gradients of a plan's variables are measured.
+
+        None if `Backend.apply_dense` computes what the rule sums, if it sums anything.
+        """
 
     def sums(
         self,

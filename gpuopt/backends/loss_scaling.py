@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
-
 from gpuopt.backends.clips import ClipLimits, DenseGradients, SparseGradient
 from gpuopt.rules.loss_scaling import ScaleRule, ScaleState
 
@@ -20,6 +18,7 @@ class Decision(NamedTuple):
         before: The loss scale before the step, from `LossScalings.new` or `Decided.after`.
         host_count: How many steps the host takes for made, of those since `LossScalings.new`.
         step: Which step since then it is, from 1.
+        stops: Whether no step is made after one that is not finite.
     """
 
     rule: ScaleRule
@@ -27,6 +26,7 @@ class Decision(NamedTuple):
     before: Any
     host_count: int
     step: int
+    stops: bool = False
 
 
 class Decided(NamedTuple):
@@ -52,7 +52,7 @@ class LastBad(NamedTuple):
     """The last step whose gradients were not finite.
 
     Attributes:
-        step: Its number; 0 if there was none.
+        step: Its number; 0 if there was none. If it stops the ones after it, these are not told of.
         gradient: The number of its first gradient that was not; of a sparse one, the sums of equal
             rows are looked at. -1 if all were, and clipping would make them NaN.
     """
@@ -116,16 +116,6 @@ class LossScalings(Protocol):
         Args:
             decided: From `join` of the other device.
             memory: Its `memory`, brought to this one.
-        """
-
-    def choose(self, decided: Decided, numbers: Sequence[np.floating[Any]]) -> Any:
-        """Returns the number for the count of steps that was reached, a scalar array.
-
-        It is for the current stream. Of a step that is left out, it is any of them.
-
-        Args:
-            decided: From `decide` or `take`.
-            numbers: Those for the host's count, for one less, and so on, of one type.
         """
 
     def read(self, scaling: Any) -> Any:

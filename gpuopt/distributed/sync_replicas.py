@@ -13,7 +13,12 @@ from gpuopt.distributed.stop_request import StopRequest
 from gpuopt.distributed.sync_coordinator import SyncCoordinator
 from gpuopt.distributed.tokens import TokenPolicy
 from gpuopt.distributed.waiting import DEFAULT_TIMEOUT_S
-from gpuopt.distributed.workers_optimizer import Worker, WorkersOptimizer, check_counter
+from gpuopt.distributed.workers_optimizer import (
+    Worker,
+    WorkersOptimizer,
+    check_counter,
+    raise_refusal,
+)
 from gpuopt.optimizer import Optimizer
 from gpuopt.step.replica_context import replica_context
 from gpuopt.training import ExponentialMovingAverage
@@ -251,10 +256,12 @@ class SyncReplicasOptimizer(WorkersOptimizer):
     def _update(self, global_step: Any, pairs: Pairs) -> None:
         if self._variable_averages is None:
             self._optimizer.apply_gradients(pairs, global_step=global_step)
+            raise_refusal(self._optimizer)
             return
         with writing():  # so that a checkpoint holds the averages of its own step
             step = int(global_step)
             self._optimizer.apply_gradients(pairs, global_step=global_step)
+            raise_refusal(self._optimizer)
             is_skipped = int(global_step) == step
             if not is_skipped:
                 self._variable_averages.apply(self._variables_to_average)

@@ -15,7 +15,11 @@ from gpuopt.distributed.coordinator import Coordinator
 from gpuopt.distributed.remote_coordinator import RemoteCoordinator
 from gpuopt.distributed.stop_request import StopRequest
 from gpuopt.distributed.worker_runs import run_in_process, run_in_threads
-from gpuopt.distributed.wrapper import OptimizerWrapper, check_inside_of_workers
+from gpuopt.distributed.wrapper import (
+    OptimizerWrapper,
+    check_inside_of_workers,
+    inner_optimizers,
+)
 from gpuopt.locks import Lock, call_if_free
 from gpuopt.optimizer import Optimizer
 from gpuopt.step.step import checked_global_step
@@ -220,6 +224,15 @@ class Worker(OptimizerWrapper):
     ) -> None:
         self._owner._this_thread.worker = None
         self._coordinator.leave(self.index, error)
+
+
+def raise_refusal(optimizer: Optimizer) -> None:
+    """Raises what `on_nonfinite="raise"` refuses of a worker's step; else another worker would.
+
+    The host waits for a GPU that decides, as it does for the global step, which is read next.
+    """
+    if any(each._on_nonfinite == "raise" for each in inner_optimizers(optimizer)):
+        optimizer.check()
 
 
 def check_counter(global_step: Any, why: str) -> Variable:

@@ -173,6 +173,9 @@ class OptimizerWrapper(Optimizer):
     def _names_to_set(self) -> Collection[str]:
         return () if "_optimizer" not in vars(self) else self._inner._names_to_set()
 
+    def _names_to_give(self) -> Collection[str]:
+        return () if "_optimizer" not in vars(self) else self._inner._names_to_give()
+
     def _note_nonfinite(self, description: str) -> None:
         self._inner._note_nonfinite(description)
 

@@ -27,7 +27,10 @@ def _lars_terms(var: Any, grad: Any, momentum: Any, **_: Any) -> Sequence[Any]:
 
 
 @update_rule(
-    cuda=ours("lars.cuh", "Lars"), sums=("weights_squared", "gradient_squared"), terms=_lars_terms
+    cuda=ours("lars.cuh", "Lars"),
+    sums=("weights_squared", "gradient_squared"),
+    terms=_lars_terms,
+    degrees=(0, 2),
 )
 def lars(
     var: Any,

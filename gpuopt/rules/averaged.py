@@ -6,25 +6,32 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from gpuopt.rules.derived import DerivedRule, derive
-from gpuopt.rules.update_rule import UpdateRule
+import numpy as np
 
-AVERAGE_WEIGHT = "average_weight"
+from gpuopt.rules.derived import DerivedRule, derive
+from gpuopt.rules.moving_average import AVERAGE_WEIGHT, follow
+from gpuopt.rules.update_rule import UpdateRule
 
 
 @cache
-def averaged(base: UpdateRule) -> DerivedRule:
+def averaged(base: UpdateRule, stored: np.dtype[Any] | None = None) -> DerivedRule:
     """Returns the rule that does what `base` does, and moves an average towards the new variable.
 
     It has the slot `average` before those of `base`, as slots of rows are the last ones, and the
     scalar `average_weight` after its scalars: one less the weight of the old average.
+
+    Args:
+        base: What updates the variable.
+        stored: The type that the variable is rounded to, if it is not the one that rules compute
+            in: so is what the average follows. Kernels know it by themselves.
     """
 
     def averaged(
         var: Any, grad: Any, average: Any, *slots: Any, average_weight: Any, **scalars: Any
     ) -> None:
         base.apply(var, grad, *slots, **scalars)
-        average -= (average - var) * average_weight
+        value = var if stored is None else np.positive(var, dtype=stored, casting="same_kind")
+        follow(average, value, average_weight)
 
     def terms(
         var: Any, grad: Any, average: Any, *slots: Any, average_weight: Any, **scalars: Any
@@ -40,4 +47,5 @@ def averaged(base: UpdateRule) -> DerivedRule:
         header="shared/averaged.cuh",
         slots=("average",),
         scalars=(AVERAGE_WEIGHT,),
+        stored=stored,
     )

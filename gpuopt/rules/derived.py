@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+import numpy as np
+
 from gpuopt.rules.update_rule import UpdateRule
 
 Derived = TypeVar("Derived", bound="DerivedRule")
@@ -39,6 +41,7 @@ def derive(
     scalars: tuple[str, ...] = (),
     sums: tuple[str, ...] = (),
     is_rounded: bool = False,
+    stored: np.dtype[Any] | None = None,
 ) -> Derived:
     """Returns a rule with more slots before those of `base`, and more scalars behind its own.
 
@@ -52,6 +55,7 @@ def derive(
         scalars: What it takes besides.
         sums: Those of `scalars` that are sums, in the place of the sums of `base`.
         is_rounded: Whether backends round what it writes stochastically, if they do not for `base`.
+        stored: See `UpdateRule`; that of `base` if there is none.
     """
     name = apply.__name__
     functor = f"gpuopt::{name.title()}"
@@ -68,7 +72,9 @@ def derive(
         terms if all_sums else None,
         base.row_slots,
         eight_bit=base.eight_bit,
+        degrees=() if sums else base.degrees,
         is_rounded=is_rounded or base.is_rounded,
+        stored=stored or base.stored,
         base=base,
         header=header,
     )

@@ -12,6 +12,7 @@ from typing import Any, overload
 import numpy as np
 
 from gpuopt.computed_once import computed_once
+from gpuopt.rules.shift import Shift, shift_of
 from gpuopt.rules.sources import CudaSource, kernel_root
 from gpuopt.rules.trial import refuse_by_trial
 from gpuopt.rules.unnamed import Unnamed
@@ -45,11 +46,14 @@ class UpdateRule:
             own, which are sums over all its elements.
         terms: Takes what `apply` does, writes nothing, and returns what is summed, an array for
             each of `sums`. The scalars that are sums are 0.
+        degrees: The degree of each sum in the gradient, if all are over the variable and the
+            gradient alone; else empty.
         row_slots: The last slots, if the rule is row-wise: they have one number for each row. Such
             a rule has a scalar `mean_square`, an array [num_rows, 1]: of each row its own.
         unnamed: What the rule does where the gradient is 0, if rows without one can catch up.
         eight_bit: The slots that may be stored in 8 bits.
         is_rounded: Whether backends round what it writes stochastically; see `rounded`.
+        stored: The type that the variable is rounded to, if the rule goes by that; see `averaged`.
     """
 
     apply: Callable[..., None]
@@ -63,6 +67,8 @@ class UpdateRule:
     unnamed: Unnamed | None = None
     eight_bit: tuple[str, ...] = ()
     is_rounded: bool = False
+    degrees: tuple[int, ...] = ()
+    stored: np.dtype[Any] | None = None
 
     @property
     def name(self) -> str:
@@ -72,6 +78,11 @@ class UpdateRule:
     def computed(self) -> tuple[str, ...]:
         """The scalars that the optimizer does not give."""
         return (*self.sums, MEAN_SQUARE) if self.row_slots else self.sums
+
+    @computed_once
+    def shift(self) -> Shift | None:
+        """How its step depends on where the variable is; None if in any other way than these."""
+        return shift_of(self)
 
     def require_cuda(self, to_update: str = "variables on a GPU") -> CudaSource:
         """Returns the CUDA form.
@@ -117,8 +128,8 @@ class UpdateRule:
     def assertions(self) -> list[str]:
         """C++ that compiles if the CUDA form has as many slots of rows, and sums, as this one.
 
-        It needs `shared/counts.cuh`. There is a line for each other number that can be: so a
-        message has both.
+        And if the sums' degrees are the same. It needs `shared/counts.cuh`. There is a line for
+        each other number that can be: so a message has both.
         """
         functor = self.require_cuda().functor
         lines = []
@@ -138,6 +149,12 @@ class UpdateRule:
             lines.append(
                 f'static_assert({found} >= 0 && {found} <= {most}, "{in_python}, and above {most} '
                 f'in {functor} ({constant})");'
+            )
+        for place, degree in enumerate(self.degrees):
+            what = f"the degree of {self.sums[place]} of {self.name} is {degree} in Python"
+            lines.append(
+                f"static_assert(gpuopt::degree_of<{functor}>({place}) == {degree}, "
+                f'"{what}, and another in {functor} (degree)");'
             )
         return lines
 
@@ -187,6 +204,7 @@ def update_rule(
     row_slots: Sequence[str] = (),
     unnamed: Unnamed | None = None,
     eight_bit: Sequence[str] = (),
+    degrees: Sequence[int] = (),
 ) -> Callable[[Callable[..., None]], UpdateRule]: ...
 
 
@@ -201,6 +219,7 @@ def update_rule(
     row_slots: Sequence[str] = (),
     unnamed: Unnamed | None = None,
     eight_bit: Sequence[str] = (),
+    degrees: Sequence[int] = (),
 ) -> UpdateRule | Callable[[Callable[..., None]], UpdateRule]:
     """Makes an update rule of its numpy form; a decorator, with or without arguments.
 
@@ -227,14 +246,19 @@ def update_rule(
         eight_bit: The names of the slots that may be stored in 8 bits: small errors of theirs do
             not add up, and 0 is what they start with. If these are all, its optimizer takes
             `slot_bits`.
+        degrees: The degree of each sum in the gradient, if all are over the variable and the
+            gradient alone: terms of `c * grad` are `c ** degree` of those of `grad`. A GPU can then
+            add them up as it measures gradients for `clip_norm`, before their factor is known. The
+            CUDA form then has a `degree(sum)`.
 
     Raises:
         TypeError: the signature does not have this form, `cuda` is no CudaSource, the rule
             returns something, or only one of `sums` and `terms` is given.
         ValueError: the rule writes to none of its arrays, `squares` or `eight_bit` names no slot,
-            `sums` are no scalars side by side; or `row_slots` are not the last slots, or the rule
-            has sums beside them, takes no `mean_square`, or writes to one of them what differs
-            within a row; or `unnamed` names something else than its slots and scalars.
+            `sums` are no scalars side by side, or `degrees` are not theirs; or `row_slots` are not
+            the last slots, or the rule has sums beside them, takes no `mean_square`, or writes to
+            one of them what differs within a row; or `unnamed` names something else than its slots
+            and scalars.
     """
     if not isinstance(cuda, CudaSource | None):
         raise TypeError(f"cuda must be a gpuopt.CudaSource, got {cuda!r}")
@@ -248,9 +272,10 @@ def update_rule(
             row_slots=tuple(row_slots),
             unnamed=unnamed,
             eight_bit=tuple(eight_bit),
+            degrees=tuple(degrees),
         )
     of_slots = tuple(squares), tuple(sums), terms, tuple(row_slots), unnamed, tuple(eight_bit)
-    return _rule_of(apply, cuda, *of_slots)
+    return _rule_of(apply, cuda, *of_slots, tuple(degrees))
 
 
 def _rule_of(
@@ -262,6 +287,7 @@ def _rule_of(
     row_slots: tuple[str, ...],
     unnamed: Unnamed | None,
     eight_bit: tuple[str, ...],
+    degrees: tuple[int, ...],
 ) -> UpdateRule:
     """Reads a rule's contract from the signature of its numpy form."""
     parameters = list(inspect.signature(apply).parameters.values())
@@ -285,15 +311,34 @@ def _rule_of(
         raise ValueError(
             f"{apply.__name__}: sums={sums} must stand side by side among its scalars, {scalars}"
         )
+    if degrees and (len(degrees) != len(sums) or not all(map(_is_degree, degrees))):
+        raise ValueError(
+            f"{apply.__name__}: degrees={degrees} must be an integer from 0 for each of its sums, "
+            f"{sums}"
+        )
     if row_slots:
         _check_row_slots(apply.__name__, slots, scalars, sums, row_slots)
     if unnamed is not None:
         unnamed.check(apply.__name__, slots, scalars)
     rule = UpdateRule(
-        apply, slots, scalars, cuda, squares, sums, terms, row_slots, unnamed, eight_bit
+        apply,
+        slots,
+        scalars,
+        cuda,
+        squares,
+        sums,
+        terms,
+        row_slots,
+        unnamed,
+        eight_bit,
+        degrees=degrees,
     )
     refuse_by_trial(rule)
     return rule
+
+
+def _is_degree(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _check_row_slots(

@@ -12,11 +12,12 @@ import numpy as np
 from gpuopt.quietly import quietly
 from gpuopt.rules.schedule_formulas import FORMULAS, Formula
 from gpuopt.step.step import checked_global_step
+from gpuopt.step.step_numbers import FollowsSteps
 from gpuopt.variables.variable import Variable
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Schedule:
+class Schedule(FollowsSteps):
     """A function without arguments: its value is that at the present `global_step`.
 
     An optimizer takes one for any hyperparameter and calls it once in each step, before the step is
@@ -40,6 +41,11 @@ class Schedule:
     constants: Mapping[str, Any]
     dtype: np.dtype[Any]
     then: Schedule | None = None
+
+    @property
+    def _is_ours(self) -> bool:
+        """Whether it is no subclass's, which may override what is computed."""
+        return type(self) is Schedule
 
     def __call__(self) -> np.floating[Any]:
         """Returns the value at the present step; waits for a global step on a GPU.

@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from gpuopt.rules.loss_scaling import LARGEST_SCALE
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.variable import Variable
 
@@ -61,6 +62,29 @@ def refuse_half_saved(names: Iterable[str]) -> None:
             )
 
 
+def taken_over(
+    own: Mapping[str, Variable], non_slots: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns what variables become when a state is loaded, by name; and what else the state has.
+
+    Args:
+        own: The variables, by the names that a state has for them.
+        non_slots: What the state has besides slots.
+
+    Raises:
+        ValueError: the state has a number that no run makes, or lacks one that is saved with others
+            that it has.
+    """
+    refuse_half_saved(non_slots)
+    saved = {
+        name: _checked_value(name, non_slots[name], variable)
+        for name, variable in own.items()
+        if name in non_slots
+    }
+    others = {name: value for name, value in non_slots.items() if name not in NAMES}
+    return {**saved, **starts_anew(own, saved)}, others
+
+
 def starts_anew(named: Mapping[str, Variable], saved: Iterable[str]) -> dict[str, Any]:
     """Returns the values that begin anew when a state is restored, by name.
 
@@ -85,3 +109,16 @@ def of_loss_scales(names: Iterable[str]) -> set[str]:
     """Returns the names of a checkpoint's variables that are of loss scaling, if it has any."""
     found = {name for name in names if _VARIABLES.fullmatch(name)}
     return found if f"{SCALE}/{COUNTS[0]}" in found else set()
+
+
+def _checked_value(name: str, value: Any, variable: Variable) -> Any:
+    """Returns a saved number, or raises ValueError."""
+    given = np.asarray(value)
+    least = 1 if name == SCALE else 0
+    most = LARGEST_SCALE if name == SCALE else np.iinfo(variable.dtype).max
+    if given.shape != () or given.dtype != variable.dtype or not least <= given <= most:
+        raise ValueError(
+            f'"{name}" must be a number of {variable.dtype} from {least} to {most:.7g}; the saved '
+            f"value is {value!r}"
+        )
+    return given[()]

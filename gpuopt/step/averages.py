@@ -2,37 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from gpuopt.backends import Target
 from gpuopt.backends.backend import Scalars
+from gpuopt.backends.loss_scaling import Decided
 from gpuopt.device import Device
-from gpuopt.rules.averaged import AVERAGE_WEIGHT, averaged
-from gpuopt.rules.slot_codes import SlotCodes
+from gpuopt.rules.averaged import averaged
+from gpuopt.rules.moving_average import AVERAGE_WEIGHT
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.master_conversion import kept_dtype
 from gpuopt.state.masters import Masters
-from gpuopt.step.gpu_decision import GpuDecision
-from gpuopt.step.known import KnownGroups
+from gpuopt.step.average_weights import AverageWeights
+from gpuopt.step.known import Batch, KnownGroups
 from gpuopt.step.row_checks import RowChecks
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.variable import Variable, as_variable, known_identity
 
-# Of 16 bits, a variable is rounded after its rule, and the average is of what it is rounded to. A
-# master copy is not.
-_JOINING_DTYPES = frozenset({np.dtype(np.float32), np.dtype(np.float64)})
-
 TargetOf = Callable[[Variable], tuple[Target, list[Identity], Any]]
-
-
-class Refusals(Protocol):
-    """What says, on a device, whether a step is made that the host has written down."""
-
-    def unless_refused(self, device: Device, new: Any, old: Any) -> Any:
-        """Returns what to write beside the step's updates: see `RowChecks`."""
 
 
 class MovingAverages:
@@ -78,20 +68,14 @@ class MovingAverages:
         raise NotImplementedError
 
     def move(
-        self,
-        variables: Sequence[Variable],
-        values: Sequence[Variable],
-        refusals: Refusals,
-        weight: Any,
+        self, variables: Sequence[Variable], values: Sequence[Variable], weights: AverageWeights
     ) -> None:
         """Moves averages towards the present values, as a part of a step.
 
         Args:
             variables: Those that have an average.
             values: See `start`.
-            refusals: Of the step: averages on a device that refuses it stay as they are.
-            weight: That of the new values, a scalar of float32: a number, or an array where the
-                averages are.
+            weights: Those of the new values, in this step.
         """
         raise NotImplementedError
 
@@ -108,30 +92,26 @@ class FollowingAverages:
         known: The cache of groups whose plans also write averages.
     """
 
-    def __init__(
-        self, moving: MovingAverages, has_slots_apart: bool, masters: Masters | None
-    ) -> None:
+    def __init__(self, moving: MovingAverages, masters: Masters | None, is_rounded: bool) -> None:
         """Keeps the averages.
 
         Args:
             moving: Theirs.
-            has_slots_apart: Whether slots are in 8 bits or in a type of their own.
             masters: What master copies of 16-bit variables are; None if there are none.
+            is_rounded: Whether what the optimizer writes is rounded stochastically.
         """
         self.moving = moving
         self.known = KnownGroups()
-        # A rule's slots are of one type, and an average has its variable's.
-        self._some_join = not has_slots_apart
         self._masters = masters
+        self._is_rounded = is_rounded
         if masters is not None:
             moving.keep_in_float32()
 
     def joining(self, variables: Sequence[Any]) -> list[bool]:
         """Says of which variables the average is moved by the rule that updates them.
 
-        It is not where it is not made yet, where a constraint comes between, of 16 bits without a
-        master copy or of an average that was made in 16 bits before, and where slots are stored in
-        8 bits or by a `slot_dtype`.
+        It is not where it is not made yet, where a constraint or stochastic rounding comes between,
+        and of a master copy where the average was made in 16 bits before.
 
         Args:
             variables: As the caller passed them, of dense gradients.
@@ -142,10 +122,9 @@ class FollowingAverages:
         variable = as_variable(given)
         average = self.moving.average(variable)
         return (
-            self._some_join
-            and variable.constraint is None
+            variable.constraint is None
+            and not self._is_rounded
             and average is not None
-            and average.dtype in _JOINING_DTYPES
             and average.dtype == kept_dtype(variable.dtype, self._masters)
         )
 
@@ -171,23 +150,28 @@ class FollowingAverages:
         Args:
             counter: What counts the step, after the update.
         """
-        return StepAverages(self.moving, self.moving.decay_now(counter))
+        return StepAverages(self.moving, self.moving.decay_now(counter), self._masters)
 
 
 class StepAverages:
     """The averages of one step."""
 
-    def __init__(self, moving: MovingAverages, decay: np.floating[Any]) -> None:
+    def __init__(
+        self, moving: MovingAverages, decay: np.floating[Any], masters: Masters | None
+    ) -> None:
         self._moving = moving
         self._decay = decay
+        self._masters = masters
         self._made: list[Variable] = []
 
     def join(
-        self, rule: UpdateRule, real: type[np.floating[Any]], scalars: Sequence[Scalars]
+        self, rule: UpdateRule, batch: Batch, scalars: Sequence[Scalars]
     ) -> tuple[UpdateRule, list[Scalars]]:
-        """Returns the form of a rule that also moves the average, and its scalars."""
-        weight: np.floating[Any] = real(1 - self._decay)
-        return averaged(rule), [{**each, AVERAGE_WEIGHT: weight} for each in scalars]
+        """Returns the form of a rule that also moves the average of a batch, and its scalars."""
+        weight: np.floating[Any] = batch.real(1 - self._decay)
+        kept = kept_dtype(batch.dtype, self._masters)
+        stored = None if kept == batch.real else kept
+        return averaged(rule, stored), [{**each, AVERAGE_WEIGHT: weight} for each in scalars]
 
     def follow(
         self, variables: Sequence[Variable], values: Sequence[Variable], row_checks: RowChecks
@@ -200,25 +184,26 @@ class StepAverages:
             row_checks: Of the step.
         """
         self._made += self._moving.start(variables, values)
-        self._moving.move(variables, values, row_checks, 1 - self._decay)
+        weights = AverageWeights([1 - self._decay], row_checks)
+        self._moving.move(variables, values, weights)
 
     def follow_decided(
         self,
         variables: Sequence[Variable],
         values: Sequence[Variable],
-        decision: GpuDecision,
+        decided: Mapping[Device, Decided],
         of_counts: Sequence[StepAverages],
     ) -> None:
-        """Moves the averages that there are, in a step that a GPU has decided about.
+        """Moves the averages that there are, in a step that GPUs have decided about.
 
         Args:
-            variables: Those that are updated, all on this GPU.
+            variables: Those that are updated.
             values: See `MovingAverages.start`.
-            decision: The GPU's.
-            of_counts: The averages for each count of steps that the GPU may have, this one first.
+            decided: What each variable's GPU has made of the step.
+            of_counts: The averages for each count of steps that a GPU may have, this one first.
         """
-        weight = decision.choose([1 - each._decay for each in of_counts])
-        self._moving.move(variables, values, decision, weight)
+        weights = AverageWeights([1 - each._decay for each in of_counts], decided=decided)
+        self._moving.move(variables, values, weights)
 
     def forget(self, devices: Collection[Device] | None) -> None:
         """Drops the averages that the step has made on devices that refuse it; None for all."""
@@ -227,19 +212,13 @@ class StepAverages:
         )
 
 
-def following(
-    averages: Any,
-    slot_codes: SlotCodes | None,
-    slot_dtype: np.dtype[Any] | None,
-    masters: Masters | None,
-) -> FollowingAverages | None:
+def following(averages: Any, masters: Masters | None, is_rounded: bool) -> FollowingAverages | None:
     """Returns the averages that an optimizer is given, as it moves them.
 
     Args:
         averages: As the optimizer is given them.
-        slot_codes: How its slots are stored, if not as they are.
-        slot_dtype: The type of its slots, if it is one of their own.
         masters: What its master copies are, if it has any.
+        is_rounded: Whether what it writes is rounded stochastically.
 
     Raises:
         TypeError: they are something else.
@@ -248,5 +227,4 @@ def following(
         return None
     if not isinstance(averages, MovingAverages):
         raise TypeError(f"averages must be an ExponentialMovingAverage, or None, got {averages!r}")
-    has_slots_apart = slot_codes is not None or slot_dtype is not None
-    return FollowingAverages(averages, has_slots_apart, masters)
+    return FollowingAverages(averages, masters, is_rounded)

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from gpuopt.locks import Lock
-from gpuopt.step.nonfinite import first_nonfinite
 from gpuopt.step.updates import HookOptimizer, Pair, Updates
 from gpuopt.step.wide_gradients import this_thread
 from gpuopt.variables.identity import Identity
@@ -49,6 +48,12 @@ class ChosenUpdates:
         self.create_slots()
         self.fix_scalars()
         self.check()
+        if self._chosen is not None and every.unscaled_by is not None:
+            self._chosen.unscale(every.unscaled_by)
+
+    @property
+    def unscaled_by(self) -> float | None:
+        return None if self._chosen is None else self._chosen.unscaled_by
 
     def pairs(self) -> Sequence[Pair]:
         return self._every.pairs()
@@ -89,7 +94,8 @@ class ChosenUpdates:
             self._chosen.measure_all()
 
     def find_nonfinite(self) -> str | None:
-        return first_nonfinite(self._every.pairs())
+        # Those that are left out are 0.
+        return None if self._chosen is None else self._chosen.find_nonfinite()
 
     def written(self) -> tuple[list[str], list[str]]:
         return ([], []) if self._chosen is None else self._chosen.written()

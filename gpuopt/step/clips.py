@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum, auto
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,6 +17,7 @@ from gpuopt.backends.clips import (
     ClipForm,
     ClipLimits,
     DenseGradients,
+    RuleInputs,
     SparseGradient,
 )
 from gpuopt.backends.loss_scaling import Decided, Decision, LossScalings
@@ -37,6 +39,17 @@ CLIPPING_MAKES_NAN = (
     "and clip_norm are 0"
 )
 
+
+class Measurement(Enum):
+    """What the norms of a step tell of its gradients."""
+
+    FINITE = auto()
+    # Some hold NaN or infinity, or their squares are too large.
+    UNKNOWN = auto()
+    # All may be finite, and clipping would make them NaN.
+    FACTOR_IS_NAN = auto()
+
+
 # In place of a norm's number: the gradient belongs to no norm.
 _NONE = -1
 
@@ -45,9 +58,11 @@ class ClippedPart(Protocol):
     """Gradients of one group of variables; see `RuleUpdates`.
 
     Attributes:
+        rule: What updates the variables, before it clips.
         numbers: Where they stand in the step.
     """
 
+    rule: UpdateRule
     is_sparse: bool
     gradients: Sequence[Any]
     numbers: Sequence[int]
@@ -100,12 +115,14 @@ class GradientClips:
     Attributes:
         form: The formula of norms.
         measures_all: Whether the optimizer's own norm is asked for, also where it clips nothing.
+        sums_inputs: Whether what measures gradients can also compute what the rule sums.
         measured: The norms of the last step that has measured any.
     """
 
-    def __init__(self, form: ClipForm, measures_all: bool) -> None:
+    def __init__(self, form: ClipForm, measures_all: bool, sums_inputs: bool) -> None:
         self.form = form
         self.measures_all = measures_all
+        self.sums_inputs = sums_inputs
         self.measured: Measured | None = None
 
     def of_step(
@@ -147,6 +164,10 @@ class GradientClips:
             shown[number] = norms[number] if is_asked_for else _NONE
             if norms[number] != _NONE:
                 limits.append(most)
+        for number in norms if limits and self.sums_inputs else ():
+            if norms[number] == _NONE and not np.isfinite(bounds[number]):
+                norms[number] = len(limits)
+                limits.append(NO_LIMIT)
         return StepClips(self, limits, norms, shown, bounds, 1.0 if unscale is None else unscale)
 
 
@@ -184,6 +205,8 @@ class StepClips:
         self.decided: dict[Device, Decided] = {}
         # By device; see `Clips.factors`.
         self._factors: dict[Device, Any] = {}
+        # What rules sum, as it is computed with the norms, by the id of the plan.
+        self._inputs: dict[int, RuleInputs] = {}
 
     def measure(
         self, parts: Sequence[tuple[ClippedPart, Batch]], refused: Mapping[Device, Any]
@@ -252,21 +275,17 @@ class StepClips:
                 with backend_for(device).enter():
                     self.decided[device] = _scalings(device).take(decided, memory)
 
-    def find_unusable(self) -> str | None:
-        """Looks for norms that are not finite; the host waits for them.
-
-        Returns:
-            None if all gradients and factors are finite. Else why gradients cannot be clipped, or
-            "" if they can: some may hold NaN or infinity, or their squares are too large.
-        """
+    def look(self) -> Measurement:
+        """Says what the norms tell of the gradients; the host waits for them."""
         # Every device has the sums of all.
         device, factors = next(iter(self._factors.items()))
         backend = backend_for(device)
         with backend.enter():
             found = backend.to_host(factors)
         if not np.isfinite(found[:, FACTOR_OF_FLOAT64]).all():
-            return CLIPPING_MAKES_NAN
-        return None if np.isfinite(found[:, SQUARES]).all() else ""
+            return Measurement.FACTOR_IS_NAN
+        are_finite = np.isfinite(found[:, SQUARES]).all()
+        return Measurement.FINITE if are_finite else Measurement.UNKNOWN
 
     def clip(
         self, rule: UpdateRule, batch: Batch, groups: Sequence[int], scalars: Sequence[Scalars]
@@ -292,6 +311,11 @@ class StepClips:
             return scaled(rule), extended, decided._replace(num_counts=num_counts)
         return clipped(rule), extended, factors
 
+    def sums_of(self, batch: Batch) -> Any:
+        """Returns what `Backend.apply_dense` takes for sums."""
+        found = self._inputs.get(id(batch.plan))
+        return None if found is None else found.sums
+
     def _norm_of(self, group: int) -> int:
         """Returns the number of the norm of a parameter group's gradients."""
         return self._norms.get(group, self._norms[0])
@@ -306,7 +330,17 @@ class StepClips:
         if self.decision is not None:
             at = batch.positions or range(len(arrays))
             numbers = [part.numbers[position] for position in at]
-        return DenseGradients(arrays, norms, numbers)
+        inputs = None
+        if _NONE not in of_groups and not self._clips_values(batch):
+            inputs = batch.backend.clips.inputs(part.rule, batch.plan)
+            if inputs is not None:
+                self._inputs[id(batch.plan)] = inputs
+        return DenseGradients(arrays, norms, numbers, inputs)
+
+    def _clips_values(self, batch: Batch) -> bool:
+        """Whether some gradients are clipped by value: then sums are not scaled by a factor."""
+        bounds = [self._bounds.get(group, self._bounds[0]) for group in batch.parameter_groups]
+        return bool(np.isfinite(bounds).any())
 
     def _sparse(self, part: ClippedPart, batch: Batch) -> SparseGradient:
         values, rows = part.arrays(batch)

@@ -1,4 +1,4 @@
-"""A step that is made if its gradients are finite, as the norms tell that it takes anyway."""
+"""A step that is made if its gradients are finite."""
 
 from __future__ import annotations
 
@@ -6,37 +6,59 @@ from collections.abc import Callable
 from typing import Any
 
 from gpuopt.step.additions import Forget, nothing_to_forget
+from gpuopt.step.device_scaling import DeviceScaling
+from gpuopt.step.nonfinite import first_nonfinite
 from gpuopt.step.row_checks import RowChecks
 from gpuopt.step.updates import Updates
 
 
 class FiniteGradients:
-    """An `Addition`: gradients are read once for both, and the host waits for their norms."""
+    """An `Addition`: a GPU decides if it can; else the host does, which waits for GPUs.
+
+    The host decides by the norms that are taken anyway, so that gradients are read once for both.
+    """
 
     _what_is_added = ""
     _keeps_new_slots = False
 
-    def __init__(self, makes_step_of: Callable[[str | None], bool]) -> None:
+    def __init__(
+        self,
+        on_gpu: DeviceScaling,
+        makes_step_of: Callable[[str | None], bool],
+        takes_norms: bool,
+    ) -> None:
         """Takes the decision.
 
         Args:
+            on_gpu: The optimizer's; the step is made inside its `call`.
             makes_step_of: Given the description of a gradient that is not finite, or None, returns
                 whether the step is made.
+            takes_norms: Whether the step takes norms of gradients anyway.
         """
+        self._on_gpu = on_gpu
         self._makes_step_of = makes_step_of
+        self._takes_norms = takes_norms
 
     def _adds_to(self, optimizer: Any) -> bool:
         return True
 
     def _prepare_updates(self, optimizer: Any, updates: Updates) -> tuple[Updates, Forget]:
-        updates.measure_all()
+        # New slots go with a step that is left out, as no GPU could have them go.
+        is_on_gpu = self._on_gpu.prepare(optimizer, updates, 1, can_skip=not updates.created)
+        if self._takes_norms and not is_on_gpu:
+            updates.measure_all()
         return updates, nothing_to_forget
 
     def _makes_step(self, updates: Updates) -> bool:
-        return self._makes_step_of(updates.find_nonfinite())
+        if updates.gpu_decides is not None:
+            self._on_gpu.confirm()
+            return True
+        if self._takes_norms:
+            return self._makes_step_of(updates.find_nonfinite())
+        return self._makes_step_of(first_nonfinite(updates.pairs()))
 
     def _before_update(self, updates: Updates, row_checks: RowChecks) -> None:
         pass
 
     def _after_update(self, updates: Updates, row_checks: RowChecks) -> None:
-        pass
+        self._on_gpu.note_step(updates)

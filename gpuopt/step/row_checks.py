@@ -143,7 +143,7 @@ class RowChecks:
         A signal handler in the middle of an update may wait for a call that waits for this update:
         it does not wait for long.
         """
-        if not _is_updating():
+        if not is_updating():
             with self._lock:
                 work()
             return
@@ -177,7 +177,7 @@ class RowChecks:
             return
         raise_found = partial(self._raise_found, device, wait=wait)
         with undoing():
-            if not call_if_free(self._lock, raise_found) and not _is_updating():
+            if not call_if_free(self._lock, raise_found) and not is_updating():
                 with self._lock:
                     raise_found()
 
@@ -268,7 +268,7 @@ class RowChecks:
             raise
 
 
-def _is_updating() -> bool:
+def is_updating() -> bool:
     """Whether this thread is in the middle of an update: then a signal handler asks."""
     return any(lock.is_this_threads for backend in gpu_backends for lock in backend.locks)
 

@@ -27,8 +27,7 @@ from gpuopt.state.masters import check_variables, master_or_own
 from gpuopt.state.slot_dtypes import check_no_doubles
 from gpuopt.state.state import Created
 from gpuopt.step.averages import StepAverages
-from gpuopt.step.clips import StepClips
-from gpuopt.step.gpu_decision import GpuDecision
+from gpuopt.step.clips import CLIPPING_MAKES_NAN, Measurement, StepClips
 from gpuopt.step.known import Batch, Group
 from gpuopt.step.nonfinite import describe_first
 from gpuopt.step.overlap import refuse_shared_memory
@@ -151,6 +150,7 @@ class RuleUpdates:
         # What backends write at once, if it is known because gradients are measured already.
         self._units: Sequence[_Unit] = ()
         self._host_decides = False
+        self.unscaled_by: float | None = None
         self.gpu_decides: Lock | None = None
         self._has_constraints = False
         self._is_on_a_cpu = False
@@ -358,15 +358,7 @@ class RuleUpdates:
             averages.follow(variables, values, self._optimizer.row_checks)
             return
         every = [each.averages for each in self._of_counts if each.averages is not None]
-        for device, decided in self._decided.items():
-            here = [n for n, variable in enumerate(variables) if variable.device == device]
-            if here:
-                averages.follow_decided(
-                    [variables[n] for n in here],
-                    [values[n] for n in here],
-                    GpuDecision(device, decided),
-                    every,
-                )
+        averages.follow_decided(variables, values, self._decided, every)
 
     def write(self) -> None:
         """Applies the rule, without constraints; to be called by `quietly` if on a CPU."""
@@ -380,7 +372,7 @@ class RuleUpdates:
             numbers = batch.parameter_groups
             if len(unit) > 1:
                 numbers = sorted({number for _, each in unit for number in each.parameter_groups})
-            rule, factors = part.rule, None
+            rule, factors, sums = part.rule, None, None
             scalars: list[Scalars] = []
             for of_count in self._of_counts:
                 every = of_count.scalars[batch.real]
@@ -403,6 +395,7 @@ class RuleUpdates:
             if self._clips is not None:
                 of_counts = [*numbers] * len(self._of_counts)
                 rule, scalars, factors = self._clips.clip(rule, batch, of_counts, scalars)
+                sums = self._clips.sums_of(batch)
                 if self._clips.decided:
                     refused = factors.after
             # Raw arrays own the memory that the plan writes to.
@@ -418,6 +411,7 @@ class RuleUpdates:
                     batch.select(part.gradients) if batch.positions else part.gradients,
                     scalars,
                     factors=factors,
+                    sums=sums,
                     version=None if part.versions is None else part.versions[batch.number],
                     refused=refused,
                     kept=kept,
@@ -426,11 +420,11 @@ class RuleUpdates:
         self._writing = []
 
     def unscale(self, factor: float) -> None:
-        self._clips = self._optimizer._clips_of_step(factor)
+        self._clips, self.unscaled_by = self._optimizer._clips_of_step(factor), factor
         self._host_decides = True
 
     def measure_all(self) -> None:
-        self._clips = self._optimizer._clips_of_step(unscale=1.0)
+        self._clips, self.unscaled_by = self._optimizer._clips_of_step(unscale=1.0), 1.0
 
     def deciding_gpu(self, last: Device | None) -> Device | None:
         """Returns the GPU that can decide whether the step is made; None if the host must.
@@ -509,6 +503,11 @@ class RuleUpdates:
         return self._clips.decided
 
     @property
+    def deciding_devices(self) -> Collection[Device]:
+        """Those whose updates read what the GPU has decided."""
+        return self._decided
+
+    @property
     def measured_names(self) -> Sequence[tuple[Sequence[int], Sequence[str], bool]]:
         """The numbers of gradients, their variables' names, and whether they are sparse."""
         return [(part.numbers, part.require_group().names, part.is_sparse) for part in self._parts]
@@ -517,10 +516,11 @@ class RuleUpdates:
         assert self._clips is not None, "unscale or measure_all comes first"
         self._units = _units(self._parts)
         quietly(self._measure, self._units)
-        unusable = self._clips.find_unusable()
-        if unusable is None:
+        found = self._clips.look()
+        if found is Measurement.FINITE:
             return None
-        return describe_first(self.pairs()) or unusable or None
+        is_clipped_to_nan = found is Measurement.FACTOR_IS_NAN
+        return describe_first(self.pairs()) or (CLIPPING_MAKES_NAN if is_clipped_to_nan else None)
 
     def _measure(self, units: Sequence[_Unit]) -> None:
         """Computes the norms of the gradients of what is to be written."""

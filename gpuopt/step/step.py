@@ -275,6 +275,8 @@ class Step:
         """Asks all additions; takes back what was made for a step that is left out or refused."""
         is_made = keeps_new_slots = False
         try:
+            if updates.gpu_decides is None:  # what is measured may be variables, too
+                self._bring_up(updates)
             with reading(*updates.read):
                 for addition in self._additions:
                     if not addition._makes_step(updates):
@@ -288,11 +290,16 @@ class Step:
                     self._forget(updates)
         return True
 
-    def _apply(self, updates: Updates) -> None:
+    def _bring_up(self, updates: Updates) -> None:
+        """Has the variables to be updated, and their master copies, be as others left them."""
         if tables_behind.members_of_tables:
             tables_behind.bring_up_written(updates, self._optimizer.state)
         if masters.owners:
             masters.settle(self._optimizer.state, list(updates.identities()))
+
+    def _apply(self, updates: Updates) -> None:
+        if tables_behind.members_of_tables or masters.owners:
+            self._bring_up(updates)
         if recording.this_thread.recorders:  # a step inside a loss
             recording.before_write(variable for _, variable in updates.pairs())
         apply = partial(_apply_reading, updates) if updates.read else updates.apply

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -12,9 +13,27 @@ from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.step.averages import StepAverages
 from gpuopt.step.known import Batch
 from gpuopt.step.rounding import StepRounding
+from gpuopt.variables.variable import Variable
 
 # The scalars of all groups, by the type that rules compute in.
 ScalarsByType = dict[type["np.floating[Any]"], Sequence[Scalars]]
+
+
+class FollowsSteps(ABC):
+    """A hyperparameter that follows a counter: a `Schedule`.
+
+    Attributes:
+        name: The function that has made it.
+        global_step: The variable that is followed.
+    """
+
+    name: str
+    global_step: Variable
+
+    @property
+    @abstractmethod
+    def _is_ours(self) -> bool:
+        """Whether its values follow from the counter alone: a subclass may compute others."""
 
 
 class StepNumbers(NamedTuple):
@@ -42,7 +61,7 @@ class StepNumbers(NamedTuple):
             scalars: The rule's, for each group.
         """
         if is_averaged and self.averages is not None:
-            rule, scalars = self.averages.join(rule, batch.real, scalars)
+            rule, scalars = self.averages.join(rule, batch, scalars)
         if self.rounding is not None and self.rounding.rounds(batch.dtype):
             rule, scalars = self.rounding.join(rule, scalars)
         return rule, scalars

@@ -37,6 +37,8 @@ class Updates(Protocol):
         gpu_decides: If a GPU decides whether the step is made, a lock to be held from the decision
             to the step's count. Who lets it decide also puts right what the host has counted.
         takes_wide: Whether gradients may have the type that rules compute in.
+        unscaled_by: What gradients are still to be multiplied by, if they are to be measured; else
+            None.
     """
 
     gpu_decides: Lock | None
@@ -45,6 +47,9 @@ class Updates(Protocol):
     created: list[Created]
     forgets: list[Callable[[Collection[Device] | None], None]]
     read: list[Variable]
+
+    @property
+    def unscaled_by(self) -> float | None: ...
 
     def pairs(self) -> Sequence[Pair]:
         """Returns the (gradient, variable) pairs, without those of None."""
@@ -123,6 +128,7 @@ class HookUpdates:
     """Updates by `_apply_dense`, `_apply_sparse` and their twins, one variable after the other."""
 
     gpu_decides: Lock | None = None
+    unscaled_by: float | None = None
 
     def __init__(self, optimizer: HookOptimizer, given: list[Any]) -> None:
         self._optimizer = optimizer

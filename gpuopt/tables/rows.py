@@ -21,7 +21,7 @@ from gpuopt.variables import recording
 from gpuopt.variables.gate import between_writes
 from gpuopt.variables.late_errors import raise_late_errors
 from gpuopt.variables.operands import checked_rows
-from gpuopt.variables.row_changes import refuse_row_changes, replace_arrays
+from gpuopt.variables.row_changes import forget_plans, refuse_row_changes, replace_arrays
 from gpuopt.variables.storage import describe
 from gpuopt.variables.variable import Variable
 
@@ -248,6 +248,7 @@ class Rows:
             identities = {variable.identity for variable, _ in replaced}
             for optimizer in living_optimizers() if replaced else ():
                 optimizer.forget_plans(identities)
+            forget_plans(identities)
             replace_arrays(replaced)
 
 

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import numbers
-from collections.abc import Callable, Iterable, MutableMapping, Sequence
-from types import CodeType, FunctionType
-from typing import Any, NamedTuple, TypeAlias
-from weakref import WeakKeyDictionary, ref
+from collections.abc import Iterable, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from gpuopt.backends import backend_for, refuse_masked, to_device
+from gpuopt.backends import to_device
 from gpuopt.backends.backend import compute_type
-from gpuopt.device import Device, device_of
+from gpuopt.device import Device
 from gpuopt.locks import Lock
 from gpuopt.quietly import quietly
 from gpuopt.state.state import new_slot_variable
-from gpuopt.step.averages import MovingAverages, Refusals
+from gpuopt.step.average_weights import AverageWeights
+from gpuopt.step.averages import MovingAverages
+from gpuopt.training.average_updates import AverageUpdates
+from gpuopt.training.function_averages import FunctionAverages, correct, name_of
 from gpuopt.variables.copied import Copied, Copy, describe_lost, to_copy, variable_of
 from gpuopt.variables.gate import writing
 from gpuopt.variables.identity import Identity
@@ -35,17 +36,6 @@ from gpuopt.variables.variable import (
     require_known_owner,
     trainable_variables,
 )
-
-_logger = logging.getLogger("gpuopt")
-
-# In place of a plain tensor of TensorFlow: computes a new value in each call.
-Expression: TypeAlias = "Callable[[], Any]"
-
-
-class _ExpressionAverage(NamedTuple):
-    average: Variable
-    biased: Variable | None
-    local_step: Variable | None
 
 
 class ExponentialMovingAverage(MovingAverages):
@@ -101,11 +91,8 @@ class ExponentialMovingAverage(MovingAverages):
         self._expected: dict[str, tuple[Copy, Variable]] = {}
         self._waiting: dict[str, Variable] = {}
         self._making = Lock("the making of moving averages")
-        self._functions: WeakKeyDictionary[Expression, _ExpressionAverage] = WeakKeyDictionary()
-        # A method is a new object each time it is named, and equal to the one before.
-        self._other_expressions: dict[Expression, _ExpressionAverage] = {}
-        # By what they were made of; None where a warning has been given.
-        self._last_functions: dict[CodeType, ref[FunctionType] | None] = {}
+        self._of_functions = FunctionAverages(name, zero_debias)
+        self._updates = AverageUpdates()
 
     @property
     def name(self) -> str:
@@ -121,7 +108,7 @@ class ExponentialMovingAverage(MovingAverages):
             TypeError: it keeps averages of functions.
             ValueError: it keeps that of a view of an array, and the program does not keep the view.
         """
-        if self._functions or self._other_expressions:
+        if len(self._of_functions):
             raise TypeError(
                 f"{type(self).__name__} cannot be copied or pickled: it keeps averages of "
                 "functions, which a copy would not know. Make another one for the functions"
@@ -159,13 +146,15 @@ class ExponentialMovingAverage(MovingAverages):
         decay = self.decay_now()
 
         def move() -> None:
+            averages, of_functions = [], []
             for source, value in zip(tracked, values, strict=True):
                 if callable(source):
-                    real = compute_type(value.dtype)
-                    average = self._expression_average(source, value)
-                    _move_expression(average, value, real(1 - decay))
+                    of_functions.append(self._of_functions.find_or_make(source, value))
+                    averages.append(of_functions[-1].biased)
                 else:
-                    _move(self._shadow(as_variable(source)), value, 1 - decay)
+                    averages.append(self._shadow(as_variable(source)))
+            self._updates.move(averages, values, AverageWeights([1 - decay]))
+            correct(self._updates, of_functions, 1 - decay)
 
         # The gate, so that a checkpoint holds all old averages, or all new ones.
         with writing():
@@ -184,17 +173,13 @@ class ExponentialMovingAverage(MovingAverages):
         return made
 
     def move(
-        self,
-        variables: Sequence[Variable],
-        values: Sequence[Variable],
-        refusals: Refusals,
-        weight: Any,
+        self, variables: Sequence[Variable], values: Sequence[Variable], weights: AverageWeights
     ) -> None:
         """Does what `apply` does, as a part of a step; see `MovingAverages`."""
 
         def move() -> None:
-            for variable, value in zip(variables, values, strict=True):
-                _move(self._shadow(variable), value, weight, refusals)
+            averages = [self._shadow(variable) for variable in variables]
+            self._updates.move(averages, values, weights)
 
         quietly(move)
 
@@ -214,7 +199,7 @@ class ExponentialMovingAverage(MovingAverages):
         values = [self._read_value(source) for source in tracked]
         for source, value in zip(tracked, values, strict=True):
             if callable(source):
-                self._expression_average(source, value)
+                self._of_functions.find_or_make(source, value)
             else:
                 self._shadow(as_variable(source), made)
         return made
@@ -235,7 +220,7 @@ class ExponentialMovingAverage(MovingAverages):
     def average(self, var: Any) -> Variable | None:
         """Returns the variable that holds the average of `var`, or None before `apply`."""
         if callable(var):
-            found = self._expressions(var).get(var)
+            found = self._of_functions.find(var)
             return None if found is None else found.average
         return self._averages.get(as_variable(var).identity)
 
@@ -244,7 +229,7 @@ class ExponentialMovingAverage(MovingAverages):
         average = self.average(var)
         if average is not None:
             return average.name
-        name = _name_of(var) if callable(var) else as_variable(var).name
+        name = name_of(var) if callable(var) else as_variable(var).name
         return unique_name(f"{name}/{self._name}")
 
     def variables_to_restore(
@@ -308,16 +293,7 @@ class ExponentialMovingAverage(MovingAverages):
 
     def _read_value(self, source: Any) -> Any:
         if callable(source):
-            value = source()
-            name = _name_of(source)
-            refuse_masked(storage_of(value), f'the value of "{name}"')
-            value = value if hasattr(value, "dtype") else np.float32(value)
-            found = self._expressions(source).get(source)
-            if found is not None and value.shape != found.average.shape:
-                raise ValueError(
-                    f'"{found.average.name}" has shape {found.average.shape}; the value of '
-                    f'"{name}" has shape {value.shape}'
-                )
+            value, name = self._of_functions.read(source), name_of(source)
         else:
             variable = as_variable(source)
             require_known_owner(variable)
@@ -378,50 +354,6 @@ class ExponentialMovingAverage(MovingAverages):
             self._waiting = {name: each for name, each in waiting.items() if name is not None}
             self._expected = {}
 
-    def _expression_average(self, expression: Expression, value: Any) -> _ExpressionAverage:
-        found = self._expressions(expression).get(expression)
-        if found is None:
-            average = Variable(
-                np.zeros(value.shape, value.dtype),
-                name=f"{_name_of(expression)}/{self._name}",
-                trainable=False,
-                device=device_of(value),
-            )
-            biased = local_step = None
-            if self._zero_debias:
-                biased = new_slot_variable(average, "biased", 0, 0.0)
-                counting = np.dtype(compute_type(value.dtype))
-                local_step = new_slot_variable(average, "local_step", 0, None, (), counting)
-            found = _ExpressionAverage(average, biased, local_step)
-            self._expressions(expression)[expression] = found
-            if isinstance(expression, FunctionType):
-                self._warn_once_of_function_made_again(expression)
-        return found
-
-    def _expressions(
-        self, expression: Expression
-    ) -> MutableMapping[Expression, _ExpressionAverage]:
-        """Returns the table for expressions of this kind."""
-        is_function = isinstance(expression, FunctionType)
-        return self._functions if is_function else self._other_expressions
-
-    def _warn_once_of_function_made_again(self, function: FunctionType) -> None:
-        code = function.__code__
-        last = self._last_functions.setdefault(code, ref(function))
-        if last is None:
-            return
-        if last() is not None:
-            self._last_functions[code] = ref(function)
-            return
-        self._last_functions[code] = None
-        _logger.warning(
-            'the function "%s" (%s, line %d) was made again, and the average of its values '
-            "starts again; make it once, before the loop",
-            function.__name__,
-            code.co_filename,
-            code.co_firstlineno,
-        )
-
 
 def _make_again(
     cls: type[ExponentialMovingAverage],
@@ -476,28 +408,3 @@ def _check_num_updates(num_updates: Any) -> None:
 def _is_same(value: Any, variable: Variable) -> bool:
     """Whether a number, an array or a variable is this variable."""
     return hasattr(value, "dtype") and known_identity(value) is variable.identity
-
-
-def _name_of(expression: Expression) -> str:
-    return getattr(expression, "__name__", type(expression).__name__)
-
-
-def _move(average: Variable, value: Any, weight: Any, refusals: Refusals | None = None) -> None:
-    with reading(value, average), backend_for(average.device).enter():
-        here = to_device(storage_of(value), average.device)
-        difference = (average.storage - here) * weight.astype(compute_type(average.dtype))
-        if refusals is not None:
-            nothing = difference.dtype.type(0)
-            difference = refusals.unless_refused(average.device, difference, nothing)
-        average.assign_sub(difference)
-
-
-def _move_expression(state: _ExpressionAverage, value: Any, weight: np.floating[Any]) -> None:
-    average, biased, local_step = state
-    if biased is None or local_step is None:
-        _move(average, value, weight)
-        return
-    _move(biased, value, weight)
-    local_step.assign_add(1)
-    with reading(biased, local_step), backend_for(average.device).enter():
-        average.assign(biased.storage / (1 - (1 - weight) ** local_step.storage))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from itertools import starmap
 from typing import Any, Protocol
 
+from gpuopt.variables.identity import Identity
 from gpuopt.variables.registry import Registry
 from gpuopt.variables.variable import Variable
 
@@ -22,6 +23,13 @@ class RowHolder(Protocol):
         """
 
 
+class PlanHolder(Protocol):
+    """Something beside optimizers that keeps plans for updates of variables."""
+
+    def forget_plans(self, changed: Set[Identity]) -> None:
+        """Drops the plans for variables that get other arrays."""
+
+
 class _Changes:
     """What has changed so far.
 
@@ -35,11 +43,23 @@ class _Changes:
 
 changes = _Changes()
 _holders: Registry[RowHolder] = Registry("the list of those who hold rows")
+_planners: Registry[PlanHolder] = Registry("the list of those who hold plans")
 
 
 def register(holder: RowHolder) -> None:
     """Has `refuse_row_changes` ask this holder, for as long as it lives."""
     _holders.add(holder)
+
+
+def register_plans(holder: PlanHolder) -> None:
+    """Has `forget_plans` tell this holder, for as long as it lives."""
+    _planners.add(holder)
+
+
+def forget_plans(changed: Set[Identity]) -> None:
+    """Drops all plans for some variables but those of optimizers."""
+    for holder in _planners.listed():
+        holder.forget_plans(changed)
 
 
 def refuse_row_changes(variables: Sequence[Variable]) -> None:

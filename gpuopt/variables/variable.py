@@ -280,6 +280,8 @@ class Variable(ArrayOperators):
 
         Raises:
             IndexError: an earlier update on this GPU was given a row that its variable lacks.
+            FloatingPointError: an earlier step on this GPU was not finite, and its optimizer's
+                `on_nonfinite` is "raise".
         """
         if self.device.kind != "cpu":
             raise_late_errors(self.device)

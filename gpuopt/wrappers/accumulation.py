@@ -325,11 +325,6 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
         divided = [variable for _, variable in pairs]
         return self._sums.take(divisor, divided) if count >= steps else None
 
-    def _raise_if_asked(self, found: str) -> None:
-        self._note_nonfinite(found)
-        if self._on_nonfinite == "raise":
-            raise FloatingPointError(f"{found}; nothing was changed")
-
     def _leaves_out(self, found: str) -> bool:
         if self._scaling is not None and not self._scaling.leaves_out_call():
             return False

@@ -18,6 +18,7 @@ from gpuopt.distributed.workers_optimizer import (
     Worker,
     WorkersOptimizer,
     check_counter,
+    raise_refusal,
 )
 from gpuopt.locks import Lock
 from gpuopt.optimizer import Optimizer
@@ -283,6 +284,7 @@ class DropStaleGradientOptimizer(WorkersOptimizer):
                 self.stale_counter.assign_add(1)
             else:
                 self._inner.apply_gradients(grads_and_vars, counter, name)
+                raise_refusal(self._inner)
         return not is_stale
 
     def _find_counter(self, global_step: Any) -> Variable:

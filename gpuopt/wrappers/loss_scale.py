@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import operator
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -20,18 +19,19 @@ from gpuopt.device import device_of
 from gpuopt.distributed.tower import TowerOptimizer
 from gpuopt.distributed.wrapper import OptimizerWrapper, inner_optimizers
 from gpuopt.optimizer import Optimizer
+from gpuopt.optimizers.base.numbers_by_count import unknown_beside, unknown_hyperparameter
 from gpuopt.optimizers.base.rule_optimizer import RuleOptimizer
 from gpuopt.quietly import quietly
-from gpuopt.rules.loss_scaling import LARGEST_SCALE, ScaleRule, ScaleState, after_step
+from gpuopt.rules.loss_scaling import ScaleRule, ScaleState, after_step
 from gpuopt.state import loss_scales
 from gpuopt.state.state_dict import OptimizerState, load_state
 from gpuopt.step import additions
 from gpuopt.step.additions import Forget, nothing_to_forget
+from gpuopt.step.device_scaling import DeviceScale, DeviceScaling, Key
 from gpuopt.step.loss import GATE_NONE, GATE_OP, checked_gate, refuse_independent_loss
 from gpuopt.step.pairs import Gradient, as_list, as_pairs
 from gpuopt.step.replica_context import replica_context
 from gpuopt.step.row_checks import RowChecks
-from gpuopt.step.rule_updates import RuleUpdates
 from gpuopt.step.unscaled import unscaled
 from gpuopt.step.updates import Updates
 from gpuopt.step.wide_gradients import this_thread as wide_gradients
@@ -40,9 +40,7 @@ from gpuopt.variables.indexed_slices import IndexedSlices
 from gpuopt.variables.scalars import as_scalar, check_bool
 from gpuopt.variables.variable import Variable
 from gpuopt.wrappers.base import StepWrapper
-from gpuopt.wrappers.device_scaling import DeviceScale, DeviceScaling, StepAgain
 from gpuopt.wrappers.loss_scale_managers import LossScaleManager, RuleManager, checked_scale
-from gpuopt.wrappers.numbers_by_count import unknown_beside, unknown_hyperparameter
 
 _logger = logging.getLogger("gpuopt")
 
@@ -56,11 +54,9 @@ class _ThisThread(threading.local):
 
     Attributes:
         loss_scale: What the loss of its gradients was multiplied by: a number, or a `DeviceScale`.
-        key: What `_key_on_gpu` returned.
     """
 
     loss_scale: Any = np.float32(1)
-    key: Sequence[Any] | None = None
 
 
 class LossScaleOptimizer(StepWrapper):
@@ -173,11 +169,7 @@ class LossScaleOptimizer(StepWrapper):
 
     @property
     def last_nonfinite(self) -> str | None:
-        """Describes the first gradient that was not finite in the last step that had one.
-
-        None before there was one. Reading it waits for a GPU that decides, which names the
-        variable alone.
-        """
+        """Describes the first gradient that was not finite; see `Optimizer.last_nonfinite`."""
         self._on_gpu.bring_up()
         return self._on_gpu.last_nonfinite
 
@@ -277,29 +269,18 @@ class LossScaleOptimizer(StepWrapper):
             # The strategy adds up the replicas' gradients, and calls this again.
             Optimizer.apply_gradients(self, grads_and_vars, global_step, name)
             return
-        this_thread = self._this_thread
-        before = vars(this_thread).copy()
         pairs = as_list(grads_and_vars)
         step = partial(
             super().apply_gradients, pairs, global_step, name, skip_gradients_aggregation
         )
-        takes_wide = wide_gradients.takes_wide
+        outer, takes_wide = self._this_thread.loss_scale, wide_gradients.takes_wide
         try:
-            this_thread.loss_scale = np.float32(1) if loss_scale is None else loss_scale
-            while True:
-                # The step takes it when it begins, and may have to begin again.
-                wide_gradients.takes_wide = self.owner_of_state
-                this_thread.key = key = self._key_on_gpu(global_step)
-                with suppress(StepAgain):
-                    if key is None:
-                        step()
-                    else:
-                        self._on_gpu.call_ahead(step)
-                    return
+            self._this_thread.loss_scale = np.float32(1) if loss_scale is None else loss_scale
+            wide_gradients.takes_wide = self.owner_of_state
+            self._on_gpu.call(step, partial(self._key_on_gpu, global_step))
         finally:
             wide_gradients.takes_wide = takes_wide
-            vars(this_thread).clear()
-            vars(this_thread).update(before)
+            self._this_thread.loss_scale = outer
 
     def leaves_out_call(self) -> bool:
         """Tells of a call, of several that make a step, that is left out as it is not finite.
@@ -341,19 +322,8 @@ class LossScaleOptimizer(StepWrapper):
             ValueError: the state has a number that no run makes, or lacks one that is saved with
                 others that it has.
         """
-        loss_scales.refuse_half_saved(state["non_slots"])
         own = self._own_variables()
-        saved = {
-            name: _checked_value(name, state["non_slots"][name], variable)
-            for name, variable in own.items()
-            if name in state["non_slots"]
-        }
-        taken = {**saved, **loss_scales.starts_anew(own, saved)}
-        others = {
-            name: value
-            for name, value in state["non_slots"].items()
-            if name not in loss_scales.NAMES
-        }
+        taken, others = loss_scales.taken_over(own, state["non_slots"])
         inner: Any = {**state, "non_slots": others}
         with between_writes(f'loading the state of optimizer "{self.get_name()}"', writes=True):
             load_state(self.owner_of_state.state, inner, variables)
@@ -393,28 +363,8 @@ class LossScaleOptimizer(StepWrapper):
         name = f"{type(self.manager).__name__}.get_loss_scale()"
         return _checked_scale(name, self.manager.get_loss_scale())
 
-    def _key_on_gpu(self, global_step: Any) -> Sequence[Any] | None:
-        """Returns what a step shares with those that a GPU can decide about after one another.
-
-        None if it cannot: where the numbers of a step follow from more than the count of steps.
-        """
-        owner, counter = self._inner, global_step
-        context = replica_context()
-        if not (
-            gpu_backends
-            and self._rule_is_known
-            and isinstance(owner, RuleOptimizer)
-            and not owner._overrides_apply_hook()
-            and not additions.this_thread.additions
-            and context.strategy is None
-            and context.num_replicas == 1
-        ):
-            return None
-        if counter is not None and not (isinstance(counter, Variable) and _is_in_memory(counter)):
-            return None
-        if unknown_hyperparameter(owner, counter) is not None:
-            return None
-        return [each.own for each in (owner.hyperparameters, *owner.groups)]
+    def _key_on_gpu(self, global_step: Any) -> Key | None:
+        return self._inner._key_on_gpu(global_step) if self._rule_is_known else None
 
     def _scaled_gradients(
         self, loss: Loss, var_list: Any, grad_loss: Any, scale: Any
@@ -457,13 +407,9 @@ class LossScaleOptimizer(StepWrapper):
         return True  # as in TensorFlow, and as where a GPU decides after they are made
 
     def _prepare_updates(self, optimizer: Any, updates: Updates) -> tuple[Updates, Forget]:
-        this_thread = self._this_thread
-        loss_scale, key = this_thread.loss_scale, this_thread.key
-        if key is not None and isinstance(updates, RuleUpdates):
-            counter = optimizer.this_thread.global_step
-            numbers = [*optimizer.state.scalars_of_steps(), *([] if counter is None else [counter])]
-            if self._on_gpu.prepare(updates, key, numbers, loss_scale):
-                return updates, nothing_to_forget
+        loss_scale = self._this_thread.loss_scale
+        if self._on_gpu.prepare(optimizer, updates, loss_scale):
+            return updates, nothing_to_forget
         if gpu_backends and not self._host_may_wait:
             self._refuse_waits(optimizer, updates)
         updates.unscale(float(np.float32(1) / _number(loss_scale)))
@@ -474,10 +420,11 @@ class LossScaleOptimizer(StepWrapper):
         gpus = {v.device for _, v in updates.pairs() if v.device.kind == "gpu"}
         if not gpus:
             return
-        counter, found = optimizer.this_thread.global_step, None
+        counter, found, following = optimizer.this_thread.global_step, None, None
         if isinstance(optimizer, RuleOptimizer):
-            found = unknown_hyperparameter(optimizer, counter)
-        found = found or unknown_beside(optimizer, updates, counter)
+            every, following = (optimizer.hyperparameters, *optimizer.groups), optimizer.averages
+            found = unknown_hyperparameter(every, counter)
+        found = found or unknown_beside(following, updates, counter)
         if found is not None:
             raise ValueError(
                 f'"{self.get_name()}" of LossScaleOptimizer: {found.what}. The host would wait in '
@@ -497,8 +444,7 @@ class LossScaleOptimizer(StepWrapper):
         return self._count(found is None)
 
     def _after_update(self, updates: Updates, row_checks: RowChecks) -> None:
-        if isinstance(updates, RuleUpdates) and updates.gpu_decides is not None:
-            self._on_gpu.note_step(updates)
+        self._on_gpu.note_step(updates)
 
     def _count(self, is_finite: bool) -> bool:
         """Counts a step; returns whether it is made."""
@@ -524,11 +470,6 @@ def _number(loss_scale: Any) -> np.float32:
     if isinstance(loss_scale, DeviceScale):
         return loss_scale.number()
     return np.float32(loss_scale)
-
-
-def _is_in_memory(counter: Variable) -> bool:
-    """Whether whoever reads a counter can be made to wait for a GPU, and writing it waits not."""
-    return counter.memory.kind == "cpu" and not counter.is_raw_array
 
 
 def _unscaled(pairs: Iterable[tuple[Any, Any]], loss_scale: Any) -> list[tuple[Any, Any]]:
@@ -561,16 +502,3 @@ def _checked_count(value: Any) -> int:
     if count >= 2**63:
         raise ValueError(f"accept_after must be less than 2**63, got {value!r}: None is for never")
     return count
-
-
-def _checked_value(name: str, value: Any, variable: Variable) -> Any:
-    """Returns a saved number, or raises ValueError."""
-    given = np.asarray(value)
-    least = 1 if name == "loss_scale" else 0
-    most = LARGEST_SCALE if name == "loss_scale" else np.iinfo(variable.dtype).max
-    if given.shape != () or given.dtype != variable.dtype or not least <= given <= most:
-        raise ValueError(
-            f'"{name}" must be a number of {variable.dtype} from {least} to {most:.7g}; the saved '
-            f"value is {value!r}"
-        )
-    return given[()]

@@ -11,6 +11,7 @@ from gpuopt.device import Device
 from gpuopt.optimizer import Optimizer
 from gpuopt.state.copies import Changes
 from gpuopt.step.additions import Forget, nothing_to_forget
+from gpuopt.step.average_weights import AverageWeights
 from gpuopt.step.row_checks import RowChecks
 from gpuopt.step.updates import Updates
 from gpuopt.training import ExponentialMovingAverage
@@ -131,5 +132,5 @@ class MovingAverageOptimizer(StepWrapper):
 
     def _move(self, updates: Updates, row_checks: RowChecks) -> None:
         variables = [variable for _, variable in updates.pairs()]
-        weight = 1 - self.averages.decay_now()
-        self.averages.move(variables, variables, row_checks, weight)
+        weights = AverageWeights([1 - self.averages.decay_now()], row_checks)
+        self.averages.move(variables, variables, weights)

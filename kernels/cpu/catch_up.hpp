@@ -75,91 +75,195 @@ void make_steps(Columns<typename Unnamed::Rule, Real>& columns, long long tile, 
     }
   }
   for (int k = 0; k < Rule::num_slots; ++k) {
-    const Real rest = static_cast<Real>(power_of(catch_up.powers[k], gap - made));
-    for (long long i = 0; i < tile; ++i) columns.slot[k][i] *= rest;
+    const auto rest = Decay<Real>::of(power_of(catch_up.powers[k], gap - made));
+    for (long long i = 0; i < tile; ++i) columns.slot[k][i] = rest(columns.slot[k][i]);
   }
 }
 
+// A row that has missed steps.
 template <class Unnamed, class Real>
-GPUOPT_WIDEST_REGISTERS void bring_up_tile(Real* const* written, long long offset, long long tile,
-                                           long long last, long long gap, const Real* decay,
-                                           const CatchUp<Unnamed, Real>& catch_up) {
+struct LateRow {
+  const CatchUp<Unnamed, Real>& catch_up;
+  std::int32_t& last;  // how many steps it has made
+  long long gap;       // how many it has missed; 0 if none
+  MissedSteps missed;
+  Decay<Real> decay[slot_capacity<typename Unnamed::Rule>];
+
+  // Whether all missed steps are made one by one.
+  bool is_stepped() const { return Unnamed::moves && catch_up.sums == nullptr; }
+
+  // Notes that it is up to date.
+  void note() const {
+    if (gap > 0) last = static_cast<std::int32_t>(catch_up.now);
+  }
+};
+
+template <class Unnamed, class Real>
+LateRow<Unnamed, Real> late_row(const CatchUp<Unnamed, Real>& catch_up, long long row) {
+  std::int32_t& last = catch_up.last[row];
+  LateRow<Unnamed, Real> found{catch_up, last, catch_up.now - last, {}, {}};
+  if (found.gap <= 0) return found;
+  if (Unnamed::moves && !found.is_stepped()) found.missed = sums_of(catch_up, last);
+  for (int k = 0; k < Unnamed::Rule::num_slots; ++k)
+    found.decay[k] = Decay<Real>::of(power_of(catch_up.powers[k], found.gap));
+  return found;
+}
+
+// Some columns of a variable, after missed steps: the sum of both, which is rounded when it is
+// written.
+template <class Real>
+struct MovedColumns {
+  Real var[tile_width], rest[tile_width];
+};
+
+// Moves some columns of a late row by sums, and returns whether their slots are still to decay: not
+// if some columns are stepped one by one. Writes to the slots alone.
+template <class Unnamed, class Real>
+GPUOPT_WIDEST_REGISTERS bool move_columns(const LateRow<Unnamed, Real>& row, const Real* var,
+                                          const Slots<typename Unnamed::Rule, Real>& slots,
+                                          long long tile, MovedColumns<Real>& moved_columns) {
   using Rule = typename Unnamed::Rule;
-  Real* const var = written[0] + offset;
-  const Slots<Rule, Real> slots = slots_at<Rule>(written, offset);
+  const Real* const average = slots.of[Unnamed::average];
+  const Real* const square = slots.of[Unnamed::square];
+  const Real epsilon = static_cast<Real>(row.catch_up.epsilon);
+  const Real tolerance = static_cast<Real>(row.catch_up.tolerance);
+  const MissedSteps missed = row.missed;
+  Real* const result = moved_columns.var;
+  Real* const rest = moved_columns.rest;
+  // An integer, as floating-point numbers are added up one by one.
+  int is_late[tile_width];
+  GPUOPT_INDEPENDENT
+  for (long long i = 0; i < tile; ++i) {
+    Real value = var[i], left;
+    const bool is_close = moved(missed, average[i], square[i], epsilon, tolerance, value, left);
+    result[i] = value;
+    rest[i] = left;
+    is_late[i] = is_close ? 0 : 1;
+  }
+  int late = 0;
+  for (long long i = 0; i < tile; ++i) late |= is_late[i];
+  if (late == 0) return true;
+  Columns<Rule, Real> columns;
+  for (long long i = 0; i < tile; ++i) columns.var[i] = Real(0);
+  for (int k = 0; k < Rule::num_slots; ++k)
+    for (long long i = 0; i < tile; ++i) columns.slot[k][i] = slots.of[k][i];
+  make_steps<Unnamed>(columns, tile, row.last, row.gap, row.catch_up);
+  for (long long i = 0; i < tile; ++i) {
+    const bool is_one_by_one = is_late[i] != 0;
+    if (is_one_by_one) rest[i] = columns.var[i];
+    for (int k = 0; k < Rule::num_slots; ++k)
+      slots.of[k][i] = is_one_by_one ? columns.slot[k][i] : row.decay[k](slots.of[k][i]);
+  }
+  return false;
+}
+
+// Makes the steps one by one that some columns of a row have missed.
+template <class Unnamed, class Real>
+void step_columns(const LateRow<Unnamed, Real>& row, Real* var,
+                  const Slots<typename Unnamed::Rule, Real>& slots, long long tile) {
+  using Rule = typename Unnamed::Rule;
+  Columns<Rule, Real> columns;
+  for (long long i = 0; i < tile; ++i) columns.var[i] = var[i];
+  for (int k = 0; k < Rule::num_slots; ++k)
+    for (long long i = 0; i < tile; ++i) columns.slot[k][i] = slots.of[k][i];
+  make_steps<Unnamed>(columns, tile, row.last, row.gap, row.catch_up);
+  for (long long i = 0; i < tile; ++i) var[i] = columns.var[i];
+  for (int k = 0; k < Rule::num_slots; ++k)
+    for (long long i = 0; i < tile; ++i) slots.of[k][i] = columns.slot[k][i];
+}
+
+// Brings some columns of a row up to date.
+template <class Unnamed, class Real>
+GPUOPT_WIDEST_REGISTERS void bring_up_columns(const LateRow<Unnamed, Real>& row, Real* var,
+                                              const Slots<typename Unnamed::Rule, Real>& slots,
+                                              long long tile) {
   if constexpr (Unnamed::moves) {
-    const Real* const average = slots.of[Unnamed::average];
-    const Real* const square = slots.of[Unnamed::square];
-    Real result[tile_width];
-    // An integer, as floating-point numbers are added up one by one.
-    int is_late[tile_width];
-    int late = 0;
-    if (catch_up.sums != nullptr) {
-      const MissedSteps missed = sums_of(catch_up, static_cast<int>(last));
-      const Real epsilon = static_cast<Real>(catch_up.epsilon);
-      const Real tolerance = static_cast<Real>(catch_up.tolerance);
-      GPUOPT_INDEPENDENT
-      for (long long i = 0; i < tile; ++i) {
-        const bool is_close =
-            moved(missed, var[i], average[i], square[i], epsilon, tolerance, result[i]);
-        is_late[i] = is_close ? 0 : 1;
-      }
-      for (long long i = 0; i < tile; ++i) late |= is_late[i];
-    } else {
-      for (long long i = 0; i < tile; ++i) is_late[i] = late = 1;
-    }
-    if (late != 0) {
-      Columns<Rule, Real> columns;
-      for (long long i = 0; i < tile; ++i) columns.var[i] = var[i];
-      for (int k = 0; k < Rule::num_slots; ++k)
-        for (long long i = 0; i < tile; ++i) columns.slot[k][i] = slots.of[k][i];
-      make_steps<Unnamed>(columns, tile, last, gap, catch_up);
-      for (long long i = 0; i < tile; ++i) {
-        const bool is_one_by_one = is_late[i] != 0;
-        var[i] = is_one_by_one ? columns.var[i] : result[i];
-        for (int k = 0; k < Rule::num_slots; ++k)
-          slots.of[k][i] = is_one_by_one ? columns.slot[k][i] : slots.of[k][i] * decay[k];
-      }
-      return;
-    }
+    if (row.is_stepped()) return step_columns(row, var, slots, tile);
+    MovedColumns<Real> columns;
+    const bool decays = move_columns(row, var, slots, tile, columns);
     GPUOPT_INDEPENDENT
-    for (long long i = 0; i < tile; ++i) var[i] = result[i];
+    for (long long i = 0; i < tile; ++i) var[i] = columns.var[i] + columns.rest[i];
+    if (!decays) return;
   }
   // Loops of their own: in one with what comes before, GCC 12 uses no vectors.
-  for (int k = 0; k < Rule::num_slots; ++k) {
+  for (int k = 0; k < Unnamed::Rule::num_slots; ++k) {
+    const Decay<Real> decay = row.decay[k];
+    Real* const slot = slots.of[k];
     GPUOPT_INDEPENDENT
-    for (long long i = 0; i < tile; ++i) slots.of[k][i] *= decay[k];
+    for (long long i = 0; i < tile; ++i) slot[i] = decay(slot[i]);
   }
 }
+
+// Steps some columns of a late row, which are written once.
+template <class Rule, class Shift, class Unnamed, class Real>
+GPUOPT_WIDEST_REGISTERS void update_columns(const LateRow<Unnamed, Real>& row, Real* var,
+                                            const Slots<typename Unnamed::Rule, Real>& slots,
+                                            const Real* grad, long long tile,
+                                            const typename Rule::template Scalars<Real>& scalars) {
+  MovedColumns<Real> columns;
+  Decay<Real> decay[slot_capacity<Rule>];
+  for (int k = 0; k < Rule::num_slots; ++k) decay[k] = row.decay[k];
+  if constexpr (Unnamed::moves) {
+    if (!move_columns(row, var, slots, tile, columns))
+      for (int k = 0; k < Rule::num_slots; ++k) decay[k] = Decay<Real>::of(1);
+  }
+  GPUOPT_INDEPENDENT
+  for (long long i = 0; i < tile; ++i) {
+    Real slot[slot_capacity<Rule>];
+    for (int k = 0; k < Rule::num_slots; ++k) slot[k] = decay[k](slots.of[k][i]);
+    Real value;
+    if constexpr (Unnamed::moves) {
+      value = columns.var[i];
+      Shift::template apply<Rule>(value, columns.rest[i], grad[i], slot, scalars);
+    } else {
+      value = var[i];
+      Rule::apply(value, grad[i], slot, scalars);
+    }
+    var[i] = value;
+    for (int k = 0; k < Rule::num_slots; ++k) slots.of[k][i] = slot[k];
+  }
+}
+
+// For `update_rows`: rows make the steps first that they have missed.
+template <class Unnamed, class Shift, class Real>
+struct LateTable {
+  const CatchUp<Unnamed, Real>& catch_up;
+
+  struct Row : LateRow<Unnamed, Real> {
+    template <class Rule>
+    __attribute__((always_inline)) void update(
+        Real* var, const Slots<Rule, Real>& slots, const Real* grad, long long tile,
+        const typename Rule::template Scalars<Real>& scalars) const {
+      static_assert(Rule::num_slots == Unnamed::Rule::num_slots, "of the same slots");
+      if (this->gap > 0) {
+        Slots<typename Unnamed::Rule, Real> own{};
+        for (int k = 0; k < Rule::num_slots; ++k) own.of[k] = slots.of[k];
+        if (!this->is_stepped())
+          return update_columns<Rule, Shift>(*this, var, own, grad, tile, scalars);
+        step_columns(*this, var, own, tile);
+      }
+      RowUpToDate().update<Rule>(var, slots, grad, tile, scalars);
+    }
+    void end() const { this->note(); }
+  };
+
+  void prefetch(long long row) const { __builtin_prefetch(catch_up.last + row, 1, 2); }
+  Row at(long long row) const { return {late_row(catch_up, row)}; }
+};
 
 // Brings a row up to date, and its number of steps.
 template <class Unnamed, class Real>
 void bring_up_row(Real* const* written, long long row, long long width,
                   const CatchUp<Unnamed, Real>& catch_up) {
-  const std::int32_t last = catch_up.last[row];
-  const long long gap = catch_up.now - last;
-  if (gap <= 0) return;
-  using Rule = typename Unnamed::Rule;
-  Real decay[slot_capacity<Rule>];
-  for (int k = 0; k < Rule::num_slots; ++k)
-    decay[k] = static_cast<Real>(power_of(catch_up.powers[k], gap));
+  const LateRow<Unnamed, Real> found = late_row(catch_up, row);
+  if (found.gap <= 0) return;
   for (long long left = 0; left < width; left += tile_width) {
-    const long long tile = width - left < tile_width ? width - left : tile_width;
-    bring_up_tile(written, row * width + left, tile, last, gap, decay, catch_up);
+    const long long offset = row * width + left;
+    bring_up_columns(found, written[0] + offset, slots_at<typename Unnamed::Rule>(written, offset),
+                     tile_at(left, width));
   }
-  catch_up.last[row] = static_cast<std::int32_t>(catch_up.now);
+  found.note();
 }
-
-// For `update_rows`: rows are brought up to date first.
-template <class Unnamed, class Real>
-struct BroughtUp {
-  Real* const* written;
-  long long width;
-  const CatchUp<Unnamed, Real>& catch_up;
-
-  void prefetch(long long row) const { __builtin_prefetch(catch_up.last + row, 1, 2); }
-  void prepare(long long row) const { bring_up_row(written, row, width, catch_up); }
-};
 
 // Brings rows[first] to rows[last - 1] up to date, or rows first to last - 1 if `rows` is nullptr.
 template <class Unnamed, class Real>

@@ -45,14 +45,24 @@ Slots<Rule, Real> slots_at(Real* const* written, long long offset) {
   return slots;
 }
 
+// Of a variable that is stored as it is computed.
+struct AsComputed {
+  template <class Real>
+  static Real of(Real value) {
+    return value;
+  }
+};
+
+// Updates an element; `Kept::of` returns what of the variable is stored then.
 // `inline`: else GCC calls it for each element of longer rules, and uses no vectors.
-template <class Rule, class Real>
+template <class Rule, class Kept = AsComputed, class Real>
 inline void update_element(Real* var, const Slots<Rule, Real>& slots, long long at, Real grad,
                            const typename Rule::template Scalars<Real>& scalars) {
   Real value = var[at];
   Real slot[slot_capacity<Rule>];
   for (int k = 0; k < Rule::num_slots; ++k) slot[k] = slots.of[k][at];
   Rule::apply(value, grad, slot, scalars);
+  follow_variable<Rule>(Kept::of(value), slot, scalars);
   var[at] = value;
   for (int k = 0; k < Rule::num_slots; ++k) slots.of[k][at] = slot[k];
 }
@@ -217,36 +227,36 @@ __attribute__((always_inline)) inline void sum_values(long long width, const Rea
 }
 
 // Updates some columns of one row by the sum of its values at positions[begin] to
-// positions[end - 1]. `values`, the variable and the slots begin at the first of these columns.
-// Inlined: where the compiler knows `tile`, it leaves out everything for other widths.
-template <class Rule, class Real>
+// positions[end - 1]. `values`, the variable and the slots begin at the first of these columns; see
+// `update_rows` for the row. Inlined: where the compiler knows `tile`, it leaves out everything for
+// other widths.
+template <class Rule, class Real, class Row>
 __attribute__((always_inline)) inline void update_tile(
-    Real* var, const Slots<Rule, Real>& slots, long long width, const Real* values,
+    const Row& row, Real* var, const Slots<Rule, Real>& slots, long long width, const Real* values,
     const long long* positions, long long begin, long long end, long long tile,
     const typename Rule::template Scalars<Real>& scalars) {
   Real sum[tile_width];
   sum_values(width, values, positions, begin, end, tile, sum);
-  GPUOPT_INDEPENDENT
-  for (long long i = 0; i < tile; ++i) update_element<Rule>(var, slots, i, sum[i], scalars);
+  row.template update<Rule>(var, slots, sum, tile, scalars);
 }
 
 // Updates rows[first] to rows[last - 1]. Row k receives the values at positions[begins[k]] to
-// positions[begins[k + 1] - 1], added up in this order. `before.prepare` is called with each row
-// before it is updated, and `before.prefetch` some rows ahead of that.
-template <class Rule, class Real, class Before>
+// positions[begins[k + 1] - 1], added up in this order. `table.prefetch` is called some rows ahead,
+// and `table.at` returns a row that is about to be updated: its `update` is called with each tile,
+// and its `end` after the last.
+template <class Rule, class Real, class Table>
 void update_rows(Real* const* written, long long width, const Real* values, const long long* rows,
                  const long long* positions, const long long* begins, long long first,
                  long long last, typename Rule::template Scalars<Real> scalars,
-                 const Before& before) {
+                 const Table& table) {
   for (long long row = first; row < last; ++row) {
     if (row + rows_ahead < last) {
       const long long next = row + rows_ahead;
       prefetch(values + positions[begins[next]] * width, width);
       for (int k = 0; k <= Rule::num_slots - num_row_slots<Rule>; ++k)
         prefetch(written[k] + rows[next] * width, width);
-      before.prefetch(rows[next]);
+      table.prefetch(rows[next]);
     }
-    before.prepare(rows[row]);
     const long long begin = begins[row], end = begins[row + 1];
     if constexpr (num_row_slots<Rule> > 0) {
       Real sum[tile_width];
@@ -260,25 +270,38 @@ void update_rows(Real* const* written, long long width, const Real* values, cons
       update_whole_row<Rule>(written, rows[row], width, gradient_at, scalars);
       continue;
     }
+    const auto found = table.at(rows[row]);
     for (long long left = 0; left < width; left += tile_width) {
       const long long offset = rows[row] * width + left;
       Real* const var = written[0] + offset;
       const Slots<Rule, Real> slots = slots_at<Rule>(written, offset);
       const auto update = [&](long long tile) __attribute__((always_inline)) {
-        update_tile<Rule>(var, slots, width, values + left, positions, begin, end, tile, scalars);
+        update_tile<Rule>(found, var, slots, width, values + left, positions, begin, end, tile,
+                          scalars);
       };
       if (left + tile_width <= width)
         update(tile_width);
       else
         update(width - left);
     }
+    found.end();
   }
 }
 
-// Rows are updated as they are.
-struct AsTheyAre {
+// Rows that are up to date, or some columns of them.
+struct RowUpToDate {
+  template <class Rule, class Real>
+  __attribute__((always_inline)) void update(
+      Real* var, const Slots<Rule, Real>& slots, const Real* grad, long long tile,
+      const typename Rule::template Scalars<Real>& scalars) const {
+    GPUOPT_INDEPENDENT
+    for (long long i = 0; i < tile; ++i) update_element<Rule>(var, slots, i, grad[i], scalars);
+  }
+  void end() const {}
+};
+struct TableUpToDate {
   void prefetch(long long) const {}
-  void prepare(long long) const {}
+  RowUpToDate at(long long) const { return {}; }
 };
 
 template <class Rule, class Real>
@@ -286,7 +309,7 @@ void update_rows(Real* const* written, long long width, const Real* values, cons
                  const long long* positions, const long long* begins, long long first,
                  long long last, const typename Rule::template Scalars<Real>& scalars) {
   update_rows<Rule>(written, width, values, rows, positions, begins, first, last, scalars,
-                    AsTheyAre{});
+                    TableUpToDate{});
 }
 
 }  // namespace gpuopt

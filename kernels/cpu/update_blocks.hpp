@@ -14,8 +14,8 @@ template <class Rule>
 struct CodedChunk {
   float* var;
   const float* grad;
-  unsigned char* codes[Rule::num_slots];
-  float* scales[Rule::num_slots];
+  void* slots[Rule::num_slots];  // codes; the first may be an average, of floats
+  float* scales[Rule::num_slots - first_coded<Rule>];
   std::intptr_t num_blocks;
   std::intptr_t length;
   std::intptr_t distance;         // in elements
@@ -59,9 +59,11 @@ __attribute__((always_inline)) inline void decode_slots(const CodedChunk<Rule>& 
                                                         long long length,
                                                         float (*slots)[block_codes]) {
   if constexpr (k < Rule::num_slots) {
-    constexpr int coding = coding_of(codings, k);
-    const unsigned char* const codes = chunk.codes[k] + block * chunk.distance;
-    const float scale = chunk.scales[k][block * chunk.scales_distance];
+    constexpr int number = k - first_coded<Rule>;
+    constexpr int coding = coding_of(codings, number);
+    const unsigned char* const codes =
+        static_cast<const unsigned char*>(chunk.slots[k]) + block * chunk.distance;
+    const float scale = chunk.scales[number][block * chunk.scales_distance];
     GPUOPT_INDEPENDENT
     for (long long i = 0; i < length; ++i)
       slots[k][i] = decode(coding, tables[map_of(coding)], codes[i], scale);
@@ -75,9 +77,11 @@ __attribute__((always_inline)) inline void encode_slots(const CodedChunk<Rule>& 
                                                         long long length,
                                                         const float (*slots)[block_codes]) {
   if constexpr (k < Rule::num_slots) {
-    constexpr int coding = coding_of(codings, k);
-    unsigned char* const codes = chunk.codes[k] + block * chunk.distance;
-    chunk.scales[k][block * chunk.scales_distance] =
+    constexpr int number = k - first_coded<Rule>;
+    constexpr int coding = coding_of(codings, number);
+    unsigned char* const codes =
+        static_cast<unsigned char*>(chunk.slots[k]) + block * chunk.distance;
+    chunk.scales[number][block * chunk.scales_distance] =
         encode_block<coding>(tables[map_of(coding)], slots[k], length, codes);
     encode_slots<codings, k + 1>(chunk, tables, block, length, slots);
   }
@@ -88,24 +92,31 @@ template <int codings, class Rule>
 __attribute__((always_inline)) inline void update_coded_chunk(
     const CodedChunk<Rule>& chunk, long long length, typename Rule::template Scalars<float> scalars,
     const SlotTables* tables) {
+  constexpr int first = first_coded<Rule>;
   float slots[slot_capacity<Rule>][block_codes];
   for (long long block = 0; block < chunk.num_blocks; ++block) {
-    decode_slots<codings, 0>(chunk, tables, block, length, slots);
+    decode_slots<codings, first>(chunk, tables, block, length, slots);
     float* const var = chunk.var + block * chunk.distance;
     const float* const grad = chunk.grad + block * chunk.distance;
+    float* average = nullptr;
+    if constexpr (is_averaged<Rule>)
+      average = static_cast<float*>(chunk.slots[0]) + block * chunk.distance;
     GPUOPT_INDEPENDENT
     for (long long i = 0; i < length; ++i) {
       float value = var[i];
       float slot[slot_capacity<Rule>];
-      for (int k = 0; k < Rule::num_slots; ++k) slot[k] = slots[k][i];
+      for (int k = first; k < Rule::num_slots; ++k) slot[k] = slots[k][i];
+      if constexpr (is_averaged<Rule>) slot[0] = average[i];
       Rule::apply(value, grad[i], slot, scalars);
+      follow_variable<Rule>(value, slot, scalars);
+      if constexpr (is_averaged<Rule>) average[i] = slot[0];
       var[i] = value;
       // The slots of an element begin anew where one has no code.
       bool all_finite = true;
-      for (int k = 0; k < Rule::num_slots; ++k) all_finite &= is_finite(slot[k]);
-      for (int k = 0; k < Rule::num_slots; ++k) slots[k][i] = all_finite ? slot[k] : 0;
+      for (int k = first; k < Rule::num_slots; ++k) all_finite &= is_finite(slot[k]);
+      for (int k = first; k < Rule::num_slots; ++k) slots[k][i] = all_finite ? slot[k] : 0;
     }
-    encode_slots<codings, 0>(chunk, tables, block, length, slots);
+    encode_slots<codings, first>(chunk, tables, block, length, slots);
   }
 }
 

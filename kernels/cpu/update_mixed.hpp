@@ -42,9 +42,16 @@ struct Tile {
   void write(Stored* at, long long size) const {
     for (long long i = 0; i < size; ++i) narrow(numbers[i], at[i]);
   }
+  // What is stored of a number.
+  static float of(float value) {
+    Stored stored;
+    narrow(value, stored);
+    return widened(stored);
+  }
 };
 template <>
 struct Tile<float> {
+  static float of(float value) { return value; }
   template <class Float>
   Float* read(Float* at, long long) {
     return at;
@@ -76,6 +83,7 @@ template <class Var>
 struct VariableTile<Var, Alone> {
   Tile<Var> tile;
 
+  static float of(float value) { return Tile<Var>::of(value); }
   float* read(void* const* var, void* const*, long long at, long long size) {
     return tile.read(static_cast<Var*>(*var) + at, size);
   }
@@ -85,6 +93,7 @@ struct VariableTile<Var, Alone> {
 };
 template <class Stored>
 struct VariableTile<float, Copied<Stored>> {
+  static float of(float value) { return value; }
   float* read(void* const* var, void* const*, long long at, long long) {
     return static_cast<float*>(*var) + at;
   }
@@ -99,6 +108,7 @@ template <>
 struct VariableTile<Bfloat16, Split> {
   float numbers[mixed_tile];
 
+  static float of(float value) { return value; }
   float* read(void* const* var, void* const* beside, long long at, long long size) {
     const Bfloat16* const weights = static_cast<const Bfloat16*>(*var) + at;
     const std::uint16_t* const rest = static_cast<const std::uint16_t*>(*beside) + at;
@@ -161,7 +171,8 @@ struct MixedUpdate {
     const Slots<Rule, float> slots{
         {std::get<k>(tiles).read(static_cast<Slot*>(chunk.written[1 + k]) + at, size)...}};
     GPUOPT_INDEPENDENT
-    for (long long i = 0; i < size; ++i) update_element<Rule>(var, slots, i, grad[i], scalars);
+    for (long long i = 0; i < size; ++i)
+      update_element<Rule, VariableTile<Var, Beside>>(var, slots, i, grad[i], scalars);
     if constexpr (is_rounded<Rule>) round(var, slots, chunk.first + at, size, scalars);
     variable.write(chunk.written, beside, at, size);
     (std::get<k>(tiles).write(static_cast<Slot*>(chunk.written[1 + k]) + at, size), ...);

@@ -36,6 +36,8 @@ struct Lars {
     Real weights_squared, gradient_squared;
   };
 
+  GPUOPT_INLINE static constexpr int degree(int sum) { return sum == 0 ? 0 : 2; }
+
   template <class Real>
   GPUOPT_INLINE static void terms(Real var, Real grad, Real*, const Scalars<Real>&, Real* terms) {
     terms[0] = var * var;

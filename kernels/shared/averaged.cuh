@@ -1,8 +1,9 @@
-// A moving average that follows the variable in the same step, after any rule. Rounds as numpy
-// does, so that it is what a pass of its own makes of the new variable.
+// A moving average that follows the variable in the same step, after any rule: it is what a pass of
+// its own makes of the new variable. The loops around the rule call `follow` once they know what of
+// the variable is stored: see `follow_variable` in gradient.cuh.
 // Mirrors `averaged` in gpuopt/rules/averaged.py.
 #pragma once
-#include "math.cuh"
+#include "moving_average.cuh"
 
 // The layout of the scalars is checked by offsetof, and every compiler of ours has it right.
 #if !defined(__CUDACC__)
@@ -30,8 +31,11 @@ struct Averaged : Rule {
   template <class Real>
   GPUOPT_INLINE static void apply(Real& var, Real grad, Real* slot, const Scalars<Real>& s) {
     Rule::apply(var, grad, slot + 1, s);
-    Real& average = slot[0];
-    average -= times(average - var, s.average_weight);
+  }
+
+  template <class Real>
+  GPUOPT_INLINE static void follow(Real var, Real* slot, const Scalars<Real>& s) {
+    move_average(slot[0], var, s.average_weight);
   }
 };
 

@@ -22,6 +22,29 @@ struct Unnamed {
   }
 };
 
+// How a rule's step depends on where the variable is: if it is `shifting`, by a decay alone, whose
+// place among the scalars is `decay_scalar`; negative if there is none. Mirrors `Shift` in
+// gpuopt/rules/shift.py.
+template <bool shifting, int decay_scalar>
+struct Shift {
+  // Has a rule step a variable that is the sum of two numbers. The result is rounded once, where
+  // the step allows it.
+  template <class Rule, class Real>
+  GPUOPT_INLINE static void apply(Real& var, Real rest, Real grad, Real* slot,
+                                  const typename Rule::template Scalars<Real>& scalars) {
+    if constexpr (shifting) {
+      Rule::apply(rest, grad, slot, scalars);
+      if constexpr (decay_scalar >= 0) {
+        rest -= reinterpret_cast<const Real*>(&scalars)[decay_scalar] * var;
+      }
+      var += rest;
+    } else {
+      var += rest;
+      Rule::apply(var, grad, slot, scalars);
+    }
+  }
+};
+
 // Of how many steps there are sums for one. Mirrors `STRIDE` in gpuopt/rules/catch_up.py.
 constexpr int sums_stride = 4;
 
@@ -60,14 +83,34 @@ GPUOPT_INLINE void go_back(MissedSteps& sums, int last, int now, const OneEarlie
   }
 }
 
-// Writes where missed steps move an element, and returns whether this is close enough. It is not
-// where a number is not finite: the rule makes infinity NaN.
+// A power of a slot's decay, and what its rounding takes from it: each time that a row misses as
+// many steps, this would be the same error.
+template <class Real>
+struct Decay {
+  Real power, rest;
+
+  GPUOPT_INLINE static Decay of(double exact) {
+    const Real power = static_cast<Real>(exact);
+    return {power, static_cast<Real>(exact - power)};
+  }
+
+  // Returns what is left of a slot; infinity stays.
+  GPUOPT_INLINE Real operator()(Real slot) const {
+    if constexpr (sizeof(Real) == sizeof(double)) return slot * power;  // nothing is left
+    const bool is_finite = slot - slot == Real(0);
+    return fused(slot, power, is_finite ? slot * rest : Real(0));
+  }
+};
+
+// Moves an element by missed steps, and returns whether this is close enough. It is not where a
+// number is not finite: the rule makes infinity NaN. Then nothing is moved.
 //
 // Rounded like any other, each number would be as far off as the element is rounded when it is
-// written. So what each rounding takes is kept beside the number, and the element is rounded once.
+// written. So what each rounding takes is kept beside the number, and for the element in `rest`: it
+// is rounded once, when it is written.
 template <class Real>
-GPUOPT_INLINE bool moved(const MissedSteps& missed, Real var, Real average, Real square,
-                         Real epsilon, Real tolerance, Real& result) {
+GPUOPT_INLINE bool moved(const MissedSteps& missed, Real average, Real square, Real epsilon,
+                         Real tolerance, Real& var, Real& rest) {
   const Real root = square_root(square);
   const Real divisor = root + epsilon;
   const Real inverse = Real(1) / divisor;
@@ -91,12 +134,15 @@ GPUOPT_INLINE bool moved(const MissedSteps& missed, Real var, Real average, Real
   const Real after = var - move;
   const Real difference = after - var;
   const Real after_rest = (var - (after - difference)) - (move + difference);
-  result = after + (fused(-quotient_rest, series, after_rest) - move_rest);
+  const Real all_rest = fused(-quotient_rest, series, after_rest) - move_rest;
 
   const Real left_out = part * part * part * static_cast<Real>(missed.bound);
   const bool is_close = left_out <= tolerance * absolute(first);
-  const bool is_finite = result * Real(0) == Real(0);
-  return is_finite & (is_close | (average == Real(0)));
+  const bool is_finite = (after + all_rest) * Real(0) == Real(0);
+  const bool is_moved = is_finite & (is_close | (average == Real(0)));
+  var = is_moved ? after : var;
+  rest = is_moved ? all_rest : Real(0);
+  return is_moved;
 }
 
 }  // namespace gpuopt

@@ -1,5 +1,5 @@
-// How many slots of rows and sums a rule has: none unless its functor says so. Compiles as CUDA and
-// as plain C++17, as rules do.
+// How many slots of rows and sums a rule has, and of which degree these are: none unless its
+// functor says so. Compiles as CUDA and as plain C++17, as rules do.
 #pragma once
 
 namespace gpuopt {
@@ -29,5 +29,21 @@ constexpr int count_sums(...) {
 // How many of a rule's scalars are sums over its variable.
 template <class Rule>
 constexpr int num_sums = count_sums<Rule>(nullptr);
+
+template <class Rule>
+constexpr int find_degree(int sum, const decltype(Rule::degree(0))*) {
+  return Rule::degree(sum);
+}
+template <class Rule>
+constexpr int find_degree(int, ...) {
+  return -1;
+}
+
+// The degree of one of a rule's sums in the gradient: `degree(sum)` of its functor, if it is over
+// the variable and the gradient alone. Below 0 if there is none.
+template <class Rule>
+constexpr int degree_of(int sum) {
+  return find_degree<Rule>(sum, nullptr);
+}
 
 }  // namespace gpuopt

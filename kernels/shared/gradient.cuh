@@ -1,4 +1,5 @@
-// The gradient that a rule computes with: the given one, or a clipped one.
+// What a rule says of itself to the loops around it: that it computes with a clipped gradient, has
+// scalars of the device's own count, or is followed by an average.
 #pragma once
 #include "element.cuh"
 
@@ -42,6 +43,17 @@ constexpr bool averages(...) {
 // Whether a rule moves an average of the variable, too.
 template <class Rule>
 constexpr bool is_averaged = averages<Rule>(nullptr);
+
+// The number of the first slot that is stored in 8 bits, if slots are: an average is not.
+template <class Rule>
+constexpr int first_coded = is_averaged<Rule> ? 1 : 0;
+
+// Has the average follow a variable, if the rule has one. Every loop calls it after `apply`, with
+// the same slots and what it stores of the variable.
+template <class Rule, class Real, class Scalars>
+GPUOPT_INLINE void follow_variable(Real var, Real* slot, const Scalars& scalars) {
+  if constexpr (is_averaged<Rule>) Rule::follow(var, slot, scalars);
+}
 
 // For loops around rules that compute something of the gradient themselves.
 template <class Rule, class Real>

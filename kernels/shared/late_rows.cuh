@@ -102,10 +102,11 @@ __device__ __forceinline__ MissedSteps sums_of(const LateTable& table, int last,
 }
 
 // Moves the elements of a row for which the sums are close enough; returns bits of those that are
-// left. The row has made `last` steps of `now`.
-template <class Unnamed, class Rule, class Storage, int count>
+// left. The row has made `last` steps of `now`. See `LateRow::bring_up` for `add`.
+template <class Unnamed, class Rule, class Storage, int count, class Add>
 __device__ __forceinline__ unsigned int move_by_sums(const LateTable& table, int last, int now,
-                                                     State<Rule, Storage, count>& state) {
+                                                     State<Rule, Storage, count>& state,
+                                                     const Add& add) {
   using Real = Compute<Storage>;
   const auto* numbers = array_at<const LateNumbers<typename Unnamed::Rule, Real>>(table.numbers);
   const MissedSteps missed = sums_of<Real>(table, last, now);
@@ -114,10 +115,10 @@ __device__ __forceinline__ unsigned int move_by_sums(const LateTable& table, int
   unsigned int left = 0;
 #pragma unroll
   for (int i = 0; i < count; ++i) {
-    Real result;
-    if (moved(missed, state.weights.get(i), Real(state.slots[Unnamed::average].of[i]),
-              Real(state.slots[Unnamed::square].of[i]), epsilon, tolerance, result)) {
-      state.weights.set(i, result);
+    Real var = state.weights.get(i), rest;
+    if (moved(missed, Real(state.slots[Unnamed::average].of[i]),
+              Real(state.slots[Unnamed::square].of[i]), epsilon, tolerance, var, rest)) {
+      add(i, var, rest);
     } else {
       left |= 1u << i;
     }
@@ -125,11 +126,12 @@ __device__ __forceinline__ unsigned int move_by_sums(const LateTable& table, int
   return left;
 }
 
-// Makes the first `made` steps that a row has missed, one by one, with the elements that are left.
-// Their slots only decay after that, over `rest` steps.
-template <class Unnamed, class Rule, class Storage, int count>
-__device__ __forceinline__ void make_steps(const LateTable& table, int last, int made, int rest,
-                                           unsigned int left, State<Rule, Storage, count>& state) {
+// Makes the first `made` steps that a row has missed, one by one, with the elements that are left,
+// which are added up alone. Their slots only decay after that, over `others` steps.
+template <class Unnamed, class Rule, class Storage, int count, class Add>
+__device__ __forceinline__ void make_steps(const LateTable& table, int last, int made, int others,
+                                           unsigned int left, State<Rule, Storage, count>& state,
+                                           const Add& add) {
   using Real = Compute<Storage>;
   using Other = typename Unnamed::Rule;
   using Numbers = LateNumbers<Other, Real>;
@@ -141,11 +143,10 @@ __device__ __forceinline__ void make_steps(const LateTable& table, int last, int
     reinterpret_cast<Real*>(&scalars)[i] = __ldg(reinterpret_cast<const Real*>(given) + i);
   }
   const Real* steps = array_at<const Real>(table.steps) + last;
-  Real var[count];
+  Real moved[count] = {};
   Real slots[count][slot_capacity<Other>];
 #pragma unroll
   for (int i = 0; i < count; ++i) {
-    var[i] = state.weights.get(i);
 #pragma unroll
     for (int k = 0; k < Other::num_slots; ++k) slots[i][k] = Real(state.slots[k].of[i]);
   }
@@ -153,33 +154,36 @@ __device__ __forceinline__ void make_steps(const LateTable& table, int last, int
   for (int step = 0; step < made; ++step) {
     Unnamed::template set_step_size<Real>(scalars, __ldg(steps + step));
 #pragma unroll
-    for (int i = 0; i < count; ++i) Other::apply(var[i], Real(0), slots[i], scalars);
+    for (int i = 0; i < count; ++i) Other::apply(moved[i], Real(0), slots[i], scalars);
   }
 #pragma unroll
   for (int k = 0; k < Other::num_slots; ++k) {
-    const Real decay = static_cast<Real>(power_of(table, k, rest));
+    const auto decay = Decay<Real>::of(power_of(table, k, others));
 #pragma unroll
     for (int i = 0; i < count; ++i) {
-      if (left >> i & 1) state.slots[k].of[i] = StoredSlot<Storage>(slots[i][k] * decay);
+      if (left >> i & 1) state.slots[k].of[i] = StoredSlot<Storage>(decay(slots[i][k]));
     }
   }
 #pragma unroll
   for (int i = 0; i < count; ++i) {
-    if (left >> i & 1) state.weights.set(i, var[i]);
+    if (left >> i & 1) add(i, state.weights.get(i), moved[i]);
   }
 }
 
-// A row that may have missed steps, of which a thread has some columns.
-template <class Unnamed>
+// A row that may have missed steps, of which a thread has some columns. `Shift` is of the rule that
+// steps it.
+template <class Unnamed, class Shift = void>
 struct LateRow {
   const LateTable& table;
   long long row;
   int last;  // how many steps it has made
   int now;   // how many there were
 
-  // Makes the steps that the row has missed.
-  template <class Rule, class Storage, int count>
-  __device__ __forceinline__ void bring_up(State<Rule, Storage, count>& state) const {
+  // Makes the steps that the row has missed. `add` is called with the place of an element and two
+  // numbers, the sum of which is its weight then: so it is rounded once, when it is stored.
+  template <class Rule, class Storage, int count, class Add>
+  __device__ __forceinline__ void bring_up(State<Rule, Storage, count>& state,
+                                           const Add& add) const {
     using Real = Compute<Storage>;
     constexpr int num_slots = Unnamed::Rule::num_slots;
     static_assert(Rule::num_slots == num_slots, "rows with and without a gradient have one form");
@@ -187,24 +191,53 @@ struct LateRow {
     if (gap <= 0) return;
     unsigned int left = 0;
     if constexpr (Unnamed::moves) {
-      left = table.sums != 0 ? move_by_sums<Unnamed>(table, last, now, state) : (1u << count) - 1;
+      left = (1u << count) - 1;
+      if (table.sums != 0) left = move_by_sums<Unnamed>(table, last, now, state, add);
     }
 #pragma unroll
     for (int k = 0; k < num_slots; ++k) {
-      const Real decay = static_cast<Real>(power_of(table, k, gap));
+      const auto decay = Decay<Real>::of(power_of(table, k, gap));
 #pragma unroll
       for (int i = 0; i < count; ++i) {
         if ((left >> i & 1) == 0) {
-          state.slots[k].of[i] = StoredSlot<Storage>(Real(state.slots[k].of[i]) * decay);
+          state.slots[k].of[i] = StoredSlot<Storage>(decay(Real(state.slots[k].of[i])));
         }
       }
     }
     if constexpr (Unnamed::moves) {
       if (left != 0) {
         const int made = gap < table.window ? gap : static_cast<int>(table.window);
-        make_steps<Unnamed>(table, last, made, gap - made, left, state);
+        make_steps<Unnamed>(table, last, made, gap - made, left, state, add);
       }
     }
+  }
+
+  // Brings up the row's elements, which are stored next.
+  template <class Rule, class Storage, int count>
+  __device__ __forceinline__ void bring_up(State<Rule, Storage, count>& state) const {
+    using Real = Compute<Storage>;
+    bring_up(state, [&](int i, Real var, Real rest) { state.weights.set(i, var + rest); });
+  }
+
+  // Makes a step after those that the row has missed.
+  template <class Rule, class Storage, int count>
+  __device__ __forceinline__ void update(State<Rule, Storage, count>& state,
+                                         const Compute<Storage> (&gradient)[count],
+                                         const Scalars<Rule, Storage>& scalars) const {
+    using Real = Compute<Storage>;
+    Real rest[count] = {};
+    bring_up(state, [&](int i, Real var, Real left) {
+      // A weight of 16 bits has no room for it: then all of it is what is left.
+      state.weights.set(i, drops_bits_of_var<Storage> ? Real(0) : var);
+      rest[i] = drops_bits_of_var<Storage> ? var + left : left;
+    });
+    state.change([&](int i, Real& var, Real* slot) {
+      if constexpr (Unnamed::moves) {
+        Shift::template apply<Rule>(var, rest[i], gradient[i], slot, scalars);
+      } else {
+        Rule::apply(var, gradient[i], slot, scalars);
+      }
+    });
   }
 
   // Notes, once all lanes are done, that the row has made `steps`.
@@ -218,32 +251,32 @@ struct LateRow {
 };
 
 // Returns a row with the steps that it has made.
-template <class Unnamed>
-__device__ __forceinline__ LateRow<Unnamed> late_row(const LateTable& table, long long row) {
+template <class Unnamed, class Shift>
+__device__ __forceinline__ LateRow<Unnamed, Shift> late_row(const LateTable& table, long long row) {
   Elements<int, 1> last;
   load<Caching::normal>(last_of(table, row), last);
   return {table, row, last.of[0], steps_of(table)};
 }
 
 // For `update_rows`: a table's rows that missed steps, or those of several tables.
-template <class Unnamed>
+template <class Unnamed, class Shift>
 struct OneLateTable {
   const LateTable& only;
 
   __device__ __forceinline__ const LateTable& table(long long) const { return only; }
-  __device__ __forceinline__ LateRow<Unnamed> row(long long, long long row) const {
-    return late_row<Unnamed>(only, row);
+  __device__ __forceinline__ LateRow<Unnamed, Shift> row(long long, long long row) const {
+    return late_row<Unnamed, Shift>(only, row);
   }
 };
-template <class Unnamed>
+template <class Unnamed, class Shift>
 struct LateTables {
   const LateTable* __restrict__ every;
 
   __device__ __forceinline__ const LateTable& table(long long number) const {
     return every[number];
   }
-  __device__ __forceinline__ LateRow<Unnamed> row(long long number, long long row) const {
-    return late_row<Unnamed>(every[number], row);
+  __device__ __forceinline__ LateRow<Unnamed, Shift> row(long long number, long long row) const {
+    return late_row<Unnamed, Shift>(every[number], row);
   }
 };
 

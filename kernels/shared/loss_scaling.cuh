@@ -50,6 +50,7 @@ struct LossDecision {
   long long incr_every;  // 0: the scale stays
   long long decr_every;
   long long accept_after;  // below 0: never
+  long long stops;         // not 0: after a step that is not finite, none is made
   double incr_ratio;
   double decr_ratio;
   double divisor;
@@ -115,7 +116,8 @@ struct LossDecision {
     const bool has_bad = *wrong != nothing_is_wrong;
     const bool is_finite = !has_bad && !is_unusable;
     LossScaling state = state_before();
-    if (*wrong == rows_are_refused) {
+    const bool has_stopped = stops != 0 && state.last_bad_step != 0;
+    if (*wrong == rows_are_refused || has_stopped) {
       state.is_left_out = 1;
     } else {
       if (!is_finite) {

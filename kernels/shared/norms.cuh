@@ -76,13 +76,29 @@ struct ClipRule {
   }
 };
 
-// Where the sums of one launch go. Mirrors `ClipTotals` in gpuopt/backends/cuda/structs.py.
+// Where the sums of one launch go: it adds to some norms, whose numbers follow each other. Mirrors
+// `ClipTotals` in gpuopt/backends/cuda/structs.py.
 struct ClipTotals {
-  long long sums;      // the address of the sum of squares of each norm
-  long long num_done;  // the address of how many blocks are done: 0 before and after the launch
-  long long norm;      // the number of the norm that this launch adds to
+  long long sums;        // the address of the sum of squares of each norm
+  long long num_done;    // the address of how many blocks are done: 0 before and after the launch
+  long long first_norm;  // the first number
+  long long end_norm;    // the number after the last one
+  long long begins;      // the address of where each one's parts begin, and the last ones end; 0:
+                         // there is one norm
   long long num_norms;
   long long is_first;  // whether no launch before it has written sums
+
+  // Returns the sum of the launch's parts of a norm to all threads of the block.
+  __device__ __forceinline__ double sum_parts(const double* parts, long long num_parts,
+                                              long long norm) const {
+    const long long* of_norm = reinterpret_cast<const long long*>(begins) + (norm - first_norm);
+    const long long end = begins == 0 ? num_parts : of_norm[1];
+    double mine = 0;
+    for (long long i = (begins == 0 ? 0 : of_norm[0]) + threadIdx.x; i < end; i += clip_threads) {
+      mine += __ldcg(&parts[i]);
+    }
+    return sum_of_block<clip_threads>(mine);
+  }
 };
 
 // For launches after which nothing is decided; `LossDecision` of loss_scaling.cuh is another.
@@ -105,16 +121,16 @@ __device__ __forceinline__ void finish_sums(const double* parts, long long num_p
                                             ClipResult* results, const Decision& decision = {}) {
   if (!is_last_block(gridDim.x, reinterpret_cast<unsigned int*>(totals.num_done))) return;
   double* sums = reinterpret_cast<double*>(totals.sums);
-  double mine = 0;
-  for (long long i = threadIdx.x; i < num_parts; i += clip_threads) mine += __ldcg(&parts[i]);
-  const double sum = sum_of_block<clip_threads>(mine);
-  if (threadIdx.x == 0) {
-    sums[totals.norm] = (totals.is_first ? 0.0 : sums[totals.norm]) + sum;
-    decision.take_bad(sums + totals.num_norms, totals.is_first, isnan(sum));
+  bool is_bad = false;
+  for (long long norm = totals.first_norm; norm < totals.end_norm; ++norm) {
+    const double sum = totals.sum_parts(parts, num_parts, norm);
+    is_bad |= isnan(sum);
+    if (threadIdx.x == 0) sums[norm] = (totals.is_first ? 0.0 : sums[norm]) + sum;
   }
+  if (threadIdx.x == 0) decision.take_bad(sums + totals.num_norms, totals.is_first, is_bad);
   for (long long norm = threadIdx.x; totals.is_first && norm < totals.num_norms;
        norm += clip_threads) {
-    if (norm != totals.norm) sums[norm] = 0;
+    if (norm < totals.first_norm || norm >= totals.end_norm) sums[norm] = 0;
   }
   if (results == nullptr) return;
   __syncthreads();

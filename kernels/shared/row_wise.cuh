@@ -3,6 +3,7 @@
 #pragma once
 #include "counts.cuh"
 #include "element.cuh"
+#include "gradient.cuh"
 
 namespace gpuopt {
 
@@ -25,6 +26,11 @@ struct OfRow {
     for (int k = 0; k < num_slots; ++k) slot[k] = every[k];
   }
 
+  template <class Real>
+  GPUOPT_INLINE static void follow(Real var, Real* slot, const Scalars<Real>& s) {
+    Rule::follow(var, slot, s);
+  }
+
   // What the step makes of the row's own numbers: as from any element, they do not depend on it.
   template <class Real>
   GPUOPT_INLINE static void update_row_slots(Scalars<Real>& s) {
@@ -35,5 +41,8 @@ struct OfRow {
     for (int k = 0; k < Rule::num_row_slots; ++k) s.row_slot[k] = every[num_slots + k];
   }
 };
+
+template <class Rule>
+constexpr bool is_averaged<OfRow<Rule>> = is_averaged<Rule>;
 
 }  // namespace gpuopt

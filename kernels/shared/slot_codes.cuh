@@ -16,7 +16,8 @@ constexpr int block_codes = 256;
 // What the codes of a slot stand for: numbers of both signs, squares, or the roots of squares.
 enum coding { coding_signed = 0, coding_squares = 1, coding_roots = 2 };
 
-// The codings of a rule's slots as one number: that of slot k are the two bits from 2 * k on.
+// The codings of a rule's coded slots as one number: that of the k-th are the two bits from 2 * k
+// on.
 GPUOPT_INLINE constexpr int coding_of(int codings, int slot) { return codings >> 2 * slot & 3; }
 
 // Numbers are looked up by exponent and seven digits. Below the first place, all are nearest to 0.

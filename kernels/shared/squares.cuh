@@ -5,7 +5,7 @@
 // has 16 + 2 + 8 additions one after the other. Compiles as CUDA and as plain C++17.
 // Mirrors gpuopt/backends/cpu/squares.py.
 #pragma once
-#include "element.cuh"
+#include "math.cuh"
 
 namespace gpuopt {
 
@@ -18,19 +18,9 @@ constexpr int square_chunk = 16384;
 constexpr double made_smaller = 0x1p-80;
 
 // Adds a square as two operations that both round: a fused one would round once, on GPUs alone.
-GPUOPT_INLINE void add_square(float& sum, float x) {
-#if defined(__CUDA_ARCH__)
-  sum = __fadd_rn(sum, __fmul_rn(x, x));
-#else
-  sum += x * x;
-#endif
-}
-GPUOPT_INLINE void add_square(double& sum, double x) {
-#if defined(__CUDA_ARCH__)
-  sum = __dadd_rn(sum, __dmul_rn(x, x));
-#else
-  sum += x * x;
-#endif
+template <class Real>
+GPUOPT_INLINE void add_square(Real& sum, Real x) {
+  sum += times(x, x);
 }
 
 // Adds up the sums of a lane's places, in place of the first one.

@@ -69,6 +69,11 @@ using StoredGradient = typename Stored<Storage>::Gradient;
 template <class Storage>
 using StoredBeside = typename Stored<Storage>::Beside;
 
+template <class First, class Second>
+constexpr bool are_same = false;
+template <class Type>
+constexpr bool are_same<Type, Type> = true;
+
 // Whether what a rule makes of the variable is stored in 16 bits, and nothing is kept of the
 // others.
 template <class Storage>

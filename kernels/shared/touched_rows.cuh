@@ -54,8 +54,11 @@ struct ScalarsOfGroups {
 // Tables all of whose rows are up to date; `LateTables` of late_rows.cuh are others.
 struct TablesUpToDate {
   struct Row {
-    template <class State>
-    __device__ __forceinline__ void bring_up(State&) const {}
+    template <class State, class Gradient, class Scalars>
+    __device__ __forceinline__ void update(State& state, const Gradient& gradient,
+                                           const Scalars& scalars) const {
+      state.update(gradient, scalars);
+    }
     __device__ __forceinline__ void count_step(const Lanes&) const {}
   };
 
@@ -71,10 +74,9 @@ __device__ __forceinline__ void update_row(
        column += lanes.num_lanes * count) {
     const long long at = row * parts.row_width + column;
     State<Rule, Storage, count> state(target, at);
-    behind.bring_up(state);
     Compute<Storage> sum[count];
     sum_run(grad, rows, parts, begin, column, sum);
-    state.update(sum, scalars);
+    behind.update(state, sum, scalars);
     state.store_to(target, at);
   }
 }

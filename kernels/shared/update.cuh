@@ -115,18 +115,109 @@ struct Beside<Alone> {
   }
 };
 
+// The type of an average: that of the weights that a rule computes with, as they are stored.
+template <class Storage, class Kept = StoredBeside<Storage>>
+struct AverageType {
+  using type = StoredVar<Storage>;
+};
+template <class Storage>
+struct AverageType<Storage, Split> {
+  using type = float;
+};
+template <class Storage>
+using StoredAverage = typename AverageType<Storage>::type;
+
+// Whether a rule's first slot is an average of another type than its slots.
+template <class Rule, class Storage>
+constexpr bool has_average_apart =
+    is_averaged<Rule> && !are_same<StoredAverage<Storage>, StoredSlot<Storage>>;
+
+// The number of the first slot that has the slots' type.
+template <class Rule, class Storage>
+constexpr int first_slot = has_average_apart<Rule, Storage> ? 1 : 0;
+
+// An average of a type of its own: its array, or nothing.
+template <class Rule, class Storage, bool = has_average_apart<Rule, Storage>>
+struct AverageArray {
+  __device__ __forceinline__ explicit AverageArray(const long long*) {}
+  template <class Other>
+  __device__ __forceinline__ explicit AverageArray(const AverageArray<Other, Storage>&) {}
+  __device__ __forceinline__ void move(long long) {}
+  __device__ __forceinline__ bool begins_packs_with(const StoredVar<Storage>*) const {
+    return true;
+  }
+};
+template <class Rule, class Storage>
+struct AverageArray<Rule, Storage, true> {
+  using Average = StoredAverage<Storage>;
+
+  Average* array;
+
+  __device__ __forceinline__ explicit AverageArray(const long long* address)
+      : array(reinterpret_cast<Average*>(*address)) {}
+
+  __device__ __forceinline__ void move(long long elements) { array += elements; }
+  // Beside a remainder and slots of 16 bits, as many elements as are a pack of these are two.
+  __device__ __forceinline__ bool begins_packs_with(const StoredVar<Storage>* var) const {
+    constexpr int bytes = pack_size<Storage> * static_cast<int>(sizeof(Average));
+    const int offset = static_cast<int>(reinterpret_cast<unsigned long long>(array) % bytes);
+    return offset / static_cast<int>(sizeof(Average)) ==
+           offset_in_pack<Storage>(var) / Stored<Storage>::widest;
+  }
+};
+
+// Elements of such an average, or nothing.
+template <class Rule, class Storage, int count, bool = has_average_apart<Rule, Storage>>
+struct AverageElements {
+  template <class Target>
+  __device__ __forceinline__ void load_from(const Target&, long long) {}
+  __device__ __forceinline__ void get(int, Compute<Storage>*) const {}
+  __device__ __forceinline__ void set(int, const Compute<Storage>*) {}
+  template <class Target>
+  __device__ __forceinline__ void store_to(const Target&, long long) const {}
+};
+template <class Rule, class Storage, int count>
+struct AverageElements<Rule, Storage, count, true> {
+  using Average = StoredAverage<Storage>;
+  // What one instruction moves.
+  static constexpr int most = pack_bytes / static_cast<int>(sizeof(Average));
+  static constexpr int at_once = count < most ? count : most;
+
+  Elements<Average, at_once> parts[count / at_once];
+
+  template <class Target>
+  __device__ __forceinline__ void load_from(const Target& target, long long at) {
+#pragma unroll
+    for (int k = 0; k < count / at_once; ++k)
+      load<Caching::evict_first>(target.average.array + at + k * at_once, parts[k]);
+  }
+  __device__ __forceinline__ void get(int i, Compute<Storage>* slot) const {
+    slot[0] = Compute<Storage>(parts[i / at_once].of[i % at_once]);
+  }
+  __device__ __forceinline__ void set(int i, const Compute<Storage>* slot) {
+    parts[i / at_once].of[i % at_once] = Average(slot[0]);
+  }
+  template <class Target>
+  __device__ __forceinline__ void store_to(const Target& target, long long at) const {
+#pragma unroll
+    for (int k = 0; k < count / at_once; ++k)
+      store<Caching::evict_first>(target.average.array + at + k * at_once, parts[k]);
+  }
+};
+
 // A variable and its slots.
 template <class Rule, class Storage>
 struct Target : Numbering<Rule> {
   StoredVar<Storage>* var;
-  Slots<Rule, StoredSlot<Storage>> slots;
+  Slots<Rule, StoredSlot<Storage>> slots;  // from `first_slot` on
+  AverageArray<Rule, Storage> average;
   Beside<StoredBeside<Storage>> beside;
 
   // `arrays` holds the variable's address, then those of its slots, and of what is beside it.
   __device__ __forceinline__ explicit Target(const long long* arrays)
-      : beside(arrays + 1 + Rule::num_slots) {
+      : average(arrays + 1), beside(arrays + 1 + Rule::num_slots) {
     var = reinterpret_cast<StoredVar<Storage>*>(arrays[0]);
-    for (int k = 0; k < Rule::num_slots; ++k) {
+    for (int k = first_slot<Rule, Storage>; k < Rule::num_slots; ++k) {
       slots.of[k] = reinterpret_cast<StoredSlot<Storage>*>(arrays[k + 1]);
     }
   }
@@ -134,16 +225,18 @@ struct Target : Numbering<Rule> {
   // The variable and the first slots of a target of another rule.
   template <class Other>
   __device__ __forceinline__ explicit Target(const Target<Other, Storage>& other)
-      : beside(other.beside) {
+      : average(other.average), beside(other.beside) {
     var = other.var;
-    for (int k = 0; k < Rule::num_slots; ++k) slots.of[k] = other.slots.of[k];
+    for (int k = first_slot<Rule, Storage>; k < Rule::num_slots; ++k)
+      slots.of[k] = other.slots.of[k];
   }
 
   // The same arrays, from element `begin` on.
   __device__ __forceinline__ Target from(long long begin) const {
     Target shifted = *this;
     shifted.var += begin;
-    for (int k = 0; k < Rule::num_slots; ++k) shifted.slots.of[k] += begin;
+    for (int k = first_slot<Rule, Storage>; k < Rule::num_slots; ++k) shifted.slots.of[k] += begin;
+    shifted.average.move(begin);
     shifted.beside.move(begin);
     shifted.count_from(begin);
     return shifted;
@@ -152,7 +245,8 @@ struct Target : Numbering<Rule> {
   // Whether packs of the variable begin at the same elements as packs of all slots.
   __device__ __forceinline__ bool has_common_packs() const {
     bool common = beside.template begins_packs_with<Storage>(var);
-    for (int k = 0; k < Rule::num_slots; ++k) {
+    common &= average.begins_packs_with(var);
+    for (int k = first_slot<Rule, Storage>; k < Rule::num_slots; ++k) {
       common &= offset_in_pack<Storage>(slots.of[k]) == offset_in_pack<Storage>(var);
     }
     return common;
@@ -249,29 +343,45 @@ struct State : Numbering<Rule> {
 
   Weights<Storage, count> weights;
   Elements<StoredSlot<Storage>, count> slots[slot_capacity<Rule>];
+  AverageElements<Rule, Storage, count> average;
 
   __device__ __forceinline__ State(const Target<Rule, Storage>& target, long long at)
       : Numbering<Rule>(target) {
     this->count_from(at);
     weights.load_from(target, at);
+    average.load_from(target, at);
 #pragma unroll
-    for (int k = 0; k < Rule::num_slots; ++k)
+    for (int k = first_slot<Rule, Storage>; k < Rule::num_slots; ++k)
       load<Caching::evict_first>(target.slots.of[k] + at, slots[k]);
   }
 
   __device__ __forceinline__ void update(const Real (&gradient)[count],
                                          const typename Rule::template Scalars<Real>& scalars) {
+    change([&](int i, Real& value, Real* slot) {
+      Rule::apply(value, gradient[i], slot, scalars);
+      follow_variable<Rule>(drops_bits_of_var<Storage> ? Real(StoredVar<Storage>(value)) : value,
+                            slot, scalars);
+      this->template round<drops_bits_of_var<Storage>>(i, scalars, value, slot);
+    });
+  }
+
+  // Calls `apply` with the place of each element, its weight and its slots, which it may change.
+  template <class Apply>
+  __device__ __forceinline__ void change(const Apply& apply) {
 #pragma unroll
     for (int i = 0; i < count; ++i) {
       Real value = weights.get(i);
       Real slot[slot_capacity<Rule>];
 #pragma unroll
-      for (int k = 0; k < Rule::num_slots; ++k) slot[k] = Real(slots[k].of[i]);
-      Rule::apply(value, gradient[i], slot, scalars);
-      this->template round<drops_bits_of_var<Storage>>(i, scalars, value, slot);
+      for (int k = first_slot<Rule, Storage>; k < Rule::num_slots; ++k)
+        slot[k] = Real(slots[k].of[i]);
+      average.get(i, slot);
+      apply(i, value, slot);
       weights.set(i, value);
+      average.set(i, slot);
 #pragma unroll
-      for (int k = 0; k < Rule::num_slots; ++k) slots[k].of[i] = StoredSlot<Storage>(slot[k]);
+      for (int k = first_slot<Rule, Storage>; k < Rule::num_slots; ++k)
+        slots[k].of[i] = StoredSlot<Storage>(slot[k]);
     }
   }
 
@@ -284,7 +394,8 @@ struct State : Numbering<Rule> {
     for (int i = 0; i < count; ++i) {
       Real slot[slot_capacity<Rule>];
 #pragma unroll
-      for (int k = 0; k < Rule::num_slots; ++k) slot[k] = Real(slots[k].of[i]);
+      for (int k = first_slot<Rule, Storage>; k < Rule::num_slots; ++k)
+        slot[k] = Real(slots[k].of[i]);
       Real terms[num_sums];
       Rule::terms(weights.get(i), gradient[i], slot, scalars, terms);
 #pragma unroll
@@ -295,8 +406,9 @@ struct State : Numbering<Rule> {
   __device__ __forceinline__ void store_to(const Target<Rule, Storage>& target,
                                            long long at) const {
     weights.store_to(target, at);
+    average.store_to(target, at);
 #pragma unroll
-    for (int k = 0; k < Rule::num_slots; ++k)
+    for (int k = first_slot<Rule, Storage>; k < Rule::num_slots; ++k)
       store<Caching::evict_first>(target.slots.of[k] + at, slots[k]);
   }
 };

@@ -6,6 +6,28 @@
 
 namespace gpuopt {
 
+// Adds up the sums over a variable's chunks, from number `begin` to before `end`, in their order:
+// in the block that is done with the last one, and nobody waits. `num_done` has how many are done:
+// 0 before and after the launch. Returns whether it is this block, whose threads all get the sums.
+// Called after thread 0 has written the sums over a chunk to `parts`, as `is_last_block` is.
+template <int num_sums>
+__device__ __forceinline__ bool add_up_chunks(const double* parts, long long begin, long long end,
+                                              unsigned int* num_done, double (&sums)[num_sums]) {
+  // The only chunk is the last one.
+  const unsigned int num_chunks = static_cast<unsigned int>(end - begin);
+  if (num_chunks > 1 && !is_last_block(num_chunks, num_done)) return false;
+  // One sum after the other: side by side, they would take more registers than there are.
+#pragma unroll
+  for (int k = 0; k < num_sums; ++k) {
+    double mine = 0;
+    for (long long c = begin + threadIdx.x; c < end; c += blockDim.x) {
+      mine += __ldcg(&parts[c * num_sums + k]);
+    }
+    sums[k] = sum_of_block<dense_threads>(mine);
+  }
+  return true;
+}
+
 // Where a kernel that goes through chunks writes what a rule sums over a variable. `first_chunks`
 // holds the number of each variable's first chunk, and at the end the number of all chunks. `parts`
 // is for the sums over each chunk, Rule::num_sums of them. `num_done` has how many chunks of each
@@ -35,23 +57,15 @@ struct VariableSums {
     }
     const long long begin = __ldg(&first_chunks[variable]);
     const long long end = __ldg(&first_chunks[variable + 1]);
-    // The only chunk is the last one.
-    const unsigned int num_chunks = static_cast<unsigned int>(end - begin);
-    if (num_chunks > 1 && !is_last_block(num_chunks, &num_done[variable])) return;
-    double of_chunks[num_sums] = {};
-    for (long long c = begin + threadIdx.x; c < end; c += blockDim.x) {
-#pragma unroll
-      for (int k = 0; k < num_sums; ++k) of_chunks[k] += __ldcg(&parts[c * num_sums + k]);
-    }
-    if (threadIdx.x == 0) {
-      of_variables[variable] =
-          given_scalars<Rule, Storage>(variable, groups, few_scalars, many_scalars);
-    }
+    double of_variable[num_sums];
+    if (!add_up_chunks(parts, begin, end, &num_done[variable], of_variable)) return;
+    if (threadIdx.x != 0) return;
+    of_variables[variable] =
+        given_scalars<Rule, Storage>(variable, groups, few_scalars, many_scalars);
     Compute<Storage>* sums = reinterpret_cast<Compute<Storage>*>(of_variables + variable);
 #pragma unroll
     for (int k = 0; k < num_sums; ++k) {
-      const double sum = sum_of_block<dense_threads>(of_chunks[k]);
-      if (threadIdx.x == 0) sums[first_sum + k] = static_cast<Compute<Storage>>(sum);
+      sums[first_sum + k] = static_cast<Compute<Storage>>(of_variable[k]);
     }
   }
 };

@@ -70,7 +70,11 @@ def make(kind: Kind, rule: UpdateRule, shapes: list[Any]) -> tuple[list[Target],
     targets, beside, gradients = [], [], []
     for shape in shapes:
         master = np.asarray(random.normal(size=shape), FLOAT)
-        slots = [np.asarray(random.uniform(1, 2, shape), kind.slots) for _ in rule.slots]
+        of_average = FLOAT if kind.beside else kind.weights
+        slots = [
+            np.asarray(random.uniform(1, 2, shape), of_average if name == "average" else kind.slots)
+            for name in rule.slots
+        ]
         var = master.astype(kind.weights)
         if kind.beside == "master":
             var, copy = master, var
@@ -112,7 +116,11 @@ CASES = [
     *(("remainders and slots in bfloat16", rule) for rule in RULES),
     *((name, BY_NAME["lamb"]) for name in ("float16 with masters", "bfloat16, rounded")),
     # Two words of random bits for each element.
-    ("bfloat16, rounded", averaged(BY_NAME["ams_grad"])),
+    ("bfloat16, rounded", averaged(BY_NAME["ams_grad"], BFLOAT16)),
+    # Averages are of what is stored.
+    *((str(dtype), averaged(ADAM, dtype)) for dtype in (FLOAT16, BFLOAT16)),
+    ("float16 with slots in bfloat16", averaged(ADAM, FLOAT16)),
+    *((name, averaged(ADAM)) for name in ("slots in bfloat16", "bfloat16 with remainders")),
 ]
 
 

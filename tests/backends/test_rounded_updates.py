@@ -22,7 +22,7 @@ Written = list[np.ndarray[Any, Any]]
 # The last one has five arrays, and so two words of random bits for each element.
 ELEMENTWISE = [
     *(rule for rule in RULES if not rule.row_slots),
-    averaged(BY_NAME["ams_grad"]),
+    averaged(BY_NAME["ams_grad"], BFLOAT16),
 ]
 every_rule = pytest.mark.parametrize("rule", ELEMENTWISE, ids=lambda rule: rule.name)
 SGD = RULES[0]

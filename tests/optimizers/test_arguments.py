@@ -196,6 +196,18 @@ def test_a_hyperparameter_is_not_set_by_an_attribute_that_no_step_reads(name: st
     assert optimizer.hyperparameters["learning_rate"] == 0.5
 
 
+@pytest.mark.parametrize("name", ["clip_norm", "clip_value", "on_nonfinite", "slot_bits"])
+def test_an_argument_is_not_set_by_an_attribute_that_no_step_reads(name: str) -> None:
+    optimizer: Any = gpuopt.AdamOptimizer(0.5)
+    moving = gpuopt.MovingAverageOptimizer(optimizer, 0.9)
+    for each in (optimizer, moving, gpuopt.GradientAccumulationOptimizer(optimizer, 2)):
+        with pytest.raises(
+            AttributeError, match=f"an attribute '{name}': give {name} where the optimizer is made"
+        ):
+            setattr(each, name, 1.0)
+        assert not hasattr(each, name)
+
+
 def test_an_optimizer_of_a_users_own_has_the_attributes_that_it_likes() -> None:
     class Own(gpuopt.Optimizer):
         def __init__(self) -> None:

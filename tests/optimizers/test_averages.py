@@ -84,6 +84,30 @@ def test_averages_follow_every_optimizer(name: str, arguments: dict[str, Any]) -
     check_steps(lambda **more: make(name, arguments, **more), np.float32)
 
 
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+@pytest.mark.parametrize("how", ["row-wise", "beside a strided one"])
+def test_large_variables_that_are_updated_as_copies_have_the_averages_of_apply(
+    how: str, dtype: Any
+) -> None:
+    """The copies are not rounded, as the variables are."""
+    rng = np.random.default_rng(0)
+    shape = (700, 900)
+    variables = [Variable(np.asarray(rng.normal(size=shape)).astype(dtype))]
+    if how != "row-wise":
+        variables.append(Variable(np.zeros((8, 6), dtype).T, copy=False))
+    kind = gpuopt.RowWiseAdagradOptimizer if how == "row-wise" else gpuopt.AdamOptimizer
+    averages, apart = ExponentialMovingAverage(0.75), ExponentialMovingAverage(0.75, name="apart")
+    optimizer = kind(0.1, averages=averages)
+    for _ in range(3):
+        optimizer.apply_gradients([(rng.normal(size=v.shape).astype(dtype), v) for v in variables])
+        apart.apply(variables)
+    for variable in variables:
+        mine, theirs = averages.average(variable), apart.average(variable)
+        assert mine is not None
+        assert theirs is not None
+        assert mine.numpy().tobytes() == theirs.numpy().tobytes()
+
+
 def test_averages_of_dense_variables_are_moved_by_their_rule() -> None:
     w, bounded = Variable(np.ones(3, np.float32)), Variable(np.ones(3, np.float32))
     averages = ExponentialMovingAverage(0.5)

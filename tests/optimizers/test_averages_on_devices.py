@@ -88,6 +88,65 @@ def test_an_average_takes_no_launch_of_its_own(emulated_gpus: list[EmulatorLaunc
             assert step == 0 or emulated_gpus[0].launches - before == launches
 
 
+# The type of variables, and what the optimizer is given.
+STORED: dict[str, tuple[str, dict[str, Any]]] = {
+    "float16": ("float16", {}),
+    "bfloat16": ("bfloat16", {}),
+    "slots in bfloat16": ("float32", {"slot_dtype": "bfloat16"}),
+    "float16, slots in bfloat16": ("float16", {"slot_dtype": "bfloat16"}),
+    "masters, slots in bfloat16": ("float16", {"masters": "float32", "slot_dtype": "bfloat16"}),
+    "remainders": ("bfloat16", {"masters": "remainder"}),
+    "remainders, slots in bfloat16": (
+        "bfloat16",
+        {"masters": "remainder", "slot_dtype": "bfloat16"},
+    ),
+    "8 bits": ("float32", {"slot_bits": 8}),
+    "8 bits, bfloat16": ("bfloat16", {"slot_bits": 8}),
+}
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("stored", STORED)
+def test_averages_follow_what_is_stored_in_the_launch_that_stores_it(
+    emulated_gpus: list[EmulatorLauncher], stored: str
+) -> None:
+    """To the bit, as one that `apply` moves after each step; the step is as without it."""
+    name, options = STORED[stored]
+    rng = np.random.default_rng(3)
+    # The last one is not where packs are.
+    given = [np.asarray(rng.normal(size=shape)) for shape in [(3, 4), (), (70, 9), (0,), (300,)]]
+    variables, same = [
+        [Variable(each.astype(name), device="gpu:0") for each in given] for _ in range(2)
+    ]
+    averages, apart = ExponentialMovingAverage(0.75), ExponentialMovingAverage(0.75, name="apart")
+    optimizer = gpuopt.AdamOptimizer(0.1, averages=averages, **options)
+    without = gpuopt.AdamOptimizer(0.1, **options)
+    for step in range(4):
+        pairs = [
+            (to_device(np.asarray(rng.normal(size=v.shape)).astype(name), v.device), v)
+            for v in variables
+        ]
+        before = emulated_gpus[0].launches
+        optimizer.apply_gradients(pairs)
+        assert step == 0 or emulated_gpus[0].launches - before == 1
+        without.apply_gradients([(g, each) for (g, _), each in zip(pairs, same, strict=True)])
+        for variable, each in zip(variables, same, strict=True):
+            assert variable.numpy().tobytes() == each.numpy().tobytes()
+        masters = [optimizer.get_slot(variable, "master") for variable in variables]
+        followed = [
+            variable if master is None else master
+            for variable, master in zip(variables, masters, strict=True)
+        ]
+        before = emulated_gpus[0].launches
+        apart.apply(followed)
+        assert emulated_gpus[0].launches - before == 1
+        for variable, value in zip(variables, followed, strict=True):
+            mine, expected = averages.average(variable), apart.average(value)
+            assert mine is not None
+            assert expected is not None
+            assert mine.numpy().tobytes() == expected.numpy().tobytes()
+
+
 @pytest.mark.emulator
 def test_a_refused_step_leaves_averages_and_makes_none(
     emulated_gpus: list[EmulatorLauncher],

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import textbook
-from catching_up import CASES, OPTIMIZERS, TOLERANCE, CatchingUp
+from catching_up import CASES, OPTIMIZERS, TOLERANCE, CatchingUp, roundings_of_a_named_row
 from golden_cases import error
 
 import gpuopt
@@ -52,6 +52,17 @@ def test_every_optimizer_ends_where_it_ends_without(
             expected.get_slot(exact, slot).numpy(),
         )
         np.testing.assert_allclose(got, wanted, rtol=tolerance, atol=1e-12)
+
+
+@pytest.mark.usefixtures("every_cpu_form")
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_named_row_is_rounded_once(name: str) -> None:
+    assert roundings_of_a_named_row(name) <= 0.53
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_a_named_row_of_16_bits_is_rounded_once(dtype: Any) -> None:
+    assert roundings_of_a_named_row("AdamW", dtype=dtype) <= 0.53
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])

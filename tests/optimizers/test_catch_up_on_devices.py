@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import textbook
-from catching_up import CASES, OPTIMIZERS, TOLERANCE, CatchingUp
+from catching_up import CASES, OPTIMIZERS, TOLERANCE, CatchingUp, roundings_of_a_named_row
 from golden_cases import error
 from interrupt_at import HandleAt, Interrupt, InterruptAt
 
@@ -88,6 +88,16 @@ def numbers(array: Any) -> np.ndarray:
 
 def close(one: Any, other: Any, tolerance: float = 2e-6) -> None:
     np.testing.assert_allclose(numbers(one), numbers(other), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_named_row_is_rounded_once(name: str) -> None:
+    assert roundings_of_a_named_row(name, "gpu:0") <= 0.53
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_a_named_row_of_16_bits_is_rounded_once(dtype: Any) -> None:
+    assert roundings_of_a_named_row("AdamW", "gpu:0", dtype) <= 0.53
 
 
 @ways

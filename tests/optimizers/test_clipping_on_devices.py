@@ -20,6 +20,7 @@ from gpuopt.backends.clips import ClipForm, ClipLimits, DenseGradients, SparseGr
 from gpuopt.backends.cpu.clips import CpuClips
 from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cuda.backend import CudaBackend
+from gpuopt.backends.cuda.structs import FEW_DEVICES
 from gpuopt.backends.loss_scaling import Decision
 from gpuopt.device import Device
 from gpuopt.rules.loss_scaling import ScaleRule, ScaleState
@@ -276,6 +277,23 @@ def test_factors_are_the_hosts_for_all_numbers(form: ClipForm) -> None:
             limits = ClipLimits([np.float64(most)] * len(squares), form, is_double)
             got = backend.clips.factors([squares, 0 * np.ones_like(squares)], limits)
             np.testing.assert_array_equal(got, host.factors([squares, 0 * squares**0], limits))
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("num_devices", [1, FEW_DEVICES, FEW_DEVICES + 1, 3 * FEW_DEVICES])
+def test_sums_of_any_number_of_devices_are_joined_in_their_order(num_devices: int) -> None:
+    backend = CudaBackend(Device("gpu", 0), EmulatorLauncher())
+    rng = np.random.default_rng(8)
+    # Added up in another order, they have other bits.
+    sums = list(np.exp(rng.normal(scale=9, size=(num_devices, 3))))
+    limits = ClipLimits([np.float64(2)] * 3, ClipForm.TENSORFLOW, True)
+    added = np.zeros(3)
+    for each in sums:
+        added += each
+    for _ in range(2):
+        got = backend.clips.factors(sums, limits)
+        np.testing.assert_array_equal(got[:, 0], added)
+        np.testing.assert_array_equal(got[:, 1], np.sqrt(added))
 
 
 @pytest.mark.parametrize("is_sparse", [False, True], ids=["dense", "sparse"])

@@ -74,8 +74,10 @@ def check_refusals(make: Callable[..., Training]) -> None:
             bad = names[number % len(names)]
             before = guarded.state()
             if policy == "raise":
-                with pytest.raises(FloatingPointError, match=f'"{bad}" is not finite: 1 of'):
+                # A GPU says no more than whose gradient it was, and after the call.
+                with pytest.raises(FloatingPointError, match=f'"{bad}" is not finite'):  # noqa: PT012
                     guarded.step(bad, value)
+                    guarded.optimizer.check()
             else:
                 guarded.step(bad, value)
             # In the first step no slot is made.
@@ -125,12 +127,15 @@ def test_gradients_in_host_memory_are_read_once(
 
 @pytest.mark.emulator
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_guarded_step_has_no_launch_more_and_one_wait(
-    kind: str, emulated_gpus: list[EmulatorLauncher]
+@pytest.mark.parametrize("decides", ["gpu", "host"])
+def test_a_guarded_step_has_no_launch_more_and_one_wait_of_the_host_that_decides(
+    decides: str, kind: str, emulated_gpus: list[EmulatorLauncher]
 ) -> None:
     found = {}
     for policy in ("propagate", "skip", "raise"):
         training = Training(fake_cupy, kind, clip_norm=0.5, on_nonfinite=policy)
+        if decides == "host":
+            training.optimizer.hyperparameters["learning_rate"] = lambda: 0.1
         for _ in range(3):
             launches, waits = emulated_gpus[0].launches, fake_cupy.counts.synchronisations
             training.step()
@@ -140,15 +145,17 @@ def test_a_guarded_step_has_no_launch_more_and_one_wait(
         )
     launches, waits = found["propagate"]
     assert waits == 0
-    assert found["skip"] == found["raise"] == (launches, 1)
+    assert found["skip"] == found["raise"] == (launches, int(decides == "host"))
     if kind == "dense":
         assert launches == 2
 
 
 @pytest.mark.emulator
-def test_norms_of_several_gpus_take_one_wait(emulated_gpus: list[EmulatorLauncher]) -> None:
+def test_norms_of_several_gpus_that_the_host_looks_at_take_one_wait(
+    emulated_gpus: list[EmulatorLauncher],
+) -> None:
     variables = [Variable(np.ones(4, np.float32), name=f"w{i}", device=f"gpu:{i}") for i in (0, 1)]
-    optimizer = gpuopt.AdamOptimizer(0.1, clip_norm=0.5, on_nonfinite="raise")
+    optimizer = gpuopt.AdamOptimizer(lambda: 0.1, clip_norm=0.5, on_nonfinite="raise")
 
     def step(last: float) -> int:
         gradients = [to_device(np.float32([1, 2, 3, last]), v.device) for v in variables]
@@ -203,9 +210,10 @@ def test_equal_rows_that_add_up_to_infinity_are_no_step(clipping: dict[str, Any]
         [(IndexedSlices(values, xp.asarray(np.array(rows))), table)]
         for rows in ([1, 2, 1], [1, 2, 0])
     )
-    expected = 'equal rows of the gradient for "table" add up to what is not finite'
-    with pytest.raises(FloatingPointError, match=expected):
+    expected = 'equal rows of (it|the gradient for "table") add up to what is not'
+    with pytest.raises(FloatingPointError, match=expected):  # noqa: PT012
         optimizer.apply_gradients(again)
+        optimizer.check()
     assert not table.numpy().any()
     optimizer.apply_gradients(apart)
     assert table.numpy().any() == (not clipping)  # gradients of infinite norm are clipped to 0
@@ -243,8 +251,9 @@ def test_a_norm_that_would_make_finite_gradients_nan_is_refused_by_name(
             )
             step = functools.partial(optimizer.apply_gradients, [(to_device(large, w.device), w)])
             if policy == "raise" and form == "tensorflow":
-                with pytest.raises(FloatingPointError, match="the norm is more than its type"):
+                with pytest.raises(FloatingPointError, match="the norm is more than its type"):  # noqa: PT012
                     step()
+                    optimizer.check()
             else:
                 step()
             is_refused = form == "tensorflow" and policy != "propagate"
@@ -307,7 +316,8 @@ def test_the_first_bad_gradient_of_the_list_is_named(kind: str, device: str) -> 
 def test_gradients_of_0_that_are_clipped_to_0_are_refused(device: str) -> None:
     w = Variable(np.ones(2, np.float32), name="w", device=device)
     optimizer = gpuopt.GradientDescentOptimizer(1.0, clip_norm=0.0, on_nonfinite="raise")
-    with pytest.raises(FloatingPointError, match="it and clip_norm are 0; nothing was changed"):
+    with pytest.raises(FloatingPointError, match=r"it and clip_norm are 0; .*nothing was changed"):  # noqa: PT012
         optimizer.apply_gradients([(to_device(np.zeros(2, np.float32), w.device), w)])
+        optimizer.check()
     optimizer.apply_gradients([(to_device(np.ones(2, np.float32), w.device), w)])
     assert w.numpy().tolist() == [1, 1]

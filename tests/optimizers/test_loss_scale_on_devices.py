@@ -122,7 +122,6 @@ def test_every_type_can_be_scaled(dtype: Any, kind: str, xp: Any) -> None:
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize("clip", ["plain", "clip_norm"])
 @pytest.mark.parametrize("manager", MANAGERS)
 def test_rows_that_add_up_to_infinity_are_left_out(manager: str, clip: str, xp: Any) -> None:

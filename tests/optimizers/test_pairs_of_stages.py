@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from itertools import combinations
 from typing import Any
 
+import fake_cupy
 import ml_dtypes
 import numpy as np
 import pytest
+from bound_kernels import kernels_bound_by
 from dtypes import DTYPES
 from each_device import variable_on
+from emulator import EmulatorLauncher
 
 import gpuopt
 from gpuopt import IndexedSlices, ParameterGroup, Variable
@@ -59,7 +64,6 @@ REFUSED = {
     ("loss_scale", "on_nonfinite"): "both decide",
     ("loss_scale", "growing_scale"): "around another one",
     ("on_nonfinite", "growing_scale"): "both decide",
-    ("averages", "rounding"): "stochastic_rounding=7 cannot be had with averages=",
     ("slot_bits", "catch_up"): "cannot be had with slot_bits=8",
     ("slot_bits", "masters"): "masters='float32' cannot be had with slot_bits=8",
     ("slot_bits", "remainders"): "masters='remainder' cannot be had with slot_bits=8",
@@ -131,6 +135,7 @@ MIXED_ON_GPUS = [
     ("cautious", "rounding"),
     ("on_nonfinite", "remainders"),
     ("on_nonfinite", "rounding"),
+    ("averages", "rounding"),
     ("clip_value", "slot_dtype"),
     ("cautious", "slot_dtype"),
     ("groups", "slot_dtype"),
@@ -138,6 +143,8 @@ MIXED_ON_GPUS = [
     ("accumulation", "slot_dtype"),
     ("growing_scale", "slot_dtype"),
 ]
+# On emulated GPUs, whether pairs of all types are looked at, each of every kind.
+FULL = bool(os.environ.get("GPUOPT_FULL"))
 KINDS = ["dense", "sparse", "mixed"]
 SHAPES = [(3, 4), (70, 5), ()]
 TABLE = (40, 12)
@@ -272,12 +279,9 @@ def check(stages: Sequence[str], kind: str, dtype: Any, xp: Any = np) -> None:
     dtype = np.dtype(dtype)
     real: Any = compute_type(dtype)
     rng = np.random.default_rng(3)
-    shapes = {} if kind == "sparse" else {f"w{i}": shape for i, shape in enumerate(SHAPES)}
-    if kind != "dense":
-        shapes["table"] = TABLE
-    mine = {name: variable_on(xp, np.zeros(s, dtype), name=name) for name, s in shapes.items()}
+    mine = _make_variables(kind, dtype, xp)
     optimizer, inner, averages = make(stages)
-    theirs = OneByOne(stages, real, shapes)
+    theirs = OneByOne(stages, real, {name: each.shape for name, each in mine.items()})
     followed: dict[str, Any] = {}
     eps = float(ml_dtypes.finfo(dtype).eps)
     for number in range(NUM_STEPS):
@@ -291,8 +295,7 @@ def check(stages: Sequence[str], kind: str, dtype: Any, xp: Any = np) -> None:
         pairs_of_rounds = [_pairs(each, mine, xp) for each in given]
         if number == BAD_STEP and {"on_nonfinite", "loss_scale", "growing_scale"} & set(stages):
             good, last = pairs_of_rounds[-1].pop()
-            bad = xp.asarray(np.full(TABLE if kind != "dense" else last.shape, np.nan, dtype))
-            pairs_of_rounds[-1].append((bad, last))
+            pairs_of_rounds[-1].append((_spoiled(given[-1][last.name], last, kind, xp), last))
             _apply(optimizer, pairs_of_rounds, theirs.scale)
             theirs.skip()
             for name, variable in mine.items():
@@ -328,6 +331,13 @@ def check(stages: Sequence[str], kind: str, dtype: Any, xp: Any = np) -> None:
             _check_slots(
                 inner, variable, theirs.plain[name], theirs.zeros[name], expected[name], key
             )
+
+
+def _make_variables(kind: str, dtype: Any, xp: Any) -> dict[str, Variable]:
+    shapes = {} if kind == "sparse" else {f"w{i}": shape for i, shape in enumerate(SHAPES)}
+    if kind != "dense":
+        shapes["table"] = TABLE
+    return {name: variable_on(xp, np.zeros(s, dtype), name=name) for name, s in shapes.items()}
 
 
 def _check_slots(
@@ -407,11 +417,31 @@ def _pairs(gradients: Mapping[str, Any], variables: Mapping[str, Variable], xp: 
     return pairs
 
 
+def _spoiled(gradient: tuple[Any, Any], variable: Variable, kind: str, xp: Any) -> Any:
+    """Returns a gradient that is not finite: of some rows where all gradients are."""
+    array, rows = gradient
+    if kind != "sparse":
+        return xp.asarray(np.full(variable.shape, np.nan, array.dtype))
+    values = array.copy()
+    values[-1, -1] = np.nan
+    return IndexedSlices(xp.asarray(values), xp.asarray(rows))
+
+
 def _apply(optimizer: Any, pairs_of_rounds: Sequence[Any], scale: float) -> None:
     is_scaled = isinstance(optimizer, gpuopt.LossScaleOptimizer)
     more = {"loss_scale": np.float32(scale)} if is_scaled else {}
     for pairs in pairs_of_rounds:
         optimizer.apply_gradients(pairs, **more)
+
+
+def _cases(
+    pairs: Sequence[Sequence[str]], dtypes: Sequence[Any]
+) -> Iterator[tuple[Sequence[str], Any]]:
+    """Lists pairs of stages with the types that both are for."""
+    for pair in pairs:
+        for dtype in dtypes:
+            if all(dtype in TYPES.get(stage, [dtype]) for stage in pair):
+                yield pair, dtype
 
 
 def cases(pairs: Sequence[Sequence[str]], dtypes: Sequence[Any]) -> Any:
@@ -420,9 +450,7 @@ def cases(pairs: Sequence[Sequence[str]], dtypes: Sequence[Any]) -> Any:
         ("stages", "dtype"),
         [
             pytest.param(pair, dtype, id=f"{'+'.join(pair)}-{np.dtype(dtype).name}")
-            for pair in pairs
-            for dtype in dtypes
-            if all(dtype in TYPES.get(stage, [dtype]) for stage in pair)
+            for pair, dtype in _cases(pairs, dtypes)
         ],
     )
 
@@ -445,19 +473,58 @@ def test_two_stages_of_other_types_are_the_same_one_by_one(
         check(stages, kind, dtype)
 
 
+@cache
+def prepare_kernels(dtype: np.dtype) -> None:
+    """Compiles at once what all pairs launch on a GPU, with variables of a type."""
+
+    def run() -> None:
+        for stages, each in _cases(PAIRS, [dtype]):
+            variables = _make_variables("mixed", each, fake_cupy)
+            optimizer, _, averages = make(stages)
+            if averages is not None:  # as they are from the second update on
+                averages.track(list(variables.values()))
+            for number in range(ACCUMULATED if "accumulation" in stages else 1):
+                given = _gradients(np.random.default_rng(3), variables, number)
+                _apply(optimizer, [_pairs(given, variables, fake_cupy)], SCALE)
+
+    EmulatorLauncher().prepare(kernels_bound_by(run))
+
+
+@pytest.mark.emulator
+@pytest.mark.usefixtures("emulated_gpus")
+@pytest.mark.parametrize("kind", KINDS)
+@cases(PAIRS, DTYPES if FULL else [np.float32])
+def test_two_stages_are_the_same_on_an_emulated_gpu(
+    stages: Sequence[str], dtype: Any, kind: str
+) -> None:
+    prepare_kernels(np.dtype(dtype))
+    check(stages, kind, dtype, fake_cupy)
+
+
+@pytest.mark.emulator
+@pytest.mark.usefixtures("emulated_gpus")
+@pytest.mark.skipif(FULL, reason="they are among those of all types")
+@cases(PAIRS, [BFLOAT16])
+def test_two_stages_of_16_bits_are_the_same_on_an_emulated_gpu(
+    stages: Sequence[str], dtype: Any
+) -> None:
+    prepare_kernels(np.dtype(dtype))
+    check(stages, "mixed", dtype, fake_cupy)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("kind", KINDS)
 @cases(ON_GPUS, [np.float32, ml_dtypes.bfloat16])
-def test_two_stages_are_the_same_on_a_gpu(
-    stages: Sequence[str], kind: str, dtype: Any, xp: Any
-) -> None:
-    check(stages, kind, dtype, xp)
+def test_two_stages_are_the_same_on_a_gpu(stages: Sequence[str], kind: str, dtype: Any) -> None:
+    check(stages, kind, dtype, pytest.importorskip("cupy"))
 
 
+@pytest.mark.gpu
 @cases(MIXED_ON_GPUS, [np.float32, ml_dtypes.bfloat16])
 def test_two_stages_with_more_state_are_the_same_on_a_gpu(
-    stages: Sequence[str], dtype: Any, xp: Any
+    stages: Sequence[str], dtype: Any
 ) -> None:
-    check(stages, "mixed", dtype, xp)
+    check(stages, "mixed", dtype, pytest.importorskip("cupy"))
 
 
 @pytest.mark.parametrize("stages", REFUSED, ids="+".join)

@@ -8,21 +8,11 @@ from typing import Any
 import pytest
 
 from bench.gpu_kernels import FLOAT
-from bench.gpu_launches import Recorded, record
+from bench.gpu_launches import Recorded
 from bench.gpu_model_page import PAGE
 from bench.gpu_modelled import read
-from bench.gpu_stages import (
-    COMMAND,
-    ELEMENTS,
-    RESULT,
-    SHAPES,
-    STEPS,
-    TORCH_OF,
-    count,
-    count_torch,
-    make_stages_table,
-    record_steps,
-)
+from bench.gpu_stages import COMMAND, ELEMENTS, RESULT, SHAPES, STEPS, count, record_steps
+from bench.gpu_stages_page import make_tables
 from bench.gpu_timing import GPUS
 from bench.page import replace_between
 
@@ -33,27 +23,60 @@ MEASURING = {"clip_norm", "on_nonfinite", "loss_scale"}
 # Of these, what a step launches, and the bytes that it moves an element: `w` is the variable, `m`
 # and `v` its slots, `g` the gradient.
 UPDATE, OF_GROUPS = "dense_update", "dense_update_of_groups"
+OF_CODES = 4 + 2 * (4 + 2 + 8 / 256)
 OTHERS: dict[str, tuple[list[str], float]] = {
     # g w m v; g, and w m v twice
     "cautious": (["sum_terms", OF_GROUPS], 16 + 28),
     "cautious, clip_norm": (["measure", "sum_terms", OF_GROUPS], 4 + 16 + 28),
     # g and the sum; g, and the sum twice; and the step
-    "accumulation": ([UPDATE, UPDATE, UPDATE], 8 + 12 + 28),
-    "accumulation, clip_norm, decay": ([UPDATE, UPDATE, "measure", OF_GROUPS], 8 + 12 + 4 + 28),
+    "accumulation: the first call": ([UPDATE], 8),
+    "accumulation: a call between": ([UPDATE], 12),
+    "accumulation: the call that updates": ([UPDATE, UPDATE], 12 + 28),
+    "accumulation, clip_norm, decay: the call that updates": (
+        [UPDATE, "measure", OF_GROUPS],
+        12 + 4 + 28,
+    ),
+    "accumulation, averages: the call that updates": ([UPDATE, UPDATE], 12 + 28 + 8),
+    "accumulation, loss_scale: the call that updates": (
+        [UPDATE, "measure_and_decide", OF_GROUPS],
+        12 + 4 + 28,
+    ),
+    "accumulation, loss_scale, clip_norm, decay, averages: the call that updates": (
+        [UPDATE, "measure_and_decide", OF_GROUPS],
+        12 + 4 + 28 + 8,
+    ),
+    # all of 16 bits
+    "bfloat16": ([UPDATE], 14),
+    "bfloat16, clip_norm, decay": (["measure", OF_GROUPS], 2 + 14),
     # g, and the master, m and v twice, and w written
     'masters="float32"': ([UPDATE], 2 + 24 + 2),
     'masters="float32", clip_norm, decay': (["measure", OF_GROUPS], 2 + 28),
+    'masters="float32", averages': ([UPDATE], 28 + 8),
     'masters="float32", loss_scale, clip_norm': (["measure_and_decide", OF_GROUPS], 2 + 28),
+    # g of 16 bits, and sums of 32
+    'masters="float32", accumulation: the first call': ([UPDATE], 2 + 4),
+    'masters="float32", accumulation: a call between': ([UPDATE], 2 + 8),
+    'masters="float32", accumulation: the call that updates': ([UPDATE, UPDATE], 10 + 4 + 26),
     # g, and w, the remainder, m and v twice
     'masters="remainder"': ([UPDATE], 2 + 2 * (2 + 2 + 8)),
     'masters="remainder", clip_norm, decay': (["measure", OF_GROUPS], 2 + 26),
+    'masters="remainder", averages': ([UPDATE], 26 + 8),
     'masters="remainder", loss_scale, clip_norm': (["measure_and_decide", OF_GROUPS], 2 + 26),
-    # all of 16 bits
     "stochastic_rounding": ([UPDATE], 14),
     "stochastic_rounding, clip_norm, decay": (["measure", OF_GROUPS], 2 + 14),
+    "stochastic_rounding, loss_scale": (["measure_and_decide", OF_GROUPS], 2 + 14),
     # g, and w, two codes, and of 256 elements two scales, twice
-    "slot_bits=8": (["coded_update"], 4 + 2 * (4 + 2 + 8 / 256)),
-    "slot_bits=8, clip_norm, decay": (["measure", "coded_update"], 4 + 4 + 2 * (4 + 2 + 8 / 256)),
+    "slot_bits=8": (["coded_update"], OF_CODES),
+    "slot_bits=8, clip_norm, decay": (["measure", "coded_update"], 4 + OF_CODES),
+    "slot_bits=8, loss_scale": (["measure_and_decide", "coded_update"], 4 + OF_CODES),
+    # g, and w, and m and v of 16 bits, twice
+    'slot_dtype="bfloat16"': ([UPDATE], 4 + 2 * (4 + 2 + 2)),
+    'slot_dtype="bfloat16", clip_norm, decay': (["measure", OF_GROUPS], 4 + 20),
+    'slot_dtype="bfloat16", loss_scale': (["measure_and_decide", OF_GROUPS], 4 + 20),
+    # and an average of the variable's type, twice
+    "bfloat16, averages": ([UPDATE], 14 + 2 * 2),
+    "slot_bits=8, averages": (["coded_update"], OF_CODES + 2 * 4),
+    'slot_dtype="bfloat16", averages': ([UPDATE], 20 + 2 * 4),
 }
 # Rules that sum over their own update.
 WITH_SUMS = [
@@ -62,11 +85,26 @@ WITH_SUMS = [
     ["cautious", "clip_norm"],
     ["cautious", "clip_norm", "decay", "groups", "averages"],
 ]
+# Rules that sum over variables and gradients: these are read twice, and the slot once.
+BY_SUMS = "dense_update_by_sums"
+WITH_SUMS_OF_INPUTS: dict[str, tuple[list[str], float]] = {
+    # w g; g, and w m twice
+    "lars, clip_norm": (["measure_inputs", BY_SUMS], 8 + 20),
+    "lars, loss_scale": (["measure_inputs_and_decide", BY_SUMS], 8 + 20),
+    "lars, loss_scale, clip_norm, groups": (["measure_inputs_and_decide", BY_SUMS], 8 + 20),
+    # the master or w and the remainder, and g; g, and these and m twice, and w written
+    "lars, clip_norm, masters": (["measure_inputs", BY_SUMS], 6 + 2 + 16 + 2),
+    "lars, clip_norm, remainders": (["measure_inputs", BY_SUMS], 6 + 2 + 16),
+}
+
+
+# Less memory, of which launches and bytes an element do not depend.
+SMALLER = [(1 << 20,)] * len(SHAPES)
 
 
 @cache
 def recorded() -> Recorded:
-    return record_steps(H200)
+    return record_steps(H200, SMALLER)
 
 
 @pytest.mark.gpu
@@ -78,16 +116,12 @@ def test_gradients_are_read_twice_and_all_else_once(name: str) -> None:
     update = "dense_update" + (
         "_of_groups" if stages & {*MEASURING, "clip_value", "groups"} else ""
     )
-    # The host decides for `on_nonfinite`: for one wait.
-    host_decides = "on_nonfinite" in stages
     if stages & MEASURING:
-        if stages & MEASURING == {"on_nonfinite"}:  # the factor is no part of the update
-            update = "dense_update"
-        gpu_decides = "loss_scale" in stages
+        gpu_decides = not stages.isdisjoint({"loss_scale", "on_nonfinite"})
         assert counted.launches == ["measure_and_decide" if gpu_decides else "measure", update]
     else:
         assert counted.launches == [update]
-    assert counted.waits == host_decides
+    assert counted.waits == 0
     gradients = 2 if stages & MEASURING else 1
     states = 3 + ("averages" in stages)  # the variable and its slots, read and written
     assert counted.num_bytes == ELEMENTS * FLOAT * (gradients + 2 * states)
@@ -105,15 +139,21 @@ def test_types_and_sums_move_what_they_store(name: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.driver
 def test_a_rule_with_sums_takes_a_launch_more() -> None:
-    tasks = {
-        "+".join(stages): {"job": "adam", "shapes": SHAPES, "num_sets": 1, "stages": stages}
-        for stages in WITH_SUMS
-    }
-    found = record(tasks, H200.multiprocessors, H200.architecture).launches
-    for name, stages in zip(tasks, WITH_SUMS, strict=True):
+    steps = {"+".join(stages): stages for stages in WITH_SUMS}
+    found = record_steps(H200, SMALLER, steps).launches
+    for name, stages in steps.items():
         assert not [each for each in found[name] if each.copied_bytes], name
         # The sums, and the update; and the norm before.
         assert len(found[name]) == (3 if "clip_norm" in stages else 2), found[name]
+
+
+@pytest.mark.gpu
+@pytest.mark.driver
+def test_sums_of_inputs_take_no_launch_more_than_a_norm() -> None:
+    steps = {name: name.split(", ") for name in WITH_SUMS_OF_INPUTS}
+    found = record_steps(H200, steps=steps).launches
+    for name, (launches, per_element) in WITH_SUMS_OF_INPUTS.items():
+        assert count(found[name]) == (launches, 0, ELEMENTS * per_element), name
 
 
 @pytest.mark.gpu
@@ -128,22 +168,4 @@ def test_the_written_counts_are_those_of_this_checkout() -> None:
 
 def test_the_pages_table_is_of_the_counts() -> None:
     page = PAGE.read_text()
-    assert replace_between(page, COMMAND, make_stages_table(read(RESULT))) == page, STALE
-
-
-def test_torchs_calls_read_gradients_four_times_where_they_are_clipped() -> None:
-    per_element = {name: count_torch(calls)[1] / ELEMENTS for name, calls in TORCH_OF.items()}
-    # Norm, scaled and written back, and update; the average reads the variable again.
-    assert per_element == {
-        "decay": 28,
-        "decay, averages": 40,
-        "clip_norm, decay": 40,
-        "clip_norm, decay, averages": 52,
-    }
-    for step in read(RESULT)["steps"].values():
-        assert set(step["modelled_us"]) == set(GPUS)
-    result = read(RESULT)
-    for name in TORCH_OF:
-        ours, theirs = result["steps"][name], result["torch"][name]
-        for gpu in GPUS:
-            assert ours["modelled_us"][gpu] < theirs["modelled_us"][gpu]
+    assert replace_between(page, COMMAND, make_tables(read(RESULT))) == page, STALE

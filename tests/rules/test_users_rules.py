@@ -7,6 +7,7 @@ import itertools
 import logging
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,7 +20,7 @@ import gpuopt
 from gpuopt import IndexedSlices, Variable
 from gpuopt.backends.cpu.forms.compiled import compiled_rules
 from gpuopt.backends.cpu.forms.recorded import recorded_rules
-from gpuopt.optimizers.base import RuleOptimizer
+from gpuopt.optimizers.base import Movement, RuleOptimizer, Unnamed
 from gpuopt.rules import sources
 
 # Named like a rule of ours, in a module named like ours, and yet another formula.
@@ -66,6 +67,7 @@ struct Momentum {{
 """
 SCALARS = "Real learning_rate, decay;"
 WITH_SUMS = f"{WITH_CUDA[:-1]}, sums=['decay'], terms=lambda *_, **__: [])"
+TERMS = "lambda var, grad, *_, **__: [grad]"
 OTHER_COUNTS: list[tuple[dict[str, Any], str]] = [
     (
         {"num_slots": "1, num_row_slots = 1"},
@@ -82,6 +84,10 @@ OTHER_COUNTS: list[tuple[dict[str, Any], str]] = [
     (
         {"cuda": WITH_SUMS},
         "sums of momentum is 1 in Python .decay., and 0 in users::Momentum .num_sums",
+    ),
+    (
+        {"cuda": f"{WITH_CUDA[:-1]}, sums=['decay'], terms={TERMS}, degrees=[1])"},
+        "the degree of decay of momentum is 1 in Python, and another in users::Momentum",
     ),
 ]
 Package = Callable[..., ModuleType]
@@ -432,6 +438,53 @@ def test_sums_must_be_scalars_side_by_side_with_terms(wrong: dict[str, Any], wor
             var -= rate * total * grad
 
 
+def _inputs(var: Any, grad: Any, slot: Any, **_: Any) -> list[Any]:
+    return [var * grad, abs(grad) ** 3]
+
+
+def _of_a_slot(var: Any, grad: Any, slot: Any, **_: Any) -> list[Any]:
+    return [slot * grad, abs(grad) ** 3]
+
+
+def _of_a_scalar(var: Any, grad: Any, slot: Any, *, rate: Any, **_: Any) -> list[Any]:
+    return [rate * grad, abs(grad) ** 3]
+
+
+@pytest.mark.parametrize(
+    ("terms", "degrees", "words"),
+    [
+        (
+            _inputs,
+            [1],
+            r"degrees=\(1,\) must be an integer from 0 for each of its sums, \('a', 'b'\)",
+        ),
+        (_inputs, [1, -3], r"degrees=\(1, -3\) must be an integer from 0"),
+        (_inputs, [1, 3.0], r"degrees=\(1, 3.0\) must be an integer from 0"),
+        (_inputs, [True, 3], r"degrees=\(True, 3\) must be an integer from 0"),
+        (_inputs, [0, 3], r"not of degree 0 in the gradient alone, as degrees=\(0, 3\) says of a"),
+        (_inputs, [1, 2], r"not of degree 2 in the gradient alone, as degrees=\(1, 2\) says of b"),
+        (_of_a_slot, [1, 3], r"not of degree 1 .* says of a: of twice the gradient, and of other"),
+        (_of_a_scalar, [1, 3], r"not of degree 1 .* says of a"),
+    ],
+)
+def test_degrees_are_those_of_sums_over_variable_and_gradient(
+    terms: Any, degrees: Any, words: str
+) -> None:
+    def make(**named: Any) -> Any:
+        @gpuopt.update_rule(sums=["a", "b"], terms=terms, **named)
+        def summed(var: Any, grad: Any, slot: Any, *, rate: Any, a: Any, b: Any) -> None:
+            slot += grad
+            var -= rate * (a + b) * slot
+
+        return summed
+
+    with pytest.raises(ValueError, match=words):
+        make(degrees=degrees)
+    make()
+    if terms is _inputs:
+        make(degrees=[1, 3])
+
+
 def test_a_rule_of_ones_own_gets_sums_over_each_variable() -> None:
     def squares(var: Any, grad: Any, *, learning_rate: Any, **_: Any) -> list[Any]:
         return [grad * grad]
@@ -452,6 +505,54 @@ def test_a_rule_of_ones_own_gets_sums_over_each_variable() -> None:
     NormalizedDescent(np.float64(5.0)).apply_gradients([([3.0, 4.0], a), (np.zeros((1, 3)), b)])
     assert a.numpy().tolist() == [-3.0, -4.0]
     assert b.numpy().tolist() == [[0.0, 0.0, 0.0]]
+
+
+@gpuopt.update_rule(
+    squares=("v",),
+    eight_bit=("m", "v"),
+    unnamed=Unnamed({"m": "decay", "v": "decay"}, Movement("learning_rate", "m", "v", "epsilon")),
+)
+def _writes_to_its_gradient(var, grad, m, v, *, learning_rate, decay, epsilon):
+    grad *= 0.5
+    m += (1 - decay) * (grad - m)
+    v += (1 - decay) * (grad * grad - v)
+    var -= learning_rate * m / (np.sqrt(v) + epsilon)
+
+
+class _WritesToItsGradient(RuleOptimizer):
+    rule = _writes_to_its_gradient
+
+    def __init__(self, catch_up=False, **common):
+        super().__init__(common, learning_rate=0.1, decay=0.9, epsilon=1e-8)
+        self._set_catch_up(catch_up)
+
+
+class _WritesInOtherRows(_WritesToItsGradient):
+    rule_of_other_rows = _writes_to_its_gradient
+
+
+@pytest.mark.parametrize(
+    ("height", "num_rows"), [(4, 4), (2_000, 2_000), (6_000, 6_000), (6_000, 2), (6_000, 2_000)]
+)
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+@pytest.mark.parametrize(
+    "make",
+    [
+        _WritesToItsGradient,
+        partial(_WritesToItsGradient, slot_bits=8),
+        _WritesInOtherRows,
+        partial(_WritesInOtherRows, catch_up=True),
+    ],
+)
+def test_a_rule_cannot_write_to_the_callers_gradient(
+    make: Any, dtype: Any, height: int, num_rows: int
+) -> None:
+    var = Variable(np.ones((height, 64), dtype))
+    gradient: Any = np.ones((num_rows, 64), dtype)
+    slices = gradient if num_rows == height else IndexedSlices(gradient, np.arange(num_rows))
+    with pytest.raises((TypeError, ValueError), match=r"read-only|writing to the gradient"):
+        make().apply_gradients([(slices, var)])
+    assert (gradient == 1).all()
 
 
 def test_squares_must_be_slots() -> None:

@@ -103,7 +103,7 @@ def test_minimize_checks_all_gradients_before_it_applies_one(policy: str) -> Non
 
 
 @pytest.mark.emulator
-def test_the_host_waits_once_for_each_gpu_unless_a_gradient_is_bad(
+def test_where_the_host_decides_it_waits_once_for_each_gpu_unless_a_gradient_is_bad(
     emulated_gpus: list[Any],
 ) -> None:
     variables = [
@@ -111,7 +111,7 @@ def test_the_host_waits_once_for_each_gpu_unless_a_gradient_is_bad(
         for i, dtype in enumerate([np.float32, np.float64] * 4)
     ]
     gradients = [to_device(np.ones((4, 3), v.dtype), v.device) for v in variables]
-    optimizer = gpuopt.GradientDescentOptimizer(0.5, on_nonfinite="raise")
+    optimizer = gpuopt.GradientDescentOptimizer(lambda: 0.5, on_nonfinite="raise")
     optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
     before = fake_cupy.counts.synchronisations
     optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))

@@ -20,6 +20,7 @@ from gpuopt.rules.averaged import averaged
 from gpuopt.rules.cautious import cautious
 from gpuopt.rules.clipped import clipped
 from gpuopt.rules.gradient_descent import gradient_descent
+from gpuopt.rules.moving_average import moving_average
 from gpuopt.rules.rounded import rounded
 from gpuopt.rules.scaled import ScaledRule, scaled
 from gpuopt.rules.slot_codes import slot_codes
@@ -126,6 +127,31 @@ def kernels_of_several_types() -> list[Kernel]:
     ]
 
 
+def kernels_of_measured_inputs() -> list[Kernel]:
+    """Lists kernels of rules whose sums are computed as gradients are measured."""
+    rules = [rule for rule in update_rules() if rule.degrees]
+    storages: list[Storage] = [
+        *DTYPES,
+        *(Mixed(var, var, "float32") for var in ("float16", "bfloat16")),
+        *(Mixed("float32", "float32", copy, copy) for copy in ("float16", "bfloat16")),
+        Mixed("float32", "bfloat16", "float32"),
+        Mixed("bfloat16", "float32", "bfloat16", SPLIT),
+    ]
+    return [
+        kernel
+        for rule in rules
+        for storage in storages
+        for kernel in (
+            *(kernels.measure_inputs(rule, storage, decides) for decides in (False, True)),
+            *(
+                kernels.dense_update_by_sums(made(of), storage)
+                for made in (clipped, scaled)
+                for of in (rule, averaged(rule))
+            ),
+        )
+    ]
+
+
 def kernels_of_codes() -> list[Kernel]:
     """Lists kernels of slots in 8 bits: of a rule of each kind that has such slots."""
     by_name = {rule.name: rule for rule in update_rules()}
@@ -171,6 +197,51 @@ def kernels_with_averages() -> list[Kernel]:
                 else [kernels.dense_update(rule, dtype, has_groups=True)]
             ),
         )
+    ]
+
+
+def kernels_with_averages_of_several_types() -> list[Kernel]:
+    """Lists those of 16-bit variables, slots of another type and in 8 bits, and averages alone."""
+    by_name = {rule.name: rule for rule in update_rules()}
+    adam, lamb, momentum = (averaged(by_name[name]) for name in ("adam", "lamb", "momentum"))
+    storages: list[Storage] = [
+        "float16",
+        "bfloat16",
+        Mixed("float32", "bfloat16", "float32"),
+        Mixed("float16", "bfloat16", "float16"),
+        Mixed("float32", "bfloat16", "float16", "float16"),
+        Mixed("bfloat16", "float32", "bfloat16", SPLIT),
+        Mixed("bfloat16", "bfloat16", "bfloat16", SPLIT),
+    ]
+    alone: list[Storage] = [*DTYPES]
+    alone += [Mixed("float32", "float32", value) for value in ("float16", "bfloat16")]
+    alone += [Mixed(average, average, "float32") for average in ("float16", "bfloat16")]
+    return [
+        *(
+            kernel
+            for storage in storages
+            for kernel in (
+                kernels.dense_update(adam, storage),
+                kernels.dense_update(clipped(adam), storage, has_groups=True),
+                kernels.dense_update(scaled(adam), storage, has_groups=True),
+                kernels.sum_terms(lamb, storage),
+                kernels.dense_update(lamb, storage, has_groups=True),
+            )
+        ),
+        *(
+            kernels.coded_update(rule, slot_codes(rule.base, "root").codings, storage)
+            for rule in (momentum, adam)
+            for storage in CODED_STORAGES
+        ),
+        *(
+            kernels.coded_update(scaled(adam), slot_codes(adam.base, "root").codings, storage)
+            for storage in CODED_STORAGES
+        ),
+        *(kernels.dense_update(moving_average, storage) for storage in alone),
+        *(
+            kernels.dense_update(scaled(moving_average), storage, has_groups=True)
+            for storage in DTYPES
+        ),
     ]
 
 

@@ -28,6 +28,7 @@ STAGES: dict[str, Callable[..., Any]] = {
     ),
     "sums": gpuopt.LAMBOptimizer,
     "sums, clip_norm": lambda **more: gpuopt.LAMBOptimizer(clip_norm=1.0, **more),
+    "sums of inputs, clip_norm": lambda **more: gpuopt.LARSOptimizer(0.1, clip_norm=1.0, **more),
     "other rule for rows": lambda **more: gpuopt.LARSOptimizer(0.1, **more),
     "row-wise": gpuopt.RowWiseAdagradOptimizer,
     "row-wise, clip_norm": lambda **more: gpuopt.PartialRowWiseAdamOptimizer(clip_norm=1.0, **more),

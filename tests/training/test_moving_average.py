@@ -145,12 +145,22 @@ def test_function_of_another_shape_is_refused_before_any_average_changes() -> No
 
 
 def test_average_may_overflow_without_a_warning() -> None:
-    w = Variable(np.float16([6e4]))
+    w = Variable(np.float32([3e38]))
     average = ExponentialMovingAverage(0.5)
     average.apply([w])
-    w.assign(np.float16([-6e4]))
+    w.assign(np.float32([-3e38]))
     average.apply([w])
     assert average.average(w).numpy().tolist() == [-np.inf]
+
+
+def test_an_average_of_16_bits_is_rounded_once() -> None:
+    """So differences that 16 bits cannot hold, or would round, do no harm."""
+    w = Variable(np.float16([6e4, 1.0]))
+    average = ExponentialMovingAverage(0.5)
+    average.apply([w])
+    w.assign(np.float16([-6e4, 1 - 2.0**-11]))
+    average.apply([w])
+    assert average.average(w).numpy().tolist() == [0, 1]
 
 
 def test_raw_array_is_averaged_while_its_memory_lives() -> None:

@@ -15,7 +15,7 @@ from stages import STAGES
 import gpuopt
 from gpuopt import GradientAccumulationOptimizer, IndexedSlices, Variable
 from gpuopt.backends import to_device
-from gpuopt.wrappers.device_scaling import StepAgain
+from gpuopt.step.device_scaling import StepAgain
 
 SHAPES = [(3, 4), (), (70, 50), (0,), (5,)]
 

@@ -20,8 +20,8 @@ import gpuopt
 from gpuopt import IndexedSlices, LossScaleOptimizer, ParameterGroup, Variable, backends
 from gpuopt.backends.cuda import cuda_backend
 from gpuopt.device import Device
+from gpuopt.step.device_scaling import DeviceScaling
 from gpuopt.step.unscaled import unscaled
-from gpuopt.wrappers.device_scaling import DeviceScaling
 
 pytestmark = pytest.mark.gpu
 

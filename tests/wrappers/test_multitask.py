@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import fake_cupy
@@ -13,6 +14,7 @@ from golden_cases import error, read_json
 
 import gpuopt
 from gpuopt import IndexedSlices, MultitaskOptimizerWrapper, Variable
+from gpuopt.backends import to_device
 
 ZEROS, ONES = np.zeros(2, np.float32), np.ones(2, np.float32)
 
@@ -28,6 +30,65 @@ def momentum() -> gpuopt.Optimizer:
 def test_what_is_no_optimizer_is_refused() -> None:
     with pytest.raises(TypeError, match="must be an Optimizer, got <class"):
         MultitaskOptimizerWrapper(gpuopt.AdamOptimizer)
+
+
+WRAPPED: dict[str, Any] = {
+    "skip": lambda: MultitaskOptimizerWrapper(
+        gpuopt.MomentumOptimizer(1.0, 0.5, clip_norm=1.0, on_nonfinite="skip")
+    ),
+    "raise": lambda: MultitaskOptimizerWrapper(
+        gpuopt.MomentumOptimizer(1.0, 0.5, clip_norm=1.0, on_nonfinite="raise")
+    ),
+    "no norm": lambda: MultitaskOptimizerWrapper(
+        gpuopt.MomentumOptimizer(1.0, 0.5, on_nonfinite="skip")
+    ),
+    "scaled": lambda: gpuopt.LossScaleOptimizer(
+        MultitaskOptimizerWrapper(gpuopt.MomentumOptimizer(1.0, 0.5, clip_norm=1.0)),
+        gpuopt.FixedLossScaleManager(2.0),
+    ),
+    "around scaled": lambda: MultitaskOptimizerWrapper(
+        gpuopt.LossScaleOptimizer(
+            gpuopt.MomentumOptimizer(1.0, 0.5, clip_norm=1.0), gpuopt.FixedLossScaleManager(2.0)
+        )
+    ),
+    "around scaled, no norm": lambda: MultitaskOptimizerWrapper(
+        gpuopt.LossScaleOptimizer(
+            gpuopt.MomentumOptimizer(1.0, 0.5), gpuopt.FixedLossScaleManager(2.0)
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("gpu:0", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("others", ["zero", "ones"])
+@pytest.mark.parametrize("kind", WRAPPED)
+def test_an_infinite_norm_of_finite_gradients_is_no_step(
+    kind: str, others: str, device: str
+) -> None:
+    a, b = (Variable(np.zeros(2, np.float32), name=name, device=device) for name in "ab")
+    step = Variable(0, name="step")
+    optimizer = WRAPPED[kind]()
+
+    def make_step(gradient: Any) -> None:
+        given = [ZEROS if others == "zero" else ONES, np.float32(gradient)]
+        where = gpuopt.device.device_of(b.storage)
+        pairs = [(to_device(each, where), v) for each, v in zip(given, (a, b), strict=True)]
+        optimizer.apply_gradients(pairs, step)
+
+    make_step([3, 4])
+    before = [each.numpy().tolist() for each in (a, b)]
+    for bad in ([3e20, 4e20], [np.nan, 1], [1, np.inf]):
+        if "no norm" in kind and np.isfinite(bad).all():
+            continue
+        with pytest.raises(FloatingPointError) if kind == "raise" else nullcontext():
+            make_step(bad)
+        assert [each.numpy().tolist() for each in (a, b)] == before
+    told = str(optimizer.last_nonfinite)
+    assert 'gradient for "b" is not finite' in told
+    assert int(step) == 1
+    make_step([3, 4])
+    assert int(step) == 2
+    assert (a.numpy() == 0).all() == (others == "zero")
 
 
 def test_the_variable_of_a_zero_gradient_and_its_slots_stay() -> None:

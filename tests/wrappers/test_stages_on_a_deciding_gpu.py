@@ -56,6 +56,10 @@ STAGES: dict[str, tuple[Callable[[Variable], Optimizing], np.dtype[Any]]] = {
     "averages by the step, float64": (with_averages(gpuopt.AdamOptimizer, True, **ADAM), DOUBLE),
     "averages by the step, float16": (with_averages(gpuopt.AdamOptimizer, True, **ADAM), HALF),
     "averages and sums": (with_averages(gpuopt.LAMBOptimizer, True, clip_norm=1.0), FLOAT),
+    "averages and sums of inputs": (
+        with_averages(gpuopt.LARSOptimizer, True, clip_norm=1.0, **ADAM),
+        FLOAT,
+    ),
     "averages of masters": (
         with_averages(gpuopt.AdamOptimizer, True, masters="float32", **ADAM),
         HALF,

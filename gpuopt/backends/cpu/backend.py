@@ -188,6 +188,7 @@ class CpuBackend:
         scalars: Sequence[Scalars],
         *,
         factors: Any = None,
+        sums: Any = None,
         version: int | None = None,
         refused: Any = None,
         kept: Sequence[Any] = (),

@@ -20,15 +20,18 @@ from gpuopt.backends.catch_up import CatchUp
 from gpuopt.backends.cpu.dense_plan import DensePlan
 from gpuopt.backends.cpu.forms.compiled_catch_up import CompiledCatchUp, compiled_catch_up
 from gpuopt.backends.cpu.limits import CpuLimits
-from gpuopt.backends.cpu.missed_steps import Missed, up_to_date
+from gpuopt.backends.cpu.missed_steps import Missed, UpToDate, up_to_date
 from gpuopt.backends.cpu.threads import finish_shared_tasks, share_out
 from gpuopt.quietly import quietly
 from gpuopt.rules.catch_up import STRIDE
 
 Array = np.ndarray[Any, Any]
 
+# Makes a step of rows that are up to date, in place.
+Step = Callable[[UpToDate], object]
+
 # Of a chunk of rows: its temporary arrays stay in the second-level cache.
-_CHUNK_ELEMENTS = 16 * 1024
+CHUNK_ELEMENTS = 16 * 1024
 
 
 class CpuLateRows:
@@ -73,7 +76,7 @@ def bring_up(
     else:
         late = np.unique(rows[catch_up.last[rows] < now])
     width = max(written[0][:1].size, 1)
-    height = max(_CHUNK_ELEMENTS // width, 1)
+    height = max(CHUNK_ELEMENTS // width, 1)
 
     def bring_up_chunk(first: int) -> None:
         some = late[first : first + height]
@@ -84,8 +87,29 @@ def bring_up(
     share_out(bring_up_chunk, range(0, len(late), height), threads)
 
 
-def _bring_up_some(written: Sequence[Array], catch_up: CatchUp, some: Array) -> bool:
-    """Brings rows up to date that are all behind.
+def step_late_rows(written: Sequence[Array], catch_up: CatchUp, rows: Array, step: Step) -> None:
+    """Has rows make a step after those that they have missed, and writes them once.
+
+    Args:
+        written: The variable and its slots, [height, ...].
+        catch_up: The table's.
+        rows: Which, within range, without repeats.
+        step: Makes the step; again if a signal handler comes between.
+    """
+    while not _bring_up_some(written, catch_up, rows, step):
+        pass
+
+
+def _bring_up_some(
+    written: Sequence[Array], catch_up: CatchUp, some: Array, step: Step | None = None
+) -> bool:
+    """Brings rows up to date, and has them make a step after that.
+
+    Args:
+        written: See `step_late_rows`.
+        catch_up: See there.
+        some: Which rows; without a step, they are all behind.
+        step: See there; None for none.
 
     Returns:
         Whether it did: not if a signal handler has brought up or written any of them meanwhile, or
@@ -94,10 +118,14 @@ def _bring_up_some(written: Sequence[Array], catch_up: CatchUp, some: Array) -> 
     now, targets = catch_up.now, (*written, catch_up.last)
     # All at once, as they are written: see `_at_once`.
     *stored, last = list(map(getitem, targets, repeat(some)))
-    if (last >= now).any():
+    if step is None and (last >= now).any():
         return False
-    new = up_to_date(stored, catch_up, Missed(last, now - last))
-    new.append(np.full(len(some), now, np.int32))
+    rows = up_to_date(stored, catch_up, Missed(last, np.maximum(now - last, 0)))
+    if step is not None:
+        step(rows)
+    elif rows.rest is not None:
+        np.add(rows.var, rows.rest, out=rows.var)
+    new = [rows.var, *rows.slots, np.full(len(some), now, np.int32)]
     calls = [partial(setitem, *each) for each in zip(targets, repeat(some), new)]
     counts = zip(
         map(attrgetter("now"), [catch_up]),

@@ -13,6 +13,7 @@ from gpuopt.backends.clips import (
     ClipForm,
     ClipLimits,
     DenseGradients,
+    RuleInputs,
     SparseGradient,
 )
 from gpuopt.backends.cpu.limits import CpuLimits
@@ -20,6 +21,7 @@ from gpuopt.backends.cpu.sparse_update import sum_duplicate_rows
 from gpuopt.backends.cpu.squares import sum_of_squares
 from gpuopt.backends.norms import may_be_reached
 from gpuopt.quietly import quietly
+from gpuopt.rules.update_rule import UpdateRule
 
 Array = np.ndarray[Any, Any]
 
@@ -29,6 +31,9 @@ class CpuClips:
 
     def __init__(self, limits: CpuLimits) -> None:
         self._limits = limits
+
+    def inputs(self, rule: UpdateRule, plan: Any) -> RuleInputs | None:
+        return None
 
     def sums(
         self,

@@ -12,7 +12,7 @@ from gpuopt.backends.backend import Scalars, Target
 from gpuopt.backends.cpu.dense_plan import DensePlan
 from gpuopt.backends.cpu.forms.compiled_blocks import CompiledBlocks, compiled_blocks
 from gpuopt.backends.cpu.limits import CpuLimits
-from gpuopt.backends.cpu.memory import Array
+from gpuopt.backends.cpu.memory import Array, read_only
 from gpuopt.backends.cpu.row_groups import group_rows, sum_rows
 from gpuopt.backends.cpu.threads import share_out
 from gpuopt.backends.cpu.written_memory import WrittenMemory
@@ -68,7 +68,8 @@ def update_coded(
     if not plan.size:  # as of a gradient without rows
         return
     gradients = plan.without_overlap(gradients)
-    work = list(map(_work_of, plan.targets, gradients))
+    coded = len(plan.codings)
+    work = [_work_of(*each, coded) for each in zip(plan.targets, gradients, strict=True)]
     threads = 1 if plan.size < limits.large_elements else limits.threads_for(plan.size)
     groups = plan.groups
     if rule.sums:
@@ -126,37 +127,46 @@ def update_coded_rows(
         array[rows] = new_rows
 
 
-def _work_of(target: Target, gradient: Array) -> _Work:
+def _work_of(target: Target, gradient: Array, num_coded: int) -> _Work:
     var, slots = target
-    half = len(slots) // 2
     copy = np.asarray(var, order="C")
     copy = copy if copy.flags.aligned else copy.copy()
     gradient = np.require(gradient, requirements=["C", "ALIGNED"]).reshape(var.shape)
-    blocks = blocks_of([copy, gradient, *slots[:half]], slots[half:])
+    blocks = blocks_of([copy, gradient, *slots[:-num_coded]], slots[-num_coded:])
     return _Work(blocks, copy, var)
 
 
 def _update_blocks(
     rule: UpdateRule, codings: Sequence[Coding], blocks: Blocks, scalars: Scalars
 ) -> None:
-    var, gradient, *codes = blocks.arrays
-    shape = var.shape
-    real, *slots = _decoded(codings, blocks)
+    written, gradient, codes = _divided(codings, blocks)
+    shape = gradient.shape
+    reals = _decoded(codings, blocks)
     grad = np.ascontiguousarray(gradient, np.float32).reshape(-1)
-    rule.apply(real, grad, *slots, **scalars)
+    rule.apply(reals[0], read_only(grad), *reals[1:], **scalars)
+    for array, real in zip(written, reals, strict=False):
+        array[...] = real.reshape(shape)
     # The slots of an element begin anew where one has no code.
+    slots = reals[len(written) :]
     is_finite = np.logical_and.reduce([np.isfinite(slot) for slot in slots])
     for slot, coding, of_slot, scale in zip(slots, codings, codes, blocks.scales, strict=True):
         np.copyto(slot, 0, where=~is_finite)
         of_slot[...], scale[...] = encode(slot.reshape(shape), coding)
-    var[...] = real.reshape(shape)
+
+
+def _divided(codings: Sequence[Coding], blocks: Blocks) -> tuple[list[Array], Array, list[Array]]:
+    """Returns the variable and what is stored as it is, the gradient, and the codes."""
+    var, gradient, *slots = blocks.arrays
+    num_averages = len(slots) - len(codings)
+    return [var, *slots[:num_averages]], gradient, slots[num_averages:]
 
 
 def _decoded(codings: Sequence[Coding], blocks: Blocks) -> list[Array]:
     """Returns flat float32 copies of the variable and its slots."""
-    var, _, *codes = blocks.arrays
-    slots = map(decode, codes, blocks.scales, codings)
-    return [np.array(var, np.float32).reshape(-1), *(slot.reshape(-1) for slot in slots)]
+    stored, _, codes = _divided(codings, blocks)
+    reals = [np.array(each, np.float32) for each in stored]
+    reals += map(decode, codes, blocks.scales, codings)
+    return [each.reshape(-1) for each in reals]
 
 
 def _scalars_with_sums(

@@ -43,6 +43,15 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     return memory[start : start + size].view(dtype).reshape(shape)
 
 
+def read_only(array: Array) -> Array:
+    """Returns the array, or a view of it that cannot be written to."""
+    if not array.flags.writeable:
+        return array
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
 def contiguous_runs(flats: Sequence[Array]) -> list[Array]:
     """Views flat arrays of one dtype as few: neighbours in memory of one owner become one."""
     joined: list[Array] = []

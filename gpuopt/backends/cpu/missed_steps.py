@@ -9,11 +9,27 @@ import numpy as np
 
 from gpuopt.backends.backend import compute_type
 from gpuopt.backends.catch_up import CatchUp
+from gpuopt.backends.cpu.memory import read_only
 from gpuopt.rules.catch_up import STRIDE
 from gpuopt.rules.unnamed import Movement
 from gpuopt.rules.update_rule import UpdateRule
 
 Array = np.ndarray[Any, Any]
+
+
+class UpToDate(NamedTuple):
+    """Rows after the steps that they have missed, in the type that rules compute in.
+
+    Attributes:
+        var: The variable's, before `rest` is added: so that it is rounded once, with what the rows
+            move by next.
+        rest: What is to be added to `var`; None if nothing is.
+        slots: The slots'.
+    """
+
+    var: Array
+    rest: Array | None
+    slots: list[Array]
 
 
 class Missed(NamedTuple):
@@ -28,7 +44,7 @@ class Missed(NamedTuple):
     gaps: Array
 
 
-def up_to_date(stored: Sequence[Array], catch_up: CatchUp, missed: Missed) -> list[Array]:
+def up_to_date(stored: Sequence[Array], catch_up: CatchUp, missed: Missed) -> UpToDate:
     """Returns a variable's rows, and the slots', after the steps that they have missed.
 
     Args:
@@ -38,26 +54,40 @@ def up_to_date(stored: Sequence[Array], catch_up: CatchUp, missed: Missed) -> li
     """
     factors, rule = catch_up.factors, catch_up.rule
     real = np.dtype(compute_type(stored[0].dtype)).type
-    var, *slots = [each.astype(real, copy=False) for each in stored]
+    var, *slots = [each.astype(real, order="C", copy=False) for each in stored]
     alike = (-1, *[1] * (var.ndim - 1))  # a number for each row, beside its elements
     movement = None if rule.unnamed is None else rule.unnamed.movement
-    late = None
+    rest, late = None, None
     if movement is not None:
         is_moved = np.zeros(var.shape, bool)
         if catch_up.sums is not None:
             move, is_moved = _movement(rule, movement, slots, catch_up, missed, alike)
-            np.subtract(var, move, out=var, where=is_moved)
+            var, rest = _moved(var, np.where(is_moved, move, 0))
         if not is_moved.all():
             late = np.nonzero(~is_moved)
-            stepped = _stepped([each[late] for each in (var, *slots)], catch_up, missed, late[0])
+            # Where it may be rounded later, they are added up without the variable.
+            moving = var if rest is None else rest
+            stepped = _stepped([each[late] for each in (moving, *slots)], catch_up, missed, late[0])
     for slot, decay in zip(slots, factors.decays, strict=True):
         if decay != 1:
-            slot *= _powers(decay, missed.gaps, real).reshape(alike)
-    new = [var, *slots]
+            _multiply(slot, np.power(np.float64(decay), missed.gaps).reshape(alike))
     if late is not None:
-        for array, values in zip(new, stepped, strict=True):
+        for array, values in zip([moving, *slots], stepped, strict=True):
             array[late] = values
-    return new
+    return UpToDate(var, rest, slots)
+
+
+def _moved(var: Array, move: Array) -> tuple[Array, Array]:
+    """Returns `var - move`, and what its rounding takes from that.
+
+    Args:
+        var: In the type that rules compute in.
+        move: In float64.
+    """
+    result = (var - move).astype(var.dtype, copy=False)
+    rest = ((var.astype(np.float64, copy=False) - result) - move).astype(var.dtype, copy=False)
+    rest[~np.isfinite(rest)] = 0  # of infinity
+    return result, rest
 
 
 def _movement(
@@ -127,19 +157,19 @@ def _stepped(
     var, *slots = (each[order] for each in arrays)
     # Those that have missed k steps come first.
     counts = np.searchsorted(-gaps, -np.arange(1, min(factors.window, gaps[0]) + 1), "right")
-    zeros = np.zeros_like(var)
+    zeros = read_only(np.zeros_like(var))
     for done, count in enumerate(counts.tolist()):
         scalars = {**factors.scalars, unnamed.movement.step: steps[last[:count] + done]}
         rule.apply(var[:count], zeros[:count], *[slot[:count] for slot in slots], **scalars)
     # What is left of the average by now moves nothing.
     rest = np.maximum(gaps - factors.window, 0)
     for slot, decay in zip(slots, factors.decays, strict=True):
-        slot *= _powers(decay, rest, slot.dtype.type)
+        _multiply(slot, np.power(np.float64(decay), rest))
     back = np.empty_like(order)
     back[order] = np.arange(len(order))
     return [each[back] for each in (var, *slots)]
 
 
-def _powers(decay: float, gaps: Array, real: Any) -> Array:
-    powers: Array = np.power(np.float64(decay), gaps).astype(real)
-    return powers
+def _multiply(slot: Array, powers: Array) -> None:
+    """Multiplies by powers of a decay in float64, of which steps alike make the same error."""
+    np.multiply(slot, powers, out=slot, casting="same_kind", dtype=np.float64)

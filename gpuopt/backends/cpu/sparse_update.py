@@ -11,7 +11,7 @@ import numpy as np
 
 from gpuopt.backends.backend import Scalars, Target, compute_type
 from gpuopt.backends.catch_up import CatchUp
-from gpuopt.backends.cpu.catch_up import bring_up, count_step
+from gpuopt.backends.cpu.catch_up import CHUNK_ELEMENTS, bring_up, count_step, step_late_rows
 from gpuopt.backends.cpu.chunks import chunk_length
 from gpuopt.backends.cpu.dense_plan import DensePlan
 from gpuopt.backends.cpu.dense_update import update_dense, update_strided, update_with_zero
@@ -22,11 +22,13 @@ from gpuopt.backends.cpu.forms.recorded import recorded_rules
 from gpuopt.backends.cpu.forms.rule_form import RuleForm
 from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cpu.memory import scratch
+from gpuopt.backends.cpu.missed_steps import UpToDate
 from gpuopt.backends.cpu.row_groups import group_rows, stable_order, sum_rows
 from gpuopt.backends.cpu.row_wise_update import ROW_FACTOR, update_compiled, update_rows
 from gpuopt.backends.cpu.threads import finish_shared_tasks, share_out
 from gpuopt.backends.cpu.written_memory import WrittenMemory
 from gpuopt.quietly import quietly
+from gpuopt.rules.shift import Shift
 from gpuopt.rules.update_rule import UpdateRule
 
 Array = np.ndarray[Any, Any]
@@ -91,7 +93,7 @@ def update_touched_rows(
 ) -> None:
     """Updates those rows of a table that have a gradient; at least one has.
 
-    With `catch_up`, these rows are brought up to date first.
+    With `catch_up`, these rows make the steps first that they have missed.
     """
     [(var, slots)] = plan.targets
     written = [var, *slots]
@@ -100,18 +102,14 @@ def update_touched_rows(
         array.flags.carray and array.dtype == real for array in written
     ):
         compiled = compiled_rules(rule, real, [scalars])
-        if compiled:
+        late = None if catch_up is None else compiled_catch_up(rule, catch_up, real)
+        if compiled and (catch_up is None or late is not None):
             values = np.require(values, real, ["C", "ALIGNED"])
             values = _copied_if_shared(values, written)
             grouped = compiled[0].group_rows(rows)
             threads = limits.threads_for(values.size * ROW_FACTOR)
-            late = None if catch_up is None else compiled_catch_up(rule, catch_up, real)
-            if late is None and catch_up is not None:
-                bring_up(written, catch_up, rows, limits)
             update_compiled(compiled[0], written, values, grouped, threads, late)
             return
-    if catch_up is not None:
-        bring_up(written, catch_up, rows, limits)
     values = values.astype(real, copy=False)
     groups = group_rows(rows)
     if len(groups.rows) == len(rows):
@@ -127,7 +125,10 @@ def update_touched_rows(
         form = PlainRule(rule, scalars)
     else:
         [form] = recorded_rules(rule, real, [scalars])
-    _update_gathered(form, real, written, sums, rows, limits)
+    if catch_up is None:
+        _update_gathered(form, real, written, sums, rows, limits)
+    else:
+        _update_late(form, rule.shift, written, sums, rows, scalars, catch_up, limits)
 
 
 def sum_duplicate_rows(values: Array, indices: Array) -> tuple[Array, Array]:
@@ -164,6 +165,46 @@ def _update_gathered(
         form.apply(arrays[: len(written)], sums[part].reshape(-1), arrays[len(written) :])
         for array, buffer in zip(written, arrays, strict=False):
             _put(array, rows[part], buffer.reshape(shape))
+
+    share_out(update_rows, range(0, len(rows), height), threads)
+
+
+def _update_late(
+    form: RuleForm,
+    shift: Shift | None,
+    written: Sequence[Array],
+    sums: Array,
+    rows: Array,
+    scalars: Scalars,
+    catch_up: CatchUp,
+    limits: CpuLimits,
+) -> None:
+    """Does what `_update_gathered` does, after the steps that the rows have missed."""
+    threads = limits.threads_for(sums.size * 2)
+    longest = min(chunk_length(form, sums.size, threads), CHUNK_ELEMENTS)
+    height = max(longest // max(sums[0].size, 1), 1)
+    decay = None if shift is None or shift.decay is None else scalars[shift.decay]
+
+    def update_rows(first: int) -> None:
+        part = slice(first, first + height)
+        gradient = sums[part].reshape(-1)
+
+        def step(behind: UpToDate) -> None:
+            var, *slots = (array.reshape(-1) for array in (behind.var, *behind.slots))
+            stepped = var
+            if behind.rest is not None:
+                rest = behind.rest.reshape(-1)
+                if shift is None:
+                    var += rest
+                else:
+                    stepped = rest
+            form.apply([stepped, *slots], gradient, scratch(form.scratch_dtypes, len(gradient)))
+            if stepped is not var:
+                if decay is not None:
+                    stepped -= decay * var
+                var += stepped
+
+        step_late_rows(written, catch_up, rows[part], step)
 
     share_out(update_rows, range(0, len(rows), height), threads)
 

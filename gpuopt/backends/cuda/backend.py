@@ -263,6 +263,7 @@ class CudaBackend:
         scalars: Sequence[Scalars],
         *,
         factors: Any = None,
+        sums: Any = None,
         version: int | None = None,
         refused: Any = None,
         kept: Sequence[Any] = (),
@@ -277,11 +278,12 @@ class CudaBackend:
                 if flags:
                     self._order.follow(flags)
                 flag = self._flag_array(refused)
-                update, used = plan.begin(rule, gradients, version, scalars, factors, flag)
+                update, used = plan.begin(rule, gradients, version, scalars, factors, sums, flag)
                 update.launch.start()
                 plan.end(update)
             finally:
-                self._order.end(last, (plan.memory, gradients, used, factors, kept, flags), flags)
+                given = gradients, used, factors, sums, kept
+                self._order.end(last, (plan.memory, *given, flags), flags)
 
     def apply_sparse(
         self,

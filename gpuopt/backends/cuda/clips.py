@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpuopt.backends.clips import ClipLimits, DenseGradients, SparseGradient
+from gpuopt.backends.clips import ClipLimits, DenseGradients, RuleInputs, SparseGradient
 from gpuopt.backends.cuda import kernels
+from gpuopt.backends.cuda.dense_plan import DensePlan
 from gpuopt.backends.cuda.launch_shapes import CLIP_THREADS, num_blocks
 from gpuopt.backends.cuda.launcher import Launcher
 from gpuopt.backends.cuda.measured_tables import MeasuredTables
@@ -19,14 +21,17 @@ from gpuopt.backends.cuda.order import UpdateOrder
 from gpuopt.backends.cuda.parameters import name_of
 from gpuopt.backends.cuda.sorted_tables import Table, tables_kind_of, together
 from gpuopt.backends.cuda.structs import (
+    FEW_DEVICES,
     NOTHING_IS_WRONG,
     ClipResult,
     ClipRule,
     ClipTotals,
+    FewSums,
     LossDecision,
 )
 from gpuopt.backends.cuda.workspace import Workspace, Workspaces
 from gpuopt.locks import Lock
+from gpuopt.rules.update_rule import UpdateRule
 
 Array = Any
 
@@ -34,21 +39,23 @@ _NO_RULE = ClipRule(0, 0.0, 1.0, 1.0, 0, 0)
 
 
 class _Sum(NamedTuple):
-    """What one launch adds to a norm.
+    """What one launch adds to norms.
 
     Attributes:
-        norm: The norm's number.
+        norms: The norms' numbers, one after the other.
+        begins: Where the sums of each one's chunks begin, and the last ones end; of several norms.
         launch: Launches it, given arguments for where sums go.
         numbers: See `DenseGradients`, of the launch's.
     """
 
-    norm: int
+    norms: range
+    begins: Sequence[int]
     launch: Callable[..., None]
     numbers: Sequence[int]
 
 
 class CudaClips:
-    """See `Clips`. A launch for each norm, and dtype or width of rows.
+    """See `Clips`. A launch for each dtype of dense gradients; of rows, for each norm and width.
 
     The last block of each adds up what all its blocks have found, so that no launch is for that
     alone, and no block waits for another one.
@@ -76,6 +83,12 @@ class CudaClips:
         self._order = order
         self._workspaces = workspaces
         self._flag_array = flag_array
+
+    def inputs(self, rule: UpdateRule, plan: DensePlan) -> RuleInputs | None:
+        if not rule.degrees or plan.codings or not plan.num_variables:
+            return None
+        size = plan.num_variables * len(rule.sums)
+        return RuleInputs(rule, plan, self._launcher.xp.empty(size, np.float64))
 
     def measure(
         self,
@@ -141,17 +154,19 @@ class CudaClips:
             decision: How to decide; the sums are then from `sums` with a decision.
         """
         num_norms = len(limits.most)
-        joined = self._launcher.xp.empty((len(sums), sums[0].size), np.float64)
-        for row, each in zip(joined, sums, strict=True):
-            # By assignment, one number is copied by a kernel.
-            self._launcher.xp.copyto(row, each)
+        addresses = [self._launcher.address(each) for each in sums]
         with self._lock, self._launcher.device():
             workspace = self._workspaces.take()
+            many = None
+            if len(addresses) > FEW_DEVICES:
+                many, addresses = workspace.constants("sums to join").set(addresses), []
+            few = FewSums([*addresses, *[0] * (FEW_DEVICES - len(addresses))])
             self._launcher.launch(
                 kernels.join_sums(decides=decision is not None),
                 num_blocks(num_norms, CLIP_THREADS, self._launcher.num_multiprocessors),
                 CLIP_THREADS,
-                sums=joined,
+                few_sums=few,
+                many_sums=many,
                 num_devices=len(sums),
                 num_norms=num_norms,
                 rule=self._rule(workspace, limits),
@@ -159,7 +174,7 @@ class CudaClips:
                 **({} if decision is None else {"decision": decision}),
             )
             self._workspaces.put_back(workspace)
-            self._order.hold((joined, sums, results))
+            self._order.hold((sums, results))
 
     def factor_scalar(
         self, factors: Array, norm: int, real: type[np.floating[Any]]
@@ -182,6 +197,9 @@ class CudaClips:
             if refused is not None:
                 self._order.follow((refused,))
             flag = self._flag_array(refused)
+            for each in dense:
+                if each.inputs is not None:
+                    self._follow(each.inputs.plan)
             workspace = self._workspaces.take()
             if decision is not None:
                 word = workspace.zeros("bad", 1, "uint64")
@@ -191,16 +209,20 @@ class CudaClips:
             rule = _NO_RULE if limits is None else self._rule(workspace, limits)
             num_done = workspace.zeros("num_done", 1, "uint32")
             more: dict[str, LossDecision] = {}
-            for number, each in enumerate(every):
+            for number, one in enumerate(every):
                 is_last = number == len(every) - 1
                 address = self._launcher.address
+                begins = 0
+                if one.begins:
+                    begins = address(workspace.constants(f"begins {number}").set(one.begins))
+                norms = one.norms.start, one.norms.stop
                 totals = ClipTotals(
-                    address(sums), address(num_done), each.norm, num_norms, int(number == 0)
+                    address(sums), address(num_done), *norms, begins, num_norms, int(number == 0)
                 )
                 if decision is not None:
-                    numbers = self._numbers(workspace, number, each.numbers)
+                    numbers = self._numbers(workspace, number, one.numbers)
                     more = {"decision": decision._replace(**numbers)}
-                each.launch(
+                one.launch(
                     totals=totals,
                     rule=rule if is_last else _NO_RULE,
                     results=results if is_last else None,
@@ -222,19 +244,43 @@ class CudaClips:
         decides: bool,
     ) -> Iterator[_Sum]:
         for number, gradients in enumerate(dense):
-            arrays = gradients.arrays
-            for norm, positions in gradients.positions().items():
-                dtype = name_of(arrays[positions[0]].dtype)
-                # All are uploaded before the first launch: those of one dtype must not share.
-                constants = workspace.constants(f"gradients {number} {norm}")
-                table = ClippedArrays(self._launcher, arrays, positions, constants=constants)
-                launch = partial(
-                    table.launch,
-                    kernels.measure(dtype, decides=decides),
-                    parts=workspace.take("squares", table.num_chunks, "float64"),
-                )
-                numbers = [gradients.numbers[at] for at in positions] if decides else ()
-                yield _Sum(norm, launch, numbers)
+            arrays, of_norms = gradients.arrays, gradients.positions()
+            if not of_norms:
+                continue
+            norms = range(min(of_norms), max(of_norms) + 1)
+            positions = [at for norm in norms for at in of_norms.get(norm, ())]
+            dtype = arrays[positions[0]].dtype
+            # All are uploaded before the first launch: those of one dtype must not share.
+            constants = workspace.constants(f"gradients {number}")
+            table = ClippedArrays(self._launcher, arrays, positions, constants=constants)
+            kernel = kernels.measure(name_of(dtype), decides=decides)
+            more: dict[str, Any] = {}
+            if gradients.inputs is not None:
+                rule, plan, sums = gradients.inputs
+                kernel = kernels.measure_inputs(rule, plan.types.storage(dtype), decides)
+                variables = workspace.constants(f"variables {number}")
+                size = table.num_chunks * len(rule.sums)
+                more = {
+                    "variables": variables.set(plan.measured(positions)),
+                    "parts_of_sums": workspace.take("sums of inputs", size, "float64"),
+                    "num_done": workspace.zeros("variables_done", len(positions), "uint32"),
+                    "sums": sums,
+                }
+            parts = workspace.take("squares", table.num_chunks, "float64")
+            launch = partial(table.launch, kernel, parts=parts, **more)
+            numbers = [gradients.numbers[at] for at in positions] if decides else ()
+            begins: Sequence[int] = ()
+            if len(norms) > 1:
+                ends = accumulate(len(of_norms.get(norm, ())) for norm in norms)
+                begins = [table.first_chunks[at] for at in (0, *ends)]
+            yield _Sum(norms, begins, launch, numbers)
+
+    def _follow(self, plan: DensePlan) -> None:
+        """Makes the current stream wait until a plan's variables can be read."""
+        last = plan.last_update
+        is_last = last is not None and not last.is_superseded
+        self._order.follow((plan,) if is_last else plan.updated)
+        plan.fill_stand_ins()
 
     def _sparse_sums(
         self,
@@ -262,7 +308,7 @@ class CudaClips:
                 form = MeasuredTables, kind, decision is not None
                 launches = workspace.prepared(form, prepare)
                 launch = partial(launches.start, some, flag)
-                yield _Sum(norm, launch, [next(left) for _ in some])
+                yield _Sum(range(norm, norm + 1), (), launch, [next(left) for _ in some])
 
     def _numbers(self, workspace: Workspace, launch: int, numbers: Sequence[int]) -> dict[str, int]:
         """Returns how a decision numbers the gradients of a launch."""

@@ -92,7 +92,8 @@ class DensePlan:
         self._launcher = launcher
         self.targets = targets
         var, slots = targets[0]
-        slot_type = slots[0].dtype if slots and not self.codings else var.dtype
+        # The last: an average, which is the first, may have the variable's type.
+        slot_type = slots[-1].dtype if slots and not self.codings else var.dtype
         self.types = WrittenTypes(var.dtype, slot_type, beside[0].dtype if beside else None)
         self.dtype = self.types.gradients
         self._shapes = [var.shape for var, _ in targets]
@@ -159,6 +160,12 @@ class DensePlan:
         self._accepted = [_Accepted(ids, watched, version), *others[: MOST_LISTS - 1]]
         return version
 
+    def measured(self, positions: Sequence[int]) -> np.ndarray[Any, Any]:
+        """Returns `MeasuredVariable` for variables that have elements: int64 [their number, 3]."""
+        numbers = np.searchsorted(self._positions, positions)
+        # What is beside a variable comes last.
+        return np.column_stack((numbers, self._addresses[numbers][:, [0, -1]]))
+
     @property
     def width(self) -> int:
         """How many elements a row of the only variable has."""
@@ -195,6 +202,7 @@ class DensePlan:
         version: int | None,
         scalars: Sequence[Scalars],
         factors: Any,
+        sums: Any,
         refused: Any,
     ) -> tuple[DenseLaunch, Sequence[Any]]:
         """Fills the stand-ins, and takes out the current stream's launch, to be given to `end`.
@@ -207,21 +215,24 @@ class DensePlan:
             version: From `accept`; None if unknown.
             scalars: Those of each group.
             factors: See `Backend.apply_dense`.
+            sums: Likewise.
             refused: The row flag that the kernel reads.
 
         Returns:
             (the launch, arrays to keep until it is enqueued).
         """
         self.fill_stand_ins()
-        key = self._launcher.stream(), rule, gradients[0].dtype
+        key = self._launcher.stream(), rule, sums is not None, gradients[0].dtype
         update = self._launches.pop(key, None)
+        given = {} if sums is None else {"sums": sums}
         if update is None:
             has_groups, storage = self._has_groups(rule), self.types.storage(key[-1])
             arguments = ScalarArguments(self._launcher, rule, storage, has_groups)
-            launch = self._bind(rule, storage, arguments.of(scalars, factors), refused)
+            given |= arguments.of(scalars, factors)
+            launch = self._bind(rule, storage, given, refused)
             update = DenseLaunch(self._launcher, launch, arguments, key)
         else:
-            update.launch.replace(**update.scalars.of(scalars, factors), refused=refused)
+            update.launch.replace(**update.scalars.of(scalars, factors), **given, refused=refused)
         if update.point_to_version(version):
             return update, gradients
         ours = [gradients[i] for i in self._positions]
@@ -282,6 +293,10 @@ class DensePlan:
         self, rule: UpdateRule, storage: Storage, scalars: dict[str, Any], refused: Any
     ) -> Launch | SummedLaunch:
         shape, arguments, groups = self._shape(), self._arguments(refused), self._groups_or_zeros()
+        if "sums" in scalars:
+            arguments["groups"] = to_device(self._launcher, groups)
+            by_sums = kernels.dense_update_by_sums(rule, storage)
+            return self._launcher.bind(by_sums, *shape, **scalars, **arguments)
         if rule.sums:
             forms = kernels.sum_terms(rule, storage), kernels.dense_update(rule, storage, True)
             return self._bind_summed(rule, storage, scalars, forms, arguments)

@@ -23,7 +23,7 @@ _LAYOUT = struct_of(LossScaling)
 _WORD = np.dtype(np.uint64)
 _NUM_WORDS = _LAYOUT.size // _WORD.itemsize
 # What launches are given that do not decide, but tell who does.
-_ELSEWHERE = LossDecision(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
+_ELSEWHERE = LossDecision(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
 _FLOAT = np.dtype(np.float32)
 
 
@@ -116,15 +116,6 @@ class CudaLossScalings:
             self._order.record_creation(taken.after)
             return taken
 
-    def choose(self, decided: Decided, numbers: Sequence[np.floating[Any]]) -> Any:
-        with self._lock, self._launcher.device():
-            self._order.follow((decided.after,))
-            every = to_device(self._launcher, np.array(numbers))
-            behind = decided.host_count - decided.after.num_made.view(np.int64)
-            chosen = every[self._launcher.xp.clip(behind, 0, len(numbers) - 1)]
-            self._order.hold((decided.after.array,))
-            return chosen[0]
-
     def read(self, scaling: CudaLossScaling) -> Download:
         with self._lock, self._launcher.device():
             self._order.follow((scaling,))
@@ -177,6 +168,7 @@ class CudaLossScalings:
                 incr_every=rule.incr_every,
                 decr_every=rule.decr_every,
                 accept_after=accept_after,
+                stops=int(decision.stops),
                 incr_ratio=rule.incr_ratio,
                 decr_ratio=rule.decr_ratio,
                 divisor=rule.divisor,

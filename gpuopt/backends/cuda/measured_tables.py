@@ -20,7 +20,7 @@ from gpuopt.backends.cuda.sorted_tables import SortedTables, Table, TablesKind, 
 from gpuopt.backends.cuda.structs import ClipRule, ClipTotals, LossDecision
 from gpuopt.backends.cuda.workspace import Workspace
 
-_NOWHERE = ClipTotals(0, 0, 0, 0, 0)
+_NOWHERE = ClipTotals(0, 0, 0, 0, 0, 0, 0)
 _NO_RULE = ClipRule(0, 0.0, 1.0, 1.0, 0, 0)
 
 

@@ -84,6 +84,7 @@ class ClippedArrays:
     Attributes:
         num_arrays: How many there are.
         num_chunks: How many chunks they have together.
+        first_chunks: The number of each one's first chunk, and at the end `num_chunks`.
         only: The first.
         on_device: All, if there are more; else None.
     """
@@ -116,6 +117,7 @@ class ClippedArrays:
             rows.append(ClippedArray(address, target, source.size, self.num_chunks))
             self.num_chunks += -(-source.size // CLIP_CHUNK)
         self.num_arrays = len(rows)
+        self.first_chunks = [*(row.first_chunk for row in rows), self.num_chunks]
         self.only = rows[0]
         self.on_device = None
         if self.num_arrays > 1:

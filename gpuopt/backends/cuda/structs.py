@@ -12,6 +12,8 @@ FEW_GRADIENTS = 5
 # The most groups whose scalars an update takes by value, and the most bytes that these may have.
 FEW_GROUPS = 64
 FEW_GROUPS_BYTES = 2048
+# The most devices whose sums a launch that joins them finds by addresses that it takes by value.
+FEW_DEVICES = 8
 # In place of the number of a gradient that is not finite: more than any.
 NOTHING_IS_WRONG = 2**53
 
@@ -101,7 +103,7 @@ class IndexList(NamedTuple):
 
 
 class ClippedArray(NamedTuple):
-    """One array whose norm is taken, or that is scaled; its twin is in kernels/clip.cu.
+    """One array whose norm is taken, or that is scaled; its twin is in shared/clipped_arrays.cuh.
 
     Attributes:
         source: The array's address.
@@ -114,6 +116,18 @@ class ClippedArray(NamedTuple):
     target: Annotated[int, Number("int64")]
     size: Annotated[int, Number("int64")]
     first_chunk: Annotated[int, Number("int64")]
+
+
+class MeasuredVariable(NamedTuple):
+    """What belongs to a gradient of `measure_inputs`; its twin is in kernels/measure_inputs.cu.
+
+    Attributes:
+        number: The variable's number among those of the plan.
+        arrays: The addresses of the variable, and of what is beside it, if anything is.
+    """
+
+    number: Annotated[int, Number("int64")]
+    arrays: Annotated[Sequence[int], Numbers(Number("int64"), 2)]
 
 
 class ClipRule(NamedTuple):
@@ -145,20 +159,33 @@ class ClipResult(NamedTuple):
     factor_of_doubles: Annotated[float, Number("float64")]
 
 
+class FewSums(NamedTuple):
+    """The addresses of the sums of several devices, by value; its twin is in kernels/clip.cu."""
+
+    of: Annotated[Sequence[int], Numbers(Number("int64"), FEW_DEVICES)]
+
+
 class ClipTotals(NamedTuple):
     """Where the sums of one launch go; its twin is in kernels/shared/norms.cuh.
+
+    The launch adds to some norms, whose numbers follow each other.
 
     Attributes:
         sums: The address of the sum of squares of each norm, float64.
         num_done: The address of how many blocks are done: 0 before and after the launch.
-        norm: The number of the norm that the launch adds to.
+        first_norm: The first number.
+        end_norm: The number after the last one.
+        begins: The address of where each one's parts begin, and the last ones end; 0 if there is
+            one norm.
         num_norms: How many norms there are.
         is_first: Whether no launch before it has written sums.
     """
 
     sums: Annotated[int, Number("int64")]
     num_done: Annotated[int, Number("int64")]
-    norm: Annotated[int, Number("int64")]
+    first_norm: Annotated[int, Number("int64")]
+    end_norm: Annotated[int, Number("int64")]
+    begins: Annotated[int, Number("int64")]
     num_norms: Annotated[int, Number("int64")]
     is_first: Annotated[int, Number("int64")]
 
@@ -200,6 +227,7 @@ class LossDecision(NamedTuple):
         step: The step's own number, from 1.
         incr_every, decr_every: See `ScaleRule`.
         accept_after: After how many skipped steps one is made anyway; below 0 for never.
+        stops: Whether no step is made after one that is not finite.
         incr_ratio, decr_ratio, divisor: See `ScaleRule`.
     """
 
@@ -213,6 +241,7 @@ class LossDecision(NamedTuple):
     incr_every: Annotated[int, Number("int64")]
     decr_every: Annotated[int, Number("int64")]
     accept_after: Annotated[int, Number("int64")]
+    stops: Annotated[int, Number("int64")]
     incr_ratio: Annotated[float, Number("float64")]
     decr_ratio: Annotated[float, Number("float64")]
     divisor: Annotated[float, Number("float64")]

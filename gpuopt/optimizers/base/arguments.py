@@ -65,6 +65,10 @@ class Common(Additions, total=False):
     name: str
 
 
+GIVEN_ONCE = frozenset({*Additions.__annotations__, "use_locking"})
+"""The arguments that are not hyperparameters. Of those that clip, one that is given is."""
+
+
 def with_defaults(
     common: Common, optimizer_class: type[Optimizer]
 ) -> tuple[dict[str, Any], dict[str, Any]]:

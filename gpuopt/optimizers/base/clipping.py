@@ -27,6 +27,7 @@ def clipping_of(
     clip_value: Hyperparameter | None,
     clip_form: ClipFormName,
     groups: Iterable[ParameterGroup],
+    sums_inputs: bool,
 ) -> tuple[dict[str, Hyperparameter], GradientClips | None]:
     """Returns the hyperparameters of clipping, and what clips; neither if nothing is to be clipped.
 
@@ -35,6 +36,7 @@ def clipping_of(
         clip_value: The largest element; None if there is none.
         clip_form: The formula of norms.
         groups: Groups that may have their own.
+        sums_inputs: See `GradientClips`.
 
     Raises:
         TypeError: a number is none.
@@ -56,7 +58,7 @@ def clipping_of(
         _refuse_two(group.hyperparameters, f'group "{group.name}": ')
     if not named:
         return {}, None
-    clips = GradientClips(ClipForm[clip_form.upper()], clip_norm is not None)
+    clips = GradientClips(ClipForm[clip_form.upper()], clip_norm is not None, sums_inputs)
     return {name: given[name] for name in CLIPPING}, clips
 
 

@@ -10,7 +10,6 @@ import numpy as np
 from gpuopt.rules.slot_codes import SlotCodes
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.masters import Masters
-from gpuopt.step.averages import FollowingAverages
 from gpuopt.step.rounding import StochasticRounding
 
 _MOST_SEEDS = 2**63
@@ -22,14 +21,13 @@ def checked_rounding(
     slot_codes: SlotCodes | None,
     masters: Masters | None,
     slot_dtype: np.dtype[Any] | None,
-    averages: FollowingAverages | None,
 ) -> StochasticRounding | None:
     """Returns the rounding with a seed; None if there is no seed.
 
     Raises:
         TypeError: the seed is no whole number.
         ValueError: it is below 0 or has more than 63 bits, the rule has slots of rows, or there are
-            slots in 8 bits, master copies with float32 slots, or averages in the step.
+            slots in 8 bits, or master copies with float32 slots.
     """
     if seed is None:
         return None
@@ -52,11 +50,6 @@ def checked_rounding(
         )
     elif slot_codes is not None:
         problem = "with slot_bits=8: codes are rounded to nearest. Leave one of them out"
-    elif averages is not None:
-        problem = (
-            "with averages=: an average in the step would be of what is not rounded yet. Call "
-            "averages.apply after each step"
-        )
     if problem:
         raise ValueError(f"stochastic_rounding={seed} cannot be had {problem}")
     return StochasticRounding(int(seed), slot_dtype is not None)

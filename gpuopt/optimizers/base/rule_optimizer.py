@@ -11,14 +11,15 @@ from typing import Any, ClassVar, TypeVar, cast
 
 import numpy as np
 
-from gpuopt.backends import Target
+from gpuopt.backends import Target, gpu_backends
 from gpuopt.backends.clips import ClipForm
 from gpuopt.optimizer import Optimizer
-from gpuopt.optimizers.base.arguments import Common, FullSignature, with_defaults
+from gpuopt.optimizers.base.arguments import GIVEN_ONCE, Common, FullSignature, with_defaults
 from gpuopt.optimizers.base.clipping import CLIPPING, checked_clipping, clipping_of
 from gpuopt.optimizers.base.groups import Groups, ParameterGroup
 from gpuopt.optimizers.base.hyperparameters import Hyperparameter, Hyperparameters
 from gpuopt.optimizers.base.mixed_precision import checked_masters
+from gpuopt.optimizers.base.numbers_by_count import unknown_hyperparameter
 from gpuopt.optimizers.base.rounding import checked_rounding
 from gpuopt.optimizers.base.slot_bits import (
     LARGEST_SCALE,
@@ -38,10 +39,13 @@ from gpuopt.state.masters import MASTER, create_master, has_master
 from gpuopt.state.slot_dtypes import SLOT_DTYPE, dtype_of_slots
 from gpuopt.state.split_masters import SplitPair, paired
 from gpuopt.state.state import Range
+from gpuopt.step import additions
 from gpuopt.step.averages import following
 from gpuopt.step.clips import CLIP_NORM, NO_LIMIT, GradientClips, StepClips
+from gpuopt.step.device_scaling import Key
 from gpuopt.step.known import KnownGroups
 from gpuopt.step.pairs import Gradient
+from gpuopt.step.replica_context import replica_context
 from gpuopt.step.rounding import ROUNDED_STEPS
 from gpuopt.step.rule_updates import RuleUpdates
 from gpuopt.step.tables_behind import bring_up_all
@@ -177,7 +181,7 @@ class RuleOptimizer(Optimizer):
                 `stochastic_rounding`, a seed, to round what is written to bfloat16 variables and
                 slots up or down at random, with the number itself as the mean. The random bits
                 depend on seed, count of steps, element and slot alone. It goes together with
-                `masters` if there is a `slot_dtype`, and with neither `slot_bits=8` nor `averages`;
+                `masters` if there is a `slot_dtype`, and not with `slot_bits=8`;
                 `slot_dtype` and `masters` may also be given as types, as `np.float32`;
                 and `averages`, an `ExponentialMovingAverage` whose `apply` is made a part of the
                 step, for the variables that have a gradient: with the same values, and mostly in
@@ -198,18 +202,18 @@ class RuleOptimizer(Optimizer):
         self.slot_codes = slot_codes_of(bits, form, self.rule, type(self).__name__)
         self.slot_dtype = checked_slot_dtype(ours.pop("slot_dtype"), self.rule, self.slot_codes)
         self.masters = checked_masters(ours.pop("masters"), self.slot_codes)
-        self.averages = following(
-            ours.pop("averages"), self.slot_codes, self.slot_dtype, self.masters
-        )
         self.rounding = checked_rounding(
             ours.pop("stochastic_rounding"),
             self.rule,
             self.slot_codes,
             self.masters,
             self.slot_dtype,
-            self.averages,
         )
-        clipping, self.clips = clipping_of(**ours, groups=self._grouping)
+        self.averages = following(
+            ours.pop("averages"), self.masters, is_rounded=self.rounding is not None
+        )
+        sums_inputs = bool(self.rule.degrees)
+        clipping, self.clips = clipping_of(**ours, groups=self._grouping, sums_inputs=sums_inputs)
         every = {**self._all_hyperparameters(hyperparameters), **clipping}
         settable = [name for name in every if name not in self.derived_hyperparameters]
         self.hyperparameters = Hyperparameters(every, self._checked, settable)
@@ -305,6 +309,9 @@ class RuleOptimizer(Optimizer):
         names: Collection[str] = vars(self).get("hyperparameters", ())
         return names
 
+    def _names_to_give(self) -> Collection[str]:
+        return GIVEN_ONCE.difference(vars(self)) if "groups" in vars(self) else ()
+
     def _changes(self) -> Changes:
         return [each.changed for each in (self.hyperparameters, *self.groups)]
 
@@ -358,12 +365,28 @@ class RuleOptimizer(Optimizer):
         """
         clips = self.clips
         if clips is None and unscale is not None:
-            clips = GradientClips(ClipForm.TENSORFLOW, measures_all=False)
+            clips = GradientClips(ClipForm.TENSORFLOW, measures_all=False, sums_inputs=False)
         if clips is None:
             return None
         names = [group.name for group in self._grouping]
         this_thread = self.this_thread
         return clips.of_step(this_thread.hyperparameters, this_thread.of_groups, names, unscale)
+
+    def _key_on_gpu(self, global_step: Any) -> Key | None:
+        context, every = replica_context(), (self.hyperparameters, *self.groups)
+        if (
+            not gpu_backends
+            or additions.this_thread.additions
+            or context.strategy is not None
+            or context.num_replicas > 1
+            or self._overrides_apply_hook()
+        ):
+            return None
+        if global_step is not None and not _is_in_memory(global_step):
+            return None
+        if unknown_hyperparameter(every, global_step) is not None:
+            return None
+        return [each.own for each in every]
 
     def _looks_at_all_gradients(self) -> list[str]:
         looks = super()._looks_at_all_gradients()
@@ -724,3 +747,9 @@ class RuleOptimizer(Optimizer):
         return hooks_of(type(self)) != hooks_of(RuleOptimizer) or not vars(self).keys().isdisjoint(
             _APPLY_HOOKS
         )
+
+
+def _is_in_memory(counter: Any) -> bool:
+    """Whether whoever reads a counter can be made to wait for a GPU, and writing it waits not."""
+    is_variable = isinstance(counter, Variable) and not counter.is_raw_array
+    return is_variable and counter.memory.kind == "cpu"

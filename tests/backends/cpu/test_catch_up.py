@@ -12,12 +12,13 @@ import pytest
 from late_tables import (
     AllRows,
     Table,
-    check_single_reads,
+    check_reads,
     constant,
     cosine,
     distance,
     distances,
-    single_reads,
+    error_of_squares,
+    read_tables,
     step_size,
     waves,
     zipf_steps,
@@ -49,7 +50,7 @@ def test_rows_are_as_close_to_all_steps_as_float32_itself(
         steps = 1_500  # numpy's calls in three threads take a millisecond a step
     for step, ours, of_all_rows, of_writes in distances(rate, epsilon, steps, seeds=20):
         assert ours <= max(of_all_rows, 1e-6), step
-        assert ours <= 1.5 * of_writes, step
+        assert ours <= 1.25 * of_writes, step
 
 
 @pytest.mark.parametrize(
@@ -61,33 +62,22 @@ def test_rows_are_as_close_to_all_steps_as_float32_itself(
         *((constant, epsilon, 1_000) for epsilon in (1e-8, 1e-5)),
     ],
 )
-def test_each_read_of_2_000_rows_is_as_close_to_all_steps_as_float32_itself(
+def test_each_read_of_2_000_rows_and_its_rows_are_as_close_to_all_steps_as_float32_itself(
     rate: Callable[[int], float], epsilon: float, steps: int, every_cpu_form: str
 ) -> None:
-    """So many that chance plays no part in the distance of a table."""
-    height, reads = 2_000, 0
+    """So many that chance plays no part in the distance of a table. It does in that of a row."""
     if os.environ.get("GPUOPT_FULL"):
         steps = 10_000
     elif every_cpu_form != "compiled":
-        steps = 500
-    table = Table(np.float32, stepping=False, epsilon=epsilon, height=height)
-    exact, all_rows = (AllRows(real, epsilon, height) for real in (np.float64, np.float32))
-    for step, (rows, values) in enumerate(zipf_steps(steps, 1, height, draws=64), start=1):
-        for each in (table, exact, all_rows):
-            each.step(rows, values.astype(np.float32), step_size(rate, step))
-        if step % 250 == 0:
-            of_all_rows = distance(all_rows.var, exact.var)
-            assert distance(table.read(), exact.var) <= max(of_all_rows, 1e-6), step
-            reads += 1
-    assert reads == steps // 250
+        steps = 1_000
+    reads = list(read_tables(rate, epsilon, steps))
+    assert len(reads) == steps // 250
+    check_reads(reads)
 
 
-@pytest.mark.parametrize(("rate", "epsilon"), [(cosine, 1e-8), (constant, 1e-3)])
-def test_single_rows_are_nearly_as_close_as_if_writes_alone_were_rounded(
-    rate: Callable[[int], float], epsilon: float, every_cpu_form: str
-) -> None:
-    reads = list(single_reads(rate, epsilon, 10_000 if os.environ.get("GPUOPT_FULL") else 1_500))
-    check_single_reads(reads)
+@pytest.mark.parametrize("gap", [2, 4])
+def test_gaps_alike_do_not_add_up_one_error_of_a_power(gap: int) -> None:
+    assert abs(error_of_squares(gap)) <= 2e-7
 
 
 @pytest.mark.parametrize(("stepping", "bound"), [(False, 1e-7), (True, 1e-11)])

@@ -1507,7 +1507,7 @@ def test_nonfinite_gradients_on_a_gpu_are_found() -> None:
     optimizer = gpuopt.AdamOptimizer(on_nonfinite="raise")
     gradient = on_gpu(np.float32([[1, 2], [np.nan, np.inf]]), 1)
     with pytest.raises(FloatingPointError, match=r"not finite: 2 of 4 .* nan at \[1, 0\]"):
-        optimizer.apply_gradients([(gradient, w)])
+        optimizer.apply_gradients([(gradient, w)])  # the host decides, as it makes slots
     assert w.numpy().tolist() == [[1, 1], [1, 1]]
 
 

@@ -17,12 +17,13 @@ from every_optimizer import rules_of_missed_steps
 from late_tables import (
     AllRows,
     Table,
-    check_single_reads,
+    check_reads,
     constant,
     cosine,
     distance,
     distances,
-    single_reads,
+    error_of_squares,
+    read_tables,
     step_size,
     waves,
     zipf_steps,
@@ -210,8 +211,13 @@ def test_rows_are_as_close_to_all_steps_as_float32_itself(
 
 
 @pytest.mark.skipif(SANITIZED, reason="hundreds of steps")
-def test_single_rows_are_nearly_as_close_as_if_writes_alone_were_rounded() -> None:
-    check_single_reads(list(single_reads(cosine, 1e-8, 750, new_backend())))
+def test_each_read_and_its_rows_are_as_close_to_all_steps_as_float32_itself() -> None:
+    check_reads(list(read_tables(cosine, 1e-8, 750, new_backend())))
+
+
+@pytest.mark.skipif(SANITIZED, reason="hundreds of steps")
+def test_gaps_alike_do_not_add_up_one_error_of_a_power() -> None:
+    assert abs(error_of_squares(4, new_backend())) <= 2e-7
 
 
 @pytest.mark.skipif(SANITIZED, reason="hundreds of steps")
@@ -360,15 +366,19 @@ def test_the_same_steps_have_the_same_bits() -> None:
     assert trained(1) == trained(2) == trained(3)
 
 
-def test_a_read_before_a_step_changes_nothing(backend: CudaBackend) -> None:
+def test_a_read_before_a_step_rounds_weights_and_changes_nothing_else(backend: CudaBackend) -> None:
     rng = np.random.default_rng(2)
     tables = [pair_of(backend, adam, ml_dtypes.bfloat16, (12, 8))[0] for _ in "12"]
     for _ in range(20):
         values, rows = draw(rng, 12, (8,), ml_dtypes.bfloat16)
         tables[1].read(rows)
         step(tables, adam, values, rows, 0.01)
-    for mine, theirs in zip(tables[0].arrays, tables[1].arrays, strict=True):
+    (var, *slots), (var_that_was_read, *others) = (table.arrays for table in tables)
+    for mine, theirs in zip(slots, others, strict=True):
         assert mine.tobytes() == theirs.tobytes()
+    rounding = float(ml_dtypes.finfo(var.dtype).eps)
+    got, expected = (each.astype(np.float64) for each in (var_that_was_read, var))
+    np.testing.assert_allclose(got, expected, rtol=4 * rounding, atol=4 * rounding)
 
 
 @pytest.mark.parametrize("num_rows", [3, 3_000])

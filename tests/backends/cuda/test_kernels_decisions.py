@@ -105,3 +105,22 @@ def test_refused_rows_of_one_device_leave_the_step_out_and_uncounted() -> None:
             assert (state, last_bad) == (before, LastBad(0, 0))
         else:
             assert (state.num_skipped, last_bad) == (4, LastBad(1, 2))
+
+
+def test_after_a_step_that_stops_the_others_none_is_made_or_told_of() -> None:
+    rng = np.random.default_rng(3)
+    backends = [
+        CudaBackend(Device("gpu"), EmulatorLauncher(seed=n, xp=fake_cupy)) for n in range(2)
+    ]
+    home, other = (backend.loss_scalings for backend in backends)
+    alone = together = home.new(ScaleState(np.float32(1)))
+    for step, bad in enumerate(([], [], [5], [], [2], []), 1):
+        dense, sparse = gradients(rng, bad)
+        made, is_stopped = min(step, 2), step >= 3
+        decision = Decision(ScaleRule(), None, alone, made, step, stops=True)
+        alone = home.decide(dense, sparse, LIMITS, decision).after
+        sums = [home.sums(dense, [], 2), other.sums([], sparse, 2)]
+        together = home.join(sums, LIMITS, decision._replace(before=together)).after
+        for after in (alone, together):
+            assert bool(after.array[0]) == is_stopped
+            assert home.state(after)[1:] == (made, LastBad(3, 5) if is_stopped else LastBad(0, 0))

@@ -18,7 +18,10 @@ from gpuopt.backends.cuda.structs import Chunk, ClippedArray, FewGradients
 from gpuopt.optimizers.adam import adam
 from gpuopt.optimizers.gradient_descent import gradient_descent
 from gpuopt.optimizers.lamb import lamb
+from gpuopt.optimizers.lars import lars
 from gpuopt.rules.accumulation import add_to_sum, begin_sum
+from gpuopt.rules.clipped import clipped
+from gpuopt.rules.scaled import scaled
 from gpuopt.rules.slot_codes import slot_codes
 
 pytestmark = pytest.mark.emulator
@@ -123,6 +126,10 @@ def test_kernels_take_sizes_and_counts_of_64_bits(rule: Any) -> None:
         kernels.dense_update(begin_sum, "float32"),
         kernels.dense_update(add_to_sum, "float32"),
         kernels.sum_terms(lamb, "float32"),
+        kernels.measure_inputs(lars, "float32"),
+        kernels.measure_inputs(lars, "float32", decides=True),
+        kernels.dense_update_by_sums(clipped(lars), "float32"),
+        kernels.dense_update_by_sums(scaled(lars), "float32"),
         kernels.coded_update(adam, codings, "float32"),
         kernels.sum_coded_terms(lamb, codings, "float32"),
         kernels.sparse_update(rule, "float32", "uint32"),

@@ -6,6 +6,7 @@ import itertools
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import driver
@@ -151,11 +152,33 @@ QUERIES = {"cudaGetDevice", "cudaSetDevice", "cudaEventQuery", "cudaStreamIsCapt
 TWICE = {"cuLaunchKernel", "cudaMemcpyAsync", "device to host bytes"}
 
 
-def dense_step(cupy: Any, num_variables: int, num_sets: int, **options: Any) -> Callable[[], None]:
-    variables = [Variable(np.zeros(9, np.float32), device="gpu:0") for _ in range(num_variables)]
-    sets = [[(cupy.zeros(9, np.float32), v) for v in variables] for _ in range(num_sets)]
+def dense_step(
+    cupy: Any, num_variables: int, num_sets: int, dtype: Any = np.float32, **options: Any
+) -> Callable[[], None]:
+    variables = [Variable(np.zeros(9, dtype), device="gpu:0") for _ in range(num_variables)]
+    sets = [[(cupy.zeros(9, dtype), v) for v in variables] for _ in range(num_sets)]
     turns, optimizer = itertools.cycle(sets), gpuopt.AdamOptimizer(**options)
     return lambda: optimizer.apply_gradients(next(turns))
+
+
+def averaged_step(
+    cupy: Any, num_variables: int, num_sets: int, dtype: Any = np.float32, **options: Any
+) -> Callable[[], None]:
+    averages = gpuopt.ExponentialMovingAverage(0.9)
+    return dense_step(cupy, num_variables, num_sets, dtype, averages=averages, **options)
+
+
+def averaged_rows_step(cupy: Any, num_tables: int, num_rows: int) -> Callable[[], None]:
+    averages = gpuopt.ExponentialMovingAverage(0.9)
+    return sparse_step(cupy, num_tables, num_rows, gpuopt.LazyAdamOptimizer(averages=averages))
+
+
+def averages_alone(cupy: Any, num_variables: int, num_functions: int) -> Callable[[], None]:
+    variables = [Variable(np.zeros(9, np.float32), device="gpu:0") for _ in range(num_variables)]
+    losses = [cupy.ones((), np.float32) for _ in range(num_functions)]
+    functions = [lambda loss=loss: loss for loss in losses]
+    averages = gpuopt.ExponentialMovingAverage(0.9, zero_debias=True)
+    return lambda: averages.apply([*variables, *functions])
 
 
 def sparse_step(
@@ -171,7 +194,12 @@ def sparse_step(
 
 
 def scaled_step(
-    cupy: Any, num_variables: int, num_rows: int, optimizer: Any = None, dtype: Any = np.float32
+    cupy: Any,
+    num_variables: int,
+    num_rows: int,
+    optimizer: Any = None,
+    dtype: Any = np.float32,
+    step: Any = None,
 ) -> Callable[[], None]:
     variables = [Variable(np.zeros(9, dtype), device="gpu:0") for _ in range(num_variables)]
     pairs: list[Any] = [(cupy.zeros(9, dtype), v) for v in variables]
@@ -182,7 +210,7 @@ def scaled_step(
         pairs.append((slices, Variable(cupy.zeros((10_000, 4), np.float32))))
     inner = optimizer or gpuopt.LazyAdamOptimizer(clip_norm=1.0)
     scaled = LossScaleOptimizer(inner, gpuopt.DynamicLossScale())
-    step = Variable(0, name="step")
+    step = Variable(0, name="step") if step is None else step
     return lambda: scaled.apply_gradients(pairs, step)
 
 
@@ -190,6 +218,30 @@ def scaled_averaged_step(cupy: Any, num_variables: int, num_rows: int) -> Callab
     averages = gpuopt.ExponentialMovingAverage(0.9)
     optimizer = gpuopt.AdamOptimizer(averages=averages)
     return scaled_step(cupy, num_variables, num_rows, optimizer)
+
+
+def scaled_averaged_rows_step(cupy: Any, num_variables: int, num_rows: int) -> Callable[[], None]:
+    """The decay follows the count of steps, which the GPU alone knows."""
+    step = Variable(0, name="step")
+    averages = gpuopt.ExponentialMovingAverage(0.9, step)
+    inner = gpuopt.LazyAdamOptimizer(averages=averages)
+    return scaled_step(cupy, num_variables, num_rows, inner, step=step)
+
+
+def groups_step(
+    cupy: Any, num_variables: int, num_groups: int, is_scaled: bool = False, **options: Any
+) -> Callable[[], None]:
+    """Each group is clipped to a norm of its own."""
+    variables = [Variable(np.zeros(9, np.float32), device="gpu:0") for _ in range(num_variables)]
+    groups = [
+        gpuopt.ParameterGroup(variables=variables[number :: num_groups + 1], clip_norm=0.5)
+        for number in range(num_groups)
+    ]
+    optimizer: Any = gpuopt.AdamOptimizer(clip_norm=1.0, groups=groups, **options)
+    if is_scaled:
+        optimizer = LossScaleOptimizer(optimizer, gpuopt.DynamicLossScale())
+    pairs, step = [(cupy.zeros(9, np.float32), v) for v in variables], Variable(0, name="step")
+    return lambda: optimizer.apply_gradients(pairs, step)
 
 
 def scaled_coded_step(cupy: Any, num_variables: int, num_rows: int) -> Callable[[], None]:
@@ -222,6 +274,22 @@ def coded_rows_step(cupy: Any, num_tables: int, num_rows: int) -> Callable[[], N
     return sparse_step(cupy, num_tables, num_rows, gpuopt.LazyAdamOptimizer(slot_bits=8))
 
 
+BFLOAT16 = ml_dtypes.bfloat16
+# Averages in the launch that updates their variables.
+AVERAGED: dict[str, dict[str, Any]] = {
+    "averages": {},
+    "averages of 16 bits": {"dtype": BFLOAT16},
+    "averages beside slots in bfloat16": {"slot_dtype": "bfloat16"},
+    "averages of masters with slots in bfloat16": {
+        **{"dtype": BFLOAT16, "masters": "float32", "slot_dtype": "bfloat16"},
+    },
+    "averages of remainders with slots in bfloat16": {
+        **{"dtype": BFLOAT16, "masters": "remainder", "slot_dtype": "bfloat16"},
+    },
+    "averages beside slots in 8 bits": {"slot_bits": 8},
+    "averages of 16 bits beside slots in 8 bits": {"dtype": BFLOAT16, "slot_bits": 8},
+}
+
 # Events end the check, the update, the copy of the flag of refused rows, and what reads the flag.
 OF_ROWS = {"cudaEventRecord": 4, "device to host": 1}
 # Each has an event of its own.
@@ -231,9 +299,27 @@ OF_A_DECISION = {"cudaEventCreate": 1, "cudaEventDestroy": 1}
 DENSE_SCALED = {"launches": 2, "cudaEventRecord": 4, "device to host": 1, **OF_A_DECISION}
 # Rows are sorted for both, and their sums have two launches more each.
 SPARSE_SCALED = {"launches": 9, "cudaEventRecord": 8, "device to host": 2, **OF_A_DECISION}
+
+
+def of_averages(launches: int) -> dict[str, int]:
+    """Launches of averages alone: after each, the values' next updates wait for an event."""
+    events = {"cudaEventCreate": 1, "cudaEventDestroy": 1, "cudaEventRecord": 2}
+    return {"launches": launches, **{name: launches * number for name, number in events.items()}}
+
+
+def together(*counted: dict[str, int]) -> dict[str, int]:
+    return dict(sum(map(Counter, counted), Counter()))
+
+
 STEPS: dict[str, tuple[Callable[..., Any], tuple[int, int], dict[str, int]]] = {
     "one variable": (dense_step, (1, 1), {"launches": 1, "cudaEventRecord": 1}),
     "148, three sets in turn": (dense_step, (148, 3), {"launches": 1, "cudaEventRecord": 1}),
+    **{
+        name: (partial(averaged_step, **options), (24, 3), {"launches": 1, "cudaEventRecord": 1})
+        for name, options in AVERAGED.items()
+    },
+    "averages without a step": (averages_alone, (24, 0), of_averages(1)),
+    "averages of functions, too": (averages_alone, (24, 20), of_averages(2)),
     "slots in 8 bits": (coded_step, (148, 3), {"launches": 1, "cudaEventRecord": 1}),
     # The norm, too.
     "slots in 8 bits, clipped": (coded_clipped_step, (3, 1), {"launches": 2, "cudaEventRecord": 2}),
@@ -241,14 +327,32 @@ STEPS: dict[str, tuple[Callable[..., Any], tuple[int, int], dict[str, int]]] = {
     "26 tables of slots in 8 bits": (coded_rows_step, (26, 3000), {"launches": 10, **OF_ROWS}),
     # The check, the sort, the sums of pieces, and the update.
     "few rows": (sparse_step, (1, 100), {"launches": 4, **OF_ROWS}),
+    # Their averages move in all rows, after the update.
+    "26 tables, and averages": (
+        averaged_rows_step,
+        (26, 3000),
+        together({"launches": 10, **OF_ROWS}, of_averages(1)),
+    ),
     # The sort does the check, by two launches for each of two digits.
     "many rows": (sparse_step, (1, 3000), {"launches": 6, **OF_ROWS}),
     # Gradients are measured, and the step is decided about; then it is made or not. The host reads
     # how many steps were made.
     "scaled": (scaled_step, (3, 0), DENSE_SCALED),
+    "groups with norms": (groups_step, (12, 3), {"launches": 2, "cudaEventRecord": 2}),
+    "groups with norms, if finite": (
+        partial(groups_step, on_nonfinite="skip"),
+        (12, 3),
+        DENSE_SCALED,
+    ),
+    "scaled groups with norms": (partial(groups_step, is_scaled=True), (12, 3), DENSE_SCALED),
     "scaled, with averages": (scaled_averaged_step, (3, 0), DENSE_SCALED),
     "scaled, of slots in 8 bits": (scaled_coded_step, (3, 0), DENSE_SCALED),
     "scaled, and rounded": (scaled_rounded_step, (3, 0), DENSE_SCALED),
+    "scaled rows, and averages": (
+        scaled_averaged_rows_step,
+        (3, 100),
+        together(SPARSE_SCALED, of_averages(1)),
+    ),
     "scaled rows": (scaled_step, (3, 100), SPARSE_SCALED),
     "scaled rows that catch up": (scaled_late_step, (3, 100), SPARSE_SCALED),
     # The check, the gathering of keys, and three digits.

@@ -127,6 +127,14 @@ EMULATOR_INTERNAL inline void* take_state() {
 
 EMULATOR_INTERNAL inline void give_back_states(bool are_sound) {
   const int num_kept = are_sound ? max_kept_states : 0;
+  if (!are_sound) {
+    // Threads that have not come to their end have released nothing: what comes after this launch
+    // is ordered after them by these switches.
+    for (int i = 0; i < num_states; ++i) {
+      __tsan_switch_to_fiber(states[i], 0);
+      __tsan_switch_to_fiber(main_sanitizer_state, 0);
+    }
+  }
   while (num_states > num_kept) __tsan_destroy_fiber(states[--num_states]);
   num_states_taken = 0;
 }

@@ -30,6 +30,7 @@ from fuzzing.stages_model import (
     BETA1,
     BETA2,
     DECAY,
+    EETA,
     EPSILON,
     KINDS,
     MOMENTUM,
@@ -118,6 +119,8 @@ class Program:
         if self.scaling:
             self.model.scaling = Scaling(self.scaling)
         self.skips = bool(self.scaling) or choose([True, False])
+        self.refuses = self.skips and not self.scaling and choose([True, False])
+        self.was_refused = False
         self.accumulated = choose([0, 0, 2, 3])
         self.is_mean = choose([True, False])
         self.clip = choose([Clip(), Clip(norm=0.75), Clip(value=0.5), Clip(norm=1.5, form="torch")])
@@ -128,8 +131,9 @@ class Program:
         self.make()
         self.log.append(
             f"{self.kind} of {of_all} on {device}, {self.form.options}, averages {self.follows}, "
-            f"scale {self.scaling}, skips {self.skips}, accumulates {self.accumulated} "
-            f"(mean {self.is_mean}), {self.clip}, group {self.group}, rate {self.rate}"
+            f"scale {self.scaling}, skips {self.skips} (refuses {self.refuses}), "
+            f"accumulates {self.accumulated} (mean {self.is_mean}), {self.clip}, "
+            f"group {self.group}, rate {self.rate}"
         )
 
     def choose(self, items: Any) -> Any:
@@ -150,7 +154,7 @@ class Program:
             group = gpuopt.ParameterGroup(variables=listed, learning_rate=GROUPS_RATE, **self.group)
             options["groups"] = [group]
         if self.skips and not self.scaling:
-            options["on_nonfinite"] = "skip"
+            options["on_nonfinite"] = "raise" if self.refuses else "skip"
         if self.follows == "inside":
             if self.averages is None:
                 self.averages = gpuopt.ExponentialMovingAverage(AVERAGE_DECAY)
@@ -217,6 +221,7 @@ class Program:
 
     # Steps.
 
+    @np.errstate(over="ignore")  # times a scale, in 16 bits
     def gradients(self) -> dict[str, Any]:
         """Draws gradients in the arrays' types, times the scale of the loss if it is asked for."""
         scale = 1.0 if self.accumulated or self.scaled is None else self.model.scaling.scale
@@ -258,11 +263,24 @@ class Program:
             more["loss_scale"] = np.float32(self.model.scaling.scale)
         elif self.scaled is not None and not self.accumulated:
             gradients = {label: _times(each, 1 / self.scale()) for label, each in gradients.items()}
-        self.whole.apply_gradients(self.given(gradients), self.counter, **more)
+        self.call(lambda: self.whole.apply_gradients(self.given(gradients), self.counter, **more))
+
+    def call(self, step: Callable[[], None]) -> None:
+        """Notes whether a step is refused, in the call or late."""
+        self.was_refused = False
+        try:
+            step()
+            if self.refuses:
+                self.whole.check()
+        except FloatingPointError:
+            if not self.refuses:
+                raise
+            self.was_refused = True
 
     def scale(self) -> float:
         return 1.0 if self.accumulated or self.scaled is None else self.model.scaling.scale
 
+    @np.errstate(invalid="ignore")
     def follow(self, gradients: Mapping[str, Any]) -> bool:
         """Has the model do what `apply` has done; says whether it was an update."""
         unscaled = {
@@ -285,6 +303,8 @@ class Program:
             makes_slots=self.scaled is not None,
         )
         self.made_steps += is_made
+        if self.refuses:
+            assert self.was_refused != is_made
         return is_made
 
     def write(self, label: str, value: np.ndarray) -> None:
@@ -410,6 +430,9 @@ def make_optimizer(kind: str, rate: Any, options: Mapping[str, Any]) -> Any:
         "Adam": moments,
         "LazyAdam": moments,
         "AdamW": {"weight_decay": DECAY, **moments},
+        "LARS": {
+            **{"momentum": MOMENTUM, "weight_decay": DECAY, "eeta": EETA, "epsilon": EPSILON},
+        },
         "Lion": {"beta1": BETA1, "beta2": BETA2, "weight_decay": DECAY},
     }
     make = getattr(gpuopt, f"{kind}Optimizer")
@@ -432,6 +455,20 @@ def bad_step(program: Program) -> None:
         values.reshape(-1)[-1:] = program.choose([np.inf, -np.inf, np.nan])
     program.apply(gradients)
     program.follow(gradients)
+
+
+def refused_late(program: Program) -> None:
+    """Steps after one that is not finite are not made either, until somebody hears of it."""
+    if not program.refuses or program.accumulated:
+        return
+    bad = {"w0": np.full(SHAPES["w0"], np.nan, program.dtypes["w0"])}
+    with pytest.raises(FloatingPointError, match="is not finite"):  # noqa: PT012
+        program.whole.apply_gradients(
+            program.given({**program.gradients(), **bad}), program.counter
+        )
+        for _ in range(program.choose([0, 1, 3])):
+            program.whole.apply_gradients(program.given(program.gradients()), program.counter)
+        program.whole.check()
 
 
 def refused_step(program: Program) -> None:
@@ -482,7 +519,7 @@ def apply_accumulated(program: Program) -> None:
         program.accumulating.reset()
         program.model.pending.clear()
     elif program.follows != "after":  # averages of the wrapper around are moved by its own calls
-        program.accumulating.apply_accumulated(program.counter)
+        program.call(lambda: program.accumulating.apply_accumulated(program.counter))
         if program.model.pending:
             program.update(program.model.take(is_mean=program.is_mean))
 
@@ -648,6 +685,7 @@ OPERATIONS: list[tuple[float, Callable[[Program], None]]] = [
     (10, Program.step),
     (6, steps),
     (3, bad_step),
+    (1, refused_late),
     (1, refused_step),
     (1, row_out_of_range),
     (2, assign),

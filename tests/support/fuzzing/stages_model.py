@@ -16,6 +16,7 @@ from fuzzing.model import Rows
 
 BETA1, BETA2, EPSILON, MOMENTUM = 0.875, 1 - 2**-6, 2.0**-8, 0.5
 DECAY, AVERAGE_DECAY, TORCHS_EPSILON = 2.0**-5, 0.75, 1e-6
+EETA = 0.25
 
 Gradient = Any  # an array, or Rows
 
@@ -28,12 +29,14 @@ class Kind(NamedTuple):
         rule: Updates an array in place: (w, g, slots, rate, step size of Adam).
         moves_all_rows: Whether a sparse gradient updates rows that it does not name.
         decay: What a step takes of the array before: a part of it, by the rate.
+        rule_of_rows: Updates rows of a sparse gradient, if it is another one.
     """
 
     slots: Mapping[str, float]
     rule: Callable[..., None]
     moves_all_rows: bool = False
     decay: Callable[[float], float] = lambda rate: 0.0
+    rule_of_rows: Callable[..., None] | None = None
 
 
 def _gradient_descent(w: Any, g: Any, slots: Any, rate: float, size: float) -> None:
@@ -69,6 +72,13 @@ def _lion(w: Any, g: Any, slots: Any, rate: float, size: float) -> None:
     slots["m"] += (1 - BETA2) * (g - slots["m"])
 
 
+def _lars(w: Any, g: Any, slots: Any, rate: float, size: float) -> None:
+    norm, of_gradient = np.sqrt(np.sum(w * w)), np.sqrt(np.sum(g * g))
+    if norm > 0 and of_gradient > 0:
+        rate = rate * EETA * norm / (of_gradient + DECAY * norm + EPSILON)
+    _momentum(w, rate * (g + DECAY * w), slots, 1.0, size)
+
+
 _MOMENTS = {"m": 0.0, "v": 0.0}
 KINDS = {
     "GradientDescent": Kind({}, _gradient_descent),
@@ -78,6 +88,7 @@ KINDS = {
     "Adam": Kind(_MOMENTS, _adam, moves_all_rows=True),
     "LazyAdam": Kind(_MOMENTS, _adam),
     "AdamW": Kind(_MOMENTS, _adam, moves_all_rows=True, decay=lambda rate: DECAY),
+    "LARS": Kind({"momentum": 0.0}, _lars, rule_of_rows=_momentum),
     "Lion": Kind({"m": 0.0}, _lion, decay=lambda rate: rate * DECAY),
 }
 
@@ -234,7 +245,8 @@ class Model:
         touched: Any = ... if self.kind.moves_all_rows else named
         parts = {name: slot[touched] for name, slot in slots.items()}
         part = w[touched]
-        self.kind.rule(part, gradient[touched], parts, rate, size)
+        rule = self.kind.rule if rows is None else self.kind.rule_of_rows or self.kind.rule
+        rule(part, gradient[touched], parts, rate, size)
         w[touched] = part
         for name, slot in slots.items():
             slot[touched] = parts[name]

@@ -151,9 +151,10 @@ def compiled_rules(
 ) -> list[CompiledRule]:
     """Returns the compiled form of a rule, for the scalars of each group.
 
-    There are none without a compiler, or if the rule has no C++ to be compiled.
+    There are none without a compiler, if the rule has no C++ to be compiled, or if it goes by what
+    is stored of a variable: these update copies, of the type that rules compute in.
     """
-    if rule.cuda is None or why_not_compiled() is not None:
+    if rule.cuda is None or rule.stored is not None or why_not_compiled() is not None:
         return []
     library = _library(rule, real)
     if library is None:

@@ -48,7 +48,8 @@ class CompiledBlocks:
         """Updates chunks until all are taken; threads that call it at once share them.
 
         Args:
-            table: [num_chunks, 2 * num_slots + 7] of intp, contiguous: rows of `CodedChunk`.
+            table: intp [num_chunks, 2 * num_slots + 7], or one column less with an average,
+                contiguous: rows of `CodedChunk`.
             taken: [1] of int64: how many chunks all callers have taken.
         """
         self._library.update_coded_chunks(

@@ -16,6 +16,7 @@ from gpuopt.backends.cpu.compiler import build, why_not_compiled
 from gpuopt.backends.cpu.forms.compiled import REALS, Chunk, CompiledRule, address_of, addresses
 from gpuopt.backends.cpu.row_groups import RowGroups
 from gpuopt.rules.catch_up import OneEarlier
+from gpuopt.rules.shift import cpp_type
 from gpuopt.rules.update_rule import UpdateRule
 
 _SOURCE = """
@@ -41,7 +42,7 @@ extern "C" void update_late_rows(
     const Scalars* scalars, const CatchUp* catch_up) {{
   gpuopt::update_rows<Rule>(
       written, width, values, rows, positions, begins, first, last, *scalars,
-      gpuopt::BroughtUp<Unnamed, Real>{{written, width, *catch_up}});
+      gpuopt::LateTable<Unnamed, {shift}, Real>{{*catch_up}});
 }}
 """
 
@@ -150,6 +151,7 @@ def _library(rule: UpdateRule, other: UpdateRule, real: np.dtype[Any]) -> ctypes
         include=rule.include,
         include_other="" if other is rule else other.include,
         functor=rule.require_cuda().functor,
+        shift=cpp_type(rule),
         unnamed=other.unnamed.cpp_type(other.require_cuda().functor, other.slots, other.scalars),
         real=REALS[real],
     )

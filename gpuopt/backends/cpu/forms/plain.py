@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from gpuopt.backends.backend import Scalars
+from gpuopt.backends.cpu.memory import read_only
 from gpuopt.rules.update_rule import MEAN_SQUARE, UpdateRule
 
 Chunk = np.ndarray[Any, Any]
@@ -32,6 +33,8 @@ class PlainRule:
     def apply(self, written: Sequence[Chunk], grad: Chunk | None, scratch: Sequence[Chunk]) -> None:
         if grad is None:
             grad = np.broadcast_to(written[0].dtype.type(0), written[0].shape)
+        # It may be the caller's own memory, or be read again.
+        grad = read_only(grad)
         if self._rule.row_slots:
             self._apply_to_rows(written, grad)
         else:

@@ -50,6 +50,24 @@ def dense_update(rule: UpdateRule, storage: Storage, has_groups: bool = False) -
 
 
 @cache
+def dense_update_by_sums(rule: UpdateRule, storage: Storage) -> Kernel:
+    return _of_dense_update(
+        "dense_update_by_sums",
+        {
+            "variables": variables(rule, storage),
+            **_CHUNKS,
+            "groups": GROUPS,
+            **scalars_of_groups(rule, storage),
+            "sums": Pointer("float64"),
+            "refused": REFUSED,
+        },
+        rule,
+        storage,
+        str(rule.scalars.index(rule.sums[0])),
+    )
+
+
+@cache
 def dense_update_of_rows(rule: UpdateRule, storage: Storage) -> Kernel:
     return _of_dense_update(
         "dense_update_of_rows",
@@ -94,12 +112,12 @@ def _variable_sums(rule: UpdateRule, storage: Storage) -> dict[str, Parameter]:
 
 
 def _of_dense_update(
-    function: str, parameters: dict[str, Parameter], rule: UpdateRule, storage: Storage
+    function: str, parameters: dict[str, Parameter], rule: UpdateRule, storage: Storage, *more: str
 ) -> Kernel:
     return Kernel(
         function,
         parameters,
-        (rule.require_cuda().functor, cpp_storage(storage)),
+        (rule.require_cuda().functor, cpp_storage(storage), *more),
         rule,
         file="dense_update.cu",
         constants={**_OF_DENSE_UPDATE, **constants_of_rule(rule)},

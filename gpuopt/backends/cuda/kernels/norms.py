@@ -6,9 +6,9 @@ from functools import cache
 
 from gpuopt.backends.clips import ClipForm
 from gpuopt.backends.cuda.kernel import Kernel
-from gpuopt.backends.cuda.kernels.common import INT32, INT64, REFUSED, TABLES
+from gpuopt.backends.cuda.kernels.common import INT32, INT64, REFUSED, TABLES, UINT32S
 from gpuopt.backends.cuda.launch_shapes import CLIP_CHUNK, CLIP_THREADS, MEASURED_ROWS, WARP
-from gpuopt.backends.cuda.mixed import real_of
+from gpuopt.backends.cuda.mixed import Storage, cpp_storage, real_of
 from gpuopt.backends.cuda.parameters import CPP_TYPES, Number, Parameter, Pointer, Struct, struct_of
 from gpuopt.backends.cuda.structs import (
     NOTHING_IS_WRONG,
@@ -16,11 +16,14 @@ from gpuopt.backends.cuda.structs import (
     ClipResult,
     ClipRule,
     ClipTotals,
+    FewSums,
     LossDecision,
     LossScaling,
+    MeasuredVariable,
     SortedRows,
 )
 from gpuopt.backends.norms import Clipping
+from gpuopt.rules.update_rule import UpdateRule
 
 _CLIPPED: dict[str, Number | Pointer | Struct] = {
     "only": struct_of(ClippedArray),
@@ -50,10 +53,13 @@ _OF_MEASURE_ROWS = {
     "gpuopt::warp_size": WARP,
     **_OF_FACTORS,
 }
-_OF_CLIP = {
+_OF_CHUNKS = {
     **_OF_FACTORS,
     "gpuopt::clip_threads": CLIP_THREADS,
     "gpuopt::clip_chunk": CLIP_CHUNK,
+}
+_OF_CLIP = {
+    **_OF_CHUNKS,
     "gpuopt::clip_global_norm": Clipping.GLOBAL_NORM,
     "gpuopt::clip_norm_of_one": Clipping.NORM,
     "gpuopt::clip_average_norm": Clipping.AVERAGE_NORM,
@@ -111,6 +117,25 @@ def measure(dtype: str, decides: bool = False) -> Kernel:
 
 
 @cache
+def measure_inputs(rule: UpdateRule, storage: Storage, decides: bool = False) -> Kernel:
+    return Kernel(
+        "measure_inputs_and_decide" if decides else "measure_inputs",
+        {
+            **_CLIPPED,
+            "variables": Pointer("int64", struct_of(MeasuredVariable)),
+            "parts_of_sums": Pointer("float64"),
+            "num_done": UINT32S,
+            "sums": Pointer("float64"),
+            **(_DECIDING if decides else _SUMMED),
+        },
+        (rule.require_cuda().functor, cpp_storage(storage)),
+        rule,
+        file="measure_inputs.cu",
+        constants={**_OF_CHUNKS, **_OF_DECISION} if decides else _OF_CHUNKS,
+    )
+
+
+@cache
 def measure_rows(dtype: str, key: str, decides: bool = False) -> Kernel:
     return Kernel(
         "measure_rows_and_decide" if decides else "measure_rows",
@@ -134,14 +159,15 @@ def join_sums(decides: bool = False) -> Kernel:
     return Kernel(
         "join_and_decide" if decides else "join_sums",
         {
-            "sums": Pointer("float64"),
+            "few_sums": struct_of(FewSums),
+            "many_sums": Pointer("int64", is_optional=True),
             "num_devices": INT64,
             "num_norms": INT64,
             "rule": struct_of(ClipRule),
             "results": Pointer("float64", struct_of(ClipResult)),
             **({"decision": struct_of(LossDecision)} if decides else {}),
         },
-        (CPP_TYPES["float64"],) if decides else (),
+        (struct_of(LossDecision).cpp_type,) if decides else (),
         file="clip.cu",
         constants={**_OF_CLIP, **_OF_DECISION} if decides else _OF_CLIP,
     )

@@ -100,13 +100,17 @@ def _num_arrays(rule: UpdateRule, storage: Storage) -> int:
 
 def coded_variables(rule: UpdateRule) -> Pointer:
     """The sizes and widths of variables, and the addresses of each, its codes and its scales."""
-    functor, count = rule.require_cuda().functor, 1 + 2 * len(rule.slots)
-    name = f"gpuopt::CodedVariable<{functor}>"
-    arrays = Numbers(INT64, count)
+    name = f"gpuopt::CodedVariable<{rule.require_cuda().functor}>"
+    arrays = Numbers(INT64, _num_coded_arrays(rule))
     return Pointer("int64", Struct(name, {"size": INT64, "width": INT64, "arrays": arrays}))
 
 
 def coded_arrays(rule: UpdateRule) -> Struct:
     """The addresses of a variable, its codes and its scales."""
-    count = 1 + 2 * len(rule.slots)
+    count = _num_coded_arrays(rule)
     return Struct(f"gpuopt::Arrays<{count}>", {"of": Numbers(INT64, count)})
+
+
+def _num_coded_arrays(rule: UpdateRule) -> int:
+    """Returns how many arrays there are, if all slots that may be in 8 bits are: with scales."""
+    return 1 + len(rule.slots) + len(rule.eight_bit)

@@ -28,6 +28,7 @@ from gpuopt.backends.cuda.launch_shapes import NUM_POWERS, POWER_BITS
 from gpuopt.backends.cuda.mixed import Storage, cpp_storage, real_of
 from gpuopt.backends.cuda.parameters import CPP_TYPES, Parameter, Pointer, struct_of
 from gpuopt.backends.cuda.structs import LateTable, SortedRows
+from gpuopt.rules.shift import cpp_type
 from gpuopt.rules.slot_codes import Coding, packed_codings
 from gpuopt.rules.update_rule import UpdateRule
 
@@ -199,13 +200,17 @@ def update_other_coded_rows(
     )
 
 
-def _unnamed(rule: UpdateRule, other_rows: UpdateRule) -> tuple[str, str]:
-    """What happens to rows without a gradient: a type of C++, and which scalar is the step size."""
+def _unnamed(rule: UpdateRule, other_rows: UpdateRule) -> tuple[str, str, str]:
+    """What happens to rows without a gradient, and to the variable in others; the step's scalar.
+
+    The first two are types of C++.
+    """
     unnamed = other_rows.unnamed
     assert unnamed is not None, "an optimizer without it refuses the option"
     functor, movement = other_rows.require_cuda().functor, unnamed.movement
     step_scalar = -1 if movement is None else rule.scalars.index(movement.step)
-    return unnamed.cpp_type(functor, other_rows.slots, other_rows.scalars), str(step_scalar)
+    of_others = unnamed.cpp_type(functor, other_rows.slots, other_rows.scalars)
+    return of_others, cpp_type(rule), str(step_scalar)
 
 
 def _of_late_numbers(other_rows: UpdateRule, storage: Storage) -> dict[str, int]:

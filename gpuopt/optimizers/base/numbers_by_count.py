@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from gpuopt.optimizers.base.clipping import CLIPPING
 from gpuopt.optimizers.base.hyperparameters import Hyperparameters, WithAllDigits
-from gpuopt.optimizers.base.rule_optimizer import RuleOptimizer
-from gpuopt.schedules.schedule import Schedule
+from gpuopt.step.averages import FollowingAverages
+from gpuopt.step.step_numbers import FollowsSteps
 from gpuopt.step.updates import Updates
 from gpuopt.variables.variable import Variable
 
@@ -25,22 +25,25 @@ class Unknown(NamedTuple):
     instead: str
 
 
-def unknown_hyperparameter(optimizer: RuleOptimizer, counter: Variable | None) -> Unknown | None:
+def unknown_hyperparameter(
+    every: Iterable[Hyperparameters], counter: Variable | None
+) -> Unknown | None:
     """Returns the first hyperparameter that does not follow from a counter alone; or None.
 
     Args:
-        optimizer: It and its groups are looked at.
+        every: An optimizer's, and those of its groups.
         counter: What counts the steps; None if nothing does.
     """
-    every = (optimizer.hyperparameters, *optimizer.groups)
     return next((found for each in every for found in _unknown(each, counter)), None)
 
 
-def unknown_beside(optimizer: Any, updates: Updates, counter: Variable | None) -> Unknown | None:
+def unknown_beside(
+    following: FollowingAverages | None, updates: Updates, counter: Variable | None
+) -> Unknown | None:
     """Returns what the host has to compute beside the update, if that is Python's; or None.
 
     Args:
-        optimizer: The one that makes the updates.
+        following: The averages that the optimizer moves.
         updates: The step's.
         counter: See `unknown_hyperparameter`.
     """
@@ -50,7 +53,6 @@ def unknown_beside(optimizer: Any, updates: Updates, counter: Variable | None) -
                 f'the constraint of "{variable.name}" is {_named(variable.constraint)}',
                 "a variable without a constraint, which is projected by hand where that is due",
             )
-    following = optimizer.averages if isinstance(optimizer, RuleOptimizer) else None
     if following is None or following.moving.follows(counter):
         return None
     return Unknown(
@@ -63,8 +65,7 @@ def unknown_beside(optimizer: Any, updates: Updates, counter: Variable | None) -
 def _unknown(hyperparameters: Hyperparameters, counter: Variable | None) -> Iterator[Unknown]:
     for name, value in hyperparameters.changing.items():
         given = value.given if isinstance(value, WithAllDigits) else value
-        # Not one of a subclass, which may override what a Schedule computes.
-        if type(given) is not Schedule:
+        if not (isinstance(given, FollowsSteps) and given._is_ours):
             instead = "a number, or a schedule of gpuopt that follows the step's global_step"
             what = _named(given)
         elif name in CLIPPING:
@@ -80,7 +81,7 @@ def _unknown(hyperparameters: Hyperparameters, counter: Variable | None) -> Iter
 
 def _named(value: Any) -> str:
     """Names a value that is not known before somebody asks for it."""
-    if isinstance(value, Schedule):
+    if isinstance(value, FollowsSteps):
         return f"a schedule of the subclass {type(value).__name__}"
     if callable(value):
         return f"the Python function {getattr(value, '__qualname__', type(value).__name__)}"

@@ -1,10 +1,12 @@
-"""Steps with a scaled loss that a GPU decides about, while the host goes on."""
+"""Steps that a GPU may leave out, as a gradient is not finite, while the host goes on."""
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections import deque
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,13 +14,24 @@ import numpy as np
 from gpuopt.backends import backend_for
 from gpuopt.backends.loss_scaling import Decision, LastBad, LossScalings
 from gpuopt.device import Device
-from gpuopt.locks import Lock
+from gpuopt.locks import Lock, call_if_free
 from gpuopt.rules.loss_scaling import ScaleRule, ScaleState
 from gpuopt.step.clips import CLIPPING_MAKES_NAN
+from gpuopt.step.row_checks import is_updating
 from gpuopt.step.rule_updates import RuleUpdates
 from gpuopt.step.step_numbers import StepNumbers
+from gpuopt.step.updates import Updates
+from gpuopt.step.wide_gradients import this_thread as wide_gradients
 from gpuopt.variables.gate import undoing
+from gpuopt.variables.late_errors import register
 from gpuopt.variables.variable import Variable
+
+# What steps share that a GPU can decide about one after the other: objects.
+Key = Sequence[Any]
+# See `RuleUpdates.measured_names`.
+Names = Sequence[tuple[Sequence[int], Sequence[str], bool]]
+# Of a loss that is not scaled.
+_STAYS = ScaleRule()
 
 # Steps that the host may be ahead of what it knows: for each, kernels get scalars.
 _MOST_STEPS = 32
@@ -81,6 +94,7 @@ class _Chain(NamedTuple):
 
     Attributes:
         scale: The loss scale after the last of them.
+        devices: Where the updates were.
         key: Equal if steps can follow each other in one chain.
         kept: What `key` has the ids of.
         numbers: Variables in host memory that count steps: powers, counters, the global step.
@@ -92,6 +106,7 @@ class _Chain(NamedTuple):
     """
 
     scale: DeviceScale
+    devices: Collection[Device]
     key: Hashable
     kept: Any
     numbers: Sequence[Variable]
@@ -99,7 +114,7 @@ class _Chain(NamedTuple):
     host_count: int
     by_count: Mapping[int, _Counted]
     reads: tuple[_Read, ...]
-    names: Mapping[int, Sequence[tuple[Sequence[int], Sequence[str], bool]]]
+    names: Mapping[int, Names]
 
 
 class _ThisThread(threading.local):
@@ -108,10 +123,12 @@ class _ThisThread(threading.local):
     Attributes:
         ahead_of: The `DeviceScaling` whose numbers it may see; None for nobody's.
         place: Where its chain was when this thread began to see them.
+        key: Of the step that it makes.
     """
 
     ahead_of: Any = None
     place: Any = None
+    key: Key = ()
 
 
 _this_thread = _ThisThread()
@@ -128,6 +145,9 @@ class DeviceScaling:
     A step that fails, or is interrupted, leaves the chain as it was. What the host had counted of
     it is taken back when the next step is prepared, or a number is read.
 
+    Where no loss is scaled, the scale is 1 and stays. A step that is not finite may be an error,
+    too, which is raised late: no step is made then until the host has heard of it.
+
     Attributes:
         lock: Held by a step from its decision to its count, inside the gate.
         last_nonfinite: Describes the first gradient that was not finite in the last step that had
@@ -137,72 +157,114 @@ class DeviceScaling:
     holds_arrays = False
 
     def __init__(
-        self, rule: ScaleRule, accept_after: int | None, variables: Mapping[str, Variable]
+        self,
+        rule: ScaleRule = _STAYS,
+        accept_after: int | None = None,
+        variables: Mapping[str, Variable] | None = None,
+        *,
+        tell: Callable[[str], None] | None = None,
+        refuses: bool = False,
     ) -> None:
         """Does nothing yet.
 
         Args:
             rule: How the scale changes.
             accept_after: See `after_step`.
-            variables: By names of `ScaleState`, where the state is while no GPU has it.
+            variables: By names of `ScaleState`, where the state is while no GPU has it; None if the
+                scale is 1 and stays.
+            tell: Called with a description of each step that was not finite, once the host hears of
+                it.
+            refuses: Whether such a step is an error.
         """
         self._rule = rule
         self._accept_after = accept_after
-        self._variables = variables
-        self.lock = Lock("a loss scale on a GPU")
+        self._variables = variables or {}
+        self._tell = tell
+        self._refuses = refuses
+        self.lock = Lock("what a GPU decides about steps")
         self.last_nonfinite: str | None = None
         self._chain: _Chain | None = None
+        # What is still to be told, and to be raised.
+        self._untold: deque[str] = deque()
+        self._refused: str | None = None
+        if refuses:
+            register(self)
 
     @property
     def scale(self) -> DeviceScale | None:
         """The present scale, if a GPU has it."""
         return None if self._chain is None else self._chain.scale
 
-    def call_ahead(self, step: Callable[[], None]) -> None:
-        """Calls `step`, in which this thread sees the host's numbers, unless the GPU refuted them.
+    @property
+    def is_ahead(self) -> bool:
+        """Whether this thread is in a step that a GPU may decide about."""
+        return _this_thread.ahead_of is self
+
+    def call(self, step: Callable[[], None], key_of_step: Callable[[], Key | None]) -> None:
+        """Makes a step; again, as often as it was prepared by numbers that may be wrong.
+
+        Args:
+            step: Makes it.
+            key_of_step: Called before; returns objects: steps with the same ones can follow each
+                other. None if the host has to know which steps were made.
 
         Raises:
+            FloatingPointError: an earlier step was not finite, and `refuses`; or this one, and
+                GPUOPT_CHECK is 1.
             RuntimeError: this thread is in the middle of a step, as in a signal handler.
         """
+        takes_wide = wide_gradients.takes_wide
+        while True:
+            key = key_of_step()
+            wide_gradients.takes_wide = takes_wide  # the step takes it when it begins
+            with suppress(StepAgain):
+                self._call_once(step, key)
+                break
+        if self._refuses and os.environ.get("GPUOPT_CHECK") == "1":
+            self.raise_late(wait=True)
+
+    def _call_once(self, step: Callable[[], None], key: Key | None) -> None:
+        """Calls `step`, in which this thread sees the host's numbers that no GPU has refuted."""
         if self.lock.is_this_threads:
             raise RuntimeError(
-                "a step cannot be made in the middle of another one of the same "
-                "LossScaleOptimizer, as by a signal handler: do it after that"
+                "a step cannot be made in the middle of another one of the same optimizer that a "
+                "GPU decides about, as by a signal handler: do it after that"
             )
-        if self._chain is not None and self._chain.reads:
-            self._look()
-        outer = _this_thread.ahead_of, _this_thread.place
+        self.raise_late(wait=key is None)
+        outer = _this_thread.ahead_of, _this_thread.place, _this_thread.key
         try:
-            _this_thread.ahead_of, _this_thread.place = self, _place_of(self._chain)
+            _this_thread.ahead_of = None if key is None else self
+            _this_thread.place, _this_thread.key = _place_of(self._chain), key or ()
             step()
         finally:  # without a call: after Ctrl-C at one, this thread would see them for ever
-            _this_thread.ahead_of, _this_thread.place = outer
+            _this_thread.ahead_of, _this_thread.place, _this_thread.key = outer
 
     def prepare(
-        self,
-        updates: RuleUpdates,
-        key: Sequence[Any],
-        numbers: Sequence[Variable],
-        loss_scale: Any,
+        self, optimizer: Any, updates: Updates, loss_scale: Any, *, can_skip: bool = True
     ) -> bool:
         """Has a GPU decide about a step, if it can; returns whether it will.
 
         Args:
-            updates: The step's, prepared inside `call_ahead`.
-            key: Objects: steps with the same ones can follow each other.
-            numbers: The variables in host memory that the step changes.
+            optimizer: Whose step it is; it has been prepared.
+            updates: The step's.
             loss_scale: What gradients are multiplied by: a number, or a `DeviceScale`.
+            can_skip: Whether the step may be left out without the host's help.
 
         Raises:
             StepAgain: the step was prepared by numbers that may be wrong.
         """
-        before = self._chain
-        device = updates.deciding_gpu(None if before is None else before.scale.device)
+        if not self.is_ahead or not isinstance(updates, RuleUpdates):
+            return False
+        counter = optimizer.this_thread.global_step
+        numbers = [*optimizer.state.scalars_of_steps(), *([] if counter is None else [counter])]
+        before, key, device = self._chain, _this_thread.key, None
+        if can_skip:
+            device = updates.deciding_gpu(None if before is None else before.scale.device)
         chain_key = device, *map(id, (*key, *numbers))
         with undoing(), self.lock:
             chain = self._chain
             if chain is not None and chain.key != chain_key:
-                self._settle(chain)
+                self._settle()
                 raise StepAgain
             if _place_of(chain) != _this_thread.place:  # another thread has made a step, or waited
                 raise StepAgain
@@ -230,6 +292,7 @@ class DeviceScaling:
                     chain.scale.scaling,
                     chain.host_count,
                     chain.num_calls + 1,
+                    self._refuses,
                 ),
                 chain.scale.device,
                 unscale,
@@ -247,8 +310,10 @@ class DeviceScaling:
         if _place_of(self._chain) != _this_thread.place:
             raise StepAgain
 
-    def note_step(self, updates: RuleUpdates) -> None:
-        """Notes that a step was enqueued, and counted by the host."""
+    def note_step(self, updates: Updates) -> None:
+        """Notes that a step was enqueued, and counted by the host; does nothing if that decides."""
+        if updates.gpu_decides is None or not isinstance(updates, RuleUpdates):
+            return
         with self.lock:
             chain = self._chain
             assert chain is not None, "it was prepared"
@@ -257,6 +322,7 @@ class DeviceScaling:
             read = _Read(num_calls, _scalings(device).read(after))
             self._chain = chain._replace(
                 scale=DeviceScale(after, device),
+                devices={*chain.devices, *updates.deciding_devices},
                 num_calls=num_calls,
                 host_count=chain.host_count + 1,
                 reads=(*chain.reads, read),
@@ -270,42 +336,77 @@ class DeviceScaling:
 
     def bring_up(self, rows: Any = None) -> None:
         """Waits until the GPU has decided about all steps, and puts the host's numbers right."""
-        if _this_thread.ahead_of is self or self._chain is None:
+        if self.is_ahead or self._chain is None:
             return
         with undoing(), self.lock:
-            if self._chain is not None:
-                self._settle(self._chain)
+            self._settle()
+        self._tell_all()
+
+    def raise_late(self, device: Device | None = None, *, wait: bool) -> None:
+        """Raises what a GPU has found in an earlier step; see `LateErrors`.
+
+        Raises:
+            FloatingPointError: the step was not finite. Neither it nor a later one was made.
+        """
+        chain = self._chain
+        if self.is_ahead:
+            return
+        if chain is not None and (wait or chain.reads) and device in (None, *chain.devices):
+            hear = self._settle if wait else self._look
+            with undoing():
+                # See `RowChecks.raise_late`.
+                if not call_if_free(self.lock, hear) and not is_updating():
+                    with self.lock:
+                        hear()
+        self._tell_all()
+        found = self._refused
+        if found is not None:
+            try:
+                raise FloatingPointError(found)
+            finally:  # not before: Ctrl-C in between would lose it
+                self._refused = None
+
+    def _tell_all(self) -> None:
+        """Tells of steps that the host has heard of: not under the lock, as users have loggers."""
+        while self._untold:
+            try:
+                found = self._untold.popleft()
+            except IndexError:  # another thread tells of it
+                return
+            if self._tell is not None:
+                self._tell(found)
 
     def _begin(
         self, device: Device, chain_key: Hashable, key: Sequence[Any], numbers: Sequence[Variable]
     ) -> _Chain:
         for each in numbers:
             each.bring_up()  # another optimizer's steps may count by the same variable
-        given: dict[str, Any] = {name: each.numpy()[()] for name, each in self._variables.items()}
+        given: dict[str, Any] = {"loss_scale": np.float32(1)}
+        given |= {name: each.numpy()[()] for name, each in self._variables.items()}
         scale = DeviceScale(_scalings(device).new(ScaleState(**given)), device)
         # Before there is a chain: Ctrl-C in between leaves no number that nobody puts right.
         for each in (*numbers, *self._variables.values()):
             each.identity.behind = self
-        self._chain = _Chain(scale, chain_key, key, numbers, 0, 0, {}, (), {})
+        self._chain = _Chain(scale, (), chain_key, key, numbers, 0, 0, {}, (), {})
         return self._chain
 
     def _look(self) -> None:
         """Learns what the GPU has decided, without waiting unless it is far behind."""
-        with undoing(), self.lock:
-            chain = self._chain
-            if chain is None:
-                return
-            reads, known = list(chain.reads), None
-            while reads:
-                if len(reads) >= _MOST_STEPS:
-                    reads[0].seen.wait(f"{chain.scale.device}, which is {_MOST_STEPS} steps behind")
-                if not reads[0].seen.is_done:
-                    break
-                known = reads.pop(0)
-            if known is None:
-                return
-            made, *last_bad = map(int, known.seen.values)
-            self._note_nonfinite(chain, LastBad(*last_bad))
+        chain = self._chain
+        if chain is None:
+            return
+        reads, known = list(chain.reads), None
+        while reads:
+            if len(reads) >= _MOST_STEPS:
+                reads[0].seen.wait(f"{chain.scale.device}, which is {_MOST_STEPS} steps behind")
+            if not reads[0].seen.is_done:
+                break
+            known = reads.pop(0)
+            self._hear(chain, known)
+        if self._refused is not None:
+            self._settle()
+        elif known is not None:
+            made = int(known.seen.values[0])
             count = made + chain.num_calls - known.num_calls
             self._go_back(chain, count)
             left = {n: counted for n, counted in chain.by_count.items() if made <= n <= count}
@@ -314,12 +415,20 @@ class DeviceScaling:
                 host_count=count, by_count=left, reads=tuple(reads), names=names
             )
 
-    def _settle(self, chain: _Chain) -> None:
-        """Ends a chain; again, if it was interrupted."""
+    def _settle(self) -> None:
+        """Ends a chain, if there is one; again, if it was interrupted."""
+        chain = self._chain
+        if chain is None:
+            return
         state, made, last_bad = _scalings(chain.scale.device).state(chain.scale.scaling)
         self._take_back_half_counted(chain)
         self._go_back(chain, made)
-        self._note_nonfinite(chain, last_bad)
+        if self._tell is None:
+            self._note(chain, last_bad)
+        else:  # there may be several
+            for read in chain.reads:
+                read.seen.wait(f"{chain.scale.device}, which decides about steps")
+                self._hear(chain, read)
         values = [
             np.asarray(getattr(state, name), variable.dtype)
             for name, variable in self._variables.items()
@@ -330,19 +439,26 @@ class DeviceScaling:
             if each.identity.behind is self:
                 each.identity.behind = None
 
-    def _note_nonfinite(self, chain: _Chain, last: LastBad) -> None:
-        """Takes the name of a gradient that was not finite, unless that has been done."""
-        if last.gradient < 0:
-            self.last_nonfinite = CLIPPING_MAKES_NAN
+    def _hear(self, chain: _Chain, read: _Read) -> None:
+        """Takes what a GPU says of one step, whose numbers have arrived."""
+        last_bad = LastBad(*map(int, read.seen.values[1:]))
+        if last_bad.step == read.num_calls:
+            self._note(chain, last_bad)
+
+    def _note(self, chain: _Chain, bad: LastBad) -> None:
+        """Notes a step that was not finite, unless that has been done."""
+        if bad.step not in chain.names:
             return
-        for numbers, names, is_sparse in chain.names.get(last.step, ()):
-            if last.gradient in numbers:
-                name = names[numbers.index(last.gradient)]
-                found = f'gradient for "{name}" is not finite'
-                if is_sparse:
-                    found += ", or equal rows of it add up to what is not"
-                self.last_nonfinite = found
-                return
+        found = self.last_nonfinite = _describe(bad.gradient, chain.names[bad.step])
+        if self._tell is not None:
+            self._untold.append(found)
+        if self._refuses:
+            later = chain.num_calls - bad.step
+            since = f", nor by the {later} calls since" if later else ""
+            self._refused = (
+                f"{found}; {chain.scale.device} found this after the call: nothing was changed by "
+                f"it{since}"
+            )
 
     def _take_back_half_counted(self, chain: _Chain) -> bool:
         """Takes back what the host had counted of an interrupted step; returns whether it had."""
@@ -365,6 +481,15 @@ class DeviceScaling:
         finally:
             _this_thread.ahead_of = outer
         return was_another
+
+
+def _describe(gradient: int, names: Names) -> str:
+    """Says what was not finite: a gradient by its number, or -1 for one that was clipped."""
+    for numbers, named, is_sparse in names:
+        if gradient in numbers:
+            found = f'gradient for "{named[numbers.index(gradient)]}" is not finite'
+            return f"{found}, or equal rows of it add up to what is not" if is_sparse else found
+    return CLIPPING_MAKES_NAN
 
 
 def _place_of(chain: _Chain | None) -> tuple[DeviceScale, int] | None:

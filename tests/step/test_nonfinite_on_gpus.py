@@ -1,0 +1,552 @@
+"""A GPU leaves out, or refuses, a step that is not finite, and the host waits for nothing."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import logging
+import math
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+import driver
+import numpy as np
+import pytest
+from gpu_streams import new_stream, require_two_gpus
+from interrupt_at import Interrupt, InterruptAt
+
+import gpuopt
+from gpuopt import ExponentialMovingAverage, IndexedSlices, ParameterGroup, Variable, backends
+from gpuopt.backends.cuda import cuda_backend
+from gpuopt.device import Device
+from gpuopt.step.rule_updates import RuleUpdates
+
+pytestmark = pytest.mark.gpu
+
+POLICIES = ("newest", "random", "oldest")
+SHAPES = {"w0": (3, 4), "w1": (700,), "table": (6, 4)}
+
+
+def decays(step: Variable) -> Any:
+    return gpuopt.exponential_decay(0.1, step, 3, 0.5)
+
+
+# Makes an optimizer that follows a global step.
+STAGES: dict[str, Callable[..., Any]] = {
+    "plain": lambda step, **more: gpuopt.AdamOptimizer(0.1, **more),
+    "no slots": lambda step, **more: gpuopt.GradientDescentOptimizer(decays(step), **more),
+    "clip_norm": lambda step, **more: gpuopt.LazyAdamOptimizer(0.1, clip_norm=0.5, **more),
+    "clip_value": lambda step, **more: gpuopt.AdagradOptimizer(decays(step), clip_value=1, **more),
+    "groups": lambda step, **more: gpuopt.MomentumOptimizer(
+        0.1, 0.9, groups=[ParameterGroup("w1", learning_rate=decays(step))], **more
+    ),
+    "decay and averages": lambda step, **more: gpuopt.AdamWOptimizer(
+        0.01, 0.1, averages=ExponentialMovingAverage(0.9, step), **more
+    ),
+    "sums": lambda step, **more: gpuopt.LAMBOptimizer(learning_rate=decays(step), **more),
+    "codes": lambda step, **more: gpuopt.LazyAdamOptimizer(0.1, slot_bits=8, **more),
+    "rows that catch up": lambda step, **more: gpuopt.AdamOptimizer(
+        decays(step), catch_up=True, **more
+    ),
+}
+
+
+class Model:
+    """Variables on a GPU, with an optimizer; every other one has its own names."""
+
+    def __init__(self, stage: str, device: str = "gpu:0", **more: Any) -> None:
+        self.variables = {
+            name: Variable(np.full(shape, 0.5, np.float32), name=name, device=device)
+            for name, shape in SHAPES.items()
+        }
+        self.step = Variable(0, name="step", trainable=False)
+        self.optimizer = STAGES[stage](self.step, **more)
+
+    def make_step(self, given: dict[str, Any], rows: Any) -> None:
+        self.optimizer.apply_gradients(self.pairs(given, rows), self.step)
+
+    def pairs(self, given: dict[str, Any], rows: Any) -> list[tuple[Any, Variable]]:
+        where = self.variables["w0"].device
+        put = [(backends.to_device(each, where), self.variables[n]) for n, each in given.items()]
+        if rows is not None and "table" in given:
+            values, table = put.pop()
+            put.append((IndexedSlices(values, backends.to_device(rows, where)), table))
+        return put
+
+    def numbers(self) -> dict[str, Any]:
+        """Returns all that steps change, by name."""
+        state = self.optimizer.state_dict(self.variables)
+        found = {name: each.numpy() for name, each in self.variables.items()}
+        for slot, by_name in state["slots"].items():
+            found.update({f"{slot} of {name}": each for name, each in by_name.items()})
+        averages = self.optimizer.averages
+        for name, each in self.variables.items() if averages is not None else ():
+            average = averages.moving.average(each)
+            if average is not None:
+                found[f"average of {name}"] = average.numpy()
+        return {**found, **state["non_slots"], "step": self.step.numpy()}
+
+
+def gradients(rng: np.random.Generator, bad: str = "", *, names: Any = SHAPES) -> dict[str, Any]:
+    given = {name: rng.normal(size=SHAPES[name]).astype(np.float32) for name in names}
+    if bad:
+        flat = given[bad].reshape(-1)
+        flat[rng.integers(flat.size)] = rng.choice([np.inf, -np.inf, np.nan])
+    return given
+
+
+def assert_same(got: dict[str, Any], expected: dict[str, Any], tolerance: float = 0.0) -> None:
+    assert got.keys() == expected.keys()
+    for name, each in expected.items():
+        np.testing.assert_allclose(got[name], each, rtol=tolerance, atol=tolerance, err_msg=name)
+
+
+@pytest.fixture(autouse=True)
+def names_are_free() -> None:
+    """Has variables of earlier tests gone, whose names those of this one ask for."""
+    gc.collect()
+
+
+@pytest.fixture
+def num_decided(monkeypatch: pytest.MonkeyPatch) -> list[RuleUpdates]:
+    """The steps that GPUs have decided about."""
+    decided: list[RuleUpdates] = []
+    decide = RuleUpdates.decide_on_gpu
+
+    def note(self: RuleUpdates, *given: Any) -> None:
+        decided.append(self)
+        decide(self, *given)
+
+    monkeypatch.setattr(RuleUpdates, "decide_on_gpu", note)
+    return decided
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("stage", STAGES)
+def test_skipped_steps_of_any_order_are_as_if_they_had_not_been_made(
+    stage: str, seed: int, num_decided: list[RuleUpdates], caplog: pytest.LogCaptureFixture
+) -> None:
+    rng = np.random.default_rng(seed)
+    late = driver.schedule(POLICIES[seed], seed) if driver.is_here() else nullcontext()
+    told: list[str] = []
+    with late:
+        streams = [new_stream() for _ in range(3)]
+        ours, theirs = Model(stage, on_nonfinite="skip"), Model(stage)
+        for _ in range(20):
+            names = list(SHAPES)[: rng.integers(1, 4)]
+            bad = str(rng.choice(names)) if rng.random() < 0.4 else ""
+            given, rows = gradients(rng, bad, names=names), rng.integers(0, 6, 6)
+            with streams[rng.integers(3)]:
+                ours.make_step(given, rows)
+                if bad:
+                    told.append(ours.variables[bad].name)
+                else:
+                    theirs.make_step(given, rows)
+        name = ours.optimizer.get_name()
+        assert_same(ours.numbers(), theirs.numbers(), 1e-6)
+        assert [each.getMessage().split('"')[1] for each in caplog.records] == told
+    assert all(each.getMessage().endswith(f"{name} skips the step") for each in caplog.records)
+    assert f'"{told[-1]}"' in ours.optimizer.last_nonfinite
+    assert len(num_decided) > 10
+
+
+@pytest.mark.skipif(not driver.is_here(), reason="a real GPU may be done before the host looks")
+@pytest.mark.parametrize("kind", ["dense", "mixed"])
+@pytest.mark.parametrize("policy", ["skip", "raise"])
+@pytest.mark.parametrize("stage", STAGES)
+def test_no_step_waits(stage: str, policy: str, kind: str, waits: list[str]) -> None:
+    gpu = Device("gpu", 0)
+    rng = np.random.default_rng(0)
+    # With a backend that has seen no other stream, as other tests' has.
+    with driver.schedule("oldest"), backends.using(gpu, cuda_backend(gpu)):
+        model = Model(stage, on_nonfinite=policy)
+        rows = np.arange(6) % 4 if kind == "mixed" else None
+        for number in range(12):
+            is_bad = number % 4 == 3 and policy == "skip"
+            pairs = model.pairs(gradients(rng, "w1" if is_bad else ""), rows)
+            before = len(waits)
+            with driver.record_launches() as launches:
+                model.optimizer.apply_gradients(pairs, model.step)
+            # The first ones make slots and averages, and wait for memory.
+            assert number < 2 or len(waits) == before, number
+            if number >= 2 and kind == "dense" and stage not in ("sums", "codes"):
+                kernels = [each.name for each in launches if each.kind == "kernel"]
+                assert len(kernels) == 2, kernels
+        assert int(model.step) == (9 if policy == "skip" else 12)
+
+
+def test_a_refused_step_stops_the_next_ones_until_it_is_heard_of(every_schedule: str) -> None:
+    rng = np.random.default_rng(1)
+    for num_later in (0, 1, 3):
+        model = Model("clip_norm", on_nonfinite="raise")
+        for _ in range(3):
+            model.make_step(gradients(rng), None)
+        before, name = model.numbers(), model.variables["w1"].name
+        pairs = model.pairs(gradients(rng, "w1"), None)
+        model.optimizer.apply_gradients(pairs, model.step)
+        with suppress(FloatingPointError):  # heard of early, which drops the call that hears of it
+            for _ in range(num_later):
+                pairs = model.pairs(gradients(rng), None)
+                model.optimizer.apply_gradients(pairs, model.step)
+            since = f", nor by the {num_later} calls since" if num_later else ""
+            with pytest.raises(FloatingPointError) as raised:
+                model.optimizer.check()
+            assert str(raised.value) == (
+                f'gradient for "{name}" is not finite; gpu:0 found this after the call: nothing '
+                f"was changed by it{since}"
+            )
+        model.optimizer.check()
+        assert_same(model.numbers(), before)
+        assert model.optimizer.last_nonfinite == f'gradient for "{name}" is not finite'
+        model.make_step(gradients(rng), None)
+        model.optimizer.check()
+        assert int(model.step) == 4
+
+
+def read_a_variable(model: Model, folder: Path) -> None:
+    model.variables["w0"].numpy()
+
+
+def save(model: Model, folder: Path) -> None:
+    gpuopt.Saver(model.variables, optimizers=[model.optimizer]).save(folder / "model")
+
+
+def read_the_state(model: Model, folder: Path) -> None:
+    model.optimizer.state_dict(model.variables)
+
+
+def step_again(model: Model, folder: Path) -> None:
+    int(model.step)  # waits, so that the GPU is done
+    model.make_step(gradients(np.random.default_rng(2)), None)
+
+
+def step_where_the_host_decides(model: Model, folder: Path) -> None:
+    model.optimizer.hyperparameters["learning_rate"] = lambda: 0.1
+    model.make_step(gradients(np.random.default_rng(2)), None)
+
+
+def step_with_a_new_variable(model: Model, folder: Path) -> None:
+    new = Variable(np.ones(3, np.float32), name="new", device="gpu:0")
+    ones = backends.to_device(np.ones(3, np.float32), new.device)
+    model.optimizer.apply_gradients([(ones, new)], model.step)
+
+
+HEARING = [
+    *(read_a_variable, save, read_the_state, step_again),
+    *(step_where_the_host_decides, step_with_a_new_variable),
+]
+
+
+@pytest.mark.parametrize("hear", HEARING, ids=lambda each: each.__name__)
+def test_whoever_hears_of_a_refused_step_raises_its_error_once(
+    hear: Callable[[Model, Path], None], every_schedule: str, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(1)
+    model = Model("plain", on_nonfinite="raise")
+    for _ in range(2):
+        model.make_step(gradients(rng), None)
+    model.optimizer.check()
+    before = model.numbers()
+    model.make_step(gradients(rng, "table"), np.arange(6) % 4)
+    with pytest.raises(FloatingPointError, match='gradient for "table" is not finite, or equal'):
+        hear(model, tmp_path)
+    assert_same(model.numbers(), before)
+    hear(model, tmp_path)
+
+
+def test_the_global_step_is_right_before_the_error_is_raised(every_schedule: str) -> None:
+    rng = np.random.default_rng(1)
+    model = Model("plain", on_nonfinite="raise")
+    for bad in ("", "", "w0", ""):
+        model.make_step(gradients(rng, bad), None)
+    assert int(model.step) == 2
+    assert model.optimizer.last_nonfinite == 'gradient for "w0" is not finite'
+    for _ in range(2):  # nobody has heard of the error
+        assert int(model.step) == 2
+    with pytest.raises(FloatingPointError, match="nor by the 1 calls since"):
+        model.make_step(gradients(rng), None)
+    model.make_step(gradients(rng), None)
+    assert int(model.step) == 3
+
+
+@pytest.mark.parametrize("how", ["checked by hand", "GPUOPT_CHECK"])
+def test_a_step_can_be_tried_again_where_it_is_checked(
+    how: str, monkeypatch: pytest.MonkeyPatch, every_schedule: str
+) -> None:
+    if how == "GPUOPT_CHECK":
+        monkeypatch.setenv("GPUOPT_CHECK", "1")
+    rng = np.random.default_rng(1)
+    ours, theirs = Model("groups", on_nonfinite="raise"), Model("groups")
+    refused: list[str] = []
+    for number in range(12):
+        good, bad = gradients(rng), gradients(rng, "w1")
+        try:
+            ours.make_step(bad if number % 3 == 2 else good, None)
+            if how == "checked by hand":
+                ours.optimizer.check()
+        except FloatingPointError as error:
+            refused.append(str(error))
+            ours.make_step(good, None)
+        theirs.make_step(good, None)
+    assert len(refused) == 4
+    assert not [each for each in refused if "since" in each]
+    assert_same(ours.numbers(), theirs.numbers(), 1e-6)
+
+
+def test_refused_rows_and_what_is_not_finite_are_told_apart(every_schedule: str) -> None:
+    rng = np.random.default_rng(1)
+    out_of_range = np.array([0, 1, 6, 2, 3, 4])
+    for policy, order in itertools.product(("skip", "raise"), itertools.permutations(range(3))):
+        model = Model("clip_norm", on_nonfinite=policy)
+        for _ in range(2):
+            model.make_step(gradients(rng), np.arange(6))
+        model.optimizer.check()
+        before = model.numbers()
+        found: list[type[Exception]] = []
+        for number in (*order, 3, 4, 5):
+            try:
+                if number < 3:
+                    bad, rows = ("w1", "", "w1")[number], (np.arange(6), out_of_range)[number > 0]
+                    model.make_step(gradients(rng, bad), rows)
+                else:
+                    model.optimizer.check()
+            except (IndexError, FloatingPointError) as error:
+                found.append(type(error))
+        assert found.count(IndexError) in (1, 2), (policy, order)
+        assert found.count(FloatingPointError) <= (policy == "raise")
+        assert_same(model.numbers(), before)
+        model.make_step(gradients(rng), np.arange(6))
+        model.optimizer.check()
+        assert int(model.step) == 3, (policy, order)
+
+
+@pytest.mark.parametrize("policy", ["skip", "raise"])
+def test_steps_go_on_after_refused_rows_that_a_step_hears_of(
+    policy: str, every_schedule: str
+) -> None:
+    cupy: Any = pytest.importorskip("cupy")
+    rng = np.random.default_rng(1)
+    model = Model("clip_norm", on_nonfinite=policy)
+    for rows in (np.arange(6), np.arange(6), np.arange(6) + 1):
+        model.make_step(gradients(rng), rows)
+    cupy.cuda.Device(0).synchronize()
+    with pytest.raises(IndexError, match="row 6 is not in"):
+        model.make_step(gradients(rng), None)
+    model.make_step(gradients(rng), None)
+    model.optimizer.check()
+    assert int(model.step) == 3
+
+
+@pytest.mark.parametrize("policy", ["skip", "raise"])
+def test_a_first_step_that_is_not_finite_makes_no_slots(policy: str, every_schedule: str) -> None:
+    rng = np.random.default_rng(1)
+    model = Model("plain", on_nonfinite=policy)
+    with pytest.raises(FloatingPointError) if policy == "raise" else nullcontext():
+        model.make_step(gradients(rng, "w0"), None)
+    assert model.optimizer.get_slot(model.variables["w0"], "m") is None
+    model.make_step(gradients(rng, names=["w0"]), None)
+    assert model.optimizer.get_slot(model.variables["w0"], "m") is not None
+    assert int(model.step) == 1
+
+
+@pytest.mark.parametrize("policy", ["skip", "raise"])
+def test_an_infinite_norm_of_finite_gradients_is_no_step(policy: str, every_schedule: str) -> None:
+    rng = np.random.default_rng(1)
+    model = Model("clip_norm", on_nonfinite=policy)
+    model.make_step(gradients(rng), None)
+    before = model.numbers()
+    huge = {name: each + np.float32(1e30) for name, each in gradients(rng).items()}
+    model.make_step(huge, None)
+    with pytest.raises(FloatingPointError) if policy == "raise" else nullcontext():
+        model.optimizer.check()
+    assert_same(model.numbers(), before)
+    assert model.optimizer.last_nonfinite is not None
+    assert "clipping to a norm makes finite gradients NaN" in model.optimizer.last_nonfinite
+
+
+def constrained(model: Model) -> list[Any]:
+    other = Variable(
+        np.ones(2, np.float32), name="other", device="gpu:0", constraint=lambda array: array
+    )
+    return [(backends.to_device(np.ones(2, np.float32), other.device), other)]
+
+
+def on_the_host(model: Model) -> list[Any]:
+    return [(np.ones(2, np.float32), Variable(np.ones(2, np.float32), name="other"))]
+
+
+def by_a_function(model: Model) -> list[Any]:
+    model.optimizer.hyperparameters["learning_rate"] = lambda: 0.1
+    return []
+
+
+def counted_by_an_array(model: Model) -> list[Any]:
+    model.step = np.zeros((), np.int64)  # type: ignore[assignment]
+    return []
+
+
+HOST_DECIDES = [constrained, on_the_host, by_a_function, counted_by_an_array]
+
+
+@pytest.mark.parametrize("why", HOST_DECIDES, ids=lambda each: each.__name__)
+@pytest.mark.parametrize("stage", ["plain", "clip_norm"])
+def test_what_no_gpu_can_decide_is_found_in_the_call(
+    stage: str, why: Callable[[Model], list[Any]], every_schedule: str
+) -> None:
+    rng = np.random.default_rng(1)
+    model = Model(stage, on_nonfinite="raise")
+    more = why(model)
+
+    def make_step(bad: str = "") -> None:
+        pairs = [*model.pairs(gradients(rng, bad), None), *more]
+        model.optimizer.apply_gradients(pairs, model.step)
+
+    for _ in range(2):
+        make_step()
+        before = int(model.step)
+        with pytest.raises(FloatingPointError, match="1 of 12 values, the first is"):
+            make_step("w0")
+        assert int(model.step) == before
+    assert before == 2
+
+
+def test_an_update_by_accumulated_gradients_is_refused_late(every_schedule: str) -> None:
+    rng = np.random.default_rng(1)
+    model = Model("plain", on_nonfinite="raise")
+    optimizer = gpuopt.GradientAccumulationOptimizer(model.optimizer, 2)
+
+    def call(bad: str = "") -> None:
+        optimizer.apply_gradients(model.pairs(gradients(rng, bad), None), model.step)
+
+    for bad in ("", "", "", "w1"):
+        call(bad)
+    with pytest.raises(FloatingPointError, match='gradient for "w1" is not finite; gpu:0 found'):
+        optimizer.check()
+    assert (int(model.step), optimizer.accumulated_steps) == (1, 0)
+    call()
+    call()
+    assert int(model.step) == 2
+
+
+def test_a_workers_step_raises_its_own_error(every_schedule: str) -> None:
+    rng = np.random.default_rng(1)
+    model = Model("plain", on_nonfinite="raise")
+    sync = gpuopt.SyncReplicasOptimizer(model.optimizer, 1, 1)
+    with sync.start(model.step, num_tokens=0), sync.worker(0) as worker:
+        for _ in range(2):
+            worker.apply_gradients(model.pairs(gradients(rng), None), model.step)
+        with pytest.raises(FloatingPointError, match="is not finite"):
+            worker.apply_gradients(model.pairs(gradients(rng, "w1"), None), model.step)
+    stale = gpuopt.DropStaleGradientOptimizer(model.optimizer, 1, global_step=model.step)
+    made: list[int] = []
+
+    def train(worker: Any) -> None:
+        for bad in ("", "w0"):
+            worker.apply_gradients(model.pairs(gradients(rng, bad), None))
+            made.append(int(model.step))
+
+    with pytest.raises(FloatingPointError, match="is not finite"):
+        stale.run(train, num_workers=1)
+    assert made == [3]
+    assert int(model.step) == 3
+
+
+def test_variables_of_several_gpus_are_refused_alike(every_schedule: str) -> None:
+    require_two_gpus()
+    first, second = (
+        Variable(np.zeros(5, np.float32), name=f"w{at}", device=f"gpu:{at}") for at in (0, 1)
+    )
+    step = Variable(0, name="step")
+    optimizer = gpuopt.MomentumOptimizer(1.0, 0.0, on_nonfinite="raise")
+
+    def make_step(last: float) -> None:
+        given = [np.float32([1, 1, 1, 1, each]) for each in (1, last)]
+        pairs = [
+            (backends.to_device(each, v.device), v)
+            for each, v in zip(given, (first, second), strict=True)
+        ]
+        optimizer.apply_gradients(pairs, step)
+
+    make_step(1)
+    make_step(1)
+    make_step(np.inf)
+    with pytest.raises(FloatingPointError, match='gradient for "w1" is not finite'):
+        second.numpy()
+    for each in (first, second):
+        np.testing.assert_array_equal(each.numpy(), np.float32([-2] * 5))
+    assert int(step) == 2
+
+
+def test_one_of_several_threads_raises_the_error(every_schedule: str) -> None:
+    model = Model("no slots", on_nonfinite="raise")
+    errors: list[FloatingPointError] = []
+
+    def work(number: int) -> None:
+        rng = np.random.default_rng(number)
+        for at in range(10):
+            try:
+                model.make_step(gradients(rng, "w0" if at == 4 else ""), None)
+                model.optimizer.check()
+            except FloatingPointError as error:
+                errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert 1 <= len(errors) <= 2
+    assert int(model.step) + len(errors) <= 20
+    before = int(model.step)
+    model.make_step(gradients(np.random.default_rng(0)), None)
+    model.optimizer.check()
+    assert int(model.step) == before + 1
+
+
+def test_a_handler_of_the_log_may_read_numbers(every_schedule: str) -> None:
+    rng = np.random.default_rng(1)
+    model = Model("plain", on_nonfinite="skip")
+    seen: list[int] = []
+
+    class Reading(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            seen.append(int(model.step))
+
+    handler = Reading()
+    logging.getLogger("gpuopt").addHandler(handler)
+    try:
+        for bad in ("", "", "w0", "", "w1"):
+            model.make_step(gradients(rng, bad), None)
+        assert int(model.step) == 3
+    finally:
+        logging.getLogger("gpuopt").removeHandler(handler)
+    assert len(seen) == 2
+
+
+# Where the host counts and notes what it counts.
+COUNTING = ["gpuopt/step/step.py", "host_scalar.py", "device_scaling.py", "finite_gradients.py"]
+
+
+def test_a_refused_step_that_ctrl_c_ends_changes_nothing() -> None:
+    rng = np.random.default_rng(1)
+    model = Model("plain", on_nonfinite="raise")
+    model.make_step(gradients(rng), None)
+    for moment in itertools.count(1):
+        model.make_step(gradients(rng), None)
+        model.optimizer.check()
+        before = model.numbers()
+        pairs = model.pairs(gradients(rng, "w1"), None)
+        interrupts = InterruptAt(moment, inside=COUNTING)
+        with suppress(Interrupt, FloatingPointError), interrupts:
+            model.optimizer.apply_gradients(pairs, model.step)
+            model.optimizer.check()
+        with suppress(FloatingPointError):
+            model.optimizer.check()
+        assert_same(model.numbers(), before)
+        if interrupts.left > 0:
+            break
+    assert moment > 20
+    assert math.isfinite(float(model.variables["w1"].numpy().sum()))
