@@ -185,7 +185,8 @@ GPUOPT_WIDEST_REGISTERS void bring_up_columns(const LateRow<Unnamed, Real>& row,
     for (long long i = 0; i < tile; ++i) var[i] = columns.var[i] + columns.rest[i];
     if (!decays) return;
   }
-  // Loops of their own: in one with what comes before, GCC 12 uses no vectors.
+  // Loops of their own, and numbers that are no longer the row's: in one with what comes before, or
+  // where a write to a slot might change its decay, GCC 12 uses no vectors.
   for (int k = 0; k < Unnamed::Rule::num_slots; ++k) {
     const Decay<Real> decay = row.decay[k];
     Real* const slot = slots.of[k];
