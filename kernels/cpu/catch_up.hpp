@@ -109,52 +109,30 @@ LateRow<Unnamed, Real> late_row(const CatchUp<Unnamed, Real>& catch_up, long lon
   return found;
 }
 
-// Some columns of a variable, after missed steps: the sum of both, which is rounded when it is
-// written.
-template <class Real>
-struct MovedColumns {
-  Real var[tile_width], rest[tile_width];
-};
-
-// Moves some columns of a late row by sums, and returns whether their slots are still to decay: not
-// if some columns are stepped one by one. Writes to the slots alone.
+// Moves some columns of a late row, by sums or by steps one by one. Their variable is then the sum
+// of `var` and `rest`, which is rounded when it is written; their slots have decayed.
 template <class Unnamed, class Real>
-GPUOPT_WIDEST_REGISTERS bool move_columns(const LateRow<Unnamed, Real>& row, const Real* var,
-                                          const Slots<typename Unnamed::Rule, Real>& slots,
-                                          long long tile, MovedColumns<Real>& moved_columns) {
+void move_columns(const LateRow<Unnamed, Real>& row, Real* var,
+                  const Slots<typename Unnamed::Rule, Real>& slots, long long tile, Real* rest) {
   using Rule = typename Unnamed::Rule;
-  const Real* const average = slots.of[Unnamed::average];
-  const Real* const square = slots.of[Unnamed::square];
   const Real epsilon = static_cast<Real>(row.catch_up.epsilon);
   const Real tolerance = static_cast<Real>(row.catch_up.tolerance);
-  const MissedSteps missed = row.missed;
-  Real* const result = moved_columns.var;
-  Real* const rest = moved_columns.rest;
-  // An integer, as floating-point numbers are added up one by one.
-  int is_late[tile_width];
-  GPUOPT_INDEPENDENT
-  for (long long i = 0; i < tile; ++i) {
-    Real value = var[i], left;
-    const bool is_close = moved(missed, average[i], square[i], epsilon, tolerance, value, left);
-    result[i] = value;
-    rest[i] = left;
-    is_late[i] = is_close ? 0 : 1;
-  }
-  int late = 0;
-  for (long long i = 0; i < tile; ++i) late |= is_late[i];
-  if (late == 0) return true;
   Columns<Rule, Real> columns;
   for (long long i = 0; i < tile; ++i) columns.var[i] = Real(0);
   for (int k = 0; k < Rule::num_slots; ++k)
     for (long long i = 0; i < tile; ++i) columns.slot[k][i] = slots.of[k][i];
   make_steps<Unnamed>(columns, tile, row.last, row.gap, row.catch_up);
   for (long long i = 0; i < tile; ++i) {
-    const bool is_one_by_one = is_late[i] != 0;
-    if (is_one_by_one) rest[i] = columns.var[i];
+    Real value = var[i];
+    const bool is_close = moved(row.missed, slots.of[Unnamed::average][i],
+                                slots.of[Unnamed::square][i], epsilon, tolerance, value, rest[i]);
+    if (is_close)
+      var[i] = value;
+    else
+      rest[i] = columns.var[i];
     for (int k = 0; k < Rule::num_slots; ++k)
-      slots.of[k][i] = is_one_by_one ? columns.slot[k][i] : row.decay[k](slots.of[k][i]);
+      slots.of[k][i] = is_close ? row.decay[k](slots.of[k][i]) : columns.slot[k][i];
   }
-  return false;
 }
 
 // Makes the steps one by one that some columns of a row have missed.
@@ -172,6 +150,61 @@ void step_columns(const LateRow<Unnamed, Real>& row, Real* var,
     for (long long i = 0; i < tile; ++i) slots.of[k][i] = columns.slot[k][i];
 }
 
+// Writes some columns of a late row, moved by sums; returns whether it did: not if any is to be
+// stepped one by one. See `write_columns`.
+template <class Unnamed, class Real, class Ended>
+__attribute__((always_inline)) inline bool write_by_sums(
+    const LateRow<Unnamed, Real>& row, Real* var, const Slots<typename Unnamed::Rule, Real>& slots,
+    long long tile, const Ended& ended) {
+  using Rule = typename Unnamed::Rule;
+  const Real epsilon = static_cast<Real>(row.catch_up.epsilon);
+  const Real tolerance = static_cast<Real>(row.catch_up.tolerance);
+  const MissedSteps missed = row.missed;
+  Decay<Real> decay[slot_capacity<Rule>];
+  for (int k = 0; k < Rule::num_slots; ++k) decay[k] = row.decay[k];
+  Columns<Rule, Real> columns;
+  int late = 0;
+  GPUOPT_INDEPENDENT
+  for (long long i = 0; i < tile; ++i) {
+    Real value = var[i], rest, slot[slot_capacity<Rule>];
+    for (int k = 0; k < Rule::num_slots; ++k) slot[k] = slots.of[k][i];
+    const bool is_close = moved(missed, slot[Unnamed::average], slot[Unnamed::square], epsilon,
+                                tolerance, value, rest);
+    late |= is_close ? 0 : 1;
+    for (int k = 0; k < Rule::num_slots; ++k) {
+      // These two are finite where the sums are close.
+      const bool is_finite = k == Unnamed::average || k == Unnamed::square;
+      slot[k] = is_finite ? decay[k].of_finite(slot[k]) : decay[k](slot[k]);
+    }
+    columns.var[i] = ended(i, value, rest, slot);
+    for (int k = 0; k < Rule::num_slots; ++k) columns.slot[k][i] = slot[k];
+  }
+  if (late != 0) return false;
+  for (long long i = 0; i < tile; ++i) var[i] = columns.var[i];
+  for (int k = 0; k < Rule::num_slots; ++k)
+    for (long long i = 0; i < tile; ++i) slots.of[k][i] = columns.slot[k][i];
+  return true;
+}
+
+// Writes some columns of a late row once it is up to date. `ended(i, var, rest, slot)` returns the
+// variable of column i, whose missed steps end at var + rest; it may write to its slots, which have
+// decayed.
+template <class Unnamed, class Real, class Ended>
+__attribute__((always_inline)) inline void write_columns(
+    const LateRow<Unnamed, Real>& row, Real* var, const Slots<typename Unnamed::Rule, Real>& slots,
+    long long tile, const Ended& ended) {
+  using Rule = typename Unnamed::Rule;
+  if (write_by_sums(row, var, slots, tile, ended)) return;
+  Real rest[tile_width];
+  move_columns(row, var, slots, tile, rest);
+  for (long long i = 0; i < tile; ++i) {
+    Real slot[slot_capacity<Rule>];
+    for (int k = 0; k < Rule::num_slots; ++k) slot[k] = slots.of[k][i];
+    var[i] = ended(i, var[i], rest[i], slot);
+    for (int k = 0; k < Rule::num_slots; ++k) slots.of[k][i] = slot[k];
+  }
+}
+
 // Brings some columns of a row up to date.
 template <class Unnamed, class Real>
 GPUOPT_WIDEST_REGISTERS void bring_up_columns(const LateRow<Unnamed, Real>& row, Real* var,
@@ -179,19 +212,17 @@ GPUOPT_WIDEST_REGISTERS void bring_up_columns(const LateRow<Unnamed, Real>& row,
                                               long long tile) {
   if constexpr (Unnamed::moves) {
     if (row.is_stepped()) return step_columns(row, var, slots, tile);
-    MovedColumns<Real> columns;
-    const bool decays = move_columns(row, var, slots, tile, columns);
-    GPUOPT_INDEPENDENT
-    for (long long i = 0; i < tile; ++i) var[i] = columns.var[i] + columns.rest[i];
-    if (!decays) return;
-  }
-  // Loops of their own, and numbers that are no longer the row's: in one with what comes before, or
-  // where a write to a slot might change its decay, GCC 12 uses no vectors.
-  for (int k = 0; k < Unnamed::Rule::num_slots; ++k) {
-    const Decay<Real> decay = row.decay[k];
-    Real* const slot = slots.of[k];
-    GPUOPT_INDEPENDENT
-    for (long long i = 0; i < tile; ++i) slot[i] = decay(slot[i]);
+    const auto sum = [](long long, Real value, Real rest, Real*) { return value + rest; };
+    write_columns(row, var, slots, tile, sum);
+  } else {
+    // Numbers that are no longer the row's: where a write to a slot might change its decay, GCC 12
+    // uses no vectors.
+    for (int k = 0; k < Unnamed::Rule::num_slots; ++k) {
+      const Decay<Real> decay = row.decay[k];
+      Real* const slot = slots.of[k];
+      GPUOPT_INDEPENDENT
+      for (long long i = 0; i < tile; ++i) slot[i] = decay(slot[i]);
+    }
   }
 }
 
@@ -200,28 +231,25 @@ template <class Rule, class Shift, class Unnamed, class Real>
 GPUOPT_WIDEST_REGISTERS void update_columns(const LateRow<Unnamed, Real>& row, Real* var,
                                             const Slots<typename Unnamed::Rule, Real>& slots,
                                             const Real* grad, long long tile,
-                                            const typename Rule::template Scalars<Real>& scalars) {
-  MovedColumns<Real> columns;
-  Decay<Real> decay[slot_capacity<Rule>];
-  for (int k = 0; k < Rule::num_slots; ++k) decay[k] = row.decay[k];
+                                            const typename Rule::template Scalars<Real>& given) {
+  const typename Rule::template Scalars<Real> scalars = given;
   if constexpr (Unnamed::moves) {
-    if (!move_columns(row, var, slots, tile, columns))
-      for (int k = 0; k < Rule::num_slots; ++k) decay[k] = Decay<Real>::of(1);
-  }
-  GPUOPT_INDEPENDENT
-  for (long long i = 0; i < tile; ++i) {
-    Real slot[slot_capacity<Rule>];
-    for (int k = 0; k < Rule::num_slots; ++k) slot[k] = decay[k](slots.of[k][i]);
-    Real value;
-    if constexpr (Unnamed::moves) {
-      value = columns.var[i];
-      Shift::template apply<Rule>(value, columns.rest[i], grad[i], slot, scalars);
-    } else {
-      value = var[i];
+    const auto step = [&](long long i, Real value, Real rest, Real* slot) {
+      Shift::template apply<Rule>(value, rest, grad[i], slot, scalars);
+      return value;
+    };
+    write_columns(row, var, slots, tile, step);
+  } else {
+    Decay<Real> decay[slot_capacity<Rule>];
+    for (int k = 0; k < Rule::num_slots; ++k) decay[k] = row.decay[k];
+    GPUOPT_INDEPENDENT
+    for (long long i = 0; i < tile; ++i) {
+      Real value = var[i], slot[slot_capacity<Rule>];
+      for (int k = 0; k < Rule::num_slots; ++k) slot[k] = decay[k](slots.of[k][i]);
       Rule::apply(value, grad[i], slot, scalars);
+      var[i] = value;
+      for (int k = 0; k < Rule::num_slots; ++k) slots.of[k][i] = slot[k];
     }
-    var[i] = value;
-    for (int k = 0; k < Rule::num_slots; ++k) slots.of[k][i] = slot[k];
   }
 }
 

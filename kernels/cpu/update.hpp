@@ -235,9 +235,13 @@ __attribute__((always_inline)) inline void update_tile(
     const Row& row, Real* var, const Slots<Rule, Real>& slots, long long width, const Real* values,
     const long long* positions, long long begin, long long end, long long tile,
     const typename Rule::template Scalars<Real>& scalars) {
+  const Real* grad = values + positions[begin] * width;
   Real sum[tile_width];
-  sum_values(width, values, positions, begin, end, tile, sum);
-  row.template update<Rule>(var, slots, sum, tile, scalars);
+  if (end - begin > 1) {
+    sum_values(width, values, positions, begin, end, tile, sum);
+    grad = sum;
+  }
+  row.template update<Rule>(var, slots, grad, tile, scalars);
 }
 
 // Updates rows[first] to rows[last - 1]. Row k receives the values at positions[begins[k]] to

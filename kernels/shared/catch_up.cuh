@@ -96,14 +96,21 @@ struct Decay {
 
   // Returns what is left of a slot; infinity stays.
   GPUOPT_INLINE Real operator()(Real slot) const {
-    if constexpr (sizeof(Real) == sizeof(double)) return slot * power;  // nothing is left
     const bool is_finite = slot - slot == Real(0);
-    return fused(slot, power, is_finite ? slot * rest : Real(0));
+    return with_rest(slot, is_finite ? slot * rest : Real(0));
+  }
+
+  // Returns what is left of a slot that is finite.
+  GPUOPT_INLINE Real of_finite(Real slot) const { return with_rest(slot, slot * rest); }
+
+  GPUOPT_INLINE Real with_rest(Real slot, Real slot_rest) const {
+    // Of float64, nothing is left.
+    return sizeof(Real) == sizeof(double) ? slot * power : fused(slot, power, slot_rest);
   }
 };
 
 // Moves an element by missed steps, and returns whether this is close enough. It is not where a
-// number is not finite: the rule makes infinity NaN. Then nothing is moved.
+// number is not finite: the rule makes infinity NaN. If not, `var` and `rest` are of no use.
 //
 // Rounded like any other, each number would be as far off as the element is rounded when it is
 // written. So what each rounding takes is kept beside the number, and for the element in `rest`: it
@@ -139,10 +146,9 @@ GPUOPT_INLINE bool moved(const MissedSteps& missed, Real average, Real square, R
   const Real left_out = part * part * part * static_cast<Real>(missed.bound);
   const bool is_close = left_out <= tolerance * absolute(first);
   const bool is_finite = (after + all_rest) * Real(0) == Real(0);
-  const bool is_moved = is_finite & (is_close | (average == Real(0)));
-  var = is_moved ? after : var;
-  rest = is_moved ? all_rest : Real(0);
-  return is_moved;
+  var = after;
+  rest = all_rest;
+  return is_finite & (is_close | (average == Real(0)));
 }
 
 }  // namespace gpuopt
