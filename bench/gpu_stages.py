@@ -79,7 +79,11 @@ STEPS: Mapping[str, Sequence[str]] = {
     'masters="remainder", loss_scale, clip_norm': ["remainders", "loss_scale", "clip_norm"],
     "stochastic_rounding": ["rounding"],
     "stochastic_rounding, clip_norm, decay": ["rounding", "clip_norm", "decay"],
+    "stochastic_rounding, averages": ["rounding", "averages"],
     "stochastic_rounding, loss_scale": ["rounding", "loss_scale"],
+    "stochastic_rounding, loss_scale, clip_norm, decay, averages": [
+        *("rounding", "loss_scale", "clip_norm", "decay", "averages")
+    ],
     "slot_bits=8": ["8 bits"],
     "slot_bits=8, clip_norm, decay": ["8 bits", "clip_norm", "decay"],
     "slot_bits=8, averages": ["8 bits", "averages"],

@@ -92,26 +92,24 @@ class FollowingAverages:
         known: The cache of groups whose plans also write averages.
     """
 
-    def __init__(self, moving: MovingAverages, masters: Masters | None, is_rounded: bool) -> None:
+    def __init__(self, moving: MovingAverages, masters: Masters | None) -> None:
         """Keeps the averages.
 
         Args:
             moving: Theirs.
             masters: What master copies of 16-bit variables are; None if there are none.
-            is_rounded: Whether what the optimizer writes is rounded stochastically.
         """
         self.moving = moving
         self.known = KnownGroups()
         self._masters = masters
-        self._is_rounded = is_rounded
         if masters is not None:
             moving.keep_in_float32()
 
     def joining(self, variables: Sequence[Any]) -> list[bool]:
         """Says of which variables the average is moved by the rule that updates them.
 
-        It is not where it is not made yet, where a constraint or stochastic rounding comes between,
-        and of a master copy where the average was made in 16 bits before.
+        It is not where it is not made yet, where a constraint comes between, and of a master copy
+        where the average was made in 16 bits before.
 
         Args:
             variables: As the caller passed them, of dense gradients.
@@ -123,7 +121,6 @@ class FollowingAverages:
         average = self.moving.average(variable)
         return (
             variable.constraint is None
-            and not self._is_rounded
             and average is not None
             and average.dtype == kept_dtype(variable.dtype, self._masters)
         )
@@ -212,13 +209,12 @@ class StepAverages:
         )
 
 
-def following(averages: Any, masters: Masters | None, is_rounded: bool) -> FollowingAverages | None:
+def following(averages: Any, masters: Masters | None) -> FollowingAverages | None:
     """Returns the averages that an optimizer is given, as it moves them.
 
     Args:
         averages: As the optimizer is given them.
         masters: What its master copies are, if it has any.
-        is_rounded: Whether what it writes is rounded stochastically.
 
     Raises:
         TypeError: they are something else.
@@ -227,4 +223,4 @@ def following(averages: Any, masters: Masters | None, is_rounded: bool) -> Follo
         return None
     if not isinstance(averages, MovingAverages):
         raise TypeError(f"averages must be an ExponentialMovingAverage, or None, got {averages!r}")
-    return FollowingAverages(averages, masters, is_rounded)
+    return FollowingAverages(averages, masters)

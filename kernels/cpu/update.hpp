@@ -6,6 +6,7 @@
 
 #include "../shared/element.cuh"
 #include "../shared/gradient.cuh"
+#include "../shared/rounding.cuh"
 #include "../shared/row_wise.cuh"
 
 // Each iteration has an element of its own, so that several may run in one instruction.
@@ -53,7 +54,8 @@ struct AsComputed {
   }
 };
 
-// Updates an element; `Kept::of` returns what of the variable is stored then.
+// Updates an element; `Kept::of` returns what of the variable is stored then. Where that is rounded
+// at random, an average does not follow yet.
 // `inline`: else GCC calls it for each element of longer rules, and uses no vectors.
 template <class Rule, class Kept = AsComputed, class Real>
 inline void update_element(Real* var, const Slots<Rule, Real>& slots, long long at, Real grad,
@@ -62,7 +64,7 @@ inline void update_element(Real* var, const Slots<Rule, Real>& slots, long long 
   Real slot[slot_capacity<Rule>];
   for (int k = 0; k < Rule::num_slots; ++k) slot[k] = slots.of[k][at];
   Rule::apply(value, grad, slot, scalars);
-  follow_variable<Rule>(Kept::of(value), slot, scalars);
+  if constexpr (!is_rounded<Rule>) follow_variable<Rule>(Kept::of(value), slot, scalars);
   var[at] = value;
   for (int k = 0; k < Rule::num_slots; ++k) slots.of[k][at] = slot[k];
 }

@@ -178,7 +178,8 @@ struct MixedUpdate {
     (std::get<k>(tiles).write(static_cast<Slot*>(chunk.written[1 + k]) + at, size), ...);
   }
 
-  // Rounds what is stored in bfloat16, and nowhere else. All slots are of one type.
+  // Rounds what is stored in bfloat16, and nowhere else; then an average follows. The rule's own
+  // slots are of one type.
   static void round(float* var, const Slots<Rule, float>& slots, long long first, long long size,
                     const Scalars& scalars) {
     constexpr bool is_var_rounded = std::is_same<Var, Bfloat16>::value && !Beside::is_array;
@@ -190,6 +191,7 @@ struct MixedUpdate {
       float slot[slot_capacity<Rule>];
       for (int k = 0; k < Rule::num_slots; ++k) slot[k] = slots.of[k][i];
       numbering.template round<is_var_rounded>(static_cast<int>(i), scalars, value, slot);
+      follow_variable<Rule>(VariableTile<Var, Beside>::of(value), slot, scalars);
       if (is_var_rounded) var[i] = value;
       for (int k = 0; k < Rule::num_slots; ++k) slots.of[k][i] = slot[k];
     }

@@ -6,6 +6,7 @@
 #endif
 
 #include "element.cuh"
+#include "gradient.cuh"
 #include "random_bits.cuh"
 
 namespace gpuopt {
@@ -55,10 +56,12 @@ struct Numbering<Rule, true> {
 
   // Rounds what the rule made of element number `i` from the first one on: array number `k`, where
   // the variable is 0 and slots follow, by 16 bits of word number `k / 4` of the element's. The
-  // variable may be left as it is.
+  // variable may be left as it is; an average, which is before the slots, is.
   template <bool is_var_rounded, class Scalars>
   GPUOPT_INLINE void round(int i, const Scalars& s, float& var, float* slot) const {
-    constexpr int words = (Rule::num_slots + 4) / 4;
+    constexpr int num_before = is_averaged<Rule> ? 1 : 0;
+    constexpr int num_slots = Rule::num_slots - num_before;
+    constexpr int words = (num_slots + 4) / 4;
     const unsigned long long key = word(s.rounding_key_0, 0) | word(s.rounding_key_1, 16) |
                                    word(s.rounding_key_2, 32) | word(s.rounding_key_3, 48);
     const unsigned long long state =
@@ -66,9 +69,9 @@ struct Numbering<Rule, true> {
     unsigned long long random = mix(state);
     if (is_var_rounded) round_by(var, random & 0xffffu);
 #pragma unroll
-    for (int k = 1; k <= Rule::num_slots; ++k) {
+    for (int k = 1; k <= num_slots; ++k) {
       if (k % 4 == 0) random = mix(state + k / 4 * golden);
-      round_by(slot[k - 1], static_cast<unsigned int>(random >> k % 4 * 16) & 0xffffu);
+      round_by(slot[num_before + k - 1], static_cast<unsigned int>(random >> k % 4 * 16) & 0xffffu);
     }
   }
 

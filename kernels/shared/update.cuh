@@ -359,9 +359,9 @@ struct State : Numbering<Rule> {
                                          const typename Rule::template Scalars<Real>& scalars) {
     change([&](int i, Real& value, Real* slot) {
       Rule::apply(value, gradient[i], slot, scalars);
-      follow_variable<Rule>(drops_bits_of_var<Storage> ? Real(StoredVar<Storage>(value)) : value,
-                            slot, scalars);
       this->template round<drops_bits_of_var<Storage>>(i, scalars, value, slot);
+      constexpr bool is_cut = drops_bits_of_var<Storage> && !is_rounded<Rule>;
+      follow_variable<Rule>(is_cut ? Real(StoredVar<Storage>(value)) : value, slot, scalars);
     });
   }
 

@@ -8,12 +8,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 from every_backend import BACKENDS, BY_NAME, RULES, every_backend, misaligned, scalars_for
+from four_slots import four_slots
 from kernel_updates import Arrays, Update, apply_dense, apply_sparse, copy_of
 
 from gpuopt.backends import Target
 from gpuopt.backends.backend import SparseUpdate
 from gpuopt.rules.averaged import averaged
 from gpuopt.rules.clipped import ClippedRule, clipped
+from gpuopt.rules.moving_average import AVERAGE_WEIGHT, moving_average
 from gpuopt.rules.rounded import BFLOAT16, key_of_step, round_at_random, rounded
 from gpuopt.rules.update_rule import UpdateRule
 
@@ -22,7 +24,7 @@ Written = list[np.ndarray[Any, Any]]
 # The last one has five arrays, and so two words of random bits for each element.
 ELEMENTWISE = [
     *(rule for rule in RULES if not rule.row_slots),
-    averaged(BY_NAME["ams_grad"], BFLOAT16),
+    four_slots,
 ]
 every_rule = pytest.mark.parametrize("rule", ELEMENTWISE, ids=lambda rule: rule.name)
 SGD = RULES[0]
@@ -97,6 +99,31 @@ def test_sparse_updates_are_those_of_float32_that_are_rounded(
         if not all_rows:
             others = np.setdiff1d(np.arange(50), rows)
             np.testing.assert_array_equal(update.var[others], before.var[others])
+
+
+@every_backend
+@pytest.mark.parametrize("base", [BY_NAME["ams_grad"], four_slots], ids=lambda rule: rule.name)
+def test_an_average_follows_what_is_rounded_and_is_rounded_to_nearest(
+    backend: str, base: UpdateRule
+) -> None:
+    """The bits are those of a step without it, and then of a pass of its own."""
+    rule = averaged(base)
+    scalars = given(backend, rule)
+    arrays = Arrays(rule, "bfloat16")
+    updates = [arrays.update(*shape) for shape in SHAPES]
+    apart = [copy_of(update) for update in updates]
+    apply_dense(BACKENDS[backend](), rounded(rule), updates, scalars)
+    own = [each._replace(slots=each.slots[1:]) for each in apart]
+    without = {name: value for name, value in scalars.items() if name != AVERAGE_WEIGHT}
+    apply_dense(BACKENDS[backend](), rounded(base), own, without)
+    averages = [Update(each.slots[0], each.var, [], None) for each in apart]
+    weight = {AVERAGE_WEIGHT: scalars[AVERAGE_WEIGHT]}
+    apply_dense(BACKENDS[backend](), moving_average, averages, weight)
+    for mine, theirs in zip(updates, apart, strict=True):
+        for array, expected in zip(
+            (mine.var, *mine.slots), (theirs.var, *theirs.slots), strict=True
+        ):
+            assert array.tobytes() == expected.tobytes()
 
 
 def exact_case(shape: tuple[int, ...], rows: Any = None) -> tuple[Update, dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,16 @@ def test_every_type_has_the_averages_of_apply(
     every_form_one_by_one: str, dtype: Any, is_bounded: bool
 ) -> None:
     check_steps(STAGES["decay"], dtype, is_bounded=is_bounded, zero_debias=True)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options"), [(DTYPES[1], {}), (np.float32, {"slot_dtype": "bfloat16"})], ids=str
+)
+def test_averages_of_what_is_rounded_at_random_are_those_of_apply(
+    every_form_one_by_one: str, dtype: Any, options: dict[str, Any]
+) -> None:
+    kind = partial(gpuopt.AdamOptimizer, 0.1, stochastic_rounding=7, **options)
+    check_steps(kind, dtype, is_bounded=True)
 
 
 @configurations

@@ -100,6 +100,12 @@ STORED: dict[str, tuple[str, dict[str, Any]]] = {
         "bfloat16",
         {"masters": "remainder", "slot_dtype": "bfloat16"},
     ),
+    "at random": ("bfloat16", {"stochastic_rounding": 7}),
+    "slots at random": ("float32", {"slot_dtype": "bfloat16", "stochastic_rounding": 7}),
+    "remainders, slots at random": (
+        "bfloat16",
+        {"masters": "remainder", "slot_dtype": "bfloat16", "stochastic_rounding": 7},
+    ),
     "8 bits": ("float32", {"slot_bits": 8}),
     "8 bits, bfloat16": ("bfloat16", {"slot_bits": 8}),
 }

@@ -64,7 +64,12 @@ OTHERS: dict[str, tuple[list[str], float]] = {
     'masters="remainder", loss_scale, clip_norm': (["measure_and_decide", OF_GROUPS], 2 + 26),
     "stochastic_rounding": ([UPDATE], 14),
     "stochastic_rounding, clip_norm, decay": (["measure", OF_GROUPS], 2 + 14),
+    "stochastic_rounding, averages": ([UPDATE], 14 + 2 * 2),
     "stochastic_rounding, loss_scale": (["measure_and_decide", OF_GROUPS], 2 + 14),
+    "stochastic_rounding, loss_scale, clip_norm, decay, averages": (
+        ["measure_and_decide", OF_GROUPS],
+        2 + 14 + 2 * 2,
+    ),
     # g, and w, two codes, and of 256 elements two scales, twice
     "slot_bits=8": (["coded_update"], OF_CODES),
     "slot_bits=8, clip_norm, decay": (["measure", "coded_update"], 4 + OF_CODES),

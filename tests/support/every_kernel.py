@@ -45,6 +45,13 @@ CODED_STORAGES: list[Storage] = [
     Mixed("bfloat16", "bfloat16", "float32"),
 ]
 
+STORAGES_OF_ROUNDING: list[Storage] = [
+    "bfloat16",
+    Mixed("bfloat16", "bfloat16", "float32"),
+    Mixed("float32", "bfloat16", "float32"),
+    Mixed("bfloat16", "bfloat16", "bfloat16", SPLIT),
+]
+
 
 def kernels_of(rule: UpdateRule) -> list[Kernel]:
     """Those for several groups are the same but for where scalars are: a rule of each shape's."""
@@ -249,6 +256,7 @@ def kernels_with_rounding() -> list[Kernel]:
     """Lists kernels that round what they write stochastically: of a rule of each kind."""
     by_name = {rule.name: rule for rule in update_rules()}
     adam, lamb, most_slots = (by_name[name] for name in ("adam", "lamb", "ams_grad"))
+    of_averages = rounded(averaged(adam)), rounded(averaged(most_slots))
     updates: list[tuple[UpdateRule, Storage]] = [
         *((rule, "bfloat16") for rule in (rounded(adam), rounded(most_slots))),
         *((made(rounded(adam)), "bfloat16") for made in (clipped, scaled)),
@@ -257,6 +265,16 @@ def kernels_with_rounding() -> list[Kernel]:
     return [
         kernels.sum_terms(rounded(lamb), "bfloat16"),
         kernels.dense_update(rounded(lamb), "bfloat16"),
+        *(
+            kernel
+            for rule in of_averages
+            for storage in STORAGES_OF_ROUNDING
+            for kernel in (
+                kernels.dense_update(rule, storage),
+                kernels.dense_update(clipped(rule), storage, has_groups=True),
+                kernels.dense_update(scaled(rule), storage, has_groups=True),
+            )
+        ),
         *(
             kernel
             for rule, storage in updates

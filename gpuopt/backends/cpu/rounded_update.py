@@ -16,6 +16,8 @@ from gpuopt.backends.cpu.master_copies import write_copies
 from gpuopt.backends.cpu.mixed_update import update_mixed
 from gpuopt.backends.cpu.row_groups import group_rows, sum_rows
 from gpuopt.quietly import quietly
+from gpuopt.rules.averaged import num_averages
+from gpuopt.rules.moving_average import AVERAGE_WEIGHT, follow
 from gpuopt.rules.rounded import BFLOAT16, round_at_random
 from gpuopt.rules.update_rule import UpdateRule
 
@@ -94,7 +96,7 @@ def update_own(
     copies = [_copies(target) for target in targets]
     update_alone(rule, copies, gradients, scalars, limits, groups)
     for target, copy, group in zip(targets, copies, groups or [0] * len(targets), strict=True):
-        _write(target, copy, _numbers(target.var, rows), scalars[group])
+        _round_and_write(rule, target, copy, _numbers(target.var, rows), scalars[group])
 
 
 def _numbers(var: Array, rows: Array | None) -> Array:
@@ -111,10 +113,16 @@ def _copies(target: Target) -> Target:
     return Target(var, slots)
 
 
-def _write(target: Target, copy: Target, numbers: Array, scalars: Scalars) -> None:
-    """Writes new values, rounded where they are not stored as float32."""
-    written = [target.var, *target.slots]
-    values = [each.reshape(-1) for each in (copy.var, *copy.slots)]
+def _round_and_write(
+    rule: UpdateRule, target: Target, copy: Target, numbers: Array, scalars: Scalars
+) -> None:
+    """Writes new values, rounded at random where they are not stored as float32.
+
+    An average then moves towards the variable as it is written, and is itself rounded to nearest.
+    """
+    first = num_averages(rule)
+    written = [target.var, *target.slots[first:]]
+    values = [each.reshape(-1) for each in (copy.var, *copy.slots[first:])]
     for at in range(0, numbers.size, _PART):
         part = slice(at, at + _PART)
         chosen = [
@@ -128,3 +136,7 @@ def _write(target: Target, copy: Target, numbers: Array, scalars: Scalars) -> No
     # A bfloat16 stays itself.
     for stored, value in zip(written, values, strict=True):
         stored[...] = value.reshape(stored.shape)
+    for average in target.slots[:first]:
+        moved = np.array(average, np.float32)
+        follow(moved, np.asarray(target.var, np.float32), scalars[AVERAGE_WEIGHT])
+        average[...] = moved

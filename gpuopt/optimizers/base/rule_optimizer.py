@@ -209,9 +209,7 @@ class RuleOptimizer(Optimizer):
             self.masters,
             self.slot_dtype,
         )
-        self.averages = following(
-            ours.pop("averages"), self.masters, is_rounded=self.rounding is not None
-        )
+        self.averages = following(ours.pop("averages"), self.masters)
         sums_inputs = bool(self.rule.degrees)
         clipping, self.clips = clipping_of(**ours, groups=self._grouping, sums_inputs=sums_inputs)
         every = {**self._all_hyperparameters(hyperparameters), **clipping}

@@ -66,11 +66,9 @@ def max_registers(kernel: Kernel, architecture: str) -> int:
         # Two blocks of 256, or three: more elements are in registers than a rule has of itself.
         is_scaled = isinstance(kernel.rule, ScaledRule)
         has_wide_average = storage.count("__nv_bfloat16") == 3 and storage.endswith("Split>")
-        return (
-            128
-            if is_scaled or has_wide_average or (slots > 2 and "coded" in kernel.function)
-            else 80
-        )
+        has_many_slots = slots > 2 and "coded" in kernel.function
+        has_many_slots |= slots > 3 and kernel.rule.is_rounded
+        return 128 if is_scaled or has_wide_average or has_many_slots else 80
     if "coded" in kernel.function:  # a lane has 8 elements: 512 threads load as much as 1024 do
         if architecture not in ("sm_75", "sm_90"):
             return 128
