@@ -37,7 +37,6 @@ FLAGS = [
     # The fortified setjmp and longjmp refuse to switch stacks.
     "-U_FORTIFY_SOURCE",
     "-fPIC",
-    "-shared",
     # NVRTC's warnings are those that count.
     "-w",
     "-fdata-sections",
@@ -148,17 +147,42 @@ def _compile(kernels: Sequence[Kernel], sanitize: str) -> Path:
     """Compiles kernels of one file, whose rules are from one folder."""
     source, folders = _source(kernels), (*_folders(kernels[0]), HERE)
     flags = [*FLAGS, *SANITIZER_FLAGS[sanitize], f"-isystem{cuda_headers()}"]
-    library = build_cache("emulator") / f"{_name(flags, source, folders)}.so"
-    command = ["g++", *flags, f"-Wl,-T,{HERE / 'shared_memory.ld'}"]
-    for folder in folders:  # a sanitizer's stacks have its name, not its path
-        command += [f"-I{folder}", f"-ffile-prefix-map={folder}={folder.name}"]
-    command += ["-x", "c++", "-"]
-    # Of several processes that need it, one compiles it.
-    with locked(library.with_suffix(".lock")):
-        if library.exists():
-            return library
-        # A process that is killed leaves nothing that looks like a library.
-        unfinished = library.with_suffix(f".{os.getpid()}.unfinished")
+    header = _precompiled(flags)
+    command = ["g++", *flags, *_named(folders), "-include", str(header.with_suffix(""))]
+    command += ["-shared", f"-Wl,-T,{HERE / 'shared_memory.ld'}", "-x", "c++", "-"]
+    return _built(build_cache("emulator") / f"{_name(flags, source, folders)}.so", command, source)
+
+
+def _precompiled(flags: Sequence[str]) -> Path:
+    """Compiles the emulator's header, which takes longer than a kernel."""
+    folder = build_cache("emulator") / _name(flags, "", [HERE])
+    folder.mkdir(exist_ok=True)
+    command = ["g++", *flags, *_named([HERE]), "-x", "c++-header", str(HERE / "cuda_emu.h")]
+    return _built(folder / "cuda_emu.h.gch", command, "")
+
+
+def _named(folders: Sequence[Path]) -> list[str]:
+    """Returns the flags for folders of headers: a sanitizer's stacks have their names, no paths."""
+    return [
+        flag
+        for folder in folders
+        for flag in (f"-I{folder}", f"-ffile-prefix-map={folder}={folder.name}")
+    ]
+
+
+def _built(file: Path, command: Sequence[str], source: str) -> Path:
+    """Has g++ make a file, unless it is there; of several processes that need it, one does.
+
+    Raises:
+        KernelError: with what g++ has to say.
+    """
+    if file.exists():
+        return file
+    with locked(file.with_suffix(".lock")):
+        if file.exists():
+            return file
+        # A process that is killed leaves nothing that looks finished.
+        unfinished = file.with_suffix(f".{os.getpid()}.unfinished")
         result = subprocess.run(
             [*command, "-o", str(unfinished)],
             input=source,
@@ -168,8 +192,8 @@ def _compile(kernels: Sequence[Kernel], sanitize: str) -> Path:
         )
         if result.returncode:
             raise KernelError(f"g++ does not compile the kernels:\n{result.stderr}")
-        unfinished.rename(library)
-        return library
+        unfinished.rename(file)
+        return file
 
 
 def _name(flags: Sequence[str], source: str, folders: Sequence[Path]) -> str:
@@ -196,9 +220,8 @@ def _source(kernels: Sequence[Kernel]) -> str:
         entries.append(f"::emulator::describe<({expression})>({bound})")
     return "\n".join(
         [
-            '#include "cuda_emu.h"',
-            # See shared_memory.ld. Headers of the system are not to end up in it: cuda_emu.h has
-            # included all that kernels may use.
+            # See shared_memory.ld. Headers of the system are not to end up in it: cuda_emu.h, which
+            # is there already, has included all that kernels may use.
             "namespace {",
             *(f'#include "{name}"' for name in (*headers, file)),
             *assertions,
