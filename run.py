@@ -510,9 +510,15 @@ def test_kernels(arguments: Sequence[str], is_full: bool) -> int:
     parts = {
         "as they are": [
             *pytest,
-            "cxx or emulator or nvrtc",
+            "(cxx or emulator) and not nvrtc",
             *([] if is_interactive(arguments) else NO_HANGING),
             "tests/rules/test_rule_parity.py",
+            *kernels,
+        ],
+        "compiled for GPUs": [
+            *pytest,
+            "nvrtc",
+            *([] if is_interactive(arguments) else NO_HANGING),
             *kernels,
         ],
         "AddressSanitizer": ["tests/support/emulator/sanitized.py", "address", *sanitized],

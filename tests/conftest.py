@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from importlib.util import find_spec
@@ -76,6 +77,26 @@ def pytest_configure(config: pytest.Config) -> None:
     required()
     # Compiled rules are kept from one run to the next, apart from the user's own.
     os.environ.setdefault("GPUOPT_CACHE_DIR", str(build_cache("rules")))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out cases of tests that run one in n; one of each n that follow each other stays.
+
+    Each time it is the next one: where n is the number of a parameter's values, all of them occur.
+    """
+    if os.environ.get("GPUOPT_FULL"):
+        return
+    places: Counter[str] = Counter()
+    chosen, others = [], []
+    for item in items:
+        marker = item.get_closest_marker("one_in")
+        test = item.nodeid.partition("[")[0]
+        group, place = divmod(places[test], marker.args[0] if marker else 1)
+        (chosen if marker is None or place == group % marker.args[0] else others).append(item)
+        places[test] += 1
+    config.hook.pytest_deselected(items=others)
+    items[:] = chosen
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

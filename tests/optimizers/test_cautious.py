@@ -61,6 +61,7 @@ def check(optimizer: Any, variables: list[Variable], expected: list[dict[str, An
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @every_dtype
+@pytest.mark.one_in(2)
 def test_steps_are_the_textbooks(dtype: Any, name: str, xp: Any) -> None:
     rng = np.random.default_rng(1)
     starts = [rng.normal(size=shape).astype(dtype) for shape in ((), (0,), (7, 3), (3001,))]

@@ -11,7 +11,6 @@ import driver
 import numpy as np
 import pytest
 from gpu_streams import new_stream, require_two_gpus
-from thinning import one_of_each
 
 import gpuopt
 from gpuopt import IndexedSlices, LossScaleOptimizer, ParameterGroup, Variable, backends
@@ -120,7 +119,9 @@ def name_in(described: str | None) -> str | None:
     return None if found is None else found[1]
 
 
-@pytest.mark.parametrize(("name", "seed"), one_of_each(OPTIMIZERS, range(2)))
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.one_in(2)
 def test_a_gpu_decides_as_the_host_does_to_the_bit(name: str, seed: int) -> None:
     cupy: Any = pytest.importorskip("cupy")
     require_two_gpus()

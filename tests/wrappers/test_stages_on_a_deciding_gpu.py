@@ -11,7 +11,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 from gpu_streams import new_stream
-from thinning import one_of_each
 
 import gpuopt
 from gpuopt import ExponentialMovingAverage, IndexedSlices, LossScaleOptimizer, Variable, backends
@@ -145,7 +144,9 @@ def gradients(rng: np.random.Generator, side: Side, is_bad: bool) -> dict[str, A
 POLICIES = ("newest", "random", "oldest")
 
 
-@pytest.mark.parametrize(("stage", "seed"), one_of_each(STAGES, range(3)))
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.one_in(3)
 def test_a_gpu_decides_what_the_host_would_to_the_bit(
     stage: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -128,6 +128,7 @@ def test_a_device_that_skips_the_last_element_or_row_is_found(
 @pytest.mark.parametrize("device", [ON_GPU], indirect=True)
 @configurations
 @dtypes
+@pytest.mark.one_in(3)
 def test_two_runs_give_the_same_bits(
     device: Device, name: str, arguments: dict[str, Any], dtype: str
 ) -> None:
