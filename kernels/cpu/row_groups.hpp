@@ -2,12 +2,9 @@
 #pragma once
 #include <cstdint>
 
-namespace gpuopt {
+#include "../shared/random_bits.cuh"
 
-// 2^64 divided by the golden ratio: multiples of it spread evenly (Knuth, The Art of Computer
-// Programming 3, section 6.4). Whatever the indices, a bucket gets about as many of them as there
-// are rows in the table for each bucket, and hardly more.
-constexpr std::uint64_t golden = 0x9E3779B97F4A7C15u;
+namespace gpuopt {
 
 // Writes each index once to `rows`, in the order in which they first appear: so their values are
 // read almost in the order in which they lie. All positions go to `positions`, those of one row in
@@ -26,6 +23,9 @@ long long group_rows(const Index* indices, long long size, int bucket_bits, std:
   for (long long i = 0; i < num_buckets; ++i) newest_of[i] = 0;
   std::int32_t num_rows = 0;
   for (long long i = 0; i < size; ++i) {
+    // Multiples of `golden` spread evenly (Knuth, The Art of Computer Programming 3, section 6.4):
+    // whatever the indices, a bucket gets about as many of them as there are rows in the table for
+    // each bucket, and hardly more.
     const std::uint64_t index = indices[i];
     std::int32_t& newest = newest_of[index * golden >> (64 - bucket_bits)];
     std::int32_t row = newest;

@@ -5,6 +5,7 @@
 
 namespace gpuopt {
 
+// 2^64 divided by the golden ratio.
 constexpr unsigned long long golden = 0x9E3779B97F4A7C15ull;
 
 // Returns the generator's word for a state.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -41,12 +40,15 @@ def update_compiled(
         threads: How many share the rows.
         late: Brings the rows up to date first, in the same pass; None if they are.
     """
-    update = compiled.update_rows if late is None else partial(late.update_rows, compiled)
+    if late is None:
+        update = compiled.row_update(written, values, groups)
+    else:
+        update = late.row_update(compiled, written, values, groups)
     num_rows = len(groups.rows)
     # Threads that share the rows end at about the same time; one alone makes one call.
     height = -(-num_rows // (4 * threads)) if threads > 1 else num_rows
     share_out(
-        lambda first: update(written, values, groups, first, min(first + height, num_rows)),
+        lambda first: update(first, min(first + height, num_rows)),
         range(0, num_rows, height),
         threads,
     )

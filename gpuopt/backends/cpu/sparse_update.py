@@ -75,7 +75,7 @@ def update_late_rows(
     [(var, slots)] = plan.targets
     now = catch_up.now
     if values.size:
-        update_touched_rows(rule, plan, values, rows, scalars, limits, catch_up)
+        rows = update_touched_rows(rule, plan, values, rows, scalars, limits, catch_up)
     # A signal handler may have made a step: then the rows that are named here have missed that.
     while not count_step(catch_up, rows, scalars, now):
         now = catch_up.now
@@ -90,10 +90,13 @@ def update_touched_rows(
     scalars: Scalars,
     limits: CpuLimits,
     catch_up: CatchUp | None = None,
-) -> None:
+) -> Array:
     """Updates those rows of a table that have a gradient; at least one has.
 
     With `catch_up`, these rows make the steps first that they have missed.
+
+    Returns:
+        The rows, each once.
     """
     [(var, slots)] = plan.targets
     written = [var, *slots]
@@ -109,7 +112,7 @@ def update_touched_rows(
             grouped = compiled[0].group_rows(rows)
             threads = limits.threads_for(values.size * ROW_FACTOR)
             update_compiled(compiled[0], written, values, grouped, threads, late)
-            return
+            return grouped.rows
     values = values.astype(real, copy=False)
     groups = group_rows(rows)
     if len(groups.rows) == len(rows):
@@ -119,7 +122,7 @@ def update_touched_rows(
         rows = groups.rows[order]
     if rule.row_slots:
         update_rows(rule, written, rows, sums, scalars, limits)
-        return
+        return rows
     form: RuleForm
     if sums.size * ROW_FACTOR < limits.large_elements:
         form = PlainRule(rule, scalars)
@@ -129,6 +132,7 @@ def update_touched_rows(
         _update_gathered(form, real, written, sums, rows, limits)
     else:
         _update_late(form, rule.shift, written, sums, rows, scalars, catch_up, limits)
+    return rows
 
 
 def sum_duplicate_rows(values: Array, indices: Array) -> tuple[Array, Array]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import count, repeat
 from typing import Any
@@ -123,27 +123,27 @@ class CompiledRule:
         )
         return RowGroups(rows[:num_rows], positions[:size], begins[: num_rows + 1])
 
-    def update_rows(
-        self, written: Sequence[Chunk], values: Chunk, groups: RowGroups, first: int, last: int
-    ) -> None:
-        """Updates some of the rows of a table, each by the sum of its values.
+    def row_update(
+        self, written: Sequence[Chunk], values: Chunk, groups: RowGroups
+    ) -> Callable[[int, int], object]:
+        """Returns what updates some of the rows of a table, each by the sum of its values.
+
+        It takes the first of `groups.rows` that is updated, and the one behind the last. The arrays
+        must be there until then.
 
         Args:
             written: [height, ...], variable and slots, contiguous.
             values: [num_rows, ...], contiguous, in other memory.
             groups: From `group_rows`, here or there.
-            first: The first of `groups.rows` that is updated.
-            last: The one behind the last.
         """
-        self._library.update_rows(
-            addresses(written),
-            ctypes.c_longlong(values[0].size),
-            address_of(values),
-            *map(address_of, groups),
-            ctypes.c_longlong(first),
-            ctypes.c_longlong(last),
-            address_of(self.scalars),
-        )
+        # Once: numpy takes longer to say where an array is than C++ to update some rows.
+        given = row_arguments(written, values, groups)
+        scalars, update = address_of(self.scalars), self._library.update_rows
+
+        def update_rows(first: int, last: int) -> None:
+            update(*given, ctypes.c_longlong(first), ctypes.c_longlong(last), scalars)
+
+        return update_rows
 
 
 def compiled_rules(
@@ -176,6 +176,12 @@ def _library(rule: UpdateRule, real: np.dtype[Any]) -> ctypes.CDLL | None:
         library.group_rows_int32.restype = ctypes.c_longlong
         library.group_rows_int64.restype = ctypes.c_longlong
     return library
+
+
+def row_arguments(written: Sequence[Chunk], values: Chunk, groups: RowGroups) -> list[Any]:
+    """Returns what C++ functions take first that update rows; see `CompiledRule.row_update`."""
+    width = ctypes.c_longlong(values[0].size)
+    return [addresses(written), width, address_of(values), *map(address_of, groups)]
 
 
 def addresses(arrays: Sequence[Chunk]) -> Any:

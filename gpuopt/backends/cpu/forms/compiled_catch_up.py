@@ -13,7 +13,14 @@ import numpy as np
 
 from gpuopt.backends.catch_up import CatchUp
 from gpuopt.backends.cpu.compiler import build, why_not_compiled
-from gpuopt.backends.cpu.forms.compiled import REALS, Chunk, CompiledRule, address_of, addresses
+from gpuopt.backends.cpu.forms.compiled import (
+    REALS,
+    Chunk,
+    CompiledRule,
+    address_of,
+    addresses,
+    row_arguments,
+)
 from gpuopt.backends.cpu.row_groups import RowGroups
 from gpuopt.rules.catch_up import OneEarlier
 from gpuopt.rules.shift import cpp_type
@@ -99,26 +106,17 @@ class CompiledCatchUp:
             ctypes.c_longlong(last),
         )
 
-    def update_rows(
-        self,
-        rule: CompiledRule,
-        written: Sequence[Chunk],
-        values: Chunk,
-        groups: RowGroups,
-        first: int,
-        last: int,
-    ) -> None:
-        """Does what `CompiledRule.update_rows` does, of rows that are first brought up to date."""
-        self._call(
-            self._library.update_late_rows,
-            addresses(written),
-            ctypes.c_longlong(values[0].size),
-            address_of(values),
-            *map(address_of, groups),
-            ctypes.c_longlong(first),
-            ctypes.c_longlong(last),
-            address_of(rule.scalars),
-        )
+    def row_update(
+        self, rule: CompiledRule, written: Sequence[Chunk], values: Chunk, groups: RowGroups
+    ) -> Callable[[int, int], object]:
+        """Does what `CompiledRule.row_update` does, of rows that are first brought up to date."""
+        given = row_arguments(written, values, groups)
+        scalars, update = address_of(rule.scalars), self._library.update_late_rows
+
+        def update_rows(first: int, last: int) -> None:
+            self._call(update, *given, ctypes.c_longlong(first), ctypes.c_longlong(last), scalars)
+
+        return update_rows
 
     def _call(self, function: Callable[..., object], *arguments: Any) -> None:
         """Calls C++ with as many steps as were counted by now.
