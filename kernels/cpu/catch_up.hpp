@@ -43,7 +43,8 @@ struct CatchUp {
 
 // Precondition: there are sums.
 template <class Unnamed, class Real>
-__attribute__((always_inline)) inline MissedSteps sums_of(const CatchUp<Unnamed, Real>& catch_up, int last) {
+__attribute__((always_inline)) inline MissedSteps sums_of(const CatchUp<Unnamed, Real>& catch_up,
+                                                          int last) {
   MissedSteps sums = catch_up.sums[next_sums(last)];
   go_back(sums, last, catch_up.now, catch_up.one_earlier,
           [&](int step) { return catch_up.steps[step]; });
@@ -99,7 +100,8 @@ struct LateRow {
 };
 
 template <class Unnamed, class Real>
-__attribute__((always_inline)) inline LateRow<Unnamed, Real> late_row(const CatchUp<Unnamed, Real>& catch_up, long long row) {
+__attribute__((always_inline)) inline LateRow<Unnamed, Real> late_row(
+    const CatchUp<Unnamed, Real>& catch_up, long long row) {
   std::int32_t& last = catch_up.last[row];
   LateRow<Unnamed, Real> found{catch_up, last, catch_up.now - last, {}, {}};
   if (found.gap <= 0) return found;
@@ -194,8 +196,8 @@ __attribute__((always_inline)) inline void write_columns(
     const LateRow<Unnamed, Real>& row, Real* var, const Slots<typename Unnamed::Rule, Real>& slots,
     long long tile, const Ended& ended) {
   using Rule = typename Unnamed::Rule;
-  // Rows of embeddings are often this narrow, and a loop of known length has no end of its own: they
-  // take an eighth of the time less.
+  // Rows of embeddings are often this narrow, and a loop of known length has no end of its own:
+  // they take an eighth of the time less.
   constexpr long long narrow = 16;
   if (tile == narrow ? write_by_sums(row, var, slots, narrow, ended)
                      : write_by_sums(row, var, slots, tile, ended))
