@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import shutil
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from importlib.util import find_spec
@@ -16,6 +15,7 @@ import driver
 import fake_cupy
 import gpu_streams
 import mpi_job
+import one_in
 import peers
 import pytest
 from build_cache import build_cache
@@ -81,22 +81,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out cases of tests that run one in n; one of each n that follow each other stays.
-
-    Each time it is the next one: where n is the number of a parameter's values, all of them occur.
-    """
+    """Leaves out cases of tests that are marked `one_in(n)`."""
     if os.environ.get("GPUOPT_FULL"):
         return
-    places: Counter[str] = Counter()
-    chosen, others = [], []
-    for item in items:
-        marker = item.get_closest_marker("one_in")
-        test = item.nodeid.partition("[")[0]
-        group, place = divmod(places[test], marker.args[0] if marker else 1)
-        (chosen if marker is None or place == group % marker.args[0] else others).append(item)
-        places[test] += 1
+    items[:], others = one_in.divide(items)
     config.hook.pytest_deselected(items=others)
-    items[:] = chosen
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
