@@ -293,7 +293,7 @@ def test_gpu(arguments: Sequence[str], *, is_full: bool) -> int:
 
     Args:
         arguments: For pytest.
-        is_full: On that driver, streams run in 102 orders instead of 5.
+        is_full: On that driver, streams run in 102 orders instead of 5, and every case is run.
     """
     has_gpu = cuda_extra() != "cpu"
     driver = [] if has_gpu else ["tests/support/driver"]

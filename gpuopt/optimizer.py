@@ -147,7 +147,9 @@ class Optimizer(CopiedByConstructor, Hooks):
             raise AttributeError(message, name=name, obj=self)
 
         def __setattr__(self, name: str, value: Any) -> None:
-            if not name.startswith("_") and not hasattr(type(self), name):
+            if not name.startswith("_") and (
+                not hasattr(type(self), name) or name in self._names_to_give()
+            ):
                 hint = self._hint_for_setting(name)
                 if hint is not None:
                     raise AttributeError(
@@ -162,7 +164,7 @@ class Optimizer(CopiedByConstructor, Hooks):
         return ()
 
     def _names_to_give(self) -> Collection[str]:
-        """Returns the arguments that it has no attribute for; none until it is made."""
+        """Returns the arguments that cannot be changed; none until it is made."""
         return ()
 
     def _hint_for_setting(self, name: str) -> str | None:

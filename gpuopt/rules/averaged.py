@@ -13,11 +13,6 @@ from gpuopt.rules.moving_average import AVERAGE_WEIGHT, follow
 from gpuopt.rules.update_rule import UpdateRule
 
 
-def num_averages(rule: UpdateRule) -> int:
-    """Returns how many slots of a rule, the first ones, are an average that it moves: 0 or 1."""
-    return int(AVERAGE_WEIGHT in rule.scalars)
-
-
 @cache
 def averaged(base: UpdateRule, stored: np.dtype[Any] | None = None) -> DerivedRule:
     """Returns the rule that does what `base` does, and moves an average towards the new variable.
@@ -52,5 +47,6 @@ def averaged(base: UpdateRule, stored: np.dtype[Any] | None = None) -> DerivedRu
         header="shared/averaged.cuh",
         slots=("average",),
         scalars=(AVERAGE_WEIGHT,),
+        is_averaged=True,
         stored=stored,
     )

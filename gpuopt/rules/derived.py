@@ -41,6 +41,7 @@ def derive(
     scalars: tuple[str, ...] = (),
     sums: tuple[str, ...] = (),
     is_rounded: bool = False,
+    is_averaged: bool = False,
     stored: np.dtype[Any] | None = None,
 ) -> Derived:
     """Returns a rule with more slots before those of `base`, and more scalars behind its own.
@@ -55,6 +56,7 @@ def derive(
         scalars: What it takes besides.
         sums: Those of `scalars` that are sums, in the place of the sums of `base`.
         is_rounded: Whether backends round what it writes stochastically, if they do not for `base`.
+        is_averaged: Whether it moves an average of the variable, if `base` does not.
         stored: See `UpdateRule`; that of `base` if there is none.
     """
     name = apply.__name__
@@ -74,6 +76,7 @@ def derive(
         eight_bit=base.eight_bit,
         degrees=() if sums else base.degrees,
         is_rounded=is_rounded or base.is_rounded,
+        is_averaged=is_averaged or base.is_averaged,
         stored=stored or base.stored,
         base=base,
         header=header,

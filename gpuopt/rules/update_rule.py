@@ -53,6 +53,8 @@ class UpdateRule:
         unnamed: What the rule does where the gradient is 0, if rows without one can catch up.
         eight_bit: The slots that may be stored in 8 bits.
         is_rounded: Whether backends round what it writes stochastically; see `rounded`.
+        is_averaged: Whether its first slot is an average of the variable, which it moves; see
+            `averaged`.
         stored: The type that the variable is rounded to, if the rule goes by that; see `averaged`.
     """
 
@@ -67,6 +69,7 @@ class UpdateRule:
     unnamed: Unnamed | None = None
     eight_bit: tuple[str, ...] = ()
     is_rounded: bool = False
+    is_averaged: bool = False
     degrees: tuple[int, ...] = ()
     stored: np.dtype[Any] | None = None
 

@@ -6,7 +6,6 @@
 
 #include "../shared/element.cuh"
 #include "../shared/gradient.cuh"
-#include "../shared/rounding.cuh"
 #include "../shared/row_wise.cuh"
 
 // Each iteration has an element of its own, so that several may run in one instruction.
@@ -214,18 +213,21 @@ void update_chunks(const Chunk<Rule, Real>* chunks, long long num_chunks, long l
     update_chunk(chunks[i], *chunks[i].scalars);
 }
 
-// Adds up some columns of the values at positions[begin] to positions[end - 1]. `values` begin at
-// the first of these columns.
+// Adds up some columns of the values at positions[begin] to positions[end - 1], and returns where
+// the sum is: one value is its own. `values` begin at the first of these columns.
 template <class Real>
-__attribute__((always_inline)) inline void sum_values(long long width, const Real* values,
-                                                      const long long* positions, long long begin,
-                                                      long long end, long long tile, Real* sum) {
+__attribute__((always_inline)) inline const Real* sum_values(long long width, const Real* values,
+                                                             const long long* positions,
+                                                             long long begin, long long end,
+                                                             long long tile, Real* sum) {
   const Real* value = values + positions[begin] * width;
+  if (end - begin == 1) return value;
   for (long long i = 0; i < tile; ++i) sum[i] = value[i];
   for (long long at = begin + 1; at < end; ++at) {
     value = values + positions[at] * width;
     for (long long i = 0; i < tile; ++i) sum[i] += value[i];
   }
+  return sum;
 }
 
 // Updates some columns of one row by the sum of its values at positions[begin] to
@@ -237,12 +239,8 @@ __attribute__((always_inline)) inline void update_tile(
     const Row& row, Real* var, const Slots<Rule, Real>& slots, long long width, const Real* values,
     const long long* positions, long long begin, long long end, long long tile,
     const typename Rule::template Scalars<Real>& scalars) {
-  const Real* grad = values + positions[begin] * width;
   Real sum[tile_width];
-  if (end - begin > 1) {
-    sum_values(width, values, positions, begin, end, tile, sum);
-    grad = sum;
-  }
+  const Real* const grad = sum_values(width, values, positions, begin, end, tile, sum);
   row.template update<Rule>(var, slots, grad, tile, scalars);
 }
 
@@ -268,10 +266,11 @@ void update_rows(Real* const* written, long long width, const Real* values, cons
       Real sum[tile_width];
       long long summed = -1;
       const auto gradient_at = [&](long long left, long long tile) -> const Real* {
-        if (end - begin == 1) return values + positions[begin] * width + left;
-        if (left != summed) sum_values(width, values + left, positions, begin, end, tile, sum);
-        summed = left;
-        return sum;
+        if (left == summed) return sum;
+        const Real* const gradient =
+            sum_values(width, values + left, positions, begin, end, tile, sum);
+        if (gradient == sum) summed = left;
+        return gradient;
       };
       update_whole_row<Rule>(written, rows[row], width, gradient_at, scalars);
       continue;

@@ -15,7 +15,7 @@ struct CodedChunk {
   float* var;
   const float* grad;
   void* slots[Rule::num_slots];  // codes; the first may be an average, of floats
-  float* scales[Rule::num_slots - first_coded<Rule>];
+  float* scales[Rule::num_slots - first_own<Rule>];
   std::intptr_t num_blocks;
   std::intptr_t length;
   std::intptr_t distance;         // in elements
@@ -59,7 +59,7 @@ __attribute__((always_inline)) inline void decode_slots(const CodedChunk<Rule>& 
                                                         long long length,
                                                         float (*slots)[block_codes]) {
   if constexpr (k < Rule::num_slots) {
-    constexpr int number = k - first_coded<Rule>;
+    constexpr int number = k - first_own<Rule>;
     constexpr int coding = coding_of(codings, number);
     const unsigned char* const codes =
         static_cast<const unsigned char*>(chunk.slots[k]) + block * chunk.distance;
@@ -77,7 +77,7 @@ __attribute__((always_inline)) inline void encode_slots(const CodedChunk<Rule>& 
                                                         long long length,
                                                         const float (*slots)[block_codes]) {
   if constexpr (k < Rule::num_slots) {
-    constexpr int number = k - first_coded<Rule>;
+    constexpr int number = k - first_own<Rule>;
     constexpr int coding = coding_of(codings, number);
     unsigned char* const codes =
         static_cast<unsigned char*>(chunk.slots[k]) + block * chunk.distance;
@@ -92,7 +92,7 @@ template <int codings, class Rule>
 __attribute__((always_inline)) inline void update_coded_chunk(
     const CodedChunk<Rule>& chunk, long long length, typename Rule::template Scalars<float> scalars,
     const SlotTables* tables) {
-  constexpr int first = first_coded<Rule>;
+  constexpr int first = first_own<Rule>;
   float slots[slot_capacity<Rule>][block_codes];
   for (long long block = 0; block < chunk.num_blocks; ++block) {
     decode_slots<codings, first>(chunk, tables, block, length, slots);

@@ -37,20 +37,20 @@ __device__ __forceinline__ const SlotTables* shared_tables(const unsigned int* _
 
 // How many arrays an update writes: a variable, an average if there is one, codes and scales.
 template <class Rule>
-constexpr int num_coded_arrays = 1 + 2 * Rule::num_slots - first_coded<Rule>;
+constexpr int num_coded_arrays = 1 + 2 * Rule::num_slots - first_own<Rule>;
 
 // A variable, its average if the rule moves one, the codes of its slots, and their scales.
 template <class Rule, class Storage>
 struct CodedTarget {
   StoredVar<Storage>* var;
   StoredVar<Storage>* average = nullptr;
-  Slots<Rule, unsigned char> codes;  // from `first_coded` on
+  Slots<Rule, unsigned char> codes;  // from `first_own` on
   Slots<Rule, float> scales;
 
   // `arrays` holds the variable's address, that of the average, those of all codes, and then those
   // of all scales.
   __device__ __forceinline__ explicit CodedTarget(const long long* arrays) {
-    constexpr int first = first_coded<Rule>;
+    constexpr int first = first_own<Rule>;
     var = reinterpret_cast<StoredVar<Storage>*>(arrays[0]);
     if constexpr (is_averaged<Rule>) average = reinterpret_cast<StoredVar<Storage>*>(arrays[1]);
 #pragma unroll
@@ -66,7 +66,7 @@ struct CodedTarget {
     bool aligned = is_pack_aligned(var);
     if constexpr (is_averaged<Rule>) aligned &= is_pack_aligned(average);
 #pragma unroll
-    for (int k = first_coded<Rule>; k < Rule::num_slots; ++k) {
+    for (int k = first_own<Rule>; k < Rule::num_slots; ++k) {
       aligned &= reinterpret_cast<unsigned long long>(codes.of[k]) % lane_codes == 0;
     }
     return aligned;
@@ -209,13 +209,13 @@ struct CodedState {
       load_lane<Caching::evict_first>(target.average + part.begin, part.count, is_packed, average);
     }
 #pragma unroll
-    for (int k = first_coded<Rule>; k < Rule::num_slots; ++k) {
+    for (int k = first_own<Rule>; k < Rule::num_slots; ++k) {
       load_lane<Caching::evict_first>(target.codes.of[k] + part.begin, part.count, is_packed,
                                       codes[k]);
       scales[k] = lanes.lane == 0 ? __ldcs(target.scales.of[k] + part.block) : 0;
     }
 #pragma unroll
-    for (int k = first_coded<Rule>; k < Rule::num_slots; ++k) {
+    for (int k = first_own<Rule>; k < Rule::num_slots; ++k) {
       scales[k] = __shfl_sync(mask_of(lanes), scales[k], 0, lanes.num_lanes);
     }
   }
@@ -224,8 +224,8 @@ struct CodedState {
   __device__ __forceinline__ void decode_element(const SlotTables* tables, int i,
                                                  float (&slot)[slot_capacity<Rule>]) const {
 #pragma unroll
-    for (int k = first_coded<Rule>; k < Rule::num_slots; ++k) {
-      const int coding = coding_of(codings, k - first_coded<Rule>);
+    for (int k = first_own<Rule>; k < Rule::num_slots; ++k) {
+      const int coding = coding_of(codings, k - first_own<Rule>);
       slot[k] = decode(coding, tables[map_of(coding)], codes[k][i], scales[k]);
     }
   }
@@ -246,9 +246,9 @@ struct CodedState {
       // The slots of an element begin anew where one has no code.
       bool has_codes = i < count;
 #pragma unroll
-      for (int k = first_coded<Rule>; k < Rule::num_slots; ++k) has_codes &= is_finite(slot[k]);
+      for (int k = first_own<Rule>; k < Rule::num_slots; ++k) has_codes &= is_finite(slot[k]);
 #pragma unroll
-      for (int k = first_coded<Rule>; k < Rule::num_slots; ++k)
+      for (int k = first_own<Rule>; k < Rule::num_slots; ++k)
         slots[k][i] = has_codes ? slot[k] : 0;
     }
   }
@@ -279,8 +279,8 @@ struct CodedState {
       store_lane<Caching::evict_first>(target.average + part.begin, part.count, is_packed, average);
     }
 #pragma unroll
-    for (int k = first_coded<Rule>; k < Rule::num_slots; ++k) {
-      const int coding = coding_of(codings, k - first_coded<Rule>);
+    for (int k = first_own<Rule>; k < Rule::num_slots; ++k) {
+      const int coding = coding_of(codings, k - first_own<Rule>);
       unsigned char encoded[lane_codes];
       const float scale = encode_lane(coding, tables[map_of(coding)], slots[k], lanes, encoded);
       store_lane<Caching::evict_first>(target.codes.of[k] + part.begin, part.count, is_packed,

@@ -44,12 +44,25 @@ constexpr bool averages(...) {
 template <class Rule>
 constexpr bool is_averaged = averages<Rule>(nullptr);
 
-// The number of the first slot that is stored in 8 bits, if slots are: an average is not.
 template <class Rule>
-constexpr int first_coded = is_averaged<Rule> ? 1 : 0;
+constexpr bool rounds(const decltype(Rule::is_rounded)*) {
+  return true;
+}
+template <class Rule>
+constexpr bool rounds(...) {
+  return false;
+}
 
-// Has the average follow a variable, if the rule has one. Every loop calls it after `apply`, with
-// the same slots and what it stores of the variable.
+// Whether what a rule writes is rounded stochastically.
+template <class Rule>
+constexpr bool is_rounded = rounds<Rule>(nullptr);
+
+// The number of the first slot that a rule has without an average, which is before these.
+template <class Rule>
+constexpr int first_own = is_averaged<Rule> ? 1 : 0;
+
+// Has the average follow a variable, if the rule has one. Every loop calls it after `apply`, and
+// after rounding, with the same slots and what it stores of the variable.
 template <class Rule, class Real, class Scalars>
 GPUOPT_INLINE void follow_variable(Real var, Real* slot, const Scalars& scalars) {
   if constexpr (is_averaged<Rule>) Rule::follow(var, slot, scalars);

@@ -11,19 +11,6 @@
 
 namespace gpuopt {
 
-template <class Rule>
-constexpr bool rounds(const decltype(Rule::is_rounded)*) {
-  return true;
-}
-template <class Rule>
-constexpr bool rounds(...) {
-  return false;
-}
-
-// Whether what a rule writes is rounded stochastically.
-template <class Rule>
-constexpr bool is_rounded = rounds<Rule>(nullptr);
-
 // Returns the bits of a float that is a bfloat16: a neighbour of the given one, the upper one with
 // the probability of its distance from the lower one, by 16 random bits. Beyond the last finite
 // bfloat16, the nearest one. Every NaN stays some NaN.
@@ -59,8 +46,7 @@ struct Numbering<Rule, true> {
   // variable may be left as it is; an average, which is before the slots, is.
   template <bool is_var_rounded, class Scalars>
   GPUOPT_INLINE void round(int i, const Scalars& s, float& var, float* slot) const {
-    constexpr int num_before = is_averaged<Rule> ? 1 : 0;
-    constexpr int num_slots = Rule::num_slots - num_before;
+    constexpr int num_slots = Rule::num_slots - first_own<Rule>;
     constexpr int words = (num_slots + 4) / 4;
     const unsigned long long key = word(s.rounding_key_0, 0) | word(s.rounding_key_1, 16) |
                                    word(s.rounding_key_2, 32) | word(s.rounding_key_3, 48);
@@ -71,7 +57,8 @@ struct Numbering<Rule, true> {
 #pragma unroll
     for (int k = 1; k <= num_slots; ++k) {
       if (k % 4 == 0) random = mix(state + k / 4 * golden);
-      round_by(slot[num_before + k - 1], static_cast<unsigned int>(random >> k % 4 * 16) & 0xffffu);
+      round_by(slot[first_own<Rule> + k - 1],
+               static_cast<unsigned int>(random >> k % 4 * 16) & 0xffffu);
     }
   }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
@@ -206,6 +207,25 @@ def test_an_argument_is_not_set_by_an_attribute_that_no_step_reads(name: str) ->
         ):
             setattr(each, name, 1.0)
         assert not hasattr(each, name)
+
+
+@pytest.mark.parametrize("name", ["catch_up", "masters", "slot_dtype", "averages", "groups"])
+def test_an_option_of_steps_is_not_changed_by_its_attribute(name: str) -> None:
+    """Rows that were behind would make steps twice that a change has made for them."""
+    optimizer: Any = gpuopt.AdamOptimizer(0.5, catch_up=True)
+    before = getattr(optimizer, name)
+    for each in (optimizer, gpuopt.LossScaleOptimizer(optimizer, gpuopt.DynamicLossScale())):
+        with pytest.raises(AttributeError, match=f"give {name} where the optimizer is made"):
+            setattr(each, name, False)
+    assert getattr(optimizer, name) is before
+    again = pickle.loads(pickle.dumps(optimizer))
+    assert again.catch_up is True
+
+
+def test_caution_is_not_changed_by_an_attribute() -> None:
+    optimizer: Any = gpuopt.TorchAdamWOptimizer(0.5, cautious=True)
+    with pytest.raises(AttributeError, match="give cautious where the optimizer is made"):
+        optimizer.cautious = False
 
 
 def test_an_optimizer_of_a_users_own_has_the_attributes_that_it_likes() -> None:

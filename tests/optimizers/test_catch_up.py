@@ -55,6 +55,31 @@ def test_every_optimizer_ends_where_it_ends_without(
         np.testing.assert_allclose(got, wanted, rtol=tolerance, atol=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", ["Adam", "AdamW"])
+def test_rows_that_step_one_by_one_have_the_bits_of_all_rows_at_every_read(
+    name: str, dtype: Any, every_cpu_form: str
+) -> None:
+    """By the same form of the rule: each may round its last digit otherwise."""
+    rng = np.random.default_rng(2)
+    value = rng.normal(size=(90, 5)).astype(dtype)
+    late, exact = (gpuopt.Variable(value) for _ in range(2))
+    stepping, plain = OPTIMIZERS[name](0.01, catch_up="stepping"), OPTIMIZERS[name](0.01)
+    for step in range(200):
+        rows = rng.zipf(1.3, 6) % 90
+        slices = gpuopt.IndexedSlices(rng.normal(size=(6, 5)).astype(dtype), rows)
+        stepping.apply_gradients([(slices, late)])
+        plain.apply_gradients([(slices, exact)])
+        if step % 7 == 0:
+            read = rng.integers(0, 90, 5)
+            mine, theirs = (gpuopt.embedding_lookup(each, read) for each in (late, exact))
+            assert mine.tobytes() == theirs.tobytes()
+    assert late.numpy().tobytes() == exact.numpy().tobytes()
+    for slot in plain.get_slot_names():
+        mine, theirs = stepping.get_slot(late, slot), plain.get_slot(exact, slot)
+        assert mine.numpy().tobytes() == theirs.numpy().tobytes()
+
+
 @pytest.mark.usefixtures("every_cpu_form")
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_named_row_is_rounded_once(name: str) -> None:

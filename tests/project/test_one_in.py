@@ -1,7 +1,8 @@
-"""Tests marked `one_in(n)` run one in n of their cases, by turns."""
+"""Tests marked `one_in(n)` run about one in n of their cases, with each value of a parameter."""
 
 from __future__ import annotations
 
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,25 +10,29 @@ import one_in
 import pytest
 
 
-def case(test: str, number: int, n: int | None) -> Any:
+def case(test: str, n: int | None, **indices: int) -> Any:
     marker = None if n is None else pytest.mark.one_in(n).mark
-    return SimpleNamespace(nodeid=f"{test}[{number}]", get_closest_marker=lambda name: marker)
+    return SimpleNamespace(
+        nodeid=f"{test}[{'-'.join(map(str, indices.values()))}]",
+        get_closest_marker=lambda name: marker,
+        callspec=SimpleNamespace(indices=indices),
+    )
 
 
-def names(items: list[Any]) -> list[str]:
-    return [item.nodeid for item in items]
-
-
-def test_one_in_n_runs_and_each_time_the_next() -> None:
-    cases = [case("a", number, 3) for number in range(10)]
+def test_one_in_n_runs_and_each_value_in_one_at_least() -> None:
+    cases = [case("test", 4, a=a, b=b) for a, b in product(range(40), range(4))]
     chosen, others = one_in.divide(cases)
-    assert names(chosen) == ["a[0]", "a[4]", "a[8]", "a[9]"]
-    assert len(others) == 6
+    assert 160 / 6 <= len(chosen) <= 160 / 2
+    assert len(chosen) + len(others) == 160
+    for name, number in (("a", 40), ("b", 4)):
+        assert {each.callspec.indices[name] for each in chosen} == set(range(number))
+    again, _ = one_in.divide(cases)
+    assert again == chosen
 
 
-def test_tests_are_counted_apart_and_others_run_whole() -> None:
-    cases = [each for i in range(4) for each in (case("a", i, 2), case("b", i, None))]
-    cases += [case("c", 7, 2)]
+def test_tests_are_divided_apart_and_others_run_whole() -> None:
+    cases = [case("a", 1000, number=0), case("b", 1000, number=0), case("b", 1000, number=0)]
+    cases += [case("c", None, number=number) for number in range(5)]
     chosen, others = one_in.divide(cases)
-    assert names(chosen) == ["a[0]", "b[0]", "b[1]", "b[2]", "a[3]", "b[3]", "c[7]"]
-    assert names(others) == ["a[1]", "a[2]"]
+    assert chosen == [*cases[:2], *cases[3:]]
+    assert others == [cases[2]]

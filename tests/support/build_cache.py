@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,6 +29,40 @@ def build_cache(name: str) -> Path:
     if hasattr(os, "getuid") and (state.st_uid != user or state.st_mode & 0o022):
         raise RuntimeError(f"{folder} can be written by others: remove it")
     return folder
+
+
+def built(
+    file: Path, command: Sequence[str], source: str, environment: Mapping[str, str] | None = None
+) -> Path:
+    """Has a compiler make a file, unless it is there; of several processes that need it, one does.
+
+    Args:
+        file: Named by all that goes into it.
+        command: What makes it, but for `-o FILE`.
+        source: Given to the command.
+        environment: The command's; None for this process's.
+
+    Raises:
+        RuntimeError: with what the compiler has to say.
+    """
+    if file.exists():
+        return file
+    with locked(file.with_suffix(".lock")):
+        if file.exists():
+            return file
+        # A process that is killed leaves nothing that looks finished.
+        unfinished = file.with_suffix(f".{os.getpid()}.unfinished")
+        result = subprocess.run(
+            [*command, "-o", str(unfinished)],
+            input=source,
+            capture_output=True,
+            text=True,
+            env=environment,
+        )
+        if result.returncode:
+            raise RuntimeError(f"{' '.join(command)} fails:\n{result.stderr}")
+        unfinished.rename(file)
+    return file
 
 
 @contextmanager

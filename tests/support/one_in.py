@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
+from zlib import crc32
 
 import pytest
 
@@ -11,10 +12,10 @@ import pytest
 def divide(items: Sequence[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item]]:
     """Returns the cases that run, and the others.
 
-    Of each n cases that follow each other, one runs, and each time it is the next one: where n is
-    the number of a parameter's values, all of them occur.
+    About one in n runs, whatever other cases there are; and each value of each parameter in one of
+    them at least.
     """
-    places: Counter[str] = Counter()
+    seen: dict[str, set[tuple[str, int]]] = defaultdict(set)
     chosen: list[pytest.Item] = []
     others: list[pytest.Item] = []
     for item in items:
@@ -23,8 +24,11 @@ def divide(items: Sequence[pytest.Item]) -> tuple[list[pytest.Item], list[pytest
             chosen.append(item)
             continue
         [n] = marker.args
-        test = item.nodeid.partition("[")[0]
-        group, place = divmod(places[test], n)
-        (chosen if place == group % n else others).append(item)
-        places[test] += 1
+        of_test = seen[item.nodeid.partition("[")[0]]
+        values = set(item.callspec.indices.items())  # type: ignore[attr-defined]
+        if crc32(item.nodeid.encode()) % n == 0 or not values <= of_test:
+            chosen.append(item)
+            of_test |= values
+        else:
+            others.append(item)
     return chosen, others

@@ -14,7 +14,6 @@ from gpuopt.backends.cpu.limits import CpuLimits
 from gpuopt.backends.cpu.memory import Array
 from gpuopt.backends.cpu.summed_scalars import scalars_with_sums
 from gpuopt.backends.cpu.threads import share_out
-from gpuopt.rules.averaged import num_averages
 from gpuopt.rules.rounded import BFLOAT16
 from gpuopt.rules.update_rule import UpdateRule
 
@@ -44,7 +43,7 @@ def update_mixed(
     if plan.size < max(limits.compiled_elements, 1) or plan.real != _FLOAT or rule.row_slots:
         return False
     types = _types_of(plan, gradients)
-    if types is None or (rule.is_rounded and set(types.slots[num_averages(rule) :]) - {BFLOAT16}):
+    if types is None or (rule.is_rounded and set(types.slots[rule.is_averaged :]) - {BFLOAT16}):
         return False
     if rule.sums and (gradients is None or types.are_halves):
         return False

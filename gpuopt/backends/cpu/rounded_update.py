@@ -16,7 +16,6 @@ from gpuopt.backends.cpu.master_copies import write_copies
 from gpuopt.backends.cpu.mixed_update import update_mixed
 from gpuopt.backends.cpu.row_groups import group_rows, sum_rows
 from gpuopt.quietly import quietly
-from gpuopt.rules.averaged import num_averages
 from gpuopt.rules.moving_average import AVERAGE_WEIGHT, follow
 from gpuopt.rules.rounded import BFLOAT16, round_at_random
 from gpuopt.rules.update_rule import UpdateRule
@@ -118,9 +117,10 @@ def _round_and_write(
 ) -> None:
     """Writes new values, rounded at random where they are not stored as float32.
 
-    An average then moves towards the variable as it is written, and is itself rounded to nearest.
+    An average then moves towards the variable as it is written, and is itself rounded to nearest:
+    the rule has moved a copy of it towards what was not rounded yet.
     """
-    first = num_averages(rule)
+    first = int(rule.is_averaged)
     written = [target.var, *target.slots[first:]]
     values = [each.reshape(-1) for each in (copy.var, *copy.slots[first:])]
     for at in range(0, numbers.size, _PART):

@@ -308,7 +308,10 @@ class RuleOptimizer(Optimizer):
         return names
 
     def _names_to_give(self) -> Collection[str]:
-        return GIVEN_ONCE.difference(vars(self)) if "groups" in vars(self) else ()
+        if "groups" not in vars(self):
+            return ()
+        # A class sets what it takes besides after `__init__` of this one.
+        return GIVEN_ONCE | (vars(self).keys() & inspect.signature(type(self)).parameters.keys())
 
     def _changes(self) -> Changes:
         return [each.changed for each in (self.hyperparameters, *self.groups)]

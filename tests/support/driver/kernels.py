@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from driver.native_library import NATIVE, built, digest_of, headers, library
+from driver.native_library import NATIVE, build, digest_of, headers, library
 
 EMULATOR = Path(__file__).resolve().parents[1] / "emulator"
 INCLUDE = NATIVE / "include"
@@ -120,13 +120,13 @@ def compile_kernel(module: Module, expression: str) -> ctypes.CDLL:
     header = "cupy_source.h" if module.is_cupys else "cuda_source.h"
     digests = [digest_of(INCLUDE), digest_of(EMULATOR, "*.h"), digest_of(EMULATOR, "*.ld")]
     command = ["g++", *FLAGS, *own, *(folders if module.is_cupys else []), headers()]
-    precompiled = built(
+    precompiled = build(
         f"{header}.gch", [*command, "-x", "c++-header", str(INCLUDE / header)], digests
     )
     text = source_for_emulator(module.source, expression)
     command = ["g++", *FLAGS, f"-include{precompiled.with_suffix('')}", *own, *folders, *defines]
     command += [headers(), "-shared", f"-Wl,-T,{EMULATOR / 'shared_memory.ld'}", "-x", "c++", "-"]
-    kernel = ctypes.CDLL(str(built("kernel.so", command, digests, text)))
+    kernel = ctypes.CDLL(str(build("kernel.so", command, digests, text)))
     kernel.emulator_argument_sizes.restype = ctypes.POINTER(ctypes.c_uint)
     timer = ctypes.cast(library().driver_timer, ctypes.c_void_p).value
     ctypes.c_void_p.in_dll(kernel, "driver_timer").value = timer

@@ -5,12 +5,11 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
-import os
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from build_cache import build_cache, locked
+from build_cache import build_cache, built
 from cuda_headers import cuda_headers
 
 NATIVE = Path(__file__).resolve().parent / "native"
@@ -22,7 +21,7 @@ FLAGS = [
 ]
 
 
-def built(name: str, command: Sequence[str], inputs: Sequence[str] = (), stdin: str = "") -> Path:
+def build(name: str, command: Sequence[str], inputs: Sequence[str] = (), stdin: str = "") -> Path:
     """Runs a command that writes the file `name`, unless it is there from an earlier run.
 
     Args:
@@ -37,22 +36,8 @@ def built(name: str, command: Sequence[str], inputs: Sequence[str] = (), stdin: 
     everything = "\0".join([compiler_version(), *command, stdin, *inputs])
     digest = hashlib.sha256(everything.encode()).hexdigest()[:24]
     folder = build_cache("driver") / digest
-    file = folder / name
-    if file.exists():
-        return file
     folder.mkdir(exist_ok=True)
-    with locked(folder / "lock"):
-        if file.exists():
-            return file
-        # A process that is killed leaves nothing that looks finished.
-        unfinished = folder / f"{os.getpid()}.unfinished"
-        result = subprocess.run(
-            [*command, "-o", str(unfinished)], input=stdin, capture_output=True, text=True
-        )
-        if result.returncode:
-            raise RuntimeError(f"{' '.join(command)} fails:\n{result.stderr}")
-        unfinished.rename(file)
-    return file
+    return built(folder / name, command, stdin)
 
 
 @functools.cache
@@ -95,7 +80,7 @@ def shared_library(
     command += ["-Wl,--default-symver", *map(str, sources), "-x", "c++", "-"]
     if not is_part:
         command += ["-x", "none", str(_driver())]
-    return built(soname, command, inputs, text)
+    return build(soname, command, inputs, text)
 
 
 def _driver() -> Path:

@@ -16,10 +16,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from build_cache import build_cache, locked
+from build_cache import build_cache, built
 from cuda_headers import cuda_headers
 
 from emulator.sanitized import RUNTIMES
+from gpuopt.backends.cuda.availability import installed
 from gpuopt.backends.cuda.kernel import Kernel
 from gpuopt.rules.sources import kernel_root, on_disk
 
@@ -162,7 +163,7 @@ def _precompiled(flags: Sequence[str]) -> Path:
 
 
 def _named(folders: Sequence[Path]) -> list[str]:
-    """Returns the flags for folders of headers: a sanitizer's stacks have their names, no paths."""
+    """Returns the flags for folders of headers: a sanitizer's stacks have names, not paths."""
     return [
         flag
         for folder in folders
@@ -171,29 +172,16 @@ def _named(folders: Sequence[Path]) -> list[str]:
 
 
 def _built(file: Path, command: Sequence[str], source: str) -> Path:
-    """Has g++ make a file, unless it is there; of several processes that need it, one does.
+    """Has g++ make a file; it is not to be run with a sanitizer itself.
 
     Raises:
         KernelError: with what g++ has to say.
     """
-    if file.exists():
-        return file
-    with locked(file.with_suffix(".lock")):
-        if file.exists():
-            return file
-        # A process that is killed leaves nothing that looks finished.
-        unfinished = file.with_suffix(f".{os.getpid()}.unfinished")
-        result = subprocess.run(
-            [*command, "-o", str(unfinished)],
-            input=source,
-            text=True,
-            capture_output=True,
-            env={name: value for name, value in os.environ.items() if name != "LD_PRELOAD"},
-        )
-        if result.returncode:
-            raise KernelError(f"g++ does not compile the kernels:\n{result.stderr}")
-        unfinished.rename(file)
-        return file
+    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    try:
+        return built(file, command, source, environment)
+    except RuntimeError as error:
+        raise KernelError(f"g++ does not compile the kernels:\n{error}") from None
 
 
 def _name(flags: Sequence[str], source: str, folders: Sequence[Path]) -> str:
@@ -201,7 +189,13 @@ def _name(flags: Sequence[str], source: str, folders: Sequence[Path]) -> str:
 
     Not by where the folders are: copies of the project share their libraries.
     """
-    everything = [_compiler_version(), *flags, source, *map(_digest, folders)]
+    everything = [
+        _compiler_version(),
+        str(installed("nvidia-cuda-runtime")),
+        *flags,
+        source,
+        *map(_digest, folders),
+    ]
     return hashlib.sha256("\0".join(everything).encode()).hexdigest()[:32]
 
 

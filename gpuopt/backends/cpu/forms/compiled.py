@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import count, repeat
 from typing import Any
 
@@ -128,22 +128,15 @@ class CompiledRule:
     ) -> Callable[[int, int], object]:
         """Returns what updates some of the rows of a table, each by the sum of its values.
 
-        It takes the first of `groups.rows` that is updated, and the one behind the last. The arrays
-        must be there until then.
+        It takes the first of `groups.rows` that is updated, and the one behind the last.
 
         Args:
             written: [height, ...], variable and slots, contiguous.
             values: [num_rows, ...], contiguous, in other memory.
             groups: From `group_rows`, here or there.
         """
-        # Once: numpy takes longer to say where an array is than C++ to update some rows.
-        given = row_arguments(written, values, groups)
-        scalars, update = address_of(self.scalars), self._library.update_rows
-
-        def update_rows(first: int, last: int) -> None:
-            update(*given, ctypes.c_longlong(first), ctypes.c_longlong(last), scalars)
-
-        return update_rows
+        given = RowArguments(written, values, groups, self.scalars)
+        return partial(given.call, self._library.update_rows)
 
 
 def compiled_rules(
@@ -178,10 +171,24 @@ def _library(rule: UpdateRule, real: np.dtype[Any]) -> ctypes.CDLL | None:
     return library
 
 
-def row_arguments(written: Sequence[Chunk], values: Chunk, groups: RowGroups) -> list[Any]:
-    """Returns what C++ functions take first that update rows; see `CompiledRule.row_update`."""
-    width = ctypes.c_longlong(values[0].size)
-    return [addresses(written), width, address_of(values), *map(address_of, groups)]
+class RowArguments:
+    """What C++ functions take that update rows; see `CompiledRule.row_update`.
+
+    numpy takes longer to say where an array is than C++ to update some rows: so it is asked once.
+    A thread that has not ended yet keeps the arrays.
+    """
+
+    def __init__(
+        self, written: Sequence[Chunk], values: Chunk, groups: RowGroups, scalars: Chunk
+    ) -> None:
+        self._kept = written, values, groups, scalars
+        width = ctypes.c_longlong(values[0].size)
+        self._first = addresses(written), width, address_of(values), *map(address_of, groups)
+        self._last = address_of(scalars)
+
+    def call(self, update: Callable[..., object], first: int, last: int) -> None:
+        """Calls a function for the rows from `first` to `last - 1`."""
+        update(*self._first, ctypes.c_longlong(first), ctypes.c_longlong(last), self._last)
 
 
 def addresses(arrays: Sequence[Chunk]) -> Any:

@@ -17,9 +17,9 @@ from gpuopt.backends.cpu.forms.compiled import (
     REALS,
     Chunk,
     CompiledRule,
+    RowArguments,
     address_of,
     addresses,
-    row_arguments,
 )
 from gpuopt.backends.cpu.row_groups import RowGroups
 from gpuopt.rules.catch_up import OneEarlier
@@ -110,13 +110,8 @@ class CompiledCatchUp:
         self, rule: CompiledRule, written: Sequence[Chunk], values: Chunk, groups: RowGroups
     ) -> Callable[[int, int], object]:
         """Does what `CompiledRule.row_update` does, of rows that are first brought up to date."""
-        given = row_arguments(written, values, groups)
-        scalars, update = address_of(rule.scalars), self._library.update_late_rows
-
-        def update_rows(first: int, last: int) -> None:
-            self._call(update, *given, ctypes.c_longlong(first), ctypes.c_longlong(last), scalars)
-
-        return update_rows
+        given = RowArguments(written, values, groups, rule.scalars)
+        return partial(given.call, partial(self._call, self._library.update_late_rows))
 
     def _call(self, function: Callable[..., object], *arguments: Any) -> None:
         """Calls C++ with as many steps as were counted by now.
