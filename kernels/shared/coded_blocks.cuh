@@ -248,8 +248,7 @@ struct CodedState {
 #pragma unroll
       for (int k = first_own<Rule>; k < Rule::num_slots; ++k) has_codes &= is_finite(slot[k]);
 #pragma unroll
-      for (int k = first_own<Rule>; k < Rule::num_slots; ++k)
-        slots[k][i] = has_codes ? slot[k] : 0;
+      for (int k = first_own<Rule>; k < Rule::num_slots; ++k) slots[k][i] = has_codes ? slot[k] : 0;
     }
   }
 
