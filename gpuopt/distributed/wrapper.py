@@ -174,7 +174,9 @@ class OptimizerWrapper(Optimizer):
         return () if "_optimizer" not in vars(self) else self._inner._names_to_set()
 
     def _names_to_give(self) -> Collection[str]:
-        return () if "_optimizer" not in vars(self) else self._inner._names_to_give()
+        if "_optimizer" not in vars(self):
+            return ()
+        return set(self._inner._names_to_give()) - vars(self).keys()
 
     def _note_nonfinite(self, description: str) -> None:
         self._inner._note_nonfinite(description)

@@ -218,6 +218,9 @@ def test_an_option_of_steps_is_not_changed_by_its_attribute(name: str) -> None:
         with pytest.raises(AttributeError, match=f"give {name} where the optimizer is made"):
             setattr(each, name, False)
     assert getattr(optimizer, name) is before
+    # A wrapper's attribute of the same name is its own.
+    moving = gpuopt.MovingAverageOptimizer(optimizer, 0.5)
+    assert pickle.loads(pickle.dumps(moving)).averages is not None
     again = pickle.loads(pickle.dumps(optimizer))
     assert again.catch_up is True
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import multiprocessing
 import pickle
 from array import array as PythonArray
 from collections.abc import Callable
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 from every_optimizer import ARGUMENTS
 from ml_dtypes import bfloat16
+from spawned import one_process
 
 import gpuopt
 from gpuopt import ParameterGroup, Variable
@@ -387,8 +387,8 @@ def continue_with_arrays_elsewhere(model: Any) -> list[bytes]:
 def test_arrays_and_their_optimizer_go_to_a_process_that_is_spawned() -> None:
     model = {"optimizer": gpuopt.AdamOptimizer(0.1), "arrays": arrays_of("views of one")}
     train_arrays(model, range(3))
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        elsewhere = pool.apply(continue_with_arrays_elsewhere, (model,))
+    with one_process() as pool:
+        elsewhere = pool.submit(continue_with_arrays_elsewhere, model).result()
     train_arrays(model, range(3, 5))
     assert elsewhere == bits(model)
 
@@ -536,8 +536,8 @@ def continue_elsewhere(model: Model) -> dict[str, bytes]:
 def test_a_model_and_its_optimizer_go_to_a_process_that_is_spawned() -> None:
     model = model_of(lambda step: gpuopt.AdamOptimizer(rate, catch_up=True))
     train(model, range(3))
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        elsewhere = pool.apply(continue_elsewhere, (model,))
+    with one_process() as pool:
+        elsewhere = pool.submit(continue_elsewhere, model).result()
     train(model, range(3, 5))
     assert elsewhere == values(model)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-import multiprocessing
 import pickle
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 import pytest
+from spawned import one_process
 
 import gpuopt
 from gpuopt import Variable
@@ -359,8 +359,8 @@ def continue_elsewhere(model: Model) -> dict[str, bytes]:
 def test_a_model_and_its_wrappers_go_to_a_process_that_is_spawned() -> None:
     model = model_of(nested)
     train(model, range(6))
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        elsewhere = pool.apply(continue_elsewhere, (model,))
+    with one_process() as pool:
+        elsewhere = pool.submit(continue_elsewhere, model).result()
     train(model, range(6, 11))
     assert elsewhere == values(model)
 
