@@ -27,7 +27,7 @@ _LOWEST = "the lowest table"
 TARGETS = (
     Target("catch_up_step", "ratio", "LazyAdam", at_most=1.5),
     Target("catch_up_flush", "ratio", "a step of all rows", at_most=1.5),
-    # Of narrow rows, what a step does besides is a larger part: 0.1 ms, whatever it names.
+    # Of narrow rows, what a step does whatever it names is a larger part.
     *(Target(f"catch_up_step_{name}", "ratio", "LazyAdam", at_most=2.0) for name in HEIGHTS),
     # Rows of the lowest table stay in the caches: LazyAdam's step grows as much.
     Target("catch_up_flat", "ratio", _LOWEST, at_most=2.0),
