@@ -53,9 +53,9 @@ class UpdateRule:
         unnamed: What the rule does where the gradient is 0, if rows without one can catch up.
         eight_bit: The slots that may be stored in 8 bits.
         is_rounded: Whether backends round what it writes stochastically; see `rounded`.
+        stored: The type that the variable is rounded to, if the rule goes by that; see `averaged`.
         is_averaged: Whether its first slot is an average of the variable, which it moves; see
             `averaged`.
-        stored: The type that the variable is rounded to, if the rule goes by that; see `averaged`.
     """
 
     apply: Callable[..., None]
@@ -69,9 +69,9 @@ class UpdateRule:
     unnamed: Unnamed | None = None
     eight_bit: tuple[str, ...] = ()
     is_rounded: bool = False
-    is_averaged: bool = False
     degrees: tuple[int, ...] = ()
     stored: np.dtype[Any] | None = None
+    is_averaged: bool = False
 
     @property
     def name(self) -> str:
