@@ -55,6 +55,22 @@ def test_every_optimizer_ends_where_it_ends_without(
         np.testing.assert_allclose(got, wanted, rtol=tolerance, atol=1e-12)
 
 
+@pytest.mark.usefixtures("every_cpu_form")
+@pytest.mark.parametrize("width", [1, 15, 16, 17, 64, 65, 130])
+def test_rows_of_every_width_end_where_they_end_without(width: int) -> None:
+    rng = np.random.default_rng(4)
+    late, exact = (gpuopt.Variable(np.zeros((9, width))) for _ in range(2))
+    catching_up, plain = gpuopt.AdamOptimizer(0.01, catch_up=True), gpuopt.AdamOptimizer(0.01)
+    for _ in range(12):
+        slices = gpuopt.IndexedSlices(rng.normal(size=(3, width)), rng.integers(0, 9, 3))
+        catching_up.apply_gradients([(slices, late)])
+        plain.apply_gradients([(slices, exact)])
+    np.testing.assert_allclose(late.numpy(), exact.numpy(), rtol=1e-7, atol=1e-9)
+    for slot in plain.get_slot_names():
+        mine, theirs = catching_up.get_slot(late, slot), plain.get_slot(exact, slot)
+        np.testing.assert_allclose(mine.numpy(), theirs.numpy(), rtol=1e-12)
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("name", ["Adam", "AdamW"])
 def test_rows_that_step_one_by_one_have_the_bits_of_all_rows_at_every_read(
