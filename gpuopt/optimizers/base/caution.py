@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from gpuopt.optimizers.base.arguments import Common
 from gpuopt.optimizers.base.hyperparameters import Hyperparameter
 from gpuopt.optimizers.base.step_counting import StepCountingOptimizer
@@ -23,9 +21,6 @@ class CautiousOption(StepCountingOptimizer):
     ) -> None:
         check_bool(cautious, "cautious")
         super().__init__(common, **hyperparameters)
+        self.cautious = cautious
         if cautious:
             self.rule = cautious_rule(self.rule)
-
-    def _names_to_give(self) -> Collection[str]:
-        names = super()._names_to_give()
-        return {*names, "cautious"} if names else names
