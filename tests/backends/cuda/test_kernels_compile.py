@@ -121,12 +121,9 @@ def selected(architecture: str) -> Iterable[UpdateRule]:
 
 @on_chosen
 def test_kernels_compile_without_spills_within_their_registers(architecture: str) -> None:
-    check_registers(kernels_without_rule(), architecture)
-    for place, rule in enumerate(selected(architecture)):
-        # Both types of 16 bits are computed in float32: rules take turns.
-        left_out = [] if IS_FULL else [("__half", "__nv_bfloat16")[place % 2]]
-        kernels = [each for each in kernels_of(rule) if not {*left_out} & {*each.types}]
-        check_registers(kernels, architecture)
+    groups = [kernels_without_rule(), *(kernels_of(rule) for rule in selected(architecture))]
+    for group in groups:
+        check_registers(group, architecture)
 
 
 @on_tuned
