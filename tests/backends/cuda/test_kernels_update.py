@@ -72,7 +72,8 @@ BY_NAME = {rule.name: rule for rule in update_rules()}
 @pytest.fixture(scope="module", autouse=True)
 def kernels_are_compiled(request: pytest.FixtureRequest) -> None:
     """Compiles all kernels of this file at once, on all cores."""
-    parameters = [getattr(item, "callspec", None) for item in request.session.items]
+    mine = [item for item in request.session.items if item.path == request.path]
+    parameters = [getattr(item, "callspec", None) for item in mine]
     rules = {call.params["rule"] for call in parameters if call and "rule" in call.params}
     EmulatorLauncher().prepare(
         kernel
