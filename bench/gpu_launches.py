@@ -83,7 +83,7 @@ class Recorded(NamedTuple):
 def record(
     workloads: Mapping[str, Mapping[str, Any]],
     num_multiprocessors: int,
-    architecture: str,
+    architecture: str | None,
     checkout: Path = _ROOT,
 ) -> Recorded:
     """Records one call of `apply_gradients` of each workload, in another process.
@@ -95,11 +95,11 @@ def record(
             "bfloat16". A sparse one may have "catch_up": whether rows catch up, instead of
             LazyAdam's step.
         num_multiprocessors: The GPU's.
-        architecture: For which kernels are compiled, as "90".
+        architecture: For which kernels are compiled, as "90"; None to find out no resources.
         checkout: The gpuopt to run.
     """
     printed = run_on_driver(
-        [__file__, architecture, str(checkout)],
+        [__file__, architecture or "", str(checkout)],
         num_multiprocessors,
         checkout,
         json.dumps(workloads),
@@ -157,7 +157,8 @@ def main() -> None:
         calls_before = _calls_before(workload.get("stages", ()))
         launches[name] = _record_call(_make_call(workload), calls_before, parameters)
         _free_memory()
-    print(json.dumps({"launches": launches, "resources": _compile(architecture)}))
+    resources = _compile(architecture) if architecture else {}
+    print(json.dumps({"launches": launches, "resources": resources}))
 
 
 def _calls_before(stages: Sequence[str]) -> int:
@@ -184,7 +185,7 @@ def _make_call(workload: Mapping[str, Any]) -> Callable[[], object]:
     if catches_up:
         optimizer = gpuopt.AdamOptimizer(1e-3, catch_up=True)
     # Who accumulates passes gradients that are unscaled already.
-    is_scaled = "loss_scale" in stages and "accumulation" not in stages
+    is_scaled = {"loss_scale", "growing_scale"} & set(stages) and "accumulation" not in stages
     more = {"loss_scale": np.float32(8)} if is_scaled else {}
     real = np.dtype("bfloat16" if set(stages) & _OF_BFLOAT16 else "float32")
 
@@ -228,6 +229,7 @@ def _with_stages(stages: Sequence[str]) -> Any:
         "rounding": {"stochastic_rounding": 1},
         "8 bits": {"slot_bits": 8},
         "slot_dtype": {"slot_dtype": "bfloat16"},
+        "catch_up": {"catch_up": True},
     }
     options = {key: value for name in stages for key, value in every.get(name, {}).items()}
     if "averages" in stages:
@@ -242,12 +244,14 @@ def _with_stages(stages: Sequence[str]) -> Any:
         optimizer = gpuopt.LARSOptimizer(1e-3, **options)
     else:
         optimizer = gpuopt.AdamOptimizer(1e-3, **options)
-    if {"loss_scale", "on_nonfinite"} & set(stages):
+    if {"loss_scale", "growing_scale", "on_nonfinite"} & set(stages):
         # Nothing runs that would decide about steps: the host is to learn of no decision.
         device_scaling = import_module("gpuopt.step.device_scaling")
         device_scaling.DeviceScaling._look = lambda scaling: None
     if "loss_scale" in stages:
         optimizer = gpuopt.LossScaleOptimizer(optimizer, gpuopt.FixedLossScaleManager(8.0))
+    if "growing_scale" in stages:
+        optimizer = gpuopt.LossScaleOptimizer(optimizer, gpuopt.DynamicLossScale(8.0, 4))
     if "accumulation" in stages:
         return gpuopt.GradientAccumulationOptimizer(optimizer, ACCUMULATED)
     return optimizer

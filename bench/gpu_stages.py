@@ -132,6 +132,8 @@ def moved(kernel: str) -> Moved:
     of_slots *= _CODE_BYTES if "coded" in function else slot
     if function.startswith("measure_inputs"):
         of_slots = 0
+    if function.startswith("sum_"):  # a cautious rule's: steps depend on no variable, or average
+        return Moved(gradient + of_slots, 0, max(types))
     if "Averaged" in names:  # it is of the whole of a variable that is kept in two parts
         of_slots += FLOAT if "Split" in names else var
     read = gradient + of_slots + var * ("BeginSum" not in names)
@@ -188,6 +190,7 @@ KERNELS_OF_STAGES: Mapping[str, WorkOf] = {
     "dense_update_by_sums": _update(_ENTRY_AND_SCALARS),
     "sum_terms": _update(_ENTRY_AND_SCALARS, after=_SUMS),
     "coded_update": _update(_ENTRY_AND_SCALARS, begin=_MAP),
+    "sum_coded_terms": _update(_ENTRY_AND_SCALARS, begin=_MAP, after=_SUMS),
 }
 
 
@@ -209,12 +212,15 @@ def record_steps(
     gpu: Gpu,
     shapes: Sequence[tuple[int, ...]] = SHAPES,
     steps: Mapping[str, Sequence[str]] = STEPS,
+    *,
+    compiles: bool = True,
 ) -> Recorded:
+    """Records a step of each; without resources if kernels are not to be compiled."""
     tasks = {
         name: {"job": "adam", "shapes": shapes, "num_sets": 1, "stages": list(stages)}
         for name, stages in steps.items()
     }
-    return record(tasks, gpu.multiprocessors, gpu.architecture)
+    return record(tasks, gpu.multiprocessors, gpu.architecture if compiles else None)
 
 
 def count(launches: Sequence[Launch]) -> Counted:

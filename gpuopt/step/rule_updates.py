@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from operator import itemgetter
@@ -28,10 +28,11 @@ from gpuopt.state.slot_dtypes import check_no_doubles
 from gpuopt.state.state import Created
 from gpuopt.step.averages import StepAverages
 from gpuopt.step.clips import CLIPPING_MAKES_NAN, Measurement, StepClips
-from gpuopt.step.known import Batch, Group
+from gpuopt.step.known import Group
 from gpuopt.step.nonfinite import describe_first
 from gpuopt.step.overlap import refuse_shared_memory
 from gpuopt.step.pairs import as_pairs, checked_gradient, refuse_no_gradients, unpack_pair
+from gpuopt.step.parts import Part, Unit, names_of, units_of
 from gpuopt.step.rounding import check_not_float16
 from gpuopt.step.rule_protocol import RuleOptimizer
 from gpuopt.step.sparse_updates import apply_as_dense, apply_sparse
@@ -42,95 +43,7 @@ from gpuopt.step.wide_gradients import this_thread as wide_gradients
 from gpuopt.variables.gate import writing
 from gpuopt.variables.identity import Identity
 from gpuopt.variables.indexed_slices import IndexedSlices
-from gpuopt.variables.variable import Variable, as_variable
-
-
-class _Part:
-    """Gradients of one group: dense ones of many variables, or a sparse one of one variable.
-
-    Attributes:
-        rule: What updates the variables.
-        given: The variables, as the caller passed them.
-        gradients: An array for each variable, or the IndexedSlices of the only variable. They fit
-            after `check`.
-        is_averaged: Whether the rule moves the variables' averages, too.
-        numbers: Where the gradients stand in the caller's list.
-        group: The variables' group; None until their slots are made.
-        versions: The version of each batch's gradients; see `Group.accept`.
-    """
-
-    __slots__ = (
-        *("given", "gradients", "group", "is_averaged", "is_sparse", "numbers"),
-        *("rule", "versions"),
-    )
-
-    def __init__(
-        self,
-        rule: UpdateRule,
-        given: Sequence[Any],
-        gradients: Sequence[Any],
-        numbers: Sequence[int],
-        group: Group | None,
-        is_averaged: bool = False,
-    ) -> None:
-        self.rule = rule
-        self.given = given
-        self.gradients = gradients
-        self.group = group
-        self.is_averaged = is_averaged
-        self.numbers = numbers
-        self.is_sparse = isinstance(gradients[0], IndexedSlices)
-        self.versions: Sequence[int | None] | None = None
-
-    def variables(self) -> list[Variable]:
-        return [as_variable(each) for each in self.given]
-
-    def pairs(self) -> Iterator[Pair]:
-        return zip(self.gradients, self.variables(), strict=True)
-
-    def check(self, optimizer: RuleOptimizer, takes_wide: bool) -> None:
-        """Raises what is wrong with a gradient, and gives all the form that the group takes."""
-        group = None if self.is_sparse else self.group
-        self.versions = None if group is None else group.accept(self.gradients)
-        if self.versions is None:
-            dtypes = dtypes_of(optimizer)
-            self.gradients = [checked_gradient(*pair, dtypes, takes_wide) for pair in self.pairs()]
-            if group is not None:
-                self.versions = group.accept(self.gradients)
-
-    def identities(self) -> Iterable[Identity]:
-        if self.group is not None:
-            return self.group.identities
-        return [variable.identity for variable in self.variables()]
-
-    def require_group(self) -> Group:
-        assert self.group is not None, "create_slots comes first"
-        return self.group
-
-    def arrays(self, batch: Batch) -> Sequence[Any]:
-        """Returns the arrays of a batch's gradients."""
-        if self.is_sparse:
-            return [self.gradients[0].values, self.gradients[0].indices]
-        return batch.select(self.gradients)
-
-    def copy_arrays(self, batch: Batch, positions: Sequence[int]) -> None:
-        """Puts copies in the place of some of `arrays`."""
-        if not positions:
-            return
-        if self.is_sparse:
-            arrays = list(self.arrays(batch))
-            for position in positions:
-                arrays[position] = _copied(arrays[position], batch)
-            self.gradients = [self.gradients[0].replace(*arrays, self.gradients[0].dense_shape)]
-            return
-        self.gradients, self.versions = list(self.gradients), None
-        for position in positions:
-            at = position if batch.positions is None else batch.positions[position]
-            self.gradients[at] = _copied(self.gradients[at], batch)
-
-
-# What a backend writes at once: one batch of dense variables, or sparse ones of one dtype.
-_Unit = list[tuple[_Part, Batch]]
+from gpuopt.variables.variable import Variable
 
 
 class RuleUpdates:
@@ -142,21 +55,21 @@ class RuleUpdates:
         self.takes_wide = wide_gradients.takes_wide is optimizer
         if self.takes_wide:
             wide_gradients.takes_wide = None
-        self._parts: list[_Part] = []
+        self._parts: list[Part] = []
         self._numbers = StepNumbers({}, None, None)
         # These, and those of counts of steps that are less by one each: see `decide_on_gpu`.
         self._of_counts: Sequence[StepNumbers] = ()
         self._clips: StepClips | None = None
         # What backends write at once, if it is known because gradients are measured already.
-        self._units: Sequence[_Unit] = ()
+        self._units: Sequence[Unit] = ()
         self._host_decides = False
         self.unscaled_by: float | None = None
         self.gpu_decides: Lock | None = None
         self._has_constraints = False
         self._is_on_a_cpu = False
         # What is being written, and what has been written.
-        self._writing: _Unit = []
-        self._done: _Unit = []
+        self._writing: Unit = []
+        self._done: Unit = []
         self.has_rows_on_a_gpu = False
         self.created: list[Created] = []
         self.forgets: list[Callable[[Collection[Device] | None], None]] = []
@@ -184,7 +97,7 @@ class RuleUpdates:
                 self.has_rows_on_a_gpu |= variable.device.kind == "gpu"
                 group = optimizer.known.find([as_passed], optimizer.state.version.number)
                 [rule] = optimizer._rules_of([as_passed], True) or [optimizer.rule]
-                part = _Part(rule, [as_passed], [gradient], (position,), group)
+                part = Part(rule, [as_passed], [gradient], (position,), group)
                 if group is None:
                     part.check(optimizer, self.takes_wide)
                 self._parts.append(part)
@@ -363,7 +276,7 @@ class RuleUpdates:
     def write(self) -> None:
         """Applies the rule, without constraints; to be called by `quietly` if on a CPU."""
         optimizer = self._optimizer
-        units = self._units or _units(self._parts)
+        units = self._units or units_of(self._parts)
         if self._clips is not None and not self._units:
             self._measure(units)
         for unit in units:
@@ -514,7 +427,7 @@ class RuleUpdates:
 
     def find_nonfinite(self) -> str | None:
         assert self._clips is not None, "unscale or measure_all comes first"
-        self._units = _units(self._parts)
+        self._units = units_of(self._parts)
         quietly(self._measure, self._units)
         found = self._clips.look()
         if found is Measurement.FINITE:
@@ -522,14 +435,14 @@ class RuleUpdates:
         is_clipped_to_nan = found is Measurement.FACTOR_IS_NAN
         return describe_first(self.pairs()) or (CLIPPING_MAKES_NAN if is_clipped_to_nan else None)
 
-    def _measure(self, units: Sequence[_Unit]) -> None:
+    def _measure(self, units: Sequence[Unit]) -> None:
         """Computes the norms of the gradients of what is to be written."""
         assert self._clips is not None, "they are asked for"
         every_part = list(chain.from_iterable(units))
         self._clips.measure(every_part, self._optimizer.row_checks.flags_of_this_thread)
 
     def written(self) -> tuple[list[str], list[str]]:
-        return _names(self._done), _names(self._writing)
+        return names_of(self._done), names_of(self._writing)
 
     def _add_dense(
         self,
@@ -576,7 +489,7 @@ class RuleUpdates:
         if not is_averaged:
             group = optimizer.known.find(variables, optimizer.state.version.number)
         at = positions or range(len(variables))
-        part = _Part(rule or optimizer.rule, variables, gradients, at, group, is_averaged)
+        part = Part(rule or optimizer.rule, variables, gradients, at, group, is_averaged)
         if group is None:
             for position, pair in zip(at, zip(gradients, variables, strict=True), strict=True):
                 unpack_pair(position, pair)
@@ -588,50 +501,6 @@ class RuleUpdates:
         averages = self._optimizer.averages
         dropped = 0 if averages is None else averages.moving.version
         return self._optimizer.state.version.number + dropped
-
-
-def _units(parts: Sequence[_Part]) -> list[_Unit]:
-    """Returns what backends write at once; none overwrites gradients that are read later."""
-    units: list[_Unit] = []
-    sparse: dict[tuple[UpdateRule, Device, np.dtype[Any]], _Unit] = {}
-    for part in parts:
-        for batch in part.require_group().batches:
-            key = part.rule, batch.device, batch.dtype
-            if part.is_sparse and key in sparse:
-                sparse[key].append((part, batch))
-            else:
-                units.append([(part, batch)])
-                if part.is_sparse:
-                    sparse[key] = units[-1]
-    if len(units) > 1 or len(units[0]) > 1:
-        _copy_what_is_overwritten(units)
-    return units
-
-
-def _copy_what_is_overwritten(units: Sequence[_Unit]) -> None:
-    """Copies gradients in memory that is written before they are read, or at the same time."""
-    by_device: dict[Device, list[_Unit]] = {}
-    for unit in units:
-        by_device.setdefault(unit[0][1].device, []).append(unit)
-    for of_device in by_device.values():
-        backend = of_device[0][0][1].backend
-        plans = [batch.plan for unit in of_device for _, batch in unit]
-        if len(plans) == 1:
-            continue
-        arrays = [
-            array for unit in of_device for part, batch in unit for array in part.arrays(batch)
-        ]
-        # Most calls have none: one look at all of them is quicker than one at each.
-        if not backend.overlapping(plans, arrays):
-            continue
-        written: list[Any] = []
-        for unit in of_device:
-            at_once = [batch.plan for _, batch in unit]
-            for part, batch in unit:
-                others = [*written, *(plan for plan in at_once if plan is not batch.plan)]
-                if others:
-                    part.copy_arrays(batch, backend.overlapping(others, part.arrays(batch)))
-            written += at_once
 
 
 def _unzip(given: list[Any]) -> tuple[list[tuple[Any, Any]], list[Any], list[Any]]:
@@ -655,16 +524,3 @@ def _has_elements(gradient: Any) -> bool:
     if isinstance(gradient, IndexedSlices):
         gradient = gradient.values
     return bool(gradient.size)
-
-
-def _copied(array: Any, batch: Batch) -> Any:
-    with batch.backend.enter():
-        return array.copy()
-
-
-def _names(writes: Iterable[tuple[_Part, Batch]]) -> list[str]:
-    return [
-        identity.name
-        for part, batch in writes
-        for identity in batch.select(part.require_group().identities)
-    ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from itertools import combinations
 from typing import Any
 
 import fake_cupy
@@ -16,6 +15,19 @@ from bound_kernels import kernels_bound_by
 from dtypes import DTYPES
 from each_device import variable_on
 from emulator import EmulatorLauncher
+from pairs_of_stages import (
+    AVERAGE_DECAY,
+    DECAY,
+    GROUP_RATE,
+    MOST_NORM,
+    MOST_VALUE,
+    PAIRS,
+    RATE,
+    REFUSED,
+    ROUNDING_SEED,
+    SCALE,
+    STAGES,
+)
 
 import gpuopt
 from gpuopt import IndexedSlices, ParameterGroup, Variable
@@ -28,57 +40,6 @@ from gpuopt.rules.rounded import BFLOAT16, key_of_step, round_at_random
 from gpuopt.rules.slot_codes import encoded, scales_shape
 from gpuopt.state.coded_slots import CodedSlot
 
-# All of these are exact in binary, so that no digits are lost before a step begins.
-RATE, GROUP_RATE, MOST_NORM, MOST_VALUE, DECAY, AVERAGE_DECAY, SCALE = (
-    0.5,
-    0.25,
-    2.0,
-    0.5,
-    0.125,
-    0.75,
-    8.0,
-)
-ROUNDING_SEED = 7
-# What each stage is asked for by.
-STAGES: dict[str, dict[str, Any]] = {
-    "clip_norm": {"clip_norm": MOST_NORM},
-    "clip_value": {"clip_value": MOST_VALUE},
-    "loss_scale": {},
-    "cautious": {"cautious": True},
-    "decay": {},
-    "groups": {"groups": [ParameterGroup(r"w1|table", learning_rate=GROUP_RATE)]},
-    "on_nonfinite": {"on_nonfinite": "skip"},
-    "averages": {},
-    "slot_bits": {"slot_bits": 8},
-    "catch_up": {"catch_up": "stepping"},
-    "accumulation": {},
-    "growing_scale": {},
-    "masters": {"masters": "float32"},
-    "remainders": {"masters": "remainder"},
-    "rounding": {"stochastic_rounding": ROUNDING_SEED},
-    "slot_dtype": {"slot_dtype": "bfloat16"},
-}
-REFUSED = {
-    ("clip_norm", "clip_value"): "cannot both clip",
-    ("cautious", "catch_up"): "catch_up",
-    ("loss_scale", "on_nonfinite"): "both decide",
-    ("loss_scale", "growing_scale"): "around another one",
-    ("on_nonfinite", "growing_scale"): "both decide",
-    ("slot_bits", "catch_up"): "cannot be had with slot_bits=8",
-    ("slot_bits", "masters"): "masters='float32' cannot be had with slot_bits=8",
-    ("slot_bits", "remainders"): "masters='remainder' cannot be had with slot_bits=8",
-    ("slot_bits", "rounding"): "stochastic_rounding=7 cannot be had with slot_bits=8",
-    ("catch_up", "masters"): "cannot be had with masters='float32'",
-    ("catch_up", "remainders"): "cannot be had with masters='remainder'",
-    ("catch_up", "rounding"): "cannot be had with stochastic_rounding",
-    ("masters", "rounding"): "stochastic_rounding=7 cannot be had with masters='float32'",
-    ("remainders", "rounding"): "stochastic_rounding=7 cannot be had with masters='remainder'",
-    ("slot_bits", "slot_dtype"): "slot_dtype='bfloat16' cannot be had with slot_bits=8",
-    ("catch_up", "slot_dtype"): "cannot be had with slot_dtype",
-}
-# Values of one argument.
-SAME = [("masters", "remainders")]
-PAIRS = [pair for pair in combinations(STAGES, 2) if pair not in [*REFUSED, *SAME]]
 # The types of variables for which a stage is there; none stands for all.
 TYPES: dict[str, Sequence[Any]] = {
     "slot_bits": [np.float16, ml_dtypes.bfloat16, np.float32],

@@ -15,19 +15,20 @@ from gpuopt.backends import Target, gpu_backends
 from gpuopt.backends.clips import ClipForm
 from gpuopt.optimizer import Optimizer
 from gpuopt.optimizers.base.arguments import GIVEN_ONCE, Common, FullSignature, with_defaults
+from gpuopt.optimizers.base.catching_up import checked_catch_up
 from gpuopt.optimizers.base.clipping import CLIPPING, checked_clipping, clipping_of
 from gpuopt.optimizers.base.groups import Groups, ParameterGroup
+from gpuopt.optimizers.base.hook_refusals import refuse_options
 from gpuopt.optimizers.base.hyperparameters import Hyperparameter, Hyperparameters
 from gpuopt.optimizers.base.mixed_precision import checked_masters
 from gpuopt.optimizers.base.numbers_by_count import unknown_hyperparameter
 from gpuopt.optimizers.base.rounding import checked_rounding
 from gpuopt.optimizers.base.slot_bits import (
     LARGEST_SCALE,
-    check_coded_blocks,
-    check_coded_slot,
     slot_codes_of,
 )
 from gpuopt.optimizers.base.slot_dtype import checked_slot_dtype
+from gpuopt.optimizers.base.updated_arrays import checked_slot, target_of
 from gpuopt.quietly import quietly
 from gpuopt.rules.catch_up import CatchUpOption
 from gpuopt.rules.slot_codes import scales_name
@@ -37,7 +38,6 @@ from gpuopt.state.coded_slots import coded_slot, create_coded_slots
 from gpuopt.state.copies import Changes, of_state
 from gpuopt.state.masters import MASTER, create_master, has_master
 from gpuopt.state.slot_dtypes import SLOT_DTYPE, dtype_of_slots
-from gpuopt.state.split_masters import SplitPair, paired
 from gpuopt.state.state import Range
 from gpuopt.step import additions
 from gpuopt.step.averages import following
@@ -235,42 +235,10 @@ class RuleOptimizer(Optimizer):
 
         Raises:
             TypeError: it is none of False, True and "stepping".
-            ValueError: this optimizer leaves rows without a gradient alone, or does not say what
-                happens to them.
+            ValueError: this optimizer leaves rows without a gradient alone, does not say what
+                happens to them, or has an option that catch_up cannot be had with.
         """
-        if not isinstance(catch_up, bool) and not (
-            isinstance(catch_up, str) and catch_up == "stepping"
-        ):
-            raise TypeError(f'catch_up must be False, True or "stepping", got {catch_up!r}')
-        other_rows = self.rule_of_other_rows
-        if catch_up and (other_rows is None or other_rows.unnamed is None):
-            why = (
-                "leaves rows without a gradient alone: there is nothing to catch up with"
-                if other_rows is None
-                else f"updates other rows by {other_rows.name}, which has no `unnamed`"
-            )
-            raise ValueError(f"catch_up={catch_up!r}: {type(self).__name__} {why}")
-        if catch_up and self.slot_codes is not None:
-            raise ValueError(
-                f"catch_up={catch_up!r} cannot be had with slot_bits=8: steps that rows make at "
-                "once would be of slots that are rounded once. Leave one of them out"
-            )
-        if catch_up and self.masters is not None:
-            raise ValueError(
-                f"catch_up={catch_up!r} cannot be had with masters={self.masters!r}: rows that are "
-                "behind are not rounded to 16 bits when they catch up. Leave one of them out"
-            )
-        if catch_up and self.slot_dtype is not None:
-            raise ValueError(
-                f"catch_up={catch_up!r} cannot be had with slot_dtype: steps that rows make at "
-                "once would be of slots that are rounded once. Leave one of them out"
-            )
-        if catch_up and self.rounding is not None:
-            raise ValueError(
-                f"catch_up={catch_up!r} cannot be had with stochastic_rounding: steps that rows "
-                "make at once would be rounded once. Leave one of them out"
-            )
-        self.catch_up = catch_up
+        self.catch_up = checked_catch_up(catch_up, self)
 
     def _all_hyperparameters(self, given: dict[str, Hyperparameter]) -> dict[str, Hyperparameter]:
         """Returns the hyperparameters that `__init__` is given, and any others."""
@@ -609,37 +577,7 @@ class RuleOptimizer(Optimizer):
     def _checked_updates(self, given: list[Any]) -> Updates:
         if not self._overrides_apply_hook():
             return RuleUpdates(self, given)
-        if self.averages is not None:
-            raise NotImplementedError(
-                f"{type(self).__name__} overrides a hook that updates one variable at a time, "
-                "which `averages` do not follow: use gpuopt.MovingAverageOptimizer"
-            )
-        if self.clips is not None:
-            raise NotImplementedError(
-                f"{type(self).__name__} overrides a hook that updates one variable at a time, "
-                "which clip_norm and clip_value do not reach: clip by hand, with "
-                "gpuopt.clip_by_global_norm"
-            )
-        if self.slot_codes is not None:
-            raise NotImplementedError(
-                f"{type(self).__name__} overrides a hook that updates one variable at a time, "
-                "which has no slots in 8 bits: leave slot_bits=8 out"
-            )
-        if self.masters is not None:
-            raise NotImplementedError(
-                f"{type(self).__name__} overrides a hook that updates one variable at a time, "
-                "which has no master copies: leave masters out"
-            )
-        if self.slot_dtype is not None:
-            raise NotImplementedError(
-                f"{type(self).__name__} overrides a hook that updates one variable at a time, "
-                "whose slots have its variable's type: leave slot_dtype out"
-            )
-        if self.rounding is not None:
-            raise NotImplementedError(
-                f"{type(self).__name__} overrides a hook that updates one variable at a time, "
-                "which is rounded to nearest: leave stochastic_rounding out"
-            )
+        refuse_options(self)
         updates = HookUpdates(self, given)
         self._check_groups([variable for _, variable in updates.pairs()])
         return updates
@@ -650,52 +588,10 @@ class RuleOptimizer(Optimizer):
             self.averages.known.forget(changed)
 
     def _target(self, variable: Variable) -> tuple[Target, list[Identity], Any]:
-        slots = [self._slot_to_update(variable, name) for name in self._stored_slots()]
-        arrays = [slot.unread_storage for slot in slots]
-        identities = [variable.identity, *(slot.identity for slot in slots)]
-        if self.slot_codes is not None:
-            check_coded_blocks(self.slot_codes, slots, variable)
-        if self.masters is None or not has_master(variable.dtype):
-            return Target(variable.unread_storage, arrays), identities, None
-        master = self._slot_to_update(variable, MASTER)
-        identities.append(master.identity)
-        kept = paired(self.state, variable, master)
-        kept.settle()
-        if isinstance(kept, SplitPair):
-            return Target(variable.unread_storage, arrays), identities, kept.remainder
-        return Target(master.unread_storage, arrays), identities, variable.unread_storage
+        return target_of(self, variable)
 
     def _slot_to_update(self, variable: Variable, slot_name: str) -> Variable:
-        """Returns a slot that plans can rely on: a subclass may have made it."""
-        slot = self.state.slot(variable, slot_name)
-        if slot is None:
-            raise ValueError(
-                f'"{variable.name}" has no slot "{slot_name}", which the rule "{self.rule.name}" '
-                "updates: _create_slots must make it"
-            )
-        if self.slot_codes is not None:
-            check_coded_slot(self.slot_codes, slot_name, slot, variable)
-            return slot
-        what = f'slot "{slot_name}" of "{variable.name}"'
-        expected = self.rule.slot_shape(slot_name, variable.shape)
-        if slot.shape != expected:
-            a_row = f", so it must have {expected}" if expected != variable.shape else ""
-            raise ValueError(
-                f"{what} has shape {slot.shape}; the variable has shape {variable.shape}{a_row}"
-            )
-        if slot.device != variable.device:
-            raise ValueError(f"{what} is on {slot.device}; the variable is on {variable.device}")
-        # The CPU converts slots of another dtype; a kernel's table has one dtype for all.
-        is_master = slot_name == MASTER
-        own = None if is_master else self.slot_dtype
-        dtype = dtype_of_slots(variable.dtype, self.masters, own)
-        is_fixed = variable.device.kind == "gpu" or is_master or own is not None
-        if slot.dtype != dtype and is_fixed:
-            whose = "the variable's, " if dtype == variable.dtype else ""
-            raise ValueError(
-                f"{what} has dtype {slot.dtype}; on {variable.device} it must have {whose}{dtype}"
-            )
-        return slot
+        return checked_slot(self, variable, slot_name)
 
     def _rules_of(self, variables: Sequence[Any], is_sparse: bool) -> Sequence[UpdateRule] | None:
         """Returns each variable's rule in this step; None if it is `rule` for all.

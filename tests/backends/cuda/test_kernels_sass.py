@@ -327,6 +327,13 @@ def test_an_average_is_one_more_slot(architecture: str, tmp_path: Path) -> None:
         assert not any(name.startswith(("LDL", "STL")) for name in after), after
 
 
+def test_sums_of_a_cautious_rule_load_no_variable_and_no_average(tmp_path: Path) -> None:
+    rule = next(each for each in RULES if each.name == "decayed_cautious_adam")
+    group = [kernels.sum_terms(each, "float32") for each in (rule, averaged(rule))]
+    for instructions in compiled(group, "sm_90", tmp_path):
+        assert packs(accesses(instructions), "LDG") == 3  # of the gradient and two slots
+
+
 def test_norms_of_gradients_move_16_bytes_at_a_time(tmp_path: Path) -> None:
     group = [kernels.measure(dtype, decides) for dtype in DTYPES for decides in (False, True)]
     group += [

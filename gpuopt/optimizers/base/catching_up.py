@@ -1,0 +1,61 @@
+"""Rows that catch up with the steps that they missed, as an option of optimizers."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Protocol
+
+from gpuopt.rules.catch_up import CatchUpOption
+from gpuopt.rules.update_rule import UpdateRule
+
+_OF_SLOTS_ROUNDED_ONCE = "steps that rows make at once would be of slots that are rounded once"
+
+
+class _Optimizer(Protocol):
+    """What `checked_catch_up` asks for of a `RuleOptimizer`."""
+
+    rule_of_other_rows: ClassVar[UpdateRule | None]
+    slot_codes: Any
+    masters: Any
+    slot_dtype: Any
+    rounding: Any
+
+
+def checked_catch_up(given: CatchUpOption, optimizer: _Optimizer) -> CatchUpOption:
+    """Returns the option.
+
+    Raises:
+        TypeError: it is none of False, True and "stepping".
+        ValueError: the optimizer leaves rows without a gradient alone, does not say what happens to
+            them, or stores what it updates in fewer bits.
+    """
+    is_known = isinstance(given, bool) or (isinstance(given, str) and given == "stepping")
+    if not is_known:
+        raise TypeError(f'catch_up must be False, True or "stepping", got {given!r}')
+    if not given:
+        return given
+    other_rows = optimizer.rule_of_other_rows
+    if other_rows is None or other_rows.unnamed is None:
+        why = (
+            "leaves rows without a gradient alone: there is nothing to catch up with"
+            if other_rows is None
+            else f"updates other rows by {other_rows.name}, which has no `unnamed`"
+        )
+        raise ValueError(f"catch_up={given!r}: {type(optimizer).__name__} {why}")
+    contradicting = {
+        "slot_bits=8": (optimizer.slot_codes, _OF_SLOTS_ROUNDED_ONCE),
+        f"masters={optimizer.masters!r}": (
+            optimizer.masters,
+            "rows that are behind are not rounded to 16 bits when they catch up",
+        ),
+        "slot_dtype": (optimizer.slot_dtype, _OF_SLOTS_ROUNDED_ONCE),
+        "stochastic_rounding": (
+            optimizer.rounding,
+            "steps that rows make at once would be rounded once",
+        ),
+    }
+    for option, (value, why) in contradicting.items():
+        if value is not None:
+            raise ValueError(
+                f"catch_up={given!r} cannot be had with {option}: {why}. Leave one of them out"
+            )
+    return given

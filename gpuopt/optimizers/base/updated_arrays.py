@@ -1,0 +1,95 @@
+"""The arrays that an update of a variable writes: its own, its slots', and a master copy's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from gpuopt.backends import Target
+from gpuopt.optimizers.base.slot_bits import check_coded_blocks, check_coded_slot
+from gpuopt.rules.slot_codes import SlotCodes
+from gpuopt.rules.update_rule import UpdateRule
+from gpuopt.state.masters import MASTER, Masters, has_master
+from gpuopt.state.slot_dtypes import dtype_of_slots
+from gpuopt.state.split_masters import SplitPair, paired
+from gpuopt.state.state import State
+from gpuopt.variables.identity import Identity
+from gpuopt.variables.variable import Variable
+
+
+class _Optimizer(Protocol):
+    """What a `RuleOptimizer` says of its slots."""
+
+    rule: UpdateRule
+    slot_codes: SlotCodes | None
+    masters: Masters | None
+    slot_dtype: np.dtype[Any] | None
+
+    @property
+    def state(self) -> State: ...
+
+    def _stored_slots(self) -> Sequence[str]: ...
+
+
+def target_of(optimizer: _Optimizer, variable: Variable) -> tuple[Target, list[Identity], Any]:
+    """Returns what an update of a variable writes.
+
+    Returns:
+        Its array, or its master copy's, and its slots'; whose they are; and what is beside a
+        master copy: the variable itself, or the remainder. None if there is no copy.
+    """
+    codes, masters = optimizer.slot_codes, optimizer.masters
+    slots = [checked_slot(optimizer, variable, name) for name in optimizer._stored_slots()]
+    arrays = [slot.unread_storage for slot in slots]
+    identities = [variable.identity, *(slot.identity for slot in slots)]
+    if codes is not None:
+        check_coded_blocks(codes, slots, variable)
+    if masters is None or not has_master(variable.dtype):
+        return Target(variable.unread_storage, arrays), identities, None
+    master = checked_slot(optimizer, variable, MASTER)
+    identities.append(master.identity)
+    kept = paired(optimizer.state, variable, master)
+    kept.settle()
+    if isinstance(kept, SplitPair):
+        return Target(variable.unread_storage, arrays), identities, kept.remainder
+    return Target(master.unread_storage, arrays), identities, variable.unread_storage
+
+
+def checked_slot(optimizer: _Optimizer, variable: Variable, slot_name: str) -> Variable:
+    """Returns a slot that plans can rely on: a subclass may have made it.
+
+    Raises:
+        ValueError: it is not there, or of another shape, device or type.
+    """
+    rule = optimizer.rule
+    slot = optimizer.state.slot(variable, slot_name)
+    if slot is None:
+        raise ValueError(
+            f'"{variable.name}" has no slot "{slot_name}", which the rule "{rule.name}" '
+            "updates: _create_slots must make it"
+        )
+    if optimizer.slot_codes is not None:
+        check_coded_slot(optimizer.slot_codes, slot_name, slot, variable)
+        return slot
+    what = f'slot "{slot_name}" of "{variable.name}"'
+    expected = rule.slot_shape(slot_name, variable.shape)
+    if slot.shape != expected:
+        a_row = f", so it must have {expected}" if expected != variable.shape else ""
+        raise ValueError(
+            f"{what} has shape {slot.shape}; the variable has shape {variable.shape}{a_row}"
+        )
+    if slot.device != variable.device:
+        raise ValueError(f"{what} is on {slot.device}; the variable is on {variable.device}")
+    # The CPU converts slots of another dtype; a kernel's table has one dtype for all.
+    is_master = slot_name == MASTER
+    own = None if is_master else optimizer.slot_dtype
+    dtype = dtype_of_slots(variable.dtype, optimizer.masters, own)
+    is_fixed = variable.device.kind == "gpu" or is_master or own is not None
+    if slot.dtype != dtype and is_fixed:
+        whose = "the variable's, " if dtype == variable.dtype else ""
+        raise ValueError(
+            f"{what} has dtype {slot.dtype}; on {variable.device} it must have {whose}{dtype}"
+        )
+    return slot

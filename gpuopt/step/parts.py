@@ -1,0 +1,164 @@
+"""What one step updates at once: parts of its gradients, and the batches that backends take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from gpuopt.device import Device
+from gpuopt.rules.update_rule import UpdateRule
+from gpuopt.step.known import Batch, Group
+from gpuopt.step.pairs import checked_gradient
+from gpuopt.step.rule_protocol import RuleOptimizer
+from gpuopt.step.updates import Pair, dtypes_of
+from gpuopt.variables.identity import Identity
+from gpuopt.variables.indexed_slices import IndexedSlices
+from gpuopt.variables.variable import Variable, as_variable
+
+
+class Part:
+    """Gradients of one group: dense ones of many variables, or a sparse one of one variable.
+
+    Attributes:
+        rule: What updates the variables.
+        given: The variables, as the caller passed them.
+        gradients: An array for each variable, or the IndexedSlices of the only variable. They fit
+            after `check`.
+        is_averaged: Whether the rule moves the variables' averages, too.
+        numbers: Where the gradients stand in the caller's list.
+        group: The variables' group; None until their slots are made.
+        versions: The version of each batch's gradients; see `Group.accept`.
+    """
+
+    __slots__ = (
+        *("given", "gradients", "group", "is_averaged", "is_sparse", "numbers"),
+        *("rule", "versions"),
+    )
+
+    def __init__(
+        self,
+        rule: UpdateRule,
+        given: Sequence[Any],
+        gradients: Sequence[Any],
+        numbers: Sequence[int],
+        group: Group | None,
+        is_averaged: bool = False,
+    ) -> None:
+        self.rule = rule
+        self.given = given
+        self.gradients = gradients
+        self.group = group
+        self.is_averaged = is_averaged
+        self.numbers = numbers
+        self.is_sparse = isinstance(gradients[0], IndexedSlices)
+        self.versions: Sequence[int | None] | None = None
+
+    def variables(self) -> list[Variable]:
+        return [as_variable(each) for each in self.given]
+
+    def pairs(self) -> Iterator[Pair]:
+        return zip(self.gradients, self.variables(), strict=True)
+
+    def check(self, optimizer: RuleOptimizer, takes_wide: bool) -> None:
+        """Raises what is wrong with a gradient, and gives all the form that the group takes."""
+        group = None if self.is_sparse else self.group
+        self.versions = None if group is None else group.accept(self.gradients)
+        if self.versions is None:
+            dtypes = dtypes_of(optimizer)
+            self.gradients = [checked_gradient(*pair, dtypes, takes_wide) for pair in self.pairs()]
+            if group is not None:
+                self.versions = group.accept(self.gradients)
+
+    def identities(self) -> Iterable[Identity]:
+        if self.group is not None:
+            return self.group.identities
+        return [variable.identity for variable in self.variables()]
+
+    def require_group(self) -> Group:
+        assert self.group is not None, "create_slots comes first"
+        return self.group
+
+    def arrays(self, batch: Batch) -> Sequence[Any]:
+        """Returns the arrays of a batch's gradients."""
+        if self.is_sparse:
+            return [self.gradients[0].values, self.gradients[0].indices]
+        return batch.select(self.gradients)
+
+    def copy_arrays(self, batch: Batch, positions: Sequence[int]) -> None:
+        """Puts copies in the place of some of `arrays`."""
+        if not positions:
+            return
+        if self.is_sparse:
+            arrays = list(self.arrays(batch))
+            for position in positions:
+                arrays[position] = _copied(arrays[position], batch)
+            self.gradients = [self.gradients[0].replace(*arrays, self.gradients[0].dense_shape)]
+            return
+        self.gradients, self.versions = list(self.gradients), None
+        for position in positions:
+            at = position if batch.positions is None else batch.positions[position]
+            self.gradients[at] = _copied(self.gradients[at], batch)
+
+
+# What a backend writes at once: one batch of dense variables, or sparse ones of one dtype.
+Unit = list[tuple[Part, Batch]]
+
+
+def units_of(parts: Sequence[Part]) -> list[Unit]:
+    """Returns what backends write at once; none overwrites gradients that are read later."""
+    units: list[Unit] = []
+    sparse: dict[tuple[UpdateRule, Device, np.dtype[Any]], Unit] = {}
+    for part in parts:
+        for batch in part.require_group().batches:
+            key = part.rule, batch.device, batch.dtype
+            if part.is_sparse and key in sparse:
+                sparse[key].append((part, batch))
+            else:
+                units.append([(part, batch)])
+                if part.is_sparse:
+                    sparse[key] = units[-1]
+    if len(units) > 1 or len(units[0]) > 1:
+        _copy_what_is_overwritten(units)
+    return units
+
+
+def _copy_what_is_overwritten(units: Sequence[Unit]) -> None:
+    """Copies gradients in memory that is written before they are read, or at the same time."""
+    by_device: dict[Device, list[Unit]] = {}
+    for unit in units:
+        by_device.setdefault(unit[0][1].device, []).append(unit)
+    for of_device in by_device.values():
+        backend = of_device[0][0][1].backend
+        plans = [batch.plan for unit in of_device for _, batch in unit]
+        if len(plans) == 1:
+            continue
+        arrays = [
+            array for unit in of_device for part, batch in unit for array in part.arrays(batch)
+        ]
+        # Most calls have none: one look at all of them is quicker than one at each.
+        if not backend.overlapping(plans, arrays):
+            continue
+        written: list[Any] = []
+        for unit in of_device:
+            at_once = [batch.plan for _, batch in unit]
+            for part, batch in unit:
+                others = [*written, *(plan for plan in at_once if plan is not batch.plan)]
+                if others:
+                    part.copy_arrays(batch, backend.overlapping(others, part.arrays(batch)))
+            written += at_once
+
+
+def _copied(array: Any, batch: Batch) -> Any:
+    with batch.backend.enter():
+        return array.copy()
+
+
+def names_of(writes: Iterable[tuple[Part, Batch]]) -> list[str]:
+    """Returns the names of the variables of batches."""
+    return [
+        identity.name
+        for part, batch in writes
+        for identity in batch.select(part.require_group().identities)
+    ]
