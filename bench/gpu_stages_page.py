@@ -20,7 +20,7 @@ def make_tables(result: Mapping[str, Any]) -> str:
         f"{len(shapes)} tensors of {shapes[0][0]:,} elements, float32; bfloat16 with `bfloat16`, "
         "`masters` and `stochastic_rounding`.\nOur launches are recorded on the driver that is "
         f"not there. With `accumulation` {ACCUMULATED} calls or more make an update, and\neach "
-        "row is one call. `cautious` stands for rules that sum over their step; LAMB reads the variable for that, too.\n\n"
+        "row is one call. `cautious` stands for rules that sum over their step: LAMB reads variables, too.\n\n"
         "In brackets is torch, by those calls of the next table that do the same: the last column "
         "has their numbers. No torch has\nrun for these: its launches, waits and bytes are "
         "counted by what its sources say, and its bytes get the same share of\nthe memory's "
