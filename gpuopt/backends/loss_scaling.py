@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from gpuopt.backends.clips import ClipLimits, DenseGradients, SparseGradient
+from gpuopt.device import Device
 from gpuopt.rules.loss_scaling import ScaleRule, ScaleState
 
 
@@ -19,6 +21,7 @@ class Decision(NamedTuple):
         host_count: How many steps the host takes for made, of those since `LossScalings.new`.
         step: Which step since then it is, from 1.
         stops: Whether no step is made after one that is not finite.
+        copies: What is the same as `before` on other devices, as far as it is there.
     """
 
     rule: ScaleRule
@@ -27,6 +30,7 @@ class Decision(NamedTuple):
     host_count: int
     step: int
     stops: bool = False
+    copies: Mapping[Device, Any] = MappingProxyType({})
 
 
 class Decided(NamedTuple):
@@ -117,6 +121,12 @@ class LossScalings(Protocol):
             decided: From `join` of the other device.
             memory: Its `memory`, brought to this one.
         """
+
+    def memory(self, scaling: Any) -> Any:
+        """Returns what a loss scale is in, to be copied to another device on the current stream."""
+
+    def copied(self, memory: Any) -> Any:
+        """Returns a loss scale that is in the `memory` of another one, copied to this device."""
 
     def read(self, scaling: Any) -> Any:
         """Begins to read what the host follows; returns a `FlagRead`.

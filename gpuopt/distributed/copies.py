@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 from typing import Any
 
 from gpuopt.distributed.mirrored import MirroredVariable, PerReplica
@@ -25,7 +26,14 @@ def update_copies(
     ]
     # Outside of all replicas: hyperparameters are evaluated once, and the step grows once.
     num_copies = max((len(variable.replicas) for _, variable in sums), default=1)
-    with in_replica(ReplicaContext(num_copies=num_copies)):
+    of_variables = {tuple(copy.device for copy in each.replicas) for _, each in sums}
+    devices = set(chain.from_iterable(of_variables))
+    are_alike = (
+        len(of_variables) == 1
+        and len(devices) == num_copies
+        and all(device.kind == "gpu" for device in devices)
+    )
+    with in_replica(ReplicaContext(num_copies=num_copies, devices_are_alike=are_alike)):
         optimizer.apply_gradients(every_copy, global_step, name)
 
 

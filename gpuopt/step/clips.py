@@ -220,11 +220,14 @@ class StepClips:
         if not self._most:
             return
         is_double = np.float64 in [batch.real for _, batch in parts]
-        num_copies = replica_context().num_copies
+        context, backends = replica_context(), {batch.device: batch.backend for _, batch in parts}
+        # There are no other sums to be joined with those of a device.
+        is_alone = len(backends) == 1 or context.devices_are_alike
+        is_alone &= self.deciding in (None, *backends)
+        num_copies = context.num_copies
+        if is_alone and context.devices_are_alike:
+            num_copies = 1
         limits = ClipLimits(self._most, self._clips.form, is_double, self._unscale, num_copies)
-        backends = {batch.device: batch.backend for _, batch in parts}
-        # Of one device, which decides if one is to: there are no other sums to be joined.
-        is_alone = len(backends) == 1 and self.deciding in (None, *backends)
         sums = []
         for device, backend in backends.items():
             here = [(part, batch) for part, batch in parts if batch.device == device]
@@ -237,7 +240,7 @@ class StepClips:
             flag = refused.get(device)
             with backend.enter():
                 if self.decision is not None and is_alone:
-                    given = dense, sparse, limits, self.decision, flag
+                    given = dense, sparse, limits, self._decision_on(device, self.decision), flag
                     self.decided[device] = _scalings(device).decide(*given)
                 elif is_alone:
                     self._factors[device] = backend.clips.measure(dense, sparse, limits, flag)
@@ -255,6 +258,17 @@ class StepClips:
         if self.decision is not None:
             self._factors = {at: decided.factors for at, decided in self.decided.items()}
         self._clips.measured = Measured(self._factors[home], home, is_double, self._shown)
+
+    def _decision_on(self, device: Device, decision: Decision) -> Decision:
+        """Returns how a device decides that has all gradients, as another one does."""
+        home = self.deciding
+        assert home is not None, "there is a decision"
+        before = decision.before if device == home else decision.copies.get(device)
+        if before is None:
+            with backend_for(home).enter():
+                memory = _scalings(home).memory(decision.before)
+            before = _scalings(device).copied(to_device(memory, device))
+        return decision._replace(before=before)
 
     def _decide_about_all(
         self,

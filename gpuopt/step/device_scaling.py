@@ -94,6 +94,7 @@ class _Chain(NamedTuple):
 
     Attributes:
         scale: The loss scale after the last of them.
+        copies: The same on other devices that have had part in the last one.
         devices: Where the updates were.
         key: Equal if steps can follow each other in one chain.
         kept: What `key` has the ids of.
@@ -106,6 +107,7 @@ class _Chain(NamedTuple):
     """
 
     scale: DeviceScale
+    copies: Mapping[Device, Any]
     devices: Collection[Device]
     key: Hashable
     kept: Any
@@ -293,6 +295,7 @@ class DeviceScaling:
                     chain.host_count,
                     chain.num_calls + 1,
                     self._refuses,
+                    chain.copies,
                 ),
                 chain.scale.device,
                 unscale,
@@ -318,11 +321,13 @@ class DeviceScaling:
             chain = self._chain
             assert chain is not None, "it was prepared"
             device = chain.scale.device
-            after, num_calls = updates.decided.after, chain.num_calls + 1
+            copies = {at: each.after for at, each in updates.decided_by_device.items()}
+            after, num_calls = copies.pop(device), chain.num_calls + 1
             read = _Read(num_calls, _scalings(device).read(after))
             self._chain = chain._replace(
                 scale=DeviceScale(after, device),
-                devices={*chain.devices, *updates.deciding_devices},
+                copies=copies,
+                devices={*chain.devices, device, *copies},
                 num_calls=num_calls,
                 host_count=chain.host_count + 1,
                 reads=(*chain.reads, read),
@@ -387,7 +392,7 @@ class DeviceScaling:
         # Before there is a chain: Ctrl-C in between leaves no number that nobody puts right.
         for each in (*numbers, *self._variables.values()):
             each.identity.behind = self
-        self._chain = _Chain(scale, (), chain_key, key, numbers, 0, 0, {}, (), {})
+        self._chain = _Chain(scale, {}, (), chain_key, key, numbers, 0, 0, {}, (), {})
         return self._chain
 
     def _look(self) -> None:

@@ -31,6 +31,8 @@ class ReplicaContext:
         is_cross_replica: Whether this is not a replica, but TensorFlow's cross-replica context, in
             which code handles all replicas at once.
         num_copies: How many copies of each variable a step updates, by equal gradients.
+        devices_are_alike: Whether each device, a GPU, has one of the copies of every variable: then
+            it can compute by itself what all gradients say together.
     """
 
     replica_id: int = 0
@@ -39,6 +41,7 @@ class ReplicaContext:
     strategy: Strategy | None = None
     is_cross_replica: bool = False
     num_copies: int = 1
+    devices_are_alike: bool = False
 
     @property
     def loss_scale(self) -> float:

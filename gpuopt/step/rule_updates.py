@@ -271,7 +271,7 @@ class RuleUpdates:
             averages.follow(variables, values, self._optimizer.row_checks)
             return
         every = [each.averages for each in self._of_counts if each.averages is not None]
-        averages.follow_decided(variables, values, self._decided, every)
+        averages.follow_decided(variables, values, self.decided_by_device, every)
 
     def write(self) -> None:
         """Applies the rule, without constraints; to be called by `quietly` if on a CPU."""
@@ -403,22 +403,10 @@ class RuleUpdates:
         self.gpu_decides = lock
 
     @property
-    def decided(self) -> Decided:
-        """What the GPU has made of the step, after `apply`."""
-        assert self._clips is not None, "decide_on_gpu comes first"
-        assert self._clips.deciding is not None, "decide_on_gpu comes first"
-        return self._decided[self._clips.deciding]
-
-    @property
-    def _decided(self) -> Mapping[Device, Decided]:
-        """The same, by device."""
+    def decided_by_device(self) -> Mapping[Device, Decided]:
+        """What GPUs have made of the step, after `apply`: each whose updates read it."""
         assert self._clips is not None, "decide_on_gpu comes first"
         return self._clips.decided
-
-    @property
-    def deciding_devices(self) -> Collection[Device]:
-        """Those whose updates read what the GPU has decided."""
-        return self._decided
 
     @property
     def measured_names(self) -> Sequence[tuple[Sequence[int], Sequence[str], bool]]:

@@ -238,6 +238,57 @@ def test_gradients_of_several_gpus_are_clipped_by_as_many_launches(
         assert float(optimizer.global_norm) == np.float32(norm)
 
 
+@pytest.mark.skipif(not driver.is_here(), reason="launches are counted on the driver")
+@pytest.mark.parametrize("is_scaled", [False, True])
+@pytest.mark.parametrize("num_gpus", [2, 3])
+def test_gpus_with_copies_of_all_variables_join_no_sums(
+    num_gpus: int, is_scaled: bool, every_schedule: str
+) -> None:
+    xp: Any = pytest.importorskip("cupy")
+    strategy = gpuopt.MirroredStrategy([f"gpu:{gpu}" for gpu in range(num_gpus)])
+    optimizer: Any = gpuopt.MomentumOptimizer(0.1, 0.9, clip_norm=1.0)
+    alone: Any = gpuopt.MomentumOptimizer(0.1, 0.9, clip_norm=1.0)
+    if is_scaled:
+        optimizer, alone = (
+            LossScaleOptimizer(each, gpuopt.DynamicLossScale(8.0, 2)) for each in (optimizer, alone)
+        )
+    copies = strategy.variable(np.zeros(700, np.float32)), strategy.variable(np.zeros((9, 4)))
+    expected = [Variable(each.replicas[0].numpy()) for each in copies]
+    rng = np.random.default_rng(num_gpus)
+    rows = rng.integers(0, 9, (num_gpus, 5))
+    slices = on_each(
+        xp, num_gpus, lambda gpu: IndexedSlices(xp.ones((5, 4)), xp.asarray(rows[gpu]))
+    )
+    all_slices = IndexedSlices(np.ones((5 * num_gpus, 4)), rows.ravel())
+
+    def train(gradient: Any, some: IndexedSlices) -> None:
+        scale = {"loss_scale": np.float32(4)} if is_scaled else {}
+        w, table = copies
+        optimizer.apply_gradients([(gradient, w.local), (some, table.local)], **scale)
+
+    values = rng.normal(size=(6, num_gpus, 700)).astype(np.float32)
+    if is_scaled:
+        values[3, -1, 5] = np.inf
+    dense = on_each(xp, num_gpus, lambda gpu: xp.asarray(values[:, gpu]))
+    for number in range(6):
+        with driver.record_launches() as launches:
+            strategy.run(train, (PerReplica([each[number] for each in dense]), PerReplica(slices)))
+        scale = {"loss_scale": np.float32(4)} if is_scaled else {}
+        summed = values[number].sum(axis=0), all_slices
+        alone.apply_gradients(list(zip(summed, expected, strict=True)), **scale)
+        names = [launch.name or "" for launch in launches]
+        measure = "::measure_and_decide<" if is_scaled else "::measure<"
+        assert sum(measure in name for name in names) == num_gpus
+        assert not [name for name in names if "join" in name]
+    if is_scaled:
+        assert (optimizer.num_skipped, optimizer.loss_scale) == (1, 16)
+        assert optimizer.state_dict()["non_slots"] == alone.state_dict()["non_slots"]
+    for mirrored, other in zip(copies, expected, strict=True):
+        for copy in mirrored.replicas:
+            np.testing.assert_array_equal(copy.numpy(), mirrored.replicas[0].numpy())
+            np.testing.assert_allclose(copy.numpy(), other.numpy(), 1e-5, 1e-6)
+
+
 def test_rows_that_one_gpu_refuses_leave_all_as_they_were(every_schedule: str) -> None:
     xp: Any = pytest.importorskip("cupy")
     require_two_gpus()

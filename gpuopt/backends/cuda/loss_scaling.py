@@ -116,6 +116,18 @@ class CudaLossScalings:
             self._order.record_creation(taken.after)
             return taken
 
+    def memory(self, scaling: CudaLossScaling) -> Any:
+        with self._lock, self._launcher.device():
+            self._order.follow((scaling,))
+            self._order.hold((scaling.array,))
+            return scaling.array
+
+    def copied(self, memory: Any) -> CudaLossScaling:
+        with self._lock, self._launcher.device():
+            scaling = CudaLossScaling(memory)
+            self._order.record_creation(scaling)
+            return scaling
+
     def read(self, scaling: CudaLossScaling) -> Download:
         with self._lock, self._launcher.device():
             self._order.follow((scaling,))
