@@ -10,6 +10,7 @@ namespace gpuopt {
 struct MeasuredVariable {
   long long number;     // the variable's, among those that are updated together
   long long arrays[2];  // the addresses of the variable, and of what is beside it
+  double bound;         // what the gradient is clipped to after it is unscaled
 };
 
 struct NoSlots {
@@ -61,11 +62,11 @@ struct InputSums {
 };
 
 // Returns the sums over a chunk, whose gradient is multiplied by `by` before, to all threads of the
-// block.
+// block. What the rule sums is of the gradient within [-bound, bound].
 template <class Rule, class Storage, class Decision>
 __device__ __forceinline__ InputSums<Rule, Storage> sum_inputs(
     const ClipChunk<StoredGradient<Storage>>& chunk, const Target<NoSlots, Storage>& target,
-    Compute<Storage> by) {
+    Compute<Storage> bound, Compute<Storage> by) {
   using Real = Compute<Storage>;
   using Gradient = StoredGradient<Storage>;
   constexpr int pack = pack_size<Gradient>;
@@ -80,11 +81,11 @@ __device__ __forceinline__ InputSums<Rule, Storage> sum_inputs(
     load_weights(target, i, chunk.size, weights);
 #pragma unroll
     for (int k = 0; k < pack; ++k) {
-      const Real x = Real(elements.of[k]) * by;
+      const Real given = Real(elements.of[k]), x = given * by;
       add_square(places[k], Decision::decides ? nan_unless_finite(x) : x);
       Real slots[slot_capacity<Rule>] = {};
       Real terms[num_sums];
-      Rule::terms(weights[k], x, slots, none, terms);
+      Rule::terms(weights[k], clip(given, bound) * by, slots, none, terms);
 #pragma unroll
       for (int sum = 0; sum < num_sums; ++sum)
         mine[sum] += i + k < chunk.size ? terms[sum] : Real(0);
@@ -113,7 +114,8 @@ template <class Rule, class Storage, class Decision>
 __device__ __forceinline__ void sum_chunks_of_inputs(
     const ClippedArray& only, const ClippedArray* __restrict__ arrays, long long num_arrays,
     long long num_chunks, const MeasuredVariable* __restrict__ variables, double* squares,
-    double* parts, unsigned int* num_done, double* __restrict__ sums_of, const Decision& decision) {
+    double* parts, unsigned int* num_done, double* __restrict__ sums_of, const ClipRule& rule,
+    const Decision& decision) {
   using Real = Compute<Storage>;
   constexpr int num_sums = Rule::num_sums;
   for (long long c = blockIdx.x; c < num_chunks; c += gridDim.x) {
@@ -123,11 +125,12 @@ __device__ __forceinline__ void sum_chunks_of_inputs(
     const ClipChunk<StoredGradient<Storage>> chunk(array, c);
     const Target<NoSlots, Storage> target =
         Target<NoSlots, Storage>(variable.arrays).from((c - array.first_chunk) * clip_chunk);
+    const Real bound = Real(decision.scaled(variable.bound, rule));
     const InputSums<Rule, Storage> sums =
-        sum_inputs<Rule, Storage, Decision>(chunk, target, Real(1));
+        sum_inputs<Rule, Storage, Decision>(chunk, target, bound, Real(1));
     InputSums<Rule, Storage> smaller = sums;
     if (sizeof(Real) == sizeof(float) && !sums.are_finite()) {
-      smaller = sum_inputs<Rule, Storage, Decision>(chunk, target, Real(made_smaller));
+      smaller = sum_inputs<Rule, Storage, Decision>(chunk, target, bound, Real(made_smaller));
     }
     const double sum_here = isinf(sums.squares) ? enlarged(static_cast<double>(smaller.squares), 2)
                                                 : static_cast<double>(sums.squares);
@@ -166,7 +169,7 @@ __global__ void __launch_bounds__(clip_threads, 2)
                    const __grid_constant__ ClipTotals totals, const __grid_constant__ ClipRule rule,
                    ClipResult* results) {
   sum_chunks_of_inputs<Rule, Storage>(only, arrays, num_arrays, num_chunks, variables, parts,
-                                      parts_of_sums, num_done, sums, NoDecision());
+                                      parts_of_sums, num_done, sums, rule, NoDecision());
   finish_sums(parts, num_chunks, totals, rule, results);
 }
 
@@ -181,7 +184,7 @@ __global__ void __launch_bounds__(clip_threads, 2)
                               const __grid_constant__ ClipRule rule, ClipResult* results,
                               const __grid_constant__ LossDecision decision) {
   sum_chunks_of_inputs<Rule, Storage>(only, arrays, num_arrays, num_chunks, variables, parts,
-                                      parts_of_sums, num_done, sums, decision);
+                                      parts_of_sums, num_done, sums, rule, decision);
   finish_sums(parts, num_chunks, totals, rule, results, decision);
 }
 

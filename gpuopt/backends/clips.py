@@ -38,11 +38,14 @@ class RuleInputs(NamedTuple):
         rule: The rule, before it clips; it has `degrees`.
         plan: Of the variables.
         sums: What is written, for `Backend.apply_dense` of the plan.
+        bounds: What each gradient is clipped to first, infinite if it is not: as it is given, or
+            where the device alone knows what gradients are divided by, after that.
     """
 
     rule: UpdateRule
     plan: Any
     sums: Array
+    bounds: Sequence[float]
 
 
 class DenseGradients(NamedTuple):
@@ -115,10 +118,15 @@ class Clips(Protocol):
     The caller is inside the backend's `enter`. On a GPU the host waits for nothing.
     """
 
-    def inputs(self, rule: UpdateRule, plan: Any) -> RuleInputs | None:
+    def inputs(self, rule: UpdateRule, plan: Any, bounds: Sequence[float]) -> RuleInputs | None:
         """Returns what is to be computed as the gradients of a plan's variables are measured.
 
         None if `Backend.apply_dense` computes what the rule sums, if it sums anything.
+
+        Args:
+            rule: See `RuleInputs`.
+            plan: Likewise.
+            bounds: Likewise.
         """
 
     def sums(

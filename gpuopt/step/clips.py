@@ -165,7 +165,7 @@ class GradientClips:
             if norms[number] != _NONE:
                 limits.append(most)
         for number in norms if limits and self.sums_inputs else ():
-            if norms[number] == _NONE and not np.isfinite(bounds[number]):
+            if norms[number] == _NONE:
                 norms[number] = len(limits)
                 limits.append(NO_LIMIT)
         return StepClips(self, limits, norms, shown, bounds, 1.0 if unscale is None else unscale)
@@ -231,7 +231,8 @@ class StepClips:
         sums = []
         for device, backend in backends.items():
             here = [(part, batch) for part, batch in parts if batch.device == device]
-            dense = [self._dense(*each) for each in here if not each[0].is_sparse]
+            knows_scale = is_alone or bool(self._unscale)
+            dense = [self._dense(*each, knows_scale) for each in here if not each[0].is_sparse]
             sparse = [
                 self._sparse(*each)
                 for each in here
@@ -317,7 +318,7 @@ class StepClips:
         extended: list[Scalars] = []
         for group, each in zip(groups, scalars, strict=True):
             factor = batch.backend.clips.factor_scalar(factors, self._norm_of(group), real)
-            bound: np.floating[Any] = quietly(real, self._bounds.get(group, self._bounds[0]))
+            bound: np.floating[Any] = quietly(real, self._bound_of(group))
             extended.append({**each, **dict(zip(CLIP_SCALARS, (factor, bound), strict=True))})
         if self.decided:
             num_counts = len(groups) // len(set(groups))
@@ -334,27 +335,34 @@ class StepClips:
         """Returns the number of the norm of a parameter group's gradients."""
         return self._norms.get(group, self._norms[0])
 
-    def _dense(self, part: ClippedPart, batch: Batch) -> DenseGradients:
+    def _dense(self, part: ClippedPart, batch: Batch, knows_scale: bool) -> DenseGradients:
+        """Returns a batch's gradients.
+
+        Args:
+            part: What they are of.
+            batch: Likewise.
+            knows_scale: Whether the host or the device has what they are divided by.
+        """
         arrays = part.arrays(batch)
         of_groups = [self._norm_of(group) for group in batch.parameter_groups]
-        norms = of_groups * len(arrays)
-        if batch.groups is not None:
-            norms = [of_groups[at] for at in batch.groups]
+        at_groups = [0] * len(arrays) if batch.groups is None else batch.groups
+        norms = [of_groups[at] for at in at_groups]
         numbers: Sequence[int] = ()
         if self.decision is not None:
             at = batch.positions or range(len(arrays))
             numbers = [part.numbers[position] for position in at]
         inputs = None
-        if _NONE not in of_groups and not self._clips_values(batch):
-            inputs = batch.backend.clips.inputs(part.rule, batch.plan)
+        bounds = [self._bound_of(group) for group in batch.parameter_groups]
+        if _NONE not in of_groups and (knows_scale or not np.isfinite(bounds).any()):
+            given = [bounds[at] / (self._unscale or 1.0) for at in at_groups]
+            inputs = batch.backend.clips.inputs(part.rule, batch.plan, given)
             if inputs is not None:
                 self._inputs[id(batch.plan)] = inputs
         return DenseGradients(arrays, norms, numbers, inputs)
 
-    def _clips_values(self, batch: Batch) -> bool:
-        """Whether some gradients are clipped by value: then sums are not scaled by a factor."""
-        bounds = [self._bounds.get(group, self._bounds[0]) for group in batch.parameter_groups]
-        return bool(np.isfinite(bounds).any())
+    def _bound_of(self, group: int) -> float:
+        """Returns the largest element of a parameter group's gradients."""
+        return float(self._bounds.get(group, self._bounds[0]))
 
     def _sparse(self, part: ClippedPart, batch: Batch) -> SparseGradient:
         values, rows = part.arrays(batch)

@@ -67,6 +67,12 @@ struct LossDecision {
     return by;
   }
 
+  // Returns what gradients are within before they are divided by the scale, given what they are
+  // within after it; if the host knows the scale, it has given that already.
+  __device__ __forceinline__ double scaled(double bound, const ClipRule& rule) const {
+    return rule.unscale == 0 ? bound / state_before().unscale : bound;
+  }
+
   // Notes that a gradient of the launch is not finite. The word holds the complement of the least
   // number: 0 before and after the launch.
   __device__ __forceinline__ void note_bad(long long gradient) const {

@@ -108,6 +108,7 @@ struct NoDecision {
   __device__ __forceinline__ void note_bad(long long) const {}
   __device__ __forceinline__ void take_bad(double*, bool, bool) const {}
   __device__ __forceinline__ const ClipRule& unscaling(const ClipRule& rule) const { return rule; }
+  __device__ __forceinline__ double scaled(double bound, const ClipRule&) const { return bound; }
   __device__ __forceinline__ void decide(const double*, bool) const {}
 };
 

@@ -32,7 +32,7 @@ class CpuClips:
     def __init__(self, limits: CpuLimits) -> None:
         self._limits = limits
 
-    def inputs(self, rule: UpdateRule, plan: Any) -> RuleInputs | None:
+    def inputs(self, rule: UpdateRule, plan: Any, bounds: Sequence[float]) -> RuleInputs | None:
         return None
 
     def sums(

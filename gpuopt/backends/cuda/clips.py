@@ -84,11 +84,13 @@ class CudaClips:
         self._workspaces = workspaces
         self._flag_array = flag_array
 
-    def inputs(self, rule: UpdateRule, plan: DensePlan) -> RuleInputs | None:
+    def inputs(
+        self, rule: UpdateRule, plan: DensePlan, bounds: Sequence[float]
+    ) -> RuleInputs | None:
         if not rule.degrees or plan.codings or not plan.num_variables:
             return None
         size = plan.num_variables * len(rule.sums)
-        return RuleInputs(rule, plan, self._launcher.xp.empty(size, np.float64))
+        return RuleInputs(rule, plan, self._launcher.xp.empty(size, np.float64), bounds)
 
     def measure(
         self,
@@ -207,6 +209,7 @@ class CudaClips:
             every = [*self._dense_sums(workspace, dense, decides=decision is not None)]
             every += self._sparse_sums(workspace, sparse, flag, decision)
             rule = _NO_RULE if limits is None else self._rule(workspace, limits)
+            unscaling = _NO_RULE._replace(unscale=rule.unscale)
             num_done = workspace.zeros("num_done", 1, "uint32")
             more: dict[str, LossDecision] = {}
             for number, one in enumerate(every):
@@ -224,7 +227,7 @@ class CudaClips:
                     more = {"decision": decision._replace(**numbers)}
                 one.launch(
                     totals=totals,
-                    rule=rule if is_last else _NO_RULE,
+                    rule=rule if is_last else unscaling,
                     results=results if is_last else None,
                     **more,
                 )
@@ -256,12 +259,14 @@ class CudaClips:
             kernel = kernels.measure(name_of(dtype), decides=decides)
             more: dict[str, Any] = {}
             if gradients.inputs is not None:
-                rule, plan, sums = gradients.inputs
+                rule, plan, sums, bounds = gradients.inputs
                 kernel = kernels.measure_inputs(rule, plan.types.storage(dtype), decides)
                 variables = workspace.constants(f"variables {number}")
                 size = table.num_chunks * len(rule.sums)
                 more = {
-                    "variables": variables.set(plan.measured(positions)),
+                    "variables": variables.set(
+                        plan.measured(positions, [bounds[at] for at in positions])
+                    ),
                     "parts_of_sums": workspace.take("sums of inputs", size, "float64"),
                     "num_done": workspace.zeros("variables_done", len(positions), "uint32"),
                     "sums": sums,

@@ -160,11 +160,15 @@ class DensePlan:
         self._accepted = [_Accepted(ids, watched, version), *others[: MOST_LISTS - 1]]
         return version
 
-    def measured(self, positions: Sequence[int]) -> np.ndarray[Any, Any]:
-        """Returns `MeasuredVariable` for variables that have elements: int64 [their number, 3]."""
+    def measured(self, positions: Sequence[int], bounds: Sequence[float]) -> np.ndarray[Any, Any]:
+        """Returns `MeasuredVariable` for variables that have elements, with the bounds of each.
+
+        int64 [their number, 4], of which the last is a float64.
+        """
         numbers = np.searchsorted(self._positions, positions)
+        bits = np.array(bounds, np.float64).view(np.int64)
         # What is beside a variable comes last.
-        return np.column_stack((numbers, self._addresses[numbers][:, [0, -1]]))
+        return np.column_stack((numbers, self._addresses[numbers][:, [0, -1]], bits))
 
     @property
     def width(self) -> int:

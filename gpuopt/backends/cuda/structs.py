@@ -124,10 +124,12 @@ class MeasuredVariable(NamedTuple):
     Attributes:
         number: The variable's number among those of the plan.
         arrays: The addresses of the variable, and of what is beside it, if anything is.
+        bound: See `RuleInputs.bounds`.
     """
 
     number: Annotated[int, Number("int64")]
     arrays: Annotated[Sequence[int], Numbers(Number("int64"), 2)]
+    bound: Annotated[float, Number("float64")]
 
 
 class ClipRule(NamedTuple):
