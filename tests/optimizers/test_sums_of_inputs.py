@@ -213,7 +213,9 @@ def test_variables_of_several_gpus_have_sums_of_their_own(
                 scale = np.float32(8 if is_scaled else 1)
                 pairs = zip(gradients, variables, strict=True)
                 given = [(gpuopt.backends.to_device(g * scale, v.device), v) for g, v in pairs]
-                optimizer.apply_gradients(given)
+                # As `minimize` does: the host need not know the scale.
+                more = {"loss_scale": optimizer._scale_of_loss(None)} if is_scaled else {}
+                optimizer.apply_gradients(given, **more)
             if devices[0] != "cpu":
                 after = [launcher.launches for launcher in emulated_gpus[:2]]
                 assert [a - b for a, b in zip(after, before, strict=True)] == launches[is_scaled]
