@@ -14,6 +14,8 @@ from typing import NamedTuple
 from bench.harness import ROOT
 from bench.page import (
     COLORS,
+    describe_doubts,
+    describe_rounds,
     find_files,
     make_table,
     name_file,
@@ -102,10 +104,27 @@ def with_results(page: str, file: Path) -> str:
         f"table below has some of the numbers.](images/{PICTURE})",
         "\n".join(_describe(name, runs) for name, runs in curves.items()),
         _table(curves).strip(),
-        f"From `{name_file(file)}`, of {results.date[:10]},\n"
-        f"on {machine['cores']} cores of an {machine['cpu']}, {name_versions(machine)}.",
+        f"From `{name_file(file)}`,\n"
+        f"of {results.date[:10]} at commit {_commit(file)}, on {machine['cores']} cores of an\n"
+        f"{machine['cpu']}, {name_versions(machine)}.\n{_describe_noise(results)}",
     ]
     return replace_between(page, COMMAND, "\n\n".join(parts) + "\n")
+
+
+def _commit(file: Path) -> str:
+    """Reads it from the file's name: <date>-<commit>-<what>.json."""
+    return file.stem.split("-")[3]
+
+
+def _describe_noise(results: Results) -> str:
+    runs = results.runs.values()
+    spread = sum(run.warnings != run.other_warnings for run in runs)
+    others = sum(bool(run.other_warnings) for run in runs)
+    why = f":\n{doubts}" if (doubts := describe_doubts(results)) else ""
+    return (
+        f"Medians of {describe_rounds(results)}. Of its {len(runs)} runs, {spread} have times\n"
+        f"that spread widely, and {others} have other warnings{why}."
+    )
 
 
 def _describe(name: str, runs: Sequence[Run]) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness import RESULTS, ROOT
+from gpuopt.bench.results import Results
 
 # Of contenders, by Okabe and Ito: told apart by all eyes.
 COLORS = ("#0072B2", "#56B4E9", "#D55E00", "#E69F00", "#009E73", "#888888", "#CC79A7")
@@ -23,6 +24,7 @@ _LIBRARIES = {
     "thinc": "Thinc",
 }
 _END = "<!-- to here -->\n"
+_NUMBER = re.compile(r"\d[\d.]*")
 
 
 def replace_between(page: str, command: str, text: str) -> str:
@@ -62,6 +64,30 @@ def name_versions(machine: Mapping[str, Any]) -> str:
     """Names Python and the libraries of a machine, as in "Python 3.11.7, numpy 2.4.6"."""
     found = [f"{name} {machine[key]}" for key, name in _LIBRARIES.items() if machine.get(key)]
     return ", ".join([f"Python {machine['python']}", *found])
+
+
+def describe_rounds(results: Results) -> str:
+    """Returns how many rounds there were, as in "5 to 30 rounds"."""
+    rounds = [len(run.copy_ms) for run in results.runs.values()]
+    return f"{_span(rounds)} rounds"
+
+
+def describe_doubts(results: Results) -> str:
+    """Returns each kind of warning that results have, but for that of times that spread widely.
+
+    The first number of a warning is that of all warnings of its kind, as in "0.6 to 1.2".
+    """
+    kinds: dict[str, list[str]] = {}
+    for run in results.runs.values():
+        for warning in run.other_warnings:
+            kind = _NUMBER.sub("{}", warning, count=1)
+            kinds.setdefault(kind, []).extend(_NUMBER.findall(warning)[:1])
+    return "; ".join(kind.format(_span(numbers)) for kind, numbers in kinds.items())
+
+
+def _span(numbers: Sequence[Any]) -> str:
+    ends = dict.fromkeys([min(numbers, key=float), max(numbers, key=float)]) if numbers else []
+    return " to ".join(map(str, ends))
 
 
 def _begin(command: str) -> str:

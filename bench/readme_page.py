@@ -7,11 +7,13 @@ import re
 from pathlib import Path
 
 from bench.harness import RESULTS, ROOT
-from bench.page import make_table, name_file, replace_between
+from bench.page import describe_doubts, describe_rounds, make_table, name_file, replace_between
 from gpuopt.bench.results import Results, Run, Times, name_optimizer, read_results
+from gpuopt.bench.workloads import list_tasks
 
 PAGE = ROOT / "README.md"
 COMMAND = "python -m bench.readme_page"
+_DOUBTFUL = "†"
 
 
 def main() -> None:
@@ -52,7 +54,8 @@ def _make_table(results: Results) -> str:
 
 
 def _describe_run(name: str, run: Run) -> str:
-    return f"{name_optimizer(name, run)}, {run.description}"
+    mark = f" {_DOUBTFUL}" if run.other_warnings else ""
+    return f"{name_optimizer(name, run)}, {run.description}{mark}"
 
 
 def _format_ours(times: Times) -> str:
@@ -81,11 +84,22 @@ def _describe(results: Results, file: Path) -> str:
         if results.device == "cpu"
         else results.device
     )
-    return (
-        f"From [a file of results]({path})\n"
-        f"of {results.date[:10]}: float32, on {device},\n"
-        f"with {', '.join(versions)}. A ~ marks times that spread widely."
-    )
+    doubts = describe_doubts(results)
+    lines = [
+        f"From [a file of results]({path})",
+        f"of {results.date[:10]}: float32, on {device},",
+        f"with {', '.join(versions)}.",
+        f"Medians of {describe_rounds(results)}. A ~ marks times that spread widely.",
+        *([f"A {_DOUBTFUL} marks rows of which the file warns: {doubts}."] if doubts else []),
+        *(f"Not run: {_name_task(name)}: {reason}." for name, reason in results.not_run.items()),
+    ]
+    return "\n".join(lines)
+
+
+def _name_task(run_name: str) -> str:
+    task, _, settings = run_name.partition("/")
+    descriptions = {each.name: each.description for each in list_tasks()}
+    return f"{descriptions.get(task, task)} ({settings})"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The cost of one unusual pair among many dense ones: a known step of 1,000 small variables."""
+"""The cost of one unusual pair in a known step of 1,000 small variables, and of a closed report."""
 
 from __future__ import annotations
 
@@ -11,14 +11,18 @@ import numpy as np
 import gpuopt
 from bench.harness import Workload
 from bench.targets import Target
+from gpuopt.backends import watching
 
 _VARIABLES = 1000
 _FLOATS = 64
 _WARM_UP = 6
 _DENSE = "all dense, the same objects"
 _DENSE_AND_ROWS = "all dense, and the rows in a call of their own"
+_STEPS = 1000
+_NO_REPORT = "no report was ever open"
+_LOOKS = "the looks for a report, alone"
 
-# Ratios to the all-dense step in the same run.
+# Ratios in the same run; of pairs, to the all-dense step.
 TARGETS = (
     Target("step_with_one_none", "ratio", _DENSE, at_most=1.3),
     Target("step_with_one_indexed_slices", "ratio", _DENSE_AND_ROWS, at_most=1.2),
@@ -26,13 +30,21 @@ TARGETS = (
     Target("step_of_raw_arrays", "ratio", _DENSE, at_most=1.5),
     Target("step_of_new_views", "ratio", _DENSE, at_most=8.0),
     Target("step_with_new_gradients", "ratio", _DENSE, at_most=1.5),
+    Target("steps_after_a_report", "ratio", _NO_REPORT, at_most=1.05),
+    Target("steps_after_a_report", "ratio", _LOOKS, at_least=50.0),
 )
 
 Step = Callable[[], object]
 
 
 def make_workloads() -> Iterator[Workload]:
-    """Yields one workload for each kind of unusual pair: None, sparse, raw or new."""
+    """Yields one workload for each kind of unusual pair, and one of steps after a report."""
+    yield from _make_pairs()
+    yield _make_steps_after_a_report()
+
+
+def _make_pairs() -> Iterator[Workload]:
+    """Yields the pairs' workloads: None, sparse, raw or new."""
     dense = [(_make_gradient(), gpuopt.Variable(_make_array())) for _ in range(_VARIABLES)]
     table = gpuopt.Variable(np.ones((1000, 8), np.float32))
     rows = gpuopt.IndexedSlices(np.ones((3, 8), np.float32), np.array([1, 2, 1]))
@@ -75,6 +87,46 @@ def make_workloads() -> Iterator[Workload]:
             operations=_VARIABLES,
             contenders=contenders,
         )
+
+
+def _make_steps_after_a_report() -> Workload:
+    """Makes steps of one small variable, in which what a report leaves would weigh most.
+
+    Steps look whether a report is open, and so do all contenders. The looks are timed alone, too.
+    """
+    after, without = _make_optimizer(), _make_optimizer()
+    contenders = {
+        "gpuopt": _repeat(_step_of_one(after)),
+        _NO_REPORT: _repeat(_step_of_one(without)),
+    }
+    with after.report():
+        contenders["gpuopt"]()
+
+    def look() -> None:
+        # In a step, in its thread, and in a launch.
+        if after.open_report or watching.this_thread.watcher or watching.this_thread.watcher:
+            raise RuntimeError("a report is open")
+
+    return Workload(
+        name="steps_after_a_report",
+        description=f"{_STEPS:,} steps of Momentum on {_FLOATS} floats; a report was open before",
+        bytes_moved=None,
+        operations=_STEPS,
+        contenders={**contenders, _LOOKS: _repeat(look)},
+    )
+
+
+def _step_of_one(optimizer: gpuopt.Optimizer) -> Step:
+    pairs = [(_make_gradient(), gpuopt.Variable(_make_array()))]
+    return lambda: optimizer.apply_gradients(pairs)
+
+
+def _repeat(step: Step) -> Step:
+    def steps() -> None:
+        for _ in range(_STEPS):
+            step()
+
+    return steps
 
 
 def _make_optimizer() -> gpuopt.Optimizer:

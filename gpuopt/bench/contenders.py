@@ -30,15 +30,24 @@ class Contender:
         state: Returns the arrays of the optimizer's state, after a step or more.
         prepare: Called before a step is timed, and not timed itself.
         is_ours: Whether the step is gpuopt's.
+        finish: Waits for the end of all steps, where the clock does not see it: they run on streams
+            of their own.
     """
 
     step: Step
     state: Callable[[], Iterable[Any]]
     prepare: Step = lambda: None
     is_ours: bool = False
+    finish: Step | None = None
 
     def __call__(self) -> object:
         return self.step()
+
+    def step_to_its_end(self) -> None:
+        """Does one step, and waits for it where the clock would not see it."""
+        self.step()
+        if self.finish is not None:
+            self.finish()
 
     def count_state_bytes(self) -> int:
         return sum(array.nbytes for array in self.state())

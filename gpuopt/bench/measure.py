@@ -20,12 +20,12 @@ from gpuopt.bench.jobs import Place
 from gpuopt.bench.machine import count_free_bytes, make_host_copy
 from gpuopt.bench.memory import measure_gpu_peak, measure_host_peak
 from gpuopt.bench.profiler import count_calls, count_our_calls
-from gpuopt.bench.results import Figures, Run, summarize
+from gpuopt.bench.results import Figures, Run, summarize, warn_of_spread
 from gpuopt.bench.sampling import Samples, take_samples
 from gpuopt.bench.slowdowns import (
+    GpuThrottling,
     compare_counters,
     find_drift,
-    find_gpu_throttling,
     find_load,
     read_counters,
 )
@@ -36,6 +36,7 @@ _COPY = "copy"
 # At least; and twice the caches.
 _HOST_COPY_BYTES = 64 * 2**20
 _GPU_COPY_BYTES = 2**30
+_OUT_OF_SIGHT = "it has streams and memory of its own"
 # Longer than OpenMP's threads wait in a busy loop.
 _REST_S = 0.01
 
@@ -50,6 +51,7 @@ class Bench:
         clock: The device's.
         make_copy: Makes the copy that bandwidths are compared with, and allocates its arrays.
         copy_bytes: How many bytes it reads and writes.
+        bus_id: The GPU's address on the PCI bus; None for the host.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Bench:
     clock: Clock
     make_copy: Callable[[], Step]
     copy_bytes: int
+    bus_id: str | None = None
 
     @cached_property
     def copy(self) -> Step:
@@ -65,6 +68,17 @@ class Bench:
     @property
     def on_gpu(self) -> bool:
         return self.place.torch_device != "cpu"
+
+    def watch_throttling(self) -> GpuThrottling | None:
+        """Makes what sees whether a GPU is throttled while it is timed."""
+        if self.bus_id is None:
+            return None
+
+        def keep_busy() -> None:
+            self.copy()
+            self.clock.synchronize()
+
+        return GpuThrottling(self.bus_id, keep_busy)
 
     def count_free_bytes(self) -> int | None:
         """Frees what earlier tasks have left; returns how much memory there is, if known."""
@@ -85,10 +99,12 @@ def prepare(device: Device) -> Bench:
         return Bench("cpu", Place(np, "cpu"), clock, partial(make_host_copy, size), 2 * size)
     cupy = backend_for(device).xp
     cupy.cuda.Device(device.index).use()
-    name = cupy.cuda.runtime.getDeviceProperties(device.index)["name"].decode()
+    runtime = cupy.cuda.runtime
+    name = runtime.getDeviceProperties(device.index)["name"].decode()
+    bus_id = runtime.deviceGetPCIBusId(device.index)
     place = Place(cupy, f"cuda:{device.index}")
     make_copy = partial(make_gpu_copy, cupy, _GPU_COPY_BYTES)
-    return Bench(name, place, GpuClock(cupy), make_copy, 2 * _GPU_COPY_BYTES)
+    return Bench(name, place, GpuClock(cupy), make_copy, 2 * _GPU_COPY_BYTES, bus_id)
 
 
 def measure(
@@ -115,6 +131,13 @@ def measure(
     made = make_contenders(task, job_name, dtype, bench.place)
     before, started = read_counters(), perf_counter()
     warnings = find_load()
+    throttling = bench.watch_throttling()
+
+    def after_round() -> None:
+        on_round()
+        if throttling is not None:
+            throttling.note_round()
+
     with compiled_as_now():
         samples = take_samples(
             {**made.contenders, _COPY: Contender(bench.copy, list)},
@@ -122,12 +145,12 @@ def measure(
             rounds=rounds,
             seconds=seconds,
             rest_s=_REST_S,
-            on_round=on_round,
+            on_round=after_round,
         )
         kept = {name: _measure_kept(bench, each) for name, each in made.contenders.items()}
     warnings += compare_counters(before, read_counters(), perf_counter() - started)
-    if bench.on_gpu:
-        warnings += find_gpu_throttling()
+    if throttling is not None:
+        warnings += throttling.explain()
     copy_ms = samples.pop(_COPY).cold
     warnings += find_drift(copy_ms)
     copy_gb_per_s = bench.copy_bytes / median(copy_ms) / 1e6
@@ -137,7 +160,7 @@ def measure(
     }
     noisy = [name for name, figures in contenders.items() if _is_noisy(figures)]
     if noisy:
-        warnings.append(f"the times of {'; '.join(noisy)} spread widely")
+        warnings.append(warn_of_spread(noisy))
     return Run(
         task.description,
         made.bytes_moved,
@@ -169,6 +192,8 @@ def _measure_kept(bench: Bench, contender: Contender) -> _Kept:
     if not bench.on_gpu:
         peak = measure_host_peak(contender.step)
         return _Kept(contender.count_state_bytes(), peak)
+    if contender.finish is not None:
+        return _Kept(contender.count_state_bytes(), None, why_uncounted=_OUT_OF_SIGHT)
     count = count_our_calls if contender.is_ours else count_calls
     calls = count(contender.step, bench.clock)
     peak = measure_gpu_peak(contender.step, bench.clock, bench.place.xp)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.util import find_spec
@@ -16,6 +17,13 @@ TORCH_FORMS: Mapping[str, Mapping[str, bool]] = {
     "torch fused": {"fused": True},
     "torch foreach": {"foreach": True},
 }
+# As in the extras "bench" and "thinc": pip cannot find gpuopt by name.
+REQUIREMENTS: Mapping[str, str] = {
+    "torch": "torch>=2.13",
+    "optax": "optax>=0.2.8",
+    "thinc": "thinc>=8.3,<10",
+}
+_CUDA_13 = 13000
 
 
 def make_torch_dense_step(
@@ -52,16 +60,16 @@ def why_not_torch(
     job: Job, place: Place, form: Mapping[str, bool], dtype: str = "float32"
 ) -> str | None:
     """Returns why torch lacks this implementation here, or None: tries a step on one element."""
-    if find_spec("torch") is None:
-        return "torch is not installed"
+    if (reason := _why_not_installed("torch")) is not None:
+        return reason
     import torch
 
-    ones = torch.ones(1, dtype=getattr(torch, dtype), device=place.torch_device)
-    parameter = torch.nn.Parameter(ones)
-    parameter.grad = torch.ones_like(parameter)
     try:
+        ones = torch.ones(1, dtype=getattr(torch, dtype), device=place.torch_device)
+        parameter = torch.nn.Parameter(ones)
+        parameter.grad = torch.ones_like(parameter)
         job.torch(torch, [parameter], form).step()
-    except (NotImplementedError, RuntimeError) as error:
+    except (AssertionError, RuntimeError) as error:  # the first from a torch without CUDA
         return str(error).splitlines()[0]
     return None
 
@@ -94,7 +102,7 @@ def make_torch_sparse_step(
 
 
 def make_optax_step(
-    make: Callable[[Any], Any], weights: Arrays, gradients: GradientSets
+    make: Callable[[Any], Any], weights: Arrays, gradients: GradientSets, device: Any = None
 ) -> Contender:
     """Makes optax's step, compiled by JAX, on copies of the weights.
 
@@ -102,13 +110,19 @@ def make_optax_step(
         make: Makes the optimizer from (optax).
         weights: The parameters' arrays; JAX's own are donated to each step.
         gradients: Their gradients.
+        device: From `find_jax_device`; None for JAX's default one.
     """
     import jax
     import optax
 
+    def copy(array: Any) -> Any:
+        # Through the host's memory: so CuPy's streams and JAX's need no order between them.
+        on_host = array.get() if hasattr(array, "get") else array
+        return jax.numpy.array(on_host, device=device)
+
     optimizer = make(optax)
-    moved = [jax.numpy.array(weight) for weight in weights]
-    sets = cycle([[jax.numpy.array(gradient) for gradient in of_set] for of_set in gradients])
+    moved = [copy(weight) for weight in weights]
+    sets = cycle([[copy(gradient) for gradient in of_set] for of_set in gradients])
     state = optimizer.init(moved)
 
     @partial(jax.jit, donate_argnums=(0, 1))
@@ -118,17 +132,53 @@ def make_optax_step(
 
     def step() -> None:
         nonlocal moved, state
-        moved, state = jax.block_until_ready(update(moved, state, next(sets)))
+        moved, state = update(moved, state, next(sets))
 
-    return Contender(step, lambda: jax.tree.leaves(state))
+    def finish() -> None:
+        jax.block_until_ready((moved, state))
+
+    def step_to_its_end() -> None:
+        step()
+        finish()
+
+    def arrays() -> list[Any]:
+        return list(jax.tree.leaves(state))
+
+    if device is None or device.platform == "cpu":
+        return Contender(step_to_its_end, arrays)
+    return Contender(step, arrays, finish=finish)
 
 
-def why_not_optax(dtype: str) -> str | None:
+def find_jax_device(place: Place) -> Any:
+    """Returns JAX's device of this place.
+
+    Raises:
+        RuntimeError: JAX has none there.
+    """
+    # Else it takes three quarters of the GPU's memory as soon as it is used.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    import jax
+
+    kind, _, index = place.torch_device.partition(":")
+    devices = jax.devices("cpu" if kind == "cpu" else "gpu")
+    if int(index or 0) >= len(devices):
+        raise RuntimeError(f"JAX has {len(devices)} of {kind}")
+    return devices[int(index or 0)]
+
+
+def why_not_optax(dtype: str, place: Place) -> str | None:
     """Returns why optax takes no part, or None."""
-    if find_spec("optax") is None:
-        return "optax is not installed"
+    if (reason := _why_not_installed("optax")) is not None:
+        return reason
     if dtype == "float64":
         return "JAX has float64 in a mode for the whole process only"
+    try:
+        find_jax_device(place)
+    except RuntimeError as error:
+        if place.torch_device == "cpu":
+            return str(error).splitlines()[0]
+        newest = place.xp.cuda.runtime.driverGetVersion() >= _CUDA_13
+        return f"JAX does not find this GPU: pip install 'jax[cuda{13 if newest else 12}]'"
     return None
 
 
@@ -154,11 +204,18 @@ def make_thinc_step(weights: Arrays, gradients: GradientSets) -> Contender:
 
 def why_not_thinc(job_name: str, dtype: str) -> str | None:
     """Returns why Thinc takes no part, or None."""
-    if find_spec("thinc") is None:
-        return "Thinc is not installed"
+    if (reason := _why_not_installed("thinc")) is not None:
+        return reason
     if job_name != "adam" or dtype != "float32":
         return "of these optimizers and types, Thinc has Adam in float32"
     return None
+
+
+def _why_not_installed(package: str) -> str | None:
+    if find_spec(package) is not None:
+        return None
+    name = "Thinc" if package == "thinc" else package
+    return f"{name} is not installed: pip install '{REQUIREMENTS[package]}'"
 
 
 def _to_torch(array: Any) -> Any:

@@ -15,6 +15,8 @@ from gpuopt.atomic_file import replace_file
 
 FORMAT = 1
 _Found = TypeVar("_Found")
+# The end of the warning about times that are noise.
+_SPREAD = "spread widely"
 # Beyond this, the ninth decile less the first one, divided by the median, is called noise.
 _MOST_SPREAD = 0.3
 
@@ -95,6 +97,11 @@ class Run:
     uncounted: dict[str, str] = field(default_factory=dict)
 
     @property
+    def other_warnings(self) -> list[str]:
+        """Warnings, but for that of times that spread widely, which the times tell themselves."""
+        return [warning for warning in self.warnings if not warning.endswith(_SPREAD)]
+
+    @property
     def notes(self) -> list[str]:
         """Lines about what the figures lack, and what makes them doubtful."""
         # Mostly all for the same reason.
@@ -143,6 +150,11 @@ class Results:
     machine: Mapping[str, Any]
     runs: dict[str, Run]
     not_run: dict[str, str]
+
+
+def warn_of_spread(contenders: Sequence[str]) -> str:
+    """Returns the warning that times of some contenders are noise."""
+    return f"the times of {'; '.join(contenders)} {_SPREAD}"
 
 
 def name_optimizer(run_name: str, run: Run) -> str:

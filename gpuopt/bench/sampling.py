@@ -72,23 +72,29 @@ def take_samples(
         shuffled.shuffle(names)
         for name in names:
             contender = contenders[name]
-            contender.prepare()
-            samples[name].cold.append(clock.device_ms(contender.step, host_ms[name]))
+            samples[name].cold.append(_time_cold(contender, clock, host_ms[name]))
             samples[name].warm.append(_time_steps(contender, clock, steps[name]))
             time.sleep(rest_s)
         on_round()
     return samples
 
 
+def _time_cold(contender: Contender, clock: Clock, host_ms: float) -> float:
+    contender.prepare()
+    if contender.finish is None:
+        return clock.device_ms(contender.step, host_ms)
+    return clock.whole_ms(contender.step_to_its_end)
+
+
 def _time_steps(contender: Contender, clock: Clock, count: int) -> float:
     """Returns the mean time of some steps that follow another one."""
     contender.prepare()
     contender.step()
-    clock.synchronize()
+    _wait(contender, clock)
     started = perf_counter()
     for _ in range(count):
         contender.step()
-    clock.synchronize()
+    _wait(contender, clock)
     return 1e3 * (perf_counter() - started) / count
 
 
@@ -98,3 +104,9 @@ def _time_host(contender: Contender, clock: Clock) -> float:
     started = perf_counter()
     contender.step()
     return 1e3 * (perf_counter() - started)
+
+
+def _wait(contender: Contender, clock: Clock) -> None:
+    if contender.finish is not None:
+        contender.finish()
+    clock.synchronize()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -19,6 +19,8 @@ _THROTTLED = {
     0x40: "heat (by hardware)",
     0x80: "the power brake",
 }
+# A GPU is looked at after each of so many rounds, of which there are five at least.
+_ROUNDS_A_LOOK = 5
 # Of the CPU's time, what may be lost before it is said.
 _MOST_STOLEN = 0.01
 # How much slower or faster copies may become in a run.
@@ -69,23 +71,34 @@ def find_load() -> list[str]:
     return [f"{load:.1f} programs want {cores} cores"]
 
 
-def find_gpu_throttling() -> list[str]:
-    """Says whether a GPU's clocks are lowered at this moment, by heat or for power."""
-    command = ["nvidia-smi", "--query-gpu=clocks_throttle_reasons.active", "--format=csv,noheader"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError):
-        return []
-    return explain_throttling(answer.splitlines()[0]) if answer.strip() else []
+class GpuThrottling:
+    """What lowers a GPU's clocks while it is timed, by heat or for power.
+
+    Args:
+        bus_id: The GPU's address on the PCI bus, as in "0000:65:00.0". nvidia-smi has an order of
+            its own for GPUs, and also numbers those that CUDA_VISIBLE_DEVICES hides.
+        keep_busy: Does work on the GPU until nvidia-smi has answered: it rests between rounds, and
+            an idle GPU is not short of power.
+    """
+
+    def __init__(self, bus_id: str, keep_busy: Callable[[], object]) -> None:
+        self._bus_id, self._keep_busy = bus_id, keep_busy
+        self._rounds = self._reasons = 0
+
+    def note_round(self) -> None:
+        """Asks nvidia-smi after each fifth round."""
+        self._rounds += 1
+        if self._rounds % _ROUNDS_A_LOOK == 0:
+            self._reasons |= _read_throttling(self._bus_id, self._keep_busy)
+
+    def explain(self) -> list[str]:
+        """Says what was seen in any of the looks."""
+        return explain_throttling(self._reasons)
 
 
-def explain_throttling(reasons: str) -> list[str]:
-    """Explains nvidia-smi's bits, as in "0x0000000000000004"; says nothing where it has none."""
-    try:
-        bits = int(reasons.strip(), 16)
-    except ValueError:
-        return []
-    causes = [cause for bit, cause in _THROTTLED.items() if bits & bit]
+def explain_throttling(reasons: int) -> list[str]:
+    """Explains nvidia-smi's bits; says nothing of those that are not for heat or power."""
+    causes = [cause for bit, cause in _THROTTLED.items() if reasons & bit]
     return [f"the GPU's clocks are lowered by {' and '.join(causes)}"] if causes else []
 
 
@@ -98,6 +111,20 @@ def find_drift(copy_ms: Sequence[float]) -> list[str]:
     if max(ratio, 1 / ratio) <= 1 + _MOST_DRIFT:
         return []
     return [f"copies took {ratio:.2f} times as long in the second half as in the first one"]
+
+
+def _read_throttling(bus_id: str, keep_busy: Callable[[], object]) -> int:
+    """Returns the bits of NVML's reasons that hold now; 0 where nvidia-smi does not tell."""
+    query = "--query-gpu=clocks_throttle_reasons.active"
+    command = ["nvidia-smi", "-i", bus_id, query, "--format=csv,noheader"]
+    pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
+    try:
+        with subprocess.Popen(command, stdout=pipe, stderr=nowhere, text=True) as asked:
+            while asked.poll() is None:
+                keep_busy()
+            return int(asked.communicate()[0], 16)
+    except (OSError, ValueError):
+        return 0
 
 
 def _read(path: Path) -> str:

@@ -32,6 +32,7 @@ from gpuopt.bench.models import (
 )
 from gpuopt.bench.peers import (
     TORCH_FORMS,
+    find_jax_device,
     make_optax_step,
     make_thinc_step,
     make_torch_dense_step,
@@ -54,7 +55,7 @@ ARRAYS = "array operations"
 # With more tensors than this, array operations on a GPU take a second for each step.
 _MOST_NAIVE = 1000
 # Of each type, the arrays that contenders have at most beside weights and slots.
-_MOST_CONTENDERS, _GRADIENTS, _TEMPORARIES = 6, 3, 3
+_MOST_CONTENDERS, _GRADIENTS, _TEMPORARIES = 7, 3, 3
 # What has sparse gradients: Adam stands for LazyAdam.
 _SPARSE_JOBS = ("adam", "adagrad")
 
@@ -217,11 +218,11 @@ def make_contenders(task: Task, job_name: str, dtype: str, place: Place) -> Made
             contenders[title] = make_torch_dense_step(job, weights(), gradients, form)
         else:
             left_out[title] = reason
-    others = {"optax jit": why_not_optax(dtype), "Thinc": why_not_thinc(job_name, dtype)}
-    if place.torch_device != "cpu":
-        others = dict.fromkeys(others, "it is timed in host memory")
+    others = {"optax jit": why_not_optax(dtype, place), "Thinc": why_not_thinc(job_name, dtype)}
     makers: Mapping[str, Any] = {
-        "optax jit": lambda: make_optax_step(job.optax, weights(), gradients),
+        "optax jit": lambda: make_optax_step(
+            job.optax, weights(), gradients, find_jax_device(place)
+        ),
         "Thinc": lambda: make_thinc_step(weights(), gradients),
     }
     for title, reason in others.items():

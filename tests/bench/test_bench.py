@@ -6,19 +6,22 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from dataclasses import asdict, replace
 from io import StringIO
 from itertools import pairwise
 from pathlib import Path
 from time import sleep
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from fake_nvidia_smi import NvidiaSmi
 from rich.console import Console
 
 from gpuopt import __main__ as command_line
-from gpuopt.bench import command, measure, slowdowns
+from gpuopt.bench import command, measure, peers, slowdowns
 from gpuopt.bench.clock import HostClock
 from gpuopt.bench.compare import Comparison, Interval, Verdict
 from gpuopt.bench.contenders import Contender
@@ -133,6 +136,30 @@ def test_without_a_compiler_gpuopt_is_timed_once(
     assert "no C++ compiler" in made.left_out[NUMPY_ALONE]
 
 
+def test_what_is_not_installed_is_left_out_with_the_command_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(peers, "find_spec", lambda name: None)
+    monkeypatch.setattr(command, "list_tasks", lambda: iter([DENSE]))
+    assert command_line.main(["bench", *FEW]) == 0
+    pyproject = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    extras = pyproject["project"]["optional-dependencies"]
+    printed = capsys.readouterr().out
+    for requirement in (*extras["bench"], *extras["thinc"]):
+        assert f" is not installed: pip install '{requirement}'" in printed
+
+
+def test_a_torch_without_cuda_is_left_out_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("Torch not compiled with CUDA enabled")
+
+    monkeypatch.setattr(peers, "find_spec", lambda name: name)
+    torch = SimpleNamespace(float32=None, ones=refuse)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    reason = peers.why_not_torch(JOBS["adam"], Place(np, "cuda:0"), {})
+    assert reason == "Torch not compiled with CUDA enabled"
+
+
 def test_contenders_leave_the_choice_of_compiled_rules_as_it_was(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -149,7 +176,7 @@ def test_contenders_leave_the_choice_of_compiled_rules_as_it_was(
 def test_a_task_says_why_it_cannot_be_run() -> None:
     large = Task("160m", "", [(160_000_000,)])
     assert why_not(large, "adam", "float32", 10**9) == (
-        "it needs 15.4 GB of memory, and 1.0 are free"
+        "it needs 17.3 GB of memory, and 1.0 are free"
     )
     assert why_not(large, "adam", "float32", None) is None
     assert "only adam and adagrad" in (why_not(SPARSE, "momentum", "float32", None) or "")
@@ -178,6 +205,20 @@ def test_each_contender_is_sampled_in_each_round_after_it_was_prepared() -> None
     assert {len(of_one) for each in samples.values() for of_one in (each.warm, each.cold)} == {7}
     for before, after in pairwise(log):
         assert after in (before, f"prepare {after[-1]}", before[-1])
+
+
+def test_a_contender_that_the_clock_does_not_see_is_timed_to_its_end() -> None:
+    left: list[float] = []
+
+    def finish() -> None:
+        while left:
+            sleep(left.pop())
+
+    unseen = {"unseen": Contender(lambda: left.append(0.002), list, finish=finish)}
+    samples = take_samples(
+        unseen, HostClock(), rounds=5, seconds=0, rest_s=0, on_round=lambda: None
+    )
+    assert min(samples["unseen"].cold + samples["unseen"].warm) >= 2
 
 
 def test_five_rounds_are_made_where_time_is_over() -> None:
@@ -225,12 +266,38 @@ def test_what_slows_a_machine_down_is_named() -> None:
     hot, stolen = slowdowns.compare_counters(before, after, 10)
     assert "heat" in hot
     assert "other guests" in stolen
-    assert slowdowns.explain_throttling("0x0000000000000000\n") == []
-    assert slowdowns.explain_throttling("0x0000000000000001") == []  # idle
-    assert "power limit and heat" in slowdowns.explain_throttling("0x24")[0]
-    assert slowdowns.explain_throttling("[N/A]") == []
+    assert slowdowns.explain_throttling(0) == []
+    assert slowdowns.explain_throttling(0x01) == []  # idle
+    assert "power limit and heat" in slowdowns.explain_throttling(0x24)[0]
     assert slowdowns.find_drift([1.0, 1.1, 1.0, 1.1]) == []
     assert "2.00 times" in slowdowns.find_drift([1.0, 1.0, 2.0, 2.0])[0]
+
+
+def test_what_throttles_the_gpu_that_is_timed_is_seen_while_it_is_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvidia_smi = NvidiaSmi(tmp_path, monkeypatch)
+    nvidia_smi.answer("0000:01:00.0", "0x80")
+    busy: list[str] = []
+    throttling = slowdowns.GpuThrottling("0000:02:00.0", lambda: busy.append("a copy"))
+    for reasons in ("0x0000000000000004", "0x0000000000000020", "[N/A]"):
+        nvidia_smi.answer("0000:02:00.0", "0x40")  # not looked at
+        for _ in range(4):
+            throttling.note_round()
+        nvidia_smi.answer("0000:02:00.0", reasons)
+        throttling.note_round()
+    assert nvidia_smi.list_asked() == ["0000:02:00.0"] * 3
+    [warning] = throttling.explain()
+    assert warning.endswith("lowered by its power limit and heat (by software)")
+    assert busy
+
+
+def test_without_nvidia_smi_nothing_is_said_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    throttling = slowdowns.GpuThrottling("0000:02:00.0", lambda: None)
+    for _ in range(5):
+        throttling.note_round()
+    assert throttling.explain() == []
 
 
 def test_times_that_spread_widely_are_called_noisy() -> None:
