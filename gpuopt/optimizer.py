@@ -378,6 +378,10 @@ class Optimizer(CopiedByConstructor, Hooks):
         """Whether a sparse gradient also updates the rows that it does not name."""
         return False
 
+    def _bytes_averaged(self, variable: Variable, is_sparse: bool) -> int:
+        """Returns the bytes that moving a variable's average in a step reads and writes."""
+        return 0
+
     def _distributed_apply(
         self,
         distribution: Any,

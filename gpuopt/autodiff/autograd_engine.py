@@ -39,6 +39,10 @@ class AutogradEngine:
     """
 
     streams = True
+    without_variables = (
+        "read no trainable one. Raw arrays, the result of numpy(), and integers are constants in a "
+        "loss. One in torch's operations is marked by gpuopt.with_torch."
+    )
 
     def compute(
         self,

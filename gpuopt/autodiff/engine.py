@@ -22,9 +22,11 @@ class Engine(Protocol):
     Attributes:
         streams: Whether some gradients are final before others are computed, so that `on_grad`
             saves memory.
+        without_variables: Why a loss may have no variables, as an error says it.
     """
 
     streams: bool
+    without_variables: str
 
     def compute(
         self,

@@ -35,6 +35,11 @@ class TorchEngine:
     """
 
     streams = True
+    without_variables = (
+        "read no trainable one. Torch's own tensors and parameters, the result of numpy(), and "
+        "integers are constants in a loss: compute with a gpuopt.Variable's value(). For the "
+        "parameters of a module, call backward() and gpuopt.interop.gradients_of_module."
+    )
 
     def compute(
         self,

@@ -20,6 +20,7 @@ class UserEngine:
     # All gradients exist at once. They may be other variables' own memory, so that none of these
     # may be written before the last gradient is used.
     streams = False
+    without_variables = "brought no gradients. Return (value, {variable: gradient, ...})."
 
     def compute(
         self,

@@ -19,6 +19,8 @@ _FORMAT = "gpuopt: a Thinc optimizer, 1"
 _ABOUT = "about"
 # The optimizer's dictionaries of arrays.
 _KINDS = ("mom1", "mom2", "averages")
+# JSON that is nested very deeply is a RecursionError.
+_DAMAGED = (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 def save_state(optimizer: Any, num_steps: int, models: Sequence[Any]) -> bytes:
@@ -121,8 +123,10 @@ def _read(data: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
         numbers = [about["num_steps"], *about["counts"].values()]
         if not all(type(number) is int and number >= 0 for number in numbers):
             raise ValueError("it counts by something else than whole numbers")
-        about["last_score"]
-    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+        score = about["last_score"]
+        if score is not None and [type(each) in (int, float) for each in score] != [True, True]:
+            raise ValueError("its last score is not a step and a number")
+    except _DAMAGED as error:
         raise ValueError(f"no state of a Thinc optimizer, or damaged: {error}") from None
     return arrays, about
 

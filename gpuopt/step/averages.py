@@ -125,6 +125,21 @@ class FollowingAverages:
             and average.dtype == kept_dtype(variable.dtype, self._masters)
         )
 
+    def bytes_moved(self, variable: Variable, is_sparse: bool) -> int:
+        """Returns the bytes that moving a variable's average reads and writes, once it is made.
+
+        Args:
+            variable: What a step has updated.
+            is_sparse: Whether its gradient was IndexedSlices: all rows of the average move.
+        """
+        average = self.moving.average(variable)
+        if average is None:
+            return 0
+        # What the rule does not move reads the values anew.
+        is_moved_alone = is_sparse or not self._joins(variable)
+        value = kept_dtype(variable.dtype, self._masters).itemsize * variable.size
+        return 2 * average.nbytes + (value if is_moved_alone else 0)
+
     def target(self, target_of: TargetOf, variable: Variable) -> tuple[Target, list[Identity], Any]:
         """Returns a variable's target with its average before its slots; see `averaged`."""
         [array, slots], [own, *identities], beside = target_of(variable)

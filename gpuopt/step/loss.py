@@ -86,13 +86,10 @@ def _differentiate(
     scale = replica_context().loss_scale
     if scale != 1:
         grad_loss = scale if grad_loss is None else _scaled(grad_loss, scale)
-    value, grads_and_vars = engine_of(loss).compute(loss, var_list, grad_loss, on_grad)
+    engine = engine_of(loss)
+    value, grads_and_vars = engine.compute(loss, var_list, grad_loss, on_grad)
     if not grads_and_vars:
-        raise ValueError(
-            f"No variables to optimize: the loss {loss!r} read no trainable one. Raw arrays, the "
-            "result of numpy(), and integers are constants in a loss. One in torch's operations is "
-            "marked by gpuopt.with_torch."
-        )
+        raise ValueError(f"No variables to optimize: the loss {loss!r} {engine.without_variables}")
     if on_grad is None:
         _check_dtype(_dtype_of(value), "loss", valid_dtypes)
         for gradient, variable in grads_and_vars:

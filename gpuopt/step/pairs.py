@@ -259,7 +259,7 @@ def _check_dtype(array: Any, variable: Variable, takes_wide: bool | None) -> Non
     if array.dtype != variable.dtype and not is_taken_wide(array.dtype, variable, takes_wide):
         raise TypeError(
             f'gradient for "{variable.name}" has dtype {array.dtype}; the variable has dtype '
-            f"{variable.dtype}. Nothing is cast silently: use gradient.astype(...)."
+            f"{variable.dtype}. No gradient is cast: use gradient.astype(...)."
         )
 
 

@@ -39,6 +39,8 @@ class ReportedOptimizer(Protocol):
 
     def _updates_all_rows(self) -> bool: ...
 
+    def _bytes_averaged(self, variable: Variable, is_sparse: bool) -> int: ...
+
 
 class Traffic(NamedTuple):
     """What steps read and wrote for one variable.
@@ -47,10 +49,10 @@ class Traffic(NamedTuple):
         variable: Its name.
         group: The name of its `ParameterGroup`, or "".
         device: As "gpu:0".
-        num_bytes: In all steps: its gradients, once, and it and its slots, twice, as a step reads
-            and writes them; beside a master copy, it is only written, and beside a remainder both
-            are the copy. Of a sparse gradient, the rows that it names count as often as it names
-            them.
+        num_bytes: In all steps: its gradients, once, and it, its slots and its average, twice, as a
+            step reads and writes them; beside a master copy, it is only written, and beside a
+            remainder both are the copy. Of a sparse gradient, the rows that it names count as often
+            as it names them. An average that moves after the update reads the variable once more.
     """
 
     variable: str
@@ -252,6 +254,7 @@ class Report:
         for gradient, variable in updates.pairs():
             stored = _bytes_stored(optimizer.state, variable)
             moved = _bytes_moved(gradient, variable, stored, all_rows)
+            moved += optimizer._bytes_averaged(variable, isinstance(gradient, IndexedSlices))
             key = variable.name, optimizer._group_name(variable), str(variable.device)
             with self._lock:
                 self._traffic[key] = self._traffic.get(key, 0) + moved

@@ -121,5 +121,13 @@ def test_a_loss_of_torchs_own_parameters_alone_is_refused() -> None:
     own = torch.ones(3, requires_grad=True)
     with pytest.raises(
         ValueError, match=r"No variables to optimize.*read no trainable one.*are constants"
-    ):
+    ) as raised:
         sgd().minimize(gpuopt.with_torch(lambda: (own * 2).sum()))
+    hint = str(raised.value).partition("read no trainable one")[2]
+    assert "with_torch" not in hint  # which is what the loss was marked by
+    assert "gradients_of_module" in hint
+
+
+def test_a_loss_that_brings_no_gradients_is_refused_as_such() -> None:
+    with pytest.raises(ValueError, match=r"No variables to optimize: .* brought no gradients"):
+        sgd().minimize(gpuopt.with_gradients(lambda: (1.0, {})))

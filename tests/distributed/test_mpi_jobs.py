@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from guide_scripts import scripts_under
 from mpi_job import ROOT, run_job
 
 from gpuopt.distributed.communicators.mpi_description import describe_mpi
@@ -61,8 +62,7 @@ def test_the_demo_trains_on_a_chief_and_workers(tmp_path: Path) -> None:
 
 
 def test_the_guides_script_trains_and_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
-    guide = (ROOT / "docs" / "guides" / "several_processes.md").read_text()
-    script, *_ = re.findall(r"^```py\n(.*?)^```", guide, re.DOTALL | re.MULTILINE)
+    [script] = scripts_under("From one process to several")
     file = tmp_path / "train.py"
     outputs = []
     for steps in ("< 100", "< 101"):
@@ -76,8 +76,7 @@ def test_the_guides_script_trains_and_goes_on_from_its_checkpoint(tmp_path: Path
 
 
 def test_the_guides_workers_train_and_go_on_from_the_chiefs_checkpoint(tmp_path: Path) -> None:
-    guide = (ROOT / "docs" / "guides" / "several_processes.md").read_text()
-    _, script, *_ = re.findall(r"^```py\n(.*?)^```", guide, re.DOTALL | re.MULTILINE)
+    [script] = scripts_under("A chief and workers")
     file = tmp_path / "train.py"
     file.write_text(script)
     for num_checkpoints in (2, 3):
@@ -90,8 +89,7 @@ def test_the_guides_workers_train_and_go_on_from_the_chiefs_checkpoint(tmp_path:
 
 
 def test_the_guides_workers_that_wait_for_nobody_train(tmp_path: Path) -> None:
-    guide = (ROOT / "docs" / "guides" / "several_processes.md").read_text()
-    *_, script, _ = re.findall(r"^```py\n(.*?)^```", guide, re.DOTALL | re.MULTILINE)
+    [script] = scripts_under("Workers that wait for nobody")
     file = tmp_path / "train.py"
     file.write_text(script)
     job = run_job(3, file, folder=tmp_path)
@@ -100,6 +98,16 @@ def test_the_guides_workers_that_wait_for_nobody_train(tmp_path: Path) -> None:
     assert [float(value) for value in values.split()] == pytest.approx([1, -2, 3, 0.5], abs=0.5)
     counts = re.findall(r"worker \d: (\d+) accepted, (\d+) too late", job.output)
     assert [int(accepted) + int(stale) for accepted, stale in counts] == [50, 50], job
+
+
+def test_the_guides_workers_that_train_by_themselves_meet_at_a_center(tmp_path: Path) -> None:
+    [script] = scripts_under("Workers that train by themselves")
+    file = tmp_path / "train.py"
+    file.write_text(script)
+    job = run_job(3, file, folder=tmp_path)
+    assert job.status == 0, job
+    [values] = re.findall(r"\[(.*)\]", job.output)
+    assert [float(value) for value in values.split()] == pytest.approx([1, -2, 3, 0.5], abs=0.5)
 
 
 def test_mpi_is_described_without_being_started() -> None:

@@ -21,6 +21,7 @@ import pytest
 from communicator_kinds import SingleGroup
 from gpu_ranks import require_gpus
 from gpu_streams import new_stream, uploaded, wait_for_gpus
+from guide_scripts import scripts_under
 from interrupt_at import Interrupt, InterruptAt
 from rank_process import train
 
@@ -89,6 +90,18 @@ def test_replicas_over_nccl_train_to_the_bits_of_replicas_in_threads(every_sched
     before = driver.counts().get("ncclAllReduce", 0) if driver.is_here() else 0
     trained = train(MirroredStrategy(devices(2), group=group_of()))
     assert trained == expected  # the sum of two is the same in any order
+    if driver.is_here():
+        assert driver.counts()["ncclAllReduce"] > before
+
+
+def test_the_guides_replicas_in_one_process_train_over_nccl() -> None:
+    require_gpus(2)
+    _, script = scripts_under("GPUs over NCCL")
+    names: dict[str, Any] = {}
+    exec(compile(script, "train.py", "exec"), names)
+    before = driver.counts().get("ncclAllReduce", 0) if driver.is_here() else 0
+    trained = train(names["strategy"])
+    assert trained == train(MirroredStrategy(devices(2)))
     if driver.is_here():
         assert driver.counts()["ncclAllReduce"] > before
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load, save
 
 pytestmark = pytest.mark.thinc
 
@@ -98,16 +100,27 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("scale", [1e-3, 1.0])
 @pytest.mark.parametrize("case", CASES)
 def test_steps_are_those_of_thincs_optimizer(case: str, scale: float) -> None:
+    compare(case, scale, width=8, within=WITHIN)
+
+
+# Each step rounds a weight that decays, and of more weights one is farther off.
+@pytest.mark.parametrize("case", ["what spaCy's configs have", "fast, with decay", "RAdam", "SGD"])
+def test_steps_of_wide_layers_that_decay_are_those_of_thincs_optimizer(case: str) -> None:
+    compare(case, scale=1.0, width=64, within=2 * WITHIN)
+
+
+def compare(case: str, scale: float, width: int, within: float) -> None:
+    """Compares weights and averages after steps by one of `CASES`, of Thinc's and of ours."""
     name, arguments = CASES[case]
-    expected, found = model(), model()
+    expected, found = model(width), model(width)
     their_optimizer, our_optimizer = theirs(name)(**arguments), ours(name)(**arguments)
     train(expected, their_optimizer, range(STEPS), scale)
     train(found, our_optimizer, range(STEPS), scale)
-    np.testing.assert_allclose(weights(found), weights(expected), rtol=WITHIN, atol=WITHIN)
-    assert abs(weights(expected) - weights(model())).max() > 1e-3, "the weights move"
+    np.testing.assert_allclose(weights(found), weights(expected), rtol=within, atol=within)
+    assert abs(weights(expected) - weights(model(width))).max() > 1e-3, "the weights move"
     if arguments.get("use_averages", True):
         averages = averages_of(our_optimizer, found), averages_of(their_optimizer, expected)
-        np.testing.assert_allclose(*averages, rtol=WITHIN, atol=WITHIN)
+        np.testing.assert_allclose(*averages, rtol=within, atol=within)
     else:
         assert our_optimizer.averages is None
 
@@ -301,6 +314,22 @@ def test_a_state_that_does_not_fit_changes_nothing() -> None:
         optimizer.from_bytes(before, made)
     with pytest.raises(ValueError, match="which none of the given models has"):
         optimizer.to_bytes(other)
+
+
+@pytest.mark.parametrize("last_score", [7, {"a": 1}, "12", [1, "text"], "[" * 100_000])
+def test_a_forged_state_is_refused_and_changes_nothing(last_score: Any) -> None:
+    made, optimizer = model(), ours()()
+    train(made, optimizer, range(4))
+    before = optimizer.to_bytes(made)
+    arrays = load(before)
+    about = json.loads(arrays["about"].tobytes())
+    forged = json.dumps({**about, "last_score": last_score}).encode()
+    if isinstance(last_score, str) and last_score[0] == "[":
+        forged = last_score.encode()
+    state = save({**arrays, "about": np.frombuffer(forged, np.uint8)})
+    with pytest.raises(ValueError, match="no state of a Thinc optimizer, or damaged"):
+        optimizer.from_bytes(state, made)
+    assert optimizer.to_bytes(made) == before
 
 
 def test_averages_that_a_user_drops_begin_anew() -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import textwrap
 import tomllib
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import guide_scripts
 import pytest
 import reference_pages
 import search_order
@@ -57,9 +61,46 @@ NEEDED = {
 }
 
 
-def marks(page: Path) -> list[pytest.MarkDecorator]:
-    imports = re.findall(r"^ *import (\w+)", "\n".join(examples(page)), re.MULTILINE)
+def marks(some_examples: list[str]) -> list[pytest.MarkDecorator]:
+    imports = re.findall(r"^ *import (\w+)", "\n".join(some_examples), re.MULTILINE)
     return [mark for library, mark in NEEDED.items() if library in imports]
+
+
+def cases() -> Iterator[Any]:
+    """Yields the examples of each page; where only a later one needs a library, also without it."""
+    for page in PAGES:
+        given = examples(page)
+        alone = [example for example in given if not marks([example])]
+        if given and alone != given and not marks(given[:1]):
+            yield pytest.param(page, alone, id=f"{name_of(page)}, without libraries")
+        if given:
+            yield pytest.param(page, given, marks=marks(given), id=name_of(page))
+
+
+# Who runs the blocks of a page in other languages, or with a file's name.
+RUN_BY = {
+    "CONTRIBUTING.md": "tests/project/test_contributing.py",
+    "docs/guides/own_package.md": "tests/project/test_own_package.py",
+    "docs/guides/rules.md": "tests/rules/test_users_rules.py",
+    "docs/guides/several_processes.md": "tests/support/guide_scripts.py",
+    "docs/guides/thinc.md": "tests/interop/test_thinc.py",
+}
+
+
+FENCED = re.compile(r"^( *)```(.*)\n(?:.*\n)*?\1```$", re.MULTILINE)
+
+
+def indented_blocks(page: Path) -> list[str]:
+    """Returns what Markdown shows as code because it is indented, or takes for a part of a list."""
+    text = FENCED.sub("", page.read_text())
+    return [textwrap.dedent(lines) for lines in re.findall(r"(?:^ {4}.*\n)+", text, re.MULTILINE)]
+
+
+def is_python(block: str) -> bool:
+    try:
+        return bool(ast.parse(block).body) or ">>>" in block
+    except SyntaxError:
+        return ">>>" in block
 
 
 def links(page: Path) -> list[tuple[str, str]]:
@@ -77,15 +118,42 @@ def title(page: Path) -> str:
     return page.read_text().partition("\n")[0].removeprefix("# ")
 
 
-@pytest.mark.parametrize(
-    "page",
-    [pytest.param(page, marks=marks(page), id=name_of(page)) for page in PAGES if examples(page)],
-)
-def test_examples_of_a_page_run_in_order(page: Path) -> None:
+@pytest.mark.parametrize(("page", "given"), list(cases()))
+def test_examples_of_a_page_run_in_order(page: Path, given: list[str]) -> None:
     names: dict[str, object] = {}
-    for example in examples(page):
+    for example in given:
         exec(compile(example, page.name, "exec"), names)
     assert OUTCOMES.get(page.name, lambda names: True)(names)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_python_on_a_page_is_in_blocks_that_are_run(page: Path) -> None:
+    hidden = [block for block in indented_blocks(page) if is_python(block)]
+    assert not hidden, "fence it as python"
+    fenced = FENCED.findall(page.read_text())
+    others = {kind for indent, kind in fenced if indent or kind not in ("python", "text")}
+    assert not others or name_of(page) in RUN_BY, f"run the blocks of {others}"
+
+
+def test_indented_python_is_told_from_other_lines(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "Text\n\n    @decorated\n    def f():\n        return 1\n\n    pip install '.[mpi]'  #\n\n"
+        "- item\n\n      >>> shown\n\n```python\nif a:\n    b = 1\n```\n"
+    )
+    assert [is_python(block) for block in indented_blocks(page)] == [True, False, True]
+
+
+@pytest.mark.parametrize("page", RUN_BY)
+def test_who_runs_the_other_blocks_of_a_page_names_it(page: str) -> None:
+    assert Path(page).name in (ROOT / RUN_BY[page]).read_text()
+
+
+def test_every_script_of_several_processes_is_run() -> None:
+    files = [ROOT / "tests" / "support" / "nccl_programs.py", *(ROOT / "tests").rglob("test_*.py")]
+    text = "".join(file.read_text() for file in files)
+    run = Counter(re.findall(r'= scripts_under\("(.+)"\)\n', text))
+    assert run == {heading: len(texts) for heading, texts in guide_scripts.scripts().items()}
 
 
 def test_the_reference_describes_every_public_name_once() -> None:

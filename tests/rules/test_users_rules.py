@@ -341,6 +341,67 @@ def test_the_guides_cuda_form_fits_its_rule_on_a_gpu(
     names.clear()  # compiled kernels keep the rule, and so the guide's variables, alive
 
 
+NORMALIZED = """
+#pragma once
+#include "shared/math.cuh"
+
+struct NormalizedDescent {{
+  static constexpr int num_slots = 0;
+  static constexpr int num_sums = 1;
+
+  {degree}
+  template <class Real>
+  struct Scalars {{
+    Real learning_rate, squares;
+  }};
+
+  template <class Real>
+  GPUOPT_INLINE static void terms(Real, Real grad, Real*, const Scalars<Real>&, Real* terms) {{
+    terms[0] = grad * grad;
+  }}
+
+  template <class Real>
+  GPUOPT_INLINE static void apply(Real& var, Real grad, Real*, const Scalars<Real>& s) {{
+    if (s.squares > Real(0)) var -= s.learning_rate / gpuopt::square_root(s.squares) * grad;
+  }}
+}};
+"""
+
+
+@pytest.mark.emulator
+def test_the_guides_degree_saves_the_launch_that_it_says(
+    tmp_path: Path, emulated_gpus: list[EmulatorLauncher]
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "rules.md").read_text()
+    [degree] = re.findall(r"^```cpp\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    _, python, *_ = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    (tmp_path / "normalized.cuh").write_text(NORMALIZED.format(degree=degree))
+    names: dict[str, Any] = {"gpuopt": gpuopt, "np": np}
+    exec(python, names)
+    rule = gpuopt.update_rule(
+        sums=["squares"],
+        terms=names["_squares"],
+        degrees=[2],
+        cuda=gpuopt.CudaSource(tmp_path, "normalized.cuh", "NormalizedDescent"),
+    )(names["normalized_descent"].apply)
+
+    class NormalizedDescent(RuleOptimizer):
+        def __init__(self, **common: Any) -> None:
+            super().__init__(common, learning_rate=0.5)
+
+    NormalizedDescent.rule = rule
+    launcher = emulated_gpus[0]
+    w = Variable(np.ones(4, np.float32), device="gpu:0")
+    with launcher.device():
+        gradient = launcher.xp.ones(4, np.float32)
+    optimizer = NormalizedDescent(clip_norm=1.0)
+    with optimizer.report() as report:
+        optimizer.apply_gradients([(gradient, w)])
+    np.testing.assert_allclose(w.numpy(), [0.75] * 4, rtol=1e-6)  # 0.5 in all
+    assert sum(each.num_launches for each in report.launches) == 2
+    names.clear()
+
+
 def returns(var: Any, grad: Any, *, learning_rate: Any) -> Any:
     return var - learning_rate * grad
 

@@ -86,6 +86,38 @@ def test_all_rows_count_where_a_sparse_gradient_updates_all() -> None:
     assert sizes == [48 + 2 * 3 * 160, 48 + 2 * 3 * 32]
 
 
+@pytest.mark.parametrize(
+    ("dtype", "arguments", "num_bytes"),
+    [
+        (np.float32, {}, 28 + 8),
+        (ml_dtypes.bfloat16, {}, 14 + 4),
+        (ml_dtypes.bfloat16, {"masters": "float32"}, 28 + 8),
+    ],
+)
+def test_averages_count_where_the_rule_moves_them(
+    dtype: Any, arguments: dict[str, Any], num_bytes: int
+) -> None:
+    w = Variable(np.ones((8, 4), dtype), name="w")
+    averages = gpuopt.ExponentialMovingAverage(0.9)
+    optimizer = gpuopt.AdamOptimizer(averages=averages, **arguments)
+    with optimizer.report() as report:
+        optimizer.apply_gradients([(np.ones((8, 4), dtype), w)])
+    assert report.variables[0].num_bytes == 32 * num_bytes
+
+
+def test_averages_that_move_after_the_update_count_with_what_they_read() -> None:
+    table = Variable(np.ones((10, 4), np.float32), name="table")
+    bound = Variable(np.ones(10, np.float32), name="bound", constraint=lambda value: value)
+    rows = IndexedSlices(np.ones((2, 4), np.float32), np.array([3, 1]))
+    averages = gpuopt.ExponentialMovingAverage(0.9)
+    optimizer = gpuopt.LazyAdamOptimizer(averages=averages)
+    with optimizer.report() as report:
+        optimizer.apply_gradients([(rows, table), (np.ones(10, np.float32), bound)])
+    # The average of the table moves in all rows.
+    expected = {"table": 48 + 2 * 3 * 32 + 3 * 160, "bound": (1 + 2 * 3 + 3) * 40}
+    assert {each.variable: each.num_bytes for each in report.variables} == expected
+
+
 def test_a_report_is_text_and_tables() -> None:
     w = Variable(np.ones(100, np.float32), name="w")
     optimizer = gpuopt.GradientDescentOptimizer(0.1)
@@ -278,6 +310,9 @@ def test_a_report_counts_the_waits_of_steps_and_not_its_own(
         ({}, 0),
         ({"learning_rate": read_and_choose}, 4),
         ({"on_nonfinite": "skip"}, 0),
+        ({"on_nonfinite": "raise"}, 0),
+        ({"on_nonfinite": "skip", "learning_rate": lambda: 0.1}, 4),
+        ({"on_nonfinite": "raise", "learning_rate": lambda: 0.1}, 4),
     ]
     for options, waits in cases:
         optimizer = gpuopt.AdamOptimizer(**options)

@@ -9,6 +9,7 @@ from typing import Any
 
 import driver
 import numpy as np
+from guide_scripts import scripts_under
 from rank_process import train
 
 import gpuopt
@@ -19,10 +20,12 @@ LONG_S = 20.0
 SHORT_S = 0.5
 
 
-def train_on_gpus(group: MPIGroup) -> Any:
-    device = f"gpu:{group.rank}"
-    strategy = gpuopt.MirroredStrategy([device], group=NCCLGroup([device], group, LONG_S))
-    return train(strategy)
+def train_on_gpus() -> Any:
+    """Trains by the strategy that the guide's script makes."""
+    script, _ = scripts_under("GPUs over NCCL")
+    names: dict[str, Any] = {}
+    exec(compile(script, "train.py", "exec"), names)
+    return train(names["strategy"])
 
 
 def leave_a_collective_out(group: MPIGroup) -> Any:
@@ -50,7 +53,7 @@ def leave_a_collective_out(group: MPIGroup) -> Any:
 
 def main(folder: Path) -> None:
     group = MPIGroup(LONG_S)
-    outcome = [train_on_gpus(group), leave_a_collective_out(group)]
+    outcome = [train_on_gpus(), leave_a_collective_out(group)]
     reports = driver.take_reports() if driver.is_here() else []
     (folder / f"{group.rank}.json").write_text(json.dumps([*outcome, reports]))
 

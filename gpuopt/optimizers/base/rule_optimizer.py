@@ -251,6 +251,9 @@ class RuleOptimizer(Optimizer):
     def _updates_all_rows(self) -> bool:
         return self.rule_of_other_rows is not None and not self.catch_up
 
+    def _bytes_averaged(self, variable: Variable, is_sparse: bool) -> int:
+        return 0 if self.averages is None else self.averages.bytes_moved(variable, is_sparse)
+
     def _settings(self) -> dict[str, Any]:
         given = {**super()._settings(), **self.hyperparameters.changed}
         parameters = inspect.signature(type(self)).parameters
