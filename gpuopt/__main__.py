@@ -18,7 +18,8 @@ from gpuopt.backends import backend_for
 from gpuopt.backends.cuda.availability import why_no_gpu
 from gpuopt.bench import command as bench
 from gpuopt.bench.results import ResultsError
-from gpuopt.bench.workloads import DTYPES
+from gpuopt.bench.workloads import DTYPES, list_tasks
+from gpuopt.completion import SHELLS, make_script
 from gpuopt.demo.settings import NAMES
 from gpuopt.demo.train import BATCH_SIZE, DEFAULT_STEPS, train
 from gpuopt.device import Device
@@ -105,6 +106,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str] | None) -> int:
     parser = _make_parser()
     options = parser.parse_args(arguments)
+    if options.print_completion:
+        return _print_completion(parser, options.print_completion)
     if options.command == "info":
         for subject, answer in describe():
             print(f"{subject:<12}{answer}")
@@ -118,6 +121,21 @@ def _run(arguments: Sequence[str] | None) -> int:
             parser.error(reason)
         return _run_bench(options)
     parser.error("a command is missing: bench, demo or info; --help says more")
+
+
+def _print_completion(parser: argparse.ArgumentParser, shell: str) -> int:
+    words = {
+        "device": ("auto", "cpu", "gpu"),
+        "optimizer": (*NAMES, "all"),
+        "patterns": [task.name for task in list_tasks()],
+    }
+    try:
+        script = make_script(parser, shell, words, files=("compare", "html", "json", "output"))
+    except ImportError as error:
+        print(f"gpuopt: {error}", file=sys.stderr)
+        return 1
+    print(script)
+    return 0
 
 
 def _run_bench(options: argparse.Namespace) -> int:
@@ -213,6 +231,12 @@ def _make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"gpuopt {gpuopt.__version__}")
+    parser.add_argument(
+        "--print-completion",
+        choices=SHELLS,
+        metavar="SHELL",
+        help=f"print a script that completes gpuopt's arguments in a shell: {', '.join(SHELLS)}",
+    )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     commands.add_parser(
         "info",
