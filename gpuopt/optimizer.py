@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_args
 
 from gpuopt.autodiff import engine_of
 from gpuopt.autodiff.engine import Loss
+from gpuopt.choices import is_one_of
 from gpuopt.locks import Lock
 from gpuopt.state.copies import CopiedByConstructor
 from gpuopt.state.state import Description, State
@@ -112,7 +113,7 @@ class Optimizer(CopiedByConstructor, Hooks):
             raise ValueError("Must specify the optimizer name")
         if not isinstance(name, str):
             raise TypeError(f"the optimizer's name must be text, got {name!r}")
-        if on_nonfinite not in get_args(OnNonfinite):
+        if not is_one_of(on_nonfinite, get_args(OnNonfinite)):
             raise ValueError(
                 f"on_nonfinite must be one of {list(get_args(OnNonfinite))}, got {on_nonfinite!r}"
             )
@@ -481,12 +482,18 @@ class Optimizer(CopiedByConstructor, Hooks):
             ],
             self._lists_all_state(),
             {**self._state_ranges(), **(beside.others if beside else {})},
-            self._slot_op_name,
+            self._op_name,
             self._non_slots_left_out(),
             self.slot_codes,
             self.masters,
             self.slot_dtype,
         )
+
+    def _op_name(self, slot_name: str) -> str:
+        """Returns the second part of a slot variable's name, also of what a wrapper keeps."""
+        beside = self.state.beside
+        is_beside = beside is not None and slot_name in beside.slot_names
+        return slot_name if is_beside else self._slot_op_name(slot_name)
 
     def _non_slots_left_out(self) -> Sequence[str]:
         """Returns the names of other variables that are left out of a state that has them."""

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
+from gpuopt.choices import is_one_of
 from gpuopt.rules.update_rule import UpdateRule
 
 Array = np.ndarray[Any, Any]
@@ -107,7 +108,7 @@ def slot_codes(rule: UpdateRule, form: SlotForm) -> SlotCodes:
     Raises:
         ValueError: the form is unknown, or the rule does not say that all its slots may be.
     """
-    if form not in get_args(SlotForm):
+    if not is_one_of(form, get_args(SlotForm)):
         raise ValueError(f"slot_form must be one of {list(get_args(SlotForm))}, got {form!r}")
     others = [name for name in rule.slots if name not in rule.eight_bit]
     if others or not rule.slots:

@@ -9,6 +9,7 @@ import numpy as np
 SUM: Final = "gradient_sum"
 ROWS: Final = "gradient_rows"
 VALUES: Final = "gradient_values"
+UNIQUE: Final = "gradient_unique_rows"
 COUNT: Final = "accumulated_steps"
 
 _HINT = (
@@ -19,7 +20,7 @@ _HINT = (
 
 def hint_about(name: str) -> str:
     """Returns the end of the message that refuses a name where nothing accumulates."""
-    return _HINT if name in (SUM, ROWS, VALUES, COUNT) else ""
+    return _HINT if name in (SUM, ROWS, VALUES, UNIQUE, COUNT) else ""
 
 
 def says_nothing(name: str, value: Any) -> bool:

@@ -385,7 +385,7 @@ def checked_most(name: str, value: Any) -> Any:
     """
     if not value >= 0:
         raise ValueError(f"{name} must be a number from 0, or None, got {value:.7g}")
-    return value
+    return abs(value)  # of -0.0, TensorFlow's formula makes NaN
 
 
 def refuse_both(whose: str, most: Any, bound: Any) -> None:

@@ -26,7 +26,8 @@ def unscaled(gradient: Any, factor: Any) -> Any:
 
     def multiply() -> Any:
         real = compute_type(gradient.dtype)
-        at_once = factor.astype(real) if hasattr(factor, "astype") else real(factor)
+        is_array = hasattr(factor, "astype")
+        at_once = factor.astype(real, copy=False) if is_array else real(factor)
         return gradient.astype(real, copy=False) * at_once
 
     with backend_for(device_of(gradient)).enter():

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any, Literal, get_args
 
+from gpuopt.choices import is_one_of
 from gpuopt.distributed.strategy import MirroredStrategy
 from gpuopt.distributed.wrapper import OptimizerWrapper, check_inside_of_workers, inner_optimizers
 from gpuopt.locks import Lock
@@ -104,7 +105,7 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
                 "call alone, or leave on_nonfinite out"
             )
         self._scaling = scales[0] if scales else None
-        if reduction not in get_args(Reduction):
+        if not is_one_of(reduction, get_args(Reduction)):
             raise ValueError(
                 f"reduction must be one of {list(get_args(Reduction))}, got {reduction!r}"
             )

@@ -6,7 +6,7 @@ import logging
 import operator
 import threading
 from collections.abc import Iterable, Mapping
-from functools import partial
+from functools import cache, partial
 from operator import attrgetter
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 from gpuopt.autodiff import engine_of
 from gpuopt.autodiff.engine import Loss
 from gpuopt.backends import gpu_backends, to_device
-from gpuopt.device import device_of
+from gpuopt.device import Device, device_of
 from gpuopt.distributed.tower import TowerOptimizer
 from gpuopt.distributed.wrapper import OptimizerWrapper, inner_optimizers
 from gpuopt.optimizer import Optimizer
@@ -477,11 +477,15 @@ def _unscaled(pairs: Iterable[tuple[Any, Any]], loss_scale: Any) -> list[tuple[A
     is_on_gpu = isinstance(loss_scale, DeviceScale)
     factor = loss_scale.unscale() if is_on_gpu else np.float32(1) / np.float32(loss_scale)
 
+    @cache
+    def factor_on(device: Device) -> Any:
+        return to_device(factor, device)
+
     def divided(gradient: Any) -> Any:
         if not is_on_gpu:
             return unscaled(gradient, factor)
         values = gradient.values if isinstance(gradient, IndexedSlices) else gradient
-        return unscaled(gradient, to_device(factor, device_of(values)))
+        return unscaled(gradient, factor_on(device_of(values)))
 
     return [
         (None if gradient is None else divided(gradient), variable) for gradient, variable in pairs

@@ -12,7 +12,7 @@ import numpy as np
 
 from gpuopt.backends import backend_for
 from gpuopt.device import Device
-from gpuopt.state.accumulated import COUNT, ROWS, SUM, VALUES
+from gpuopt.state.accumulated import COUNT, ROWS, SUM, UNIQUE, VALUES
 from gpuopt.state.host_scalar import HostScalar
 from gpuopt.state.state import Range, State, check_fits, new_slot_variable
 from gpuopt.state.state_dict import owners_of_slots
@@ -25,6 +25,8 @@ from gpuopt.variables.variable import Variable, global_variables
 
 Array = Any
 
+# What sparse gradients are laid out as.
+_OF_SLICES = (VALUES, ROWS, UNIQUE)
 # Any more are not counted one by one in float64.
 _MOST_STEPS = 2.0**53
 
@@ -86,7 +88,7 @@ class SumsInState:
     the state is read. See `Beside`.
     """
 
-    slot_names: Sequence[str] = (SUM, ROWS, VALUES)
+    slot_names: Sequence[str] = (SUM, ROWS, VALUES, UNIQUE)
     others: Mapping[str, Range] = {COUNT: Range(0.0, _MOST_STEPS, np.int64)}
 
     def __init__(self, optimizer: Any) -> None:
@@ -121,7 +123,7 @@ class SumsInState:
         self._is_restored = self.is_spread = False
         for key in [key for key in self._state.waiting_slots if key[0] in self.slot_names]:
             del self._state.waiting_slots[key]
-        self._forget_slots(ROWS, VALUES)
+        self._forget_slots(*_OF_SLICES)
         self._state.waiting_others.pop(COUNT, None)
         count = self._state.other(COUNT)
         if count is not None:
@@ -155,9 +157,10 @@ class SumsInState:
         try:
             for identity, found in list(self._sums.items()):
                 if found.slices and found.variable is not None and self.num_steps:
-                    for slot_name, array in zip(
-                        (VALUES, ROWS), found.joined(found.variable), strict=True
-                    ):
+                    arrays = dict(zip((VALUES, ROWS), found.joined(found.variable), strict=True))
+                    if found.num_unique:
+                        arrays[UNIQUE] = np.array(found.num_unique)
+                    for slot_name, array in arrays.items():
                         slot = new_slot_variable(
                             found.variable, slot_name, array, None, array.shape, array.dtype
                         )
@@ -176,10 +179,10 @@ class SumsInState:
 
     def check(self, slots: Mapping[str, Array], variable: Variable, name: str) -> None:
         wide = wide_dtype(variable)
-        total, rows, values = (slots.get(slot_name) for slot_name in (SUM, ROWS, VALUES))
+        total, rows, values, unique = (slots.get(slot_name) for slot_name in self.slot_names)
         if total is not None:
             check_fits(total, f'slot "{SUM}" of "{name}"', variable.shape, wide)
-        if rows is None and values is None:
+        if rows is None and values is None and unique is None:
             return
         if rows is None or values is None or total is not None or not variable.ndim:
             raise ValueError(
@@ -190,6 +193,11 @@ class SumsInState:
         check_fits(values, f'slot "{VALUES}" of "{name}"', (num_rows, *variable.shape[1:]), wide)
         what = f'slot "{ROWS}" of "{name}"'
         check_fits(rows, what, (num_rows,), np.dtype(np.int64))
+        if unique is not None:
+            counted = f'slot "{UNIQUE}" of "{name}"'
+            check_fits(unique, counted, (), np.dtype(np.int64))
+            if not 0 <= unique <= num_rows:
+                raise ValueError(f"{counted} is {unique}, of {num_rows} rows")
         outside = rows[(rows < 0) | (rows >= variable.shape[0])]
         if outside.size:
             raise ValueError(
@@ -275,11 +283,12 @@ class SumsInState:
 
     def _take_slices(self, variable: Variable, found: KeptSum) -> None:
         """Takes restored slices out of the state."""
-        values, rows = (self._state.slot(variable, slot_name) for slot_name in (VALUES, ROWS))
+        values, rows, unique = (self._state.slot(variable, name) for name in _OF_SLICES)
         if values is None or rows is None:
             return
-        for slot_name in (VALUES, ROWS):
-            del self._state.table(slot_name)[variable.identity]
+        for slot_name in _OF_SLICES:
+            self._state.table(slot_name).pop(variable.identity, None)
+        found.num_unique = 0 if unique is None else int(unique.numpy())
         with reading(values, rows):
             found.slices = [(values.storage, rows.storage)]
             backend_for(variable.device).record_creation(found)

@@ -37,6 +37,7 @@ BAD: dict[str, Any] = {
     "numpy's NaN": np.float32(np.nan),
     "array": np.array(2.0),
     "array of one": np.array([2.0]),
+    "array of two": np.ones(2),
     "list": [2.0],
     "dict": {},
     "None": None,

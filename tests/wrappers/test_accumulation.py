@@ -579,6 +579,9 @@ def test_a_reset_drops_sparse_gradients_that_were_restored() -> None:
         ({"gradient_rows": None}, '"gradient_rows" and "gradient_values"'),
         ({"gradient_values": None}, '"gradient_rows" and "gradient_values"'),
         ({"gradient_sum": np.zeros((2, 1), np.float32)}, 'either "gradient_sum", or'),
+        ({"gradient_unique_rows": 3}, '"gradient_unique_rows" of "rows" is 3, of 2 rows'),
+        ({"gradient_unique_rows": -1}, '"gradient_unique_rows" of "rows" is -1'),
+        ({"gradient_unique_rows": [1]}, r'"gradient_unique_rows" of "rows" has shape \(\)'),
     ],
 )
 def test_impossible_sums_are_refused_and_nothing_is_changed(

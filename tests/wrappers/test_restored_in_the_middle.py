@@ -60,7 +60,8 @@ class Model:
             self.optimizer.apply_gradients(pairs)
 
     def values(self) -> dict[str, Any]:
-        """Returns the bits of all that there is."""
+        """Returns the bits of all that there is, and the names of slots and counts."""
+        names = sorted(each.name for each in self.optimizer.variables())
         state = self.optimizer.state_dict()
         of_slots = {
             f"{slot} of {name}": value.tobytes()
@@ -73,7 +74,7 @@ class Model:
             for each in gpuopt.global_variables()
             if each.name in SHAPES or "MovingAverage" in each.name
         }
-        return {**every, **of_slots, **others}
+        return {"names": names, **every, **of_slots, **others}
 
 
 @pytest.mark.parametrize(
@@ -117,6 +118,31 @@ def test_a_run_goes_on_to_the_same_bits(stage: str, way: str, tmp_path: Path) ->
         assert [name for name in expected if got.get(name) != expected[name]] == []
         del model
         gc.collect()
+
+
+@pytest.mark.parametrize("most_rows", [1, 4, 8])
+def test_equal_rows_are_added_up_when_they_would_have_been(most_rows: int) -> None:
+    def make() -> tuple[Variable, gpuopt.GradientAccumulationOptimizer]:
+        inner = gpuopt.GradientDescentOptimizer(1.0)
+        optimizer = gpuopt.GradientAccumulationOptimizer(inner, 6, most_rows=most_rows)
+        return Variable(np.zeros((6, 5), np.float32), name="table"), optimizer
+
+    def train(run: tuple[Variable, Any], calls: range) -> None:
+        for call in calls:
+            values = np.random.default_rng(call).normal(size=(5, 5)).astype(np.float32)
+            slices = IndexedSlices(values, np.array([0, 2, 2, 5, call % 6]))
+            run[1].apply_gradients([(slices, run[0])])
+
+    expected = make()
+    train(expected, range(12))
+    for stop in range(1, 12):
+        before, after = make(), make()
+        train(before, range(stop))
+        state = before[1].state_dict({"table": before[0]})
+        after[0].assign(before[0].numpy())
+        after[1].load_state_dict(state, {"table": after[0]})
+        train(after, range(stop, 12))
+        np.testing.assert_array_equal(after[0].numpy(), expected[0].numpy(), err_msg=str(stop))
 
 
 def test_a_restore_before_the_first_step_makes_no_second_count(tmp_path: Path) -> None:

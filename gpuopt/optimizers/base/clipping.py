@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, get_args
 
 from gpuopt.backends.clips import ClipForm
+from gpuopt.choices import is_one_of
 from gpuopt.optimizers.base.arguments import ClipFormName
 from gpuopt.optimizers.base.groups import ParameterGroup
 from gpuopt.optimizers.base.hyperparameters import Hyperparameter
@@ -43,7 +44,7 @@ def clipping_of(
         ValueError: one is below 0 or NaN, both would clip, or the formula is unknown, or there is
             no norm that it could be for.
     """
-    if clip_form not in get_args(ClipFormName):
+    if not is_one_of(clip_form, get_args(ClipFormName)):
         raise ValueError(
             f"clip_form must be one of {list(get_args(ClipFormName))}, got {clip_form!r}"
         )

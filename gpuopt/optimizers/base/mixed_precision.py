@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import numpy as np
 
+from gpuopt.choices import is_one_of
 from gpuopt.rules.slot_codes import SlotCodes
 from gpuopt.state.masters import Masters
 from gpuopt.state.slot_dtypes import name_of_dtype
@@ -22,12 +23,12 @@ def checked_masters(
     if given is None:
         return None
     known: tuple[Masters, ...] = get_args(Masters)
-    named = [masters for masters in known if masters == name_of_dtype(given)]
-    if not named:
+    name = name_of_dtype(given)
+    if not is_one_of(name, known):
         raise ValueError(f"masters must be None or one of {list(known)}, got {given!r}")
     if slot_codes is not None:
         raise ValueError(
             f"masters={given!r} cannot be had with slot_bits=8: slots beside master copies are "
             "float32. Leave one of them out"
         )
-    return named[0]
+    return cast("Masters", name)

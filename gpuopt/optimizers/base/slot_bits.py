@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 
+from gpuopt.choices import is_one_of
 from gpuopt.rules.slot_codes import SlotCodes, SlotForm, slot_codes
 from gpuopt.rules.update_rule import UpdateRule
 from gpuopt.state.coded_slots import stored_shape
@@ -32,7 +33,7 @@ def slot_codes_of(
     Raises:
         ValueError: an option has another value, or the rule's slots are not stored in 8 bits.
     """
-    if isinstance(slot_bits, bool) or slot_bits not in (8, 32):
+    if isinstance(slot_bits, bool) or not is_one_of(slot_bits, (8, 32)):
         raise ValueError(f"slot_bits must be 8 or 32, got {slot_bits!r}")
     if slot_bits == 32:
         if slot_form != "root":

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuopt.choices import is_one_of
 from gpuopt.rules.rounded import BFLOAT16
 from gpuopt.rules.slot_codes import SlotCodes
 from gpuopt.rules.update_rule import UpdateRule
@@ -27,7 +28,7 @@ def checked_slot_dtype(
     """
     if slot_dtype is None:
         return None
-    if name_of_dtype(slot_dtype) != BFLOAT16.name:
+    if not is_one_of(name_of_dtype(slot_dtype), [BFLOAT16.name]):
         raise ValueError(f'slot_dtype must be None or "{BFLOAT16.name}", got {slot_dtype!r}')
     problem = ""
     if slot_codes is not None:
